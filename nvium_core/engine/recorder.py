@@ -108,7 +108,7 @@ class Recorder:
         if outcome.scores:
             events += self._scored(sequence, outcome.scores)
         if sequence.finish_reason is None:
-            sequence.append_drafts(self._scheduler.drafts_for(sequence))
+            sequence.append_drafts(self._scheduler.drafts.drafts_for(sequence, len(self._scheduler.running)))
         elif not sequence.owes_scores and not self._scheduler.prefills_for_others(sequence):
             self.end(sequence)
 

@@ -1,7 +1,7 @@
 """Requests that an asyncio program submits to an engine, and the stream of their events."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import partial
@@ -39,8 +39,8 @@ class Admitted:
 class TokenStream:
     """Events of requests that were submitted together, for the event loop that submitted them.
 
-    The stream is over when every choice has ended or was cancelled. Iterate over it, or call `take` from a
-    listener or after awaiting `arrival`. Close it in the end, which cancels unfinished choices.
+    The stream is over when every choice has ended or was cancelled. Call `take` from a listener, or
+    after awaiting `arrival`. Close the stream in the end, which cancels unfinished choices.
     """
 
     def __init__(
@@ -97,15 +97,6 @@ class TokenStream:
         """Append events; called on the event loop."""
         self._events += events
         self._listener()
-
-    async def __aiter__(self) -> AsyncIterator[list[TokenEvent | PromptEvent]]:
-        try:
-            while self._open:
-                await self.arrival()
-                if events := self.take():
-                    yield events
-        finally:
-            self.close()
 
     def _wanted(self, events: list[Event]) -> Iterator[TokenEvent | PromptEvent]:
         """Yield the events of choices that have not ended. Raise the error of a choice that failed."""

@@ -1,4 +1,4 @@
-"""A constraint without a meaning: what it allows depends on the last token and on how many there are."""
+"""A pseudo-random constraint: the allowed tokens depend on the last token and the number of tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,9 +7,9 @@ from random import Random
 
 @dataclass(frozen=True)
 class Rule:
-    """About `share` of the tokens may come next, at least one of them known to the model; after `length` tokens none.
+    """Allows about `share` of the tokens, at least one of the vocabulary; after `length` tokens none.
 
-    The mask has `num_bytes`, which are fewer or more tokens than the model has.
+    The mask has `num_bytes`, which may be fewer or more tokens than the vocabulary.
     """
 
     seed: int
@@ -29,7 +29,7 @@ class Rule:
 
 @dataclass
 class Automaton:
-    """The rule as the engine wants it: a state that is advanced."""
+    """A `Constraint` that follows a rule."""
 
     rule: Rule
     generated: list[int] = field(default_factory=list)

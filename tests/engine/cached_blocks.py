@@ -1,4 +1,4 @@
-"""Blocks with a cache of their own, whichever way they are run: what they are carried through, and compared by."""
+"""Runs the same rows through different implementations of blocks, and compares their caches."""
 
 from collections.abc import Sequence as Items
 from typing import Protocol
@@ -16,15 +16,15 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.06}
 
 class CachedBlocks(Protocol):
     def carry(self, block: int, sequences: list[Sequence], rows: list[range]) -> None:
-        """Take these rows of each sequence through the block."""
+        """Run these rows of each sequence through the block."""
 
     @property
     def kept(self) -> list[Tensor]:
-        """Keys, values and hidden states."""
+        """Return keys, values and hidden states."""
 
 
 def sequences_of(lengths: list[int], vocab_size: int, page_size: int = 16) -> list[Sequence]:
-    """Sequences whose pages lie scattered over the cache."""
+    """Create sequences with random pages."""
     pages = iter(torch.randperm(NUM_PAGES, generator=torch.Generator().manual_seed(len(lengths))).tolist())
     made = []
     for number, length in enumerate(lengths):
@@ -37,7 +37,7 @@ def sequences_of(lengths: list[int], vocab_size: int, page_size: int = 16) -> li
 
 
 def carry_five_by_five(sequences: list[Sequence], blocks: Items[CachedBlocks]) -> None:
-    """All rows through two blocks."""
+    """Run all rows through two blocks, five at a time."""
     for block in range(2):
         for start in range(0, max(sequence.num_tokens for sequence in sequences), 5):
             rows = [range(start, min(start + 5, sequence.num_tokens)) for sequence in sequences]
@@ -46,7 +46,7 @@ def carry_five_by_five(sequences: list[Sequence], blocks: Items[CachedBlocks]) -
 
 
 def carry_a_staircase(sequences: list[Sequence], blocks: Items[CachedBlocks], data: st.DataObject) -> None:
-    """All rows through three blocks, in Steps as they are drawn."""
+    """Run all rows through three blocks, in random Steps."""
     lengths = [sequence.num_tokens for sequence in sequences]
     done = [[0] * len(lengths) for _ in range(3)]
     while sum(done[-1]) < sum(lengths):

@@ -1,4 +1,4 @@
-"""Whatever a test does to an engine, its accounts hold when the test is over."""
+"""Checks the integrity of every engine at the end of each test."""
 
 from collections.abc import Iterator
 from copy import copy
@@ -10,17 +10,17 @@ from nvium_core import Engine
 
 
 @pytest.fixture(autouse=True)
-def every_engine_keeps_its_accounts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Only the accounts are held on to; caches may go as they come."""
-    accounts = list[Engine]()
+def every_engine_ends_consistent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Keep a copy of each engine without its runner, so caches can be freed."""
+    engines = list[Engine]()
     make = Engine.__init__
 
     def make_and_note(engine: Engine, *args: Any, **options: Any) -> None:
         make(engine, *args, **options)
-        accounts.append(copy(engine))
-        del accounts[-1].runner
+        engines.append(copy(engine))
+        del engines[-1].runner
 
     monkeypatch.setattr(Engine, "__init__", make_and_note)
     yield
-    for engine in accounts:
+    for engine in engines:
         engine.check_integrity()

@@ -1,4 +1,4 @@
-"""Running an engine to the end of its work, with its accounts checked after every Step."""
+"""Runs engines to completion, with an integrity check after every Step."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -14,23 +14,23 @@ from nvium_core.engine.events import Event
 from nvium_core.engine.schedule.step import Step, StepResult
 
 Key = tuple[str, int]
-"""A request's id and the number of one of its choices."""
+"""A request's id and the index of one of its choices."""
 
 MAX_STEPS = 20_000
 
 
 def events_of(engine: Engine) -> Iterator[Event]:
-    """All that is told until nothing is left to do."""
+    """Yield all events until the engine has no work."""
     for _ in range(MAX_STEPS):
         if not engine.has_work:
             return
         yield from engine.step()
         engine.check_integrity()
-    raise AssertionError("the work does not end")
+    raise AssertionError("the engine does not finish")
 
 
 def drained(engine: Engine) -> dict[Key, Completion]:
-    """What each choice tells until nothing is left to do; none may fail, nor leave a page behind."""
+    """Return the output of each choice, once the engine has no work. Assert that none fails and no page leaks."""
     told: dict[Key, Completion] = defaultdict(Completion)
     for event in events_of(engine):
         assert not isinstance(event, FailureEvent), event
@@ -40,14 +40,14 @@ def drained(engine: Engine) -> dict[Key, Completion]:
 
 
 def alone(model: NviumForCausalLM, prompt: Sequence[int], params: SamplingParams) -> Completion:
-    """What the first choice of a request tells when nothing else runs and nothing is remembered."""
+    """Return the output of the first choice of a request that runs alone, without prefix caching."""
     config = EngineConfig(schedule="sweep", max_sequences=1, prefix_caching=False)
     (completion,) = Engine(model, config).generate([prompt], replace(params, n=1, best_of=None))
     return completion
 
 
 class WrappedBackend:
-    """The backend that suits the model, to be interfered with."""
+    """The default backend, for subclasses that inject faults."""
 
     def __init__(self, model: NviumForCausalLM, cache: PagedCache, config: EngineConfig) -> None:
         self.inner = best_backend(model, cache, config)
@@ -67,18 +67,18 @@ def engine_on(backend: Callable[..., WrappedBackend], model: NviumForCausalLM, c
 
 @torch.no_grad()
 def log_mixtures(model: NviumForCausalLM, token_ids: Sequence[int]) -> torch.Tensor:
-    """log π_mix behind every token, [T, V], from one full forward pass."""
+    """Return log π_mix after every token, [T, V], from one full forward pass."""
     return model(torch.tensor([list(token_ids)])).logits[0]
 
 
 @torch.no_grad()
 def exit_probabilities(model: NviumForCausalLM, token_ids: Sequence[int]) -> list[list[float]]:
-    """p_k of every exit behind every token, [T, E], from one full forward pass."""
-    told: list[list[float]] = model(torch.tensor([list(token_ids)])).exit_probs[0].tolist()
-    return told
+    """Return p_k of every exit after every token, [T, E], from one full forward pass."""
+    p_TE: list[list[float]] = model(torch.tensor([list(token_ids)])).exit_probs[0].tolist()
+    return p_TE
 
 
 def logprobs_of(model: NviumForCausalLM, token_ids: Sequence[int]) -> list[float]:
-    """log π_mix of every token but the first."""
+    """Return log π_mix of every token but the first."""
     log_mix_TV = log_mixtures(model, token_ids)
     return [float(log_mix_TV[t, token]) for t, token in enumerate(token_ids[1:])]

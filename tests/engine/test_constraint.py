@@ -1,4 +1,4 @@
-"""Constrained answers: the mask, who is asked and told what, and what happens when a constraint gives up."""
+"""Constrained output: masks, calls of the constraint, and failing constraints."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -8,9 +8,8 @@ import torch
 
 from nvium_core import Engine, EngineConfig, FailureEvent, InvalidRequest, SamplingParams, TokenEvent
 from nvium_core.engine.device.runner import Runner
-from nvium_core.engine.schedule.step import Step, StepResult
 from tests.engine.automaton import Automaton, Rule, packed
-from tests.engine.driving import WrappedBackend, drained, engine_on, events_of
+from tests.engine.driving import events_of
 from tests.random_models import random_model
 
 VOCAB_SIZE = 17
@@ -20,16 +19,16 @@ MODEL = random_model([1, 2, 4], seed=1, vocab_size=VOCAB_SIZE, context=64)
 
 @dataclass
 class Script:
-    """Asks for these tokens in turn, any of a set each time; then it is over. Notes what it is asked and told."""
+    """Allows a set of tokens per position, then is over. Records its calls and tokens."""
 
     turns: list[set[int]]
     ends: bool = True
     calls: list[str] = field(default_factory=list)
-    told: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
 
     @property
     def is_over(self) -> bool:
-        return self.ends and len(self.told) == len(self.turns)
+        return self.ends and len(self.tokens) == len(self.turns)
 
     def is_ready(self, seconds: float) -> bool:
         del seconds
@@ -37,20 +36,20 @@ class Script:
 
     def allowed(self) -> bytes:
         self.calls.append("allowed")
-        return packed(self.turns[len(self.told)], 4)
+        return packed(self.turns[len(self.tokens)], 4)
 
     def advance(self, token_id: int) -> None:
         self.calls.append("advance")
-        assert token_id in self.turns[len(self.told)]
-        self.told.append(token_id)
+        assert token_id in self.turns[len(self.tokens)]
+        self.tokens.append(token_id)
 
     def fork(self) -> "Script":
         self.calls.append("fork")
-        return Script(self.turns, self.ends, self.calls, list(self.told))
+        return Script(self.turns, self.ends, self.calls, list(self.tokens))
 
 
 class Breaking(Script):
-    """Raises at one of its methods, the second time it is used if that is possible."""
+    """Raises in one of its methods."""
 
     def __init__(self, where: str) -> None:
         super().__init__([{1, 2, 3}] * 9)
@@ -61,7 +60,7 @@ class Breaking(Script):
         return self
 
     def allowed(self) -> bytes:
-        if self.told:
+        if self.tokens:
             self._break("allowed")
         return super().allowed()
 
@@ -76,14 +75,12 @@ class Breaking(Script):
 
     def _break(self, where: str) -> None:
         if self.where == where:
-            raise RuntimeError("a fault that was asked for")
+            raise RuntimeError("injected fault")
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("sampling", ["exits", "mixture"])
-def test_each_token_is_allowed_and_asked_for_once_however_many_exits_it_passes(
-    temperature: float, sampling: Any
-) -> None:
+def test_each_token_is_allowed_and_its_mask_is_computed_once(temperature: float, sampling: Any) -> None:
     script = Script([{3, 5}, {16}, {1, 2, 8}, {4}])
     params = SamplingParams(seed=2, temperature=temperature, sampling=sampling, constraint=script)
     (completion,) = Engine(MODEL).generate([[1, 2]], params)
@@ -92,17 +89,17 @@ def test_each_token_is_allowed_and_asked_for_once_however_many_exits_it_passes(
     assert completion.finish_reason == "stop"
 
 
-def test_the_prototype_is_not_advanced_and_each_choice_has_a_state_of_its_own() -> None:
+def test_the_prototype_is_not_advanced_and_each_choice_has_its_own_state() -> None:
     script = Script([{3, 5, 9}, {2, 4, 6}, {1}])
     params = SamplingParams(seed=0, n=3, best_of=4, constraint=script)
     completions = Engine(MODEL).generate([[1, 2], [3]], params)
-    assert script.told == []
+    assert script.tokens == []
     assert script.calls.count("fork") == 8
     assert len({tuple(completion.token_ids) for completion in completions}) > 1
     assert {completion.finish_reason for completion in completions} == {"stop"}
 
 
-def test_an_answer_ends_with_its_constraint_even_if_end_of_text_is_ignored() -> None:
+def test_output_ends_with_its_constraint_even_if_end_of_text_is_ignored() -> None:
     for last in (END_OF_TEXT, 7):
         script = Script([{5}, {last}])
         params = SamplingParams(seed=0, ignore_eos=True, constraint=script)
@@ -110,19 +107,19 @@ def test_an_answer_ends_with_its_constraint_even_if_end_of_text_is_ignored() -> 
         assert (completion.token_ids, completion.finish_reason) == ([5, last], "stop")
 
 
-def test_a_stop_token_ends_an_answer_before_its_constraint_does() -> None:
+def test_a_stop_token_ends_output_before_its_constraint_does() -> None:
     params = SamplingParams(seed=0, stop_token_ids=(9,), constraint=Script([{5}, {9}, {6}]))
     (completion,) = Engine(MODEL).generate([[1]], params)
     assert (completion.token_ids, completion.finish_reason) == ([5, 9], "stop")
 
 
-def test_an_answer_cut_by_max_tokens_says_so_unless_it_is_just_complete() -> None:
+def test_output_cut_by_max_tokens_ends_with_length_unless_it_is_complete() -> None:
     for num_turns, reason in ((3, "length"), (2, "stop")):
         params = SamplingParams(seed=0, max_tokens=2, constraint=Script([{5}] * num_turns))
         assert Engine(MODEL).generate([[1]], params)[0].finish_reason == reason
 
 
-def test_an_event_tells_a_stop_token_from_the_last_token_of_a_constrained_answer() -> None:
+def test_an_event_distinguishes_a_stop_token_from_the_last_token_of_constrained_output() -> None:
     engine = Engine(MODEL)
     engine.add("satisfied", [1], SamplingParams(seed=0, constraint=Script([{5}, {6}])))
     engine.add("stopped", [1], SamplingParams(seed=0, constraint=Script([{5}, {END_OF_TEXT}])))
@@ -131,23 +128,14 @@ def test_an_event_tells_a_stop_token_from_the_last_token_of_a_constrained_answer
     assert stops == {"satisfied": [False, False], "stopped": [False, True]}
 
 
-def test_scores_are_those_of_the_unconstrained_mixture() -> None:
-    params = SamplingParams(seed=0, logprobs=0, constraint=Script([{5}, {6}]))
-    (completion,) = Engine(MODEL).generate([[1, 2]], params)
-    with torch.no_grad():
-        log_mix_TV = MODEL(torch.tensor([[1, 2, 5, 6]])).logits[0]
-    explicit = [float(log_mix_TV[1, 5]), float(log_mix_TV[2, 6])]
-    assert [score.logprob for score in completion.scores] == pytest.approx(explicit, abs=1e-10)
-
-
-def test_min_tokens_of_a_constrained_answer_are_refused() -> None:
+def test_min_tokens_with_a_constraint_is_refused() -> None:
     with pytest.raises(InvalidRequest) as refusal:
         SamplingParams(min_tokens=1, constraint=Script([{1}]))
     assert refusal.value.field == "min_tokens"
 
 
 def company() -> dict[str, SamplingParams]:
-    """Requests that share Steps with one that is about to fail."""
+    """Requests that share Steps with the failing one."""
     free = SamplingParams(max_tokens=8, seed=4, ignore_eos=True)
     constrained = replace(free, constraint=Automaton(Rule(seed=3, vocab_size=VOCAB_SIZE, length=7)))
     return {"free": free, "greedy": replace(free, temperature=0), "constrained": constrained}
@@ -163,7 +151,7 @@ def company() -> dict[str, SamplingParams]:
         *((Breaking(where), "failed") for where in ("fork", "allowed", "advance", "is_over")),
     ],
 )
-def test_a_constraint_that_gives_up_ends_its_own_sequence_and_no_step_is_repeated(
+def test_a_failing_constraint_ends_its_own_sequence_and_no_step_is_repeated(
     constraint: Any, message: str, temperature: float, sampling: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = {name: Engine(MODEL).generate([[1, 2]], params)[0] for name, params in company().items()}
@@ -195,7 +183,7 @@ def test_a_broken_model_is_not_blamed_on_the_constraint() -> None:
     assert "not finite" in str(event.error)
 
 
-def test_a_prompt_is_found_again_after_its_constraint_has_failed() -> None:
+def test_a_prompt_stays_cached_after_its_constraint_has_failed() -> None:
     engine = Engine(MODEL, EngineConfig(page_size=4))
     prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9]
     engine.add("x", prompt, SamplingParams(sampling="mixture", constraint=Script([{5}, set()], ends=False)))
@@ -204,48 +192,8 @@ def test_a_prompt_is_found_again_after_its_constraint_has_failed() -> None:
     assert engine.pool.num_rows_found == 8
 
 
-class LateFaultBackend(WrappedBackend):
-    """Every Step of several fails once all has been decided."""
-
-    num_faults = 0
-
-    def run(self, step: Step, max_rows: int) -> StepResult:
-        result = super().run(step, max_rows)
-        if len(step.runs) > 1:
-            self.num_faults += 1
-            raise RuntimeError("a fault that was asked for")
-        return result
-
-
-def test_a_step_that_is_run_again_advances_a_constraint_once() -> None:
-    expected = {name: Engine(MODEL).generate([[1, 2]], params)[0] for name, params in company().items()}
-    engine = engine_on(LateFaultBackend, MODEL, EngineConfig())
-    for name, params in company().items():
-        engine.add(name, [1, 2], params)
-    told = drained(engine)
-    assert isinstance(engine.runner.backend, LateFaultBackend)
-    assert engine.runner.backend.num_faults > 0
-    assert {name: completion.token_ids for (name, _), completion in told.items()} == {
-        name: completion.token_ids for name, completion in expected.items()
-    }
-
-
-def test_preemption_leaves_a_constraint_where_it_is() -> None:
-    params = [
-        SamplingParams(max_tokens=12, seed=seed, ignore_eos=True, constraint=Automaton(Rule(seed, VOCAB_SIZE, 12, 3)))
-        for seed in range(4)
-    ]
-    expected = [Engine(MODEL).generate([[1, 2]], each)[0].token_ids for each in params]
-    engine = Engine(MODEL, EngineConfig(page_size=2, cache_tokens=24, prefix_caching=False))
-    for number, each in enumerate(params):
-        engine.add(str(number), [1, 2], each)
-    told = drained(engine)
-    assert engine.scheduler.num_preemptions > 0
-    assert [told[str(number), 0].token_ids for number in range(4)] == expected
-
-
 class Late(Script):
-    """Is ready at the fifth time it is asked after each token."""
+    """Is ready at the fifth call of `is_ready` after each token."""
 
     def is_ready(self, seconds: float) -> bool:
         del seconds
@@ -258,9 +206,7 @@ class Late(Script):
 
 @pytest.mark.parametrize("schedule", ["sweep", "whole"])
 @pytest.mark.parametrize("logprobs", [None, 2])
-def test_a_constraint_that_takes_its_time_holds_up_no_other_and_changes_nothing(
-    schedule: Any, logprobs: int | None
-) -> None:
+def test_a_slow_constraint_delays_no_other_sequence_and_changes_no_token(schedule: Any, logprobs: int | None) -> None:
     turns = [{3, 5, 9}, {2, 4, 6}, {1, 7}, {8, 9}]
     told: dict[type, list[TokenEvent]] = {}
     for kind in (Script, Late):

@@ -1,7 +1,6 @@
-"""Where bits are promised, they are the same whatever else runs, in any precision."""
+"""With `deterministic`, results are bit-identical whatever else runs, in any precision."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import cycle
 
 import pytest
@@ -20,7 +19,7 @@ PREFIX = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7]
 precisions = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 
 
-pytestmark = pytest.mark.skipif(native.native_library() is None, reason="no C++ compiler here")
+pytestmark = pytest.mark.skipif(native.native_library() is None, reason="needs a C++ compiler")
 
 
 def model_of(dtype: torch.dtype, seed: int = 5) -> NviumForCausalLM:
@@ -31,7 +30,7 @@ Request = tuple[list[int], SamplingParams]
 
 
 def plan_of(num_requests: int) -> list[Request]:
-    """Prompts of all lengths, most of which share a beginning."""
+    """Prompts of many lengths, most with a common prefix."""
     prompts = [[*PREFIX[: 14 - number % 4], number, *range(number)] for number in range(num_requests)]
     return [
         (
@@ -59,7 +58,7 @@ def one_by_one(model: NviumForCausalLM, plan: list[Request], page_size: int) -> 
 
 @precisions
 @pytest.mark.parametrize("schedule", ["race", "sweep", "whole"])
-def test_a_crowd_changes_no_bit_of_an_answer(dtype: torch.dtype, schedule: Schedule) -> None:
+def test_concurrent_requests_change_no_bit(dtype: torch.dtype, schedule: Schedule) -> None:
     model, plan = model_of(dtype), plan_of(8)
     config = EngineConfig(
         schedule=schedule,
@@ -89,7 +88,7 @@ configs = st.builds(
 )
 
 EXPECTED: dict[tuple[torch.dtype, int], list[Completion]] = {}
-"""By precision and page size: a page's keys are summed together."""
+"""By precision and page size, as attention sums the keys of a page together."""
 
 
 @settings(max_examples=settings().max_examples // 10)
@@ -101,19 +100,3 @@ def test_no_limit_and_no_order_changes_a_bit(dtype: torch.dtype, config: EngineC
         EXPECTED[key] = list(one_by_one(model, plan, page_size))
     completions, _ = together(model, config, [plan[number] for number in order])
     assert completions == [EXPECTED[key][number] for number in order]
-
-
-def test_fixed_order_means_the_same_as_any_order() -> None:
-    model, plan = model_of(torch.float64), plan_of(6)
-    fixed, _ = together(model, EngineConfig(deterministic=True), plan)
-    free, _ = together(model, EngineConfig(), plan)
-    assert [(c.token_ids, c.exits) for c in fixed] == [(c.token_ids, c.exits) for c in free]
-
-
-def test_scores_are_the_same_in_fixed_order() -> None:
-    model, plan = model_of(torch.float64), plan_of(4)
-    scored = [(prompt, replace(params, logprobs=2, prompt_logprobs=True)) for prompt, params in plan]
-    fixed, _ = together(model, EngineConfig(deterministic=True), scored)
-    free, _ = together(model, EngineConfig(), scored)
-    for one, other in zip(fixed, free, strict=True):
-        assert [score.logprob for score in one.scores] == pytest.approx([score.logprob for score in other.scores])

@@ -1,4 +1,4 @@
-"""The pillar: whatever else runs and however it is scheduled, a request's tokens and exits are Algorithm 1's."""
+"""A request's tokens and exits equal Algorithm 1's, whatever else runs and however it is scheduled."""
 
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
@@ -57,7 +57,7 @@ distributions = st.fixed_dictionaries(
         | st.dictionaries(st.integers(0, VOCAB_SIZE - 1), st.sampled_from([-100.0, -2.5, 1.3, 100.0]), max_size=4),
     }
 )
-"""What a request asks of the distributions, f."""
+"""Parameters of f."""
 
 
 rules = st.builds(
@@ -68,10 +68,10 @@ rules = st.builds(
     num_bytes=st.integers(1, 4),
     share=st.sampled_from([0.1, 0.5, 1.0]),
 )
-"""What an answer may be made of, with masks shorter and longer than the vocabulary."""
+"""Constraints, with masks shorter and longer than the vocabulary."""
 
 SHARED_PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2]
-"""What prompts may begin with, so that they find each other's pages."""
+"""A common prefix of prompts, which then share pages."""
 
 
 @st.composite
@@ -114,7 +114,7 @@ configs = st.builds(
 
 
 def expected(model: NviumForCausalLM, request: Request, choice: int) -> list[tuple[int, int]]:
-    """Tokens and exits. Where exits only draft, who drafted a token depends on the schedule, and stands as 0."""
+    """Return tokens and exits of Algorithm 1. For `original` the exit is 0: it depends on the schedule."""
     params = request.params
     stops = set(params.stop_token_ids) | (set() if params.ignore_eos else {0})
     rule = params.constraint.rule if isinstance(params.constraint, Automaton) else None
@@ -125,13 +125,13 @@ def expected(model: NviumForCausalLM, request: Request, choice: int) -> list[tup
     return [(s.token_id, 0 if params.sampling == "original" else s.exit) for s in sampled]
 
 
-Told = dict[tuple[int, int], list[TokenEvent]]
-"""What each choice of each request was told."""
+Events = dict[tuple[int, int], list[TokenEvent]]
+"""Events of each choice of each request."""
 
 
-def served(engine: Engine, plan: list[Request]) -> Told:
-    """Run the plan, adding and cancelling at the planned steps."""
-    told: Told = {(i, r.params.choice + j): [] for i, r in enumerate(plan) for j in range(r.params.n)}
+def served(engine: Engine, plan: list[Request]) -> Events:
+    """Run the plan, adding and cancelling requests at the planned steps."""
+    events_of: Events = {(i, r.params.choice + j): [] for i, r in enumerate(plan) for j in range(r.params.n)}
     now = 0
     while engine.has_work or now <= max(request.arrives for request in plan):
         for i, request in enumerate(plan):
@@ -141,20 +141,20 @@ def served(engine: Engine, plan: list[Request]) -> Told:
                 engine.cancel(str(i))
         for event in engine.step():
             if isinstance(event, TokenEvent):
-                told[int(event.sequence_id), event.choice].append(event)
+                events_of[int(event.sequence_id), event.choice].append(event)
             else:
                 assert isinstance(event, PromptEvent)
         engine.check_integrity()
         now += 1
     assert engine.pool.num_free == engine.pool.num_pages
-    return told
+    return events_of
 
 
 @torch.no_grad()
 def explicit_logprobs(
     model: NviumForCausalLM, prompt: list[int], token_ids: list[int], *, of_last_exit: bool
 ) -> list[float]:
-    """log π_mix, or log π_N, of the tokens behind the prompt, from a forward pass over all of them."""
+    """Return log π_mix, or log π_N, of the tokens after the prompt, from one full forward pass."""
     out = model(torch.tensor([prompt + token_ids]), output_exit_logits=True)
     log_TV = out.exit_logits[0, :, -1].log_softmax(-1) if of_last_exit else out.logits[0]
     return [float(log_TV[t, token]) for t, token in enumerate(token_ids, start=len(prompt) - 1)]
@@ -168,9 +168,9 @@ def test_tokens_and_exits_equal_algorithm_1_whatever_the_schedule(
     check(model, served(Engine(model, config), plan), plan)
 
 
-def check(model: NviumForCausalLM, told: Told, plan: list[Request]) -> None:
-    """Assert that everyone was told what Algorithm 1 says."""
-    for (number, choice), events in told.items():
+def check(model: NviumForCausalLM, events_of: Events, plan: list[Request]) -> None:
+    """Assert that all tokens, exits and scores equal Algorithm 1's."""
+    for (number, choice), events in events_of.items():
         request = plan[number]
         is_original = request.params.sampling == "original"
         tokens_and_exits = [(event.token_id, 0 if is_original else event.exit) for event in events]
@@ -188,7 +188,7 @@ def check(model: NviumForCausalLM, told: Told, plan: list[Request]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["q8", "q4"])
-def test_a_quantized_model_is_served_as_the_one_with_its_dequantised_weights(kind: Quantization) -> None:
+def test_a_quantized_model_equals_the_model_with_its_dequantized_weights(kind: Quantization) -> None:
     model = random_model([1, 2, 4], vocab_size=VOCAB_SIZE, width=32, context=CONTEXT)
     quantize_model(model, kind)
     wishes: list[dict[str, Any]] = [{}, {"temperature": 0.0}, {"sampling": "mixture"}, {"logprobs": 2}, {}]
@@ -213,7 +213,7 @@ PROMPT = [3, 1]
 
 @cache
 def joint_counts() -> torch.Tensor:
-    """Counts of (exit, token) over 200,000 requests that differ in their seeds only, [E, V]."""
+    """Count (exit, token) over 200,000 requests that differ only in their seeds, [E, V]."""
     model = disagreeing_model()
     engine = Engine(model, EngineConfig(max_sequences=1000, max_rows_per_step=2000, cache_tokens=16_000))
     counts = torch.zeros(model.config.num_exits, VOCAB_SIZE, dtype=torch.float64)
@@ -232,13 +232,13 @@ def disagreeing_model() -> NviumForCausalLM:
 
 @torch.no_grad()
 def explicit_joint() -> torch.Tensor:
-    """p_k π_k(v) behind the prompt, [E, V]."""
+    """Return p_k π_k(v) after the prompt, [E, V]."""
     out = disagreeing_model()(torch.tensor([PROMPT]), output_exit_logits=True)
     return out.exit_probs[0, -1, :, None] * out.exit_logits[0, -1].softmax(-1)
 
 
 def p_value(counts_EV: torch.Tensor, joint_EV: torch.Tensor) -> float:
-    """Chi-square test of the counts; cells expecting fewer than 10 draws are taken together."""
+    """Return the chi-square p-value of the counts. Cells with fewer than 10 expected counts are merged."""
     expected_EV = joint_EV * counts_EV.sum()
     rare = expected_EV < 10
     observed = [*counts_EV[~rare].tolist(), float(counts_EV[rare].sum())]
@@ -261,7 +261,7 @@ def test_200000_draws_follow_the_joint_distribution_of_exit_and_token() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("taken", "given_to"), [(0, 1), (1, 0), (2, 3), (3, 0)])
-def test_moving_a_hundredth_of_probability_between_exits_is_noticed(taken: int, given_to: int) -> None:
+def test_moving_a_hundredth_of_probability_between_exits_is_detected(taken: int, given_to: int) -> None:
     joint = explicit_joint()
     shares = joint.sum(-1)
     shifted = joint.clone()

@@ -1,11 +1,10 @@
-"""Several choices of one request: one prefill, draws of their own, and the best of them."""
+"""Several choices of one request: one prefill, independent sampling, and the best of them."""
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 import pytest
-import torch
 
 from nvium_core import Engine, EngineConfig, FailureEvent, NviumForCausalLM, SamplingParams, TokenEvent
 from nvium_core.choices import Schedule
@@ -17,7 +16,7 @@ from tests.random_models import random_model
 PAGE_SIZE = 4
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 NUM_SHARED = 8
-"""Rows of the prompt in full pages without the front."""
+"""Rows of the prompt in full pages before the front row."""
 PARAMS = SamplingParams(max_tokens=5, seed=11, n=4, ignore_eos=True)
 
 schedules = pytest.mark.parametrize("schedule", ["optimal", "sweep", "synchronous"])
@@ -55,7 +54,7 @@ def test_the_full_pages_of_a_prompt_are_computed_once(model: NviumForCausalLM, s
 @schedules
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("length", [1, 4, 5, 11])
-def test_choices_are_what_single_requests_would_be(
+def test_choices_equal_single_requests(
     model: NviumForCausalLM, schedule: Schedule, temperature: float, length: int
 ) -> None:
     params = replace(PARAMS, temperature=temperature)
@@ -70,33 +69,25 @@ def test_choices_differ_from_each_other(model: NviumForCausalLM) -> None:
     assert len({tuple(completion.token_ids) for completion in together}) > 1
 
 
-def test_choices_are_numbered_from_the_one_asked_for(model: NviumForCausalLM) -> None:
+def test_choices_are_numbered_from_the_requested_one(model: NviumForCausalLM) -> None:
     engine = engine_with(model)
     engine.add("x", PROMPT, replace(PARAMS, choice=5, n=2))
-    told = drained(engine)
-    assert told.keys() == {("x", 5), ("x", 6)}
-    assert told["x", 6].token_ids == alone(model, PROMPT, replace(PARAMS, choice=6)).token_ids
-
-
-def test_choices_share_whatever_fits_into_a_cache_for_little_more_than_one(model: NviumForCausalLM) -> None:
-    params = replace(PARAMS, max_tokens=12)
-    engine = engine_with(model, cache_tokens=28)
-    together = engine.generate([PROMPT], params)
-    for choice, completion in enumerate(together):
-        assert completion.token_ids == alone(model, PROMPT, replace(params, choice=choice)).token_ids
+    found = drained(engine)
+    assert found.keys() == {("x", 5), ("x", 6)}
+    assert found["x", 6].token_ids == alone(model, PROMPT, replace(PARAMS, choice=6)).token_ids
 
 
 def first_exits(model: NviumForCausalLM, seed: int) -> int:
     return alone(model, PROMPT, SamplingParams(max_tokens=1, seed=seed)).exits[0]
 
 
-def test_a_leader_that_speaks_early_still_completes_the_prompt_for_the_others(model: NviumForCausalLM) -> None:
+def test_a_leader_that_exits_early_still_completes_the_prompt_for_the_others(model: NviumForCausalLM) -> None:
     seed = next(seed for seed in range(100) if first_exits(model, seed) == 1)
     engine = engine_with(model, "sweep")
     engine.add("x", PROMPT, SamplingParams(max_tokens=30, seed=seed, n=4, ignore_eos=True))
-    spoken, *_ = engine.step()
-    assert isinstance(spoken, TokenEvent)
-    assert (spoken.choice, spoken.exit) == (0, 1)
+    emitted, *_ = engine.step()
+    assert isinstance(emitted, TokenEvent)
+    assert (emitted.choice, emitted.exit) == (0, 1)
     while engine.scheduler.waiting:
         engine.step()
     (leader, *_) = engine.scheduler.running
@@ -104,18 +95,18 @@ def test_a_leader_that_speaks_early_still_completes_the_prompt_for_the_others(mo
     assert engine.pool.num_rows_found == 3 * NUM_SHARED
 
 
-def test_a_leader_that_has_said_all_stays_until_the_prompt_is_complete(model: NviumForCausalLM) -> None:
+def test_a_finished_leader_stays_until_the_prompt_is_complete(model: NviumForCausalLM) -> None:
     seed = next(seed for seed in range(100) if first_exits(model, seed) == 1)
     engine = engine_with(model)
     (completion,) = engine.generate([PROMPT], SamplingParams(max_tokens=1, seed=seed))
     engine.add("x", PROMPT, SamplingParams(max_tokens=1, seed=seed, n=4))
-    told = list(events_of(engine))
-    assert sorted(event.choice for event in told) == [0, 1, 2, 3]
-    assert told[0] == TokenEvent("x", completion.token_ids[0], 1, completion.exit_probabilities[0], "length")
+    found = list(events_of(engine))
+    assert sorted(event.choice for event in found) == [0, 1, 2, 3]
+    assert found[0] == TokenEvent("x", completion.token_ids[0], 1, completion.exit_probabilities[0], "length")
     assert engine.pool.num_rows_found == 3 * NUM_SHARED
 
 
-def test_nobody_waits_for_pages_that_will_not_be_kept(model: NviumForCausalLM) -> None:
+def test_no_choice_waits_for_the_leader_without_prefix_caching(model: NviumForCausalLM) -> None:
     engine = engine_with(model, prefix_caching=False)
     engine.add("x", PROMPT, PARAMS)
     engine.step()
@@ -131,21 +122,8 @@ def test_the_others_wait_until_the_leader_has_completed_the_prompt(model: NviumF
         assert not others or leader.filled[-1] >= NUM_SHARED
 
 
-@pytest.mark.parametrize("num_steps", range(7))
-def test_a_cancelled_leader_holds_nobody_up(model: NviumForCausalLM, num_steps: int) -> None:
-    engine = engine_with(model, max_rows_per_step=5)
-    engine.add("x", PROMPT, PARAMS)
-    for _ in range(num_steps):
-        assert engine.step() == []
-    engine.cancel("x", 0)
-    told = drained(engine)
-    assert told.keys() == {("x", 1), ("x", 2), ("x", 3)}
-    for (_, choice), completion in told.items():
-        assert completion.token_ids == alone(model, PROMPT, replace(PARAMS, choice=choice)).token_ids
-
-
 class LeaderlessBackend(WrappedBackend):
-    """Fails every run of choice 0, once that has got so far in its last block."""
+    """Fails every run of choice 0 once `num_rows` rows have passed its last block."""
 
     num_rows = 0
 
@@ -156,7 +134,7 @@ class LeaderlessBackend(WrappedBackend):
 
 
 @pytest.mark.parametrize("num_rows", [0, 3, 8])
-def test_a_leader_that_fails_holds_nobody_up(model: NviumForCausalLM, num_rows: int) -> None:
+def test_a_failed_leader_delays_no_other_choice(model: NviumForCausalLM, num_rows: int) -> None:
     engine = engine_with(
         model, "whole", max_rows_per_step=5, make_runner=partial(Runner, make_backend=LeaderlessBackend)
     )
@@ -170,47 +148,30 @@ def test_a_leader_that_fails_holds_nobody_up(model: NviumForCausalLM, num_rows: 
         assert token_ids == alone(model, PROMPT, replace(PARAMS, choice=choice)).token_ids
 
 
-def test_the_best_are_those_of_the_highest_mean_log_probability(model: NviumForCausalLM) -> None:
+def test_the_best_choices_have_the_highest_mean_log_probability(model: NviumForCausalLM) -> None:
     params = replace(PARAMS, n=2, best_of=5)
-    every_one = [alone(model, PROMPT, replace(PARAMS, choice=choice)).token_ids for choice in range(5)]
-    assert len({len(token_ids) for token_ids in every_one}) == 1
+    completions = [alone(model, PROMPT, replace(PARAMS, choice=choice)).token_ids for choice in range(5)]
+    assert len({len(token_ids) for token_ids in completions}) == 1
 
     def mean_logprob(token_ids: list[int]) -> float:
         return sum(logprobs_of(model, [*PROMPT, *token_ids])[len(PROMPT) - 1 :]) / len(token_ids)
 
     chosen = engine_with(model).generate([PROMPT], params)
-    assert [c.token_ids for c in chosen] == sorted(every_one, key=mean_logprob, reverse=True)[:2]
+    assert [c.token_ids for c in chosen] == sorted(completions, key=mean_logprob, reverse=True)[:2]
 
 
 def test_the_best_are_found_among_choices_of_different_lengths(model: NviumForCausalLM) -> None:
     params = SamplingParams(max_tokens=12, seed=4, n=1, best_of=6, stop_token_ids=(1, 2, 3), logprobs=0)
-    every_one = engine_with(model).generate([PROMPT], replace(params, n=6, best_of=None))
-    assert len({len(completion.token_ids) for completion in every_one}) > 2
+    completions = engine_with(model).generate([PROMPT], replace(params, n=6, best_of=None))
+    assert len({len(completion.token_ids) for completion in completions}) > 2
     (chosen,) = engine_with(model).generate([PROMPT], params)
-    assert chosen.mean_logprob == pytest.approx(max(completion.mean_logprob for completion in every_one), abs=1e-10)
+    assert chosen.mean_logprob == pytest.approx(max(completion.mean_logprob for completion in completions), abs=1e-10)
 
 
-def test_a_prompt_is_scored_once_for_all_choices(model: NviumForCausalLM) -> None:
-    params = SamplingParams(max_tokens=3, seed=1, n=3, logprobs=0, prompt_logprobs=True, ignore_eos=True)
-    first, *others = engine_with(model).generate([PROMPT], params)
-    assert [score.logprob for score in first.prompt_scores] == pytest.approx(logprobs_of(model, PROMPT), abs=1e-10)
-    assert [completion.prompt_scores for completion in others] == [[], []]
-    assert [len(completion.scores) for completion in [first, *others]] == [3] * 3
-    assert [completion.finish_reason for completion in [first, *others]] == ["length"] * 3
-
-
-def test_choices_of_a_long_prompt_are_let_in_whatever_is_held_behind_them(model: NviumForCausalLM) -> None:
+def test_a_request_is_admitted_while_choices_before_it_are_held(model: NviumForCausalLM) -> None:
     engine = engine_with(model, max_rows_per_step=4, max_sequences=2)
     engine.add("forked", PROMPT * 3, PARAMS)
     engine.add("behind", [1, 2], replace(PARAMS, n=1))
     engine.step()
     assert [(s.id, s.choice) for s in engine.scheduler.running] == [("forked", 0), ("behind", 0)]
     assert len(drained(engine)) == 5
-
-
-def test_scores_of_choices_are_theirs(model: NviumForCausalLM) -> None:
-    together = engine_with(model).generate([PROMPT], replace(PARAMS, logprobs=0))
-    for completion in together:
-        logprobs = torch.tensor([score.logprob for score in completion.scores])
-        expected = logprobs_of(model, [*PROMPT, *completion.token_ids])[len(PROMPT) - 1 :]
-        assert torch.allclose(logprobs.double(), torch.tensor(expected).double(), atol=1e-6)

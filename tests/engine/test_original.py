@@ -31,7 +31,7 @@ PROMPTS = [[3, 1, 4, 1, 5], [3, 1, 4, 1, 5, 9, 2, 6], [7], [3, 1, 4, 2]]
 
 
 def agreeing_model(seed: int = 0, **shape: int) -> NviumForCausalLM:
-    """Later blocks change little, and exits agree."""
+    """A model whose later blocks change little, so its exits agree."""
     model = random_model([1, 2, 4], seed=seed, vocab_size=VOCAB_SIZE, **shape)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -45,7 +45,7 @@ def agreeing_model(seed: int = 0, **shape: int) -> NviumForCausalLM:
 
 
 def retrofitted(llama: NviumForCausalLM, exit_layers: list[int]) -> NviumForCausalLM:
-    """The Llama with untrained exits."""
+    """Return the Llama with untrained exits."""
     model = NviumForCausalLM(with_exits(llama.config, exit_layers))
     model.model.load_state_dict(llama.model.state_dict())
     model.lm_head.load_state_dict(llama.lm_head.state_dict())
@@ -56,7 +56,7 @@ def retrofitted(llama: NviumForCausalLM, exit_layers: list[int]) -> NviumForCaus
 
 
 class Whims(Drafting):
-    """Any number of drafts, some of the text and some of nowhere."""
+    """Random drafts, some copied from the text."""
 
     def __init__(self, seed: int, numbers: Sequence[int] = (0, 1, 2, 3, 7)) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def whimsical(model: NviumForCausalLM, seed: int, config: EngineConfig | None = 
 
 
 def expected(model: NviumForCausalLM, prompt: list[int], params: SamplingParams, choice: int = 0) -> list[int]:
-    """By the reference, which drafts nothing."""
+    """Return the tokens of the reference, which uses no drafts."""
     asked = reference.Params(
         sampling="original",
         temperature=params.temperature,
@@ -112,7 +112,7 @@ configs = st.builds(
 
 
 @given(st.integers(0, 9), configs, st.lists(st.tuples(st.sampled_from(PROMPTS), wishes), min_size=1, max_size=4))
-def test_tokens_are_the_references_whatever_is_drafted(
+def test_tokens_equal_the_reference_whatever_is_drafted(
     seed: int, config: EngineConfig, plan: list[tuple[list[int], SamplingParams]]
 ) -> None:
     model = agreeing_model(seed % 3)
@@ -134,18 +134,18 @@ def generated(engine: Engine, params: SamplingParams) -> list[Completion]:
 LONG = SamplingParams(sampling="original", seed=8, max_tokens=40, ignore_eos=True)
 
 
-def test_what_early_exits_say_changes_no_token() -> None:
+def test_early_exits_change_no_token() -> None:
     model = agreeing_model()
-    told = [completion.token_ids for completion in generated(Engine(model), LONG)]
+    found = [completion.token_ids for completion in generated(Engine(model), LONG)]
     with torch.no_grad():
         for exit_ in model.exits[:-1]:
             exit_.get_parameter("norm.weight").fill_(torch.nan)
-    assert [completion.token_ids for completion in generated(Engine(model), LONG)] == told
+    assert [completion.token_ids for completion in generated(Engine(model), LONG)] == found
 
 
 @pytest.mark.parametrize("exits", [[1, 2, 4], [4]])
 def test_a_text_that_repeats_itself_is_drafted_by_copying_from_it(exits: list[int]) -> None:
-    """The most frequent token, over and over, from any model without layers to speak of."""
+    """At temperature 0 a random model repeats one token."""
     model = random_model(exits, vocab_size=VOCAB_SIZE)
     params = replace(LONG, temperature=0.0, max_tokens=50)
     engine = Engine(model, EngineConfig(max_drafts=6))
@@ -154,7 +154,7 @@ def test_a_text_that_repeats_itself_is_drafted_by_copying_from_it(exits: list[in
     assert engine.scheduler.drafts.num_drafted >= engine.scheduler.drafts.num_accepted > 60
 
 
-def test_what_is_preempted_amid_drafts_and_found_in_the_cache_again_says_the_same(
+def test_preemption_with_drafts_and_prefix_caching_changes_no_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = agreeing_model()
@@ -176,7 +176,7 @@ def test_what_is_preempted_amid_drafts_and_found_in_the_cache_again_says_the_sam
     assert engine.scheduler.drafts.num_accepted > 20
 
 
-def test_no_page_of_a_wrong_draft_is_found_by_others() -> None:
+def test_no_page_of_a_wrong_draft_is_shared() -> None:
     model = agreeing_model()
     engine = whimsical(model, 3, EngineConfig(page_size=1, cache_tokens=400))
     (first,) = engine.generate([PROMPTS[0]], LONG)
@@ -189,15 +189,15 @@ def test_no_page_of_a_wrong_draft_is_found_by_others() -> None:
 
 
 @pytest.mark.parametrize("wish", [{"logprobs": 2}, {"logprobs": 0, "prompt_logprobs": True}, {"probabilities": True}])
-def test_log_probabilities_are_the_last_exits(wish: dict[str, object]) -> None:
+def test_log_probabilities_are_those_of_the_last_exit(wish: dict[str, object]) -> None:
     model = agreeing_model()
     params = replace(LONG, **wish)  # type: ignore[arg-type]
-    (told,) = Engine(model, EngineConfig(max_drafts=3)).generate([PROMPTS[0]], params)
-    token_ids = PROMPTS[0] + told.token_ids
+    (found,) = Engine(model, EngineConfig(max_drafts=3)).generate([PROMPTS[0]], params)
+    token_ids = PROMPTS[0] + found.token_ids
     with torch.no_grad():
         out = model(torch.tensor([token_ids]), output_exit_logits=True)
     log_TV = out.exit_logits[0, :, -1].log_softmax(-1)
-    scores = [*told.prompt_scores, *told.scores]
+    scores = [*found.prompt_scores, *found.scores]
     first = len(token_ids) - len(scores)
     explicit = [float(log_TV[t - 1, token_ids[t]]) for t in range(first, len(token_ids))]
     assert [score.logprob for score in scores] == pytest.approx(explicit, abs=1e-10)
@@ -207,24 +207,24 @@ def test_log_probabilities_are_the_last_exits(wish: dict[str, object]) -> None:
 def test_a_draft_is_not_emitted_before_it_is_verified() -> None:
     engine = Engine(agreeing_model(), EngineConfig(max_drafts=4))
     engine.add("x", PROMPTS[0], LONG)
-    told = list[int]()
+    found = list[int]()
     while engine.has_work:
-        told += [event.token_id for event in engine.step() if isinstance(event, TokenEvent)]
+        found += [event.token_id for event in engine.step() if isinstance(event, TokenEvent)]
         for sequence in engine.scheduler.running:
-            assert sequence.token_ids[sequence.num_prompt_tokens : sequence.num_verified] == told
+            assert sequence.token_ids[sequence.num_prompt_tokens : sequence.num_verified] == found
 
 
 @pytest.mark.parametrize("max_drafts", [0, 3])
-def test_a_retrofitted_llama_says_what_it_said_before(tmp_path: Path, max_drafts: int) -> None:
+def test_a_retrofitted_llama_generates_the_same_tokens(tmp_path: Path, max_drafts: int) -> None:
     llama = random_llama(num_hidden_layers=4, vocab_size=50, bos_token_id=0, eos_token_id=0)
     folder = llama_folder(tmp_path, llama)
     original = NviumForCausalLM.from_pretrained(folder)
     model = retrofitted(original, [1, 2, 4])
     model.config.default_sampling = "original"
     warm = SamplingParams(seed=3, max_tokens=12, ignore_eos=True)
-    told = Engine(model, EngineConfig(max_drafts=max_drafts)).generate(PROMPTS, warm)
+    found = Engine(model, EngineConfig(max_drafts=max_drafts)).generate(PROMPTS, warm)
     dense = Engine(original).generate(PROMPTS, replace(warm, sampling="original"))
-    assert [each.token_ids for each in told] == [each.token_ids for each in dense]
+    assert [each.token_ids for each in found] == [each.token_ids for each in dense]
     engine = Engine(model, EngineConfig(max_drafts=max_drafts))
     greedy = engine.generate(PROMPTS, replace(warm, temperature=0.0))
     assert (engine.scheduler.drafts.num_drafted > 0) == (max_drafts > 0)
@@ -235,7 +235,7 @@ def test_a_retrofitted_llama_says_what_it_said_before(tmp_path: Path, max_drafts
         assert completion.token_ids == transformers[0, len(prompt) :].tolist()
 
 
-def test_the_model_says_what_is_sampled_from_unless_the_request_does() -> None:
+def test_the_models_default_sampling_applies_unless_the_request_sets_it() -> None:
     model = agreeing_model()
     plain, original = SamplingParams(seed=1, max_tokens=20), replace(LONG, seed=1, max_tokens=20, ignore_eos=False)
     exits = Engine(model).generate([PROMPTS[0]], plain)[0].token_ids
@@ -244,13 +244,13 @@ def test_the_model_says_what_is_sampled_from_unless_the_request_does() -> None:
     assert Engine(model).generate([PROMPTS[0]], replace(plain, sampling="exits"))[0].token_ids == exits
 
 
-def test_the_engine_may_say_it_for_all_models() -> None:
+def test_the_engines_default_sampling_overrides_the_models() -> None:
     model = agreeing_model()
     asked = replace(LONG, sampling=None)
-    (told,) = Engine(model, EngineConfig(sampling="original")).generate(PROMPTS[:1], asked)
-    assert told.token_ids == expected(model, PROMPTS[0], LONG)
-    (told,) = Engine(model, EngineConfig(sampling="original")).generate(PROMPTS[:1], replace(asked, sampling="exits"))
-    assert {1, 2} & {*told.exits}
+    (found,) = Engine(model, EngineConfig(sampling="original")).generate(PROMPTS[:1], asked)
+    assert found.token_ids == expected(model, PROMPTS[0], LONG)
+    (found,) = Engine(model, EngineConfig(sampling="original")).generate(PROMPTS[:1], replace(asked, sampling="exits"))
+    assert {1, 2} & {*found.exits}
     with pytest.raises(InvalidRequest, match=r"^sampling: must be one of exits, mixture, original"):
         EngineConfig(sampling="last")  # type: ignore[arg-type]
 
@@ -270,9 +270,12 @@ def test_200000_races_follow_the_distribution() -> None:
 
 
 @pytest.mark.slow
-def test_200000_tokens_of_which_many_were_drafted_follow_the_last_exit_each_behind_its_own_text() -> None:
-    """Where a token lies in its distribution function, whose order is how much likelier the drafting exit finds each
-    token than the last one does, is uniform if it was drawn from the last exit. Of draws from all exits it is not."""
+def test_200000_tokens_many_of_them_drafted_follow_the_last_exit_given_their_text() -> None:
+    """A probability integral transform: a token's place in the last exit's distribution function is uniform.
+
+    Tokens are ordered by the ratio of an early exit's probability to the last exit's. The places of tokens sampled from
+    all exits are not uniform, which shows that the test can fail.
+    """
     model = agreeing_model(context=128).float()
     asked = replace(LONG, max_tokens=100)
     for sampling, num_draws in {"original": NUM_DRAWS, "exits": NUM_DRAWS // 10}.items():
@@ -294,7 +297,7 @@ def test_200000_tokens_of_which_many_were_drafted_follow_the_last_exit_each_behi
 
 @torch.no_grad()
 def places(model: NviumForCausalLM, texts_BT: Tensor, first: int) -> Tensor:
-    """Of every token from the first on, a point of its step of the last exit's distribution function, drawn evenly."""
+    """Return a uniform point in each token's step of the last exit's distribution function, from `first` on."""
     found, generator = [], torch.Generator().manual_seed(0)
     for texts_CT in texts_BT.split(50):
         early_CTV, _, last_CTV = model(texts_CT, output_exit_logits=True).exit_logits[:, first - 1 : -1].unbind(2)

@@ -1,4 +1,4 @@
-"""Complete pages are found again by what is in them, and by nothing else."""
+"""Complete pages are found by their content, and by nothing else."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def engine_with(
 
 
 def num_rows_found(engine: Engine, prompt: list[int], params: SamplingParams = PARAMS) -> int:
-    """Rows that a request, run to its end, did not have to compute."""
+    """Run a request. Return the number of rows found in the cache."""
     before = engine.pool.num_rows_found
     engine.generate([prompt], params)
     return engine.pool.num_rows_found - before
@@ -51,7 +51,7 @@ def num_rows_found(engine: Engine, prompt: list[int], params: SamplingParams = P
 
 @pytest.mark.parametrize("schedule", ["optimal", "sweep", "synchronous"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_who_asks_again_starts_higher_and_is_told_the_same(
+def test_a_repeated_request_uses_the_cache_and_gets_the_same_output(
     model: NviumForCausalLM, schedule: Schedule, temperature: float
 ) -> None:
     params = SamplingParams(max_tokens=20, seed=2, temperature=temperature, ignore_eos=True)
@@ -65,7 +65,7 @@ def test_who_asks_again_starts_higher_and_is_told_the_same(
 
 
 @pytest.mark.parametrize("schedule", ["race", "whole"])
-def test_a_prompt_answered_with_one_token_is_found_again(model: NviumForCausalLM, schedule: Schedule) -> None:
+def test_a_prompt_with_one_generated_token_is_cached(model: NviumForCausalLM, schedule: Schedule) -> None:
     engine, params = engine_with(model, schedule), SamplingParams(max_tokens=1)
     assert [num_rows_found(engine, PROMPT, params) for _ in range(2)] == [0, 8]
 
@@ -79,7 +79,7 @@ def test_rows_that_were_found_are_not_computed(model: NviumForCausalLM) -> None:
     assert report.num_rows - (report.num_steps - 1) == len(PROMPT) - 8
 
 
-def test_the_next_turn_of_a_conversation_finds_the_turns_before(model: NviumForCausalLM) -> None:
+def test_the_next_turn_of_a_conversation_finds_the_earlier_turns(model: NviumForCausalLM) -> None:
     engine = engine_with(model)
     (answer,) = engine.generate([PROMPT], SamplingParams(max_tokens=7, seed=2, ignore_eos=True))
     conversation = [*PROMPT, *answer.token_ids, 7, 7]
@@ -98,7 +98,7 @@ def test_the_front_row_is_never_found(model: NviumForCausalLM, num_tokens: int) 
 
 
 @pytest.mark.parametrize("changed", range(len(PROMPT)))
-def test_a_page_is_found_only_behind_the_same_pages(model: NviumForCausalLM, changed: int) -> None:
+def test_a_page_is_found_only_after_the_same_pages(model: NviumForCausalLM, changed: int) -> None:
     engine = engine_with(model)
     engine.generate([PROMPT], PARAMS)
     other = [*PROMPT[:changed], PROMPT[changed] + 1, *PROMPT[changed + 1 :]]
@@ -107,13 +107,13 @@ def test_a_page_is_found_only_behind_the_same_pages(model: NviumForCausalLM, cha
     assert completion.token_ids == alone(model, other, PARAMS).token_ids
 
 
-def test_nothing_is_found_where_nothing_is_kept(model: NviumForCausalLM) -> None:
+def test_nothing_is_found_without_prefix_caching(model: NviumForCausalLM) -> None:
     engine = engine_with(model, prefix_caching=False)
     engine.generate([PROMPT], PARAMS)
     assert num_rows_found(engine, PROMPT) == 0
 
 
-def test_a_prompt_that_is_to_be_scored_is_computed_anew_and_may_then_be_found(model: NviumForCausalLM) -> None:
+def test_a_scored_prompt_is_computed_again_and_then_cached(model: NviumForCausalLM) -> None:
     engine = engine_with(model)
     scored = SamplingParams(max_tokens=3, seed=2, ignore_eos=True, logprobs=0, prompt_logprobs=True)
     engine.generate([PROMPT], PARAMS)
@@ -123,108 +123,37 @@ def test_a_prompt_that_is_to_be_scored_is_computed_anew_and_may_then_be_found(mo
     assert num_rows_found(engine, PROMPT) == 8
 
 
-def test_scores_of_generated_tokens_do_not_keep_a_prompt_from_being_found(model: NviumForCausalLM) -> None:
+def test_a_prompt_is_found_although_generated_tokens_are_scored(model: NviumForCausalLM) -> None:
     engine = engine_with(model)
     engine.generate([PROMPT], PARAMS)
     assert num_rows_found(engine, PROMPT, SamplingParams(max_tokens=3, logprobs=0)) == 8
 
 
-def test_who_lost_its_pages_finds_them_again(model: NviumForCausalLM) -> None:
+def test_a_preempted_sequence_finds_its_pages_again(model: NviumForCausalLM) -> None:
     params = SamplingParams(max_tokens=24, seed=5, ignore_eos=True)
     prompts = [[token, 1, 2, 3, 4, 5, 6, 7, 8] for token in range(4)]
     engine = engine_with(model, cache_tokens=72)
     for number, prompt in enumerate(prompts):
         engine.add(str(number), prompt, params)
-    told = drained(engine)
+    found = drained(engine)
     assert engine.scheduler.num_preemptions > 0
     assert engine.pool.num_rows_found > 0
     for number, prompt in enumerate(prompts):
-        assert told[str(number), 0].token_ids == alone(model, prompt, params).token_ids
+        assert found[str(number), 0].token_ids == alone(model, prompt, params).token_ids
 
 
 def sequence_with(tokens: list[int]) -> Sequence:
     return Sequence("s", tokens, SamplingParams(), seed=0, num_blocks=NUM_BLOCKS, arrival=0)
 
 
-def complete(pool: PagePool, tokens: list[int]) -> Sequence:
-    """A sequence of which every row has passed every block."""
-    sequence = sequence_with(tokens)
-    assert pool.grow(sequence, len(tokens))
-    for block in range(NUM_BLOCKS):
-        sequence.filled[block] = sequence.pending_rows(block).stop
-    pool.publish(sequence, since=0)
-    return sequence
-
-
-def test_a_page_is_shared_once_it_has_passed_every_block() -> None:
-    pool, sequence, twin = PagePool(8, page_size=2), sequence_with([1, 2, 3, 4, 5]), sequence_with([1, 2, 3, 4, 5])
-    pool.grow(sequence, 5)
-    for block in range(NUM_BLOCKS):
-        for rows in (range(3), range(3, 5)):
-            sequence.filled[block] = rows.stop
-            pool.publish(sequence, since=rows.start)
-            num_complete = sequence.filled[-1] // 2
-            assert pool.find(twin) == sequence.pages[:num_complete]
-
-
-def test_the_least_recently_used_page_goes_first_and_late_pages_before_early_ones() -> None:
-    pool = PagePool(4, page_size=2)
-    old, recent = complete(pool, [1, 1, 1, 1]), complete(pool, [2, 2, 2, 2])
-    (old_first, old_second), (recent_first, recent_second) = old.pages, recent.pages
-    pool.release(old)
-    pool.release(recent)
-    taker = sequence_with([3] * 8)
-    for num_pages, taken in enumerate([old_second, old_first, recent_second, recent_first], start=1):
-        assert pool.grow(taker, 2 * num_pages)
-        assert taker.pages[-1] == taken
-
-
-def test_being_found_is_being_used() -> None:
-    pool = PagePool(2, page_size=2)
-    first, second = complete(pool, [1, 1]), complete(pool, [2, 2])
-    (page,) = second.pages
-    pool.release(first)
-    pool.release(second)
-    again = sequence_with([1, 1, 1])
-    pool.share(again, pool.find(again))
-    pool.release(again)
-    taker = sequence_with([3, 3])
-    pool.grow(taker, 2)
-    assert taker.pages == [page]
-
-
-def test_pages_with_nothing_worth_keeping_go_before_those_with_something() -> None:
-    pool = PagePool(3, page_size=2)
-    kept, blank = complete(pool, [1, 1]), sequence_with([2, 2])
-    pool.grow(blank, 2)
-    pool.release(kept)
-    pool.release(blank)
-    taker = sequence_with([3, 3, 3, 3])
-    pool.grow(taker, 4)
-    assert pool.find(sequence_with([1, 1, 1])) != []
-
-
-def test_a_page_counts_as_had_by_all_who_share_it() -> None:
-    pool = PagePool(4, page_size=2)
-    first = complete(pool, [1, 1, 2, 2])
-    twin = sequence_with([1, 1, 2, 2, 3])
-    pool.share(twin, pool.find(twin))
-    assert twin.pages == first.pages
-    assert twin.filled == [4] * NUM_BLOCKS
-    pool.check_integrity([first, twin])
-    pool.release(first)
-    assert pool.num_free == 2
-    pool.check_integrity([twin])
-
-
 @dataclass
 class PlainPool:
-    """The slow, obvious pool: contents by page as tuples of all tokens up to the page's end."""
+    """A slow pool: the content of a page is the tuple of all tokens up to the page's end."""
 
     num_pages: int
     content: dict[int, tuple[int, ...]] = field(default_factory=dict)
     unowned: list[int] = field(default_factory=list)
-    """Pages with content that nobody owns, least recently used first."""
+    """Pages with content but without owner, least recently used first."""
 
     def found(self, tokens: list[int]) -> list[int]:
         pages = {content: page for page, content in self.content.items()}
@@ -236,7 +165,7 @@ class PlainPool:
         return found
 
     def taken(self, page: int, owned: Counter[int]) -> None:
-        """Check that it was the right page to give, and forget what was in it."""
+        """Assert that the right page was allocated, and forget its content."""
         blank = {*range(self.num_pages)} - owned.keys() - {*self.unowned}
         assert page in blank if blank else page == self.unowned.pop(0)
         self.content.pop(page, None)
@@ -252,7 +181,7 @@ class PlainPool:
 
 
 class TwoPools:
-    """A real pool and a plain one, to which the same happens."""
+    """Applies the same operations to a real pool and a plain one."""
 
     def __init__(self, num_pages: int) -> None:
         self.pool = PagePool(num_pages, PAGE_SIZE)
@@ -306,7 +235,7 @@ tokens = st.lists(st.integers(0, 1), min_size=1, max_size=5 * PAGE_SIZE)
 
 
 @given(st.integers(5, 12), st.data())
-def test_the_pool_equals_one_that_looks_everything_up(num_pages: int, data: st.DataObject) -> None:
+def test_the_pool_equals_a_slow_one(num_pages: int, data: st.DataObject) -> None:
     pools = TwoPools(num_pages)
     for _ in range(data.draw(st.integers(1, 25))):
         action = data.draw(st.sampled_from(["begin", "go on", "go on", "go on", "end"])) if pools.living else "begin"
@@ -321,7 +250,7 @@ def test_the_pool_equals_one_that_looks_everything_up(num_pages: int, data: st.D
 
 
 class OnceBroken(WrappedBackend):
-    """The first Step leaves one row's keys not a number."""
+    """Sets one row's keys to NaN after the first Step."""
 
     is_broken = True
 

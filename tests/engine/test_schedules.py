@@ -1,4 +1,4 @@
-"""Schedules of a real engine: whole passes, the staircase, their race, several tokens a call; and faults in between."""
+"""Schedules on a real model: whole passes, sweeps, their race, several tokens per call, lost devices."""
 
 from dataclasses import replace
 from random import Random
@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvium_core import Engine, EngineConfig, FailureEvent, NviumForCausalLM, SamplingParams
+from nvium_core import Engine, EngineConfig, NviumForCausalLM, SamplingParams
 from nvium_core.choices import Schedule
 from nvium_core.engine.device import native, runner
 from nvium_core.engine.device.layers.backend import LayersBackend
@@ -17,18 +17,18 @@ from nvium_core.engine.failures import DeviceLost
 from nvium_core.engine.schedule.race import Race
 from nvium_core.engine.schedule.scheduler import SECONDS_AHEAD
 from nvium_core.engine.schedule.step import Step, StepResult
-from tests.engine.driving import WrappedBackend, alone, engine_on, events_of, logprobs_of
+from tests.engine.driving import WrappedBackend, alone, engine_on, events_of
 from tests.engine.test_exactness import Request, check, configs, models, requests, served
 from tests.random_models import random_model
 
 PARAMS = SamplingParams(max_tokens=40, seed=5, ignore_eos=True)
 
 schedules = pytest.mark.parametrize("schedule", get_args(Schedule))
-needs_compiler = pytest.mark.skipif(native.native_library() is None, reason="no C++ compiler here")
+needs_compiler = pytest.mark.skipif(native.native_library() is None, reason="needs a C++ compiler")
 
 
 class Fickle(Race[Schedule]):
-    """Takes another way at every Step."""
+    """Chooses a random way at every Step."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(["whole", "sweep"])
@@ -51,24 +51,10 @@ def test_tokens_and_exits_equal_algorithm_1_however_passes_and_staircases_altern
     check(model, served(engine, plan), plan)
 
 
-@schedules
-def test_a_lone_sequence_says_in_native_calls_what_it_says_in_layers(
-    schedule: Schedule, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = random_model([1, 2, 3], context=64)
-    together = Engine(model, EngineConfig(schedule=schedule)).generate([[1, 2, 3]], PARAMS)
-    monkeypatch.setattr(native, "knows", lambda *_: False)
-    apart = Engine(model, EngineConfig(schedule=schedule)).generate([[1, 2, 3]], PARAMS)
-    assert (together[0].token_ids, together[0].exits) == (apart[0].token_ids, apart[0].exits)
-    assert together[0].exit_probabilities == pytest.approx(apart[0].exit_probabilities)
-
-
 @needs_compiler
 @schedules
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_several_tokens_come_in_one_call(
-    schedule: Schedule, temperature: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_call_emits_several_tokens(schedule: Schedule, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nvium_core.engine.schedule.scheduler.SECONDS_AHEAD", 1000 * SECONDS_AHEAD)
     engine = Engine(random_model([1, 2, 3], context=64), EngineConfig(schedule=schedule))
     params = SamplingParams(max_tokens=40, seed=5, temperature=temperature, ignore_eos=True)
@@ -88,12 +74,12 @@ def test_a_call_ends_with_a_stop_token() -> None:
     stop = whole.token_ids[20]
     params = SamplingParams(max_tokens=40, seed=5, stop_token_ids=(stop,), ignore_eos=True)
     first = whole.token_ids.index(stop)
-    told = Engine(model).generate([[1, 2, 3]], params)[0]
-    assert told.token_ids == whole.token_ids[: first + 1]
-    assert told.finish_reason == "stop"
+    completion = Engine(model).generate([[1, 2, 3]], params)[0]
+    assert completion.token_ids == whole.token_ids[: first + 1]
+    assert completion.finish_reason == "stop"
 
 
-def test_a_pass_emits_a_token_of_everybody() -> None:
+def test_a_pass_emits_a_token_of_every_sequence() -> None:
     engine = Engine(random_model([1, 2, 4]), EngineConfig(schedule="whole", max_sequences=5))
     for number in range(5):
         engine.add(str(number), [1, 2, number], SamplingParams(max_tokens=6, seed=number, ignore_eos=True))
@@ -104,7 +90,7 @@ def test_a_pass_emits_a_token_of_everybody() -> None:
         assert len({report.num_steps for report in engine.reports}) == 1
 
 
-def test_beside_a_sequence_without_early_exits_all_pass_every_block_and_the_race_waits() -> None:
+def test_a_sequence_without_early_exits_makes_all_steps_whole_and_pauses_the_race() -> None:
     model = random_model([1, 2, 4], context=64)
     engine = Engine(model, EngineConfig(schedule="race"))
     for name, early_exits, max_tokens in (("long", True, 30), ("whole", False, 10)):
@@ -115,44 +101,9 @@ def test_beside_a_sequence_without_early_exits_all_pass_every_block_and_the_race
         engine.step()
         assert len({report.num_rows for report in engine.reports}) == 1
     assert not engine.scheduler.schedules.is_decided(2)
-    said = [alone(model, [1, 2, 3], replace(PARAMS, early_exits=early_exits)) for early_exits in (True, False)]
-    assert said[0].token_ids == said[1].token_ids
-    assert said[0].exits == said[1].exits
-
-
-@pytest.mark.parametrize("num_sequences", [1, 3])
-def test_scores_in_passes_are_those_of_a_full_forward(num_sequences: int) -> None:
-    model = random_model([1, 2, 4], seed=5)
-    params = SamplingParams(max_tokens=9, seed=2, logprobs=0, prompt_logprobs=True, ignore_eos=True)
-    prompts = [[1, 2, number] for number in range(num_sequences)]
-    engine = Engine(model, EngineConfig(schedule="whole"))
-    for prompt, told in zip(prompts, engine.generate(prompts, params), strict=True):
-        scores = [score.logprob for score in (*told.prompt_scores, *told.scores)]
-        assert scores == pytest.approx(logprobs_of(model, [*prompt, *told.token_ids]), abs=1e-10)
-
-
-class Poisoned(WrappedBackend):
-    """Fails whenever one of the sequences is along."""
-
-    def run(self, step: Step, max_rows: int) -> StepResult:
-        if any(run.sequence.id == "poisoned" for run in step.runs):
-            raise RuntimeError("a fault that was asked for")
-        return super().run(step, max_rows)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_only_the_sequence_at_fault_ends(temperature: float) -> None:
-    model = random_model([1, 2, 4], seed=4)
-    params = SamplingParams(max_tokens=7, seed=1, temperature=temperature, ignore_eos=True)
-    prompts = {"one": [1, 2], "two": [3], "poisoned": [4, 4]}
-    engine = engine_on(Poisoned, model, EngineConfig(schedule="whole"))
-    for name, prompt in prompts.items():
-        engine.add(name, prompt, params)
-    events = list(events_of(engine))
-    assert [event.sequence_id for event in events if isinstance(event, FailureEvent)] == ["poisoned"]
-    for name in ("one", "two"):
-        tokens = [event.token_id for event in events if event.sequence_id == name]  # type: ignore[union-attr]
-        assert tokens == alone(model, prompts[name], params).token_ids
+    completions = [alone(model, [1, 2, 3], replace(PARAMS, early_exits=early_exits)) for early_exits in (True, False)]
+    assert completions[0].token_ids == completions[1].token_ids
+    assert completions[0].exits == completions[1].exits
 
 
 class Lost(WrappedBackend):
@@ -173,9 +124,7 @@ class Lost(WrappedBackend):
     ],
     ids=["illegal access", "an accelerator out of memory", "cuBLAS", "out of memory", "an ordinary error"],
 )
-def test_a_device_that_is_lost_ends_the_engine_and_other_errors_their_sequences(
-    error: Exception, is_lost: bool
-) -> None:
+def test_a_lost_device_ends_the_engine_and_other_errors_end_their_sequences(error: Exception, is_lost: bool) -> None:
     engine = engine_on(Lost, random_model([1, 2]), EngineConfig())
     assert isinstance(engine.runner.backend, Lost)
     engine.runner.backend.error = error
@@ -189,13 +138,13 @@ def test_a_device_that_is_lost_ends_the_engine_and_other_errors_their_sequences(
         assert [event.sequence_id for event in events_of(engine)] == ["0", "1", "2"]
 
 
-def test_deterministic_answers_are_refused_where_there_are_no_native_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deterministic_is_refused_without_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "knows", lambda *_: False)
     with pytest.raises(ValueError, match="deterministic"):
         Engine(random_model([1, 2]), EngineConfig(deterministic=True))
 
 
-def test_layers_run_where_there_are_no_native_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_run_without_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "knows", lambda *_: False)
     backend = runner.best_backend(random_model([1]), Engine(random_model([1])).runner.cache, EngineConfig())
     assert isinstance(backend, LayersBackend)

@@ -1,9 +1,9 @@
-"""The device thread as an asyncio program sees it."""
+"""The engine on its own thread, used from asyncio."""
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -19,6 +19,7 @@ from nvium_core import (
     Event,
     InvalidRequest,
     NviumForCausalLM,
+    PromptEvent,
     SamplingParams,
     StepReport,
     TokenEvent,
@@ -49,19 +50,30 @@ def submit(worker: EngineWorker, prompt: list[int], params: SamplingParams) -> T
     return worker.submit([EngineRequest(prompt, params)])
 
 
+async def batches(stream: TokenStream) -> AsyncGenerator[list[TokenEvent | PromptEvent]]:
+    """Yield the events as they arrive, and close the stream in the end."""
+    try:
+        while not stream.is_over:
+            await stream.arrival()
+            if events := stream.take():
+                yield events
+    finally:
+        stream.close()
+
+
 async def collect(stream: TokenStream) -> list[int]:
-    return [event.token_id async for events in stream for event in events if isinstance(event, TokenEvent)]
+    return [event.token_id async for events in batches(stream) for event in events if isinstance(event, TokenEvent)]
 
 
 async def until(condition: object, seconds: float = 2.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline, "did not happen in time"
+        assert time.monotonic() < deadline, "timed out"
         await asyncio.sleep(0.005)
 
 
 @pytest.mark.asyncio
-async def test_streams_give_what_the_engine_alone_would_give(worker: EngineWorker, model: NviumForCausalLM) -> None:
+async def test_streams_equal_the_output_of_the_engine(worker: EngineWorker, model: NviumForCausalLM) -> None:
     prompts = [[1, 2], [3], [4, 5, 6], [7], [8, 9]]
     streamed = await asyncio.gather(*(collect(submit(worker, prompt, PARAMS)) for prompt in prompts))
     assert list(streamed) == [c.token_ids for c in Engine(model).generate(prompts, PARAMS)]
@@ -70,41 +82,15 @@ async def test_streams_give_what_the_engine_alone_would_give(worker: EngineWorke
 @pytest.mark.asyncio
 async def test_leaving_a_stream_early_frees_its_sequence(worker: EngineWorker) -> None:
     stream = submit(worker, [1], SamplingParams(max_tokens=500, ignore_eos=True))
-    iterator = aiter(stream)
+    iterator = batches(stream)
     await anext(iterator)
     await iterator.aclose()
     await until(lambda: not worker.engine.has_work)
     assert worker.engine.scheduler.pool.usage == 0
 
 
-@pytest.mark.asyncio
-async def test_a_cancelled_task_frees_its_sequence(worker: EngineWorker) -> None:
-    task = asyncio.create_task(collect(submit(worker, [1], SamplingParams(max_tokens=500, ignore_eos=True))))
-    await until(lambda: worker.state.num_running == 1)
-    task.cancel()
-    await until(lambda: not worker.engine.has_work)
-    assert worker.engine.scheduler.pool.usage == 0
-
-
-@pytest.mark.asyncio
-async def test_a_bad_request_is_refused_where_it_is_submitted(worker: EngineWorker) -> None:
-    with pytest.raises(InvalidRequest, match=r"in \[0, "):
-        submit(worker, [10_000], PARAMS)
-
-
-@pytest.mark.asyncio
-async def test_the_event_loop_stays_responsive_while_the_device_works(worker: EngineWorker) -> None:
-    busy = [submit(worker, [1] * 200, SamplingParams(max_tokens=100, ignore_eos=True)) for _ in range(4)]
-    tasks = [asyncio.create_task(collect(stream)) for stream in busy]
-    started = time.monotonic()
-    for _ in range(100):
-        await asyncio.sleep(0)
-    assert time.monotonic() - started < 1.0
-    await asyncio.gather(*tasks)
-
-
 class SlowRunner(Runner):
-    """Takes its time over every Step."""
+    """Sleeps in every Step."""
 
     def run(self, step: Step) -> StepResult:
         time.sleep(0.3)
@@ -124,7 +110,7 @@ async def test_submitting_never_waits_for_the_device(worker: EngineWorker) -> No
 
 
 @pytest.mark.asyncio
-async def test_stopping_fails_what_is_running(model: NviumForCausalLM) -> None:
+async def test_stopping_fails_running_requests(model: NviumForCausalLM) -> None:
     worker = EngineWorker(Engine(model))
     worker.start()
     stream = submit(worker, [1], SamplingParams(max_tokens=500, ignore_eos=True))
@@ -136,18 +122,18 @@ async def test_stopping_fails_what_is_running(model: NviumForCausalLM) -> None:
 
 
 @pytest.mark.asyncio
-async def test_every_turn_is_observed_once_with_its_events(model: NviumForCausalLM) -> None:
-    turns: list[tuple[Sequence[StepReport], Sequence[Event]]] = []
-    worker = EngineWorker(Engine(model), observe=lambda reports, events: turns.append((reports, events)))
+async def test_every_step_is_observed_once_with_its_events(model: NviumForCausalLM) -> None:
+    steps: list[tuple[Sequence[StepReport], Sequence[Event]]] = []
+    worker = EngineWorker(Engine(model), observe=lambda reports, events: steps.append((reports, events)))
     worker.start()
     tokens = await collect(submit(worker, [1], PARAMS))
     worker.stop(timeout=5)
-    assert all(reports for reports, events in turns if events)
-    assert [event.token_id for _, events in turns for event in events if isinstance(event, TokenEvent)] == tokens
+    assert all(reports for reports, events in steps if events)
+    assert [event.token_id for _, events in steps for event in events if isinstance(event, TokenEvent)] == tokens
 
 
 class Panic(BaseException):
-    """As of a library in Rust."""
+    """Like a panic in a Rust library."""
 
 
 @pytest.mark.asyncio
@@ -184,49 +170,49 @@ async def test_a_request_after_the_thread_has_ended_is_refused(model: NviumForCa
 
 
 @pytest.mark.asyncio
-async def test_requests_submitted_together_tell_one_stream_each_choice_by_its_key(
+async def test_requests_submitted_together_share_a_stream_with_a_key_per_choice(
     worker: EngineWorker, model: NviumForCausalLM
 ) -> None:
     requests = [EngineRequest([1, 2], replace(PARAMS, n=2)), EngineRequest([3], PARAMS)]
     stream = worker.submit(requests)
-    told: dict[ChoiceKey, list[int]] = {key: [] for key in stream.keys}
-    async for events in stream:
+    received: dict[ChoiceKey, list[int]] = {key: [] for key in stream.keys}
+    async for events in batches(stream):
         for event in events:
             assert isinstance(event, TokenEvent)
-            told[event.sequence_id, event.choice].append(event.token_id)
+            received[event.sequence_id, event.choice].append(event.token_id)
     alone = [c.token_ids for request in requests for c in Engine(model).generate([request.token_ids], request.params)]
-    assert list(told.values()) == alone
-    assert stream.admissions.keys() == told.keys()
+    assert list(received.values()) == alone
+    assert stream.admissions.keys() == received.keys()
 
 
 @pytest.mark.asyncio
-async def test_a_cancelled_choice_tells_no_more_and_the_others_go_on(worker: EngineWorker) -> None:
+async def test_a_cancelled_choice_ends_and_the_others_continue(worker: EngineWorker) -> None:
     stream = worker.submit([EngineRequest([1], replace(PARAMS, n=3, max_tokens=100))])
     cancelled, *others = stream.keys
-    told: Counter[ChoiceKey] = Counter()
-    async for events in stream:
-        told.update((event.sequence_id, event.choice) for event in events)
+    received: Counter[ChoiceKey] = Counter()
+    async for events in batches(stream):
+        received.update((event.sequence_id, event.choice) for event in events)
         stream.cancel(cancelled)
-    assert [told[key] for key in others] == [100, 100]
-    assert 0 < told[cancelled] < 100
+    assert [received[key] for key in others] == [100, 100]
+    assert 0 < received[cancelled] < 100
 
 
 @pytest.mark.asyncio
-async def test_requests_of_which_one_is_bad_are_refused_together(worker: EngineWorker) -> None:
+async def test_if_one_of_several_requests_is_invalid_all_are_refused(worker: EngineWorker) -> None:
     with pytest.raises(InvalidRequest, match=r"in \[0, "):
         worker.submit([EngineRequest([1], PARAMS), EngineRequest([10_000], PARAMS)])
     assert not worker.engine.has_work
 
 
 @pytest.mark.asyncio
-async def test_events_nobody_takes_are_given_together_in_the_end(worker: EngineWorker) -> None:
+async def test_events_accumulate_until_they_are_taken(worker: EngineWorker) -> None:
     stream = submit(worker, [1], PARAMS)
     await until(lambda: len(stream._events) == PARAMS.max_tokens)
-    assert [len(events) async for events in stream] == [PARAMS.max_tokens]
+    assert [len(events) async for events in batches(stream)] == [PARAMS.max_tokens]
 
 
 @pytest.mark.asyncio
-async def test_requests_of_different_tenants_are_let_in_by_turns(model: NviumForCausalLM) -> None:
+async def test_tenants_are_admitted_in_turn(model: NviumForCausalLM) -> None:
     worker = EngineWorker(Engine(model, EngineConfig(max_sequences=1)))
     tenants = ["many", "many", "many", "few"]
     streams = [worker.submit([EngineRequest([1], PARAMS)], tenant) for tenant in tenants]
@@ -238,7 +224,7 @@ async def test_requests_of_different_tenants_are_let_in_by_turns(model: NviumFor
 
 
 @pytest.mark.asyncio
-async def test_each_choice_is_told_what_of_its_prompt_was_found(worker: EngineWorker) -> None:
+async def test_each_choice_reports_its_cached_prompt_tokens(worker: EngineWorker) -> None:
     found = []
     for _ in range(2):
         stream = worker.submit([EngineRequest([1, 2, 3, 4] * 10, replace(PARAMS, n=2))])
@@ -249,7 +235,7 @@ async def test_each_choice_is_told_what_of_its_prompt_was_found(worker: EngineWo
 
 
 @pytest.mark.asyncio
-async def test_the_measured_speedup_is_told(model: NviumForCausalLM) -> None:
+async def test_the_measured_speedup_is_reported(model: NviumForCausalLM) -> None:
     worker = EngineWorker(Engine(model))
     worker.engine.warm_up()
     worker.start()

@@ -1,1 +1,1 @@
-"""How a Step is carried out: everything that touches tensors."""
+"""Runs Steps: all code that touches tensors."""

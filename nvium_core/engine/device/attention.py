@@ -1,8 +1,8 @@
-"""Attention over the paged cache: every row's key and value are written, then it sees its sequence up to itself.
+"""Causal attention over the paged cache. Every row's key and value are written first.
 
-`gathered` copies the pages into a padded tensor: any device, any precision, and the reference for the others.
-`in_place` has the flash kernel read the pages where they are: half precision on CUDA, pages of multiples of 256.
-`ragged` and `ragged_in_place` are for runs of several rows.
+`gathered` copies the pages into a padded tensor. It works on any device, and is the reference for the others.
+`in_place` uses the flash kernel, which reads the pages directly: half precision on CUDA, multiples of 256 per page.
+`ragged` and `ragged_in_place` are their versions for runs of several rows.
 
 Shapes: R rows of a Step, B runs (rows of one sequence that attend together), Q rows of the longest run, W pages of a
 table, S = W · page size keys, H query heads, G key heads, P head size.
@@ -31,16 +31,13 @@ from nvium_core.model.llama import Attend
 logger = logging.getLogger(__name__)
 
 MAX_GATHERED_KEYS = 65_536
-"""Upper bound on gathered keys of one call, which limits memory."""
-
-MAX_SAID = 200
-"""Characters of a failing kernel's message that are logged."""
+"""Maximum gathered keys per call, which bounds memory."""
 
 RunAttention = Callable[[PagedCache, Items[Rows], Tensor], Attend]
-"""(cache, runs, cache slots [R]) → attention in which rows of a run see those before them."""
+"""(cache, runs, cache slots [R]) → attention for runs of several rows."""
 
 RowAttention = Callable[[PagedCache, Tensor, Tensor, Tensor], Attend]
-"""(cache, page tables [R, W], positions [R], cache slots [R]) → attention in which every row is a run of its own."""
+"""(cache, page tables [R, W], positions [R], cache slots [R]) → attention for one row per sequence."""
 
 
 def gathered(cache: PagedCache, table_RW: Tensor, position_R: Tensor, slot_R: Tensor) -> Attend:
@@ -54,15 +51,14 @@ def gathered(cache: PagedCache, table_RW: Tensor, position_R: Tensor, slot_R: Te
 
 
 class Lookup(NamedTuple):
-    """slot_BS: the cache slots of each run's keys. mask_B1QS: True where a query may see a key."""
+    """slot_BS: cache slots of each run's keys. mask_B1QS: True where a query attends to a key."""
 
     slot_BS: Tensor
     mask_B1QS: Tensor
 
     @classmethod
     def of(cls, cache: PagedCache, table_BW: Tensor, position_BQ: Tensor) -> "Lookup":
-        """Keys beyond a run's last row are read from the null slot, so NaNs of other sequences cannot leak through the
-        mask."""
+        """Keys after a run's last row are read from the null slot: a mask does not stop other sequences' NaNs."""
         within_page = torch.arange(cache.page_size, device=table_BW.device)
         slot_BS = (table_BW[:, :, None] * cache.page_size + within_page).flatten(1)
         key_S = torch.arange(slot_BS.shape[1], device=table_BW.device)
@@ -71,8 +67,8 @@ class Lookup(NamedTuple):
 
 
 def ragged(cache: PagedCache, runs: Items[Rows], slot_R: Tensor) -> Attend:
-    """`gathered` for runs of any length, in batches of similar ones."""
-    batches = [batch(cache, runs, numbers, slot_R.device) for numbers in alike(runs, cache.page_size)]
+    """`gathered` for runs of any length, in batches of similar runs."""
+    batches = [batch(cache, runs, numbers, slot_R.device) for numbers in group_similar(runs, cache.page_size)]
 
     def attend(q_RHP: Tensor, k_RGP: Tensor, v_RGP: Tensor, layer: int) -> Tensor:
         cache.write(layer, slot_R, k_RGP, v_RGP)
@@ -86,9 +82,9 @@ def ragged(cache: PagedCache, runs: Items[Rows], slot_R: Tensor) -> Attend:
 
 
 class Batch(NamedTuple):
-    """Runs that attend in one call; shorter ones repeat their last row.
+    """Runs that attend in one call. Shorter runs are padded with their last row.
 
-    row_BQ: rows of the Step. places: flat [B · Q] places of those that are no repetition, and rows: which these are.
+    row_BQ: rows of the Step. places: flat indices into [B · Q] without padding. rows: their rows of the Step.
     """
 
     row_BQ: Tensor
@@ -97,8 +93,8 @@ class Batch(NamedTuple):
     rows: Tensor
 
 
-def alike(runs: Items[Rows], page_size: int) -> Iterable[list[int]]:
-    """Long runs alone, short ones with those of about as many keys: none is padded to more than twice its own."""
+def group_similar(runs: Items[Rows], page_size: int) -> Iterable[list[int]]:
+    """Group runs into batches: long runs alone, short runs of similar length, padded to at most twice their pages."""
     batches: dict[tuple[int, int], list[int]] = defaultdict(list)
     for number, run in enumerate(runs):
         is_long = len(run.rows) > MAX_SHORT_RUN
@@ -115,35 +111,34 @@ def batch(cache: PagedCache, runs: Items[Rows], numbers: list[int], device: torc
     place_BQ = np.minimum(every_Q, last_B1)
     row_BQ = first_rows[numbers][:, None] + place_BQ
     is_own_BQ = every_Q <= last_B1
-    row, table, position, places, rows = sent(
+    row, table, position, places, rows = upload_all(
         device, row_BQ, cache.tables(members), start_B1 + place_BQ, np.flatnonzero(is_own_BQ), row_BQ[is_own_BQ]
     )
     return Batch(row, Lookup.of(cache, table, position), places, rows)
 
 
-def sent(device: torch.device, *arrays: Integers) -> list[Tensor]:
-    """Whole numbers to the device, in one copy."""
+def upload_all(device: torch.device, *arrays: Integers) -> list[Tensor]:
+    """Upload integer arrays in one copy."""
     packed = upload(torch.from_numpy(np.concatenate([array.ravel() for array in arrays])), device)
     parts = packed.split([array.size for array in arrays])
     return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
 
 
 def power_of_two(number: int) -> int:
-    """The next larger allowed size."""
+    """Round up to a power of two."""
     return 1 << (number - 1).bit_length()
 
 
 def in_place(cache: PagedCache, table_RW: Tensor, position_R: Tensor, slot_R: Tensor) -> Attend:
-    """Attention with the flash kernel."""
     first_query = torch.arange(len(position_R) + 1, dtype=torch.int32, device=position_R.device)
     return flash(cache, table_RW, position_R + 1, slot_R, first_query, max_queries=1)
 
 
 def ragged_in_place(cache: PagedCache, runs: Items[Rows], slot_R: Tensor) -> Attend:
-    """`in_place` for runs of any length: every row sees its sequence up to itself."""
+    """`in_place` for runs of any length."""
     lengths = [len(run.rows) for run in runs]
     first_query, num_keys = np.cumsum([0, *lengths]), np.array([run.rows.stop for run in runs])
-    table_BW, num_keys_B, first_query_B = sent(slot_R.device, cache.tables(runs), num_keys, first_query)
+    table_BW, num_keys_B, first_query_B = upload_all(slot_R.device, cache.tables(runs), num_keys, first_query)
     return flash(cache, table_BW, num_keys_B, slot_R, first_query_B.int(), max_queries=max(lengths))
 
 
@@ -156,8 +151,11 @@ def flash(
     *,
     max_queries: int,
 ) -> Attend:
-    """A long context is split among the GPU's processors only for grouped queries or one row: else the kernel writes
-    every row over the first (pytorch#194167)."""
+    """Attend with the flash kernel.
+
+    A long context may be split among multiprocessors only for grouped queries or a single row: otherwise the kernel
+    writes every row over the first (pytorch#194167).
+    """
     from torch.nn.attention.varlen import varlen_attn  # imports PyTorch's compiler, which takes a second
 
     tables, used_B = table_BW.int(), num_keys_B.int()
@@ -177,7 +175,7 @@ def flash(
             first_key,
             max_queries,
             max_keys,
-            window_size=(-1, 0) if max_queries > 1 else (-1, -1),  # a bound turns off grouped queries' fast path
+            window_size=(-1, 0) if max_queries > 1 else (-1, -1),  # a window disables the fast path of grouped queries
             enable_gqa=is_grouped,
             seqused_k=used_B,
             block_table=tables,
@@ -190,18 +188,18 @@ def flash(
 
 
 def best_attention(cache: PagedCache, num_heads: int) -> RowAttention:
-    """In place if the kernel exists, takes these pages and agrees with gathering; else gathered."""
+    """Return `in_place` if the kernel supports this cache and agrees with `gathered`, else `gathered`."""
     if cache.keys.device.type != "cuda" or cache.keys.dtype not in HALF:
         return gathered
     if cache.page_size % KERNEL_PAGE_SIZE:
-        message = "pages of %d positions are gathered; a page_size of %d, or a multiple, is read in place"
+        message = "page_size %d uses the slower gathered attention; use a multiple of %d for flash attention"
         logger.warning(message, cache.page_size, KERNEL_PAGE_SIZE)
         return gathered
     return in_place if works("rows", partial(kernel_agrees, cache, num_heads, in_place)) else gathered
 
 
 def best_ragged(cache: PagedCache, num_heads: int, rows: RowAttention) -> RunAttention:
-    """The kernel for runs of several rows: in place if single rows use it and it agrees with gathering."""
+    """Return `ragged_in_place` if single rows use the kernel and it agrees with `ragged`, else `ragged`."""
     if rows is gathered:
         return ragged
     return ragged_in_place if works("long runs", partial(ragged_agrees, cache, num_heads)) else ragged
@@ -212,15 +210,11 @@ def works(name: str, agrees: Callable[[], bool]) -> bool:
         if agrees():
             return True
     except (RuntimeError, TypeError, ValueError) as error:
-        logger.warning("attention of %s cannot read keys in place here: %s", name, beginning(error))
+        cause = shorten(str(error), 200, placeholder=" …")  # PyTorch lists all devices that have the operator
+        logger.warning("flash attention for %s is not available: %s", name, cause)
     else:
-        logger.warning("attention of %s that reads keys in place gives wrong results here", name)
+        logger.warning("flash attention for %s gives wrong results on this device; not used", name)
     return False
-
-
-def beginning(error: Exception) -> str:
-    """First line of a kernel's error. For an operator that a device lacks, PyTorch lists every device that has it."""
-    return shorten(str(error), MAX_SAID, placeholder=" …")
 
 
 MAX_CHECKED_PAGES, MAX_CHECKED_ROWS = 32, 40
@@ -229,8 +223,8 @@ CHECK_TOLERANCE = 0.02
 
 @torch.inference_mode()
 def kernel_agrees(cache: PagedCache, num_heads: int, way: RowAttention) -> bool:
-    """Whether the kernel agrees with `gathered` for rows with many, some and one random pages. The cache must be empty
-    and is left empty."""
+    """Whether the kernel agrees with `gathered` for rows with many, some and one random pages. The cache must be empty,
+    and is empty afterwards."""
     device, page_size = cache.keys.device, cache.page_size
     width = min(max(cache.null_page, 2), MAX_CHECKED_PAGES)
     longest = torch.arange(width, device=device).flip(0).clamp(max=cache.null_page - 1)
@@ -248,7 +242,7 @@ def kernel_agrees(cache: PagedCache, num_heads: int, way: RowAttention) -> bool:
 
 @torch.inference_mode()
 def ragged_agrees(cache: PagedCache, num_heads: int) -> bool:
-    """`kernel_agrees` for runs of some rows behind many pages, of the first rows of a page, and of one row."""
+    """`kernel_agrees` for runs of several rows after many pages, of the first rows of a page, and of one row."""
     pages = list(reversed(range(min(cache.null_page, MAX_CHECKED_PAGES))))
     half, last = cache.page_size // 2, len(pages) * cache.page_size - 1
     runs = []
@@ -261,8 +255,10 @@ def ragged_agrees(cache: PagedCache, num_heads: int) -> bool:
 
 
 def agree(cache: PagedCache, num_heads: int, slot_R: Tensor, ways: Iterable[Callable[[], Attend]]) -> bool:
-    """Whether the kernels agree on random keys and peaked queries: at the first head a row attends about equally to its
-    own key and to the rest, at the other heads to a few keys."""
+    """Whether the kernels agree on random keys and peaked queries.
+
+    The first head attends about equally to its own key and to all others, the other heads to a few keys.
+    """
     generator = torch.Generator().manual_seed(0)
     num_keys = min(cache.null_page, MAX_CHECKED_PAGES) * cache.page_size
     used = torch.cat([torch.arange(num_keys, device=slot_R.device), slot_R])

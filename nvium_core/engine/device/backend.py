@@ -1,4 +1,4 @@
-"""Interface of the backends that run Steps. A runner chooses one when it is made."""
+"""Interface of the backends that run Steps."""
 
 from typing import Protocol
 
@@ -7,21 +7,19 @@ from nvium_core.engine.schedule.step import Step, StepResult
 
 
 class Backend(Protocol):
-    """Bound to one cache."""
-
     tokens_ahead: int
-    """Most tokens of a sequence that one call may emit; 0 where a call emits one."""
+    """Maximum tokens per sequence that one call may emit; 0 if a call emits one."""
 
     @property
     def instructions(self) -> str | None:
-        """Instruction set and threads of native calls, or "graphs"."""
+        """Instruction set and threads of native kernels, or "graphs"."""
 
     def prepare(self, config: EngineConfig) -> None:
-        """Compile or capture ahead of the first Step."""
+        """Compile or capture before the first Step."""
 
     def run(self, step: Step, max_rows: int) -> StepResult:
-        """Run rows through blocks, decide at the fronts and score rows.
+        """Run rows through blocks, decide at the front rows, score rows.
 
-        A Step that raises has changed nothing that a retry reads. A later block with more than `max_rows` rows is left
-        to another Step, unless the Step is whole.
+        A Step that raises must leave everything unchanged that a retry reads. Unless the Step is whole, it stops before
+        a later block with more than `max_rows` rows.
         """

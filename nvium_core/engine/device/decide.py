@@ -1,7 +1,7 @@
 """Decides at each exit whether a front row emits a token or continues. The reference for native/decide.h.
 
-All inputs are known before the call: uniforms depend on positions, changes to logits on earlier tokens, and the states
-of earlier exits are in the cache. The host reads no value, so CUDA graphs can capture decisions.
+The host reads no value, so CUDA graphs can capture the decisions. All inputs are known before the call: the uniforms
+depend on positions, the logit changes on earlier tokens, and the hidden states of earlier exits are in the cache.
 
 Shapes: F fronts with padding, D width, V vocabulary, C changed logits, M mask words.
 """
@@ -20,19 +20,18 @@ from nvium_core.model.exits import CONTINUE, EXIT, Exit
 from nvium_core.model.nvium import Nvium
 
 GOES_ON = NO_TOKEN - 1
-"""Stands for a token where the front continues."""
+"""Token value of a front row that continues to the next block."""
 
 NUM_ANSWERS = 4
 EXIT_TAKEN, EMITTED, LOG_P, LOG_CONTINUE = range(NUM_ANSWERS)
-"""Answers, float64: the exit or -1; the token, `NO_TOKEN` or `GOES_ON`; log p of the exit and log Π (1 − w_j), both of
-these blocks alone, from the first that the front passes now."""
+"""Rows of the float64 result: the exit or -1; the token, `NO_TOKEN` or `GOES_ON`; log p of the exit; log Π (1 − w_j).
+The last two cover only the blocks that the front row passes in this call."""
 
 Change = Callable[[Tensor], Tensor]
 
 
 def decide(model: Nvium, states_NSD: Tensor, blocks: range, inputs: Layout, variant: Variant) -> Tensor:
-    """The answers [4, F] of fronts that have just passed these blocks. Those drawn by a race are decided at the last
-    exit only."""
+    """Decide for front rows that have just passed these blocks, [4, F]. `Kind.RACE` decides at the last exit only."""
     kind_F, first_F, real_XF = inputs.whole_XR[Field.KIND], inputs.whole_XR[Field.FIRST], inputs.real_XR
     num_blocks = model.config.num_exits
     is_exits_F, is_argmax_F, is_mixture_F, is_race_F = (kind_F == kind for kind in Kind)
@@ -69,7 +68,8 @@ def decide(model: Nvium, states_NSD: Tensor, blocks: range, inputs: Layout, vari
         log_p_F = torch.where(takes_F & ~is_race_F, log_continue_F + log_w_exit_F, log_p_F)
         log_continue_F = torch.where(is_here_F, log_continue_F + log_w_continue_F, log_continue_F)
         is_open_F = is_open_F & ~takes_F
-    logits_FV = precise(model.lm_head(o_FD))
+    logits_FV = model.lm_head(o_FD)
+    logits_FV = logits_FV.to(torch.promote_types(logits_FV.dtype, torch.float32))
     if variant.mixes:
         logits_FV = torch.where(is_mixture_F[:, None], mixture_FV.log(), logits_FV)
     truncation = Truncation(
@@ -89,17 +89,13 @@ def decide(model: Nvium, states_NSD: Tensor, blocks: range, inputs: Layout, vari
 
 
 def probabilities(model: Nvium, o_FD: Tensor, change: Change, is_argmax_F: Tensor) -> Tensor:
-    """π of an exit, or g(π) for the argmax, in float64."""
+    """Return π of an exit, or g(π) for `Kind.ARGMAX`, in float64."""
     logits_FV = model.lm_head(o_FD).double()
     return torch.where(is_argmax_F[:, None], change(logits_FV.clone()), logits_FV).softmax(-1)
 
 
-def precise(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
 def change_of(inputs: Layout, variant: Variant, vocab_size: int) -> Change:
-    """g: `LogitChanges` and what constraints allow, in place."""
+    """Return g, which applies `LogitChanges` and the constraints' masks to logits in place."""
     front_C, token_C, *_ = inputs.entries_5C
     _, _, repetition_C, occurrence_C, bias_C = inputs.values_5C
 

@@ -1,6 +1,4 @@
-"""The inputs of a Step's rows and fronts, which the host packs into one buffer.
-
-The buffer has 8-byte words, integers and float64 side by side.
+"""Inputs of a Step's rows and front rows, which the host packs into one buffer of 8-byte words.
 
 Shapes: R rows or fronts with padding, F fronts, W pages of a table, C changed logits, M words of a mask, N blocks.
 """
@@ -24,11 +22,11 @@ from nvium_core.engine.schedule.step import Rows
 from nvium_core.model.config import NviumConfig
 
 MAX_FRONTS = 256
-"""Fronts decided at once; bounds the memory of their distributions."""
+"""Maximum front rows per call, which bounds the memory of their distributions."""
 
 
 class Front(NamedTuple):
-    """A row behind which the next token is decided, and its cache slot. It may emit from the block `first` on."""
+    """A row whose next token is to be decided, its cache slot, and the first block after which it may emit."""
 
     sequence: Sequence
     row: int
@@ -37,18 +35,17 @@ class Front(NamedTuple):
 
 
 class Field(IntEnum):
-    """What a row has; from TEMPERATURE on in float64.
+    """Inputs of a row, in float64 from TEMPERATURE on.
 
-    SOURCE: the row of the previous pass whose token this row has, or -1. FIRST: the block from which on a front may
-    emit. UNIFORM: 2N numbers, for the token and then for routing at each exit.
+    SOURCE: row of the previous pass that emitted this row's token, or -1. FIRST: first block after which a front row
+    may emit. UNIFORM: 2N numbers, for the token at each exit, then for routing at each exit.
     """
 
     TOKEN, SOURCE, POSITION, SLOT, FRONT_SLOT, KIND, FIRST, TOP_K, TEMPERATURE, LOG_MIN_P, TOP_P, UNIFORM = range(12)
 
 
 class Variant(NamedTuple):
-    """Sizes of inputs, and what is computed from them besides tokens drawn from an exit: ranked tokens, mixtures of
-    exits, races. What a graph is captured for."""
+    """Sizes of the inputs and the required computations, which determine a CUDA graph."""
 
     num_rows: int
     num_pages: int = 0
@@ -60,7 +57,7 @@ class Variant(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Views of a buffer: whole and real are the same words, as are entries and values (the changed logits)."""
+    """Views of a buffer. `whole` and `real` are the same words as int64 and float64, as are `entries` and `values`."""
 
     whole_XR: Any
     real_XR: Any
@@ -86,7 +83,7 @@ class Inputs:
         self._padding_X1.view(np.float64)[[Field.TEMPERATURE, Field.LOG_MIN_P, Field.TOP_P], 0] = 1.0, -np.inf, 1.0
 
     def variant(self, fronts: Items[Front], *, is_last: bool) -> Variant:
-        """Without rows or padding. `is_last`: the last exit decides too."""
+        """Return the variant of these front rows, without padding. `is_last`: the blocks include the last exit."""
         draws = [self._draw(front.sequence) for front in fronts]
         kinds = {draw.kind for draw in draws}
         return Variant(
@@ -113,7 +110,7 @@ class Inputs:
     def write(
         self, buffer: Tensor, variant: Variant, rows: Items[Rows], fronts: Items[Front], *, is_ahead: bool = False
     ) -> Tensor:
-        """The words to copy. With `is_ahead`, row r takes the token that the previous pass emitted at front r."""
+        """Write the inputs and return their words. With `is_ahead`, row r's token is what front r emitted last."""
         here = self.layout(buffer, variant)
         host = Layout._make([*(view.numpy() for view in here[:-1]), here.words])
         host.whole_XR[:] = self._padding_X1
@@ -134,7 +131,7 @@ class Inputs:
         return [(self._num_fields, rows), (rows, variant.num_pages), (5, variant.num_changes), (rows, mask_words)]
 
     def _draw(self, sequence: Sequence) -> Draw:
-        """The argmax of an only exit needs no certificate."""
+        """Return how to sample. With a single exit, the argmax needs no certificate."""
         draw = sequence.draw
         is_certain = draw.kind is Kind.ARGMAX and self._num_blocks == 1
         return draw._replace(kind=Kind.RACE, temperature=0.0) if is_certain else draw
@@ -169,7 +166,7 @@ class Inputs:
         uniform_XF[self._num_blocks - 1, kind_F == Kind.RACE] = uniform_XF[0, kind_F == Kind.RACE]
 
     def _write_changes(self, host: Layout, fronts: Items[Front]) -> None:
-        """Padding repeats the first entry, which is harmless."""
+        """Write the changed logits. Padding repeats the first entry, which is written twice with the same value."""
         tables = [np.array(front.sequence.changes.entries if front.sequence.changes else ()) for front in fronts]
         entries_C4 = np.concatenate(tables).reshape(-1, NUM_FIELDS)
         count = len(entries_C4)
@@ -180,8 +177,7 @@ class Inputs:
 
 
 def packed_masks(sequences: Items[Sequence], num_bytes: int) -> NDArray[np.int64]:
-    """Masks of the constraints, 64 tokens per word, [F, words]. Tokens beyond a mask's end are not allowed; without a
-    constraint all are."""
+    """Pack the constraints' masks, 64 tokens per word, [F, words]. Missing bits are zeros; no constraint means ones."""
     full = b"\xff" * num_bytes
     masks = [full if each.constraint is None else each.constraint.allowed[:num_bytes] for each in sequences]
     packed = b"".join(mask.ljust(num_bytes, b"\0") for mask in masks)

@@ -1,9 +1,8 @@
-"""Sizes in bytes: of the key/value cache, of a page, and of the buffers that each sequence needs.
-Allocates nothing.
+"""Sizes in bytes of the key/value cache, of its pages, and of the buffers for sequences.
 
-A size is text: a number and a unit, decimal ("512MB", "1.5GB") or binary ("2GiB"), or a share of the device's memory
-("10%"): on a GPU of what is free after the weights, on a CPU of what this process may use, which in a container is less
-than the machine has.
+A configured size is text: a number with a decimal unit ("512MB", "1.5GB") or a binary unit ("2GiB"), or a share of the
+device's memory ("10%"). On a GPU it counts the memory that the weights leave free, on a CPU the memory that this
+process may use, which in a container is less than the machine has.
 """
 
 import os
@@ -21,12 +20,10 @@ from nvium_core.engine.params import DEFAULT_CACHE_MEMORY, EngineConfig, require
 from nvium_core.model.config import NviumConfig
 
 SIZE = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*(%|[KMGT]i?B)\s*", re.IGNORECASE)
-DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-BINARY = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 DRAW_COPIES = 8
-"""Copies of the distributions in float64 that exist at once: with top-p six were counted on a CPU, and a GPU's sort
-adds its own."""
+"""Upper bound on simultaneous float64 copies of the distributions: six on a CPU with top-p, plus those of a GPU's sort.
+"""
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
@@ -34,7 +31,7 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class CacheSize:
-    """The pages of a key/value cache, their bytes, the bytes of per-sequence buffers, and `device_memory`."""
+    """Size of a key/value cache. `seat_bytes`: buffers for sequences. `device_bytes`: `device_memory`."""
 
     num_pages: int
     page_size: int
@@ -44,7 +41,6 @@ class CacheSize:
 
     @property
     def num_tokens(self) -> int:
-        """Number of positions that fit."""
         return self.num_pages * self.page_size
 
     def __str__(self) -> str:
@@ -53,9 +49,9 @@ class CacheSize:
 
 
 def cache_size(config: EngineConfig, model: NviumConfig, context: int, like: torch.Tensor) -> CacheSize:
-    """The cache that an engine's configuration asks for; `like` is one of the model's tensors.
+    """Return the size of the configured cache. `like`: one of the model's tensors.
 
-    Raises `InvalidRequest` for a budget that does not hold a single page.
+    Raise `InvalidRequest` if the cache would have no page, or does not fit the device.
     """
     page_size = best_page_size(like) if config.page_size is None else config.page_size
     bytes_each = page_bytes(model, page_size, like.dtype)
@@ -68,34 +64,33 @@ def cache_size(config: EngineConfig, model: NviumConfig, context: int, like: tor
         num_pages = affordable
     else:
         num_pages = min(affordable, config.max_sequences * -(-context // page_size))
-    least = f"one page of {bytes_each:,} bytes and {of_seats:,} for {config.max_sequences} sequences"
-    require(num_pages >= 1, "cache_memory", f"{config.cache_memory} does not hold {least}")
+    message = (
+        f"{budget} is too small for one page of {bytes_each:,} bytes and {of_seats:,} bytes for "
+        f"{config.max_sequences} sequences"
+    )
+    require(num_pages >= 1, "cache_memory", message)
     size = CacheSize(num_pages, page_size, num_pages * bytes_each, of_seats, device_memory(like.device))
-    message = f"{num_pages * page_size:,} need {size.num_bytes:,} bytes, more than the device has free"
+    message = f"{num_pages * page_size:,} tokens need {size.num_bytes:,} bytes, more than the device has free"
     require(size.num_bytes + of_seats <= size.device_bytes, "cache_tokens", message)
     return size
 
 
 def parse_cache_memory(text: str, device: torch.device) -> int:
-    """Parse a size in bytes. Raises `InvalidRequest` naming `cache_memory` for text that is no size, for zero, and for
-    more than the device has."""
+    """Parse a size in bytes. Raise `InvalidRequest` if it is not a size, is zero, or exceeds the device's memory."""
     parts = SIZE.fullmatch(text)
     example = "must be a size such as 512MB, 2GiB or 10%"
     require(parts is not None, "cache_memory", f"{example}, got {text!r}")
     assert parts is not None
     number, unit, whole = Fraction(parts[1]), parts[2].lower(), device_memory(device)
-    size = int(number * whole / 100 if unit == "%" else number * unit_bytes(unit))
-    require(size >= 1, "cache_memory", f"{example}, got {text!r}, which is nothing")
-    require(size <= whole, "cache_memory", f"{text} is more than the {whole:,} bytes of {device}")
+    base = 1024 if "i" in unit else 1000
+    size = int(number * whole / 100 if unit == "%" else number * base ** ("kmgt".index(unit[0]) + 1))
+    require(size >= 1, "cache_memory", f"{example}, got {text!r}, which is zero")
+    require(size <= whole, "cache_memory", f"must be at most the {whole:,} bytes of {device}, got {text}")
     return size
 
 
-def unit_bytes(unit: str) -> int:
-    return (BINARY if "i" in unit else DECIMAL)[unit[0]]
-
-
 def device_memory(device: torch.device) -> int:
-    """Free bytes of a GPU, which already holds the weights; on a CPU, the bytes that this process may use."""
+    """Return the free bytes of a GPU after loading the weights, or the bytes that this process may use on a CPU."""
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
@@ -105,9 +100,9 @@ def device_memory(device: torch.device) -> int:
 
 
 def control_group_limits(root: Path, membership: str) -> Iterator[int]:
-    """Limits in bytes of the process's control groups, versions 1 and 2, and of all that contain them.
+    """Yield the memory limits of the process's control groups, versions 1 and 2, and of their parents.
 
-    In a container the groups are mounted at their own place, so what `membership` says may not be there.
+    In a container the groups may be mounted elsewhere, so the paths in `membership` need not exist.
     """
     for line in membership.splitlines():
         _, controllers, group = line.split(":", 2)
@@ -119,8 +114,7 @@ def control_group_limits(root: Path, membership: str) -> Iterator[int]:
 
 
 def page_bytes(config: NviumConfig, page_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one page of `page_size` rows: each row's keys and values in all layers, and its hidden state behind
-    every block."""
+    """Return the bytes of one page: keys and values in all layers, and hidden states after every block."""
     heads = config.num_key_value_heads or config.num_attention_heads
     numbers_per_row = 2 * config.num_hidden_layers * heads * (config.head_dim or 0)
     numbers_per_row += config.num_exits * config.hidden_size
@@ -128,6 +122,5 @@ def page_bytes(config: NviumConfig, page_size: int, dtype: torch.dtype) -> int:
 
 
 def seat_bytes(config: NviumConfig, max_sequences: int) -> int:
-    """GPU bytes for sequences, in addition to the cache: those of a graph that draws for all of them, which its pool
-    keeps and the other graphs share."""
+    """Return the GPU bytes of the graph that samples for all sequences. Other graphs share its memory pool."""
     return power_of_two(max_sequences) * config.vocab_size * DRAW_COPIES * torch.float64.itemsize

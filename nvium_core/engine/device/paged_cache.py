@@ -1,9 +1,9 @@
-"""The tensors of the key/value cache, and of hidden states.
+"""The tensors of the key/value cache and of hidden states.
 
-A row's hidden state behind each block it has passed lies in the row's cache slot, so a Step overwrites nothing that it
-reads and can be run again, and a row that has passed every block can be scored.
+The cache stores each row's hidden state after every block it has passed. A Step therefore overwrites nothing that it
+reads and can be retried, and a row that has passed every block can be scored.
 
-Shapes: L layers, S cache slots, B runs, Q rows of the longest, H query heads, G key heads, P head size, D width,
+Shapes: L layers, S cache slots, B runs, Q rows of the longest run, H query heads, G key heads, P head size, D width,
 R rows, W pages of the longest table, N blocks.
 """
 
@@ -24,7 +24,7 @@ from nvium_core.model.llama import dense_attention
 HALF = (torch.bfloat16, torch.float16)
 
 KERNEL_PAGE_SIZE = 256
-"""FlashAttention 2, which is PyTorch's own, reads pages in place if they are multiples of this; half precision only."""
+"""PyTorch's FlashAttention 2 reads pages in place if their size is a multiple of this, in half precision only."""
 
 PAGE_SIZE = 16
 
@@ -32,7 +32,7 @@ Integers = NDArray[np.int64]
 
 
 def best_page_size(like: Tensor) -> int:
-    """Unless configured; `like` has the cache's precision and device."""
+    """Return the default page size for the precision and device of `like`."""
     return KERNEL_PAGE_SIZE if like.is_cuda and like.dtype in HALF else PAGE_SIZE
 
 
@@ -40,15 +40,15 @@ class PagedCache:
     """keys and values [L, S, G, P]; states_NSD."""
 
     def __init__(self, config: NviumConfig, *, num_pages: int, page_size: int, like: Tensor) -> None:
-        """`like` gives precision and device."""
+        """`like` determines precision and device."""
         self.page_size = page_size
         self.null_page = num_pages
         self.null_slot = num_pages * page_size
-        """Always zero, because masked keys are read too and must not hold another sequence's NaN."""
+        """Always zero: masked keys are read too, and must not contain another sequence's NaN."""
         self.padding_slot = self.null_slot + 1
-        """Where padding rows write their keys and values; never read."""
+        """Padding rows write here; never read."""
         self.num_slots = num_pages * page_size + max(2, page_size)
-        """Whole pages, as kernels want them."""
+        """A multiple of the page size, which kernels require."""
         heads = config.num_key_value_heads or config.num_attention_heads
         shape = (config.num_hidden_layers, self.num_slots, heads, config.head_dim or 0)
         self.keys = untouched_zeros(shape, like)
@@ -60,18 +60,14 @@ class PagedCache:
         self.values[layer, slot_R] = v_RGP
 
     def attend(self, q_BQHP: Tensor, slot_BS: Tensor, mask_B1QS: Tensor, layer: int) -> Tensor:
-        """Attention of each query over the keys of its batch's slots that the mask lets it see, [B, Q, H, P]."""
+        """Compute attention over the unmasked keys in each run's slots, [B, Q, H, P]."""
         k_BGSP = self.keys[layer, slot_BS].transpose(1, 2)
         v_BGSP = self.values[layer, slot_BS].transpose(1, 2)
         with no_plans():
             return dense_attention(q_BQHP.transpose(1, 2), k_BGSP, v_BGSP, mask_B1QS).transpose(1, 2)
 
-    def states_behind(self, block: int) -> Tensor:
-        """Hidden states behind a block, [S, D]."""
-        return self.states_NSD[block]
-
     def tables(self, runs: Items[Rows]) -> Integers:
-        """Each run's pages as far as its last row, [B, W], padded with the null page."""
+        """Return each run's pages up to its last row, [B, W], padded with the null page."""
         counts = [-(-run.rows.stop // self.page_size) for run in runs]
         table_BW = np.full((len(runs), max(counts)), self.null_page)
         for row, (run, count) in enumerate(zip(runs, counts, strict=True)):
@@ -79,7 +75,7 @@ class PagedCache:
         return table_BW
 
     def slots(self, runs: Items[Rows]) -> Integers:
-        """The cache slot of every row of the runs, in order, [R]."""
+        """Return the cache slots of all rows of the runs, [R]."""
         lengths = [len(run.rows) for run in runs]
         table_BW = self.tables(runs)
         position_R = positions(runs)
@@ -88,24 +84,26 @@ class PagedCache:
 
 
 def positions(runs: Items[Rows]) -> Integers:
-    """Positions of all rows of the runs, in order, [R]."""
+    """Return the positions of all rows of the runs, [R]."""
     return np.concatenate([np.arange(run.rows.start, run.rows.stop) for run in runs])
 
 
 def tokens_of(runs: Items[Rows]) -> list[int]:
-    """Of every row of the runs, in order."""
+    """Return the tokens of all rows of the runs."""
     return [token for sequence, own in runs for token in sequence.token_ids[own.start : own.stop]]
 
 
 def upload(words: Tensor, device: torch.device) -> Tensor:
-    """Without waiting for the device: PyTorch keeps pinned memory until it has been read."""
+    """Copy without waiting for the device. PyTorch keeps the pinned memory until the copy is done."""
     return (words.pin_memory() if device.type == "cuda" else words).to(device, non_blocking=True)
 
 
 @contextmanager
 def no_plans() -> Iterator[None]:
-    """Without cuDNN's attention, which PyTorch prefers on an H100: it makes a plan for every shape it has not met, and
-    prompts have many shapes. `sdpa_kernel` says the same, but takes ten times as long."""
+    """Disable cuDNN's attention, which PyTorch prefers on an H100 but which makes a plan for every new shape.
+
+    `sdpa_kernel` does the same with ten times the overhead.
+    """
     was_enabled = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(False)
     try:
@@ -115,7 +113,7 @@ def no_plans() -> Iterator[None]:
 
 
 def untouched_zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Zeros that on a CPU take memory only once they are written over; PyTorch's own are all written at once."""
+    """Return zeros that use physical CPU memory only once written, unlike PyTorch's own."""
     if like.device.type != "cpu":
         return like.new_zeros(shape)
     return torch.from_numpy(np.zeros(math.prod(shape) * like.dtype.itemsize, np.uint8)).view(like.dtype).view(shape)

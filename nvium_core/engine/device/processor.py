@@ -1,4 +1,4 @@
-"""Threads and vector instructions of this process."""
+"""Sets this process's CPU threads and vector instructions."""
 
 import torch
 
@@ -8,12 +8,12 @@ from nvium_core.engine.params import thread_count
 
 
 def use_processor(instructions: Instructions, threads: str) -> None:
-    """Apply the options. Raises `InvalidRequest` for instructions or threads that this machine lacks."""
+    """Apply the options. Raise `InvalidRequest` for instructions that this CPU lacks or an invalid thread count."""
     native.limit(instructions)
     use_threads(threads)
 
 
 def use_threads(threads: str) -> None:
-    """Set the number of threads; `auto` keeps PyTorch's. Raises `InvalidRequest` for text that is no number."""
+    """Set PyTorch's number of threads; `auto` keeps it. Raise `InvalidRequest` if the text is not a number."""
     if count := thread_count(threads):
         torch.set_num_threads(count)

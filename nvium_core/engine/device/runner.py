@@ -1,4 +1,4 @@
-"""Runs Steps on the backend that suits model and device. All buffers are allocated once."""
+"""Runs Steps on the best backend for model and device."""
 
 import logging
 from collections.abc import Callable
@@ -8,14 +8,14 @@ import torch
 
 from nvium_core.engine.device import native
 from nvium_core.engine.device.backend import Backend
-from nvium_core.engine.device.graphs import GraphsBackend
+from nvium_core.engine.device.graphs.backend import GraphsBackend
 from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.device.native.backend import NativeBackend
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.device.processor import use_threads
 from nvium_core.engine.failures import DeviceLost
 from nvium_core.engine.params import EngineConfig, require
-from nvium_core.engine.schedule.step import Outcome, Run, Step, StepResult
+from nvium_core.engine.schedule.step import Outcome, Step, StepResult
 from nvium_core.model.nvium import Nvium
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ MakeBackend = Callable[[Nvium, PagedCache, EngineConfig], Backend]
 
 
 def best_backend(model: Nvium, cache: PagedCache, config: EngineConfig) -> Backend:
-    """Raises `InvalidRequest` for `deterministic` on a machine without native kernels, which alone guarantee it."""
+    """Choose the backend. Raise `InvalidRequest` if `deterministic` is set but the native kernels cannot run."""
     if native.knows(model, config.instructions):
         return NativeBackend(
             model,
@@ -33,11 +33,8 @@ def best_backend(model: Nvium, cache: PagedCache, config: EngineConfig) -> Backe
             is_deterministic=config.deterministic,
             instructions=config.instructions,
         )
-    require(
-        not config.deterministic,
-        "deterministic",
-        "needs a CPU, a C++ compiler and a model of the C++ kernels",
-    )
+    message = "requires a CPU, a C++ compiler and a model that the C++ kernels support"
+    require(not config.deterministic, "deterministic", message)
     return GraphsBackend(model, cache) if model.device.type == "cuda" else LayersBackend(model, cache)
 
 
@@ -62,32 +59,31 @@ class Runner:
             self.backend = make_backend(model, self.cache, config)
 
     def prepare(self) -> None:
-        """Compile or capture ahead of the first Step."""
+        """Compile or capture before the first Step."""
         with self._on_device():
             self.backend.prepare(self.config)
 
     def run(self, step: Step) -> StepResult:
-        """Run a Step. If it fails, each sequence is retried alone, so that only the faulty one ends. Raises
-        `DeviceLost` if the device is gone."""
+        """Run a Step. If it fails, retry each sequence alone, so only the faulty sequence ends.
+
+        Raise `DeviceLost` if the device has failed.
+        """
         try:
             with self._on_device():
                 return self.backend.run(step, self._max_rows)
         except MemoryError:
-            raise  # of the process, not of a sequence
+            raise  # the process is at fault, not a sequence
         except Exception as error:
             if is_device_lost(error):
                 raise DeviceLost("the device has failed") from error
             if len(step.runs) == 1:
-                logger.exception("a sequence failed and was ended")
+                logger.exception("the forward pass of a sequence failed; the sequence will end")
                 return StepResult([Outcome([], error=error)], [])
-        logger.warning("a step of %d sequences failed; running each alone", len(step.runs))
+        logger.warning("a Step of %d sequences failed; retrying each sequence alone", len(step.runs))
         return self._run_alone(step)
 
     def _run_alone(self, step: Step) -> StepResult:
-        def alone(run: Run) -> Step:
-            return Step(step.blocks, [run], step.whole)
-
-        results = [self.run(alone(run)) for run in step.runs]
+        results = [self.run(Step(step.blocks, [run], step.whole)) for run in step.runs]
         return StepResult(
             [outcome for result in results for outcome in result.outcomes],
             [report for result in results for report in result.reports],
@@ -95,19 +91,17 @@ class Runner:
 
     @property
     def processor(self) -> str:
-        """Instruction set and threads of native calls, such as "avx2x4" (at most four threads), or "graphs"; else
-        empty."""
+        """Instruction set and threads of the native kernels, such as "avx2x4", or "graphs", or empty."""
         instructions = self.backend.instructions or ""
         has_threads = instructions and self._device.type == "cpu"
         return f"{instructions}x{torch.get_num_threads()}" if has_threads else instructions
 
     def _on_device(self) -> AbstractContextManager[object]:
-        """Makes the model's device the current one."""
         return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
 
 
 def is_device_lost(error: Exception) -> bool:
-    """Whether the device reports an error that every later call will repeat. Out of memory is not one."""
+    """Whether the device reports an error that all later calls would repeat, unlike out of memory."""
     message = str(error)
     is_of_libraries = isinstance(error, RuntimeError) and message.startswith(("CUDA error", "cuDNN error"))
     is_of_device = is_of_libraries or isinstance(error, torch.AcceleratorError)

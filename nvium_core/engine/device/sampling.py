@@ -1,7 +1,7 @@
-"""Draws from logits by the inverse CDF or a race, and the certified argmax of a mixture: native/draw.h's reference.
+"""Sampling from logits by the inverse CDF or a race, and the certified argmax of a mixture.
 
-Weights have the logits' precision, float32 or better, and are summed in float64 and in token-id order, ties to the
-lowest id. No value is read on the host, so a draw can be captured.
+The reference for native/draw.h. Weights have the logits' precision, at least float32. They are summed in float64 in
+token-id order, and the lowest id wins ties. The host reads no value, so CUDA graphs can capture sampling.
 
 Shapes: R rows, V vocabulary, X weights, B blocks of BLOCK weights.
 """
@@ -17,16 +17,18 @@ from nvium_core.engine.params import Draw
 from nvium_core.engine.schedule.step import NO_TOKEN
 
 BLOCK = 256
-"""Weights that are summed together, so that no cumulative sum runs over a whole vocabulary."""
+"""Number of weights per partial sum, which avoids a cumulative sum over the whole vocabulary."""
 
 CERTAINTY_MARGIN = 1e-9
-"""ε of the certificate: more than float64 rounding can move a sum of probabilities."""
+"""ε of the certificate: larger than the float64 rounding error of a sum of probabilities."""
 
 
 @dataclass(frozen=True)
 class Truncation:
-    """Per row: temperature, log min-p (-inf is off), top-k (0 is off) and top-p (1 is off). `is_ranked`: some row has
-    top-k or top-p."""
+    """Sampling parameters of each row. -inf, 0 and 1 disable min-p, top-k and top-p.
+
+    `is_ranked`: some row has top-k or top-p.
+    """
 
     temperature_R: Tensor
     log_min_p_R: Tensor
@@ -46,8 +48,10 @@ class Truncation:
 
 
 def draw(logits_RV: Tensor, truncation: Truncation, uniform_R: Tensor) -> Tensor:
-    """One token per row, [R], from softmax(logits) after temperature, min-p, top-k, and top-p of what is left;
-    `NO_TOKEN` where that is no distribution."""
+    """Sample one token per row, [R], from softmax(logits) after temperature, min-p, top-k and top-p, in this order.
+
+    Return `NO_TOKEN` for rows with NaN or infinities.
+    """
     weight_RV = weights(logits_RV, truncation)
     total_R1 = block_sums(weight_RV).sum(-1, keepdim=True)
     token_R1 = first_beyond(weight_RV, uniform_R[:, None] * total_R1)
@@ -55,9 +59,10 @@ def draw(logits_RV: Tensor, truncation: Truncation, uniform_R: Tensor) -> Tensor
 
 
 def race(logits_RV: Tensor, truncation: Truncation, uniform_R: Tensor) -> Tensor:
-    """One token per row, the first in a race: token v comes in after E_v / weight, where E_v is an exponential number
-    that the uniform and v determine. So it is drawn from the weights, and two distributions that are alike mostly draw
-    the same token from the same uniform. At temperature 0, the first of the most probable.
+    """Sample one token per row by an exponential race: the token v with the smallest E_v / weight_v wins.
+
+    E_v is exponential, and determined by the uniform and v. The winner is distributed as the weights, and similar
+    distributions mostly choose the same token for the same uniform. At temperature 0 it is the argmax.
     """
     weight_RV = weights(logits_RV, truncation)
     time_RV = race_numbers(uniform_R, logits_RV.shape[-1]) / weight_RV
@@ -66,8 +71,8 @@ def race(logits_RV: Tensor, truncation: Truncation, uniform_R: Tensor) -> Tensor
 
 
 def race_numbers(uniform_R: Tensor, vocab_size: int) -> Tensor:
-    """Exponential numbers [R, V] of mean 1: −log of numbers in (0, 1) by SplitMix64 (Steele et al. 2014), which begins
-    with the uniform's 53 bits and counts tokens."""
+    """Return exponential numbers [R, V] of mean 1: −log of SplitMix64 (Steele et al. 2014) seeded by the uniform's
+    53 bits, with the token id as counter."""
     key_R = (uniform_R * 2**53).long()
     x_RV = key_R[:, None] + torch.arange(1, vocab_size + 1, device=key_R.device) * GOLDEN
     for shift, factor in MIXING:
@@ -80,12 +85,12 @@ MIXING = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
 
 
 def shifted(x: Tensor, by: int) -> Tensor:
-    """To the right, as if it had no sign."""
+    """Shift right without sign extension."""
     return (x >> by) & ((1 << (64 - by)) - 1)
 
 
 def weights(logits_RV: Tensor, truncation: Truncation) -> Tensor:
-    """e^((x − peak) / temperature) of the tokens that are kept, 0 of others. NaN in a row that is no distribution."""
+    """Return e^((x − max) / temperature), or 0 for truncated tokens. Rows with NaN or infinities become NaN."""
     x_RV = logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32))
     temperature_R = truncation.temperature_R.where(truncation.temperature_R > 0, 1.0)
     below_RV = (x_RV - x_RV.amax(-1, keepdim=True)) / temperature_R.to(x_RV.dtype)[:, None]
@@ -94,8 +99,9 @@ def weights(logits_RV: Tensor, truncation: Truncation) -> Tensor:
 
 
 def truncate(weight_RV: Tensor, truncation: Truncation) -> Tensor:
-    """Zero all but the k heaviest tokens, then all but the fewest of those that hold top-p of their mass."""
-    top_k_R1, top_p_R1, token_V = truncation.top_k_R[:, None], truncation.top_p_R[:, None], count(weight_RV)
+    """Zero the weights outside the top k, then those outside the smallest set with top-p of the remaining mass."""
+    top_k_R1, top_p_R1 = truncation.top_k_R[:, None], truncation.top_p_R[:, None]
+    token_V = torch.arange(weight_RV.shape[-1], device=weight_RV.device)
     sorted_RV, order_RV = weight_RV.sort(dim=-1, descending=True, stable=True)
     last_R1 = torch.where(top_k_R1 > 0, top_k_R1.clamp(max=len(token_V)), len(token_V)) - 1
     of_k_RV = sorted_RV.masked_fill(token_V > last_R1, 0)
@@ -108,8 +114,10 @@ def truncate(weight_RV: Tensor, truncation: Truncation) -> Tensor:
 
 
 def first_beyond(weight_RX: Tensor, target_R1: Tensor) -> Tensor:
-    """The first place up to which weights sum to more than the target, or else the last that has a weight, [R, 1]. The
-    block is found first, then the place in it."""
+    """Return the first index up to which weights sum to more than the target, [R, 1], or the last nonzero weight's.
+
+    Find the block first, then the index in the block.
+    """
     blocks_RBX = in_blocks(weight_RX)
     ends_RB = block_sums(weight_RX).cumsum(-1)
     block_R1 = first_above(ends_RB, target_R1)
@@ -120,7 +128,7 @@ def first_beyond(weight_RX: Tensor, target_R1: Tensor) -> Tensor:
 
 
 def first_above(sums_RX: Tensor, target_R1: Tensor) -> Tensor:
-    """The first of the sums that exceeds the target, or else the last that exceeds the one before it, [R, 1]."""
+    """Return the first cumulative sum above the target, [R, 1], or the last that exceeds its predecessor."""
     reached_R1 = torch.minimum(target_R1, just_below(sums_RX[:, -1:]))
     return torch.searchsorted(sums_RX, reached_R1, right=True).clamp(max=sums_RX.shape[-1] - 1)
 
@@ -134,18 +142,14 @@ def in_blocks(weight_RX: Tensor) -> Tensor:
 
 
 def block_sums(weight_RX: Tensor) -> Tensor:
-    """[R, B], float64."""
+    """Sum each block of weights in float64, [R, B]."""
     return in_blocks(weight_RX).sum(-1, dtype=torch.float64)
 
 
-def count(x_RX: Tensor) -> Tensor:
-    return torch.arange(x_RX.shape[-1], device=x_RX.device)
-
-
 def certified_argmax(partial_mixture_RV: Tensor, remaining_R: Tensor) -> tuple[Tensor, Tensor]:
-    """The argmax of the partial mixture m_k, [R], and whether no later exit can change it, [R].
+    """Return the argmax of the partial mixture m_k, [R], and whether no later exit can change it, [R].
 
-    It cannot once top1(m_k) − top2(m_k) exceeds the mass r_k that is still to come.
+    No exit can once top1(m_k) − top2(m_k) exceeds the remaining mass r_k.
     """
     top_R2 = partial_mixture_RV.topk(2, dim=-1).values
     certain_R = top_R2[:, 0] - top_R2[:, 1] > remaining_R + CERTAINTY_MARGIN

@@ -49,9 +49,6 @@ class PagePool:
     def num_pages_for(self, num_positions: int) -> int:
         return -(-num_positions // self.page_size)
 
-    def num_rows_in_full_pages(self, num_positions: int) -> int:
-        return num_positions // self.page_size * self.page_size
-
     def grow(self, sequence: Sequence, num_positions: int) -> bool:
         """Allocate pages for the sequence's first `num_positions`. Return False if too few are available."""
         missing = self.num_pages_for(num_positions) - len(sequence.pages)

@@ -7,7 +7,6 @@ alternate, and the long runs share a smaller row budget.
 from bisect import insort
 from collections import Counter
 from collections.abc import Container, Iterator
-from collections.abc import Sequence as Items
 from operator import attrgetter
 
 from nvium_core.choices import Schedule
@@ -98,9 +97,6 @@ class Scheduler:
             if any(run.sequence.is_original for run in step.runs):
                 self.drafts.observe(self._num_running, num_tokens, seconds)
 
-    def drafts_for(self, sequence: Sequence) -> Items[int]:
-        return self.drafts.drafts_for(sequence, len(self.running)) if sequence.is_original else ()
-
     def remove(self, sequence: Sequence) -> None:
         """Remove a finished, cancelled or failed sequence."""
         sequence.siblings.remove(sequence)
@@ -120,7 +116,7 @@ class Scheduler:
         """Whether other choices of the request wait for prompt pages that this sequence computes."""
         if len(sequence.siblings) == 1 or sequence.siblings[0] is not sequence or not self.pool.keeps_pages:
             return False
-        return sequence.filled[-1] < self.pool.num_rows_in_full_pages(sequence.num_prompt_tokens - 1)
+        return sequence.filled[-1] // self.pool.page_size < (sequence.num_prompt_tokens - 1) // self.pool.page_size
 
     def check_integrity(self) -> None:
         """Assert that every page and seat has exactly its owners, and that every staircase is monotone."""

@@ -49,7 +49,8 @@ class WaitingLine:
 
         If a choice of a request is held, its later choices must be held too.
         """
-        return next((sequence for sequence in chain(self._returned, self._heads()) if not is_held(sequence)), None)
+        heads = (next(iter(choices)) for choices in self._newcomers())
+        return next((sequence for sequence in chain(self._returned, heads) if not is_held(sequence)), None)
 
     def take(self, sequence: Sequence) -> None:
         """Remove a sequence to run it, which uses its tenant's turn unless the sequence was preempted."""
@@ -80,7 +81,3 @@ class WaitingLine:
         for queue in self._tenants.values():
             for priority in sorted(queue):
                 yield from queue[priority].values()
-
-    def _heads(self) -> Iterator[Sequence]:
-        """Yield the first waiting choice of every request."""
-        return (next(iter(choices)) for choices in self._newcomers())

@@ -67,7 +67,7 @@ def test_a_share_is_of_the_devices_memory(hundredths: int) -> None:
         "9" * 5000 + "MB",
     ],
 )
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_invalid_sizes_are_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match=r"^cache_memory: must be a size such as"):
         parse_cache_memory(text, CPU)
 
@@ -78,15 +78,15 @@ def test_any_text_is_a_size_within_the_device_or_refused(text: str) -> None:
         assert 1 <= parse_cache_memory(text, CPU) <= device_memory(CPU)
 
 
-@pytest.mark.parametrize("text", ["0GB", "0.0MiB", "0%", "0.0001KB"])
-def test_nothing_is_refused(text: str) -> None:
-    with pytest.raises(InvalidRequest, match="nothing"):
-        parse_cache_memory(text, CPU)
-
-
-@pytest.mark.parametrize("text", ["100.1%", "1000%", "999999999TB"])
-def test_more_than_the_device_has_is_refused(text: str) -> None:
-    with pytest.raises(InvalidRequest, match="more than"):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        *((text, "zero") for text in ("0GB", "0.0MiB", "0%", "0.0001KB")),
+        *((text, "at most") for text in ("100.1%", "1000%", "999999999TB")),
+    ],
+)
+def test_a_size_of_zero_or_beyond_the_device_is_refused(text: str, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
         parse_cache_memory(text, CPU)
 
 
@@ -133,8 +133,8 @@ def test_a_page_costs_what_the_cache_allocates_for_one_more(dtype: torch.dtype) 
 
 @pytest.mark.parametrize("is_ranked", [False, True])
 @torch.inference_mode()
-def test_a_draw_takes_no_more_than_is_counted_for_it(is_ranked: bool) -> None:
-    """As the CPU's allocator counts it."""
+def test_sampling_needs_no_more_memory_than_is_reserved(is_ranked: bool) -> None:
+    """Measured by the CPU's allocator."""
     logits_RV, one_R = torch.zeros(8, 4096, dtype=torch.bfloat16), torch.ones(8, dtype=torch.float64)
     truncation = Truncation(one_R, -one_R, one_R.long() * 0, one_R * 0.9, is_ranked)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
@@ -147,10 +147,10 @@ def test_a_draw_takes_no_more_than_is_counted_for_it(is_ranked: bool) -> None:
     assert counted / 4 < max(taken) <= counted
 
 
-def test_a_budget_that_holds_no_page_is_refused() -> None:
+def test_a_budget_below_one_page_is_refused() -> None:
     model = random_model([1, 2])
     page = page_bytes(model.config, 16, torch.float64)
-    with pytest.raises(InvalidRequest, match="does not hold one page"):
+    with pytest.raises(InvalidRequest, match="is too small for one page"):
         Engine(model, EngineConfig(cache_memory=f"{(page - 1) / 1000}KB"))
     assert Engine(model, EngineConfig(cache_memory=f"{2 * page / 1000}KB")).cache_size.num_bytes == 2 * page
 

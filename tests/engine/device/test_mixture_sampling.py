@@ -1,4 +1,4 @@
-"""What is defined on the mixture: `sampling: mixture`, and temperature 0, against one full forward pass."""
+"""`sampling: mixture` and temperature 0, against one full forward pass."""
 
 from functools import partial
 
@@ -18,7 +18,7 @@ NUM_DRAWS = 50_000
 
 @pytest.fixture(scope="module")
 def counts() -> torch.Tensor:
-    """How often each token was drawn from the mixture by requests that differ in their seeds only, [1, V]."""
+    """Count the tokens of requests that differ only in their seeds, [1, V]."""
     engine = Engine(disagreeing_model(), EngineConfig(max_sequences=1000, max_rows_per_step=2000, cache_tokens=16_000))
     counts_V = torch.zeros(1, VOCAB_SIZE, dtype=torch.float64)
     for seed in range(NUM_DRAWS):
@@ -36,14 +36,14 @@ def test_50000_draws_follow_the_explicit_mixture(counts: torch.Tensor) -> None:
 
 
 @pytest.mark.slow
-def test_draws_from_the_mixture_are_told_from_draws_that_lack_an_exit(counts: torch.Tensor) -> None:
+def test_a_mixture_without_one_of_its_exits_is_rejected(counts: torch.Tensor) -> None:
     joint_EV = explicit_joint()
     for exit_ in range(len(joint_EV)):
         others_V = joint_EV.sum(0, keepdim=True) - joint_EV[exit_]
         assert p_value(counts, others_V / others_V.sum()) < 1e-6
 
 
-def test_the_mixture_speaks_at_the_last_exit_with_its_probability() -> None:
+def test_the_mixture_emits_at_the_last_exit_with_its_probability() -> None:
     model = random_model([1, 2, 4], seed=3)
     params = SamplingParams(max_tokens=6, seed=5, ignore_eos=True, sampling="mixture")
     (completion,) = Engine(model).generate([[1, 2, 3]], params)
@@ -53,7 +53,7 @@ def test_the_mixture_speaks_at_the_last_exit_with_its_probability() -> None:
     assert completion.exit_probabilities == pytest.approx(out.exit_probs[0, 2:-1, -1].tolist(), abs=1e-12)
 
 
-def test_tokens_without_any_probability_disturb_nothing() -> None:
+def test_tokens_of_probability_zero_are_harmless() -> None:
     model = random_model([1, 3], seed=8)
     with torch.no_grad():
         model.lm_head.weight *= 2000
@@ -64,8 +64,8 @@ def test_tokens_without_any_probability_disturb_nothing() -> None:
         log_mixture = model(torch.tensor([[1, 2, *completion.token_ids]])).logits
     assert (log_mixture.exp() == 0).any()
     asked = reference.Params(sampling="mixture", **wishes)  # type: ignore[arg-type]
-    spoken = reference.sample(model, [1, 2], 12, partial(randomness.uniform, 2, 0), asked)
-    assert completion.token_ids == [s.token_id for s in spoken]
+    expected = reference.sample(model, [1, 2], 12, partial(randomness.uniform, 2, 0), asked)
+    assert completion.token_ids == [s.token_id for s in expected]
 
 
 PENALTIES = {"presence_penalty": 0.4, "frequency_penalty": 0.3, "repetition_penalty": 1.2, "logit_bias": {4: 1.5}}
@@ -76,8 +76,8 @@ def greedy(model: NviumForCausalLM, prompt: list[int], **asked: object) -> Compl
     return Engine(model).generate([prompt], params)[0]
 
 
-def penalised(logits_V: torch.Tensor, prompt: list[int], generated: list[int]) -> torch.Tensor:
-    """g of PENALTIES, spelled out."""
+def penalized(logits_V: torch.Tensor, prompt: list[int], generated: list[int]) -> torch.Tensor:
+    """Apply g with PENALTIES, written out."""
     logits_V = logits_V.clone()
     for token in {*prompt, *generated}:
         logits_V[token] *= 1 / 1.2 if logits_V[token] > 0 else 1.2
@@ -91,7 +91,7 @@ def penalised(logits_V: torch.Tensor, prompt: list[int], generated: list[int]) -
 
 @settings(max_examples=20)
 @given(st.integers(0, 50))
-def test_greedy_tokens_with_penalties_are_the_argmax_of_the_penalised_exits_mixed(seed: int) -> None:
+def test_greedy_tokens_with_penalties_are_the_argmax_of_the_mixture_of_penalized_exits(seed: int) -> None:
     model, prompt = random_model([1, 2, 3, 4], seed=seed), [1, 2, 3]
     completion = greedy(model, prompt, **PENALTIES)
     with torch.no_grad():
@@ -99,26 +99,26 @@ def test_greedy_tokens_with_penalties_are_the_argmax_of_the_penalised_exits_mixe
     for number, token in enumerate(completion.token_ids):
         p_E, logits_EV = out.exit_probs[0, 2 + number], out.exit_logits[0, 2 + number]
         generated = completion.token_ids[:number]
-        mixed_V = sum(p * penalised(row, prompt, generated).softmax(-1) for p, row in zip(p_E, logits_EV, strict=True))
+        mixed_V = sum(p * penalized(row, prompt, generated).softmax(-1) for p, row in zip(p_E, logits_EV, strict=True))
         assert token == int(mixed_V.argmax())
 
 
 @settings(max_examples=20)
 @given(st.integers(0, 50))
-def test_greedy_mixture_tokens_with_penalties_are_the_argmax_of_the_penalised_mixture(seed: int) -> None:
+def test_greedy_mixture_tokens_with_penalties_are_the_argmax_of_the_penalized_mixture(seed: int) -> None:
     model, prompt = random_model([1, 2, 3, 4], seed=seed), [1, 2, 3]
     completion = greedy(model, prompt, sampling="mixture", **PENALTIES)
     with torch.no_grad():
         log_mixture_TV = model(torch.tensor([[*prompt, *completion.token_ids]])).logits[0]
     for number, token in enumerate(completion.token_ids):
-        logits_V = penalised(log_mixture_TV[2 + number], prompt, completion.token_ids[:number])
+        logits_V = penalized(log_mixture_TV[2 + number], prompt, completion.token_ids[:number])
         assert token == int(logits_V.argmax())
     assert completion.exits == [4] * 10
 
 
 @settings(max_examples=20)
 @given(st.integers(0, 50))
-def test_greedy_tokens_are_the_same_whether_they_may_leave_early_or_not(seed: int) -> None:
+def test_early_exits_change_no_greedy_token(seed: int) -> None:
     model = random_model([1, 2, 3, 4], seed=seed, spread=2.0)
     early, late = greedy(model, [1, 2]), greedy(model, [1, 2], sampling="mixture")
     assert early.token_ids == late.token_ids

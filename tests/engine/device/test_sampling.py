@@ -1,4 +1,4 @@
-"""The vectorised sampler against the reference's plain Python."""
+"""The vectorized sampler against the reference in plain Python."""
 
 import math
 from itertools import accumulate
@@ -43,13 +43,13 @@ def truncation(*params: SamplingParams) -> Truncation:
 
 
 def is_between_two(weights: list[float], uniform: float) -> bool:
-    """As 1/3 is for three tokens alike: rounding says which of two tokens it means."""
+    """Whether rounding decides between two tokens, like 1/3 with three equal tokens."""
     total = sum(weights)
     return any(mass > 0 and abs(mass / total - uniform) < 1e-12 for mass in accumulate(weights))
 
 
 @given(st.lists(rows, min_size=1, max_size=6))
-def test_draws_equal_the_reference_row_by_row(rows: list[tuple[list[float], dict[str, Any], float]]) -> None:
+def test_samples_equal_the_reference_row_by_row(rows: list[tuple[list[float], dict[str, Any], float]]) -> None:
     logits, asked, uniform = zip(*rows, strict=True)
     params = truncation(*(SamplingParams(**wishes) for wishes in asked))
     weights = [truncated(row, Params(**wishes)) for row, wishes, _ in rows]
@@ -73,7 +73,7 @@ def test_equal_logits_are_truncated_to_the_lowest_ids() -> None:
         assert tokens.tolist() == [token]
 
 
-def test_min_p_keeps_tokens_of_just_that_share_of_the_most_probable() -> None:
+def test_min_p_is_relative_to_the_most_probable_token() -> None:
     logits = float64([[0.0, math.log(0.5), math.log(0.49), 0.0]])
     params = truncation(SamplingParams(min_p=0.495))
     drawn = {int(draw(logits, params, float64([u / 100]))) for u in range(100)}
@@ -85,14 +85,14 @@ def test_the_most_probable_token_survives_any_top_p() -> None:
     assert draw(torch.tensor([[0.0, 3.0, 1.0]]), params, float64([0.9])).tolist() == [1]
 
 
-def test_an_impossible_token_is_never_drawn_and_hides_no_other() -> None:
+def test_an_impossible_token_is_never_sampled_and_hides_no_other() -> None:
     logits = float64([[-torch.inf, 0.0, -torch.inf, 0.0]])
     for params in (SamplingParams(), SamplingParams(top_k=3, top_p=0.9, min_p=0.1, temperature=0.5)):
         drawn = [int(draw(logits, truncation(params), float64([u]))) for u in (0.0, 0.49, 0.51, 1 - 2.0**-53)]
         assert drawn == [1, 1, 3, 3]
 
 
-def test_a_row_of_impossible_tokens_draws_no_token() -> None:
+def test_a_row_of_impossible_tokens_samples_no_token() -> None:
     logits = float64([[-torch.inf, -torch.inf], [0.0, 1.0]])
     for params in (SamplingParams(), SamplingParams(top_p=0.5), SamplingParams(temperature=0, sampling="mixture")):
         assert draw(logits, truncation(params, params), float64([0.3, 0.9])).tolist() == [NO_TOKEN, 1]
@@ -102,7 +102,7 @@ sparse_weights = st.lists(st.sampled_from([0.0, 0.0, 0.25, 1.0]), min_size=1, ma
 
 
 @given(sparse_weights, st.integers(0, 700), st.floats(0, 1.1))
-def test_a_place_is_the_first_beyond_the_target_that_has_a_weight(few: list[float], before: int, share: float) -> None:
+def test_the_index_is_the_first_beyond_the_target_with_a_weight(few: list[float], before: int, share: float) -> None:
     weights = [*few, *[0.0] * before, 0.5, *few, *[0.0] * before]
     target = share * sum(weights)
     sums = list(accumulate(weights))
@@ -111,7 +111,7 @@ def test_a_place_is_the_first_beyond_the_target_that_has_a_weight(few: list[floa
 
 
 @pytest.mark.parametrize("asked", [{"top_k": 300}, {"top_p": 0.6}, {"top_k": 40, "top_p": 0.9}, {}])
-def test_many_tokens_are_drawn_as_the_reference_draws_them(asked: dict[str, Any]) -> None:
+def test_samples_of_a_large_vocabulary_equal_the_reference(asked: dict[str, Any]) -> None:
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(6, 700, generator=generator, dtype=torch.float64).round(decimals=1) * 2
     uniform = torch.rand(6, generator=generator, dtype=torch.float64)
@@ -120,7 +120,7 @@ def test_many_tokens_are_drawn_as_the_reference_draws_them(asked: dict[str, Any]
     assert tokens == [invert(weights, u) for weights, u in zip(kept, uniform.tolist(), strict=True)]
 
 
-def test_the_argmax_is_certain_only_when_the_rest_cannot_overturn_it() -> None:
+def test_the_argmax_is_certain_only_if_the_remaining_mass_cannot_change_it() -> None:
     partial = float64([[0.5, 0.2, 0.1], [0.5, 0.2, 0.1]])
     token, certain = certified_argmax(partial, float64([0.2, 0.3]))
     assert token.tolist() == [0, 0]

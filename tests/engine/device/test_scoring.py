@@ -1,4 +1,4 @@
-"""Log-probabilities are those of the mixture, exactly, and asking for them changes nothing else."""
+"""Log-probabilities equal the mixture's, and requesting them changes nothing else."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -52,8 +52,8 @@ def check_scores(model: NviumForCausalLM, prompt: list[int], completion: Complet
     ):
         check_top(score, token, log_mix_V.tolist(), num_top)
     probabilities = exit_probabilities(model, token_ids)[first - 1 :]
-    for score, told in zip(scores, probabilities, strict=False):
-        assert score.exit_probabilities == pytest.approx(told, **EXACT)
+    for score, found in zip(scores, probabilities, strict=False):
+        assert score.exit_probabilities == pytest.approx(found, **EXACT)
 
 
 def check_top(score: Score, token: int, log_mixture: list[float], num_top: int) -> None:
@@ -77,13 +77,13 @@ def test_scores_are_log_mixtures_before_anything_is_done_to_them(
 
 
 @pytest.mark.parametrize("num_top", [0, 1, VOCAB_SIZE, 20])
-def test_as_many_alternatives_are_given_as_were_asked_for_and_exist(model: NviumForCausalLM, num_top: int) -> None:
+def test_the_requested_number_of_alternatives_is_returned(model: NviumForCausalLM, num_top: int) -> None:
     (completion,) = Engine(model).generate([PROMPT], replace(PARAMS, logprobs=num_top))
     check_scores(model, PROMPT, completion, num_top=min(num_top, VOCAB_SIZE))
 
 
 @schedules
-def test_tokens_leave_as_early_as_without_scores(model: NviumForCausalLM, schedule: Schedule) -> None:
+def test_scores_change_no_token_and_no_exit(model: NviumForCausalLM, schedule: Schedule) -> None:
     (scored,) = Engine(model, EngineConfig(schedule=schedule)).generate([PROMPT], PARAMS)
     (plain,) = Engine(model, EngineConfig(schedule=schedule)).generate([PROMPT], replace(PARAMS, logprobs=None))
     assert (scored.token_ids, scored.exits) == (plain.token_ids, plain.exits)
@@ -92,7 +92,7 @@ def test_tokens_leave_as_early_as_without_scores(model: NviumForCausalLM, schedu
 
 
 @schedules
-def test_asking_for_all_probabilities_changes_no_token_and_tells_that_of_the_exit_taken_among_them(
+def test_exit_probabilities_change_no_token_and_include_that_of_the_exit_taken(
     model: NviumForCausalLM, schedule: Schedule
 ) -> None:
     asked = replace(PARAMS, logprobs=None, probabilities=True)
@@ -104,29 +104,16 @@ def test_asking_for_all_probabilities_changes_no_token_and_tells_that_of_the_exi
     assert taken == pytest.approx(completion.exit_probabilities, **EXACT)
 
 
-def test_requests_with_and_without_scores_run_together(model: NviumForCausalLM) -> None:
-    engine = Engine(model)
-    for number, num_top in enumerate([None, 0, 5, None]):
-        params = replace(PARAMS, logprobs=num_top, seed=number, prompt_logprobs=num_top == 5)
-        engine.add(str(number), PROMPT, params)
-    told = drained(engine)
-    assert [len(told[str(number), 0].scores) for number in range(4)] == [0, 40, 40, 0]
-    check_scores(model, PROMPT, told["1", 0], num_top=0)
-    check_scores(model, PROMPT, told["2", 0], num_top=5)
-    for number in range(4):
-        assert told[str(number), 0].token_ids == alone(model, PROMPT, replace(PARAMS, seed=number)).token_ids
-
-
 def test_a_prompt_alone_can_be_scored(model: NviumForCausalLM) -> None:
     engine = Engine(model, EngineConfig(max_rows_per_step=7))
     engine.add("x", LONG_PROMPT, replace(PARAMS, max_tokens=0, prompt_logprobs=True))
-    told = list[PromptEvent]()
+    found = list[PromptEvent]()
     while engine.has_work:
         for event in engine.step():
             assert isinstance(event, PromptEvent)
-            told.append(event)
-    assert [event.finish_reason for event in told] == [None] * (len(told) - 1) + ["length"]
-    logprobs = [score.logprob for event in told for score in event.scores]
+            found.append(event)
+    assert [event.finish_reason for event in found] == [None] * (len(found) - 1) + ["length"]
+    logprobs = [score.logprob for event in found for score in event.scores]
     assert logprobs == pytest.approx(logprobs_of(model, LONG_PROMPT), **EXACT)
 
 
@@ -137,7 +124,7 @@ def test_the_last_row_of_a_scored_prompt_is_not_computed(model: NviumForCausalLM
     assert engine.reports[0].num_rows == 2
 
 
-def test_what_is_owed_is_told_at_a_stop_token_too(model: NviumForCausalLM) -> None:
+def test_all_scores_arrive_after_a_stop_token_too(model: NviumForCausalLM) -> None:
     free = alone(model, PROMPT, PARAMS)
     stop = free.token_ids[12]
     engine = Engine(model)
@@ -149,7 +136,7 @@ def test_what_is_owed_is_told_at_a_stop_token_too(model: NviumForCausalLM) -> No
 
 
 class Lateness:
-    """How many tokens a sequence has spoken that were not told yet, seen after every step."""
+    """Records after every Step how many tokens are generated but not yet reported."""
 
     def __init__(self, model: NviumForCausalLM, schedule: Schedule, params: SamplingParams) -> None:
         engine = Engine(model, EngineConfig(schedule=schedule))
@@ -157,14 +144,14 @@ class Lateness:
         self.seen = list(self._watch(engine))
 
     def _watch(self, engine: Engine) -> Iterator[int]:
-        num_told = 0
+        num_reported = 0
         while engine.has_work:
             running = [*engine.scheduler.waiting, *engine.scheduler.running]
-            num_told += sum(isinstance(event, TokenEvent) for event in engine.step())
-            yield max((sequence.num_generated - num_told for sequence in running if engine.has_work), default=0)
+            num_reported += sum(isinstance(event, TokenEvent) for event in engine.step())
+            yield max((sequence.num_generated - num_reported for sequence in running if engine.has_work), default=0)
 
 
-def test_a_token_that_nothing_completes_is_told_within_the_window() -> None:
+def test_deferred_tokens_are_reported_within_the_window() -> None:
     hasty = random_model([1, 2], seed=3, width=8, num_heads=2, num_key_heads=1, context=128)
     hasty.exits[0].router.head.bias.data += hasty.exits[0].router.head.bias.new_tensor([-40.0, 40.0])
     lateness = Lateness(hasty, "sweep", replace(PARAMS, max_tokens=100))
@@ -174,12 +161,7 @@ def test_a_token_that_nothing_completes_is_told_within_the_window() -> None:
     check_scores(hasty, PROMPT, completion, num_top=3)
 
 
-@schedules
-def test_no_token_is_told_later_than_the_window(model: NviumForCausalLM, schedule: Schedule) -> None:
-    assert max(Lateness(model, schedule, replace(PARAMS, max_tokens=100)).seen) <= SCORE_WINDOW
-
-
-def test_who_is_preempted_while_owing_scores_owes_them_still(model: NviumForCausalLM) -> None:
+def test_a_sequence_preempted_before_its_scores_still_gets_them(model: NviumForCausalLM) -> None:
     engine = Engine(model, EngineConfig(schedule="sweep", cache_tokens=80, page_size=4, max_rows_per_step=16))
     prompts = [[token, *PROMPT] for token in range(4)]
     for number, prompt in enumerate(prompts):
@@ -193,10 +175,10 @@ def test_who_is_preempted_while_owing_scores_owes_them_still(model: NviumForCaus
         preempt(victim)
 
     engine.scheduler.preempt = preempt_and_note  # type: ignore[method-assign]
-    told = drained(engine)
+    found = drained(engine)
     assert num_owed_when_preempted > 0
     for number, prompt in enumerate(prompts):
-        completion = told[str(number), 0]
+        completion = found[str(number), 0]
         assert completion.token_ids == alone(model, prompt, PARAMS).token_ids
         check_scores(model, prompt, completion, num_top=3)
 
@@ -206,14 +188,14 @@ def test_a_long_prompt_is_scored_in_few_steps() -> None:
     prompt = [(7 * t + t // 5) % VOCAB_SIZE for t in range(1024)]
     engine = Engine(model, EngineConfig(max_sequences=2))
     engine.add("x", prompt, replace(PARAMS, max_tokens=0, prompt_logprobs=True))
-    told, num_steps = Completion(), 0
+    found, num_steps = Completion(), 0
     while engine.has_work:
         for event in engine.step():
             assert isinstance(event, PromptEvent)
-            told.prompt_scores += event.scores
+            found.prompt_scores += event.scores
         num_steps += len(engine.reports)
     assert num_steps <= 3 * 1024 / 256
-    check_scores(model, prompt, told, num_top=3)
+    check_scores(model, prompt, found, num_top=3)
 
 
 MODEL = scored_model()
@@ -253,22 +235,9 @@ def test_scores_are_exact_whatever_the_schedule_and_the_window(
         engine = Engine(MODEL, replace(config, context=32))
         for number, (prompt, params) in enumerate(plan):
             engine.add(str(number), prompt, params)
-        told = drained(engine)
-    for (name, choice), completion in told.items():
+        found = drained(engine)
+    for (name, choice), completion in found.items():
         prompt, params = plan[int(name)]
         assert len(completion.scores) == len(completion.token_ids) > 0
         assert len(completion.prompt_scores) == (len(prompt) - 1) * (params.prompt_logprobs and choice == 0)
         check_scores(MODEL, prompt, completion, num_top=params.logprobs or 0)
-
-
-def test_a_prompt_is_scored_in_as_few_steps_as_its_rows_take() -> None:
-    model = random_model([1, 2], seed=3, context=1024)
-    engine = Engine(model, EngineConfig(schedule="sweep", max_rows_per_step=128, chunk_rows=128))
-    engine.add(
-        "x", [number % 11 for number in range(897)], SamplingParams(max_tokens=0, logprobs=0, prompt_logprobs=True)
-    )
-    num_steps = 0
-    while engine.has_work:
-        engine.step()
-        num_steps += 1
-    assert num_steps == 2 * 896 // 128

@@ -1,4 +1,4 @@
-"""The race of schedules, on machines that are made up."""
+"""The race of schedules with simulated speeds."""
 
 import math
 from random import Random
@@ -9,7 +9,7 @@ from nvium_core.engine.schedule.race import Race
 
 
 def run(race: Race[str], speeds: dict[str, float], num_tokens: int, *, noise: float = 0.0, size: int = 1) -> list[str]:
-    """Steps of eight tokens a sequence; which way each took."""
+    """Run Steps of eight tokens per sequence. Return the way of each Step."""
     random, ways = Random(0), list[str]()
     for _ in range(num_tokens // 8):
         way = race.choose(size)
@@ -19,19 +19,19 @@ def run(race: Race[str], speeds: dict[str, float], num_tokens: int, *, noise: fl
 
 
 @pytest.mark.parametrize(("speed", "best"), [(1.2, "sweep"), (0.8, "whole")])
-def test_the_faster_way_is_taken_nearly_always(speed: float, best: str) -> None:
+def test_the_faster_way_is_nearly_always_chosen(speed: float, best: str) -> None:
     ways = run(Race(["whole", "sweep"]), {"whole": 1.0, "sweep": speed}, 40_000, noise=0.1)
     assert ways[-2000:].count(best) > 1900
     assert {*ways} == {"whole", "sweep"}
 
 
-def test_where_both_are_as_fast_the_first_stays() -> None:
+def test_the_first_way_wins_if_both_are_equally_fast() -> None:
     race = Race(["whole", "sweep"])
     run(race, {"whole": 1.0, "sweep": 1.0}, 20_000, noise=0.1)
     assert race.winner(1) == "whole"
 
 
-def test_a_machine_that_changes_is_followed() -> None:
+def test_the_winner_changes_with_the_speeds() -> None:
     race = Race(["whole", "sweep"])
     run(race, {"whole": 1.0, "sweep": 1.3}, 100_000)
     assert race.winner(1) == "sweep"
@@ -40,7 +40,7 @@ def test_a_machine_that_changes_is_followed() -> None:
     assert race.winner(1) == "whole"
 
 
-def test_numbers_of_sequences_race_apart() -> None:
+def test_each_number_of_sequences_has_its_own_winner() -> None:
     race = Race(["whole", "sweep"])
     run(race, {"whole": 1.0, "sweep": 1.3}, 10_000)
     run(race, {"whole": 1.0, "sweep": 0.7}, 10_000, size=8)
@@ -53,7 +53,7 @@ def test_one_of_three_wins() -> None:
     assert race.winner(1) == "many"
 
 
-def test_what_was_measured_is_remembered_and_may_still_be_overthrown() -> None:
+def test_a_saved_winner_is_used_until_measurements_disagree() -> None:
     before = Race(["whole", "sweep"])
     run(before, {"whole": 1.0, "sweep": 1.3}, 20_000)
     after = Race(["whole", "sweep"])
@@ -66,7 +66,7 @@ def test_what_was_measured_is_remembered_and_may_still_be_overthrown() -> None:
 @pytest.mark.parametrize(
     "saved", [{"1": {}}, {"1": {"means": [0], "variances": [0]}}, {"x": {"means": "", "variances": ""}}]
 )
-def test_damaged_memories_are_refused(saved: dict[str, object]) -> None:
+def test_a_damaged_save_is_refused(saved: dict[str, object]) -> None:
     with pytest.raises((ValueError, KeyError, TypeError)):
         Race(["whole", "sweep"]).remember(saved)
 
@@ -76,7 +76,7 @@ def test_a_single_way_needs_no_race() -> None:
     assert {*run(race, {"whole": 1.0}, 1000)} == {"whole"}
 
 
-def test_a_round_is_finished_though_the_number_of_sequences_keeps_changing() -> None:
+def test_a_round_completes_although_the_number_of_sequences_keeps_changing() -> None:
     race = Race(["whole", "sweep"])
     for _ in range(200):
         run(race, {"whole": 1.0, "sweep": 0.7}, 64, size=8)

@@ -8,13 +8,13 @@ from scipy.stats import kstest
 from nvium_core.engine.schedule.randomness import ROUTE, TOKEN, uniform
 
 
-def test_every_argument_matters_and_nothing_else_does() -> None:
+def test_the_number_depends_on_every_argument_and_nothing_else() -> None:
     variants = [uniform(*key) for key in product((0, 1, -1), (0, 1), (0, 1), (0, 1), (ROUTE, TOKEN))]
     assert len(set(variants)) == len(variants)
     assert variants == [uniform(*key) for key in product((0, 1, -1), (0, 1), (0, 1), (0, 1), (ROUTE, TOKEN))]
 
 
-def test_the_numbers_are_fixed_for_ever() -> None:
+def test_the_numbers_never_change() -> None:
     assert uniform(0, 0, 0, 0, ROUTE) == 0.6439299788653
     assert uniform(1234, 2, 17, 3, TOKEN) == 0.9433935914598665
 

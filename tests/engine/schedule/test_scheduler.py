@@ -1,4 +1,4 @@
-"""Admission, choice of a Step, preemption: without any model."""
+"""Admission, the choice of Steps and preemption, without a model."""
 
 import random
 
@@ -45,7 +45,7 @@ def newcomer(scheduler: Scheduler, arrival: int, num_tokens: int, tenant: str = 
 
 
 def carry_out(step: Step, exiting: set[str] = frozenset()) -> None:  # type: ignore[assignment]
-    """Advance everything; the named sequences emit behind the first block that their front passes."""
+    """Advance all runs. The sequences in `exiting` emit at the first exit that their front row reaches."""
     for run in step.runs:
         sequence = run.sequence
         for block in step.blocks:
@@ -58,7 +58,7 @@ def carry_out(step: Step, exiting: set[str] = frozenset()) -> None:  # type: ign
 
 
 def num_rows(step: Step) -> int:
-    """Of its first block."""
+    """Count the rows of the Step's first block."""
     return sum(max(0, run.stop - run.sequence.filled[step.blocks[0]]) for run in step.runs)
 
 
@@ -68,7 +68,7 @@ def next_step(scheduler: Scheduler) -> Step:
     return step
 
 
-def test_deferred_rows_ride_along_when_their_block_is_run_again() -> None:
+def test_deferred_rows_are_computed_with_later_rows_of_their_block() -> None:
     scheduler = scheduler_with()
     lone = newcomer(scheduler, 0, 5)
     carry_out(next_step(scheduler), exiting={"0"})
@@ -86,7 +86,7 @@ def test_the_whole_schedule_finishes_a_row_before_the_next_token_begins() -> Non
         carry_out(step, exiting={"0"})
 
 
-def test_a_whole_step_takes_no_more_rows_through_any_block_than_it_may() -> None:
+def test_a_whole_step_respects_the_row_budget_in_every_block() -> None:
     scheduler = scheduler_with("whole", max_rows=4)
     sequence = newcomer(scheduler, 0, 9)
     next_step(scheduler)
@@ -94,7 +94,7 @@ def test_a_whole_step_takes_no_more_rows_through_any_block_than_it_may() -> None
     assert [run.stop for run in next_step(scheduler).runs] == [6]
 
 
-def test_a_lone_sequence_goes_on_until_its_front_emits() -> None:
+def test_a_lone_sequence_continues_until_its_front_emits() -> None:
     scheduler = scheduler_with()
     newcomer(scheduler, 0, 5)
     step = next_step(scheduler)
@@ -103,13 +103,7 @@ def test_a_lone_sequence_goes_on_until_its_front_emits() -> None:
     assert next_step(scheduler).blocks == range(1)
 
 
-def test_a_prompt_that_does_not_fit_runs_through_one_block() -> None:
-    scheduler = scheduler_with(max_rows=4)
-    newcomer(scheduler, 0, 10)
-    assert next_step(scheduler).blocks == range(1)
-
-
-def test_sweep_runs_the_deepest_block_and_everyone_who_waits_there() -> None:
+def test_sweep_runs_the_deepest_block_with_all_sequences_that_wait_for_it() -> None:
     scheduler = scheduler_with()
     for arrival in range(3):
         newcomer(scheduler, arrival, 2)
@@ -122,7 +116,7 @@ def test_a_long_prompt_is_cut_to_the_row_budget() -> None:
     scheduler = scheduler_with(max_rows=4)
     newcomer(scheduler, 0, 10)
     step = next_step(scheduler)
-    assert [run.stop for run in step.runs] == [4]
+    assert (step.blocks, [run.stop for run in step.runs]) == (range(1), [4])
     assert not step.runs[0].reaches_front
 
 
@@ -148,7 +142,7 @@ def test_the_youngest_is_preempted_when_pages_run_out_and_keeps_its_tokens() -> 
     scheduler.check_integrity()
 
 
-def test_a_seat_taken_twice_or_lost_is_found() -> None:
+def test_a_seat_with_two_owners_is_detected() -> None:
     scheduler = scheduler_with()
     first, second = newcomer(scheduler, 0, 2), newcomer(scheduler, 1, 2)
     next_step(scheduler)
@@ -160,7 +154,7 @@ def test_a_seat_taken_twice_or_lost_is_found() -> None:
 
 @pytest.mark.parametrize("num_steps_between", [0, 1])
 @pytest.mark.parametrize(("num_pages", "num_admitted"), [(4, 1), (5, 2)])
-def test_a_newcomer_leaves_those_who_run_a_page_each_to_grow_into(
+def test_admission_leaves_every_running_sequence_a_free_page(
     num_steps_between: int, num_pages: int, num_admitted: int
 ) -> None:
     scheduler = scheduler_with(num_pages=num_pages)
@@ -172,13 +166,13 @@ def test_a_newcomer_leaves_those_who_run_a_page_each_to_grow_into(
     assert len(scheduler.running) == num_admitted
 
 
-def test_a_newcomer_alone_may_take_every_page() -> None:
+def test_a_lone_sequence_may_take_every_page() -> None:
     scheduler = scheduler_with(num_pages=4)
     newcomer(scheduler, 0, 8)
     assert num_rows(next_step(scheduler)) == 8
 
 
-def test_nobody_overtakes_one_who_waits_for_pages() -> None:
+def test_no_sequence_overtakes_one_that_waits_for_pages() -> None:
     scheduler = scheduler_with(num_pages=6)
     newcomer(scheduler, 0, 4)
     newcomer(scheduler, 1, 10)
@@ -187,7 +181,7 @@ def test_nobody_overtakes_one_who_waits_for_pages() -> None:
     assert [sequence.id for sequence in scheduler.running] == ["0"]
 
 
-def test_choices_that_wait_for_their_leader_hold_up_nobody_behind_them() -> None:
+def test_choices_that_wait_for_their_leader_delay_no_other_request() -> None:
     scheduler = scheduler_with()
     choices = [newcomer(scheduler, arrival, 9) for arrival in range(3)]
     for sequence in choices:
@@ -200,40 +194,7 @@ def test_choices_that_wait_for_their_leader_hold_up_nobody_behind_them() -> None
     assert [sequence.id for sequence in scheduler.running] == ["1", "3"]
 
 
-def test_tenants_take_turns_for_a_seat() -> None:
-    scheduler = scheduler_with(max_sequences=1)
-    for arrival, tenant in enumerate(["a", "a", "a", "b", "b", "c"]):
-        newcomer(scheduler, arrival, 2, tenant)
-    order = []
-    while scheduler.schedule() is not None:
-        order += [sequence.id for sequence in scheduler.admitted]
-        scheduler.remove(scheduler.running[0])
-    assert order == ["0", "3", "5", "1", "4", "2"]
-
-
-def test_a_preempted_sequence_goes_before_the_tenant_whose_turn_it_is() -> None:
-    scheduler = scheduler_with(num_pages=4)
-    newcomer(scheduler, 0, 4, "a")
-    young = newcomer(scheduler, 1, 2, "a")
-    carry_out(next_step(scheduler), exiting={"0", "1"})
-    newcomer(scheduler, 2, 1, "b")
-    next_step(scheduler)
-    assert scheduler.waiting.first(lambda _: False) is young
-
-
-def test_choices_that_wait_for_their_leader_hold_up_no_other_tenant() -> None:
-    scheduler = scheduler_with()
-    choices = [newcomer(scheduler, arrival, 9, "a") for arrival in range(3)]
-    for sequence in choices:
-        sequence.siblings = choices
-    newcomer(scheduler, 3, 2, "b")
-    newcomer(scheduler, 4, 2, "b")
-    newcomer(scheduler, 5, 2, "a")
-    carry_out(next_step(scheduler))
-    assert [sequence.id for sequence in scheduler.admitted] == ["0", "3", "5", "4"]
-
-
-def test_the_scheduler_says_whom_it_let_in_and_what_of_their_prompts_was_found() -> None:
+def test_admitted_sequences_and_their_cached_prompt_tokens_are_reported() -> None:
     scheduler = scheduler_with("sweep", num_blocks=1)
     first = newcomer(scheduler, 0, 7)
     assert first.num_cached_prompt_tokens is None
@@ -248,7 +209,7 @@ def test_the_scheduler_says_whom_it_let_in_and_what_of_their_prompts_was_found()
     assert next_step(scheduler) and scheduler.admitted == []
 
 
-def test_what_is_found_after_a_preemption_is_not_of_the_prompt() -> None:
+def test_rows_found_after_a_preemption_do_not_count_as_cached_prompt_tokens() -> None:
     scheduler = scheduler_with("sweep", num_blocks=1)
     sequence = newcomer(scheduler, 0, 3)
     for _ in range(3):
@@ -260,7 +221,7 @@ def test_what_is_found_after_a_preemption_is_not_of_the_prompt() -> None:
     assert (sequence.filled, sequence.num_cached_prompt_tokens) == ([4], 0)
 
 
-def test_short_runs_take_turns_with_long_ones_which_share_a_chunk() -> None:
+def test_short_runs_alternate_with_long_runs_which_share_a_chunk() -> None:
     scheduler = scheduler_with(num_pages=200, chunk_rows=6)
     for arrival, num_tokens in enumerate([50, 40, 3, 2]):
         newcomer(scheduler, arrival, num_tokens)
@@ -272,14 +233,14 @@ def test_short_runs_take_turns_with_long_ones_which_share_a_chunk() -> None:
     assert turns == [[("0", 6)], [("2", 3), ("3", 2)], [("0", 12)]]
 
 
-def test_long_runs_alone_may_take_all_rows() -> None:
+def test_long_runs_alone_may_use_the_whole_row_budget() -> None:
     scheduler = scheduler_with(num_pages=200, chunk_rows=6)
     newcomer(scheduler, 0, 50)
     newcomer(scheduler, 1, 70)
     assert [run.stop for run in next_step(scheduler).runs] == [50, 50]
 
 
-def test_several_tokens_a_call_where_nothing_waits_for_them_and_pages_are_there() -> None:
+def test_one_call_emits_several_tokens_if_all_sequences_run_and_pages_are_free() -> None:
     scheduler = scheduler_with(num_pages=12)
     scheduler.tokens_ahead = 8
     lone = newcomer(scheduler, 0, 5)
@@ -300,7 +261,7 @@ schedules = st.sampled_from(["race", "whole", "sweep"])
     st.lists(st.integers(1, 60), min_size=2, max_size=5),
     st.randoms(use_true_random=False),
 )
-def test_while_some_are_short_long_runs_take_a_chunk_at_most_and_every_other_turn(
+def test_with_short_runs_long_runs_get_at_most_a_chunk_in_every_other_step(
     schedule: Schedule, num_blocks: int, chunk_rows: int, prompts: list[int], rng: random.Random
 ) -> None:
     scheduler = scheduler_with(schedule, num_blocks, num_pages=1000, max_rows=400, chunk_rows=chunk_rows)
@@ -316,10 +277,10 @@ def test_while_some_are_short_long_runs_take_a_chunk_at_most_and_every_other_tur
         is_without_short = some_are_short and len(long_runs) == len(step.runs)
         num_without_short = num_without_short + 1 if is_without_short else 0
         assert num_without_short <= 1
-        speak_at_random(step, num_blocks, rng)
+        emit_at_random(step, num_blocks, rng)
 
 
-def speak_at_random(step: Step, num_blocks: int, rng: random.Random) -> None:
+def emit_at_random(step: Step, num_blocks: int, rng: random.Random) -> None:
     is_last = step.blocks[-1] == num_blocks - 1
     carry_out(step, exiting={run.sequence.id for run in step.runs if is_last or rng.random() < 0.4})
 
@@ -333,7 +294,7 @@ def speak_at_random(step: Step, num_blocks: int, rng: random.Random) -> None:
     st.lists(st.integers(1, 60), min_size=1, max_size=6),
     st.randoms(use_true_random=False),
 )
-def test_nobody_who_runs_is_passed_over_for_long(
+def test_no_running_sequence_is_passed_over_for_long(
     schedule: Schedule,
     num_blocks: int,
     max_wait_steps: int,
@@ -350,7 +311,7 @@ def test_nobody_who_runs_is_passed_over_for_long(
         waited = {sequence: steps + 1 for sequence, steps in waited.items()}
         waited |= {run.sequence: 0 for run in step.runs}
         assert max(waited.values()) <= max_wait_steps + len(prompts)
-        speak_at_random(step, num_blocks, rng)
+        emit_at_random(step, num_blocks, rng)
 
 
 @given(
@@ -362,7 +323,7 @@ def test_nobody_who_runs_is_passed_over_for_long(
     st.lists(st.integers(1, 12), min_size=1, max_size=8),
     st.randoms(use_true_random=False),
 )
-def test_everyone_finishes_whatever_the_limits(
+def test_every_sequence_finishes_whatever_the_limits(
     schedule: Schedule,
     num_blocks: int,
     num_pages: int,
@@ -380,7 +341,7 @@ def test_everyone_finishes_whatever_the_limits(
         assert num_rows(step) <= max_rows
         assert all(run.stop > run.sequence.filled[step.blocks[-1]] for run in step.runs)
         assert all(scheduler.pool.num_pages_for(run.stop) <= len(run.sequence.pages) for run in step.runs)
-        speak_at_random(step, num_blocks, rng)
+        emit_at_random(step, num_blocks, rng)
         for run in step.runs:
             if run.sequence.num_tokens == unfinished[run.sequence.id]:
                 del unfinished[run.sequence.id]

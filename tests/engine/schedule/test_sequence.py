@@ -37,7 +37,7 @@ def test_every_row_passes_every_block_in_order_and_the_staircase_stays_monotone(
     assert passed == [list(range(filled)) for filled in sequence.filled]
 
 
-def test_the_picture_in_the_documentation_is_what_the_code_says() -> None:
+def test_the_example_in_the_documentation_is_correct() -> None:
     sequence = sequence_of(16, 4)
     sequence.filled = [16, 13, 13, 8]
     assert sequence.pending_rows(3) == range(8, 13)
@@ -49,16 +49,7 @@ def test_the_picture_in_the_documentation_is_what_the_code_says() -> None:
     assert sequence.num_deferred_rows == 8
 
 
-def test_a_spoken_token_waits_for_the_first_block_while_its_predecessors_wait_deeper() -> None:
-    sequence = sequence_of(3, 2)
-    sequence.filled[0] = 3
-    sequence.append(9)
-    assert sequence.ready_block == 0
-    assert sequence.deepest_pending_block == 1
-    assert sequence.pending_rows(1) == range(3)
-
-
-def test_a_reset_forgets_the_stairs_and_keeps_the_tokens() -> None:
+def test_a_reset_clears_the_staircase_and_keeps_the_tokens() -> None:
     sequence = sequence_of(3, 2)
     sequence.filled[0] = 3
     sequence.reset()
@@ -66,7 +57,7 @@ def test_a_reset_forgets_the_stairs_and_keeps_the_tokens() -> None:
     assert sequence.num_tokens == 3
 
 
-def test_the_row_of_the_last_token_is_not_worth_computing() -> None:
+def test_the_row_of_the_last_token_is_not_computed() -> None:
     sequence = sequence_of(3, 2)
     sequence.append(9)
     assert (sequence.num_rows, sequence.pending_rows(0)) == (4, range(4))
@@ -74,7 +65,7 @@ def test_the_row_of_the_last_token_is_not_worth_computing() -> None:
     assert (sequence.num_rows, sequence.pending_rows(0)) == (3, range(3))
 
 
-def test_the_front_and_rows_to_be_scored_have_to_be_computed() -> None:
+def test_front_rows_and_rows_to_score_do_not_come_from_the_prefix_cache() -> None:
     assert sequence_of(9, 2).num_cacheable_rows == 8
     assert sequence_of(9, 2, SCORED).num_cacheable_rows == 8
     scored = sequence_of(9, 2, SCORED_WITH_PROMPT)
@@ -83,7 +74,7 @@ def test_the_front_and_rows_to_be_scored_have_to_be_computed() -> None:
     assert scored.num_cacheable_rows == 5
 
 
-def test_no_more_rows_are_let_in_than_may_be_on_their_way_to_being_scored() -> None:
+def test_rows_that_wait_for_scores_are_bounded() -> None:
     sequence = sequence_of(100, 2, SCORED_WITH_PROMPT)
     assert sequence.pending_rows(0) == range(99)
     sequence.filled[0] = 10
@@ -94,7 +85,7 @@ def test_no_more_rows_are_let_in_than_may_be_on_their_way_to_being_scored() -> N
 
 
 @given(st.integers(1, 60), st.integers(0, 40), st.integers(1, 4), st.booleans(), st.data())
-def test_all_scores_are_told_and_none_later_than_the_window(
+def test_all_scores_arrive_within_the_window(
     num_tokens: int, max_tokens: int, num_blocks: int, is_prompt_scored: bool, data: st.DataObject
 ) -> None:
     sequence = sequence_of(num_tokens, num_blocks, SCORED_WITH_PROMPT if is_prompt_scored else SCORED)

@@ -1,4 +1,4 @@
-"""Whatever is added, cancelled and broken, in whatever order: nothing leaks, and nobody's answer changes."""
+"""Random requests, cancellations and faults: nothing leaks, and no other request's output changes."""
 
 from dataclasses import replace
 
@@ -50,13 +50,13 @@ def key_of(sequence_or_event: object) -> Key:
 
 
 class FaultyBackend(WrappedBackend):
-    """Fails Steps that have the victim along, or once a crowded one; before or after the model has run."""
+    """Fails Steps with the victim, or one Step of several sequences, before or after the forward pass."""
 
     victim: Key | None = None
     fails_once = False
     is_late = False
     guilty: set[Key] = set()
-    """Who failed alone, so that nobody else can be blamed."""
+    """Sequences that failed alone: only these may report a failure."""
 
     def run(self, step: Step, max_rows: int) -> StepResult:
         if not self.is_late:
@@ -78,7 +78,7 @@ EXPECTED: dict[str, Completion] = {}
 
 
 def expected(prompt: list[int], params: SamplingParams, choice: int) -> Completion:
-    """What this choice tells when it is alone."""
+    """Return the output of this choice when it runs alone."""
     single = replace(params, n=1, best_of=None, choice=choice)
     name = f"{prompt} {single}"
     if name not in EXPECTED:
@@ -87,7 +87,7 @@ def expected(prompt: list[int], params: SamplingParams, choice: int) -> Completi
 
 
 class Serving(RuleBasedStateMachine):
-    """Beside the engine, only who is alive and what each has been told."""
+    """Tracks the unfinished choices and their output so far."""
 
     @initialize(config=configs)
     def begin(self, config: EngineConfig) -> None:
@@ -123,7 +123,7 @@ class Serving(RuleBasedStateMachine):
         name, _ = data.draw(st.sampled_from(sorted(self.alive)))
         self.engine.cancel(name)
         for key in [key for key in self.alive if key[0] == name]:
-            self._check_beginning(key)
+            self._check_prefix(key)
             del self.alive[key]
 
     @precondition(lambda self: self.alive)
@@ -131,7 +131,7 @@ class Serving(RuleBasedStateMachine):
     def cancel_a_choice(self, data: st.DataObject) -> None:
         key = data.draw(st.sampled_from(sorted(self.alive)))
         self.engine.cancel(*key)
-        self._check_beginning(key)
+        self._check_prefix(key)
         del self.alive[key]
 
     @rule(num_steps=st.integers(1, 12))
@@ -175,12 +175,12 @@ class Serving(RuleBasedStateMachine):
             assert not self.engine.scheduler.running
 
     @invariant()
-    def the_accounts_hold_and_the_living_are_known(self) -> None:
+    def pages_and_sequences_are_consistent(self) -> None:
         self.engine.check_integrity()
         scheduler = self.engine.scheduler
         held = {key_of(sequence): sequence for sequence in [*scheduler.waiting, *scheduler.running]}
         assert self.alive.keys() <= held.keys()
-        for key in held.keys() - self.alive.keys():  # it has ended, and completes the prompt for its siblings
+        for key in held.keys() - self.alive.keys():  # it has finished, and completes the prompt for its siblings
             assert held[key].finish_reason
             assert scheduler.prefills_for_others(held[key])
 
@@ -198,23 +198,23 @@ class Serving(RuleBasedStateMachine):
         for event in self.engine.step():
             if isinstance(event, FailureEvent):
                 assert key_of(event) in self.backend.guilty
-                self._check_beginning(key_of(event))
+                self._check_prefix(key_of(event))
                 del self.alive[key_of(event)]
             else:
-                self._hear(event)
+                self._append(event)
 
-    def _hear(self, event: Event) -> None:
+    def _append(self, event: Event) -> None:
         key = key_of(event)
         told = self.alive[key]
         told.append(event)
         if event.finish_reason is not None:
-            self._check_beginning(key)
+            self._check_prefix(key)
             assert len(told.token_ids) == len(self._expected(key).token_ids)
             assert told.finish_reason == self._expected(key).finish_reason
             del self.alive[key]
 
-    def _check_beginning(self, key: Key) -> None:
-        """What has been emitted so far is what the request emits alone."""
+    def _check_prefix(self, key: Key) -> None:
+        """Assert that the output so far is a prefix of the output of the request alone."""
         told, whole = self.alive[key], self._expected(key)
         assert told.token_ids == whole.token_ids[: len(told.token_ids)]
         assert told.exits == whole.exits[: len(told.exits)]

@@ -1,4 +1,4 @@
-"""The waiting line against a slow model of it, and what every tenant may count on."""
+"""The waiting line against a slow model, and fairness between tenants."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def nobody(_: Sequence) -> bool:
 
 
 class SlowLine:
-    """Lists that are looked through from the start: newcomers as they came, those put back, tenants as they come up."""
+    """A slow waiting line: plain lists of new sequences, preempted sequences, and tenants in the order of turns."""
 
     def __init__(self) -> None:
         self.newcomers: list[Sequence] = []
@@ -41,7 +41,7 @@ class SlowLine:
             self.turns.append(sequence.tenant)
 
     def in_order(self) -> list[Sequence]:
-        """Everybody in the order in which they would be let in if none but the first ever were."""
+        """Return all waiting sequences in the order of the line."""
         by_turn = [[s for s in self.newcomers if s.tenant == tenant] for tenant in self.turns]
         return self.returned + [s for own in by_turn for s in sorted(own, key=lambda s: s.priority)]
 
@@ -58,7 +58,7 @@ class SlowLine:
 
 
 class Waiting(RuleBasedStateMachine):
-    """The two side by side; and for every tenant, whom it has seen let in since it began to wait for its turn."""
+    """Compares both lines. `seen`: for every waiting tenant, the turns of others since its own last turn."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class Waiting(RuleBasedStateMachine):
         self.seen.pop(sequence.tenant, None)
         for counts in self.seen.values():
             counts[sequence.tenant] += 1
-            assert counts[sequence.tenant] <= 1, "a tenant had two turns while another one waited for its own"
+            assert counts[sequence.tenant] <= 1, "a tenant had two turns while another tenant waited"
 
     @precondition(lambda self: self.inside)
     @rule(data=st.data())
@@ -130,13 +130,13 @@ class Waiting(RuleBasedStateMachine):
         self.last_taken.clear()
 
     @invariant()
-    def nothing_is_lost_or_doubled(self) -> None:
+    def both_lines_are_equal(self) -> None:
         assert list(self.line) == self.slow.in_order()
         assert len(self.line) == len(self.slow.waiting)
         assert bool(self.line) == bool(self.slow.waiting)
 
     @invariant()
-    def who_could_go_counts_whom_it_sees_go(self) -> None:
+    def waiting_tenants_are_tracked(self) -> None:
         able = {sequence.tenant for sequence in self.slow.newcomers if not self.is_held(sequence)}
         self.seen = {tenant: self.seen.get(tenant, Counter()) for tenant in able}
 
@@ -152,7 +152,7 @@ def next_taken(line: WaitingLine, is_held: Callable[[Sequence], bool] = nobody) 
 
 
 class CountedSequence(Sequence):
-    """Counts how often one is compared with another or looked up, and is told whether it is held."""
+    """Counts hashes and comparisons of sequences."""
 
     num_touches = 0
 
@@ -166,7 +166,7 @@ class CountedSequence(Sequence):
 
 
 @pytest.mark.parametrize("num_tenants", [1, 300])
-def test_the_work_is_the_same_however_many_wait(num_tenants: int) -> None:
+def test_the_work_per_sequence_does_not_grow_with_the_line(num_tenants: int) -> None:
     line, crowd = WaitingLine(), [newcomer(str(number % num_tenants), number) for number in range(30_000)]
     CountedSequence.num_touches = 0
     for sequence in crowd:

@@ -1,10 +1,11 @@
-"""Steps over fixed buffers, by two kinds of graph: a block with its decisions, and a pass through all blocks with them.
+"""Runs Steps over fixed buffers: one copy of the inputs, one CUDA graph, one copy of the results.
 
-While the host waits for the tokens of a pass, the device already runs the next pass, which takes them from where they
-are. A pass launched too many writes only rows beyond those of its sequences, which nobody reads before they are written
-again. Long runs and very many changed logits go through the layers.
+There is a graph for each block with its decisions, and for a pass through all blocks, per power of two of rows. While
+the host waits for the tokens of a pass, the device already runs the next pass, which reads them on the device. A
+superfluous pass writes only rows after the sequences' last rows, which are written again before they are read. Long
+runs and Steps with very many changed logits use `LayersBackend`.
 
-Shapes: R rows and F fronts with their padding, N blocks.
+Shapes: R rows, with padding.
 """
 
 import logging
@@ -46,21 +47,20 @@ MAX_ROWS = MAX_FRONTS
 MIN_CHANGES, MAX_CHANGES = 64, 4096
 
 MIN_WIDTH, WIDTH_RATIO = 8, 4
-"""Pages of a table whose keys are gathered: this many, or this many times as many, and so on."""
+"""Page-table widths for gathered attention are a geometric sequence."""
 
 
 @dataclass
 class Slot:
-    """A pass's inputs and answers on the host."""
+    """Inputs and answers of a pass on the host. `fence` is set after the copy of the answers."""
 
     buffer: Tensor
     answers: Tensor
     fence: Fence
-    """Recorded after the copy of the answers."""
 
 
 class Flight(NamedTuple):
-    """A launched pass: where its answers arrive, and for whom."""
+    """A launched pass: the slot of its answers, and its front rows."""
 
     slot: Slot
     fronts: Fronts
@@ -86,7 +86,7 @@ class GraphsBackend(LayersBackend):
         self._buffer = torch.zeros(self.inputs.num_words(most), dtype=torch.long, device=device)
         self.answers = torch.zeros(NUM_ANSWERS, MAX_ROWS, dtype=torch.float64, device=device)
         self._previous = torch.zeros(MAX_ROWS, dtype=torch.float64, device=device)
-        """Tokens of the previous pass."""
+        """Tokens that the previous pass emitted."""
         self.slots = [
             Slot(
                 torch.zeros(len(self._buffer), dtype=torch.long, pin_memory=device.type == "cuda"),
@@ -103,7 +103,7 @@ class GraphsBackend(LayersBackend):
 
     @torch.inference_mode()
     def prepare(self, config: EngineConfig) -> None:
-        """Capture the graphs of plain and of ranked draws, the largest first, whose memory the others then share."""
+        """Capture the graphs with and without top-k or top-p. Start with the largest: the others share its memory."""
         if not self.replay.captures:
             return
         ways, every = ways_of(config.schedule, self.num_blocks), range(self.num_blocks)
@@ -119,11 +119,11 @@ class GraphsBackend(LayersBackend):
                 self._send(variant, [], [])
                 self.slots[0].fence.set()
                 self.replay.capture((blocks, variant), partial(self.forward_and_decide, blocks, variant))
-        taken = (free - free_memory(self.cache.keys.device)) / 1e6
-        logger.info("captured CUDA graphs in %.1f s, %.0f MB", time.monotonic() - started, taken)
+        used = (free - free_memory(self.cache.keys.device)) / 1e6
+        logger.info("captured CUDA graphs in %.1f s, using %.0f MB", time.monotonic() - started, used)
 
     def pass_blocks(self, step: Step, blocks: range, parts: list[Progress]) -> Iterable[StepReport]:
-        """Launch each pass before the previous answers are read, until a limit, the time or a token ends the Step."""
+        """Launch each pass before reading the previous answers, until a limit, the time budget or a stop token."""
         started, num_passes = time.perf_counter(), 1
         rows = [part.rows(blocks[-1]) for part in parts]
         flight = self._launch(blocks, rows, self.fronts(blocks, parts))
@@ -154,7 +154,7 @@ class GraphsBackend(LayersBackend):
         return self._launch(blocks, rows, fronts, is_ahead=True)
 
     def _launch(self, blocks: range, rows: list[Rows], fronts: Fronts, *, is_ahead: bool = False) -> Flight | None:
-        """None if the rows do not fit."""
+        """Launch a pass; return None if no graph fits the rows."""
         own = [front for _, front in fronts]
         variant = self._padded(rows, self.inputs.variant(own, is_last=blocks.stop == self.num_blocks))
         if variant is None:
@@ -170,12 +170,12 @@ class GraphsBackend(LayersBackend):
 
     def _send(self, variant: Variant, rows: Items[Rows], fronts: Items[Front], *, is_ahead: bool = False) -> None:
         slot = self.slots[0]
-        slot.fence.wait()  # the device has read what the slot had before
+        slot.fence.wait()  # the device has read the slot's previous inputs
         words = self.inputs.write(slot.buffer, variant, rows, fronts, is_ahead=is_ahead)
         self._buffer[: len(words)].copy_(words, non_blocking=True)
 
     def _padded(self, rows: Items[Rows], variant: Variant) -> Variant | None:
-        """The variant for these rows of one that is captured; None for rows or changed logits that do not fit."""
+        """Return the variant padded to a captured size, or None if the rows or changed logits do not fit."""
         num_rows, num_changes = sum(len(own.rows) for own in rows), variant.num_changes
         if num_rows > MAX_ROWS or num_changes > MAX_CHANGES or max(len(own.rows) for own in rows) > MAX_SHORT_RUN:
             return None
@@ -191,7 +191,7 @@ class GraphsBackend(LayersBackend):
         return variant.num_rows * variant.num_pages <= self._max_table
 
     def _take_answers(self, flight: Flight) -> bool:
-        """Wait for a pass and take what its fronts emit. True if no token may follow in this Step."""
+        """Wait for a pass and apply its decisions. Return True if a sequence has ended, which ends the Step."""
         flight.slot.fence.wait()
         take(flight.fronts, flight.slot.answers)
         return any(
@@ -201,11 +201,11 @@ class GraphsBackend(LayersBackend):
         )
 
     def forward_and_decide(self, blocks: range, variant: Variant) -> None:
-        """What a graph holds: everything between the inputs and the answers."""
+        """Compute the answers from the inputs in the buffer; this function is captured."""
         inputs, backbone = self.inputs.layout(self._buffer, variant), self.model.model
         slot_R, position_R, source_R = (inputs.whole_XR[field] for field in (Field.SLOT, Field.POSITION, Field.SOURCE))
         if blocks.start:
-            h_RD = self.cache.states_behind(blocks.start - 1)[slot_R]
+            h_RD = self.cache.states_NSD[blocks.start - 1, slot_R]
         else:
             emitted_R = self._previous[source_R.clamp(min=0)].clamp(min=0).long()
             h_RD = backbone.embed_tokens(torch.where(source_R < 0, inputs.whole_XR[Field.TOKEN], emitted_R))
@@ -213,12 +213,12 @@ class GraphsBackend(LayersBackend):
         rotary = backbone.rotary(position_R, h_RD.dtype)
         for block in blocks:
             h_RD = backbone.run(h_RD, self.model.config.blocks[block], rotary, attend)
-            self.cache.states_behind(block)[slot_R] = h_RD
+            self.cache.states_NSD[block, slot_R] = h_RD
         self.answers[:, : variant.num_rows] = decide(self.model, self.cache.states_NSD, blocks, inputs, variant)
 
 
 def widths(max_pages: int) -> list[int]:
-    """Page-table widths, up to that of the longest sequence."""
+    """Return the captured page-table widths, up to the longest sequence's."""
     found = [MIN_WIDTH]
     while found[-1] < max_pages:
         found.append(found[-1] * WIDTH_RATIO)

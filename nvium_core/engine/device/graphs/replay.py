@@ -1,4 +1,4 @@
-"""Functions of tensors that never move: captured once as CUDA graphs, then replayed; called where there is no CUDA."""
+"""Captures functions of fixed tensors as CUDA graphs and replays them. Without CUDA, the functions are called."""
 
 import logging
 from collections.abc import Callable, Hashable
@@ -12,13 +12,13 @@ NUM_WARM_UPS = 2
 
 
 class Fence:
-    """A place in the device's queue that the host can wait for."""
+    """A position in the device's queue that the host can wait for."""
 
     def __init__(self, device: torch.device) -> None:
         self._event = torch.cuda.Event() if device.type == "cuda" else None
 
     def set(self) -> None:
-        """Move the fence behind all that is queued now."""
+        """Move the fence after all work that is queued now."""
         if self._event is not None:
             self._event.record()
 
@@ -29,32 +29,33 @@ class Fence:
 
 
 class Replay:
-    """All graphs share one memory pool, so read nothing of a function but what it leaves in its fixed tensors.
+    """Captures and replays CUDA graphs.
 
-    Warm-ups run a function several times, so running it again must change nothing.
+    All graphs share one memory pool, so only a function's fixed tensors may be read after it. Warm-ups run a function
+    several times, so a function must be idempotent.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
-        """None after a failed capture: the function is called instead."""
+        """None after a failed capture; the function is then called instead."""
         self.captures = device.type == "cuda"
         self._pool = torch.cuda.graph_pool_handle() if self.captures else None
         self._aside = torch.cuda.Stream(device) if self.captures else None
-        """The stream of all warm-ups and captures, since PyTorch keeps freed memory per stream."""
+        """The only stream of warm-ups and captures, so they reuse memory, which PyTorch caches per stream."""
         self._failed: list[torch.cuda.CUDAGraph] = []
-        """Kept alive, because PyTorch's list of running captures may still point to them."""
+        """Failed graphs. PyTorch's list of running captures may still point to them."""
 
     def run(self, name: Hashable, function: Callable[[], None]) -> None:
-        """Run the function. A name must always come with the same function."""
+        """Run the function. Each name must map to one function: its captured graph is reused."""
         if not self.captures:
-            return called(function)
+            return call(function)
         self.capture(name, function)
         graph = self.graphs[name]
-        return called(function) if graph is None else graph.replay()
+        return call(function) if graph is None else graph.replay()
 
     def capture(self, name: Hashable, function: Callable[[], None]) -> None:
-        """Capture the function unless it has been. A failure is logged with its cause and affects no other graph."""
+        """Capture the function once. A failure is logged and affects no other graph."""
         if name in self.graphs:
             return
         graph, here, aside = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device), self._aside
@@ -63,7 +64,7 @@ class Replay:
         try:
             with torch.cuda.stream(aside):
                 for _ in range(NUM_WARM_UPS):
-                    called(function)
+                    call(function)
                 self._record(graph, function)
             self.graphs[name] = graph
         except RuntimeError as error:
@@ -76,7 +77,7 @@ class Replay:
         torch.cuda.synchronize(self._device)
         graph.capture_begin(self._pool, capture_error_mode="thread_local")
         try:
-            called(function)
+            call(function)
             graph.capture_end()
         except RuntimeError:
             self._failed.append(graph)
@@ -88,6 +89,6 @@ class Replay:
 
 
 @torch.inference_mode()
-def called(function: Callable[[], None]) -> None:
-    """Entering inference mode takes longer than a replay, which needs none."""
+def call(function: Callable[[], None]) -> None:
+    """Call a function in inference mode, which a replay does not need and which takes longer than one."""
     function()

@@ -1,1 +1,1 @@
-"""Steps through PyTorch's layers, operator by operator: any device, any precision."""
+"""Runs Steps with PyTorch operators."""

@@ -1,6 +1,6 @@
-"""PyTorch's layers, operator by operator: any device, any precision, any model. The reference for other backends.
+"""Runs Steps with PyTorch operators: any device, precision and model. The reference for other backends.
 
-Shapes: R rows of a block, D width, V vocabulary.
+Shapes: R rows of a block, D width.
 """
 
 import time
@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nvium_core.engine.device.attention import ragged, sent
+from nvium_core.engine.device.attention import ragged, upload_all
 from nvium_core.engine.device.decide import GOES_ON, decide
 from nvium_core.engine.device.inputs import MAX_FRONTS, Front, Inputs
 from nvium_core.engine.device.paged_cache import PagedCache, positions, tokens_of, upload
-from nvium_core.engine.device.scoring import MAX_SCORED_ROWS, scores
+from nvium_core.engine.device.scoring import scores
 from nvium_core.engine.events import Score, StepReport
 from nvium_core.engine.params import EngineConfig
 from nvium_core.engine.schedule.kv_cache import slots
@@ -28,7 +28,7 @@ from nvium_core.model.nvium import Nvium
 
 @dataclass
 class Progress:
-    """A run on its way through the blocks."""
+    """State of a run during a Step."""
 
     run: Run
     filled: list[int]
@@ -47,7 +47,7 @@ class Progress:
             self.filled[block] = max(self.filled[block], stop)
 
     def take(self, row: int, exit_taken: float, token_id: float, log_p: float, log_continue: float) -> None:
-        """Continue or emit; tokens after a rejected draft are dropped."""
+        """Apply a decision: continue or emit. Drop tokens after a rejected draft."""
         sequence = self.run.sequence
         if sequence.is_original:
             drafts = sequence.token_ids[sequence.num_verified : row + 1]
@@ -64,8 +64,6 @@ Fronts = list[tuple[Progress, Front]]
 
 
 class LayersBackend:
-    """Emits one token a run."""
-
     tokens_ahead = 0
 
     def __init__(self, model: Nvium, cache: PagedCache) -> None:
@@ -79,7 +77,7 @@ class LayersBackend:
         return None
 
     def prepare(self, config: EngineConfig) -> None:
-        """No preparation is needed."""
+        """Nothing to prepare."""
 
     @torch.inference_mode()
     def run(self, step: Step, max_rows: int) -> StepResult:
@@ -91,10 +89,11 @@ class LayersBackend:
                 break
             if going:
                 reports += self.pass_blocks(step, blocks, going)
-        return StepResult([self._outcome(part) for part in parts], reports)
+        outcomes = [Outcome(part.filled, part.log_reached, part.emissions, self._scored(part)) for part in parts]
+        return StepResult(outcomes, reports)
 
     def pass_blocks(self, step: Step, blocks: range, parts: list[Progress]) -> Iterable[StepReport]:
-        """Take the rows of these runs through blocks of the Step and decide at the fronts."""
+        """Run the rows through some blocks of the Step and decide at the front rows."""
         started, num_rows = time.perf_counter(), list[int]()
         fronts = self.fronts(blocks, parts)
         for block in blocks:
@@ -113,17 +112,17 @@ class LayersBackend:
         """Run rows through one block."""
         backbone, cache = self.model.model, self.cache
         tokens = np.array(tokens_of(rows) if block == 0 else [], np.int64)
-        slot_R, position_R, token_R = sent(cache.keys.device, cache.slots(rows), positions(rows), tokens)
-        h_RD = cache.states_behind(block - 1)[slot_R] if block else backbone.embed_tokens(token_R)
+        slot_R, position_R, token_R = upload_all(cache.keys.device, cache.slots(rows), positions(rows), tokens)
+        h_RD = cache.states_NSD[block - 1, slot_R] if block else backbone.embed_tokens(token_R)
         rotary = backbone.rotary(position_R, h_RD.dtype)
         attend = self.attend(rows, slot_R)
-        cache.states_behind(block)[slot_R] = backbone.run(h_RD, self.model.config.blocks[block], rotary, attend)
+        cache.states_NSD[block, slot_R] = backbone.run(h_RD, self.model.config.blocks[block], rotary, attend)
 
     def attend(self, rows: Items[Rows], slot_R: Tensor) -> Attend:
         return ragged(self.cache, rows, slot_R)
 
     def fronts(self, blocks: range, parts: Items[Progress]) -> Fronts:
-        """Rows at which a token is decided after these blocks: the fronts, or rows to be verified."""
+        """Return the rows whose next token is decided after these blocks: front rows, and rows to verify."""
         return [(part, self._front(part, row)) for part in parts for row in self._asked(part.run, blocks)]
 
     def _front(self, part: Progress, row: int) -> Front:
@@ -143,21 +142,17 @@ class LayersBackend:
         words = upload(self.inputs.write(buffer, variant, [], own), self.cache.keys.device)
         take(fronts, decide(self.model, self.cache.states_NSD, blocks, self.inputs.layout(words, variant), variant))
 
-    def _outcome(self, part: Progress) -> Outcome:
-        return Outcome(part.filled, part.log_reached, part.emissions, self._scored(part))
-
     def _scored(self, part: Progress) -> list[Score]:
-        """Scores of rows that have just passed the last block."""
+        """Score the rows that have just passed the last block."""
         sequence = part.run.sequence
         rows = range(max(sequence.first_scored, sequence.filled[-1]), part.filled[-1])
         if not rows:
             return []
         emitted = [max(0, emission.token_id) for emission in part.emissions[:1]]
         targets = [*sequence.token_ids, *emitted][rows.start + 1 : rows.stop + 1]
-        num_top = [sequence.params.logprobs or 0] * len(rows)
+        num_top, own = sequence.params.logprobs or 0, self._slots(sequence, rows)
         states = self.cache.states_NSD
-        own = self._slots(sequence, rows)
-        return list(scores(self.model, states, own, targets, num_top, MAX_SCORED_ROWS, sequence.is_original))
+        return list(scores(self.model, states, own, targets, num_top, is_original=sequence.is_original))
 
     def _slots(self, sequence: Sequence, rows: range) -> list[int]:
         return slots(sequence, rows, self.cache.page_size)

@@ -1,17 +1,17 @@
-"""Engines that run over fixed buffers wherever they are."""
+"""Engines on `GraphsBackend`, on any device."""
 
 from dataclasses import replace
 from functools import partial
 
 from nvium_core import Engine, EngineConfig, NviumForCausalLM
-from nvium_core.engine.device.graphs import GraphsBackend
+from nvium_core.engine.device.graphs.backend import GraphsBackend
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.schedule.step import Step, StepResult
 
 
 class Counting(GraphsBackend):
-    """Notes the Steps and how many tokens a sequence emitted at most in each."""
+    """Records the maximum number of tokens per sequence in each Step."""
 
     def __init__(self, model: NviumForCausalLM, cache: PagedCache, config: EngineConfig) -> None:
         super().__init__(model, cache)
@@ -24,7 +24,7 @@ class Counting(GraphsBackend):
 
 
 def graphs_engine(model: NviumForCausalLM, config: EngineConfig) -> Engine:
-    """As an engine on a GPU."""
+    """Create an engine on `GraphsBackend`."""
     config = replace(config, deterministic=False)
     return Engine(model, config, make_runner=partial(Runner, make_backend=Counting))
 

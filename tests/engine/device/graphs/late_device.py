@@ -1,8 +1,7 @@
-"""A device that is late: it executes nothing of what is queued until somebody waits for it.
+"""A simulated asynchronous device that executes queued operators only when the host waits.
 
-Tensors of the CPU stand for the device's. What an operator of theirs will give is not a number, or zero, until then; a
-copy from the host reads what the host has there by then, as a GPU's would, and one to the host that does not block
-arrives no earlier.
+CPU tensors represent the device's. Until execution, the result of an operator is NaN or zero. As on a GPU, a copy from
+the host reads the host's values at execution, and a non-blocking copy to the host arrives at execution.
 """
 
 from collections import deque
@@ -25,10 +24,9 @@ READS = {getattr(Tensor, name) for name in ("tolist", "numpy", "item", "__bool__
 
 
 class LateDevice:
-    """While it is entered, tensors made are the device's unless they are given to the host.
+    """A context in which new tensors belong to the device, unless they are given to the host.
 
-    To show that a missing wait is noticed: `waits_for_reads` False and the numbers of `deaf_fences`, in the order they
-    are made, take waits away.
+    `waits_for_reads` False and `deaf_fences`, indices in the order of creation, remove waits to test their detection.
     """
 
     def __init__(self, *, waits_for_reads: bool = True, deaf_fences: Sequence[int] = ()) -> None:
@@ -37,7 +35,7 @@ class LateDevice:
         self._num_fences = 0
         self.num_executed = 0
         self._late: dict[int, Tensor] = {}
-        """By address, so that none is freed and its address taken by another."""
+        """Tensors by address. They stay referenced, so no address is reused."""
         self._queue: deque[Callable[[], None]] = deque()
         self._stack = ExitStack()
         self.takes_all = True
@@ -65,7 +63,7 @@ class LateDevice:
 
     @property
     def position(self) -> int:
-        """How much has ever been queued."""
+        """Return the number of operators queued so far."""
         return self.num_executed + len(self._queue)
 
     def execute(self, until: int | None = None) -> None:
@@ -92,7 +90,7 @@ class LateFence(Fence):
 
 
 class Reads(TorchFunctionMode):
-    """Whatever reads a value on the host waits for all."""
+    """Executes the queue before the host reads a value."""
 
     def __init__(self, device: LateDevice) -> None:
         super().__init__()
@@ -139,7 +137,7 @@ class Operators(TorchDispatchMode):
         return out
 
     def _shaped(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What the operator gives for values that are not there yet; those that are out of range as indices are 0."""
+        """Call the operator on missing values for its shape, with zeros for indices out of range."""
         try:
             return func(*args, **kwargs)
         except IndexError:

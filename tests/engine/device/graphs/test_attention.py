@@ -1,4 +1,4 @@
-"""Calls of the flash kernel, answered by a slow one that does what PyTorch's documentation says."""
+"""Calls of the flash kernel, replaced by a slow one that follows PyTorch's documentation."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,10 +15,10 @@ from torch.nn.attention import varlen
 from nvium_core import SamplingParams
 from nvium_core.engine.device import paged_cache
 from nvium_core.engine.device.attention import (
-    alike,
     best_attention,
     best_ragged,
     gathered,
+    group_similar,
     in_place,
     kernel_agrees,
     ragged,
@@ -42,8 +42,7 @@ def slow_varlen_attn(
     hidden: Callable[[int], range] | None = None,
     **given: Any,
 ) -> Tensor:
-    """Sequence by sequence: the first `seqused_k` keys of the pages that its row of the block table names, of which
-    each of its queries, the last of them, sees those up to itself."""
+    """Attend sequence by sequence to the first `seqused_k` keys of its pages. The queries are its last rows."""
     out_RHP = torch.full_like(q_RHP, torch.nan)
     assert given["block_table"].dtype == given["seqused_k"].dtype == first_query.dtype == first_key.dtype == torch.int32
     assert torch.equal(first_key.diff(), given["seqused_k"])
@@ -72,7 +71,7 @@ def empty_cache(num_pages: int = 3, num_key_heads: int = 2, dtype: torch.dtype =
 
 
 @pytest.mark.parametrize("num_pages", [1, 2, 3, 40])
-def test_the_kernel_is_asked_for_what_gathering_gives(monkeypatch: pytest.MonkeyPatch, num_pages: int) -> None:
+def test_the_kernel_agrees_with_gathering(monkeypatch: pytest.MonkeyPatch, num_pages: int) -> None:
     monkeypatch.setattr(varlen, "varlen_attn", slow_varlen_attn)
     cache = empty_cache(num_pages)
     assert kernel_agrees(cache, 4, in_place)
@@ -80,7 +79,7 @@ def test_the_kernel_is_asked_for_what_gathering_gives(monkeypatch: pytest.Monkey
     assert not cache.values[:, : cache.null_slot + 1].any()
 
 
-def test_gathering_asks_no_kernel_that_plans_for_every_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gathering_disables_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
 
     def noted(*args: Any, **given: Any) -> Tensor:
@@ -96,7 +95,7 @@ def test_gathering_asks_no_kernel_that_plans_for_every_shape(monkeypatch: pytest
 
 
 def faulty(fault: str, *args: Any, **given: Any) -> Tensor:
-    """The slow kernel with a fault."""
+    """Call the slow kernel with a fault."""
     q_RHP, tables, page = args[0], given["block_table"], args[1].shape[1]
     if fault == "rows unwritten":
         out_RHP = slow_varlen_attn(*args, **given)
@@ -138,7 +137,6 @@ def test_a_faulty_kernel_is_refused_for_long_runs(fault: str | None, monkeypatch
 def test_keys_are_split_only_for_grouped_queries_or_one_row(
     num_heads: int, num_rows: int, num_splits: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without grouped queries, PyTorch's kernel writes all rows of a split over the first."""
     asked = []
 
     def noting(*args: Any, **given: Any) -> Tensor:
@@ -152,11 +150,11 @@ def test_keys_are_split_only_for_grouped_queries_or_one_row(
     assert asked == [num_splits]
 
 
-def test_that_a_kernel_does_not_exist_here_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    """PyTorch says for which devices it does, on some sixty."""
+def test_a_missing_kernel_is_logged_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """PyTorch's error lists all devices that have the operator, in about sixty lines."""
     assert best_ragged(empty_cache(), 4, in_place) is ragged
     (record,) = caplog.records
-    assert record.getMessage().startswith("attention of long runs cannot read keys in place here: ")
+    assert record.getMessage().startswith("flash attention for long runs is not available: ")
     assert "\n" not in record.getMessage()
     assert len(record.getMessage()) < 300
 
@@ -168,7 +166,7 @@ def test_on_a_cpu_keys_are_gathered_from_small_pages() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 20)), min_size=1, max_size=5), st.integers(0, 99))
-def test_runs_of_any_length_read_pages_in_place_as_they_are_gathered(lengths: list[tuple[int, int]], seed: int) -> None:
+def test_in_place_attention_of_runs_equals_gathering(lengths: list[tuple[int, int]], seed: int) -> None:
     cache, generator = empty_cache(40), torch.Generator().manual_seed(seed)
     cache.keys[:, : cache.null_slot], cache.values[:, : cache.null_slot] = (
         torch.randn(2, cache.null_slot, *cache.keys.shape[2:], generator=generator) for _ in range(2)
@@ -188,12 +186,11 @@ def test_runs_of_any_length_read_pages_in_place_as_they_are_gathered(lengths: li
 
 
 def test_a_long_context_does_not_pad_short_ones() -> None:
-    """64 sequences of 200 tokens beside one of 30,000."""
     runs = []
     for length in [200] * 64 + [30_000]:
         sequence = Sequence("s", [0] * length, SamplingParams(), seed=0, num_blocks=1, arrival=0)
         runs.append(Rows(sequence, range(length - 1, length)))
-    batches = [[runs[number].rows.stop for number in numbers] for numbers in alike(runs, page_size=16)]
+    batches = [[runs[number].rows.stop for number in numbers] for numbers in group_similar(runs, page_size=16)]
     assert sorted(map(len, batches)) == [1, 64]
     assert sum(len(batch) * max(batch) for batch in batches) == 64 * 200 + 30_000
 
@@ -204,7 +201,7 @@ def test_no_short_run_is_padded_to_more_than_twice_its_pages(lengths: list[tuple
     for length, rows in lengths:
         sequence = Sequence("s", [0] * length, SamplingParams(), seed=0, num_blocks=1, arrival=0)
         runs.append(Rows(sequence, range(max(0, length - rows), length)))
-    numbers = [list(batch) for batch in alike(runs, page_size=16)]
+    numbers = [list(batch) for batch in group_similar(runs, page_size=16)]
     assert sorted(number for batch in numbers for number in batch) == list(range(len(runs)))
     for batch in numbers:
         pages = [-(-runs[number].rows.stop // 16) for number in batch]

@@ -1,4 +1,4 @@
-"""What a GPU must show: `python -m pytest -m cuda`. The same runs on a CPU, where graphs are called."""
+"""Tests for a GPU: `python -m pytest -m cuda`. Most also run on a CPU, without capture."""
 
 import warnings
 from functools import partial
@@ -10,7 +10,7 @@ import torch
 
 from nvium_core import Completion, Engine, EngineConfig, NviumForCausalLM, SamplingParams
 from nvium_core.engine.device.attention import gathered, in_place, ragged_in_place
-from nvium_core.engine.device.graphs import GraphsBackend
+from nvium_core.engine.device.graphs.backend import GraphsBackend
 from nvium_core.engine.schedule import randomness
 from tests import reference
 from tests.engine.cached_blocks import TOLERANCE
@@ -18,7 +18,7 @@ from tests.engine.device.graphs.engines import graphs_engine
 from tests.engine.driving import Key, drained
 from tests.random_models import random_model
 
-GPU = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")]
+GPU = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 on_a_gpu = pytest.mark.parametrize("device", [pytest.param("cuda", marks=GPU)])
 anywhere = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
 
@@ -73,7 +73,7 @@ def test_tokens_and_exits_equal_algorithm_1_in_float64(wishes: dict[str, Any], d
 @anywhere
 @pytest.mark.parametrize("num_key_heads", [2, 4])
 @pytest.mark.parametrize("schedule", ["sweep", "whole"])
-def test_answers_in_bfloat16_begin_as_those_of_a_cpu(schedule: Any, num_key_heads: int, device: str) -> None:
+def test_output_in_bfloat16_begins_like_that_of_a_cpu(schedule: Any, num_key_heads: int, device: str) -> None:
     parts: dict[str, Any] = {"spread": 0.5, "width": 64, "num_key_heads": num_key_heads, "dtype": torch.bfloat16}
     config = EngineConfig(schedule=schedule, max_sequences=8, page_size=256)
     expected = answers(Engine(random_model([1, 2, 4], seed=5, **parts), config))
@@ -93,13 +93,13 @@ def test_answers_in_bfloat16_begin_as_those_of_a_cpu(schedule: Any, num_key_head
 
 
 @anywhere
-def test_an_engine_answers_as_before_beside_another_of_the_same_model(device: str) -> None:
-    """Graphs of the first have the addresses of its packed weights."""
+def test_a_second_engine_of_the_same_model_changes_no_output_of_the_first(device: str) -> None:
+    """The first engine's graphs contain the addresses of its packed weights."""
     model, config = random_model([1, 2, 4], seed=5, width=64).to(device), EngineConfig(max_sequences=8)
     first = engine_on(device, model, config)
     before = emitted(first)
     assert emitted(engine_on(device, model, config)) == before
-    if device == "cuda":  # whoever takes memory that has been freed changes it
+    if device == "cuda":  # overwrites memory that was freed by mistake
         torch.full((2**28,), torch.nan, device=device)
     assert emitted(first) == before
 

@@ -1,4 +1,4 @@
-"""The pillar over fixed buffers: tokens and exits are those of Algorithm 1."""
+"""With `GraphsBackend`, tokens and exits equal Algorithm 1's."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable
@@ -52,11 +52,11 @@ def test_tokens_and_exits_equal_algorithm_1_whatever_the_schedule(
 def test_tokens_and_exits_equal_algorithm_1_where_passes_are_launched_ahead(
     model: NviumForCausalLM, config: EngineConfig, plan: list[Request]
 ) -> None:
-    """Plain draws that stop, are cancelled or preempted, and are joined by others."""
+    """Requests without scores, constraints or penalties, which stop, are cancelled or preempted."""
     check(model, served(graphs_engine(model, config), plan), plan)
 
 
-def test_passes_launched_ahead_leave_nothing_in_shared_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_launched_ahead_do_not_change_shared_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nvium_core.engine.schedule.scheduler.SECONDS_AHEAD", 60.0)
     model = random_model([1, 2, 4], seed=3, vocab_size=5, context=64)
     config = EngineConfig(max_sequences=6, schedule="whole", page_size=4, cache_tokens=256)
@@ -101,7 +101,7 @@ def test_every_kind_of_request_stays_in_the_graphs(schedule: Schedule, monkeypat
     assert len(drained(engine)) == len(KINDS)
 
 
-def test_more_changed_logits_than_fit_go_through_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_changed_logits_use_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs_backend, "MAX_CHANGES", 4)
     blocks, forward = list[int](), LayersBackend.forward
 
@@ -123,7 +123,7 @@ def test_more_changed_logits_than_fit_go_through_the_layers(monkeypatch: pytest.
 def test_graphs_of_plain_draws_are_captured_before_serving(schedule: Schedule) -> None:
     engine = graphs_engine(random_model([1, 2, 4]), EngineConfig(max_sequences=4, schedule=schedule))
     backend = backend_of(engine)
-    replay = backend.replay = Noting()
+    replay = backend.replay = Recording()
     engine.runner.prepare()
     known = set(replay.names)
     kept = [x[:, : backend.cache.null_slot + 1] for x in (backend.cache.keys, backend.cache.values)]
@@ -138,8 +138,8 @@ def decode_one_each(engine: Engine) -> None:
         engine.generate([[1], [2], [3, 4]], SamplingParams(max_tokens=12, seed=1, top_k=top_k))
 
 
-class Noting(Replay):
-    """As if it captured."""
+class Recording(Replay):
+    """Records the names of functions instead of capturing them."""
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))
@@ -156,7 +156,7 @@ class Noting(Replay):
 
 @pytest.mark.parametrize("schedule", ["sweep", "whole"])
 @pytest.mark.parametrize("part", ["router", "head"])
-def test_a_model_that_is_broken_fails_its_sequences(part: str, schedule: Schedule) -> None:
+def test_a_model_with_nans_fails_its_sequences(part: str, schedule: Schedule) -> None:
     model = random_model([1, 2])
     router = cast(Exit, model.exits[0]).router
     assert router is not None

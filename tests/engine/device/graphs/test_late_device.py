@@ -1,4 +1,4 @@
-"""The engine on a device that is late: no order of copies, replays and reads relies on luck."""
+"""The engine on a simulated asynchronous device: copies, replays and reads are correctly ordered."""
 
 from dataclasses import replace
 from functools import partial
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nvium_core import Completion, Engine, EngineConfig, NviumForCausalLM, SamplingParams
-from nvium_core.engine.device.graphs import GraphsBackend
+from nvium_core.engine.device.graphs.backend import GraphsBackend
 from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.device.runner import Runner
@@ -29,7 +29,7 @@ KINDS: list[dict[str, Any]] = [
 ]
 PLAIN: list[dict[str, Any]] = [{}, {}, {"top_k": 3}, {"stop_token_ids": (3, 5)}, {"temperature": 0.0}]
 SWEEP = EngineConfig(schedule="sweep", max_sequences=8, max_rows_per_step=100, chunk_rows=100)
-"""Some runs are too long for the buffers and go through the layers between replays."""
+"""Some runs are too long for the graphs and use the layers between replays."""
 
 WHOLE = replace(SWEEP, schedule="whole")
 
@@ -73,7 +73,7 @@ def model_of() -> NviumForCausalLM:
 
 @pytest.mark.parametrize("config", [SWEEP, WHOLE], ids=["sweep", "whole"])
 @pytest.mark.parametrize("kinds", [KINDS, PLAIN], ids=["all", "plain"])
-def test_answers_are_those_of_the_layers(config: EngineConfig, kinds: list[dict[str, Any]]) -> None:
+def test_output_equals_that_of_the_layers(config: EngineConfig, kinds: list[dict[str, Any]]) -> None:
     device = LateDevice()
     check_alike(late_answers(config, kinds, device), plain_answers(config, kinds))
     assert device.num_executed > 1000
@@ -87,15 +87,15 @@ WITHOUT: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("wait", WITHOUT)
-def test_a_missing_wait_is_noticed(wait: str) -> None:
-    noticed = []
+def test_a_missing_wait_is_detected(wait: str) -> None:
+    detected = []
     for config, kinds in ((SWEEP, KINDS), (WHOLE, PLAIN)):
         expected = plain_answers(config, kinds)
         try:
             check_alike(late_answers(config, kinds, LateDevice(**WITHOUT[wait])), expected)
         except (AssertionError, IndexError, RuntimeError, ValueError, OverflowError) as error:
-            noticed.append(error)
-    assert noticed
+            detected.append(error)
+    assert detected
 
 
 def check_alike(found: dict[Key, Completion], expected: dict[Key, Completion]) -> None:

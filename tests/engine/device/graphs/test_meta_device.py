@@ -1,7 +1,6 @@
-"""Everything that runs on a device, on the meta device: no operator sees tensors of two devices, and values reach the
-host only by the copies meant for them.
+"""The device code on the meta device: no operator mixes devices, and values reach the host only by intended copies.
 
-The meta device has no data. The host gets zeros, so every front exits where it may.
+The meta device has no data. The host reads zeros, so every front row exits as early as it may.
 """
 
 from collections import Counter
@@ -18,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nvium_core import Engine, EngineConfig, FailureEvent, NviumForCausalLM, SamplingParams
 from nvium_core.choices import Schedule
-from nvium_core.engine.device.graphs import GraphsBackend
+from nvium_core.engine.device.graphs.backend import GraphsBackend
 from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.device.runner import Runner
@@ -41,7 +40,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 class Crossing(TorchDispatchMode):
-    """Refuses operators that see tensors of several devices, but for copies."""
+    """Raises if an operator other than a copy has tensors of several devices."""
 
     def __torch_dispatch__(
         self,
@@ -59,7 +58,7 @@ class Crossing(TorchDispatchMode):
 
 
 class ToHost(TorchFunctionMode):
-    """Values copied to the host or read there are zeros; whatever else needs one raises, as the meta device does."""
+    """Returns zeros for values copied to or read on the host. Other operators that need a value raise."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +73,7 @@ class ToHost(TorchFunctionMode):
     ) -> Any:
         if func is Tensor.tolist and args[0].is_meta:
             self.counts["read"] += 1
-            make = torch.ones if args[0].dtype == torch.bool else torch.zeros  # so that all is sane
+            make = torch.ones if args[0].dtype == torch.bool else torch.zeros
             return make(args[0].shape, dtype=args[0].dtype).tolist()
         if func is Tensor.copy_ and args[1].is_meta and not args[0].is_meta:
             self.counts["copied to the host"] += 1
@@ -93,7 +92,7 @@ def make_backend(
 @pytest.mark.parametrize("schedule", ["sweep", "whole"])
 @pytest.mark.parametrize("kind", [*KINDS, "all"])
 @pytest.mark.parametrize("backend", [LayersBackend, GraphsBackend])
-def test_tensors_of_the_device_meet_no_others(backend: type[LayersBackend], kind: str, schedule: Schedule) -> None:
+def test_no_operator_mixes_devices(backend: type[LayersBackend], kind: str, schedule: Schedule) -> None:
     model = random_model([1, 2, 4], vocab_size=VOCAB_SIZE, context=256, dtype=torch.bfloat16).to("meta")
     config = EngineConfig(schedule=schedule, max_sequences=16)
     engine = Engine(model, config, make_runner=partial(Runner, make_backend=partial(make_backend, backend)))

@@ -1,4 +1,4 @@
-"""Capture with a stand-in for CUDA: what is captured is replayed, and a failure affects no other graph."""
+"""Capture and replay with a fake CUDA; a failed capture affects no other graph."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ POOL = (0, 1)
 
 
 class Cuda:
-    """Its streams have names. A capture that fails raises when it ends and leaves the allocator in capture mode."""
+    """A fake `torch.cuda`. A failed capture raises at its end and leaves the allocator in capture mode."""
 
     def __init__(self) -> None:
         self.stream_now = "default"
@@ -97,7 +97,7 @@ def test_a_function_is_captured_once(cuda: Cuda) -> None:
     assert calls == ["aside"] * (NUM_WARM_UPS + 1)
 
 
-def test_all_are_warmed_up_and_captured_on_one_stream(cuda: Cuda) -> None:
+def test_all_warm_ups_and_captures_use_one_stream(cuda: Cuda) -> None:
     replay = Replay(CUDA)
     for name in range(5):
         replay.run(name, lambda: None)
@@ -105,7 +105,7 @@ def test_all_are_warmed_up_and_captured_on_one_stream(cuda: Cuda) -> None:
 
 
 @pytest.mark.parametrize("fails", ["in the warm-up", "in the capture", "at the end"])
-def test_a_failed_capture_says_its_cause_and_affects_no_other(
+def test_a_failed_capture_is_logged_with_its_cause_and_affects_no_other(
     cuda: Cuda, fails: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     replay, calls = Replay(CUDA), list[str]()
