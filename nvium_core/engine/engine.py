@@ -21,7 +21,6 @@ from nvium_core.engine.schedule.randomness import random_seed
 from nvium_core.engine.schedule.scheduler import Scheduler
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.warm_up import warm_up
-from nvium_core.model.config import NviumConfig
 from nvium_core.model.nvium import Nvium
 
 
@@ -36,7 +35,10 @@ class Engine:
         """`make_runner` replaces `Runner` in tests and measurements."""
         self.config = config or EngineConfig()
         self.model_config = model.config
-        self.context = context_of(self.config, model.config)
+        limit = model.config.max_position_embeddings
+        self.context = self.config.context or limit
+        message = f"must be between 2 and {limit}, the model's context, got {self.context}"
+        require(1 < self.context <= limit, "context", message)
         self.cache_size = cache_size(self.config, model.config, self.context, like=model.lm_head.weight)
         num_pages, page_size = self.cache_size.num_pages, self.cache_size.page_size
         self.limits = Limits(self.context, num_pages * page_size, model.config.vocab_size, eos_token_ids(model))
@@ -162,10 +164,3 @@ class Engine:
         """Assert that an engine without work owns no sequences or pages: a cheap `check_integrity`."""
         assert not self.scheduler.running and not self.scheduler.waiting and not self._recorder.holds_back
         assert self.pool.num_free == self.pool.num_pages, "a page is leaked"
-
-
-def context_of(config: EngineConfig, model: NviumConfig) -> int:
-    limit = model.max_position_embeddings
-    context = config.context or limit
-    require(1 < context <= limit, "context", f"must be between 2 and {limit}, the model's context, got {context}")
-    return context

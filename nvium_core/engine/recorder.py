@@ -47,7 +47,7 @@ class Recorder:
     def end(self, sequence: Sequence) -> None:
         """Remove a sequence and free its seat and pages."""
         if sequence.seat is not None:
-            sequence.take_back()
+            sequence.drop_drafts()
         self._scheduler.remove(sequence)
         self._held_back.pop(sequence, None)
         self._unsettled.pop(sequence, None)
@@ -114,13 +114,13 @@ class Recorder:
 
     def _emit_all(self, sequence: Sequence, emissions: Items[Emission], events: list[Event]) -> bool:
         """Append emitted tokens. Return False if the sequence failed and was ended."""
-        num_drafts, num_right = sequence.num_drafts, 0
+        num_drafts, num_accepted = sequence.num_drafts, 0
         for token_id, block, log_p in emissions:
             if token_id == NO_TOKEN:
                 events.append(self._fail_to_emit(sequence))
                 return False
             if sequence.is_original:
-                num_right += sequence.verify(token_id)
+                num_accepted += sequence.verify(token_id)
             else:
                 sequence.append(token_id)
             if sequence.awaits_constraint:
@@ -129,8 +129,8 @@ class Recorder:
             if sequence.finish_reason is not None:
                 break
         if sequence.is_original:
-            sequence.take_back()
-            self._scheduler.drafts.verified(num_drafts, num_right)
+            sequence.drop_drafts()
+            self._scheduler.drafts.verified(num_drafts, num_accepted)
         return True
 
     def _emit(self, sequence: Sequence, token_id: int, block: int, probability: float, events: list[Event]) -> None:

@@ -279,7 +279,7 @@ def test_a_duplicate_id_is_refused(model: NviumForCausalLM) -> None:
         engine.add("x", [1])
 
 
-def test_the_report_says_which_block_ran_how_many_rows(model: NviumForCausalLM) -> None:
+def test_reports_have_the_rows_of_each_block(model: NviumForCausalLM) -> None:
     engine = Engine(model)
     engine.add("x", [1, 2, 3], SamplingParams(max_tokens=1))
     engine.step()

@@ -1,4 +1,4 @@
-"""`sampling: original`: the last exit draws every token, whatever was drafted and when."""
+"""`sampling: original`: tokens equal the last exit's, whatever was drafted."""
 
 from collections import Counter
 from collections.abc import Sequence

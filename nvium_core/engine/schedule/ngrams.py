@@ -10,10 +10,10 @@ from typing import NamedTuple
 LENGTHS = 8, 4, 2, 1
 """Lengths of the n-grams to look up, longest first: a longer match is more likely to continue as before."""
 
-FIRST_GUESSES = {8: 0.75, 4: 0.55, 2: 0.3, 1: 0.1}
+INITIAL_HIT_RATES = {8: 0.75, 4: 0.55, 2: 0.3, 1: 0.1}
 """Initial hit rates by length, measured with SmolLM2-135M-Instruct at temperature 1."""
 
-GUESS_WEIGHT = 8
+PRIOR_WEIGHT = 8
 """Weight of other texts' hit rate, as a number of matches in this text. The initial rate weighs four times as much."""
 
 DECAY = 0.5 ** (1 / 2000)
@@ -23,20 +23,20 @@ MAX_LOOKBACK = 4096
 """Maximum tokens indexed before the first lookup, at about 700 bytes each."""
 
 
-class Find(NamedTuple):
-    """A match: the last `length` tokens also occurred before `end`. `share` is the hit rate of such matches."""
+class Match(NamedTuple):
+    """A match: the last `length` tokens also occurred before `end`. `hit_rate` is the hit rate of such matches."""
 
     length: int
     end: int
-    share: float
+    hit_rate: float
 
 
-class Shares:
+class HitRates:
     """Hit rates of matches by length, over all texts."""
 
     def __init__(self) -> None:
-        self._found = dict.fromkeys(LENGTHS, 4.0 * GUESS_WEIGHT)
-        self._right = {length: 4 * GUESS_WEIGHT * guess for length, guess in FIRST_GUESSES.items()}
+        self._found = dict.fromkeys(LENGTHS, 4.0 * PRIOR_WEIGHT)
+        self._right = {length: 4 * PRIOR_WEIGHT * rate for length, rate in INITIAL_HIT_RATES.items()}
 
     def learn(self, length: int, is_right: bool) -> None:
         self._found[length] = DECAY * self._found[length] + 1
@@ -52,14 +52,14 @@ class Ngrams:
     `others` has the hit rates of similar texts and is updated too.
     """
 
-    def __init__(self, others: Shares) -> None:
+    def __init__(self, others: HitRates) -> None:
         self._others = others
         self._ends: dict[tuple[int, ...], int] = {}
         self._num_indexed = 0
-        self._last: Find | None = None
+        self._last: Match | None = None
         self._found, self._right = Counter[int](), Counter[int]()
 
-    def find(self, token_ids: Items[int], stop: int) -> Find | None:
+    def find(self, token_ids: Items[int], stop: int) -> Match | None:
         """Return the match of the longest n-gram that ends at `stop` and occurred before."""
         self._learn(token_ids, stop)
         for end in range(max(self._num_indexed, stop - MAX_LOOKBACK), stop):
@@ -69,14 +69,14 @@ class Ngrams:
         self._num_indexed, self._last = stop, None
         for length in LENGTHS:
             if length < stop and (known := self._ends.get(tuple(token_ids[stop - length : stop]))):
-                self._last = Find(length, known, self._share(length))
+                self._last = Match(length, known, self._hit_rate(length))
                 break
         return self._last
 
-    def _share(self, length: int) -> float:
+    def _hit_rate(self, length: int) -> float:
         """Return the hit rate in this text, with the other texts' rate as prior."""
-        right = self._right[length] + GUESS_WEIGHT * self._others[length]
-        return right / (self._found[length] + GUESS_WEIGHT)
+        right = self._right[length] + PRIOR_WEIGHT * self._others[length]
+        return right / (self._found[length] + PRIOR_WEIGHT)
 
     def _learn(self, token_ids: Items[int], stop: int) -> None:
         """Update the hit rates with the last match, whether or not it was drafted."""
@@ -88,6 +88,6 @@ class Ngrams:
             self._others.learn(length, is_right)
 
 
-def continued(token_ids: Items[int], end: int, stop: int, number: int) -> list[int]:
+def copied(token_ids: Items[int], end: int, stop: int, number: int) -> list[int]:
     """Return the `number` tokens after `end`, repeating the text between `end` and `stop` if it is too short."""
     return [token_ids[end + ahead % (stop - end)] for ahead in range(number)]

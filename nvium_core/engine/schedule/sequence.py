@@ -17,7 +17,7 @@ from typing import Literal
 from nvium_core.engine.constraint import ConstraintState
 from nvium_core.engine.params import Kind, SamplingParams
 from nvium_core.engine.schedule.logit_changes import LogitChanges
-from nvium_core.engine.schedule.ngrams import Find, Ngrams, Shares
+from nvium_core.engine.schedule.ngrams import HitRates, Match, Ngrams
 
 FinishReason = Literal["stop", "length"]
 
@@ -197,7 +197,7 @@ class Sequence:
             self.token_ids.append(token_id)
             self.num_drafts += 1
 
-    def look_up(self, others: Shares) -> Find | None:
+    def find_match(self, others: HitRates) -> Match | None:
         """Find an earlier occurrence of the last verified tokens. `others`: statistics of similar sequences."""
         self._ngrams = self._ngrams or Ngrams(others)
         return self._ngrams.find(self.token_ids, self.num_verified)
@@ -207,11 +207,11 @@ class Sequence:
         if self.num_drafts and self.token_ids[self.num_verified] == token_id:
             self.num_drafts -= 1
             return True
-        self.take_back()
+        self.drop_drafts()
         self.append(token_id)
         return False
 
-    def take_back(self) -> None:
+    def drop_drafts(self) -> None:
         """Drop all drafts and their rows. The last verified token's row becomes the front again."""
         if self.num_drafts:
             del self.token_ids[self.num_verified :]
@@ -225,6 +225,6 @@ class Sequence:
 
     def reset(self) -> None:
         """Drop drafts and all computed rows after the sequence lost its pages."""
-        self.take_back()
+        self.drop_drafts()
         self.start_at(0)
         self.log_reached = 0.0

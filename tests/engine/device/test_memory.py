@@ -90,7 +90,7 @@ def test_a_size_of_zero_or_beyond_the_device_is_refused(text: str, message: str)
         parse_cache_memory(text, CPU)
 
 
-def test_the_whole_device_may_be_asked_for() -> None:
+def test_the_whole_memory_of_the_device_is_allowed() -> None:
     assert parse_cache_memory("100%", CPU) == device_memory(CPU)
 
 
@@ -124,7 +124,7 @@ def test_no_groups_are_no_limit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_page_costs_what_the_cache_allocates_for_one_more(dtype: torch.dtype) -> None:
+def test_the_bytes_of_a_page_are_those_that_the_cache_allocates(dtype: torch.dtype) -> None:
     model = random_model([1, 3], dtype=dtype)
     caches = [PagedCache(model.config, num_pages=n, page_size=4, like=model.lm_head.weight) for n in (1, 2)]
     one, two = (sum(part.nbytes for part in vars(cache).values() if isinstance(part, Tensor)) for cache in caches)
@@ -159,7 +159,7 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_a_cache_takes_memory_as_it_is_used() -> None:
+def test_a_cache_uses_memory_only_once_written() -> None:
     config = random_model([1, 2], width=64, num_heads=2).config
     before = resident()
     cache = PagedCache(config, num_pages=40_000, page_size=16, like=torch.empty(0))

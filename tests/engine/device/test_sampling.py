@@ -59,7 +59,7 @@ def test_samples_equal_the_reference_row_by_row(rows: list[tuple[list[float], di
 
 
 @given(st.lists(logit_rows, min_size=1, max_size=4), st.floats(0, 1, exclude_max=True), wishes)
-def test_temperature_0_takes_the_most_probable_token(
+def test_temperature_0_selects_the_most_probable_token(
     logits: list[list[float]], uniform: float, wishes: dict[str, Any]
 ) -> None:
     params = SamplingParams(**{**wishes, "temperature": 0, "min_p": 0.0}, sampling="mixture")

@@ -42,7 +42,7 @@ def scored_model() -> NviumForCausalLM:
 
 
 def check_scores(model: NviumForCausalLM, prompt: list[int], completion: Completion, *, num_top: int) -> None:
-    """Every score that was given is that of one full forward pass."""
+    """Assert that all scores equal those of one full forward pass."""
     token_ids = [*prompt, *completion.token_ids]
     scores = [*completion.prompt_scores, *completion.scores]
     first = len(token_ids) - len(scores)

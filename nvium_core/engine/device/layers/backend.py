@@ -35,10 +35,6 @@ class Progress:
     log_reached: float
     emissions: list[Emission] = field(default_factory=list)
 
-    @classmethod
-    def of(cls, run: Run) -> "Progress":
-        return cls(run, list(run.sequence.filled), run.sequence.log_reached)
-
     def rows(self, block: int) -> Rows:
         return Rows(self.run.sequence, range(self.filled[block], max(self.filled[block], self.run.stop)))
 
@@ -81,7 +77,8 @@ class LayersBackend:
 
     @torch.inference_mode()
     def run(self, step: Step, max_rows: int) -> StepResult:
-        parts, reports = [Progress.of(run) for run in step.runs], list[StepReport]()
+        reports = list[StepReport]()
+        parts = [Progress(run, list(run.sequence.filled), run.sequence.log_reached) for run in step.runs]
         for blocks in [step.blocks] if step.whole else [range(block, block + 1) for block in step.blocks]:
             going = [part for part in parts if not part.emissions and part.rows(blocks[-1]).rows]
             num_rows = sum(len(part.rows(blocks[0]).rows) for part in going)
@@ -123,14 +120,14 @@ class LayersBackend:
 
     def fronts(self, blocks: range, parts: Items[Progress]) -> Fronts:
         """Return the rows whose next token is decided after these blocks: front rows, and rows to verify."""
-        return [(part, self._front(part, row)) for part in parts for row in self._asked(part.run, blocks)]
+        return [(part, self._front(part, row)) for part in parts for row in self._rows_to_decide(part.run, blocks)]
 
     def _front(self, part: Progress, row: int) -> Front:
         sequence, stop = part.run.sequence, part.run.stop
         first = sum(done >= stop for done in sequence.filled) if row < stop else 0
         return Front(sequence, row, self._slots(sequence, range(row, row + 1))[0], first)
 
-    def _asked(self, run: Run, blocks: range) -> range:
+    def _rows_to_decide(self, run: Run, blocks: range) -> range:
         if run.sequence.is_original:
             return range(run.sequence.first_verified, run.stop if blocks.stop == self.num_blocks else 0)
         return range(run.stop - 1, run.stop if run.reaches_front else 0)
