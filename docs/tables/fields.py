@@ -53,7 +53,7 @@ def endpoints() -> Table:
         [f"`{route.method.upper()} {route.path}`", route.summary, "no" if route.path in PROBES else "yes"]
         for route in ROUTES
     ]
-    return ["endpoint", "what it does", "needs a key, if there are any"], [*rows, PAGE]
+    return ["endpoint", "what it does", "needs a key, if keys are set"], [*rows, PAGE]
 
 
 @table

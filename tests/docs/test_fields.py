@@ -53,7 +53,7 @@ def test_every_field_of_the_official_client_is_known(body: type[RequestBody], wi
 
 def test_the_page_tells_what_an_answer_adds() -> None:
     added = {**TokenExits.__annotations__, **ExitSummary.__annotations__}
-    assert first_cells("## What an answer adds") - {"metadata"} == set(added)
+    assert first_cells("## Response extensions") - {"metadata"} == set(added)
 
 
 def test_the_page_has_every_error_code_and_no_other() -> None:
