@@ -1,8 +1,8 @@
-"""Take the picture of the playground from a server that it starts, in the installed Chromium.
+"""Takes a screenshot of the playground with the installed Chromium, from a server that it starts.
 
     python docs/figures/playground.py docs/figures/playground.png
 
-`--model` names another model than the bundled one.
+`--model` serves another model than the bundled one.
 """
 
 import argparse
@@ -23,7 +23,7 @@ START_SECONDS = 180
 ANSWER_SECONDS = 120
 PORT = 8791
 NUM_STORIES = 8
-"""The last is shown, as by then the server has measured what exits gain."""
+"""The screenshot shows the last one, when the server has measured what exits gain."""
 
 
 @contextmanager
@@ -62,7 +62,7 @@ def take(browser: Browser, url: str, file: Path) -> None:
         for _ in range(NUM_STORIES):
             page.reload()
             page.locator("#status", has_text=" after ").wait_for(timeout=1000 * ANSWER_SECONDS)
-            page.wait_for_timeout(500)  # for the gain, which comes last
+            page.wait_for_timeout(500)  # the gain appears last
         page.screenshot(path=file, full_page=True)
 
 

@@ -1,5 +1,5 @@
-"""Renders the tables of endpoints, fields and options on the pages from the code: `python -m docs.tables`.
+"""Renders the tables of endpoints, fields and options in docs/*.md from the code: `python -m docs.tables`.
 
-A page says `<!-- table: NAME -->`, the table, `<!-- end -->`. A table is a function of that name, decorated with
-`table`, that returns its head and its rows.
+A page has the lines `<!-- table: NAME -->` and `<!-- end -->`, with the table between them. The function of that name,
+decorated with `table`, returns its head and rows.
 """

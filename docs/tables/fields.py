@@ -1,4 +1,4 @@
-"""Endpoints and fields of requests, from the routes and the schemas. A field that endpoints share is listed once."""
+"""Tables of endpoints and request fields, from the routes and schemas. A field that endpoints share is listed once."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -31,19 +31,18 @@ STATUSES = ("only", "refused", "ignored", "without")
 
 PAGE = ["`GET /`", "[The playground](playground.md), unless `--no-playground` removes it", "no"]
 
-HEAD = ["field", "default", ""]
+HEAD = ["field", "default", "description"]
 
 
 class Row(NamedTuple):
-    """A field by its path, as a table shows it."""
+    """A table row for the field at a path such as `messages[].content`."""
 
     path: str
     default: str
-    note: str
+    description: str
 
     @property
-    def name(self) -> str:
-        """Of the top-level field that holds it."""
+    def top_field(self) -> str:
         return self.path.partition(".")[0].removesuffix("[]")
 
 
@@ -88,60 +87,66 @@ def fields_detokenize() -> Table:
 
 @table
 def fields_unsupported() -> Table:
-    """What endpoints treat alike in one row."""
-    alike: dict[tuple[str, str, str], list[str]] = {}
-    for name, where, status, reason in unsupported():
-        alike.setdefault((where, status, reason), []).append(f"`{name}`")
-    rows = [[", ".join(names), where, status, reason] for (where, status, reason), names in alike.items()]
-    return ["field", "of", "status", ""], sorted(rows, key=lambda row: STATUSES.index(row[2].partition(" ")[0]))
+    """Fields that the same endpoints treat in the same way share a row."""
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    for path, endpoints, status, reason in unsupported():
+        rows.setdefault((endpoints, status, reason), []).append(f"`{path}`")
+    cells = [[", ".join(paths), *key] for key, paths in rows.items()]
+    return ["field", "endpoints", "status", "reason"], sorted(
+        cells, key=lambda row: STATUSES.index(row[2].partition(" ")[0])
+    )
 
 
 def unsupported() -> Iterator[tuple[str, str, str, str]]:
-    """Field, endpoints, status and reason."""
+    """Yield path, endpoints, status and reason of each unsupported field."""
     found: dict[tuple[str, str, str], list[str]] = {}
     for endpoint, body in BODIES.items():
         for path, field in fields(body):
             if mark := neutral(field):
-                found.setdefault((path, fate(mark), field.description or why(mark)), []).append(endpoint)
+                reason = field.description or mark.why.lstrip(":; ")
+                found.setdefault((path, status_of(mark), reason), []).append(endpoint)
     for (path, status, reason), endpoints in found.items():
         yield path, ", ".join(endpoints), status, reason
     for name, mark in FOREIGN.items():
-        yield name, lacking(name), fate(mark), ""
-
-
-def lacking(name: str) -> str:
-    """The generating endpoints without a field of this name."""
-    return ", ".join(endpoint for endpoint in GENERATING if name not in BODIES[endpoint].model_fields)
+        without = [endpoint for endpoint in GENERATING if name not in BODIES[endpoint].model_fields]
+        yield name, ", ".join(without), status_of(mark), ""
 
 
 def supported(body: type[RequestBody], other: type[RequestBody] | None = None) -> list[Row]:
-    """What a body supports and the other does not alike, with what holds it; required fields first."""
+    """Return the body's supported fields that the other body lacks or describes differently, required ones first.
+
+    Parents of such fields are included.
+    """
     known = set(rows_of(other)) if other else set()
-    known |= {row._replace(note="") for row in known}
+    known |= {row._replace(description="") for row in known}
     rows = rows_of(body)
     own = [row.path for row in rows if row not in known]
     kept = [row for row in rows if any(f"{path}.".startswith((f"{row.path}.", f"{row.path}[")) for path in own)]
     required = {row.path for row in kept if row.default == "required"}
-    return sorted(kept, key=lambda row: row.name not in required)
+    return sorted(kept, key=lambda row: row.top_field not in required)
 
 
 def elsewhere(body: type[RequestBody], other: type[RequestBody]) -> Iterator[list[Cell]]:
-    """A row that names the fields which the other supports too."""
-    own = {row.name for row in supported(body, other)}
-    names = dict.fromkeys(row.name for row in rows_of(body) if row.name not in own)
+    """Yield one row with the names of the fields that both bodies support alike."""
+    own = {row.top_field for row in supported(body, other)}
+    names = dict.fromkeys(row.top_field for row in rows_of(body) if row.top_field not in own)
     yield [", ".join(f"`{name}`" for name in names), None, "As in chats."]
 
 
 def rows_of(body: type[RequestBody]) -> list[Row]:
-    return [Row(path, default(field), note(field)) for path, field in fields(body) if not neutral(field)]
+    return [
+        Row(path, default(field), " ".join((field.description or "").split()))
+        for path, field in fields(body)
+        if not neutral(field)
+    ]
 
 
 def shown(rows: Iterable[Row]) -> list[list[Cell]]:
-    return [[f"`{row.path}`", row.default, row.note] for row in rows]
+    return [[f"`{row.path}`", row.default, row.description] for row in rows]
 
 
 def fields(body: type[RequestBody], within: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """All fields by their path, nested ones after the field that holds them."""
+    """Yield all fields with their paths, each nested field after its parent."""
     for name, field in body.model_fields.items():
         path = f"{within}{field.alias or name}"
         yield path, field
@@ -152,7 +157,7 @@ def fields(body: type[RequestBody], within: str = "") -> Iterator[tuple[str, Fie
 
 
 def merged(variants: Iterable[Iterable[tuple[str, FieldInfo]]]) -> Iterator[tuple[str, FieldInfo]]:
-    """The fields of the members of a union: supported if one supports it, required if all require it."""
+    """Merge the fields of a union's members: supported if any member supports it, required if all require it."""
     by_path: dict[str, list[FieldInfo]] = {}
     for path, field in chain.from_iterable(variants):
         by_path.setdefault(path, []).append(field)
@@ -164,7 +169,7 @@ def merged(variants: Iterable[Iterable[tuple[str, FieldInfo]]]) -> Iterator[tupl
 
 
 def nested_bodies(annotation: Any) -> list[type[RequestBody]]:
-    """The models of objects that a field of this type may hold."""
+    """Return the models within a type."""
     if isinstance(annotation, type) and issubclass(annotation, RequestBody):
         return [annotation]
     return [body for inner in get_args(annotation) for body in nested_bodies(inner)]
@@ -174,7 +179,7 @@ def neutral(field: FieldInfo) -> NeutralOnly | None:
     return next((mark for mark in field.metadata if isinstance(mark, NeutralOnly)), None)
 
 
-def fate(mark: NeutralOnly) -> str:
+def status_of(mark: NeutralOnly) -> str:
     if isinstance(mark, WithoutEffect):
         return "ignored" if isinstance(mark, Hint) else "without effect"
     values = [value for number, value in enumerate(mark.values) if value not in mark.values[:number]]
@@ -186,14 +191,6 @@ def default(field: FieldInfo) -> str:
         return "required"
     value = field.default
     return "" if value is None or isinstance(value, RequestBody) else code(value)
-
-
-def note(field: FieldInfo) -> str:
-    return " ".join((field.description or "").split())
-
-
-def why(mark: NeutralOnly) -> str:
-    return mark.why.lstrip(":; ")
 
 
 def code(value: Any) -> str:

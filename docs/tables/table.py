@@ -1,4 +1,4 @@
-"""Renders Markdown tables between a page's markers; knows no particular table."""
+"""Renders registered tables between a page's markers."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -26,9 +26,5 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
 
 
 def rendered(page: str) -> str:
-    """The page's text with every table up to date. Raises `KeyError` for an unknown table."""
+    """Return the page's text with every table up to date. Raise `KeyError` for an unknown table."""
     return MARKED.sub(lambda found: f"{found[1]}{markdown(*TABLES[found[2]]())}{found[3]}", page)
-
-
-def names(page: str) -> list[str]:
-    return [found[2] for found in MARKED.finditer(page)]

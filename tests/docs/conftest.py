@@ -1,4 +1,4 @@
-"""One server of the bundled model, for whatever the pages ask of http://127.0.0.1:8000."""
+"""A server of the bundled model, shared by all tests of pages."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What the pages for readers hold: blocks of code, code within lines, and links."""
+"""Extracts code blocks, inline code and links from the pages."""
 
 import ast
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ PAGES = (
 
 @dataclass(frozen=True)
 class Code:
-    """A piece of code on a page; `line` counts from 1."""
+    """Code on a page; `line` counts from 1."""
 
     page: str
     line: int
@@ -32,12 +32,8 @@ class Code:
         return f"{self.page}:{self.line}"
 
     @property
-    def first_line(self) -> str:
-        return self.text.strip().splitlines()[0].strip()
-
-    @property
     def is_python(self) -> bool:
-        """It can be parsed, and imports something."""
+        """True if it parses as Python and has an import."""
         try:
             nodes = ast.parse(self.text).body
         except SyntaxError:
@@ -50,7 +46,7 @@ def tokens(page: str) -> list[Token]:
 
 
 def blocks(page: str) -> Iterator[Code]:
-    """Indented or fenced."""
+    """Yield indented and fenced code blocks."""
     for token in tokens(page):
         if token.type in ("code_block", "fence"):
             assert token.map
@@ -64,14 +60,14 @@ def _inline(page: str) -> Iterator[tuple[int, Token]]:
 
 
 def spans(page: str) -> Iterator[Code]:
-    """Code within lines and tables."""
+    """Yield inline code, in text and tables."""
     for line, token in _inline(page):
         if token.type == "code_inline":
             yield Code(page, line, token.content)
 
 
 def links(page: str) -> Iterator[tuple[int, str]]:
-    """Line and target of every link and picture."""
+    """Yield line and target of every link and image."""
     for line, token in _inline(page):
         if target := token.attrs.get("href" if token.type == "link_open" else "src"):
             yield line, str(target)

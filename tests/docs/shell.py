@@ -1,26 +1,15 @@
-"""Lines of shell as the commands they are made of."""
+"""Splits shell text into commands."""
 
 import shlex
-from dataclasses import dataclass
 
 OPERATORS = {"&&", "||", "|", ";", "&"}
 
 
-@dataclass(frozen=True)
-class Command:
-    """Words of one command; `variables` were set before it, `output` is the file its output goes to."""
+def commands(text: str) -> list[list[str]]:
+    """Return the words of each command in a block or span, without variables set before it and without redirections.
 
-    words: tuple[str, ...]
-    variables: tuple[str, ...] = ()
-    output: str | None = None
-
-    @property
-    def text(self) -> str:
-        return " ".join(self.words)
-
-
-def commands(text: str) -> list[Command]:
-    """Of one block or span. Nothing is expanded: `$PWD` and `*` stay what they are."""
+    Nothing is expanded: `$PWD` and `*` are returned as written.
+    """
     found = []
     for line in text.replace("\\\n", " ").splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars="&|;>")
@@ -28,19 +17,17 @@ def commands(text: str) -> list[Command]:
         words: list[str] = []
         for word in [*lexer, ";"]:
             if word in OPERATORS:
-                found += [command(words)] if words else []
+                found.append(command(words))
                 words = []
             else:
                 words.append(word)
-    return found
+    return [words for words in found if words]
 
 
-def command(words: list[str]) -> Command:
-    output = None
+def command(words: list[str]) -> list[str]:
     if ">" in words:
         place = words.index(">")
-        output = words[place + 1]
         words = words[:place] + words[place + 2 :]
-    is_setting = [("=" in word and word.split("=")[0].isupper()) for word in words]
-    begin = is_setting.index(False) if False in is_setting else len(words)
-    return Command(tuple(words[begin:]), tuple(words[:begin]), output)
+    while words and "=" in words[0] and words[0].partition("=")[0].isupper():
+        words = words[1:]
+    return words

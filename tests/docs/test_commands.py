@@ -1,4 +1,4 @@
-"""Every command on every page exists, with the options that the page gives it. No command is run."""
+"""Every command on every page exists, with the options that the page uses. No command is run."""
 
 from tests.docs import pages, real
 from tests.docs.shell import commands
@@ -6,8 +6,8 @@ from tests.docs.shell import commands
 PROGRAMS = tuple(f"{program} " for program in real.CHECKS)
 
 
-def complaint(text: str) -> str:
-    """What is wrong with the commands of a block or a span; empty if nothing is."""
+def problem(text: str) -> str:
+    """Return what is wrong with the commands of a block or span, or an empty string."""
     try:
         for command in commands(text):
             real.check(command)
@@ -16,9 +16,8 @@ def complaint(text: str) -> str:
     return ""
 
 
-def test_every_command_calls_what_exists() -> None:
-    blocks = [block for page in pages.PAGES for block in pages.blocks(page) if block.text.startswith(PROGRAMS)]
-    spans = [span for page in pages.PAGES for span in pages.spans(page) if span.text.startswith(PROGRAMS)]
-    assert blocks and spans
-    texts = [code for code in [*blocks, *spans] if not code.text.startswith("nvium COMMAND")]
-    assert [f"{code.place}: {told}" for code in texts if (told := complaint(code.text))] == []
+def test_every_command_exists() -> None:
+    codes = [code for page in pages.PAGES for code in (*pages.blocks(page), *pages.spans(page))]
+    texts = [code for code in codes if code.text.startswith(PROGRAMS) and not code.text.startswith("nvium COMMAND")]
+    assert texts
+    assert [f"{code.place}: {found}" for code in texts if (found := problem(code.text))] == []

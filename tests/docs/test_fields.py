@@ -1,4 +1,4 @@
-"""The pages on fields and options have all that the schemas and the command have."""
+"""The pages list every field, error, endpoint and option of the code."""
 
 import re
 from typing import Any, get_type_hints
@@ -15,9 +15,8 @@ from openai.types.chat import (
 )
 from openai.types.chat import completion_create_params as chat_create_params
 
-from docs.tables import __main__ as program
-from docs.tables.fields import fields
-from docs.tables.table import TABLES
+from docs.tables import options
+from docs.tables.fields import endpoints, fields
 from server.errors import CONTEXT_EXCEEDED
 from server.routes.openapi import ROUTES
 from server.schemas.body import RequestBody
@@ -26,8 +25,6 @@ from server.schemas.completions import CompletionRequest
 from server.schemas.generation import ExitSummary, TokenExits
 from tests.docs.pages import ROOT
 from tests.docs.real import NVIUM
-
-assert program.MODULES, "they register the tables"
 
 OPENAI: list[tuple[type[RequestBody], str, Any]] = [
     (CompletionRequest, "", completion_create_params.CompletionCreateParamsNonStreaming),
@@ -51,36 +48,38 @@ def test_every_field_of_the_official_client_is_known(body: type[RequestBody], wi
     assert names - {name for name, _ in fields(body)} == set()
 
 
-def test_the_page_tells_what_an_answer_adds() -> None:
+def test_the_page_lists_the_response_extensions() -> None:
     added = {**TokenExits.__annotations__, **ExitSummary.__annotations__}
     assert first_cells("## Response extensions") - {"metadata"} == set(added)
 
 
 def test_the_page_has_every_error_code_and_no_other() -> None:
     sources = "".join(file.read_text() for file in (ROOT / "server").rglob("*.py"))
-    given = {*re.findall(r'\bcode ?= ?"(\w+)"', sources), CONTEXT_EXCEEDED}
-    assert first_cells("## Errors") == given
+    codes = {*re.findall(r'\bcode ?= ?"(\w+)"', sources), CONTEXT_EXCEEDED}
+    assert first_cells("## Errors") == codes
 
 
 def first_cells(heading: str) -> set[str]:
-    """Code in the first cells of a section's tables."""
-    section = (
-        (ROOT / "docs" / "fields.md").read_text(encoding="utf-8").partition(f"{heading}\n")[2].partition("\n## ")[0]
-    )
+    """Return the names in the first column of a section's tables."""
+    section = text_of("fields").partition(f"{heading}\n")[2].partition("\n## ")[0]
     cells = [line.split(" | ")[0] for line in section.splitlines() if line.startswith("| `")]
     return {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
 
 
-def test_every_endpoint_stands_on_the_pages_of_fields_and_of_security() -> None:
-    text = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
-    paths = {str(row[0]).strip("`").split()[1] for row in TABLES["endpoints"]()[1]}
+def text_of(page: str) -> str:
+    return (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+
+
+def test_every_endpoint_is_on_the_pages_of_fields_and_of_security() -> None:
+    paths = {str(row[0]).strip("`").split()[1] for row in endpoints()[1]}
     assert {route.path for route in ROUTES} <= paths
-    assert {path for path in paths if f"`{path}`" not in text and not path.startswith("/v1/models/")} == set()
+    security = text_of("security")
+    assert {path for path in paths if f"`{path}`" not in security and not path.startswith("/v1/models/")} == set()
 
 
-def test_the_options_on_their_page_are_those_of_the_command() -> None:
-    tables = (TABLES[f"options-{kind}"]()[1] for kind in ("model", "engine", "server"))
-    told = {name for table in tables for row in table for name in re.findall(r"--[a-z-]+", str(row[0]))}
+def test_the_page_lists_the_options_of_the_command() -> None:
+    tables = (options.options_model(), options.options_engine(), options.options_server())
+    listed = {name for _, rows in tables for row in rows for name in re.findall(r"--[a-z-]+", str(row[0]))}
     serve: Any = NVIUM.commands["serve"]
-    named = {name for one in serve.params for name in (*one.opts, *one.secondary_opts)}
-    assert told == {name for name in named if name.startswith("--")}
+    names = {name for parameter in serve.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    assert listed == {name for name in names if name.startswith("--")}

@@ -1,4 +1,4 @@
-"""Every SVG picture is well-formed XML, and small enough for a page."""
+"""Every SVG figure is well-formed XML, and small enough for a page."""
 
 from xml.etree import ElementTree as ET
 

@@ -1,4 +1,4 @@
-"""The notebook was saved with its outputs, and its code is valid. Running it takes a quarter of an hour."""
+"""The notebook has its outputs, and its imports work. Running it would take a quarter of an hour."""
 
 import json
 
@@ -8,7 +8,7 @@ CELLS = json.loads((ROOT / "docs" / "first-hour.ipynb").read_text(encoding="utf-
 CODE = [cell for cell in CELLS if cell["cell_type"] == "code"]
 
 
-def test_every_cell_was_run_and_one_shows_a_picture() -> None:
+def test_every_cell_was_run_and_one_shows_an_image() -> None:
     outputs = [output for cell in CODE for output in cell["outputs"]]
     assert [cell["execution_count"] for cell in CODE] == list(range(1, len(CODE) + 1))
     assert not [output for output in outputs if output["output_type"] == "error"]

@@ -1,4 +1,4 @@
-"""Links on the pages resolve, the index is complete, and what a page names exists."""
+"""Links on the pages resolve, the index is complete, and paths, settings and metrics on the pages exist."""
 
 import re
 
@@ -11,7 +11,7 @@ FOLDERS = ("nvium_core", "server", "loadtest", "research", "docs", "deploy", "te
 
 
 def anchors(text: str) -> set[str]:
-    """GitHub's names of the headings."""
+    """Return GitHub's anchors of the headings."""
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
@@ -25,7 +25,7 @@ def broken(page: str, target: str) -> bool:
 
 
 def missing(page: str) -> set[str]:
-    """Paths that the page names in code and that do not exist."""
+    """Return the paths in inline code that do not exist."""
     named = {span.text.rstrip("/") for span in pages.spans(page) if re.fullmatch(r"[a-z_]+/[\w./-]+", span.text)}
     return {name for name in named if name.split("/")[0] in FOLDERS and not (ROOT / name).exists()}
 
@@ -45,7 +45,7 @@ def test_every_page_and_every_command_is_in_the_index() -> None:
     assert {words[1] for words in spans if words[0] == "nvium" and len(words) > 1} >= real.NVIUM.commands.keys()
 
 
-def test_a_variable_that_a_page_names_is_a_setting_and_nothing_is_left_to_be_filled_in() -> None:
+def test_every_variable_on_a_page_is_a_setting_and_no_page_has_open_ends() -> None:
     for page in PAGES:
         text = (ROOT / page).read_text(encoding="utf-8")
         named = {name.lower() for name in re.findall(r"\bNVIUM_([A-Z_]+[A-Z])\b", text)}
@@ -57,11 +57,11 @@ def test_the_page_on_monitoring_has_every_metric_and_no_other(server: LiveServer
     gateways = re.findall(
         r'Gauge\("(nvium_\w+)"', (ROOT / "server" / "replicas" / "gateway.py").read_text(encoding="utf-8")
     )
-    told = {*re.findall(r"^# TYPE (nvium_\w+)", server.http.get("/metrics").text, re.MULTILINE), *gateways}
+    exported = {*re.findall(r"^# TYPE (nvium_\w+)", server.http.get("/metrics").text, re.MULTILINE), *gateways}
     text = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
-    table, beside = text[text.index("## The metrics") : text.index("## Alerts")].split("## Coming from vLLM")
+    table, vllm = text[text.index("## The metrics") : text.index("## Alerts")].split("## Coming from vLLM")
     rows = re.findall(r"^\| (`.+?`) \|", table, re.MULTILINE)
     listed = {re.sub(r"\{.*", "", name) for row in rows for name in re.findall(r"`([^`]+)`", row)}
-    names = {name for name in told if not name.endswith("_created")}
+    names = {name for name in exported if not name.endswith("_created")}
     assert listed == names
-    assert set(re.findall(r"`(nvium_\w+)", beside)) <= names
+    assert set(re.findall(r"`(nvium_\w+)", vllm)) <= names

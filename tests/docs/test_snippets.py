@@ -1,4 +1,4 @@
-"""Python on the pages runs as it stands, with a server where it asks for one."""
+"""Python snippets on the pages run, against a server if they use its address."""
 
 import pytest
 
