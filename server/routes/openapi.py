@@ -74,7 +74,7 @@ ROUTES = (
     Route("post", "/v1/chat/completions", "Answer messages", Chat, ChatRequest, ChatChunk, POST_ERRORS),
     Route("post", "/v1/responses", RESPONSES, Response, ResponseRequest, ResponseEvent, POST_ERRORS),
     Route("get", "/v1/responses/{response_id}", "Get a stored response", Response, errors=(*ERRORS, 404)),
-    Route("delete", "/v1/responses/{response_id}", "Delete it", DeletedResponse, errors=(*ERRORS, 404)),
+    Route("delete", "/v1/responses/{response_id}", "Delete a stored response", DeletedResponse, errors=(*ERRORS, 404)),
     Route("post", "/tokenize", TOKENIZE, Tokens, TokenizeRequest, None, POST_ERRORS),
     Route("post", "/v1/tokenize", TOKENIZE, Tokens, TokenizeRequest, None, POST_ERRORS),
     Route("post", "/detokenize", DETOKENIZE, Detokenized, DetokenizeRequest, None, POST_ERRORS),
