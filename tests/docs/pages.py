@@ -2,8 +2,8 @@
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -11,25 +11,22 @@ from markdown_it.token import Token
 ROOT = Path(__file__).parent.parent.parent
 PAGES = (
     "README.md",
+    "ARCHITECTURE.md",
+    "CHANGELOG.md",
     "CONTRIBUTING.md",
     *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md"))),
     "benchmarks/README.md",
+    "data/tales/README.md",
     "tests/conformance/README.md",
     "nvium_core/checkpoints/stories-9m/README.md",
 )
 
 
-@dataclass(frozen=True)
-class Code:
-    """Code on a page; `line` counts from 1."""
+class Code(NamedTuple):
+    place: str
+    """Page and line, from 1."""
 
-    page: str
-    line: int
     text: str
-
-    @property
-    def place(self) -> str:
-        return f"{self.page}:{self.line}"
 
     @property
     def is_python(self) -> bool:
@@ -50,7 +47,7 @@ def blocks(page: str) -> Iterator[Code]:
     for token in tokens(page):
         if token.type in ("code_block", "fence"):
             assert token.map
-            yield Code(page, token.map[0] + 1, token.content)
+            yield Code(f"{page}:{token.map[0] + 1}", token.content)
 
 
 def _inline(page: str) -> Iterator[tuple[int, Token]]:
@@ -63,7 +60,7 @@ def spans(page: str) -> Iterator[Code]:
     """Yield inline code, in text and tables."""
     for line, token in _inline(page):
         if token.type == "code_inline":
-            yield Code(page, line, token.content)
+            yield Code(f"{page}:{line}", token.content)
 
 
 def links(page: str) -> Iterator[tuple[int, str]]:
