@@ -5,7 +5,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import structlog
@@ -30,7 +29,7 @@ from server.http.protection import Protection
 from server.http.rate_limit import RateLimit
 from server.http.renewal import Renewal
 from server.http.room import room_for
-from server.http.starting import answered_while_starting, starting_config
+from server.http.starting import answered_while_starting
 from server.http.tls import tls_context
 from server.routes import chat, completions, health, models, openapi, playground, responses, tokens
 from server.routes import metrics as metrics_page
@@ -144,7 +143,7 @@ def run(settings: Settings) -> None:
     keys, provider, tls = KeyRing(read_keys(settings)), tracer_provider(settings), tls_context(settings)
     (renewal := Renewal(settings, keys, tls)).listen()
     with listen(settings.host, settings.port) as listener:
-        with answered_while_starting(listener, partial(starting_config, settings, tls)):
+        with answered_while_starting(listener, settings, tls):
             service = load(settings)
             service.warm_up()
         app = assemble(service, keys_gate(keys, settings, service.metrics), provider)

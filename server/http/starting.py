@@ -4,7 +4,7 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import uvicorn
@@ -31,18 +31,18 @@ async def starting_app(scope: Scope, receive: Receive, send: Send) -> None:
     await response(scope, receive, send)
 
 
-def starting_config(settings: Settings, tls: ssl.SSLContext | None, listener: Listener) -> uvicorn.Config:
-    """Configure uvicorn with the same limits as for the real server. Metrics are discarded."""
-    room = room_for(settings.max_connections)
-    more = {"lifespan": "off", "timeout_graceful_shutdown": STOP_SECONDS}
-    return bounded_config(starting_app, settings, tls, room, Metrics(()), listener=listener, **more)
-
-
 @contextmanager
-def answered_while_starting(listener: socket.socket, configure: Callable[[Listener], uvicorn.Config]) -> Iterator[None]:
-    """Run the starting server in a thread, on a duplicate of the socket, while the context is open."""
-    duplicate = Listener(socket.socket(fileno=os.dup(listener.fileno())))
-    server = uvicorn.Server(configure(duplicate))
+def answered_while_starting(
+    listener: socket.socket, settings: Settings, tls: ssl.SSLContext | None = None
+) -> Iterator[None]:
+    """Run the starting server in a thread, on a duplicate of the socket, while the context is open.
+
+    It has the same limits as the real server. Its metrics are discarded.
+    """
+    duplicate, room = Listener(socket.socket(fileno=os.dup(listener.fileno()))), room_for(settings.max_connections)
+    more = {"lifespan": "off", "timeout_graceful_shutdown": STOP_SECONDS}
+    config = bounded_config(starting_app, settings, tls, room, Metrics(()), listener=duplicate, **more)
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=[[duplicate]], name="nvium-starting", daemon=True)
     thread.start()
     try:

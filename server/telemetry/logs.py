@@ -64,18 +64,17 @@ def log_unhandled(error: tuple[type[BaseException], BaseException | None, Traceb
 
 
 class RateLimitedWarning:
-    """A warning that is logged at most once in `seconds`, with the number of occurrences since the last line."""
+    """A warning that is logged at most once a second, with the number of occurrences since the last line."""
 
-    def __init__(self, event: str, seconds: float = 1) -> None:
+    def __init__(self, event: str) -> None:
         self._event = event
-        self._seconds = seconds
         self._logged_at = -math.inf
         self._times = 0
 
     def log(self, **fields: Any) -> None:
         self._times += 1
         now = time.monotonic()
-        if now >= self._logged_at + self._seconds:
+        if now >= self._logged_at + 1:
             structlog.get_logger("nvium.server").warning(self._event, times=self._times, **fields)
             self._logged_at, self._times = now, 0
 

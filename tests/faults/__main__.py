@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tests.byte_model import NAME, load_byte_model
-from tests.faults.catalogue import KINDS
+from tests.faults.kinds import KINDS
 from tests.faults.load import dumped
 from tests.faults.suite import Row, Suite, is_as_promised, table
 from tests.faults.surroundings import remove_memory_groups

@@ -1,4 +1,4 @@
-"""Faults of a single server. Each fault is reverted, unless it ends the server."""
+"""All faults. Each fault is reverted, unless it ends the server."""
 
 import asyncio
 import fcntl
@@ -9,13 +9,22 @@ import signal
 import socket
 import struct
 import termios
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Protocol
 
+from tests.faults import surroundings
+from tests.faults.cluster import Cluster, cluster
 from tests.faults.load import KEY, ask_for_much
 from tests.server.forked_server import Prepare, forked_server
 from tests.server.server_process import ServerProcess
@@ -24,14 +33,11 @@ Inject = Callable[[ServerProcess, Random], Awaitable[None]]
 PIPE_BYTES = 4_096
 SILENT_CLIENTS = 300
 FILES = 128
+HANG_SECONDS = 6
+"""Longer than the gateway takes to detect that a replica hangs."""
 
-
-class Start(Protocol):
-    """Starts a server that logs to a file and is ready when the context is entered, as `forked_server` does."""
-
-    def __call__(
-        self, model_folder: Path, log: Path, *, prepare: Prepare | None = None, **options: object
-    ) -> AbstractContextManager[ServerProcess]: ...
+NUM_SIGNALS, SIGNALS_SECONDS = 200, 2
+TERM, INT, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGKILL
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,8 @@ class Kind:
     """A kind of fault.
 
     `ends` are the possible exit codes. Empty means that the server must survive. If it `may_live`, both are allowed.
-    `log` opens the server's log. `missing` names what this machine lacks for the fault, or returns an empty string.
+    `start` starts a server as `forked_server` does. `log` opens the server's log. `missing` names what this machine
+    lacks for the fault, or returns an empty string.
     `had_effect` checks a surviving server. Only a killed process `may_lose` requests without a response.
     """
 
@@ -48,7 +55,7 @@ class Kind:
     ends: tuple[int, ...] = ()
     prepare: Prepare | None = None
     log: Callable[[Path], AbstractAsyncContextManager[Path]] | None = None
-    start: Start = forked_server
+    start: Callable[..., AbstractContextManager[ServerProcess]] = forked_server
     options: Mapping[str, object] = field(default_factory=dict)
     missing: Callable[[], str] = str
     is_quick: bool = False
@@ -182,3 +189,98 @@ def pipe(folder: Path) -> int:
     reading = os.open(folder / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     fcntl.fcntl(reading, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     return reading
+
+
+@contextmanager
+def server_with_key_file(model_folder: Path, log: Path, **options: object) -> Iterator[ServerProcess]:
+    keys = log.with_name("keys")
+    keys.write_text("sk-of-the-file\n")
+    with forked_server(model_folder, log, api_keys_file=keys, **options) as server:
+        yield server
+
+
+async def reload_keys(server: ServerProcess, chance: Random) -> None:
+    for _ in range(NUM_SIGNALS):
+        server.process.send_signal(signal.SIGHUP)
+        await asyncio.sleep(2 * chance.random() * SIGNALS_SECONDS / NUM_SIGNALS)
+
+
+def some_replica(server: ServerProcess, chance: Random) -> ServerProcess:
+    assert isinstance(server, Cluster)
+    return chance.choice(server.replicas)
+
+
+async def replica_killed(server: ServerProcess, chance: Random) -> None:
+    await signalled(signal.SIGKILL, some_replica(server, chance), chance)
+
+
+async def replica_hangs(server: ServerProcess, chance: Random) -> None:
+    replica = some_replica(server, chance)
+    replica.process.send_signal(signal.SIGSTOP)
+    await asyncio.sleep(HANG_SECONDS)
+    replica.process.send_signal(signal.SIGCONT)
+
+
+async def replica_slowed(server: ServerProcess, chance: Random) -> None:
+    await slowed(some_replica(server, chance), chance)
+
+
+KINDS = [
+    Kind(
+        "more clients than files",
+        silent_clients,
+        prepare=partial(files_at_most, FILES),
+        had_effect=logs("too many connections"),
+        is_quick=True,
+    ),
+    Kind("log on a full disk", nothing, log=full_disk, had_effect=drops_lines, is_quick=True),
+    Kind("log on a broken disk", nothing, log=surroundings.broken_disk, had_effect=drops_lines),
+    Kind("log's reader gone", nothing, log=pipe_without_reader, had_effect=drops_lines),
+    Kind("log's reader asleep", nothing, log=pipe_that_nobody_reads, had_effect=fills_its_pipe, is_quick=True),
+    Kind("no file may grow", nothing, prepare=no_file_may_grow, had_effect=drops_lines),
+    Kind(
+        "everything read-only",
+        nothing,
+        prepare=surroundings.mount_read_only,
+        missing=surroundings.missing_root,
+        had_effect=surroundings.has_read_only_root,
+    ),
+    Kind(
+        "no more memory",
+        no_more_memory,
+        ends=(1,),
+        may_live=True,
+        may_lose=True,
+        had_effect=lambda _: True,
+        is_quick=True,
+    ),
+    Kind(
+        "no memory of its group",
+        surroundings.limit_memory_group,
+        ends=(-KILL, 1),
+        prepare=surroundings.join_memory_group,
+        missing=surroundings.missing_memory_groups,
+        had_effect=surroundings.hit_memory_limit,
+        may_lose=True,
+        may_live=True,
+    ),
+    Kind(
+        "clock jumps",
+        surroundings.clock_jumps,
+        start=surroundings.server_with_fake_clock,
+        missing=surroundings.missing_faketime,
+        had_effect=logs(surroundings.NEXT_YEAR),
+    ),
+    Kind("SIGTERM", partial(signalled, TERM), ends=(0,), is_quick=True),
+    Kind("SIGINT", partial(signalled, INT), ends=(0,)),
+    Kind("SIGKILL", partial(signalled, KILL), ends=(-KILL,), may_lose=True, is_quick=True),
+    Kind("SIGHUP, 200 times", reload_keys, start=server_with_key_file, had_effect=logs("reloaded keys")),
+    Kind("SIGSTOP and SIGCONT", paused, is_quick=True),
+    Kind("slowed", slowed),
+    Kind("device thread dies", until_it_ends, ends=(1,), prepare=break_the_device_thread, is_quick=True),
+    Kind("one of two replicas killed", replica_killed, start=cluster, is_quick=True),
+    Kind("one of two replicas stopped and continued", replica_hangs, start=cluster, is_quick=True),
+    Kind("one of two replicas slowed", replica_slowed, start=cluster),
+    Kind("gateway terminated", partial(signalled, TERM), ends=(0,), start=cluster),
+    Kind("gateway killed", partial(signalled, KILL), ends=(-KILL,), start=cluster, may_lose=True, is_quick=True),
+]

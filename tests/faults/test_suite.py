@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.catalogue import KINDS
-from tests.faults.kinds import Kind
+from tests.faults.kinds import KINDS, Kind
 from tests.faults.suite import Suite, is_as_promised
 
 

@@ -116,11 +116,6 @@ async def test_a_waiting_stream_sends_keep_alives() -> None:
     assert exchange.calls == ["close"]
 
 
-async def test_a_stream_that_does_not_wait_sends_only_events() -> None:
-    exchange = await Exchange(keep_alive_seconds=60).run(slow_events(0))
-    assert exchange.sent == [b"", b"data: 1\n\n", b"data: 2\n\ndata: 3\n\n", b""]
-
-
 async def test_a_stream_ends_when_its_client_disconnects() -> None:
     exchange = await Exchange(leave_after=0.02).run(slow_events(60))
     assert exchange.sent == [b"", b"data: 1\n\n"]

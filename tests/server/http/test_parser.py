@@ -103,13 +103,6 @@ def test_a_body_may_have_only_some_small_chunks() -> None:
         fed([1] * (FREE_PIECES + 10))
 
 
-async def test_a_body_in_chunks_of_one_byte_is_refused(server: LiveServer) -> None:
-    pieces = b"".join(b"1\r\n%c\r\n" % byte for byte in b" " * (FREE_PIECES + 10))
-    head = request(PATHS[0], b"", is_chunked=True).removesuffix(b"0\r\n\r\n")
-    answer = await asked(server.url, head + pieces)
-    assert (answer.status, error_of(answer)["code"]) == (400, "malformed_request")
-
-
 async def test_excess_connections_are_refused_and_others_continue(byte_model: LoadedModel) -> None:
     with live_server(byte_model, max_connections=3) as server:
         async with connected(server.url) as first, connected(server.url), connected(server.url):

@@ -16,31 +16,18 @@ from tests.server.live_server import wait_until
 from tests.server.log_lines import log_lines
 
 
-def ring_of(settings: Settings) -> KeyRing:
-    return KeyRing(read_keys(settings))
-
-
-def test_reloaded_keys_replace_the_old_ones(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["bob:sk-new", "", "# none", "a key: with spaces", None])
+def test_a_valid_file_replaces_the_keys_and_an_invalid_one_does_not(tmp_path: Path, content: str | None) -> None:
     file = tmp_path / "keys"
     file.write_text("alice:sk-old")
     settings = Settings(api_keys_file=file)
-    renewal = Renewal(settings, ring := ring_of(settings), None)
-    file.write_text("bob:sk-new")
-    renewal.renew()
-    assert (ring.owner("sk-old"), ring.owner("sk-new")) == (None, "bob")
-
-
-@pytest.mark.parametrize("wrong", ["", "# none", "a key: with spaces", None])
-def test_an_invalid_file_does_not_change_the_keys(tmp_path: Path, wrong: str | None) -> None:
-    file = tmp_path / "keys"
-    file.write_text("alice:sk-old")
-    settings = Settings(api_keys_file=file)
-    renewal = Renewal(settings, ring := ring_of(settings), None)
-    file.unlink() if wrong is None else file.write_text(wrong)
+    renewal = Renewal(settings, ring := KeyRing(read_keys(settings)), None)
+    file.unlink() if content is None else file.write_text(content)
     with log_lines() as log:
         renewal.renew()
-    assert ring.owner("sk-old") == "alice"
-    assert [line["level"] for line in log.lines] == ["error"]
+    is_valid = content == "bob:sk-new"
+    assert (ring.owner("sk-old"), ring.owner("sk-new")) == ((None, "bob") if is_valid else ("alice", None))
+    assert [line["level"] for line in log.lines] == ["info" if is_valid else "error"]
 
 
 @pytest.mark.parametrize("setting", ["api_keys_file", "ssl_certfile", "ssl_keyfile"])

@@ -98,16 +98,6 @@ def events(stream: str) -> list[str]:
     return events
 
 
-def test_a_request_that_does_not_arrive_in_time_gets_a_408(encrypted: LiveServer, trusting: ssl.SSLContext) -> None:
-    url = httpx.URL(encrypted.url)
-    with (
-        socket.create_connection((url.host, url.port), timeout=20) as plain,
-        trusting.wrap_socket(plain, server_hostname="localhost") as secure,
-    ):
-        secure.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n")
-        assert secure.recv(1000).startswith(b"HTTP/1.1 408 ")
-
-
 async def test_a_client_that_disconnects_frees_its_seat(encrypted: LiveServer, trusting: ssl.SSLContext) -> None:
     url = encrypted.url.replace("http", "https", 1)
     async with httpx.AsyncClient(base_url=url, verify=trusting) as client:
