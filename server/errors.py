@@ -263,10 +263,14 @@ def from_http(error: HTTPException) -> ApiError:
     """Convert the router's 404 and 405, and unreadable bodies, whose cause may be an `ApiError`."""
     if isinstance(error.__cause__, ApiError):
         return error.__cause__
-    is_unknown = error.status_code == HTTPStatus.NOT_FOUND
-    refusal = ApiError("no such endpoint; GET /openapi.json lists all endpoints" if is_unknown else str(error.detail))
+    headers = error.headers or {}
+    messages = {
+        HTTPStatus.NOT_FOUND: "no such endpoint; GET /openapi.json lists all endpoints",
+        HTTPStatus.METHOD_NOT_ALLOWED: f"this endpoint accepts {headers.get('Allow', 'other methods')}",
+    }
+    refusal = ApiError(messages.get(HTTPStatus(error.status_code), str(error.detail)))
     refusal.status = error.status_code
-    refusal.headers = error.headers or {}
+    refusal.headers = headers
     return refusal
 
 

@@ -108,7 +108,7 @@ async def stored_response(response_id: str, request: Request) -> HttpResponse:
     kept, owner = request.app.state.kept_responses, request.state.key_id
     found: Kept | None = kept.find(owner, response_id)
     if found is None:
-        error = ApiError(NOT_FOUND.format(response_id[:100]), param="response_id")
+        error = ApiError(NOT_FOUND.format(response_id[:100]), param="response_id", code="response_not_found")
         error.status = 404
         raise error
     if request.method == "GET":

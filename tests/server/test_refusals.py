@@ -172,7 +172,7 @@ def test_an_internal_error_reveals_nothing(byte_model: LoadedModel) -> None:
         (b'{"model":"bytes","prompt":"a","prompt":"b"}', "has a duplicate key 'prompt'", "prompt"),
         (
             b'{"model":"bytes","prompt":"a","nvium":{"sampling":"exits","sampling":"mixture"}}',
-            "has 'sampling' tw",
+            "has a duplicate key 'sampling'",
             "sampling",
         ),
         (b'{"model":"bytes","prompt":', "is not valid JSON: Expecting value at character 26", None),

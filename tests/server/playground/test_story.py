@@ -20,7 +20,7 @@ LOOKS = """spans => spans.map((span) => {
 
 END = {"stop": "ended", "length": "reached its length"}
 
-GAIN = r"^Generated again in [\d.]+ s with early exits, [\d.]+ s without\.$"
+GAIN = r"^Generated twice more each way: [\d.]+ s with early exits, [\d.]+ s without\.$"
 
 
 def answer(server: LiveServer, **body: Any) -> dict[str, Any]:

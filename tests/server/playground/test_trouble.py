@@ -48,7 +48,7 @@ def test_the_page_sends_the_key_and_does_not_store_it(chromium: Browser, byte_mo
 
 
 def test_a_refusal_shows_the_servers_message(visit: Visit) -> None:
-    visit.ask(length=5000)
+    visit.ask(length=1024)
     trouble = visit.trouble()
     assert trouble.startswith("The server refused this: ")
     assert "1024" in trouble and trouble.endswith(".")
