@@ -7,9 +7,8 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.byte_model import NAME, load_byte_model
 from tests.faults.kinds import KINDS
-from tests.faults.load import dumped
+from tests.faults.load import dumped, saved_model
 from tests.faults.suite import Row, Suite, is_as_promised, table
 from tests.faults.surroundings import remove_memory_groups
 
@@ -22,10 +21,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        model, models = load_byte_model(), Path(folder) / NAME
-        model.model.save_pretrained(models)
-        model.tokenizer.save_pretrained(models)
-        rows = asyncio.run(inject(models, given.times, given.seed, given.only or ""))
+        rows = asyncio.run(inject(saved_model(folder), given.times, given.seed, given.only or ""))
     sys.stdout.write(table(rows))
     if given.json:
         command = f"python -m tests.faults --times {given.times} --seed {given.seed}"
@@ -35,8 +31,8 @@ def main() -> None:
     sys.exit(not all(is_as_promised(row, kinds[row.what]) for row in rows))
 
 
-async def inject(models: Path, times: int, seed: int, only: str) -> list[Row]:
-    suite = Suite(models, seed)
+async def inject(model: Path, times: int, seed: int, only: str) -> list[Row]:
+    suite = Suite(model, seed)
     await suite.prepare()
     rows = []
     for kind in KINDS:

@@ -9,12 +9,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from tests.byte_model import NAME, load_byte_model
 from tests.server.generating import PATHS, STARTS
 from tests.server.raw_client import JSON, Answer, RawConnection, asked, connected, post
 
 KEY = "sk-faults"
+
 OPEN: Mapping[str, str] = {**JSON, "authorization": f"Bearer {KEY}"}
 OPTIONS = {"deterministic": 1, "max_sequences": 8, "cache_tokens": 560, "api_keys": KEY, "arrival_seconds": 20}
 """Options of the server. The cache is so small that sequences are preempted."""
@@ -189,6 +192,14 @@ def percentiles(values: Sequence[float]) -> Iterator[tuple[str, float]]:
     for share in (50, 99):
         if ordered:
             yield f"p{share}", round(ordered[min(len(ordered) - 1, len(ordered) * share // 100)], 4)
+
+
+def saved_model(folder: str) -> Path:
+    """Save the tests' model in a folder and return its path."""
+    model, path = load_byte_model(), Path(folder) / NAME
+    model.model.save_pretrained(path)
+    model.tokenizer.save_pretrained(path)
+    return path
 
 
 def dumped(result: object) -> str:

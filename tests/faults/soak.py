@@ -20,8 +20,7 @@ from typing import Any
 
 import httpx
 
-from tests.byte_model import NAME, load_byte_model
-from tests.faults.load import KEY, OPTIONS, Load, dumped, known_requests, percentiles, quiet_answers
+from tests.faults.load import KEY, OPTIONS, Load, dumped, known_requests, percentiles, quiet_answers, saved_model
 from tests.server.forked_server import forked_server
 from tests.server.server_process import ServerProcess
 
@@ -90,10 +89,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        model, log = load_byte_model(), Path(folder) / "log"
-        model.model.save_pretrained(Path(folder) / NAME)
-        model.tokenizer.save_pretrained(Path(folder) / NAME)
-        with forked_server(Path(folder) / NAME, log, **OPTIONS) as server:
+        log = Path(folder) / "log"
+        with forked_server(saved_model(folder), log, **OPTIONS) as server:
             result = asyncio.run(soaked(server, given))
         lines = [json.loads(line) for line in log.read_text().splitlines()]
     warnings = Counter(line["event"] for line in lines if line["level"] != "info")
