@@ -1,6 +1,5 @@
 """A request's arrival is the time of its first bytes. Idle connections are kept alive for a while."""
 
-import asyncio
 import json
 import socket
 import threading
@@ -70,24 +69,26 @@ def status_of(connection: socket.socket, path: str = "/livez") -> int:
 
 
 def test_a_request_that_races_the_keep_alive_timeout_is_answered(byte_model: LoadedModel) -> None:
-    has_sent = threading.Event()
+    connections, is_blocked, has_sent = list[Connection](), threading.Event(), threading.Event()
 
     def prepare(app: FastAPI) -> None:
-        @app.get("/end")
-        async def end(request: Request) -> None:
-            """Let the timeout fire when the next request has arrived but has not been read."""
-            fast_path = request.scope["extensions"][FAST_PATH]
-            asyncio.get_running_loop().call_later(0.05, run_out, fast_path._transport.get_protocol())
+        @app.get("/connection")
+        async def note(request: Request) -> None:
+            connections.append(request.scope["extensions"][FAST_PATH]._transport.get_protocol())
 
-        def run_out(connection: Connection) -> None:
-            has_sent.wait(30)
-            connection.timeout_keep_alive_handler()
+    def run_out() -> None:
+        """Let the timeout fire when the next request has arrived but has not been read."""
+        is_blocked.set()
+        has_sent.wait(30)
+        connections[0].timeout_keep_alive_handler()
 
-    with live_server(byte_model, prepare) as server, connected(server) as connection:
-        assert status_of(connection, "/end") == 200
-        connection.sendall(post(1, "close"))
+    with live_server(byte_model, prepare) as server, connected(server) as client:
+        assert status_of(client, "/connection") == 200
+        connections[0].loop.call_soon_threadsafe(run_out)
+        assert is_blocked.wait(30)
+        client.sendall(post(1, "close"))
         has_sent.set()
-        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        assert client.recv(65536).startswith(b"HTTP/1.1 200")
 
 
 def connected(server: LiveServer) -> socket.socket:

@@ -24,13 +24,7 @@ from tests.server.log_lines import log_lines
 SECRET = "the-fox-told-nobody"
 KEY = "sk-never-told"
 BODY: dict[str, Any] = {"model": NAME, "prompt": SECRET, "max_tokens": 3, "seed": 1, "ignore_eos": True}
-FIELDS = {
-    "request_id": "mine",
-    "key_id": "alice",
-    "endpoint": "completions",
-    "level": "info",
-    "event": "request",
-}
+FIELDS = {"request_id": "mine", "key_id": "alice", "endpoint": "completions", "level": "info", "event": "request"}
 
 
 class QuotingError(Exception):

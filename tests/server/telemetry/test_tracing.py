@@ -182,19 +182,6 @@ def test_probes_and_lists_are_not_traced(traced: tuple[LiveServer, Spans]) -> No
     assert spans.is_empty
 
 
-def at(record: RequestRecord, **seconds: float) -> RequestRecord:
-    """Set times of the record, in seconds after its arrival."""
-    for name, after in seconds.items():
-        setattr(record, name, record.arrived_at + after)
-    return record
-
-
-def shown(record: RequestRecord) -> list[tuple[str, float, float]]:
-    return [
-        (name, round(start - record.arrived_at), round(end - record.arrived_at)) for name, start, end in phases(record)
-    ]
-
-
 @pytest.mark.parametrize(
     ("status", "cause", "reached", "expected"),
     [
@@ -213,10 +200,12 @@ def test_an_aborted_requests_last_phase_lasts_until_its_end(
     status: int | None, cause: str | None, reached: int, expected: list[tuple[str, int, int]]
 ) -> None:
     record = RequestRecord(Metrics([1.0], [1.0]), request_id="mine", endpoint="completions")
-    moments = {"queued_at": 1, "started_at": 2, "first_token_at": 3, "last_token_at": 4}
-    at(record, **dict(list(moments.items())[:reached]), closed_at=9)
+    moments = [("queued_at", 1), ("started_at", 2), ("first_token_at", 3), ("last_token_at", 4)]
+    for name, seconds in [*moments[:reached], ("closed_at", 9)]:
+        setattr(record, name, record.arrived_at + seconds)
     record.status, record.abort_cause = status, cause
-    assert shown(record) == expected
+    at = record.arrived_at
+    assert [(name, round(start - at), round(end - at)) for name, start, end in phases(record)] == expected
 
 
 class Collector(HTTPServer):
