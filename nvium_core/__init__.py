@@ -1,7 +1,7 @@
 """N-vium: the mixture-of-exits transformer (arXiv 2605.13190), its engine and its training.
 
-Importing it registers N-viums with transformers' Auto classes. The `nvium` command, whose help does not wait for
-PyTorch, imports the model when it needs it. Other names are imported on first use.
+Importing the package registers the model with transformers' Auto classes, except in the `nvium` command, whose help
+should not wait for PyTorch. Exported names are imported on first use.
 """
 
 import sys
@@ -55,70 +55,52 @@ if TYPE_CHECKING:
     from nvium_core.model.config import NviumConfig as NviumConfig
     from nvium_core.options import ServerOptions as ServerOptions
 
-_HOME = {
-    "Device": "choices",
-    "Precision": "choices",
-    "Sampling": "choices",
-    "Schedule": "choices",
-    "SUGGESTED": "choices",
-    "NviumError": "errors",
-    "Constraint": "engine.constraint",
-    "TooCostly": "engine.constraint",
-    "ConstraintLimit": "engine.failures",
-    "Engine": "engine.engine",
-    "EngineError": "engine.failures",
-    "EngineStopped": "engine.failures",
-    "NoTokenAllowed": "engine.failures",
-    "Completion": "engine.events",
-    "Event": "engine.events",
-    "FailureEvent": "engine.events",
-    "PromptEvent": "engine.events",
-    "Score": "engine.events",
-    "StepReport": "engine.events",
-    "TokenEvent": "engine.events",
-    "best": "engine.events",
-    "mean_logprob": "engine.events",
-    "ContextLengthExceeded": "engine.params",
-    "EngineConfig": "engine.params",
-    "InvalidRequest": "engine.params",
-    "SamplingParams": "engine.params",
-    "Admitted": "engine.token_stream",
-    "ChoiceKey": "engine.token_stream",
-    "EngineRequest": "engine.token_stream",
-    "TokenStream": "engine.token_stream",
-    "EngineWorker": "engine.worker",
-    "Observe": "engine.worker",
-    "WorkerState": "engine.worker",
-    "CheckpointError": "model.checkpoint",
-    "NviumConfig": "model.config",
-    "NviumForCausalLM": "model.causal_lm",
-    "LLM": "llm",
-    "Completions": "llm",
-    "Piece": "llm",
-    "TextCompletion": "llm",
-    "LoadedModel": "loading",
-    "load_model": "loading",
-    "load_mapped": "mapped_weights",
-    "ServerOptions": "options",
+EXPORTS = {
+    "choices": ("Device", "Precision", "Sampling", "Schedule", "SUGGESTED"),
+    "errors": ("NviumError",),
+    "engine.constraint": ("Constraint", "TooCostly"),
+    "engine.failures": ("ConstraintLimit", "EngineError", "EngineStopped", "NoTokenAllowed"),
+    "engine.engine": ("Engine",),
+    "engine.events": (
+        "Completion",
+        "Event",
+        "FailureEvent",
+        "PromptEvent",
+        "Score",
+        "StepReport",
+        "TokenEvent",
+        "best",
+        "mean_logprob",
+    ),
+    "engine.params": ("ContextLengthExceeded", "EngineConfig", "InvalidRequest", "SamplingParams"),
+    "engine.token_stream": ("Admitted", "ChoiceKey", "EngineRequest", "TokenStream"),
+    "engine.worker": ("EngineWorker", "Observe", "WorkerState"),
+    "model.checkpoint": ("CheckpointError",),
+    "model.config": ("NviumConfig",),
+    "model.causal_lm": ("NviumForCausalLM",),
+    "llm": ("LLM", "Completions", "Piece", "TextCompletion"),
+    "loading": ("LoadedModel", "load_model"),
+    "mapped_weights": ("load_mapped",),
+    "options": ("ServerOptions",),
 }
+_MODULE_OF = {name: module for module, names in EXPORTS.items() for name in names}
 
-__all__ = list(_HOME)
+__all__ = list(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+    return sorted({*globals(), *_MODULE_OF})
 
 
 def _is_command() -> bool:
-    """Whether this process is the `nvium` command, whose help does not wait for PyTorch."""
     return Path(sys.argv[0]).name == "nvium" or f"{__name__}.cli" in sys.orig_argv
 
 
 if not _is_command():
-    import_module(f"{__name__}.model.causal_lm")  # registers with transformers' Auto classes
+    import_module(f"{__name__}.model.causal_lm")

@@ -1,4 +1,4 @@
-"""Checksum files next to files that are written once and read often; a damaged file is not used."""
+"""Checksums of cached files, so that a damaged cache is detected."""
 
 import json
 import mmap
@@ -14,11 +14,11 @@ CHECKSUMS_FILE = "checksums.json"
 
 
 class DamagedFile(NviumError):
-    """The file does not match its checksum, or has none."""
+    """A file that does not match its checksum, or has none."""
 
 
 def checksum(file: Path) -> str:
-    """CRC-32 of the CRC-32s of a file's pieces, which are read on several cores."""
+    """Return the CRC-32 of the CRC-32s of a file's pieces, which are computed in parallel."""
     if not file.stat().st_size:
         return ""
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -29,24 +29,24 @@ def checksum(file: Path) -> str:
 
 
 def seal(folder: Path) -> None:
-    """Write all files of a folder to the disk, with their checksums."""
+    """Write the checksums of all files of a folder, and sync everything to disk."""
     sums = {file.name: checksum(file) for file in sorted(folder.iterdir()) if file.is_file()}
     (folder / CHECKSUMS_FILE).write_text(json.dumps(sums))
     for name in (*sums, CHECKSUMS_FILE):
         sync(folder / name)
 
 
+def sync(file: Path) -> None:
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())
+
+
 def check(folder: Path) -> None:
-    """Raise `DamagedFile` unless a sealed folder is as it was sealed, or `OSError`."""
+    """Raise `DamagedFile` or `OSError` if a file of a sealed folder has changed or is missing."""
     try:
         sums = json.loads((folder / CHECKSUMS_FILE).read_bytes())
     except ValueError as error:
         raise DamagedFile(f"{CHECKSUMS_FILE} is not JSON") from error
     for name, expected in sums.items():
         if checksum(folder / name) != expected:
-            raise DamagedFile(f"{name} is not as it was written")
-
-
-def sync(file: Path) -> None:
-    with file.open("rb") as opened:
-        os.fsync(opened.fileno())
+            raise DamagedFile(f"{name} does not match its checksum")

@@ -1,4 +1,4 @@
-"""The words that options accept, on the command line, in the environment and in Python."""
+"""The values that options accept, on the command line, in the environment and in Python."""
 
 from typing import Literal
 
@@ -14,4 +14,4 @@ Lesson = Literal["original", "text"]
 Sharding = Literal["ddp", "fsdp"]
 
 SUGGESTED = {"temperature": 0.7, "top_p": 0.95}
-"""Sampling parameters for readable text; at the API's default of 1, a small model stammers."""
+"""Sampling parameters for readable text: at temperature 1, the API's default, a small model rambles."""

@@ -1,7 +1,4 @@
-"""The `nvium` command.
-
-A user's mistake ends as one line on stderr and exit code 2.
-"""
+"""The `nvium` command. User errors are one line on stderr and exit code 2."""
 
 import ctypes
 import os
@@ -15,14 +12,10 @@ import typer
 from nvium_core.commands import evaluation, generating, measuring, retrofitting, serving, training
 from nvium_core.errors import NviumError, plain
 
-USER_ERROR = 2
-
 THROUGHPUT_COMMANDS = ("train", "evaluate", "retrofit")
-SPIN = b"1000"
-"""Iterations that OpenMP's threads spin before they sleep."""
 
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
-"""The base of click's usage errors, taken from typer, as some versions bundle their own click."""
+"""The base of click's usage errors. Some versions of typer bundle their own click."""
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="N-vium, served and trained.")
 
@@ -42,8 +35,8 @@ for command in COMMANDS:
 
 
 def main() -> None:
-    """Entry point: runs a command; errors of the user become one line and exit code 2."""
-    take_closed_streams()
+    """Run a command. This is the entry point of the distribution."""
+    open_missing_streams()
     if sys.argv[1:2] and sys.argv[1] in THROUGHPUT_COMMANDS:
         spin_briefly()
     try:
@@ -58,9 +51,11 @@ def main() -> None:
     sys.exit(status if isinstance(status, int) else 0)
 
 
-def take_closed_streams() -> None:
-    """Open missing standard streams on /dev/null. Otherwise the next file or connection gets descriptor 2, and
-    libraries write their messages into a checkpoint or to a client."""
+def open_missing_streams() -> None:
+    """Open closed standard streams on /dev/null.
+
+    Otherwise the next file or socket would get descriptor 2, and libraries would log into a checkpoint or to a client.
+    """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -69,18 +64,19 @@ def take_closed_streams() -> None:
 
 
 def spin_briefly() -> None:
-    """Let OpenMP's threads sleep soon, unless the user has set how long they spin. Call before importing torch. The
-    default, milliseconds, makes several threads slower than one on a busy machine."""
+    """Let OpenMP threads sleep after 1,000 iterations, unless the user set GOMP_SPINCOUNT. Call before importing torch.
+
+    By default they spin for milliseconds, which on a busy machine makes several threads slower than one.
+    """
     setenv = getattr(ctypes.CDLL(None), "setenv", None)
     if setenv:
-        setenv(b"GOMP_SPINCOUNT", SPIN, 0)
+        setenv(b"GOMP_SPINCOUNT", b"1000", 0)
 
 
 def fail(message: str) -> None:
-    """One line on stderr, if it takes one; exit code 2."""
     with suppress(OSError):
         print("nvium: " + " ".join(message.split()), file=sys.stderr)
-    sys.exit(USER_ERROR)
+    sys.exit(2)
 
 
 def show_version(wanted: bool) -> None:
@@ -91,7 +87,9 @@ def show_version(wanted: bool) -> None:
 
 @app.callback()
 def options(
-    version: Annotated[bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """Serve, try, train and evaluate mixture-of-exits transformers."""
 

@@ -1,7 +1,7 @@
-"""Converts a model of any layout we read to a folder in ours: configuration, weights, tokenizer.
+"""Converts a model of any supported layout to a folder in ours.
 
-Weights are converted and written a shard at a time, so memory holds one shard. The folder is written under a temporary
-name and renamed when complete, so a failed conversion leaves nothing behind.
+One shard of the weights is in memory at a time. The folder is written under a temporary name and renamed at the end, so
+a failed conversion leaves nothing behind.
 """
 
 import json
@@ -43,18 +43,18 @@ COMPANIONS = (
     "chat_template.json",
     GENERATION_CONFIG_NAME,
 )
-"""Copied unchanged."""
+"""Files that are copied unchanged."""
 
 MAX_SHARD_BYTES = 5_000_000_000
 
 
 class ConversionError(NviumError):
-    """The target cannot be written; the message names it."""
+    """A target that cannot be written."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """The result of a conversion. `num_bytes` is the size of the weights as stored."""
+    """The result of a conversion; `str` describes it in one line. `num_bytes` is the size of the weights on disk."""
 
     folder: Path
     exit_layers: list[int]
@@ -65,12 +65,11 @@ class Conversion:
 
     def __str__(self) -> str:
         num_exits = len(self.exit_layers)
-        kind = f"a {num_exits}-vium" if num_exits > 1 else "a univium (a plain Llama)"
-        depths = "exits after layers " if num_exits > 1 else "its exit after layer "
-        depths += ", ".join(map(str, self.exit_layers))
+        depths = ", ".join(map(str, self.exit_layers))
+        kind = f"a {num_exits}-vium, exits after layers {depths}" if num_exits > 1 else "a univium (dense Llama)"
         numbers = f"{self.num_parameters:,} parameters in {str(self.dtype).removeprefix('torch.')}"
-        lacks = "" if self.has_tokenizer else f"; it has no {TOKENIZER_FILE}, which serving needs"
-        return f"{self.folder}: {kind}, {depths}, {numbers}, {self.num_bytes / 1e6:,.1f} MB{lacks}"
+        hint = "" if self.has_tokenizer else f"; no {TOKENIZER_FILE}: the server cannot load it"
+        return f"{self.folder}: {kind}, {numbers}, {self.num_bytes / 1e6:,.1f} MB{hint}"
 
 
 def convert(
@@ -82,12 +81,15 @@ def convert(
     max_shard_bytes: int = MAX_SHARD_BYTES,
     **hub_options: Any,
 ) -> Conversion:
-    """Write the model `source` (a folder, Hub name or GGUF file in any layout that loads) as the folder `target`.
+    """Write the model `source` to the folder `target`.
 
-    `auto` keeps the stored precision, the widest if there are several. `exits`, a folder or Hub name, are merged into
-    the model they were made for. `hub_options` go to the Hub's client. Raises
-    `CheckpointError` naming what is missing or damaged in the source, and `ConversionError` if the target is not empty
-    or cannot be written.
+    source: a folder, Hub name or GGUF file.
+    dtype: auto keeps the stored precision, the widest one if there are several.
+    exits: folder or Hub name of retrofitted exits to merge into the model.
+    hub_options: passed to the Hub client.
+
+    Raise `CheckpointError` if the source cannot be loaded, or `ConversionError` if the target is not empty or cannot be
+    written.
     """
     place = check_target(Path(target))
     wanted = None if dtype == "auto" else getattr(torch, dtype)
@@ -113,18 +115,17 @@ def convert(
 
 
 def check_target(target: Path) -> Path:
-    """The target with links resolved. Raises `ConversionError` unless it is missing or an empty folder."""
+    """Return the target with links resolved. Raise `ConversionError` unless it is missing or an empty folder."""
     if target.exists() and not target.is_dir():
-        raise ConversionError(f"{target}: is a file, where a folder is to be written")
+        raise ConversionError(f"{target}: is a file; choose a folder")
     if target.exists() and any(target.iterdir()):
         raise ConversionError(f"{target}: is not empty; choose another folder")
     return target.resolve()
 
 
 def check(checkpoint: Checkpoint) -> bool:
-    """Refuse wrong tensors and damaged companion files; returns whether there is a tokenizer."""
-    with torch.device("meta"):
-        model = Nvium(checkpoint.config)
+    """Raise `CheckpointError` for wrong tensors and damaged files. Return whether there is a tokenizer."""
+    model = Nvium.empty(checkpoint.config)
     checkpoint.check_against(model)
     files = companions(checkpoint.folder)
     for file in files:
@@ -143,7 +144,7 @@ def companions(folder: Path) -> list[Path]:
 
 
 def check_json(file: Path) -> None:
-    """Refuse a .json file that is not an object."""
+    """Raise `CheckpointError` for a .json file that is not an object."""
     if file.suffix != ".json":
         return
     try:
@@ -155,13 +156,13 @@ def check_json(file: Path) -> None:
 
 
 def stored_precision(checkpoint: Checkpoint) -> torch.dtype:
-    """The narrowest precision that holds every tensor exactly."""
+    """Return the narrowest precision that represents every tensor exactly."""
     return reduce(torch.promote_types, (tensor.dtype for tensor in checkpoint.tensors.values()))
 
 
 @contextmanager
 def written_whole(place: Path) -> Iterator[Path]:
-    """A temporary folder, renamed to `place` on success and removed on failure."""
+    """Yield a temporary folder. Rename it to `place` on success, and remove it on failure."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as scratch:
@@ -176,19 +177,19 @@ def written_whole(place: Path) -> Iterator[Path]:
 def write_config(config: NviumConfig, precision: torch.dtype, folder: Path) -> None:
     config.architectures = ["NviumForCausalLM"]
     config.dtype = precision
-    vars(config).pop("auto_map", None)  # refers to code that is not copied
+    vars(config).pop("auto_map", None)  # names code that is not copied
     config.to_json_file(folder / CONFIG_NAME)
 
 
 def write_tensors(tensors: dict[str, Tensor], precision: torch.dtype, max_shard_bytes: int, folder: Path) -> None:
-    """One safetensors file, or numbered shards and their index, as `save_pretrained` does."""
+    """Write one safetensors file, or numbered shards and their index, like `save_pretrained`."""
     sizes = {name: torch.empty_like(tensors[name], dtype=precision, device="meta") for name in sorted(tensors)}
     split = split_torch_state_dict_into_shards(sizes, max_shard_size=max_shard_bytes)
     shards = split.filename_to_tensors.items()
     for file, names in track(shards, "writing", len(shards), console=Console(stderr=True), transient=True):
         shard = {name: tensors[name].to(precision).contiguous() for name in names}
         save_file(shard, folder / file, metadata={"format": "pt"})
-        shutil.copymode(folder / CONFIG_NAME, folder / file)  # safetensors may make files for the owner only
+        shutil.copymode(folder / CONFIG_NAME, folder / file)  # safetensors may create files only the owner can read
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

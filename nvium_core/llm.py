@@ -1,4 +1,4 @@
-"""Text in, text out: a model, its tokenizer and an engine in one object. Not thread-safe."""
+"""Offline inference on text: a model, its tokenizer and an engine in one object."""
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,17 +20,17 @@ Message = dict[str, Any]
 
 @dataclass
 class TextCompletion(Completion):
-    """A completion with its text, without end-of-text and stop string; the other fields count both."""
+    """A completion with its text. The text excludes end-of-text and stop strings; the other fields include both."""
 
     text: str = ""
 
 
 class Completions(list[TextCompletion]):
-    """Completions of all prompts, in order. With a single one, its fields are attributes of this object too."""
+    """The completions of all prompts, in order. A single completion can also be accessed through the properties."""
 
     @property
     def only(self) -> TextCompletion:
-        """The single completion; raises `ValueError` if there are several."""
+        """The single completion. Raise `ValueError` if there are several."""
         [completion] = self
         return completion
 
@@ -49,7 +49,7 @@ class Completions(list[TextCompletion]):
 
 @dataclass(frozen=True)
 class Piece:
-    """A streamed token and the text that became certain with it, possibly empty. `exits` count from 1."""
+    """A streamed token and the text that it completes, possibly empty. `exits` are 1-based."""
 
     text: str
     token_ids: list[int] = field(default_factory=list)
@@ -59,12 +59,12 @@ class Piece:
 
 @dataclass
 class _Answer:
-    """One choice of one prompt in progress."""
+    """One choice of a running prompt."""
 
     text: AnswerText
     completion: TextCompletion = field(default_factory=TextCompletion)
 
-    def take(self, event: TokenEvent) -> Piece:
+    def append(self, event: TokenEvent) -> Piece:
         self.completion.append(event)
         gained = self.text.push(event.token_id, is_silent=event.is_stop, is_last=event.finish_reason is not None)
         self.completion.text += gained
@@ -74,11 +74,14 @@ class _Answer:
 
 
 class LLM:
-    """`LLM("folder").generate("Once upon a time")`; without a name, the bundled model. `exits` is a folder or Hub name
-    of exits made for the model.
+    """A model with its engine: `LLM("folder").generate("Once upon a time")`. Not thread-safe.
 
-    `engine_options` are `EngineConfig`'s. `sampling` is `SamplingParams`' fields, and `stop`, a string or several, and
-    `include_stop_str_in_output`. Raises `CheckpointError` or `InvalidRequest` naming what is wrong.
+    model: a folder, Hub name or GGUF file; None is the bundled model.
+    exits: folder or Hub name of retrofitted exits for the model.
+    engine_options: fields of `EngineConfig`.
+
+    The methods take `sampling`: fields of `SamplingParams`, `stop` (a string or several) and
+    `include_stop_str_in_output`. Raise `CheckpointError` or `InvalidRequest`.
     """
 
     def __init__(
@@ -94,32 +97,31 @@ class LLM:
         self.loaded = model if isinstance(model, LoadedModel) else load_mapped(model, device, dtype, weights, exits)
         self.engine = Engine(self.loaded.model, EngineConfig(**engine_options))
         self._template = ChatTemplate(self.loaded.tokenizer)
-        self._num_asked = 0
+        self._num_requests = 0
 
     def generate(self, prompts: str | Sequence[str], **sampling: Any) -> Completions:
-        """Continue one text or many. With `n`, each prompt has `n` consecutive completions."""
+        """Continue one or several texts. With `n`, each prompt gets `n` consecutive completions."""
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
         return self._complete([self._tokens(text) for text in texts], **sampling)
 
     def chat(self, messages: Sequence[Message], **sampling: Any) -> Completions:
-        """Answer a conversation through the model's chat template. The default length is the rest of the context."""
+        """Answer a conversation through the model's chat template. `max_tokens` defaults to the rest of the context."""
         prompt = self._template.token_ids(messages, ())
-        return self._complete([prompt], **self._of_chat(prompt, sampling))
+        return self._complete([prompt], **self._chat_sampling(prompt, sampling))
 
     def stream(self, prompt: str | Sequence[Message], **sampling: Any) -> Generator[Piece, None, None]:
-        """Stream the answer to a text or messages, token by token. Closing the stream cancels the request."""
+        """Stream the answer to a text or a conversation token by token. Closing the stream cancels the request."""
         if isinstance(prompt, str):
             return self._pieces(self._tokens(prompt), **sampling)
         tokens = self._template.token_ids(prompt, ())
-        return self._pieces(tokens, **self._of_chat(tokens, sampling))
+        return self._pieces(tokens, **self._chat_sampling(tokens, sampling))
 
     def _tokens(self, text: str) -> list[int]:
         token_ids: list[int] = self.loaded.tokenizer(text).input_ids
         return token_ids
 
-    def _of_chat(self, prompt: Sequence[int], sampling: dict[str, Any]) -> dict[str, Any]:
-        """Parameters of a chat: the assistant's end of turn stops it, and the default length is the rest of the
-        context."""
+    def _chat_sampling(self, prompt: Sequence[int], sampling: dict[str, Any]) -> dict[str, Any]:
+        """Add the chat template's stops and the default of `max_tokens`."""
         room = self.engine.context - len(prompt)
         if room < 1:
             raise ContextLengthExceeded(len(prompt), 1, self.engine.context)
@@ -131,9 +133,9 @@ class LLM:
         params, answers = self._begin(prompts, **sampling)
         try:
             for event in self._events():
-                self._take(answers, event)
+                self._append(answers, event)
         finally:
-            self._end(answers)
+            self._cancel(answers)
         ranked = Completions()
         for choices in answers.values():
             completions = [answer.completion for answer in choices]
@@ -143,16 +145,16 @@ class LLM:
     def _pieces(self, prompt: Sequence[int], **sampling: Any) -> Generator[Piece, None, None]:
         params, answers = self._begin([prompt], **sampling)
         if params.num_choices > 1:
-            self._end(answers)
-            raise ValueError("a stream has one choice; leave out n and best_of")
+            self._cancel(answers)
+            raise ValueError("n and best_of must be 1 when streaming")
         return self._streamed(answers)
 
     def _streamed(self, answers: dict[str, list[_Answer]]) -> Generator[Piece, None, None]:
         try:
             for event in self._events():
-                yield self._take(answers, event)
+                yield self._append(answers, event)
         finally:
-            self._end(answers)
+            self._cancel(answers)
 
     def _begin(
         self,
@@ -167,15 +169,15 @@ class LLM:
         answers: dict[str, list[_Answer]] = {}
         try:
             for prompt in prompts:
-                name = f"llm-{self._num_asked}"
-                self._num_asked += 1
+                name = f"llm-{self._num_requests}"
+                self._num_requests += 1
                 self.engine.add(name, prompt, params)
                 answers[name] = [
                     _Answer(AnswerText(tokenizer, prompt, stops, include_stop=include_stop_str_in_output))
                     for _ in range(params.num_choices)
                 ]
         except BaseException:
-            self._end(answers)
+            self._cancel(answers)
             raise
         return params, answers
 
@@ -187,14 +189,14 @@ class LLM:
                 if isinstance(event, TokenEvent):
                     yield event
 
-    def _take(self, answers: dict[str, list[_Answer]], event: TokenEvent) -> Piece:
+    def _append(self, answers: dict[str, list[_Answer]], event: TokenEvent) -> Piece:
         answer = answers[event.sequence_id][event.choice]
-        piece = answer.take(event)
+        piece = answer.append(event)
         if answer.text.is_stopped:
             self.engine.cancel(event.sequence_id, event.choice)
         return piece
 
-    def _end(self, answers: dict[str, list[_Answer]]) -> None:
+    def _cancel(self, answers: dict[str, list[_Answer]]) -> None:
         for name in answers:
             self.engine.cancel(name)
 

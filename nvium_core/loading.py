@@ -1,4 +1,4 @@
-"""Loads a model and its tokenizer by folder, Hub name or GGUF file."""
+"""Loads a model and its tokenizer from a folder, Hub name or GGUF file."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +21,11 @@ CHECKPOINTS = Path(__file__).parent / "checkpoints"
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model on its device with its tokenizer. `name`: the last part of its folder or Hub name, or its training run's.
-    `folder`: where it was read from, None if built in memory."""
+    """A model on its device, with its tokenizer.
+
+    name: see `model_name`.
+    folder: the folder or GGUF file it was loaded from; None if built in memory.
+    """
 
     name: str
     model: Nvium
@@ -38,13 +41,15 @@ def load_model(
     weights: Weights = "auto",
     exits: str | None = None,
 ) -> LoadedModel:
-    """Load a folder, Hub name or GGUF file; None is the bundled model. `weights` q8 or q4 rounds backbone and head.
+    """Load a folder, Hub name or GGUF file; None is the bundled model. Raise `CheckpointError` if it cannot be loaded.
 
-    `auto` is CUDA with bfloat16 if available, or float16 before compute capability 8. On a CPU a GGUF file keeps its
-    precision and the groups that the engine supports; other groups become bfloat16.
-
-    `kind` is the class to load it as. `exits` is a folder or Hub name of exits made for the model. Raises
-    `CheckpointError` naming what is wrong.
+    device: auto is CUDA if available.
+    dtype: auto is float32 on a CPU and bfloat16 on CUDA (float16 before compute capability 8). On a CPU a GGUF file
+        keeps its own precision.
+    kind: class of the model.
+    weights: q8 and q4 quantize backbone and head. With auto on a CPU, a GGUF file keeps the quantized types that the
+        engine supports; other types become bfloat16.
+    exits: folder or Hub name of retrofitted exits for the model.
     """
     disable_progress_bar()
     path = Path(source) if source else embedded_model()
@@ -61,16 +66,16 @@ def load_model(
 
 
 def quantize_as(model: Nvium, weights: Weights) -> None:
-    """Quantize as `--weights` says. Raises `CheckpointError` if the precision cannot hold the result."""
+    """Apply `--weights`. Raise `CheckpointError` if the model's precision would round the quantized weights again."""
     if weights in {"q8", "q4"}:
         try:
             quantize_model(model, weights)
         except ValueError as error:
-            raise CheckpointError(f"weights {weights}: {error}") from error
+            raise CheckpointError(f"cannot quantize to {weights}: {error}") from error
 
 
 def model_name(source: Path) -> str:
-    """The last part of a folder or Hub name; the run's name for a training run's `model/`."""
+    """Return the last part of a folder or Hub name, but the name of the run for the `model/` of a training run."""
     path = source.resolve() if source.exists() else source
     is_runs = path.name == MODEL_FOLDER and (path.parent / RECIPE_FILE).is_file()
     return path.parent.name if is_runs else path.name
@@ -84,14 +89,14 @@ def load_gguf(
     weights: Weights,
     exits: str | None = None,
 ) -> LoadedModel:
-    """A GGUF file's model, under the file's name without its suffix."""
+    """Load a GGUF file like `load_model`, but without quantizing it. Its name is the file's without the suffix."""
     from nvium_core.model.gguf import forget_gguf, open_gguf
     from nvium_core.model.gguf_groups import has_groups, hold_groups
 
     tokenizer = gguf_file_tokenizer(path)
     keeps_groups = weights == "auto" and dtype == "auto" and device.type == "cpu" and has_groups(open_gguf(path))
-    precision = gguf_precision(dtype, device, in_groups=keeps_groups or weights in get_args(Quantization))
-    model = kind.from_pretrained(path, dtype=precision, exits=exits).eval()
+    is_quantized = keeps_groups or weights in get_args(Quantization)
+    model = kind.from_pretrained(path, dtype=gguf_precision(dtype, device, is_quantized), exits=exits).eval()
     if keeps_groups:
         hold_groups(model, open_gguf(path))
     forget_gguf()
@@ -100,15 +105,15 @@ def load_gguf(
     return LoadedModel(path.stem, model, tokenizer, path.resolve())
 
 
-def gguf_precision(dtype: Precision, device: torch.device, *, in_groups: bool) -> torch.dtype | Literal["auto"]:
-    """Precision of a GGUF file on a CPU: its own, or float32, which holds dequantised groups exactly."""
+def gguf_precision(dtype: Precision, device: torch.device, is_quantized: bool) -> torch.dtype | Literal["auto"]:
+    """Return the precision to load a GGUF file in. float32 represents dequantized weights exactly."""
     if dtype != "auto" or device.type != "cpu":
         return resolve_dtype(dtype, device)
-    return torch.float32 if in_groups else "auto"
+    return torch.float32 if is_quantized else "auto"
 
 
 def gguf_file_tokenizer(path: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer of a GGUF file. Raises `CheckpointError` for an unknown or damaged one."""
+    """Load the tokenizer of a GGUF file. Raise `CheckpointError` if it is unsupported or damaged."""
     from nvium_core.model.gguf import NAMED_ENDS, open_gguf
 
     file = open_gguf(path)
@@ -116,19 +121,20 @@ def gguf_file_tokenizer(path: Path) -> PreTrainedTokenizerFast:
         return gguf_tokenizer(file.get, NAMED_ENDS)
     except TokenizerError as error:
         raise CheckpointError(f"{path}: {error}") from error
-    except Exception as error:  # tokenizers raises anything for inconsistent lists
-        raise CheckpointError(
-            f"{path}: its tokenizer is damaged ({type(error).__name__}: {one_line(error)})"
-        ) from error
+    except Exception as error:  # tokenizers may raise anything for inconsistent lists
+        raise CheckpointError(f"{path}: invalid tokenizer ({type(error).__name__}: {one_line(error)})") from error
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerFast, model: Nvium, source: Path) -> None:
     if len(tokenizer) > model.config.vocab_size:
-        raise CheckpointError(f"{source}: {len(tokenizer)} tokens, but the model knows {model.config.vocab_size}")
+        raise CheckpointError(
+            f"{source}: the tokenizer has {len(tokenizer)} tokens, but the model's vocab_size is "
+            f"{model.config.vocab_size}"
+        )
 
 
 def embedded_model() -> Path:
-    """The folder of the model in this package."""
+    """Return the folder of the bundled model."""
     folders = sorted(path.parent for path in CHECKPOINTS.glob("*/config.json"))
     if len(folders) != 1:
         raise CheckpointError(f"{CHECKPOINTS}: expected one bundled model, found {len(folders)}")
@@ -139,7 +145,7 @@ def resolve_device(device: Device) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
-        raise CheckpointError("device cuda: this machine, or this build of PyTorch, has none")
+        raise CheckpointError("device cuda is not available: no GPU, or PyTorch was built without CUDA")
     return torch.device(device)
 
 
@@ -153,14 +159,14 @@ def resolve_dtype(dtype: Precision, device: torch.device) -> torch.dtype:
 
 
 def load_tokenizer(folder: Path, model: Nvium) -> PreTrainedTokenizerFast:
-    """The folder's fast tokenizer, checked to fit the model's vocabulary."""
+    """Load the folder's tokenizer. Raise `CheckpointError` if it does not fit the model's vocabulary."""
     tokenizer = fast_tokenizer(folder)
     check_vocabulary(tokenizer, model, folder)
     return tokenizer
 
 
 def source_tokenizer(source: str) -> PreTrainedTokenizerFast:
-    """Only the tokenizer of a folder, Hub name or GGUF file."""
+    """Load only the tokenizer of a folder, Hub name or GGUF file."""
     path = Path(source)
     return gguf_file_tokenizer(path) if is_gguf(path) else fast_tokenizer(resolve_folder(path))
 
@@ -168,11 +174,11 @@ def source_tokenizer(source: str) -> PreTrainedTokenizerFast:
 def fast_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, mistral_format=False)
-    except Exception as error:  # transformers and tokenizers raise anything for damaged files
+    except Exception as error:  # transformers and tokenizers may raise anything for damaged files
         reason = (str(error).splitlines() or [repr(error)])[0]
         raise CheckpointError(f"{folder}: no usable tokenizer ({reason})") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise CheckpointError(f"{folder}: its tokenizer has no tokenizer.json, which streaming needs")
-    if not isinstance(tokenizer.model_max_length, int | float):  # transformers warns about prompts longer than this
+        raise CheckpointError(f"{folder}: no tokenizer.json; a fast tokenizer is required")
+    if not isinstance(tokenizer.model_max_length, int | float):  # transformers compares prompt lengths with it
         raise CheckpointError(f"{folder / 'tokenizer_config.json'}: model_max_length must be a number")
     return tokenizer

@@ -1,8 +1,8 @@
-"""Loads a model for a CPU with memory-mapped weights, whose pages the system can reclaim.
+"""Loads a model for the CPU with memory-mapped weights, whose pages the system can reclaim.
 
-Weights that differ from their file (dequantised, rounded, in another precision) would take memory next to the native
-calls' copy. They are written once to the user's cache, as a model folder, and mapped from there, by later starts and
-replicas too.
+Native calls have their own copy of the weights, so PyTorch's copy should not take memory. If it differs from the file
+(dequantized, quantized, in another precision), it is written once to the user's cache as a model folder. Later starts
+and replicas map it from there too.
 """
 
 import ctypes
@@ -36,18 +36,18 @@ from nvium_core.model.source import gguf_parts, is_gguf
 logger = logging.getLogger(__name__)
 
 VERSION = 3
-"""Version of the cached folders; folders of other versions are not read."""
+"""Version of the cached folders. It is part of their path."""
 
 WEIGHTS_FILE, GROUPS_FILE = "model.safetensors", "groups.safetensors"
 
 MIN_BYTES = 64 * 2**20
-"""Smallest size in bytes worth writing."""
+"""Smaller models are not cached."""
 
 MAX_SHARE = 0.25
-"""Largest share of the disk's free space for one model."""
+"""Maximum share of the free disk space that one model may take."""
 
 MAX_IDLE_DAYS = 30
-"""Days without a read after which a cached model is removed, whenever another is written."""
+"""Days without a load after which a cached model is removed. Checked whenever a model is written."""
 
 
 def load_mapped(
@@ -57,7 +57,7 @@ def load_mapped(
     weights: Weights = "auto",
     exits: str | None = None,
 ) -> LoadedModel:
-    """Like `load_model`. If the cache cannot be written, the weights stay in memory, and the log says why."""
+    """Load like `load_model`. If the cache cannot be written, log why and keep the weights in memory."""
     if source is None or resolve_device(device).type != "cpu":
         return load_model(source, device, dtype, weights=weights, exits=exits)
     disable_progress_bar()
@@ -65,23 +65,18 @@ def load_mapped(
     origin = path if is_gguf(path) else resolve_folder(path)
     name = path.stem if is_gguf(path) else model_name(path)
     added = resolve_folder(exits) if exits else None
-    place = place_of(origin, dtype, weights, added)
-    loaded = read_kept(place, origin) or keep(
+    place = cache_folder(origin, dtype, weights, added)
+    loaded = read_cached(place, origin) or write_cached(
         load_model(str(origin), device, dtype, weights=weights, exits=str(added) if added else None), origin, place
     )
-    give_back()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc keeps freed memory, several times the weights
+    if trim:
+        trim(0)
     return replace(loaded, name=name, folder=origin.resolve())
 
 
-def give_back() -> None:
-    """Return memory freed while loading to the system; the C library may hold several times the weights."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
-    if trim:
-        trim(0)
-
-
-def place_of(origin: Path, dtype: Precision, weights: Weights, exits: Path | None = None) -> Path:
-    """The model's folder in the user's cache, named by everything that the weights depend on."""
+def cache_folder(origin: Path, dtype: Precision, weights: Weights, exits: Path | None = None) -> Path:
+    """Return the model's folder in the user's cache. Its name covers everything that the weights depend on."""
     files = [*gguf_parts(origin)] if origin.is_file() else [*sorted(origin.iterdir()), origin / PUBLISHED_EXTRAS]
     files += sorted(exits.iterdir()) if exits else []
     written = [(file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files if file.is_file()]
@@ -93,27 +88,29 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def keep(loaded: LoadedModel, origin: Path, place: Path) -> LoadedModel:
-    """The model with mapped weights; unchanged if most of them are mapped already."""
+def write_cached(loaded: LoadedModel, origin: Path, place: Path) -> LoadedModel:
+    """Write the model to the cache and load it from there, unless it is small or most weights are already mapped."""
     num_bytes = sum(weight.nbytes for weight in loaded.model.parameters())
-    if own_bytes(loaded.model) < max(MIN_BYTES, num_bytes / 2):
+    if unmapped_bytes(loaded.model) < max(MIN_BYTES, num_bytes / 2):
         return loaded
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(place.with_suffix(".lock")):
             if not place.exists():
-                check_space(place, num_bytes)
-                tidy(place)
+                free = shutil.disk_usage(place.parent).free
+                if num_bytes > MAX_SHARE * free:
+                    raise OSError(f"{num_bytes:,} bytes exceed {MAX_SHARE:.0%} of the free space in {place.parent}")
+                remove_outdated(place)
                 write(loaded, origin, place)
-        logger.info("%s: its weights are mapped from %s", loaded.name, place)
-        return read_kept(place, origin) or loaded
+        logger.info("%s: weights are memory-mapped from %s", loaded.name, place)
+        return read_cached(place, origin) or loaded
     except (OSError, NviumError) as error:
-        logger.info("%s: its weights stay in memory: %s", loaded.name, error)
+        logger.info("%s: weights stay in memory, because they cannot be cached: %s", loaded.name, error)
         return loaded
 
 
-def own_bytes(model: nn.Module) -> int:
-    """Bytes of weights that are not mapped from a file; 0 if the system does not report mappings."""
+def unmapped_bytes(model: nn.Module) -> int:
+    """Return the bytes of weights that are not mapped from a file; 0 if the system does not report mappings."""
     maps = Path("/proc/self/maps")
     if not maps.exists():
         return 0
@@ -123,26 +120,18 @@ def own_bytes(model: nn.Module) -> int:
     return sum(weight.nbytes for weight in weights if not any(first <= weight.data_ptr() < end for first, end in files))
 
 
-def check_space(place: Path, num_bytes: int) -> None:
-    free = shutil.disk_usage(place.parent).free
-    if num_bytes > MAX_SHARE * free:
-        raise OSError(f"{num_bytes:,} bytes are more than {MAX_SHARE:.0%} of what is free in {place.parent}")
-
-
-def tidy(place: Path) -> None:
-    """Remove cached models of earlier versions of the same source, and those that nobody reads any more."""
-    kind = place.name.rpartition("-")[0]
-    earlier = [folder for folder in place.parent.glob(f"{kind}-*") if folder.is_dir()]
+def remove_outdated(place: Path) -> None:
+    """Remove what was cached of earlier versions of this source, and idle models."""
+    options = place.name.rpartition("-")[0]
     oldest = time.time() - MAX_IDLE_DAYS * 24 * 3600
-    idle = [
-        folder for folder in place.parent.parent.glob("*/*-*") if folder.is_dir() and folder.stat().st_mtime < oldest
-    ]
-    for folder in {*earlier, *idle}:
-        shutil.rmtree(folder, ignore_errors=True)
+    for folder in place.parent.parent.glob("*/*-*"):
+        is_earlier = folder.parent == place.parent and folder.name.startswith(f"{options}-")
+        if folder.is_dir() and (is_earlier or folder.stat().st_mtime < oldest):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def write(loaded: LoadedModel, origin: Path, place: Path) -> None:
-    """Write a model folder, with the layers' groups in a file next to the weights."""
+    """Write a model folder, with the layers' groups in a separate file."""
     model = loaded.model
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     if model.config.tie_word_embeddings:
@@ -168,8 +157,8 @@ def write_groups(model: Nvium, folder: Path) -> None:
         save_file(tensors, folder / GROUPS_FILE, metadata={name: groups.kind for name, groups in held.items()})
 
 
-def read_kept(place: Path, origin: Path) -> LoadedModel | None:
-    """Load a cached model; None if there is none, or if it is damaged, which removes it."""
+def read_cached(place: Path, origin: Path) -> LoadedModel | None:
+    """Load a cached model. Return None if there is none. Remove a damaged one and return None."""
     if not place.exists():
         return None
     try:
@@ -179,7 +168,7 @@ def read_kept(place: Path, origin: Path) -> LoadedModel | None:
         loaded = LoadedModel(place.name, model, load_tokenizer(place if is_gguf(origin) else origin, model))
         os.utime(place)
     except (NviumError, SafetensorError, OSError, KeyError) as error:
-        logger.warning("%s: is damaged, and is written anew: %s", place, error)
+        logger.warning("%s: the cached model is damaged and will be written again: %s", place, error)
         shutil.rmtree(place, ignore_errors=True)
         return None
     return loaded

@@ -1,11 +1,11 @@
-"""Generated text in the terminal: every token in the colour of its exit on stdout, statistics on stderr."""
+"""Generated text in the terminal: tokens in the colour of their exit on stdout, statistics on stderr."""
 
 import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
@@ -18,23 +18,18 @@ EXIT_COLOURS = ["bright_cyan", "bright_green", "bright_yellow", "bright_magenta"
 
 Stream = Generator[Piece, None, None]
 
-HELP = "Ctrl-D ends, Ctrl-C stops an answer, /reset forgets the conversation."
+HELP = "Ctrl-D quits, Ctrl-C stops the answer, /reset starts a new conversation."
 
 
 @dataclass(frozen=True)
 class Terminal:
-    """Consoles for text and for everything else."""
+    """Consoles for generated text (stdout) and for everything else (stderr)."""
 
-    text: Console
-    remarks: Console
-
-
-def both_streams() -> Terminal:
-    return Terminal(Console(highlight=False), Console(stderr=True, highlight=False))
+    text: Console = field(default_factory=lambda: Console(highlight=False))
+    remarks: Console = field(default_factory=lambda: Console(stderr=True, highlight=False))
 
 
 def continue_text(terminal: Terminal, llm: LLM, prompt: str, sampling: dict[str, Any]) -> None:
-    """Print the prompt and its continuation, then statistics."""
     pieces = llm.stream(prompt, **sampling)
     terminal.text.print(Text(prompt, "dim"), end="", soft_wrap=True)
     show(terminal, llm, pieces)
@@ -43,32 +38,28 @@ def continue_text(terminal: Terminal, llm: LLM, prompt: str, sampling: dict[str,
 def converse(
     terminal: Terminal, llm: LLM, read: Callable[[], str], system: str | None, sampling: dict[str, Any]
 ) -> None:
-    """Answer messages until the input ends. The oldest turns are dropped when the context is full."""
+    """Answer messages until `read` raises `EOFError`. The oldest turns are dropped when the context is full."""
     beginning: list[Message] = [{"role": "system", "content": system}] if system else []
     turns: list[Message] = []
     terminal.remarks.print(HELP, style="dim")
-    while (said := next_line(read)) is not None:
-        if said == "/reset":
+    while True:
+        try:
+            message = read().strip()
+        except EOFError:
+            return
+        if message == "/reset":
             turns.clear()
-        elif said:
-            turns.append({"role": "user", "content": said})
+        elif message:
+            turns.append({"role": "user", "content": message})
             with interruption() as is_interrupted:
-                answered = show(terminal, llm, fitting(terminal, llm, beginning, turns, sampling), is_interrupted)
-            turns.append({"role": "assistant", "content": answered})
+                answer = show(terminal, llm, stream_answer(terminal, llm, beginning, turns, sampling), is_interrupted)
+            turns.append({"role": "assistant", "content": answer})
 
 
-def next_line(read: Callable[[], str]) -> str | None:
-    """None at the end of the input."""
-    try:
-        return read().strip()
-    except EOFError:
-        return None
-
-
-def fitting(
+def stream_answer(
     terminal: Terminal, llm: LLM, beginning: Sequence[Message], turns: list[Message], sampling: dict[str, Any]
 ) -> Stream:
-    """The answer's stream, after dropping the oldest question and answer until the rest fits."""
+    """Stream the answer, after dropping the oldest questions and answers until the rest fits the context."""
     while True:
         try:
             return llm.stream([*beginning, *turns], **sampling)
@@ -77,36 +68,36 @@ def fitting(
                 turns.clear()
                 raise
             del turns[:2]
-            terminal.remarks.print("(the context is full; the oldest question is forgotten)", style="dim")
+            terminal.remarks.print("(context full: dropped the oldest question and answer)", style="dim")
 
 
 @contextmanager
 def interruption() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed. It has no other effect within the context, so it never interrupts a Step."""
-    asked: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _frame: asked.append(number))
+    """Yield a function that returns whether Ctrl-C was pressed. Within the context, Ctrl-C never interrupts a Step."""
+    pressed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: pressed.append(number))
     try:
-        yield lambda: bool(asked)
+        yield lambda: bool(pressed)
     finally:
         signal.signal(signal.SIGINT, before)
 
 
 def show(terminal: Terminal, llm: LLM, pieces: Stream, is_stopped: Callable[[], bool] = lambda: False) -> str:
-    """Print a stream piece by piece until it ends or is stopped."""
+    """Print a stream until it ends or `is_stopped` returns true, then print statistics. Return its text."""
     exits: list[int] = []
-    said: list[str] = []
+    texts: list[str] = []
     started = time.monotonic()
     with closing(pieces):
         for piece in pieces:
             exits += piece.exits
-            said.append(piece.text)
+            texts.append(piece.text)
             terminal.text.print(Text(piece.text, exit_colour(piece.exits[-1])), end="", soft_wrap=True)
             if is_stopped():
                 break
     terminal.text.print()
     if exits:
         summarise(terminal.remarks, exits, llm.loaded.model.config.exit_layers or [], time.monotonic() - started)
-    return "".join(said)
+    return "".join(texts)
 
 
 def exit_colour(exit_number: int) -> str:
@@ -114,7 +105,7 @@ def exit_colour(exit_number: int) -> str:
 
 
 def summarise(console: Console, exits: Sequence[int], exit_layers: Sequence[int], seconds: float) -> None:
-    """Tokens per second; with several exits also mean depth and tokens by exit."""
+    """Print tokens per second and, with several exits, the mean depth and the number of tokens per exit."""
     rate = Text(f"{len(exits)} tokens, {len(exits) / seconds:.1f} tokens/s")
     if len(exit_layers) == 1:
         console.print(rate, soft_wrap=True)

@@ -1,9 +1,9 @@
-"""Whether any pinned package has a known vulnerability: `python -m tests.audit constraints.txt`.
+"""Audits pinned packages for known vulnerabilities: `python -m tests.audit constraints.txt`.
 
-Where the database of advisories is not reached, as in a build without network, that is said and nothing is decided;
-`--required` makes it a failure. Reached means that a package long known to be vulnerable is reported.
+Without network the audit is skipped, or fails with `--required`. The database counts as reachable if it reports a
+package known to be vulnerable.
 
-Exit codes: 0 nothing known, or not asked; 1 something is known, or could not be looked up.
+Exit codes: 0 no known vulnerability, or skipped; 1 a vulnerability, or a package that could not be audited.
 """
 
 import argparse
@@ -21,7 +21,7 @@ Audit = Callable[[Path], list[dict[str, Any]]]
 
 
 def pip_audit(requirements: Path) -> list[dict[str, Any]]:
-    """What is known of each package. Empty where nothing could be learnt."""
+    """Return pip-audit's entry for each package; empty if pip-audit failed."""
     options = ["--no-deps", "--disable-pip", "--progress-spinner=off", "--format=json", f"--requirement={requirements}"]
     ran = subprocess.run([sys.executable, "-m", "pip_audit", *options], capture_output=True, text=True, check=False)
     try:
@@ -30,8 +30,8 @@ def pip_audit(requirements: Path) -> list[dict[str, Any]]:
         return []
 
 
-def is_reached(audit: Audit) -> bool:
-    """One look-up, of a package that is known to be vulnerable."""
+def is_reachable(audit: Audit) -> bool:
+    """Return whether the audit of a vulnerable package reports it."""
     with tempfile.TemporaryDirectory() as folder:
         known = Path(folder) / "known.txt"
         known.write_text(KNOWN_VULNERABLE, encoding="utf-8")
@@ -39,11 +39,11 @@ def is_reached(audit: Audit) -> bool:
 
 
 def findings(packages: Sequence[dict[str, Any]]) -> list[str]:
-    """A line for each vulnerability, and for each package that was not looked up."""
-    told = [
-        f"{package['name']}: not looked up: {package['skip_reason']}" for package in packages if "vulns" not in package
+    """Return a line for each vulnerability and for each package that was not audited."""
+    skipped = [
+        f"{package['name']}: not audited: {package['skip_reason']}" for package in packages if "vulns" not in package
     ]
-    return told + [
+    return skipped + [
         f"{package['name']} {package['version']}: {known['id']}, fixed in {', '.join(known['fix_versions']) or 'none'}"
         for package in packages
         for known in package.get("vulns", ())
@@ -53,13 +53,13 @@ def findings(packages: Sequence[dict[str, Any]]) -> list[str]:
 def main(argv: Sequence[str] | None = None, audit: Audit = pip_audit) -> int:
     parser = argparse.ArgumentParser(prog="audit", description="Look for known vulnerabilities of pinned packages.")
     parser.add_argument("requirements", type=Path)
-    parser.add_argument("--required", action="store_true", help="fail where the advisories are not reached")
+    parser.add_argument("--required", action="store_true", help="fail if the advisory database is not reachable")
     arguments = parser.parse_args(argv)
-    if not is_reached(audit):
-        sys.stdout.write("NOT AUDITED: the database of advisories is not reached from here; nothing was looked up\n")
+    if not is_reachable(audit):
+        sys.stdout.write("NOT AUDITED: the advisory database is not reachable\n")
         return int(arguments.required)
     packages = audit(arguments.requirements)
-    found = findings(packages) if packages else ["nothing was looked up"]
+    found = findings(packages) if packages else ["no package was audited"]
     sys.stdout.write("\n".join(found or [f"{len(packages)} packages, no known vulnerability"]) + "\n")
     return int(bool(found))
 

@@ -1,4 +1,4 @@
-"""A disk that is full or broken, as far as this process can tell."""
+"""Simulates a full or broken disk for this process."""
 
 import resource
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @contextmanager
 def no_file_larger_than(num_bytes: int) -> Iterator[None]:
-    """What a full disk does to whoever writes on."""
+    """Let writes beyond this size fail, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
     try:
@@ -18,6 +18,6 @@ def no_file_larger_than(num_bytes: int) -> Iterator[None]:
 
 
 def break_file(path: Path) -> None:
-    """Each write to it is EIO from now on: it is the first page of this process's memory, where there is none."""
+    """Let every write to the file fail with EIO: it becomes the unmapped first page of this process's memory."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.symlink_to("/proc/self/mem")

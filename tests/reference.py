@@ -1,6 +1,6 @@
 """Algorithm 1 of the paper, slow and obvious: a full forward pass per token, no cache, no batch, plain Python floats.
 
-The engine must equal it token for token and exit for exit. Shares no code with the engine's sampler.
+The engine must produce the same tokens and exits. This module shares no code with the engine's sampler.
 """
 
 import math
@@ -16,17 +16,17 @@ from nvium_core.model.llama import causal_attention
 from nvium_core.model.nvium import Nvium
 
 Uniform = Callable[[int, int, bytes], float]
-"""(the front's position, 0-based junction, b"route" or b"token") → a number in [0, 1)."""
+"""(position of the last token, 0-based exit, b"route" or b"token") → a number in [0, 1)."""
 
 Constraint = Callable[[Sequence[int]], Collection[int]]
-"""Tokens that may come next, given those generated; an empty set ends the sequence."""
+"""Generated tokens → the tokens allowed next; an empty set ends the sequence."""
 
 CERTAINTY_MARGIN = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Params:
-    """The engine's sampling parameters of the same names, restated: f, and when to stop."""
+    """Sampling parameters, with the names and meanings of the engine's."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -44,7 +44,7 @@ class Params:
 
 @dataclass(frozen=True)
 class Sampled:
-    """A token, the exit it left at (from 1) and the probability p_k of that exit."""
+    """A token, its exit (1-based) and the probability p_k of that exit."""
 
     token_id: int
     exit: int
@@ -53,7 +53,7 @@ class Sampled:
 
 @dataclass(frozen=True)
 class State:
-    """All that the next token depends on: earlier tokens, each exit's w_k and logits, the parameters."""
+    """The state that the next token depends on. `exits` are w_k and the logits of each exit."""
 
     prompt: Sequence[int]
     generated: Sequence[int]
@@ -68,7 +68,7 @@ class State:
 def sample(
     model: Nvium, prompt: Sequence[int], max_tokens: int, uniform: Uniform, params: Params | None = None
 ) -> list[Sampled]:
-    """Continue a prompt by at most `max_tokens` tokens, to a stop token, or until no token may follow."""
+    """Generate up to `max_tokens` tokens, a stop token, or until the constraint allows no token."""
     params = params or Params()
     sampled = list[Sampled]()
     while len(sampled) < max_tokens:
@@ -81,13 +81,13 @@ def sample(
 
 
 def ends(generated: Sequence[int], params: Params) -> bool:
-    """Whether the last token ends the sequence before `max_tokens` does."""
+    """Return whether the last token ends the sequence before `max_tokens`."""
     is_satisfied = params.constraint is not None and not params.constraint(generated)
     return is_satisfied or generated[-1] in params.stop_token_ids
 
 
 def next_token(state: State, uniform: Uniform) -> Sampled:
-    """Draw the next token as `params.sampling` says."""
+    """Sample the next token according to `params.sampling`."""
     if state.params.sampling == "original":
         return sample_from_original(state, uniform)
     if state.params.sampling == "mixture":
@@ -96,7 +96,7 @@ def next_token(state: State, uniform: Uniform) -> Sampled:
 
 
 def sample_from_exits(state: State, uniform: Uniform) -> Sampled:
-    """For k = 1 … N: with probability w_k leave here and draw from f(π_k), else go on."""
+    """For k = 1 … N: with probability w_k, exit and sample from f(π_k), else continue."""
     reached = 1.0
     for junction, (w, logits) in enumerate(state.exits):
         if uniform(state.position, junction, b"route") < w:
@@ -108,7 +108,7 @@ def sample_from_exits(state: State, uniform: Uniform) -> Sampled:
 
 
 def sample_from_mixture(state: State, uniform: Uniform) -> Sampled:
-    """`sampling: mixture`: draw from f(π_mix), or take its argmax; needs all exits."""
+    """`sampling: mixture`: sample from f(π_mix), or take its argmax at temperature 0."""
     mixture, exit_probability, reached = [0.0] * len(state.exits[0][1]), 0.0, 1.0
     for w, logits in state.exits:
         exit_probability, reached = reached * w, reached * (1 - w)
@@ -123,7 +123,7 @@ def sample_from_mixture(state: State, uniform: Uniform) -> Sampled:
 
 
 def sample_from_original(state: State, uniform: Uniform) -> Sampled:
-    """`sampling: original`: draw from f(π_N), or take its argmax. Drafts change nothing, so there are none here."""
+    """`sampling: original`: sample from f(π_N), or take its argmax. Drafting must not change the result."""
     last = len(state.exits) - 1
     logits = adjusted(state.exits[last][1], state)
     if state.params.temperature == 0:
@@ -133,14 +133,13 @@ def sample_from_original(state: State, uniform: Uniform) -> Sampled:
 
 
 def first_of_race(weights: Sequence[float], uniform: float) -> int:
-    """The token with the smallest E / weight, where E is an exponential number derived from the uniform's bits and the
-    token."""
+    """Return the token with the smallest E / weight; E is exponential, derived from the uniform's bits and the token."""
     times = [-math.log(split_mix(uniform, token)) / weight for token, weight in enumerate(weights) if weight > 0]
     return [token for token, weight in enumerate(weights) if weight > 0][times.index(min(times))]
 
 
 def split_mix(uniform: float, token: int) -> float:
-    """SplitMix64's number at this index, in (0, 1), seeded with the uniform's 53 bits."""
+    """Return SplitMix64's number at index `token`, in (0, 1), seeded with the 53 bits of `uniform`."""
     x = (int(uniform * 2**53) + (token + 1) * 0x9E3779B97F4A7C15) % 2**64
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
     x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
@@ -148,9 +147,9 @@ def split_mix(uniform: float, token: int) -> float:
 
 
 def greedy(state: State) -> Sampled:
-    """Temperature 0: the argmax of Σ p_k g(π_k), leaving at the first exit after which nothing can change it.
+    """Temperature 0: the argmax of Σ p_k g(π_k), at the first exit after which it is certain.
 
-    With m_k = Σ_{j≤k} p_j g(π_j) and r_k the remaining mass, that is once top1(m_k) − top2(m_k) > r_k.
+    With m_k = Σ_{j≤k} p_j g(π_j) and the remaining mass r_k, it is certain once top1(m_k) − top2(m_k) > r_k.
     """
     mixture, reached = [0.0] * len(state.exits[0][1]), 1.0
     for junction, (w, logits) in enumerate(state.exits):
@@ -165,7 +164,7 @@ def greedy(state: State) -> Sampled:
 
 @torch.no_grad()
 def last_exits(model: Nvium, token_ids: Sequence[int]) -> list[tuple[float, list[float]]]:
-    """Each exit's w_k and logits at the last position, from a forward pass over all tokens."""
+    """Compute w_k and logits of each exit at the last position, by a forward pass over all tokens."""
     ids_BT = torch.tensor([token_ids], device=model.device)
     states = model.hidden_states(ids_BT, torch.arange(len(token_ids), device=model.device)[None], causal_attention())
     log_w_BTE2, outputs = model.exit_outputs(states)
@@ -175,7 +174,7 @@ def last_exits(model: Nvium, token_ids: Sequence[int]) -> list[tuple[float, list
 
 
 def adjusted(logits: Sequence[float], state: State) -> list[float]:
-    """g: repetition penalty, presence and frequency penalties, bias, no end before `min_tokens` tokens, constraint."""
+    """g: repetition, presence and frequency penalties, logit bias, `min_tokens`, constraint."""
     return [adjusted_logit(token, logit, state) for token, logit in enumerate(logits)]
 
 
@@ -195,11 +194,10 @@ def adjusted_logit(token: int, logit: float, state: State) -> float:
 
 
 def truncated(logits: Sequence[float], params: Params) -> list[float]:
-    """The truncated distribution, not normalised: temperature; tokens of at least min-p times the largest probability;
-    the k most probable; and the fewest of those that hold top-p of their mass."""
+    """Apply temperature, min-p, top-k and top-p, in this order. The result is not normalised."""
     weights = tempered(logits, params.temperature)
     ranked = sorted(range(len(weights)), key=lambda token: (-weights[token], token))
-    if params.min_p:  # compared as logarithms, where tokens less than rounding apart in probability still differ
+    if params.min_p:  # compared in log space: probabilities may round to the same number
         below_peak = [(logit - max(logits)) / params.temperature for logit in logits]
         ranked = [token for token in ranked if below_peak[token] >= math.log(params.min_p)]
     if params.top_k:
@@ -221,13 +219,13 @@ def softmax(logits: Sequence[float]) -> list[float]:
 
 
 def tempered(logits: Sequence[float], temperature: float) -> list[float]:
-    """Weights in proportion to the probabilities, 1 for the most probable token."""
+    """Return unnormalised probabilities; the most probable token has 1."""
     peak = max(logits)
     return [math.exp((logit - peak) / temperature) for logit in logits]
 
 
 def invert(weights: Sequence[float], uniform: float) -> int:
-    """The first token whose cumulative weight exceeds uniform · total."""
+    """Return the first token whose cumulative weight exceeds uniform · total."""
     threshold, cumulative = uniform * sum(weights), 0.0
     for token, weight in enumerate(weights):
         cumulative += weight

@@ -1,4 +1,4 @@
-"""Models whose matrices are in groups of any kind."""
+"""Quantizes models to any kind of groups."""
 
 from torch import nn
 
@@ -7,7 +7,7 @@ from nvium_core.model.quantized import GROUP, GroupKind, Groups, hold, quantize_
 
 
 def round_to(model: NviumForCausalLM, kind: GroupKind) -> None:
-    """As `quantize_model`, and to q4_1 what has whole groups in the layers and the head."""
+    """Quantize like `quantize_model`, but also to q4_1, which the product only reads from GGUF files."""
     if kind != "q4_1":
         quantize_model(model, kind)
         return

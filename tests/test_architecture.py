@@ -1,7 +1,4 @@
-"""Who may import whom, where the environment is read, how long a file may be, and what no file may say.
-
-The rules are read off the sources, and each is shown to catch a source that breaks it.
-"""
+"""Rules of the source code: allowed imports, reads of the environment, file lengths, and forbidden strings."""
 
 import ast
 import re
@@ -55,16 +52,16 @@ MAY_IMPORT = {
     "loadtest": ("loadtest",),
     "research": ("research", CORE, "server", "loadtest"),
 }
-"""Which of our own packages one may import. The commands, and the package that only names what it exports, may all."""
+"""The packages of ours that a package may import. The commands and `nvium_core/__init__.py` may import all."""
 
 COMMANDS = (f"{CORE}.cli", f"{CORE}.commands")
 SERVER_ONLY = ("fastapi", "starlette", "pydantic", "pydantic_core", "pydantic_settings", "uvicorn", "llguidance")
 TORCH_FREE = (SCHEDULE, f"{CORE}.options", *ASKED_AND_TOLD)
-"""What is decided, asked and told about a Step; how it is carried out is `engine.device`'s business."""
+"""Scheduling and the engine's interface; only `engine.device` computes with tensors."""
 READS_ENVIRONMENT = "server.settings"
 MAX_FILE_LINES = 400
 
-AGAINST_THE_DIRECTIONS = [
+FORBIDDEN_IMPORTS = [
     ("nvium_core.choices", "from nvium_core.model.config import NviumConfig"),
     ("nvium_core.model.x", "def f():\n    import nvium_core.training.objective.loss"),
     ("nvium_core.engine.schedule.x", "from nvium_core.engine.device.runner import Runner"),
@@ -78,7 +75,7 @@ AGAINST_THE_DIRECTIONS = [
     ("nvium_core.evaluation.x", "from research.paper import PARETO"),
 ]
 
-# Put together here, so that this file does not hold what it looks for.
+# Concatenated, so that this file does not contain the forbidden string.
 TORCH_INDEX = "download." + "pytorch.org"
 REGISTRIES = re.compile(
     "|".join((r"pypi\.org", r"pythonhosted\.org", r"npmjs\.org", r"download\.pytorch\.org", r"ghcr\.io"))
@@ -87,12 +84,12 @@ MACHINE_PATHS = re.compile(r"(?<![a-zA-Z0-9_.])/(?:work|root|farm|opt/wheels|opt
 
 
 def imports(source: str) -> Iterator[str]:
-    """Every module a source imports, and `module.name` for each name it takes from one."""
+    """Yield every imported module, and `module.name` for each name imported from a module."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert not node.level, "relative imports hide who imports whom"
+            assert not node.level, "use absolute imports"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
@@ -101,14 +98,14 @@ def is_within(module: str, packages: tuple[str, ...]) -> bool:
 
 
 def home(module: str) -> str | None:
-    """The innermost package whose rule a module obeys; None for those above all."""
+    """Return the innermost package with a rule that contains the module; None if the module may import everything."""
     if module == CORE or is_within(module, COMMANDS):
         return None
     return max((package for package in MAY_IMPORT if is_within(module, (package,))), key=len)
 
 
 def forbidden_imports(module: str, source: str) -> list[str]:
-    """The imports of a module that go against the directions."""
+    """Return the imports of a module that `MAY_IMPORT` forbids."""
     package = home(module)
     if package is None:
         return []
@@ -130,19 +127,19 @@ def is_exported(name: str) -> bool:
 
 
 def environment_reads(source: str) -> list[str]:
-    """Where a source touches the process environment."""
+    """Return the source's accesses to the process environment."""
     names = [f"os.{node.attr}" for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)]
     return [name for name in [*names, *imports(source)] if name in ("os.environ", "os.environb", "os.getenv")]
 
 
 def foreign_places(text: str) -> list[str]:
-    """Registry hosts and paths of one machine; PyTorch's index is allowed as the default of TORCH_INDEX_URL."""
+    """Return registry hosts and machine-specific paths. PyTorch's index is allowed as default of TORCH_INDEX_URL."""
     lines = (line for line in text.splitlines() if not ("TORCH_INDEX_URL" in line and TORCH_INDEX in line))
     return [match.group() for line in lines for rule in (REGISTRIES, MACHINE_PATHS) for match in rule.finditer(line)]
 
 
 def tracked_files() -> list[Path]:
-    """What git has or would take, without what is removed."""
+    """Return files that are tracked or would be added, without deleted ones."""
     if not shutil.which("git") or not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -151,19 +148,19 @@ def tracked_files() -> list[Path]:
 
 
 def modules_after_importing(*modules: str) -> set[str]:
-    """In the `nvium` command, where the package does not import the model."""
+    """Return all loaded modules after these imports, as in the `nvium` command, which does not import the model."""
     statement = f"import sys; sys.argv[0] = 'nvium'; import {', '.join(modules)}; print(*sys.modules)"
     command = [sys.executable, "-c", statement]
     return set(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split())
 
 
-def test_imports_follow_the_directions():
+def test_packages_import_only_what_they_may():
     found = {module: forbidden_imports(module, path.read_text()) for module, path in MODULES.items()}
     assert {module: names for module, names in found.items() if names} == {}
 
 
-def test_an_import_against_the_directions_is_found():
-    missed = [example for example in AGAINST_THE_DIRECTIONS if len(forbidden_imports(*example)) != 1]
+def test_a_forbidden_import_is_found():
+    missed = [example for example in FORBIDDEN_IMPORTS if len(forbidden_imports(*example)) != 1]
     assert missed == []
 
 
@@ -178,20 +175,14 @@ def test_serving_imports_neither_transformers_models_nor_a_compiler_nor_training
     assert modules_after_importing("server.app", MAPPED, LLM) & slow == set()
 
 
-def test_the_environment_is_read_in_the_settings_only():
+def test_only_the_settings_read_the_environment():
     found = {module: environment_reads(path.read_text()) for module, path in MODULES.items()}
     assert {module for module, reads in found.items() if reads} <= {READS_ENVIRONMENT}
-    ways = (
-        "import os\nos.environ['A']",
-        "import os\nos.getenv('A')",
-        "from os import environ",
-        "from os import getenv",
-    )
-    for source in ways:
+    for source in ("import os\nos.environ['A']", "import os\nos.getenv('A')", "from os import environ, path"):
         assert len(environment_reads(source)) == 1
 
 
-def test_sequence_means_a_request_in_the_engine_and_python_s_type_elsewhere():
+def test_the_engine_imports_python_s_sequence_as_items():
     offenders = []
     for module, path in MODULES.items():
         source = path.read_text()
@@ -203,13 +194,13 @@ def test_sequence_means_a_request_in_the_engine_and_python_s_type_elsewhere():
     assert offenders == []
 
 
-def test_no_source_is_longer_than_a_few_screens():
+def test_no_source_exceeds_the_maximum_length():
     sources = [*MODULES.values(), *(ROOT / "tests").rglob("*.py")]
     lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in sources}
     assert {name: length for name, length in lengths.items() if length > MAX_FILE_LINES} == {}
 
 
-def test_no_file_names_a_registry_or_a_path_of_one_machine():
+def test_no_file_contains_a_registry_or_a_machine_specific_path():
     texts = {path: path.read_bytes() for path in tracked_files()}
     found = {
         str(path.relative_to(ROOT)): places

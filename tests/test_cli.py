@@ -19,7 +19,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    """The exit code of `nvium ARGUMENTS`."""
+    """Run `nvium ARGUMENTS` in this process and return its exit code."""
     monkeypatch.setattr(sys, "argv", ["nvium", *map(str, arguments)])
     with pytest.raises(SystemExit) as ending:
         cli.main()
@@ -32,10 +32,10 @@ def test_the_version_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert capsys.readouterr().out.startswith("nvium ")
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="this system does not say what descriptors are")
-def test_standard_streams_that_are_closed_do_not_become_files_or_connections() -> None:
-    told = "print({number: os.readlink(f'/proc/self/fd/{number}') for number in range(3)}, file=open(4, 'w'))"
-    code = f"import os; from nvium_core import cli; cli.fail = lambda message: {told}; cli.main()"
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the system does not list descriptors")
+def test_closed_standard_streams_are_opened_on_dev_null() -> None:
+    report = "print({number: os.readlink(f'/proc/self/fd/{number}') for number in range(3)}, file=open(4, 'w'))"
+    code = f"import os; from nvium_core import cli; cli.fail = lambda message: {report}; cli.main()"
     shell = 'exec 4>&1; exec "$0" -c "$1" nonsense <&- >&- 2>&-'
     ended = subprocess.run(["sh", "-c", shell, sys.executable, code], capture_output=True, text=True, check=False)
     assert ended.stdout.strip() == str(dict.fromkeys(range(3), "/dev/null"))
@@ -83,7 +83,7 @@ def test_a_model_is_evaluated_to_a_table_and_a_file(
     assert sum(written["exit_shares"]) == pytest.approx(1)
 
 
-def test_a_recipe_is_trained_and_its_model_speaks(
+def test_a_recipe_is_trained_and_its_model_generates(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     text, folder = tmp_path / "text.txt", tmp_path / "run"
@@ -109,7 +109,7 @@ def test_a_recipe_is_trained_and_its_model_speaks(
         (["evaluate", "MODEL", "--data", "x", "--json", "no-such-folder/x.json"], "no-such-folder"),
         (["train", "frobnicate", "--data", "x"], "frobnicate"),
         (["train", "tiny", "--data", "x", "--set", "frob=1"], "frob"),
-        (["train", "tiny", "--data", "x", "--flops-per-second", "1e12"], "without --dry-run"),
+        (["train", "tiny", "--data", "x", "--flops-per-second", "1e12"], "--flops-per-second requires --dry-run"),
         (["train", "tiny", "--data", "x", "--set", "total_tokens=many"], "total_tokens"),
         (["bench", "--model", "MODEL", "--sequences", "0"], "sequences"),
         (["serve", "no-such-folder", "--port", "0"], "no-such-folder"),
@@ -126,7 +126,7 @@ def test_a_recipe_is_trained_and_its_model_speaks(
         (["serve", "no-such-folder", "--otlp-endpoint", "nowhere"], "otlp_endpoint"),
     ],
 )
-def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(
+def test_a_user_error_is_one_line_on_stderr_and_exit_code_2(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     model_folder: Path,
@@ -143,7 +143,7 @@ def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(
     assert complaint in captured.err
 
 
-def test_neither_help_nor_mistakes_tell_a_key(
+def test_neither_help_nor_errors_reveal_a_key(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("NVIUM_API_KEYS", "sk-never-told,sk-never-told")
@@ -170,6 +170,6 @@ def test_a_dry_run_needs_no_text_and_trains_nothing(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "160")
     assert run(monkeypatch, "train", "paper-48x1536-dense", "--dry-run", "--flops-per-second", "4e14") == 0
-    said = capsys.readouterr().out
-    assert "1,485,719,040" in said and "tokens/s" in said
+    output = capsys.readouterr().out
+    assert "1,485,719,040" in output and "tokens/s" in output
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""What we depend on is pinned, and looked up among known vulnerabilities or said not to have been."""
+"""Dependencies are pinned, and the audit reports known vulnerabilities and packages it could not check."""
 
 import re
 from importlib.metadata import PackageNotFoundError, distribution, requires
@@ -23,7 +23,7 @@ PINS = {
 OURS = "nvium"
 EXTRAS = ("", "test", "tracing", "bench")
 UNPINNED = re.compile(r"nvidia-.*|cuda-.*|triton|pip|wheel|nvium")
-"""What PyTorch's builds for a GPU bring along by themselves, and pip."""
+"""Dependencies of PyTorch's CUDA builds, and pip."""
 
 KNOWN: dict[str, Any] = {"name": "a", "version": "1", "vulns": [{"id": "CVE-1", "fix_versions": ["2"]}]}
 CLEAN: dict[str, Any] = {"name": "b", "version": "1", "vulns": []}
@@ -31,12 +31,12 @@ SKIPPED: dict[str, Any] = {"name": "c", "skip_reason": "not found"}
 
 
 def needed(name: str, extras: tuple[str, ...] = ("",), seen: frozenset[str] = frozenset()) -> frozenset[str]:
-    """The names of all installed packages that one needs, itself included."""
+    """Return the names of all installed packages that a package requires, itself included."""
     for text in requires(name) or ():
         requirement = Requirement(text)
         other = canonicalize_name(requirement.name)
-        is_meant = requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in extras)
-        if is_meant and other not in seen and is_installed(other):
+        applies = requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in extras)
+        if applies and other not in seen and is_installed(other):
             seen = needed(other, ("", *requirement.extras), seen | {other})
     return seen
 
@@ -48,11 +48,11 @@ def is_installed(name: str) -> bool:
         return False
 
 
-def test_every_package_that_is_needed_is_pinned_to_the_version_that_is_here() -> None:
+def test_every_dependency_is_pinned_to_the_installed_version() -> None:
     names = {name for name in needed(OURS, EXTRAS) if not UNPINNED.fullmatch(name)}
     assert {"torch", "uvicorn", "pytest", "h11"} <= names
-    here = {name: distribution(name).version.partition("+")[0] for name in names}
-    assert {name: PINS.get(name) for name in here} == here
+    installed = {name: distribution(name).version.partition("+")[0] for name in names}
+    assert {name: PINS.get(name) for name in installed} == installed
 
 
 def test_every_pin_is_exact() -> None:
@@ -63,17 +63,17 @@ def test_every_pin_is_exact() -> None:
 
 
 @pytest.mark.parametrize(
-    ("packages", "status", "said"),
+    ("packages", "status", "output"),
     [
         ([CLEAN], 0, "1 packages, no known vulnerability"),
         ([CLEAN, KNOWN], 1, "a 1: CVE-1, fixed in 2"),
-        ([CLEAN, SKIPPED], 1, "c: not looked up: not found"),
-        ([], 1, "nothing was looked up"),
+        ([CLEAN, SKIPPED], 1, "c: not audited: not found"),
+        ([], 1, "no package was audited"),
     ],
 )
-def test_an_audit_passes_only_if_every_package_was_looked_up_and_nothing_is_known(
-    packages: list[dict[str, Any]], status: int, said: str, capsys: pytest.CaptureFixture[str]
+def test_an_audit_passes_only_if_every_package_was_checked_and_none_is_vulnerable(
+    packages: list[dict[str, Any]], status: int, output: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answers = iter([[KNOWN], packages])
     assert audit.main(["constraints.txt"], lambda _: next(answers)) == status
-    assert capsys.readouterr().out == said + "\n"
+    assert capsys.readouterr().out == output + "\n"

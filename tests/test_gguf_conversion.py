@@ -1,4 +1,4 @@
-"""A GGUF file from end to end: converted to a folder it is the same model with the same tokenizer, and it is served."""
+"""A GGUF file from end to end: it converts to the same model and tokenizer, and it is served."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ SHAPE = {"vocab_size": len(FIELDS["tokenizer.ggml.tokens"]), "num_hidden_layers"
 
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
 @torch.no_grad()
-def test_a_converted_file_is_the_same_model_with_the_same_tokenizer(kind: str, tmp_path: Path) -> None:
+def test_a_converted_file_is_the_same_model_and_tokenizer(kind: str, tmp_path: Path) -> None:
     shape = SHAPE | {"hidden_size": 64, "intermediate_size": 64}
     file = write_gguf(tmp_path / "model.gguf", random_model("llama", shape), kind, tokenizer=FIELDS)
     ran = CliRunner().invoke(app, ["convert", str(file), str(tmp_path / "folder"), "--dtype", "float32"])

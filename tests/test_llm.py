@@ -1,4 +1,4 @@
-"""`LLM`: from text to text, as an engine and a tokenizer asked by hand would give it."""
+"""`LLM` gives the output of an engine and a tokenizer called by hand."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ def by_hand(prompt: str, **sampling: object) -> list[int]:
     return completion.token_ids
 
 
-def test_a_text_is_continued_as_the_engine_continues_its_tokens(llm: LLM) -> None:
+def test_a_text_is_continued_like_its_tokens_by_the_engine(llm: LLM) -> None:
     completions = llm.generate("Once", max_tokens=12, seed=3)
     assert completions.token_ids == by_hand("Once", max_tokens=12, seed=3)
     assert completions.text == LOADED.tokenizer.decode(completions.token_ids, skip_special_tokens=True).rstrip("\ufffd")
@@ -31,14 +31,14 @@ def test_a_text_is_continued_as_the_engine_continues_its_tokens(llm: LLM) -> Non
     assert completions[0].finish_reason == "length"
 
 
-def test_many_texts_are_completed_in_their_order_each_as_if_alone(llm: LLM) -> None:
+def test_several_texts_are_completed_in_order_and_independently(llm: LLM) -> None:
     together = llm.generate(PROMPTS, max_tokens=8, seed=5)
     assert [completion.token_ids for completion in together] == [by_hand(p, max_tokens=8, seed=5) for p in PROMPTS]
     with pytest.raises(ValueError, match="too many values"):
         _ = together.text
 
 
-def test_each_prompt_gives_as_many_choices_as_are_asked_for(llm: LLM) -> None:
+def test_n_and_best_of_give_the_requested_number_of_choices(llm: LLM) -> None:
     assert len(llm.generate(PROMPTS, n=3, max_tokens=4, seed=1)) == 6
     ranked = llm.generate("Once", n=2, best_of=4, max_tokens=6, seed=1)
     assert ranked[0].mean_logprob >= ranked[1].mean_logprob
@@ -68,7 +68,7 @@ def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("sampling", [{"max_tokens": 0}, {"temperature": 9}, {"max_tokens": 200}])
-def test_what_cannot_be_served_is_refused_and_leaves_nothing_behind(llm: LLM, sampling: dict[str, int]) -> None:
+def test_an_invalid_request_is_rejected_and_leaves_the_engine_idle(llm: LLM, sampling: dict[str, int]) -> None:
     with pytest.raises(InvalidRequest):
         llm.generate(PROMPTS, **sampling)
     assert not llm.engine.has_work
@@ -91,7 +91,7 @@ print(type(AutoModel.from_pretrained(folder)).__name__)
 
 
 @pytest.mark.parametrize("order", IMPORTS)
-def test_the_auto_classes_know_the_model_once_both_packages_are_imported(order: str) -> None:
+def test_the_auto_classes_load_the_model_in_any_import_order(order: str) -> None:
     program = [sys.executable, "-c", IMPORTS[order] + LOADS]
     printed = subprocess.run(program, check=True, capture_output=True, text=True).stdout.split()
     assert printed == ["NviumConfig", "NviumForCausalLM", "NviumForCausalLM"]

@@ -1,4 +1,4 @@
-"""What a loaded model is called."""
+"""The name of a loaded model."""
 
 from pathlib import Path
 
@@ -11,7 +11,9 @@ from nvium_core.loading import model_name
     ("folder", "is_run", "name"),
     [("runs/foxes/model", True, "foxes"), ("foxes/model", False, "model"), ("runs/foxes", True, "foxes")],
 )
-def test_a_model_of_a_run_is_called_as_the_run_is(tmp_path: Path, folder: str, is_run: bool, name: str) -> None:
+def test_a_model_of_a_training_run_has_the_name_of_the_run(
+    tmp_path: Path, folder: str, is_run: bool, name: str
+) -> None:
     path = tmp_path / folder
     path.mkdir(parents=True)
     if is_run:
@@ -19,5 +21,5 @@ def test_a_model_of_a_run_is_called_as_the_run_is(tmp_path: Path, folder: str, i
     assert model_name(path) == name
 
 
-def test_a_name_on_the_hub_has_its_last_part() -> None:
+def test_a_hub_name_is_shortened_to_its_last_part() -> None:
     assert model_name(Path("someone/foxes-1b")) == "foxes-1b"

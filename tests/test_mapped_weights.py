@@ -1,4 +1,4 @@
-"""What is served on a CPU has its weights mapped from a file, whatever the model came from, and they are the same."""
+"""Models served on a CPU have memory-mapped weights that equal those of `load_model` bit for bit."""
 
 import logging
 import os
@@ -15,7 +15,7 @@ from nvium_core.choices import Precision, Weights
 from nvium_core.conversion import convert
 from nvium_core.engine.device.native.weights import is_plain
 from nvium_core.loading import LoadedModel
-from nvium_core.mapped_weights import GROUPS_FILE, WEIGHTS_FILE, own_bytes
+from nvium_core.mapped_weights import GROUPS_FILE, WEIGHTS_FILE, unmapped_bytes
 from nvium_core.model.quantized import groups_of
 from tests.full_disk import no_file_larger_than
 from tests.model.gguf_files import write_gguf
@@ -32,14 +32,14 @@ IN_MEMORY: list[tuple[str, Precision, Weights]] = [
     (FOLDER, "auto", "q8"),
     (BF16, "auto", "q4"),
 ]
-"""What is held otherwise than its file has it."""
+"""Loads whose weights differ from the source file."""
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system does not tell what is mapped")
+pytestmark = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system does not list memory maps")
 
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One random model in several files, and as a folder in bfloat16."""
+    """One random model as several GGUF files and as a bfloat16 folder."""
     place = tmp_path_factory.mktemp("sources")
     for kind in ("Q4_1", "Q8_0", "BF16"):
         write_gguf(place / f"model.{kind}.gguf", random_model("llama", WIDE), kind, tokenizer=FIELDS)
@@ -54,7 +54,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def kept(cache: Path) -> list[Path]:
+def cached(cache: Path) -> list[Path]:
     return [folder for folder in cache.glob("weights/*/*") if folder.is_dir()]
 
 
@@ -63,14 +63,14 @@ def not_loaded(*given: object, **more: object) -> LoadedModel:
 
 
 @pytest.mark.parametrize(("source", "dtype", "weights"), IN_MEMORY)
-def test_they_are_written_once_and_mapped_and_every_bit_is_the_same(
+def test_weights_are_written_once_and_mapped_and_equal_bit_for_bit(
     source: str, dtype: Precision, weights: Weights, sources: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = load_model(str(sources / source), "cpu", dtype, weights=weights)
     first = load_mapped(str(sources / source), "cpu", dtype, weights)
     monkeypatch.setattr(mapped_weights, "load_model", not_loaded)
     for mapped in (first, load_mapped(str(sources / source), "cpu", dtype, weights)):
-        assert own_bytes(plain.model) > 0 == own_bytes(mapped.model)
+        assert unmapped_bytes(plain.model) > 0 == unmapped_bytes(mapped.model)
         assert mapped.name == plain.name
         assert mapped.model.dtype == plain.model.dtype
         assert is_plain(mapped.model)
@@ -82,7 +82,7 @@ def test_they_are_written_once_and_mapped_and_every_bit_is_the_same(
             mapped.model.state_dict().items(), plain.model.state_dict().items(), strict=True
         ):
             assert torch.equal(weight, theirs), name
-    assert len(kept(cache)) == 1
+    assert len(cached(cache)) == 1
 
 
 def groups(layer: nn.Module) -> object:
@@ -92,39 +92,39 @@ def groups(layer: nn.Module) -> object:
 
 def test_small_models_stay_in_memory(sources: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mapped_weights, "MIN_BYTES", 2**20)
-    assert own_bytes(load_mapped(str(sources / Q4_1), "cpu").model) > 0
-    assert not kept(cache)
+    assert unmapped_bytes(load_mapped(str(sources / Q4_1), "cpu").model) > 0
+    assert not cached(cache)
 
 
-def test_a_changed_source_is_written_anew_and_replaces_its_earlier_state(sources: Path, cache: Path) -> None:
+def test_a_changed_source_replaces_its_cached_weights(sources: Path, cache: Path) -> None:
     load_mapped(str(sources / Q4_1), "cpu")
     load_mapped(str(sources / Q4_1), "cpu", "float32")
-    before = set(kept(cache))
+    before = set(cached(cache))
     os.utime(sources / Q4_1)
     load_mapped(str(sources / Q4_1), "cpu")
-    assert len(before) == 2 == len(kept(cache))
-    assert {folder.name for folder in before & set(kept(cache))} == {
+    assert len(before) == 2 == len(cached(cache))
+    assert {folder.name for folder in before & set(cached(cache))} == {
         folder.name for folder in before if folder.name.startswith("float32")
     }
 
 
-def test_what_nobody_reads_any_more_is_removed(sources: Path, cache: Path) -> None:
+def test_idle_models_are_removed(sources: Path, cache: Path) -> None:
     load_mapped(str(sources / Q4_1), "cpu")
-    [idle] = kept(cache)
+    [idle] = cached(cache)
     os.utime(idle, (0, 0))
     load_mapped(str(sources / FOLDER), "cpu", "float32")
-    assert idle not in kept(cache)
-    assert len(kept(cache)) == 1
+    assert idle not in cached(cache)
+    assert len(cached(cache)) == 1
 
 
 def flipped(whole: bytes) -> bytes:
-    """With a sign that is another."""
+    """Flip the sign of the last number."""
     return whole[:-1] + bytes([whole[-1] ^ 0x80])
 
 
 @pytest.mark.parametrize("damage", [lambda whole: whole[:-100], flipped, lambda _: b""])
 @pytest.mark.parametrize(("source", "file"), [(Q4_1, WEIGHTS_FILE), (Q8_0, GROUPS_FILE), (Q8_0, CHECKSUMS_FILE)])
-def test_a_damaged_one_is_written_anew(
+def test_a_damaged_model_is_written_again(
     sources: Path,
     cache: Path,
     caplog: pytest.LogCaptureFixture,
@@ -133,17 +133,19 @@ def test_a_damaged_one_is_written_anew(
     damage: Callable[[bytes], bytes],
 ) -> None:
     load_mapped(str(sources / source), "cpu")
-    [folder] = kept(cache)
+    [folder] = cached(cache)
     (folder / file).write_bytes(damage((folder / file).read_bytes()))
-    assert own_bytes(load_mapped(str(sources / source), "cpu").model) == 0
+    assert unmapped_bytes(load_mapped(str(sources / source), "cpu").model) == 0
     assert str(folder) in caplog.text
-    assert kept(cache) == [folder]
+    assert cached(cache) == [folder]
 
 
-def test_a_full_disk_leaves_them_in_memory(sources: Path, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_weights_stay_in_memory_if_the_disk_is_full(
+    sources: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     with no_file_larger_than(10_000):
         loaded = load_mapped(str(sources / Q4_1), "cpu")
-    assert own_bytes(loaded.model) > 0
+    assert unmapped_bytes(loaded.model) > 0
     assert "stay in memory" in caplog.text
-    assert not kept(cache)
+    assert not cached(cache)

@@ -1,4 +1,4 @@
-"""Continuations and conversations in the terminal: text on one stream, everything else on the other."""
+"""Continuations and conversations in the terminal: text on stdout, everything else on stderr."""
 
 import io
 import os
@@ -33,9 +33,8 @@ def llm() -> LLM:
     return LLM(LOADED, max_sequences=1)
 
 
-def lines(*said: str) -> Callable[[], str]:
-    """Reads these, then the end."""
-    remaining = iter(said)
+def lines(*messages: str) -> Callable[[], str]:
+    remaining = iter(messages)
 
     def read() -> str:
         try:
@@ -46,30 +45,30 @@ def lines(*said: str) -> Callable[[], str]:
     return read
 
 
-def answer_to(llm: LLM, *said: str) -> str:
-    """To the last of questions and answers that take turns."""
-    roles = ["user", "assistant"] * len(said)
-    return llm.chat([{"role": role, "content": text} for role, text in zip(roles, said, strict=False)], **SAMPLING).text
+def answer_to(llm: LLM, *turns: str) -> str:
+    """Answer the last of alternating questions and answers."""
+    messages = [{"role": ("user", "assistant")[k % 2], "content": text} for k, text in enumerate(turns)]
+    return llm.chat(messages, **SAMPLING).text
 
 
-def test_a_continuation_is_all_that_the_text_stream_gets(streams: Streams, llm: LLM) -> None:
+def test_only_prompt_and_continuation_go_to_the_text_stream(streams: Streams, llm: LLM) -> None:
     continue_text(streams.terminal, llm, "Once", SAMPLING)
     assert streams.text.getvalue() == "Once" + shown(llm.generate("Once", **SAMPLING).text) + "\n"
     assert "12 tokens, " in streams.remarks.getvalue()
     assert "mean depth" in streams.remarks.getvalue()
 
 
-def test_a_conversation_goes_on_from_what_was_said(streams: Streams, llm: LLM) -> None:
+def test_a_conversation_includes_earlier_turns(streams: Streams, llm: LLM) -> None:
     first = answer_to(llm, "Hi")
     second = answer_to(llm, "Hi", first, "More")
     converse(streams.terminal, llm, lines("Hi", "", "More"), None, SAMPLING)
     assert streams.text.getvalue() == f"{shown(first)}\n{shown(second)}\n"
 
 
-def test_the_oldest_question_is_forgotten_when_the_context_is_full(streams: Streams, llm: LLM) -> None:
+def test_the_oldest_turns_are_dropped_when_the_context_is_full(streams: Streams, llm: LLM) -> None:
     question = "x" * 50
     converse(streams.terminal, llm, lines(question, question, question), None, SAMPLING)
-    assert "forgotten" in streams.remarks.getvalue()
+    assert "context full" in streams.remarks.getvalue()
     assert streams.remarks.getvalue().count("tokens/s") == 3
 
 

@@ -1,4 +1,4 @@
-"""Who trains, evaluates and measures needs nothing of what only the server, or only a GGUF file, is needed for."""
+"""Training, evaluation and benchmarks run without the dependencies of the server and of GGUF files."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.training.small_runs import small_corpus
 
 OF_THE_SERVER = ("fastapi", "starlette", "uvicorn", "pydantic_settings", "prometheus_client", "structlog", "llguidance")
-"""Not pydantic, which typer brings along; that we do not import it ourselves, the test of the architecture reads."""
+"""pydantic is a dependency of typer; test_architecture checks that we do not import it ourselves."""
 
 PROGRAM = """
 import sys, json
@@ -31,18 +31,18 @@ for arguments in json.loads(sys.argv[1]):
 """
 
 
-def nvium_without_the_server(*commands: list[str]) -> subprocess.CompletedProcess[str]:
+def nvium_without_server(*commands: list[str]) -> subprocess.CompletedProcess[str]:
     program = PROGRAM.format(missing=(*OF_THE_SERVER, "gguf"))
     return subprocess.run(
         [sys.executable, "-c", program, json.dumps(commands)], capture_output=True, text=True, check=False, timeout=240
     )
 
 
-def test_training_evaluating_generating_and_measuring_need_no_server(tmp_path: Path) -> None:
+def test_train_evaluate_generate_and_bench_run_without_server_dependencies(tmp_path: Path) -> None:
     corpus, run, figures = small_corpus(tmp_path / "corpus.txt"), tmp_path / "run", tmp_path / "figures.json"
     model = str(run / "model")
     tiny = ["--set", "total_tokens=2048", "--set", "shape.vocab_size=300"]
-    done = nvium_without_the_server(
+    done = nvium_without_server(
         ["train", "tiny", "--data", str(corpus), "--folder", str(run), "--no-compile", *tiny],
         ["evaluate", model, "--data", str(corpus), "--json", str(tmp_path / "evaluation.json")],
         ["generate", model, "--prompt", "the cat", "--max-tokens", "5"],

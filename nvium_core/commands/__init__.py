@@ -1,1 +1,1 @@
-"""The commands of `nvium`, a function each. Imports happen where they are used, so help is instant."""
+"""The commands of `nvium`, one function each. They import late, so that help is instant."""

@@ -1,4 +1,4 @@
-"""How good a model is."""
+"""`nvium evaluate`."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,16 +11,17 @@ from nvium_core.options import ModelOptions
 
 @takes(ModelOptions)
 def evaluate(
-    data: Annotated[Path, typer.Option(help="Text as `nvium train` reads it.")],
+    data: Annotated[Path, typer.Option(help="Text in a format that `nvium train` reads.")],
     model: ModelArgument = None,
-    twin: Annotated[str | None, typer.Option(help="A dense model's folder, for its perplexity.")] = None,
+    twin: Annotated[str | None, typer.Option(help="A dense model to compare with.")] = None,
     works: Annotated[
-        Path | None, typer.Option(help="A line for each document, naming its work; intervals resample works.")
+        Path | None,
+        typer.Option(help="Names the work of each document, one per line; confidence intervals resample works."),
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the results to this file.")] = None,
     **given: Any,
 ) -> None:
-    """Perplexity of π_mix, of each exit and of an oracle; routing, calibration, FLOPs."""
+    """Measure the perplexity of π_mix, of each exit and of an oracle router; routing, calibration, FLOPs."""
     from rich.console import Console
     from rich.markdown import Markdown
 

@@ -1,4 +1,4 @@
-"""Turns declared options (`nvium_core.options`) into parameters of a command; prints tables."""
+"""Turns dataclass fields (`nvium_core.options`) into options of a command; prints tables."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -20,14 +20,14 @@ Command = Callable[..., None]
 Options = TypeVar("Options", EngineConfig, ModelOptions)
 
 ModelArgument = Annotated[str | None, typer.Argument(help="A folder, Hub name or GGUF file [the bundled model].")]
-DeviceOption = Annotated[Device, typer.Option(help="auto is CUDA where there is one.")]
+DeviceOption = Annotated[Device, typer.Option(help="auto is CUDA if available.")]
 
 
 def takes(declaration: type, *names: str) -> Callable[[Command], Command]:
-    """Give a command an option for each documented field of a dataclass, or for the fields named.
+    """Add an option to a command for each documented field of a dataclass, or only for the fields `names`.
 
-    The command receives only the options on the command line, as `**given`; the dataclass has the defaults of the
-    others. A tuple is an option that may be repeated, or hold values separated by commas.
+    The command receives the options that the user has set as `**given`; the dataclass has the defaults of the others.
+    A tuple becomes an option that may be repeated, or have several values separated by commas.
     """
 
     def decorate(command: Command) -> Command:
@@ -51,13 +51,13 @@ def takes(declaration: type, *names: str) -> Callable[[Command], Command]:
 
 
 def chosen(declaration: type[Options], given: Mapping[str, Any], **fixed: Any) -> Options:
-    """The dataclass with the given options."""
+    """Build the dataclass from those of the options that are its fields."""
     names = {field.name for field in fields(declaration)}
     return declaration(**{name: value for name, value in given.items() if name in names}, **fixed)
 
 
 def declared_options(declaration: Any, names: tuple[str, ...]) -> Mapping[str, inspect.Parameter]:
-    """A parameter for each field, by name; None if the option is absent."""
+    """Return a parameter for each field, with the default None for an option that is not set."""
     types, marked = get_type_hints(declaration), get_type_hints(declaration, include_extras=True)
     declared = {
         field.name: field.default
@@ -70,7 +70,7 @@ def declared_options(declaration: Any, names: tuple[str, ...]) -> Mapping[str, i
 def parameter(name: str, kind: Any, described: str) -> inspect.Parameter:
     is_list = get_origin(kind) is tuple
     option = typer.Option(help=described, metavar="<str,…>" if is_list else None)
-    annotation: Any = Annotated[Optional[list[str] if is_list else kind], option]  # noqa: UP045 (of a value)
+    annotation: Any = Annotated[Optional[list[str] if is_list else kind], option]  # noqa: UP045 (not a literal type)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
@@ -80,7 +80,7 @@ def help_of(hint: Any, default: object) -> str:
 
 
 def shown(default: object) -> str:
-    """The default in brackets; without one, the help explains."""
+    """Return the default in brackets; empty if the help text itself explains the default."""
     if default in (None, (), ""):
         return ""
     if isinstance(default, bool):

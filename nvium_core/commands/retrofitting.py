@@ -10,25 +10,36 @@ from nvium_core.commands.options import show
 
 
 def retrofit(
-    base: Annotated[str, typer.Argument(help="A plain Llama or relative: a folder, Hub name or GGUF file.")],
-    target: Annotated[Path, typer.Argument(help="The folder for its exits; an interrupted retrofit there is resumed.")],
+    base: Annotated[str, typer.Argument(help="A Llama or relative: a folder, Hub name or GGUF file.")],
+    target: Annotated[
+        Path, typer.Argument(help="The folder to write the exits to; an interrupted retrofit in it is resumed.")
+    ],
     data: Annotated[
         Path | None,
-        typer.Option(help="Text as `nvium train` reads it, or a .jsonl of conversations. [the model's own]"),
+        typer.Option(
+            help="Text in a format that `nvium train` reads, or a .jsonl of conversations "
+            "[text that the model generates]."
+        ),
     ] = None,
     self_talk: Annotated[
         int | None,
-        typer.Option(help="Tokens that the model writes itself. [without data a third of --tokens]", min=0),
+        typer.Option(
+            help="Training tokens that the model generates itself [without --data a third of --tokens].", min=0
+        ),
     ] = None,
-    exits: Annotated[str, typer.Option(help="Their number, or the layers they stand after: 12,18,24.")] = "4",
-    tokens: Annotated[int, typer.Option(help="Tokens to train on; a shorter text is repeated.", min=1)] = (1_000_000),
-    depth: Annotated[float, typer.Option(help="Mean depth to train routers for, a share of the layers.")] = 0.9,
+    exits: Annotated[str, typer.Option(help="Number of exits, or their layers, such as 12,18,24.")] = "4",
+    tokens: Annotated[
+        int, typer.Option(help="Number of training tokens; a shorter text is repeated.", min=1)
+    ] = 1_000_000,
+    depth: Annotated[
+        float, typer.Option(help="Mean depth that the routers are trained for, as a share of all layers.")
+    ] = 0.9,
     exits_learn: Annotated[
         Lesson,
-        typer.Option(help="What early exits learn: the base's distribution (original), or the text of --data too."),
+        typer.Option(help="Training target of early exits: the base's distribution (original), or also --data (text)."),
     ] = "original",
 ) -> None:
-    """Train exits for a model, as a separate file; the model's own weights do not change."""
+    """Train exits for a model and write them to a separate file. The model's weights do not change."""
     from nvium_core.loading import source_tokenizer
     from nvium_core.training.heap import keep_freed_memory
     from nvium_core.training.retrofitting.retrofit import retrofit as run
@@ -48,8 +59,10 @@ def retrofit(
     )
     for kind, measured in run(settings, source_tokenizer(base)).items():
         show(table(measured, kind))
-    print(f"The exits are in {target}: `nvium chat {base} --exits {target}`, `nvium serve {base} --exits {target}`.")
     print(
-        "By default the model samples its own text as before. `--sampling exits` lets tokens leave early, at the price"
+        f"Exits written to {target}. Try `nvium chat {base} --exits {target}` or `nvium serve {base} --exits {target}`."
     )
-    print("that the table shows; `nvium convert` with --exits merges both into one folder.")
+    print(
+        "By default, output is sampled from the base model's distribution. `--sampling exits` lets tokens exit early,"
+    )
+    print("at the cost in the table. `nvium convert … --exits` merges base and exits into one folder.")

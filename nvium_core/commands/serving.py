@@ -13,14 +13,12 @@ if TYPE_CHECKING:
     from server.settings import Settings
 
 
-NAMES = "--served-model-name"
-
-
 def with_names_joined(arguments: list[str]) -> list[str]:
-    """Join the names of `serve MODEL --served-model-name a b`, vLLM's form, to `a,b`. MODEL must come before."""
-    if NAMES not in arguments or arguments[0] != "serve" or arguments[1].startswith("-"):
+    """Join the names of `serve MODEL --served-model-name a b`, as vLLM writes them, to `a,b`. MODEL must come first."""
+    option = "--served-model-name"
+    if option not in arguments or arguments[0] != "serve" or arguments[1].startswith("-"):
         return arguments
-    first = arguments.index(NAMES) + 1
+    first = arguments.index(option) + 1
     names = [*takewhile(lambda word: not word.startswith("-"), arguments[first:])]
     return [*arguments[:first], *([",".join(names)] if names else []), *arguments[first + len(names) :]]
 
@@ -28,8 +26,8 @@ def with_names_joined(arguments: list[str]) -> list[str]:
 @takes(ServerOptions)
 def serve(model: ModelArgument = None, **given: Any) -> None:
     """Serve a model over HTTP. Every option may also be set as NVIUM_… in the environment."""
-    # Until the server drains. A container's first process would ignore SIGTERM, and an exception may get lost in the
-    # midst of an import.
+    # Until the server handles it. PID 1 of a container ignores SIGTERM by default, and an exception raised during an
+    # import may be swallowed.
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
     from server.settings import read_settings
 
@@ -38,17 +36,17 @@ def serve(model: ModelArgument = None, **given: Any) -> None:
 
 
 def runner(settings: "Settings") -> "Callable[[Settings], None]":
-    """One process, or several with Ray. Raises `SettingsError` where Ray is not installed."""
+    """Return the function that serves: in one process, or with Ray. Raise `SettingsError` if Ray is not installed."""
     from server.app import run
     from server.settings import RAY_DEFAULTS, SettingsError, set_defaults
 
     if settings.replicas is None:
         if settings.max_replicas is not None:
-            raise SettingsError("max_replicas: needs replicas, the number to begin with")
+            raise SettingsError("max_replicas: requires replicas, the initial number")
         return run
     set_defaults(RAY_DEFAULTS)
     try:
         from server.replicas import deployment
     except ImportError as error:
-        raise SettingsError(f"replicas: needs `pip install 'nvium[ray]'` ({error})") from error
+        raise SettingsError(f"replicas: requires Ray; run `pip install 'nvium[ray]'` ({error})") from error
     return deployment.run

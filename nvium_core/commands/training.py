@@ -1,4 +1,4 @@
-"""Train a model, list recipes, convert models of other layouts."""
+"""`nvium train`, `nvium recipes` and `nvium convert`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,21 +18,23 @@ def train(
     recipe: Annotated[str, typer.Argument(help="One of `nvium recipes`; NAME-dense is the dense twin of NAME.")],
     data: Annotated[
         Path | None,
-        typer.Option(help="Text with <|endoftext|> lines between documents, .jsonl or .parquet; or a folder."),
+        typer.Option(help="Text with <|endoftext|> lines between documents, .jsonl or .parquet; or a folder of these."),
     ] = None,
     folder: Annotated[
-        Path | None, typer.Option(help="The run's folder; resumed if it holds one. Default runs/RECIPE.")
+        Path | None, typer.Option(help="Folder of the run; a run in it is resumed [runs/RECIPE].")
     ] = None,
-    settings: Annotated[list[str], typer.Option("--set", help="key=value, such as learning_rate.maximum=1e-3.")] = [],  # noqa: B006 (typer copies it)
+    settings: Annotated[
+        list[str], typer.Option("--set", help="Override a setting: key=value, such as learning_rate.maximum=1e-3.")
+    ] = [],  # noqa: B006 (typer copies it)
     device: DeviceOption = "auto",
-    compile: Annotated[bool, typer.Option(help="Compile the model; pays on long runs.")] = True,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would take, and train nothing.")] = False,
+    compile: Annotated[bool, typer.Option(help="Compile the model: slow to start, faster on long runs.")] = True,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Estimate memory and time without training.")] = False,
     flops_per_second: Annotated[
-        float | None, typer.Option(help="With --dry-run: the device's, such as 4e14, instead of measuring.", min=1)
+        float | None, typer.Option(help="With --dry-run: the device's FLOP/s, such as 4e14 [measured].", min=1)
     ] = None,
     **given: Any,
 ) -> None:
-    """Train a model; a run that was interrupted goes on from its last checkpoint.
+    """Train a model. An interrupted run continues from its last checkpoint.
 
     On several devices: torchrun --nproc-per-node N -m nvium_core.cli train …
     """
@@ -40,9 +42,9 @@ def train(
     from nvium_core.training.recipes.catalogue import recipe_named
 
     if flops_per_second and not dry_run:
-        raise typer.BadParameter("--flops-per-second means nothing without --dry-run")
+        raise typer.BadParameter("--flops-per-second requires --dry-run")
     if data is None and not dry_run:
-        raise typer.BadParameter("--data is missing")
+        raise typer.BadParameter("--data is required")
     options = RunOptions(
         data=data or Path(),
         folder=folder or Path("runs") / recipe,
@@ -70,11 +72,11 @@ def run(recipe: "Recipe", options: RunOptions) -> None:
     keep_freed_memory()
     written = train(recipe, options)
     if is_first_here():
-        print(f"The model is in {written}")
+        print(f"Model written to {written}")
 
 
 def recipes() -> None:
-    """List what `nvium train` can train: parameters, text, shape, exits."""
+    """List the recipes of `nvium train` with parameters, training tokens, shape and exits."""
     from nvium_core.training.recipes.listing import table
 
     show(table())
@@ -82,15 +84,16 @@ def recipes() -> None:
 
 def convert(
     source: Annotated[
-        str, typer.Argument(help="A folder, Hub name or GGUF file: our layout, the published one, a Llama or its like.")
+        str,
+        typer.Argument(help="A folder, Hub name or GGUF file: our layout, the published one, or a Llama or relative."),
     ],
-    target: Annotated[Path, typer.Argument(help="The folder to write; nothing may be in it yet.")],
-    dtype: Annotated[Precision, typer.Option(help="auto keeps what is stored.")] = "auto",
+    target: Annotated[Path, typer.Argument(help="The folder to write; must be empty or missing.")],
+    dtype: Annotated[Precision, typer.Option(help="Precision of the weights; auto keeps the stored one.")] = "auto",
     exits: Annotated[
-        str | None, typer.Option(help="Exits made for the model, to merge into it: a folder or Hub name.")
+        str | None, typer.Option(help="Retrofitted exits to merge into the model: a folder or Hub name.")
     ] = None,
 ) -> None:
-    """Convert a model of any layout to a folder of ours."""
+    """Convert a model to a folder in our layout."""
     from nvium_core import conversion
 
     print(conversion.convert(source, target, dtype, exits=exits))

@@ -88,6 +88,6 @@ def write_mixed(path: Path) -> None:
 
 
 def test_quantized_files_load_in_float32_and_others_in_their_own_precision() -> None:
-    assert gguf_precision("auto", CPU, in_groups=True) == torch.float32
-    assert gguf_precision("auto", CPU, in_groups=False) == "auto"
-    assert gguf_precision("bfloat16", CPU, in_groups=True) == torch.bfloat16
+    assert gguf_precision("auto", CPU, is_quantized=True) == torch.float32
+    assert gguf_precision("auto", CPU, is_quantized=False) == "auto"
+    assert gguf_precision("bfloat16", CPU, is_quantized=True) == torch.bfloat16
