@@ -1,1 +1,1 @@
-"""Between text and tokens: what the server and `LLM` share. Knows no HTTP and no engine."""
+"""Text processing shared by the server and `LLM`: tokenizers, chat templates, detokenization, tool calls, reasoning."""

@@ -1,4 +1,4 @@
-"""The text of one answer, token by token, up to its stop string. No engine, no HTTP."""
+"""The text of one answer, token by token, up to its stop string."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from nvium_core.text.detokenizer import Detokenizer, StopStrings
 
 
 class AnswerText:
-    """`is_stopped` after a stop string; later tokens add no text."""
+    """Detokenizes an answer and finds its stop string, after which `is_stopped` is true and tokens add no text."""
 
     def __init__(
         self, tokenizer: Tokenizer, prompt_ids: Sequence[int], stops: Sequence[str] = (), *, include_stop: bool = False
@@ -21,7 +21,7 @@ class AnswerText:
         return self._stops.matched is not None
 
     def push(self, token_id: int, *, is_silent: bool = False, is_last: bool = False) -> str:
-        """Add a token; return text that is now certain. `is_silent` tokens (end-of-text) have no text."""
+        """Add a token and return the text that can be emitted. `is_silent` tokens (end-of-text) have no text."""
         text = "" if is_silent else self._detokenizer.push(token_id)
         if is_last:
             text += self._detokenizer.flush()

@@ -1,8 +1,8 @@
-"""From messages to token ids: the tokenizer's chat template or, without one, a plain one.
+"""Tokenizes conversations with the tokenizer's chat template or, without one, with a plain template.
 
-Only the template may produce special tokens; within messages and tools they are plain text. Each one there is cut after
-its first character before rendering, and the pieces between cuts are tokenized separately (after a line break, for
-tokenizers that put a space before every text). No HTTP, no engine.
+Only the template may produce special tokens; in messages and tools they are plain text. Each special token in them is
+cut after its first character before rendering, and the pieces between cuts are tokenized separately. Tokenizers that
+prepend a space to every text get a line break before each piece, whose tokens are dropped.
 """
 
 import json
@@ -26,10 +26,10 @@ logger = logging.getLogger(__name__)
 Json = dict[str, Any]
 
 LAST_TOKENS = 16
-"""Tokens at a prompt's end that may hold the mark that opens thoughts."""
+"""Number of tokens at the end of a prompt in which `<think>` is searched."""
 
 PLAIN_STOPS = ("\nUser:", "\n\nUser:", "\nUser (", "\n\nUser (")
-"""The model begins the user's turn, after an answer to the plain template."""
+"""Stop strings for the plain template: the model would write the next user turn."""
 
 CHAT_TEMPLATE = """\
 {%- if tools %}
@@ -51,15 +51,21 @@ CHAT_TEMPLATE = """\
     {{- bos_token + 'Assistant:\\n' }}
 {%- endif %}
 """
-"""Of models tuned here: every turn is a document of its own that begins with its role. End-of-text is the only special
-token of such a tokenizer, and no text of a user's can contain it, so nobody can fake a turn. Its cost is linear in the
-conversation: it is rendered without a process of its own."""
+"""The template of models tuned here: every turn is a document that begins with its role.
+
+A user cannot fake a turn: end-of-text is the only special token, and messages cannot contain it. Rendering takes linear
+time, so it needs no sandbox process.
+"""
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """The input of a chat template. `adds_prompt` begins the assistant's turn; `continues` leaves the last message
-    open. `variables` are passed to the template."""
+    """The input of a chat template.
+
+    adds_prompt: begin the assistant's turn.
+    continues: leave the last message open, so that the model continues it.
+    variables: more variables of the template.
+    """
 
     messages: Sequence[Json]
     tools: Sequence[Json] = ()
@@ -69,13 +75,17 @@ class Conversation:
 
 
 class ConversationError(NviumError, ValueError):
-    """Messages that the chat template refuses, or an invalid template."""
+    """Messages that the chat template rejects, or an invalid template."""
 
 
 class ChatTemplate:
-    """`stops` and `stop_token_ids` end the assistant's turn, like the model's end-of-text. `call_format` is the
-    model's format of tool calls, None if it is not supported; `call_tokens` are the ids of its special tokens. Raises
-    `ConversationError` for a template that cannot be read, which would refuse every conversation."""
+    """A tokenizer's chat template. Raise `ConversationError` if the template cannot be parsed.
+
+    stops, stop_token_ids: end the assistant's turn, in addition to the model's end-of-text.
+    call_format: the model's tool call format, or None if it is not supported.
+    call_tokens: ids of the special tokens in the tool call format.
+    thinks: whether the template supports reasoning.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         check_readable(tokenizer.chat_template)
@@ -86,37 +96,39 @@ class ChatTemplate:
         longest_first = sorted(map(re.escape, special), key=len, reverse=True)
         self._special = re.compile(f"(?=(?:{'|'.join(longest_first)}))(.)", re.DOTALL) if special else None
         self.call_format = call_format(template)
-        of_calls = (self.call_format.marker, *self.call_format.tokens) if self.call_format else ()
-        self.call_tokens = {text: tokenizer.get_added_vocab()[text] for text in of_calls if text in special}
+        call_texts = (self.call_format.marker, *self.call_format.tokens) if self.call_format else ()
+        self.call_tokens = {text: tokenizer.get_added_vocab()[text] for text in call_texts if text in special}
         self.thinks = thinks(template)
         backend = tokenizer.backend_tokenizer
         self._break: list[int] = backend.encode("\n", add_special_tokens=False).ids
         continued = backend.encode("\na", add_special_tokens=False).ids[len(self._break) :]
         self._has_prefix = continued != backend.encode("a", add_special_tokens=False).ids
-        self._takes_tools = self._is_plain or self._shows_tools(template or "")
-        if not self._takes_tools:
-            logger.warning("the model's chat template takes no tools; they are written into its system message")
+        self._has_tools = self._is_plain or self._renders_tools(template or "")
+        if not self._has_tools:
+            logger.warning("the model's chat template ignores tools; they are added to the system message")
         end = tokenizer.eos_token_id
         self.stops = PLAIN_STOPS if self._is_plain else ()
         self.stop_token_ids: tuple[int, ...] = () if self._is_plain or end is None else (end,)
 
     def token_ids(self, messages: Sequence[Json], tools: Sequence[Json], *, adds_prompt: bool = True) -> list[int]:
-        """Raises `ConversationError`."""
+        """Tokenize messages and tools. See `prompt`."""
         return self.prompt(Conversation(messages, tools, adds_prompt))
 
     def prompt(self, conversation: Conversation, *, check: Callable[[str], object] | None = None) -> list[int]:
-        """The conversation's tokens. `check` is called with the text before it is tokenized. Raises `ConversationError`
-        for messages that the template refuses."""
+        """Render and tokenize the conversation. Raise `ConversationError` if the template rejects it.
+
+        `check` is called with the text before it is tokenized.
+        """
         mark = secrets.token_hex(16)
-        conversation = conversation if self._takes_tools else tools_as_text(conversation)
+        conversation = conversation if self._has_tools else tools_as_text(conversation)
         try:
             given = {name: self._cut(getattr(conversation, name), mark) for name in ("messages", "tools", "variables")}
             text = self._render(replace(conversation, **given))
             text.encode()
         except RecursionError as error:
-            raise ConversationError("they or the tools are nested too deeply") from error
-        except UnicodeEncodeError as error:  # JSON within JSON, in a call's arguments or a tool's parameters
-            raise ConversationError("they and the tools must be valid Unicode") from error
+            raise ConversationError("messages or tools are nested too deeply") from error
+        except UnicodeEncodeError as error:  # from escapes in a call's arguments or a tool's parameters
+            raise ConversationError("messages and tools must be valid Unicode") from error
         if check:
             check(text.replace(mark, ""))
         first, *others = text.split(mark)
@@ -126,8 +138,8 @@ class ChatTemplate:
         pieces = self._tokenizer.backend_tokenizer.encode_batch_fast(continued, add_special_tokens=False)
         return list(chain(begun, *(piece.ids[num_dropped:] for piece in pieces)))
 
-    def _shows_tools(self, template: str) -> bool:
-        """Whether a prompt names its tools."""
+    def _renders_tools(self, template: str) -> bool:
+        """Return whether a rendered prompt contains the name of a tool."""
         name = secrets.token_hex(8)
         function = {"name": name, "description": name, "parameters": {"type": "object", "properties": {}}}
         tools = [{"type": "function", "function": function}]
@@ -137,8 +149,7 @@ class ChatTemplate:
             return "tools" in template
 
     def reasoning_reader(self, prompt: Sequence[int], *, is_continued: bool = False) -> ReasoningReader:
-        """A reader for an answer to this prompt, which may end within thoughts. `is_continued`: the answer has already
-        begun."""
+        """Return a reader for the answer to this prompt. `is_continued`: the prompt contains the answer's beginning."""
         if not self.thinks:
             return ReasoningReader("answer")
         if is_continued:
@@ -146,13 +157,13 @@ class ChatTemplate:
         end: str = self._tokenizer.backend_tokenizer.decode(list(prompt[-LAST_TOKENS:]), skip_special_tokens=False)
         return ReasoningReader("thinking" if end.rstrip().endswith(OPENING) else "start")
 
-    def _cut(self, said: Any, mark: str) -> Any:
-        """The text with a mark inside every special token."""
-        if isinstance(said, str):
-            return self._special.sub(rf"\g<1>{mark}", said) if self._special else said
-        if isinstance(said, Mapping):
-            return {self._cut(name, mark): self._cut(value, mark) for name, value in said.items()}
-        return [self._cut(item, mark) for item in said] if isinstance(said, list | tuple) else said
+    def _cut(self, value: Any, mark: str) -> Any:
+        """Insert `mark` into every special token in the strings of a JSON value."""
+        if isinstance(value, str):
+            return self._special.sub(rf"\g<1>{mark}", value) if self._special else value
+        if isinstance(value, Mapping):
+            return {self._cut(name, mark): self._cut(item, mark) for name, item in value.items()}
+        return [self._cut(item, mark) for item in value] if isinstance(value, list | tuple) else value
 
     def _render(self, conversation: Conversation) -> str:
         if self._is_plain:
@@ -177,32 +188,29 @@ def check_readable(template: Any) -> None:
     """Raise `ConversationError` unless every template can be parsed."""
     if isinstance(template, dict) and "default" not in template:
         raise ConversationError(
-            f"the model has chat templates for {', '.join(map(str, template))}, but no default; "
-            "choose one with --chat-template FILE"
+            f"the model has chat templates {', '.join(map(str, template))}, but no default; choose one with "
+            "--chat-template FILE"
         )
     for text in template.values() if isinstance(template, dict) else [template] if template else []:
-        if text != CHAT_TEMPLATE:
-            compile_template(text)
-
-
-def compile_template(text: Any) -> None:
-    try:
-        if not isinstance(text, str):
-            raise RenderingError("cannot be read")
-        RENDERER.render(template=text, messages=[])
-    except RenderingError as error:
-        raise ConversationError(f"the model's chat template {error}") from error
+        if text == CHAT_TEMPLATE:
+            continue
+        try:
+            if not isinstance(text, str):
+                raise RenderingError("cannot be parsed")
+            RENDERER.render(template=text, messages=[])
+        except RenderingError as error:
+            raise ConversationError(f"the model's chat template {error}") from error
 
 
 def with_tools(template: str | dict[str, str] | None) -> str | None:
-    """The template that transformers uses for conversations with tools."""
+    """Return the template that transformers uses for conversations with tools."""
     return template.get("tool_use", template["default"]) if isinstance(template, dict) else template
 
 
 def tools_as_text(conversation: Conversation) -> Conversation:
-    """With the functions in the system message, and calls in the messages that made them."""
+    """Write the functions into the system message, and tool calls into the text of their messages."""
     messages = [
-        message | {"content": spoken(message), "tool_calls": None} if message.get("tool_calls") else message
+        message | {"content": full_text(message), "tool_calls": None} if message.get("tool_calls") else message
         for message in conversation.messages
     ]
     if conversation.tools:
@@ -217,8 +225,11 @@ def functions(tools: Sequence[Json]) -> str:
 
 
 def plain(conversation: Conversation) -> str:
-    """Turns as in a script: a line with the role, the text, an empty line. The system message stands alone, preceded by
-    the functions, one a line. A name is in brackets after the role; a call is written as one is generated."""
+    """Render the plain template, which reads like a script.
+
+    Each turn is a line with the role, and the name in parentheses; then the text; then an empty line. The system
+    message has no role line. It follows the functions, one per line. Tool calls look like those the model writes.
+    """
     turns = [functions(conversation.tools)] if conversation.tools else []
     turns += [plain_turn(message) for message in conversation.messages]
     text = "".join(f"{turn}\n\n" for turn in turns)
@@ -226,14 +237,13 @@ def plain(conversation: Conversation) -> str:
 
 
 def plain_turn(message: Json) -> str:
-    lines = [text for text in [spoken(message)] if text]
     name = f" ({message['name']})" if "name" in message else ""
-    heading = [] if message["role"] == "system" and not name else [f"{message['role'].capitalize()}{name}:"]
-    return "\n".join(heading + lines)
+    heading = "" if message["role"] == "system" and not name else f"{message['role'].capitalize()}{name}:"
+    return "\n".join(line for line in (heading, full_text(message)) if line)
 
 
-def spoken(message: Json) -> str:
-    """A message's text, then its calls, one a line."""
+def full_text(message: Json) -> str:
+    """Return the message's text and its tool calls, one per line."""
     calls = [json_text(call["function"]) for call in message.get("tool_calls") or ()]
     return "\n".join(text for text in (message["content"], *calls) if text)
 

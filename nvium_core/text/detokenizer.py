@@ -1,6 +1,6 @@
-"""From token ids to text, streaming: never half a character, never part of a stop string.
+"""Streaming detokenization: never emits part of a character or of a stop string.
 
-The joined text does not depend on how it is chunked. No engine, no HTTP.
+The joined text does not depend on the chunks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,14 +13,14 @@ from tokenizers.decoders import DecodeStream
 FinishReason = Literal["stop", "length"]
 
 REPLACEMENT = "\ufffd"
-"""Decoding's replacement for bytes that are not UTF-8, including a cut character."""
+"""The decoder's replacement for bytes that are not UTF-8, such as part of a character."""
 
 CONTEXT_TOKENS = 8
-"""Prompt tokens decoded with the first token, for its leading space or the other half of a character."""
+"""Number of prompt tokens decoded before the first token, which may need a leading space or complete a character."""
 
 
 class Detokenizer:
-    """Emits text as soon as its characters are whole. Special tokens have no text, except those in `shown`."""
+    """Emits text as soon as its characters are complete. Special tokens have no text, except those in `shown`."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Detokenizer:
         return text
 
     def flush(self) -> str:
-        """The remaining text, without a cut character at its end."""
+        """Return the remaining text without an incomplete character at its end."""
         text: str = self._tokenizer.decode(self._held, skip_special_tokens=self._skips_special)
         self._held.clear()
         return text.rstrip(REPLACEMENT)
@@ -57,17 +57,18 @@ class Detokenizer:
 
 @dataclass
 class StopStrings:
-    """Passes text through up to the first stop string (the longest of several that end together). Holds back only text
-    that may begin a stop string."""
+    """Passes text through up to the first stop string, and buffers only text that may begin one.
+
+    If several stop strings end at the same character, the longest matches.
+    """
 
     stops: Sequence[str]
     include: bool = False
     matched: str | None = None
-    """The stop string found."""
     _held: str = field(default="", init=False)
 
     def push(self, text: str) -> str:
-        """Add text; return what cannot be part of a stop string, nothing after a match."""
+        """Add text and return the text that can be emitted; nothing after a match."""
         if not self.stops:
             return text
         if self.matched is not None:
@@ -82,17 +83,17 @@ class StopStrings:
         return text[:certain]
 
     def flush(self) -> str:
-        """The text still held back, as no stop string follows."""
+        """Return the buffered text at the end of the answer."""
         text, self._held = self._held, ""
         return text
 
     def _find(self, text: str, stop: str) -> tuple[int, int]:
-        """(end, start) of the first occurrence; an end beyond the text if there is none."""
+        """Return (end, start) of the first occurrence. Without one, the end is beyond the text."""
         start = text.find(stop)
         return (start + len(stop) if start >= 0 else len(text) + 1, start)
 
     def _certain(self, text: str) -> int:
-        """Length of the text that cannot begin a stop string."""
+        """Return the length of the prefix that cannot be part of a stop string."""
         longest = max(map(len, self.stops), default=0)
         candidates = range(max(0, len(text) - longest + 1), len(text))
         return next((i for i in candidates if any(stop.startswith(text[i:]) for stop in self.stops)), len(text))

@@ -1,7 +1,7 @@
-"""The tokenizer and chat template in a GGUF file, as a fast tokenizer.
+"""Builds a fast tokenizer from a GGUF file, with its chat template.
 
-Gives the tokens that llama.cpp gives: `tokenizer.ggml.pre` decides how a text is first split, with llama.cpp's names
-and patterns (src/llama-vocab.cpp).
+Tokens equal llama.cpp's. `tokenizer.ggml.pre` names the pre-tokenizer; names and patterns are llama.cpp's
+(src/llama-vocab.cpp).
 """
 
 import logging
@@ -19,11 +19,10 @@ from nvium_core.errors import NviumError
 logger = logging.getLogger(__name__)
 
 Fields = Callable[[str], Any]
-"""A field of the file by name, None if missing."""
+"""Returns a metadata field by name, None if missing."""
 
 CONTROL, USER_DEFINED = 3, 4
-"""`tokenizer.ggml.token_type` of control tokens, which text never becomes, and of user-defined tokens, which are
-matched first."""
+"""`tokenizer.ggml.token_type` of special tokens, and of tokens that are matched before pre-tokenization."""
 
 SPACE = "▁"
 CONTRACTIONS = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
@@ -33,21 +32,21 @@ UPPER = r"[^\r\n\p{L}\p{N}]?((?=[\p{L}])([^a-z]))+((?=[\p{L}])([^A-Z]))*"
 
 
 class TokenizerError(NviumError, ValueError):
-    """A tokenizer that cannot be built; the message says what is unknown."""
+    """An unsupported tokenizer."""
 
 
-def pieces(*patterns: str) -> list[PreTokenizer]:
+def split(*patterns: str) -> list[PreTokenizer]:
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
     return [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
 
 
 GPT_2: list[PreTokenizer] = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
 SINGLE_DIGITS: list[PreTokenizer] = [pre_tokenizers.Digits(individual_digits=True), *GPT_2]
-LLAMA_3 = pieces(rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}{REST}")
-QWEN_2 = pieces(rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{REST}")
-TEKKEN = pieces(rf"{UPPER_THEN_LOWER}|{UPPER}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+LLAMA_3 = split(rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}{REST}")
+QWEN_2 = split(rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{REST}")
+TEKKEN = split(rf"{UPPER_THEN_LOWER}|{UPPER}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 GPT_2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
-DEFAULT = pieces(r"[\p{P}$+<=>^~|]+", GPT_2_WORDS, r"\p{N}+", "[0-9][0-9][0-9]")
+DEFAULT = split(r"[\p{P}$+<=>^~|]+", GPT_2_WORDS, r"\p{N}+", "[0-9][0-9][0-9]")
 
 PIECES: dict[str, list[PreTokenizer]] = {
     "default": DEFAULT,
@@ -75,13 +74,14 @@ PIECES: dict[str, list[PreTokenizer]] = {
     "tekken": TEKKEN,
 }
 WHOLE_PIECES = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken")
-"""A pre-tokenized piece that is itself a token is never merged from smaller ones, and a text begins with the
-begin-of-text token."""
+"""Pre-tokenizers with which a piece that is a token is never split by merges, and a text begins with BOS."""
 
 
 def gguf_tokenizer(field: Fields, control: Container[str] = ()) -> PreTrainedTokenizerFast:
-    """`control` are tokens that are special even if the file calls them text. Raises `TokenizerError` for an unknown
-    kind."""
+    """Build the tokenizer. Raise `TokenizerError` if it is not supported.
+
+    `control` are tokens that are special even if the file says otherwise.
+    """
     kinds = {"gpt2": byte_level, "llama": sentence_piece}
     kind = field("tokenizer.ggml.model")
     if kind not in kinds:
@@ -110,21 +110,23 @@ NAMED = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 
 def chat_templates(field: Fields) -> str | dict[str, str] | None:
-    """The file's only template, or several by name."""
+    """Return the file's only template, or several by name."""
     default: str | None = field("tokenizer.chat_template")
     others = {name: field(f"tokenizer.chat_template.{name}") for name in field("tokenizer.chat_templates") or ()}
     return {**({"default": default} if default else {}), **others} if others else default
 
 
 def begins_with_bos(field: Fields, kind: str) -> bool:
-    said = field("tokenizer.ggml.add_bos_token")
-    return bool(kind == "llama" or field("tokenizer.ggml.pre") in WHOLE_PIECES) if said is None else bool(said)
+    adds_bos = field("tokenizer.ggml.add_bos_token")
+    if adds_bos is None:
+        return kind == "llama" or field("tokenizer.ggml.pre") in WHOLE_PIECES
+    return bool(adds_bos)
 
 
 def byte_level(field: Fields) -> Tokenizer:
     pre = field("tokenizer.ggml.pre")
     if not pre:
-        logger.warning("the file does not say how its tokenizer cuts text (tokenizer.ggml.pre); answers may be worse")
+        logger.warning("no tokenizer.ggml.pre in the file: using the default pre-tokenizer, which may hurt quality")
         pre = "default"
     if pre not in PIECES:
         raise TokenizerError(f"tokenizer.ggml.pre {pre!r} is not supported; supported: {', '.join(PIECES)}")
@@ -137,7 +139,10 @@ def byte_level(field: Fields) -> Tokenizer:
 
 
 def sentence_piece(field: Fields) -> Tokenizer:
-    """A token's score is its merge priority; of equal ones the longer left part is merged, then the longer right."""
+    """Build a SentencePiece tokenizer as BPE: scores are merge priorities.
+
+    Ties are resolved by the longer left part, then by the longer right part.
+    """
     tokens, scores = field("tokenizer.ggml.tokens"), field("tokenizer.ggml.scores")
     vocabulary = {token: index for index, token in enumerate(tokens)}
     merges = [

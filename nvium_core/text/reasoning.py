@@ -1,6 +1,6 @@
-"""What a model thinks before it answers, as Qwen3 and SmolLM3 mark it: `<think>`, thoughts, `</think>`, the answer.
+"""Separates reasoning from the answer, in the format of Qwen3 and SmolLM3: `<think>`, reasoning, `</think>`, answer.
 
-Line breaks and spaces around the marks belong to neither. Knows nothing of engines or HTTP.
+Whitespace around the tags is dropped.
 """
 
 from dataclasses import dataclass, field
@@ -17,24 +17,26 @@ class Thought(NamedTuple):
 
 
 def thinks(template: object) -> bool:
-    """Whether a chat template supports reasoning."""
+    """Return whether a chat template supports reasoning."""
     return isinstance(template, str) and OPENING in template and CLOSING in template
 
 
 @dataclass
 class ReasoningReader:
-    """Splits a streamed answer into reasoning and answer; the joined result does not depend on the chunks. `state` at
-    the start: `thinking` if the prompt has opened the thoughts, `answer` if there are none."""
+    """Splits a streamed output into reasoning and answer. The joined result does not depend on the chunks.
+
+    The initial `state` is "thinking" if the prompt ends with `<think>`, and "answer" if the model does not reason.
+    """
 
     state: Literal["start", "thinking", "between", "answer"] = "start"
     _held: str = field(default="", init=False)
     _num_read: int = field(default=0, init=False)
     _has_thought: bool = field(default=False, init=False)
     num_characters: int = field(default=0, init=False)
-    """Characters read so far that belong to the reasoning and its marks."""
+    """Number of characters so far in the reasoning and its tags."""
 
     def push(self, text: str) -> Thought:
-        """Add text; return what is certain. Holds back what may become a mark, and the space before one."""
+        """Add text and return what can be emitted. Text that may become a tag, and spaces before it, are buffered."""
         self._held += text
         self._num_read += len(text)
         reasoning = ""
@@ -48,7 +50,7 @@ class ReasoningReader:
         return Thought(reasoning, self.flush().answer if self.state == "answer" else "")
 
     def flush(self) -> Thought:
-        """The text still held back, as no mark follows."""
+        """Return the buffered text at the end of the output."""
         held, self._held = self._held, ""
         return Thought(held.rstrip(), "") if self.state == "thinking" else Thought("", held)
 

@@ -1,7 +1,7 @@
-"""Renders chat templates. A template is somebody else's program, so it runs in a process with bounded time and memory.
+"""Renders chat templates in a sandbox process, because a template is untrusted code. Its time and memory are limited.
 
-This file is also the program of that process: a line of JSON on standard input has a conversation, a line of JSON on
-standard output the text.
+This file is also the program of that process: it reads conversations as lines of JSON on stdin and writes the rendered
+texts as lines of JSON to stdout.
 """
 
 import json
@@ -12,7 +12,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -20,48 +20,48 @@ from transformers.utils.chat_template_utils import render_jinja_template
 Json = dict[str, Any]
 
 MAX_SECONDS = 1
-"""Processor time for one conversation."""
+"""CPU time for one conversation."""
 
 MAX_BYTES = 256 * 2**20
-"""Memory beyond what the process needs to start."""
+"""Memory in addition to that of the started process."""
 
 MAX_ANSWER_BYTES = 20_000_000
-"""Longest text, as JSON."""
+"""Maximum length of the text as JSON."""
 
 MAX_REASON_CHARACTERS = 200
-"""Longest part of a template's error message that is reported."""
+"""Maximum length of a template's error message in our error."""
 
-NESTED = "is given messages or tools that are nested too deeply"
+NESTED = "cannot render messages or tools that are nested too deeply"
 
 
 class RenderingError(Exception):
-    """The message says what the template does."""
+    """A failed rendering. The message continues "the chat template"."""
 
 
 class Renderer:
-    """A pool of processes, started on demand: one for each thread that renders at the same time."""
+    """A pool of sandbox processes, started on demand: one per thread that renders at the same time."""
 
     def __init__(self) -> None:
         self._idle: list[subprocess.Popen[bytes]] = []
         os.register_at_fork(after_in_child=self._idle.clear)
 
-    def render(self, **asked: Any) -> str:
-        """What `rendered` returns for these arguments, JSON all of them. Raises `RenderingError`."""
+    def render(self, **arguments: Any) -> str:
+        """Call `rendered` in a sandbox process. All arguments must be JSON values. Raise `RenderingError`."""
         try:
-            line = json.dumps(asked).encode() + b"\n"
+            line = json.dumps(arguments).encode() + b"\n"
         except RecursionError as error:
             raise RenderingError(NESTED) from error
-        process = self._taken()
-        answer = replied(process, line)
+        process = self._idle_process()
+        answer = exchange(process, line)
         if not answer:
-            raise RenderingError(f"takes more than {MAX_SECONDS} s or {MAX_BYTES >> 20} MB, or writes too long a text")
+            raise RenderingError(f"exceeds {MAX_SECONDS} s, {MAX_BYTES >> 20} MB or the maximum length of text")
         self._idle.append(process)
         reply: Json = json.loads(answer)
         if "error" in reply:
             raise RenderingError(reply["error"])
         return str(reply["text"])
 
-    def _taken(self) -> subprocess.Popen[bytes]:
+    def _idle_process(self) -> subprocess.Popen[bytes]:
         while self._idle:
             process = self._idle.pop()
             if process.poll() is None:
@@ -71,18 +71,18 @@ class Renderer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the server, which may still have chats to answer
+            start_new_session=True,  # Ctrl-C must not end it while the server drains
         )
 
 
-def replied(process: subprocess.Popen[bytes], line: bytes) -> bytes:
-    """The process's answer, empty if it died."""
-    stdin, stdout = pipes(process)
+def exchange(process: subprocess.Popen[bytes], line: bytes) -> bytes:
+    """Send a line and return the process's answer. Return nothing if it died."""
+    assert process.stdin is not None and process.stdout is not None
     answer = b""
     with suppress(OSError):
-        stdin.write(line)
-        stdin.flush()
-        answer = stdout.readline()
+        process.stdin.write(line)
+        process.stdin.flush()
+        answer = process.stdout.readline()
     if not answer:
         process.kill()
         with suppress(OSError):
@@ -93,39 +93,30 @@ def replied(process: subprocess.Popen[bytes], line: bytes) -> bytes:
 RENDERER = Renderer()
 
 
-def pipes(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
-    assert process.stdin is not None and process.stdout is not None
-    return process.stdin, process.stdout
-
-
-def rendered(template: str, messages: list[Json], **asked: Any) -> str:
-    """A conversation as transformers renders it; without messages, only compile. Raises `RenderingError`."""
-    said = [{name: value for name, value in message.items() if value is not None} for message in messages]
+def rendered(template: str, messages: list[Json], **arguments: Any) -> str:
+    """Render a conversation with transformers; without messages, only compile the template. Raise `RenderingError`."""
+    conversation = [{name: value for name, value in message.items() if value is not None} for message in messages]
     try:
-        texts = render_jinja_template([said] if said else [], chat_template=template, **asked)[0]
+        texts = render_jinja_template([conversation] if conversation else [], chat_template=template, **arguments)[0]
     except (MemoryError, RecursionError):
         raise
-    except Exception as error:  # a template may do anything with what it is given
-        raise RenderingError(f"refuses them{reason(error)}" if said else f"cannot be read{reason(error)}") from error
+    except Exception as error:  # a template may raise anything
+        failure = "rejects the messages" if conversation else "cannot be parsed"
+        if isinstance(error, TemplateError) and error.message:  # messages of other errors would reveal code
+            failure += f": {error.message[:MAX_REASON_CHARACTERS]}"
+        raise RenderingError(failure) from error
     return "".join(texts)
 
 
-def reason(error: Exception) -> str:
-    """A template's error message, without details of code."""
-    if not isinstance(error, TemplateError) or not error.message:
-        return ""
-    return f": {error.message[:MAX_REASON_CHARACTERS]}"
-
-
-def bound_memory() -> None:
-    with suppress(OSError, ValueError):  # macOS knows the limit and refuses it
+def limit_memory() -> None:
+    with suppress(OSError, ValueError):  # macOS rejects the limit
         size = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (size + MAX_BYTES,) * 2)
 
 
 def main() -> None:
-    """Answer every line. The kernel ends the process at the limit of time; it ends itself without memory."""
-    bound_memory()
+    """Answer every line. The process dies when it exceeds a limit: by SIGPROF, or by exiting."""
+    limit_memory()
     for line in sys.stdin.buffer:
         signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)
         try:

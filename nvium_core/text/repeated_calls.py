@@ -1,4 +1,4 @@
-"""Ends an answer before a tool call that repeats an earlier one. No engine, grammar or HTTP."""
+"""Ends an answer before a tool call that repeats an earlier one."""
 
 from dataclasses import dataclass, field
 
@@ -7,11 +7,11 @@ from nvium_core.text.tool_calls import CallFormat, ToolCallReader
 
 @dataclass
 class RepeatedCalls:
-    """Passes text through. Holds back a call until its name or arguments differ from those of earlier calls."""
+    """Passes text through, but buffers a tool call until its name or arguments differ from all earlier calls."""
 
     form: CallFormat
     has_ended: bool = field(default=False, init=False)
-    """A call was repeated; it is not passed on."""
+    """A call was repeated. Its text is dropped."""
     _reader: ToolCallReader = field(init=False)
     _made: set[tuple[str, str]] = field(default_factory=set, init=False)
     _name: str | None = field(default=None, init=False)
@@ -22,7 +22,7 @@ class RepeatedCalls:
         self._reader = ToolCallReader(self.form)
 
     def push(self, text: str) -> str:
-        """Add text; return what belongs to no repeated call, nothing after the end."""
+        """Add text and return the text that can be emitted; nothing once `has_ended`."""
         certain = ""
         for character in "" if self.has_ended else text:
             self._held += character
@@ -35,7 +35,7 @@ class RepeatedCalls:
         return certain
 
     def flush(self) -> str:
-        """The text still held back, as the answer has ended."""
+        """Return the buffered text at the end of the answer."""
         held, self._held = self._held, ""
         return held
 
@@ -47,7 +47,7 @@ class RepeatedCalls:
         return bool(pieces) and self._reader.is_complete
 
     def _repeats(self) -> bool:
-        """End a call; return whether it repeats an earlier one."""
+        """Record the completed call. Return whether it repeats an earlier one."""
         call = (self._name or "", self._arguments)
         is_known = call in self._made
         self._made.add(call)

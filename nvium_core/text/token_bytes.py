@@ -1,4 +1,4 @@
-"""The bytes of each token of a vocabulary, and a printable name."""
+"""The bytes and printable names of a vocabulary's tokens."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from tokenizers.decoders import ByteLevel
 
 
 class TokenBytes:
-    """Keeps leading spaces and partial characters, which decoding token by token loses."""
+    """Maps token ids to bytes, including leading spaces and partial characters, which decoding single tokens loses."""
 
     def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
         self._bytes_of = bytes_of
@@ -17,23 +17,20 @@ class TokenBytes:
         return self._bytes_of(token_id)
 
     def name(self, token_id: int) -> str:
-        """The token's text, or `bytes:` and hexadecimal if its bytes are not whole characters."""
+        """Return the token's text, or `bytes:` and its bytes in hexadecimal if they are not valid UTF-8."""
         if token_id not in self._names:
-            self._names[token_id] = name_of(self[token_id])
+            try:
+                name = self[token_id].decode()
+            except UnicodeDecodeError:
+                name = "bytes:" + "".join(f"\\x{byte:02x}" for byte in self[token_id])
+            self._names[token_id] = name
         return self._names[token_id]
 
 
 def longest_token(tokenizer: Tokenizer) -> int | None:
-    """Characters of the longest token; None if tokenization may drop part of a text."""
+    """Return the number of characters of the longest token, or None if tokenization may drop characters."""
     added = tokenizer.get_added_tokens_decoder().values()
-    takes_all = isinstance(tokenizer.decoder, ByteLevel) and tokenizer.normalizer is None
-    if not takes_all or any(token.lstrip or token.rstrip for token in added):
+    is_lossless = isinstance(tokenizer.decoder, ByteLevel) and tokenizer.normalizer is None
+    if not is_lossless or any(token.lstrip or token.rstrip for token in added):
         return None
     return max(map(len, tokenizer.get_vocab()))
-
-
-def name_of(piece: bytes) -> str:
-    try:
-        return piece.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)

@@ -1,7 +1,7 @@
-"""The formats of tool calls that models write, and a streaming reader.
+"""The tool call formats of models, and a streaming parser.
 
-A call is a name and arguments, a JSON object. The rest is fixed byte for byte by the format, which follows the model's
-chat template. No engine, grammar or HTTP.
+A call is a name and a JSON object of arguments. The format fixes all other characters; it is derived from the model's
+chat template.
 """
 
 from dataclasses import dataclass, field, replace
@@ -9,16 +9,22 @@ from typing import Literal, NamedTuple
 from uuid import uuid4
 
 SPACE = " \n"
-"""Characters that may precede a call at the beginning of an answer."""
+"""Whitespace that may precede a call at the beginning of an answer."""
 
 
 @dataclass(frozen=True)
 class CallFormat:
-    """An answer is `before`, calls with `between` them, `after`; a call is `beginning`, its name, `middle`, its
-    arguments, `end`. `id_mark` after the name is followed by the call's id. `trigger` opens a call after any text;
-    without one, an answer is either text or calls. `marker` is a special token, not in the text, that may precede the
-    calls; `tokens` are texts above that are special tokens where the tokenizer has them. `id_length` is that of a
-    call's id, which templates may check; None where any will do."""
+    """A tool call format.
+
+    An answer with calls is `before`, the calls separated by `between`, `after`. A call is `beginning`, its name,
+    `middle`, its arguments, `end`.
+
+    id_mark: separates the name from the call's id.
+    trigger: opens a call after any text. Without a trigger an answer is either text or calls.
+    marker: a special token without text that may precede the calls.
+    tokens: the parts of the format that are special tokens, if the tokenizer has them.
+    id_length: length of a call's id, which some templates check; None for any length.
+    """
 
     before: str = ""
     beginning: str = '{"name": "'
@@ -37,10 +43,10 @@ class CallFormat:
 
 
 PLAIN = CallFormat()
-"""For models without a template: `{"name": …, "arguments": …}`, a line each."""
+"""For models without a template: `{"name": …, "arguments": …}`, one per line."""
 
 HERMES = CallFormat(beginning='<tool_call>\n{"name": "', end="}\n</tool_call>", trigger="<tool_call>\n")
-"""Hermes and Qwen: the same within tags, after any text."""
+"""Hermes and Qwen: the same in tags, after any text."""
 
 LLAMA = CallFormat(middle='", "parameters": ', between="; ", marker="<|python_tag|>")
 MISTRAL = CallFormat(before="[", between=", ", after="]", marker="[TOOL_CALLS]", id_length=9)
@@ -53,10 +59,10 @@ MISTRAL_ARGS = CallFormat(
     tokens=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
     id_length=9,
 )
-"""Mistral from its eleventh tokenizer on: a special token before each name and each object, after any text."""
+"""Mistral since tokenizer v11: special tokens before each name and each arguments object, after any text."""
 
 MISTRAL_CALL_ID = replace(MISTRAL_ARGS, id_mark="[CALL_ID]")
-"""Where each name is followed by the call's id."""
+"""The same, with the call's id after the name."""
 
 SIGNS: dict[str, CallFormat | None] = {
     "<parameter=": None,
@@ -67,17 +73,19 @@ SIGNS: dict[str, CallFormat | None] = {
     LLAMA.marker: LLAMA,
     '"parameters": ': LLAMA,
 }
-"""Marks that identify a template's format, the most specific first. None is Qwen3-Coder's, whose arguments are not
-JSON."""
+"""Substrings that identify a template's format, the most specific first.
+
+None is the format of Qwen3-Coder, whose arguments are not JSON.
+"""
 
 
 def call_format(template: str | None) -> CallFormat | None:
-    """The format that a chat template uses; None for one that is not supported."""
+    """Return the format that a chat template uses, or None if it is not supported."""
     return next((form for sign, form in SIGNS.items() if sign in (template or "")), PLAIN)
 
 
 class CallPiece(NamedTuple):
-    """An addition to a call: its name and id, whole, or more of its arguments' JSON text."""
+    """An increment of call `number`: its complete name and id, or more of its arguments as JSON text."""
 
     number: int
     name: str = ""
@@ -86,15 +94,13 @@ class CallPiece(NamedTuple):
 
 
 class ContentAndCalls(NamedTuple):
-    """Content and pieces of calls."""
-
     content: str
     calls: list[CallPiece]
 
 
 @dataclass
 class ToolCallReader:
-    """Splits a streamed answer into text and calls; the joined result does not depend on the chunks."""
+    """Splits a streamed answer into text and calls. The joined result does not depend on the chunks."""
 
     form: CallFormat = PLAIN
     is_complete: bool = field(default=False, init=False)
@@ -107,7 +113,7 @@ class ToolCallReader:
     _escaped: bool = field(default=False, init=False)
 
     def push(self, text: str) -> ContentAndCalls:
-        """Add text; return what is certain. Holds back what may begin a call, and an unfinished name."""
+        """Add text and return what can be emitted. Text that may begin a call, and incomplete names, are buffered."""
         self._held += text
         parsed = ContentAndCalls("", [])
         while (added := getattr(self, f"_read_{self._state}")()) is not None:
@@ -116,16 +122,15 @@ class ToolCallReader:
 
     @property
     def held(self) -> str:
-        """Text not returned yet."""
+        """The buffered text."""
         return self._held
 
     def flush(self) -> str:
-        """The content still held back, as no call follows."""
+        """Return the buffered content at the end of the answer."""
         held, self._held = self._held, ""
         return held if self._state in ("start", "text") else ""
 
     def _read_start(self) -> ContentAndCalls | None:
-        """Read the text before the first call."""
         if self.form.trigger:
             return self._read_after_text()
         opening, begun = self.form.before + self.form.beginning, self._held.lstrip(SPACE)
@@ -178,7 +183,7 @@ class ToolCallReader:
         return ContentAndCalls("", [])
 
     def _ends(self, character: str) -> bool:
-        """Whether this character closes the arguments; tracks strings and open brackets."""
+        """Return whether this character closes the arguments. Tracks strings and brackets."""
         if self._in_string:
             self._in_string = self._escaped or character != '"'
             self._escaped = character == "\\" and not self._escaped

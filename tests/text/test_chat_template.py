@@ -37,7 +37,7 @@ def text_of(ids: list[int]) -> str:
     return bytes(token_id - 1 for token_id in ids).decode()
 
 
-def test_the_tokenizers_own_template_makes_the_prompt() -> None:
+def test_the_tokenizers_template_renders_the_prompt() -> None:
     ids = template(TEMPLATE).token_ids([user(" Hé "), {"role": "assistant", "content": "Ho"}], [])
     assert ids == [0, *token_ids("user|Hé\n"), 0, *token_ids("assistant|Ho\nassistant|")]
 
@@ -62,13 +62,13 @@ def test_special_tokens_within_special_tokens_are_text_too() -> None:
     assert "".join("<s>/ab"[token_id] for token_id in ids) == "a<s><s>s>b"
 
 
-def test_a_templates_refusal_is_told_and_other_failures_are_not() -> None:
+def test_a_templates_own_error_is_reported_and_other_errors_are_not() -> None:
     refusing = template("{{ raise_exception('roles must alternate') }}")
     with pytest.raises(ConversationError, match="roles must alternate"):
         refusing.token_ids([user("a")], [])
     with pytest.raises(ConversationError) as failed:
         template("{{ messages[0].content + 1 }}").token_ids([user("a")], [])
-    assert str(failed.value) == "the model's chat template refuses them"
+    assert str(failed.value) == "the model's chat template rejects the messages"
 
 
 HOSTILE = {
@@ -81,16 +81,16 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_a_template_may_take_neither_the_time_nor_the_memory_of_the_server(kind: str) -> None:
-    with pytest.raises(ConversationError, match=r"takes more than 1 s or 256 MB, or writes too long a text"):
+def test_a_templates_time_memory_and_output_are_limited(kind: str) -> None:
+    with pytest.raises(ConversationError, match=r"exceeds 1 s, 256 MB or the maximum length of text"):
         template(HOSTILE[kind]).token_ids([user("a")], [])
     assert template(TEMPLATE + " ").token_ids([user("a")], [], adds_prompt=False)[1:] == token_ids("user|a\n ")
 
 
-def test_the_plain_template_reads_like_a_script() -> None:
+def test_the_plain_template_renders_every_role() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": "é"}'}}
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    said = [
+    conversation = [
         {"role": "developer", "content": "Be kind."},
         {"role": "user", "content": "Hello", "name": "Alice"},
         {"role": "assistant", "tool_calls": [call]},
@@ -98,7 +98,7 @@ def test_the_plain_template_reads_like_a_script() -> None:
         {"role": "assistant", "refusal": "No."},
         {"role": "user", "content": "Why?"},
     ]
-    messages = [MESSAGE.validate_python(message).for_template() for message in said]
+    messages = [MESSAGE.validate_python(message).for_template() for message in conversation]
     assert text_of(template().token_ids(messages, [{"type": "function", "function": {"name": "look"}}])) == (
         'Functions:\n{"name": "look"}\n\n'
         "Be kind.\n\n"
@@ -111,7 +111,7 @@ def test_the_plain_template_reads_like_a_script() -> None:
     )
 
 
-def test_tools_and_calls_are_given_to_the_tokenizers_template() -> None:
+def test_tools_and_calls_are_passed_to_the_tokenizers_template() -> None:
     source = "{{ messages[0].tool_calls[0].function.arguments.x }}{{ tools[0].function.name }}"
     for arguments, seen in (('{"x": 5}', "5"), ("not json", "")):
         call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
@@ -120,7 +120,7 @@ def test_tools_and_calls_are_given_to_the_tokenizers_template() -> None:
         assert text_of(template(source).token_ids([message], tools)) == f"{seen}g"
 
 
-def test_a_plain_prompt_begins_as_any_text_of_its_model() -> None:
+def test_a_plain_prompt_begins_like_any_text_of_the_model() -> None:
     tokenizer = load_model().tokenizer
     tokenizer.chat_template = None
     ids = ChatTemplate(tokenizer).token_ids([user("Tell me a story.")], [])
@@ -128,9 +128,9 @@ def test_a_plain_prompt_begins_as_any_text_of_its_model() -> None:
     assert ids[0] == tokenizer.bos_token_id
 
 
-def test_a_template_without_tools_has_them_in_the_system_message(caplog: pytest.LogCaptureFixture) -> None:
+def test_tools_go_to_the_system_message_if_the_template_ignores_them(caplog: pytest.LogCaptureFixture) -> None:
     made = template("{% for m in messages %}{{ m.role + '|' + (m.content or '') + '\n' }}{% endfor %}")
-    assert "takes no tools" in caplog.text
+    assert "ignores tools" in caplog.text
     tools = [{"type": "function", "function": {"name": "look"}}]
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": {"at": "é"}}}
     asked = {"role": "assistant", "content": None, "tool_calls": [call]}
@@ -143,7 +143,7 @@ def test_a_template_without_tools_has_them_in_the_system_message(caplog: pytest.
     assert text_of(made.token_ids([user("a")], [])) == "user|a\n"
 
 
-def test_a_special_token_in_a_message_gets_no_space_of_the_tokenizers_own() -> None:
+def test_a_special_token_in_a_message_gets_no_extra_space() -> None:
     tokenizer = gguf_tokenizer(sentence_piece_fields().get)
     tokenizer.chat_template = "{{ messages[0].content }}"
     assert tokenizer.decode(ChatTemplate(tokenizer).token_ids([user("a <s> b")], [])) == "a <s> b"

@@ -22,7 +22,7 @@ def detokenized(detokenizer: Detokenizer, ids: list[int]) -> str:
 
 
 @given(strategies.text(), CUTS)
-def test_text_cut_anywhere_into_tokens_comes_out_whole(text: str, cuts: list[int]) -> None:
+def test_text_is_decoded_however_it_is_split_into_tokens(text: str, cuts: list[int]) -> None:
     pieces = cut(text.encode(), cuts)
     vocabulary = list(dict.fromkeys(pieces))
     ids = [vocabulary.index(piece) + 1 for piece in pieces]
@@ -31,7 +31,7 @@ def test_text_cut_anywhere_into_tokens_comes_out_whole(text: str, cuts: list[int
 
 
 @given(strategies.text("aé中🦊", min_size=1))
-def test_each_character_comes_with_its_last_byte(text: str) -> None:
+def test_each_character_is_emitted_with_its_last_byte(text: str) -> None:
     detokenizer = Detokenizer(BYTES)
     for character in text:
         *first, last = token_ids(character)
@@ -40,12 +40,12 @@ def test_each_character_comes_with_its_last_byte(text: str) -> None:
 
 
 @given(strategies.binary())
-def test_bytes_that_are_no_text_become_what_decoding_them_at_once_gives(data: bytes) -> None:
+def test_invalid_utf_8_is_decoded_like_all_at_once(data: bytes) -> None:
     ids = [byte + 1 for byte in data]
     assert detokenized(Detokenizer(BYTES), ids).rstrip(REPLACEMENT) == BYTES.decode(ids).rstrip(REPLACEMENT)
 
 
-def test_the_space_before_a_completion_is_its_own() -> None:
+def test_a_completion_keeps_its_leading_space() -> None:
     words = Tokenizer(models.BPE({"▁a": 0, "▁b": 1}, []))
     words.decoder = decoders.Metaspace()
     assert words.decode([1]) == "b"
@@ -57,7 +57,7 @@ def stopped(stops: StopStrings, pieces: list[str]) -> str:
 
 
 def obviously_stopped(text: str, stops: list[str], include: bool) -> tuple[str, bool]:
-    """Character by character: as soon as the text ends in a stop string, it is cut off."""
+    """The slow reference: cut the text at the first character at which it ends with a stop string."""
     for end in range(len(text) + 1):
         if complete := [stop for stop in stops if text[:end].endswith(stop)]:
             return text[: end if include else end - len(max(complete, key=len))], True
@@ -65,7 +65,7 @@ def obviously_stopped(text: str, stops: list[str], include: bool) -> tuple[str, 
 
 
 @given(TEXT_PIECES, STOPS, strategies.booleans())
-def test_text_ends_at_the_stop_string_that_is_complete_first_however_it_arrives(
+def test_text_ends_at_the_first_complete_stop_string_whatever_the_chunks(
     pieces: list[str], names: list[str], include: bool
 ) -> None:
     stops = StopStrings(names, include=include)
@@ -75,7 +75,7 @@ def test_text_ends_at_the_stop_string_that_is_complete_first_however_it_arrives(
 
 
 @given(TEXT_PIECES, STOPS)
-def test_text_is_held_back_only_while_a_prefix_of_a_stop_string_matches(pieces: list[str], names: list[str]) -> None:
+def test_text_is_buffered_only_while_a_prefix_of_a_stop_string_matches(pieces: list[str], names: list[str]) -> None:
     stops, given_text, sent = StopStrings(names), "", ""
     for piece in pieces:
         given_text += piece

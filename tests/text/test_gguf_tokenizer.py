@@ -1,4 +1,4 @@
-"""Tokenizers out of GGUF files: text comes back, and tokens are those of llama.cpp where that is installed."""
+"""Tokenizers of GGUF files decode what they encode, and give the tokens of llama.cpp if it is installed."""
 
 import ctypes
 import json
@@ -28,12 +28,12 @@ TEXT = (
 LONG = " ".join([TEXT, TEXT.upper(), TEXT.title(), TEXT[::-1]])
 ROOT = Path(__file__).parents[2]
 PAGES = [Path(__file__), *sorted((ROOT / "docs").glob("*.md"))[:12], ROOT / "server/playground/page.js"]
-"""Long texts of several kinds: prose, tables, Python and JavaScript."""
+"""Prose, tables, Python and JavaScript."""
 END = "<|end|>"
 
 
 def byte_level_fields(pre: str) -> dict[str, Any]:
-    """A small vocabulary, learned from the text itself, under a name for its first cuts."""
+    """Train a small vocabulary on the text, with this pre-tokenizer."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(PIECES[pre])
     trainer = trainers.BpeTrainer(vocab_size=700, initial_alphabet=byte_symbols(), show_progress=False)
@@ -54,7 +54,7 @@ def byte_level_fields(pre: str) -> dict[str, Any]:
 
 
 def sentence_piece_fields() -> dict[str, Any]:
-    """Pieces of words with scores, and a token for every byte."""
+    """A vocabulary of word pieces with scores, and a token for every byte."""
     words = sorted({SPACE + word for word in LONG.split()})
     parts = sorted({word[:length] for word in words for length in (2, 3, 4, 6)} | set(LONG.replace(" ", SPACE)))
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *dict.fromkeys([*parts, *words])]
@@ -74,7 +74,7 @@ VOCABULARIES = {**{pre: byte_level_fields(pre) for pre in sorted(PIECES)}, "sent
 
 
 @pytest.mark.parametrize("name", VOCABULARIES)
-def test_text_comes_back_as_it_was(name: str) -> None:
+def test_decoding_inverts_encoding(name: str) -> None:
     tokenizer = gguf_tokenizer(VOCABULARIES[name].get)
     ids = tokenizer(LONG, add_special_tokens=False).input_ids
     assert len(ids) < len(LONG.encode())
@@ -88,7 +88,7 @@ needs_llama_cpp = pytest.mark.skipif(
 
 @needs_llama_cpp
 @pytest.mark.parametrize("name", VOCABULARIES)
-def test_tokens_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
+def test_tokens_equal_llama_cpps(name: str, tmp_path: Path) -> None:
     fields = VOCABULARIES[name]
     tokenizer = gguf_tokenizer(fields.get)
     with llama_cpp_vocabulary(write(tmp_path / "vocabulary.gguf", fields)) as theirs:
@@ -98,7 +98,7 @@ def test_tokens_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
 
 @needs_llama_cpp
 @needs_smollm
-def test_long_texts_have_llama_cpps_tokens_with_a_public_models_vocabulary() -> None:
+def test_tokens_of_long_texts_equal_llama_cpps_for_a_public_model() -> None:
     tokenizer = gguf_file_tokenizer(smollm())
     texts = [LONG, *(page.read_text(encoding="utf-8") for page in PAGES)]
     with llama_cpp_vocabulary(smollm()) as theirs:
@@ -119,7 +119,7 @@ def write(path: Path, fields: dict[str, Any]) -> Path:
 
 @contextmanager
 def llama_cpp_vocabulary(path: Path) -> Iterator[Callable[[str], list[int]]]:
-    """What tokenizes as llama.cpp does with a file's vocabulary."""
+    """Yield llama.cpp's tokenizer of a file."""
     lib = import_module("llama_cpp")
     quiet = lib.llama_log_callback(lambda *_: None)
     lib.llama_log_set(quiet, ctypes.c_void_p())
@@ -147,13 +147,13 @@ def test_control_tokens_are_special_and_the_template_is_the_files() -> None:
     assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == f"hi{END}"
 
 
-def test_a_file_without_its_cuts_warns_and_takes_llama_cpps_default(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_without_pre_tokenizer_warns_and_gets_llama_cpps_default(caplog: pytest.LogCaptureFixture) -> None:
     fields = {name: value for name, value in VOCABULARIES["default"].items() if name != "tokenizer.ggml.pre"}
     assert gguf_tokenizer(fields.get)(TEXT).input_ids == gguf_tokenizer(VOCABULARIES["default"].get)(TEXT).input_ids
     assert "tokenizer.ggml.pre" in caplog.text
 
 
-def test_of_pieces_with_one_score_the_longer_left_part_is_merged_first() -> None:
+def test_ties_of_scores_merge_the_longer_left_part_first() -> None:
     spaces = [SPACE * length for length in (1, 2, 3, 4, 8, 16)]
     tokens = ["<unk>", "<s>", "</s>", *spaces]
     fields = sentence_piece_fields() | {

@@ -14,14 +14,13 @@ cuts = st.lists(st.integers(0, 80))
 
 
 def read(reader: ReasoningReader, text: str, cuts: list[int]) -> Thought:
-    """What is read of a text in pieces."""
     places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     pieces = [*(reader.push(text[start:end]) for start, end in pairwise(places)), reader.flush()]
     return Thought("".join(piece.reasoning for piece in pieces), "".join(piece.answer for piece in pieces))
 
 
 @given(spaces, texts, spaces, texts, cuts)
-def test_thoughts_and_answer_come_out_wherever_the_text_is_cut(
+def test_reasoning_and_answer_do_not_depend_on_the_chunks(
     before: str, thought: str, after: str, answer: str, cuts: list[int]
 ) -> None:
     if CLOSING in thought + CLOSING[:-1]:
@@ -35,14 +34,14 @@ def test_thoughts_and_answer_come_out_wherever_the_text_is_cut(
 
 
 @given(texts, cuts)
-def test_what_does_not_begin_with_the_mark_is_the_answer(text: str, cuts: list[int]) -> None:
+def test_text_without_opening_tag_is_the_answer(text: str, cuts: list[int]) -> None:
     assert read(ReasoningReader("answer"), text, cuts) == ("", text)
     if not text.lstrip().startswith(OPENING):
         assert read(ReasoningReader(), text, cuts) == ("", text)
 
 
 @given(texts, cuts)
-def test_thoughts_that_are_broken_off_are_thoughts(text: str, cuts: list[int]) -> None:
+def test_reasoning_without_closing_tag_is_reasoning(text: str, cuts: list[int]) -> None:
     if CLOSING not in text:
         assert read(ReasoningReader("thinking"), text, cuts) == (text.strip(" \n"), "")
 
@@ -55,7 +54,7 @@ def test_thoughts_that_are_broken_off_are_thoughts(text: str, cuts: list[int]) -
         (f"assistant\n{OPENING}\n\n{CLOSING}\n\n", "yes", ("", "yes")),
     ],
 )
-def test_whether_the_prompt_has_opened_the_thoughts_is_seen(prompt: str, answer: str, expected: Thought) -> None:
+def test_an_opening_tag_in_the_prompt_is_recognised(prompt: str, answer: str, expected: Thought) -> None:
     tokenizer = load_byte_model().tokenizer
     tokenizer.chat_template = f"{OPENING}{CLOSING}"
     assert read(ChatTemplate(tokenizer).reasoning_reader(token_ids(prompt)), answer, []) == expected

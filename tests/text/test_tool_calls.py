@@ -38,13 +38,13 @@ def call(form: CallFormat, name: str, arguments: str) -> str:
 
 
 def read(form: CallFormat, text: str, cuts: list[int]) -> tuple[ToolCallReader, list[str], list[str], str]:
-    """The reader after the text in pieces, the names it gave, their arguments joined, and the content."""
+    """Push the text in pieces. Return the reader, the names, the arguments and the content."""
     places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     reader, names, arguments, content = ToolCallReader(form), list[str](), list[str](), ""
     for start, end in pairwise(places):
-        spoken = reader.push(text[start:end])
-        content += spoken.content
-        for piece in spoken.calls:
+        parsed = reader.push(text[start:end])
+        content += parsed.content
+        for piece in parsed.calls:
             if piece.name:
                 names.append(piece.name)
                 arguments.append("")
@@ -53,51 +53,51 @@ def read(form: CallFormat, text: str, cuts: list[int]) -> tuple[ToolCallReader, 
 
 
 @given(formats, names, objects, styles, cuts)
-def test_a_call_cut_anywhere_comes_out_as_json_reads_it(
+def test_a_call_does_not_depend_on_the_chunks(
     form: CallFormat, name: str, arguments: dict[str, Any], style: dict[str, Any], cuts: list[int]
 ) -> None:
     text = call(form, name, json.dumps(arguments, **style))
-    reader, told_names, [told_arguments], content = read(form, text, cuts)
+    reader, found_names, [found_arguments], content = read(form, text, cuts)
     assert reader.is_complete
-    assert (told_names, content, reader.flush()) == ([name], "", "")
-    assert json.loads(told_arguments) == arguments
-    assert call(form, name, told_arguments) == text
+    assert (found_names, content, reader.flush()) == ([name], "", "")
+    assert json.loads(found_arguments) == arguments
+    assert call(form, name, found_arguments) == text
 
 
 @given(formats, st.lists(st.tuples(names, objects), min_size=2, max_size=4), cuts)
-def test_several_calls_are_told_apart(
+def test_several_calls_are_separated(
     form: CallFormat, calls: list[tuple[str, dict[str, Any]]], cuts: list[int]
 ) -> None:
     texts = [call(form, name, json.dumps(arguments)).removeprefix(form.before) for name, arguments in calls]
-    _, told_names, told_arguments, _ = read(form, form.before + form.between.join(texts) + form.after, cuts)
-    assert told_names == [name for name, _ in calls]
-    assert [json.loads(text) for text in told_arguments] == [arguments for _, arguments in calls]
+    _, found_names, found_arguments, _ = read(form, form.before + form.between.join(texts) + form.after, cuts)
+    assert found_names == [name for name, _ in calls]
+    assert [json.loads(text) for text in found_arguments] == [arguments for _, arguments in calls]
 
 
 @given(formats, names, objects, cuts, st.integers(0, 200))
-def test_of_a_call_that_breaks_off_all_that_came_is_told_and_no_more(
+def test_an_incomplete_call_is_returned_as_far_as_it_goes(
     form: CallFormat, name: str, arguments: dict[str, Any], cuts: list[int], length: int
 ) -> None:
     whole = json.dumps(arguments)
     text = call(form, name, whole)[:length]
-    reader, told_names, told_arguments, _ = read(form, text, cuts)
+    reader, found_names, found_arguments, _ = read(form, text, cuts)
     head = len(form.before + form.beginning + name + form.middle)
-    assert told_names == ([name] if len(text) >= head else [])
-    assert "".join(told_arguments) == text[head:][: len(whole)]
+    assert found_names == ([name] if len(text) >= head else [])
+    assert "".join(found_arguments) == text[head:][: len(whole)]
     assert reader.is_complete == (len(text) >= head + len(whole))
 
 
 @given(formats, texts, cuts)
-def test_text_that_is_no_call_is_content_to_its_last_character(form: CallFormat, text: str, cuts: list[int]) -> None:
-    reader, told_names, _, content = read(form, text, cuts)
-    assert told_names == []
+def test_text_without_a_call_is_content(form: CallFormat, text: str, cuts: list[int]) -> None:
+    reader, found_names, _, content = read(form, text, cuts)
+    assert found_names == []
     assert content + reader.flush() == text
 
 
-def test_each_character_of_the_arguments_is_told_at_once_and_the_name_when_they_begin() -> None:
+def test_the_name_is_emitted_when_the_arguments_begin_and_each_character_at_once() -> None:
     reader = ToolCallReader()
-    told = [reader.push(character) for character in call(PLAIN, "f", '{"a":"}"}')]
-    assert [piece[:3] for spoken in told for piece in spoken.calls] == [
+    pushed = [reader.push(character) for character in call(PLAIN, "f", '{"a":"}"}')]
+    assert [piece[:3] for parsed in pushed for piece in parsed.calls] == [
         (0, "f", ""),
         *((0, "", c) for c in '{"a":"}"}'),
     ]
@@ -118,7 +118,7 @@ def test_the_format_follows_the_template() -> None:
 
 
 @given(formats, names, objects, names, objects, cuts)
-def test_what_repeats_an_earlier_call_is_not_passed_on(
+def test_a_repeated_call_is_dropped(
     form: CallFormat, name: str, arguments: dict[str, Any], other: str, more: dict[str, Any], cuts: list[int]
 ) -> None:
     calls = [call(form, *made).removeprefix(form.before) for made in ((name, json.dumps(arguments)), (other, "[]"))]
