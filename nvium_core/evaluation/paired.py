@@ -1,7 +1,7 @@
-"""Two models on the same documents: how much one is better, with a confidence interval.
+"""Compares the perplexity of two models on the same documents, with a paired bootstrap interval of 95%.
 
-All differences are paired; an interval holds 95% of bootstrap samples of the pairs. Documents of one work, such as the
-chapters of a book, are resampled together. A difference whose interval contains zero is called level.
+Documents of one work, such as the chapters of a book, are resampled together. A difference whose interval contains zero
+is called level.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,27 +12,26 @@ from numpy.typing import NDArray
 from nvium_core.bench.harness import Figures
 
 RESAMPLES = 2000
-LEVEL = 95
 MIN_PAIRS = 3
 
 Interval = tuple[float, float]
 
 Sample = NDArray[np.int64]
-"""Pair numbers, [RESAMPLES, pairs]."""
+"""Indices of pairs, [RESAMPLES, pairs]."""
 
 
 def interval(counts: Sequence[int], statistic: Callable[[list[Sample]], NDArray[np.float64]]) -> Interval | None:
-    """Bootstrap interval of a statistic over groups of pairs; None where a group has fewer than three."""
+    """Return the 95% bootstrap interval of a statistic over groups of pairs; None if a group has fewer than three."""
     if min(counts) < MIN_PAIRS:
         return None
     rng = np.random.default_rng(0)
     found = statistic([rng.integers(0, count, (RESAMPLES, count)) for count in counts])
-    low, high = np.percentile(found, (50 - LEVEL / 2, 50 + LEVEL / 2)).tolist()
+    low, high = np.percentile(found, (2.5, 97.5)).tolist()
     return low, high
 
 
 def perplexity_gain(ours: Figures, dense: Figures) -> Figures:
-    """Percent by which our perplexity is below the dense one, with its interval over the text's works."""
+    """Return by how many percent our perplexity is below the dense one, with its interval over works."""
     found = None
     if ours.get("document_tokens") == dense.get("document_tokens") and "document_losses" in dense:
         works = ours.get("document_works")
@@ -48,9 +47,9 @@ def perplexity_gain(ours: Figures, dense: Figures) -> Figures:
     }
 
 
-def by_work(of_documents: Sequence[float] | NDArray[np.float64], works: Sequence[str] | None) -> NDArray[np.float64]:
-    """Sums over the documents of each work; without works each document is its own."""
-    values = np.asarray(of_documents, dtype=np.float64)
+def by_work(by_document: Sequence[float] | NDArray[np.float64], works: Sequence[str] | None) -> NDArray[np.float64]:
+    """Sum values over the documents of each work. Without works, each document is a work."""
+    values = np.asarray(by_document, dtype=np.float64)
     if works is None:
         return values
     _, numbers = np.unique(np.asarray(works), return_inverse=True)
@@ -58,7 +57,7 @@ def by_work(of_documents: Sequence[float] | NDArray[np.float64], works: Sequence
 
 
 def perplexity_price(ours: Figures, other: Figures) -> Figures:
-    """Percent of the other's perplexity by which ours is above it, with its interval."""
+    """Return by how many percent our perplexity is above the other one, with its interval."""
     gain = perplexity_gain(ours, other)
     bounds = gain["perplexity_gain_interval_percent"]
     return {
@@ -68,7 +67,7 @@ def perplexity_price(ours: Figures, other: Figures) -> Figures:
 
 
 def resolved(value: str, bounds: Sequence[float] | None, nothing: float) -> str:
-    """A figure for a table with its interval; marked where that contains zero."""
+    """Format a value with its interval, marked "level" if the interval contains `nothing`."""
     if not bounds:
         return value
     low, high = bounds

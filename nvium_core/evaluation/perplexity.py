@@ -1,4 +1,4 @@
-"""How well a model predicts a text: π_mix, each exit alone, and an oracle router; routing and calibration.
+"""Perplexity of π_mix, of each exit alone and of an oracle router; statistics of routing and calibration.
 
 Shapes: T tokens of a text, E exits, K early exits, Q bins.
 """
@@ -19,8 +19,10 @@ from nvium_core.model.exits import EXIT
 from nvium_core.model.nvium import Nvium
 
 ROUNDING = 1e-5
-"""Nats by which π_mix may seem to violate the bound, and by which its sum may miss 1. What the routers' float32 leaves
-is some 2e-7; the rest of the way from the logits is float64."""
+"""Tolerance of the propositions, in nats and in probability mass.
+
+Routers are float32, which gives errors near 2e-7; everything after the logits is float64.
+"""
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 CONTEXT_PARTS = 4
@@ -29,8 +31,10 @@ CONFIDENCE_BINS = 15
 
 @dataclass(frozen=True, kw_only=True)
 class TextLoss:
-    """The loss of a text, end-of-text tokens included. `document_losses` are Σ −ln p over the `document_tokens` of each
-    document; models are compared by these."""
+    """The loss of a text, including end-of-text tokens.
+
+    `document_losses` are Σ −ln p over the `document_tokens` of each document. Paired comparisons use them.
+    """
 
     num_tokens: int
     num_characters: int
@@ -44,20 +48,23 @@ class TextLoss:
 class Evaluation(TextLoss):
     """Means over all tokens of a text.
 
-    Losses: `perplexity` is π_mix's, `exit_perplexities` those of each exit alone, and `oracle_perplexity` that of a
-    router that always chooses the best exit for the token, exp E[min_k ℓ_k] (paper, Proposition 3). `bound_violations`
-    counts tokens outside min_k ℓ_k ≤ ℓ_mix ≤ max_k ℓ_k (Proposition 2) and `mass_violations` those where π_mix does not
-    add up to 1 (Proposition 1), both beyond rounding; both must be 0.
+    perplexity: that of π_mix.
+    exit_perplexities: those of each exit alone.
+    oracle_perplexity: with the best exit for each token, exp E[min_k ℓ_k] (paper, Proposition 3).
+    bound_violations: number of tokens outside min_k ℓ_k ≤ ℓ_mix ≤ max_k ℓ_k (Proposition 2). Must be 0.
+    mass_violations: number of tokens where π_mix does not sum to 1 (Proposition 1). Must be 0.
 
-    Routing: `exit_shares` are the mean p_k and `mean_depth` is Σ p_k l_k / L. `exit_posteriors` are the mean p_k π_k /
-    π_mix of the target: the probability that it was drawn from exit k. Trained on L_mix alone, routers learn to make
-    shares and posteriors equal, so a deep exit's posterior above its share is the cost of β. `routing_entropy` is that
-    of p, in nats, at most log N. Of w_k of each early exit: `router_means`, `router_deviations`, and `router_quantiles`
-    at `QUANTILES`.
+    exit_shares: mean p_k.
+    exit_posteriors: mean p_k π_k / π_mix of the target, the probability that it was drawn from exit k. Training on
+        L_mix alone makes shares and posteriors equal; a deep exit's posterior above its share is the cost of β.
+    mean_depth: Σ p_k l_k / L.
+    routing_entropy: entropy of p in nats, at most log N.
+    router_means, router_deviations, router_quantiles: statistics of w_k of each early exit, with `QUANTILES`.
 
-    Calibration: `accuracy` is how often the target is the argmax of π_mix; `calibration_error` the mean of |confidence
-    − accuracy| over tokens, by bins of equal width; `reliability` has the non-empty bins. `by_position` has mean log
-    π_mix of the tokens that follow each quarter of the context's positions.
+    accuracy: share of targets that are the argmax of π_mix.
+    calibration_error: mean |confidence − accuracy| over tokens, in bins of equal width.
+    reliability: the non-empty bins.
+    by_position: mean log π_mix by quarter of the context.
     """
 
     exit_perplexities: list[float]
@@ -80,7 +87,7 @@ class Evaluation(TextLoss):
 def evaluate(
     model: Nvium, tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], show_progress: bool = False
 ) -> Evaluation:
-    """Every token of every document once, each with at least half a context before it where available."""
+    """Predict every token of every document once, with at least half a context before it if available."""
     found, config = predictions(model, tokenizer, documents, show_progress), model.config
     return Evaluation(
         **text_loss(found.mix_nll, found.document, documents),
@@ -106,8 +113,8 @@ def text_loss(nll_T: Tensor, document_T: Tensor, documents: Sequence[str]) -> di
 
 
 def exit_losses(found: Predictions) -> dict[str, Any]:
-    lowest_T, highest_T, said_T = found.exit_nll.amin(-1), found.exit_nll.amax(-1), found.explicit_nll
-    is_bound_T = (lowest_T <= said_T + ROUNDING) & (said_T <= highest_T + ROUNDING)
+    lowest_T, highest_T, nll_T = found.exit_nll.amin(-1), found.exit_nll.amax(-1), found.explicit_nll
+    is_bound_T = (lowest_T <= nll_T + ROUNDING) & (nll_T <= highest_T + ROUNDING)
     return {
         "exit_perplexities": found.exit_nll.mean(0).exp().tolist(),
         "oracle_perplexity": float(lowest_T.mean().exp()),
@@ -136,17 +143,19 @@ def calibration(found: Predictions) -> dict[str, Any]:
     bins = sums_by(bin_T, found.top_prob, found.top_is_target)
     return {
         "accuracy": float(found.top_is_target.mean()),
-        "calibration_error": sum(abs(said - right) for _, _, said, right in bins) / len(bin_T),
+        "calibration_error": sum(abs(confidence - right) for _, _, confidence, right in bins) / len(bin_T),
         "reliability": [
-            {"num_tokens": count, "confidence": said / count, "accuracy": right / count}
-            for _, count, said, right in bins
+            {"num_tokens": count, "confidence": confidence / count, "accuracy": right / count}
+            for _, count, confidence, right in bins
         ],
     }
 
 
 def by_position(found: Predictions, context: int) -> list[dict[str, float]]:
-    """By quarters of the context: of the tokens that follow positions `first` to `last` (from 0), their number and mean
-    log π_mix."""
+    """Return, by quarter of the context, the number and mean log π_mix of tokens after positions `first` to `last`.
+
+    Positions are 0-based within the window.
+    """
     length = math.ceil(context / CONTEXT_PARTS)
     return [
         {"first": part * length, "last": (part + 1) * length - 1, "num_tokens": count, "mean_logprob": -nll / count}
@@ -155,7 +164,7 @@ def by_position(found: Predictions, context: int) -> list[dict[str, float]]:
 
 
 def sums_by(kind_T: Tensor, *values: Tensor) -> list[tuple[Any, ...]]:
-    """For each kind that occurs: its count, and the sum of each value."""
+    """Return (kind, count, sum of each value) for each kind that occurs."""
     counts = kind_T.bincount()
     sums = [kind_T.bincount(value_T.double()).tolist() for value_T in values]
     return [each for each in zip(range(len(counts)), counts.tolist(), *sums, strict=True) if each[1]]

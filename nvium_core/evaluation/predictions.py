@@ -1,6 +1,6 @@
-"""A model's predictions of every token of a text: the one pass that all figures come from.
+"""A model's predictions of every token of a text, computed in one pass. All statistics are derived from them.
 
-Shapes: T targets of a window, C of them at a time, E exits, D width, V vocabulary.
+Shapes: T targets, C targets of a chunk, E exits, D width, V vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,22 +18,26 @@ from nvium_core.model.llama import causal_attention
 from nvium_core.model.nvium import Nvium
 
 CHUNK_ROWS = 128
-"""Targets whose full distributions are held at once."""
+"""Number of targets whose full distributions are in memory at a time."""
 
 
 class EvaluationError(NviumError, ValueError):
-    """Something that cannot be evaluated; the message names it."""
+    """A model or text that cannot be evaluated."""
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """For the targets of a window, or of a whole text, on the CPU, computed in float64 from the logits and routers of a
-    model of any precision.
+    """Predictions of the targets of a window or text, on the CPU, in float64 whatever the model's precision.
 
-    document: number of the target's document [T]. position: in the window, from 0, of the token before the target [T].
-    log_w: each exit's log-probabilities of continuing and of exiting [T, E, 2]. log_p: log p_k [T, E]. exit_nll: −log
-    π_k of the target [T, E]. explicit_nll: −log π_mix of the target, from π_mix over the whole vocabulary [T]. mass:
-    Σ_v π_mix(v), which should be 1 [T]. top_prob: the largest of π_mix [T]. top_is_target: whether that token came [T].
+    document: index of the target's document [T].
+    position: 0-based position of the token before the target, in its window [T].
+    log_w: log-probabilities of continuing and of exiting at each exit [T, E, 2].
+    log_p: log p_k [T, E].
+    exit_nll: −log π_k of the target [T, E].
+    explicit_nll: −log π_mix of the target, from π_mix over the whole vocabulary [T].
+    mass: Σ_v π_mix(v), which should be 1 [T].
+    top_prob: the maximum of π_mix [T].
+    top_is_target: whether the argmax of π_mix is the target [T].
     """
 
     document: Tensor
@@ -48,12 +52,12 @@ class Predictions:
 
     @property
     def mix_nll(self) -> Tensor:
-        """−log π_mix of the target, [T]."""
+        """−log π_mix of the target [T], from `log_p` and `exit_nll`."""
         return mixture.mixture_nll(self.log_p, self.exit_nll)
 
 
 class Window(NamedTuple):
-    """Tokens of a document, by its number; those from `first_target` on are targets."""
+    """Tokens of a document. Those from index `first_target` on are targets."""
 
     document: int
     token_ids: list[int]
@@ -63,7 +67,7 @@ class Window(NamedTuple):
 def predictions(
     model: Nvium, tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], show_progress: bool = False
 ) -> Predictions:
-    """Every token of every document, each with at least half a context before it where available."""
+    """Predict every token of every document, with at least half a context before it if available."""
     context, progress = model.config.max_position_embeddings, "evaluating" if show_progress else None
     num_targets = sum(len(document_tokens(tokenizer, document)) - 1 for document in documents)
     found, filled = empty_predictions(num_targets, model.config.num_exits), 0
@@ -73,7 +77,7 @@ def predictions(
 
 
 def empty_predictions(num_targets: int, num_exits: int) -> Predictions:
-    """Arrays to write into. Small results kept between large temporaries would stop the heap from shrinking."""
+    """Allocate the arrays first: small results between large temporaries would fragment the heap."""
     sizes = {"log_w": (num_exits, 2), "log_p": (num_exits,), "exit_nll": (num_exits,)}
     kinds = {"document": torch.long, "position": torch.long}
     return Predictions(
@@ -87,7 +91,7 @@ def empty_predictions(num_targets: int, num_exits: int) -> Predictions:
 def text_windows(
     tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], context: int, progress: str | None = None
 ) -> Iterator[Window]:
-    """The windows of a text, with every token of every document a target once; `progress` names a bar."""
+    """Yield the windows of a text. Every token of every document is a target once. `progress` labels the bar."""
     for number, document in enumerate(track(documents, progress or "", disable=progress is None)):
         token_ids = document_tokens(tokenizer, document)
         for start, first_target, stop in windows(len(token_ids), context):
@@ -95,16 +99,15 @@ def text_windows(
 
 
 def document_tokens(tokenizer: PreTrainedTokenizerBase, document: str) -> list[int]:
-    """A document between two end-of-text tokens."""
+    """Tokenize a document, with an end-of-text token before and after it."""
     end = tokenizer.eos_token_id
     if end is None:
-        raise EvaluationError("the model's tokenizer has no end-of-text token to put around documents")
+        raise EvaluationError("the tokenizer has no end-of-text token, which must separate documents")
     return [end, *tokenizer.encode(document, add_special_tokens=False, verbose=False), end]
 
 
 def windows(num_tokens: int, context: int) -> Iterator[tuple[int, int, int]]:
-    """(start, first target, stop) of overlapping windows in which every token but the first is a target exactly
-    once."""
+    """Yield (start, first target, stop) of overlapping windows. Every token but the first is a target exactly once."""
     first_target = 1
     while first_target < num_tokens:
         start = max(0, first_target - max(1, context // 2)) if first_target > 1 else 0
@@ -114,7 +117,7 @@ def windows(num_tokens: int, context: int) -> Iterator[tuple[int, int, int]]:
 
 
 def window_predictions(model: Nvium, token_ids: Sequence[int], first_target: int) -> Predictions:
-    """Predictions of the targets token_ids[first_target:]."""
+    """Predict the targets token_ids[first_target:]."""
     found = empty_predictions(len(token_ids) - first_target, model.config.num_exits)
     predict_window(model, Window(0, list(token_ids), first_target), found, 0)
     return found
@@ -122,7 +125,7 @@ def window_predictions(model: Nvium, token_ids: Sequence[int], first_target: int
 
 @torch.inference_mode()
 def predict_window(model: Nvium, window: Window, found: Predictions, start: int) -> int:
-    """Write a window's predictions from row `start` on; return the next free row."""
+    """Write a window's predictions from row `start` on. Return the next free row."""
     ids_BT = torch.tensor([window.token_ids], device=model.device)
     positions_BT = torch.arange(ids_BT.shape[1] - 1, device=model.device)[None]
     states = model.hidden_states(ids_BT[:, :-1], positions_BT, causal_attention())
@@ -140,12 +143,11 @@ def predict_window(model: Nvium, window: Window, found: Predictions, start: int)
 
 
 def predict(model: Nvium, states: list[Tensor], target_C: Tensor) -> dict[str, Tensor]:
-    """The other fields of `Predictions`, from the rows' hidden states at the exits, E times [C, D].
+    """Compute the other fields of `Predictions` from the hidden states at the exits, E times [C, D].
 
-    Logits and log w are the model's; all that follows is float64, in log space. In float32, PyTorch's log_softmax on a
-    CPU adds V / 16 terms one after the other in each lane of a vector. Beside a token that is nearly certain each is
-    rounded by up to 6e-8, mostly the same way, so π_k of 8,192 tokens may add up to 1 ± 3e-5; and beyond 103 nats
-    π_mix is 0.
+    Logits and log w have the model's precision; the rest is float64, in log space. In float32, PyTorch's log_softmax on
+    a CPU sums V / 16 terms sequentially in each vector lane. If one token is nearly certain, every addition is rounded
+    by up to 6e-8, mostly in the same direction: π_k of 8,192 tokens then sums to 1 ± 3e-5. Beyond 103 nats, π_mix is 0.
     """
     log_w, outputs = model.exit_outputs(states)
     log_w_CE2 = log_w.double()

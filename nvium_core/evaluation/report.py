@@ -1,4 +1,4 @@
-"""An evaluation as Markdown: a section for each part. Knows figures only."""
+"""Renders an evaluation as Markdown."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -10,23 +10,17 @@ Row = Sequence[object]
 
 
 def markdown(figures: Figures) -> str:
-    """Sections for the figures present."""
+    """Render the sections for which there are figures."""
     parts = [heading(figures), *(section(figures) for key, section in SECTIONS if key in figures)]
     return "\n\n".join(parts) + "\n"
 
 
 def table(columns: Row, rows: Iterable[Row]) -> str:
-    """Numbers have four digits; unknown is a dash."""
+    """Render a table. Numbers have four digits; None is a dash."""
     lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(cell(value) for value in line) + " |" for line in lines)
-
-
-def cell(value: object) -> str:
-    return "–" if value is None else shown(value)
-
-
-def percent(share: float) -> str:
-    return f"{share:.1%}"
+    return "\n".join(
+        "| " + " | ".join("–" if value is None else shown(value) for value in line) + " |" for line in lines
+    )
 
 
 def heading(figures: Figures) -> str:
@@ -39,7 +33,7 @@ def heading(figures: Figures) -> str:
 
 
 def size(figures: Figures) -> str:
-    """Parameters, training text as far as known, and shape."""
+    """Describe parameters, training tokens (if known) and shape."""
     tokens = figures["training_tokens"]
     trained = f" trained on {tokens:,} tokens" if tokens else ""
     return (
@@ -48,7 +42,7 @@ def size(figures: Figures) -> str:
 
 
 def quality(figures: Figures) -> str:
-    """Each distribution's perplexity and share."""
+    """Perplexity and share of each distribution."""
     columns = ["distribution", "perplexity", "mean p_k", "posterior"]
     exits = zip(
         figures["exit_layers"],
@@ -72,35 +66,33 @@ def certainty(figures: Figures) -> str:
         percentage = resolved(f"{figures['perplexity_gain_percent']:.2f}%", bounds, nothing=0)
         works = figures.get("document_works")
         drawn = f"{len(set(works))} works" if works else f"{len(figures['document_tokens'])} documents"
-        gain = f"Perplexity is {percentage} below the dense twin's (95%, resampling {drawn}). "
+        gain = f"Perplexity is {percentage} below the dense twin's (95% interval, resampling {drawn}). "
     return (
         f"{gain}bits per character: {figures['bits_per_character']:.4g}, over {figures['num_tokens']:,} tokens "
-        f"({figures['num_characters']:,} characters). The most probable token came {percent(figures['accuracy'])} of "
-        f"the time; expected calibration error {figures['calibration_error']:.3f}. Tokens outside "
-        f"min ℓ_k ≤ ℓ_mix ≤ max ℓ_k: {figures['bound_violations']}; where π_mix does not add up to 1: "
-        f"{figures['mass_violations']}."
+        f"({figures['num_characters']:,} characters). Top-1 accuracy {figures['accuracy']:.1%}; expected calibration "
+        f"error {figures['calibration_error']:.3f}. Tokens outside min ℓ_k ≤ ℓ_mix ≤ max ℓ_k: "
+        f"{figures['bound_violations']}; tokens where π_mix does not sum to 1: {figures['mass_violations']}."
     )
 
 
 def rounding(figures: Figures) -> str:
-    """The price of rounded weights."""
     found = figures["rounding"]
     price = resolved(f"{found['price_percent']:.2f}%", found["price_interval_percent"], nothing=0)
     exact = found["unrounded_perplexity"]
-    return f"## Rounded weights\n\nPerplexity is {price} above that of the weights as they are, {exact:.4f}."
+    return f"## Quantized weights\n\nPerplexity is {price} above that of the unquantized weights, {exact:.4f}."
 
 
 def by_position(figures: Figures) -> str:
-    """A row for each part of the context, with the dense twin's where its parts are the same."""
+    """A row for each part of the context, with the dense twin's if it has the same parts."""
     twins = {extent(part): part["mean_logprob"] for part in figures.get("twin", {}).get("by_position", [])}
-    columns = ["positions", "tokens", "mean log π_mix", "dense twin's", "ours less the twin's"]
+    columns = ["positions", "tokens", "mean log π_mix", "dense twin", "difference"]
     rows = []
     for part in figures["by_position"]:
         ours, dense = part["mean_logprob"], twins.get(extent(part))
         rows.append([extent(part), part["num_tokens"], ours, dense, None if dense is None else ours - dense])
     if not twins:
         columns, rows = columns[:3], [row[:3] for row in rows]
-    return f"## By position\n\nOf the token before, in its window.\n\n{table(columns, rows)}"
+    return f"## By position\n\nPositions are those of the preceding token in its window.\n\n{table(columns, rows)}"
 
 
 def extent(part: Figures) -> str:
@@ -108,10 +100,11 @@ def extent(part: Figures) -> str:
 
 
 def routing(figures: Figures) -> str:
-    """Depth, and the routers' statistics."""
+    """Mean depth, and statistics of the routers."""
     text = (
-        f"## Routing\n\nmean depth {figures['mean_depth']:.3f}: if only layers cost time, speed would be "
-        f"{figures['theoretical_speed_up_percent']:.1f}% higher. Entropy of p {figures['routing_entropy']:.3f} nats."
+        f"## Routing\n\nMean depth {figures['mean_depth']:.3f}: the speed-up would be "
+        f"{figures['theoretical_speed_up_percent']:.1f}% if only layers took time. Entropy of p "
+        f"{figures['routing_entropy']:.3f} nats."
     )
     spread = zip(
         figures["exit_layers"],
@@ -127,7 +120,11 @@ def routing(figures: Figures) -> str:
 
 def flops(figures: Figures) -> str:
     """FLOPs by part, in millions."""
-    names = {"all_exits": "all exits evaluated", "spoken": "a token emitted", "before_speaking": "of that, before it"}
+    names = {
+        "all_exits": "all exits (scoring)",
+        "spoken": "generated token",
+        "before_speaking": "until it is emitted",
+    }
     rows = {text: figures["flops"][name] for name, text in names.items()}
     if "twin" in figures:
         rows["dense twin"] = figures["twin"]["flops"]
@@ -137,7 +134,7 @@ def flops(figures: Figures) -> str:
     if "twin" not in figures:
         return text
     tokens = figures["flops"]["all_exits"]["total"] / figures["twin"]["flops"]["total"]
-    return f"{text}\n\nFor equal training FLOPs the dense twin would be given {tokens:.3f} times the tokens."
+    return f"{text}\n\nFor equal training FLOPs, the dense twin would be trained on {tokens:.3f} times the tokens."
 
 
 SECTIONS: Sequence[tuple[str, Callable[[Figures], str]]] = (
@@ -147,4 +144,4 @@ SECTIONS: Sequence[tuple[str, Callable[[Figures], str]]] = (
     ("exit_shares", routing),
     ("flops", flops),
 )
-"""The figure a section needs, and its function."""
+"""Each section's required figure and function."""

@@ -1,4 +1,4 @@
-"""The figures of `nvium evaluate`, and where they are written."""
+"""Computes and writes the figures of `nvium evaluate`."""
 
 import hashlib
 import json
@@ -26,9 +26,11 @@ def evaluate(
     twin: LoadedModel | None = None,
     show_progress: bool = True,
 ) -> Figures:
-    """All figures, for JSON. `works` name the work of each document; `unrounded` is the model with unrounded weights.
+    """Compute all figures, as JSON values. Raise `EvaluationError` for a twin that cannot be compared.
 
-    Raises `EvaluationError` for a dense `twin` that cannot be compared.
+    works: the name of each document's work.
+    unrounded: the same model without quantization.
+    twin: a dense model to compare with.
     """
     if twin:
         check_dense(loaded, twin)
@@ -49,25 +51,25 @@ def evaluate(
 
 def check_dense(loaded: LoadedModel, twin: LoadedModel) -> None:
     if twin.model.config.num_exits > 1:
-        raise EvaluationError(f"--twin: {twin.name} has early exits, so it is no dense model")
+        raise EvaluationError(f"--twin: {twin.name} is not a dense model; it has early exits")
     if twin.tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
-        raise EvaluationError(f"--twin: {twin.name} has another tokenizer, so that perplexities cannot be compared")
+        raise EvaluationError(f"--twin: {twin.name} has another tokenizer, so the perplexities cannot be compared")
 
 
 def check_place(json_file: Path | None) -> None:
-    """Raise `EvaluationError` if results could not be written."""
+    """Raise `EvaluationError` if the results could not be written, before measuring anything."""
     if json_file and not json_file.parent.is_dir():
         raise EvaluationError(f"json: no such folder: {json_file.parent}")
 
 
 def digest(documents: Sequence[str]) -> Figures:
-    """Identifies a text whatever the format of its file."""
+    """Return a digest of the text that does not depend on its file format."""
     text = f"\n{END_OF_TEXT}\n".join(documents).encode()
     return {"sha256": hashlib.sha256(text).hexdigest(), "num_documents": len(documents)}
 
 
 def description(loaded: LoadedModel) -> Figures:
-    """Which model. A run's model is named after the run's folder, which also records the tokens read."""
+    """Describe the model. For the model of a training run: its name is the run's, and its training tokens are known."""
     config, folder = loaded.model.config, loaded.folder
     run = folder.parent if folder and folder.name == MODEL_FOLDER else None
     return {
@@ -82,7 +84,7 @@ def description(loaded: LoadedModel) -> Figures:
 
 
 def flops(loaded: LoadedModel, exit_shares: Sequence[float]) -> Figures:
-    """FLOPs per token at the full context."""
+    """Compute FLOPs per token at the full context."""
     config = loaded.model.config
     positions = config.max_position_embeddings
     return {
@@ -94,7 +96,7 @@ def flops(loaded: LoadedModel, exit_shares: Sequence[float]) -> Figures:
 
 
 def twin_figures(twin: LoadedModel, documents: Sequence[str], show_progress: bool) -> Figures:
-    """A dense model's quality and costs."""
+    """Compute the twin's perplexity and FLOPs."""
     quality = perplexity.evaluate(twin.model, twin.tokenizer, documents, show_progress)
     config = twin.model.config
     kept = ("perplexity", "bits_per_character", "by_position", "document_tokens", "document_losses")

@@ -1,4 +1,4 @@
-"""Speed ratios: medians of pairs, and an interval that tells a difference from noise."""
+"""Paired comparisons: medians of ratios, and bootstrap intervals."""
 
 import math
 from typing import Any
@@ -27,29 +27,29 @@ def test_the_interval_is_within_the_pairs(ratios: dict[str, list[float]]) -> Non
     assert found[1] <= max(map(max, ratios.values())) * rounding
 
 
-def losses(*of_documents: float) -> dict[str, Any]:
-    """Of documents of a hundred tokens each."""
-    tokens = [100] * len(of_documents)
-    perplexity = math.exp(sum(of_documents) / sum(tokens))
-    return {"perplexity": perplexity, "document_tokens": tokens, "document_losses": list(of_documents)}
+def losses(*by_document: float) -> dict[str, Any]:
+    """Build the figures of documents with a hundred tokens each."""
+    tokens = [100] * len(by_document)
+    perplexity = math.exp(sum(by_document) / sum(tokens))
+    return {"perplexity": perplexity, "document_tokens": tokens, "document_losses": list(by_document)}
 
 
-def test_a_gain_that_every_document_shows_is_resolved_however_documents_differ() -> None:
+def test_an_equal_gain_in_every_document_has_a_narrow_interval() -> None:
     dense = [300.0, 900.0, 150.0, 420.0, 777.0] * 4
     found = perplexity_gain(losses(*(loss - 2 for loss in dense)), losses(*dense))
     assert found["perplexity_gain_percent"] == pytest.approx(100 * (1 - math.exp(-0.02)))
     assert found["perplexity_gain_interval_percent"] == pytest.approx([100 * (1 - math.exp(-0.02))] * 2)
 
 
-def test_a_gain_that_documents_do_not_agree_about_reaches_to_both_sides_of_none() -> None:
+def test_the_interval_of_an_inconsistent_gain_contains_zero() -> None:
     dense = [300.0] * 20
     found = perplexity_gain(losses(*(300 - lead for lead in [5, -5, 4, -4, 1] * 4)), losses(*dense))
     low, high = found["perplexity_gain_interval_percent"]
     assert low < 0 < found["perplexity_gain_percent"] < high
 
 
-def test_intervals_resample_works_whose_chapters_agree() -> None:
-    """Chapters of a work gain or lose together: by chapter the gain seems certain, by work it is not."""
+def test_documents_of_a_work_are_resampled_together() -> None:
+    """All chapters of a work gain or lose: by chapter the gain seems certain, by work it does not."""
     works = [f"work {number // 10}" for number in range(40)]
     leads = [-3.0 if number < 10 else 3.0 for number in range(40)]
     dense, ours = losses(*[300.0] * 40), losses(*(300 - lead for lead in leads))

@@ -1,8 +1,7 @@
-"""Perplexity: the figures are those of a plain forward pass, and the paper's propositions hold at every token."""
+"""Perplexity equals that of a plain forward pass, and the paper's propositions hold at every token."""
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +26,7 @@ def loaded() -> LoadedModel:
     return load_byte_model()
 
 
-def test_a_short_document_is_scored_as_one_forward_pass_would(loaded: LoadedModel) -> None:
+def test_a_short_document_is_scored_like_one_forward_pass(loaded: LoadedModel) -> None:
     text = "A fox, two hens."
     end = loaded.tokenizer.eos_token_id
     ids = torch.tensor([[end, *loaded.tokenizer.encode(text, add_special_tokens=False), end]])
@@ -44,7 +43,7 @@ def test_a_short_document_is_scored_as_one_forward_pass_would(loaded: LoadedMode
 
 
 ROUNDED_UP = 1 + 1e-12
-"""Where one exit is best at every token, the oracle's sum is that exit's in another order."""
+"""Rounding: if one exit is best at every token, the oracle sums the same losses in another order."""
 
 
 @given(TOKENS, st.integers(0, 5))
@@ -57,7 +56,7 @@ def test_the_papers_propositions_hold_at_every_token(ids: list[int], seed: int) 
 
 
 def test_the_propositions_hold_in_float32_where_one_token_is_nearly_certain() -> None:
-    """8,191 tokens of 5e-8 each: less than half a unit in the last place of the one that they are added to."""
+    """8,191 tokens of 5e-8 each: less than half an ulp of the probability that they are added to."""
     tail, model = 5e-8, random_model([1, 2, 4], vocab_size=8192, dtype=torch.float32)
     model.lm_head = torch.nn.Linear(16, 8192)
     with torch.no_grad():
@@ -88,7 +87,7 @@ def test_a_mixture_outside_its_exits_is_counted() -> None:
     assert exit_losses(replace(sound, mass=sound.mass + 0.1))["mass_violations"] == 3
 
 
-def test_each_documents_tokens_and_loss_are_its_own(loaded: LoadedModel) -> None:
+def test_tokens_and_loss_of_each_document_are_independent(loaded: LoadedModel) -> None:
     documents = ["A fox, two hens.", "x" * 200, "Nobody."]
     whole = evaluate(loaded.model, loaded.tokenizer, documents)
     alone = [evaluate(loaded.model, loaded.tokenizer, [document]) for document in documents]
@@ -100,7 +99,7 @@ def test_each_documents_tokens_and_loss_are_its_own(loaded: LoadedModel) -> None
 DOCUMENTS = ["A fox.", "Two hens went to see a third, who was not in. " * 4]
 
 
-def test_the_parts_of_the_context_add_up_to_the_perplexity_of_the_text() -> None:
+def test_quarters_of_the_context_sum_to_the_perplexity_of_the_text() -> None:
     loaded = load_byte_model(context=32)
     found = evaluate(loaded.model, loaded.tokenizer, DOCUMENTS)
     assert [(part["first"], part["last"]) for part in found.by_position] == [(0, 7), (8, 15), (16, 23), (24, 31)]
@@ -109,7 +108,7 @@ def test_the_parts_of_the_context_add_up_to_the_perplexity_of_the_text() -> None
     assert nats / found.num_tokens == pytest.approx(math.log(found.perplexity))
 
 
-def test_a_token_counts_where_the_one_before_it_stands_in_the_window() -> None:
+def test_a_token_counts_at_the_position_of_the_preceding_token() -> None:
     model, ids = random_model([1, 2, 4]), [3, 1, 4, 1, 5, 9, 2, 6, 5]
     whole = [-nll for nll in window_predictions(model, ids, 1).mix_nll.tolist()]
     first, second = perplexity.by_position(window_predictions(model, ids, first_target=3), context=16)
@@ -125,7 +124,7 @@ def seen() -> Predictions:
     return window_predictions(random_model([1, 2, 4], seed=5), ROUTED, 1)
 
 
-def test_shares_posteriors_and_entropy_are_those_of_plain_sums(seen: Predictions) -> None:
+def test_shares_posteriors_and_entropy_equal_plain_sums(seen: Predictions) -> None:
     figures = routing(seen, [1, 2, 4])
     p_TE, pi_TE = seen.log_p.exp(), seen.exit_nll.neg().exp()
     posterior_TE = p_TE * pi_TE / (p_TE * pi_TE).sum(-1, keepdim=True)
@@ -135,7 +134,7 @@ def test_shares_posteriors_and_entropy_are_those_of_plain_sums(seen: Predictions
     assert figures["mean_depth"] == pytest.approx(float((p_TE * torch.tensor([0.25, 0.5, 1])).sum(-1).mean()))
 
 
-def test_the_spread_of_routers_is_that_of_their_probabilities(seen: Predictions) -> None:
+def test_router_statistics_are_those_of_their_probabilities(seen: Predictions) -> None:
     figures, w_TK = routing(seen, [1, 2, 4]), seen.log_w[:, :-1, EXIT].exp()
     assert figures["router_means"] == pytest.approx(w_TK.mean(0).tolist())
     assert figures["router_deviations"] == pytest.approx(w_TK.std(0, correction=0).tolist())
@@ -144,22 +143,18 @@ def test_the_spread_of_routers_is_that_of_their_probabilities(seen: Predictions)
         assert (below >= quantile).all() and (below <= quantile + 2 / len(w_TK)).all()
 
 
-SAID = st.lists(st.tuples(st.floats(0.01, 1), st.booleans()), min_size=1, max_size=60)
+CONFIDENCES = st.lists(st.tuples(st.floats(0.01, 1), st.booleans()), min_size=1, max_size=60)
 
 
-def calibration(said: list[tuple[float, bool]]) -> dict[str, Any]:
-    top_prob_T = torch.tensor([probability for probability, _ in said], dtype=torch.float64)
-    right_T = torch.tensor([float(is_right) for _, is_right in said], dtype=torch.float64)
-    return perplexity.calibration(Predictions(*[torch.empty(0)] * 7, top_prob_T, right_T))
-
-
-@given(SAID)
-def test_the_error_is_the_weighted_gap_of_every_bin(said: list[tuple[float, bool]]) -> None:
-    figures = calibration(said)
+@given(CONFIDENCES)
+def test_the_calibration_error_is_the_weighted_gap_of_every_bin(pairs: list[tuple[float, bool]]) -> None:
+    top_prob_T = torch.tensor([probability for probability, _ in pairs], dtype=torch.float64)
+    right_T = torch.tensor([float(is_right) for _, is_right in pairs], dtype=torch.float64)
+    figures = perplexity.calibration(Predictions(*[torch.empty(0)] * 7, top_prob_T, right_T))
     bins: dict[int, list[tuple[float, bool]]] = {}
-    for probability, is_right in said:
+    for probability, is_right in pairs:
         bins.setdefault(min(int(probability * BINS), BINS - 1), []).append((probability, is_right))
     gaps = [abs(sum(p - is_right for p, is_right in inside)) for inside in bins.values()]
-    assert figures["calibration_error"] == pytest.approx(sum(gaps) / len(said))
-    assert figures["accuracy"] == pytest.approx(sum(is_right for _, is_right in said) / len(said))
+    assert figures["calibration_error"] == pytest.approx(sum(gaps) / len(pairs))
+    assert figures["accuracy"] == pytest.approx(sum(is_right for _, is_right in pairs) / len(pairs))
     assert [row["num_tokens"] for row in figures["reliability"]] == [len(inside) for _, inside in sorted(bins.items())]

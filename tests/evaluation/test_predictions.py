@@ -1,4 +1,4 @@
-"""The one pass over a text: every token once, and what is said of it that of the model's plain forward pass."""
+"""Predictions of a text: every token once, equal to the model's plain forward pass."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def test_every_token_but_the_first_is_a_target_exactly_once(num_tokens: int, con
 
 @pytest.mark.parametrize("exit_layers", [[1, 2, 4], [3]])
 @pytest.mark.parametrize("chunk_rows", [2, 128])
-def test_predictions_are_those_of_the_models_forward_pass(
+def test_predictions_equal_the_models_forward_pass(
     monkeypatch: pytest.MonkeyPatch, exit_layers: list[int], chunk_rows: int
 ) -> None:
     monkeypatch.setattr(module, "CHUNK_ROWS", chunk_rows)
@@ -45,7 +45,7 @@ def test_predictions_are_those_of_the_models_forward_pass(
     torch.testing.assert_close(found.mass, torch.ones_like(found.mass))
 
 
-def test_long_documents_are_read_in_windows_and_none_of_their_tokens_is_left_out() -> None:
+def test_every_token_of_a_long_document_is_in_a_window() -> None:
     loaded = load_byte_model(context=16)
     documents = ["A fox.", "", "Two hens went to see a third, who was not in."]
     found = predictions(loaded.model, loaded.tokenizer, documents)
@@ -53,7 +53,7 @@ def test_long_documents_are_read_in_windows_and_none_of_their_tokens_is_left_out
     assert len(list(text_windows(loaded.tokenizer, documents, 16))) > len(documents)
 
 
-def test_windows_and_chunks_are_written_where_they_belong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_and_chunks_are_concatenated_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNK_ROWS", 3)
     loaded = load_byte_model(context=16)
     documents = ["A fox.", "Two hens went to see a third, who was not in."]

@@ -1,4 +1,4 @@
-"""`nvium evaluate` as a whole, on a random model of bytes: figures, report, files."""
+"""`nvium evaluate` on a random byte model: figures, report, files."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def figures(loaded: LoadedModel, twin: LoadedModel) -> Figures:
     return suite.evaluate(loaded, DOCUMENTS, twin=twin, works=["a", "a", "b"], show_progress=False)
 
 
-def test_what_is_derived_follows_from_what_is_measured(figures: Figures) -> None:
+def test_derived_figures_follow_from_the_measured_ones(figures: Figures) -> None:
     assert figures["theoretical_speed_up_percent"] == pytest.approx(100 / figures["mean_depth"] - 100)
     gain = 1 - figures["perplexity"] / figures["twin"]["perplexity"]
     assert figures["perplexity_gain_percent"] == pytest.approx(100 * gain)
@@ -46,11 +46,11 @@ def test_every_part_has_its_section(figures: Figures) -> None:
     assert sections == ["Quality", "By position", "Routing", "MFLOPs per token"]
     assert "| dense twin, dense |" in text
     assert "For equal training FLOPs" in text
-    assert "below the dense twin's (95%, resampling 2 works)" in text
+    assert "below the dense twin's (95% interval, resampling 2 works)" in text
     assert f"Its dense twin dense: {figures['twin']['num_parameters']:,} parameters, 4 layers of width" in text
 
 
-def test_what_rounded_weights_cost_stands_beside_the_unrounded_perplexity(loaded: LoadedModel) -> None:
+def test_the_cost_of_quantization_is_reported(loaded: LoadedModel) -> None:
     rounded = load_byte_model(context=64)
     quantize_as(rounded.model, "q4")
     figures = suite.evaluate(rounded, DOCUMENTS, unrounded=loaded, show_progress=False)
@@ -60,24 +60,19 @@ def test_what_rounded_weights_cost_stands_beside_the_unrounded_perplexity(loaded
     assert found["price_percent"] == pytest.approx(100 * (figures["perplexity"] / exact - 1))
     low, high = found["price_interval_percent"]
     assert low <= found["price_percent"] <= high
-    assert f"above that of the weights as they are, {exact:.4f}" in markdown(figures)
+    assert f"above that of the unquantized weights, {exact:.4f}" in markdown(figures)
 
 
-def test_a_twin_with_another_tokenizer_is_refused_before_anything_is_measured(loaded: LoadedModel) -> None:
+def test_a_twin_that_cannot_be_compared_is_rejected_before_anything_is_measured(loaded: LoadedModel) -> None:
     other = LoadedModel("other", random_model([4], vocab_size=257), load_byte_model().tokenizer)
     other.tokenizer.add_tokens(["fox"])
     with pytest.raises(EvaluationError, match="another tokenizer"):
         suite.evaluate(loaded, [], twin=other, show_progress=False)
-
-
-def test_a_model_with_early_exits_is_no_twin(loaded: LoadedModel) -> None:
-    with pytest.raises(EvaluationError, match="--twin: bytes has early exits"):
+    with pytest.raises(EvaluationError, match="--twin: bytes is not a dense model"):
         suite.evaluate(loaded, [], twin=loaded, show_progress=False)
 
 
-def test_a_model_that_a_run_has_left_is_called_as_the_run_and_has_read_what_that_says(
-    loaded: LoadedModel, tmp_path: Path
-) -> None:
+def test_a_model_in_the_folder_of_a_run_has_its_name_and_training_tokens(loaded: LoadedModel, tmp_path: Path) -> None:
     first, left, moved = (tmp_path / name for name in ("first/model", "a-run/model", "elsewhere"))
     for folder in (first, left, moved):
         write_model(loaded.model, loaded.tokenizer, folder)
@@ -90,6 +85,6 @@ def test_a_model_that_a_run_has_left_is_called_as_the_run_and_has_read_what_that
     assert (found["model"], found["training_tokens"]) == ("elsewhere", None)
 
 
-def test_works_that_are_not_one_for_each_document_are_refused(loaded: LoadedModel) -> None:
+def test_works_must_be_one_per_document(loaded: LoadedModel) -> None:
     with pytest.raises(EvaluationError, match="2 lines, but the text has 3 documents"):
         suite.evaluate(loaded, DOCUMENTS, works=["a", "b"], show_progress=False)
