@@ -1,4 +1,4 @@
-"""The experiments by name. Only the chosen one is imported.
+"""The experiments of `nvium bench` by name. Only the chosen one is imported.
 
 An experiment is a module with `measure(subject, …)`, whose keyword arguments are its options, and `table(figures)`.
 """
@@ -20,22 +20,22 @@ Experiment = Literal["peers", "schedules", "sampling", "profile"]
 
 
 def check(experiment: Experiment, given: Mapping[str, Any], json_file: Path | None = None) -> None:
-    """Raise `InvalidRequest`, naming the option, before anything is measured."""
+    """Raise `InvalidRequest` for an invalid option, before measuring anything."""
     known = inspect.signature(_module(experiment).measure).parameters
     for option, value in given.items():
-        require(option in known, option, f"is not an option of {experiment}")
+        require(option in known, option, f"not an option of the experiment {experiment}")
         require(not isinstance(value, int) or value >= 1, option, f"must be at least 1, got {value}")
         require(not isinstance(value, float) or value > 0, option, f"must be above 0, got {value}")
     require(json_file is None or json_file.parent.is_dir(), "json", f"no such folder: {json_file and json_file.parent}")
 
 
 def measure(experiment: Experiment, subject: "Subject", given: Mapping[str, Any]) -> "Figures":
-    """Experiment, model, machine and results, for JSON."""
+    """Run the experiment. Return its results with experiment, model and machine, as JSON values."""
     return {"experiment": experiment, **subject.as_dict(), **_module(experiment).measure(subject, **given)}
 
 
 def table(figures: "Figures") -> "Table":
-    """The main figures."""
+    """Render the main figures."""
     shown: Table = _module(figures["experiment"]).table(figures)
     shown.title = figures["model"]
     return shown

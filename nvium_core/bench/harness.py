@@ -1,6 +1,6 @@
-"""What experiments share: the model to measure, timed runs, and interleaved turns.
+"""Shared parts of the experiments: the model to measure, timed runs, and interleaved turns.
 
-Contenders take turns, so that noise affects all alike; the result is the median of the turns' ratios.
+Contenders run in interleaved turns, so noise affects all of them alike. Speed-ups are medians of the ratios per turn.
 """
 
 import math
@@ -27,10 +27,10 @@ from nvium_core.model.source import is_gguf
 
 PROMPT = "Once upon a time there was a"
 PROMPT_TOKENS = 8
-"""Length of the prompt for a model without a tokenizer."""
+"""Prompt length for a model without a tokenizer."""
 
 Figures = dict[str, Any]
-"""An experiment's results, for JSON."""
+"""Results of an experiment, as JSON values."""
 
 Request = tuple[list[int], SamplingParams]
 
@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The model to measure, and a short prompt for it; `file` is its GGUF file, if any."""
+    """The model to measure, with a short prompt. `file` is its GGUF file, if any."""
 
     name: str
     model: Nvium
@@ -52,11 +52,11 @@ class Subject:
         return self.model.config.max_position_embeddings
 
     def engine(self, **config: Any) -> Engine:
-        """A fresh engine; `config` as for `EngineConfig`."""
+        """Build a new engine; `config` are fields of `EngineConfig`."""
         return Engine(self.model, EngineConfig(**config))
 
     def random_tokens(self, count: int, seed: object) -> list[int]:
-        """Random token ids, the same for the same seed."""
+        """Draw random token ids, reproducible by seed."""
         draws = random.Random(str(seed))
         return [draws.randrange(self.model.config.vocab_size) for _ in range(count)]
 
@@ -80,12 +80,14 @@ def load_subject(
     weights: Weights = "auto",
     exits: str | None = None,
 ) -> Subject:
-    """Load a folder, a Hub name or the bundled model, or make random weights of a shape with forced routing. Raises
-    `InvalidRequest` for options that contradict each other."""
-    require(routing is None or shape is not None, "routing", "can be forced on random weights only; give a shape too")
+    """Load a model, or build random weights of a shape with forced routing.
+
+    Raise `InvalidRequest` for contradictory options.
+    """
+    require(routing is None or shape is not None, "routing", "requires shape: only random weights can be routed")
     if shape is None:
         return replace(subject_of(load_model(model, device, dtype, weights=weights, exits=exits)), weights=weights)
-    require(model is None and exits is None, "shape", "cannot be given together with a model or exits")
+    require(model is None and exits is None, "shape", "cannot be combined with model or exits")
     shares = numbers(routing, "routing") if routing else PAPER_ROUTING
     config, place = shape_config(shape, len(shares)), resolve_device(device)
     random_model = random_weights(config, dtype=resolve_dtype(dtype, place), device=place)
@@ -102,8 +104,10 @@ def subject_of(loaded: LoadedModel) -> Subject:
 
 @dataclass(slots=True)
 class Timed:
-    """The result of requests started together. Times are in seconds since then; lists have an entry for each choice of
-    each request, in order."""
+    """The result of requests that were started together.
+
+    Times are in seconds since the start. Lists have an entry for each choice of each request, in order.
+    """
 
     seconds: float
     first_token_seconds: list[float] = field(default_factory=list)
@@ -119,12 +123,12 @@ class Timed:
 
     @property
     def generated(self) -> list[tuple[list[int], list[int]]]:
-        """Tokens and exits of every choice."""
+        """Token ids and exits of every choice."""
         return [(completion.token_ids, completion.exits) for completion in self.completions]
 
 
 def timed(engine: Engine, requests: Sequence[Request]) -> Timed:
-    """Run requests to completion together, on an idle engine. Raises `EngineError` if one fails."""
+    """Run requests together to completion on an idle engine. Raise `EngineError` if one fails."""
     started = time.perf_counter()
     first_seconds: dict[tuple[str, int], float] = {}
     completions = {key: Completion() for number, request in enumerate(requests) for key in keys(number, request)}
@@ -141,13 +145,13 @@ def timed(engine: Engine, requests: Sequence[Request]) -> Timed:
 
 
 def keys(number: int, request: Request) -> list[tuple[str, int]]:
-    """(sequence id, choice) of a request's events."""
+    """Return (sequence id, choice) of each choice of a request."""
     params = request[1]
     return [(str(number), choice) for choice in range(params.choice, params.choice + params.num_choices)]
 
 
 def checked(event: Event) -> Any:
-    """The event; raises `EngineError` for a failure."""
+    """Return the event. Raise `EngineError` if it is a failure."""
     if isinstance(event, FailureEvent):
         raise event.error
     return event
@@ -156,9 +160,9 @@ def checked(event: Event) -> Any:
 def interleaved(
     contenders: Mapping[str, Callable[[int], Result]], repeats: int, label: str, seconds: float = math.inf
 ) -> dict[str, list[Result]]:
-    """Each contender's results by turn, after a turn that warms up. Every other turn runs in reverse order.
+    """Return each contender's results by turn, after a warm-up turn. Every other turn runs in reverse order.
 
-    A contender stops after at least one turn when the next one would exceed its share of the seconds.
+    A contender stops when its next turn would exceed its share of `seconds`, but runs at least one turn.
     """
     results: dict[str, list[Result]] = {name: [] for name in contenders}
     spent, allowed = dict.fromkeys(contenders, 0.0), seconds / len(contenders)
@@ -174,12 +178,12 @@ def interleaved(
 
 
 def median_ratio(values: Sequence[float], baselines: Sequence[float]) -> float:
-    """The median of the turns' ratios, over the turns that both took."""
+    """Return the median of the ratios per turn, over the turns that both have."""
     return median(value / baseline for value, baseline in zip(values, baselines, strict=False))
 
 
 def conclusion(gains: Mapping[int, float]) -> str:
-    """Speed over all layers by number of streams, in a sentence."""
+    """Describe the speed-up over full depth by number of streams, in a sentence."""
     parts = [
         f"{number} {'stream' if number == 1 else 'streams'} {times(gain)}as fast" for number, gain in gains.items()
     ]
@@ -187,12 +191,12 @@ def conclusion(gains: Mapping[int, float]) -> str:
 
 
 def times(gain: float) -> str:
-    """Empty for a difference within 2%."""
+    """Format a speed-up; empty if within 2%."""
     return "" if abs(gain - 1) < 0.02 else f"{gain:.2f} times "
 
 
 def numbers(text: str, option: str) -> tuple[float, ...]:
-    """Numbers separated by commas."""
+    """Parse numbers separated by commas."""
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
@@ -200,7 +204,7 @@ def numbers(text: str, option: str) -> tuple[float, ...]:
 
 
 def counts(text: str, option: str) -> tuple[int, ...]:
-    """Positive integers separated by commas."""
+    """Parse integers in [1, `MAX_SEQUENCES`] separated by commas."""
     values = numbers(text, option)
     is_whole = all(1 <= value <= MAX_SEQUENCES and value.is_integer() for value in values)
     require(is_whole, option, f"must be integers from 1 to {MAX_SEQUENCES}, got {text!r}")
@@ -208,7 +212,7 @@ def counts(text: str, option: str) -> tuple[int, ...]:
 
 
 def shown(value: object) -> str:
-    """Floats with four digits."""
+    """Format a value; floats have four digits."""
     if isinstance(value, float):
         return f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -1,7 +1,4 @@
-"""What this machine can do: bytes read and operations per second.
-
-Measured on the model's device with its threads, in a few seconds on any machine.
-"""
+"""Measures the machine's memory bandwidth and FLOP/s, on the model's device and with its threads, in a few seconds."""
 
 import time
 from collections.abc import Callable
@@ -12,17 +9,17 @@ import torch
 from nvium_core.bench.harness import Figures
 
 BUFFER_BYTES = 2**30
-"""Read in one pass: more than caches hold."""
+"""Size of the buffer that is read, larger than all caches."""
 
 ENOUGH_SECONDS = 0.02
-"""Matrices are enlarged until a product takes this long."""
+"""Matrices grow until a product takes this long."""
 
 MIN_WIDTH, MAX_WIDTH = 128, 8192
 TRIES = 5
 
 
 def machine(like: torch.Tensor, buffer_bytes: int = BUFFER_BYTES, enough_seconds: float = ENOUGH_SECONDS) -> Figures:
-    """Bytes read per second, and operations per second by precision; `like` has the device and precision."""
+    """Measure bytes per second, and FLOP/s by precision. `like` has the device and precision of the model."""
     return {
         "bytes_per_second": read_rate(like.device, buffer_bytes),
         "flops_per_second": {
@@ -33,12 +30,12 @@ def machine(like: torch.Tensor, buffer_bytes: int = BUFFER_BYTES, enough_seconds
 
 
 def precisions(dtype: torch.dtype) -> list[torch.dtype]:
-    """Precisions that the engine may compute in: processors without 16-bit products widen 16-bit weights."""
+    """Return the precisions that the engine may compute in: some CPUs widen 16-bit weights to float32."""
     return [dtype, torch.float32] if dtype.itemsize == 2 else [dtype]
 
 
 def read_rate(device: torch.device, num_bytes: int) -> float:
-    """Bytes per second: the faster of a sum and a matrix-vector product over float32."""
+    """Measure bytes per second, as the faster of a sum and a matrix-vector product in float32."""
     buffer = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
     width = 4096 if num_bytes >= 2**24 else 64
     matrix, vector = buffer[: len(buffer) // width * width].view(-1, width), torch.zeros(width, device=device)
@@ -46,7 +43,7 @@ def read_rate(device: torch.device, num_bytes: int) -> float:
 
 
 def arithmetic_rate(dtype: torch.dtype, device: torch.device, enough_seconds: float) -> float:
-    """Operations per second of a product of square matrices."""
+    """Measure FLOP/s of a product of square matrices."""
     width = MIN_WIDTH
     while True:
         matrix = torch.full((width, width), 1 / width, dtype=dtype, device=device)
@@ -57,13 +54,12 @@ def arithmetic_rate(dtype: torch.dtype, device: torch.device, enough_seconds: fl
 
 
 def least_seconds(work: Callable[[], object]) -> float:
-    """The fastest of a few tries after a warm-up."""
-    return min([seconds(work) for _ in range(TRIES + 1)][1:])
-
-
-def seconds(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - started
+    """Return the time of the fastest try after a warm-up."""
+    times = []
+    for _ in range(TRIES + 1):
+        started = time.perf_counter()
+        work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - started)
+    return min(times[1:])

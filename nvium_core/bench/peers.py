@@ -1,7 +1,7 @@
-"""Race our engine against its own dense schedule and the dense twin in other engines.
+"""Compares our engine with itself at full depth and with the dense twin in other engines.
 
-Each contender generates the same number of tokens for each sequence from the same short prompt, prefill included. The
-twin has random weights, on which speed does not depend. Contenders that cannot run are listed with the reason.
+Each contender generates the same number of tokens per sequence from the same short prompt, prefill included. The twin
+has random weights, because speed does not depend on them. Contenders that cannot run are listed with the reason.
 """
 
 from collections import Counter
@@ -30,8 +30,11 @@ def measure(
     seconds: float = 60,
     buffer_bytes: int = BUFFER_BYTES,
 ) -> Figures:
-    """A row for each number of sequences, and what the machine can do. `against` names the optional contenders. Once
-    turns have taken `seconds`, the slowest contenders take no more."""
+    """Measure a row for each number of sequences, and the machine.
+
+    against: the optional contenders.
+    seconds: time limit of all turns; slow contenders run fewer turns.
+    """
     races = own.races(subject, sequences, tokens)
     with lineup(subject, against) as who:
         rows = [compare(who, race, repeats, seconds / len(races)) for race in races]
@@ -53,7 +56,7 @@ def measure(
 
 
 def compare(who: Lineup, race: Race, repeats: int, seconds: float) -> Figures:
-    """All contenders at one number of sequences."""
+    """Measure all contenders at one number of sequences."""
     with who.ready(race) as contenders:
         label = f"{race.num_sequences} sequences"
         counted = {name: checked_turn(name, contender, race) for name, contender in contenders.items()}
@@ -72,12 +75,14 @@ def compare(who: Lineup, race: Race, repeats: int, seconds: float) -> Figures:
 
 
 def checked_turn(name: str, contender: Contender, race: Race) -> Contender:
-    """Wrap a contender; its turns raise `ContenderFailed` for a wrong number of tokens."""
+    """Wrap a contender so that it raises `ContenderFailed` for a wrong number of tokens."""
 
     def turn(number: int) -> Generation:
         generated = contender(number)
         if [len(tokens) for tokens in generated.token_ids] != [race.num_tokens] * race.num_sequences:
-            raise ContenderFailed(f"{name}: not {race.num_tokens} tokens for each of {race.num_sequences} sequences")
+            raise ContenderFailed(
+                f"{name} did not generate {race.num_tokens} tokens for each of {race.num_sequences} sequences"
+            )
         return generated
 
     return turn
@@ -88,7 +93,7 @@ def rates(turns: Sequence[Generation]) -> list[float]:
 
 
 def summary(turns: Sequence[Generation], race: Race) -> Figures:
-    """Medians of the turns; `ms_per_token` is that of one sequence."""
+    """Return medians over the turns. `ms_per_token` is per sequence."""
     return {
         "tokens_per_second": median(rates(turns)),
         "ms_per_token": 1000 * median(turn.seconds for turn in turns) / race.num_tokens,
@@ -98,13 +103,13 @@ def summary(turns: Sequence[Generation], race: Race) -> Figures:
 
 
 def best_variants(contenders: Mapping[str, Figures]) -> dict[str, str]:
-    """The fastest contender of each peer, except ours."""
+    """Return the fastest variant of each peer, except ours."""
     by_speed = sorted(contenders.keys() - {OURS}, key=lambda name: contenders[name]["tokens_per_second"])
     return {name.partition("/")[0]: name for name in by_speed}
 
 
 def shares(turns: Sequence[Generation], num_exits: int) -> tuple[float, ...]:
-    """p_k as observed."""
+    """Return the observed p_k."""
     exits = sum((turn.exits for turn in turns), Counter[int]())
     return tuple(exits[k] / exits.total() for k in range(1, num_exits + 1))
 
@@ -122,7 +127,7 @@ def table(figures: Figures) -> Table:
 
 
 def remarks(figures: Figures) -> list[str]:
-    """A line for each contender left out, then what exits gain."""
-    left_out = [f"Left out: {peer}, {reason}." for peer, reason in figures["left_out"].items()]
+    """Return a line for each contender that was skipped, then the speed-up."""
+    left_out = [f"Skipped {peer}: {reason}." for peer, reason in figures["left_out"].items()]
     gains = {row["sequences"]: row["contenders"][BASELINE]["ours_over"] for row in figures["rows"]}
     return [*left_out, conclusion(gains)]

@@ -1,4 +1,4 @@
-"""Where an engine's time goes: the model's own work, and the host's overhead around it."""
+"""Profiles an engine: time in the model's kernels, and the host's overhead."""
 
 import time
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from nvium_core.engine.params import SamplingParams
 
 
 def measure(subject: Subject, *, sequences: Sequence[int] = (1,), tokens: int = 64, repeats: int = 3) -> Figures:
-    """A row for each number of sequences, of `tokens` tokens each; the fastest of the runs."""
+    """Measure a row for each number of sequences, of `tokens` tokens each, as the fastest of `repeats` runs."""
     rows = [dissect(subject, race, repeats) for race in own.races(subject, sequences, tokens)]
     return {"tokens": tokens, "rows": rows}
 
@@ -29,8 +29,11 @@ def dissect(subject: Subject, race: Race, repeats: int) -> Figures:
 
 
 def by_part(engine: Engine, race: Race, turn: int) -> Figures:
-    """Microseconds of each part per token. `layers` includes routers and heads where no native call times these;
-    `engine` is the rest: scheduling, recording, and calling the device."""
+    """Measure microseconds per token by part.
+
+    layers: the forward pass, including routers and heads unless native calls time these separately.
+    engine: the rest: scheduling, recording, and calling the device.
+    """
     for seed in race.seeds(turn):
         engine.add(str(seed), race.prompt, SamplingParams(max_tokens=race.num_tokens, seed=seed, ignore_eos=True))
     before, layers, started = own_seconds(engine), 0.0, time.perf_counter()
@@ -49,15 +52,15 @@ def by_part(engine: Engine, race: Race, turn: int) -> Figures:
 
 
 def own_seconds(engine: Engine) -> dict[str, float]:
-    """Seconds of routers and heads in native calls."""
+    """Return the time that native calls spent in routers and heads, in seconds."""
     backend = engine.runner.backend
     return backend.part_seconds if isinstance(backend, NativeBackend) else {}
 
 
 def table(figures: Figures) -> Table:
     rows = figures["rows"]
-    columns = (f"{row['sequences']} at once" for row in rows)
-    result = Table("", *columns, caption="Microseconds of a token by part.")
+    columns = (f"{row['sequences']} sequences" for row in rows)
+    result = Table("", *columns, caption="Microseconds per token by part.")
     for part in rows[0]["parts_us"]:
         result.add_row(part, *(f"{row['parts_us'][part]:.1f}" for row in rows))
     result.add_row("all", *(f"{row['token_us']:.1f}" for row in rows))

@@ -1,6 +1,6 @@
-"""What each way to sample costs over plain draws at temperature 1, and what early exits gain in it.
+"""Measures the cost of each sampling mode over plain sampling at temperature 1, and the speed-up of exits in it.
 
-All ways take turns on one engine with the same seeds, each with the race of schedules and with whole passes.
+All modes run in interleaved turns on one engine with the same seeds, with the schedules `race` and `whole`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,22 +27,22 @@ WAYS: dict[str, Mapping[str, Any]] = {
     "temperature 0": {"temperature": 0},
     "mixture": {"sampling": "mixture"},
 }
-"""Changes to plain draws from the exits at temperature 1."""
+"""Sampling parameters of each mode, beyond sampling from the exits at temperature 1."""
 
 
 def measure(subject: Subject, *, sequences: Sequence[int] = (1, 8), tokens: int = 64, repeats: int = 9) -> Figures:
-    """A row for each number of sequences, of `tokens` each, prefill included."""
+    """Measure a row for each number of sequences, of `tokens` tokens each, prefill included."""
     rows = [compare(subject, race, repeats) for race in own.races(subject, sequences, tokens)]
     return {"ways": WAYS, "tokens": tokens, "repeats": repeats, "rows": rows}
 
 
 def compare(subject: Subject, race: Race, repeats: int) -> Figures:
-    """All ways at one number of sequences. Rates are in tokens per second."""
+    """Measure all modes at one number of sequences. Rates are in tokens per second."""
     engine = own.engine_for(subject.model, race)
     contenders = {}
     for way, schedule in product(WAYS, (OURS, BASELINE)):
-        asked = SamplingParams(**{"sampling": "exits", **WAYS[way]})
-        contender = own.contender(engine, race, schedule, asked)
+        params = SamplingParams(**{"sampling": "exits", **WAYS[way]})
+        contender = own.contender(engine, race, schedule, params)
         contenders[f"{way}/{schedule}"] = checked_turn(way, contender, race)
     turns = interleaved(contenders, repeats, f"{race.num_sequences} sequences")
     plain = turns[f"{PLAIN}/{OURS}"]
@@ -53,7 +53,7 @@ def compare(subject: Subject, race: Race, repeats: int) -> Figures:
 def compared(
     turns: Sequence[Generation], dense: Sequence[Generation], plain: Sequence[Generation], race: Race
 ) -> Figures:
-    """Rates of one way, and median ratios to plain draws and to whole passes."""
+    """Return the rates of one mode, and its median ratios to plain sampling and to full depth."""
     return {
         **summary(turns, race),
         "over_plain": median_ratio(rates(turns), rates(plain)),
@@ -64,7 +64,7 @@ def compared(
 
 def table(figures: Figures) -> Table:
     names = "over_plain", f"over_{BASELINE}"
-    result = Table("at once", "way", "tokens/s", "over plain", f"over {BASELINE}")
+    result = Table("sequences", "mode", "tokens/s", "over plain", f"over {BASELINE}")
     for row in figures["rows"]:
         *_, last = row["ways"]
         for name, seen in row["ways"].items():

@@ -1,4 +1,4 @@
-"""What early exits gain: tokens per second of each schedule over whole passes, in turns on one engine."""
+"""Measures the speed-up of each schedule over full depth, in interleaved turns on one engine."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -18,13 +18,13 @@ SCHEDULES: tuple[Schedule, ...] = OURS, SWEEP, BASELINE
 def measure(
     subject: Subject, *, sequences: Sequence[int] = (1, 2, 4, 8), tokens: int = 256, repeats: int = 9
 ) -> Figures:
-    """A row for each number of sequences, of `tokens` each, prefill included."""
+    """Measure a row for each number of sequences, of `tokens` tokens each, prefill included."""
     rows = [compare(subject, race, repeats) for race in own.races(subject, sequences, tokens)]
     return {"tokens": tokens, "repeats": repeats, "rows": rows}
 
 
 def compare(subject: Subject, race: Race, repeats: int) -> Figures:
-    """All schedules at one number of sequences: tokens per second, and the median ratio to whole passes."""
+    """Measure all schedules at one number of sequences: tokens per second, and the median ratio to full depth."""
     engine = own.engine_for(subject.model, race)
     contenders: dict[str, Contender] = {name: own.contender(engine, race, name) for name in SCHEDULES}
     turns = interleaved(contenders, repeats, f"{race.num_sequences} sequences")
@@ -41,7 +41,7 @@ def compare(subject: Subject, race: Race, repeats: int) -> Figures:
 
 
 def table(figures: Figures) -> Table:
-    result = Table("at once", "schedule", "tokens/s", f"over {BASELINE}", caption=Text(conclusion(gains(figures))))
+    result = Table("sequences", "schedule", "tokens/s", f"over {BASELINE}", caption=Text(conclusion(gains(figures))))
     for row in figures["rows"]:
         for name, seen in row["schedules"].items():
             rate, ratio = f"{seen['tokens_per_second']:.1f}", f"{seen[f'over_{BASELINE}']:.3f}"

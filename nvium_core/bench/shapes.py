@@ -1,6 +1,6 @@
-"""Models by shape alone, for measuring speed without training: random weights, and routing forced to given shares.
+"""Random weights of a given shape, with routing forced to given shares, to measure speed without training.
 
-A shape is written layers × width, such as "24x768"; the rest follows the paper's tables.
+A shape is layers × width, such as "24x768". The other sizes follow the paper's tables.
 """
 
 import re
@@ -18,38 +18,40 @@ from nvium_core.model.config import NviumConfig
 from nvium_core.model.exits import CONTINUE, EXIT, Exit
 
 MLP_WIDTHS = {128: 344, 256: 688, 512: 1376, 768: 2048, 1024: 2736, 1536: 4096, 2048: 5632}
-"""Inner width of the feed-forward layers by the model's width (paper, scaling tables; 2048 as in models of 1B)."""
+"""`intermediate_size` by `hidden_size` (paper, scaling tables; 2048 as in 1B models)."""
 
 ROUTER_WIDTHS = {768: 512}
-"""Router widths of the authors' models that are not ⌊0.66 d⌋."""
+"""Router widths that differ from ⌊0.66 d⌋ in the authors' models."""
 
 HEAD_WIDTH = 64
 CONTEXT = 1024
 WEIGHT_STD = 0.02
 
 PAPER_ROUTING = (0.145703, 0.259934, 0.344640, 0.246770)
-"""p_k of the paper's 24 × 768 4-vium, as printed; they add up to 0.997."""
+"""p_k of the paper's 24 × 768 4-vium, as printed; their sum is 0.997."""
 
 
 def random_weights(
     config: NviumConfig, *, dtype: torch.dtype, seed: int = 0, device: torch.device | str = "cpu"
 ) -> NviumForCausalLM:
-    """A model with random weights (`fill`)."""
+    """Build a model with random weights (`fill`)."""
     with torch.device(device), init.no_init_weights():
         model: NviumForCausalLM = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
-    nn.Module.to(model, device)  # rotary frequencies are computed on the CPU
+    nn.Module.to(model, device)  # rotary frequencies are on the CPU
     fill(model, seed)
     return model
 
 
 def shape_config(shape: str, num_exits: int = 4, vocab_size: int = 32_000) -> NviumConfig:
-    """The configuration of a shape, with evenly placed exits, l_k = ⌊k · L / N⌋. Raises `InvalidRequest` for an invalid
-    shape or too many exits."""
+    """Return the configuration of a shape, with evenly placed exits, l_k = ⌊k · L / N⌋.
+
+    Raise `InvalidRequest` for an invalid shape or more exits than layers.
+    """
     parts = re.fullmatch(r"([0-9]{1,4})x([0-9]{1,5})", shape)
     num_layers, width = (int(parts[1]), int(parts[2])) if parts else (0, 0)
     widths = ", ".join(map(str, MLP_WIDTHS))
     known = num_layers > 0 and width in MLP_WIDTHS
-    require(known, "shape", f"must be layers x width, such as 24x768, of width {widths}, got {shape!r}")
+    require(known, "shape", f"must be layers x width, such as 24x768, with a width of {widths}, got {shape!r}")
     placed = 1 <= num_exits <= num_layers
     require(placed, "num_exits", f"must be between 1 and the {num_layers} layers, got {num_exits}")
     return NviumConfig(
@@ -66,7 +68,7 @@ def shape_config(shape: str, num_exits: int = 4, vocab_size: int = 32_000) -> Nv
 
 @torch.no_grad()
 def fill(model: NviumForCausalLM, seed: int) -> None:
-    """Set norms to 1, biases to 0 and the rest to normal numbers small enough to keep outputs finite."""
+    """Set norms to 1, biases to 0 and all other weights to small normal numbers."""
     generator = torch.Generator(model.device).manual_seed(seed)
     for name, parameter in model.named_parameters():
         if name.endswith("norm.weight"):
@@ -79,13 +81,13 @@ def fill(model: NviumForCausalLM, seed: int) -> None:
 
 @torch.no_grad()
 def force_routing(model: NviumForCausalLM, routing: Sequence[float]) -> None:
-    """Make p_k the same at every position: `routing`, one share per exit, normalised.
+    """Set p_k at every position to `routing`, one share per exit, normalised.
 
     Router heads keep only their biases, in float32 or better so that p_k is exact in any precision.
     """
-    require(len(routing) == model.config.num_exits, "routing", f"must hold {model.config.num_exits} shares")
+    require(len(routing) == model.config.num_exits, "routing", f"must have {model.config.num_exits} shares")
     is_valid = min(routing) >= 0 and 0 < sum(routing) < float("inf")
-    require(is_valid, "routing", f"must be shares that are not negative and not all zero, got {list(routing)}")
+    require(is_valid, "routing", f"must be non-negative and not all zero, got {list(routing)}")
     for exit_, odds in zip(list(model.exits)[:-1], exit_odds(routing), strict=True):
         router = cast(Exit, exit_).router
         assert router is not None
@@ -96,7 +98,7 @@ def force_routing(model: NviumForCausalLM, routing: Sequence[float]) -> None:
 
 
 def exit_odds(routing: Sequence[float]) -> Iterator[torch.Tensor]:
-    """(1 − w_k, w_k) of each early exit, w_k = p_k / Σ_{j≥k} p_j; w is 1 at an exit that is never reached."""
+    """Yield (1 − w_k, w_k) of each early exit, with w_k = p_k / Σ_{j≥k} p_j, or 1 if the exit is never reached."""
     for k, share in enumerate(routing[:-1]):
         rest = sum(routing[k + 1 :])
         odds_2 = torch.zeros(2, dtype=torch.float64)

@@ -1,7 +1,6 @@
-"""The parameter-matched dense twin of an N-vium: a Llama of the same depth and width, random weights in a wider MLP.
+"""The parameter-matched dense twin of an N-vium: a Llama of the same depth and width with a wider MLP.
 
-Speed hardly depends on the weights, so the twin is not trained; its answers do not end by themselves. A plain Llama is
-its own twin.
+Its weights are random, because speed hardly depends on them. A Llama is its own twin.
 """
 
 from typing import get_args
@@ -21,11 +20,11 @@ from nvium_core.model.univium import as_llama, shape_fields, univium_config
 from nvium_core.training.recipes.twins import added_mlp_width
 
 NO_PARTS = {"qkv_bias": False, "qk_norm": False, "no_rope_layers": (), "attention_bias": False, "mlp_bias": False}
-"""The optional parts of other models, switched off."""
+"""Fields of optional parts that a Llama does not have."""
 
 
 def dense_twin(model: Nvium, weights: Weights = "auto") -> Nvium:
-    """A univium on the model's device, in its precision and with its kind of weights."""
+    """Build the twin on the model's device, in its precision and with the same quantization."""
     if is_llama(model.config):
         return model
     config = twin_config(model.config)
@@ -39,14 +38,13 @@ def dense_twin(model: Nvium, weights: Weights = "auto") -> Nvium:
 
 
 def is_packed_in_16_bits(model: Nvium) -> bool:
-    """Whether the engine packs the weights of all layers in bfloat16; a retrofit's exits may be more precise."""
+    """Return whether the engine packs the weights of all layers in bfloat16; retrofitted exits may be wider."""
     return all(narrowed(weight).dtype == torch.bfloat16 for weight in model.model.layers.parameters())
 
 
 @torch.no_grad()
 def round_weights(model: Nvium) -> None:
-    """Round weights to bfloat16, so that the engine packs them in 16 bits too: reading twice the bytes would flatter
-    the exits."""
+    """Round weights to bfloat16, so that the engine packs them in 16 bits: a fair twin reads no more bytes."""
     for weight in model.parameters():
         weight.copy_(weight.bfloat16())
 
@@ -56,7 +54,10 @@ def is_llama(config: NviumConfig) -> bool:
 
 
 def twin_config(config: NviumConfig) -> NviumConfig:
-    """The univium with the narrowest MLP, in multiples of 8, that has no fewer parameters (the authors' rule)."""
+    """Return the univium with the narrowest MLP, in multiples of 8, that has at least as many parameters.
+
+    This is the authors' rule.
+    """
     twin = univium_config(NviumConfig(**(shape_fields(config) | NO_PARTS)))
     missing = num_parameters(config) - num_parameters(twin)
     twin.intermediate_size += added_mlp_width(missing, config.hidden_size, config.num_hidden_layers)
@@ -64,13 +65,13 @@ def twin_config(config: NviumConfig) -> NviumConfig:
 
 
 def num_parameters(config: NviumConfig) -> int:
-    """A tied head counts once."""
+    """Return the number of parameters. A tied head counts once."""
     with torch.device("meta"):
         return Nvium(config).num_parameters()
 
 
 def usable_llama(univium: Nvium) -> LlamaForCausalLM:
-    """The twin as transformers' Llama, sharing its weights, without end-of-text."""
+    """Convert the twin to transformers' Llama, sharing its weights, without end-of-text."""
     llama = as_llama(univium).eval()
     llama.model.rotary_emb = LlamaRotaryEmbedding(llama.config).to(univium.device)
     llama.generation_config = GenerationConfig()

@@ -14,7 +14,7 @@ def byte_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_byte_model(tmp_path_factory.mktemp("models") / "bytes", context=256)
 
 
-def test_without_an_experiment_peers_are_raced_here(
+def test_the_default_experiment_is_peers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, byte_model: Path
 ) -> None:
     figures = tmp_path / "figures.json"
@@ -32,7 +32,7 @@ def test_without_an_experiment_peers_are_raced_here(
     assert all(row["ours_over"]["generate"] > 0 for row in written["rows"])
 
 
-def test_a_shape_is_measured_with_the_routing_asked_for(
+def test_profile_measures_a_shape_with_forced_routing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     figures = tmp_path / "figures.json"
@@ -42,7 +42,7 @@ def test_a_shape_is_measured_with_the_routing_asked_for(
     assert json.loads(figures.read_text())["rows"][0]["parts_us"]["layers"] > 0
 
 
-def test_schedules_end_in_a_sentence(
+def test_schedules_end_with_a_conclusion(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], byte_model: Path
 ) -> None:
     small = ("--model", byte_model, "--tokens", 4, "--repeats", 1, "--sequences", "1,2")
@@ -50,7 +50,7 @@ def test_schedules_end_in_a_sentence(
     assert "Early exits make 1 stream" in " ".join(capsys.readouterr().out.split())
 
 
-def test_ways_to_sample_are_compared(
+def test_sampling_modes_are_compared(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], byte_model: Path
 ) -> None:
     small = ("--model", byte_model, "--tokens", 3, "--repeats", 1, "--sequences", "1")
@@ -72,7 +72,7 @@ def test_ways_to_sample_are_compared(
         (["--model", "no-such-folder"], "no-such-folder"),
     ],
 )
-def test_a_mistake_is_one_line_that_names_the_option(
+def test_a_user_error_is_one_line_that_names_the_option(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,

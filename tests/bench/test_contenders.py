@@ -1,4 +1,4 @@
-"""Each contender by itself: it speaks what is asked, and GGUF files hold the twin."""
+"""Each contender generates the requested tokens, and GGUF files contain the twin."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -25,7 +25,7 @@ RACE = Race(prompt=[1, 2, 3, 4, 5], num_sequences=3, num_tokens=7)
 
 
 def loud_twin(**shape: int) -> NviumForCausalLM:
-    """Of the least shape that is raced, with few tokens and weights large enough to tell them apart."""
+    """Build a twin of the smallest shape, with few tokens and weights so large that logits differ."""
     config = shape_config("4x128", vocab_size=101)
     for name, value in shape.items():
         setattr(config, name, value)
@@ -78,7 +78,7 @@ def by_llama_cpp(twin: NviumForCausalLM, stack: ExitStack, folder: Path) -> Cont
     "build",
     [in_our_engine, by_generate, by_generate_with_a_static_cache, by_llama_cpp],
 )
-def test_every_sequence_gets_the_tokens_asked_for_turn_by_turn(
+def test_every_sequence_gets_the_requested_number_of_tokens_in_every_turn(
     build: Callable[..., Contender], twin: NviumForCausalLM, stack: ExitStack, tmp_path: Path
 ) -> None:
     generate_turn = build(twin, stack, tmp_path)
@@ -88,14 +88,14 @@ def test_every_sequence_gets_the_tokens_asked_for_turn_by_turn(
         assert all(0 <= token < 101 for tokens in generated.token_ids for token in tokens)
         assert len(generated.first_token_seconds) == 3
         assert all(0 < first < generated.seconds for first in generated.first_token_seconds)
-        assert len({tuple(tokens) for tokens in generated.token_ids}) == 3, "each has draws of its own"
+        assert len({tuple(tokens) for tokens in generated.token_ids}) == 3, "sequences have different seeds"
     assert turns[0].token_ids != turns[1].token_ids
 
 
 @pytest.mark.parametrize(("kind", "tolerance"), [("f32", 2e-4), ("f16", 0.1), ("bf16", 0.4)])
 @pytest.mark.parametrize("num_key_heads", [1, 2])
 @torch.no_grad()
-def test_llama_cpp_reads_the_twin_s_logits_from_its_file(
+def test_llama_cpp_computes_the_logits_of_the_twin(
     tmp_path: Path, kind: Kind, tolerance: float, num_key_heads: int
 ) -> None:
     needs_llama_cpp()
@@ -109,17 +109,17 @@ def test_llama_cpp_reads_the_twin_s_logits_from_its_file(
         found = torch.tensor([model.logits(row) for row in range(len(tokens))])
     expected = twin(torch.tensor([tokens]), output_exit_logits=True).exit_logits[0, :, 0]
     torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
-    assert expected.std() > 1, "the tolerance means something"
+    assert expected.std() > 1, "logits are larger than the tolerance"
 
 
-def test_an_absent_peer_is_named_with_what_would_help(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_peer_is_listed_with_the_command_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama_cpp, "NEEDED", ("json", "no_such_package"))
     with lineup(tiny_subject()) as who:
         assert who.files == {}
-        assert who.left_out == {LLAMA_CPP: "no_such_package not installed; pip install 'nvium[bench]'"}
+        assert who.left_out == {LLAMA_CPP: "no_such_package not installed; run pip install 'nvium[bench]'"}
 
 
-def test_a_llama_of_a_gguf_file_races_beside_that_very_file_in_llama_cpp(tmp_path: Path) -> None:
+def test_a_llama_from_a_gguf_file_is_compared_with_llama_cpp_on_the_same_file(tmp_path: Path) -> None:
     needs_llama_cpp()
     llama = random_backbone("llama", SHAPE | {"hidden_size": 64, "intermediate_size": 64})
     file = write_given_file(tmp_path / "model.F16.gguf", llama, "F16", tokenizer=FIELDS)
@@ -135,16 +135,16 @@ def test_a_llama_of_a_gguf_file_races_beside_that_very_file_in_llama_cpp(tmp_pat
                 assert [len(tokens) for tokens in contenders[name](0).token_ids] == [7, 7, 7]
 
 
-def test_a_twin_that_has_no_gguf_file_leaves_its_peer_out_with_the_reason() -> None:
+def test_a_twin_that_cannot_be_written_as_gguf_skips_llama_cpp() -> None:
     needs_llama_cpp()
     subject = tiny_subject()
     subject.model.config.rope_parameters = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
     with lineup(subject) as who:
         assert who.files == {}
-        assert who.left_out == {LLAMA_CPP: "GGUF files are written without rope_type 'linear'"}
+        assert who.left_out == {LLAMA_CPP: "writing a GGUF file with rope_type 'linear' is not supported"}
 
 
-def test_a_peer_s_best_variant_counts() -> None:
+def test_the_fastest_variant_of_a_peer_counts() -> None:
     rates = {"race": 9.0, "generate/dynamic": 3.0, "generate/static": 2.0, "llama.cpp/f16": 4.0, "whole": 5.0}
     found = best_variants({name: {"tokens_per_second": rate} for name, rate in rates.items()})
     assert found == {"generate": "generate/dynamic", "llama.cpp": "llama.cpp/f16", "whole": "whole"}

@@ -1,19 +1,11 @@
-"""Turns, ratios and timed runs."""
-
 import pytest
 
 from nvium_core import InvalidRequest, SamplingParams
-from nvium_core.bench.harness import (
-    conclusion,
-    interleaved,
-    load_subject,
-    median_ratio,
-    timed,
-)
+from nvium_core.bench.harness import conclusion, interleaved, load_subject, median_ratio, timed
 from tests.bench.tiny import tiny_subject
 
 
-def test_contenders_take_turns_in_both_orders_and_the_first_turn_does_not_count() -> None:
+def test_turns_alternate_in_order_and_the_first_is_a_warm_up() -> None:
     order: list[str] = []
 
     def contender(name: str, number: int) -> int:
@@ -30,11 +22,11 @@ def test_the_conclusion_is_one_sentence() -> None:
     assert conclusion({1: 1.19, 2: 0.95, 8: 0.99}) == sentence
 
 
-def test_a_ratio_is_taken_within_each_turn() -> None:
+def test_ratios_are_computed_per_turn() -> None:
     assert median_ratio([2.0, 30.0, 4.0], [1.0, 10.0, 1.0]) == 3.0
 
 
-def test_a_timed_run_speaks_what_the_engine_speaks() -> None:
+def test_a_timed_run_gives_the_tokens_of_the_engine() -> None:
     subject = tiny_subject()
     params = SamplingParams(max_tokens=9, seed=3, ignore_eos=True, n=2)
     timing = timed(subject.engine(), [(subject.prompt, params), ([7, 8], params)])
@@ -45,7 +37,7 @@ def test_a_timed_run_speaks_what_the_engine_speaks() -> None:
     assert len(timing.first_token_seconds) == 4
 
 
-def test_a_shape_has_as_many_exits_as_the_routing_and_the_precision_asked_for() -> None:
+def test_a_shape_has_the_exits_of_the_routing_and_the_requested_precision() -> None:
     subject = load_subject(None, "4x128", ".5,.25,.25", "cpu", "bfloat16")
     assert subject.model.config.num_exits == 3
     assert subject.as_dict() == {**subject.as_dict(), "model": "random-4x128", "device": "cpu", "dtype": "bfloat16"}
@@ -61,7 +53,7 @@ def test_a_shape_has_as_many_exits_as_the_routing_and_the_precision_asked_for() 
         (None, "4x127", None, "shape"),
     ],
 )
-def test_a_subject_that_cannot_be_is_refused_by_name(
+def test_contradictory_options_are_rejected_by_name(
     model: str | None, shape: str | None, routing: str | None, field: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=f"^{field}: "):

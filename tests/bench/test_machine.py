@@ -1,5 +1,3 @@
-"""What a machine can do."""
-
 import pytest
 import torch
 
@@ -9,7 +7,7 @@ from nvium_core.bench.machine import machine
 @pytest.mark.parametrize(
     ("dtype", "measured"), [(torch.float64, {"float64"}), (torch.bfloat16, {"bfloat16", "float32"})]
 )
-def test_a_machine_reads_and_multiplies_in_every_precision_that_the_engine_may_use(
+def test_bandwidth_and_flops_are_measured_in_every_precision_of_the_engine(
     dtype: torch.dtype, measured: set[str]
 ) -> None:
     found = machine(torch.zeros(1, dtype=dtype), buffer_bytes=2**18, enough_seconds=0.0)

@@ -1,4 +1,4 @@
-"""Models by shape: the paper's parameter counts, and routing that is what was asked for at every position."""
+"""Models by shape have the paper's parameter counts, and routing as requested at every position."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def test_the_papers_shapes_have_the_papers_parameters(shape: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_a_random_model_speaks_finitely_and_routes_as_told(dtype: torch.dtype) -> None:
+def test_a_random_model_has_finite_outputs_and_the_forced_routing(dtype: torch.dtype) -> None:
     model = random_weights(shape_config("4x128", vocab_size=50), dtype=dtype)
     force_routing(model, PAPER_ROUTING)
     with torch.inference_mode():
@@ -65,6 +65,6 @@ def test_forced_routing_is_the_shares_over_their_sum(routing: list[float]) -> No
         ("2x128", 0, "num_exits"),
     ],
 )
-def test_a_shape_that_cannot_be_built_is_refused_by_name(shape: str, num_exits: int, field: str) -> None:
+def test_an_invalid_shape_is_rejected_by_name(shape: str, num_exits: int, field: str) -> None:
     with pytest.raises(InvalidRequest, match=f"^{field}: "):
         shape_config(shape, num_exits)

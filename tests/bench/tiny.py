@@ -1,10 +1,10 @@
-"""Subjects too small for any time measured on them to mean something."""
+"""Subjects too small for meaningful timings."""
 
 from nvium_core.bench.harness import Subject
 from tests.random_models import random_model
 
 
 def tiny_subject(context: int = 256) -> Subject:
-    """A random model that speaks at three depths, in float64."""
+    """Build a random float64 model with three exits."""
     model = random_model([1, 2, 4], vocab_size=61, context=context)
     return Subject("tiny", model, [1, 2, 3, 4, 5])

@@ -9,6 +9,8 @@ import numpy as np
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from nvium_core.bench.contenders.gguf_file import interleaved, write_shape
+
 KIND = gguf.GGMLQuantizationType
 
 ARCHITECTURES = {
@@ -42,36 +44,12 @@ def write_gguf(
             continue
         theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert theirs is not None, name
-        stored = interleaved(name, tensor, config).float().numpy()
+        rows = interleaved(name, tensor, config) if config.model_type in INTERLEAVED else tensor
+        stored = rows.float().numpy()
         stored_as = KIND[kind if tensor.dim() > 1 else "F32"]
         writer.add_tensor(theirs, blocks(stored, stored_as), raw_dtype=stored_as)
     close(writer)
     return path
-
-
-def write_shape(writer: gguf.GGUFWriter, config: Any) -> None:
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
-    writer.add_rope_dimension_count(head_dim)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-
-
-def interleaved(name: str, tensor: Tensor, config: Any) -> Tensor:
-    """Reorder query and key rows to adjacent rotary pairs, for the architectures that store them so."""
-    heads = {"q_proj.weight": config.num_attention_heads, "k_proj.weight": config.num_key_value_heads}
-    num_heads = next((number for part, number in heads.items() if name.endswith(part)), None)
-    if num_heads is None or config.model_type not in INTERLEAVED:
-        return tensor
-    return tensor.unflatten(0, (num_heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 
 
 def blocks(stored: "np.ndarray[Any, Any]", kind: gguf.GGMLQuantizationType) -> "np.ndarray[Any, Any]":

@@ -12,8 +12,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from nvium_core import CheckpointError, NviumForCausalLM
+from nvium_core.bench.contenders.gguf_file import write_shape
 from nvium_core.model.gguf import KINDS, open_gguf, read_config
-from tests.model.gguf_files import KIND, blocks, close, write_gguf, write_shape
+from tests.model.gguf_files import KIND, blocks, close, write_gguf
 from tests.model.test_backbones import random_ids, random_model
 
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1, "max_position_embeddings": 64}

@@ -1,5 +1,7 @@
-"""The interface of a contender: the same number of tokens for every sequence, sampled at temperature 1 without
-truncation, end-of-text ignored."""
+"""The interface of a contender.
+
+Every sequence has the same number of tokens, sampled at temperature 1 without truncation, ignoring end-of-text.
+"""
 
 from collections import Counter
 from collections.abc import Callable
@@ -9,16 +11,16 @@ from nvium_core.errors import NviumError
 
 
 class NotAvailable(NviumError, RuntimeError):
-    """The contender cannot run here; the message says why and what would help."""
+    """A contender that cannot run here. The message says why, and how to enable it."""
 
 
 class ContenderFailed(NviumError, RuntimeError):
-    """The contender failed during a run."""
+    """A contender that failed during a run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Race:
-    """All sequences have this prompt and different seeds."""
+    """The workload: sequences with the same prompt and different seeds."""
 
     prompt: list[int]
     num_sequences: int
@@ -26,18 +28,21 @@ class Race:
 
     @property
     def num_positions(self) -> int:
-        """Positions of one sequence at its end."""
+        """Length of a sequence at its end."""
         return len(self.prompt) + self.num_tokens
 
     def seeds(self, turn: int) -> range:
-        """A seed for each sequence, different in every turn."""
+        """Return a seed for each sequence, different in every turn."""
         return range(turn * self.num_sequences, (turn + 1) * self.num_sequences)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generation:
-    """The result of a turn. Times are in seconds since its start; lists have an entry for each sequence. `exits` count
-    from 1; empty for a model with one exit."""
+    """The result of a turn.
+
+    Times are in seconds since its start, and lists have an entry for each sequence. `exits` are 1-based, and empty for
+    other engines.
+    """
 
     seconds: float
     first_token_seconds: list[float]
@@ -50,4 +55,4 @@ class Generation:
 
 
 Contender = Callable[[int], Generation]
-"""Called with the turn's number."""
+"""Generates one turn, given its number."""

@@ -1,4 +1,4 @@
-"""transformers' `generate`: a batch of equal prompts, so no padding, and a key/value cache."""
+"""transformers' `generate`, on a batch of equal prompts (so without padding) with a KV cache."""
 
 import time
 from typing import Any, Literal
@@ -11,11 +11,11 @@ from transformers.generation.streamers import BaseStreamer
 from nvium_core.bench.contenders.contender import Contender, Generation, Race
 
 Cache = Literal["dynamic", "static"]
-"""A cache that grows with every token, or one of the full length."""
+"""A KV cache that grows with every token, or one of the full length."""
 
 
-class FirstToken(BaseStreamer):
-    """Records the time of the first token; transformers streams the prompt first."""
+class TokenTimes(BaseStreamer):
+    """Records when tokens arrive. The first item is the prompt."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -26,35 +26,29 @@ class FirstToken(BaseStreamer):
     def end(self) -> None:
         """Required by the interface."""
 
-    def seconds_since(self, started: float) -> float:
-        return self.times[1] - started
-
 
 def plain_sampling(num_tokens: int) -> GenerationConfig:
-    """Temperature 1, no truncation, no end-of-text."""
-    whole = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-    return GenerationConfig(max_new_tokens=num_tokens, eos_token_id=None, pad_token_id=0, **whole)
+    """Return a configuration with temperature 1, without truncation and end-of-text."""
+    sampling = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    return GenerationConfig(max_new_tokens=num_tokens, eos_token_id=None, pad_token_id=0, **sampling)
 
 
 def contender(llama: LlamaForCausalLM, race: Race, cache: Cache) -> Contender:
     prompts_BT = torch.tensor([race.prompt] * race.num_sequences, device=llama.device)
-    speaker: Any = llama
+    model: Any = llama
     config = plain_sampling(race.num_tokens)
     config.cache_implementation = cache
 
     def generate_turn(turn: int) -> Generation:
         torch.manual_seed(turn)
-        first = FirstToken()
+        arrivals = TokenTimes()
         started = time.perf_counter()
-        spoken_BT: Tensor = speaker.generate(
-            prompts_BT, attention_mask=torch.ones_like(prompts_BT), generation_config=config, streamer=first
+        output_BT: Tensor = model.generate(
+            prompts_BT, attention_mask=torch.ones_like(prompts_BT), generation_config=config, streamer=arrivals
         )
-        token_ids = spoken_BT[:, len(race.prompt) :].tolist()
+        token_ids = output_BT[:, len(race.prompt) :].tolist()
         seconds = time.perf_counter() - started
-        return Generation(
-            seconds=seconds,
-            first_token_seconds=[first.seconds_since(started)] * race.num_sequences,
-            token_ids=token_ids,
-        )
+        first = arrivals.times[1] - started
+        return Generation(seconds=seconds, first_token_seconds=[first] * race.num_sequences, token_ids=token_ids)
 
     return generate_turn

@@ -1,24 +1,28 @@
-"""Writes a univium as a GGUF file for llama.cpp. Needs the package gguf."""
+"""Writes a univium as a GGUF file for llama.cpp. Requires the package gguf."""
 
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 from nvium_core.bench.contenders.contender import NotAvailable
-from nvium_core.model.config import NviumConfig
 from nvium_core.model.nvium import Nvium
 from nvium_core.model.univium import as_llama
 
 Kind = Literal["f32", "f16", "bf16", "q8_0", "q4_0"]
-"""Type of matrices; vectors are float32."""
+"""Type of the matrices. Vectors are float32."""
 
 
 def write_gguf(univium: Nvium, file: Path, kind: Kind) -> None:
-    """Weights and shape, without a tokenizer. Raises `NotAvailable` for scaled rotary embeddings."""
+    """Write weights and shape, without a tokenizer. Raise `NotAvailable` for a rope scaling."""
     gguf, config = import_module("gguf"), univium.config
+    rope_type = (config.rope_parameters or {}).get("rope_type", "default")
+    if rope_type != "default":
+        raise NotAvailable(f"writing a GGUF file with rope_type {rope_type!r} is not supported")
     writer = gguf.GGUFWriter(file, "llama")
+    writer.add_tokenizer_model("no_vocab")
     write_shape(writer, config)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for name, tensor in as_llama(univium).state_dict().items():
@@ -34,11 +38,8 @@ def write_gguf(univium: Nvium, file: Path, kind: Kind) -> None:
     writer.close()
 
 
-def write_shape(writer: Any, config: NviumConfig) -> None:
-    rope = config.rope_parameters or {}
-    if rope.get("rope_type", "default") != "default":
-        raise NotAvailable(f"GGUF files are written without rope_type {rope['rope_type']!r}")
-    head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
+def write_shape(writer: Any, config: PreTrainedConfig) -> None:
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     for field, value in {
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
@@ -49,16 +50,15 @@ def write_shape(writer: Any, config: NviumConfig) -> None:
         "key_length": head_dim,
         "value_length": head_dim,
         "rope_dimension_count": head_dim,
-        "rope_freq_base": rope.get("rope_theta", 10_000.0),
+        "rope_freq_base": (config.rope_parameters or {}).get("rope_theta", 10_000.0),
         "layer_norm_rms_eps": config.rms_norm_eps,
         "vocab_size": config.vocab_size,
-        "tokenizer_model": "no_vocab",
     }.items():
         getattr(writer, f"add_{field}")(value)
 
 
-def interleaved(name: str, tensor: Tensor, config: NviumConfig) -> Tensor:
-    """Query and key weights for llama.cpp's rotary layout: pairs are adjacent there, half a head apart here."""
+def interleaved(name: str, tensor: Tensor, config: PreTrainedConfig) -> Tensor:
+    """Reorder query and key rows to llama.cpp's rotary layout: pairs are adjacent instead of half a head apart."""
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     num_heads = next((number for part, number in heads.items() if f".{part}." in name), None)
     if num_heads is None:

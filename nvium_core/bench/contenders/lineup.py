@@ -1,4 +1,4 @@
-"""The contenders by name. Variants of a peer have names such as "llama.cpp/f16"; the fastest counts."""
+"""The contenders by name. Variants of a peer are named like "llama.cpp/f16"; its fastest variant counts."""
 
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,29 +22,30 @@ OURS: Schedule = "race"
 SWEEP: Schedule = "sweep"
 BASELINE: Schedule = "whole"
 TWIN = "dense twin"
-"""Our engine: with the faster schedule, with early exits, with all layers, and with the dense twin."""
+"""Our engine: with the default schedule, with early exits only, at full depth, and with the dense twin."""
 
 GENERATE, LLAMA_CPP = "generate", "llama.cpp"
 """The dense twin in other engines."""
 
 GIVEN_FILE = "llama.cpp with the file"
-"""llama.cpp with the GGUF file that the model was read from."""
+"""llama.cpp with the GGUF file that the model was loaded from."""
 
 OTHERS = SWEEP, TWIN, GENERATE, LLAMA_CPP
-"""Optional contenders; ours and the baseline always run."""
-
+"""Optional contenders. Ours and the baseline always run."""
 
 HALF_BYTES = 2
-"""Bytes of a 16-bit number."""
 
 QUANTIZED: dict[str, Kind] = {"q8": "q8_0", "q4": "q4_0"}
-"""llama.cpp's name for our weights."""
+"""Our `--weights` → GGUF type."""
 
 
 @dataclass(frozen=True)
 class Lineup:
-    """Everything needed to build the contenders: the twin and its GGUF files (key None: the file that the model was
-    read from), who takes part, and why the others do not."""
+    """The contenders of an experiment.
+
+    files: GGUF files of the twin; the key None is the file that the model was loaded from.
+    left_out: contenders that cannot run, with the reason.
+    """
 
     subject: Subject
     twin: Nvium
@@ -54,8 +55,10 @@ class Lineup:
 
     @contextmanager
     def ready(self, race: Race) -> Iterator[dict[str, Contender]]:
-        """All contenders. One engine runs all schedules, as the placement of weights in memory alone can change speed
-        by a tenth."""
+        """Yield all contenders.
+
+        One engine runs all schedules: the address of the weights alone can change speed by a tenth.
+        """
         engine = own.engine_for(self.subject.model, race)
         schedules = [name for name in (OURS, SWEEP, BASELINE) if name in {OURS, BASELINE, *self.invited}]
         contenders: dict[str, Contender] = {name: own.contender(engine, race, name) for name in schedules}
@@ -63,7 +66,7 @@ class Lineup:
             yield contenders | self._with_the_twin(race, stack)
 
     def _with_the_twin(self, race: Race, stack: ExitStack) -> dict[str, Contender]:
-        """Valid until the stack closes."""
+        """Build the contenders that run the twin. They are valid until the stack closes."""
         contenders: dict[str, Contender] = {}
         if TWIN in self.invited:
             contenders[TWIN] = own.contender(own.engine_for(self.twin, race), race, BASELINE)
@@ -75,7 +78,7 @@ class Lineup:
         return contenders
 
     def _generating(self, race: Race) -> dict[str, Contender]:
-        """`generate` with either cache, on a CPU in float32 too, which may be faster."""
+        """Build `generate` with either cache, and for 16-bit weights on a CPU in float32, which may be faster."""
         llama = usable_llama(self.twin)
         variants = {f"{GENERATE}/{cache}": generate.contender(llama, race, cache) for cache in get_args(generate.Cache)}
         if llama.device.type == "cpu" and llama.dtype.itemsize == HALF_BYTES:
@@ -85,10 +88,10 @@ class Lineup:
 
 @contextmanager
 def lineup(subject: Subject, invited: Collection[str] = OTHERS) -> Iterator[Lineup]:
-    """Choose contenders and write their files, which are deleted with the context."""
+    """Choose contenders and write their files, which are deleted at the end of the context."""
     known = BASELINE, *OTHERS
     for name in invited:
-        require(name in known, "against", f"must be among {', '.join(known)}, got {name!r}")
+        require(name in known, "against", f"must be some of {', '.join(known)}, got {name!r}")
     found = Lineup(subject, dense_twin(subject.model, subject.weights), invited)
     with TemporaryDirectory() as folder:
         try:
@@ -100,7 +103,7 @@ def lineup(subject: Subject, invited: Collection[str] = OTHERS) -> Iterator[Line
 
 
 def write_files(who: Lineup, folder: Path) -> None:
-    """Write the twin for llama.cpp. Raises `NotAvailable` if llama.cpp cannot run."""
+    """Write the twin's GGUF files. Raise `NotAvailable` if llama.cpp cannot run."""
     llama_cpp.check_available(who.subject.model.device.type)
     for kind in kinds(who.subject.model.dtype, who.subject.weights):
         write_gguf(who.twin, file := folder / f"{kind}.gguf", kind)
@@ -110,7 +113,7 @@ def write_files(who: Lineup, folder: Path) -> None:
 
 
 def kinds(dtype: torch.dtype, weights: Weights = "auto") -> tuple[Kind, ...]:
-    """Kinds of files with as many bits as our weights: both 16-bit kinds, or the widest available."""
+    """Return the GGUF types with as many bits as our weights: both 16-bit types, or f32."""
     if weights in QUANTIZED:
         return (QUANTIZED[weights],)
     return ("f16", "bf16") if dtype.itemsize == HALF_BYTES else ("f32",)

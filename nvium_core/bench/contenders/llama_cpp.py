@@ -1,4 +1,4 @@
-"""llama.cpp: a GGUF file, and sequences decoded in one batch. Needs the packages llama_cpp and gguf."""
+"""llama.cpp with a GGUF file, decoding all sequences in one batch. Requires the packages llama_cpp and gguf."""
 
 import ctypes
 import time
@@ -22,14 +22,14 @@ def check_available(device: str) -> None:
     """Raise `NotAvailable` if llama.cpp cannot run here."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
-        raise NotAvailable(f"{' and '.join(missing)} not installed; pip install 'nvium[bench]'")
+        raise NotAvailable(f"{' and '.join(missing)} not installed; run pip install 'nvium[bench]'")
     if device != "cpu":
-        raise NotAvailable("raced on a CPU only")
+        raise NotAvailable("only supported on a CPU")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Room:
-    """Sizes of the cache and of a batch."""
+    """Sizes of the KV cache and of a batch."""
 
     num_sequences: int
     num_positions: int
@@ -37,16 +37,18 @@ class Room:
 
 
 def system_info() -> str | None:
-    """Processor features that the installed llama.cpp uses."""
+    """Return the CPU features that the installed llama.cpp uses; None if it is not installed."""
     if find_spec("llama_cpp") is None:
         return None
-    said: bytes = import_module("llama_cpp").llama_print_system_info()
-    return said.decode()
+    info: bytes = import_module("llama_cpp").llama_print_system_info()
+    return info.decode()
 
 
 class LlamaCpp:
-    """A model, its cache and threads. Files of the kind f32 have a float32 cache and attention, others llama.cpp's
-    defaults."""
+    """A loaded model with a KV cache.
+
+    With f32 files, cache and attention are float32. Other files use llama.cpp's defaults.
+    """
 
     def __init__(self, file: Path, kind: Kind | None, room: Room, threads: int) -> None:
         self._lib = lib = import_module("llama_cpp")
@@ -60,7 +62,7 @@ class LlamaCpp:
         self._context = lib.llama_init_from_model(self._model, self._params(kind, threads))
         if self._context is None:
             lib.llama_model_free(self._model)
-            raise ContenderFailed(f"llama.cpp cannot make room for {room}")
+            raise ContenderFailed(f"llama.cpp cannot allocate a cache of {room}")
         self._batch = lib.llama_batch_init(room.batch_tokens, 0, 1)
 
     def _params(self, kind: Kind | None, threads: int) -> Any:
@@ -75,7 +77,7 @@ class LlamaCpp:
         return params
 
     def decode(self, rows: list[tuple[int, int, int, bool]]) -> None:
-        """Decode rows of (token, position, sequence, whether logits are needed)."""
+        """Decode a batch of (token, position, sequence, whether logits are needed)."""
         batch = self._batch
         assert len(rows) <= self._room.batch_tokens
         for row, (token, position, sequence, is_wanted) in enumerate(rows):
@@ -85,18 +87,18 @@ class LlamaCpp:
             batch.seq_id[row][0] = sequence
             batch.logits[row] = is_wanted
         batch.n_tokens = len(rows)
-        answer = self._lib.llama_decode(self._context, batch)
-        if answer != 0:
-            raise ContenderFailed(f"llama.cpp cannot decode (it says {answer})")
+        status = self._lib.llama_decode(self._context, batch)
+        if status != 0:
+            raise ContenderFailed(f"llama_decode failed with status {status}")
 
     def logits(self, row: int) -> list[float]:
-        """Logits of one row of the last batch."""
+        """Return the logits of one row of the last batch."""
         vocab = self._lib.llama_model_get_vocab(self._model)
         return list(self._lib.llama_get_logits_ith(self._context, row)[: self._lib.llama_vocab_n_tokens(vocab)])
 
     @contextmanager
     def sampler(self, seed: int) -> Iterator[Any]:
-        """Temperature 1, no truncation."""
+        """Yield a function that samples the next token of a row, at temperature 1 without truncation."""
         chain = self._lib.llama_sampler_chain_init(self._lib.llama_sampler_chain_default_params())
         self._lib.llama_sampler_chain_add(chain, self._lib.llama_sampler_init_dist(seed))
         try:
@@ -121,7 +123,6 @@ def contender(file: Path, kind: Kind | None, race: Race, *, threads: int) -> Ite
         for sequence in sequences
         for position, token in enumerate(race.prompt)
     ]
-
     room = Room(num_sequences=race.num_sequences, num_positions=race.num_positions, batch_tokens=len(prompts))
 
     def generate_turn(turn: int) -> Generation:
@@ -129,14 +130,14 @@ def contender(file: Path, kind: Kind | None, race: Race, *, threads: int) -> Ite
         with model.sampler(turn) as draw:
             started = time.perf_counter()
             model.decode(prompts)
-            said = [[draw(sequence * length + length - 1)] for sequence in sequences]
+            outputs = [[draw(sequence * length + length - 1)] for sequence in sequences]
             first_seconds = time.perf_counter() - started
             for position in range(length, race.num_positions - 1):
-                model.decode([(said[sequence][-1], position, sequence, True) for sequence in sequences])
+                model.decode([(outputs[sequence][-1], position, sequence, True) for sequence in sequences])
                 for sequence in sequences:
-                    said[sequence].append(draw(sequence))
+                    outputs[sequence].append(draw(sequence))
             seconds = time.perf_counter() - started
-        return Generation(seconds=seconds, first_token_seconds=[first_seconds] * len(sequences), token_ids=said)
+        return Generation(seconds=seconds, first_token_seconds=[first_seconds] * len(sequences), token_ids=outputs)
 
     with closing(LlamaCpp(file, kind, room, threads)) as model:
         yield generate_turn

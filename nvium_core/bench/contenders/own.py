@@ -17,18 +17,18 @@ from nvium_core.engine.schedule.scheduler import WAYS
 from nvium_core.model.nvium import Nvium
 
 WARM_UP_TURNS, WARM_UP_TOKENS = 2, 320
-"""Tokens of each sequence before a race of schedules is measured: enough to decide it."""
+"""Warm-up of the schedule `race`: enough tokens per sequence for it to choose."""
 
 
 def races(subject: Subject, sequences: Iterable[int], tokens: int) -> list[Race]:
-    """A race for each number of sequences. Raises `InvalidRequest` for more tokens than the context holds."""
+    """Return a workload for each number of sequences. Raise `InvalidRequest` if `tokens` exceeds the context."""
     room = subject.context - len(subject.prompt)
-    require(tokens <= room, "tokens", f"after the prompt there is room for {room}, got {tokens}")
+    require(tokens <= room, "tokens", f"must be at most {room}, the context after the prompt, got {tokens}")
     return [Race(prompt=subject.prompt, num_sequences=number, num_tokens=tokens) for number in sequences]
 
 
 def engine_for(model: Nvium, race: Race, **config: Any) -> Engine:
-    """An engine whose cache holds every sequence and shares no prefixes."""
+    """Build an engine whose cache is large enough for all sequences, without prefix caching."""
     page_size = best_page_size(model.lm_head.weight)
     num_positions = max(race.num_positions, len(race.prompt) + WARM_UP_TOKENS)
     cache_tokens = race.num_sequences * (-(-num_positions // page_size) + 1) * page_size
@@ -36,16 +36,18 @@ def engine_for(model: Nvium, race: Race, **config: Any) -> Engine:
     return Engine(model, room)
 
 
-def contender(engine: Engine, race: Race, schedule: Schedule, asked: SamplingParams | None = None) -> Contender:
-    """Our engine with this schedule and these sampling parameters (None is temperature 1). A race of schedules is
-    decided before the first turn; contenders on one engine do not share its result."""
-    asked = asked or SamplingParams(sampling="exits")
+def contender(engine: Engine, race: Race, schedule: Schedule, params: SamplingParams | None = None) -> Contender:
+    """Return our engine as a contender, with this schedule and these sampling parameters (None: temperature 1).
+
+    The schedule `race` chooses during a warm-up here. Contenders on one engine do not share its choice.
+    """
+    plain = params or SamplingParams(sampling="exits")
     own = schedules.Race(WAYS[schedule] if engine.scheduler.num_blocks > 1 else ("whole",))
 
     def generate(turn: int, num_tokens: int) -> Timed:
         engine.scheduler.schedules = own
-        params = [replace(asked, max_tokens=num_tokens, seed=seed, ignore_eos=True) for seed in race.seeds(turn)]
-        return timed(engine, [(race.prompt, each) for each in params])
+        each = [replace(plain, max_tokens=num_tokens, seed=seed, ignore_eos=True) for seed in race.seeds(turn)]
+        return timed(engine, [(race.prompt, params) for params in each])
 
     def generate_turn(turn: int) -> Generation:
         run = generate(turn, race.num_tokens)
