@@ -1,7 +1,7 @@
-"""The load test's command line: `python -m loadtest --base-url http://127.0.0.1:8000 --concurrency 1,2,4,8`.
+"""Load test of a server: `python -m loadtest --base-url http://127.0.0.1:8000 --concurrency 1,2,4,8`.
 
-Exit codes: 0 all requests succeeded, 1 some failed, 2 invalid arguments, 130 ended early by a signal (the results so
-far are written).
+Exit codes: 0 all requests succeeded; 1 some failed; 2 invalid arguments; 130 interrupted by a signal, partial results
+were written.
 """
 
 import argparse
@@ -36,14 +36,14 @@ def http_client(arguments: argparse.Namespace) -> httpx.AsyncClient:
 
 
 def stop_on_signals(client: LoadClient) -> None:
-    """Stop the test on SIGINT and SIGTERM, which reach only the main thread."""
+    """Stop the test on SIGINT and SIGTERM. Only the main thread can handle signals."""
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, client.stop)
 
 
 async def run(arguments: argparse.Namespace, sweep: Sequence[Workload]) -> tuple[list[Point], bool]:
-    """The results, and whether they are complete. Raises `ServerError` if the server cannot tokenize."""
+    """Return the results, and whether they are complete. Raise `ServerError` if the server cannot tokenize."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     async with http_client(arguments) as http:
         client = LoadClient(http, model=arguments.model)
@@ -63,7 +63,7 @@ async def run(arguments: argparse.Namespace, sweep: Sequence[Workload]) -> tuple
 async def with_random_prompts(
     client: LoadClient, arguments: argparse.Namespace, sweep: Sequence[Workload]
 ) -> list[Workload]:
-    """The workloads with a different prompt for every request."""
+    """Return the workloads with a different random prompt for every request."""
     known = await client.token_ids(" ".join(str(prompt.content) for prompt in DEFAULT_PROMPTS))
     total = len(sweep) * (arguments.warm_up + arguments.requests)
     prompts = random_prompts(known, arguments.prompt_tokens, total, arguments.seed)
@@ -71,9 +71,9 @@ async def with_random_prompts(
 
 
 def record(arguments: argparse.Namespace, points: Sequence[Point], is_complete: bool) -> dict[str, Any]:
-    """Arguments, without the key, and results."""
-    asked = {name: value for name, value in vars(arguments).items() if name not in ("api_key", "json")}
-    return {"options": asked, "complete": is_complete, "points": [point.to_json() for point in points]}
+    """Return the options, without the API key, and the results as JSON values."""
+    used = {name: value for name, value in vars(arguments).items() if name not in ("api_key", "json")}
+    return {"options": used, "complete": is_complete, "points": [point.to_json() for point in points]}
 
 
 def write(arguments: argparse.Namespace, points: Sequence[Point], is_complete: bool) -> None:
@@ -91,7 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options.check(arguments)
         sweep = options.sweep(arguments)
-        options.make_file(arguments)
+        if arguments.json and arguments.json != options.STDOUT:
+            arguments.json.touch()  # fail before measuring if it cannot be written
     except (WorkloadError, OSError) as error:
         parser.error(str(error))
     try:

@@ -1,7 +1,7 @@
-"""Sends a workload to a server and records arrival times over HTTP and server-sent events.
+"""Sends a workload to a server over HTTP and records when streamed tokens arrive.
 
-Times are seconds since the start of the run. In the open loop a request's clock starts when it was due, not when it was
-sent: neither a stalled server nor a slow client looks fast.
+Times are seconds since the start of the run. In the open loop, latency counts from when a request was due, not from
+when it was sent, so a stalled server or a slow client cannot look fast.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ INTERRUPTED = "interrupted"
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A streamed chunk: its time and its number of tokens."""
+    """Time and number of tokens of a streamed chunk."""
 
     time: float
     num_tokens: int
@@ -32,7 +32,7 @@ class Arrival:
 
 @dataclass(kw_only=True, slots=True)
 class RequestResult:
-    """One request as its client saw it. `error` is the kind of error, None if it succeeded."""
+    """The result of one request. `error` is the kind of error, None if it succeeded."""
 
     due: float
     sent: float = 0.0
@@ -47,7 +47,7 @@ class RequestResult:
 
     @property
     def num_tokens(self) -> int:
-        """Generated tokens: the server's usage, else those received."""
+        """Number of generated tokens: from the server's usage, else as received."""
         return self._num_seen if self.num_reported_tokens is None else self.num_reported_tokens
 
     @property
@@ -60,9 +60,9 @@ class RequestResult:
 
     @property
     def inter_token_latencies(self) -> list[float]:
-        """One per token after the first chunk: a chunk's gap divided among its tokens.
+        """One value per token after the first chunk: the gap before its chunk, divided by the chunk's tokens.
 
-        If chunks do not say how many tokens they hold, the whole time is divided among the reported tokens.
+        If the server does not report the tokens of each chunk, the total time is divided by the reported tokens.
         """
         if self.num_tokens != self._num_seen and self.num_tokens > 1 and self.arrivals:
             whole = self.arrivals[-1].time - self.arrivals[0].time
@@ -75,7 +75,7 @@ class RequestResult:
 
     @property
     def mean_inter_token_latency(self) -> float | None:
-        """None if there was no token after the first chunk."""
+        """Mean per token; None without a token after the first chunk."""
         gaps = self.inter_token_latencies
         return fmean(gaps) if gaps else None
 
@@ -85,11 +85,11 @@ class RequestResult:
 
 
 Send = Callable[[Request, float], Coroutine[None, None, None]]
-"""Sends a request; called with the time it was due."""
+"""Sends a request, given the time it is due."""
 
 
 class ServerError(Exception):
-    """The server refused a request or ended it early."""
+    """A request that the server rejected or ended early."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(kind, message)
@@ -98,7 +98,7 @@ class ServerError(Exception):
 
 
 class LoadClient:
-    """Runs workloads against one server, one at a time. The clock starts with `run`."""
+    """Runs workloads against one server, one at a time. Times count from the start of `run`."""
 
     def __init__(self, http: httpx.AsyncClient, *, model: str = "default") -> None:
         self.http = http
@@ -110,7 +110,10 @@ class LoadClient:
     async def run(
         self, workload: Workload, on_done: Callable[[RequestResult], None] = lambda _: None
     ) -> list[RequestResult]:
-        """Results in order of completion; `on_done` is called with each. Nothing is sent once stopped."""
+        """Run the workload and call `on_done` with each result. Return the results in order of completion.
+
+        After `stop`, nothing is sent.
+        """
         results: list[RequestResult] = []
 
         async def send(request: Request, due: float) -> None:
@@ -132,16 +135,16 @@ class LoadClient:
         return results
 
     async def token_ids(self, text: str) -> list[int]:
-        """Distinct tokens of a text, sorted, from the server's `/tokenize`. Raises `ServerError`."""
+        """Return the distinct tokens of a text, sorted, from the server's `/tokenize`. Raise `ServerError`."""
         body = {"model": self.model, "prompt": text, "add_special_tokens": False}
         try:
             response = (await self.http.post("/tokenize", json=body)).raise_for_status()
             return sorted({int(token_id) for token_id in response.json()["tokens"]})
         except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-            raise ServerError("no tokens", f"--prompt-tokens needs the server's /tokenize: {error!r}") from error
+            raise ServerError("no tokens", f"--prompt-tokens requires the server's /tokenize: {error!r}") from error
 
     def stop(self) -> None:
-        """End this run and all later ones; requests in progress count as interrupted."""
+        """Stop this run and all later ones. Running requests count as interrupted."""
         self.stopped = True
         if self._loop:
             self._loop.cancel()
@@ -167,13 +170,13 @@ class LoadClient:
                 sent.create_task(send(request, request.arrival))
 
     async def send(self, request: Request, result: RequestResult) -> None:
-        """One streamed completion. An error is recorded and does not end the run."""
+        """Stream one completion. Errors are recorded in the result and do not end the run."""
         result.sent = self.now()
         try:
             async for data in self._events(request):
                 _note(data, self.now(), result)
             if not result.num_tokens:
-                raise ServerError("empty answer", "no token came")
+                raise ServerError("empty answer", "the server sent no token")
         except asyncio.CancelledError:
             result.error = INTERRUPTED
             raise
@@ -183,7 +186,7 @@ class LoadClient:
             result.error, result.message = type(error).__name__, str(error)
 
     async def _events(self, request: Request) -> AsyncIterator[str]:
-        """The data of each event but the last. Raises `ServerError`."""
+        """Yield the data of each event except `[DONE]`. Raise `ServerError` if the request fails."""
         async with self.http.stream("POST", "/v1/completions", json=self._body(request)) as response:
             if not response.is_success:
                 raise ServerError(f"HTTP {response.status_code}", _message(await response.aread()))
@@ -194,7 +197,7 @@ class LoadClient:
                     if data != DONE:
                         yield data
         if data != DONE:
-            raise ServerError(BROKEN, f"it ended without {DONE}")
+            raise ServerError(BROKEN, f"the stream ended without {DONE}")
 
     def _body(self, request: Request) -> dict[str, Any]:
         body: dict[str, Any] = {
@@ -210,7 +213,7 @@ class LoadClient:
 
 
 def _note(data: str, time: float, result: RequestResult) -> None:
-    """Record an event. Raises `ServerError` for an error event."""
+    """Record an event. Raise `ServerError` for an error event or invalid data."""
     try:
         chunk = json.loads(data)
         if "error" in chunk:
@@ -225,11 +228,11 @@ def _note(data: str, time: float, result: RequestResult) -> None:
             if num_tokens:
                 result.arrivals.append(Arrival(time, num_tokens))
     except (ValueError, TypeError, AttributeError, LookupError) as error:
-        raise ServerError(BROKEN, f"not a chunk of a completion: {data[:80]}") from error
+        raise ServerError(BROKEN, f"not a completion chunk: {data[:80]}") from error
 
 
 def _message(body: str | bytes) -> str:
-    """The message of an error in OpenAI's format; empty for other formats."""
+    """Return the message of an error in OpenAI's format; empty for other formats."""
     try:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, LookupError, TypeError):

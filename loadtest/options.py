@@ -1,4 +1,4 @@
-"""The options of `python -m loadtest`, and their checks."""
+"""Options of `python -m loadtest`, and their validation."""
 
 import argparse
 import math
@@ -20,7 +20,7 @@ STDOUT = Path("-")
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Errors are one line, without the usage."""
+    """A parser that prints errors as one line, without usage."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"loadtest: {message}\n")
@@ -31,53 +31,47 @@ def parser() -> OneLineParser:
         prog="loadtest", allow_abbrev=False, description="Measure a running OpenAI-compatible server over HTTP."
     )
     add = options.add_argument
-    add("--base-url", type=base_url, default="http://127.0.0.1:8000", metavar="URL", help="without /v1")
-    add("--model", default="default", help="the model to ask for")
+    add("--base-url", type=base_url, default="http://127.0.0.1:8000", metavar="URL", help="the server, without /v1")
+    add("--model", default="default", help="model name in the requests (default)")
     add("--api-key", type=api_key, metavar="KEY", help="sent as a bearer token")
-    add("--timeout", type=seconds, default=300.0, metavar="SECONDS", help="of silence before a request fails (300)")
+    add("--timeout", type=seconds, default=300.0, metavar="SECONDS", help="silence after which a request fails (300)")
 
     load = options.add_argument_group("load").add_mutually_exclusive_group()
     load.add_argument("--concurrency", type=several(int), metavar="N,N…", help="closed loop: concurrent users (4)")
     load.add_argument("--rate", type=several(float), metavar="R,R…", help="open loop: Poisson arrivals per second")
     requests = options.add_argument_group("requests")
     add = requests.add_argument
-    add("--requests", type=int, default=32, metavar="N", help="per load (32)")
-    add("--warm-up", type=count, default=4, metavar="N", help="uncounted requests before each load (4)")
-    add("--category", type=names, default=(), metavar="A,B…", help="categories of --prompts FILE")
-    add("--max-tokens", type=lengths, default="64", metavar="N[:N]", help="tokens per answer, drawn from N to N (64)")
+    add("--requests", type=int, default=32, metavar="N", help="requests per load (32)")
+    add("--warm-up", type=count, default=4, metavar="N", help="warm-up requests before each load (4)")
+    add("--category", type=names, default=(), metavar="A,B…", help="use only these categories of --prompts FILE")
+    add("--max-tokens", type=lengths, default="64", metavar="N[:N]", help="tokens per answer, or a range (64)")
     add("--ignore-eos", action="store_true", help="continue to --max-tokens (an nvium and vLLM extension)")
     add("--temperature", type=float, default=1.0, metavar="T")
-    add("--seed", type=count, default=0, metavar="N", help="request i uses N + i; also draws arrivals and lengths")
+    add("--seed", type=count, default=0, metavar="N", help="request i uses N + i; also for arrivals and lengths (0)")
 
     add = requests.add_mutually_exclusive_group().add_argument
     add("--prompts", type=Path, metavar="FILE", help=".jsonl (Spec-Bench's, or with `prompt`) or text, one per line")
-    add("--prompt-tokens", type=lengths, metavar="N[:N]", help="random prompts of N tokens, or from N to N")
+    add("--prompt-tokens", type=lengths, metavar="N[:N]", help="random prompts of N tokens, or of a range")
 
     add = options.add_argument_group("results").add_argument
-    add("--target-ttft-ms", type=seconds, metavar="MS", help="goodput: first token within MS")
-    add("--target-itl-ms", type=seconds, metavar="MS", help="goodput: at most MS between tokens on average")
-    add("--json", type=Path, metavar="FILE", help="write reports and every request here; - is stdout")
+    add("--target-ttft-ms", type=seconds, metavar="MS", help="goodput target: time to first token")
+    add("--target-itl-ms", type=seconds, metavar="MS", help="goodput target: mean inter-token latency")
+    add("--json", type=Path, metavar="FILE", help="write reports and all requests to this file; - is stdout")
     return options
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Raise `WorkloadError` for options that contradict each other."""
+    """Raise `WorkloadError` for contradictory options."""
     if arguments.category and not arguments.prompts:
-        raise WorkloadError("--category needs --prompts FILE")
+        raise WorkloadError("--category requires --prompts FILE")
     if arguments.concurrency and max(arguments.concurrency) > arguments.requests:
-        raise WorkloadError(f"--concurrency {max(arguments.concurrency)} needs at least as many --requests")
+        raise WorkloadError(f"--concurrency {max(arguments.concurrency)} requires at least as many --requests")
     if arguments.target_itl_ms and arguments.max_tokens.high == 1:
-        raise WorkloadError("--target-itl-ms needs more than one token: --max-tokens")
-
-
-def make_file(arguments: argparse.Namespace) -> None:
-    """Create the output file before anything is measured. Raises `OSError`."""
-    if arguments.json and arguments.json != STDOUT:
-        arguments.json.touch()
+        raise WorkloadError("--target-itl-ms requires --max-tokens above 1")
 
 
 def sweep(arguments: argparse.Namespace) -> list[Workload]:
-    """Workloads without their random prompts. Raises `WorkloadError`."""
+    """Return a workload for each load, without random prompts. Raise `WorkloadError` if one is invalid."""
     base = Workload(
         prompts=read_prompts(arguments.prompts, arguments.category) if arguments.prompts else DEFAULT_PROMPTS,
         num_requests=arguments.requests,
@@ -103,9 +97,9 @@ def base_url(text: str) -> httpx.URL:
     except httpx.InvalidURL as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     if url.scheme not in ("http", "https") or not url.host:
-        raise argparse.ArgumentTypeError(f"must be an http or https address, got {text}")
+        raise argparse.ArgumentTypeError(f"must be an http or https URL, got {text}")
     if url.path.rstrip("/").endswith("/v1"):
-        raise argparse.ArgumentTypeError("goes without /v1")
+        raise argparse.ArgumentTypeError("must not end with /v1")
     return url
 
 
@@ -123,7 +117,7 @@ def lengths(text: str) -> Lengths:
 
 
 def several(number: Callable[[str], Number]) -> Callable[[str], list[Number]]:
-    """Distinct numbers separated by commas."""
+    """Return a parser of distinct numbers separated by commas."""
 
     def read(text: str) -> list[Number]:
         try:
@@ -131,7 +125,7 @@ def several(number: Callable[[str], Number]) -> Callable[[str], list[Number]]:
         except ValueError as error:
             raise argparse.ArgumentTypeError(f"must be numbers separated by commas, got {text}") from error
         if len(set(found)) < len(found):
-            raise argparse.ArgumentTypeError(f"must be different numbers, got {text}")
+            raise argparse.ArgumentTypeError(f"must be distinct numbers, got {text}")
         return found
 
     return read
@@ -148,11 +142,11 @@ def count(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """A time above 0, in seconds or milliseconds."""
+    """Parse a positive time, in seconds or milliseconds."""
     try:
         time = float(text)
     except ValueError:
         time = math.nan
     if not 0 < time < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a time above 0, got {text}")
+        raise argparse.ArgumentTypeError(f"must be a positive number, got {text}")
     return time

@@ -1,4 +1,4 @@
-"""Prompts of a load test: Spec-Bench's questions by category, prompts from a file, or random tokens."""
+"""Prompts of a load test: Spec-Bench's questions, prompts from a file, or random tokens."""
 
 import json
 import random
@@ -10,16 +10,16 @@ from typing import Any, Self
 
 MULTI_TURN = "multi-turn"
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
-"""Categories of Spec-Bench's file that its tables sum up as multi-turn."""
+"""Categories of Spec-Bench's file that its tables combine as multi-turn."""
 
 
 class WorkloadError(ValueError):
-    """A workload that cannot be run; the message is one line for the user."""
+    """An invalid workload. The message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Text, or token ids."""
+    """A text or token ids."""
 
     content: str | tuple[int, ...]
     category: str | None = None
@@ -27,18 +27,18 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Numbers of tokens from `low` to `high`, equally likely."""
+    """A uniform distribution of token counts from `low` to `high`, both included."""
 
     low: int
     high: int
 
     def __post_init__(self) -> None:
         if not 1 <= self.low <= self.high:
-            raise WorkloadError(f"lengths must be at least 1 and in order, got {self}")
+            raise WorkloadError(f"lengths must be at least 1 and ascending, got {self}")
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From `64` or `16:256`. Raises `ValueError`."""
+        """Parse `64` or `16:256`. Raise `ValueError` for other formats."""
         low, _, high = text.partition(":")
         return cls(int(low), int(high or low))
 
@@ -65,15 +65,16 @@ DEFAULT_PROMPTS = tuple(
 
 
 def random_prompts(token_ids: Sequence[int], lengths: Lengths, count: int, seed: int) -> tuple[Prompt, ...]:
-    """Prompts of tokens drawn from `token_ids`, all different, so that no prefix is cached."""
+    """Draw prompts from `token_ids`. They differ, so that prefix caching has no effect."""
     draws = random.Random(seed)
     return tuple(Prompt(tuple(draws.choices(token_ids, k=lengths.draw(draws)))) for _ in range(count))
 
 
 def read_prompts(path: Path, categories: Sequence[str] = ()) -> tuple[Prompt, ...]:
-    """Prompts from a file: Spec-Bench's .jsonl (first turns; `prompt` works too), or plain text, one per line.
+    """Read prompts from a .jsonl file (Spec-Bench's first turns, or `prompt`), or from a text with one per line.
 
-    Only the named categories, all if none; the categories take turns. Raises `WorkloadError`.
+    Only prompts of `categories` are used, or all if it is empty; categories are interleaved. Raise `WorkloadError` if
+    the file is invalid.
     """
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -84,7 +85,7 @@ def read_prompts(path: Path, categories: Sequence[str] = ()) -> tuple[Prompt, ..
     else:
         prompts = [_prompt_of(line, f"{path}, entry {number}") for number, line in enumerate(lines, 1)]
     if not prompts:
-        raise WorkloadError(f"{path}: there are no prompts")
+        raise WorkloadError(f"{path}: no prompts")
     return _by_turns(prompts, categories, path)
 
 
@@ -93,8 +94,8 @@ def _by_turns(prompts: Iterable[Prompt], wanted: Sequence[str], path: Path) -> t
     for prompt in prompts:
         groups.setdefault(prompt.category, []).append(prompt)
     if unknown := set(wanted) - groups.keys():
-        there = ", ".join(name for name in groups if name) or "none"
-        raise WorkloadError(f"{path}: no category {', '.join(sorted(unknown))}; there are: {there}")
+        known = ", ".join(name for name in groups if name) or "none"
+        raise WorkloadError(f"{path}: no category {', '.join(sorted(unknown))}; available: {known}")
     rounds = zip_longest(*(group for name, group in groups.items() if name in wanted or not wanted))
     return tuple(prompt for prompt in chain(*rounds) if prompt)
 
@@ -105,7 +106,7 @@ def _prompt_of(line: str, place: str) -> Prompt:
         content = entry["turns"][0] if "turns" in entry else entry["prompt"]
         category = entry.get("category")
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise WorkloadError(f"{place}: neither `turns` nor `prompt` in it") from error
+        raise WorkloadError(f"{place}: must have `turns` or `prompt`") from error
     if not isinstance(content, str) or not isinstance(category, str | None):
-        raise WorkloadError(f"{place}: its prompt and category must be text")
+        raise WorkloadError(f"{place}: prompt and category must be strings")
     return Prompt(content, MULTI_TURN if category in MT_BENCH else category)

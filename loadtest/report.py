@@ -1,4 +1,4 @@
-"""The results of a load test: percentiles, rates, goodput, exits and errors, as JSON for programs."""
+"""The results of a load test: percentiles, rates, goodput, exits and errors."""
 
 import math
 from collections import Counter
@@ -14,7 +14,7 @@ K = TypeVar("K", int, str)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spread:
-    """Mean and percentiles (50, 90, 99) in seconds."""
+    """Mean, percentiles and maximum, in seconds."""
 
     mean: float
     p50: float
@@ -24,7 +24,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Self | None:
-        """None without values."""
+        """Summarise values; None if there are none."""
         ordered = sorted(values)
         if not ordered:
             return None
@@ -34,7 +34,7 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Latencies:
-    """Latencies of requests that succeeded. Inter-token latencies are per token, the others per request."""
+    """Latencies of successful requests. Inter-token latencies are per token, the others per request."""
 
     num_requests: int
     time_to_first_token: Spread | None
@@ -57,7 +57,7 @@ LATENCIES = ("time_to_first_token", "inter_token_latency", "latency")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Targets:
-    """Targets of a good request in seconds; `inter_token` is for its average. None is no target."""
+    """Goodput targets in seconds; None is no target. The inter-token latency is a request's mean."""
 
     time_to_first_token: float | None = None
     inter_token_latency: float | None = None
@@ -67,12 +67,8 @@ class Targets:
             if target is not None and not 0 < target < math.inf:
                 raise WorkloadError(f"targets must be positive, got {target}")
 
-    @property
-    def are_stated(self) -> bool:
-        return (self.time_to_first_token, self.inter_token_latency) != (None, None)
-
     def are_met_by(self, result: RequestResult) -> bool:
-        """A request that failed or got no token meets none; a single token has no inter-token latency."""
+        """Return whether a request succeeded and met all targets. A single token has no inter-token latency."""
         first, between = result.time_to_first_token, result.mean_inter_token_latency
         if result.error is not None or first is None:
             return False
@@ -82,9 +78,10 @@ class Targets:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """Latencies are of requests that succeeded; tokens of all.
+    """The results of one workload. Latencies cover successful requests, token counts all requests.
 
-    `num_good` is None without targets; `lateness` is how late requests were sent.
+    num_good: number of requests that met the targets; None without targets.
+    lateness: delay between when requests were due and when they were sent.
     """
 
     duration: float
@@ -107,7 +104,7 @@ class Report:
             num_tokens=sum(result.num_tokens for result in results),
             latencies=Latencies.of(succeeded),
             categories={name: Latencies.of(group) for name, group in _by_category(succeeded).items()},
-            num_good=sum(map(targets.are_met_by, results)) if targets.are_stated else None,
+            num_good=None if targets == Targets() else sum(map(targets.are_met_by, results)),
             lateness=Spread.of(result.sent - result.due for result in results),
             exits=_counts(exit_ for result in results for exit_ in result.exits),
             errors=_counts(result.error for result in results if result.error is not None),
@@ -136,7 +133,7 @@ class Report:
         return None if self.num_good is None else self._per_second(self.num_good)
 
     def to_json(self) -> dict[str, Any]:
-        """Seconds and counts; exits are keyed by their 1-based number."""
+        """Return JSON values in seconds and counts. Exits are keyed by their 1-based number."""
         derived = ("num_succeeded", "num_failed", "tokens_per_second", "requests_per_second", "goodput")
         return asdict(self) | {name: getattr(self, name) for name in derived}
 
@@ -153,5 +150,5 @@ def _by_category(results: Iterable[RequestResult]) -> dict[str, list[RequestResu
 
 
 def _counts(values: Iterable[K]) -> dict[K, int]:
-    """How often each occurs, in order."""
+    """Count each value, in ascending order of values."""
     return dict(sorted(Counter(values).items()))

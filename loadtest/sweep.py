@@ -1,4 +1,4 @@
-"""Runs workloads one after another, each after a warm-up."""
+"""Runs several workloads in sequence, each after a warm-up."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from loadtest.workload import Workload
 
 OnDone = Callable[[RequestResult], None]
 Watch = Callable[[str, int], OnDone]
-"""Called with a workload's name and number of requests; returns what to call with each result."""
+"""Given a workload's name and number of requests, returns a function to call with each result."""
 
 KEPT = (
     "due",
@@ -30,14 +30,14 @@ KEPT = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """One workload, measured. `results` are in order of completion."""
+    """The measurement of one workload. `results` are in order of completion."""
 
     workload: Workload
     results: Sequence[RequestResult]
     report: Report
 
     def to_json(self) -> dict[str, Any]:
-        """Times in seconds; requests in order of when they were due."""
+        """Return JSON values. Times are in seconds; requests are in the order in which they were due."""
         results = sorted(self.results, key=lambda result: result.due)
         return {
             "concurrency": None if self.workload.rate else self.workload.concurrency,
@@ -48,7 +48,7 @@ class Point:
 
 
 def workloads(base: Workload, levels: Iterable[Mapping[str, Any]], warm_up: int) -> list[Workload]:
-    """The base workload at each level of load. No two requests, warm-ups included, share a seed."""
+    """Return the base workload at each level of load. All requests, warm-ups included, have different seeds."""
     each = warm_up + base.num_requests
     return [replace(base, **level, first=k * each + warm_up) for k, level in enumerate(levels)]
 
@@ -56,7 +56,7 @@ def workloads(base: Workload, levels: Iterable[Mapping[str, Any]], warm_up: int)
 async def measure(
     client: LoadClient, sweep: Iterable[Workload], warm_up: int, targets: Targets, watch: Watch
 ) -> list[Point]:
-    """One point per workload, until the client is stopped."""
+    """Measure one point per workload, until the client is stopped."""
     points: list[Point] = []
     for load in sweep:
         if warm_up:

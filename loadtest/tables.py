@@ -1,4 +1,4 @@
-"""Tables of a load test: a point in detail, or a sweep with a row for each point."""
+"""Tables of a load test: one point in detail, or a sweep with a row per point."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, fields
@@ -33,7 +33,7 @@ def totals(report: Report) -> Table:
     table.add_row("tokens", f"{report.num_tokens}, {report.tokens_per_second:.1f}/s")
     table.add_row("seconds", f"{report.duration:.2f}")
     if report.lateness:
-        table.add_row("sent late by, at most, ms", milliseconds(report.lateness.max))
+        table.add_row("maximum send delay, ms", milliseconds(report.lateness.max))
     num_exits = sum(report.exits.values())
     for exit_, count in report.exits.items():
         table.add_row(f"exit {exit_}", f"{count}, {100 * count / num_exits:.1f}%")
@@ -79,7 +79,7 @@ def percentiles(points: Sequence[Point]) -> Table:
 
 
 def numbers(title: str, *names: str) -> Table:
-    """An empty table: names in the first column, numbers in the others."""
+    """Return an empty table with names in the first column and numbers in the others."""
     return Table(title, *(Column(name, justify="right") for name in names))
 
 

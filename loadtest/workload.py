@@ -1,7 +1,7 @@
-"""What a load test sends, and when: sizes, seeds and arrival times. Knows nothing of HTTP.
+"""The requests of a load test: sizes, seeds and arrival times.
 
-Closed loop: `concurrency` users, each sends its next request when its last is answered.
-Open loop: requests arrive at `rate` per second as a Poisson process, however slow the answers are.
+Closed loop: `concurrency` users, each of which sends its next request when the last one has finished.
+Open loop: requests arrive as a Poisson process at `rate` per second, however slow the server is.
 """
 
 import math
@@ -17,7 +17,7 @@ DEFAULT_MAX_TOKENS = Lengths(64, 64)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`arrival` is in seconds after the start; the closed loop ignores it."""
+    """A request. `arrival` is in seconds since the start; the closed loop ignores it."""
 
     prompt: Prompt
     max_tokens: int
@@ -29,8 +29,11 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """`rate` is requests per second; None is the closed loop. `first` is the number of requests that earlier workloads
-    sent."""
+    """The requests at one level of load.
+
+    rate: requests per second; None is the closed loop.
+    first: index of the first request, so that requests of several workloads have different seeds.
+    """
 
     prompts: tuple[Prompt, ...] = DEFAULT_PROMPTS
     num_requests: int = 32
@@ -51,15 +54,14 @@ class Workload:
         if not 0 <= self.temperature < math.inf:
             raise WorkloadError(f"temperature must not be negative, got {self.temperature}")
         if not self.prompts:
-            raise WorkloadError("there are no prompts")
+            raise WorkloadError("no prompts")
 
     @property
     def name(self) -> str:
-        """The load in words."""
         return f"concurrency {self.concurrency}" if self.rate is None else f"rate {self.rate:g}/s"
 
     def requests(self) -> Iterator[Request]:
-        """The requests in order of arrival; prompts repeat when there are fewer."""
+        """Yield the requests in order of arrival. Prompts repeat if there are fewer."""
         for index, arrival in enumerate(self._arrivals(), self.first):
             prompt = self.prompts[index % len(self.prompts)]
             max_tokens = self.max_tokens.draw(random.Random(f"{self.seed} {index}"))

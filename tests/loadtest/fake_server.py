@@ -1,7 +1,4 @@
-"""A completions server of a few lines that streams what it is told, over a real socket, one request a connection.
-
-Its metrics, asked for with GET, are given in turn; without any there are none to be had. So it is with its tokens.
-"""
+"""A small completions server that streams scripted events over a real socket, one request per connection."""
 
 import asyncio
 import json
@@ -15,9 +12,12 @@ HEAD = "HTTP/1.1 {status}\r\nContent-Type: text/event-stream\r\nConnection: clos
 
 @dataclass(kw_only=True)
 class FakeServer:
-    """Answers each request with `events`, `gap` seconds apart, and keeps the bodies it was sent.
+    """Answers each request with `events`, `gap` seconds apart, and records heads and bodies.
 
-    Only `num_at_once` are answered at a time; after `num_answers` none are, until their clients go.
+    metrics: answers to GET requests, one after another; without any, the answer is 404.
+    num_at_once: maximum number of requests answered at a time.
+    num_answers: number of requests that are answered; later ones wait until their clients disconnect.
+    token_ids: answer to /tokenize.
     """
 
     events: Iterable[str]
@@ -77,14 +77,14 @@ class FakeServer:
 
 @asynccontextmanager
 async def serving(server: FakeServer) -> AsyncIterator[str]:
-    """The server's base address, while it is up."""
+    """Yield the base URL of the running server."""
     async with await asyncio.start_server(server.answer, "127.0.0.1", 0) as listening:
         host, port = listening.sockets[0].getsockname()
         yield f"http://{host}:{port}"
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 (what a server has seen tells nobody)
+    while not condition():  # noqa: ASYNC110 (the server has no event to wait for)
         await asyncio.sleep(0.001)
 
 

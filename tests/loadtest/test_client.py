@@ -9,26 +9,26 @@ from loadtest.workload import Workload
 from tests.loadtest.fake_server import DONE, STORY, FakeServer, chunk, serving, until, usage
 
 
-async def outcomes_of(server: FakeServer, workload: Workload) -> list[RequestResult]:
+async def results_of(server: FakeServer, workload: Workload) -> list[RequestResult]:
     async with serving(server) as base_url, httpx.AsyncClient(base_url=base_url) as http:
         return await LoadClient(http, model="tiny").run(workload)
 
 
-async def only_outcome(*events: str, status: str = "200 OK") -> RequestResult:
-    [result] = await outcomes_of(FakeServer(events=events, status=status), Workload(num_requests=1))
+async def single_result(*events: str, status: str = "200 OK") -> RequestResult:
+    [result] = await results_of(FakeServer(events=events, status=status), Workload(num_requests=1))
     return result
 
 
-async def test_a_stream_is_read_to_its_tokens_and_exits():
-    result = await only_outcome(*STORY)
+async def test_tokens_and_exits_of_a_stream_are_counted():
+    result = await single_result(*STORY)
     assert result.error is None
     assert (result.num_prompt_tokens, result.num_tokens, result.exits) == (5, 3, [1, 3, 1])
     assert [arrival.num_tokens for arrival in result.arrivals] == [1, 2]
 
 
-async def test_the_request_asks_for_what_the_workload_says():
+async def test_the_request_body_follows_the_workload():
     server = FakeServer(events=STORY)
-    await outcomes_of(
+    await results_of(
         server, Workload(prompts=(Prompt("hello"),), num_requests=1, max_tokens=Lengths(7, 7), temperature=0.5, seed=3)
     )
     assert server.bodies == [
@@ -44,14 +44,14 @@ async def test_the_request_asks_for_what_the_workload_says():
     ]
 
 
-async def test_the_closed_loop_never_has_more_running_than_users():
+async def test_the_closed_loop_never_exceeds_its_concurrency():
     server = FakeServer(events=STORY, gap=0.002)
-    results = await outcomes_of(server, Workload(num_requests=9, concurrency=3))
+    results = await results_of(server, Workload(num_requests=9, concurrency=3))
     assert len(results) == 9
     assert server.most_running == 3
 
 
-async def test_the_open_loop_counts_from_when_a_request_was_due():
+async def test_open_loop_latencies_count_from_when_a_request_was_due():
     blocked = 0.2
 
     class LateClient(LoadClient):
@@ -73,29 +73,29 @@ async def test_the_open_loop_counts_from_when_a_request_was_due():
         (['{"error": {"message": "queue full"}}'], "503 Service Unavailable", "HTTP 503", "queue full"),
         (["no json"], "500 Internal Server Error", "HTTP 500", ""),
         ([chunk(" a", [1], [1]), 'data: {"error": {"message": "lost"}}', DONE], "200 OK", "error in stream", "lost"),
-        ([chunk(" a", [1], [1])], "200 OK", "broken stream", "it ended without [DONE]"),
-        (["<html>"], "200 OK", "broken stream", "it ended without [DONE]"),
-        (["data: {"], "200 OK", "broken stream", "not a chunk of a completion: {"),
-        (["data: 3"], "200 OK", "broken stream", "not a chunk of a completion: 3"),
-        (['data: {"choices": [3]}'], "200 OK", "broken stream", 'not a chunk of a completion: {"choices": [3]}'),
-        (['data: {"usage": [3]}'], "200 OK", "broken stream", 'not a chunk of a completion: {"usage": [3]}'),
-        ([DONE], "200 OK", "empty answer", "no token came"),
+        ([chunk(" a", [1], [1])], "200 OK", "broken stream", "the stream ended without [DONE]"),
+        (["<html>"], "200 OK", "broken stream", "the stream ended without [DONE]"),
+        (["data: {"], "200 OK", "broken stream", "not a completion chunk: {"),
+        (["data: 3"], "200 OK", "broken stream", "not a completion chunk: 3"),
+        (['data: {"choices": [3]}'], "200 OK", "broken stream", 'not a completion chunk: {"choices": [3]}'),
+        (['data: {"usage": [3]}'], "200 OK", "broken stream", 'not a completion chunk: {"usage": [3]}'),
+        ([DONE], "200 OK", "empty answer", "the server sent no token"),
     ],
 )
-async def test_what_goes_wrong_is_an_error_of_that_request(events, status, error, message):
-    result = await only_outcome(*events, status=status)
+async def test_a_failure_is_recorded_as_the_error_of_its_request(events, status, error, message):
+    result = await single_result(*events, status=status)
     assert (result.error, result.message) == (error, message)
 
 
 @pytest.mark.parametrize("rate", [None, 1000.0])
-async def test_a_run_that_is_stopped_tells_what_it_has_and_what_it_broke_off(rate):
+async def test_a_stopped_run_returns_finished_and_interrupted_requests(rate):
     server = FakeServer(events=STORY, num_answers=3)
     async with serving(server) as base_url, httpx.AsyncClient(base_url=base_url) as http:
         client = LoadClient(http)
-        told: list[RequestResult] = []
+        done: list[RequestResult] = []
         workload = Workload(num_requests=6, concurrency=2, rate=rate)
-        running = asyncio.create_task(client.run(workload, told.append))
-        await until(lambda: len(told) == 3 and len(server.bodies) >= 5)
+        running = asyncio.create_task(client.run(workload, done.append))
+        await until(lambda: len(done) == 3 and len(server.bodies) >= 5)
         client.stop()
         results = await running
         assert await client.run(Workload()) == []
@@ -105,13 +105,13 @@ async def test_a_run_that_is_stopped_tells_what_it_has_and_what_it_broke_off(rat
     assert len(errors) == errors.count(None) + errors.count(INTERRUPTED)
 
 
-async def test_events_may_come_without_a_space():
-    assert (await only_outcome(chunk("a").replace("data: ", "data:"), "data:[DONE]")).num_tokens == 1
+async def test_the_space_after_data_is_optional():
+    assert (await single_result(chunk("a").replace("data: ", "data:"), "data:[DONE]")).num_tokens == 1
 
 
-async def test_a_server_without_exits_is_counted_by_its_chunks_or_usage():
-    assert (await only_outcome(chunk("a"), chunk("b"), DONE)).num_tokens == 2
-    assert (await only_outcome(chunk("a"), chunk("bc"), usage(1, 3), DONE)).num_tokens == 3
+async def test_tokens_of_other_servers_are_counted_by_chunks_or_usage():
+    assert (await single_result(chunk("a"), chunk("b"), DONE)).num_tokens == 2
+    assert (await single_result(chunk("a"), chunk("bc"), usage(1, 3), DONE)).num_tokens == 3
 
 
 def test_a_gap_is_divided_among_the_tokens_of_its_chunk():

@@ -34,7 +34,7 @@ async def run_against(server: FakeServer, *arguments: str) -> int:
         (["--unknown"], "--unknown"),
     ],
 )
-def test_bad_arguments_are_one_line_on_stderr_that_names_them_and_exit_code_2(arguments, name, capsys):
+def test_an_invalid_argument_is_one_line_on_stderr_and_exit_code_2(arguments, name, capsys):
     with pytest.raises(SystemExit) as stop:
         main(arguments)
     assert stop.value.code == 2
@@ -69,14 +69,14 @@ async def test_a_sweep_is_measured_and_written_to_stdout(capsys):
     assert {body["max_tokens"] for body in server.bodies} <= set(range(2, 10))
 
 
-async def test_random_prompts_are_of_the_stated_length_and_of_tokens_that_the_server_has_told():
+async def test_random_prompts_have_the_requested_length_and_tokens_of_the_server():
     server = FakeServer(events=STORY, token_ids=[5, 6, 7])
     assert await run_against(server, "--requests", "4", "--prompt-tokens", "9:10") == 0
     assert {len(body["prompt"]) for body in server.bodies} <= {9, 10}
     assert set().union(*(body["prompt"] for body in server.bodies)) <= {5, 6, 7}
 
 
-async def test_the_key_is_sent_as_a_bearer_token_and_written_nowhere(capsys):
+async def test_the_key_is_sent_as_a_bearer_token_and_not_printed(capsys):
     server = FakeServer(events=STORY)
     await run_against(server, "--requests", "4", "--api-key", "secret", "--json", "-")
     assert "Bearer secret" in server.headers[0]
@@ -84,7 +84,7 @@ async def test_the_key_is_sent_as_a_bearer_token_and_written_nowhere(capsys):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_a_signal_ends_the_run_early_with_what_was_measured(number: signal.Signals):
+async def test_a_signal_ends_the_run_with_partial_results(number: signal.Signals):
     server = FakeServer(events=STORY, num_answers=5)
     async with serving(server) as base_url:
         command = ["-m", "loadtest", "--base-url", base_url, "--warm-up", "0", "--concurrency", "2,3", "--json", "-"]
@@ -93,10 +93,10 @@ async def test_a_signal_ends_the_run_early_with_what_was_measured(number: signal
         )
         await until(lambda: len(server.bodies) == 7)
         process.send_signal(number)
-        output, told = await process.communicate()
+        output, errors = await process.communicate()
     assert process.returncode == 130
     written: dict[str, Any] = json.loads(output)
     assert written["complete"] is False
     [point] = written["points"]
     assert (point["report"]["num_succeeded"], point["report"]["errors"]) == (5, {"interrupted": 2})
-    assert b"interrupted" in told
+    assert b"interrupted" in errors

@@ -10,7 +10,6 @@ from loadtest.prompts import Lengths, Prompt, WorkloadError, random_prompts, rea
 
 
 def spec_bench(folder: Path, *categories: str) -> Path:
-    """A question for each of these, named by its place and category."""
     path = folder / "question.jsonl"
     questions = [
         {"question_id": number, "category": category, "turns": [f"{number} {category}", "more"]}
@@ -20,7 +19,7 @@ def spec_bench(folder: Path, *categories: str) -> Path:
     return path
 
 
-def test_spec_bench_gives_its_first_turns_and_categories(tmp_path: Path):
+def test_spec_bench_prompts_are_first_turns_with_categories(tmp_path: Path):
     prompts = read_prompts(spec_bench(tmp_path, "qa", "writing"))
     assert prompts == (Prompt("0 qa", "qa"), Prompt("1 writing", "multi-turn"))
 
@@ -28,7 +27,7 @@ def test_spec_bench_gives_its_first_turns_and_categories(tmp_path: Path):
 @pytest.mark.parametrize(
     "line", ["not json", "[]", "{}", "3", '{"turns": []}', '{"prompt": 3}', '{"prompt": "a", "category": 3}']
 )
-def test_an_entry_without_a_prompt_is_named(tmp_path: Path, line: str):
+def test_an_entry_without_a_prompt_is_rejected_by_number(tmp_path: Path, line: str):
     path = tmp_path / "broken.jsonl"
     path.write_text(f'{{"prompt": "fine"}}\n{line}\n')
     with pytest.raises(WorkloadError, match="entry 2"):
@@ -36,14 +35,14 @@ def test_an_entry_without_a_prompt_is_named(tmp_path: Path, line: str):
 
 
 @given(low=st.integers(1, 50), more=st.integers(0, 50), seed=st.integers())
-def test_lengths_are_drawn_from_the_first_to_the_last(low: int, more: int, seed: int):
+def test_lengths_are_drawn_within_their_bounds(low: int, more: int, seed: int):
     lengths = Lengths(low, low + more)
     draws = random.Random(seed)
     assert all(low <= lengths.draw(draws) <= low + more for _ in range(20))
     assert Lengths.parse(str(lengths)) == lengths
 
 
-def test_random_prompts_are_of_known_tokens_and_stated_lengths_and_each_its_own():
+def test_random_prompts_are_distinct_and_reproducible():
     prompts = random_prompts([3, 5, 8, 13], Lengths(20, 24), 50, seed=1)
     assert len(set(prompts)) == 50
     assert {len(prompt.content) for prompt in prompts} == {20, 21, 22, 23, 24}

@@ -8,7 +8,7 @@ from loadtest.report import Report, Targets
 
 
 def good(due: float, **others: Any) -> RequestResult:
-    """First token after 0.1 s, then 0.1 s between tokens."""
+    """A successful request: first token after 0.1 s, then 0.1 s between tokens."""
     arrivals = [Arrival(due + 0.1, 1), Arrival(due + 0.3, 2)]
     return RequestResult(
         due=due, sent=due, finished=due + 0.4, arrivals=arrivals, exits=[1, 3, 1], num_prompt_tokens=4, **others
@@ -18,7 +18,7 @@ def good(due: float, **others: Any) -> RequestResult:
 FAILED = RequestResult(due=0.0, finished=9.0, arrivals=[Arrival(0.01, 1)], error="error in stream", message="lost")
 
 
-def test_a_report_sums_up_the_outcomes():
+def test_a_report_aggregates_results():
     report = Report.of([good(0.0), good(1.6)])
     assert report.duration == pytest.approx(2.0)
     assert report.tokens_per_second == pytest.approx(3.0)
@@ -31,7 +31,7 @@ def test_a_report_sums_up_the_outcomes():
     assert report.latencies.inter_token_latency.max == pytest.approx(0.1)
 
 
-def test_failed_requests_count_as_errors_and_not_in_latencies():
+def test_failed_requests_count_as_errors_only():
     report = Report.of([good(0.0), FAILED, FAILED])
     assert (report.num_succeeded, report.num_failed) == (1, 2)
     assert report.errors == {"error in stream": 2}
@@ -42,7 +42,7 @@ def test_failed_requests_count_as_errors_and_not_in_latencies():
     assert report.latencies.time_to_first_token.mean == pytest.approx(0.1)
 
 
-def test_the_json_can_be_written_and_holds_the_rates():
+def test_the_json_contains_the_rates():
     read = json.loads(json.dumps(Report.of([good(0.0), FAILED]).to_json()))
     assert read["exits"] == {"1": 2, "3": 1}
     assert read["tokens_per_second"] == pytest.approx(4 / 9)
@@ -61,14 +61,14 @@ def test_the_json_can_be_written_and_holds_the_rates():
         (0.11, 0.09, 0),
     ],
 )
-def test_good_requests_meet_every_stated_target(first, between, num_good):
+def test_good_requests_meet_every_target(first, between, num_good):
     targets = Targets(time_to_first_token=first, inter_token_latency=between)
     report = Report.of([good(0.0), FAILED, good(1.6)], targets)
     assert report.num_good == num_good
     assert report.goodput == (None if num_good is None else pytest.approx(num_good / 9))
 
 
-def test_lateness_is_what_passed_between_due_and_sent():
+def test_lateness_is_the_time_between_due_and_sent():
     report = Report.of([RequestResult(due=1.0, sent=1.25, finished=2.0)])
     assert report.lateness is not None
     assert report.lateness.max == 0.25

@@ -10,17 +10,17 @@ from tests.loadtest.fake_server import STORY, FakeServer, serving
 
 
 @given(num_levels=st.integers(1, 5), num_requests=st.integers(1, 9), warm_up=st.integers(0, 4))
-def test_no_two_requests_of_a_sweep_and_its_warm_ups_share_a_seed(num_levels: int, num_requests: int, warm_up: int):
+def test_all_requests_of_a_sweep_have_different_seeds(num_levels: int, num_requests: int, warm_up: int):
     levels = [{"concurrency": number + 1} for number in range(num_levels)]
     sweep = workloads(Workload(num_requests=num_requests), levels, warm_up)
     starts = [load.first - warm_up for load in sweep]
     assert starts == [number * (num_requests + warm_up) for number in range(num_levels)]
 
 
-async def test_every_load_is_warmed_up_and_measured_without_the_warm_up():
+async def test_every_load_is_measured_after_a_warm_up():
     server = FakeServer(events=STORY)
     sweep = workloads(Workload(num_requests=4), [{"concurrency": 1}, {"rate": 500.0}], 2)
-    told: list[tuple[str, int]] = []
+    watched: list[tuple[str, int]] = []
     done = 0
 
     def watch(name, num_requests):
@@ -28,7 +28,7 @@ async def test_every_load_is_warmed_up_and_measured_without_the_warm_up():
             nonlocal done
             done += 1
 
-        told.append((name, num_requests))
+        watched.append((name, num_requests))
         return on_done
 
     async with serving(server) as base_url, httpx.AsyncClient(base_url=base_url) as http:
@@ -36,5 +36,10 @@ async def test_every_load_is_warmed_up_and_measured_without_the_warm_up():
     assert [len(point.results) for point in points] == [4, 4]
     assert [point.report.num_tokens for point in points] == [12, 12]
     assert sorted(body["seed"] for body in server.bodies) == list(range(12))
-    assert told == [("concurrency 1, warm-up", 2), ("concurrency 1", 4), ("rate 500/s, warm-up", 2), ("rate 500/s", 4)]
+    assert watched == [
+        ("concurrency 1, warm-up", 2),
+        ("concurrency 1", 4),
+        ("rate 500/s, warm-up", 2),
+        ("rate 500/s", 4),
+    ]
     assert done == 12

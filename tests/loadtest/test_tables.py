@@ -27,7 +27,7 @@ def test_a_point_shows_latencies_goodput_exits_categories_and_errors():
         assert part in text
 
 
-def test_a_sweep_has_a_row_for_every_load_and_names_where_errors_were():
+def test_a_sweep_has_a_row_per_load_and_the_loads_of_errors():
     text = shown(point(good(0.0), rate=2.5), point(good(0.0), FAILED, rate=5.0))
     assert text.count("rate 2.5/s") == 2
     assert "100.0 / 100.0" in text

@@ -11,7 +11,7 @@ def test_prompts_repeat_and_every_request_has_its_own_seed():
     assert [(request.prompt.content, request.seed) for request in requests] == [("a", 10), ("b", 11), ("a", 12)]
 
 
-def test_the_open_loop_arrives_at_the_asked_rate_in_order():
+def test_the_open_loop_arrives_in_order_at_its_rate():
     arrivals = [request.arrival for request in Workload(num_requests=4000, rate=20.0).requests()]
     assert arrivals == sorted(arrivals)
     assert arrivals[-1] == pytest.approx(4000 / 20, rel=0.1)
@@ -30,6 +30,6 @@ def test_the_open_loop_arrives_at_the_asked_rate_in_order():
         ({"prompts": ()}, "prompts"),
     ],
 )
-def test_a_workload_that_cannot_be_run_is_refused_by_name(wrong, name):
+def test_an_invalid_workload_is_rejected_by_name(wrong, name):
     with pytest.raises(WorkloadError, match=name):
         Workload(**wrong)
