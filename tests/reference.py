@@ -133,7 +133,7 @@ def sample_from_original(state: State, uniform: Uniform) -> Sampled:
 
 
 def first_of_race(weights: Sequence[float], uniform: float) -> int:
-    """Return the token with the smallest E / weight; E is exponential, derived from the uniform's bits and the token."""
+    """Return the token with the smallest E / weight, with E exponential, derived from the uniform and the token."""
     times = [-math.log(split_mix(uniform, token)) / weight for token, weight in enumerate(weights) if weight > 0]
     return [token for token, weight in enumerate(weights) if weight > 0][times.index(min(times))]
 

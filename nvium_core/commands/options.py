@@ -64,19 +64,15 @@ def declared_options(declaration: Any, names: tuple[str, ...]) -> Mapping[str, i
         for field in fields(declaration)
         if (field.name in names or not names) and get_origin(marked[field.name]) is Annotated
     }
-    return {name: parameter(name, types[name], help_of(marked[name], declared[name])) for name in declared}
+    return {name: parameter(name, types[name], marked[name], declared[name]) for name in declared}
 
 
-def parameter(name: str, kind: Any, described: str) -> inspect.Parameter:
+def parameter(name: str, kind: Any, hint: Any, default: object) -> inspect.Parameter:
+    doc = next(mark.documentation for mark in hint.__metadata__ if isinstance(mark, Doc))
     is_list = get_origin(kind) is tuple
-    option = typer.Option(help=described, metavar="<str,…>" if is_list else None)
+    option = typer.Option(help=f"{doc.removesuffix('.')}{shown(default)}.", metavar="<str,…>" if is_list else None)
     annotation: Any = Annotated[Optional[list[str] if is_list else kind], option]  # noqa: UP045 (not a literal type)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-
-
-def help_of(hint: Any, default: object) -> str:
-    described = next(mark.documentation for mark in hint.__metadata__ if isinstance(mark, Doc))
-    return f"{described.removesuffix('.')}{shown(default)}."
 
 
 def shown(default: object) -> str:
@@ -85,8 +81,6 @@ def shown(default: object) -> str:
         return ""
     if isinstance(default, bool):
         return f" [{'on' if default else 'off'}]"
-    if isinstance(default, tuple):
-        return f" [{','.join(f'{item:g}' for item in default)}]"
     return f" [{default:,}]" if isinstance(default, int) and default > 9999 else f" [{default}]"
 
 

@@ -59,10 +59,6 @@ def retrofit(
     )
     for kind, measured in run(settings, source_tokenizer(base)).items():
         show(table(measured, kind))
-    print(
-        f"Exits written to {target}. Try `nvium chat {base} --exits {target}` or `nvium serve {base} --exits {target}`."
-    )
-    print(
-        "By default, output is sampled from the base model's distribution. `--sampling exits` lets tokens exit early,"
-    )
-    print("at the cost in the table. `nvium convert … --exits` merges base and exits into one folder.")
+    print(f"Exits written to {target}. Use them with --exits: `nvium chat {base} --exits {target}`, or `nvium serve`.")
+    print("By default, outputs follow the base model's distribution. `--sampling exits` lets tokens exit early, at the")
+    print("cost in the table. `nvium convert` with --exits merges base and exits into one folder.")

@@ -1,16 +1,13 @@
 """`nvium train`, `nvium recipes` and `nvium convert`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from nvium_core.choices import Precision
 from nvium_core.commands.options import DeviceOption, show, takes
 from nvium_core.training.options import RunOptions
-
-if TYPE_CHECKING:
-    from nvium_core.training.recipes.recipe import Recipe
 
 
 @takes(RunOptions)
@@ -39,7 +36,11 @@ def train(
     On several devices: torchrun --nproc-per-node N -m nvium_core.cli train …
     """
     from nvium_core.loading import resolve_device
+    from nvium_core.training import dry_run as dry
+    from nvium_core.training.distributed import is_first_here
+    from nvium_core.training.heap import keep_freed_memory
     from nvium_core.training.recipes.catalogue import recipe_named
+    from nvium_core.training.train import train as run
 
     if flops_per_second and not dry_run:
         raise typer.BadParameter("--flops-per-second requires --dry-run")
@@ -52,25 +53,12 @@ def train(
         compile=compile,
         **given,
     )
+    named = recipe_named(recipe, settings)
     if dry_run:
-        estimate(recipe_named(recipe, settings), options, flops_per_second)
-    else:
-        run(recipe_named(recipe, settings), options)
-
-
-def estimate(recipe: "Recipe", options: RunOptions, flops_per_second: float | None) -> None:
-    from nvium_core.training.dry_run import dry_run, table
-
-    show(table(dry_run(recipe, options, flops_per_second)))
-
-
-def run(recipe: "Recipe", options: RunOptions) -> None:
-    from nvium_core.training.distributed import is_first_here
-    from nvium_core.training.heap import keep_freed_memory
-    from nvium_core.training.train import train
-
+        show(dry.table(dry.dry_run(named, options, flops_per_second)))
+        return
     keep_freed_memory()
-    written = train(recipe, options)
+    written = run(named, options)
     if is_first_here():
         print(f"Model written to {written}")
 
