@@ -11,8 +11,8 @@ from nvium_core.engine.params import ContextLengthExceeded, EngineConfig, Sampli
 from nvium_core.engine.schedule.sequence import FinishReason
 from nvium_core.loading import LoadedModel
 from nvium_core.mapped_weights import load_mapped
-from nvium_core.text.answer import AnswerText
 from nvium_core.text.chat_template import ChatTemplate
+from nvium_core.text.detokenizer import Detokenizer, StopStrings
 
 Message = dict[str, Any]
 """`{"role": "user", "content": "…"}`, as in OpenAI's API."""
@@ -61,16 +61,20 @@ class Piece:
 class _Answer:
     """One choice of a running prompt."""
 
-    text: AnswerText
+    detokenizer: Detokenizer
+    stops: StopStrings
     completion: TextCompletion = field(default_factory=TextCompletion)
 
     def append(self, event: TokenEvent) -> Piece:
         self.completion.append(event)
-        gained = self.text.push(event.token_id, is_silent=event.is_stop, is_last=event.finish_reason is not None)
-        self.completion.text += gained
-        if self.text.is_stopped:
+        is_last = event.finish_reason is not None
+        text = "" if event.is_stop else self.detokenizer.push(event.token_id)  # end-of-text has no text
+        text = self.stops.push(text + self.detokenizer.flush() if is_last else text)
+        text += self.stops.flush() if is_last else ""
+        self.completion.text += text
+        if self.stops.matched is not None:
             self.completion.finish_reason = "stop"
-        return Piece(gained, [event.token_id], [event.exit], self.completion.finish_reason)
+        return Piece(text, [event.token_id], [event.exit], self.completion.finish_reason)
 
 
 class LLM:
@@ -173,7 +177,7 @@ class LLM:
                 self._num_requests += 1
                 self.engine.add(name, prompt, params)
                 answers[name] = [
-                    _Answer(AnswerText(tokenizer, prompt, stops, include_stop=include_stop_str_in_output))
+                    _Answer(Detokenizer(tokenizer, prompt), StopStrings(stops, include_stop_str_in_output))
                     for _ in range(params.num_choices)
                 ]
         except BaseException:
@@ -192,7 +196,7 @@ class LLM:
     def _append(self, answers: dict[str, list[_Answer]], event: TokenEvent) -> Piece:
         answer = answers[event.sequence_id][event.choice]
         piece = answer.append(event)
-        if answer.text.is_stopped:
+        if answer.stops.matched is not None:
             self.engine.cancel(event.sequence_id, event.choice)
         return piece
 

@@ -67,6 +67,15 @@ def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
     assert not llm.engine.has_work
 
 
+def test_a_stop_token_has_no_text_and_flushes_the_buffer(llm: LLM) -> None:
+    token_ids = llm.generate("Once", max_tokens=20, seed=3).token_ids
+    before = token_ids[: token_ids.index(token_ids[-1])]
+    text = LOADED.tokenizer.decode(before, skip_special_tokens=True).rstrip("\ufffd")
+    stop = text[-1:] + "never"
+    ended = llm.generate("Once", max_tokens=20, seed=3, stop=stop, stop_token_ids=[token_ids[-1]])
+    assert (ended.text, ended[0].finish_reason) == (text, "stop")
+
+
 @pytest.mark.parametrize("sampling", [{"max_tokens": 0}, {"temperature": 9}, {"max_tokens": 200}])
 def test_an_invalid_request_is_rejected_and_leaves_the_engine_idle(llm: LLM, sampling: dict[str, int]) -> None:
     with pytest.raises(InvalidRequest):
