@@ -17,15 +17,13 @@ from nvium_core.engine.params import SamplingParams
 
 def measure(subject: Subject, *, sequences: Sequence[int] = (1,), tokens: int = 64, repeats: int = 3) -> Figures:
     """Measure a row for each number of sequences, of `tokens` tokens each, as the fastest of `repeats` runs."""
-    rows = [dissect(subject, race, repeats) for race in own.races(subject, sequences, tokens)]
+    rows = []
+    for race in own.races(subject, sequences, tokens):
+        engine = own.engine_for(subject.model, race)
+        own.contender(engine, race, OURS)(0)
+        fastest = min((by_part(engine, race, turn) for turn in range(repeats)), key=itemgetter("token_us"))
+        rows.append({"sequences": race.num_sequences, **fastest})
     return {"tokens": tokens, "rows": rows}
-
-
-def dissect(subject: Subject, race: Race, repeats: int) -> Figures:
-    engine = own.engine_for(subject.model, race)
-    own.contender(engine, race, OURS)(0)
-    fastest = min((by_part(engine, race, turn) for turn in range(repeats)), key=itemgetter("token_us"))
-    return {"sequences": race.num_sequences, **fastest}
 
 
 def by_part(engine: Engine, race: Race, turn: int) -> Figures:

@@ -31,22 +31,13 @@ def dense_twin(model: Nvium, weights: Weights = "auto") -> Nvium:
     if weights in get_args(Quantization):
         config.intermediate_size += -config.intermediate_size % GROUP
     twin = random_weights(config, dtype=model.dtype, device=model.device)
-    if is_packed_in_16_bits(model):
-        round_weights(twin)
+    if all(narrowed(weight).dtype == torch.bfloat16 for weight in model.model.layers.parameters()):
+        # The engine packs such layers in 16 bits, even if retrofitted exits are wider. A fair twin reads as few bytes.
+        with torch.no_grad():
+            for weight in twin.parameters():
+                weight.copy_(weight.bfloat16())
     quantize_as(twin, weights)
     return twin
-
-
-def is_packed_in_16_bits(model: Nvium) -> bool:
-    """Return whether the engine packs the weights of all layers in bfloat16; retrofitted exits may be wider."""
-    return all(narrowed(weight).dtype == torch.bfloat16 for weight in model.model.layers.parameters())
-
-
-@torch.no_grad()
-def round_weights(model: Nvium) -> None:
-    """Round weights to bfloat16, so that the engine packs them in 16 bits: a fair twin reads no more bytes."""
-    for weight in model.parameters():
-        weight.copy_(weight.bfloat16())
 
 
 def is_llama(config: NviumConfig) -> bool:

@@ -91,7 +91,9 @@ class ChatTemplate:
         check_readable(tokenizer.chat_template)
         self._tokenizer = tokenizer
         self._is_plain = not tokenizer.chat_template
-        template = with_tools(tokenizer.chat_template)
+        template = tokenizer.chat_template
+        if isinstance(template, dict):
+            template = template.get("tool_use", template["default"])  # as transformers, for conversations with tools
         special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
         longest_first = sorted(map(re.escape, special), key=len, reverse=True)
         self._special = re.compile(f"(?=(?:{'|'.join(longest_first)}))(.)", re.DOTALL) if special else None
@@ -200,11 +202,6 @@ def check_readable(template: Any) -> None:
             RENDERER.render(template=text, messages=[])
         except RenderingError as error:
             raise ConversationError(f"the model's chat template {error}") from error
-
-
-def with_tools(template: str | dict[str, str] | None) -> str | None:
-    """Return the template that transformers uses for conversations with tools."""
-    return template.get("tool_use", template["default"]) if isinstance(template, dict) else template
 
 
 def tools_as_text(conversation: Conversation) -> Conversation:

@@ -1,7 +1,7 @@
 """Each contender generates the requested tokens, and GGUF files contain the twin."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -37,17 +37,6 @@ def loud_twin(**shape: int) -> NviumForCausalLM:
     return twin
 
 
-@pytest.fixture(scope="module")
-def twin() -> NviumForCausalLM:
-    return loud_twin()
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
 def needs_llama_cpp() -> None:
     try:
         llama_cpp.check_available("cpu")
@@ -55,34 +44,23 @@ def needs_llama_cpp() -> None:
         pytest.skip(f"llama.cpp: {reason}")
 
 
-def in_our_engine(twin: NviumForCausalLM, stack: ExitStack, folder: Path) -> Contender:
-    return own.contender(own.engine_for(twin, RACE), RACE, "race")
+@contextmanager
+def contender(name: str, twin: NviumForCausalLM, folder: Path) -> Iterator[Contender]:
+    if name == "own":
+        yield own.contender(own.engine_for(twin, RACE), RACE, "race")
+    elif name == "llama.cpp":
+        needs_llama_cpp()
+        write_gguf(twin, file := folder / "twin.gguf", "f16")
+        with llama_cpp.contender(file, "f16", RACE, threads=1) as generate_turn:
+            yield generate_turn
+    else:
+        yield generate.contender(usable_llama(twin), RACE, "static" if name == "static" else "dynamic")
 
 
-def by_generate(twin: NviumForCausalLM, stack: ExitStack, folder: Path) -> Contender:
-    return generate.contender(usable_llama(twin), RACE, "dynamic")
-
-
-def by_generate_with_a_static_cache(twin: NviumForCausalLM, stack: ExitStack, folder: Path) -> Contender:
-    return generate.contender(usable_llama(twin), RACE, "static")
-
-
-def by_llama_cpp(twin: NviumForCausalLM, stack: ExitStack, folder: Path) -> Contender:
-    needs_llama_cpp()
-    file = folder / "twin.gguf"
-    write_gguf(twin, file, "f16")
-    return stack.enter_context(llama_cpp.contender(file, "f16", RACE, threads=1))
-
-
-@pytest.mark.parametrize(
-    "build",
-    [in_our_engine, by_generate, by_generate_with_a_static_cache, by_llama_cpp],
-)
-def test_every_sequence_gets_the_requested_number_of_tokens_in_every_turn(
-    build: Callable[..., Contender], twin: NviumForCausalLM, stack: ExitStack, tmp_path: Path
-) -> None:
-    generate_turn = build(twin, stack, tmp_path)
-    turns = [generate_turn(turn) for turn in range(2)]
+@pytest.mark.parametrize("name", ["own", "dynamic", "static", "llama.cpp"])
+def test_every_sequence_gets_the_requested_number_of_tokens_in_every_turn(name: str, tmp_path: Path) -> None:
+    with contender(name, loud_twin(), tmp_path) as generate_turn:
+        turns = [generate_turn(turn) for turn in range(2)]
     for generated in turns:
         assert [len(tokens) for tokens in generated.token_ids] == [7, 7, 7]
         assert all(0 <= token < 101 for tokens in generated.token_ids for token in tokens)

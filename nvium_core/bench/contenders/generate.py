@@ -27,17 +27,19 @@ class TokenTimes(BaseStreamer):
         """Required by the interface."""
 
 
-def plain_sampling(num_tokens: int) -> GenerationConfig:
-    """Return a configuration with temperature 1, without truncation and end-of-text."""
-    sampling = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-    return GenerationConfig(max_new_tokens=num_tokens, eos_token_id=None, pad_token_id=0, **sampling)
-
-
 def contender(llama: LlamaForCausalLM, race: Race, cache: Cache) -> Contender:
     prompts_BT = torch.tensor([race.prompt] * race.num_sequences, device=llama.device)
     model: Any = llama
-    config = plain_sampling(race.num_tokens)
-    config.cache_implementation = cache
+    config = GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        max_new_tokens=race.num_tokens,
+        eos_token_id=None,
+        pad_token_id=0,
+        cache_implementation=cache,
+    )
 
     def generate_turn(turn: int) -> Generation:
         torch.manual_seed(turn)
