@@ -1,7 +1,7 @@
-"""Steps in one call, on a CPU.
+"""C++ that runs a whole Step in one call on a CPU, without the overhead of PyTorch's operators.
 
-What the model's own layers compute operator by operator, each of which costs more than a small model's arithmetic.
-Compiled where it runs; without a compiler, and for a model with parts that block.h does not know, the layers run.
+It is compiled on the machine that runs it. PyTorch's layers run instead if there is no compiler, or if the model has
+parts that the C++ does not implement.
 """
 
 from nvium_core.choices import Instructions
@@ -13,6 +13,6 @@ from nvium_core.model.nvium import Nvium
 __all__ = ["available", "instructions", "knows", "limit", "native_library"]
 
 
-def knows(model: Nvium, asked: Instructions = "auto") -> bool:
-    """Whether this model can run natively here, with these instructions."""
-    return is_plain(model) and native_library(instructions(asked)) is not None
+def knows(model: Nvium, choice: Instructions = "auto") -> bool:
+    """Whether the native functions can run this model here with these instructions."""
+    return is_plain(model) and native_library(instructions(choice)) is not None

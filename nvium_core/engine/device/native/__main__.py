@@ -1,5 +1,7 @@
-"""`python -m nvium_core.engine.device.native` compiles for all x86-64 instructions into the package, or for this
-machine's own elsewhere, for machines without a compiler: an image is built so."""
+"""`python -m nvium_core.engine.device.native` compiles the libraries into the package, for images without a compiler.
+
+On x86-64 it compiles for all instruction sets, elsewhere for this machine's own.
+"""
 
 from nvium_core.engine.device.native.instructions import X86_64, available
 from nvium_core.engine.device.native.library import FOLDER, build

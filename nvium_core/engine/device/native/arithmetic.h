@@ -1,5 +1,5 @@
-// Vectors as wide as the processor's registers, and the few functions on them that a Llama needs. Written in GCC's vector
-// extensions, so that what differs between processors is one number and the conversions that compilers are bad at.
+// SIMD vectors of the build's register width, and the functions on them that a Llama needs. Uses GCC's vector extensions:
+// builds differ only in the width and in a few conversions that GCC compiles badly.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace nvium {
 
-// As PyTorch has it: the upper half of a float, rounded to the nearest, ties to even.
+// The upper half of a float, rounded to nearest, ties to even, as in PyTorch.
 struct BFloat16 {
   uint16_t bits;
 
@@ -33,7 +33,7 @@ struct BFloat16 {
   }
 };
 
-// Caches are stored as T, weights as W, which may be narrower; sums are made in A, float32 or better.
+// Caches store T. Sums use A, float32 or better.
 template <typename T> struct AccumulatorOf { using type = float; };
 template <> struct AccumulatorOf<double> { using type = double; };
 template <typename T> using Accumulator = typename AccumulatorOf<T>::type;
@@ -53,7 +53,7 @@ template <typename E, int Bytes = kVectorBytes> struct VectorOf {
 };
 template <typename A> using Vector = typename VectorOf<A>::type;
 template <typename A> constexpr int64_t lanes = kVectorBytes / sizeof(A);
-// As many numbers of E as a vector of A has lanes.
+// A vector of E with as many lanes as a Vector<A>.
 template <typename E, typename A> using Narrow = typename VectorOf<E, lanes<A> * sizeof(E)>::type;
 
 using floats = Vector<float>;
@@ -75,9 +75,9 @@ template <typename To, typename From> inline To bits_as(const From& from) {
 inline floats load(const float* from) { return bits_at<floats>(from); }
 inline doubles load(const double* from) { return bits_at<doubles>(from); }
 
-// Whole numbers of 8 or 16 bits, as many as there are lanes, as 32 bits: one instruction of which GCC makes several.
+// Load one 8- or 16-bit integer per lane and widen to 32 bits. Intrinsics, because GCC emits several instructions.
 #if defined(__AVX512F__)
-constexpr __mmask16 kAll = 0xFFFF;  // GCC 12 warns of the functions without one
+constexpr __mmask16 kAll = 0xFFFF;  // GCC 12 warns about the unmasked intrinsics
 inline ints widened(const uint16_t* from) { return (ints)_mm512_maskz_cvtepu16_epi32(kAll, bits_at<__m256i>(from)); }
 inline ints widened(const uint8_t* from) { return (ints)_mm512_maskz_cvtepu8_epi32(kAll, bits_at<__m128i>(from)); }
 inline ints widened(const int8_t* from) { return (ints)_mm512_maskz_cvtepi8_epi32(kAll, bits_at<__m128i>(from)); }
@@ -107,7 +107,7 @@ template <typename V, typename A> inline void store(const V& v, A* to) { std::me
 template <typename V> struct MaskOf { using type = ints; };
 template <> struct MaskOf<doubles> { using type = longs; };
 
-// Of blocks of 2W lanes in a and b, the sums of their halves: a's first, b's first, a's second, ...
+// Split a and b into blocks of 2W lanes and add each block's halves. The order is a's first block, b's first, a's second, …
 template <int W, typename V, size_t... I> inline V folded(const V& a, const V& b, std::index_sequence<I...>) {
   constexpr int L = sizeof...(I);
   using Mask = typename MaskOf<V>::type;
@@ -115,7 +115,7 @@ template <int W, typename V, size_t... I> inline V folded(const V& a, const V& b
   return __builtin_shuffle(a, b, first) + __builtin_shuffle(a, b, first + W);
 }
 
-// The sums of as many vectors as they have lanes, each in the same order. Overwrites them.
+// The sums of `lanes` vectors, one per lane, all added in the same order. Overwrites the vectors.
 template <int W, typename A> inline Vector<A> totals(Vector<A>* sums) {
   for (int i = 0; i < W; ++i) sums[i] = folded<W>(sums[i], sums[i + W], std::make_index_sequence<lanes<A>>());
   if constexpr (W == 1)
@@ -129,7 +129,7 @@ template <int W, typename V, size_t... I> inline V exchanged(const V& v, std::in
   return __builtin_shuffle(v, other);
 }
 
-// The sum of a vector's lanes in each of them, in the order of `totals`.
+// The sum of a vector's lanes, in every lane. Adds in the order of `totals`.
 template <typename A, int W = lanes<A> / 2> inline Vector<A> spread_total(const Vector<A>& v) {
   if constexpr (W == 0)
     return v;
@@ -139,19 +139,19 @@ template <typename A, int W = lanes<A> / 2> inline Vector<A> spread_total(const 
 
 template <typename A> inline A total(const Vector<A>& v) { return spread_total<A>(v)[0]; }
 
-// The same of numbers that fill vectors.
+// The sum of x, in every lane; `length` is a multiple of `lanes`.
 template <typename A> inline Vector<A> total_everywhere(const A* x, int64_t length) {
   Vector<A> sums{};
   for (int64_t i = 0; i < length; i += lanes<A>) sums += load(x + i);
   return spread_total<A>(sums);
 }
 
-// e^x, to within a few units of float32's last place, for x of at most 87 either way; NaN stays NaN.
+// e^x to within a few ulp; x is clamped to ±87 and NaN stays NaN.
 inline floats exp(floats x) {
   const floats bound = x - x + 87.0f;
   x = x < bound ? x : bound;
   x = x > -bound ? x : -bound;
-  const floats shifted = x * 1.44269504f + 12582912.0f;  // 1.5 · 2^23: rounds to a whole number in the low bits
+  const floats shifted = x * 1.44269504f + 12582912.0f;  // 1.5 · 2^23: rounds to an integer in the low bits
   const ints bits = bits_as<ints>(shifted);
   const floats whole = shifted - 12582912.0f;
   const floats rest = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
@@ -165,8 +165,8 @@ inline floats exp(floats x) {
   return sum * bits_as<floats>(power);
 }
 
-// The same to within two units of float64's last place; nothing for x below `least`, as far as 708 above. 2^(n / kRoots) comes
-// from a table that one instruction looks up, where there is one.
+// e^x to within two ulp; 0 below `least` (at least -708), clamped above 708. With AVX-512 one shuffle looks up 2^(n/8), so the
+// polynomial has a lower degree.
 inline doubles exp(doubles x, double least = -708.0) {
   constexpr int kRoots = lanes<double> == 8 ? 8 : 1, kDegree = kRoots == 8 ? 8 : 13;
   constexpr double eighths[] = {1.0,
@@ -177,7 +177,7 @@ inline doubles exp(doubles x, double least = -708.0) {
                                 1.5422108254079408236,
                                 1.6817928305074290861,
                                 1.8340080864093424635};
-  constexpr double of_powers[] = {  // its Taylor series up to the 13th power
+  constexpr double of_powers[] = {  // Taylor coefficients of x^13, …, x^0
       1 / 6227020800.0, 1 / 479001600.0, 1 / 39916800.0, 1 / 3628800.0, 1 / 362880.0, 1 / 40320.0, 1 / 5040.0,
       1 / 720.0,        1 / 120.0,       1 / 24.0,       1 / 6.0,       1 / 2.0,      1.0,         1.0};
   const longs vanishes = x < least;
@@ -198,7 +198,7 @@ inline doubles exp(doubles x, double least = -708.0) {
   return bits_as<doubles>(bits_as<longs>(product) & ~vanishes);
 }
 
-// x y / (1 + e^-x), in place of x.
+// x = SiLU(x) · y
 template <typename A> inline void silu_times(A* x, const A* y, int64_t length) {
   int64_t i = 0;
   for (; i + lanes<A> <= length; i += lanes<A>) {
@@ -208,7 +208,7 @@ template <typename A> inline void silu_times(A* x, const A* y, int64_t length) {
   for (; i < length; ++i) x[i] = x[i] * y[i] / (1 + std::exp(-x[i]));
 }
 
-// e^(x - offset) in place of x; returns their sum.
+// Replace x by e^(x - offset) and return the sum.
 template <typename A> inline A exponentials(A* x, A offset, int64_t length) {
   Vector<A> sums{};
   int64_t i = 0;
@@ -218,7 +218,7 @@ template <typename A> inline A exponentials(A* x, A offset, int64_t length) {
     sums += e;
   }
   A sum = total<A>(sums);
-  if (i < length) {  // like the others: equal inputs give equal results at every position
+  if (i < length) {  // the same exp as above, so equal inputs give equal results at every position
     A rest[lanes<A>] = {};
     std::copy(x + i, x + length, rest);
     store(exp(load(rest) - offset), rest);
@@ -250,7 +250,7 @@ template <typename A> inline A softplus(A x) { return std::max(x, A(0)) + std::l
 
 template <typename A> inline A gelu(A x) { return x * A(0.5) * (1 + std::erf(x * A(0.70710678118654752440))); }
 
-// Σ a_i b_i, in an order that depends on the length alone.
+// Σ a_i b_i. The order of the sum depends only on the length.
 template <typename A, typename T> inline A dot(const A* a, const T* b, int64_t length) {
   Vector<A> sums{};
   int64_t i = 0;
@@ -260,8 +260,7 @@ template <typename A, typename T> inline A dot(const A* a, const T* b, int64_t l
   return sum;
 }
 
-// Of a vector x and as many rows of a matrix, `stride` apart, as a vector has lanes: their products, each summed as `dot`
-// does.
+// Dot products of x and `lanes` rows of a matrix, `stride` apart, bitwise equal to `dot`.
 template <typename A, typename T> inline Vector<A> products(const A* x, const T* matrix, int64_t stride, int64_t length) {
   Vector<A> sums[lanes<A>]{};
   int64_t i = 0;
@@ -289,7 +288,7 @@ template <typename A, int W = lanes<A> / 2> inline void transpose_square(Vector<
   if constexpr (W > 1) transpose_square<A, W / 2>(rows);
 }
 
-// As many rows of a matrix as a vector has lanes, `stride` apart, into tile [length, lanes].
+// Transpose `lanes` rows of a matrix, `stride` apart, into tile [length, lanes].
 template <typename A, typename T> inline void transpose(const T* matrix, int64_t stride, int64_t length, A* tile) {
   int64_t i = 0;
   for (; i + lanes<A> <= length; i += lanes<A>) {
@@ -302,7 +301,7 @@ template <typename A, typename T> inline void transpose(const T* matrix, int64_t
     for (int n = 0; n < lanes<A>; ++n) tile[i * lanes<A> + n] = static_cast<A>(matrix[n * stride + i]);
 }
 
-// The elements at `lane` of each vector's width, then those W further, in the order of `total`.
+// Add the products of elements lane, lane + W, lane + 2W, … in the order of `total`.
 template <int W, int R, typename A>
 inline void add_in_order(const A* const (&x)[R], const A* tile, int64_t whole, int64_t lane, Vector<A> (&sums)[R]) {
   if constexpr (W == lanes<A>) {
@@ -319,7 +318,7 @@ inline void add_in_order(const A* const (&x)[R], const A* tile, int64_t whole, i
   }
 }
 
-// `products` of R vectors and a transposed tile, to the bit.
+// `products` of R vectors and a transposed tile, bitwise equal.
 template <int R, typename A>
 inline void products_of_tile(const A* const (&x)[R], const A* tile, int64_t length, Vector<A> (&sums)[R]) {
   const int64_t whole = length / lanes<A> * lanes<A>;

@@ -1,6 +1,7 @@
-"""A Step in one native call: rows through blocks, what fronts emit, scores; several tokens where nothing waits.
+"""Runs a Step in one native call: rows pass blocks, fronts emit tokens, rows are scored.
 
-Shapes: D width, S cache slots, N blocks.
+A call emits several tokens per sequence if no other request waits. Shapes: T context, P head size, N blocks, S cache
+slots, D width.
 """
 
 import ctypes
@@ -14,9 +15,9 @@ import torch
 from nvium_core.choices import Instructions
 from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.device.native.instructions import instructions as resolved
-from nvium_core.engine.device.native.library import PRECISIONS, native_library
+from nvium_core.engine.device.native.library import COUNT, POINTER, PRECISIONS, REAL, fields, native_library
 from nvium_core.engine.device.native.seats import MAX_EMISSIONS, Seats
-from nvium_core.engine.device.native.weights import ExitShape, Pointers, Store, address
+from nvium_core.engine.device.native.weights import address, pack_weights
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.events import Score, StepReport
 from nvium_core.engine.params import EngineConfig
@@ -24,66 +25,50 @@ from nvium_core.engine.schedule.step import Emission, Outcome, Run, Step, StepRe
 from nvium_core.model.nvium import Nvium
 
 MAX_RUN_ROWS = 32
-"""Rows of one sequence that run natively anywhere. More take AMX's tiles, or else PyTorch's products, which are 1.3
-times as fast as the native ones in float32. In bfloat16 all rows run natively, and no bit depends on company."""
+"""In float32, runs with more rows use AMX tiles or else PyTorch's layers, which are 1.3 times as fast for them. In
+bfloat16 all rows run natively, so results do not depend on the batch."""
 
 RUN = struct.Struct("@6qPd2qP")
-"""`Run` of decide.h."""
+"""`Run` of call.h."""
 
 EMISSION = struct.Struct("@qqd")
-"""`Emission` of decide.h."""
-
-
-class BlockShape(ctypes.Structure):
-    """`BlockShape` of block.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("boundary", "num_layers", "first_layer", "width", "inner", "num_heads")),
-        *((name, ctypes.c_int64) for name in ("num_key_heads", "head_size", "page_size", "num_slots")),
-        ("eps", ctypes.c_double),
-    )
+"""`Emission` of call.h."""
 
 
 class NativeModel(ctypes.Structure):
-    """`Model` of decide.h."""
+    """`Model` of call.h."""
 
     _fields_ = (
-        ("num_blocks", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("shapes", "layers", "exit_shape", "exits", "tensors")),
+        *fields(COUNT, "num_threads num_blocks width inner_width num_heads num_key_heads head_size"),
+        *fields(COUNT, "router_width adapter_width vocab_size page_size num_slots"),
+        *fields(REAL, "eps temperature"),
+        *fields(POINTER, "first_layers layers exits keys values cos sin states embedding"),
     )
 
 
 class NativeReport(ctypes.Structure):
-    """`BlockReport` of step.h."""
+    """`BlockReport` of call.h."""
 
-    _fields_ = (("num_steps", ctypes.c_int64), ("num_rows", ctypes.c_int64), ("seconds", ctypes.c_double))
+    _fields_ = (*fields(COUNT, "num_steps num_rows"), ("seconds", REAL))
 
 
 class NativeCall(ctypes.Structure):
-    """`Call` of step.h, whose `Scores` are part of it."""
+    """`Call` of call.h, including its `Scores`."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("first", "stop", "whole", "num_runs")),
-        ("runs", ctypes.c_void_p),
-        ("seats", ctypes.c_void_p),
-        ("max_rows", ctypes.c_int64),
-        ("seconds", ctypes.c_double),
-        *((name, ctypes.c_int64) for name in ("num_threads", "is_tiled", "num_scored")),
-        *((name, ctypes.c_void_p) for name in ("slots", "targets", "are_original")),
-        ("num_top", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("logprobs", "top_tokens", "top_logprobs", "exit_probabilities")),
-        ("reports", ctypes.c_void_p),
-        *((name, ctypes.c_double) for name in ("router_seconds", "head_seconds")),
+        *fields(COUNT, "first stop whole num_runs"),
+        *fields(POINTER, "runs seats"),
+        ("max_rows", COUNT),
+        ("seconds", REAL),
+        *fields(COUNT, "is_tiled num_scored num_top"),
+        *fields(POINTER, "logprobs top_tokens top_logprobs exit_probabilities reports"),
+        *fields(REAL, "router_seconds head_seconds"),
     )
 
 
-Room = dict[str, "array[Any]"]
-"""Where a call writes scores, by the names of `Scores` in score.h."""
-
-
 class NativeBackend:
-    """Only for a model that the native functions know. Long runs in float32 take AMX's tiles, or go through the layers
-    where the processor has none, unless `is_deterministic`."""
+    """Runs models that `native.knows`. In float32, long runs use AMX tiles or else PyTorch's layers, unless
+    `is_deterministic`."""
 
     tokens_ahead = MAX_EMISSIONS
 
@@ -105,13 +90,15 @@ class NativeBackend:
         self._has_tiles = dtype == torch.float32 and bool(library.has_tiles())
         self._layers = LayersBackend(model, cache)
         self._num_exits, self._vocab_size = model.config.num_exits, model.config.vocab_size
-        self._run_native = getattr(library, f"run_{PRECISIONS[model.lm_head.weight.dtype]}")
-        self._model = self._described(model, cache, Store(model, library.vector_bytes()))
+        self._run_native = getattr(library, f"run_{PRECISIONS[dtype]}")
+        self._weights = pack_weights(model, library.vector_bytes())
+        self._model = self._native_model(model, cache)
         self._seats = Seats(max_sequences, model.config.max_position_embeddings)
         self._runs = bytearray(RUN.size * max_sequences)
         self._filled = array("q", bytes(8 * self._num_exits * max_sequences))
         self._emissions = bytearray(EMISSION.size * MAX_EMISSIONS * max_sequences)
         self._emissions_at = ctypes.addressof(ctypes.c_char.from_buffer(self._emissions))
+        self._scores: dict[str, array[Any]] = {}
         self._reports = (NativeReport * self._num_exits)()
         self._call = NativeCall(
             runs=ctypes.addressof(ctypes.c_char.from_buffer(self._runs)),
@@ -120,11 +107,11 @@ class NativeBackend:
         )
 
     def prepare(self, config: EngineConfig) -> None:
-        """Nothing: weights are packed when the backend is made."""
+        """No preparation is needed."""
 
     def run(self, step: Step, max_rows: int) -> StepResult:
-        """A run goes by its own rows through the Step's first block, or the last if it is whole: a later block with too
-        many of them is left to a Step that begins there."""
+        """Count a run's rows in the first block, or in the last block if the Step is whole. The call stops before
+        a later block with more than `max_rows` rows."""
         counted = step.blocks[-1 if step.whole else 0]
         is_long = any(run.stop - run.sequence.filled[counted] > self._max_run_rows for run in step.runs)
         if is_long and not self._has_tiles:
@@ -132,15 +119,15 @@ class NativeBackend:
         call = self._call
         call.is_tiled = is_long
         for number, run in enumerate(step.runs):
-            self._write(number, run)
-        room = self._ask_for_scores(step)
+            self._write_run(number, run)
+        self._prepare_scores(step)
         ctypes.memset(self._reports, 0, ctypes.sizeof(self._reports))
         call.first, call.stop, call.whole = step.blocks[0], step.blocks[-1] + 1, step.whole
         call.num_runs, call.seconds = len(step.runs), step.seconds
         call.max_rows = min(max_rows, self._max_run_rows)
-        call.num_threads = self.num_threads
+        self._model.num_threads = self.num_threads
         self._run_native(ctypes.byref(self._model), ctypes.byref(call))
-        scores = self._scores(room) if room else []
+        scores = self._read_scores()
         outcomes = [self._outcome(number, run, scores) for number, run in enumerate(step.runs)]
         reports = [
             StepReport(block, report.num_steps, report.num_rows, report.seconds)
@@ -151,17 +138,17 @@ class NativeBackend:
 
     @property
     def part_seconds(self) -> dict[str, float]:
-        """Of all calls so far, by what they went to."""
+        """Seconds that all calls so far have spent on routers and on the head."""
         return {"router": self._call.router_seconds, "head": self._call.head_seconds}
 
-    def _write(self, number: int, run: Run) -> None:
+    def _write_run(self, number: int, run: Run) -> None:
         sequence, stop, limit = run
         first = number * self._num_exits
         self._filled[first : first + self._num_exits] = array("q", sequence.filled)
         RUN.pack_into(
             self._runs,
             number * RUN.size,
-            self._seats.of(sequence),
+            self._seats.update(sequence),
             stop,
             sequence.num_tokens,
             limit,
@@ -175,6 +162,7 @@ class NativeBackend:
         )
 
     def _outcome(self, number: int, run: Run, scores: list[Score]) -> Outcome:
+        """Read a run's outcome, and remove its scores from the list."""
         first, at = number * self._num_exits, number * MAX_EMISSIONS * EMISSION.size
         *_, log_reached, num_emitted, num_scored, _ = RUN.unpack_from(self._runs, number * RUN.size)
         own, scores[:] = scores[:num_scored], scores[num_scored:]
@@ -185,68 +173,67 @@ class NativeBackend:
         filled = self._filled[first : first + self._num_exits].tolist()
         return Outcome(filled, log_reached, [Emission(*each) for each in emissions], own)
 
-    def _ask_for_scores(self, step: Step) -> Room | None:
-        """Room for the scores of all rows that may pass the last block; they are counted by the call."""
+    def _prepare_scores(self, step: Step) -> None:
+        """Allocate scores for all rows that may pass the last block. The call counts those that do."""
         scored = [run for run in step.runs if run.sequence.needs_scores]
         count = sum(max(0, run.stop - max(run.sequence.first_scored, run.sequence.filled[-1])) for run in scored)
-        most = min(max((run.sequence.params.logprobs or 0 for run in scored), default=0), self._vocab_size)
-        self._call.num_scored, self._call.num_top = 0, most
-        if not count:
-            return None
-        room: Room = {
-            "logprobs": array("d", bytes(8 * count)),
-            "top_tokens": array("q", bytes(8 * count * most)),
-            "top_logprobs": array("d", bytes(8 * count * most)),
-            "exit_probabilities": array("d", bytes(8 * count * self._num_exits)),
-        }
-        for name, numbers in room.items():
+        num_top = min(max((run.sequence.params.logprobs or 0 for run in scored), default=0), self._vocab_size)
+        self._call.num_scored, self._call.num_top, self._scores = 0, num_top, {}
+        if count:
+            self._scores = {
+                "logprobs": array("d", bytes(8 * count)),
+                "top_tokens": array("q", bytes(8 * count * num_top)),
+                "top_logprobs": array("d", bytes(8 * count * num_top)),
+                "exit_probabilities": array("d", bytes(8 * count * self._num_exits)),
+            }
+        for name, numbers in self._scores.items():
             setattr(self._call, name, address(numbers))
-        return room
 
-    def _scores(self, room: Room) -> list[Score]:
-        """In the order of rows, with as many alternatives as any run asks for."""
-        most, num_exits = self._call.num_top, self._num_exits
-        top, p = list(zip(room["top_tokens"], room["top_logprobs"], strict=True)), room["exit_probabilities"]
+    def _read_scores(self) -> list[Score]:
+        """Scores in the order of rows, with as many alternatives as the run that needs most."""
+        if not self._scores:
+            return []
+        logprobs, top_tokens, top_logprobs, p = self._scores.values()
+        num_top, num_exits = self._call.num_top, self._num_exits
+        top = list(zip(top_tokens, top_logprobs, strict=True))
         return [
             Score(
-                room["logprobs"][row],
-                tuple(top[row * most : (row + 1) * most]),
+                logprobs[row],
+                tuple(top[row * num_top : (row + 1) * num_top]),
                 tuple(p[row * num_exits : (row + 1) * num_exits]),
             )
             for row in range(self._call.num_scored)
         ]
 
-    def _described(self, model: Nvium, cache: PagedCache, store: Store) -> NativeModel:
-        """Where everything is that calls read, which is kept for as long as this."""
-        config = model.config
+    def _native_model(self, model: Nvium, cache: PagedCache) -> NativeModel:
+        config, (layers, exits) = model.config, self._weights
         precise = torch.promote_types(model.lm_head.weight.dtype, torch.float32)
-        positions = torch.arange(config.max_position_embeddings)
-        cos_TP, sin_TP = (x.contiguous() for x in model.model.rotary(positions, precise))
-        embedding = model.model.embed_tokens.weight.detach().contiguous()
-        tensors = Pointers([cache.keys, cache.values, cos_TP, sin_TP, cache.states_NSD, embedding])
-        layers, exits = [store.block(block) for block in config.blocks], store.exits()
-        shapes = (BlockShape * config.num_exits)(
-            *(
-                BlockShape(
-                    boundary,
-                    len(block),
-                    block.start,
-                    config.hidden_size,
-                    config.intermediate_size,
-                    config.num_attention_heads,
-                    cache.keys.shape[2],
-                    cache.keys.shape[3],
-                    cache.page_size,
-                    cache.keys.shape[1],
-                    config.rms_norm_eps,
-                )
-                for boundary, block in enumerate(config.blocks)
-            )
+        cos_TP, sin_TP = model.model.rotary(torch.arange(config.max_position_embeddings), precise)
+        self._tensors = {
+            "keys": cache.keys,
+            "values": cache.values,
+            "cos": cos_TP.contiguous(),
+            "sin": sin_TP.contiguous(),
+            "states": cache.states_NSD,
+            "embedding": model.model.embed_tokens.weight.detach().contiguous(),
+        }
+        self._first_layers = array("q", [*(block.start for block in config.blocks), config.num_hidden_layers])
+        return NativeModel(
+            num_blocks=config.num_exits,
+            width=config.hidden_size,
+            inner_width=config.intermediate_size,
+            num_heads=config.num_attention_heads,
+            num_key_heads=cache.keys.shape[2],
+            head_size=cache.keys.shape[3],
+            router_width=config.router_hidden_size,
+            adapter_width=config.adapter_hidden_size,
+            vocab_size=config.vocab_size,
+            page_size=cache.page_size,
+            num_slots=cache.keys.shape[1],
+            eps=config.rms_norm_eps,
+            temperature=config.router_temperature,
+            first_layers=address(self._first_layers),
+            layers=ctypes.addressof(layers.array),
+            exits=ctypes.addressof(exits.array),
+            **{name: tensor.data_ptr() for name, tensor in self._tensors.items()},
         )
-        exit_shape = ExitShape.of(model)
-        lists = [
-            (ctypes.c_void_p * len(each))(*[ctypes.addressof(one.array) for one in each]) for each in (layers, exits)
-        ]
-        self._kept = tensors, layers, exits, shapes, exit_shape, lists
-        parts = (shapes, lists[0], exit_shape, lists[1], tensors.array)
-        return NativeModel(config.num_exits, *[ctypes.addressof(part) for part in parts])

@@ -1,7 +1,6 @@
-// What front rows do behind a block: emit a token or go on. The reference is nvium_core/engine/device/decide.py.
+// Decides whether front rows emit a token after a block. The reference is nvium_core/engine/device/decide.py.
 //
-// An exit's output waits until its front needs the head. The head is then read once for all outputs that wait.
-// Shapes: D width, V vocabulary.
+// An exit's output is kept until its front needs the head. The head is then read once for the kept outputs of all fronts.
 #pragma once
 
 #include <chrono>
@@ -13,46 +12,13 @@
 
 namespace nvium {
 
-constexpr double kMargin = 1e-9;  // ε of the certificate: more than rounding moves a sum of probabilities
+constexpr double kMargin = 1e-9;  // ε of the certificate: more than rounding can change a sum of probabilities
 
-template <typename T> struct Model {
-  int64_t num_blocks;
-  const BlockShape* shapes;
-  const Layer<Accumulator<T>>* const* layers;
-  const ExitShape* exit_shape;
-  const Exit<Accumulator<T>>* const* exits;
-  const Tensors<T>* tensors;
-
-  const T* states(int64_t block) const {
-    return tensors->states + block * shapes->num_slots * shapes->width;
-  }
-};
-
-// A token, the block behind which it was emitted, and log p_k of that exit.
-struct Emission {
-  int64_t token, block;
-  double log_p;
-};
-
-// One sequence's part of a call: of block k the rows filled[k] … stop. Its front is the row of its last token.
-struct Run {
-  int64_t seat, stop, num_tokens;
-  int64_t limit;           // tokens it may emit
-  int64_t first_verified;  // kRace: the last exit draws the tokens behind the rows from here on
-  int64_t first_scored;    // rows from here on are scored
-  int64_t* filled;         // [N]
-  double log_reached;      // log Π (1 − w_j) of the front so far
-  int64_t num_emitted, num_scored;
-  Emission* emissions;
-
-  bool reaches_front() const { return stop == num_tokens; }
-};
-
-// Seconds between laps.
 class Clock {
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 
  public:
+  // Seconds since the last lap.
   double lap() {
     const auto before = last_;
     last_ = std::chrono::steady_clock::now();
@@ -60,7 +26,8 @@ class Clock {
   }
 };
 
-// A front, the exits it has passed whose head has not been read, and for kArgmax and kMixture the sum m_k of the others.
+// A front, and the exits it has passed whose head has not been read. For kArgmax and kMixture also m_k, the sum over the
+// exits whose head has been read.
 template <typename A> struct Front {
   struct Pending {
     int64_t block, row;
@@ -71,16 +38,15 @@ template <typename A> struct Front {
   const Seat* seat;
   int64_t only;  // the only token that may follow, or kNoToken
   bool has_emitted = false;
-  int64_t num_exits = 0;  // evaluated, for kArgmax and kMixture
+  int64_t num_exits = 0;  // evaluated so far, for kArgmax and kMixture
   std::vector<Pending> pending;
-  std::vector<A> outputs;  // of those that wait, [·, D]
+  std::vector<A> outputs;  // of the pending exits [·, D]
   std::vector<double> mixture;
-  double mass = 0;
+  double mass = 0;  // Σ p_k of `mixture`
 
   Front(Run& run, const Seat& seat, int64_t vocab_size) : run(&run), seat(&seat), only(seat.only_token(vocab_size)) {}
 
-  bool is_summed() const { return seat->kind == kArgmax || seat->kind == kMixture; }
-
+  // With half of the probability still to come, no token is certain.
   bool may_be_certain() const { return std::exp(run->log_reached) < 0.5; }
 
   void emit(int64_t token, int64_t block, double log_p) {
@@ -94,12 +60,9 @@ template <typename T> class Decisions {
   using F = Front<A>;
 
  public:
-  Decisions(const Model<T>& model, int num_threads)
-      : model_(model), last_(model.num_blocks - 1), width_(model.exit_shape->width), num_threads_(num_threads) {}
+  Decisions(const Model<T>& model, Call& call) : model_(model), call_(call), last_(model.last()), width_(model.width) {}
 
-  double router_seconds = 0, head_seconds = 0;
-
-  // Route the fronts, which have just passed this block, and compute the outputs of exits whose head is needed.
+  // Route fronts that have just passed this block, and compute the outputs of exits that need the head.
   void route_fronts(int64_t block, const std::vector<F*>& fronts) {
     std::vector<Routed> rows;
     for (F* front : fronts) {
@@ -113,8 +76,10 @@ template <typename T> class Decisions {
     Clock clock;
     std::vector<A> x(rows.size() * width_);
     std::vector<double> log_w(2 * rows.size());
-    evaluate_routers(block, rows, x, log_w);
-    router_seconds += clock.lap();
+    std::vector<int64_t> slots;
+    for (const auto& each : rows) slots.push_back(each.front->seat->slot(each.row, model_.page_size));
+    route(model_, block, slots.data(), slots.size(), x.data(), log_w.data());
+    call_.router_seconds += clock.lap();
     std::vector<Routed> kept;
     std::vector<A> outputs;
     for (size_t i = 0; i < rows.size(); ++i)
@@ -122,7 +87,7 @@ template <typename T> class Decisions {
         kept.push_back(rows[i]);
         outputs.insert(outputs.end(), &x[i * width_], &x[i * width_] + width_);
       }
-    adapt<A>(*model_.exit_shape, *model_.exits[block], outputs, num_threads_);
+    adapt(model_, block, outputs);
     for (size_t i = 0; i < kept.size(); ++i) {
       F& front = *kept[i].front;
       front.pending.push_back({block, kept[i].row, kept[i].log_p, kept[i].remaining});
@@ -131,7 +96,7 @@ template <typename T> class Decisions {
     }
   }
 
-  // Those of the fronts that can emit now, `block` being the last one they have passed.
+  // Emit tokens of the fronts that can emit. `block` is the last block they have passed.
   void emit(int64_t block, std::vector<F>& fronts) {
     Clock clock;
     std::vector<F*> ready;
@@ -144,15 +109,16 @@ template <typename T> class Decisions {
       if (front.only == kNoToken) outputs.insert(outputs.end(), front.outputs.begin(), front.outputs.end());
     }
     if (ready.empty()) return;
-    const int64_t vocab = model_.exit_shape->vocab_size, num_rows = outputs.size() / width_;
+    const int64_t vocab = model_.vocab_size, num_rows = outputs.size() / width_;
+    const int num_threads = model_.num_threads;
     static thread_local std::vector<A> out;
     out.resize(num_rows * vocab);
     A* const logits = out.data();
-    if (num_rows) linear<A>(outputs, model_.exits[0]->head, nullptr, num_rows, width_, vocab, logits, num_threads_);
-    Team::shared().run(num_threads_, ready.size(), [&](int64_t begin, int64_t end) {
+    if (num_rows) linear<A>(num_threads, outputs, model_.exits->head, nullptr, num_rows, width_, vocab, logits);
+    Team::shared().run(num_threads, ready.size(), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) decide(*ready[i], logits + offsets[i] * vocab);
     });
-    head_seconds += clock.lap();
+    call_.head_seconds += clock.lap();
   }
 
  private:
@@ -162,19 +128,11 @@ template <typename T> class Decisions {
     double log_p = 0, remaining = 0;
   };
 
-  void evaluate_routers(int64_t block, const std::vector<Routed>& rows, std::vector<A>& x,
-                        std::vector<double>& log_w) const {
-    std::vector<int64_t> slots;
-    for (const auto& each : rows) slots.push_back(each.front->seat->slot(each.row, model_.shapes->page_size));
-    route<T>(*model_.exit_shape, *model_.exits[block], model_.states(block), slots.data(), slots.size(), x.data(),
-             log_w.data(), num_threads_);
-  }
-
-  double drawn(const F& front, int64_t row, int64_t block, const char* purpose) const {
+  double uniform_of(const F& front, int64_t row, int64_t block, const char* purpose) const {
     return uniform(front.seat->seed, front.seat->choice, row, block, purpose);
   }
 
-  // Whether the exit's output is needed. Moves the front on.
+  // Update the front's log_reached. True if the exit's output is needed.
   bool needs_head(int64_t block, Routed& routed, double log_continue, double log_exit) {
     F& front = *routed.front;
     if (front.seat->kind == kRace) return true;
@@ -186,20 +144,19 @@ template <typename T> class Decisions {
       front.emit(kNoToken, block, routed.log_p);
       return false;
     }
-    if (front.seat->kind == kExits) return drawn(front, run.stop - 1, block, "route") < std::exp(log_exit);
+    if (front.seat->kind == kExits) return uniform_of(front, run.stop - 1, block, "route") < std::exp(log_exit);
     if (front.num_exits < block && (block == last_ || (front.seat->kind == kArgmax && front.may_be_certain())))
       evaluate_earlier(front, block);
     return front.num_exits == block;
   }
 
-  // Evaluate earlier exits from the states that earlier calls kept.
+  // Evaluate the exits before `block` from the states in the cache.
   void evaluate_earlier(F& front, int64_t block) {
-    const int64_t row = front.run->stop - 1, slot = front.seat->slot(row, model_.shapes->page_size);
+    const int64_t row = front.run->stop - 1, slot = front.seat->slot(row, model_.page_size);
     std::vector<double> log_p(block);
     front.pending.clear();
     front.outputs.resize(block * width_);
-    evaluate_exits<T>(*model_.exit_shape, model_.exits, block, model_.states(0), model_.shapes->num_slots, &slot, 1,
-                      log_p.data(), front.outputs.data(), num_threads_);
+    evaluate_exits(model_, block, &slot, 1, log_p.data(), front.outputs.data());
     for (int64_t e = 0; e < block; ++e) front.pending.push_back({e, row, log_p[e], 1});
     front.num_exits = block;
   }
@@ -211,50 +168,48 @@ template <typename T> class Decisions {
   }
 
   void decide(F& front, const A* logits) const {
-    static thread_local std::vector<double> weights;
-    const int64_t vocab = model_.exit_shape->vocab_size;
     for (size_t i = 0; i < front.pending.size() && !front.has_emitted; ++i) {
       const auto& [block, row, log_p, remaining] = front.pending[i];
-      const A* own = logits + (front.only == kNoToken ? i * vocab : 0);
+      const A* own = logits + (front.only == kNoToken ? i * model_.vocab_size : 0);
       switch (front.seat->kind) {
         case kExits:
-          front.emit(token(front, own, {front.seat->sampling, drawn(front, row, block, "token")}, weights), block, log_p);
+          front.emit(draw(front, own, {front.seat->sampling, uniform_of(front, row, block, "token")}), block, log_p);
           break;
         case kRace: {
-          const DrawRequest request{front.seat->sampling, drawn(front, row, 0, "token"), 1};
-          const int64_t next = token(front, own, request, weights);
+          const int64_t next = draw(front, own, {front.seat->sampling, uniform_of(front, row, 0, "token"), 1});
           front.emit(next, block, 0);
           front.has_emitted = next == kNoToken || row + 1 >= front.run->num_tokens || next != front.seat->tokens[row + 1];
           break;
         }
         case kArgmax:
-          add(front, own, std::exp(log_p), weights);
+          add(front, own, std::exp(log_p));
           if (block == last_ || remaining < 0.5) emit_if_certain(front, block, log_p, remaining);
           break;
         case kMixture:
-          add(front, own, std::exp(log_p), weights);
-          if (block == last_) front.emit(of_mixture(front, drawn(front, row, block, "token"), weights), block, log_p);
+          add(front, own, std::exp(log_p));
+          if (block == last_) front.emit(draw_from_mixture(front, uniform_of(front, row, block, "token")), block, log_p);
       }
     }
     front.pending.clear(), front.outputs.clear();
   }
 
-  // From f of these logits.
-  int64_t token(const F& front, const A* logits, const DrawRequest& request, std::vector<double>& weights) const {
+  // Apply penalties, biases and masks, then draw.
+  int64_t draw(const F& front, const A* logits, const DrawRequest& request) const {
     if (front.only != kNoToken) return front.only;
-    const int64_t vocab = model_.exit_shape->vocab_size;
-    if (!front.seat->changes_logits()) return draw_row(logits, vocab, request, weights);
+    const int64_t vocab = model_.vocab_size;
+    if (!front.seat->changes_logits()) return draw_row(logits, vocab, request);
     static thread_local std::vector<double> changed;
     changed.assign(logits, logits + vocab);
     front.seat->change(changed.data(), vocab);
-    return draw_row(changed.data(), vocab, request, weights);
+    return draw_row(changed.data(), vocab, request);
   }
 
-  // m_k += p g(π), g being what a greedy request does to logits.
-  void add(F& front, const A* logits, double p, std::vector<double>& weights) const {
+  // m_k += p π_k. For kArgmax, penalties, biases and masks apply to each π_k.
+  void add(F& front, const A* logits, double p) const {
     front.mass += p;
     if (front.only != kNoToken) return;
-    const int64_t vocab = model_.exit_shape->vocab_size;
+    const int64_t vocab = model_.vocab_size;
+    static thread_local std::vector<double> weights;
     weights.assign(logits, logits + vocab);
     if (front.seat->kind == kArgmax) front.seat->change(weights.data(), vocab);
     const double total = exponentials(weights.data(), largest(weights.data(), vocab), vocab);
@@ -282,17 +237,17 @@ template <typename T> class Decisions {
     if (is_last || highest - second > remaining + kMargin) front.emit(best, block, log_p);
   }
 
-  // From f of log π_mix.
-  int64_t of_mixture(F& front, double uniform, std::vector<double>& weights) const {
+  // Penalties, biases and masks apply to log π_mix.
+  int64_t draw_from_mixture(F& front, double uniform) const {
     if (front.only != kNoToken) return front.only;
     for (double& m : front.mixture) m = std::log(m);
     front.seat->change(front.mixture.data(), front.mixture.size());
-    return draw_row(front.mixture.data(), front.mixture.size(), {front.seat->sampling, uniform}, weights);
+    return draw_row(front.mixture.data(), front.mixture.size(), {front.seat->sampling, uniform});
   }
 
   const Model<T>& model_;
+  Call& call_;
   const int64_t last_, width_;
-  const int num_threads_;
 };
 
 }  // namespace nvium

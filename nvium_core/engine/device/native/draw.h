@@ -1,4 +1,4 @@
-// A token by the inverse CDF or by a race, as nvium_core/engine/device/sampling.py draws it.
+// Draws tokens by the inverse CDF or by a race. The reference is nvium_core/engine/device/sampling.py.
 #pragma once
 
 #include <numeric>
@@ -10,21 +10,20 @@
 namespace nvium {
 
 constexpr int64_t kNoToken = -1;
-constexpr int64_t kBlock = 256;  // weights that are summed together
+constexpr int64_t kBlock = 256;  // weights in one partial sum
 
-// How a sequence's tokens are drawn from logits: part of `Draw` of nvium_core/engine/params.py.
+// Part of `Draw` of nvium_core/engine/params.py.
 struct Sampling {
   double temperature, log_min_p, top_k, top_p;
 };
 
-// Of a row: that, its uniform, and whether a race is run with it.
 struct DrawRequest {
   Sampling sampling;
   double uniform, is_race = 0;
 };
 
-// The token with the smallest E / weight, E = -log u being exponential numbers made of the uniform's bits and the token. The
-// logarithm is only taken where 1 - u, which is less, could be in time.
+// The token with the smallest E / weight, where E = -log u is an exponential number made of the uniform's bits and the token.
+// Computes the logarithm only if 1 - u, a lower bound of E, could win.
 inline int64_t first_of_race(const std::vector<double>& weights, double uniform) {
   const auto key = static_cast<uint64_t>(uniform * 0x1p53);
   double best = INFINITY;
@@ -41,7 +40,7 @@ inline int64_t first_of_race(const std::vector<double>& weights, double uniform)
   return first;
 }
 
-// Σ of eight partial sums, of every eighth number, so that the order is the same for vectors of any width.
+// Eight partial sums, each of every eighth number, so the order of the sum is the same in every build.
 struct PartialSums {
   static constexpr int64_t kCount = 8, kVectors = kCount / lanes<double>;
   doubles vectors[kVectors] = {};
@@ -55,8 +54,8 @@ struct PartialSums {
   }
 };
 
-// out = f(x), f being one of vectors of doubles; the sum of out. What is missing of the last eight x is `rest`, whose f is 0.
-template <typename A, typename F> double sum_of(const A* x, int64_t length, A rest, double* out, F f) {
+// out = f(x) for a function of vectors of doubles. Returns the sum. Pads x with `padding`, for which f is 0.
+template <typename A, typename F> double sum_of(const A* x, int64_t length, A padding, double* out, F f) {
   PartialSums sums;
   const auto take = [&](const A* from, double* to) {
 #pragma GCC unroll 4
@@ -71,28 +70,19 @@ template <typename A, typename F> double sum_of(const A* x, int64_t length, A re
   if (i < length) {
     A last[PartialSums::kCount];
     double own[PartialSums::kCount];
-    std::fill(std::copy(x + i, x + length, last), last + PartialSums::kCount, rest);
+    std::fill(std::copy(x + i, x + length, last), last + PartialSums::kCount, padding);
     take(last, own);
     std::copy_n(own, length - i, out + i);
   }
   return sums.total();
 }
 
-// Calls f(first, length) for each block of [0, count).
+// Call f(first, length) for each block of [0, count).
 template <typename F> void each_block(int64_t count, F&& f) {
   for (int64_t first = 0; first < count; first += kBlock) f(first, std::min(kBlock, count - first));
 }
 
-inline double sum_blocks(std::vector<double>& weights, std::vector<double>& sums) {
-  sums.clear();
-  each_block(weights.size(), [&](int64_t first, int64_t length) {
-    double* const own = &weights[first];
-    sums.push_back(sum_of(own, length, 0.0, own, [](const doubles& weight) { return weight; }));
-  });
-  return std::accumulate(sums.begin(), sums.end(), 0.0);
-}
-
-// The first token whose cumulative weight exceeds uniform · total: the block is found first, then the token in it.
+// The first token whose cumulative weight exceeds the target. Finds the block first, then the token in it.
 inline int64_t inverse_cdf(const std::vector<double>& weights, const std::vector<double>& sums, double target) {
   double before = 0, mass = 0;
   int64_t first = 0, token = kNoToken;
@@ -104,30 +94,31 @@ inline int64_t inverse_cdf(const std::vector<double>& weights, const std::vector
   return token;
 }
 
-// A token by weights e^((x - peak) / temperature) of the tokens that are kept.
-template <typename A> int64_t draw_row(const A* logits, int64_t vocab_size, const DrawRequest& asked, std::vector<double>& weights) {
-  static thread_local std::vector<double> sums;
-  const auto& [asked_temperature, log_min_p, top_k, top_p] = asked.sampling;
+// Draw a token with weights e^((x - peak) / temperature), after min-p, top-k and top-p. kNoToken unless all are finite.
+template <typename A> int64_t draw_row(const A* logits, int64_t vocab_size, const DrawRequest& request) {
+  static thread_local std::vector<double> weights, sums;
+  const auto& [temperature, log_min_p, top_k, top_p] = request.sampling;
   const A top = largest(logits, vocab_size);
-  const double peak = top, temperature = asked_temperature ? asked_temperature : 1, least = std::max(log_min_p, -708.0);
+  const double peak = top, divisor = temperature ? temperature : 1, least = std::max(log_min_p, -708.0);
+  const auto sum_blocks = [&](const auto* from, auto padding, auto f) {
+    sums.clear();
+    each_block(vocab_size, [&](int64_t first, int64_t length) {
+      sums.push_back(sum_of(from + first, length, padding, &weights[first], f));
+    });
+    return std::accumulate(sums.begin(), sums.end(), 0.0);
+  };
   weights.resize(vocab_size);
-  sums.clear();
-  each_block(vocab_size, [&](int64_t first, int64_t length) {
-    const auto weigh = [&](auto f) { sums.push_back(sum_of(logits + first, length, A(-INFINITY), &weights[first], f)); };
-    if (temperature == 1)
-      weigh([=](const doubles& x) { return exp(x - peak, least); });
-    else
-      weigh([=](const doubles& x) { return exp((x - peak) / temperature, least); });
-  });
-  double total = std::accumulate(sums.begin(), sums.end(), 0.0);
+  double total = divisor == 1
+                     ? sum_blocks(logits, A(-INFINITY), [=](const doubles& x) { return exp(x - peak, least); })
+                     : sum_blocks(logits, A(-INFINITY), [=](const doubles& x) { return exp((x - peak) / divisor, least); });
   if (!std::isfinite(total)) return kNoToken;
-  if (asked.is_race && !asked_temperature) return std::find(logits, logits + vocab_size, top) - logits;
+  if (request.is_race && !temperature) return std::find(logits, logits + vocab_size, top) - logits;
   if (top_k || top_p < 1) {
     truncate(weights, total, static_cast<size_t>(top_k), top_p);
-    total = sum_blocks(weights, sums);
+    total = sum_blocks(weights.data(), 0.0, [](const doubles& weight) { return weight; });
   }
-  if (asked.is_race) return first_of_race(weights, asked.uniform);
-  return inverse_cdf(weights, sums, asked.uniform * total);
+  if (request.is_race) return first_of_race(weights, request.uniform);
+  return inverse_cdf(weights, sums, request.uniform * total);
 }
 
 }  // namespace nvium

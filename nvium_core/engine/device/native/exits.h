@@ -1,38 +1,19 @@
-// An exit for a few rows: what nvium_core/model/exits.py and the head compute, as block.h computes a block.
+// Evaluates exits for a few rows: router, adapter and head, as nvium_core/model/exits.py.
 //
-// Shapes: R rows, D width, M router's inner width, N adapter's inner width, V vocabulary.
-
+// Shapes: R rows; others as in call.h.
 #pragma once
 
 #include <vector>
 
-#include "draw.h"
-#include "matrix.h"
+#include "call.h"
 #include "team.h"
 
 namespace nvium {
 
-struct ExitShape {
-  int64_t width, router_width, adapter_width, vocab_size;
-  double eps, temperature;
-};
-
-// In the order of the caller's list; null where the last exit has no router, or none has an adapter.
-template <typename A> struct Exit {
-  const A* norm;
-  Matrix fc1;
-  const A* fc1_bias;
-  Matrix fc2;
-  const A *fc2_bias, *router_norm;
-  Matrix router_head;
-  const A* router_bias;
-  Matrix up, down, head;
-};
-
-// y = x Wᵀ + b, by all threads.
+// y = x Wᵀ + b
 template <typename A>
-void linear(const std::vector<A>& x, const Matrix& weight, const A* bias, int64_t num_rows, int64_t length, int64_t count,
-            A* y, int num_threads) {
+void linear(int num_threads, const std::vector<A>& x, const Matrix& weight, const A* bias, int64_t num_rows,
+            int64_t length, int64_t count, A* y) {
   Team::shared().run(num_threads, num_panels<A>(count), [&](int64_t begin, int64_t end) {
     project_into<A>({x.data(), num_rows, length}, weight, count, begin, end, y);
   });
@@ -40,47 +21,71 @@ void linear(const std::vector<A>& x, const Matrix& weight, const A* bias, int64_
     for (int64_t i = 0; i < num_rows * count; ++i) y[i] += bias[i % count];
 }
 
-// Of the states in these slots: x = RMSNorm(h) [R, D], and log w [R, 2] of going on and of leaving.
+// Compute x = RMSNorm(h) [R, D] of the states in these slots, and log(1 − w), log w [R, 2] of the router.
 template <typename T>
-void route(const ExitShape& shape, const Exit<Accumulator<T>>& exit, const T* states, const int64_t* slots,
-           int64_t num_rows, Accumulator<T>* x, double* log_w, int num_threads) {
+void route(const Model<T>& model, int64_t block, const int64_t* slots, int64_t num_rows, Accumulator<T>* x,
+           double* log_w) {
   using A = Accumulator<T>;
-  const int64_t width = shape.width, inner = shape.router_width;
-  const A eps = static_cast<A>(shape.eps);
+  const auto& exit = model.exits[block];
+  const int64_t width = model.width, inner = model.router_width;
+  const int num_threads = model.num_threads;
+  const A eps = static_cast<A>(model.eps);
   std::vector<A> hidden(num_rows * width), mid(num_rows * inner), normed(num_rows * width);
-  for (int64_t r = 0; r < num_rows; ++r)
-    for (int64_t d = 0; d < width; ++d) hidden[r * width + d] = static_cast<A>(states[slots[r] * width + d]);
-  for (int64_t r = 0; r < num_rows; ++r) rms_norm(&hidden[r * width], exit.norm, width, eps, x + r * width);
+  for (int64_t r = 0; r < num_rows; ++r) {
+    const T* state = model.state(block, slots[r]);
+    for (int64_t d = 0; d < width; ++d) hidden[r * width + d] = static_cast<A>(state[d]);
+    rms_norm(&hidden[r * width], exit.norm, width, eps, x + r * width);
+  }
   if (!exit.fc1) {
     for (int64_t r = 0; r < num_rows; ++r) log_w[2 * r] = -INFINITY, log_w[2 * r + 1] = 0;
     return;
   }
   std::copy_n(x, num_rows * width, normed.begin());
-  linear(normed, exit.fc1, exit.fc1_bias, num_rows, width, inner, mid.data(), num_threads);
+  linear(num_threads, normed, exit.fc1, exit.fc1_bias, num_rows, width, inner, mid.data());
   for (A& value : mid) value = gelu(value);
-  linear(mid, exit.fc2, exit.fc2_bias, num_rows, inner, width, hidden.data(), num_threads);
+  linear(num_threads, mid, exit.fc2, exit.fc2_bias, num_rows, inner, width, hidden.data());
   for (int64_t r = 0; r < num_rows; ++r)
     rms_norm(&hidden[r * width], exit.router_norm, width, eps, &normed[r * width]);
   std::vector<A> logits(2 * num_rows);
-  linear(normed, exit.router_head, exit.router_bias, num_rows, width, 2, logits.data(), 1);
+  linear(1, normed, exit.router_head, exit.router_bias, num_rows, width, 2, logits.data());
   for (int64_t r = 0; r < num_rows; ++r) {
-    const A difference = (logits[2 * r + 1] - logits[2 * r]) / static_cast<A>(shape.temperature);
+    const A difference = (logits[2 * r + 1] - logits[2 * r]) / static_cast<A>(model.temperature);
     log_w[2 * r] = -softplus(difference);
     log_w[2 * r + 1] = -softplus(-difference);
   }
 }
 
-// x + down(SiLU(up(x))) in place of normed rows x [R, D].
-template <typename A>
-void adapt(const ExitShape& shape, const Exit<A>& exit, std::vector<A>& x, int num_threads) {
-  const int64_t width = shape.width, inner = shape.adapter_width, num_rows = x.size() / width;
+// x += down(SiLU(up(x))), for normed rows x [R, D].
+template <typename T> void adapt(const Model<T>& model, int64_t block, std::vector<Accumulator<T>>& x) {
+  using A = Accumulator<T>;
+  const auto& exit = model.exits[block];
+  const int64_t width = model.width, inner = model.adapter_width, num_rows = x.size() / width;
+  const int num_threads = model.num_threads;
   if (!exit.up || !num_rows) return;
   std::vector<A> mid(num_rows * inner), added(num_rows * width);
   const std::vector<A> ones(inner, 1);
-  linear<A>(x, exit.up, nullptr, num_rows, width, inner, mid.data(), num_threads);
+  linear<A>(num_threads, x, exit.up, nullptr, num_rows, width, inner, mid.data());
   for (int64_t r = 0; r < num_rows; ++r) silu_times(&mid[r * inner], ones.data(), inner);
-  linear<A>(mid, exit.down, nullptr, num_rows, inner, width, added.data(), num_threads);
+  linear<A>(num_threads, mid, exit.down, nullptr, num_rows, inner, width, added.data());
   for (size_t i = 0; i < x.size(); ++i) x[i] += added[i];
+}
+
+// Compute log p_k of the first exits [R, num_exits] and their adapted states [R, num_exits, D].
+template <typename T>
+void evaluate_exits(const Model<T>& model, int64_t num_exits, const int64_t* slots, int64_t num_rows, double* log_p,
+                    Accumulator<T>* outputs) {
+  const int64_t width = model.width;
+  std::vector<double> log_w(2 * num_rows), log_reached(num_rows);
+  for (int64_t e = 0; e < num_exits; ++e) {
+    std::vector<Accumulator<T>> x(num_rows * width);
+    route(model, e, slots, num_rows, x.data(), log_w.data());
+    adapt(model, e, x);
+    for (int64_t r = 0; r < num_rows; ++r) {
+      log_p[r * num_exits + e] = log_reached[r] + log_w[2 * r + 1];
+      log_reached[r] += log_w[2 * r];
+      std::copy_n(&x[r * width], width, outputs + (r * num_exits + e) * width);
+    }
+  }
 }
 
 }  // namespace nvium

@@ -1,12 +1,12 @@
-// How the numbers of a packed matrix are stored.
+// Number formats of packed matrices.
 #pragma once
 
 #include "arithmetic.h"
 
 namespace nvium {
 
-// Formats: how a step of one vector is unpacked. `kGroup` elements share a scale, or a scale and a minimum: `kScales` IEEE
-// halves, stored before them for each lane; 0 for formats without scales. Float64 is plain: it is for checks.
+// A format unpacks one vector from each step of `kStep` elements, which take `kBytes`. In quantized formats `kGroup` elements
+// share `kScales` IEEE halves per lane, stored before them: a scale, or a scale and a minimum. Float64 is for tests only.
 template <typename A> struct Plain {
   static constexpr int64_t kLanes = lanes<A>;
   static constexpr int kStep = 1, kBytes = kVectorBytes, kGroup = 0, kScales = 0;
@@ -17,7 +17,7 @@ struct OfFloats {
   static constexpr int64_t kLanes = lanes<float>;
 };
 
-struct Pairs : OfFloats {  // two of bfloat16 in 32 bits, the first in the lower half
+struct Pairs : OfFloats {  // two bfloat16 in 32 bits, the first in the lower half
   static constexpr int kStep = 2, kBytes = kVectorBytes, kGroup = 0, kScales = 0;
   static floats unpack(const char* at, int element) {
     const ints both = bits_at<ints>(at);
@@ -32,7 +32,7 @@ struct Bytes : OfFloats {
   }
 };
 
-struct Nibbles : OfFloats {  // of 4 bits less 8, the first in the lower half of a byte
+struct Nibbles : OfFloats {  // 4 bits with an offset of 8, the first in the lower half of a byte
   static constexpr int kStep = 2, kBytes = kLanes, kGroup = 32, kScales = 1;
   static floats unpack(const char* at, int element) {
     const ints both = widened(reinterpret_cast<const uint8_t*>(at));
@@ -44,7 +44,7 @@ struct NibblesWithMin : Nibbles {  // the weight is min + scale · (number + 8)
   static constexpr int kScales = 2;
 };
 
-// Finite halves, exactly: their bits as those of a float are 2^112 times too small.
+// Convert finite halves exactly: their bits, shifted into a float, are 2^112 times too small.
 inline floats halves(const char* at) {
   const ints bits = widened(reinterpret_cast<const uint16_t*>(at));
   const floats size = bits_as<floats>((bits & 0x7FFF) << 13) * 0x1p112f;

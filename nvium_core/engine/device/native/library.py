@@ -1,4 +1,4 @@
-"""The compiled functions of this folder: built once for each kind of instructions, by the C++ compiler there is."""
+"""Compiles the C++ of this folder once per instruction set, and loads it."""
 
 import ctypes
 import hashlib
@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from filelock import FileLock
@@ -23,70 +24,73 @@ CHECKSUM = ".crc32"
 COMPILER = ("c++", "-std=c++20", "-O3", "-pthread", "-shared", "-fPIC", "-Wno-psabi")
 
 PRECISIONS = {torch.float64: "float64", torch.float32: "float32", torch.bfloat16: "bfloat16"}
-"""What functions are called for, by the precision of the cache."""
+"""Suffix of the function that runs Steps, by the cache's precision."""
 
-POINTER, COUNT = ctypes.c_void_p, ctypes.c_int64
+COUNT, REAL, POINTER = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 
 
 @cache
 def native_library(instructions: str | None = None) -> ctypes.CDLL | None:
-    """The functions for these instructions, None being the widest, or None, and a warning, where they cannot be had.
-    Compiling them takes half a minute, once."""
+    """Return the library for these instructions, by default the widest available. None, with a warning, if it cannot be
+    compiled or loaded. The first call compiles for about half a minute."""
     try:
-        library = ctypes.CDLL(str(_found_or_built(instructions or available()[-1])))
+        library = ctypes.CDLL(str(_find_or_build(instructions or available()[-1])))
     except (OSError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", None) or b""
+        output = getattr(error, "stderr", None) or b""
         logger.warning(
-            "no native layers, so PyTorch's slower ones run; install a C++ compiler such as g++: %s\n%s",
+            "no native layers: falling back to PyTorch's slower ones. Install a C++ compiler such as g++. %s\n%s",
             error,
-            said.decode(errors="replace"),
+            output.decode(errors="replace"),
         )
         return None
     for precision in PRECISIONS.values():
         run = getattr(library, f"run_{precision}")
         run.argtypes, run.restype = [POINTER, POINTER], None
-    for name in ("vector_bytes", "has_tiles"):
-        function = getattr(library, name)
+    for function in (library.vector_bytes, library.has_tiles):
         function.argtypes, function.restype = [], COUNT
     library.uniforms.argtypes, library.uniforms.restype = [POINTER, POINTER, COUNT, COUNT, POINTER, COUNT], None
-    draw = library.draw  # an item of the library would be another object at every use
-    draw.argtypes, draw.restype = [POINTER, COUNT, COUNT, POINTER, POINTER], None
     return library
 
 
 def build(instructions: str, folder: Path) -> Path:
-    """The library's file in a folder, compiled unless a whole one is there. Raises `OSError` or `SubprocessError`."""
+    """Return the library's path in the folder, after compiling it if it is missing or damaged. Raise `OSError` or
+    `SubprocessError` if that fails."""
     file = folder / file_name(instructions)
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(file.with_suffix(".lock")), tempfile.TemporaryDirectory(dir=folder) as scratch:
-        if not is_whole(file):
+        if not is_intact(file):
             if file.exists():
-                logger.warning("%s is damaged and is compiled again", file)
+                logger.warning("%s is damaged: compiling it again", file)
             made = Path(scratch) / file.name
             command = [*_command(instructions), str(FOLDER / SOURCE), "-o", str(made)]
-            subprocess.run(command, check=True, capture_output=True)  # noqa: S603  all of it is known
+            subprocess.run(command, check=True, capture_output=True)  # noqa: S603  a fixed command
             sync(made)
             made.replace(file)
             file.with_suffix(CHECKSUM).write_text(checksum(file))
     return file
 
 
-def is_whole(file: Path) -> bool:
-    """Whether a library is as it was compiled: loading a damaged one may end the process."""
+def is_intact(file: Path) -> bool:
+    """Whether the library matches its checksum. Loading a damaged library can crash the process."""
     sidecar = file.with_suffix(CHECKSUM)
     return file.exists() and sidecar.exists() and sidecar.read_bytes() == checksum(file).encode()
 
 
 def file_name(instructions: str) -> str:
-    """What the library is made of is part of its name, so that a stale one is never taken."""
+    """The name contains a hash of sources and command, so a stale library is never loaded."""
     content = b"".join(file.read_bytes() for file in sorted([FOLDER / SOURCE, *FOLDER.glob("*.h")]))
     digest = hashlib.sha256(content + " ".join(_command(instructions)).encode()).hexdigest()[:16]
     return f"nvium-{instructions}-{digest}.so"
 
 
-def _found_or_built(instructions: str) -> Path:
+def fields(kind: type["ctypes._SimpleCData[Any]"], names: str) -> list[tuple[str, type["ctypes._SimpleCData[Any]"]]]:
+    """Fields of one type, for the `_fields_` of a `ctypes.Structure`."""
+    return [(name, kind) for name in names.split()]
+
+
+def _find_or_build(instructions: str) -> Path:
     shipped = FOLDER / file_name(instructions)
-    return shipped if is_whole(shipped) else build(instructions, user_cache_path("nvium"))
+    return shipped if is_intact(shipped) else build(instructions, user_cache_path("nvium"))
 
 
 def _command(instructions: str) -> tuple[str, ...]:

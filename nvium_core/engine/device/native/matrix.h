@@ -1,8 +1,8 @@
-// Rows times a matrix [N, length], and the norm before.
+// Multiplies rows by a matrix [N, length], and RMSNorm.
 //
-// A matrix is packed for the vectors of one build: as many of its rows as a vector has lanes are interleaved, element by
-// element, and no sum ever crosses lanes. Up to kAcross such vectors make a panel, interleaved again at every step of one
-// or two elements, so that memory is read in order. The last vector is padded with zeros.
+// A matrix is packed for the vector width of one build. A vector interleaves `lanes` rows of the matrix element by element, so
+// no sum crosses lanes. Up to kPanelVectors vectors form a panel, which interleaves them step by step (a step is one or two
+// elements), so memory is read in order. The last vector is padded with zeros.
 #pragma once
 
 #include "tiles.h"
@@ -18,32 +18,31 @@ struct Matrix {
   explicit operator bool() const { return data; }
 };
 
-// Vectors of a panel; how many of them a product of many rows takes at once; and the rows whose sums then fit in registers.
-// Float64 is for checks: one vector and a few rows.
-template <typename A> constexpr int kAcross = std::is_same_v<A, float> ? 4 : 1;
-template <typename A> constexpr int kAtOnce = std::min(kAcross<A>, kRegisters == 32 ? 4 : 2);
-template <typename A, int K> constexpr int kMostRows = std::is_same_v<A, float> ? (kRegisters == 32 ? 24 : 12) / std::max(K, 2) : 3;
+// Vectors in a panel, vectors multiplied at once when there are many rows, and rows whose sums of K vectors fit in registers.
+template <typename A> constexpr int kPanelVectors = std::is_same_v<A, float> ? 4 : 1;
+template <typename A> constexpr int kVectorsAtOnce = std::min(kPanelVectors<A>, kRegisters == 32 ? 4 : 2);
+template <typename A, int K> constexpr int kMaxRows = std::is_same_v<A, float> ? (kRegisters == 32 ? 24 : 12) / std::max(K, 2) : 3;
 
-constexpr int64_t kAhead = 4096;  // bytes: prefetches the next page of memory, as hardware prefetchers stop at a page's end
+constexpr int64_t kPrefetchBytes = 4096;  // one memory page ahead: hardware prefetchers stop at the end of a page
 
-// A panel's first byte, its number of vectors, and the first of them to use.
+// A panel's first byte, its number of vectors, and the first vector to use.
 struct Panel {
   const char* data;
   int64_t vectors, first;
 };
 
-// Dot products of R rows of x and K vectors. The order of each sum does not depend on R and K, so a row's results do not
-// depend on its company. The first to read a panel prefetches all of it.
+// Add the dot products of R rows of x and K vectors to `sums`. The order of each sum does not depend on R or K, so a row's
+// results do not depend on the batch. The call that starts with a panel's first vector prefetches all vectors.
 template <typename F, int R, int K, typename A>
 inline void add_products(const A* x, int64_t length, const char* steps, const Panel& panel, int64_t count,
                          Vector<A> (&sums)[K][R]) {
-  const int64_t apart = panel.vectors * F::kBytes, fetched = panel.first ? 0 : apart;
+  const int64_t stride = panel.vectors * F::kBytes, prefetched = panel.first ? 0 : stride;
   const char* at = steps + panel.first * F::kBytes;
-  Vector<A> own[K][R];  // in registers: `sums` is the caller's memory, and would be stored at every step
+  Vector<A> own[K][R];  // stays in registers; `sums` would be stored to memory at every step
   for (int k = 0; k < K; ++k)
     for (int r = 0; r < R; ++r) own[k][r] = sums[k][r];
-  for (int64_t s = 0; s < count; ++s, at += apart, x += F::kStep) {
-    for (int64_t b = 0; b < fetched; b += 64) __builtin_prefetch(at + b + kAhead);
+  for (int64_t s = 0; s < count; ++s, at += stride, x += F::kStep) {
+    for (int64_t b = 0; b < prefetched; b += 64) __builtin_prefetch(at + b + kPrefetchBytes);
     for (int e = 0; e < F::kStep; ++e) {
       Vector<A> w[K];
       for (int k = 0; k < K; ++k) w[k] = F::unpack(at + k * F::kBytes, e);
@@ -88,7 +87,7 @@ void grouped_panel_products(const A* x, int64_t length, const Panel& panel, Vect
   }
 }
 
-// Calls `use` with (row, vector of the panel, its products).
+// Call use(row, vector of the panel, products).
 template <typename F, int R, int K, typename A, typename Use>
 void multiply(const A* x, int64_t length, const Panel& panel, Use&& use) {
   Vector<A> sums[K][R] = {};
@@ -100,7 +99,7 @@ void multiply(const A* x, int64_t length, const Panel& panel, Use&& use) {
     for (int k = 0; k < K; ++k) use(r, panel.first + k, sums[k][r]);
 }
 
-// The same for any number of rows up to R.
+// `multiply` for 1 to R rows.
 template <typename F, int R, int K, typename A, typename Use>
 void multiply_up_to(int64_t num_rows, const A* x, int64_t length, const Panel& panel, Use&& use) {
   if constexpr (R > 1)
@@ -108,24 +107,24 @@ void multiply_up_to(int64_t num_rows, const A* x, int64_t length, const Panel& p
   multiply<F, R, K>(x, length, panel, use);
 }
 
-// Any number of rows, split evenly, by K vectors.
+// `multiply` for any number of rows, split evenly.
 template <typename F, int K, typename A, typename Use>
 void multiply_all(int64_t num_rows, const A* x, int64_t length, const Panel& panel, Use&& use) {
-  constexpr int64_t most = kMostRows<A, K>;
-  const int64_t passes = (num_rows + most - 1) / most, taken = (num_rows + passes - 1) / passes;
-  for (int64_t row = 0; row < num_rows; row += taken)
-    multiply_up_to<F, most, K>(std::min(taken, num_rows - row), x + row * length, length, panel,
+  constexpr int64_t most = kMaxRows<A, K>;
+  const int64_t passes = (num_rows + most - 1) / most, rows_per_pass = (num_rows + passes - 1) / passes;
+  for (int64_t row = 0; row < num_rows; row += rows_per_pass)
+    multiply_up_to<F, most, K>(std::min(rows_per_pass, num_rows - row), x + row * length, length, panel,
                                [&](int r, int64_t vector, const Vector<A>& products) { use(row + r, vector, products); });
 }
 
-// Few rows take the whole panel at once, for enough independent sums to keep the processor busy; many rows take as many
-// vectors as leave registers for their sums.
+// Few rows multiply all vectors of the panel at once, which gives the processor enough independent sums. Many rows multiply
+// fewer vectors at once, so that their sums fit in registers.
 template <typename F, typename A, typename Use>
 void multiply_panel(int64_t num_rows, const A* x, int64_t length, Panel panel, Use&& use) {
-  constexpr int all = kAcross<A>, some = kAtOnce<A>;
+  constexpr int all = kPanelVectors<A>, some = kVectorsAtOnce<A>;
   while (panel.first < panel.vectors) {
     const int64_t left = panel.vectors - panel.first;
-    if (left >= all && num_rows <= kMostRows<A, all>)
+    if (left >= all && num_rows <= kMaxRows<A, all>)
       multiply_all<F, all>(num_rows, x, length, panel, use), panel.first += all;
     else if (left >= some)
       multiply_all<F, some>(num_rows, x, length, panel, use), panel.first += some;
@@ -134,15 +133,16 @@ void multiply_panel(int64_t num_rows, const A* x, int64_t length, Panel panel, U
   }
 }
 
-template <typename F> constexpr int64_t vector_bytes(int64_t length) {
-  const int64_t of_scales = F::kScales * 2 * F::kLanes, group = F::kGroup ? F::kGroup : F::kStep;
-  return (length + group - 1) / group * (of_scales + group / F::kStep * F::kBytes);
+// Bytes of one packed vector.
+template <typename F> constexpr int64_t packed_bytes(int64_t length) {
+  const int64_t scales = F::kScales * 2 * F::kLanes, group = F::kGroup ? F::kGroup : F::kStep;
+  return (length + group - 1) / group * (scales + group / F::kStep * F::kBytes);
 }
 
-template <typename A> constexpr int64_t panel_rows = kAcross<A> * lanes<A>;
+template <typename A> constexpr int64_t panel_rows = kPanelVectors<A> * lanes<A>;
 template <typename A> constexpr int64_t num_panels(int64_t count) { return (count + panel_rows<A> - 1) / panel_rows<A>; }
 
-// Rows [R, length] to be multiplied; in tiles too, where they are to be used.
+// Rows [R, length] to multiply, and their AMX tiles if tiles are used.
 template <typename A> struct Operand {
   const A* x;
   int64_t num_rows, length;
@@ -153,8 +153,8 @@ template <typename F, typename A, typename Use>
 void project_as(const Operand<A>& in, const char* data, int64_t count, int64_t begin, int64_t end, Use&& use) {
   const int64_t vectors = (count + lanes<A> - 1) / lanes<A>;
   for (int64_t panel = begin; panel < end; ++panel) {
-    const int64_t before = panel * kAcross<A>, here = std::min<int64_t>(kAcross<A>, vectors - before);
-    const char* at = data + before * vector_bytes<F>(in.length);
+    const int64_t before = panel * kPanelVectors<A>, here = std::min<int64_t>(kPanelVectors<A>, vectors - before);
+    const char* at = data + before * packed_bytes<F>(in.length);
     const auto use_vector = [&](int64_t r, int64_t vector, const Vector<A>& products) {
       const int64_t n = (before + vector) * lanes<A>;
       use(r, n, reinterpret_cast<const A*>(&products), std::min(lanes<A>, count - n));
@@ -168,7 +168,7 @@ void project_as(const Operand<A>& in, const char* data, int64_t count, int64_t b
   }
 }
 
-// Σ_d x[r, d] W[n, d] for the n of panels [begin, end). Calls `use` with (r, n, products of n and those after it, how many).
+// Σ_d x[r, d] W[n, d] for the n in panels [begin, end). Calls use(r, n, products, count) for count consecutive n.
 template <typename A, typename Use>
 void project(const Operand<A>& in, const Matrix& matrix, int64_t count, int64_t begin, int64_t end, Use&& use) {
   const auto as = [&](auto format) { project_as<decltype(format)>(in, matrix.data, count, begin, end, use); };
@@ -181,7 +181,7 @@ void project(const Operand<A>& in, const Matrix& matrix, int64_t count, int64_t 
   as(Plain<A>{});
 }
 
-// The same, into y [R, N].
+// `project` into y [R, N].
 template <typename A>
 void project_into(const Operand<A>& in, const Matrix& matrix, int64_t count, int64_t begin, int64_t end, A* y) {
   project(in, matrix, count, begin, end, [&](int64_t r, int64_t n, const A* products, int64_t num) {

@@ -1,4 +1,4 @@
-// The numbers that decide what a front does, as nvium_core/engine/randomness.py makes them.
+// Uniform numbers for routing and draws, as in nvium_core/engine/schedule/randomness.py.
 #pragma once
 
 #include <bit>
@@ -7,7 +7,7 @@
 
 namespace nvium {
 
-// The first 8 bytes of BLAKE2b (RFC 7693) of a message of at most one block.
+// 8-byte BLAKE2b (RFC 7693) of a message of at most one block.
 inline uint64_t blake2b_8(const uint64_t (&words)[16], uint64_t length) {
   constexpr uint64_t initial[8] = {0x6a09e667f3bcc908, 0xbb67ae8584caa73b, 0x3c6ef372fe94f82b, 0xa54ff53a5f1d36f1,
                                    0x510e527fade682d1, 0x9b05688c2b3e6c1f, 0x1f83d9abfb41bd6b, 0x5be0cd19137e2179};
@@ -38,7 +38,7 @@ inline uint64_t blake2b_8(const uint64_t (&words)[16], uint64_t length) {
   return first ^ v[0] ^ v[8];
 }
 
-// In [0, 1), of 53 bits. `purpose` has five letters.
+// A number in [0, 1) with 53 random bits. `purpose` has five letters.
 inline double uniform(int64_t seed, int64_t choice, int64_t position, int64_t junction, const char* purpose) {
   const int64_t numbers[4] = {seed, choice, position, junction};
   uint64_t words[16] = {};

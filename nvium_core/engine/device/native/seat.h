@@ -1,4 +1,4 @@
-// What a running sequence brings to a call, as Seats of nvium_core/engine/device/native/seats.py writes it.
+// A running sequence: its pages, tokens and sampling parameters. seats.py fills it.
 #pragma once
 
 #include <algorithm>
@@ -10,29 +10,29 @@
 
 namespace nvium {
 
-// How a front's token is decided: `Kind` of nvium_core/engine/params.py.
+// `Kind` of nvium_core/engine/params.py.
 enum Kind : int64_t { kExits, kArgmax, kMixture, kRace };
 
-// What a request does to the logit of one token: penalties, then bias.
+// Penalties, then bias, for the logit of one token.
 struct Change {
   double token, repetition, occurrence, bias;
 };
 
 struct Seat {
   const int64_t* pages;
-  int64_t* tokens;  // prompt, answer and drafts; a call appends what it emits
+  int64_t* tokens;  // prompt, answer and drafts; a call appends the tokens that it emits
   int64_t seed, choice;
   Kind kind;
   Sampling sampling;
   int64_t num_changes;
-  Change* changes;  // with room for one more for each token that a call emits
+  Change* changes;  // with room for one more per emitted token
   double presence, frequency, repetition;  // penalties of emitted tokens
   int64_t num_prompt_tokens;
   int64_t mask_bytes;
-  const uint8_t* mask;  // a bit per token that may follow; null where all may
+  const uint8_t* mask;  // one bit per token, 1 if it may follow; null if all may
   int64_t num_stops;
   const int64_t* stops;
-  int64_t is_original;  // scored by the last exit alone
+  int64_t is_original;  // score with the last exit alone
 
   int64_t slot(int64_t position, int64_t page_size) const {
     return pages[position / page_size] * page_size + position % page_size;
@@ -46,7 +46,7 @@ struct Seat {
 
   bool changes_logits() const { return num_changes || mask; }
 
-  // The only token that may follow; kNoToken where others may, or none.
+  // The only token that may follow, or kNoToken if several or none may.
   int64_t only_token(int64_t vocab_size) const {
     int64_t only = kNoToken;
     for (int64_t byte = 0; mask && byte < std::min(mask_bytes, (vocab_size + 7) / 8); ++byte) {
@@ -58,6 +58,7 @@ struct Seat {
     return only;
   }
 
+  // Apply penalties, biases and the mask.
   void change(double* logits, int64_t vocab_size) const {
     for (int64_t i = 0; i < num_changes; ++i) {
       const auto& [token, repetition, occurrence, bias] = changes[i];
@@ -72,7 +73,7 @@ struct Seat {
     }
   }
 
-  // Appends an emitted token, and penalises it like `LogitChanges` of nvium_core/engine/schedule/logit_changes.py.
+  // Append an emitted token and penalise it, as `LogitChanges` of nvium_core/engine/schedule/logit_changes.py.
   void append(int64_t token, int64_t num_tokens) {
     tokens[num_tokens] = token;
     if (!presence && !frequency && repetition == 1) return;
@@ -80,7 +81,7 @@ struct Seat {
     Change* const own = std::find_if(changes, end, [&](const Change& each) { return each.token == token; });
     if (own == end) *own = {static_cast<double>(token), 1, 0, 0}, ++num_changes;
     const auto count = std::count(tokens + num_prompt_tokens, tokens + num_tokens + 1, token);
-    const volatile double of_count = frequency * count;  // rounded, as Python rounds it
+    const volatile double of_count = frequency * count;  // prevents a fused multiply-add, which rounds differently from Python
     own->repetition = repetition, own->occurrence = presence + of_count;
   }
 };

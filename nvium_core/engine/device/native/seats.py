@@ -1,38 +1,38 @@
-"""What native calls know of running sequences, seat by seat: renewed when that changes, not with every Step."""
+"""The seats of native calls: sequences' pages, tokens and sampling parameters, written again only when they change."""
 
 import ctypes
 from array import array
 
+from nvium_core.engine.device.native.library import COUNT, POINTER, REAL, fields
 from nvium_core.engine.device.native.weights import address
 from nvium_core.engine.params import MAX_DRAFTS
 from nvium_core.engine.schedule.logit_changes import NUM_FIELDS
 from nvium_core.engine.schedule.sequence import Sequence
 
 MAX_EMISSIONS = max(32, MAX_DRAFTS + 1)
-"""Of one run in a call."""
+"""Most tokens of one run in a call."""
 
 
 class NativeSeat(ctypes.Structure):
     """`Seat` of seat.h."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("pages", "tokens")),
-        *((name, ctypes.c_int64) for name in ("seed", "choice", "kind")),
-        *((name, ctypes.c_double) for name in ("temperature", "log_min_p", "top_k", "top_p")),
-        ("num_changes", ctypes.c_int64),
-        ("changes", ctypes.c_void_p),
-        *((name, ctypes.c_double) for name in ("presence", "frequency", "repetition")),
-        ("num_prompt_tokens", ctypes.c_int64),
-        ("mask_bytes", ctypes.c_int64),
+        *fields(POINTER, "pages tokens"),
+        *fields(COUNT, "seed choice kind"),
+        *fields(REAL, "temperature log_min_p top_k top_p"),
+        ("num_changes", COUNT),
+        ("changes", POINTER),
+        *fields(REAL, "presence frequency repetition"),
+        *fields(COUNT, "num_prompt_tokens mask_bytes"),
         ("mask", ctypes.c_char_p),
-        ("num_stops", ctypes.c_int64),
-        ("stops", ctypes.c_void_p),
-        ("is_original", ctypes.c_int64),
+        ("num_stops", COUNT),
+        ("stops", POINTER),
+        ("is_original", COUNT),
     )
 
 
-class Known:
-    """What a seat's sequence was when it was last written, and what native calls read of it."""
+class SeatMemory:
+    """The sequence that a seat was last written for, and the arrays that the seat points to."""
 
     def __init__(self, sequence: Sequence, seat: NativeSeat, context: int) -> None:
         self.sequence = sequence
@@ -55,26 +55,26 @@ class Known:
 class Seats:
     def __init__(self, count: int, context: int) -> None:
         self.array = (NativeSeat * count)()
-        self._known: list[Known | None] = [None] * count
+        self.memory: list[SeatMemory | None] = [None] * count
         self._context = context
         self._spare = array("d", bytes(8 * NUM_FIELDS * MAX_EMISSIONS))
 
-    def of(self, sequence: Sequence) -> int:
-        """The sequence's seat, which is up to date."""
+    def update(self, sequence: Sequence) -> int:
+        """Bring the sequence's seat up to date and return its number."""
         number = sequence.seat
         assert number is not None
-        seat, known = self.array[number], self._known[number]
-        if known is None or known.sequence is not sequence:
-            self._known[number] = known = Known(sequence, seat, self._context + 1)
+        seat, memory = self.array[number], self.memory[number]
+        if memory is None or memory.sequence is not sequence:
+            self.memory[number] = memory = SeatMemory(sequence, seat, self._context + 1)
         pages = sequence.pages
-        if known.page_list is not pages or known.num_pages != len(pages):  # an admission gives it another list
-            known.page_list, known.num_pages, known.pages = pages, len(pages), array("q", pages)
-            seat.pages = address(known.pages)
-        start = min(sequence.filled[-1], sequence.num_verified - 1)  # other backends may have emitted what comes next
-        known.tokens[start : sequence.num_tokens] = array("q", sequence.token_ids[start:])
+        if memory.page_list is not pages or memory.num_pages != len(pages):  # an admission makes a new list
+            memory.page_list, memory.num_pages, memory.pages = pages, len(pages), array("q", pages)
+            seat.pages = address(memory.pages)
+        start = min(sequence.filled[-1], sequence.num_verified - 1)  # the layers may have emitted later tokens
+        memory.tokens[start : sequence.num_tokens] = array("q", sequence.token_ids[start:])
         if sequence.changes is not None:
-            known.changes = sequence.changes.entries + self._spare
-            seat.num_changes, seat.changes = len(sequence.changes), address(known.changes)
+            memory.changes = sequence.changes.entries + self._spare
+            seat.num_changes, seat.changes = len(sequence.changes), address(memory.changes)
         if sequence.constraint is not None:
             seat.mask = mask = sequence.constraint.allowed
             seat.mask_bytes = len(mask)

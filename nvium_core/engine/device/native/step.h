@@ -1,37 +1,15 @@
-// A Step in one call: rows through blocks, and what their fronts emit; several tokens a sequence where nobody waits for them.
+// Runs a Step in one call: rows pass blocks, and fronts emit tokens.
 #pragma once
 
 #include "decide.h"
-#include "score.h"
 
 namespace nvium {
 
-struct BlockReport {
-  int64_t num_steps, num_rows;
-  double seconds;
-};
-
-struct Call {
-  int64_t first, stop;  // of the blocks
-  int64_t whole;        // every row passes all of them; else a run ends where its front emits
-  int64_t num_runs;
-  Run* runs;
-  Seat* seats;
-  int64_t max_rows;  // of a later block in one call, unless whole
-  double seconds;    // no further token is begun after this long
-  int64_t num_threads;
-  int64_t is_tiled;  // products by tiles
-  Scores scores;
-  BlockReport* reports;  // [N]
-  double router_seconds, head_seconds;
-};
-
-template <typename T> class Calls {
-  using A = Accumulator<T>;
-  using F = Front<A>;
+template <typename T> class StepRun {
+  using F = Front<Accumulator<T>>;
 
  public:
-  Calls(const Model<T>& model, Call& call) : model_(model), call_(call) {}
+  StepRun(const Model<T>& model, Call& call) : model_(model), call_(call) {}
 
   void run() {
     Clock clock;
@@ -41,15 +19,12 @@ template <typename T> class Calls {
       ++num_passes_;
       call_.first = 0;
       seconds += clock.lap();
-    } while (seconds < call_.seconds && all_go_on());
+    } while (seconds < call_.seconds && advance_all());
   }
 
  private:
-  int num_threads() const { return static_cast<int>(call_.num_threads); }
-
-  // One token of each run at most.
+  // Emit at most one token per run, or verify drafts.
   void pass() {
-    const int64_t last = model_.num_blocks - 1;
     std::vector<Run*> open;
     std::vector<F> fronts;
     std::vector<int64_t> first_scored;
@@ -57,10 +32,10 @@ template <typename T> class Calls {
     for (int64_t i = 0; i < call_.num_runs; ++i) {
       Run& run = call_.runs[i];
       open.push_back(&run);
-      first_scored.push_back(std::max(run.first_scored, run.filled[last]));
-      fronts.emplace_back(run, call_.seats[run.seat], model_.exit_shape->vocab_size);
+      first_scored.push_back(std::max(run.first_scored, run.filled[model_.last()]));
+      fronts.emplace_back(run, call_.seats[run.seat], model_.vocab_size);
     }
-    Decisions<T> decisions(model_, num_threads());
+    Decisions<T> decisions(model_, call_);
     int64_t passed = call_.first;
     for (int64_t block = call_.first; block < call_.stop; ++block) {
       const std::vector<Row> rows = rows_of(open, block);
@@ -73,11 +48,11 @@ template <typename T> class Calls {
       for (Run* run : open) run->filled[block] = std::max(run->filled[block], run->stop);
       decisions.route_fronts(block, routed);
       passed = block;
-      if (!call_.whole) decisions.emit(block, fronts);
-      std::erase_if(open, [&](const Run* run) { return !call_.whole && fronts[run - call_.runs].has_emitted; });
+      if (call_.whole) continue;
+      decisions.emit(block, fronts);
+      std::erase_if(open, [&](const Run* run) { return fronts[run - call_.runs].has_emitted; });
     }
     decisions.emit(passed, fronts);
-    call_.router_seconds += decisions.router_seconds, call_.head_seconds += decisions.head_seconds;
     append_emitted();
     score_rows(first_scored);
   }
@@ -91,16 +66,14 @@ template <typename T> class Calls {
 
   void forward(int64_t block, const std::vector<Row>& rows) {
     Clock clock;
-    BlockForward<T> block_forward(model_.shapes[block], *model_.tensors, rows, call_.is_tiled);
-    block_forward.run(model_.layers[block], num_threads());
-    block_forward.keep();
+    BlockForward<T>(model_, rows, call_.is_tiled).run(block);
     BlockReport& report = call_.reports[block];
     ++report.num_steps;
     report.num_rows += rows.size();
     report.seconds += clock.lap();
   }
 
-  // A front that has exited in a pass is not routed again.
+  // A front that has exited in this pass is not routed again.
   static bool is_routed(const F& front) {
     const bool has_exited = front.seat->kind == kExits && !front.pending.empty();
     if (front.seat->kind == kRace) return front.run->first_verified < front.run->stop;
@@ -110,7 +83,7 @@ template <typename T> class Calls {
   void append_emitted() {
     for (int64_t i = 0; i < call_.num_runs; ++i) {
       Run& run = call_.runs[i];
-      if (run.num_emitted <= num_passes_) continue;  // in an earlier pass
+      if (run.num_emitted <= num_passes_) continue;  // nothing emitted in this pass
       run.log_reached = 0;
       Seat& seat = call_.seats[run.seat];
       if (seat.kind != kRace || run.first_verified + 1 == run.num_tokens)
@@ -118,8 +91,8 @@ template <typename T> class Calls {
     }
   }
 
-  // Whether another token of everybody may follow in this call. Moves the runs on.
-  bool all_go_on() {
+  // Advance the runs to their next tokens. False, with no run changed, if any run cannot emit another token in this call.
+  bool advance_all() {
     for (int64_t i = 0; i < call_.num_runs; ++i) {
       const Run& run = call_.runs[i];
       if (run.num_emitted >= run.limit || run.num_emitted < num_passes_) return false;
@@ -134,25 +107,18 @@ template <typename T> class Calls {
     return true;
   }
 
-  // The rows that have passed the last block and are to be scored.
+  // Score the rows that have passed the last block in this pass.
   void score_rows(const std::vector<int64_t>& first_scored) {
-    const int64_t last = model_.num_blocks - 1;
-    std::vector<int64_t> slots, targets, are_original;
+    std::vector<ScoredRow> rows;
     for (int64_t i = 0; i < call_.num_runs; ++i) {
       Run& run = call_.runs[i];
       const Seat& seat = call_.seats[run.seat];
-      for (int64_t row = first_scored[i]; row < run.filled[last]; ++row, ++run.num_scored) {
-        slots.push_back(seat.slot(row, model_.shapes->page_size));
-        targets.push_back(std::max(int64_t{0}, seat.tokens[row + 1]));
-        are_original.push_back(seat.is_original);
+      for (int64_t row = first_scored[i]; row < run.filled[model_.last()]; ++row, ++run.num_scored) {
+        const int64_t target = std::max(int64_t{0}, seat.tokens[row + 1]);
+        rows.push_back({seat.slot(row, model_.page_size), target, seat.is_original != 0});
       }
     }
-    if (slots.empty()) return;
-    Scores& scores = call_.scores;
-    scores.num_rows = slots.size(), scores.slots = slots.data(), scores.targets = targets.data();
-    scores.are_original = are_original.data();
-    score<T>(*model_.exit_shape, model_.exits, model_.num_blocks, model_.states(0), model_.shapes->num_slots, scores,
-             num_threads());
+    if (!rows.empty()) score(model_, rows, call_.scores);
   }
 
   const Model<T>& model_;

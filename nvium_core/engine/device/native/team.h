@@ -1,6 +1,6 @@
-// A loop shared by threads. Each free thread takes the next part, the caller too, so a descheduled thread delays only the
-// part it has. A thread without work polls for a moment, then sleeps and leaves its core to the rest of the process.
-// Where other programs hold the cores, waiting for a descheduled thread costs more than it helps: the caller then works alone.
+// A parallel loop. Each thread, including the caller, takes the next part when it is free, so a descheduled thread delays only
+// the part it is running. Idle threads poll briefly, then sleep. If other programs occupy the cores, waiting for descheduled
+// threads costs more than they contribute, so the caller runs alone for a while.
 #pragma once
 
 #include <algorithm>
@@ -17,10 +17,10 @@
 namespace nvium {
 
 constexpr int64_t kPartsPerThread = 4;
-constexpr std::chrono::microseconds kPatience{20};        // before a thread gives up its core
-constexpr std::chrono::milliseconds kAlone{200};          // before a caller that works alone tries the team again
-constexpr std::chrono::milliseconds kWaits{10};           // of stalls, after which a caller works alone
-constexpr int kWaitShare = 4;                             // a quarter of the time may be stalls
+constexpr std::chrono::microseconds kPollTime{20};     // a thread polls for so long before it gives up its core
+constexpr std::chrono::milliseconds kAloneTime{200};   // a caller runs alone for so long before it tries the team again
+constexpr std::chrono::milliseconds kMaxStalls{10};    // after stalls of this total length a caller runs alone
+constexpr int kStallShare = 4;                         // stalls of up to a quarter of the time are accepted
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -28,9 +28,9 @@ inline void pause() {
 #endif
 }
 
-// Polls for kPatience; true if the condition held.
-template <typename Condition> bool comes_soon(Condition&& condition) {
-  const auto until = std::chrono::steady_clock::now() + kPatience;
+// Poll for kPollTime. True as soon as the condition holds.
+template <typename Condition> bool poll(Condition&& condition) {
+  const auto until = std::chrono::steady_clock::now() + kPollTime;
   do
     for (int i = 0; i < 16; ++i) {
       if (condition()) return true;
@@ -42,14 +42,14 @@ template <typename Condition> bool comes_soon(Condition&& condition) {
 
 class Team {
  public:
-  // Never destroyed, as its threads never end.
+  // Never destroyed: its threads never end.
   static Team& shared() {
     static Team* team = new Team;
     return *team;
   }
 
-  // f(begin, end) over parts of [0, count), each once, on at most num_threads threads. A caller that finds the team busy runs
-  // all parts itself.
+  // Call f(begin, end) once for each part of [0, count), on at most num_threads threads. If another caller is using the team,
+  // the whole range runs on this thread.
   template <typename F> void run(int num_threads, int64_t count, F&& f) {
     std::unique_lock lock(busy_, std::defer_lock);
     if (num_threads <= 1 || count <= 1 || !lock.try_lock() || is_alone()) return f(int64_t{0}, count);
@@ -65,40 +65,40 @@ class Team {
     job_.notify_all();
     take_parts(job);
     const auto all_done = [&] { return done_.load(std::memory_order_acquire) == parts; };
-    if (!comes_soon(all_done)) wait_longer(all_done);
+    if (!poll(all_done)) wait_longer(all_done);
   }
 
  private:
   using Clock = std::chrono::steady_clock;
 
   bool is_alone() {
-    if (waits_ < kWaits) return false;
-    if (Clock::now() < last_wait_ + kAlone) return true;
-    waits_ = kWaits / 2;  // one more stall is enough
+    if (stalls_ < kMaxStalls) return false;
+    if (Clock::now() < last_stall_ + kAloneTime) return true;
+    stalls_ = kMaxStalls / 2;  // the next long stall makes the caller run alone again
     return false;
   }
 
-  // Adds the stall to those before, less what the time since then makes up for.
+  // Wait, and add the wait to `stalls_`. Time without stalls reduces it.
   template <typename Condition> void wait_longer(Condition&& condition) {
     const auto start = Clock::now();
     do
       std::this_thread::yield();
-    while (!comes_soon(condition));
+    while (!poll(condition));
     const auto end = Clock::now();
-    waits_ = std::max(waits_ - (start - last_wait_) / kWaitShare, Clock::duration{0}) + (end - start);
-    last_wait_ = end;
+    stalls_ = std::max(stalls_ - (start - last_stall_) / kStallShare, Clock::duration{0}) + (end - start);
+    last_stall_ = end;
   }
 
   void wait_for_work(int number) {
     for (uint32_t seen = 0;;) {
       const auto is_new = [&] { return job_.load(std::memory_order_acquire) != seen; };
-      if (!comes_soon(is_new)) job_.wait(seen, std::memory_order_acquire);
+      if (!poll(is_new)) job_.wait(seen, std::memory_order_acquire);
       seen = job_.load(std::memory_order_acquire);
       if (number < helpers_.load(std::memory_order_relaxed)) take_parts(seen);
     }
   }
 
-  // A part that is taken keeps the job from ending, so until it is done what describes the job does not change.
+  // A job does not end before all its parts are done, so its fields stay valid while this thread runs a part.
   void take_parts(uint32_t job) {
     uint64_t left = left_.load(std::memory_order_acquire);
     while (left >> 32 == job && (left & 0xFFFFFFFF)) {
@@ -111,8 +111,8 @@ class Team {
   }
 
   std::mutex busy_;
-  Clock::duration waits_{0};  // recent stalls
-  Clock::time_point last_wait_{};
+  Clock::duration stalls_{0};
+  Clock::time_point last_stall_{};
   int size_ = 0;
   void (*call_)(void*, int64_t, int64_t) = nullptr;
   void* work_ = nullptr;
@@ -120,7 +120,7 @@ class Team {
   std::atomic<int> helpers_{0};
   std::atomic<int64_t> done_{0};
   std::atomic<uint32_t> job_{0};
-  std::atomic<uint64_t> left_{0};  // the job's number, and how many of its parts are not taken yet
+  std::atomic<uint64_t> left_{0};  // the job's number, and its parts that no thread has taken yet
 };
 
 }  // namespace nvium

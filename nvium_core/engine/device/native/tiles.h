@@ -1,7 +1,7 @@
-// Products of many rows by the tiles of AMX, which multiply bfloat16 and add in float32.
+// Multiplies many rows with AMX tiles, which multiply bfloat16 and accumulate in float32.
 //
-// A float32 is exactly the sum of three bfloat16. A number of 8 bits, and a weight of bfloat16, is one. So the products are as
-// exact as those of float32, and two or three times as fast. Their sums have another order than in matrix.h.
+// A float32 is exactly the sum of three bfloat16; bfloat16 weights and 8-bit numbers need only one. So the products are as
+// precise as in float32, and two to three times as fast. The order of sums differs from matrix.h.
 #pragma once
 
 #include <vector>
@@ -17,12 +17,12 @@ namespace nvium {
 
 constexpr int64_t kTile = 16, kTileDepth = 32, kTileParts = 3;
 
-// Rows x [R, length], each element in three parts: [R / 16, length / 32, part, 16, 32], and of each group of 32 the sum.
+// Rows x [R, length] split into three parts [R / 16, length / 32, part, 16, 32], and the sum of each group of 32 elements.
 struct TiledRows {
   std::vector<uint16_t> parts;
   std::vector<float> totals;
 
-  // For this many rows; the padding of the last two tiles is never read.
+  // Resize for this many rows. The results of the padding rows are never read.
   TiledRows& resized(int64_t num_rows, int64_t length) {
     const int64_t padded = (num_rows + 2 * kTile - 1) / (2 * kTile) * 2 * kTile;
     parts.resize(padded * length * kTileParts), totals.resize(padded * length / kTileDepth);
@@ -35,13 +35,13 @@ struct TiledRows {
 template <typename A> constexpr bool kMayTile = std::is_same_v<A, float>;
 constexpr int64_t kTileNumbers = kTile * kTileDepth;
 
-// Whether this processor has tiles; asks the kernel for them.
+// True if the processor has AMX tiles and the kernel grants them to this process.
 inline bool has_tiles() {
   static const bool granted = __builtin_cpu_supports("amx-bf16") && !syscall(SYS_arch_prctl, 0x1023, 18);
   return granted;
 }
 
-// A thread's tiles for as long as this lives.
+// Configures the thread's tiles, and releases them when destroyed.
 class TilesInUse {
  public:
   __attribute__((target("amx-tile"))) TilesInUse() {
@@ -57,7 +57,7 @@ class TilesInUse {
   __attribute__((target("amx-tile"))) ~TilesInUse() { _tile_release(); }
 };
 
-// The next part of what is left of x: its first 8 bits, in the upper half of each lane.
+// Move the first 8 bits of `left` into a bfloat16, in the upper half of each lane.
 inline ints next_part(floats& left) {
   const ints part = bits_as<ints>(left) & static_cast<int32_t>(0xFFFF0000);
   left -= bits_as<floats>(part);
@@ -81,10 +81,10 @@ inline void split_rows(const float* x, int64_t length, int64_t begin, int64_t en
     }
 }
 
-// Only float32 itself has numbers that bfloat16 does not hold.
+// Only float32 weights need more than one bfloat16.
 template <typename F> constexpr int64_t kPartsOf = std::is_same_v<F, Plain<float>> ? kTileParts : 1;
 
-// Two vectors of a panel as tiles: [group, part, vector, 16 pairs, 16 lanes].
+// Unpack two vectors of a panel into tiles [group, part, vector, 16 pairs, 16 lanes].
 template <typename F>
 void unpack_tiles(const char* panel, int64_t vectors, int64_t first, int64_t groups, std::vector<ints>& tiles) {
   constexpr int64_t parts = kPartsOf<F>, scales = F::kScales * 2 * F::kLanes;
@@ -105,7 +105,7 @@ void unpack_tiles(const char* panel, int64_t vectors, int64_t first, int64_t gro
   }
 }
 
-// Tiles 0 to 3 are the sums of two tiles of rows, 6 and 7, and two of weights, 4 and 5.
+// Tiles 0 to 3 accumulate two row tiles (6 and 7) times two weight tiles (4 and 5).
 template <int64_t Parts> inline void add_tiles(const uint16_t* rows, const uint16_t* next_rows, const ints* weights) {
 #pragma GCC unroll 3
   for (int64_t q = 0; q < Parts; ++q) {
@@ -130,7 +130,7 @@ inline void store_sums(floats* to) {
   _tile_stored(2, to + 32, 64); _tile_stored(3, to + 48, 64);
 }
 
-// Calls `use` with (row, vector of the panel, its products).
+// Call use(row, vector of the panel, products).
 template <typename F, typename Use>
 void multiply_tiled(const TiledRows& x, int64_t num_rows, int64_t length, const char* panel, int64_t vectors, Use&& use) {
   constexpr int64_t parts = kPartsOf<F>, scale_bytes = 2 * F::kLanes;
@@ -143,7 +143,7 @@ void multiply_tiled(const TiledRows& x, int64_t num_rows, int64_t length, const 
     for (int64_t row = 0; row < num_rows; row += 2 * kTile) {
       const uint16_t* rows = &x.parts[row / kTile * row_tile];
       floats sums[2 * 2 * kTile] = {}, own[2 * 2 * kTile];  // [row tile, vector, row]
-      asm volatile("" : : : "memory");  // before tiles are loaded from it
+      asm volatile("" : : : "memory");  // the compiler must not move stores past the tile loads
       zero_sums();
       for (int64_t g = 0; g < groups; ++g, rows += kTileParts * kTileNumbers) {
         add_tiles<parts>(rows, rows + row_tile, &weights[g * parts * 2 * kTile]);

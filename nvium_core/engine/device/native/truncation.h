@@ -1,4 +1,4 @@
-// Which tokens top-k and top-p keep, as `truncate_all` of nvium_core/engine/device/sampling.py says, without a sort of all.
+// Top-k and top-p without sorting the vocabulary. The reference is `truncate` of nvium_core/engine/device/sampling.py.
 #pragma once
 
 #include <algorithm>
@@ -7,15 +7,16 @@
 
 namespace nvium {
 
-constexpr double kFirstShare = 0x1p-6, kNextShare = 0x1p-4;  // of the peak's weight, that tokens are looked for above
-constexpr double kLeastShare = 0x1p-40;                      // below which all are looked at
-constexpr double kSumsDiffer = 1e-9;                         // more than the order of a sum can change of it
-constexpr size_t kFew = 32;                                  // that are sorted at once
+constexpr double kFirstShare = 0x1p-6;   // top-p first collects the tokens above this share of the peak's weight,
+constexpr double kNextShare = 0x1p-4;    // then multiplies the share by this until their mass suffices,
+constexpr double kLeastShare = 0x1p-40;  // and collects all tokens below this share
+constexpr double kSumError = 1e-9;       // more than the order of a sum can change its value
+constexpr size_t kFew = 32;              // sort at most this many candidates
 
 struct Candidate {
   double weight;
   int64_t token;
-  // The heavier one, and of equal ones that of the lower id.
+  // Heavier first; ties to the lower id.
   bool operator<(const Candidate& other) const {
     return weight > other.weight || (weight == other.weight && token < other.token);
   }
@@ -29,7 +30,7 @@ inline double mass_of(const Candidates& found, size_t begin, size_t end) {
   return mass;
 }
 
-// The k heaviest, in one pass: a token has to be heavier than the k-th of those before it, which win where it is not.
+// Find the k heaviest tokens in one pass. A token must be heavier than the k-th of the tokens before it, which win ties.
 inline void find_heaviest(const std::vector<double>& weights, size_t k, Candidates& found) {
   const auto cut = [&] {
     std::nth_element(found.begin(), found.begin() + k - 1, found.end());
@@ -45,10 +46,10 @@ inline void find_heaviest(const std::vector<double>& weights, size_t k, Candidat
   if (found.size() > k) cut();
 }
 
-// Some that hold more than top-p of the total, none of which is lighter than another token: those above a share of the
-// peak's weight, which is 1, that is lowered until they do.
+// Find tokens that hold more than top-p of the total, each at least as heavy as all others: the tokens above a share of the
+// peak's weight, which is 1. Lowers the share until their mass suffices.
 inline void find_mass(const std::vector<double>& weights, double total, double top_p, Candidates& found) {
-  const double wanted = top_p + kSumsDiffer;
+  const double wanted = top_p + kSumError;
   for (double share = kFirstShare;; share *= kNextShare) {
     const bool takes_all = wanted >= 1 || share < kLeastShare;
     found.clear();
@@ -58,8 +59,8 @@ inline void find_mass(const std::vector<double>& weights, double total, double t
   }
 }
 
-// Puts the fewest in front that hold this mass, the heaviest being taken first, and says how many they are: one at least. Each
-// turn halves those among which the last one is.
+// Move the fewest heaviest candidates that hold this mass to the front and return their number, at least 1. Each iteration
+// halves the range that contains the last of them.
 inline size_t fewest_with(Candidates& found, double mass) {
   size_t begin = 0, end = found.size();
   double before = 0;
@@ -77,8 +78,8 @@ inline size_t fewest_with(Candidates& found, double mass) {
   return begin;
 }
 
-// Zeroes all but the k heaviest, if k is not 0, and then all but the fewest, the heaviest first, that hold top-p of what is
-// left, one at least. `total` is the sum of the weights.
+// Zero all but the k heaviest weights (0: keep all), then all but the fewest heaviest that hold top-p of the rest, at least
+// one. `total` is the sum of the weights.
 inline void truncate(std::vector<double>& weights, double total, size_t top_k, double top_p) {
   static thread_local Candidates kept;
   if (top_k)

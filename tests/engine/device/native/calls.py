@@ -1,4 +1,4 @@
-"""Sequences of every kind, carried through all blocks by any backend, and comparison of what comes of them."""
+"""Sequences of every kind, which any backend can run through all blocks, and comparison of their outcomes."""
 
 from collections.abc import Sequence as Items
 from typing import Any
@@ -28,7 +28,7 @@ KINDS: list[dict[str, Any]] = [
 
 
 def seated(asked: Items[tuple[list[int], SamplingParams]], cache: PagedCache) -> list[Sequence]:
-    """Sequences whose pages lie scattered over the cache."""
+    """Sequences whose pages are scattered over the cache."""
     num_pages = cache.keys.shape[1] // cache.page_size
     pages = torch.randperm(num_pages, generator=torch.Generator().manual_seed(0)).tolist()
     made = []
@@ -43,7 +43,7 @@ def seated(asked: Items[tuple[list[int], SamplingParams]], cache: PagedCache) ->
 
 
 def one_of_each_kind(cache: PagedCache, vocab_size: int, *more: dict[str, Any]) -> list[Sequence]:
-    """All rows are scored, with alternatives."""
+    """Sequences of all `KINDS` and with these extra parameters, whose rows are all scored with alternatives."""
     kinds = [*KINDS, *more]
     prompts = [[(7 * n + 3 * t) % vocab_size for t in range(1 + 9 * n % 40)] for n in range(len(kinds))]
     scored: dict[str, Any] = {"logprobs": 4, "prompt_logprobs": True}
@@ -57,7 +57,8 @@ def cache_of(model: NviumForCausalLM, num_pages: int = 128, page_size: int = 4) 
 
 
 def carry(backend: Backend, sequences: Items[Sequence], most: int = 5) -> list[Outcome]:
-    """All rows through every block, at most so many of each sequence in a Step; all that came of each sequence."""
+    """Run all rows through every block, at most `most` rows per sequence and Step. Return each sequence's last outcome,
+    with the scores of all Steps."""
     found = {sequence: Outcome([]) for sequence in sequences}
     while pending := [sequence for sequence in sequences if sequence.filled[-1] < sequence.num_tokens]:
         runs = [Run(sequence, min(sequence.num_tokens, sequence.filled[-1] + most)) for sequence in pending]
@@ -88,6 +89,6 @@ def assert_alike(found: Items[Outcome], expected: Items[Outcome], tolerance: flo
 
 
 def rows_of(cache: PagedCache, sequences: Items[Sequence]) -> list[Tensor]:
-    """Keys, values and states that the sequences have left."""
+    """Keys, values and states of the sequences' rows."""
     own = [slot for s in sequences for slot in slots(s, range(s.filled[-1]), cache.page_size)]
     return [tensor[:, own] for tensor in (cache.keys, cache.values, cache.states_NSD)]

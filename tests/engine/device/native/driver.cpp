@@ -1,7 +1,7 @@
-// Replays one call for a test, away from Python: where another processor is emulated, or under sanitizers.
+// Replays one call outside Python, on an emulated processor or under sanitizers.
 //
-// driver FILE: an image of memory in which some words are pointers. They are set, the call is run, and the image is written
-// back with the words as they were.
+// driver FILE: an image of memory in which some words are pointers. Sets the pointers, runs the call, restores the words and
+// writes the image back.
 
 #include <cstdio>
 #include <cstdlib>
@@ -14,7 +14,7 @@ struct Header {
   int64_t vector_bytes, num_bytes, num_pointers, model, call;
 };
 
-// A word of the image, and what it points to.
+// Offsets of a pointer in the image and of its target.
 struct Pointer {
   int64_t at, to;
 };
@@ -35,7 +35,7 @@ int main(int, char** arguments) {
   std::vector<char*> before;
   for (const Pointer& each : pointers) before.push_back(word(each)), word(each) = memory + each.to;
   const auto& model = *reinterpret_cast<const nvium::Model<float>*>(memory + header.model);
-  nvium::Calls<float>(model, *reinterpret_cast<nvium::Call*>(memory + header.call)).run();
+  nvium::StepRun<float>(model, *reinterpret_cast<nvium::Call*>(memory + header.call)).run();
   for (size_t i = 0; i < pointers.size(); ++i) word(pointers[i]) = before[i];
   std::fseek(file, start, SEEK_SET);
   if (std::fwrite(memory, 1, num_bytes, file) != num_bytes) return 5;

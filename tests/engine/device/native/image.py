@@ -1,4 +1,4 @@
-"""A backend whose calls run in another process: their memory goes there as an image, and comes back."""
+"""A backend that runs its calls in another process: it sends an image of their memory and reads it back."""
 
 import ctypes
 import struct
@@ -8,17 +8,17 @@ from pathlib import Path
 
 from torch import Tensor
 
-from nvium_core.engine.device.native.backend import NativeBackend, Room
+from nvium_core.engine.device.native.backend import NativeBackend
 from nvium_core.engine.device.native.packing import Packed
-from nvium_core.engine.device.native.weights import Pointers, address
+from nvium_core.engine.device.native.weights import address
 from nvium_core.engine.schedule.step import Step, StepResult
 
 Region = tuple[int, int]
-"""An address and a number of bytes."""
+"""Address and number of bytes."""
 
 
 class ReplayedBackend(NativeBackend):
-    """Of a float32 model. `command` runs driver.cpp's program, built for vectors of `vector_bytes`."""
+    """Runs a float32 model. `command` starts driver.cpp's program, compiled for vectors of `vector_bytes`."""
 
     command: list[str]
     file: Path
@@ -27,10 +27,6 @@ class ReplayedBackend(NativeBackend):
     def run(self, step: Step, max_rows: int) -> StepResult:
         self._run_native = lambda *_: self._replay()
         return super().run(step, max_rows)
-
-    def _ask_for_scores(self, step: Step) -> Room | None:
-        self._asked = super()._ask_for_scores(step)
-        return self._asked
 
     def _replay(self) -> None:
         parts = [*((region, True) for region in self._structures()), *((region, False) for region in self._data())]
@@ -59,27 +55,24 @@ class ReplayedBackend(NativeBackend):
             ctypes.memmove(start, after[place : place + size], size)
 
     def _structures(self) -> Iterator[Region]:
-        """What holds pointers, among other words."""
-        tensors, layers, exits, shapes, exit_shape, lists = self._kept
-        pointers = [tensors, *layers, *exits]
-        for each in (self._model, self._call, shapes, exit_shape, *lists, self._seats.array):
+        """Memory that contains pointers."""
+        layers, exits = self._weights
+        for each in (self._model, self._call, layers.array, exits.array, self._seats.array):
             yield region_of(each)
-        yield from (region_of(each.array) for each in pointers)
         yield region_of(ctypes.c_char.from_buffer(self._runs), len(self._runs))
 
     def _data(self) -> Iterator[Region]:
-        tensors, layers, exits, *_ = self._kept
-        weights = {id(weight): weight for each in (tensors, *layers, *exits) for weight in tensors_of(each)}
-        yield from {(weight.data_ptr(), weight.nbytes) for weight in weights.values()}
+        """Memory without pointers."""
+        weights = [weight for pointers in self._weights for weight in pointers.weights]
+        tensors = [weight.data if isinstance(weight, Packed) else weight for weight in weights]
+        tensors += self._tensors.values()
+        yield from {(tensor.data_ptr(), tensor.nbytes) for tensor in tensors if isinstance(tensor, Tensor)}
         yield region_of(ctypes.c_char.from_buffer(self._emissions), len(self._emissions))
         yield region_of(self._reports)
-        known = [each for each in self._seats._known if each]
-        arrays = [
-            self._filled,
-            *(self._asked or {}).values(),
-            *(x for each in known for x in (each.pages, each.tokens)),
-        ]
-        arrays += [array for each in known for array in (each.stops, each.changes)]
+        arrays = [self._first_layers, self._filled, *self._scores.values()]
+        for memory in self._seats.memory:
+            if memory is not None:
+                arrays += [memory.pages, memory.tokens, memory.stops, memory.changes]
         yield from ((address(each), len(each) * each.itemsize) for each in arrays if len(each))
 
 
@@ -90,10 +83,3 @@ def region_of(part: object, size: int | None = None) -> Region:
 def enumerate_words(region: Region) -> Iterator[tuple[int, int]]:
     for number, (word,) in enumerate(struct.iter_unpack("<q", ctypes.string_at(*region))):
         yield 8 * number, word
-
-
-def tensors_of(pointers: Pointers) -> Iterator[Tensor]:
-    for weight in pointers._kept:
-        tensor = weight.data if isinstance(weight, Packed) else weight
-        if isinstance(tensor, Tensor):
-            yield tensor

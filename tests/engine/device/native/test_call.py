@@ -1,4 +1,4 @@
-"""Native calls against PyTorch's layers, and against themselves with other threads and in other company."""
+"""Native calls compared with PyTorch's layers, and with themselves for other threads and batches."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +45,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Masks:
-    """A constraint that allows the tokens of one mask after another."""
+    """A constraint that cycles through masks of allowed tokens."""
 
     masks: list[bytes]
     is_over: bool = False
@@ -97,7 +97,7 @@ requests = st.tuples(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_si
 
 
 def take(sequence: Sequence, outcome: Outcome) -> bool:
-    """Whether the sequence goes on."""
+    """Apply the outcome; return whether the sequence continues."""
     sequence.filled, sequence.log_reached = list(outcome.filled), outcome.log_reached
     sequence.num_scored += len(outcome.scores)
     for emission in outcome.emissions:
@@ -113,7 +113,7 @@ def pending(sequence: Sequence, block: int) -> range:
 
 @settings(max_examples=60)
 @given(st.lists(requests, min_size=1, max_size=4), st.sampled_from([4, 16]), st.data())
-def test_steps_of_a_staircase_of_any_shape_do_what_the_layers_do(
+def test_steps_on_any_staircase_equal_those_of_the_layers(
     instructions: Instructions, asked: list[tuple[list[int], SamplingParams]], page_size: int, data: st.DataObject
 ) -> None:
     plain, cache = (cache_of(MODEL, 256 // page_size, page_size) for _ in range(2))
@@ -127,7 +127,7 @@ def test_steps_of_a_staircase_of_any_shape_do_what_the_layers_do(
         ends = [data.draw(st.integers(pending(s, block).start + 1, pending(s, block).stop)) for s in chosen]
         blocks = range(block, data.draw(st.integers(block + 1, 3)))
         step = Step(blocks, [Run(*each) for each in zip(chosen, ends, strict=True)], whole=data.draw(st.booleans()))
-        max_rows = data.draw(st.integers(1, native._max_run_rows))  # of more rows the layers take a block
+        max_rows = data.draw(st.integers(1, native._max_run_rows))  # the layers would run a block with more rows
         takes_layers = data.draw(st.booleans())
         expected, found = layers.run(step, max_rows), (native._layers if takes_layers else native).run(step, max_rows)
         assert_alike(found.outcomes, expected.outcomes, 1e-10)
@@ -142,42 +142,42 @@ def test_steps_of_a_staircase_of_any_shape_do_what_the_layers_do(
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_models_of_other_shapes_and_precisions_are_carried_as_the_layers_carry_them(
+def test_models_of_other_shapes_and_precisions_equal_the_layers(
     instructions: Instructions, dtype: torch.dtype, shape: str
 ) -> None:
-    assert_carried_alike(random_model([1, 2, 3], dtype=dtype, spread=0.5, **SHAPES[shape]), instructions)
+    assert_equal_to_layers(random_model([1, 2, 3], dtype=dtype, spread=0.5, **SHAPES[shape]), instructions)
 
 
 @pytest.mark.parametrize("kind", ["q8", "q4", "q4_1"])
-def test_groups_are_read_as_the_weights_they_stand_for(instructions: Instructions, kind: GroupKind) -> None:
+def test_quantized_weights_equal_the_dequantized_layers(instructions: Instructions, kind: GroupKind) -> None:
     model = random_model([1, 2, 3], dtype=torch.float32, width=64, vocab_size=50, spread=0.5)
     round_to(model, kind)
-    assert_carried_alike(model, instructions)
+    assert_equal_to_layers(model, instructions)
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "q8", "q4", "q4_1"])
 @pytest.mark.parametrize("width", [64, 96, 80])
-def test_tiles_multiply_as_the_layers_do(instructions: Instructions, kind: str, width: int) -> None:
-    """Those of 80 do not fill any, and do without."""
+def test_tiles_multiply_like_the_layers(instructions: Instructions, kind: str, width: int) -> None:
+    """A width of 80 does not fill tiles, so none are used."""
     heads = {"num_heads": width // 16, "num_key_heads": width // 16}
     model = random_model([1, 2, 3], dtype=torch.float32, width=width, vocab_size=50, spread=0.5, **heads)
     if kind == "bfloat16":
         model.bfloat16().float()
     elif kind != "float32" and width % GROUP == 0:
         round_to(model, kind)  # type: ignore[arg-type]
-    assert_carried_alike(model, instructions, is_tiled=True)
+    assert_equal_to_layers(model, instructions, is_tiled=True)
 
 
 def tiled(native: NativeBackend) -> NativeBackend:
-    """For every row."""
+    """Use tiles for every row."""
     if not native._has_tiles:
-        pytest.skip("no tiles here")
+        pytest.skip("no AMX tiles here")
     native._max_run_rows = 0
     return native
 
 
-def assert_carried_alike(model: Any, instructions: Instructions, *, is_tiled: bool = False) -> None:
-    """In bfloat16 keys, values and states only: tokens hang on its rounding."""
+def assert_equal_to_layers(model: Any, instructions: Instructions, *, is_tiled: bool = False) -> None:
+    """In bfloat16 compare only keys, values and states: tokens depend on rounding."""
     plain, cache = cache_of(model), cache_of(model)
     native = NativeBackend(model, cache, max_sequences=8, is_deterministic=True, instructions=instructions)
     native = tiled(native) if is_tiled else native
@@ -192,7 +192,7 @@ def assert_carried_alike(model: Any, instructions: Instructions, *, is_tiled: bo
 
 
 @pytest.mark.parametrize("dtype", [*TOLERANCE, "float32 in tiles"])
-def test_no_bit_depends_on_threads_company_or_what_pages_held(
+def test_results_do_not_depend_on_threads_the_batch_or_old_contents_of_pages(
     instructions: Instructions, dtype: torch.dtype | str
 ) -> None:
     is_tiled, dtype = isinstance(dtype, str), torch.float32 if isinstance(dtype, str) else dtype
@@ -220,7 +220,7 @@ def test_no_bit_depends_on_threads_company_or_what_pages_held(
     st.integers(2, 9),
     st.booleans(),
 )
-def test_several_tokens_of_a_call_are_those_of_as_many_calls(
+def test_a_call_of_several_tokens_equals_as_many_calls(
     instructions: Instructions, kinds: list[tuple[dict[str, Any], dict[str, Any]]], limit: int, whole: bool
 ) -> None:
     plain, cache = cache_of(MODEL), cache_of(MODEL)
@@ -251,7 +251,7 @@ def test_several_tokens_of_a_call_are_those_of_as_many_calls(
 
 @pytest.mark.parametrize("num_right", [0, 2, 5])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_drafts_are_confirmed_as_far_as_they_are_right(
+def test_drafts_are_accepted_up_to_the_first_wrong_one(
     instructions: Instructions, num_right: int, temperature: float
 ) -> None:
     params = SamplingParams(max_tokens=9, seed=0, sampling="original", temperature=temperature, ignore_eos=True)
@@ -270,7 +270,7 @@ def test_drafts_are_confirmed_as_far_as_they_are_right(
 
 
 @pytest.mark.parametrize("broken", ["exits.0.router.head.weight", "exits.1.norm.weight", "lm_head.weight"])
-def test_what_is_not_finite_gives_no_token(instructions: Instructions, broken: str) -> None:
+def test_weights_that_are_not_finite_yield_no_token(instructions: Instructions, broken: str) -> None:
     model = random_model([1, 2, 3])
     with torch.no_grad():
         model.get_parameter(broken)[0] = torch.nan

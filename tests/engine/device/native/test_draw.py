@@ -1,4 +1,4 @@
-"""Native draws against PyTorch's."""
+"""Native draws compared with PyTorch's."""
 
 import ctypes
 import math
@@ -10,10 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvium_core.choices import Sampling
+from nvium_core.choices import Instructions, Sampling
 from nvium_core.engine.device import sampling
+from nvium_core.engine.device.native.instructions import FLAGS
 from nvium_core.engine.params import Draw, Kind, SamplingParams
 from nvium_core.engine.schedule.step import NO_TOKEN
+from tests.engine.device.native.compiling import compiled
 
 logits = st.sampled_from([-math.inf, -2.0, -1.0, 0.0, 0.5]) | st.floats(-900, 900, width=32)
 logit_rows = st.lists(logits, min_size=21, max_size=21).filter(lambda row: max(row) > -math.inf)
@@ -30,6 +32,14 @@ uniforms = st.integers(0, 2**53 - 1).map(lambda bits: bits * 2.0**-53)
 rows = st.tuples(logit_rows, wishes, uniforms)
 
 
+@pytest.fixture(scope="session")
+def library(instructions: Instructions) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(compiled("draw.cpp", "c++", "-O2", "-shared", "-fPIC", *FLAGS[instructions])))
+    pointer, count = ctypes.c_void_p, ctypes.c_int64
+    library.draw.argtypes, library.draw.restype = [pointer, count, count, pointer, pointer], None
+    return library
+
+
 def draw_tokens(library: ctypes.CDLL, logits_RV: torch.Tensor, draws: list[Draw], uniform_R: list[float]) -> list[int]:
     asked = [(*draw[1:5], u, draw.kind is Kind.RACE) for draw, u in zip(draws, uniform_R, strict=True)]
     asked_R6, token_R = torch.tensor(asked, dtype=torch.float64), torch.zeros(len(asked), dtype=torch.int64)
@@ -39,7 +49,7 @@ def draw_tokens(library: ctypes.CDLL, logits_RV: torch.Tensor, draws: list[Draw]
 
 
 @given(st.lists(rows, min_size=1, max_size=5), ways)
-def test_tokens_are_those_that_pytorch_draws(
+def test_draws_equal_those_of_pytorch(
     library: ctypes.CDLL, rows: list[tuple[list[float], dict[str, Any], float]], way: Sampling
 ) -> None:
     logits, asked, uniform = zip(*rows, strict=True)
@@ -58,10 +68,10 @@ def test_tokens_are_those_that_pytorch_draws(
 )
 @pytest.mark.parametrize("are_many_equal", [False, True])
 @pytest.mark.parametrize("vocab_size", [5000, 5003])
-def test_of_a_large_vocabulary_those_are_kept_that_sorting_all_of_it_keeps(
+def test_truncation_of_a_large_vocabulary_keeps_what_a_full_sort_keeps(
     library: ctypes.CDLL, spread: float, asked: dict[str, Any], are_many_equal: bool, vocab_size: int
 ) -> None:
-    """Of all that are equal, too: no top-p and no uniform is a whole number of these, where rounding decides."""
+    """With equal logits too. No top-p or uniform is a multiple of their probability, where rounding would decide."""
     logits_RV = spread * torch.randn(3, vocab_size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     if are_many_equal:
         logits_RV = logits_RV.round(decimals=1)
@@ -73,25 +83,25 @@ def test_of_a_large_vocabulary_those_are_kept_that_sorting_all_of_it_keeps(
 
 
 def is_at_an_edge(logits_V: torch.Tensor, params: SamplingParams, uniform: float) -> bool:
-    """The uniform falls so close to a cumulative probability that the last bits decide."""
+    """Whether the uniform is so close to a cumulative probability that rounding decides."""
     below_V = (logits_V - logits_V.max()) / params.temperature
     below_V[below_V.exp() < params.min_p] = -math.inf
     return bool(((below_V.softmax(-1).cumsum(-1) - uniform).abs() < 1e-14).any())
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
-def test_no_token_is_drawn_from_what_is_no_distribution(library: ctypes.CDLL, broken: float) -> None:
+def test_no_token_is_drawn_if_a_logit_is_not_finite(library: ctypes.CDLL, broken: float) -> None:
     logits_RV = torch.zeros(2, 40, dtype=torch.float64)
     logits_RV[0, 33] = broken
     assert draw_tokens(library, logits_RV, [SamplingParams().draw] * 2, [0.5, 0.5]) == [NO_TOKEN, 20]
 
 
-def test_no_token_is_drawn_where_none_is_allowed(library: ctypes.CDLL) -> None:
+def test_no_token_is_drawn_if_none_is_allowed(library: ctypes.CDLL) -> None:
     nothing_1V = torch.full((1, 9), -math.inf, dtype=torch.float64)
     assert draw_tokens(library, nothing_1V, [SamplingParams().draw], [0.5]) == [NO_TOKEN]
 
 
-def test_the_largest_uniform_draws_the_last_token_that_can_come(library: ctypes.CDLL) -> None:
+def test_the_largest_uniform_draws_the_last_possible_token(library: ctypes.CDLL) -> None:
     logits_RV = torch.tensor([[0.0, 0.0, 0.0, -math.inf]], dtype=torch.float64)
     assert draw_tokens(library, logits_RV, [SamplingParams().draw], [1 - 2.0**-53]) == [2]
 
@@ -104,7 +114,7 @@ def test_draws_follow_the_softmax(library: ctypes.CDLL) -> None:
     torch.testing.assert_close(shares.double(), logits_RV[0].softmax(-1), rtol=0, atol=2e-3)
 
 
-def test_of_equal_tokens_the_first_is_kept_wherever_they_stand(library: ctypes.CDLL) -> None:
+def test_top_k_keeps_the_first_of_equal_tokens_at_any_position(library: ctypes.CDLL) -> None:
     for vocab_size in range(9, 40):
         logits_RV = torch.full((200, vocab_size), -9.0, dtype=torch.float64)
         logits_RV[:, 1] = 0.0

@@ -1,4 +1,4 @@
-"""Compiling: once, for any processor, and doing without."""
+"""Compiling the native library once per instruction set, and running without it."""
 
 import ctypes
 import logging
@@ -17,13 +17,13 @@ from tests.random_models import random_model
 has_compiler = pytest.mark.skipif(native.native_library() is None, reason="no C++ compiler here")
 
 
-def said(completions: list[Completion]) -> list[tuple[list[int], list[int]]]:
+def tokens_and_exits(completions: list[Completion]) -> list[tuple[list[int], list[int]]]:
     return [(completion.token_ids, completion.exits) for completion in completions]
 
 
 @pytest.mark.slow
 @has_compiler
-def test_what_was_compiled_is_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_library_is_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = library.build("avx2", tmp_path)
     ctypes.CDLL(str(file))
     monkeypatch.setattr(library, "COMPILER", ("false",))
@@ -41,7 +41,7 @@ def test_a_half_written_library_is_compiled_again(
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
     library.build("baseline", tmp_path)
-    assert f"{file} is damaged and is compiled again" in caplog.text
+    assert f"{file} is damaged: compiling it again" in caplog.text
     assert ctypes.CDLL(str(file)).vector_bytes
 
 
@@ -67,18 +67,18 @@ def test_a_library_is_named_after_its_sources_flags_and_processor(
 
 
 @pytest.mark.parametrize("compiler", [("no-such-compiler",), ("false",)])
-def test_without_a_compiler_the_layers_serve_and_a_warning_says_so(
+def test_without_a_compiler_the_layers_run_and_a_warning_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, compiler: tuple[str, ...]
 ) -> None:
     model, prompts = random_model([1, 2]), [[1, 2, 3], [4]]
     params = SamplingParams(max_tokens=8, seed=3, ignore_eos=True)
-    expected = said(Engine(model).generate(prompts, params))
+    expected = tokens_and_exits(Engine(model).generate(prompts, params))
     monkeypatch.setattr(library, "COMPILER", compiler)
     monkeypatch.setattr(library, "user_cache_path", lambda name: tmp_path)
     native.native_library.cache_clear()
     try:
         with caplog.at_level(logging.WARNING):
-            assert said(Engine(model).generate(prompts, params)) == expected
+            assert tokens_and_exits(Engine(model).generate(prompts, params)) == expected
         assert "no native layers" in caplog.text
         assert not native.knows(model)
     finally:
@@ -86,7 +86,7 @@ def test_without_a_compiler_the_layers_serve_and_a_warning_says_so(
     assert list(tmp_path.glob("*.so")) == []
 
 
-def test_a_cache_that_cannot_be_written_is_no_reason_to_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_cache_is_not_fatal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "file"
     file.touch()
     monkeypatch.setattr(library, "user_cache_path", lambda name: file / "below")
@@ -99,23 +99,23 @@ def test_a_cache_that_cannot_be_written_is_no_reason_to_fail(tmp_path: Path, mon
 
 
 @has_compiler
-def test_engines_of_either_kind_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_native_engines_and_layers_generate_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     model, prompts = random_model([1, 3, 4], context=128), [[1, 2, 3], [4], [5, 6]]
     params = SamplingParams(max_tokens=60, seed=3, ignore_eos=True)
-    natively = said(Engine(model).generate(prompts, params))
+    native_output = tokens_and_exits(Engine(model).generate(prompts, params))
     monkeypatch.setattr(native, "knows", lambda *_: False)
-    assert said(Engine(model).generate(prompts, params)) == natively
+    assert tokens_and_exits(Engine(model).generate(prompts, params)) == native_output
 
 
 @pytest.mark.slow
 @has_compiler
-def test_the_compiler_says_nothing_of_our_sources(tmp_path: Path) -> None:
+def test_the_sources_compile_without_warnings(tmp_path: Path) -> None:
     source = str(library.FOLDER / library.SOURCE)
     command = [*library.COMPILER, "-Wall", "-Wextra", source, "-o", str(tmp_path / "out")]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stderr == ""
 
 
-def test_auto_is_the_widest_that_the_processor_has_and_the_process_may_use() -> None:
+def test_auto_is_the_widest_available_instruction_set_within_the_limit() -> None:
     *narrower, widest = native.available()
     assert native.instructions() == widest == native.instructions("auto")
     try:
@@ -128,7 +128,7 @@ def test_auto_is_the_widest_that_the_processor_has_and_the_process_may_use() -> 
 
 
 @pytest.mark.parametrize("name", ["neon", "avx2", "avx512", "baseline"])
-def test_instructions_that_the_processor_has_not_are_refused_by_name(name: Instructions) -> None:
+def test_instructions_that_the_processor_lacks_are_rejected(name: Instructions) -> None:
     if name in native.available():
         assert native.instructions(name) == name
     else:
@@ -137,6 +137,6 @@ def test_instructions_that_the_processor_has_not_are_refused_by_name(name: Instr
 
 
 @pytest.mark.parametrize("threads", ["0", "-1", "two", ""])
-def test_a_number_of_threads_that_is_none_is_refused(threads: str) -> None:
+def test_an_invalid_number_of_threads_is_rejected(threads: str) -> None:
     with pytest.raises(InvalidRequest, match=r"^threads: "):
         EngineConfig(threads=threads)

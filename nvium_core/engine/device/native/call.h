@@ -1,0 +1,97 @@
+// The structs that Python fills. The `ctypes` structures of weights.py and backend.py have the same fields in the same order.
+//
+// Shapes: N blocks (one exit each), L layers, S cache slots, D width, G key heads, P head size, V vocabulary.
+#pragma once
+
+#include "matrix.h"
+#include "seat.h"
+
+namespace nvium {
+
+// Biases [H * P] or [G * P] and norms [P] of heads are null where a layer has none.
+template <typename A> struct Layer {
+  const A* attention_norm;
+  Matrix q, k, v, o;
+  const A *q_bias, *k_bias, *v_bias, *q_norm, *k_norm;
+  int64_t has_rotary;
+  const A* mlp_norm;
+  Matrix gate, up, down;
+};
+
+// Router and adapter are null where an exit has none.
+template <typename A> struct Exit {
+  const A* norm;
+  Matrix fc1;
+  const A* fc1_bias;
+  Matrix fc2;
+  const A *fc2_bias, *router_norm;
+  Matrix router_head;
+  const A* router_bias;
+  Matrix up, down, head;
+};
+
+template <typename T> struct Model {
+  int64_t num_threads, num_blocks, width, inner_width, num_heads, num_key_heads, head_size, router_width, adapter_width;
+  int64_t vocab_size, page_size, num_slots;
+  double eps, temperature;
+  const int64_t* first_layers;  // [N + 1]: the first layer of each block, and L
+  const Layer<Accumulator<T>>* layers;
+  const Exit<Accumulator<T>>* exits;
+  T *keys, *values;                  // [L, S, G, P]
+  const Accumulator<T> *cos, *sin;   // [context, P]
+  T* states;                         // [N, S, D]: the output of each block
+  const T* embedding;                // [V, D]
+
+  int64_t last() const { return num_blocks - 1; }
+
+  T* state(int64_t block, int64_t slot) const { return states + (block * num_slots + slot) * width; }
+};
+
+// A token, the block after which it was emitted, and log p_k of that exit.
+struct Emission {
+  int64_t token, block;
+  double log_p;
+};
+
+// One sequence's part of a call: rows filled[k] … stop of block k. The front is the row of the sequence's last token.
+struct Run {
+  int64_t seat, stop, num_tokens;
+  int64_t limit;           // emit at most this many tokens
+  int64_t first_verified;  // kRace: the last exit draws the tokens after the rows from here on
+  int64_t first_scored;    // score the rows from here on
+  int64_t* filled;         // [N]
+  double log_reached;      // log Π (1 − w_j) of the front so far
+  int64_t num_emitted, num_scored;
+  Emission* emissions;
+
+  bool reaches_front() const { return stop == num_tokens; }
+};
+
+struct BlockReport {
+  int64_t num_steps, num_rows;
+  double seconds;
+};
+
+// Output of scoring: log-probabilities of the next tokens [R], the most probable tokens and theirs [R, num_top], p_k [R, N].
+struct Scores {
+  int64_t num_rows, num_top;
+  double* logprobs;
+  int64_t* top_tokens;
+  double *top_logprobs, *exit_probabilities;
+};
+
+struct Call {
+  int64_t first, stop;  // blocks
+  int64_t whole;        // every row passes all blocks; otherwise a run ends where its front emits
+  int64_t num_runs;
+  Run* runs;
+  Seat* seats;
+  int64_t max_rows;  // unless whole, stop before a later block with more rows
+  double seconds;    // start no further token after this time
+  int64_t is_tiled;  // multiply with AMX tiles
+  Scores scores;
+  BlockReport* reports;  // [N]
+  double router_seconds, head_seconds;
+};
+
+}  // namespace nvium
