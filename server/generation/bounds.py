@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
-from server.generation.json_schema import DEFINITIONS, LISTS, NAMED, SINGLE, Schema
+from server.generation.json_schema import DEFINITIONS, LISTS, NAMED, SINGLE, Schema, UnusableGrammar, declared, listed
 
 MAX_CHARACTERS = 100_000
 MAX_DEPTH = 100
@@ -24,10 +24,6 @@ MAX_MULTIPLE = 10_000
 """Upper bound on the least common multiple of all `multipleOf` digits, which is the automaton's number of states."""
 
 SURROGATES = re.compile("[\ud800-\udfff]")
-
-
-class UnusableGrammar(ValueError):
-    """The grammar is malformed, unsupported or too large; the message says why."""
 
 
 def subschemas(schema: Schema) -> Iterator[tuple[str, Schema]]:
@@ -82,17 +78,13 @@ def children(node: Any) -> list[Any]:
 
 def check_alternatives(node: Schema) -> None:
     for keyword in ("anyOf", "oneOf"):
-        alternatives = node.get(keyword)
-        alternatives = alternatives if isinstance(alternatives, list) else []
-        num_open = sum(not is_constant(alternative) for alternative in alternatives)
+        num_open = sum(not is_constant(alternative) for alternative in listed(node, keyword))
         message = f"{keyword} must have at most {MAX_ALTERNATIVES} alternatives besides constants, got {num_open}"
         check(num_open <= MAX_ALTERNATIVES, message)
 
 
 def check_properties(node: Schema) -> None:
-    properties, required = node.get("properties"), node.get("required")
-    num_required = len(required) if isinstance(required, list) else 0
-    num_optional = len(properties) - num_required if isinstance(properties, Mapping) else 0
+    num_optional = len(declared(node)) - len(listed(node, "required"))
     message = f"an object must have at most {MAX_OPTIONAL_PROPERTIES} optional properties, got {num_optional}"
     check(num_optional <= MAX_OPTIONAL_PROPERTIES, message)
 

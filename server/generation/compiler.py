@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from server.generation.bounds import UnusableGrammar, nodes, subschemas
+from server.generation.bounds import nodes, subschemas
 from server.generation.grammars import Grammar, JsonSchema
-from server.generation.json_schema import DEFINITIONS, target
+from server.generation.json_schema import DEFINITIONS, UnusableGrammar, target
 
 LIMITS = LLParserLimits(
     initial_lexer_fuel=500_000,

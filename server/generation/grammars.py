@@ -15,8 +15,8 @@ from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from nvium_core.text.tool_calls import PLAIN, CallFormat
-from server.generation.bounds import MAX_CHARACTERS, UnusableGrammar, check, check_bounds, check_size, check_text
-from server.generation.json_schema import Schema, SchemaTooLarge, prepared
+from server.generation.bounds import MAX_CHARACTERS, check, check_bounds, check_size, check_text
+from server.generation.json_schema import Preparation, Schema, UnusableGrammar
 from server.generation.keywords import enforceable
 
 FUNCTION_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -71,14 +71,10 @@ class JsonSchema(Grammar):
 
     def rule(self) -> str:
         """Return the schema as a Lark expression."""
+        ready = Preparation(self.schema, closes=self.closes, is_strict=self.is_strict).root()
+        check_bounds(ready)
         try:
-            ready = prepared(self.schema, closes=self.closes, is_strict=self.is_strict)
-            check_bounds(ready)
             text = json.dumps({**ready, "x-guidance": {"whitespace_flexible": False}}, allow_nan=False)
-        except UnusableGrammar:
-            raise
-        except SchemaTooLarge as error:
-            raise UnusableGrammar(str(error)) from error
         except ValueError as error:
             raise UnusableGrammar("must not contain NaN or infinity") from error
         check_text(text)

@@ -54,16 +54,13 @@ ANNOTATIONS = (
 )
 
 
-class SchemaTooLarge(ValueError):
-    """The schema merges too many other schemas."""
-
-
-def prepared(schema: Schema, *, closes: bool = True, is_strict: bool = False) -> dict[str, Any]:
-    """Return the schema to compile. `is_strict` also closes objects without `properties`. Raise `SchemaTooLarge`."""
-    return Preparation(schema, closes=closes, is_strict=is_strict).root()
+class UnusableGrammar(ValueError):
+    """The grammar is malformed, unsupported or too large; the message says why."""
 
 
 class Preparation:
+    """Rewrites one schema. `closes` closes objects that declare `properties`, `is_strict` also all other objects."""
+
     def __init__(self, schema: Schema, *, closes: bool, is_strict: bool) -> None:
         self._schema = schema
         self._closes = closes
@@ -71,6 +68,7 @@ class Preparation:
         self._num_visits = 0
 
     def root(self) -> dict[str, Any]:
+        """Return the schema to compile. Raise `UnusableGrammar` if it merges too many schemas."""
         ready: dict[str, Any] = self._prepare(self._schema)
         for key in DEFINITIONS:
             if isinstance(definitions := self._schema.get(key), Mapping):
@@ -203,7 +201,7 @@ class Preparation:
     def _visit(self) -> None:
         self._num_visits += 1
         if self._num_visits > MAX_VISITS:
-            raise SchemaTooLarge("merges too many schemas")
+            raise UnusableGrammar("merges too many schemas")
 
     def _resolved(self, node: Any) -> Schema:
         """Return the target of the node's `$ref`, or the node itself without one."""

@@ -46,7 +46,7 @@ FINGERPRINT_SAMPLES = 64
 
 
 class Service:
-    """Raises `InvalidRequest` for settings that do not fit the model."""
+    """The model behind all endpoints. Raises `InvalidRequest` for settings that do not fit it."""
 
     def __init__(self, loaded: LoadedModel, settings: Settings) -> None:
         self.settings = settings

@@ -66,9 +66,8 @@ class ChatRequest(TemplateOptions, GenerationRequest):
 
     @property
     def request_names(self) -> dict[str, str]:
-        has_new_name = self.max_completion_tokens is not None
-        asked = {"max_tokens": "max_completion_tokens"} if has_new_name else {}
-        return {"prompt": "messages", "logprobs": "top_logprobs", **super().request_names, **asked}
+        names = {"prompt": "messages", "logprobs": "top_logprobs", **super().request_names}
+        return names if self.max_completion_tokens is None else names | {"max_tokens": "max_completion_tokens"}
 
     @property
     def logged_user(self) -> str | None:
@@ -98,12 +97,12 @@ class ChatRequest(TemplateOptions, GenerationRequest):
 
     def form(self, calls: CallFormat | None = PLAIN, special: Mapping[str, int] | None = None) -> Form | None:
         """Return the form of the answer, with calls in the format of the model's template. Raise `InvalidField`."""
-        asked = super().form()
+        text = super().form()
         if not (tools := self.callable_tools()):
-            return asked
+            return text
         if calls is None:
             raise InvalidField("tools", "not supported: the model's chat template uses the call format of Qwen3-Coder")
-        is_schema = asked is None or (self.may_answer_in_text and isinstance(asked.grammar, JsonSchema))
+        is_schema = text is None or (self.may_answer_in_text and isinstance(text.grammar, JsonSchema))
         check(is_schema, "tool_choice", "cannot be combined with another output format")
         grammar = ToolCalls(
             {tool.function.name: tool.function.arguments(closes=not self.nvium.open_objects) for tool in tools},
@@ -111,14 +110,14 @@ class ChatRequest(TemplateOptions, GenerationRequest):
             special or {},
             is_optional=self.may_answer_in_text,
             is_parallel=self.parallel_tool_calls and not isinstance(self.tool_choice, NamedTool),
-            otherwise=asked.grammar if asked and isinstance(asked.grammar, JsonSchema) else None,
+            otherwise=text.grammar if text and isinstance(text.grammar, JsonSchema) else None,
         )
-        return Form("tools", grammar, is_text=self.may_answer_in_text and asked is None)
+        return Form("tools", grammar, is_text=self.may_answer_in_text and text is None)
 
     @property
     def requested_max_tokens(self) -> int | None:
-        asked = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        return None if asked == NO_LIMIT else asked
+        max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return None if max_tokens == NO_LIMIT else max_tokens
 
     def params(self, constraint: Constraint | None, max_tokens: int, end_of_turn: Sequence[int]) -> SamplingParams:
         """Return the engine's sampling parameters. Raise `InvalidRequest` for a value out of range."""

@@ -196,10 +196,10 @@ class GenerationRequest(RequestBody):
         given = {name: getattr(self, name) for name in GUIDED}
         forms += [outputs.form(closes=closes, param=name) for name, outputs in guided(given)]
         forms += [Form("bad_words", Without(self.bad_words), is_text=True)] if self.bad_words else []
-        asked = [form for form in forms if form is not None]
-        for form in asked[1:]:
-            check(form.grammar == asked[0].grammar, form.param, f"cannot be combined with {asked[0].param}")
-        return asked[0] if asked else None
+        requested = [form for form in forms if form is not None]
+        for form in requested[1:]:
+            check(form.grammar == requested[0].grammar, form.param, f"cannot be combined with {requested[0].param}")
+        return requested[0] if requested else None
 
     @property
     def logged_user(self) -> str | None:

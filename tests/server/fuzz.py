@@ -16,39 +16,14 @@ SCHEMAS: list[Json] = [
     {"type": "array", "items": {"enum": ["x", 1, None]}, "maxItems": 2},
     {"anyOf": [{"type": "string", "maxLength": 3}, {"$ref": "#/$defs/n"}], "$defs": {"n": {"type": "null"}}},
 ]
-BAD_SCHEMAS: list[Json] = [
-    *(
-        {"type": 5},
-        {"type": "nothing"},
-        {"$ref": "#"},
-        {"$ref": "http://localhost/x"},
-        {"$ref": "#/$defs/a"},
-        {"not": {}},
-    ),
-    *(
-        {"not": {}},
-        {"enum": []},
-        {"pattern": "("},
-        {"type": "string", "minLength": 10**9},
-        {"minimum": 2, "maximum": 1},
-    ),
-    *({"type": "number", "multipleOf": 0}, {"allOf": [{"type": "string"}, {"type": "null"}]}, {"anyOf": []}),
-    *({"enum": list(range(3_000))}, {"properties": {str(number): {} for number in range(500)}, "minProperties": 400}),
-]
+BAD_SCHEMAS: list[Json] = [{"type": 5}, {"type": "nothing"}, {"not": {}}, {"enum": []}, {"pattern": "("}, {"anyOf": []}]
+BAD_SCHEMAS += [{"$ref": reference} for reference in ("#", "http://localhost/x", "#/$defs/a")]
+BAD_SCHEMAS += [{"type": "string", "minLength": 10**9}, {"minimum": 2, "maximum": 1}, {"enum": list(range(3_000))}]
+BAD_SCHEMAS += [{"type": "number", "multipleOf": 0}, {"allOf": [{"type": "string"}, {"type": "null"}]}]
+BAD_SCHEMAS += [{"properties": {str(number): {} for number in range(500)}, "minProperties": 400}]
 REGEXES = ["a{1,3}", "[0-9]+(cd)?", "x*"]
-BAD_REGEXES = [
-    "",
-    "(",
-    "[",
-    "a{1000000}",
-    "(a{1000}){1000}",
-    "(?=x)",
-    r"\1",
-    r"\p{L}+",
-    "(a|b|ab)*c{9}",
-    "\ud83e",
-    "(?i)x",
-]
+BAD_REGEXES = ["", "(", "[", "a{1000000}", "(a{1000}){1000}", "(?=x)", r"\1", r"\p{L}+"]
+BAD_REGEXES += ["(a|b|ab)*c{9}", "\ud83e", "(?i)x"]
 FORMATS = [{"type": "text"}, {"type": "json_object"}]
 FORMATS += [{"type": "json_schema", "json_schema": {"name": "f", "schema": schema}} for schema in SCHEMAS + BAD_SCHEMAS]
 STRUCTURES: list[Json] = [{"regex": regex} for regex in REGEXES + BAD_REGEXES]
@@ -151,14 +126,8 @@ ODD_VALUES: list[Any] = [
 ]
 
 CONTENT_TYPES = ["", "text/plain", "application/xml", "multipart/form-data; boundary=x", "application/json; charset=q"]
-CONTENT_TYPES += [
-    "application/x-www-form-urlencoded",
-    "application/vnd.api+json",
-    ";",
-    "é",
-    "a" * 3_000,
-    "application/",
-]
+CONTENT_TYPES += ["application/x-www-form-urlencoded", "application/vnd.api+json", "application/"]
+CONTENT_TYPES += [";", "é", "a" * 3_000]
 METHODS = ["GET", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "TRACE", "BREW", "post"]
 DEEP = ['{"a":', "[", '{"prompt":[', '{"nvium":{"a":']
 

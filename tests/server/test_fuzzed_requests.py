@@ -12,6 +12,7 @@ from tests.server.fuzz import ENDPOINTS, nearly_valid_requests
 from tests.server.generating import asking
 from tests.server.live_server import live_server
 from tests.server.raw_client import Answer, asked, connected
+from tests.server.test_refusals import error_of
 
 NUM_REQUESTS = 10_000
 NUM_CONNECTIONS = 8
@@ -65,8 +66,7 @@ def check(method: str, answer: Answer) -> None:
     elif answer.status == 200:
         answer.json()
     else:
-        assert list(answer.json()) == ["error"]
-        assert list(answer.json()["error"]) == ["message", "type", "param", "code"]
+        error_of(answer)
         assert len(answer.body) < 10_000
 
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, Field, SecretStr
 
-from server.generation.bounds import UnusableGrammar
 from server.generation.grammars import JsonSchema
+from server.generation.json_schema import UnusableGrammar
 from server.generation.keywords import enforceable
 from tests.server.generation.test_constraints import is_answer, refusal
 
