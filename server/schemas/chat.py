@@ -51,7 +51,7 @@ class ChatRequest(TemplateOptions, GenerationRequest):
     prompt_cache_options: Annotated[Any, NeutralOnly({}, {"mode": "implicit"})] = None
     prompt_cache_retention: Annotated[Any, NeutralOnly("in_memory")] = None
     service_tier: Annotated[Any, NeutralOnly("auto", "default")] = None
-    store: Annotated[Any, NeutralOnly(False, why=": nothing is stored")] = None
+    store: Annotated[Any, NeutralOnly(False, why=": chat completions are not stored")] = None
 
     add_special_tokens: Annotated[Any, NeutralOnly(False, why=": the chat template adds them")] = None
     modalities: Annotated[Any, NeutralOnly(["text"])] = None

@@ -22,14 +22,6 @@ NO_LIMIT = -1
 
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARACTERS = 10_000
-MAX_STOP_TOKENS = 1024
-MAX_BIASES = 1024
-MAX_BAD_WORDS = 64
-MAX_ALLOWED_TOKENS = 100_000
-MAX_METADATA, MAX_METADATA_NAME, MAX_METADATA_TEXT = 16, 64, 512
-MAX_PROMPT_LOGPROBS = 20
-
-MAX_LOGGED_CHARACTERS = 64
 
 TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 
@@ -40,13 +32,12 @@ Stops = Annotated[
 
 
 def short(metadata: dict[str, str]) -> dict[str, str]:
-    if any(len(name) > MAX_METADATA_NAME or len(text) > MAX_METADATA_TEXT for name, text in metadata.items()):
-        message = f"keys must have at most {MAX_METADATA_NAME} characters and values at most {MAX_METADATA_TEXT}"
-        raise PydanticCustomError("too_long", message)
+    if any(len(name) > 64 or len(text) > 512 for name, text in metadata.items()):
+        raise PydanticCustomError("too_long", "keys must have at most 64 characters and values at most 512")
     return metadata
 
 
-Metadata = Annotated[dict[Text, Text], at_most(MAX_METADATA), AfterValidator(short)]
+Metadata = Annotated[dict[Text, Text], at_most(16), AfterValidator(short)]
 
 
 class RequestLimits(ResponseBody):
@@ -110,12 +101,12 @@ class GenerationRequest(RequestBody):
     """−2 to 2, subtracted once for each occurrence. 0: off."""
     repetition_penalty: float = 1
     """0.01 to 2, applied to all tokens so far including the prompt. 1: off."""
-    logit_bias: Annotated[dict[str, float], at_most(MAX_BIASES)] = {}
+    logit_bias: Annotated[dict[str, float], at_most(1024)] = {}
     """Biases added to logits, −100 to 100 by token id."""
 
     stop: Stops = []
     """At most four stop strings of at most 10,000 characters."""
-    stop_token_ids: Annotated[list[int], at_most(MAX_STOP_TOKENS)] = []
+    stop_token_ids: Annotated[list[int], at_most(1024)] = []
     """Tokens that end the answer like end-of-text."""
     min_tokens: int = 0
     """Minimum number of tokens."""
@@ -136,13 +127,13 @@ class GenerationRequest(RequestBody):
     regex: Text | None = None
     grammar: Text | None = None
     ebnf: Text | None = None
-    bad_words: Annotated[list[Text], at_most(MAX_BAD_WORDS)] = []
+    bad_words: Annotated[list[Text], at_most(64)] = []
     """At most 64 strings that the answer must not contain."""
-    allowed_token_ids: Annotated[list[int], at_most(MAX_ALLOWED_TOKENS)] | None = None
+    allowed_token_ids: Annotated[list[int], at_most(100_000)] | None = None
     """The only tokens that may be sampled. End-of-text must be listed too."""
     truncate_prompt_tokens: Annotated[Int64, Field(ge=-1)] | None = None
     """Keep only this many last tokens of each prompt. −1: keep what leaves room for `max_tokens`, or for 1 token."""
-    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_PROMPT_LOGPROBS)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     """Return log-probabilities of the prompt's tokens with this many alternatives. Not in a stream."""
     priority: Int64 = 0
     """Among waiting requests of one API key, the lowest value runs first."""
@@ -278,7 +269,7 @@ class GenerationRequest(RequestBody):
 
 def loggable(name: str) -> str:
     """Truncate a client's text for the log and replace unprintable characters."""
-    return "".join(character if character.isprintable() else "?" for character in name[:MAX_LOGGED_CHARACTERS])
+    return "".join(character if character.isprintable() else "?" for character in name[:64])
 
 
 class TokenExits(TypedDict):

@@ -15,7 +15,6 @@ MAX_MESSAGES = 4096
 MAX_PARTS = 4096
 """Most content parts over all messages. The event loop validates each part."""
 
-MAX_CALLS = 1024
 
 Name = Annotated[str, Field(pattern=r"^[^\s<|\\/>]{1,64}$"), AfterValidator(encodable)]
 OnlyAssistant = Annotated[Any, NeutralOnly(why=": only for role assistant")]
@@ -134,7 +133,7 @@ class AssistantMessage(Message):
     refusal: Text | None = None
     reasoning_content: Text | None = None
     """The reasoning of an earlier answer, also accepted as `reasoning`. Templates may use it."""
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True), at_most(MAX_CALLS)] = []
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True), at_most(1024)] = []
     prefix: bool = False
     """On the last message, the same as `continue_final_message`."""
     partial: bool = False

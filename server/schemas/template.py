@@ -11,8 +11,6 @@ from server.schemas.body import RequestBody, at_most, check
 from server.schemas.messages import Message
 from server.schemas.tools import Tool, Tools, unique
 
-MAX_TEMPLATE_VARIABLES = 64
-
 OWN_ARGUMENTS = {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters, "messages", "template"}
 """Parameters of the renderer, which are not template variables."""
 
@@ -23,7 +21,7 @@ class TemplateOptions(RequestBody):
     """Start the assistant's turn at the end of the prompt. Default unless the last message is continued."""
     continue_final_message: bool = False
     """Continue the last message, which must be the assistant's."""
-    chat_template_kwargs: Annotated[dict[str, Any], at_most(MAX_TEMPLATE_VARIABLES)] = {}
+    chat_template_kwargs: Annotated[dict[str, Any], at_most(64)] = {}
     """Variables for the chat template, except arguments of `apply_chat_template`."""
     enable_thinking: bool | None = None
     """The template variable of the same name."""
