@@ -81,7 +81,7 @@ class ApiError(Exception):
 
 
 class InvalidField(ApiError):
-    """Prefixes the message with the field's name, except for an exceeded context: clients match OpenAI's wording."""
+    """The message starts with the field's name, except for an exceeded context: clients match OpenAI's wording."""
 
     def __init__(self, param: str, message: str, *, code: str | None = None) -> None:
         text = message if code == CONTEXT_EXCEEDED else f"{param}: {message}"

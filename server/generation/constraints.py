@@ -34,7 +34,7 @@ KEEPER = (
     "import sys, json; sys.path[:] = json.loads(sys.argv.pop()); sys.argv[0] = 'nvium'; "
     "from server.generation.form_process import main; main()"
 )
-"""Sets `argv[0]` to the `nvium` command, which imports no model."""
+"""Runs the keeper. With `nvium` as `argv[0]`, importing `nvium_core` does not import PyTorch."""
 
 log = structlog.get_logger("nvium.server")
 
@@ -56,10 +56,10 @@ class Constraints:
         backend = tokenizer.backend_tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
         backend.no_padding()
         backend.no_truncation()
-        self._described = backend.to_str(), None, sorted(end_token_ids) or tokenizer.eos_token_id
+        self._tokenizer_args = backend.to_str(), None, sorted(end_token_ids) or tokenizer.eos_token_id
         self._tokens: LLTokenizer | None = None
         with suppress(ValueError):  # neither a byte-level tokenizer nor byte fallback
-            self._tokens = LLTokenizer(*self._described)
+            self._tokens = LLTokenizer(*self._tokenizer_args)
         self._lock = threading.Lock()
         self._keeper: Connection | None = None
         self._forms: dict[bytes, Connection] = {}
@@ -79,7 +79,7 @@ class Constraints:
         except RecursionError as error:
             raise InvalidField(field, "nested too deeply") from error
         try:
-            pipe = self.follower(form, beginnings)
+            pipe = self._new_follower(form, beginnings)
             greeting: Greeting = pipe.recv()
         except (EOFError, OSError) as error:
             log.warning("a grammar process died: out of time, out of memory or a crash", field=field)
@@ -89,7 +89,7 @@ class Constraints:
         constraint = GrammarConstraint(Follower(pipe))
         return RequestConstraint(constraint, [f"{field}.{place}" for place in greeting.ignored], bool(greeting.begun))
 
-    def follower(self, form: bytes, beginnings: Sequence[Sequence[int]]) -> Connection:
+    def _new_follower(self, form: bytes, beginnings: Sequence[Sequence[int]]) -> Connection:
         """Start a process that computes masks for the pickled grammar. Its first message is a `Greeting`."""
         key = hashlib.sha256(form).digest()
         ours, theirs = socket.socketpair()
@@ -121,7 +121,7 @@ class Constraints:
             command = [sys.executable, "-c", KEEPER, str(theirs.fileno()), json.dumps(sys.path)]
             spawnv_passfds(os.fsencode(sys.executable), command, [theirs.fileno()])
         pipe = Connection(ours.detach())
-        pipe.send(self._described)
+        pipe.send(self._tokenizer_args)
         return pipe
 
     def token_bytes(self, token_id: int) -> bytes:

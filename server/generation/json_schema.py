@@ -59,7 +59,7 @@ class UnusableGrammar(ValueError):
 
 
 class Preparation:
-    """Rewrites one schema. `closes` closes objects that declare `properties`, `is_strict` also all other objects."""
+    """Rewrites one schema. `closes` closes objects that declare `properties`, `is_strict` also those that do not."""
 
     def __init__(self, schema: Schema, *, closes: bool, is_strict: bool) -> None:
         self._schema = schema

@@ -11,7 +11,7 @@ from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.foreign import FOREIGN
 from server.schemas.generation import GenerationRequest, RequestLimits
-from tests.byte_model import NAME, token_ids
+from tests.byte_model import NAME, load_byte_model, token_ids
 from tests.server.live_server import LiveServer, live_server, wait_until
 from tests.server.test_refusals import error_of
 
@@ -216,13 +216,8 @@ def test_the_last_message_is_continued(server: LiveServer, name: str | None) -> 
     assert refused["param"] == "continue_final_message"
 
 
-def test_the_chat_template_receives_its_variables(byte_model: LoadedModel) -> None:
-    model = LoadedModel(
-        byte_model.name,
-        byte_model.model,
-        type(byte_model.tokenizer)(tokenizer_object=byte_model.tokenizer.backend_tokenizer, eos_token="<|endoftext|>"),
-        None,
-    )
+def test_the_chat_template_receives_its_variables() -> None:
+    model = load_byte_model()
     model.tokenizer.chat_template = "{{ messages[-1].content }}{% if thinks %}!{% endif %}"
     with live_server(model) as server:
         asked = {"max_tokens": 1, "return_token_ids": True, "chat_template_kwargs": {"thinks": True}}

@@ -79,7 +79,7 @@ def test_without_thinking_the_answer_is_all_content(thinking: LiveServer) -> Non
     assert len(longer) == len(shorter) + len("<think>\n\n</think>\n\n")
 
 
-def test_an_answer_may_have_reasoning_and_calls(thinking: LiveServer) -> None:
+def test_an_answer_may_have_reasoning_and_calls() -> None:
     model = load_byte_model()
     model.tokenizer.chat_template = QWEN_3 + "{#<tool_call>#}"
     with live_server(model) as server, answering(server.app, CALL):
