@@ -13,11 +13,11 @@ async def start_chat(service: Service, chat: ChatRequest, record: RequestRecord,
     with service.admission.entered(chat.num_choices, tenant), chat.in_request_names():
         kept = chat.num_prompt_tokens_kept(service.engine.context)
         prompt = await service.read_messages(chat.conversation(), kept)
-        form = chat.form(template.call_format, template.call_tokens)
-        compiled = await service.constraint(form, chat.allowed_token_ids, chat.continued)
+        output_format = chat.output_format(template.call_format, template.call_tokens)
+        compiled = await service.constraint(output_format, chat.allowed_token_ids, chat.continued)
         max_tokens = service.max_tokens(chat.requested_max_tokens, len(prompt.token_ids), chat.num_choices)
         params = chat.params(compiled.constraint, max_tokens, template.stop_token_ids)
-        ends_turn = (form is None or form.is_text) and not chat.ignore_eos
+        ends_turn = (output_format is None or output_format.is_text) and not chat.ignore_eos
         return start(
             service,
             chat,

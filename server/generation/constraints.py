@@ -24,15 +24,15 @@ from transformers import PreTrainedTokenizerFast
 
 from nvium_core import Constraint, TooCostly
 from server.errors import InvalidField, TooComplex
-from server.generation.form_process import BEGIN, BROKEN, COMMAND, GOES_ON, OVER, REPLY, Greeting
+from server.generation.grammar_process import BEGIN, BROKEN, COMMAND, GOES_ON, OVER, REPLY, Greeting
 from server.generation.grammars import Grammar
 
-MAX_FORMS = 16
+MAX_CACHED_GRAMMARS = 16
 """Compiled grammars that are cached, each in its process."""
 
 KEEPER = (
     "import sys, json; sys.path[:] = json.loads(sys.argv.pop()); sys.argv[0] = 'nvium'; "
-    "from server.generation.form_process import main; main()"
+    "from server.generation.grammar_process import main; main()"
 )
 """Runs the keeper. With `nvium` as `argv[0]`, importing `nvium_core` does not import PyTorch."""
 
@@ -62,7 +62,7 @@ class Constraints:
             self._tokens = LLTokenizer(*self._tokenizer_args)
         self._lock = threading.Lock()
         self._keeper: Connection | None = None
-        self._forms: dict[bytes, Connection] = {}
+        self._cached: dict[bytes, Connection] = {}
 
     def compile(self, field: str, grammar: Grammar, begun: str = "") -> RequestConstraint:
         """Return the constraint for an answer that starts with `begun`.
@@ -75,11 +75,11 @@ class Constraints:
         texts = [text for text in dict.fromkeys((begun, grammar.compacted(begun))) if text]
         beginnings = [self._tokenizer(text, add_special_tokens=False).input_ids for text in texts]
         try:
-            form = pickle.dumps(grammar)
+            pickled = pickle.dumps(grammar)
         except RecursionError as error:
             raise InvalidField(field, "nested too deeply") from error
         try:
-            pipe = self._new_follower(form, beginnings)
+            pipe = self._new_follower(pickled, beginnings)
             greeting: Greeting = pipe.recv()
         except (EOFError, OSError) as error:
             log.warning("a grammar process died: out of time, out of memory or a crash", field=field)
@@ -89,30 +89,30 @@ class Constraints:
         constraint = GrammarConstraint(Follower(pipe))
         return RequestConstraint(constraint, [f"{field}.{place}" for place in greeting.ignored], bool(greeting.begun))
 
-    def _new_follower(self, form: bytes, beginnings: Sequence[Sequence[int]]) -> Connection:
+    def _new_follower(self, pickled: bytes, beginnings: Sequence[Sequence[int]]) -> Connection:
         """Start a process that computes masks for the pickled grammar. Its first message is a `Greeting`."""
-        key = hashlib.sha256(form).digest()
+        key = hashlib.sha256(pickled).digest()
         ours, theirs = socket.socketpair()
         with self._lock, theirs:
-            pipe = self._forms.pop(key, None)
+            pipe = self._cached.pop(key, None)
             if pipe is None or not is_sent(pipe, theirs):
-                pipe = self._new_form(form)
+                pipe = self._new_grammar_process(pickled)
                 send_handle(pipe, theirs.fileno(), None)
-            self._forms[key] = pipe
-            if len(self._forms) > MAX_FORMS:
-                self._forms.pop(next(iter(self._forms))).close()
+            self._cached[key] = pipe
+            if len(self._cached) > MAX_CACHED_GRAMMARS:
+                self._cached.pop(next(iter(self._cached))).close()
         follower = Connection(ours.detach())
         follower.send(beginnings)
         return follower
 
-    def _new_form(self, form: bytes) -> Connection:
+    def _new_grammar_process(self, pickled: bytes) -> Connection:
         ours, theirs = socket.socketpair()
         with theirs:
             if self._keeper is None or not is_sent(self._keeper, theirs):
                 self._keeper = self._new_keeper()
                 send_handle(self._keeper, theirs.fileno(), None)
         pipe = Connection(ours.detach())
-        pipe.send_bytes(form)
+        pipe.send_bytes(pickled)
         return pipe
 
     def _new_keeper(self) -> Connection:

@@ -162,7 +162,7 @@ class ToolCalls(Grammar):
 
     functions: Mapping[str, JsonSchema]
     """The schemas of the arguments, by function name."""
-    form: CallFormat = PLAIN
+    call_format: CallFormat = PLAIN
     special: Mapping[str, int] = field(default_factory=dict)
     """Ids of the format's delimiters that are special tokens."""
     is_optional: bool = False
@@ -197,16 +197,16 @@ class ToolCalls(Grammar):
             yield "response_format", self.otherwise
 
     def compacted(self, text: str) -> str:
-        head, found, arguments = text.partition(self.form.middle)
+        head, found, arguments = text.partition(self.call_format.middle)
         return head + found + compact(arguments)
 
     def _start(self) -> Iterator[str]:
         """Yield the start rule and its lexemes. Text and the opening of a call are one lexeme each."""
-        form = self.form
-        more = f"({self._literal(form.between + form.trigger)} call)*" if self.is_parallel else ""
-        calls = f"first {more} {self._literal(form.after)}"
-        if form.marker in self.special:
-            calls = f"{self._literal(form.marker)}? {calls}"
+        fmt = self.call_format
+        more = f"({self._literal(fmt.between + fmt.trigger)} call)*" if self.is_parallel else ""
+        calls = f"first {more} {self._literal(fmt.after)}"
+        if fmt.marker in self.special:
+            calls = f"{self._literal(fmt.marker)}? {calls}"
         if self.otherwise:
             yield f"start: {self.otherwise.rule()} | {calls}"
         else:
@@ -215,19 +215,19 @@ class ToolCalls(Grammar):
 
     def _text(self, *, has_text: bool) -> Iterator[str]:
         """Yield the rules for the opening of a call and the text before it."""
-        form = self.form
-        if form.trigger in self.special:
-            yield f"begun: {'TEXT?' if has_text else ''} {self._literal(form.trigger)}"
-        elif form.trigger:
-            yield f"begun[lazy]: {'/(?s:.*)/' if has_text else ''} {quoted(form.trigger)}"
-        if has_text and form.trigger:
+        fmt = self.call_format
+        if fmt.trigger in self.special:
+            yield f"begun: {'TEXT?' if has_text else ''} {self._literal(fmt.trigger)}"
+        elif fmt.trigger:
+            yield f"begun[lazy]: {'/(?s:.*)/' if has_text else ''} {quoted(fmt.trigger)}"
+        if has_text and fmt.trigger:
             yield "TEXT: /(?s:.+)/"
         elif has_text:
-            yield f"TEXT: /(?s:.+)/ & ~/{BLANK}{pattern(form.before + form.beginning)}(?s:.*)/"
+            yield f"TEXT: /(?s:.+)/ & ~/{BLANK}{pattern(fmt.before + fmt.beginning)}(?s:.*)/"
 
     def _calls(self, *, is_first: bool) -> str:
         calls = [f"{self._opening(name, is_first)} arguments{i}" for i, name in enumerate(self.functions)]
-        return " | ".join(f"{call} {self._literal(self.form.end)}" for call in calls)
+        return " | ".join(f"{call} {self._literal(self.call_format.end)}" for call in calls)
 
     def _arguments(self, name: str, schema: JsonSchema) -> str:
         is_name = FUNCTION_NAME.fullmatch(name) is not None
@@ -238,16 +238,16 @@ class ToolCalls(Grammar):
         return replace(schema, schema=typed).rule()
 
     def _opening(self, name: str, is_first: bool) -> str:
-        form = self.form
-        if form.trigger:
-            own_id = f"{self._literal(form.id_mark)} /[a-zA-Z0-9]{{{form.id_length}}}/" if form.id_mark else ""
-            named = self._literal(form.beginning.removeprefix(form.trigger) + name)
-            return f"{'begun' if is_first else ''} {named} {own_id} {self._literal(form.middle)}"
-        opening = form.beginning + name + form.middle
-        if is_first and self.otherwise and not form.before:
+        fmt = self.call_format
+        if fmt.trigger:
+            own_id = f"{self._literal(fmt.id_mark)} /[a-zA-Z0-9]{{{fmt.id_length}}}/" if fmt.id_mark else ""
+            named = self._literal(fmt.beginning.removeprefix(fmt.trigger) + name)
+            return f"{'begun' if is_first else ''} {named} {own_id} {self._literal(fmt.middle)}"
+        opening = fmt.beginning + name + fmt.middle
+        if is_first and self.otherwise and not fmt.before:
             return f'"{{" {quoted(KEY)} {quoted(opening.removeprefix("{" + KEY))}'  # the tokens of the JSON lexer
         if is_first:
-            return f"/{BLANK if self.is_optional else ''}{pattern(form.before + opening)}/"
+            return f"/{BLANK if self.is_optional else ''}{pattern(fmt.before + opening)}/"
         return quoted(opening)
 
     def _literal(self, text: str) -> str:

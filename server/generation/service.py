@@ -18,7 +18,7 @@ from server.generation.choice_text import Prompt
 from server.generation.constraints import AllowedTokens, Constraints, RequestConstraint
 from server.generation.thread_pool import DaemonThreadPool
 from server.http.admission import Admission, draining
-from server.schemas.formats import Form
+from server.schemas.formats import OutputFormat
 from server.schemas.generation import RequestLimits
 from server.schemas.models import Model
 from server.schemas.tokens import TokenizerInfo
@@ -201,16 +201,16 @@ class Service:
         return token_ids
 
     async def constraint(
-        self, form: Form | None, allowed: Sequence[int] | None = None, begun: str = ""
+        self, output_format: OutputFormat | None, allowed: Sequence[int] | None = None, begun: str = ""
     ) -> RequestConstraint:
-        """Combine an answer's form and its allowed tokens into a constraint. Raise `InvalidField`.
+        """Combine an answer's format and its allowed tokens into a constraint. Raise `InvalidField`.
 
         `begun` is the part of the answer that is already in the prompt.
         """
         compiled = RequestConstraint(None)
-        if form is not None:
-            compile_form = partial(self.constraints.compile, form.param, form.grammar, begun)
-            compiled = await asyncio.get_running_loop().run_in_executor(self._compiling, compile_form)
+        if output_format is not None:
+            compile_grammar = partial(self.constraints.compile, output_format.param, output_format.grammar, begun)
+            compiled = await asyncio.get_running_loop().run_in_executor(self._compiling, compile_grammar)
         if allowed is None:
             return compiled
         return compiled._replace(constraint=AllowedTokens.of(allowed, self.vocab_size, compiled.constraint))

@@ -23,7 +23,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
         kept = body.num_prompt_tokens_kept(service.engine.context)
         prompts = await service.read_prompts(body.prompts, kept)
         longest = max(len(prompt.token_ids) for prompt in prompts)
-        compiled = await service.constraint(body.form(), body.allowed_token_ids)
+        compiled = await service.constraint(body.output_format(), body.allowed_token_ids)
         params = body.params(compiled.constraint, service.max_tokens(body.requested_max_tokens, longest, num_choices))
         begin = partial(start, service, body, params, prompts, record, tenant=tenant)
         generated = begin(echo=body.echo, ignored=compiled.ignored)

@@ -11,7 +11,7 @@ from nvium_core.text.tool_calls import PLAIN, CallFormat
 from server.errors import InvalidField
 from server.generation.grammars import JsonSchema, ToolCalls
 from server.schemas.body import Hint, Int64, NeutralOnly, Text, WithoutEffect, check
-from server.schemas.formats import Form
+from server.schemas.formats import OutputFormat
 from server.schemas.generation import (
     NO_LIMIT,
     Generated,
@@ -95,9 +95,11 @@ class ChatRequest(TemplateOptions, GenerationRequest):
         """Return whether to end the answer before a repeated call. Some models repeat required calls endlessly."""
         return self.tool_choice == "required"
 
-    def form(self, calls: CallFormat | None = PLAIN, special: Mapping[str, int] | None = None) -> Form | None:
-        """Return the form of the answer, with calls in the format of the model's template. Raise `InvalidField`."""
-        text = super().form()
+    def output_format(
+        self, calls: CallFormat | None = PLAIN, special: Mapping[str, int] | None = None
+    ) -> OutputFormat | None:
+        """Return the format of the answer, with calls in the format of the model's template. Raise `InvalidField`."""
+        text = super().output_format()
         if not (tools := self.callable_tools()):
             return text
         if calls is None:
@@ -112,7 +114,7 @@ class ChatRequest(TemplateOptions, GenerationRequest):
             is_parallel=self.parallel_tool_calls and not isinstance(self.tool_choice, NamedTool),
             otherwise=text.grammar if text and isinstance(text.grammar, JsonSchema) else None,
         )
-        return Form("tools", grammar, is_text=self.may_answer_in_text and text is None)
+        return OutputFormat("tools", grammar, is_text=self.may_answer_in_text and text is None)
 
     @property
     def requested_max_tokens(self) -> int | None:

@@ -1,4 +1,4 @@
-"""The form of an answer: OpenAI's `response_format` and vLLM's `structured_outputs`."""
+"""The format of an answer: OpenAI's `response_format` and vLLM's `structured_outputs`."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ Schema = Annotated[dict[str, Any] | Text | None, described("must be a JSON schem
 Choices = Annotated[list[Text], Field(fail_fast=True)]
 
 
-class Form(NamedTuple):
+class OutputFormat(NamedTuple):
     """The grammar of an answer, and the request field that sets it."""
 
     param: str
@@ -46,21 +46,21 @@ class ResponseFormat(RequestBody):
     regex: Annotated[Any, NeutralOnly(why="; use `structured_outputs.regex`")] = None
     grammar: Annotated[Any, NeutralOnly(why="; use `structured_outputs.grammar`")] = None
 
-    def form(self, *, closes: bool) -> Form | None:
-        """Return the form, or None for text. Raise `InvalidField`."""
+    def output_format(self, *, closes: bool) -> OutputFormat | None:
+        """Return the format, or None for text. Raise `InvalidField`."""
         param = "response_format.json_schema"
         has_schema = self.json_schema is not None or (self.type == "json_schema" and self.object_schema is not None)
         check(has_schema == (self.type == "json_schema"), param, "is required with, and only with, type json_schema")
         if self.object_schema is not None:
             fits = self.type != "text" and self.json_schema is None
             check(fits, "response_format.schema", "is only allowed with type json_object")
-            return Form("response_format.schema", JsonSchema(self.object_schema, closes=closes))
+            return OutputFormat("response_format.schema", JsonSchema(self.object_schema, closes=closes))
         if self.type == "text":
             return None
         if self.json_schema is None or self.json_schema.json_schema is None:
-            return Form("response_format", ANY_OBJECT)
+            return OutputFormat("response_format", ANY_OBJECT)
         grammar = JsonSchema(self.json_schema.json_schema, closes=closes, is_strict=self.json_schema.strict)
-        return Form(f"{param}.schema", grammar)
+        return OutputFormat(f"{param}.schema", grammar)
 
 
 class StructuredOutputs(RequestBody):
@@ -79,8 +79,8 @@ class StructuredOutputs(RequestBody):
     structural_tag: Annotated[Any, NeutralOnly()] = None
     whitespace_pattern: Annotated[Any, NeutralOnly(why=": generated JSON has no whitespace")] = None
 
-    def form(self, *, closes: bool, param: str = "") -> Form:
-        """Return the form. Raise `InvalidField` unless exactly one field is set. Errors name `param`, if given."""
+    def output_format(self, *, closes: bool, param: str = "") -> OutputFormat:
+        """Return the format. Raise `InvalidField` unless exactly one field is set. Errors name `param`, if given."""
         given: dict[str, Any] = {"regex": self.regex, "choice": self.choice, "json": self.json_schema}
         given |= {"grammar": self.grammar, "json_object": self.json_object or None}
         names = [name for name, value in given.items() if value is not None]
@@ -91,14 +91,14 @@ class StructuredOutputs(RequestBody):
         )
         param = param or f"structured_outputs.{names[0]}"
         if self.regex is not None:
-            return Form(param, Regex(self.regex))
+            return OutputFormat(param, Regex(self.regex))
         if self.choice is not None:
-            return Form(param, OneOf(self.choice))
+            return OutputFormat(param, OneOf(self.choice))
         if self.grammar is not None:
-            return Form(param, Lark(self.grammar))
+            return OutputFormat(param, Lark(self.grammar))
         if self.json_object:
-            return Form(param, ANY_OBJECT)
-        return Form(param, JsonSchema(as_schema(param, self.json_schema), closes=closes))
+            return OutputFormat(param, ANY_OBJECT)
+        return OutputFormat(param, JsonSchema(as_schema(param, self.json_schema), closes=closes))
 
 
 GUIDED = {

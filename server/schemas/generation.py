@@ -15,7 +15,7 @@ from server.generation.grammars import Without
 from server.schemas.aliases import ALIASES
 from server.schemas.body import Int64, NeutralOnly, RequestBody, ResponseBody, Text, at_most, check, described
 from server.schemas.foreign import check_foreign
-from server.schemas.formats import GUIDED, Choices, Form, ResponseFormat, Schema, StructuredOutputs, guided
+from server.schemas.formats import GUIDED, Choices, OutputFormat, ResponseFormat, Schema, StructuredOutputs, guided
 
 NO_LIMIT = -1
 """The value of `max_tokens` and `top_k` that means no limit."""
@@ -179,17 +179,17 @@ class GenerationRequest(RequestBody):
         """Map fields of the engine to the names this request used, where they differ."""
         return {own: name for name, own in self.resolved_aliases(self.model_extra or {}).items()}
 
-    def form(self) -> Form | None:
-        """Return the form of the answer, if any. Raise `InvalidField` if fields contradict each other."""
+    def output_format(self) -> OutputFormat | None:
+        """Return the format of the answer, if any. Raise `InvalidField` if fields contradict each other."""
         closes = not self.nvium.open_objects
-        forms = [self.response_format.form(closes=closes)] if self.response_format else []
-        forms += [self.structured_outputs.form(closes=closes)] if self.structured_outputs else []
+        formats = [self.response_format.output_format(closes=closes)] if self.response_format else []
+        formats += [self.structured_outputs.output_format(closes=closes)] if self.structured_outputs else []
         given = {name: getattr(self, name) for name in GUIDED}
-        forms += [outputs.form(closes=closes, param=name) for name, outputs in guided(given)]
-        forms += [Form("bad_words", Without(self.bad_words), is_text=True)] if self.bad_words else []
-        requested = [form for form in forms if form is not None]
-        for form in requested[1:]:
-            check(form.grammar == requested[0].grammar, form.param, f"cannot be combined with {requested[0].param}")
+        formats += [outputs.output_format(closes=closes, param=name) for name, outputs in guided(given)]
+        formats += [OutputFormat("bad_words", Without(self.bad_words), is_text=True)] if self.bad_words else []
+        requested = [each for each in formats if each is not None]
+        for other in requested[1:]:
+            check(other.grammar == requested[0].grammar, other.param, f"cannot be combined with {requested[0].param}")
         return requested[0] if requested else None
 
     @property
@@ -258,7 +258,7 @@ class GenerationRequest(RequestBody):
         check(self.truncate_prompt_tokens != 0, "truncate_prompt_tokens", "must be at least 1, or -1")
         check(not self.stream or self.prompt_logprobs is None, "prompt_logprobs", "not supported when stream is true")
         check(self.stream or self.stream_options is None, "stream_options", "only allowed when stream is true")
-        self.form()
+        self.output_format()
 
     def _logit_bias(self) -> dict[int, float]:
         for token_id in self.logit_bias:

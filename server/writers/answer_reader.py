@@ -22,9 +22,9 @@ class AnswerReader:
 
     def __init__(self, service: Service, request: ChatRequest, choice: Choice) -> None:
         template, has_tools, start = service.chat_template, bool(request.callable_tools()), choice.text.calls
-        form = template.call_format if has_tools else None
+        call_format = template.call_format if has_tools else None
         self.reasoning = template.reasoning_reader(choice.prompt.token_ids, is_continued=bool(start.continued))
-        self.calls = ToolCallReader(form) if form else None
+        self.calls = ToolCallReader(call_format) if call_format else None
         """None without callable tools: then all text after the reasoning is content."""
         self.may_be_text = not has_tools or request.may_answer_in_text
         """Whether an answer without a call is allowed. If not, an incomplete call is never content."""

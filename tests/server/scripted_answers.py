@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from nvium_core import Constraint
 from server.generation.constraints import RequestConstraint
 from server.generation.service import Service
-from server.schemas.formats import Form
+from server.schemas.formats import OutputFormat
 from tests.byte_model import token_ids
 
 VOCABULARY = 257
@@ -49,10 +49,12 @@ def script(app: FastAPI, answers: Callable[[], str | list[int]]) -> None:
     service: Service = app.state.service
     constraint = service.constraint
 
-    async def scripted(form: Form | None, allowed: object = None, begun: str = "") -> RequestConstraint:
+    async def scripted(
+        output_format: OutputFormat | None, allowed: object = None, begun: str = ""
+    ) -> RequestConstraint:
         del allowed
         answer = answers()
-        compiled = await constraint(form, None, begun)
+        compiled = await constraint(output_format, None, begun)
         tokens = [*(token_ids(answer) if isinstance(answer, str) else answer), 0]
         return compiled._replace(constraint=Scripted(tokens, compiled.constraint))
 

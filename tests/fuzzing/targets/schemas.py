@@ -108,7 +108,7 @@ def check_generation(asked: GenerationRequest) -> None:
     if isinstance(asked, ChatRequest):
         with asked.in_request_names():
             asked.conversation()
-            asked.form(PLAIN, None)
+            asked.output_format(PLAIN, None)
             asked.params(None, 100, ())
     elif isinstance(asked, CompletionRequest):
         asked.params(None, 100)

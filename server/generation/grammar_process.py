@@ -3,8 +3,8 @@
 On hostile input llguidance can crash, exhaust memory, or spend minutes on one mask that cannot be interrupted. So each
 grammar runs in its own process. Each process forks the ones below it:
 
-    keeper      has loaded the tokenizer
-    └── form    has compiled one grammar, and is cached for later requests
+    keeper          has loaded the tokenizer
+    └── grammar     has compiled one grammar, and is cached for later requests
         └── follower    computes the masks of one request's choices
 
 A process ends when its pipe closes or when it exceeds its CPU time or memory. Imports neither PyTorch nor HTTP.
@@ -77,7 +77,7 @@ def main() -> None:
         compiler = Compiler(LLTokenizer(*pipe.recv()))
         limit_resources()
         gc.freeze()
-        fork_for_each(pipe, lambda child: keep_form(child, compiler))
+        fork_for_each(pipe, lambda child: keep_grammar(child, compiler))
 
 
 def limit_resources() -> None:
@@ -106,7 +106,7 @@ def fork_for_each(pipe: Connection, work: Callable[[Connection], None]) -> None:
             child.close()
 
 
-def keep_form(pipe: Connection, compiler: Compiler) -> None:
+def keep_grammar(pipe: Connection, compiler: Compiler) -> None:
     allow(COMPILE_SECONDS)
     compiled = compiler.compile(pipe.recv())
     allow(0)
