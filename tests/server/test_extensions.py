@@ -155,16 +155,8 @@ def test_chat_returns_prompt_logprobs_at_the_top_level(server: LiveServer) -> No
 
 
 def test_every_choice_echoes_the_scores_of_its_prompt(server: LiveServer) -> None:
-    asked: Json = {
-        "prompt": ["abc", "de"],
-        "n": 3,
-        "best_of": 3,
-        "echo": True,
-        "logprobs": 0,
-        "max_tokens": 2,
-        "seed": 1,
-    }
-    choices = server.complete(**asked).json()["choices"]
+    asked: Json = {"n": 3, "best_of": 3, "echo": True, "logprobs": 0, "max_tokens": 2, "seed": 1}
+    choices = server.complete(prompt=["abc", "de"], **asked).json()["choices"]
     for number, choice in enumerate(choices):
         logprobs, first = choice["logprobs"], choices[number - number % 3]["logprobs"]
         size = 3 if number < 3 else 2
