@@ -1,1 +1,1 @@
-"""The paper's experiments and the project's own. It may import the product; the product never imports it."""
+"""The paper's experiments and the project's own. The product must not import this package."""

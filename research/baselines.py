@@ -1,9 +1,9 @@
-"""CALM* and LayerSkip: train them on a recipe's dense twin, and measure their quality and speed over it.
+"""Train CALM* and LayerSkip as a recipe's dense twin, and measure their quality and speed relative to the twin.
 
     python -m research.baselines train calm small --data train.txt.xz
     python -m research.baselines evaluate runs/small-calm/model --twin runs/small-dense/model --data valid.txt.xz
 
-Evaluation gives a point for each of CALM*'s thresholds or LayerSkip's drafts; `--json` writes them for
+Evaluation measures each of CALM*'s thresholds or LayerSkip's draft settings. `--json` writes the points for
 `python -m research.pareto`.
 """
 
@@ -41,7 +41,7 @@ CALM, LAYERSKIP = "CALM*", "LayerSkip"
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """One setting of a trained model: its name in the figure, its parameters, and how well it predicts."""
+    """A setting of a trained model: its name in the figure, its parameters and its loss."""
 
     name: str
     family: str
@@ -50,11 +50,10 @@ class Way:
 
 
 def load_baseline(source: str, device: Device = "auto", dtype: Precision = "auto") -> LoadedModel:
-    """A CALM*, recognised by its configuration, or a Llama, LayerSkip's format. Raises `CheckpointError` naming what is
-    wrong with a folder, and `EvaluationError` if it holds an N-vium."""
+    """Load a CALM* or a Llama, LayerSkip's format. Raise `EvaluationError` if it is an N-vium."""
     loaded = load_model(source, device, dtype, CalmForCausalLM if is_calm(source) else Nvium)
     if not isinstance(loaded.model, CalmForCausalLM) and loaded.model.config.num_exits > 1:
-        raise EvaluationError(f"{source}: neither a CALM* nor a Llama, but an N-vium, which `nvium evaluate` measures")
+        raise EvaluationError(f"{source}: must be a CALM* or a Llama, got an N-vium; use `nvium evaluate`")
     return loaded
 
 
@@ -67,10 +66,7 @@ def evaluate_baseline(
     trials: int = TRIALS,
     show_progress: bool = True,
 ) -> list[Figures]:
-    """A point for each of CALM*'s `THRESHOLDS`, or of LayerSkip's `DRAFTS` whose exit the model has.
-
-    Raises `EvaluationError` for a twin that cannot be compared, or a model too shallow to draft.
-    """
+    """Return a point for each of CALM*'s `THRESHOLDS`, or of LayerSkip's `DRAFTS` with an exit of the model."""
     check_dense(loaded, twin)
     ways = calm_ways if isinstance(loaded.model, CalmForCausalLM) else layerskip_ways
     measured = ways(loaded, documents, show_progress)
@@ -101,11 +97,11 @@ def calm_way(
 
 
 def layerskip_ways(loaded: LoadedModel, documents: Sequence[str], show_progress: bool) -> list[Way]:
-    """They differ in speed only, since drafts are verified."""
+    """Return LayerSkip's settings. They have the same loss, because drafts are verified."""
     depth = loaded.model.config.num_hidden_layers
     drafts = [(exit_layer, length) for exit_layer, length in DRAFTS if exit_layer < depth]
     if not drafts:
-        raise EvaluationError(f"{loaded.name}: {depth} layers are too few to draft after {min(DRAFTS)[0]} of them")
+        raise EvaluationError(f"{loaded.name}: too shallow: drafts need more than {min(DRAFTS)[0]} layers, got {depth}")
     found = perplexity.evaluate(loaded.model, loaded.tokenizer, documents, show_progress)
     figures = {field.name: getattr(found, field.name) for field in fields(perplexity.TextLoss)}
     return [layerskip_way(loaded.model, figures, *draft) for draft in drafts]
@@ -121,7 +117,7 @@ def layerskip_way(model: Nvium, figures: Figures, exit_layer: int, draft_length:
 
 
 def quality(way: Way, loaded: LoadedModel, dense: Figures) -> Figures:
-    """Which model, how well it predicts at this setting, and its gain over the dense one."""
+    """Describe the model, its loss at this setting, and its gain over the dense twin."""
     return {
         **description(loaded),
         "folder": loaded.name,
@@ -134,9 +130,9 @@ def quality(way: Way, loaded: LoadedModel, dense: Figures) -> Figures:
 
 
 def speed(way: Way, loaded: LoadedModel, answers: dict[str, Answers]) -> Figures:
-    """Times beside the dense model's. `early_share` is the share of tokens that left early, or of accepted drafts."""
+    """Compare times with the dense twin's. `early_share` is the share of early exits, or of accepted drafts."""
     ours, depth = answers[way.name], loaded.model.config.num_hidden_layers
-    return plain_speed.beside_dense(ours, answers[DENSE]) | {"early_share": plain_speed.early_share(ours, depth)}
+    return plain_speed.compared_with_dense(ours, answers[DENSE]) | {"early_share": plain_speed.early_share(ours, depth)}
 
 
 def protocol(asked: Questions, trials: int) -> Figures:
@@ -149,27 +145,27 @@ def protocol(asked: Questions, trials: int) -> Figures:
 
 
 def baseline_recipe(method: str, name: str, settings: list[str]) -> Recipe:
-    """The dense twin of a recipe, with exits after every quarter for CALM*, every second layer for LayerSkip."""
+    """Return a recipe's dense twin, with exits after each quarter (CALM*) or every second layer (LayerSkip)."""
     dense = dense_twin(recipe_named(name, settings))
     num_exits = 4 if method == "calm" else dense.shape.num_layers // 2
     return replace(dense, shape=replace(dense.shape, num_exits=num_exits))
 
 
-def run_training(given: Namespace) -> None:
-    method = {"calm": calm_module.METHOD, "layerskip": layerskip.METHOD}[given.method]
-    folder = given.folder or Path("runs") / f"{given.recipe}-{given.method}"
-    options = RunOptions(data=given.data, folder=folder)
-    print(train(baseline_recipe(given.method, given.recipe, given.settings), options, method))
+def run_training(args: Namespace) -> None:
+    method = {"calm": calm_module.METHOD, "layerskip": layerskip.METHOD}[args.method]
+    folder = args.folder or Path("runs") / f"{args.recipe}-{args.method}"
+    options = RunOptions(data=args.data, folder=folder)
+    print(train(baseline_recipe(args.method, args.recipe, args.settings), options, method))
 
 
-def run_evaluation(given: Namespace) -> None:
-    documents = read_documents(given.data)
-    asked = read_prompts(given.questions, given.prompts) if given.questions else openings(documents)
-    loaded, twin = load_baseline(given.model, "cpu"), load_model(given.twin, "cpu")
-    points = evaluate_baseline(loaded, twin, documents, asked, trials=given.trials)
+def run_evaluation(args: Namespace) -> None:
+    documents = read_documents(args.data)
+    asked = read_prompts(args.questions, args.prompts) if args.questions else openings(documents)
+    loaded, twin = load_baseline(args.model, "cpu"), load_model(args.twin, "cpu")
+    points = evaluate_baseline(loaded, twin, documents, asked, trials=args.trials)
     print(pareto.markdown(points))
-    if given.json:
-        write_json(points, given.json)
+    if args.json:
+        write_json(points, args.json)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -177,22 +173,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     commands = parser.add_subparsers(required=True)
     training = commands.add_parser("train")
     training.add_argument("method", choices=["calm", "layerskip"])
-    training.add_argument("recipe", help="small or one of the paper's, such as paper-24x768")
+    training.add_argument("recipe", help="recipe, such as small or paper-24x768")
     training.add_argument("--data", type=Path, required=True)
     training.add_argument("--folder", type=Path)
-    training.add_argument("--set", dest="settings", action="append", default=[], help="as of nvium train")
+    training.add_argument("--set", dest="settings", action="append", default=[], help="as for nvium train")
     training.set_defaults(run=run_training)
     evaluation = commands.add_parser("evaluate")
     evaluation.add_argument("model")
-    evaluation.add_argument("--twin", required=True, help="the dense model's folder")
+    evaluation.add_argument("--twin", required=True, help="folder of the dense twin")
     evaluation.add_argument("--data", type=Path, required=True)
     evaluation.add_argument("--questions", type=Path, help="Spec-Bench's question.jsonl [openings of the text]")
-    evaluation.add_argument("--prompts", type=int, help="of each of its categories [all]")
+    evaluation.add_argument("--prompts", type=int, help="prompts per category [all]")
     evaluation.add_argument("--trials", type=int, default=TRIALS)
     evaluation.add_argument("--json", type=Path)
     evaluation.set_defaults(run=run_evaluation)
-    given = parser.parse_args(arguments)
-    given.run(given)
+    args = parser.parse_args(arguments)
+    args.run(args)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""CALM* (Schuster et al., arXiv 2207.07061, as the N-vium paper runs it): the model and its training.
+"""The model and training of CALM* (Schuster et al., arXiv 2207.07061, as in the N-vium paper).
 
-An N-vium with norms only: no adapters, and no routers, because the largest probability at each exit decides whether a
-row leaves (`confidence`).
+CALM* is an N-vium without adapters and routers: the largest probability at each exit decides whether a row exits there
+(`confidence`).
 
 Shapes: X any row dimensions, B windows, T tokens, E exits, D width.
 """
@@ -25,12 +25,12 @@ from nvium_core.training.objective.methods import Method
 from nvium_core.training.objective.objective import ObjectiveResult, Phase, counted_mean
 
 THRESHOLDS = (0.9, 0.8, 0.7, 0.6)
-"""The confidences τ that the N-vium paper measures, with exits after 6, 12, 18 and 24 of 24 layers."""
+"""Confidences τ as measured in the N-vium paper, with exits after layers 6, 12, 18 and 24 of 24."""
 
 
 @strict
 class CalmConfig(NviumConfig):
-    """Llama's fields and `exit_layers`; fields of routers and adapters are ignored."""
+    """Llama's fields and `exit_layers`. Fields of routers and adapters are ignored."""
 
     model_type = "calm"
 
@@ -38,17 +38,16 @@ class CalmConfig(NviumConfig):
 
 
 class Continue(nn.Module):
-    """Replaces a router: never exits, so the model's forward pass is that of its last exit."""
+    """A router that never exits, so the model's forward pass is that of its last exit."""
 
     def forward(self, x_XD: Tensor) -> Tensor:
-        """log w, [X, 2]."""
+        """Return log w [X, 2]."""
         dtype = torch.promote_types(x_XD.dtype, torch.float32)
         return torch.tensor([0.0, -torch.inf], dtype=dtype, device=x_XD.device).expand(*x_XD.shape[:-1], 2)
 
 
 class CalmForCausalLM(NviumForCausalLM):
-    """Exits after layers `config.exit_layers`, an RMSNorm each, one shared head. `logits` are the last exit's;
-    `output_exit_logits` adds each exit's own."""
+    """A Llama with an RMSNorm for each exit and a shared head. `logits` are the last exit's."""
 
     config: CalmConfig
     config_class = CalmConfig
@@ -62,15 +61,15 @@ class CalmForCausalLM(NviumForCausalLM):
     def from_pretrained(  # type: ignore[override]
         cls, folder: str | os.PathLike[str], *, config: CalmConfig | None = None, **options: Any
     ) -> Self:
-        """Load a saved folder. A missing, extra or misshapen tensor raises `CheckpointError` naming it."""
+        """Load a saved folder. Raise `CheckpointError` if a tensor is missing, extra or misshapen."""
         return super().from_pretrained(folder, config=config or read_config(folder), **options)
 
 
 def read_config(folder: str | os.PathLike[str]) -> CalmConfig:
-    """Raises `CheckpointError` if the folder holds anything but a CALM*."""
+    """Read a configuration. Raise `CheckpointError` if it is not a CALM*'s."""
     path, values = resolve_folder(folder), config_values(folder)
     if (kind := values.pop("model_type", None)) != CalmConfig.model_type:
-        raise CheckpointError(f"{path}: model_type {kind!r} is not {CalmConfig.model_type}")
+        raise CheckpointError(f"{path}: model_type must be {CalmConfig.model_type!r}, got {kind!r}")
     try:
         return CalmConfig(**values)
     except (TypeError, ValueError, StrictDataclassError) as error:
@@ -78,7 +77,7 @@ def read_config(folder: str | os.PathLike[str]) -> CalmConfig:
 
 
 def is_calm(folder: str | os.PathLike[str]) -> bool:
-    """Raises `CheckpointError` if the folder holds no configuration."""
+    """Return True if a folder contains a CALM*. Raise `CheckpointError` if it contains no configuration."""
     return config_values(folder).get("model_type") == CalmConfig.model_type
 
 
@@ -92,12 +91,12 @@ def config_values(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def build_calm(config: NviumConfig) -> CalmForCausalLM:
-    """A fresh model with an N-vium's shape and exits."""
+    """Build a model with an N-vium's shape and exits, with random weights."""
     return CalmForCausalLM(CalmConfig(**(shape_fields(config) | {"adapter_hidden_size": 0})))
 
 
 def calm_objective(model: CalmForCausalLM, batch: Batch, phase: Phase) -> ObjectiveResult:
-    """Σ l_k CE_k / Σ l_k, the same throughout training. `exit_losses` are the CE_k [E], `mix_loss` is the last."""
+    """Compute Σ l_k CE_k / Σ l_k. `exit_losses` are the CE_k [E], `mix_loss` is the last exit's."""
     exit_losses_E = counted_mean(token_losses(model, batch).exit_nll, batch)
     depths_E = torch.tensor(model.config.exit_layers, dtype=exit_losses_E.dtype, device=exit_losses_E.device)
     loss = (depths_E * exit_losses_E).sum() / depths_E.sum()

@@ -1,11 +1,12 @@
-"""How many replicas a load needs: `python -m research.capacity --pace pace.json --prefill 4000 --rate 20
---target-ttft-ms 300`.
+"""Estimate how many replicas a load needs.
+
+    python -m research.capacity --pace pace.json --prefill 4000 --rate 20 --target-ttft-ms 300
 
 A replica is a queue. At most `--max-sequences` requests run at once, and n of them share rate(n) tokens per second, as
-`nvium bench schedules --sequences 1,4,16 --json pace.json` measured on the machine; between these numbers the rate is
-interpolated, beyond them it stays. A prompt occupies the replica for its tokens at `--prefill` tokens per second.
-Requests arrive as a Poisson process, and replicas share them evenly. With `--against REPORT` of `python -m loadtest
---rate … --json` the report's own requests are simulated on one replica, next to what its clients saw.
+measured by `nvium bench schedules --sequences 1,4,16 --json pace.json`. The rate is interpolated between these numbers
+and constant beyond them. A prompt occupies the replica for its tokens at `--prefill` tokens per second. Requests are a
+Poisson process, split evenly among replicas. `--against REPORT` simulates the requests of a report of `python -m
+loadtest --rate … --json` on one replica and compares the result with the report.
 """
 
 import argparse
@@ -33,12 +34,12 @@ IDLE = 0.01
 """Utilization below which more replicas do not help."""
 
 SEVERAL = 8
-"""The number of replicas grows by one part in so many, at least by 1."""
+"""The number of replicas grows by 1/8 per iteration, at least by 1."""
 
 
 @dataclass(slots=True)
 class Request:
-    """When it was due and its lengths in tokens; when its first and last token came, in seconds."""
+    """A request's arrival, first and last token in seconds, and its lengths in tokens."""
 
     due: float
     num_prompt_tokens: int
@@ -52,7 +53,7 @@ class Request:
 
     @property
     def between_tokens(self) -> float:
-        """On average; 0 for a single token."""
+        """The mean time between tokens; 0 for a single token."""
         return (self.last - self.first) / max(1, self.num_tokens - 1)
 
     @property
@@ -62,7 +63,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Replica:
-    """`pace` is tokens per second by number of running sequences; `prefill` is prompt tokens per second."""
+    """A replica. `pace` is tokens per second by number of running sequences, `prefill` prompt tokens per second."""
 
     pace: Mapping[int, float]
     prefill: float
@@ -73,10 +74,10 @@ class Replica:
         return float(np.interp(num_sequences, numbers, [self.pace[number] for number in numbers]))
 
     def serve(self, requests: Sequence[Request]) -> None:
-        """Fill in when tokens came. Requests must be sorted by `due`.
+        """Set the requests' `first` and `last`. Requests must be sorted by `due`.
 
-        All running sequences emit at the same pace, so each ends when `emitted`, the tokens that a sequence running
-        since the start would have emitted, has grown by its length.
+        `emitted` counts the tokens of a sequence that runs from the start. All sequences emit at the same pace, so a
+        request ends when `emitted` has grown by its length.
         """
         waiting, running = deque(requests), list[tuple[float, int]]()
         now = emitted = 0.0
@@ -102,14 +103,14 @@ class Replica:
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """Requests per second in total, and their lengths in tokens."""
+    """The total requests per second, and their lengths in tokens."""
 
     rate: float
     prompt_tokens: Lengths
     output_tokens: Lengths
 
     def requests(self, replicas: int, count: int) -> list[Request]:
-        """Of one replica."""
+        """Draw the requests of one replica."""
         draws = random.Random(0)
         dues = accumulate(draws.expovariate(self.rate / replicas) for _ in range(count))
         return [Request(due, self.prompt_tokens.draw(draws), self.output_tokens.draw(draws)) for due in dues]
@@ -117,7 +118,7 @@ class Demand:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Seconds that `percentile` percent of requests must keep."""
+    """Latencies in seconds that `percentile` percent of requests must meet."""
 
     first_token: float = math.inf
     between_tokens: float = math.inf
@@ -126,7 +127,7 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """What clients see, in seconds by measure and percentile, and each replica's utilization."""
+    """Simulated latencies in seconds by measure and percentile, and each replica's utilization."""
 
     replicas: int
     utilization: float
@@ -135,14 +136,14 @@ class Outlook:
 
 
 def saturation(replica: Replica, demand: Demand, count: int = NUM_REQUESTS) -> float:
-    """Requests per second of a replica that always has work."""
+    """Return the requests per second of a replica that is never idle."""
     requests = [replace(request, due=0.0) for request in demand.requests(1, count)]
     replica.serve(requests)
     return count / max(request.last for request in requests)
 
 
 def outlook(replica: Replica, demand: Demand, target: Target, replicas: int, most: float) -> Outlook:
-    """`most` saturates a replica. The first tenth of requests, which an idle replica gets, is left out."""
+    """Simulate replicas that each sustain `most` requests per second. The first tenth of the requests warms up."""
     requests = demand.requests(replicas, NUM_REQUESTS)
     replica.serve(requests)
     counted = requests[NUM_REQUESTS // 10 :]
@@ -168,7 +169,7 @@ def percentiles(requests: Sequence[Request]) -> dict[str, dict[int, float]]:
 
 
 def plan(replica: Replica, demand: Demand, target: Target) -> Iterator[Outlook]:
-    """Ever more replicas from the fewest that can carry the rate, until the target is kept or they are idle."""
+    """Add replicas, starting with the fewest that sustain the rate, until they meet the target or are idle."""
     most = saturation(replica, demand)
     replicas = math.ceil(demand.rate / most)
     while True:
@@ -180,8 +181,8 @@ def plan(replica: Replica, demand: Demand, target: Target) -> Iterator[Outlook]:
 
 
 def table(seen: Sequence[Outlook], most: float) -> Table:
-    answer = f"{seen[-1].replicas} replicas keep the target" if seen[-1].meets_target else "No number keeps the target"
-    caption = f"A replica is saturated by {most:.2f} requests/s. {answer}. Times are p50 / p95 / p99."
+    answer = f"{seen[-1].replicas} replicas meet the target" if seen[-1].meets_target else "No number meets the target"
+    caption = f"A replica sustains {most:.2f} requests/s. {answer}. Times are p50 / p95 / p99."
     result = Table("replicas", "busy", "first token ms", "between tokens ms", "total ms", caption=caption)
     for each in seen:
         times = (spread(each.seconds[measure]) for measure in MEASURES)
@@ -194,7 +195,7 @@ def spread(seconds: Mapping[int, float]) -> str:
 
 
 def against(replica: Replica, report: Path) -> list[dict[str, Any]]:
-    """For each load of a report, what was simulated and what its clients saw."""
+    """Return simulated and measured latencies for each load of a report."""
     rows = []
     for point in json.loads(report.read_text(encoding="utf-8"))["points"]:
         answered = [each for each in point["requests"] if each["error"] is None]
@@ -215,7 +216,7 @@ def against(replica: Replica, report: Path) -> list[dict[str, Any]]:
 
 
 def comparison(rows: Sequence[Mapping[str, Any]]) -> Table:
-    result = Table("requests/s", "ms", "simulated", "measured", caption="p50 / p95 / p99 of each.")
+    result = Table("requests/s", "ms", "simulated", "measured", caption="Times are p50 / p95 / p99.")
     for row in rows:
         for measure in MEASURES:
             times = (spread(row[side][measure]) for side in ("simulated", "measured"))
@@ -224,7 +225,7 @@ def comparison(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def read_pace(text: str) -> dict[int, float]:
-    """From `1:120,8:400`, or from the JSON file of `nvium bench schedules`, whose fastest schedule counts."""
+    """Parse `1:120,8:400`, or read the fastest schedule's rates from a JSON file of `nvium bench schedules`."""
     if not text.endswith(".json"):
         pairs = (part.split(":") for part in text.split(","))
         return {int(number): float(rate) for number, rate in pairs}
@@ -237,32 +238,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     add("--pace", type=read_pace, required=True, help="N:RATE,… or a JSON file of `nvium bench schedules`")
     add("--prefill", type=float, required=True, help="prompt tokens per second")
-    add("--max-sequences", type=int, default=32, help="that run at once")
+    add("--max-sequences", type=int, default=32, help="maximum number of running sequences [32]")
     add("--rate", type=float, default=1.0, help="requests per second [1]")
     add("--prompt-tokens", type=Lengths.parse, default="64", help="N or N:N")
     add("--output-tokens", type=Lengths.parse, default="128", help="N or N:N")
     add("--target-ttft-ms", type=float, default=math.inf)
     add("--target-itl-ms", type=float, default=math.inf)
-    add("--percentile", type=float, default=95.0, help="of requests that keep the targets [95]")
-    add("--against", type=Path, help="a load test's report: simulate its requests instead")
-    add("--json", type=Path, help="write the figures here too")
-    asked = parser.parse_args(arguments)
-    replica = Replica(pace=asked.pace, prefill=asked.prefill, max_sequences=asked.max_sequences)
+    add("--percentile", type=float, default=95.0, help="percentage of requests that must meet the targets [95]")
+    add("--against", type=Path, help="simulate the requests of this load-test report instead")
+    add("--json", type=Path, help="also write the results to this file")
+    args = parser.parse_args(arguments)
+    replica = Replica(pace=args.pace, prefill=args.prefill, max_sequences=args.max_sequences)
     figures: dict[str, Any] = asdict(replica)
-    if asked.against:
-        figures["loads"] = against(replica, asked.against)
+    if args.against:
+        figures["loads"] = against(replica, args.against)
         Console().print(comparison(figures["loads"]))
     else:
-        demand = Demand(rate=asked.rate, prompt_tokens=asked.prompt_tokens, output_tokens=asked.output_tokens)
-        first, between = asked.target_ttft_ms / 1000, asked.target_itl_ms / 1000
-        target = Target(first_token=first, between_tokens=between, percentile=asked.percentile)
+        demand = Demand(rate=args.rate, prompt_tokens=args.prompt_tokens, output_tokens=args.output_tokens)
+        first, between = args.target_ttft_ms / 1000, args.target_itl_ms / 1000
+        target = Target(first_token=first, between_tokens=between, percentile=args.percentile)
         seen, most = list(plan(replica, demand, target)), saturation(replica, demand)
         Console().print(table(seen, most))
         kept = {name: value for name, value in asdict(target).items() if value < math.inf}
         figures |= {"target": kept, "demand": asdict(demand), "saturated_by": most}
         figures["rows"] = [asdict(each) for each in seen]
-    if asked.json:
-        asked.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    if args.json:
+        args.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""How well a model answers: the loss of written answers, and whether its own answers end.
-
-Shapes: T tokens of a conversation, A of them in answers, E exits.
+"""Measure how well a model answers: its loss on held-out answers, and whether its own answers end.
 
     python -m research.chat MODEL --data chats.jsonl
+
+Shapes: T tokens of a conversation, A of them in answers, E exits.
 """
 
 from argparse import ArgumentParser
@@ -32,12 +32,11 @@ from nvium_core.training.objective.loss import token_losses
 
 @dataclass(frozen=True, kw_only=True)
 class ChatEvaluation:
-    """Means over written answers, and over sampled ones.
+    """Means over held-out answers, and over answers sampled to each conversation's first question.
 
-    `answer_loss` is the mean −log π_mix, in nats, of the tokens of written answers, including their end-of-text;
-    `exit_shares` and `mean_depth` (Σ p_k l_k / L) are theirs. Of the sampled answers, one to each conversation's first
-    question, `ended_share` end before the context is full; `sampled_tokens` is their mean length and `sampled_depth`
-    the mean l_k / L of their tokens.
+    `answer_loss` is the mean −log π_mix in nats of the held-out answers' tokens, including end-of-text; `exit_shares`
+    and `mean_depth` (Σ p_k l_k / L) are means over the same tokens. `ended_share` is the share of sampled answers that
+    end before the context is full, `sampled_tokens` their mean length, and `sampled_depth` their mean l_k / L.
     """
 
     num_conversations: int
@@ -51,12 +50,9 @@ class ChatEvaluation:
 
 
 def held_out(loaded: LoadedModel, data: Path, count: int) -> list[Example]:
-    """About `count` conversations, spread over a chat file.
-
-    Raises `EvaluationError` for a model without a chat template, and `DataError` naming what is wrong in a file.
-    """
+    """Select about `count` conversations from a chat file. Raise `EvaluationError` without a chat template."""
     if not loaded.tokenizer.chat_template:
-        raise EvaluationError(f"{loaded.name}: has no chat template, so it was not taught to answer")
+        raise EvaluationError(f"{loaded.name}: has no chat template, so it cannot answer")
     examples = chat_examples(data, loaded.tokenizer, loaded.model.config.max_position_embeddings)
     return examples[:: max(1, len(examples) // count)][:count]
 
@@ -84,7 +80,7 @@ def evaluate_chat(
 
 @torch.inference_mode()
 def score(model: Nvium, example: Example) -> tuple[Tensor, Tensor]:
-    """log p [A, E] and −log π_mix [A] of a conversation's answers."""
+    """Return log p [A, E] and −log π_mix [A] of a conversation's answers."""
     ids_BT = torch.from_numpy(example.tokens).to(model.device)[None]
     is_answer_T = torch.from_numpy(example.is_answer[1:])
     losses = token_losses(model, packed_batch(ids_BT[:, :-1], ids_BT[:, 1:], end_token=-1))
@@ -93,7 +89,7 @@ def score(model: Nvium, example: Example) -> tuple[Tensor, Tensor]:
 
 
 def sample_answers(model: Nvium, examples: Sequence[Example], seed: int) -> list[Completion]:
-    """An answer to each conversation's first question, up to its end or that of the context."""
+    """Sample an answer to each conversation's first question, up to its end or the end of the context."""
     engine = Engine(model)
     prompts = [each.tokens[: int(each.is_answer.argmax())].tolist() for each in examples]
     return sampled(
@@ -106,7 +102,7 @@ def sample_answers(model: Nvium, examples: Sequence[Example], seed: int) -> list
 
 
 def sampled(engine: Engine, asked: Sequence[tuple[list[int], SamplingParams]]) -> list[Completion]:
-    """Of each prompt as its parameters say."""
+    """Complete each prompt with its parameters. Raise `EngineError` if one fails."""
     for number, (prompt, params) in enumerate(asked):
         engine.add(str(number), prompt, params)
     completions = [Completion() for _ in asked]
@@ -120,17 +116,17 @@ def sampled(engine: Engine, asked: Sequence[tuple[list[int], SamplingParams]]) -
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(prog="python -m research.chat", description=__doc__.splitlines()[0])
-    parser.add_argument("model", nargs="?", help="a folder or Hub name [the bundled model]")
+    parser.add_argument("model", nargs="?", help="folder or Hub name [the bundled model]")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--conversations", type=int, default=100)
-    given = parser.parse_args(arguments)
-    loaded = load_model(given.model, "cpu")
-    found = evaluate_chat(loaded.model, held_out(loaded, given.data, given.conversations), show_progress=True)
+    args = parser.parse_args(arguments)
+    loaded = load_model(args.model, "cpu")
+    found = evaluate_chat(loaded.model, held_out(loaded, args.data, args.conversations), show_progress=True)
     figures = description(loaded) | asdict(found)
     print(table(["figure", "value"], figures.items()))
-    if given.json:
-        write_json(figures, given.json)
+    if args.json:
+        write_json(figures, args.json)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Generated text as a web page: every token on the colour of its exit, with its depth and p_k."""
+"""Write generated text as a web page that colours tokens by exit and shows their depth and p_k."""
 
 from collections.abc import Sequence
 from html import escape
@@ -11,7 +11,7 @@ from nvium_core.loading import LoadedModel
 from research.speed import OPENING_CHARACTERS, TimedToken, generate, warm_engine
 
 COLOURS = ("#8dd3c7", "#fdb462", "#bebada", "#fb8072", "#80b1d3", "#b3de69", "#fccde5", "#d9d9d9")
-"""By exit, then from the beginning again; black text is legible on all of them."""
+"""Colours of the exits, repeated if there are more; black text is legible on all of them."""
 
 SAMPLES, SAMPLE_TOKENS = 3, 200
 
@@ -36,7 +36,7 @@ li {{ display: inline-block; margin-right: 1.5em }} ul {{ padding: 0 }}
 
 
 def page(loaded: LoadedModel, texts: Sequence[tuple[Sequence[int], Sequence[TimedToken]]]) -> str:
-    """Texts, each a prompt and its continuation."""
+    """Render texts, each a prompt and its continuation."""
     exit_layers = loaded.model.config.exit_layers or []
     used = [token.exit for _, tokens in texts for token in tokens]
     legend = (
@@ -53,7 +53,7 @@ def page(loaded: LoadedModel, texts: Sequence[tuple[Sequence[int], Sequence[Time
 
 
 def paragraph(loaded: LoadedModel, prompt: Sequence[int], tokens: Sequence[TimedToken]) -> str:
-    """The prompt in grey, then a span for every token; a token that ends within a character has an empty one."""
+    """Render the prompt in grey, then a span per token, empty if the token ends inside a character."""
     tokenizer: Any = loaded.tokenizer.backend_tokenizer
     decoder = DecodeStream(list(prompt), skip_special_tokens=True)
     opening = loaded.tokenizer.decode(list(prompt), skip_special_tokens=True)
@@ -67,7 +67,7 @@ def span(text: str, token: TimedToken) -> str:
 
 
 def samples(loaded: LoadedModel, documents: Sequence[str]) -> str:
-    """A page of openings continued by the model."""
+    """Render openings of documents continued by the model."""
     engine = warm_engine(loaded.model, "sweep")
     texts = []
     for seed, document in enumerate(documents[:SAMPLES]):

@@ -1,7 +1,7 @@
-"""CALM*'s rule: a row leaves at the first exit whose largest probability is above τ, and its state is copied upwards.
+"""CALM*'s rule: a row exits where the largest probability is above τ, and its state is copied to the layers above.
 
-In the layers it skips, its keys and values come from the state it left with. `generate` applies the rule token by
-token, `confident_losses` to all tokens of a known text at once; the two agree.
+In skipped layers, keys and values are computed from the state at the exit. `generate` applies the rule token by token,
+`confident_losses` to all tokens of a known text at once. Both give the same result.
 
 Shapes: B windows, T tokens, D width, V vocabulary.
 """
@@ -26,7 +26,7 @@ from research.decoding import Decoding, Generated, choose, head_logits
 
 
 def confidence(logits_XV: Tensor) -> Tensor:
-    """The largest probability, [X]."""
+    """Return the largest probability [X]."""
     return logits_XV.softmax(-1).amax(-1)
 
 
@@ -39,10 +39,9 @@ def generate(
     threshold: float,
     rng: random.Random | None = None,
 ) -> Generated:
-    """Exactly `max_tokens` tokens: the argmax at their exits, or sampled with a generator.
+    """Generate exactly `max_tokens` tokens: greedy, or sampled if a generator is given.
 
-    The prompt passes all layers, except its last token, whose row follows the rule. Raises `ValueError` if they do not
-    fit into the context.
+    All rows of the prompt but the last pass all layers. Raise `ValueError` if the tokens do not fit into the context.
     """
     started = time.perf_counter()
     decoding, exit_layers = Decoding(model, prompt_ids, max_tokens), list[int]()
@@ -55,7 +54,7 @@ def generate(
 
 
 def leave_when_confident(decoding: Decoding, threshold: float) -> tuple[Tensor, int]:
-    """Run the front row until an exit is confident. Returns that exit's logits [V] and its depth in layers."""
+    """Run the front row until an exit is confident. Return that exit's logits [V] and its depth in layers."""
     model, front, depth = decoding.model, decoding.front, decoding.model.config.num_hidden_layers
     h_RD = decoding.embed(decoding.token_ids[-1:])
     for number, layers in enumerate(model.config.blocks):
@@ -68,7 +67,7 @@ def leave_when_confident(decoding: Decoding, threshold: float) -> tuple[Tensor, 
 
 
 class ConfidentLosses(NamedTuple):
-    """Per target token, [B, T]: −log of its probability at the exit its row left at, and that exit, from 0."""
+    """For each target [B, T]: −log of its probability at its row's exit, and that exit, counted from 0."""
 
     nll: Tensor
     exits: Tensor
@@ -76,9 +75,9 @@ class ConfidentLosses(NamedTuple):
 
 @torch.inference_mode()
 def confident_losses(model: CalmForCausalLM, batch: Batch, threshold: float) -> ConfidentLosses:
-    """The losses of a known text with every row under the rule from the first on.
+    """Compute the losses of a known text with the rule applied to every row.
 
-    A row that has left keeps its state while others pass further layers; that is what copying means.
+    A row that has exited keeps its state while the others pass further layers.
     """
     h_BTD = model.model.embed_tokens(batch.inputs)
     rotary, attend = model.model.rotary(batch.positions, h_BTD.dtype), causal_attention(batch.mask())
@@ -97,7 +96,7 @@ def confident_losses(model: CalmForCausalLM, batch: Batch, threshold: float) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class CalmEvaluation(TextLoss):
-    """CALM* at one threshold. `exit_shares`: shares of rows that left at each exit; `mean_depth`: mean l_k / L."""
+    """CALM* at one threshold. `exit_shares` are the shares of rows per exit, `mean_depth` is the mean l_k / L."""
 
     threshold: float
     exit_shares: list[float]
@@ -111,7 +110,7 @@ def evaluate_calm(
     threshold: float,
     show_progress: bool = False,
 ) -> CalmEvaluation:
-    """Every token of every document once, each with at least half a context before it where available."""
+    """Evaluate every token once, with at least half a context before it if available."""
     progress = f"τ = {threshold}" if show_progress else None
     parts = [
         window_losses(model, *window, threshold)
@@ -131,8 +130,7 @@ def evaluate_calm(
 def window_losses(
     model: CalmForCausalLM, document: int, token_ids: Sequence[int], first_target: int, threshold: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the targets token_ids[first_target:]: their document, −log of their probability at their row's exit, and that
-    exit, each [T]."""
+    """Return the documents, −log probabilities and exits of the targets token_ids[first_target:], each [T]."""
     ids_BT = torch.tensor([token_ids], device=model.device)
     losses = confident_losses(model, packed_batch(ids_BT[:, :-1], ids_BT[:, 1:], end_token=-1), threshold)
     nll_T, exit_T = (losses.nll[0, first_target - 1 :].double().cpu(), losses.exits[0, first_target - 1 :].cpu())

@@ -1,7 +1,9 @@
-"""Share of growing prompts that a server finds in its cache: `python -m research.conversations --base-url URL`.
+"""Measure a server's prefix cache hit rate in growing conversations.
 
-Conversations run concurrently, each a chain of completions: a prompt is the previous prompt, its answer and one more
-line, so nearly all of it is cached on the replica that ran the previous turn.
+    python -m research.conversations --base-url URL
+
+Conversations run concurrently. Each prompt is the previous prompt, its answer and one more line, so nearly all of it is
+cached on the replica of the previous turn.
 """
 
 import argparse
@@ -22,7 +24,7 @@ TIMEOUT_SECONDS = 300
 
 
 async def conversation(http: httpx.AsyncClient, number: int, num_turns: int, num_tokens: int) -> list[float]:
-    """Seconds of each turn after the first. Raises `httpx.HTTPError`."""
+    """Run a conversation. Return the seconds of each turn after the first, or raise `httpx.HTTPError`."""
     prompt, seconds = OPENING.format(number=number), []
     for turn in range(num_turns):
         asked = {"model": "default", "prompt": prompt, "max_tokens": num_tokens, "ignore_eos": True, "seed": number}
@@ -34,7 +36,7 @@ async def conversation(http: httpx.AsyncClient, number: int, num_turns: int, num
 
 
 async def prompt_tokens(http: httpx.AsyncClient) -> dict[str, float]:
-    """Both counters of `/metrics`, summed over replicas. Raises `httpx.HTTPError`."""
+    """Read both prompt-token counters of `/metrics`, summed over replicas. Raise `httpx.HTTPError` on failure."""
     page = (await http.get("/metrics")).raise_for_status().text
     samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
     return {
@@ -56,19 +58,17 @@ async def measured(
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="research.conversations", description=__doc__)
-    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="without /v1")
-    parser.add_argument("--conversations", type=int, default=12, help="at once")
+    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="URL of the server, without /v1")
+    parser.add_argument("--conversations", type=int, default=12, help="number of concurrent conversations [12]")
     parser.add_argument("--turns", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=48, help="per answer")
-    parser.add_argument(
-        "--first", type=int, default=0, help="number of the first conversation; another is another text"
-    )
-    parser.add_argument("--json", type=Path, help="write the figures here too")
-    asked = parser.parse_args(argv)
-    found = asyncio.run(measured(asked.base_url, asked.first, asked.conversations, asked.turns, asked.tokens))
+    parser.add_argument("--tokens", type=int, default=48, help="tokens per answer [48]")
+    parser.add_argument("--first", type=int, default=0, help="number of the first conversation; selects other text [0]")
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
+    args = parser.parse_args(argv)
+    found = asyncio.run(measured(args.base_url, args.first, args.conversations, args.turns, args.tokens))
     print(f"{found['hit_share']:.1%} of prompt tokens were cached; a turn took {found['turn_seconds']:.3f} s")
-    if asked.json:
-        asked.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Plain decoding of one sequence, shared by the dense model, CALM* and LayerSkip, so that all are timed alike.
+"""Plain decoding of one sequence, shared by the dense model, CALM* and LayerSkip for comparable times.
 
-There are no batches, pages or schedule: only a cache of all layers. The caller decides which layers a row passes.
+It has a cache of all layers, but no batches, pages or schedule. The caller decides which layers a row passes.
 
 Shapes: R rows of the sequence, S rows of cache, G key/value heads, P head size, D width, V vocabulary.
 """
@@ -21,7 +21,7 @@ from nvium_core.model.nvium import Nvium
 
 @dataclass(frozen=True)
 class Generated:
-    """The tokens, the depth in layers of each, and the wall-clock time including prefill."""
+    """Generated tokens, the depth of each in layers, and the wall-clock time including prefill."""
 
     token_ids: list[int]
     exit_layers: list[int]
@@ -33,14 +33,14 @@ class Generated:
 
 
 class Decoding:
-    """A sequence's tokens, and its keys and values so far. Rows written again are replaced."""
+    """A sequence's tokens and its key-value cache. Writing a row again replaces it."""
 
     def __init__(self, model: Nvium, prompt_ids: Sequence[int], max_tokens: int) -> None:
         config, weight = model.config, model.lm_head.weight
         num_rows = len(prompt_ids) + max_tokens
         if not (prompt_ids and max_tokens >= 1 and num_rows <= config.max_position_embeddings):
             raise ValueError(
-                f"a prompt of {len(prompt_ids)} and {max_tokens} more tokens: both must be at least 1, and together "
+                f"the prompt ({len(prompt_ids)} tokens) and max_tokens ({max_tokens}) must be at least 1, and together "
                 f"at most {config.max_position_embeddings}"
             )
         heads = config.num_key_value_heads or config.num_attention_heads
@@ -61,7 +61,7 @@ class Decoding:
             self.run(self.embed(self.token_ids[:-1]), range(self.model.config.num_hidden_layers), 0)
 
     def embed(self, token_ids: Sequence[int]) -> Tensor:
-        """Input rows of tokens, [R, D]."""
+        """Embed tokens as rows [R, D]."""
         embedding = self.model.model.embed_tokens
         return embedding(torch.tensor(token_ids, device=embedding.weight.device))
 
@@ -71,7 +71,7 @@ class Decoding:
         return self.model.model.run(h_RD, layers, self._rotary(rows), self._attend(rows))
 
     def fill(self, h_RD: Tensor, layers: Iterable[int], first: int) -> None:
-        """Write the keys and values that the rows would have if they entered each layer as they are."""
+        """Write the keys and values of layers that the rows skip, computed from the rows unchanged."""
         rows = slice(first, first + len(h_RD))
         for index in layers:
             layer = cast(Layer, self.model.model.layers[index])
@@ -106,27 +106,26 @@ class Decoding:
 
 
 def head_logits(model: Nvium, exit_number: int, h_XD: Tensor) -> Tensor:
-    """Logits of an exit, counted from 0, [X, V], in float32 or better."""
+    """Return the logits [X, V] of an exit, counted from 0, in float32 or better."""
     exit_ = cast(Exit, model.exits[exit_number])
     logits_XV: Tensor = model.lm_head(exit_.adapter(exit_.norm(h_XD)))
     return logits_XV.to(torch.promote_types(logits_XV.dtype, torch.float32))
 
 
 def choose(logits_V: Tensor, rng: random.Random | None) -> int:
-    """The argmax, or a sampled token with a generator."""
+    """Return the argmax without a generator, else a sampled token."""
     return int(logits_V.argmax()) if rng is None else draw(logits_V.softmax(-1), rng)
 
 
 def draw(weights_V: Tensor, rng: random.Random) -> int:
-    """Weights need not be normalised."""
+    """Sample an index in proportion to unnormalised weights."""
     cumulative_V = weights_V.double().cumsum(-1)
     return int(torch.searchsorted(cumulative_V, rng.random() * cumulative_V[-1], right=True))
 
 
 @torch.inference_mode()
 def generate(model: Nvium, prompt_ids: Sequence[int], max_tokens: int, rng: random.Random | None = None) -> Generated:
-    """Exactly `max_tokens` tokens through all layers: greedy, or sampled with a generator. Raises `ValueError` if they
-    do not fit into the context."""
+    """Generate exactly `max_tokens` tokens through all layers: greedy, or sampled if a generator is given."""
     started = time.perf_counter()
     decoding, depth = Decoding(model, prompt_ids, max_tokens), model.config.num_hidden_layers
     decoding.read_prompt()

@@ -1,9 +1,10 @@
-"""What one feature of the engine costs or saves: `python -m research.features prefix`.
+"""Measure the effect of one feature of the engine: `python -m research.features prefix`.
 
-prefix: time to first token with a cached prefix over none. chunks: the longest gap in running streams while a long
-prompt is read, in chunks over whole. logprobs: tokens per second with log-probabilities over without. deterministic:
-tokens per second with `deterministic` over without, and tokens that differ from a request alone in both. drafts: tokens
-per second of sampling `original` with drafts over without.
+- prefix: time to first token with a cached prefix, relative to none
+- chunks: the longest gap in running streams during the prefill of a long prompt, in chunks relative to whole
+- logprobs: tokens per second with log-probabilities, relative to without
+- deterministic: tokens per second with `deterministic`, relative to without, and differing tokens
+- drafts: tokens per second of sampling `original` with drafts, relative to without
 """
 
 import time
@@ -34,7 +35,7 @@ NEWCOMER, NEWCOMER_TOKENS = "newcomer", 8
 
 
 def prefix(subject: Subject, sequences: int, tokens: int, repeats: int) -> Figures:
-    """Seconds to the first token of a prompt whose prefix another prompt has just had."""
+    """Measure the time to first token of a prompt that shares a prefix with the previous one."""
     length = min(PREFIX_TOKENS, subject.context - TAIL_TOKENS - tokens)
     engines = {
         name: subject.engine(max_sequences=sequences, prefix_caching=is_cached)
@@ -52,7 +53,7 @@ def prefix(subject: Subject, sequences: int, tokens: int, repeats: int) -> Figur
 
 
 def chunks(subject: Subject, sequences: int, tokens: int, repeats: int) -> Figures:
-    """The longest gap in streams between a long prompt's arrival and its first token."""
+    """Measure the longest gap in streams between a long prompt's arrival and its first token."""
     length = subject.context - NEWCOMER_TOKENS
     engines = {
         "chunked": subject.engine(max_sequences=sequences + 1),
@@ -80,7 +81,7 @@ def chunks(subject: Subject, sequences: int, tokens: int, repeats: int) -> Figur
 
 
 def listen(engine: Engine, times: Mapping[str, list[float]], is_over: Callable[[], bool]) -> None:
-    """Record when tokens come until `is_over`."""
+    """Record the times of tokens until `is_over`."""
     while engine.has_work and not is_over():
         events = engine.step()
         now = time.perf_counter()
@@ -122,7 +123,7 @@ def drafts(subject: Subject, sequences: int, tokens: int, repeats: int) -> Figur
 
 
 def rate(subject: Subject, engine: Engine, number: int, params: SamplingParams, turn: int) -> float:
-    """Tokens per second, prefill included."""
+    """Measure tokens per second, prefill included."""
     run: Timed = timed(engine, requests(subject.prompt, [replace(params, seed=seed) for seed in seeds(turn, number)]))
     return run.tokens_per_second
 
@@ -132,7 +133,7 @@ def num_differing(some: Sequence[Sequence[int]], others: Sequence[Sequence[int]]
 
 
 def compared(contenders: Mapping[str, Callable[[int], float]], repeats: int, unit: str) -> Figures:
-    """The median of each, and the median ratio of the first to the second."""
+    """Return each contender's median, and the median ratio of the first to the second."""
     turns = interleaved(contenders, repeats, unit)
     first, second = turns
     medians = {f"{name}_{unit}": median(values) for name, values in turns.items()}
@@ -146,14 +147,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser("features", __doc__)
     options.add_argument("feature", choices=FEATURES)
     options.add_argument("--sequences", type=int, default=8, help="concurrent sequences [8]")
-    options.add_argument("--tokens", type=int, default=48, help="per sequence [48]")
-    asked = options.parse_args(arguments)
-    subject = load(asked)
-    figures = FEATURES[asked.feature](subject, asked.sequences, asked.tokens, asked.repeats)
+    options.add_argument("--tokens", type=int, default=48, help="tokens per sequence [48]")
+    args = options.parse_args(arguments)
+    subject = load(args)
+    figures = FEATURES[args.feature](subject, args.sequences, args.tokens, args.repeats)
     table = Table("figure", "value")
     for name, value in figures.items():
         table.add_row(name.replace("_", " "), f"{value:.4g}")
-    report(subject, {"feature": asked.feature, **figures}, table, asked.json)
+    report(subject, {"feature": args.feature, **figures}, table, args.json)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The paper's figures for any evaluated model, from the JSON of `nvium evaluate`.
+"""Draw the paper's figures for an evaluated model, from the JSON of `nvium evaluate`.
 
     python -m research.figures evaluation.json FOLDER [--model MODEL --data valid.txt.xz]
 
-With a model and a text, samples.html has openings continued by the model, each token in the colour of its exit.
+With a model and a text it also writes samples.html, openings continued by the model with tokens coloured by exit.
 """
 
 import json
@@ -26,7 +26,7 @@ def exit_names(figures: Figures) -> list[str]:
 
 
 def routing(figures: Figures) -> Figure:
-    """Mean p_k beside the mean posterior, and the distribution of w_k."""
+    """Plot mean p_k and the mean posterior, and the distribution of w_k."""
     figure, [shares, spread] = sheet(figures, 2, share_y=True)
     places, width = range(len(figures["exit_layers"])), 0.4
     shares.bar([x - width / 2 for x in places], figures["exit_shares"], width, label="mean p_k")
@@ -44,7 +44,7 @@ def routing(figures: Figures) -> Figure:
 
 
 def perplexity(figures: Figures) -> Figure:
-    """Of each exit alone, the mixture, an oracle router and the dense twin."""
+    """Plot the perplexity of each exit alone, the mixture, an oracle router and the dense twin."""
     figure, [panel] = sheet(figures)
     bars = dict(zip(exit_names(figures), figures["exit_perplexities"], strict=True))
     bars |= {"π_mix": figures["perplexity"], "oracle\nrouter": figures["oracle_perplexity"]}
@@ -60,7 +60,7 @@ def perplexity(figures: Figures) -> Figure:
 
 
 def reliability(figures: Figures) -> Figure:
-    """How often the most probable token came, by its probability."""
+    """Plot how often the most probable token was correct, by its probability."""
     figure, [panel] = sheet(figures)
     rows = figures["reliability"]
     panel.plot([0, 1], [0, 1], color="black", linewidth=1)
@@ -71,7 +71,7 @@ def reliability(figures: Figures) -> Figure:
 
 
 def staircase(figures: Figures) -> Figure:
-    """Time since the previous token by exit: median and middle half; and the other contenders' means."""
+    """Plot the time since the previous token by exit, median and quartiles, and the other contenders' means."""
     figure, [panel] = sheet(figures)
     steps = [step for step in figures["latency"]["staircase"] if step["tokens"]]
     layers, medians = [step["layer"] for step in steps], [step["median"] for step in steps]
@@ -88,7 +88,7 @@ def staircase(figures: Figures) -> Figure:
 
 
 def retrofit_curve(figures: Figures) -> Figure:
-    """The mixture's price over the original, and how often both have the same argmax, by mean depth."""
+    """Plot the mixture's perplexity increase over the original, and how often both have the same argmax, by depth."""
     figure, [price, same] = sheet(figures, 2)
     for name, text in figures["texts"].items():
         points = [point for point in text["points"] if point["asked_depth"]]
@@ -101,7 +101,7 @@ def retrofit_curve(figures: Figures) -> Figure:
 
 
 def bars(panel: Axes, name: str, points: Sequence[Figures], what: str, bounds: str) -> None:
-    """A line with its intervals."""
+    """Plot a line with its intervals."""
     values = [point[what] for point in points]
     sides = [[value - point[bounds][0] for point, value in zip(points, values, strict=True)]]
     sides += [[point[bounds][1] - value for point, value in zip(points, values, strict=True)]]
@@ -114,7 +114,7 @@ PLOTS: dict[str, tuple[str, Callable[[Figures], Figure]]] = {
     "reliability": ("reliability", reliability),
     "staircase": ("latency", staircase),
 }
-"""By file name: the figure it needs, and its function."""
+"""By file name: the required field of the evaluation, and the function that draws it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -123,15 +123,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--model")
     parser.add_argument("--data", type=Path)
-    given = parser.parse_args(arguments)
-    figures = json.loads(given.evaluation.read_text(encoding="utf-8"))
-    given.folder.mkdir(parents=True, exist_ok=True)
+    args = parser.parse_args(arguments)
+    figures = json.loads(args.evaluation.read_text(encoding="utf-8"))
+    args.folder.mkdir(parents=True, exist_ok=True)
     for name, (key, draw) in PLOTS.items():
         if key in figures:
-            draw(figures).savefig(given.folder / f"{name}.png")
-    if given.data:
-        page = samples(load_model(given.model, "cpu"), read_documents(given.data))
-        (given.folder / "samples.html").write_text(page, encoding="utf-8")
+            draw(figures).savefig(args.folder / f"{name}.png")
+    if args.data:
+        page = samples(load_model(args.model, "cpu"), read_documents(args.data))
+        (args.folder / "samples.html").write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Temperature 0 over a text: whether certified tokens are the explicit mixture's, and how many leave early.
-
-Shapes: T positions of a window, E exits, V vocabulary.
+"""Check temperature 0 over a text: certified tokens equal the explicit mixture's argmax, and how many exit early.
 
     python -m research.greedy MODEL --data valid.txt.xz
+
+Shapes: T positions of a window, E exits, V vocabulary.
 """
 
 from argparse import ArgumentParser
@@ -27,10 +27,11 @@ UNDECIDED = -1
 
 @dataclass(frozen=True, kw_only=True)
 class GreedyEvaluation:
-    """Temperature 0 at every position of a text, given the text before it.
+    """Results at temperature 0 over every position of a text, given the text before it.
 
-    `agreement` is the share of positions whose certified token is the argmax of the explicit log π_mix, which must be
-    1. `exit_counts`: positions decided at each exit; `early_share`: before the last; `mean_depth`: mean l_k / L.
+    `agreement` is the share of positions whose certified token is the argmax of the explicit log π_mix; it must be 1.
+    `exit_counts` are the positions decided at each exit, `early_share` those before the last exit, and `mean_depth` is
+    the mean l_k / L.
     """
 
     num_tokens: int
@@ -43,7 +44,7 @@ class GreedyEvaluation:
 def evaluate_greedy(
     model: Nvium, tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], show_progress: bool = False
 ) -> GreedyEvaluation:
-    """Every token of every document once, each with at least half a context before it where available."""
+    """Evaluate every token once, with at least half a context before it if available."""
     num_agreeing, exit_counts_E = 0, torch.zeros(model.config.num_exits, dtype=torch.long)
     context, progress = model.config.max_position_embeddings, "deciding" if show_progress else None
     for _, token_ids, first_target in text_windows(tokenizer, documents, context, progress):
@@ -67,8 +68,7 @@ def as_shares(num_agreeing: int, exit_counts_E: Tensor, exit_layers: Sequence[in
 
 @torch.inference_mode()
 def decide(model: Nvium, token_ids: Sequence[int], first: int) -> tuple[Tensor, Tensor, Tensor]:
-    """After token_ids[first:], each [T]: the certified token, the exit (from 0) that certified it, and the argmax of
-    the explicit log π_mix."""
+    """Return the certified token, its exit (from 0) and the argmax of log π_mix after token_ids[first:], each [T]."""
     out = model(torch.tensor([token_ids], device=model.device), output_exit_logits=True)
     exit_prob_TE, exit_logits_TEV = out.exit_probs[0, first:].double(), out.exit_logits[0, first:]
     explicit_T = mixture.log_mixture(exit_prob_TE.log(), exit_logits_TEV).argmax(-1)
@@ -76,7 +76,7 @@ def decide(model: Nvium, token_ids: Sequence[int], first: int) -> tuple[Tensor, 
 
 
 def first_certain(exit_prob_TE: Tensor, exit_logits_TEV: Tensor) -> tuple[Tensor, Tensor]:
-    """The token and the exit (from 0), [T] each, at which the partial mixture is certain."""
+    """Return the token and the first exit (from 0) at which the partial mixture is certain, each [T]."""
     remaining_TE = exit_prob_TE.sum(-1, keepdim=True) - exit_prob_TE.cumsum(-1)
     partial_mixture_TV = torch.zeros_like(exit_logits_TEV[:, 0], dtype=torch.float64)
     token_T = exit_T = torch.full_like(exit_prob_TE[:, 0], UNDECIDED, dtype=torch.long)
@@ -92,19 +92,19 @@ def first_certain(exit_prob_TE: Tensor, exit_logits_TEV: Tensor) -> tuple[Tensor
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(prog="python -m research.greedy", description=__doc__.splitlines()[0])
-    parser.add_argument("model", nargs="?", help="a folder or Hub name [the bundled model]")
+    parser.add_argument("model", nargs="?", help="folder or Hub name [the bundled model]")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args(arguments)
-    loaded = load_model(given.model, "cpu")
-    decided = asdict(evaluate_greedy(loaded.model, loaded.tokenizer, read_documents(given.data), show_progress=True))
+    args = parser.parse_args(arguments)
+    loaded = load_model(args.model, "cpu")
+    decided = asdict(evaluate_greedy(loaded.model, loaded.tokenizer, read_documents(args.data), show_progress=True))
     figures = description(loaded) | {f"greedy_{name}": value for name, value in decided.items()}
     print(
         f"{figures['greedy_early_share']:.1%} of tokens are certain before the last exit, at a mean depth of "
         f"{figures['greedy_mean_depth']:.3f}; {figures['greedy_agreement']:.1%} are the argmax of the mixture"
     )
-    if given.json:
-        write_json(figures, given.json)
+    if args.json:
+        write_json(figures, args.json)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""A wider and deeper copy of a model that computes the same function, to be trained on (Chen et al. 1511.05641).
+"""Make a wider and deeper copy of a model that computes the same function, to train further (arXiv 1511.05641).
 
     python -m research.grow SOURCE TARGET --layers 24 --width 256 --heads 4 --mlp-width 704
 
-What writes into a new channel starts at zero and what reads it at random, so that outputs stay and gradients flow. A
-new layer follows each old one and adds nothing yet.
+Weights that write to new channels start at zero, weights that read them at random, so outputs do not change and
+gradients flow. New layers follow the old ones and initially add nothing.
 """
 
 from pathlib import Path
@@ -24,12 +24,12 @@ from nvium_core.training.run_folder import write_model
 def grown(
     model: NviumForCausalLM, *, layers: int, width: int, heads: int, mlp_width: int, seed: int = 0
 ) -> NviumForCausalLM:
-    """Raises ValueError unless `layers` is a multiple of the model's and every other size at least as large."""
+    """Grow a model. Raise `ValueError` unless `layers` is a multiple of the model's and no other size shrinks."""
     torch.manual_seed(seed)
     old = model.config
     repeats, remainder = divmod(layers, old.num_hidden_layers)
     if remainder or width < old.hidden_size or heads < old.num_attention_heads or mlp_width < old.intermediate_size:
-        raise ValueError("a model grows to a multiple of its layers and to sizes no smaller than its own")
+        raise ValueError("--layers must be a multiple of the model's layers, and no other size may shrink")
     sizes = old.to_dict() | {
         "num_hidden_layers": layers,
         "hidden_size": width,
@@ -53,7 +53,7 @@ def grown(
 
 
 def silence(model: NviumForCausalLM) -> None:
-    """Set to zero what writes into a residual stream or a router's norm."""
+    """Set to zero all weights that write to the residual stream or to a router's norm."""
     model.model.embed_tokens.weight.zero_()
     for module in model.modules():
         match module:
@@ -70,7 +70,7 @@ def silence(model: NviumForCausalLM) -> None:
 def copy_module(source: nn.Module, target: nn.Module) -> None:
     for (_, part), (_, larger) in zip(source.named_modules(), target.named_modules(), strict=True):
         for weight, place in zip(part.parameters(recurse=False), larger.parameters(recurse=False), strict=True):
-            # the mean square of a row with zeros appended is smaller
+            # appended zeros lower a row's mean square
             scale = (len(weight) / len(place)) ** 0.5 if isinstance(part, RMSNorm) else 1.0
             copy(weight * scale, place)
 
@@ -80,14 +80,14 @@ def copy(weight: Tensor, place: Tensor) -> None:
 
 
 def main(
-    source: Annotated[Path, typer.Argument(help="The folder of a model with as many key heads as heads.")],
-    target: Annotated[Path, typer.Argument(help="The folder to write.")],
-    layers: Annotated[int, typer.Option(help="A multiple of the model's.")],
-    width: Annotated[int, typer.Option(help="Of the residual stream.")],
-    heads: Annotated[int, typer.Option(help="Of the same size as the model's.")],
-    mlp_width: Annotated[int, typer.Option(help="Of each layer's MLP.")],
+    source: Annotated[Path, typer.Argument(help="Folder of a model without grouped-query attention.")],
+    target: Annotated[Path, typer.Argument(help="Folder to write.")],
+    layers: Annotated[int, typer.Option(help="Number of layers, a multiple of the model's.")],
+    width: Annotated[int, typer.Option(help="Width of the residual stream.")],
+    heads: Annotated[int, typer.Option(help="Number of heads, of the same size as the model's.")],
+    mlp_width: Annotated[int, typer.Option(help="Width of the MLPs.")],
 ) -> None:
-    """Write a larger model of the same function."""
+    """Write a larger model that computes the same function."""
     model = NviumForCausalLM.from_pretrained(source, dtype=torch.float32)
     try:
         larger = grown(model, layers=layers, width=width, heads=heads, mlp_width=mlp_width)

@@ -1,6 +1,6 @@
-"""Time and peak memory of the exits' losses in training, logits whole and in chunks: `python -m research.heads`.
+"""Measure time and peak memory of the exits' training losses, with whole logits and in chunks.
 
-Each forward and backward pass through the heads of all exits runs in its own process, so that peaks do not mix.
+Each forward and backward pass through the heads of all exits runs in a process of its own, so peaks are separate.
 """
 
 import json
@@ -24,15 +24,14 @@ from nvium_core.training.objective.cross_entropy import chunked_head_nll, min_ch
 WHOLE, CHUNKED = "whole", "chunked"
 
 
-def whole_head_nll(output_XD: Tensor, head_VD: Tensor, target_X: Tensor) -> Tensor:
-    return token_nll(F.linear(output_XD, head_VD), target_X)
-
-
-WAYS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {WHOLE: whole_head_nll, CHUNKED: chunked_head_nll}
+WAYS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    WHOLE: lambda output_XD, head_VD, target_X: token_nll(F.linear(output_XD, head_VD), target_X),
+    CHUNKED: chunked_head_nll,
+}
 
 
 def measure(shape: str, tokens: int, repeats: int, device: str) -> Figures:
-    """Medians, and median ratios of chunks over whole logits. Training chunks from `chunked_from_tokens` on."""
+    """Return medians, and median ratios of chunks over whole logits."""
     config, threads = shape_config(shape), torch.get_num_threads()
     sizes = (config.num_exits, tokens, config.hidden_size, config.vocab_size)
     turns: dict[str, list[Figures]] = {way: [] for way in WAYS}
@@ -51,7 +50,7 @@ def measure(shape: str, tokens: int, repeats: int, device: str) -> Figures:
 
 
 def pass_cost(way: str, sizes: tuple[int, int, int, int], device: str, threads: int) -> Figures:
-    """Seconds of the second of two passes, and peak bytes of both above the start."""
+    """Run two passes. Return the seconds of the second one, and the peak memory of both above the start."""
     torch.set_num_threads(threads)
     num_exits, num_rows, width, vocab_size = sizes
     head_VD = torch.randn(vocab_size, width, device=device, requires_grad=True)
@@ -72,23 +71,23 @@ def pass_cost(way: str, sizes: tuple[int, int, int, int], device: str, threads: 
 
 
 def process_bytes(name: str) -> int:
-    """A field of this process's /proc status. `getrusage`'s peak would start from the parent's."""
+    """Read a field of /proc/self/status. The peak of `getrusage` would include the parent's."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(prog="python -m research.heads", description=__doc__)
-    parser.add_argument("--shape", default="24x768", help="layers x width")
+    parser.add_argument("--shape", default="24x768", help="layers x width [24x768]")
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--json", type=Path, help="write the figures here too")
-    asked = parser.parse_args(arguments)
-    found = json.dumps(measure(asked.shape, asked.tokens, asked.repeats, asked.device), indent=1)
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
+    args = parser.parse_args(arguments)
+    found = json.dumps(measure(args.shape, args.tokens, args.repeats, args.device), indent=1)
     print(found)
-    if asked.json:
-        asked.json.write_text(found + "\n", encoding="utf-8")
+    if args.json:
+        args.json.write_text(found + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

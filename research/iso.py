@@ -1,4 +1,4 @@
-"""Which dense model costs as much as an N-vium: in training (isoFLOP), and per generated token (isoSpeed).
+"""Find the dense model that costs as much as an N-vium: in training (isoFLOP) and per generated token (isoSpeed).
 
 python -m research.iso --model runs/small/model --depths 6,9,12
 """
@@ -42,24 +42,20 @@ PROMPT = "prompt"
 
 
 def iso_flop_tokens(flops: float, dense_flops: float, num_tokens: float) -> float:
-    """Training tokens that cost a dense model what `num_tokens` cost ours: D_dense = F / F_dense · D. Steps of equal
-    size work as well as tokens."""
+    """Return D_dense = F / F_dense · D, the training tokens with which a dense model has as many FLOPs as ours."""
     return flops / dense_flops * num_tokens
 
 
 def iso_speed_layers(dense_milliseconds: Mapping[int, float], milliseconds: float) -> float:
-    """The depth, in layers, at which a dense model takes `milliseconds` a token, from times at other depths.
-
-    By a straight line through the measured points, since each layer adds the same time.
-    """
+    """Return the depth in layers at which a dense model takes `milliseconds` per token, by linear regression."""
     if len(dense_milliseconds) < 2:
-        raise EvaluationError("the dense depth of equal speed needs times measured at two depths or more")
+        raise EvaluationError("the dense depth of equal speed needs times at two or more depths")
     per_layer, fixed = np.polyfit(list(dense_milliseconds), list(dense_milliseconds.values()), 1)
     return float((milliseconds - fixed) / per_layer)
 
 
 def iso_speed_interval(dense_milliseconds: Mapping[int, Sequence[float]], ours: Sequence[float]) -> Interval | None:
-    """Of that depth, from the times of every turn."""
+    """Return the interval of that depth from the times of every turn."""
     times = np.array([ours, *dense_milliseconds.values()])
 
     def depths_of(samples: list[Sample]) -> NDArray[np.float64]:
@@ -74,12 +70,12 @@ def iso_speed_interval(dense_milliseconds: Mapping[int, Sequence[float]], ours: 
 def evaluate_iso(
     subject: Subject, depths: Sequence[int], num_tokens: float, trials: int, show_progress: bool = True
 ) -> Figures:
-    """A model beside dense ones of its width and several depths, with random weights: they cost the same.
+    """Compare a model with dense models of its width and several depths, which have random weights.
 
-    `num_tokens` are those ours was trained on, or 1 for ratios. All take turns at the same prompt.
+    `num_tokens` is the number of tokens that ours was trained on, or 1 for ratios. All models take turns at one prompt.
     """
     if len(set(depths)) < 2 or min(depths) < 1:
-        raise EvaluationError("--depths: needs two or more numbers of layers")
+        raise EvaluationError("--depths needs two or more numbers of layers")
     models = {depth: dense_model(subject, depth) for depth in depths}
     times = measured_times(subject, models, trials, show_progress)
     of_depths = {depth: times[str(depth)] for depth in depths}
@@ -111,7 +107,7 @@ def row(model: Nvium, times: Sequence[float], num_tokens: float) -> Figures:
 
 
 def dense_model(subject: Subject, depth: int) -> Nvium:
-    """A Llama of the model's width and this depth."""
+    """Build a Llama of the model's width and `depth` layers, with random weights."""
     model = subject.model
     config = univium_config(model.config)
     config.num_hidden_layers, config.exit_layers = depth, [depth]
@@ -121,7 +117,7 @@ def dense_model(subject: Subject, depth: int) -> Nvium:
 
 
 def trained_tokens(model: str | None, shape: str | None) -> int | None:
-    """What a run's model has read, or the paper's model of a shape; None where that is not known."""
+    """Return how many tokens a run's model or the paper's model was trained on, or None if unknown."""
     if shape:
         recipe = PAPER.get(f"paper-{shape}")
         return recipe().total_tokens if recipe else None
@@ -129,14 +125,14 @@ def trained_tokens(model: str | None, shape: str | None) -> int | None:
 
 
 def flops_of(model: Nvium) -> float:
-    """Of a token in a forward pass of training, over the whole context."""
+    """Return the forward FLOPs per token over the whole context."""
     return float(flops_per_token(model.config, model.config.max_position_embeddings).total)
 
 
 def measured_times(
     subject: Subject, models: Mapping[int, Nvium], trials: int, show_progress: bool
 ) -> dict[str, list[float]]:
-    """Milliseconds per token in every trial: ours, and by number of layers."""
+    """Measure milliseconds per token in every trial: ours, and each dense model's by its number of layers."""
     running = {OURS: warm_engine(subject.model, "sweep")}
     running |= {str(depth): warm_engine(model, "sweep") for depth, model in models.items()}
     num_tokens = min(MAX_NEW_TOKENS, running[OURS].context - len(subject.prompt))
@@ -147,7 +143,7 @@ def measured_times(
 
 
 def markdown(figures: Figures) -> str:
-    """The table of depths with the paper's rows for its shapes, and the depth of equal speed."""
+    """Format the table of depths with the paper's rows, and the depth of equal speed."""
     columns = ["model", "layers", "M parameters", "tokens/s", "MFLOPs a token", "tokens of equal FLOPs", "perplexity"]
     rows = [shown(name, of) for name, of in [(figures["model"], figures), *(("dense", of) for of in figures["dense"])]]
     rows += [shown(name, of) for name, of in papers(figures)]
@@ -161,29 +157,29 @@ def shown(name: str, of: Figures) -> Row:
 
 
 def papers(figures: Figures) -> list[tuple[str, Figures]]:
-    """The paper's 4-vium of this shape, and the dense model of equal cost."""
+    """Return the paper's 4-vium of this shape, and its dense model of equal cost."""
     found = paper.ISO.get((figures["layers"], figures["width"]), ())
     return [(name, point._asdict()) for name, point in zip(("the paper's", "its dense"), found, strict=False)]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(prog="python -m research.iso", description=__doc__.splitlines()[0])
-    parser.add_argument("--depths", required=True, help="layers of the dense models, such as 6,9,12")
-    parser.add_argument("--model", help="a folder or Hub name [the bundled model]")
-    parser.add_argument("--shape", help="random weights instead, of one of the paper's shapes, such as 36x768")
-    parser.add_argument("--tokens", type=float, help="that the model was trained on [its run's or the paper's]")
+    parser.add_argument("--depths", required=True, help="numbers of layers of the dense models, such as 6,9,12")
+    parser.add_argument("--model", help="folder or Hub name [the bundled model]")
+    parser.add_argument("--shape", help="use random weights of one of the paper's shapes, such as 36x768")
+    parser.add_argument("--tokens", type=float, help="tokens that the model was trained on [its run's or the paper's]")
     parser.add_argument("--trials", type=int, default=5)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--threads", default="auto")
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args(arguments)
-    use_processor("auto", given.threads)
-    subject = load_subject(given.model, given.shape, None, "cpu", given.dtype)
-    read = given.tokens or trained_tokens(given.model, given.shape) or 1
-    figures = evaluate_iso(subject, [int(depth) for depth in given.depths.split(",")], read, given.trials)
+    args = parser.parse_args(arguments)
+    use_processor("auto", args.threads)
+    subject = load_subject(args.model, args.shape, None, "cpu", args.dtype)
+    read = args.tokens or trained_tokens(args.model, args.shape) or 1
+    figures = evaluate_iso(subject, [int(depth) for depth in args.depths.split(",")], read, args.trials)
     print(markdown(figures))
-    if given.json:
-        write_json(figures, given.json)
+    if args.json:
+        write_json(figures, args.json)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """LayerSkip's training (Elhoushi et al., arXiv 2404.16710): layer dropout, and losses of one head at many depths.
 
-The model is a plain Llama; `speculation` uses what it has learnt.
+The model is a plain Llama; `speculation` decodes with it.
 
-Shapes: B windows, T tokens, D width, L layers. A depth is counted in layers: 6 means after six of them.
+Shapes: B windows, T tokens, D width, L layers. Depth 6 means after six layers.
 """
 
 import os
@@ -28,11 +28,11 @@ Curriculum = Literal["gradual", "rotational"]
 DropoutInTime = Literal["exponential", "constant"]
 
 DRAFTS = ((6, 12), (4, 12), (4, 8), (6, 5), (2, 5), (2, 8))
-"""The (exit layer, draft length) that the N-vium paper measures, with early exits after layers 2, 4 … 22 of 24."""
+"""(Exit layer, draft length) as measured in the N-vium paper, with early exits after layers 2, 4 … 22 of 24."""
 
 
 class LayerSkipForCausalLM(NviumForCausalLM):
-    """A Llama trained with additional losses after the layers `early_exits`, and saved as a Llama."""
+    """A Llama that is trained with additional losses after the layers `early_exits`, and saved as a Llama."""
 
     def __init__(self, config: NviumConfig, early_exits: Sequence[int] = ()) -> None:
         super().__init__(config)
@@ -41,12 +41,12 @@ class LayerSkipForCausalLM(NviumForCausalLM):
     def save_pretrained(  # type: ignore[override]
         self, save_directory: str | os.PathLike[str], **options: Any
     ) -> None:
-        """Write a folder of `LlamaForCausalLM`, which `NviumForCausalLM` loads too. `options` are transformers'."""
+        """Save as a `LlamaForCausalLM`, which `NviumForCausalLM` loads too. `options` are those of transformers."""
         as_llama(self).save_pretrained(save_directory, **options)
 
 
 def build_layerskip(config: NviumConfig) -> LayerSkipForCausalLM:
-    """A fresh Llama with an N-vium's shape, to be trained at its exits."""
+    """Build a Llama with an N-vium's shape and random weights, to be trained at its exits."""
     return LayerSkipForCausalLM(univium_config(config), (config.exit_layers or [])[:-1])
 
 
@@ -54,10 +54,10 @@ def build_layerskip(config: NviumConfig) -> LayerSkipForCausalLM:
 class LayerSkip:
     """The method's settings; defaults are the N-vium paper's.
 
-    `max_dropout` is the last layer's: at the end of training, or throughout with `dropout_in_time` constant, for models
-    that are not trained from scratch. `early_loss_scale` is e_scale, from 0 (no early losses) to 1. Which early exits
-    have a loss is the curriculum's: gradual enables them from the deepest to the shallowest during the first half of
-    training, rotational each in turn, for `rotation_period` steps.
+    - `max_dropout`: the last layer's dropout, at the end of training or, with `dropout_in_time` constant, throughout.
+    - `early_loss_scale`: e_scale, from 0 (no early losses) to 1.
+    - `curriculum`: gradual enables early exits from the deepest to the shallowest during the first half of training;
+      rotational enables them in turn, for `rotation_period` steps each.
     """
 
     max_dropout: float = 0.3
@@ -78,12 +78,12 @@ class LayerSkip:
                 f"{self.max_dropout} and {self.early_loss_scale}"
             )
 
-    # Exits come and go with the steps, and each change would be compiled anew.
+    # The enabled exits change with the steps, and every change would recompile.
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # PyTorch's
     def objective(self, model: LayerSkipForCausalLM, batch: Batch, phase: Phase) -> ObjectiveResult:
-        """Σ ẽ(t, l) CE_l (LayerSkip, equation 5), or a Llama's loss outside training mode.
+        """Compute Σ ẽ(t, l) CE_l (LayerSkip, equation 5) in training mode, else a Llama's loss.
 
-        `mix_loss` is the last exit's cross-entropy, `dropped_share` that of the layers' rows.
+        `mix_loss` is the last exit's cross-entropy, `dropped_share` the share of rows that skip a layer.
         """
         num_layers, num_windows = model.config.num_hidden_layers, len(batch.inputs)
         weights, kept_LB = {num_layers: 1.0}, torch.ones(num_layers, num_windows, dtype=torch.bool)
@@ -98,19 +98,19 @@ class LayerSkip:
         )
 
     def dropout(self, num_layers: int, progress: float) -> list[float]:
-        """p_l = S · D_l · p_max (equation 2): D rises over the layers and S in time, each from 0 to 1 as 2^x − 1."""
+        """Return p_l = S · D_l · p_max (equation 2). D rises over layers and S over time, from 0 to 1 as 2^x − 1."""
         in_time = 2**progress - 1 if self.dropout_in_time == "exponential" else 1
         return [in_time * (2 ** (layer / max(1, num_layers - 1)) - 1) * self.max_dropout for layer in range(num_layers)]
 
     def loss_weights(self, depths: Sequence[int], phase: Phase) -> dict[int, float]:
-        """ẽ (equation 6) by depth, the last at full depth: the enabled exits' weights, with sum 1."""
+        """Return the enabled exits' weights ẽ (equation 6) by depth. They sum to 1."""
         *early, last = depths
         scales = {depth: self.early_loss_scale * sum(range(depth)) for depth in self.active(early, last, phase)}
         scales[last] = max(1, last - 1) + self.early_loss_scale * sum(range(last - 1))
         return {depth: scale / sum(scales.values()) for depth, scale in scales.items()}
 
     def active(self, early: Sequence[int], num_layers: int, phase: Phase) -> list[int]:
-        """C: the early exits that the curriculum enables at this time. The last exit is always enabled."""
+        """Return C, the early exits that the curriculum enables now. The last exit is always enabled."""
         if self.curriculum == "rotational":
             turn = phase.step // self.rotation_period % max(1, len(early))
             return list(early[turn : turn + 1])
@@ -118,17 +118,14 @@ class LayerSkip:
 
 
 def kept_layers(batch: Batch, step: int, dropout: list[float]) -> Tensor:
-    """Which windows pass which layers, bool [L, B]; each window is drawn separately.
-
-    Draws depend on the step and the window's tokens only, so neither resuming nor the size of a pass changes them.
-    """
+    """Draw which windows pass which layers, bool [L, B]. Draws depend on the step and the window's tokens only."""
     digests = [zlib.crc32(window_T.tobytes()) for window_T in batch.inputs.numpy(force=True)]
     uniforms_BL = np.stack([np.random.default_rng((step, digest)).random(len(dropout)) for digest in digests])
     return torch.from_numpy(uniforms_BL >= np.array(dropout)).T
 
 
 def exit_losses(model: NviumForCausalLM, batch: Batch, kept_LB: Tensor, depths: Collection[int]) -> dict[int, Tensor]:
-    """The shared head's cross-entropy at these depths. A window that drops a layer passes it unchanged and unscaled."""
+    """Compute the shared head's cross-entropy at these depths. A dropped layer leaves its window unchanged."""
     h_BTD = model.model.embed_tokens(batch.inputs)
     rotary, attend = model.model.rotary(batch.positions, h_BTD.dtype), causal_attention(batch.mask())
     losses = dict[int, Tensor]()

@@ -1,8 +1,8 @@
-"""The mean of models' weights: a model and what it was tuned into keep something of both (Wortsman et al. 2109.01903).
+"""Average the weights of models, such as a model and its fine-tuned version (Wortsman et al., arXiv 2109.01903).
 
     python -m research.mean_weights runs/stories-chat/model runs/stories-asked/model TARGET
 
-Configuration and tokenizer are those of the first.
+The configuration and tokenizer are the first model's.
 """
 
 import shutil
@@ -21,11 +21,11 @@ WEIGHTS = "model.safetensors"
 
 
 def write_mean(models: Sequence[Path], target: Path) -> None:
-    """Raises `TrainingError` if a weight of one model is missing in another or has another shape."""
+    """Write the mean of models. Raise `TrainingError` if their weights differ in names or shapes."""
     all_weights = [load_file(model / WEIGHTS) for model in models]
     for model, weights in zip(models[1:], all_weights[1:], strict=True):
         if shapes(weights) != shapes(all_weights[0]):
-            raise TrainingError(f"{model}: weights of other names or shapes than those of {models[0]}")
+            raise TrainingError(f"{model}: names or shapes of weights differ from those of {models[0]}")
     shutil.copytree(models[0], target, ignore=shutil.ignore_patterns(WEIGHTS))
     means = {name: mean([each[name] for each in all_weights]) for name in all_weights[0]}
     save_file(means, target / WEIGHTS, metadata={"format": "pt"})
@@ -36,17 +36,17 @@ def shapes(weights: dict[str, Tensor]) -> dict[str, torch.Size]:
 
 
 def mean(weights: Sequence[Tensor]) -> Tensor:
-    """In float32, rounded once."""
+    """Average in float32, and round once."""
     return torch.stack([weight.float() for weight in weights]).mean(0).to(weights[0].dtype)
 
 
 def main(
-    models: Annotated[list[Path], typer.Argument(help="Folders of models of one shape, and the folder to write.")],
+    models: Annotated[list[Path], typer.Argument(help="Folders of models of one shape, then the target folder.")],
 ) -> None:
-    """Write a model of the mean of others' weights."""
+    """Average the weights of models."""
     *sources, target = models
     if len(sources) < 2:
-        raise typer.BadParameter("two models and a folder to write are needed")
+        raise typer.BadParameter("pass at least two model folders and a target folder")
     try:
         write_mean(sources, target)
     except (OSError, TrainingError) as error:

@@ -1,4 +1,4 @@
-"""What the speed measurements share: options that load a model, requests, and where results go."""
+"""Shared helpers of the speed measurements: model options, requests and reports."""
 
 import json
 from argparse import ArgumentParser, Namespace
@@ -19,19 +19,19 @@ from nvium_core.loading import load_model
 def parser(name: str, description: str | None) -> ArgumentParser:
     options = ArgumentParser(prog=f"python -m research.{name}", description=description)
     add = options.add_argument
-    add("--model", help="a folder, Hub name or GGUF file [the bundled model]")
+    add("--model", help="folder, Hub name or GGUF file [the bundled model]")
     add("--device", choices=get_args(Device), default="auto")
     add("--dtype", choices=get_args(Precision), default="auto")
     add("--weights", choices=get_args(Weights), default="auto")
-    add("--threads", default="1", help="a number, or auto")
-    add("--repeats", type=int, default=5, help="turns that count; contenders alternate")
-    add("--json", type=Path, help="write the figures here too")
+    add("--threads", default="1", help="number of threads, or auto")
+    add("--repeats", type=int, default=5, help="number of measured turns; contenders alternate")
+    add("--json", type=Path, help="also write the results to this file")
     return options
 
 
-def load(asked: Namespace) -> Subject:
-    use_processor("auto", asked.threads)
-    return subject_of(load_model(asked.model, asked.device, asked.dtype, weights=asked.weights))
+def load(args: Namespace) -> Subject:
+    use_processor("auto", args.threads)
+    return subject_of(load_model(args.model, args.device, args.dtype, weights=args.weights))
 
 
 def numbers(text: str) -> list[int]:
@@ -43,7 +43,7 @@ def requests(prompt: Sequence[int], params: Sequence[SamplingParams]) -> list[Re
 
 
 def seeds(turn: int, count: int) -> range:
-    """Different in every turn."""
+    """Return seeds that differ in every turn."""
     return range(turn * count, (turn + 1) * count)
 
 

@@ -1,9 +1,9 @@
-"""All measurements on a GPU, in order of their worth: `python -m research.on_gpu`.
+"""Run all GPU measurements, the most important first: `python -m research.on_gpu`.
 
-Each part is a process with a time limit; all together take half an hour, and transformers' `generate`, which compiles
-for minutes, comes last. Results are added to one JSON file at once, and a part that is in it is not run again. What a
-part prints goes to a log next to the file. `--seconds` is for a machine that limits a command's time: parts that may
-take longer are not started. `--tiny` tries the list on any machine.
+Each part is a process with a time limit. Together they take half an hour; transformers' `generate`, which compiles for
+minutes, is last. Results are added to one JSON file, and parts in the file are not run again. The output of the parts
+goes to a log next to the file. `--seconds` skips parts that could exceed a limit on the command's time. `--tiny` tries
+the list on any machine.
 """
 
 import argparse
@@ -32,17 +32,20 @@ SHAPES, DENSE_1B = ("24x768", "36x768", "48x768"), "22x2048"
 COUNTS, DENSE_COUNTS, STREAMS = (8, 32, 64, 128, 256), (1, 32, 256), "32,256"
 PORT = 8765
 SHOWN = 3000
-"""Characters printed of a part that failed; the log has all."""
+"""Maximum number of characters printed if a part fails; the log has all."""
 
 OF_ALL, OF_TESTS = ("platformdirs", "annotated_types", "typer", "rich"), ("pytest", "hypothesis")
 OF_SERVER = ("fastapi", "httpx", "llguidance", "opentelemetry", "pydantic_settings", "structlog", "uvicorn")
-"""Packages that a machine with PyTorch may lack."""
+"""Packages that the server needs and a machine with PyTorch may lack."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A command; what it prints is kept unless it takes --json. `before` runs to its end first, `served` is a server
-    that runs meanwhile. `seconds` limits all of it; `statuses` are exit codes that count as done."""
+    """A command whose results are its --json file or else its output.
+
+    `before` is a command that runs first, `served` a server that runs meanwhile. `seconds` limits all of them.
+    `statuses` are exit codes of success.
+    """
 
     name: str
     command: tuple[str, ...]
@@ -55,12 +58,12 @@ class Part:
 
     @property
     def missing(self) -> list[str]:
-        """Packages that it needs and that are not installed."""
+        """The required packages that are not installed."""
         return [package for package in (*OF_ALL, *self.needs) if find_spec(package) is None]
 
 
 def parts(device: str, scratch: Path, *, is_tiny: bool) -> Iterator[Part]:
-    """`scratch` is a folder."""
+    """Yield all parts. `scratch` is a folder for temporary files."""
     dtype, tokens, repeats = ("bfloat16", "256", "5") if not is_tiny else ("float32", "4", "1")
     shapes, dense = (SHAPES, DENSE_1B) if not is_tiny else (("4x128",), "2x128")
     counts, dense_counts = (COUNTS, DENSE_COUNTS) if not is_tiny else ((1, 2), (1,))
@@ -104,7 +107,7 @@ def parts(device: str, scratch: Path, *, is_tiny: bool) -> Iterator[Part]:
 
 
 def run(part: Part, scratch: Path, log: Path) -> Any:
-    """The part's figures, or None if it failed."""
+    """Run a part. Return its results, or None if it failed."""
     file = scratch / f"{part.name}.json"
     command = (*part.command, "--json", str(file)) if part.writes_json else part.command
     started = time.monotonic()
@@ -125,13 +128,15 @@ def run(part: Part, scratch: Path, log: Path) -> Any:
 
 
 def printed(log: Path, begun: int) -> str:
-    """From this byte on."""
+    """Read the log from byte `begun` on."""
     return log.read_bytes()[begun:].decode(errors="replace")
 
 
 def finish(command: tuple[str, ...], log: Path, end: float, statuses: tuple[int, ...] = (0,)) -> None:
-    """Run the command. Raises `SubprocessError` if it fails or is not done by `end`: then it is killed with all its
-    children, such as a compiler's workers."""
+    """Run a command. Raise `SubprocessError` if it fails.
+
+    If it is not done by `end`, kill it with its children, such as a compiler's workers, and raise as well.
+    """
     with log.open("ab") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, process_group=0)  # noqa: S603 (our own)
     try:
@@ -146,7 +151,7 @@ def finish(command: tuple[str, ...], log: Path, end: float, statuses: tuple[int,
 
 @contextmanager
 def served(command: tuple[str, ...], log: Path) -> Iterator[None]:
-    """A server until the end of the block. Raises `SubprocessError` if it does not become ready."""
+    """Run a server inside the context. Raise `SubprocessError` if it does not become ready."""
     with log.open("ab") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)  # noqa: S603 (our own)
     try:
@@ -174,31 +179,31 @@ def wait_until_ready(process: subprocess.Popen[bytes], end: float) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0 if all parts are done."""
+    """Run the parts. Return 0 if all are done."""
     parser = argparse.ArgumentParser(prog="research.on_gpu", description=__doc__)
     parser.add_argument("--file", type=Path, default=Path("benchmarks/gpu.json"))
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--only", nargs="*", help="names of parts")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="start nothing that may take longer")
-    parser.add_argument("--list", action="store_true", help="print the commands")
+    parser.add_argument("--only", nargs="*", help="names of parts to run")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="skip parts that may take longer in total")
+    parser.add_argument("--list", action="store_true", help="print the commands and exit")
     parser.add_argument("--tiny", action="store_true")
-    asked = parser.parse_args(arguments)
-    end = time.monotonic() + asked.seconds
+    args = parser.parse_args(arguments)
+    end = time.monotonic() + args.seconds
     with TemporaryDirectory() as scratch:
         open_parts = [
             part
-            for part in parts(asked.device, Path(scratch), is_tiny=asked.tiny)
-            if part.name not in known(asked.file) and (not asked.only or part.name in asked.only)
+            for part in parts(args.device, Path(scratch), is_tiny=args.tiny)
+            if part.name not in known(args.file) and (not args.only or part.name in args.only)
         ]
-        if asked.list:
+        if args.list:
             for part in open_parts:
                 print(part.name, f"({part.seconds} s)", *part.command[1:])
             return 0
-        return min(1, sum(not is_done(part, asked.file, Path(scratch), end) for part in open_parts))
+        return min(1, sum(not is_done(part, args.file, Path(scratch), end) for part in open_parts))
 
 
 def is_done(part: Part, file: Path, scratch: Path, end: float) -> bool:
-    """Run the part and add its figures to the file."""
+    """Run a part and add its results to the file. Return False if it is skipped or fails."""
     if part.missing:
         print(f"{part.name}: skipped, {', '.join(part.missing)} cannot be imported", flush=True)
         return False
@@ -216,7 +221,7 @@ def is_done(part: Part, file: Path, scratch: Path, end: float) -> bool:
 
 
 def known(file: Path) -> dict[str, Any]:
-    """Figures by part."""
+    """Read the file's results by part."""
     found: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.exists() else {}
     return found
 

@@ -1,10 +1,12 @@
-"""What serving costs: streamed tokens per second over the engine alone, `python -m research.overhead`, or over another
-server, `python -m research.overhead NAME,URL,PID …`.
+"""Measure serving overhead: streamed tokens per second relative to the engine alone or to another server.
 
-Contenders take turns. The engine alone runs in its own process with `--threads`; the server must run the same model
-with as many threads. With a process id (Linux) also a token's processor time: of the process and its descendants, of
-the process alone, and of its first thread, which is the event loop. The client parses only the end of a stream:
-`loadtest.client` spends about as much on a token as a server does.
+    python -m research.overhead
+    python -m research.overhead NAME,URL,PID …
+
+Contenders take turns. The engine alone runs in a process of its own with `--threads`; the server must run the same
+model with as many threads. With a process id (Linux) the results include the CPU time per token of the process with its
+descendants, of the process alone, and of its first thread, the event loop. The client parses only the end of a stream,
+because `loadtest.client` spends about as much CPU time on a token as a server.
 """
 
 import argparse
@@ -37,11 +39,11 @@ WARM_UP_RUNS = 3
 CLOCKS = ("processor", "first_process", "event_loop")
 USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
 TAIL_BYTES = 2_000
-"""More than a stream's last chunk, usage and end take."""
+"""More than the size of a stream's last chunk, usage and end."""
 
 
 class StreamError(Exception):
-    """A stream that was refused or cut."""
+    """A stream was refused or incomplete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +54,21 @@ class Server:
 
     @classmethod
     def parse(cls, text: str) -> "Server":
-        """From NAME,URL,PID. Raises `ValueError`."""
+        """Parse NAME,URL,PID. Raise `ValueError` if it is malformed."""
         name, url, pid = text.split(",")
         return cls(name, url, int(pid))
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Tokens per second, and µs of processor time per token by clock, where known."""
+    """Tokens per second, and µs of CPU time per token by clock, if known."""
 
     rate: float
     us_per_token: dict[str, float] = field(default_factory=dict)
 
 
 def engine_rate(model: str | None, num_streams: int, num_tokens: int, num_threads: str) -> float:
-    """Tokens per second of the engine, prefill included, after warm-up runs. Runs in its own process."""
+    """Measure the engine's tokens per second, prefill included, after a warm-up."""
     use_processor("auto", num_threads)
     subject = subject_of(load_model(model))
     engine = subject.engine(max_sequences=max(32, num_streams))
@@ -77,7 +79,7 @@ def engine_rate(model: str | None, num_streams: int, num_tokens: int, num_thread
 
 
 async def stream(base_url: str, body: dict[str, Any]) -> int:
-    """Tokens of one completion, from its usage. Raises `StreamError`."""
+    """Stream a completion. Return its number of tokens from its usage, or raise `StreamError`."""
     address = urlsplit(base_url)
     content = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\n"
@@ -93,12 +95,12 @@ async def stream(base_url: str, body: dict[str, Any]) -> int:
         writer.close()
     usage = USAGE.search(tail)
     if b" 200 " not in status or DONE.encode() not in tail or not usage:
-        raise StreamError(f"{base_url}: {status.decode('latin-1').strip()}, without usage or {DONE}")
+        raise StreamError(f"{base_url}: {status.decode('latin-1').strip()}; the stream has no usage or no {DONE}")
     return int(usage[1])
 
 
 async def served(server: Server, num_streams: int, num_tokens: int, seed: int) -> Measured:
-    """Streams that start together. Raises `StreamError`."""
+    """Measure streams that start together. Raise `StreamError` if one fails."""
     fields = {"model": "default", "prompt": PROMPT, "max_tokens": num_tokens, "ignore_eos": True}
     pids = list(family(server.pid)) if server.pid else []
     started, before = time.perf_counter(), clocks(pids)
@@ -109,7 +111,7 @@ async def served(server: Server, num_streams: int, num_tokens: int, seed: int) -
 
 
 def family(pid: int) -> Iterator[int]:
-    """A process and its descendants."""
+    """Yield a process and its descendants."""
     yield pid
     for thread in Path(f"/proc/{pid}/task").iterdir():
         for child in (thread / "children").read_text(encoding="ascii").split():
@@ -117,7 +119,7 @@ def family(pid: int) -> Iterator[int]:
 
 
 def clocks(pids: Sequence[int]) -> dict[str, float]:
-    """Processor seconds so far, by `CLOCKS`; empty without processes."""
+    """Return CPU seconds so far by `CLOCKS`, or nothing without processes."""
     if not pids:
         return {}
     nanoseconds, *_ = Path(f"/proc/{pids[0]}/task/{pids[0]}/schedstat").read_text(encoding="ascii").split()
@@ -126,7 +128,7 @@ def clocks(pids: Sequence[int]) -> dict[str, float]:
 
 
 def processor_seconds(pids: Iterable[int]) -> float:
-    """User and system time of processes."""
+    """Return the user and system time of processes."""
     ticks = 0
     for pid in pids:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
@@ -135,26 +137,26 @@ def processor_seconds(pids: Iterable[int]) -> float:
 
 
 Turn = Mapping[tuple[int, str], Measured]
-"""By streams and contender."""
+"""Results by number of streams and contender."""
 
 
-def take_turn(asked: argparse.Namespace, servers: Sequence[Server | None], number: int) -> Turn:
-    """Every contender (None is the engine) at every number of streams; every other turn in reverse order."""
+def take_turn(args: argparse.Namespace, servers: Sequence[Server | None], number: int) -> Turn:
+    """Measure every contender (None is the engine) at every number of streams, reversing the order every other turn."""
     found: dict[tuple[int, str], Measured] = {}
     for server in servers[:: -1 if number % 2 else 1]:
-        for streams in asked.streams:
+        for streams in args.streams:
             if server:
-                coroutine = served(server, streams, asked.tokens, number * streams)
+                coroutine = served(server, streams, args.tokens, number * streams)
                 found[streams, server.name] = asyncio.run(coroutine)
             else:
                 with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-                    rate = process.submit(engine_rate, asked.model, streams, asked.tokens, asked.threads).result()
+                    rate = process.submit(engine_rate, args.model, streams, args.tokens, args.threads).result()
                 found[streams, ENGINE] = Measured(rate)
     return found
 
 
 def row(turns: Sequence[Turn], streams: int, name: str, baseline: str) -> dict[str, Any]:
-    """Medians over the turns."""
+    """Return medians over the turns."""
     found = [turn[streams, name] for turn in turns]
     shares = [turn[streams, name].rate / turn[streams, baseline].rate for turn in turns]
     times = {clock: median(each.us_per_token[clock] for each in found) for clock in found[0].us_per_token}
@@ -169,7 +171,7 @@ def row(turns: Sequence[Turn], streams: int, name: str, baseline: str) -> dict[s
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    result = Table("streams", "server", "tokens/s", "share", *CLOCKS, caption="Processor time in µs per token.")
+    result = Table("streams", "server", "tokens/s", "share", *CLOCKS, caption="CPU time in µs per token.")
     for each in rows:
         times = (f"{each[f'{clock}_us_per_token']:.0f}" if f"{clock}_us_per_token" in each else "" for clock in CLOCKS)
         rate = f"{each['tokens_per_second']:.0f}", f"{each['share']:.3f}"
@@ -180,25 +182,25 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Table:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="research.overhead", description=__doc__)
     add = parser.add_argument
-    add("servers", type=Server.parse, nargs="*", metavar="NAME,URL,PID", help="compare these with the first of them")
-    add("--base-url", default="http://127.0.0.1:8000", help="without /v1; compare this server with the engine")
-    add("--pid", type=int, help="process of that server (Linux)")
-    add("--model", help="the engine's [the bundled model]")
-    add("--threads", default="1", help="the engine's")
-    add("--streams", type=int, nargs="+", default=[1, 8, 32], help="concurrent streams")
-    add("--tokens", type=int, default=128, help="per stream")
-    add("--turns", type=int, default=5, help="that count; one more warms up")
-    add("--json", type=Path, help="write the figures here too")
-    asked = parser.parse_args(argv)
-    servers = asked.servers or [None, Server("server", asked.base_url, asked.pid)]
-    numbers = track(range(asked.turns + 1), "turns", transient=True)
-    _, *turns = (take_turn(asked, servers, number) for number in numbers)
+    add("servers", type=Server.parse, nargs="*", metavar="NAME,URL,PID", help="servers to compare with the first one")
+    add("--base-url", default="http://127.0.0.1:8000", help="server to compare with the engine, without /v1")
+    add("--pid", type=int, help="process id of that server (Linux)")
+    add("--model", help="model of the engine [the bundled model]")
+    add("--threads", default="1", help="threads of the engine [1]")
+    add("--streams", type=int, nargs="+", default=[1, 8, 32], help="numbers of concurrent streams")
+    add("--tokens", type=int, default=128, help="tokens per stream [128]")
+    add("--turns", type=int, default=5, help="measured turns, after one that warms up [5]")
+    add("--json", type=Path, help="also write the results to this file")
+    args = parser.parse_args(argv)
+    servers = args.servers or [None, Server("server", args.base_url, args.pid)]
+    numbers = track(range(args.turns + 1), "turns", transient=True)
+    _, *turns = (take_turn(args, servers, number) for number in numbers)
     names = [server.name if server else ENGINE for server in servers]
-    rows = [row(turns, streams, name, names[0]) for streams in asked.streams for name in names]
+    rows = [row(turns, streams, name, names[0]) for streams in args.streams for name in names]
     Console().print(table(rows))
-    if asked.json:
-        settings = {name: getattr(asked, name) for name in ("tokens", "turns", "threads")}
-        asked.json.write_text(json.dumps({**settings, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    if args.json:
+        settings = {name: getattr(args, name) for name in ("tokens", "turns", "threads")}
+        args.json.write_text(json.dumps({**settings, "rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

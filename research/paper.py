@@ -1,4 +1,4 @@
-"""The paper's own figures (arXiv 2605.13190), for comparison. Percentages are in percent."""
+"""The paper's own results (arXiv 2605.13190), for comparison."""
 
 import math
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Point(NamedTuple):
-    """Measured speed-up over dense, and perplexity reduction against dense, both in percent."""
+    """Speed-up and perplexity reduction relative to dense, both in percent."""
 
     speed_up: float
     perplexity_gain: float
@@ -28,7 +28,7 @@ PARETO = {
     "CALM*": points((10.71, -1.54), (14.38, -2.46), (17.29, -3.80), (19.68, -5.58)),
     "LayerSkip": points(*((speed_up, -3.15) for speed_up in (-5.49, -1.21, 12.36, 21.75, 43.59, 46.41))),
 }
-"""The quality-speed figure, 24 layers of width 768 except the 1.5B."""
+"""The quality-speed figure; models of 24 layers and width 768 except the 1.5B."""
 
 RECIPE = "paper-24x768"
 
@@ -45,12 +45,12 @@ class Scale:
 
     @property
     def perplexity_gain(self) -> float:
-        """In percent of the dense perplexity."""
+        """The perplexity reduction in percent of the dense perplexity."""
         return 100 * (1 - math.exp(self.loss - self.dense_loss))
 
 
 class Iso(NamedTuple):
-    """A row of the table of equal cost; FLOPs are of a token in a forward pass."""
+    """A row of the isoFLOP and isoSpeed table. FLOPs are forward FLOPs per token."""
 
     layers: int
     num_parameters: float
@@ -61,7 +61,7 @@ class Iso(NamedTuple):
 
 
 def iso(layers: int, millions: float, perplexity: float, tokens_per_second: float, gflops: float, steps: int) -> Iso:
-    """As printed, in steps of 262,144 tokens."""
+    """Convert a printed row, with steps of 262,144 tokens."""
     return Iso(layers, millions * 1e6, perplexity, 1000 / tokens_per_second, gflops * 1e9, steps * 2.0**18)
 
 
@@ -69,7 +69,7 @@ ISO = {
     (36, 768): (iso(36, 311, 16.25, 48.86, 0.834, 23_731), iso(26, 233, 16.51, 48.36, 0.499, 39_646)),
     (48, 768): (iso(48, 396, 15.18, 38.80, 1.041, 30_211), iso(33, 283, 15.50, 39.23, 0.620, 50_729)),
 }
-"""4-viums by layers and width, each with the dense model of equal FLOPs and speed."""
+"""4-viums by layers and width, each with the dense models of equal FLOPs and of equal speed."""
 
 SCALES = {
     (24, 128): Scale(13, 4.357, 4.188, 24.3, 53.8),

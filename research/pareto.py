@@ -1,9 +1,10 @@
-"""Compare evaluations: the table of models, and the quality-speed figure, from their JSON.
+"""Compare evaluations in a table and in the quality-speed figure.
 
     python -m research.pareto small.json calm.json --plot pareto.png --paper
 
-A point of the figure needs `model`, `speed_up_percent` and `perplexity_gain_percent`, both over the dense twin. A line
-joins the points of one `family` or, of our own recipes, of one series such as `small-beta-…`; bars are the intervals.
+A point of the figure needs `model`, `speed_up_percent` and `perplexity_gain_percent`, both relative to the dense twin.
+A line joins the points of one `family` or, for our own recipes, of one series such as `small-beta-…`. Bars are the
+intervals.
 """
 
 import json
@@ -40,7 +41,7 @@ OURS = "N-vium"
 
 
 def read_evaluations(paths: Sequence[Path]) -> list[Figures]:
-    """From files that hold one each, or a list of them. Raises `EvaluationError` naming a file that does not."""
+    """Read files with one evaluation or a list of them. Raise `EvaluationError` naming an invalid file."""
     return [figures for path in paths for figures in read_file(path)]
 
 
@@ -56,7 +57,7 @@ def read_file(path: Path) -> list[Figures]:
 
 
 def markdown(evaluations: Sequence[Figures]) -> str:
-    """A row for each, with the paper's row of the same shape."""
+    """Format a row per evaluation, with the paper's values for the same shape."""
     theirs = [papers(figures) for figures in evaluations]
     columns, rows = list(COLUMNS), [row(figures) for figures in evaluations]
     if any(theirs):
@@ -85,7 +86,7 @@ def row(figures: Figures) -> Row:
 
 
 def papers(figures: Figures) -> Row | None:
-    """The paper's 4-vium of the same layers and width; None for other methods."""
+    """Return the paper's 4-vium of the same layers and width, or None for other methods."""
     scale = SCALES.get((figures.get("num_layers", 0), figures.get("width", 0)))
     if scale is None or len(figures.get("exit_layers", [])) != 4 or figures.get("family", OURS) != OURS:
         return None
@@ -93,32 +94,32 @@ def papers(figures: Figures) -> Row | None:
 
 
 def points(evaluations: Sequence[Figures]) -> dict[str, list[tuple[Point, Figures]]]:
-    """Those with a dense twin, by series, from slow to fast. Raises `EvaluationError` if there are none."""
+    """Return evaluations with a dense twin by series, from slow to fast. Raise `EvaluationError` if there are none."""
     found: dict[str, list[tuple[Point, Figures]]] = {}
     for figures in evaluations:
         if "perplexity_gain_percent" in figures and row(figures)[-1] is not None:
             point = Point(figures["speed_up_percent"], figures["perplexity_gain_percent"])
             found.setdefault(series(figures), []).append((point, figures))
     if not found:
-        raise EvaluationError("nothing to draw: no evaluation has quality and speed over a dense twin")
+        raise EvaluationError("nothing to draw: no evaluation has quality and speed relative to a dense twin")
     return {name: sorted(those, key=lambda each: each[0]) for name, those in found.items()}
 
 
 def series(figures: Figures) -> str:
-    """The family, or the recipe's name without the number that varies."""
+    """Return the family, or the recipe's name without its varying number."""
     name, _, varied = figures["model"].rpartition("-")
     varies = name and varied.replace(".", "").replace("x", "").isdigit()
     return str(figures.get("family") or (name if varies else OURS))
 
 
 def reach(value: float, interval: Sequence[float] | None) -> list[list[float]]:
-    """An error bar's lengths below and above."""
+    """Return an error bar's lengths below and above the value."""
     low, high = interval or (value, value)
     return [[max(0.0, value - low)], [max(0.0, high - value)]]
 
 
 def draw(evaluations: Sequence[Figures], path: Path, *, with_paper: bool = False) -> None:
-    """Quality against speed, both over dense: a line for each family of points, and the paper's."""
+    """Plot quality over speed, both relative to dense, with a line per family and the paper's points."""
     figure = Figure((8, 5.5), dpi=120, layout="constrained")
     panel = figure.subplots()
     for name, those in points(evaluations).items():
@@ -138,14 +139,14 @@ def draw(evaluations: Sequence[Figures], path: Path, *, with_paper: bool = False
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(prog="python -m research.pareto", description=__doc__.splitlines()[0])
-    parser.add_argument("evaluations", type=Path, nargs="+", help="what nvium evaluate --twin and baselines wrote")
-    parser.add_argument("--plot", type=Path, help="draw quality against speed, into a .png")
-    parser.add_argument("--paper", action="store_true", help="draw the paper's points too")
-    given = parser.parse_args(arguments)
-    found = read_evaluations(given.evaluations)
+    parser.add_argument("evaluations", type=Path, nargs="+", help="JSON of nvium evaluate --twin or of baselines")
+    parser.add_argument("--plot", type=Path, help=".png file for the quality-speed figure")
+    parser.add_argument("--paper", action="store_true", help="also plot the paper's points")
+    args = parser.parse_args(arguments)
+    found = read_evaluations(args.evaluations)
     print(markdown(found))
-    if given.plot:
-        draw(found, given.plot, with_paper=given.paper)
+    if args.plot:
+        draw(found, args.plot, with_paper=args.paper)
 
 
 if __name__ == "__main__":

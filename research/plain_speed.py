@@ -1,7 +1,7 @@
-"""Time per token in plain generation, one sequence at a time, beside the dense model.
+"""Measure time per token without an engine, one sequence at a time, relative to the dense model.
 
-`latency`'s protocol without an engine: tokens are sampled at temperature 1, and a token has its share of its answer's
-total time, prefill included. Every answer has the same length, end-of-text or not.
+The protocol is that of `speed`: tokens are sampled at temperature 1, all answers have the same length, and a token's
+time is its answer's total time, prefill included, over the number of tokens.
 """
 
 import random
@@ -14,11 +14,11 @@ from research.decoding import Generated
 from research.speed import DENSE, TRIALS, Questions, pairwise, speed_up_percent, take_turns
 
 Answers = dict[str, list[Generated]]
-"""By category, one for every prompt and trial."""
+"""By category, one answer per prompt and trial."""
 
 
 class Generate(Protocol):
-    """Continues a prompt with exactly `max_tokens` tokens, sampled with a generator."""
+    """Continues a prompt by exactly `max_tokens` sampled tokens."""
 
     def __call__(self, prompt_ids: Sequence[int], max_tokens: int, *, rng: random.Random) -> Generated: ...
 
@@ -26,7 +26,7 @@ class Generate(Protocol):
 def measure(
     generators: Mapping[str, Generate], asked: Questions, trials: int = TRIALS, show_progress: bool = False
 ) -> dict[str, Answers]:
-    """Every model's answers to every prompt in every trial, after one warm-up round."""
+    """Generate every model's answer to every prompt in every trial, after a warm-up."""
 
     def timed(generate: Generate) -> Callable[[list[int], int], Generated]:
         return lambda prompt, seed: generate(prompt, asked.max_new_tokens, rng=random.Random(seed))
@@ -37,9 +37,8 @@ def measure(
     return take_turns({name: timed(generate) for name, generate in generators.items()}, asked, trials, show_progress)
 
 
-def beside_dense(ours: Answers, dense: Answers) -> Figures:
-    """Median times per token of each category, and the speed-up: the median of pairs from the same turn, averaged over
-    categories."""
+def compared_with_dense(ours: Answers, dense: Answers) -> Figures:
+    """Return median times per token by category, and the mean over categories of the median ratio of pairs."""
     both = {"ours": ours, DENSE: dense}
     times = {category: {name: median(milliseconds(each[category])) for name, each in both.items()} for category in ours}
     ratios = {category: pairwise(milliseconds(dense[category]), milliseconds(ours[category])) for category in ours}
@@ -47,11 +46,11 @@ def beside_dense(ours: Answers, dense: Answers) -> Figures:
 
 
 def milliseconds(answers: Sequence[Generated]) -> list[float]:
-    """Per token, of each answer."""
+    """Return each answer's milliseconds per token."""
     return [answer.milliseconds_per_token for answer in answers]
 
 
 def early_share(answers: Answers, num_layers: int) -> float:
-    """The share of tokens emitted before the last layer."""
+    """Return the share of tokens emitted before the last layer."""
     depths = [depth for of_category in answers.values() for each in of_category for depth in each.exit_layers]
     return fmean(depth < num_layers for depth in depths)

@@ -1,4 +1,4 @@
-"""What the research figures share: an empty sheet and labelled panels."""
+"""Shared helpers of the figures: empty sheets and labelled panels."""
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -10,7 +10,7 @@ DOTS_PER_INCH = 120
 
 
 def sheet(figures: Figures, num_panels: int = 1, *, share_y: bool = False) -> tuple[Figure, list[Axes]]:
-    """An empty figure with panels side by side, titled with the model that was measured."""
+    """Create an empty figure with panels side by side, titled with the measured model."""
     figure = Figure(SIZE_INCHES, dpi=DOTS_PER_INCH, layout="constrained")
     figure.suptitle(f"{figures['model']}, {figures['dtype']}, {figures['device']}", fontsize="medium")
     panels = figure.subplots(1, num_panels, squeeze=False, sharey=share_y)[0]

@@ -1,7 +1,9 @@
-"""Writes a plain Llama of a public model's shape with random bfloat16 weights, to measure speed and memory:
-`python -m research.random_folder FOLDER`, and with `--gguf` also FOLDER.gguf for llama.cpp.
+"""Write a plain Llama of Llama 3.2 1B's shape with random bfloat16 weights, to measure speed and memory.
 
-The tokenizer is that of the bundled model, or of the model folder or GGUF file that `--tokenizer` names.
+    python -m research.random_folder FOLDER
+
+`--gguf` also writes FOLDER.gguf for llama.cpp. The tokenizer is the bundled model's, or that of `--tokenizer`, a model
+folder or GGUF file.
 """
 
 import argparse
@@ -29,7 +31,7 @@ LLAMA_3_2_1B: dict[str, Any] = {
 }
 
 PATTERN = 2**22
-"""Numbers drawn and then repeated: a billion would take minutes."""
+"""Number of random values, which are repeated: drawing a billion would take minutes."""
 
 
 @torch.no_grad()
@@ -58,8 +60,8 @@ def main() -> None:
     parser.add_argument("--tokenizer", default=str(embedded_model()))
     parser.add_argument("--layers", type=int, default=LLAMA_3_2_1B["num_hidden_layers"])
     parser.add_argument("--gguf", action="store_true")
-    asked = parser.parse_args()
-    write(asked.tokenizer, asked.folder, num_layers=asked.layers, has_gguf=asked.gguf)
+    args = parser.parse_args()
+    write(args.tokenizer, args.folder, num_layers=args.layers, has_gguf=args.gguf)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""Seconds until a server is ready, and its memory then: `python -m research.ready NAME='COMMAND' …`.
+"""Measure the time until a server is ready, and its memory then.
 
-Commands take turns. Each runs until it prints the word `ready`, then it is terminated. On Linux also the processor
-seconds of all threads until then, and memory in bytes: `resident`, `own` (without pages of files) and `peak`. The first
-turn warms file caches and is reported separately.
+    python -m research.ready NAME='COMMAND' …
+
+Commands take turns. Each runs until it prints the word `ready`, and is then terminated. On Linux the results include
+CPU seconds of all threads and memory in bytes: `resident`, `own` (without file pages) and `peak`. The first turn warms
+file caches and is reported separately.
 """
 
 import argparse
@@ -25,11 +27,11 @@ Figures = dict[str, float]
 
 
 class NeverReady(RuntimeError):
-    """A command that ended without the word."""
+    """A command ended without printing `ready`."""
 
 
 def started(command: str) -> Figures:
-    """Seconds until the word, with processor time and memory. Raises `NeverReady`."""
+    """Run a command until it is ready. Return seconds, CPU time and memory, or raise `NeverReady`."""
     begun = time.monotonic()
     with subprocess.Popen(shlex.split(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:  # noqa: S603
         assert process.stdout is not None
@@ -38,7 +40,7 @@ def started(command: str) -> Figures:
             for line in process.stdout:
                 if READY.search(line):
                     return {"seconds": round(time.monotonic() - begun, 3), **taken(process.pid)}
-            raise NeverReady(f"{command} ended before it was ready: {line.decode(errors='replace').strip()}")
+            raise NeverReady(f"{command}: ended before it was ready: {line.decode(errors='replace').strip()}")
         finally:
             process.terminate()
             try:
@@ -48,7 +50,7 @@ def started(command: str) -> Figures:
 
 
 def taken(pid: int) -> Figures:
-    """Processor seconds and memory of a process; empty if it has ended, and on other systems than Linux."""
+    """Return CPU seconds and memory of a process; nothing if it has ended, or if this is not Linux."""
     status, stat = Path(f"/proc/{pid}/status"), Path(f"/proc/{pid}/stat")
     if not status.exists():
         return {}
@@ -61,7 +63,7 @@ def taken(pid: int) -> Figures:
 
 
 def measured(commands: Sequence[str], turns: int) -> list[dict[str, Any]]:
-    """Per command: the first turn, and the medians of the others."""
+    """Return the first turn and the medians of the others, by command."""
     named = [command.partition("=")[::2] for command in commands]
     rounds = [[started(command) for _, command in named] for _ in range(turns + 1)]
     rows = []
@@ -76,13 +78,13 @@ def measured(commands: Sequence[str], turns: int) -> list[dict[str, Any]]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="research.ready", description=__doc__)
     parser.add_argument("commands", nargs="+", metavar="NAME=COMMAND")
-    parser.add_argument("--turns", type=int, default=3, help="after the first")
-    parser.add_argument("--json", type=Path, help="write the figures here too")
-    given = parser.parse_args(arguments)
-    found = json.dumps({"turns": given.turns, "rows": measured(given.commands, given.turns)}, indent=1)
+    parser.add_argument("--turns", type=int, default=3, help="number of turns after the first")
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
+    args = parser.parse_args(arguments)
+    found = json.dumps({"turns": args.turns, "rows": measured(args.commands, args.turns)}, indent=1)
     print(found)
-    if given.json:
-        given.json.write_text(found + "\n", encoding="utf-8")
+    if args.json:
+        args.json.write_text(found + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
-"""What early exits of a retrofitted model cost, by depth: its mixture compared with the original, its last exit; and
-plain questions at temperature 0, answered by both.
+"""Measure a retrofitted model by depth: its mixture's perplexity relative to the original, and answers of both.
 
     python -m research.retrofit_curve BASE --exits EXITS --text conversations=EXITS/retrofit/self_talk.jsonl \\
         --unseen tales=tales.txt --json curve.json --plot curve.png
 
-One pass over the end of each `--text`, which a retrofit that was given it has not learnt from, and over the whole of
-each `--unseen`. All routers are shifted to
-each depth together. Intervals hold 95% of bootstrap samples of the documents, the same ones for mixture and original.
-The first text's depths are those at which questions are asked.
+The original is the last exit. The model is measured on the held-out end of each `--text`, which it was retrofitted on,
+and on all of each `--unseen`. All routers are shifted together to each depth. Intervals contain 95% of bootstrap
+samples of the documents, the same ones for mixture and original. Questions are answered at temperature 0 at the first
+text's depths.
 
 Shapes: R rows, C of them at a time, K early exits, E exits, D width, V vocabulary, S shifts.
 """
@@ -46,14 +45,15 @@ DEPTHS = (0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
 ANSWERED_DEPTHS = (0.9, 0.85, 0.8)
 
 MOST_TOKENS = 10_000_000
-"""Read of a text that is no conversations."""
+"""Maximum number of tokens of a text of documents."""
 
 CHUNK_ROWS = 64
 
 
 class Rows(NamedTuple):
-    """Of a text's rows that count: routers' log-odds [R, K], the head's input at each exit [R, E, D], the target
-    token [R] and the number of its document [R]."""
+    """A text's counted rows: routers' log-odds [R, K], the head's input at each exit [R, E, D], the targets [R] and the
+    numbers of their documents [R].
+    """
 
     log_odds_RK: Tensor
     outputs_RED: Tensor
@@ -62,8 +62,9 @@ class Rows(NamedTuple):
 
 
 class Said(NamedTuple):
-    """−log π_k of the token that came [R, E] and the original's [R], and where π_mix of each shift has the original's
-    argmax [R, S]."""
+    """−log π_k of the targets [R, E] and the original's [R], and whether π_mix of each shift has the original's argmax
+    [R, S].
+    """
 
     nll_RE: Tensor
     original_R: Tensor
@@ -77,11 +78,11 @@ def curve(
     *,
     is_unseen: bool = False,
 ) -> Figures:
-    """A point for the routers as they are, and one for each depth. Unless the text `is_unseen` its end alone counts."""
+    """Measure the unshifted routers and each depth, on the text's held-out end or, if it `is_unseen`, all of it."""
     layers = loaded.model.config.exit_layers or []
     context = min(MAX_CONTEXT, loaded.model.config.max_position_embeddings)
     text = read_text(path, loaded.tokenizer, context, MOST_TOKENS)
-    rows = rows_of(loaded.model, [*text.learnt, *text.held_out] if is_unseen else text.held_out)
+    rows = rows_of(loaded.model, [*text.training, *text.held_out] if is_unseen else text.held_out)
     shifts = [0.0, *(shift_to(depth, rows.log_odds_RK, layers) for depth in depths)]
     log_p = [shifted_log_exit_probs(rows.log_odds_RK.double(), shift) for shift in shifts]
     said = said_of(loaded.model, rows, torch.stack([log_p_RE.exp().float() for log_p_RE in log_p], 1))
@@ -147,7 +148,7 @@ def point(layers: Sequence[int], rows: Rows, said: Said, shift: float, log_p_RE:
 
 
 def share_interval(counts: Sequence[float], tokens: Sequence[float]) -> list[float] | None:
-    """Over documents."""
+    """Return the bootstrap interval of a share over documents."""
 
     def shares(samples: list[Sample]) -> np.ndarray:
         found: np.ndarray = np.asarray(counts)[samples[0]].sum(1) / np.asarray(tokens)[samples[0]].sum(1)
@@ -169,13 +170,13 @@ QUESTIONS = {
     "Which animal says meow?": "cats?",
     "What is the opposite of hot?": "cold",
 }
-"""And a word that a right answer has."""
+"""Questions, each with a word of the right answer."""
 
 MAX_TOKENS = 48
 
 
 def answers(loaded: LoadedModel, points: Sequence[Figures]) -> Figures:
-    """Answers of the original, which is the last exit, and of the mixture with the routers of every point."""
+    """Answer the questions with the original, the last exit, and with the mixture at every point."""
     original = answered(loaded, "original")
     rows = []
     for point in points:
@@ -207,28 +208,32 @@ def num_right(given: Sequence[str]) -> int:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(prog="python -m research.retrofit_curve", description=__doc__.splitlines()[0])
     parser.add_argument("model")
-    parser.add_argument("--exits", help="a folder or Hub name of exits made for the model")
-    parser.add_argument("--text", action="append", default=[], metavar="NAME=FILE", help="its end counts")
-    parser.add_argument("--unseen", action="append", default=[], metavar="NAME=FILE", help="all of it counts")
+    parser.add_argument("--exits", help="folder or Hub name of exits made for the model")
+    parser.add_argument(
+        "--text", action="append", default=[], metavar="NAME=FILE", help="text of the retrofit; its end counts"
+    )
+    parser.add_argument(
+        "--unseen", action="append", default=[], metavar="NAME=FILE", help="other text; all of it counts"
+    )
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--threads", default="auto")
-    given = parser.parse_args(arguments)
-    if not given.text + given.unseen:
+    args = parser.parse_args(arguments)
+    if not args.text + args.unseen:
         parser.error("name a text: --text or --unseen NAME=FILE")
-    use_processor("auto", given.threads)
-    loaded = load_model(given.model, "cpu", exits=given.exits)
+    use_processor("auto", args.threads)
+    loaded = load_model(args.model, "cpu", exits=args.exits)
     texts = {}
-    for text in given.text + given.unseen:
+    for text in args.text + args.unseen:
         name, _, file = text.partition("=")
-        texts[name] = curve(loaded, Path(file), is_unseen=text in given.unseen)
+        texts[name] = curve(loaded, Path(file), is_unseen=text in args.unseen)
     found = description(loaded) | {"texts": texts}
     if loaded.tokenizer.chat_template:
         points = next(iter(texts.values()))["points"]
         found["answers"] = answers(loaded, [each for each in points if each["asked_depth"] in ANSWERED_DEPTHS])
-    write_json(found, given.json)
-    if given.plot:
-        retrofit_curve(found).savefig(given.plot)
+    write_json(found, args.json)
+    if args.plot:
+        retrofit_curve(found).savefig(args.plot)
 
 
 if __name__ == "__main__":

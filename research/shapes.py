@@ -1,8 +1,8 @@
-"""From which size on early exits pay: one stream of `sweep` over `whole`, random weights, the paper's exit shares.
+"""Find the model size from which early exits pay, with random weights and the paper's exit shares.
 
     python -m research.shapes 12x256 24x256 --dtype bfloat16 --threads 1 --json shapes.json --draw shapes.png
 
-Each call adds its rows to the JSON file.
+It measures the speed of one stream with `sweep` relative to `whole`. Each call adds its rows to the JSON file.
 """
 
 import json
@@ -36,7 +36,7 @@ def main(
     json_file: Annotated[Path, typer.Option("--json")] = Path("shapes.json"),
     image: Annotated[Path | None, typer.Option("--draw", help="Draw all rows of the file.")] = None,
 ) -> None:
-    """Measure one stream of `sweep` over `whole` on this CPU."""
+    """Measure the speed of one stream with `sweep` relative to `whole` on this CPU."""
     use_processor(instructions, threads)
     for shape in shapes or ():
         model = random_weights(shape_config(shape, vocab_size=vocab), dtype=resolve_dtype(dtype, torch.device("cpu")))
@@ -53,7 +53,7 @@ def main(
 
 
 def gain(subject: Subject, tokens: int, repeats: int) -> Figures:
-    """The median ratio, and the ratio of each turn."""
+    """Return the median ratio, and the ratio of each turn."""
     [race] = own.races(subject, [1], tokens)
     engine = own.engine_for(subject.model, race)
     contenders: dict[str, Contender] = {name: own.contender(engine, race, name) for name in (SWEEP, BASELINE)}
@@ -64,7 +64,7 @@ def gain(subject: Subject, tokens: int, repeats: int) -> Figures:
 
 
 def draw(measured: list[Figures], image: Path) -> None:
-    """The speed-up over the number of parameters; bars are the turns' quartiles."""
+    """Plot the speed-up over the number of parameters; bars are the turns' quartiles."""
     rows = [row for row in measured if row["vocab"] == 8192]
     series: dict[tuple[str, int], list[Figures]] = {}
     for row in sorted(rows, key=lambda row: row["parameters"]):

@@ -1,10 +1,10 @@
-"""Speed on Spec-Bench's prompts by category, in our protocol and in that of the authors' scripts.
+"""Measure speed on Spec-Bench's prompts by category, in our protocol and in that of the authors' scripts.
 
     python -m research.spec_bench MODEL --twin DENSE --questions question.jsonl --json spec-bench.json
 
-Prompts are the first turns of Spec-Bench's `question.jsonl`. The eight kinds of MT-Bench questions are one category,
-multi-turn, as in the benchmark's own tables. `--clock processor` counts the processor's time, so that other programs
-on the machine do not matter; it needs one thread.
+Prompts are the first turns of Spec-Bench's `question.jsonl`. As in the benchmark's tables, the eight kinds of MT-Bench
+questions are one category, multi-turn. `--clock processor` measures CPU time, which other programs do not affect; it
+requires one thread.
 """
 
 import json
@@ -53,8 +53,7 @@ MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", 
 
 
 def read_prompts(path: Path, per_category: int | None = None) -> Prompts:
-    """The first `per_category` prompts of every category, all if None. Raises `EvaluationError` naming file and
-    line."""
+    """Read the first `per_category` prompts of every category. Raise `EvaluationError` naming an invalid line."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -69,33 +68,33 @@ def read_prompts(path: Path, per_category: int | None = None) -> Prompts:
 
 
 def first_turn(line: str, place: str) -> tuple[str, str]:
-    """Category and text."""
+    """Parse a line's category and first turn."""
     try:
         question: Any = json.loads(line)
         category, text = question["category"], question["turns"][0]
     except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise EvaluationError(f"{place}: not a question with a category and turns ({error!r})") from error
+        raise EvaluationError(f"{place}: must be an object with a category and turns ({error!r})") from error
     if not (isinstance(category, str) and isinstance(text, str)):
-        raise EvaluationError(f"{place}: category and turns must be text")
+        raise EvaluationError(f"{place}: category and turns must be strings")
     return category, text
 
 
 Totals = Mapping[str, Sequence[tuple[int, float]]]
-"""By category, tokens and seconds of every answer."""
+"""By category, the tokens and seconds of every answer."""
 
 
 def rate(answers: Sequence[tuple[int, float]]) -> float:
-    """All tokens over all seconds."""
+    """Return all tokens over all seconds."""
     return sum(count for count, _ in answers) / sum(seconds for _, seconds in answers)
 
 
 def rate_ratio(ours: Totals, others: Totals) -> float:
-    """Our rate over the other's, of all categories together."""
+    """Return our rate over the other's for all categories together."""
     return rate(list(chain(*ours.values()))) / rate(list(chain(*others.values())))
 
 
 def category_rate_ratio(ours: Totals, others: Totals) -> float:
-    """The mean over categories of our rate over the other's."""
+    """Return the mean over categories of our rate over the other's."""
     return fmean(rate(ours[name]) / rate(others[name]) for name in ours)
 
 
@@ -118,8 +117,7 @@ def totals_interval(
     others: Totals,
     statistic: Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]],
 ) -> Interval | None:
-    """Of a statistic of both models' tokens and seconds by category, [2, categories, resamples]. Pairs are answers to
-    the same prompt in the same trial."""
+    """Bootstrap a statistic of both models' tokens and seconds by category [2, categories, resamples], in pairs."""
 
     def resampled(of: Totals, samples: list[Sample]) -> NDArray[np.float64]:
         pairs = zip(of.values(), samples, strict=True)
@@ -136,9 +134,11 @@ def as_paper(
     trials: int = TRIALS,
     clock: Clock = time.perf_counter,
 ) -> Figures:
-    """Speed as the authors' scripts measure it: a prompt's first tokens, as many as leave room for the answer (896 of
-    1,024); top-k 50; answers that end at end-of-text. Speed is all tokens over all seconds, of a category and of all
-    together; ratios are of the latter, and on average over categories."""
+    """Measure speed as the authors' scripts do.
+
+    Prompts are truncated to leave room for the answer (896 of 1,024 tokens), top-k is 50, and answers may end early.
+    Speed is all tokens over all seconds, by category and for all together.
+    """
     running = engines(loaded, twin)
     context = min(each.context for each in running.values())
     asked = questions(loaded.tokenizer, prompts, context, cut_end=True)
@@ -166,7 +166,7 @@ def as_paper(
 
 
 def totals_of(answers: Answers) -> dict[str, list[tuple[int, float]]]:
-    """Tokens and seconds of every answer."""
+    """Return the tokens and seconds of every answer."""
     return {
         category: [(len(answer), sum(token.seconds for token in answer)) for answer in of_category]
         for category, of_category in answers.items()
@@ -174,7 +174,7 @@ def totals_of(answers: Answers) -> dict[str, list[tuple[int, float]]]:
 
 
 def as_paper_section(measured: Figures) -> str:
-    """Tokens per second by category, and the ratios."""
+    """Format tokens per second by category, and the ratios."""
     names = list(measured["tokens"])
     rows = [[category, *(of[name] for name in names)] for category, of in measured["tokens_per_second"].items()]
     for title, kind in (("**early exits over it, all tokens**", "ratio"), ("mean over categories", "category_ratio")):
@@ -186,30 +186,30 @@ def as_paper_section(measured: Figures) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(prog="python -m research.spec_bench", description=__doc__.splitlines()[0])
-    parser.add_argument("model", nargs="?", help="a folder or Hub name [the bundled model]")
-    parser.add_argument("--twin", help="a dense model's folder")
+    parser.add_argument("model", nargs="?", help="folder or Hub name [the bundled model]")
+    parser.add_argument("--twin", help="folder of the dense twin")
     parser.add_argument("--questions", type=Path, required=True, help="Spec-Bench's question.jsonl")
-    parser.add_argument("--prompts", type=int, help="of each category [all]")
+    parser.add_argument("--prompts", type=int, help="prompts per category [all]")
     parser.add_argument("--trials", type=int, default=TRIALS)
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall")
     parser.add_argument("--threads", default="auto")
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args(arguments)
-    if given.clock == "processor" and given.threads != "1":
+    args = parser.parse_args(arguments)
+    if args.clock == "processor" and args.threads != "1":
         parser.error("--clock processor adds up the time of all threads, so it needs --threads 1")
-    use_processor("auto", given.threads)
-    loaded = load_model(given.model, "cpu")
-    twin = load_model(given.twin, "cpu") if given.twin else None
+    use_processor("auto", args.threads)
+    loaded = load_model(args.model, "cpu")
+    twin = load_model(args.twin, "cpu") if args.twin else None
     if twin:
         check_dense(loaded, twin)
-    prompts, clock = read_prompts(given.questions, given.prompts), CLOCKS[given.clock]
-    measured = measure(loaded, twin, prompts, trials=given.trials, clock=clock)
-    papers = as_paper(loaded, twin, prompts, given.trials, clock)
+    prompts, clock = read_prompts(args.questions, args.prompts), CLOCKS[args.clock]
+    measured = measure(loaded, twin, prompts, trials=args.trials, clock=clock)
+    papers = as_paper(loaded, twin, prompts, args.trials, clock)
     figures = description(loaded) | speed_up(measured, DENSE if twin else FULL_DEPTH)
-    figures |= {"clock": given.clock, "latency_as_paper": papers}
+    figures |= {"clock": args.clock, "latency_as_paper": papers}
     print(f"{as_markdown(figures)}\n\n{as_paper_section(papers)}")
-    if given.json:
-        write_json(figures, given.json)
+    if args.json:
+        write_json(figures, args.json)
 
 
 if __name__ == "__main__":

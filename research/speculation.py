@@ -1,7 +1,7 @@
-"""LayerSkip's self-speculative decoding: an early exit drafts, the remaining layers verify, one cache serves both.
+"""LayerSkip's self-speculative decoding: an early exit drafts and the remaining layers verify, with one cache.
 
-Drafted rows wait at the draft's exit, and the layers above take them all at once. The result is the last exit's: the
-same tokens when greedy, the same distribution when sampled.
+The layers above the early exit process all drafted rows at once. The output is the last exit's: the same tokens if
+greedy, the same distribution if sampled.
 
 Shapes: K drafted tokens, R = K + 1 rows, D width, V vocabulary.
 """
@@ -27,14 +27,14 @@ def generate(
     draft_length: int,
     rng: random.Random | None = None,
 ) -> Generated:
-    """Exactly `max_tokens` tokens, `draft_length` of them drafted at a time after `exit_layer` layers.
+    """Generate exactly `max_tokens` tokens, drafting `draft_length` at a time after `exit_layer` layers.
 
-    Greedy without a generator, else sampled. `exit_layers` says which tokens were drafted. Raises `ValueError` for an
-    unknown early exit, or if the tokens do not fit into the context.
+    Tokens are greedy, or sampled if a generator is given. The result's `exit_layers` show which tokens were drafted.
+    Raise `ValueError` if the early exit is invalid or the tokens do not fit into the context.
     """
     depth = model.config.num_hidden_layers
     if not (0 < exit_layer < depth and draft_length >= 1):
-        raise ValueError(f"cannot draft {draft_length} tokens after {exit_layer} of {depth} layers")
+        raise ValueError(f"cannot draft {draft_length} tokens after layer {exit_layer} of {depth}")
     started = time.perf_counter()
     decoding, exit_layers = Decoding(model, prompt_ids, max_tokens), list[int]()
     decoding.read_prompt()
@@ -47,7 +47,7 @@ def generate(
 
 
 def draft_and_verify(decoding: Decoding, exit_layer: int, num_drafts: int, rng: random.Random | None) -> list[int]:
-    """The accepted drafts, and one more token from the last exit."""
+    """Return the accepted drafts and one more token from the last exit."""
     model, front = decoding.model, decoding.front
     drafts, draft_logits, states = list[int](), list[Tensor](), list[Tensor]()
     for number in range(num_drafts + 1):
@@ -65,7 +65,7 @@ def draft_and_verify(decoding: Decoding, exit_layer: int, num_drafts: int, rng: 
 
 
 def agreed(drafts: Sequence[int], best: Sequence[int]) -> list[int]:
-    """The last exit's tokens as far as the draft agrees, and the next one."""
+    """Return the last exit's tokens as far as the draft agrees, and the next one."""
     num_agreed = next((i for i, draft in enumerate(drafts) if draft != best[i]), len(drafts))
     return list(best[: num_agreed + 1])
 
@@ -73,13 +73,12 @@ def agreed(drafts: Sequence[int], best: Sequence[int]) -> list[int]:
 def accepted(
     drafts: Sequence[int], draft_probs: Sequence[Tensor], probs: Sequence[Tensor], rng: random.Random
 ) -> list[int]:
-    """Speculative sampling (Leviathan et al., arXiv 2211.17192): tokens distributed as `probs`, R times [V].
+    """Speculative sampling (Leviathan et al., arXiv 2211.17192): return tokens distributed as `probs`, R times [V].
 
-    A draft x is accepted with probability min(1, p(x) / q(x)). The first rejected is replaced by a draw from max(0, p −
-    q).
+    Accept a draft x with probability min(1, p(x) / q(x)). Replace the first rejected one by a sample of max(0, p − q).
     """
     for number, (draft, q_V, p_V) in enumerate(zip(drafts, draft_probs, probs, strict=False)):
         if rng.random() * float(q_V[draft]) >= float(p_V[draft]):
             rest_V = (p_V - q_V).clamp(min=0)
-            return [*drafts[:number], draw(rest_V if rest_V.any() else p_V, rng)]  # none is left if p is q but rounded
+            return [*drafts[:number], draw(rest_V if rest_V.any() else p_V, rng)]  # p − q may round to zero
     return [*drafts, draw(probs[-1], rng)]

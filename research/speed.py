@@ -1,12 +1,11 @@
-"""Milliseconds per token by category of prompt: a model, the same model at full depth, and its dense twin.
-
-One request at a time, 128 new tokens, three trials; a token has its share of the total time, prefill included. Every
-answer has the same length, end-of-text or not. Models take turns at every prompt. A category's time is the median over
-its answers and its ratio the median over pairs measured in the same turn; the speed-up is the mean over categories.
+"""Measure milliseconds per token by category of prompts: a model, the same model at full depth, and its dense twin.
 
     python -m research.speed MODEL DENSE --data valid.txt.xz --json evaluation.json
 
-The JSON of `nvium evaluate MODEL --twin DENSE` gets the figures of speed too.
+One request runs at a time, with 128 new tokens and three trials. A token's time is its answer's total time, prefill
+included, over the number of tokens. All answers have the same length. Models take turns at every prompt. A category's
+time is the median over its answers, its ratio the median over pairs of the same turn. The speed-up is the mean over
+categories. The results are added to `--json`, which may be the JSON of `nvium evaluate MODEL --twin DENSE`.
 """
 
 import json
@@ -42,20 +41,20 @@ TRIALS = 3
 OPENINGS, OPENING_CHARACTERS, NUM_OPENINGS = "openings", 200, 8
 
 Prompts = Mapping[str, Sequence[str]]
-"""Texts by category."""
+"""Prompts by category."""
 
 Ratios = Mapping[str, Sequence[float]]
-"""By category, the other's time over ours for every pair."""
+"""By category, the other model's time over ours for every pair."""
 
 Clock = Callable[[], float]
-"""In seconds."""
+"""Returns seconds."""
 
 Reply = TypeVar("Reply")
 
 
 @dataclass(frozen=True, slots=True)
 class TimedToken:
-    """A token, its exit (from 1) with p_k, and the seconds since the previous token, or since the request."""
+    """A token, its exit (from 1) with p_k, and the seconds since the previous token or the request."""
 
     token_id: int
     exit: int
@@ -65,12 +64,12 @@ class TimedToken:
 
 Answer = list[TimedToken]
 Answers = Mapping[str, Sequence[Answer]]
-"""By category, one for every prompt and trial."""
+"""By category, one answer per prompt and trial."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Questions:
-    """Prompts by category as tokens, the length of answers, and the number of truncated prompts."""
+    """Tokenized prompts by category, the length of answers, and the number of truncated prompts."""
 
     prompts: dict[str, list[list[int]]]
     max_new_tokens: int
@@ -78,7 +77,7 @@ class Questions:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Prompts by category."""
+        """Return the number of prompts by category."""
         return {category: len(of_category) for category, of_category in self.prompts.items()}
 
 
@@ -89,7 +88,7 @@ def questions(
     num_tokens: int = MAX_NEW_TOKENS,
     cut_end: bool = False,
 ) -> Questions:
-    """Answers take at most half of the context. Prompts that leave no room lose their beginning, or their end."""
+    """Tokenize prompts. Answers use at most half of the context; longer prompts lose their beginning, or their end."""
     num_tokens = min(num_tokens, context // 2)
     room = context - num_tokens
     kept = slice(room) if cut_end else slice(-room, None)
@@ -100,7 +99,7 @@ def questions(
 
 
 def tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """At least one: end-of-text for an empty text."""
+    """Tokenize a text; an empty one becomes an end-of-text."""
     return list(tokenizer(text, verbose=False).input_ids) or [tokenizer.eos_token_id]
 
 
@@ -110,8 +109,10 @@ def take_turns(
     trials: int = TRIALS,
     show_progress: bool = True,
 ) -> dict[str, dict[str, list[Reply]]]:
-    """Every generator's answers to every prompt in every trial, by category. All answer a prompt before the next one,
-    every other time in reverse order."""
+    """Return every generator's answers to every prompt in every trial, by category.
+
+    All generators answer a prompt before the next one, in reverse order every other time.
+    """
     answers: dict[str, dict[str, list[Reply]]] = {
         name: {category: [] for category in asked.prompts} for name in generators
     }
@@ -125,13 +126,13 @@ def take_turns(
 
 
 def generate(engine: Engine, prompt: Sequence[int], params: SamplingParams, clock: Clock = time.perf_counter) -> Answer:
-    """Continue a prompt on an idle engine. Raises `EngineError` if it fails."""
+    """Continue a prompt on an idle engine. Raise `EngineError` if it fails."""
     last = clock()
     engine.add("answer", list(prompt), params)
     answer = Answer()
     while engine.has_work:
         events, now = engine.step(), clock()
-        for event in map(checked, events):  # tokens of one Step share its time
+        for event in map(checked, events):  # the tokens of a Step share its time
             each = (now - last) / len(events)
             answer.append(TimedToken(event.token_id, event.exit, event.exit_probability, each))
         last = now if events else last
@@ -139,8 +140,7 @@ def generate(engine: Engine, prompt: Sequence[int], params: SamplingParams, cloc
 
 
 def warm_engine(model: Nvium, schedule: Schedule) -> Engine:
-    """For one sequence, without prefix caching. A lone sequence has one next block, so all schedules with early exits
-    are the same."""
+    """Warm an engine for one sequence, for which all schedules with early exits are equivalent."""
     engine = Engine(model, EngineConfig(schedule=schedule, max_sequences=1, prefix_caching=False))
     generate(engine, [0], SamplingParams(max_tokens=16, seed=0, ignore_eos=True))
     return engine
@@ -154,7 +154,7 @@ def engines(loaded: LoadedModel, twin: LoadedModel | None) -> dict[str, Engine]:
 def generators(
     running: Mapping[str, Engine], params: Callable[..., SamplingParams], clock: Clock = time.perf_counter
 ) -> dict[str, Callable[[list[int], int], Answer]]:
-    """For each engine a function from a prompt and a seed to an answer."""
+    """Return for each engine a function from a prompt and a seed to an answer."""
 
     def answer(engine: Engine, prompt: list[int], seed: int) -> Answer:
         return generate(engine, prompt, params(seed=seed), clock)
@@ -171,7 +171,7 @@ def measure(
     trials: int = TRIALS,
     clock: Clock = time.perf_counter,
 ) -> Figures:
-    """Times per token of every model by category, and the ratios to ours."""
+    """Measure every model's time per token by category, and the ratios to ours."""
     running = engines(loaded, twin)
     asked = questions(loaded.tokenizer, prompts, min(each.context for each in running.values()), num_tokens)
     params = partial(SamplingParams, max_tokens=asked.max_new_tokens, ignore_eos=True)
@@ -186,7 +186,7 @@ def measure(
 
 
 def compared(answers: Mapping[str, Answers], num_prompts: Mapping[str, int]) -> Figures:
-    """Medians over the answers of each category, and mean ratios over categories."""
+    """Return medians over the answers of each category, and mean ratios over categories."""
     parts = {"": 0, "decoding_": 1}
     categories = {
         category: {"prompts": number}
@@ -202,7 +202,7 @@ def compared(answers: Mapping[str, Answers], num_prompts: Mapping[str, int]) -> 
 
 
 def milliseconds(answers: Sequence[Answer], first: int = 0) -> list[float]:
-    """Per token of each answer, from its token `first` on; from 0 prefill is included."""
+    """Return each answer's milliseconds per token, from token `first` on; token 0 includes the prefill."""
     return [MILLISECONDS * fmean(token.seconds for token in answer[first:]) for answer in answers]
 
 
@@ -211,12 +211,12 @@ def medians(answers: Mapping[str, Answers], category: str, first: int) -> dict[s
 
 
 def ratios_of(other: Answers, ours: Answers, first: int) -> dict[str, list[float]]:
-    """The other's time per token over ours, of every pair measured in the same turn."""
+    """Return the other's time per token over ours for every pair of the same turn."""
     return {name: pairwise(milliseconds(other[name], first), milliseconds(ours[name], first)) for name in ours}
 
 
 def staircase(ours: Answers, exit_layers: Sequence[int]) -> list[dict[str, float | None]]:
-    """Time since the previous token, by exit; first tokens left out. None for an unused exit."""
+    """Return the time since the previous token by exit, without first tokens. An unused exit has None."""
     answers = [answer for of_category in ours.values() for answer in of_category]
     steps: list[dict[str, float | None]] = []
     for exit_, depth in enumerate(exit_layers, 1):
@@ -231,12 +231,12 @@ def pairwise(others: Sequence[float], ours: Sequence[float]) -> list[float]:
 
 
 def mean_ratio(ratios: Ratios) -> float:
-    """The mean over categories of the median over pairs."""
+    """Return the mean over categories of the median over pairs."""
     return fmean(median(of_category) for of_category in ratios.values())
 
 
 def ratio_interval(ratios: Ratios) -> Interval | None:
-    """Answers to the same prompt count as independent."""
+    """Return the interval of the mean ratio. Answers to the same prompt count as independent."""
     values = [np.asarray(of_category) for of_category in ratios.values()]
     return interval(
         [len(of_category) for of_category in values],
@@ -247,7 +247,7 @@ def ratio_interval(ratios: Ratios) -> Interval | None:
 
 
 def speed_up_percent(ratios: Ratios) -> Figures:
-    """For an evaluation's JSON: by how many percent ours is faster, with its interval."""
+    """Return by how many percent ours is faster, with the interval."""
     found = ratio_interval(ratios)
     return {
         "speed_up_percent": 100 * (mean_ratio(ratios) - 1),
@@ -256,13 +256,13 @@ def speed_up_percent(ratios: Ratios) -> Figures:
 
 
 def openings(documents: Sequence[str], number: int = NUM_OPENINGS) -> dict[str, list[str]]:
-    """Openings of that many documents, as one category of prompts."""
+    """Return the openings of `number` documents as one category of prompts."""
     spread = documents[:: max(1, len(documents) // number)][:number]
     return {OPENINGS: [document[:OPENING_CHARACTERS] for document in spread]}
 
 
 def speed_up(measured: Figures, over: str) -> Figures:
-    """Times per token, and the speed-up over another contender with its interval, in percent."""
+    """Return times per token, and the speed-up over another contender in percent, with its interval."""
     interval = measured["ratio_intervals"][over]
     return {
         "latency": measured,
@@ -273,7 +273,7 @@ def speed_up(measured: Figures, over: str) -> Figures:
 
 
 def as_markdown(figures: Figures) -> str:
-    """Milliseconds by category, and the ratios."""
+    """Format milliseconds by category, and the ratios."""
     measured = figures["latency"]
     names = ["early exits", *measured["ratios"]]
     rows = [
@@ -303,10 +303,10 @@ def ratios_shown(ratios: Mapping[str, float], intervals: Mapping[str, Sequence[f
 def main(
     model: str,
     twin: str,
-    data: Annotated[Path, typer.Option(help="Text whose openings are continued.")],
-    json_file: Annotated[Path | None, typer.Option("--json", help="An evaluation to add to, or a new file.")] = None,
+    data: Annotated[Path, typer.Option(help="Text whose openings are the prompts.")],
+    json_file: Annotated[Path | None, typer.Option("--json", help="Evaluation to add to, or a new file.")] = None,
 ) -> None:
-    """Time per token of a model, of the same model at full depth, and of its dense twin."""
+    """Measure time per token of a model, of the same model at full depth, and of its dense twin."""
     loaded, dense = load_model(model), load_model(twin)
     check_dense(loaded, dense)
     figures = speed_up(measure(loaded, dense, openings(list(documents_of(data)))), DENSE)

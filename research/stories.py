@@ -1,10 +1,9 @@
-"""A story-teller read: what it makes of openings that it was not trained on, all of it, and whether it keeps to what it
-is asked for.
+"""Generate stories from openings and requests that the models were not trained on, to read and compare them.
 
     python -m research.stories MODEL [OTHER] --markdown stories.md --json stories.json
 
-Several models tell the same stories, side by side. Without a model it is the embedded one. With `--material
-fresh_stories.yaml` openings and subjects are others, by which no model was chosen.
+The default is the bundled model. `--material fresh_stories.yaml` has other openings and subjects, which were not used
+to select a model.
 """
 
 import re
@@ -35,12 +34,12 @@ TEMPERATURE = 0.7
 MAX_TOKENS = 400
 PLURALS = {"mouse": "mice"}
 END = 1 / 3
-"""The last part of a story, in words, where its hero is looked for."""
+"""Share of a story's words, at its end, that is searched for the main character."""
 
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """`opening` was given. `ended` of its own accord."""
+    """A story. `opening` was given; `ended` means that it ended with end-of-text."""
 
     hero: str
     opening: str
@@ -60,7 +59,7 @@ def material(file: Path = MATERIAL) -> dict[str, Any]:
 
 
 def tell(loaded: LoadedModel, openings: dict[str, str], max_tokens: int = MAX_TOKENS) -> list[Story]:
-    """A story for each hero's opening."""
+    """Continue each character's opening."""
     prompts = [list(loaded.tokenizer(opening).input_ids) for opening in openings.values()]
     told = said(loaded, prompts, max_tokens)
     return [
@@ -70,14 +69,14 @@ def tell(loaded: LoadedModel, openings: dict[str, str], max_tokens: int = MAX_TO
 
 
 def answers(loaded: LoadedModel, subjects: Sequence[str], max_tokens: int = MAX_TOKENS) -> list[str]:
-    """To the request for a story about each subject."""
+    """Answer a request for a story about each subject."""
     requests = [user(material()["request"].format(subject=subject)) for subject in subjects]
     prompts = [prompt_tokens([request], loaded.tokenizer) for request in requests]
     return [spoken(loaded, each) for each in said(loaded, prompts, max_tokens)]
 
 
 def said(loaded: LoadedModel, prompts: Sequence[list[int]], max_tokens: int) -> list[Completion]:
-    """With a seed each: the same draws would make them alike."""
+    """Complete the prompts, each with a seed of its own."""
     params = SamplingParams(max_tokens=max_tokens, temperature=TEMPERATURE)
     asked = [(prompt, replace(params, seed=seed)) for seed, prompt in enumerate(prompts)]
     return sampled(Engine(loaded.model, EngineConfig(max_sequences=8)), asked)
@@ -88,7 +87,7 @@ def spoken(loaded: LoadedModel, completion: Completion) -> str:
 
 
 def keeps_to(subject: str, answer: str) -> bool:
-    """The answer has the subject's noun, or its plural."""
+    """Return True if the answer contains the subject's noun or its plural."""
     *_, noun = subject.split()
     forms = {noun, PLURALS.get(noun, ""), f"{noun}s", f"{noun}es", f"{noun[:-1]}ies", f"{noun[:-1]}ves"} - {""}
     return not forms.isdisjoint(word.lower().removesuffix("'s") for word in WORD.findall(answer))
@@ -115,7 +114,7 @@ def figures(loaded: LoadedModel, stories: Sequence[Story], asked: Sequence[str],
 
 
 def as_markdown(told: dict[str, list[Story]], answered: dict[str, dict[str, str]]) -> str:
-    """Every story of every model under its opening, then every answer under its subject."""
+    """Format the models' stories by opening, then their answers by subject."""
     first, *_ = told.values()
     parts = ["# Stories\n\nAll that were told, none left out.\n"]
     for number, story in enumerate(first):
@@ -136,29 +135,31 @@ def quoted(text: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(prog="python -m research.stories", description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", default=[None])
-    parser.add_argument("--material", type=Path, default=MATERIAL, help="openings and subjects [stories.yaml]")
+    parser.add_argument(
+        "--material", type=Path, default=MATERIAL, help="file with openings and subjects [stories.yaml]"
+    )
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--openings", type=int, help="the first so many [all]")
-    parser.add_argument("--subjects", type=int, help="the first so many [all]")
+    parser.add_argument("--openings", type=int, help="number of openings [all]")
+    parser.add_argument("--subjects", type=int, help="number of subjects [all]")
     parser.add_argument("--max-tokens", type=int, default=MAX_TOKENS)
-    given = parser.parse_args(arguments)
-    asked = material(given.material)
-    openings = dict([*asked["openings"].items()][: given.openings])
-    subjects = asked["subjects"][: given.subjects]
+    args = parser.parse_args(arguments)
+    asked = material(args.material)
+    openings = dict([*asked["openings"].items()][: args.openings])
+    subjects = asked["subjects"][: args.subjects]
     told, answered, found = dict[str, list[Story]](), dict[str, dict[str, str]](), list[Figures]()
-    for name in given.models:
+    for name in args.models:
         loaded = load_model(name, "cpu")
-        told[loaded.name] = tell(loaded, openings, given.max_tokens)
-        texts = answers(loaded, subjects, given.max_tokens)
+        told[loaded.name] = tell(loaded, openings, args.max_tokens)
+        texts = answers(loaded, subjects, args.max_tokens)
         answered[loaded.name] = dict(zip(subjects, texts, strict=True))
         own = figures(loaded, told[loaded.name], subjects, texts)
-        found.append({**own, "max_tokens": given.max_tokens})
+        found.append({**own, "max_tokens": args.max_tokens})
         Console().print(loaded.name, {name: found[-1][name] for name in (*COUNTS, "keep_to_their_subject")})
-    if given.markdown:
-        given.markdown.write_text(as_markdown(told, answered), encoding="utf-8")
-    if given.json:
-        write_json(found, given.json)
+    if args.markdown:
+        args.markdown.write_text(as_markdown(told, answered), encoding="utf-8")
+    if args.json:
+        write_json(found, args.json)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What temperature does to text under `sampling: exits` and `mixture`, compared with what people wrote.
+"""Measure how temperature changes text sampled with `exits` and `mixture`, compared with human text.
 
-Openings of documents are continued by the model, and the continuations compared with the documents' own.
+The model continues openings of documents. The continuations are compared with the documents' own.
 
     python -m research.temperature MODEL --data valid.txt.xz
 """
@@ -8,7 +8,7 @@ Openings of documents are continued by the model, and the continuations compared
 import itertools
 from argparse import ArgumentParser
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,10 @@ WAYS: tuple[Sampling, ...] = "exits", "mixture"
 def measure(
     loaded: LoadedModel, originals: Sequence[Text], temperatures: Sequence[float] = TEMPERATURES
 ) -> dict[str, Any]:
-    """Continue the openings of documents in every way; a text has the same seed in all.
+    """Continue the openings at every temperature and sampling mode, with one seed per text.
 
-    `people` are the documents' own continuations; `rows` have a `Quality` for each way and, with early exits, the
-    `ExitFrequencies`; `advice` is derived from them.
+    In the result, `people` is the `Quality` of the documents' own continuations. `rows` have a `Quality` for each
+    setting and, with early exits, the `ExitFrequencies`. `advice` summarises them.
     """
     engine = Engine(loaded.model, EngineConfig(schedule="sweep", prefix_caching=False))
     ways = [SamplingParams(sampling=s, temperature=t) for s, t in itertools.product(WAYS, temperatures)]
@@ -64,10 +64,10 @@ def openings(
     num_texts: int = NUM_TEXTS,
     num_tokens: int = TOKENS_PER_TEXT,
 ) -> list[Text]:
-    """Openings spread over all documents that are long enough, each with the text that follows.
+    """Select openings evenly from the documents that are long enough, each with the text that follows.
 
-    Fewer if few are long enough; `EvaluationError` if none is. In a small context an opening is at most a quarter of
-    it, and the continuation the rest.
+    In a small context an opening is at most a quarter of the context, and the continuation the rest. Raise
+    `EvaluationError` if no document is long enough.
     """
     context = loaded.model.config.max_position_embeddings
     num_begun = min(PROMPT_TOKENS, max(1, context // 4))
@@ -75,27 +75,24 @@ def openings(
     encoded = (document_tokens(loaded.tokenizer, document)[:-1] for document in documents)
     long_enough = [token_ids for token_ids in encoded if len(token_ids) >= length]
     if not long_enough:
-        raise EvaluationError(f"temperatures: no document of the text has {length} tokens")
+        raise EvaluationError(f"temperatures: no document of the text has at least {length} tokens")
     number = min(num_texts, len(long_enough))
     chosen = [long_enough[n * len(long_enough) // number] for n in range(number)]
     return [Text(token_ids[:num_begun], token_ids[num_begun:length], []) for token_ids in chosen]
 
 
 def continued(engine: Engine, originals: Sequence[Text], way: SamplingParams) -> list[Text]:
-    """The same openings continued by the model, to the same length."""
-    requests = [(text.prompt, lasting(way, len(text.token_ids), seed)) for seed, text in enumerate(originals)]
+    """Continue the openings with the model to the same lengths."""
+    requests = [
+        (text.prompt, replace(way, max_tokens=len(text.token_ids), seed=seed, ignore_eos=True))
+        for seed, text in enumerate(originals)
+    ]
     answers = timed(engine, requests).generated
     return [Text(text.prompt, *answer) for text, answer in zip(originals, answers, strict=True)]
 
 
-def lasting(way: SamplingParams, num_tokens: int, seed: int) -> SamplingParams:
-    return SamplingParams(
-        max_tokens=num_tokens, temperature=way.temperature, sampling=way.sampling, seed=seed, ignore_eos=True
-    )
-
-
 def row(loaded: LoadedModel, texts: Sequence[Text], way: SamplingParams) -> Row:
-    """All figures of one way."""
+    """Return all results of one setting."""
     judgements = [judge(loaded.model, text, way) for text in texts]
     figures: Row = {"sampling": way.sampling, "temperature": way.temperature}
     figures |= asdict(quality(loaded.tokenizer, texts, judgements))
@@ -105,7 +102,7 @@ def row(loaded: LoadedModel, texts: Sequence[Text], way: SamplingParams) -> Row:
 
 
 def advice(people: Quality, rows: Sequence[Row]) -> str:
-    """At which temperature words vary as people's do, what is repeated there, and how `exits` shifts temperature."""
+    """Report the temperature with the word variety of human text, repetition there, and the shift of `exits`."""
     early = [row for row in rows if row["sampling"] == "exits"]
     alike = temperature_where("distinct_words", people.distinct_words, early)
     repeated = [f"{row['repeated_grams']:.1%} at {row['temperature']:g}" for row in early]
@@ -117,7 +114,7 @@ def advice(people: Quality, rows: Sequence[Row]) -> str:
 
 
 def equivalents(early: Sequence[Row], mixture: Sequence[Row]) -> str:
-    """Temperatures at which `mixture` samples tokens as probable as those of `exits`; at 1 they are the same."""
+    """Report the temperatures at which `mixture` samples tokens as probable as those of `exits`."""
     others = [row for row in early if row["temperature"] != 1]
     pairs = [
         f"{row['temperature']:g} as mixture at {temperature_where('mean_logprob', row['mean_logprob'], mixture)}"
@@ -127,7 +124,7 @@ def equivalents(early: Sequence[Row], mixture: Sequence[Row]) -> str:
 
 
 def temperature_where(name: str, value: float, rows: Sequence[Row]) -> str:
-    """Where a figure reaches a value, by linear interpolation between the temperatures measured."""
+    """Interpolate the temperature at which a figure reaches a value."""
     values, temperatures = zip(*sorted((row[name], row["temperature"]) for row in rows), strict=True)
     if values[0] <= value <= values[-1]:
         return f"{np.interp(value, values, temperatures):.2f}"
@@ -136,7 +133,7 @@ def temperature_where(name: str, value: float, rows: Sequence[Row]) -> str:
 
 
 def as_markdown(found: dict[str, Any]) -> str:
-    """A row for each way; people's text first."""
+    """Format a row per setting, human text first."""
     columns = ["", "temperature", "mean log π_mix", "entropy", "repeated 4-grams", "distinct words", "mean depth"]
     names = ("mean_logprob", "entropy", "repeated_grams", "distinct_words")
     rows: list[list[object]] = [["people", None, *(found["people"][name] for name in names), None]]
@@ -149,15 +146,15 @@ def as_markdown(found: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(prog="python -m research.temperature", description=__doc__.splitlines()[0])
-    parser.add_argument("model", nargs="?", help="a folder or Hub name [the bundled model]")
+    parser.add_argument("model", nargs="?", help="folder or Hub name [the bundled model]")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args(arguments)
-    loaded = load_model(given.model, "cpu")
-    found = measure(loaded, openings(loaded, read_documents(given.data)))
+    args = parser.parse_args(arguments)
+    loaded = load_model(args.model, "cpu")
+    found = measure(loaded, openings(loaded, read_documents(args.data)))
     print(as_markdown(found))
-    if given.json:
-        write_json(description(loaded) | {"temperatures": found}, given.json)
+    if args.json:
+        write_json(description(loaded) | {"temperatures": found}, args.json)
 
 
 if __name__ == "__main__":

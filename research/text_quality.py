@@ -1,5 +1,4 @@
-"""Statistics of generated text: probability, entropy, repetition; and whether exits occur as often as their
-probabilities say.
+"""Statistics of generated text: probability, entropy and repetition, and whether exit frequencies match p_k.
 
 Shapes: T tokens, E exits, V vocabulary.
 """
@@ -24,7 +23,7 @@ GRAM_WORDS = 4
 
 @dataclass(frozen=True)
 class Text:
-    """A prompt, its continuation, and that one's exits (from 1), none for people's text."""
+    """A prompt, its continuation, and the continuation's exits (from 1), empty for human text."""
 
     prompt: list[int]
     token_ids: list[int]
@@ -33,11 +32,11 @@ class Text:
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """Of texts generated in one way, weighted equally.
+    """Means over texts of one sampling setting.
 
-    `mean_logprob` is log π_mix of their tokens, before f, and `mean_logprob_error` its standard error over texts.
-    `entropy` is that of the distributions sampled from, in nats. `repeated_grams` is the share of a text's 4-grams of
-    words that occurred before, `distinct_words` that of different words among its words.
+    `mean_logprob` is log π_mix of the tokens at temperature 1, `mean_logprob_error` its standard error over texts.
+    `entropy` is the entropy of the sampled distributions in nats. `repeated_grams` is the share of a text's 4-grams of
+    words that occurred before, `distinct_words` the share of distinct words.
     """
 
     mean_logprob: float
@@ -49,8 +48,7 @@ class Quality:
 
 @dataclass(frozen=True, kw_only=True)
 class ExitFrequencies:
-    """How often each exit was taken, and the mean p_k at the same positions. `deviation` is the largest difference in
-    standard deviations of chance: beyond 4 the model does not leave as its routers say."""
+    """Exit frequencies and mean p_k. A `deviation` of more than 4 standard deviations is not due to chance."""
 
     exit_shares: list[float]
     expected_exit_shares: list[float]
@@ -60,7 +58,7 @@ class ExitFrequencies:
 
 @dataclass(frozen=True)
 class Judgement:
-    """For a text's tokens: log π_mix [T], the entropy of the distribution each was sampled from [T], and p_k [T, E]."""
+    """For a text's tokens: log π_mix [T], the entropy of the sampled distributions [T], and p_k [T, E]."""
 
     logprobs: Tensor
     entropies: Tensor
@@ -82,7 +80,7 @@ def quality(tokenizer: PreTrainedTokenizerBase, texts: Sequence[Text], judgement
 def exit_frequencies(
     exit_layers: Sequence[int], texts: Sequence[Text], judgements: Sequence[Judgement]
 ) -> ExitFrequencies:
-    """Of texts with early exits. Given p_k, exits are drawn independently, so the variance is Σ p_k (1 − p_k)."""
+    """Compare exits with p_k. Given p_k, exits are independent, so the variance of a count is Σ p_k (1 − p_k)."""
     p_TE = torch.cat([judgement.exit_probs for judgement in judgements])
     exit_T = torch.tensor(list(chain.from_iterable(text.exits for text in texts))) - 1
     counts_E = exit_T.bincount(minlength=p_TE.shape[1]).double()
@@ -98,7 +96,7 @@ def exit_frequencies(
 
 @torch.inference_mode()
 def judge(model: Nvium, text: Text, params: SamplingParams) -> Judgement:
-    """For every token after the prompt, from one forward pass."""
+    """Evaluate every token after the prompt in one forward pass."""
     ids = [*text.prompt, *text.token_ids]
     out = model(torch.tensor([ids[:-1]], device=model.device), output_exit_logits=True)
     p_TE, exit_logits_TEV = (x[0, len(text.prompt) - 1 :].double() for x in (out.exit_probs, out.exit_logits))
@@ -109,19 +107,19 @@ def judge(model: Nvium, text: Text, params: SamplingParams) -> Judgement:
 
 
 def served(p_TE: Tensor, exit_logits_TEV: Tensor, log_mixture_TV: Tensor, params: SamplingParams) -> Tensor:
-    """The distribution a token is sampled from, [T, V], with f the temperature: Σ p_k f(π_k), or f(π_mix)."""
+    """Return the sampled distributions [T, V]: with f the temperature, Σ p_k f(π_k) or f(π_mix)."""
     if params.sampling == "mixture":
         return (log_mixture_TV / params.temperature).softmax(-1)
     return (p_TE[..., None] * (exit_logits_TEV / params.temperature).softmax(-1)).sum(-2)
 
 
 def entropy(probs_TV: Tensor) -> Tensor:
-    """In nats, [T]."""
+    """Return the entropy in nats [T]."""
     return -torch.special.xlogy(probs_TV, probs_TV).sum(-1)
 
 
 def repeated_grams(words: Sequence[str]) -> float:
-    """The share of 4-grams of words that occurred before."""
+    """Return the share of 4-grams of words that occurred before."""
     grams = [tuple(words[i : i + GRAM_WORDS]) for i in range(len(words) - GRAM_WORDS + 1)]
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 

@@ -1,5 +1,6 @@
-"""Tokens per second of training, compiled, and the share of what the device can compute:
-`python -m research.training_speed --recipe paper-24x768 --device cuda`.
+"""Measure training tokens per second, and FLOPs as a share of the device's peak.
+
+    python -m research.training_speed --recipe paper-24x768 --device cuda
 
 Tokens are random, and no model is written.
 """
@@ -18,7 +19,7 @@ from nvium_core.training.recipes.catalogue import recipe_named
 
 
 def measure(recipe_name: str, options: RunOptions, num_steps: int) -> Figures:
-    """The median step of one pass, after a step that compiles."""
+    """Time steps of one pass, after a step that compiles."""
     recipe = recipe_named(recipe_name, [])
     run = run_on_random_tokens(recipe, options, options.rows_per_pass)
     first = timed_step(run)
@@ -47,16 +48,16 @@ def main() -> None:
     parser.add_argument("--recipe", default="paper-24x768")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--rows", type=int, default=RunOptions.rows_per_pass, help="tokens of a step")
+    parser.add_argument("--rows", type=int, default=RunOptions.rows_per_pass, help="tokens per step")
     parser.add_argument("--eager", action="store_true", help="do not compile")
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     options = RunOptions(
-        data=Path(), folder=Path(), device=asked.device, compile=not asked.eager, rows_per_pass=asked.rows
+        data=Path(), folder=Path(), device=args.device, compile=not args.eager, rows_per_pass=args.rows
     )
-    figures = json.dumps(measure(asked.recipe, options, asked.steps), indent=1)
-    if asked.json:
-        asked.json.write_text(figures + "\n", encoding="utf-8")
+    figures = json.dumps(measure(args.recipe, options, args.steps), indent=1)
+    if args.json:
+        args.json.write_text(figures + "\n", encoding="utf-8")
     print(figures)
 
 

@@ -1,12 +1,12 @@
-"""When do exits pay? The gain of `small` over its dense twin by vocabulary size, by depth, and by the text it reads.
+"""Measure the gain of `small` over its dense twin by vocabulary size, depth and text.
 
     python -m research.vocabulary --data train.txt.xz --validation valid.txt.xz --json vocabulary.json
     python -m research.vocabulary … --sizes 8192 --depths 0.6 0.5 0.4
     python -m research.vocabulary … --sizes 2048 --tokens 8e6
 
-A mixture of exits adds rank to the output, which a small vocabulary does not need (softmax bottleneck). Without a depth
-it costs nothing (β 0). Runs live in one folder and continue where they stopped; the JSON has every finished run beside
-its twin, is written after each, and nothing that it has is trained again, a twin neither.
+A mixture of exits has a higher-rank output, which a small vocabulary does not need (softmax bottleneck). Without
+`--depths`, β is 0. Runs are stored in one folder and resume. The JSON has every finished run with its twin and is
+written after each run. Runs and twins in the JSON are not trained again.
 """
 
 import json
@@ -28,18 +28,18 @@ from nvium_core.training.recipes.catalogue import DENSE, recipe_named
 from nvium_core.training.train import train
 
 SIZES = (512, 8192, 2048)
-"""The extremes first."""
+"""Vocabulary sizes, the extremes first."""
 
 SEEDS = (0, 1, 2)
 TOKENS = 2e6
 RECIPE = "small"
 FIRST_BETA = 0.02
-"""Of a run that is steered."""
+"""Initial β of steered runs."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A run: of which vocabulary and seed, how many tokens it reads, and what mean depth it is steered to, if any."""
+    """A run's vocabulary size, seed, training tokens, and target depth or None."""
 
     vocab_size: int
     seed: int
@@ -71,7 +71,7 @@ class Case:
 
 
 class Series:
-    """Runs of one text, and what has been found of them."""
+    """The runs on one text, and their results."""
 
     def __init__(self, options: RunOptions, validation: Path, changes: Sequence[str], done: list[Figures]) -> None:
         self.options, self.changes, self.done = options, changes, done
@@ -81,13 +81,13 @@ class Series:
         return any(case == case_of(figures) for figures in self.done)
 
     def run(self, case: Case) -> Figures:
-        """The figures of `nvium evaluate --twin` that matter here."""
+        """Train and evaluate a run and its twin. Return its results of `nvium evaluate --twin`."""
         ours = self.trained(RECIPE, case.name, case)
         found = vars(evaluate(ours.model, ours.tokenizer, self.documents))
         kept = ("num_tokens", "num_characters", "perplexity", "bits_per_character", "exit_shares", "mean_depth")
         twin = self.twin(case)
         if found["document_tokens"] != twin["document_tokens"]:
-            raise EvaluationError(f"{case.name}: its tokenizer is not that of {twin['model']}")
+            raise EvaluationError(f"{case.name}: the tokenizer differs from that of {twin['model']}")
         return {
             **description(ours),
             "vocab_size": case.vocab_size,
@@ -100,7 +100,7 @@ class Series:
         }
 
     def twin(self, case: Case) -> Figures:
-        """Of another run's figures, if one has the same twin."""
+        """Return the twin's results, from another run with the same twin if there is one."""
         for figures in self.done:
             if replace(case_of(figures), depth=None) == replace(case, depth=None):
                 known: Figures = figures["twin"]
@@ -108,7 +108,7 @@ class Series:
         return twin_figures(self.trained(f"{RECIPE}{DENSE}", case.twin_name, case), self.documents, show_progress=False)
 
     def trained(self, recipe: str, name: str, case: Case) -> LoadedModel:
-        """Trained now unless the run's folder has a model."""
+        """Load a run's model, training it first if necessary."""
         folder = self.options.folder / name
         model = folder / "model"
         if not model.is_dir():
@@ -128,18 +128,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--folder", type=Path, default=Path("runs/vocabulary"))
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
-    parser.add_argument("--depths", type=float, nargs="+", default=[None], help="mean depths; without, β is 0")
+    parser.add_argument("--depths", type=float, nargs="+", default=[None], help="target mean depths [none: β is 0]")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
-    parser.add_argument("--tokens", type=float, default=TOKENS, help="that each run reads")
-    parser.add_argument("--set", dest="changes", action="append", default=[], help="as of nvium train")
-    given = parser.parse_args(arguments)
-    done: list[Figures] = json.loads(given.json.read_text(encoding="utf-8")) if given.json.exists() else []
-    series = Series(RunOptions(data=given.data, folder=given.folder), given.validation, given.changes, done)
-    for seed, depth, size in product(given.seeds, given.depths, given.sizes):
-        case = Case(size, seed, depth, round(given.tokens))
+    parser.add_argument("--tokens", type=float, default=TOKENS, help="training tokens per run")
+    parser.add_argument("--set", dest="changes", action="append", default=[], help="as for nvium train")
+    args = parser.parse_args(arguments)
+    done: list[Figures] = json.loads(args.json.read_text(encoding="utf-8")) if args.json.exists() else []
+    series = Series(RunOptions(data=args.data, folder=args.folder), args.validation, args.changes, done)
+    for seed, depth, size in product(args.seeds, args.depths, args.sizes):
+        case = Case(size, seed, depth, round(args.tokens))
         if not series.has(case):
             done.append(series.run(case))
-            write_json(done, given.json)
+            write_json(done, args.json)
 
 
 if __name__ == "__main__":

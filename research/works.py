@@ -1,9 +1,9 @@
-"""The work of each document of a text, from a table of sources, for `nvium evaluate --works`.
+"""Print the literary work of each document of a text, for `nvium evaluate --works`.
 
     python -m research.works valid.txt.xz SOURCES.tsv --split valid > works.txt
 
-Chapters of a book stand together, so a run of documents with a work's number of documents and of characters is that
-work. Other documents are works of their own.
+The chapters of a book are adjacent, so adjacent documents with a source's number of documents and characters belong to
+that source. Every other document is a work of its own.
 """
 
 import csv
@@ -15,30 +15,30 @@ from nvium_core.training.data.documents import read_documents
 
 
 def works_of(documents: Sequence[str], sources: Sequence[Mapping[str, str]]) -> list[str]:
-    """A name for each document."""
+    """Return the name of each document's work."""
     largest_first = sorted(sources, key=lambda source: -int(source["documents"]))
-    found = list[str]()
-    while len(found) < len(documents):
-        start = len(found)
+    works = list[str]()
+    while len(works) < len(documents):
+        start = len(works)
         for source in largest_first:
             run = documents[start : start + int(source["documents"])]
             if len(run) == int(source["documents"]) and sum(map(len, run)) == int(source["characters"]):
-                found += [source["title"]] * len(run)
+                works += [source["title"]] * len(run)
                 break
         else:
-            found.append(f"document {start + 1}")
-    return found
+            works.append(f"document {start + 1}")
+    return works
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(prog="python -m research.works", description=__doc__.splitlines()[0])
     parser.add_argument("text", type=Path)
-    parser.add_argument("sources", type=Path, help="tab-separated, with title, split, characters and documents")
+    parser.add_argument("sources", type=Path, help="tab-separated: title, split, characters, documents")
     parser.add_argument("--split", default="valid")
-    given = parser.parse_args(arguments)
-    with given.sources.open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file, delimiter="\t") if row["split"] == given.split]
-    print("\n".join(works_of(read_documents(given.text), rows)))
+    args = parser.parse_args(arguments)
+    with args.sources.open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file, delimiter="\t") if row["split"] == args.split]
+    print("\n".join(works_of(read_documents(args.text), rows)))
 
 
 if __name__ == "__main__":

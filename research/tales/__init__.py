@@ -1,9 +1,9 @@
-"""Simple tales to train on, written by a small instruction-tuned Llama that is led from part to part.
+"""Generate synthetic stories ("tales") for training with a small instruction-tuned Llama.
 
-    python -m research.tales tell MODEL FOLDER     # continues where it stopped
+    python -m research.tales tell MODEL FOLDER     # resumes
     python -m research.tales pack FOLDER OUT.xz --words-from TEXT
-    python -m research.tales --help    # vary, ask and instruct make texts to train on
+    python -m research.tales --help    # vary, ask and instruct turn tales into training data
 
-A plot is drawn (hero, place, object, helper, turn). The model is asked for the story, and is given the first sentence
-of every part; it writes the rest. Led like this, a model of 135M parameters keeps to its subject.
+A plot is sampled (hero, place, object, helper, twist). The prompt asks the model for the story. The first sentence of
+every part is forced, and the model writes the rest. So even a model of 135M parameters stays on its subject.
 """

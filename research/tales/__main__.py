@@ -1,4 +1,4 @@
-"""The commands: `tell`, `pack`, `vary`, `ask` and `instruct`."""
+"""The commands `tell`, `pack`, `vary`, `ask` and `instruct`."""
 
 import json
 from functools import partial
@@ -28,12 +28,12 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 @app.command()
 def tell(
-    model: Annotated[Path, typer.Argument(help="The folder of an instruction-tuned Llama.")],
-    folder: Annotated[Path, typer.Argument(help="Where the shards are.")],
-    tales_per_shard: Annotated[int, typer.Option(help="How many are told side by side.", min=1)] = 128,
-    first: Annotated[int, typer.Option(help="The first shard.", min=0)] = 0,
+    model: Annotated[Path, typer.Argument(help="Folder of an instruction-tuned Llama.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of the shards.")],
+    tales_per_shard: Annotated[int, typer.Option(help="Tales per shard, which are generated as a batch.", min=1)] = 128,
+    first: Annotated[int, typer.Option(help="Number of the first shard.", min=0)] = 0,
 ) -> None:
-    """Write tales until interrupted; continues when started again."""
+    """Write tales until interrupted, starting with the first missing shard."""
     teller = NviumForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
     narrator = Narrator(teller, AutoTokenizer.from_pretrained(model, trust_remote_code=False))
     tell_tales(narrator, folder, tales_per_shard, partial(typer.echo, err=True), first)
@@ -41,19 +41,17 @@ def tell(
 
 @app.command()
 def pack(
-    folder: Annotated[Path, typer.Argument(help="Where the shards are.")],
-    target: Annotated[Path, typer.Argument(help="The .xz to write; its counts go beside it, as .json.")],
-    words_from: Annotated[Path, typer.Option(help="Text, plain or .xz, whose frequent words a tale may use.")],
-    first: Annotated[int, typer.Option(help="The first shard.", min=0)] = 0,
-    last: Annotated[int | None, typer.Option(help="The last shard [that is there].", min=0)] = None,
-    after: Annotated[
-        Path | None, typer.Option(help="An .xz of this command, behind whose tales these are put; may be the target.")
-    ] = None,
+    folder: Annotated[Path, typer.Argument(help="Folder of the shards.")],
+    target: Annotated[Path, typer.Argument(help=".xz file to write, with counts in a .json file of the same name.")],
+    words_from: Annotated[Path, typer.Option(help="Text, plain or .xz, whose frequent words tales may use.")],
+    first: Annotated[int, typer.Option(help="Number of the first shard.", min=0)] = 0,
+    last: Annotated[int | None, typer.Option(help="Number of the last shard [the last one].", min=0)] = None,
+    after: Annotated[Path | None, typer.Option(help="Packed .xz to append these tales to; may be the target.")] = None,
     unlike: Annotated[
-        list[Path] | None, typer.Option(help="Documents of which no tale may be a near-duplicate; may be repeated.")
+        list[Path] | None, typer.Option(help="Text whose near-duplicates are dropped; may be repeated.")
     ] = None,
 ) -> None:
-    """Filter the tales and write them as documents between lines of <|endoftext|>."""
+    """Filter tales and write them as documents separated by lines <|endoftext|>."""
     try:
         typer.echo(pack_tales(folder, target, words_from, first=first, last=last, after=after, unlike=unlike or ()))
     except NviumError as error:
@@ -62,26 +60,26 @@ def pack(
 
 @app.command()
 def vary(
-    tales: Annotated[Path, typer.Argument(help="Documents between lines of <|endoftext|>, plain or .xz.")],
-    target: Annotated[Path, typer.Argument(help="The text to write.")],
-    times: Annotated[int, typer.Option(help="How often each tale is told; the first time as it is.", min=1)] = 4,
+    tales: Annotated[Path, typer.Argument(help="Text of tales, plain or .xz.")],
+    target: Annotated[Path, typer.Argument(help="Text to write.")],
+    times: Annotated[int, typer.Option(help="Copies of each tale, the first one unchanged.", min=1)] = 4,
     seed: int = 0,
 ) -> None:
-    """Write the tales several times, of heroes with other names and often about other things."""
+    """Write every tale several times with other names, and often other objects."""
     told = varied(read_documents(tales), times, seed)
     target.write_text(SEPARATOR.join(told) + "\n", encoding="utf-8")
 
 
 @app.command()
 def ask(
-    tales: Annotated[Path, typer.Argument(help="Documents between lines of <|endoftext|>, plain or .xz.")],
-    target: Annotated[Path, typer.Argument(help="The .jsonl to write: conversations and plain texts.")],
-    times: Annotated[int, typer.Option(help="How often each tale is told, of others every time.", min=1)] = 2,
-    beside: Annotated[Path | None, typer.Option(help="A text, plain or .xz, of which pieces stand among them.")] = None,
-    beside_share: Annotated[float, typer.Option(help="What these pieces are of all characters.", min=0, max=0.9)] = 0.5,
+    tales: Annotated[Path, typer.Argument(help="Text of tales, plain or .xz.")],
+    target: Annotated[Path, typer.Argument(help=".jsonl to write, with conversations and plain texts.")],
+    times: Annotated[int, typer.Option(help="Copies of each tale, each with other subjects.", min=1)] = 2,
+    beside: Annotated[Path | None, typer.Option(help="Text, plain or .xz, to mix in.")] = None,
+    beside_share: Annotated[float, typer.Option(help="Its share of all characters.", min=0, max=0.9)] = 0.5,
     seed: int = 0,
 ) -> None:
-    """Write tales and questions that they answer: each tale told of others, with two short ones behind it."""
+    """Write questions answered by tales, and tales alone: each tale with other subjects, and two short tales."""
     lines = [
         json.dumps({"text": line} if isinstance(line, str) else {"messages": line})
         for line in asked(read_documents(tales), times, seed)
@@ -96,13 +94,13 @@ def ask(
 
 @app.command()
 def instruct(
-    tales: Annotated[Path, typer.Argument(help="Documents between lines of <|endoftext|>, plain or .xz.")],
-    target: Annotated[Path, typer.Argument(help="The .jsonl to write: conversations.")],
-    model: Annotated[Path, typer.Option(help="The model to be tuned; its tokenizer and context bound the answers.")],
-    times: Annotated[float, typer.Option(help="How often each tale is asked for, on average.", min=0.01)] = 2.0,
+    tales: Annotated[Path, typer.Argument(help="Text of tales, plain or .xz.")],
+    target: Annotated[Path, typer.Argument(help=".jsonl to write, with conversations.")],
+    model: Annotated[Path, typer.Option(help="Model to fine-tune; its tokenizer and context limit the answers.")],
+    times: Annotated[float, typer.Option(help="Mean number of conversations per tale.", min=0.01)] = 2.0,
     seed: int = 0,
 ) -> None:
-    """Write questions and the tales that answer them, a long tale in several turns."""
+    """Write requests answered by tales; long tales take several turns."""
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     give_chat_template(tokenizer)
     context = read_config(model).max_position_embeddings

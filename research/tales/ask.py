@@ -1,7 +1,7 @@
-"""Lines to tune a story-teller on: a question that a tale answers, or a tale alone, so that it goes on telling unasked.
+"""Fine-tuning data: a question answered by a tale, or a tale alone, so the model still continues plain text.
 
-A third of the tales are a teller's, told again of others, the others are short. So a model learns to read whom and what
-it is to tell of, rather than to know it.
+A third of the tales are generated ones with other subjects, the others are short tales made of a plot's sentences. So
+the model learns to copy the subject from the prompt instead of memorising it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,21 +16,21 @@ from research.tales.plots import article
 from research.tales.told import Told, short_tale, thing_of, told_of_others
 
 THING_TIMES = 3
-"""Made tales about a thing or a sight are told so often for each of the others."""
+"""How much more often tales about an object or a sight occur than the others."""
 
 SHORT_TALES = 2
-"""For each made tale."""
+"""Short tales per generated tale."""
 
 WAYS = {"text": 0.3, "subject": 0.41, "named": 0.06, "short": 0.08, "opening": 0.08, "anything": 0.04, "talk": 0.03}
-"""How a tale is asked for, if at all."""
+"""Probabilities of the kinds of requests; `text` is a tale alone."""
 
 BY_SUBJECT = ("subject", "short")
 SUBJECTS_SHARES = {"thing": 0.6, "being": 0.2, "both": 0.2}
-"""What is asked for if a tale has a thing."""
+"""Probabilities of the requested subjects if a tale has an object."""
 
 
 def asked(tales: Sequence[str], times: int, seed: int) -> Iterator[Line]:
-    """Made tales in another order each time, with short tales between them."""
+    """Yield lines for the tales, reshuffled each time, with short tales in between."""
     random, rng = Random(seed), np.random.default_rng(seed)
     often = [tale for tale in tales for _ in range(THING_TIMES if thing_of(tale) else 1)]
     for _ in range(times):
@@ -40,7 +40,7 @@ def asked(tales: Sequence[str], times: int, seed: int) -> Iterator[Line]:
 
 
 def line(tale: str | None, random: Random, rng: np.random.Generator) -> Line:
-    """Told of others; a short tale where none is given."""
+    """Make a line of a tale with other subjects, or of a short tale if there is none."""
     [way] = random.choices([*WAYS], [*WAYS.values()])
     if way == "talk":
         return exchange(random.choice(wordings.SMALL_TALK), rng)
@@ -66,7 +66,7 @@ def question_and_answer(way: str, told: Told, random: Random, rng: np.random.Gen
 
 
 def subjects(told: Told, random: Random) -> Iterable[str]:
-    """One or two nouns, or none."""
+    """Return up to two nouns."""
     known = [noun for noun in (told.being, told.thing) if noun]
     if not (told.being and told.thing):
         return known

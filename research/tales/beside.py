@@ -1,15 +1,15 @@
-"""Pieces of a text that a model has read before, to stand among what it learns next, so that it forgets less of it."""
+"""Pieces of earlier training text, to mix into new data against forgetting."""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from random import Random
 
 MAX_CHARACTERS = 3600
-"""Of a piece; less than a window of 1,024 tokens."""
+"""Maximum length of a piece, less than a window of 1,024 tokens."""
 
 
 def pieces_of(documents: Sequence[str], num_characters: int, seed: int) -> list[str]:
-    """Pieces from anywhere in the text, in no order, of about so many characters together or of all there are."""
+    """Sample pieces of a text with about `num_characters` characters in total."""
     pieces = [piece for document in documents for piece in cut(document)]
     Random(seed).shuffle(pieces)
     ends = accumulate(map(len, pieces))
@@ -17,7 +17,7 @@ def pieces_of(documents: Sequence[str], num_characters: int, seed: int) -> list[
 
 
 def cut(document: str) -> Iterator[str]:
-    """A document in pieces of whole paragraphs. A paragraph that is too long is left out."""
+    """Cut a document into pieces of whole paragraphs, dropping paragraphs that are too long."""
     piece = ""
     for paragraph in document.split("\n\n"):
         if len(piece) + len(paragraph) + 2 > MAX_CHARACTERS:

@@ -1,4 +1,4 @@
-"""The filters of tales; each reason to drop one has a name, under which it is counted."""
+"""Filters of tales. Dropped tales are counted by reason."""
 
 import re
 import zlib
@@ -13,18 +13,18 @@ from research.tales.plots import WORDS
 
 MIN_WORDS, MAX_WORDS = 60, 320
 LONG_SENTENCE_WORDS = 4
-"""Shorter sentences may be repeated, as in a refrain."""
+"""Shorter sentences may repeat, as in a refrain."""
 
 MAX_STRANGE_WORD_SHARE = 0.02
 MIN_COUNT = 20
-"""A word is simple if the reference text has it so often."""
+"""Minimum number of occurrences of a simple word in the reference text."""
 
 MAX_STRANGERS = 2
-"""Names in a tale besides its hero's."""
+"""Maximum number of names in a tale besides its hero's."""
 
 SHINGLE_WORDS, NUM_HASHES, HASHES_PER_BAND = 5, 32, 4
 MAX_SIMILARITY = 0.6
-"""Share of equal hashes from which the later of two tales is a near-duplicate."""
+"""Share of equal hashes above which the later of two tales is a near-duplicate."""
 
 WORD = re.compile(r"[A-Za-z]+(?:'[a-z]+)?")
 SENTENCE_END = re.compile(r'(?<=[.!?])["\']?\s+|\n+')
@@ -52,7 +52,7 @@ Reason = str
 
 
 def simple_words(text: str) -> frozenset[str]:
-    """Those that the text says often, and those that plots are made of."""
+    """Return the frequent words of a text, and the words of plots.yaml."""
     counts = Counter(word.lower() for word in WORD.findall(text))
     given = {word.lower() for word in WORD.findall(WORDS.read_text(encoding="utf-8"))}
     return frozenset(given.union(word for word, count in counts.items() if count >= MIN_COUNT))
@@ -79,7 +79,7 @@ class Filter:
         return list(self._checks)
 
     def reason_against(self, tale: Tale) -> Reason | None:
-        """The first reason to drop the tale, if any; otherwise it is remembered for later comparisons."""
+        """Return the first reason to drop a tale, or None. A kept tale is remembered for later comparisons."""
         return next((reason for reason, is_so in self._checks.items() if is_so(tale)), None)
 
     def _strange_words(self, tale: Tale) -> float:
@@ -90,7 +90,7 @@ class Filter:
         return word in self._simple or word.removesuffix("'s") in self._simple or word.removesuffix("'s") == name
 
     def remember(self, text: str) -> None:
-        """For later comparisons."""
+        """Remember a text: its near-duplicates are dropped."""
         self._is_known(text)
 
     def _is_known(self, text: str) -> bool:
@@ -112,12 +112,12 @@ def repeats_a_sentence(text: str) -> bool:
 
 
 def num_strangers(tale: Tale) -> int:
-    """Names inside sentences that are not the hero's."""
+    """Count names inside sentences other than the hero's."""
     return len(set(NAME_INSIDE.findall(tale.text)) - TITLES - {tale.name})
 
 
 def minhash(text: str) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
-    """[NUM_HASHES]; two texts agree in each number with the probability that a shingle is in both."""
+    """Compute the MinHash signature [NUM_HASHES] of a text's shingles."""
     words = [word.lower() for word in WORD.findall(text)]
     shingles = [" ".join(words[start : start + SHINGLE_WORDS]) for start in range(len(words) - SHINGLE_WORDS + 1)]
     hashes = np.array([zlib.crc32(shingle.encode()) for shingle in shingles], dtype=np.uint64)

@@ -1,8 +1,8 @@
-"""Instruction data made from stories: a user asks for a tale, and the assistant tells it.
+"""Make conversations of stories: the user asks for a tale, and the assistant tells it.
 
-A tale is asked for by its title, its subject, its first sentences, as a short one, or without any hint. A short tale,
-or one that fits, is told whole; a long one up to the end of a paragraph, and continued on request. Uses a tokenizer to
-stay within the context.
+A request names the tale's title, its subject or its first sentences, asks for a short tale, or for any tale. A tale
+that fits is told completely; a longer one is told up to the end of a paragraph and continued on request. A tokenizer
+keeps conversations within the context.
 """
 
 import re
@@ -20,16 +20,16 @@ from research.tales import wordings
 from research.tales.subjects import Subjects
 
 SHORT_CHARACTERS = 1500
-"""A tale up to this length is short, and told whole."""
+"""Maximum length of a short tale, which is told completely."""
 
 BEGINNING_CHARACTERS = 6000
-"""Read of a tale to find its subjects."""
+"""Number of characters in which a tale's subjects are searched."""
 
 MAX_TITLE_CHARACTERS = 80
 MIN_TOKENS = 64
-"""An answer with less room is not begun."""
+"""Minimum room for an answer."""
 
-CHARACTERS_PER_TOKEN = 6  # at most, or less is told; a novel need not be tokenized whole
+CHARACTERS_PER_TOKEN = 6  # upper bound, to avoid tokenizing a whole novel
 
 WAYS_OF_ASKING = {"title": 0.2, "subject": 0.4, "short": 0.15, "opening": 0.15, "anything": 0.1}
 SMALL_TALK_SHARE = 0.04
@@ -38,7 +38,7 @@ GREETING_SHARE = 0.05
 TWO_SUBJECTS_SHARE = 0.3
 CARELESS_SHARE = 0.2
 PART_SHARE = 0.3
-"""How often only a part of a tale that fits is told before the next question."""
+"""Probability of telling only a part of a tale that fits."""
 
 OPENING = re.compile(r"[^\n]{20,240}?[.!?][\"']?(?=\s)")
 PARAGRAPH_END = re.compile(r"(?<=\S)(?=\n\n)")
@@ -49,7 +49,7 @@ Rng = np.random.Generator
 
 @dataclass(frozen=True)
 class Tale:
-    """`title` is None where it does not identify the tale."""
+    """A tale. `title` is None if other tales have the same title."""
 
     title: str | None
     subjects: Sequence[str]
@@ -61,7 +61,7 @@ class Tale:
 
 
 def tales(documents: Sequence[str]) -> list[Tale]:
-    """Documents (a title line, a blank one, text) as tales. A title shared by several, such as a book's, is dropped."""
+    """Parse documents (title, blank line, text) as tales. Drop a title of several documents, such as a book's."""
     texts = [without_title(document).strip() for document in documents]
     titles = [document.strip().removesuffix(text).strip() for document, text in zip(documents, texts, strict=True)]
     beginnings = [text[:BEGINNING_CHARACTERS] for text in texts]
@@ -73,9 +73,9 @@ def tales(documents: Sequence[str]) -> list[Tale]:
 def instructions(
     documents: Sequence[str], diet: Diet, tokenizer: PreTrainedTokenizerBase, context: int, seed: int
 ) -> Iterator[Conversation]:
-    """Conversations about documents, each as often as the diet says, of at most `context` tokens.
+    """Yield conversations of at most `context` tokens about documents, repeated as the diet says.
 
-    Depends on its arguments only. A document of which nothing fits is left out.
+    The result depends on the arguments only. Documents of which nothing fits are skipped.
     """
     known, teller = tales(documents), Teller(tokenizer, context)
     for number, index in enumerate(diet.order(documents, np.random.default_rng(seed))):
@@ -92,14 +92,14 @@ class Teller:
     context: int
 
     def conversation(self, tale: Tale, rng: Rng) -> Conversation:
-        """A request for the tale or, now and then, something else; empty where nothing of the tale fits."""
+        """Make a conversation with a request for the tale, sometimes after another one; empty if nothing fits."""
         if rng.random() < SMALL_TALK_SHARE:
             return exchange(wordings.SMALL_TALK[rng.integers(len(wordings.SMALL_TALK))], rng)
         question, text = asked(tale, rng)
         return self.told([*opened(rng), user(question)], text, rng, in_parts=not tale.is_short)
 
     def told(self, said: Conversation, text: str, rng: Rng, *, in_parts: bool) -> Conversation:
-        """The conversation after a text is told, in one part or several, as far as there is room."""
+        """Extend a conversation by a text, in one part or several, as far as there is room."""
         told: Conversation = []
         while text and (room := self.room(said)) >= MIN_TOKENS:
             is_part = in_parts and rng.random() < PART_SHARE
@@ -111,13 +111,16 @@ class Teller:
         return told
 
     def room(self, said: Conversation) -> int:
-        """Tokens left for an answer, without its end."""
+        """Return the tokens left for an answer without its end-of-text."""
         return self.context - len(prompt_tokens(said, self.tokenizer)) - 1
 
 
 def divided(text: str, most_tokens: int, tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
-    """Splits a text; the first part has at most `most_tokens` tokens: all of it if possible, else up to the last end of
-    a paragraph or, if that would leave half of the room, of a sentence. ("", text) if neither ends in time."""
+    """Split a text such that the first part has at most `most_tokens` tokens.
+
+    The first part is the whole text if possible. Else it ends at a paragraph or, if that would leave half of the room
+    unused, at a sentence. It is empty if no sentence fits.
+    """
     begun = text[: most_tokens * CHARACTERS_PER_TOKEN]
     offsets = tokenizer(begun, add_special_tokens=False, return_offsets_mapping=True, verbose=False)["offset_mapping"]
     if begun == text and len(offsets) <= most_tokens:
@@ -130,12 +133,12 @@ def divided(text: str, most_tokens: int, tokenizer: PreTrainedTokenizerBase) -> 
 
 
 def last_end(pattern: re.Pattern[str], text: str, limit: int) -> int:
-    """Where the last match within `limit` characters ends; 0 if there is none."""
+    """Return the end of the last match within `limit` characters, or 0."""
     return max((match.end() for match in pattern.finditer(text) if match.end() <= limit), default=0)
 
 
 def opened(rng: Rng) -> Conversation:
-    """The conversation before a tale is asked for: mostly empty."""
+    """Return the turns before the request, usually none."""
     ordered = [system(chosen(wordings.SYSTEM, rng))] if rng.random() < SYSTEM_SHARE else []
     greeted = exchange(wordings.SMALL_TALK[0], rng) if rng.random() < GREETING_SHARE else []
     return ordered + greeted
@@ -147,7 +150,7 @@ def exchange(talk: tuple[Sequence[str], Sequence[str]], rng: Rng) -> Conversatio
 
 
 def asked(tale: Tale, rng: Rng) -> tuple[str, str]:
-    """A suitable request for a tale, and the text to tell."""
+    """Return a request for a tale, and the text to tell."""
     opening = OPENING.match(tale.text)
     suits = {"title": tale.title, "subject": tale.subjects, "short": tale.is_short, "opening": opening}
     ways = {way: share for way, share in WAYS_OF_ASKING.items() if suits.get(way, True)}
@@ -163,13 +166,13 @@ def asked(tale: Tale, rng: Rng) -> tuple[str, str]:
 
 
 def some_subjects(tale: Tale, rng: Rng) -> str:
-    """One or two: "a fox and a crow"."""
+    """Return one or two subjects, such as "a fox and a crow"."""
     number = 2 if len(tale.subjects) > 1 and rng.random() < TWO_SUBJECTS_SHARE else 1
     return " and ".join(rng.permutation(tale.subjects)[:number])
 
 
 def worded(wordings_: Sequence[str], rng: Rng, **blanks: str | None) -> str:
-    """A random wording with its blanks filled; some are written carelessly, as people do."""
+    """Fill the blanks of a random wording, sometimes written carelessly."""
     wording = chosen(wordings_, rng)
     if rng.random() < CARELESS_SHARE and not wording.startswith("{"):
         wording = wording[0].lower() + wording[1:].rstrip(".!?")

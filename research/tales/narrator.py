@@ -1,7 +1,7 @@
-"""Generates many tales in one batch, each row led by its own plot.
+"""Generate many tales in one batch, each row with its own plot.
 
-All rows have the same number of tokens at any time, so there is no padding or mask: the rest of a longer prompt is
-given token by token while shorter rows generate. Finished rows leave the batch now and then.
+All rows always have the same number of tokens, so there is no padding or mask: the rest of a longer prompt is forced
+token by token while shorter rows generate. Finished rows are removed from time to time.
 
 Shapes: B rows, T tokens, S positions, D width, H query heads, G key heads, P head size, V vocabulary, C candidates.
 """
@@ -23,23 +23,22 @@ from research.tales.plots import Plot
 
 SYSTEM = "You tell simple stories."
 MIN_PART_TOKENS, ENOUGH, MAX_PART_TOKENS = 8, 20, 64
-"""Generated tokens of a part: a new line may begin from the first number on, a sentence may end the part from the
-second on, and must have by the third."""
+"""Generated tokens of a part before a line may end, before a sentence may end the part, and at most."""
 
 NGRAM = 5
-"""No n-gram of this length is repeated in a tale."""
+"""No n-gram of this length may repeat in a tale."""
 
 TEMPERATURE, MIN_P = 0.75, 0.08
-"""Tokens below this share of the largest probability are not sampled."""
+"""Sampling parameters of the model's text."""
 
 MAX_POSITIONS = 640
 KEPT_ROWS = 0.75
-"""The batch is compacted when at most this share of it is unfinished."""
+"""The batch is compacted when at most this share of its rows is unfinished."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tale:
-    """`is_whole` unless a part did not end. `num_own` counts the generated tokens."""
+    """A tale. `is_whole` is False if a part was cut. `num_own` counts the generated tokens."""
 
     text: str
     name: str
@@ -49,7 +48,7 @@ class Tale:
 
 
 class Punctuation:
-    """Token sets: ends of sentences, odd numbers of quotation marks, ends of parts, and tokens never sampled."""
+    """Sets of tokens: ends of sentences, odd numbers of quotation marks, ends of parts, and tokens that are banned."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         texts = [str(tokenizer.decode([token])) for token in range(len(tokenizer))]
@@ -62,7 +61,7 @@ class Punctuation:
 
 @dataclass(kw_only=True, slots=True)
 class Row:
-    """A tale in progress. `given` are the next forced tokens."""
+    """An unfinished tale. `given` are the next forced tokens."""
 
     given: deque[int]
     parts: deque[list[int]]
@@ -79,12 +78,12 @@ class Row:
         return not self.is_whole or not (self.given or self.parts)
 
     def banned(self, punctuation: Punctuation) -> set[int]:
-        """Tokens that would repeat an n-gram, or end a part too early."""
+        """Return the tokens that would repeat an n-gram or end a part too early."""
         repeated = self.followers.get(tuple(self.said[1 - NGRAM :]), set())
         return repeated | punctuation.breaks if self.num_own_in_part < MIN_PART_TOKENS else repeated
 
     def give(self) -> int:
-        """The next forced token."""
+        """Return the next forced token."""
         token = self.given.popleft()
         if self.num_request_tokens:
             self.num_request_tokens -= 1
@@ -97,7 +96,7 @@ class Row:
         self.said.append(token)
 
     def choose(self, token: int, punctuation: Punctuation) -> int:
-        """Append the sampled token, or the next part's beginning where this part is over."""
+        """Append the sampled token, or the next part's first sentence if this part has ended."""
         if token in punctuation.breaks:
             self.is_whole = not self.is_quoting and self.said[-1] in punctuation.ends
             self.next_part()
@@ -118,7 +117,7 @@ class Row:
 
 
 class Memory:
-    """Keys and values of a batch whose rows are all at the same position."""
+    """The key-value cache of a batch whose rows are all at the same position."""
 
     def __init__(self, model: Nvium, num_rows: int) -> None:
         config = model.config
@@ -136,7 +135,7 @@ class Memory:
             q_BHTP, k_BGTP, v_BGTP = (x.transpose(1, 2) for x in (q_BTHP, k_BTGP, v_BTGP))
             return dense_attention(q_BHTP, k_BGTP, v_BGTP, None, is_causal=True).transpose(1, 2)
         rows, num_heads = k_BTGP.shape[0], k_BTGP.shape[2]
-        queries = q_BTHP.reshape(rows, num_heads, -1, q_BTHP.shape[-1])  # those of one key head attend together
+        queries = q_BTHP.reshape(rows, num_heads, -1, q_BTHP.shape[-1])  # grouped by key head
         seen = F.scaled_dot_product_attention(queries, keys_BGSP[:, :, :end], values_BGSP[:, :, :end])
         return seen.reshape(q_BTHP.shape)
 
@@ -152,7 +151,7 @@ class Narrator:
 
     @torch.inference_mode()
     def tell(self, plots: list[Plot], seed: int) -> list[Tale]:
-        """A tale for each plot."""
+        """Generate a tale for each plot."""
         noise = torch.Generator().manual_seed(seed)
         rows = [self._row(plot) for plot in plots]
         active, memory = rows, Memory(self.model, len(rows))
@@ -168,7 +167,11 @@ class Narrator:
             if len(kept) <= KEPT_ROWS * len(active):
                 memory.keep(kept)
                 active, tokens = [active[index] for index in kept], [tokens[index] for index in kept]
-        return [self._tale(row, plot) for row, plot in zip(rows, plots, strict=True)]
+        texts = [str(self.tokenizer.decode(row.said)).strip() for row in rows]
+        return [
+            Tale(text, plot.name, row.is_whole and row.is_done, len(row.said), row.num_own)
+            for text, row, plot in zip(texts, rows, plots, strict=True)
+        ]
 
     def _row(self, plot: Plot) -> Row:
         conversation = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": plot.request}]
@@ -179,7 +182,7 @@ class Narrator:
         return Row(given=deque([*request, *first]), parts=deque(rest), num_request_tokens=len(request))
 
     def _forward(self, tokens_BT: Tensor, memory: Memory) -> Tensor:
-        """The last hidden states, [B, D]."""
+        """Return the last hidden states [B, D]."""
         llama = self.model.model
         h_BTD = llama.embed_tokens(tokens_BT)
         positions_T = torch.arange(memory.length, memory.length + tokens_BT.shape[1])
@@ -189,7 +192,7 @@ class Narrator:
         return h_BTD[:, -1]
 
     def _draw(self, wanted: list[bool], h_BD: Tensor, rows: list[Row], noise: torch.Generator) -> list[int]:
-        """A token for each row that wants one, −1 for the others."""
+        """Sample a token for each row in `wanted`; the others get −1."""
         chosen = torch.full((len(rows),), -1)
         indices = [index for index, is_wanted in enumerate(wanted) if is_wanted]
         if indices:
@@ -205,19 +208,14 @@ class Narrator:
         return [int(token) for token in chosen]
 
     def _next(self, row: Row, drawn: int) -> int:
-        """The row's next input; finished rows take any token until they leave."""
+        """Return the row's next input; a finished row's input does not matter."""
         if row.is_done:
             return 0
         return row.give() if drawn < 0 else row.choose(drawn, self.punctuation)
 
-    def _tale(self, row: Row, plot: Plot) -> Tale:
-        is_whole = row.is_whole and row.is_done
-        text = str(self.tokenizer.decode(row.said)).strip()
-        return Tale(text, plot.name, is_whole, len(row.said), row.num_own)
-
 
 def draw(logits_BV: Tensor, noise: torch.Generator) -> Tensor:
-    """A token for each row [B], by the Gumbel-max trick over its candidates."""
+    """Sample a token for each row [B] by the Gumbel-max trick over its candidates."""
     scaled_BV = logits_BV / TEMPERATURE
     floor_B1 = scaled_BV.amax(-1, keepdim=True) + math.log(MIN_P)
     rows_C, tokens_C = (scaled_BV >= floor_B1).nonzero(as_tuple=True)

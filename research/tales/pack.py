@@ -1,4 +1,4 @@
-"""The filtered tales as one file of documents, with counts of what was dropped and why."""
+"""Write filtered tales as one file of documents, with counts of dropped tales by reason."""
 
 import json
 import lzma
@@ -17,13 +17,12 @@ SEPARATOR = "\n<|endoftext|>\n"
 
 
 class PackError(NviumError, ValueError):
-    """Tales that cannot be put behind a text; the message names it."""
+    """Shards are missing, or cannot be appended to a packed text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
-    """Counted in the teller's vocabulary; `num_own_tokens` are those it generated. No shard behind `last_shard` was
-    read."""
+    """Counts of packed tales, up to `last_shard`. `num_own_tokens` are those that the model generated."""
 
     last_shard: int
     num_told: int
@@ -39,7 +38,7 @@ class Packed:
         return f"{self.num_kept:,} of {self.num_told:,} tales, {self.num_tokens:,} tokens; dropped: {why or 'none'}"
 
     def behind(self, earlier: "Packed") -> "Packed":
-        """Both together."""
+        """Add the counts of an earlier text."""
         sums = {name: getattr(earlier, name) + getattr(self, name) for name in asdict(self) if name.startswith("num_")}
         dropped = Counter(earlier.dropped)
         dropped.update(self.dropped)
@@ -56,16 +55,15 @@ def pack_tales(
     after: Path | None = None,
     unlike: Sequence[Path] = (),
 ) -> Packed:
-    """Write the tales of these shards that are kept, and their counts as JSON beside them: behind the text `after`,
-    which may be the target, and no near-duplicates of it or of the texts `unlike`."""
+    """Filter the tales of these shards, append them to the packed text `after`, and write the counts as JSON."""
     begun, counted = read_packed(after) if after else ([], None)
     if counted and first <= counted.last_shard:
-        raise PackError(f"{after}: has shards up to {counted.last_shard}, so --first must be behind it")
+        raise PackError(f"{after}: already contains shards up to {counted.last_shard}; pass a higher --first")
     shards = shard_numbers(folder, first, last)
     if not shards:
-        raise PackError(f"{folder}: no such shards")
+        raise PackError(f"{folder}: has no shards in this range")
     if missing := sorted(set(range(first, shards[-1])) - set(shards)):
-        raise PackError(f"{shard_file(folder, missing[0])}: is missing, and could not be packed behind later shards")
+        raise PackError(f"{shard_file(folder, missing[0])}: missing; shards must be packed in order")
     test = Filter(simple_words(read_text(words_from)))
     for text in [*begun, *(text for other in unlike for text in read_documents(other))]:
         test.remember(text)
@@ -78,7 +76,7 @@ def pack_tales(
 
 
 def read_packed(file: Path) -> tuple[list[str], Packed]:
-    """The tales and their counts. Raises `PackError` if these are of another text."""
+    """Read a packed text and its counts. Raise `PackError` if they do not match."""
     documents = read_documents(file)
     try:
         packed = Packed(**json.loads(counts_of(file).read_text(encoding="utf-8")))

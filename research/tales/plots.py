@@ -1,4 +1,4 @@
-"""Plots: what a tale is about, and the first sentences of its parts, drawn from plots.yaml."""
+"""Plots of tales: a subject, and the first sentence of every part, sampled from plots.yaml."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ import yaml
 WORDS = Path(__file__).with_name("plots.yaml")
 PRONOUNS = (("she", "her", "her", "herself"), ("he", "him", "his", "himself"))
 CHILD_SHARE = 0.2
-"""Of the heroes."""
+"""Share of heroes that are children."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plot:
-    """The prompt, the first sentence of each part (the last is the tale's last), and the hero's name."""
+    """The prompt, the first sentence of each part (the last one ends the tale), and the hero's name."""
 
     request: str
     parts: list[str]
@@ -41,7 +41,7 @@ def draw_plot(random: Random) -> Plot:
 
 
 def draw_sentences(random: Random, parts: Sequence[Sequence[str]]) -> list[str]:
-    """An opening, one of each part's, and an ending, with fields for the cast."""
+    """Sample an opening, a sentence for each part, and an ending, with placeholders for the cast."""
     sentences = [random.choice(choices) for choices in (words()["openings"], *parts)]
     has_helper = any("helper}" in sentence for sentence in sentences)
     return [
@@ -51,7 +51,7 @@ def draw_sentences(random: Random, parts: Sequence[Sequence[str]]) -> list[str]:
 
 
 def draw_cast(random: Random, drawn: Mapping[str, Any]) -> dict[str, str]:
-    """A word for every field of a sentence, from words as in plots.yaml."""
+    """Sample a word for every placeholder, from words in the form of plots.yaml."""
     she, them, her, self_ = random.choice(PRONOUNS)
     nouns = {field: random.choice(choices) for field, choices in drawn["nouns"].items()}
     nouns["being"] = drawn["children"][she] if random.random() < CHILD_SHARE else random.choice(drawn["beings"])

@@ -1,7 +1,4 @@
-"""The subjects of a tale: nouns and names that are rare in other tales, found by surrounding words.
-
-Plain English text; knows no tokens and no prompts.
-"""
+"""Find the subjects of an English tale: nouns and names that are rare in other tales, by their neighbouring words."""
 
 import math
 import re
@@ -12,14 +9,14 @@ NOUN_PHRASE = re.compile(
     r"\b(?i:(a|an|the)) ([a-z]{3,})"
     r"(?=[.,;:!?]| (?:and|as|at|came|did|from|had|has|in|is|of|said|that|to|was|went|were|who|with)\b)"
 )
-"""An article and a lower-case word that is not an adjective before a noun: nearly always a noun."""
+"""An article and a lower-case word that is not an adjective, so nearly always a noun."""
 
 NAME = re.compile(r"(?<=[a-z,] )[A-Z][a-z]{2,}\b(?!\.? [A-Z])")
-"""A capitalised word inside a sentence, alone."""
+"""A single capitalised word inside a sentence."""
 
 MIN_MENTIONS = 2
-COMMON_NOUN = 20  # times in all tales, or a name that looks like the noun is a name
-MIN_INDEFINITE_SHARE = 0.1  # of a noun's mentions, or it is one like "water"
+COMMON_NOUN = 20  # minimum occurrences in all tales; below, a name that looks like a noun is a name
+MIN_INDEFINITE_SHARE = 0.1  # of a noun's mentions; below, it is uncountable, like "water"
 NOT_SUBJECTS = re.compile(
     r"(day|time|way|one|other|matter|end|morning|evening|night|place|side|thing|kind|sort|part|case|point|word|couple)s?"
     r"|rest|first|last|same|moment|fact|sake|middle|top|next|two|three|more|most"
@@ -28,14 +25,14 @@ NOT_SUBJECTS = re.compile(
 
 
 def noun_phrases(text: str) -> Iterator[tuple[str, str]]:
-    """Each noun with its article, in lower case: ("a", "fox")."""
+    """Yield each noun with its article in lower case, such as ("a", "fox")."""
     for article, noun in NOUN_PHRASE.findall(text):
         if not NOT_SUBJECTS.fullmatch(noun):
             yield article.lower(), noun
 
 
 class Subjects:
-    """The subjects of each of many tales, compared with the others."""
+    """Finds the subjects of a tale relative to many others."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._num_texts = len(texts)
@@ -46,24 +43,24 @@ class Subjects:
         self._num_texts_with = Counter(subject for text in texts for subject in self._mentions(text))
 
     def of(self, text: str, most: int = 3) -> list[str]:
-        """Phrases such as "a fox" or "Dorothy", by mentions × log inverse frequency."""
+        """Return phrases such as "a fox" or "Dorothy" with the highest mentions × log inverse frequency."""
         weights = {subject: n * self._rarity(subject) for subject, n in self._mentions(text).items()}
         return sorted(weights, key=lambda subject: (-weights[subject], subject))[:most]
 
     def _mentions(self, text: str) -> dict[str, int]:
-        """Of subjects mentioned at least twice."""
+        """Count the mentions of subjects that occur at least twice."""
         counts = Counter(self._noun_subject(noun) for _, noun in noun_phrases(text))
         counts.update(map(self._name_subject, NAME.findall(text)))
         return {subject: n for subject, n in counts.items() if n >= MIN_MENTIONS}
 
     def _noun_subject(self, noun: str) -> str:
-        """The noun with the article of its first mention."""
+        """Return the noun with the article of its first mention."""
         indefinite = max(("a", noun), ("an", noun), key=self._phrases.__getitem__)
         is_usual = self._phrases[indefinite] > MIN_INDEFINITE_SHARE * self._num_nouns[noun]
         return f"{indefinite[0]} {noun}" if is_usual else f"the {noun}"
 
     def _name_subject(self, name: str) -> str:
-        """A name that is also a common noun, such as an animal's in fables, counts as the noun."""
+        """Return a name, or the noun if it is also a common noun, such as an animal's in fables."""
         noun = name.lower()
         return self._noun_subject(noun) if self._num_nouns[noun] >= COMMON_NOUN else name
 

@@ -1,4 +1,4 @@
-"""Writes tales in shards, one file each; continues with the first missing shard."""
+"""Write tales in shards, one file each, starting with the first missing shard."""
 
 import json
 import os
@@ -16,9 +16,11 @@ from research.tales.plots import draw_plot
 def tell_tales(
     narrator: Narrator, folder: Path, tales_per_shard: int, say: Callable[[str], None], first: int = 0
 ) -> None:
-    """Until interrupted. A shard's tales depend on its number only."""
+    """Write shards until interrupted. A shard's tales depend on its number only."""
     folder.mkdir(parents=True, exist_ok=True)
-    for shard in missing_shards(folder, first):
+    for shard in count(first):
+        if shard_file(folder, shard).exists():
+            continue
         began, cpu_began = time.time(), time.process_time()
         random = Random(shard)
         tales = narrator.tell([draw_plot(random) for _ in range(tales_per_shard)], seed=shard)
@@ -28,12 +30,8 @@ def tell_tales(
         say(f"shard {shard}: {told}, {time.time() - began:.0f} s, CPU {time.process_time() - cpu_began:.0f} s")
 
 
-def missing_shards(folder: Path, first: int = 0) -> Iterator[int]:
-    return (shard for shard in count(first) if not shard_file(folder, shard).exists())
-
-
 def shard_numbers(folder: Path, first: int = 0, last: int | None = None) -> list[int]:
-    """Those that are there, from `first` to `last`."""
+    """List the existing shards from `first` to `last`."""
     numbers = sorted(int(file.stem) for file in folder.glob(f"{'[0-9]' * 6}.jsonl"))
     return [number for number in numbers if first <= number and (last is None or number <= last)]
 
@@ -48,7 +46,7 @@ def write_shard(folder: Path, shard: int, tales: list[Tale]) -> None:
 
 
 def write_whole(file: Path, content: bytes) -> None:
-    """All of it, or the file stays as it was."""
+    """Write a file atomically."""
     scratch = file.with_name(f".{file.name}.{os.getpid()}")
     scratch.write_bytes(content)
     scratch.replace(file)

@@ -1,4 +1,4 @@
-"""Tales of whom and what is known: made tales told again of others, and short ones of a plot's own sentences."""
+"""Tales with known subjects: generated tales with other subjects, and short tales of a plot's sentences."""
 
 import re
 from collections.abc import Sequence
@@ -24,26 +24,26 @@ from research.tales.vary import (
 MORE_WORDS = Path(__file__).with_name("asked.yaml")
 OTHER_HERO_SHARE, OTHER_NOUN_SHARE = 0.9, 0.8
 NAME_OF_A_NOUN_SHARE = 0.3
-"""Of the names: Marble, Whisker."""
+"""Share of names that are nouns, such as Marble or Whisker."""
 
 ANYTHING_SHARE, INVENTED_NOUN_SHARE = 0.25, 0.3
-"""Of the nouns: those of any kind, and, in a tale that is asked for by them, words that nobody has heard before."""
+"""Share of nouns of any kind, and of invented nouns in tales that are requested by their nouns."""
 
 MIN_MENTIONS = 3
-BEGINNING = 2  # sentences, one of which says what the hero is
+BEGINNING = 2  # sentences that may say what the hero is
 
 THINGS = ("thing", "sight")
 THING_SHARE = 0.55
-"""Of the short tales, at least so many are about a thing or a sight."""
+"""Minimum share of short tales about an object or a sight."""
 
 OTHER_OPENING_SHARE = 0.6
 DETAIL_SHARE = 0.65
-"""Of the sentences of a short tale, so many have another behind them."""
+"""Share of the sentences of a short tale that are followed by a detail."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Told:
-    """A tale and whom it is about: the hero's name, what it is, and a thing or a sight if there is one."""
+    """A tale and its subjects: the hero's name and kind, and an object or a sight if there is one."""
 
     text: str
     hero: str | None
@@ -58,7 +58,7 @@ def more_words() -> dict[str, Any]:
 
 
 def told_of_others(text: str, random: Random, *, may_invent: bool = False) -> Told:
-    """A made tale with another name, being and thing; each stays now and then."""
+    """Replace the name, kind and object of a tale; each is sometimes kept."""
     hero, being, thing = hero_of(text), being_of(text), thing_of(text)
     if hero and random.random() < OTHER_HERO_SHARE:
         text, hero = replaced(text, hero, name := draw_name(random, other_name(hero, random))), name
@@ -71,7 +71,7 @@ def told_of_others(text: str, random: Random, *, may_invent: bool = False) -> To
 
 
 def draw_name(random: Random, known: str) -> str:
-    """The known one, or that of a noun."""
+    """Return the known name, or a noun as a name."""
     return random.choice(more_words()["anything"]).capitalize() if random.random() < NAME_OF_A_NOUN_SHARE else known
 
 
@@ -90,28 +90,28 @@ def nouns(field: str) -> Sequence[str]:
 
 
 def with_other(text: str, noun: str, other: str) -> tuple[str, str]:
-    """Told about the other noun, unless it is in the tale, or the first one is said in the plural."""
+    """Replace a noun by another, unless the tale has the other or the plural of the first."""
     if other in re.findall(r"\w+", text) or re.search(rf"\b{noun}e?s\b", text):
         return text, noun
     return with_other_noun(text, noun, other), other
 
 
 def being_of(text: str) -> str | None:
-    """What the hero is: the first being that the beginning names."""
+    """Return what the hero is: the first being in the first sentences."""
     beginning = " ".join(re.split(r"(?<=[.!?])\s", text)[:BEGINNING])
     beings = {*words()["beings"], *words()["children"].values()}
     return next((word for word in re.findall(r"\w+", beginning) if word in beings), None)
 
 
 def thing_of(text: str) -> str | None:
-    """The thing or sight of its plot, which is said often, and once right behind "a"."""
+    """Return the object or sight of the plot: mentioned often, and once directly after "a"."""
     introduced = {*re.findall(r"\b[Aa]n? (\w+)", text)}
     known = [noun for field in THINGS for noun in words()["nouns"][field] if noun in introduced]
     return most_said(text, known, MIN_MENTIONS)
 
 
 def short_tale(random: Random, *, may_invent: bool = False) -> Told:
-    """A plot's sentences, and details behind some of them."""
+    """Make a tale of a plot's sentences, with details after some of them."""
     cast = draw_cast(random, drawn_nouns(random, may_invent))
     cast["name"] = draw_name(random, invented_name(random) if random.random() < INVENTED_SHARE else cast["name"])
     parts = draw_parts(random)
@@ -126,7 +126,7 @@ def short_tale(random: Random, *, may_invent: bool = False) -> Told:
 
 
 def drawn_nouns(random: Random, may_invent: bool) -> dict[str, Any]:
-    """The words of plots.yaml with one being, one thing and one sight of all that there are."""
+    """Return the words of plots.yaml with one random being, object and sight."""
     drawn = {field: [draw_noun(field, random, may_invent)] for field in ("being", *THINGS)}
     return words() | {"beings": drawn.pop("being"), "nouns": words()["nouns"] | drawn}
 
@@ -142,6 +142,6 @@ def is_about(field: str, parts: Sequence[Sequence[str]]) -> bool:
 
 
 def draw_details(random: Random) -> list[str]:
-    """For each sentence of a plot; the ending has none."""
+    """Sample a detail for each sentence of a plot; the ending has none."""
     details = [random.choice(choices) if random.random() < DETAIL_SHARE else "" for choices in more_words()["details"]]
     return [*details, ""]

@@ -1,5 +1,4 @@
-"""Tales with other heroes: told again with another name, and often about another thing, so that a model learns to read
-who and what a tale is about, rather than to know it."""
+"""Replace the names and objects of tales, so a model learns to copy subjects instead of memorising them."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -8,17 +7,17 @@ from random import Random
 from research.tales.plots import article, words
 
 INVENTED_SHARE = 0.5
-"""Of the names: made of syllables, so that most are seen once."""
+"""Share of names made of random syllables, most of which occur once."""
 
 SYLLABLES = (2, 2, 3)
-"""Of an invented name, one of these."""
+"""Numbers of syllables of an invented name, one of which is sampled."""
 
 OTHER_THING_SHARE = 0.5
 MIN_MENTIONS = 2
 
 
 def varied(tales: Sequence[str], times: int, seed: int) -> Iterator[str]:
-    """Each tale so many times, in another order every time; the first time as it is."""
+    """Yield each tale `times` times, reshuffled every time; the first time unchanged."""
     random = Random(seed)
     for turn in range(times):
         for tale in random.sample(tales, len(tales)):
@@ -35,12 +34,12 @@ def told_of_others(tale: str, random: Random) -> str:
 
 
 def hero_of(tale: str) -> str | None:
-    """The name of a plot that is said most often."""
+    """Return the plot name that occurs most often."""
     return most_said(tale, [name for names in words()["names"].values() for name in names], least=1)
 
 
 def thing_of(tale: str) -> str | None:
-    """What it is about, if its plot has a thing; not if it is said in the plural too."""
+    """Return the object of the plot, or None if there is none or it also occurs in the plural."""
     thing = most_said(tale, words()["nouns"]["thing"], least=MIN_MENTIONS)
     return thing if thing and not re.search(rf"\b{thing}e?s\b", tale) else None
 
@@ -52,7 +51,7 @@ def most_said(tale: str, choices: Sequence[str], least: int) -> str | None:
 
 
 def other_name(hero: str, random: Random) -> str:
-    """Another of those that take the hero's pronouns, or an invented one."""
+    """Return another name with the hero's pronouns, or an invented one."""
     if random.random() < INVENTED_SHARE:
         return invented_name(random)
     [alike] = [names for names in words()["names"].values() if hero in names]

@@ -1,6 +1,6 @@
-"""What people say to a story-teller, and what it says when it tells no story.
+"""Wordings of requests, and of answers that are no story.
 
-Words only; `instructions` chooses among them. {title}, {subject} and {opening} stand for a tale's.
+`instructions` samples them. {title}, {subject} and {opening} are placeholders for a tale's.
 """
 
 ANYTHING = (
@@ -167,4 +167,4 @@ SMALL_TALK = (
         ),
     ),
 )
-"""What is asked, and what may be answered."""
+"""Questions and possible answers."""

@@ -34,18 +34,18 @@ def small_univium(num_layers: int = 4, seed: int = 0, vocab_size: int = 17) -> N
 
 
 def small_calm(num_layers: int = 6, num_exits: int = 3, seed: int = 0, vocab_size: int = 17) -> CalmForCausalLM:
-    """Spread so that probabilities above and below one half are both common."""
+    """Scale the head such that probabilities above and below one half are both common."""
     model = build_calm(small_config(num_layers, num_exits, vocab_size))
     return randomized(model.double().eval(), seed, spread=1.5)
 
 
 def small_layerskip(seed: int = 0) -> LayerSkipForCausalLM:
-    """Four layers, asked after two of them too, in training."""
+    """Build a LayerSkip of four layers with an early exit after two, in training mode."""
     return randomized(build_layerskip(small_config(num_layers=4, num_exits=2)).double().train(), seed)
 
 
 def foreseeing(model: NviumForCausalLM, from_layer: int) -> NviumForCausalLM:
-    """The same model with its upper layers changing little, so that drafts are often right."""
+    """Scale down the upper layers, so drafts are often accepted."""
     with torch.no_grad():
         for layer in model.model.layers[from_layer:]:
             layer.self_attn.o_proj.weight *= 0.1
@@ -54,7 +54,7 @@ def foreseeing(model: NviumForCausalLM, from_layer: int) -> NviumForCausalLM:
 
 
 def small_batch(num_windows: int = 3, length: int = 20, seed: int = 0) -> Batch:
-    """Windows of two documents or so each; end-of-text is 0."""
+    """Draw windows of about two documents each; end-of-text is 0."""
     generator = torch.Generator().manual_seed(seed)
     window_BT = torch.randint(1, 17, (num_windows, length + 1), generator=generator)
     window_BT[:, length // 2] = 0

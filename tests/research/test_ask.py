@@ -1,4 +1,4 @@
-"""Questions that tales answer."""
+"""Fine-tuning data of questions and tales."""
 
 import json
 import re
@@ -19,7 +19,7 @@ OTTER = (
 )
 
 
-def test_a_tale_told_of_others_has_nothing_of_the_first_ones_left() -> None:
+def test_a_tale_with_other_subjects_does_not_mention_the_first_ones() -> None:
     told = [told_of_others(OTTER, Random(seed)) for seed in range(100)]
     for each in told:
         assert each.hero and each.being and each.thing
@@ -30,7 +30,7 @@ def test_a_tale_told_of_others_has_nothing_of_the_first_ones_left() -> None:
     assert len({(each.being, each.thing) for each in told}) > 60
 
 
-def test_the_command_writes_what_training_reads(tmp_path: Path) -> None:
+def test_the_command_writes_a_file_that_training_reads(tmp_path: Path) -> None:
     (tmp_path / "tales").write_text(SEPARATOR.join([OTTER, "Ben ran. Ben fell."]))
     ran = CliRunner().invoke(app, ["ask", str(tmp_path / "tales"), str(tmp_path / "asked.jsonl"), "--times", "5"])
     assert ran.exit_code == 0

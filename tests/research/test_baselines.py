@@ -1,4 +1,4 @@
-"""From folders of CALM* and LayerSkip to points of the quality-speed figure, on models of bytes."""
+"""Points of the quality-speed figure of small CALM* and LayerSkip models."""
 
 from pathlib import Path
 
@@ -63,7 +63,7 @@ def layerskip(folders: dict[str, str], twin: LoadedModel) -> list[Figures]:
     return points_of(folders["layerskip"], twin)
 
 
-def test_calm_has_a_point_for_each_threshold_with_the_quality_it_has_there(
+def test_calm_has_a_point_with_its_own_loss_for_each_threshold(
     calm: list[Figures], folders: dict[str, str], twin: LoadedModel
 ) -> None:
     assert [point["model"] for point in calm] == [f"CALM* τ {threshold}" for threshold in (0.9, 0.8, 0.7, 0.6)]
@@ -78,7 +78,7 @@ def test_calm_has_a_point_for_each_threshold_with_the_quality_it_has_there(
     assert 0 < last["early_share"] < 1
 
 
-def test_layerskip_has_a_point_for_each_draft_it_can_make_and_one_quality(
+def test_layerskip_has_a_point_for_each_possible_draft_and_one_loss(
     layerskip: list[Figures], folders: dict[str, str]
 ) -> None:
     assert [point["model"] for point in layerskip] == [

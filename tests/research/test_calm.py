@@ -1,4 +1,4 @@
-"""CALM*'s model: an N-vium of norms alone that speaks for its last exit, loads strictly and learns at every exit."""
+"""CALM*'s model: its forward pass, and saving and loading."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @torch.no_grad()
-def test_the_forward_pass_is_that_of_a_llama_with_the_last_exits_norm() -> None:
+def test_the_forward_pass_equals_that_of_a_llama_with_the_last_exits_norm() -> None:
     calm, llama = small_calm(), small_univium(num_layers=6)
     tensors = {name: tensor for name, tensor in calm.state_dict().items() if not name.startswith("exits")}
     llama.load_state_dict(tensors | {"exits.0.norm.weight": calm.state_dict()["exits.2.norm.weight"]})

@@ -1,4 +1,4 @@
-"""Replicas as queues, on cases that can be calculated by hand."""
+"""Simulated replicas, compared with a report."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Answers scored as a plain forward pass scores them, and sampled ones that are counted as they ended."""
+"""The loss of answers equals that of a plain forward pass."""
 
 from statistics import fmean
 
@@ -21,12 +21,12 @@ def examples() -> list[Example]:
 
 @pytest.fixture(scope="module")
 def model() -> NviumForCausalLM:
-    """Small enough a vocabulary that end-of-text, token 0, comes now and then."""
+    """A model whose vocabulary is small enough to sample end-of-text, token 0, sometimes."""
     return random_model([1, 2, 4], context=CONTEXT)
 
 
 @torch.no_grad()
-def test_written_answers_are_scored_as_a_forward_pass_scores_them(model: NviumForCausalLM) -> None:
+def test_answers_have_the_loss_of_a_forward_pass(model: NviumForCausalLM) -> None:
     nll, probs = [], []
     for each in examples():
         ids, said = torch.from_numpy(each.tokens)[None], torch.from_numpy(each.is_answer[1:])

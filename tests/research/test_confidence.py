@@ -1,4 +1,4 @@
-"""CALM*'s rule: who leaves where, and what those behind see of it."""
+"""CALM*'s rule, compared with an implementation without a cache."""
 
 import torch
 from hypothesis import given, settings
@@ -18,7 +18,7 @@ texts = st.permutations(range(1, 17)).map(lambda token_ids: token_ids[:9])
 
 @torch.no_grad()
 def by_hand(model: CalmForCausalLM, token_ids: list[int], threshold: float) -> tuple[list[torch.Tensor], list[int]]:
-    """Row by row without a cache: every layer's inputs are kept, and a row that has left has the same in all others."""
+    """Apply the rule row by row without a cache; a row that has exited keeps its state in the layers above."""
     layers, blocks = model.model.layers, model.config.blocks
     inputs_LT: list[list[torch.Tensor]] = [[] for _ in layers]
     logits, exits = [], []
@@ -40,7 +40,7 @@ def by_hand(model: CalmForCausalLM, token_ids: list[int], threshold: float) -> t
 
 @settings(max_examples=8)
 @given(token_ids=texts, threshold=thresholds)
-def test_a_known_text_is_judged_as_row_by_row_without_a_cache(token_ids: list[int], threshold: float) -> None:
+def test_losses_of_a_known_text_equal_those_row_by_row_without_a_cache(token_ids: list[int], threshold: float) -> None:
     window_BT = torch.tensor([token_ids])
     losses = confident_losses(MODEL, packed_batch(window_BT[:, :-1], window_BT[:, 1:], end_token=0), threshold)
     logits, exits = by_hand(MODEL, token_ids[:-1], threshold)

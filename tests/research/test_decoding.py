@@ -1,4 +1,4 @@
-"""Plain decoding: rows through a cache say what a full forward pass would say."""
+"""Plain decoding with a cache equals full forward passes."""
 
 import torch
 from hypothesis import given, settings
@@ -14,7 +14,7 @@ MODEL = small_univium()
 
 @torch.no_grad()
 def greedy(model: NviumForCausalLM, prompt_ids: list[int], max_tokens: int) -> list[int]:
-    """A full forward pass per token."""
+    """Decode with a full forward pass per token."""
     token_ids = list(prompt_ids)
     for _ in range(max_tokens):
         token_ids.append(int(model(torch.tensor([token_ids])).logits[0, -1].argmax()))
@@ -23,7 +23,7 @@ def greedy(model: NviumForCausalLM, prompt_ids: list[int], max_tokens: int) -> l
 
 @settings(max_examples=15)
 @given(prompt_ids=st.lists(st.integers(0, 16), min_size=1, max_size=8), max_tokens=st.integers(1, 12))
-def test_greedy_tokens_are_those_of_full_forward_passes(prompt_ids: list[int], max_tokens: int) -> None:
+def test_greedy_tokens_equal_those_of_full_forward_passes(prompt_ids: list[int], max_tokens: int) -> None:
     generated = generate(MODEL, prompt_ids, max_tokens)
     assert generated.token_ids == greedy(MODEL, prompt_ids, max_tokens)
     assert generated.exit_layers == [4] * max_tokens
@@ -36,7 +36,7 @@ def test_greedy_tokens_are_those_of_full_forward_passes(prompt_ids: list[int], m
     split=st.booleans(),
 )
 @torch.no_grad()
-def test_rows_may_come_in_any_portions(cuts: set[int], token_ids: list[int], split: bool) -> None:
+def test_rows_can_be_run_in_any_portions(cuts: set[int], token_ids: list[int], split: bool) -> None:
     decoding, states = Decoding(MODEL, token_ids, 1), []
     for first, stop in zip([0, *sorted(cuts)], [*sorted(cuts), 10], strict=True):
         h_RD = decoding.embed(token_ids[first:stop])

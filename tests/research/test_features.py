@@ -1,4 +1,4 @@
-"""Measurements of features, of exits by depth and of losses: they run, and their arithmetic is right."""
+"""The arithmetic of the measurements of features and of exits by depth."""
 
 import torch
 
@@ -16,7 +16,7 @@ def test_the_ratio_is_the_median_of_the_turns_after_the_first() -> None:
     assert num_differing([[1, 2], [3]], [[1, 9], [3]]) == 1
 
 
-def test_depth_and_routing_are_those_of_the_timed_tokens() -> None:
+def test_depth_and_routing_are_measured_on_the_timed_tokens() -> None:
     early = Timed(2.0, completions=[Completion(token_ids=[5, 6, 7, 8], exits=[1, 1, 2, 3])])
     dense = Timed(4.0, completions=[Completion(token_ids=[5, 6, 7, 8], exits=[1, 1, 1, 1])])
     found = speeds({"early": [early], "dense": [dense]}, layers=[1, 2, 4])
@@ -26,7 +26,7 @@ def test_depth_and_routing_are_those_of_the_timed_tokens() -> None:
 
 
 @torch.inference_mode()
-def test_the_last_exit_alone_is_the_model_s_last_exit() -> None:
+def test_the_last_exit_alone_equals_the_models_last_exit() -> None:
     model = tiny_subject().model
     tokens = torch.randint(0, 61, (1, 7))
     last = model(tokens, output_exit_logits=True).exit_logits[..., -1, :].log_softmax(-1)

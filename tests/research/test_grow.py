@@ -1,4 +1,4 @@
-"""Growing a model: the larger one computes the same function and can learn with every new weight."""
+"""A grown model computes the same function, and all of its new weights train."""
 
 import torch
 
@@ -20,7 +20,7 @@ def small_model() -> NviumForCausalLM:
     return model
 
 
-def test_a_grown_model_computes_the_same_and_no_new_weight_is_dead() -> None:
+def test_a_grown_model_computes_the_same_function_and_all_new_weights_train() -> None:
     model = small_model()
     larger = grown(model, layers=4, width=24, heads=3, mlp_width=40).double().eval()
     ids = torch.randint(50, (2, 12), generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""Every kind of question gets the tale it asks for, as much of it as there is room for, and in its own words."""
+"""Conversations made of tales: within the context, alternating, and verbatim."""
 
 import pytest
 from transformers import PreTrainedTokenizerFast
@@ -20,7 +20,7 @@ def tale_text(num_paragraphs: int, first: int = 0) -> str:
 
 
 DOCUMENTS = [f"Tale {n}\n\n{tale_text(1 + n, 100 * n)}" for n in range(40)]
-"""The first are short and fit, the last are longer than any answer."""
+"""The first tales are short and fit, the last are longer than any answer."""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_conversations_fit_alternate_and_end_with_an_answer(tokenizer: PreTraine
         assert all(message["content"] == message["content"].strip() != "" for message in conversation)
 
 
-def test_answers_are_a_tales_own_words_in_its_order(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_answers_quote_a_tale_in_order(tokenizer: PreTrainedTokenizerFast) -> None:
     texts = [document.partition("\n\n")[2] for document in DOCUMENTS]
     for conversation in conversations(tokenizer):
         told = [answer for answer in contents(conversation, "assistant") if answer not in small_talk_answers()]

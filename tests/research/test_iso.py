@@ -1,4 +1,4 @@
-"""Dense models of equal cost against the paper's isoFLOP and isoSpeed rows."""
+"""Dense models of equal cost, compared with the paper's isoFLOP rows."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_the_papers_dense_models_of_equal_flops_are_trained_for_its_number_of_st
     assert steps == pytest.approx(dense_steps, rel=PER_MILLE)
 
 
-def test_an_interval_of_equal_speed_needs_three_turns_and_is_around_it() -> None:
+def test_an_interval_of_equal_speed_needs_three_turns_and_contains_the_estimate() -> None:
     assert iso_speed_interval({6: [1.0, 1.0], 12: [2.0, 2.0]}, [1.5, 1.5]) is None
     dense, ours = {6: [1.0, 1.1, 0.9], 12: [2.0, 2.1, 1.9]}, [1.4, 1.5, 1.6]
     found = iso_speed_interval(dense, ours)

@@ -1,4 +1,4 @@
-"""The curve of a small random model, beside the same model asked for π_mix at every shift."""
+"""The curve of a small random model equals π_mix of the shifted models."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ def talk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def price_percent(loaded: LoadedModel, talk: Path, shift: float) -> tuple[float, float, float]:
-    """Price in percent, depth and share of equal argmaxes by the models' own forward passes over what is held out."""
+    """Compute perplexity increase, depth and share of equal argmaxes from forward passes over the held-out text."""
     gaps, depths, same = [], [], []
     for each in read_text(talk, loaded.tokenizer, 256, 1000).held_out:
         counted = torch.from_numpy(each.is_answer[1:])
@@ -53,7 +53,7 @@ def price_percent(loaded: LoadedModel, talk: Path, shift: float) -> tuple[float,
     return 100 * torch.cat(gaps).mean().expm1().item(), float(torch.cat(depths).mean()), float(torch.cat(same).mean())
 
 
-def test_a_point_is_what_the_shifted_model_says(folder: Path, talk: Path) -> None:
+def test_a_point_equals_the_shifted_models_measures(folder: Path, talk: Path) -> None:
     loaded = load_model(str(folder), "cpu", "float64")
     found = module.curve(loaded, talk, depths=(0.9, 0.6))
     assert [point["asked_depth"] for point in found["points"]] == [None, 0.9, 0.6]

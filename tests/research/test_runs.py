@@ -1,4 +1,4 @@
-"""Whole runs of the baselines: they resume exactly, whatever is drawn, and leave folders of their own kind."""
+"""Whole runs of the baselines resume exactly and write folders that load."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ KINDS: list[tuple[Method, type[PreTrainedModel]]] = [
 
 
 def recipe() -> Recipe:
-    """Twelve steps of four layers and four exits."""
+    """A recipe of twelve steps, four layers and four exits."""
     return small_recipe("shape.num_layers=4", "shape.num_exits=4", "tokens_per_step=512", "total_tokens=6144")
 
 

@@ -16,7 +16,7 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="processor times
 
 
 @linux_only
-async def test_servers_take_turns_at_streams_that_start_together(tmp_path: Path) -> None:
+async def test_overhead_compares_servers_with_concurrent_streams(tmp_path: Path) -> None:
     file, one, other = tmp_path / "found.json", FakeServer(events=STORY, gap=0.01), FakeServer(events=STORY)
     async with serving(one) as first, serving(other) as second:
         servers = [f"one,{first},{os.getpid()}", f"other,{second},{os.getpid()}"]
@@ -47,7 +47,7 @@ nvium_cached_prompt_tokens_total{{replica="b"}} 0
 """
 
 
-async def test_each_turn_of_a_conversation_repeats_all_before_it(tmp_path: Path) -> None:
+async def test_each_turn_of_a_conversation_contains_the_previous_ones(tmp_path: Path) -> None:
     file, answer = tmp_path / "found.json", json.dumps({"choices": [{"text": " a fox"}]})
     metrics = [METRICS.format(asked=0, found=0), METRICS.format(asked=40, found=30)]
     server = FakeServer(events=[answer], metrics=metrics)

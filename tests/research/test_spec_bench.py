@@ -1,4 +1,4 @@
-"""Spec-Bench's file, read by category; files that are none are named with the line."""
+"""Spec-Bench's prompts by category, and the ratios of the authors' protocol."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ def test_first_turns_are_read_and_kinds_of_conversation_are_one_category(tmp_pat
     assert read_prompts(path, per_category=1) == {MULTI_TURN: ["Write."], "qa": ["Who?"]}
 
 
-def test_the_papers_ratio_is_of_all_tokens_over_all_seconds_together_or_by_category() -> None:
+def test_the_papers_ratio_is_of_total_tokens_over_total_seconds_together_or_by_category() -> None:
     ours = {"qa": [(10, 1.0), (30, 1.0)], "math": [(10, 2.0)]}
     dense = {"qa": [(10, 2.0), (10, 2.0)], "math": [(10, 1.0)]}
     assert rate_ratio(ours, dense) == pytest.approx((50 / 4) / (30 / 5))

@@ -1,4 +1,4 @@
-"""Self-speculative decoding loses nothing: what comes out is what the last exit alone would have said."""
+"""Self-speculative decoding has the output of the last exit alone."""
 
 import random
 
@@ -20,7 +20,7 @@ MODEL = foreseeing(small_univium(num_layers=5), from_layer=2)
     exit_layer=st.integers(1, 4),
     draft_length=st.integers(1, 9),
 )
-def test_greedy_tokens_are_the_dense_models(
+def test_greedy_tokens_equal_the_dense_models(
     prompt_ids: list[int], max_tokens: int, exit_layer: int, draft_length: int
 ) -> None:
     generated = generate(MODEL, prompt_ids, max_tokens, exit_layer=exit_layer, draft_length=draft_length)
@@ -36,7 +36,7 @@ def distributions(rows: int) -> st.SearchStrategy[torch.Tensor]:
 
 
 class Grid(random.Random):
-    """In place of chance: the numbers given, then zeros."""
+    """A fake generator: returns the given numbers, then zeros."""
 
     def __init__(self, *numbers: float) -> None:
         super().__init__(0)
@@ -48,7 +48,7 @@ class Grid(random.Random):
 
 @given(draft_probs=distributions(1), probs=distributions(2))
 def test_one_verified_token_follows_the_last_exits_distribution(draft_probs: torch.Tensor, probs: torch.Tensor) -> None:
-    """Enumerated: every draft, every outcome of the test, every replacement, each with its probability."""
+    """Enumerate every draft, outcome and replacement with its probability."""
     (q_V,), p_V = draft_probs, probs[0]
     total_V = torch.zeros(3, dtype=torch.float64)
     for draft in range(3):

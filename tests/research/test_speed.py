@@ -1,4 +1,4 @@
-"""Times per token: the arithmetic on made-up times, and the protocol on a model too small for its times to matter."""
+"""Times per token: arithmetic on made-up times, and the protocol on a small model."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def answer(*seconds: float, exit_: int = 1) -> list[TimedToken]:
     return [TimedToken(5, exit_, 0.5, each) for each in seconds]
 
 
-def test_a_token_takes_its_share_of_the_time_of_its_answer() -> None:
+def test_the_time_of_a_token_is_the_answers_over_its_length() -> None:
     answers = [answer(0.010, 0.002), answer(0.008, 0.003)]
     assert milliseconds(answers) == pytest.approx([6, 5.5])
     assert milliseconds(answers, first=1) == pytest.approx([2, 3])
@@ -47,7 +47,7 @@ def test_ratios_are_medians_over_pairs_of_answers_and_means_over_categories() ->
     assert figures["categories"]["qa"]["milliseconds"] == {OURS: pytest.approx(2), DENSE: pytest.approx(6)}
 
 
-def test_the_staircase_has_the_times_of_each_exit_but_for_first_tokens() -> None:
+def test_the_staircase_has_the_times_of_each_exit_without_first_tokens() -> None:
     spoken = [*answer(9.0), *answer(0.001, 0.003, 0.002), *answer(0.007, exit_=3)]
     first, second, third = staircase({"qa": [spoken]}, EXIT_LAYERS)
     assert (first["tokens"], first["median"]) == (3, pytest.approx(2))
@@ -67,7 +67,7 @@ def test_all_contenders_answer_every_prompt_in_every_trial(loaded: LoadedModel) 
     assert sum(step["tokens"] for step in figures["staircase"]) == 2 * 3 * 7
 
 
-def test_what_is_spoken_is_what_the_engine_generates(loaded: LoadedModel) -> None:
+def test_measured_answers_equal_the_engines(loaded: LoadedModel) -> None:
     params = SamplingParams(max_tokens=12, seed=4, ignore_eos=True)
     spoken = generate(Engine(loaded.model), [1, 2, 3], params)
     [completion] = Engine(loaded.model, EngineConfig(schedule="synchronous")).generate([[1, 2, 3]], params)

@@ -1,4 +1,4 @@
-"""Tales that a model is led through, and what is kept of them."""
+"""Generated tales, their filters and packing."""
 
 import json
 import lzma
@@ -26,7 +26,7 @@ PIECES = [bytes([byte]) for byte in b"\n .|abcdefghijklmnopqrstuvwxyzMSTY"]
 
 @pytest.fixture(scope="module")
 def narrator() -> Narrator:
-    """A model that says anything."""
+    """A narrator with random weights."""
     torch.manual_seed(0)
     config = NviumConfig(
         vocab_size=len(PIECES) + 1, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
@@ -46,7 +46,7 @@ def tale(text: str, name: str = "Mia", is_whole: bool = True) -> Tale:
     return Tale(text, name, is_whole, num_tokens=len(text), num_own=0)
 
 
-def test_a_tale_has_all_its_given_sentences_in_order_and_the_models_own_between(narrator: Narrator) -> None:
+def test_a_tale_has_all_forced_sentences_in_order_with_generated_text_in_between(narrator: Narrator) -> None:
     tales = narrator.tell([plot(), plot("Tell me something longer."), plot("Tell it.")] * 20, seed=3)
     assert sum(told.is_whole for told in tales) > 1
     for told in tales:
@@ -74,7 +74,7 @@ def test_a_tale_has_all_its_given_sentences_in_order_and_the_models_own_between(
         ("near-duplicate", tale(GOOD + " The dog.")),
     ],
 )
-def test_each_fault_is_counted_under_its_name(reason: str, bad: Tale) -> None:
+def test_each_dropped_tale_is_counted_by_its_reason(reason: str, bad: Tale) -> None:
     test = Filter(simple_words(" ".join([GOOD, "and then she saw a yes max tom lily café"] * 20)))
     assert test.reason_against(tale(GOOD)) is None
     assert test.reason_against(bad) == reason
@@ -86,7 +86,7 @@ THIRD = OTHER.replace("small", "hungry").replace("hill", "wall").replace("red", 
 
 @pytest.fixture
 def shards(tmp_path: Path) -> Path:
-    """Three, of two tales each, and words.txt with all their words."""
+    """Three shards of two tales each, and words.txt with all their words."""
     (tmp_path / "words.txt").write_text(f"{GOOD} {OTHER} {THIRD}" * 20, encoding="utf-8")
     for number, tales in enumerate(([GOOD, "no"], [OTHER, GOOD], [THIRD, OTHER])):
         write_shard(tmp_path, number, [tale(text) for text in tales])
@@ -97,7 +97,7 @@ def texts(file: Path) -> list[str]:
     return lzma.decompress(file.read_bytes()).decode().split(SEPARATOR)
 
 
-def test_what_is_kept_is_packed_with_counts(shards: Path) -> None:
+def test_kept_tales_are_packed_with_counts(shards: Path) -> None:
     packed = pack_tales(shards, shards / "tales.xz", shards / "words.txt", last=1)
     assert texts(shards / "tales.xz") == [GOOD, OTHER]
     assert (packed.num_told, packed.num_kept, packed.last_shard) == (4, 2, 1)
@@ -106,5 +106,5 @@ def test_what_is_kept_is_packed_with_counts(shards: Path) -> None:
     assert str(packed).startswith("2 of 4 tales")
 
 
-def test_no_held_out_tale_is_in_the_text_to_train_on() -> None:
+def test_no_held_out_tale_is_in_the_training_text() -> None:
     assert not set(read_packed(TALES / "held-out.txt.xz")[0]) & set(read_packed(TALES / "tales.txt.xz")[0])

@@ -1,4 +1,4 @@
-"""The series over vocabularies and depths: runs that go on where they stopped, and a JSON of those that are done."""
+"""The series over vocabularies and depths trains and evaluates each run once."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ CHANGES = [
 ]
 
 
-def test_pairs_are_trained_evaluated_and_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_and_its_twin_are_trained_and_evaluated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, file = small_corpus(tmp_path / "corpus.txt"), tmp_path / "vocabulary.json"
     asked = [
         f"--data={data}",
