@@ -1,6 +1,6 @@
-"""A run's checkpoint, `state.pt`: weights, optimisers, β and the step, unsharded.
+"""A run's checkpoint, `state.pt`: weights, optimiser states, β and the step, unsharded.
 
-Written by the first process, read by all. It replaces the last one, which is kept as `state.previous.pt`.
+The first process writes it and all processes read it. The previous checkpoint is kept as `state.previous.pt`.
 """
 
 import os
@@ -26,23 +26,27 @@ State = dict[str, Any]
 STATE, PREVIOUS, PARTIAL = "state.pt", "state.previous.pt", "state.partial"
 PARTS = {"model", "optimizers", "beta", "step", "recipe"}
 FORMAT = 2
-"""Version of the file's content; files without one have version 1. Raise it whenever a recipe's settings change."""
+"""Version of the file's content; 1 if missing. Increment it when a recipe's settings change."""
+
+WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
-def gathered(model: nn.Module, optimizers: Sequence[Optimizer]) -> State:
-    """All weights and optimiser states by parameter name, on the CPU. Every process must call it; the first gets
-    them."""
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    weights, moments = get_state_dict(model, list(optimizers), options=options)
+def gather(model: nn.Module, optimizers: Sequence[Optimizer]) -> State:
+    """Return all weights and optimiser states by parameter name, on the CPU.
+
+    Every process must call it. Only the first process receives the tensors.
+    """
+    weights, moments = get_state_dict(model, list(optimizers), options=WHOLE)
     return {"model": weights, "optimizers": moments}
 
 
-def gathered_weights(model: nn.Module) -> dict[str, Any]:
-    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+def gather_weights(model: nn.Module) -> dict[str, Any]:
+    """Like `gather`, without the optimiser states."""
+    return get_model_state_dict(model, options=WHOLE)
 
 
 def scatter(state: State, model: nn.Module, optimizers: Sequence[Optimizer], processes: Processes) -> None:
-    """Load every process's part of what `gathered` returned."""
+    """Load each process's shard of a gathered state."""
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=processes.count > 1)
     set_state_dict(
         model,
@@ -67,32 +71,29 @@ def write_state(state: State, folder: Path) -> None:
     except (OSError, RuntimeError) as error:
         if partial.is_file():
             partial.unlink()
-        raise TrainingError(f"{partial}: cannot write the checkpoint ({error}); the last one is intact") from error
+        raise TrainingError(
+            f"{partial}: cannot write the checkpoint ({error}); the previous checkpoint is intact"
+        ) from error
 
 
 def read_state(folder: Path) -> State | None:
-    """The last checkpoint, or None. Raises `TrainingError` for another version's, and for a damaged one."""
+    """Return the last checkpoint, or None if there is none.
+
+    Raise `TrainingError` if the checkpoint is damaged or was written by another version.
+    """
     path = folder / STATE
-    if not path.exists():  # nor would it, for a moment, while a new one takes the place of the last
+    if not path.exists():  # a run killed between the two renames of `write_state` leaves only the previous one
         path = folder / PREVIOUS
     if not path.exists():
         return None
     try:
-        state = loaded(path)
-    except TrainingError as error:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        if not (isinstance(state, dict) and state.keys() >= PARTS):
+            raise ValueError("not a checkpoint of a run")
+    except Exception as error:  # torch.load raises many types for damaged files
         raise TrainingError(
-            f"{error}; delete it to begin again, or move {folder / PREVIOUS} there if it exists"
+            f"{path}: damaged ({error!r}); delete it to start over, or replace it with {folder / PREVIOUS}"
         ) from error
     if (found := state.get("format", 1)) != FORMAT:
-        raise TrainingError(f"{path}: format {found} is another version's of nvium; this one reads {FORMAT}")
-    return state
-
-
-def loaded(path: Path) -> State:
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever torch makes of a file that is none of its own
-        raise TrainingError(f"{path}: damaged ({error!r})") from error
-    if not (isinstance(state, dict) and state.keys() >= PARTS):
-        raise TrainingError(f"{path}: damaged (not a checkpoint of a run)")
+        raise TrainingError(f"{path}: has format {found}, but this version of nvium reads format {FORMAT}")
     return state

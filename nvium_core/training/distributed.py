@@ -1,6 +1,6 @@
-"""Processes of a distributed run: rank, collective operations, and how a model is sharded.
+"""The processes of a distributed run: ranks, collective operations, DDP and FSDP.
 
-torchrun starts the processes and configures PyTorch. A single process needs none of this.
+torchrun starts the processes and configures PyTorch. A run with one process uses no collective operations.
 """
 
 from collections.abc import Iterator
@@ -16,13 +16,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nvium_core.choices import Sharding
 
-PATIENCE = timedelta(hours=2)
-"""How long processes wait for one another, while one tokenizes a file."""
+TIMEOUT = timedelta(hours=2)
+"""Timeout of collective operations: one process may tokenize a large file while the others wait."""
 
 
 @dataclass(frozen=True)
 class Processes:
-    """All processes of a run, as seen by one; `device` is its own."""
+    """A process's rank and device, and the number of processes."""
 
     rank: int = 0
     count: int = 1
@@ -30,48 +30,48 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes files and prints."""
+        """The first process writes files and prints."""
         return self.rank == 0
 
     def share(self, count: int) -> range:
-        """This process's part of range(count); parts are equal. Raises `ValueError` where it does not divide."""
+        """Return this process's slice of range(count). Raise `ValueError` if slices would differ in size."""
         if count % self.count:
-            raise ValueError(f"{count} windows of a step cannot be shared equally by {self.count} processes")
+            raise ValueError(f"{count} windows per step do not divide evenly among {self.count} processes")
         size = count // self.count
         return range(self.rank * size, (self.rank + 1) * size)
 
     def total(self, value: Tensor) -> Tensor:
-        """The sum over all processes."""
+        """All-reduce a tensor by summing over processes."""
         if self.count > 1:
             value = value.clone()
             dist.all_reduce(value)
         return value
 
     def sum(self, number: int) -> int:
-        """The sum of all processes' numbers; all get the same result."""
+        """Sum a number over all processes."""
         return int(self.total(torch.tensor(number, device=self.device)))
 
-    def any(self, wish: bool) -> bool:
-        """Whether any process has it."""
-        return self.sum(wish) > 0
+    def any(self, flag: bool) -> bool:
+        """Return True in every process if the flag is set in any of them."""
+        return self.sum(flag) > 0
 
     def wait(self) -> None:
-        """A barrier."""
+        """Barrier."""
         if self.count > 1:
             dist.barrier()
 
 
 @contextmanager
 def joined_processes(device: torch.device) -> Iterator[Processes]:
-    """The processes that torchrun started, or this one alone. `device` becomes the process's current GPU."""
+    """Join the process group that torchrun started, if any. `device` becomes the process's current GPU."""
     if not dist.is_torchelastic_launched():
         yield Processes()
         return
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # FSDP and broadcasts of objects use the current one
-        dist.init_process_group("nccl", timeout=PATIENCE, device_id=device)
+        torch.cuda.set_device(device)  # FSDP and object broadcasts use the current device
+        dist.init_process_group("nccl", timeout=TIMEOUT, device_id=device)
     else:
-        dist.init_process_group("gloo", timeout=PATIENCE)
+        dist.init_process_group("gloo", timeout=TIMEOUT)
     try:
         yield Processes(dist.get_rank(), dist.get_world_size(), device)
     finally:
@@ -79,19 +79,19 @@ def joined_processes(device: torch.device) -> Iterator[Processes]:
 
 
 def is_first_here() -> bool:
-    """Whether this is the first, or only, process on its machine."""
+    """Return True in the first process of each machine."""
     return dist.get_node_local_rank(fallback_rank=0) == 0
 
 
 def own_device(device: torch.device) -> torch.device:
-    """This process's device: on a machine with several GPUs, the one of its local rank."""
+    """Return this process's device: the GPU of its local rank under torchrun."""
     if device.type == "cuda" and dist.is_torchelastic_launched():
         return torch.device("cuda", dist.get_node_local_rank())
     return device
 
 
-def spread(objective: nn.Module, layers: nn.ModuleList, sharding: Sharding, processes: Processes) -> nn.Module:
-    """The objective, wrapped so that gradients are means over all processes."""
+def parallelize(objective: nn.Module, layers: nn.ModuleList, sharding: Sharding, processes: Processes) -> nn.Module:
+    """Wrap the objective in DDP or FSDP, which average gradients over all processes."""
     if processes.count == 1:
         return objective
     if sharding == "ddp":
@@ -102,12 +102,12 @@ def spread(objective: nn.Module, layers: nn.ModuleList, sharding: Sharding, proc
     return objective
 
 
-def gradients_shared(module: nn.Module, now: bool) -> AbstractContextManager[None]:
-    """Meanwhile, backward passes share their gradients only if `now`."""
+def gradient_sync(module: nn.Module, enabled: bool) -> AbstractContextManager[None]:
+    """Return a context in which backward passes average gradients over processes only if `enabled`."""
     if isinstance(module, FSDPModule):
-        module.set_requires_gradient_sync(now)
+        module.set_requires_gradient_sync(enabled)
         return nullcontext()
-    if isinstance(module, DistributedDataParallel) and not now:
+    if isinstance(module, DistributedDataParallel) and not enabled:
         context: AbstractContextManager[None] = module.no_sync()
         return context
     return nullcontext()

@@ -1,6 +1,6 @@
-"""Estimates a run: parameters, FLOPs, tokens, and the time and memory of one real pass.
+"""Estimate a run: parameters, FLOPs, tokens, and the time and memory of one real pass.
 
-A dry run writes nothing and reads no text: tokens and weights are random.
+A dry run reads no text and writes nothing: tokens and weights are random.
 """
 
 import resource
@@ -22,12 +22,12 @@ from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.train import TrainingRun
 
 FIRST = "0"
-UNITS = ("", "k", "M", "G", "T", "P", "E", "Z")
+PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """`peak_bytes`: None if no pass was run."""
+    """The cost of a run. `peak_bytes` is None if no pass was run."""
 
     recipe: Recipe
     flops: float
@@ -36,7 +36,7 @@ class Estimate:
 
 
 def dry_run(recipe: Recipe, options: RunOptions, flops_per_second: float | None = None) -> Estimate:
-    """Estimate from one pass on the options' device, or from a given rate without building the model."""
+    """Estimate a run from one pass on the options' device, or from `flops_per_second` without building the model."""
     flops = training_flops(recipe, options.checkpoint_activations)
     if flops_per_second is not None:
         return Estimate(recipe=recipe, flops=flops, seconds=flops / flops_per_second, peak_bytes=None)
@@ -49,13 +49,13 @@ def dry_run(recipe: Recipe, options: RunOptions, flops_per_second: float | None 
 
 
 def pass_rows(recipe: Recipe, options: RunOptions) -> int:
-    """Tokens of one forward pass: as many short windows as a step has and `rows_per_pass` allows, at least one."""
+    """Return the tokens of one forward pass: whole short windows, at most a step's and at most `rows_per_pass`."""
     window = recipe.short_context
     return max(1, min(recipe.tokens_per_step, options.rows_per_pass) // window) * window
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Peak memory of the device, or on a CPU of this process."""
+    """Return the peak memory of the GPU, or of this process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -65,14 +65,10 @@ def run_on_random_tokens(recipe: Recipe, options: RunOptions, tokens_per_step: i
     vocab_size = recipe.shape.vocab_size
     draws = np.random.default_rng(0)
     tokens = draws.integers(1, min(vocab_size, 2**16), 4 * tokens_per_step + 1).astype(np.uint16)
+    words = models.WordLevel({str(token): token for token in range(vocab_size)}, unk_token=FIRST)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), eos_token=FIRST)
     stream = PackedStream(tokens, end_token=0)
-    return TrainingRun(from_scratch(recipe, tokens_per_step), options, made_up_tokenizer(vocab_size), stream)
-
-
-def made_up_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
-    """Its tokens are numbers, the first of which is end-of-text."""
-    words = models.WordLevel({str(number): number for number in range(vocab_size)}, unk_token=FIRST)
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), eos_token=FIRST)
+    return TrainingRun(from_scratch(recipe, tokens_per_step), options, tokenizer, stream)
 
 
 def timed_step(run: TrainingRun) -> float:
@@ -82,7 +78,7 @@ def timed_step(run: TrainingRun) -> float:
 
 
 def from_scratch(recipe: Recipe, tokens_per_step: int) -> Recipe:
-    """The recipe with steps of this size, and without an initial model."""
+    """Return the recipe with this step size, random initial weights and short windows only."""
     return replace(
         recipe,
         initial=None,
@@ -99,7 +95,7 @@ def table(estimate: Estimate) -> Table:
     recipe, shape = estimate.recipe, estimate.recipe.shape
     exits = ", ".join(map(str, shape.exit_depths))
     parameters = num_parameters(recipe)
-    shown = Table("a run of this recipe", "takes")
+    shown = Table("resource", "estimate")
     shown.add_row("parameters", f"{parameters:,}: {shape.num_layers} layers × {shape.width}, exits after {exits}")
     shown.add_row(
         "text",
@@ -107,22 +103,22 @@ def table(estimate: Estimate) -> Table:
         f"{recipe.num_steps:,} steps of {recipe.tokens_per_step:,}",
     )
     per_token = token_flops(recipe, recipe.short_context)
-    shown.add_row("compute", f"{quantity(estimate.flops)}FLOP, {quantity(per_token)}FLOP a token")
+    shown.add_row("compute", f"{quantity(estimate.flops)}FLOP, {quantity(per_token)}FLOP per token")
     rate, tokens_per_second = estimate.flops / estimate.seconds, recipe.total_tokens / estimate.seconds
     shown.add_row(
         "time", f"{hours_and_minutes(estimate.seconds)} at {quantity(rate)}FLOP/s, {tokens_per_second:,.0f} tokens/s"
     )
     if estimate.peak_bytes:
-        shown.add_row("memory", f"{quantity(estimate.peak_bytes)}B in one pass; --rows-per-pass bounds it")
+        shown.add_row("memory", f"{quantity(estimate.peak_bytes)}B peak in one pass; --rows-per-pass limits it")
     return shown
 
 
 def quantity(number: float) -> str:
-    """Three digits and a decimal prefix."""
+    """Format a number with three digits and an SI prefix."""
     power = 0
-    while number >= 999.5 and power < len(UNITS) - 1:
+    while number >= 999.5 and power < len(PREFIXES) - 1:
         number, power = number / 1000, power + 1
-    return f"{number:.3g} {UNITS[power]}"
+    return f"{number:.3g} {PREFIXES[power]}"
 
 
 def hours_and_minutes(seconds: float) -> str:

@@ -1,7 +1,7 @@
-"""The error that ends a run."""
+"""The error that stops a run."""
 
 from nvium_core.errors import NviumError
 
 
 class TrainingError(NviumError, RuntimeError):
-    """Training cannot go on; the last checkpoint is intact."""
+    """Training cannot start or continue. The last checkpoint is intact."""

@@ -1,4 +1,4 @@
-"""What a run starts from: random weights or a trained model, and whose tokenizer it uses."""
+"""The model that a run starts from, random or trained, and its tokenizer."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,16 +15,18 @@ from nvium_core.training.recipes.twins import RUN
 
 
 def with_initial_shape(recipe: Recipe) -> Recipe:
-    """Give a recipe the shape of its initial model; windows are no longer than either allows.
+    """Return the recipe with the shape of its initial model. Windows are as long as both allow.
 
-    Raises `TrainingError` if `initial` is the model of another recipe's run that is not there, and `CheckpointError`
-    for a model that cannot be read.
+    Raise `TrainingError` if `initial` is the model of another recipe that has not been trained yet, and
+    `CheckpointError` if the model cannot be read.
     """
     if recipe.initial is None:
         return recipe
-    begun = RUN.fullmatch(recipe.initial)
-    if begun and not Path(begun[0]).is_dir():
-        raise TrainingError(f"{begun[0]}: no such model folder; train `{begun[1]}` first, or --set initial=FOLDER")
+    other_run = RUN.fullmatch(recipe.initial)
+    if other_run and not Path(other_run[0]).is_dir():
+        raise TrainingError(
+            f"{other_run[0]}: no such model folder; train `{other_run[1]}` first, or pass --set initial=FOLDER"
+        )
     config = read_config(resolve_folder(recipe.initial))
     context = min(recipe.shape.context, config.max_position_embeddings)
     shape = replace(
@@ -51,26 +53,27 @@ def with_initial_shape(recipe: Recipe) -> Recipe:
 
 
 def initial_model(recipe: Recipe, vocab_size: int, end_token: int) -> NviumForCausalLM:
-    """The model of a recipe before its first step, in float32.
+    """Build the recipe's model in float32, with random weights or those of `initial`.
 
-    Raises `CheckpointError` for an `initial` that cannot be read, and `TrainingError` for one whose vocabulary is
-    smaller than the tokenizer's.
+    Raise `CheckpointError` if `initial` cannot be read, and `TrainingError` if its vocabulary is smaller than the
+    tokenizer's.
     """
     if recipe.initial is None:
         return NviumForCausalLM(recipe.shape.config(vocab_size, end_token))
     model = NviumForCausalLM.from_pretrained(recipe.initial, dtype=torch.float32)
     if vocab_size > model.config.vocab_size:
         raise TrainingError(
-            f"{recipe.initial}: has {model.config.vocab_size} tokens, and the tokenizer {vocab_size}; set another"
+            f"{recipe.initial}: the vocabulary has {model.config.vocab_size} tokens, fewer than the tokenizer's "
+            f"{vocab_size}; set another tokenizer"
         )
     return model
 
 
 def given_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase | None:
-    """The tokenizer that a recipe names, or that of its initial model; None where one is to be trained.
+    """Load the recipe's tokenizer or that of its initial model. Return None if a tokenizer must be trained.
 
-    For conversations it has a chat template. Raises `CheckpointError` for a missing folder and `TrainingError` for a
-    tokenizer that cannot be used.
+    A tokenizer for conversations has a chat template. Raise `CheckpointError` if the folder does not exist, and
+    `TrainingError` if its tokenizer is unusable.
     """
     source = recipe.tokenizer or recipe.initial
     if source is None:
@@ -80,6 +83,6 @@ def given_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase | None:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         if recipe.text == "conversations":
             give_chat_template(tokenizer)
-    except Exception as error:  # damaged files make transformers and tokenizers raise anything
+    except Exception as error:  # transformers and tokenizers raise many types for damaged files
         raise TrainingError(f"{source}: no usable tokenizer ({error})") from error
     return tokenizer

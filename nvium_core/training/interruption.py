@@ -1,11 +1,11 @@
-"""SIGINT and SIGTERM, deferred to the end of a step."""
+"""Defer SIGINT and SIGTERM to the end of a step."""
 
 import signal
 from types import FrameType
 
 
 class Interruption:
-    """While entered, the first signal is recorded; a second one has its usual effect."""
+    """A context that records the first SIGINT or SIGTERM. The second one has its usual effect."""
 
     def __init__(self) -> None:
         self.is_requested = False

@@ -1,7 +1,4 @@
-"""Optimisers: AdamW for everything, or Muon for the matrices inside the network and AdamW for the rest.
-
-Decides which parameters are decayed and which are orthogonalised.
-"""
+"""Optimisers: AdamW for all parameters, or Muon for the matrices inside the network and AdamW for the rest."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -23,8 +20,10 @@ ROUTER_OUTCOMES = 2
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSettings:
-    """Weight decay, except for norms, biases and embeddings; AdamW's betas; gradient clipping; Muon's rate, 0 for none.
-    Defaults are the paper's."""
+    """AdamW's and Muon's hyperparameters; the defaults are the paper's.
+
+    `weight_decay` does not apply to norms, biases and embeddings. `muon_rate` 0 disables Muon.
+    """
 
     weight_decay: float = 0.1
     betas: tuple[float, ...] = (0.9, 0.95)
@@ -39,10 +38,10 @@ class OptimizerSettings:
 
 
 class Muon(Optimizer):
-    """Momentum with all singular values set to about one (Keller Jordan's Muon), for matrices only.
+    """Muon (Keller Jordan): momentum with all singular values set to about one, for matrices only.
 
-    Equals `torch.optim.Muon`, which iterates one matrix at a time in bfloat16, five times slower on a CPU without it.
-    Here all matrices of one shape are iterated together, in the device's fast precision.
+    It computes what `torch.optim.Muon` does, but iterates all matrices of one shape together in the device's fast
+    precision. PyTorch's iterates one matrix at a time in bfloat16, five times slower on a CPU without bfloat16.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class Muon(Optimizer):
     def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One update of every matrix that has a gradient."""
+        """Update every matrix that has a gradient."""
         assert closure is None
         for group in self.param_groups:
             for matrices in by_shape(group["params"]):
@@ -83,7 +82,7 @@ class Muon(Optimizer):
 
 
 def by_shape(matrices: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Matrices with a gradient, grouped by shape."""
+    """Group the matrices that have a gradient by shape."""
     groups: dict[torch.Size, list[Tensor]] = {}
     for matrix in matrices:
         if matrix.grad is not None:
@@ -92,7 +91,7 @@ def by_shape(matrices: Iterable[Tensor]) -> list[list[Tensor]]:
 
 
 def orthogonalized(matrices_MDE: Tensor, dtype: torch.dtype) -> Tensor:
-    """Each matrix U S Vᵀ as about U Vᵀ, by five Newton–Schulz steps in the given precision."""
+    """Map each matrix U S Vᵀ to about U Vᵀ by five Newton–Schulz steps in the given precision."""
     a, b, c = NEWTON_SCHULZ
     is_tall = matrices_MDE.shape[-2] > matrices_MDE.shape[-1]
     x = (matrices_MDE.mT if is_tall else matrices_MDE).to(dtype)
@@ -104,23 +103,21 @@ def orthogonalized(matrices_MDE: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def optimizers(model: PreTrainedModel, rate: float, settings: OptimizerSettings) -> list[Optimizer]:
-    """AdamW at the given rate, preceded by Muon if the settings ask for it. Every group keeps its full rate as
-    `maximum_lr`."""
-    matrices, rest = divided(model) if settings.muon_rate else ([], list(model.parameters()))
-    decay = settings.weight_decay
-    groups = parameter_groups(model, rest, decay)
-    mean_beta, square_beta = settings.betas
-    found: list[Optimizer] = [AdamW(groups, lr=rate, betas=(mean_beta, square_beta), eps=ADAM_EPSILON, fused=True)]
+    """Return AdamW, preceded by Muon if `muon_rate` is set. Each group has its peak rate in `maximum_lr`."""
+    matrices, rest = split_parameters(model) if settings.muon_rate else ([], list(model.parameters()))
+    groups = parameter_groups(model, rest, settings.weight_decay)
+    beta1, beta2 = settings.betas
+    created: list[Optimizer] = [AdamW(groups, lr=rate, betas=(beta1, beta2), eps=ADAM_EPSILON, fused=True)]
     if matrices:
-        found.insert(0, Muon(matrices, settings.muon_rate, decay))
-    for optimizer in found:
+        created.insert(0, Muon(matrices, settings.muon_rate, settings.weight_decay))
+    for optimizer in created:
         for group in optimizer.param_groups:
             group["maximum_lr"] = group["lr"]
-    return found
+    return created
 
 
-def divided(model: PreTrainedModel) -> tuple[list[Tensor], list[Tensor]]:
-    """Muon's matrices, those of linear layers except the head and the routers' two rows; and the rest."""
+def split_parameters(model: PreTrainedModel) -> tuple[list[Tensor], list[Tensor]]:
+    """Return Muon's parameters, the linear layers' matrices except the head and the routers' outputs, and the rest."""
     head = model.get_output_embeddings()
     linear = [module for module in model.modules() if isinstance(module, nn.Linear) and module is not head]
     matrices: list[Tensor] = [layer.weight for layer in linear if layer.out_features > ROUTER_OUTCOMES]
@@ -129,19 +126,14 @@ def divided(model: PreTrainedModel) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def parameter_groups(model: nn.Module, parameters: Sequence[Tensor], weight_decay: float) -> list[dict[str, Any]]:
-    """Two groups: decayed matrices; and biases, norms and embeddings without decay."""
-    spared = spared_from_decay(model)
-    return [
-        {"params": [p for p in parameters if id(p) not in spared], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if id(p) in spared], "weight_decay": 0.0},
-    ]
-
-
-def spared_from_decay(model: nn.Module) -> set[int]:
-    """The ids of parameters of norms and embeddings, and of biases (paper)."""
-    return {
+    """Return two groups: matrices with weight decay, and biases, norms and embeddings without (paper)."""
+    undecayed = {
         id(parameter)
         for module in model.modules()
         for name, parameter in module.named_parameters(recurse=False)
         if name == "bias" or isinstance(module, RMSNorm | nn.Embedding)
     }
+    return [
+        {"params": [p for p in parameters if id(p) not in undecayed], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if id(p) in undecayed], "weight_decay": 0.0},
+    ]

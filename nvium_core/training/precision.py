@@ -1,10 +1,10 @@
-"""The precision of a device's fastest matrix products."""
+"""The dtype of a device's fastest matrix products."""
 
 import torch
 
 
 def fast_dtype(device: torch.device) -> torch.dtype:
-    """bfloat16 where the hardware has it, else float32: a CPU that emulates it takes three times as long."""
+    """Return bfloat16 if the hardware supports it, else float32. Emulated bfloat16 takes three times as long."""
     if device.type != "cpu":
         return torch.bfloat16
     capabilities = torch.cpu.get_capabilities()

@@ -1,4 +1,4 @@
-"""A run's reports: log.jsonl, a progress bar, lines without a terminal."""
+"""Progress reports of a run: log.jsonl, and a progress bar or log lines on standard error."""
 
 import json
 import math
@@ -17,20 +17,20 @@ from nvium_core.training.errors import TrainingError
 from nvium_core.training.interruption import Interruption
 
 WIDE, BAR_WIDTH = 110, 20
-"""Columns of a terminal with room for a bar, and of the bar."""
+"""The terminal width from which a bar is shown, and the bar's width."""
 
 LINE_SECONDS = 30
-"""Between lines without a terminal."""
+"""Interval between log lines when standard error is not a terminal."""
 
 Report = dict[str, Any]
-"""One step's figures by name: numbers, or lists with a number for each exit."""
+"""A step's metrics by name. Values are numbers, or lists with one number per exit."""
 
 
 class RunLog:
-    """A run's log.jsonl, a line for each step."""
+    """A run's log.jsonl, with one line per step."""
 
     def __init__(self, folder: Path, first_step: int) -> None:
-        """Continue the log after `first_step` steps; later lines of an interrupted run are dropped."""
+        """Continue the log after `first_step` steps. Later lines of an interrupted run are dropped."""
         self.path = folder / "log.jsonl"
         partial = folder / "log.partial"
         try:
@@ -48,15 +48,15 @@ class RunLog:
             raise self.failure(error) from error
 
     def close(self) -> None:
-        with suppress(OSError):  # every line has been flushed, or has failed before
+        with suppress(OSError):  # `write` flushes every line and reports its errors
             self.file.close()
 
     def failure(self, error: OSError) -> TrainingError:
-        return TrainingError(f"{self.path}: cannot be written ({error}); the last checkpoint is intact")
+        return TrainingError(f"{self.path}: cannot write the log ({error}); the last checkpoint is intact")
 
 
 def lines_up_to(log: Path, step: int) -> list[str]:
-    """Complete lines for steps up to this one."""
+    """Return the log's complete lines for steps up to `step`."""
     if not log.exists():
         return []
     lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -64,7 +64,7 @@ def lines_up_to(log: Path, step: int) -> list[str]:
 
 
 def step_of(line: str) -> int:
-    """The step of a log's line, 0 if it is incomplete."""
+    """Return the step of a log line, or 0 if the line is incomplete."""
     try:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
@@ -72,7 +72,7 @@ def step_of(line: str) -> int:
 
 
 class Followed(Protocol):
-    """A run whose steps are shown."""
+    """A run whose progress is shown."""
 
     step: int
 
@@ -82,26 +82,28 @@ class Followed(Protocol):
     def save(self) -> None: ...
 
 
-def follow(run: Followed, console: Console, agreed: Callable[[bool], bool] = bool) -> None:
-    """Train to the end with a progress bar, or occasional lines without a terminal.
+def follow(run: Followed, console: Console, any_process: Callable[[bool], bool] = bool) -> None:
+    """Train to the end with a progress bar, or with occasional log lines if the console is not a terminal.
 
-    After SIGINT or SIGTERM, of which all processes are `agreed`, writes a checkpoint and raises `KeyboardInterrupt`.
+    If `any_process` received SIGINT or SIGTERM, write a checkpoint and raise `KeyboardInterrupt`.
     """
     with progress_bar(console) as bar, Interruption() as interruption, closing(run.steps()) as steps:
         task = bar.add_task("", total=run.num_steps, completed=run.step)
-        lines = Lines(console, run.num_steps)
+        last_line = -math.inf
         for report in steps:
             bar.update(task, completed=run.step, description=describe(report))
-            if bar.disable:
-                lines.tell(run.step, report)
-            if agreed(interruption.is_requested):
+            now = time.monotonic()
+            if bar.disable and (now - last_line >= LINE_SECONDS or run.step == run.num_steps):
+                console.print(f"step {run.step:,}/{run.num_steps:,} · {describe(report)}", highlight=False)
+                last_line = now
+            if any_process(interruption.is_requested):
                 run.save()
-                console.print(f"stopped after step {run.step}; the same command goes on", highlight=False)
+                console.print(f"stopped after step {run.step}; run the same command to resume", highlight=False)
                 raise KeyboardInterrupt
 
 
 def progress_bar(console: Console) -> Progress:
-    """The step, the time left, as many figures as fit, and a bar if there is room."""
+    """Show the step, the time left, the metrics, cut off where the line ends, and a bar on a wide terminal."""
     columns: list[ProgressColumn] = [
         MofNCompleteColumn(table_column=Column(no_wrap=True)),
         TimeRemainingColumn(elapsed_when_finished=True, table_column=Column(no_wrap=True)),
@@ -112,31 +114,15 @@ def progress_bar(console: Console) -> Progress:
     return Progress(*columns, console=console, disable=console.quiet or not console.is_terminal)
 
 
-class Lines:
-    """Occasional lines without a progress bar: the first step, the last, and some between."""
-
-    def __init__(self, console: Console, num_steps: int, seconds: float = LINE_SECONDS) -> None:
-        self._console = console
-        self._num_steps = num_steps
-        self._seconds = seconds
-        self._told_at = -math.inf
-
-    def tell(self, step: int, report: Report) -> None:
-        now = time.monotonic()
-        if now - self._told_at >= self._seconds or step == self._num_steps:
-            self._console.print(f"step {step:,}/{self._num_steps:,} · {describe(report)}", highlight=False)
-            self._told_at = now
-
-
 class DescriptionColumn(ProgressColumn):
-    """The task's description on one line, truncated first."""
+    """The task's description on one line. It shrinks before the other columns."""
 
     def render(self, task: Task) -> Text:
         return Text(task.description, no_wrap=True, overflow="ellipsis")
 
 
 def describe(report: Report) -> str:
-    """One line: loss, tokens/s, and where present mean depth, β and the exits' shares in percent."""
+    """Format loss, tokens/s and, if reported, mean depth, β and each exit's share of tokens in percent."""
     parts = [f"loss {report['mix_loss']:.3f}", f"{report['tokens_per_second']:,} tok/s"]
     if "mean_depth" in report:
         parts += [f"depth {report['mean_depth']:.2f}", f"β {report['beta']:.3f}"]

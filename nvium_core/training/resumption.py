@@ -1,4 +1,4 @@
-"""Checks that a resumed run is the one that its checkpoint began."""
+"""Checks before a run resumes from a checkpoint."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -7,31 +7,29 @@ from nvium_core.training.checkpoint import STATE, State
 from nvium_core.training.data.tokens import differences
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.recipes.recipe import Recipe
-from nvium_core.training.run_folder import EXTENDABLE
+
+CHANGEABLE = {"total_tokens", "epochs", "checkpoint_every", "evaluations"}
+"""Settings that may change when a run resumes."""
 
 
-def check_same(state: State, recipe: Recipe, folder: Path) -> None:
-    """Raise `TrainingError`, naming what differs, unless the checkpoint is of this recipe."""
-    if others := differences(state["recipe"], asdict(recipe)) - EXTENDABLE:
+def check_resumable(state: State, recipe: Recipe, folder: Path) -> None:
+    """Raise `TrainingError` if the recipe is not the checkpoint's, or a new length would change past steps."""
+    if others := differences(state["recipe"], asdict(recipe)) - CHANGEABLE:
         raise TrainingError(
-            f"{folder / STATE}: holds a run with other {', '.join(sorted(others))}; choose another --folder"
+            f"{folder / STATE}: the checkpoint's {', '.join(sorted(others))} differ from the recipe's; "
+            "choose another --folder"
         )
-
-
-def check_length(total_tokens: int, recipe: Recipe, step: int) -> None:
-    """Raise `TrainingError` if another length than the checkpoint's `total_tokens` would have changed the rate, window
-    or phase of past steps."""
+    step, total_tokens = state["step"], state["recipe"]["total_tokens"]
     begun = replace(recipe, total_tokens=total_tokens)
-    if begun.num_steps != recipe.num_steps and due(begun, step) != due(recipe, step):
+    if begun.num_steps != recipe.num_steps and schedule_at(begun, step) != schedule_at(recipe, step):
         raise TrainingError(
-            f"total_tokens: step {step} of a run begun with {total_tokens:,} is past the time at which "
-            "its length may change; give that number, or choose another --folder"
+            f"total_tokens cannot change after step {step}: the schedule of past steps depends on it; "
+            f"set total_tokens={total_tokens}, or choose another --folder"
         )
 
 
-def due(recipe: Recipe, step: int) -> tuple[float, int, bool]:
-    """What a step's place in the run decides: the learning rate's share, the window, and whether routers are
-    balanced."""
+def schedule_at(recipe: Recipe, step: int) -> tuple[float, int, bool]:
+    """Return a step's learning rate as a share of the maximum, its window, and whether routers still warm up."""
     progress = step / recipe.num_steps
     return (
         round(recipe.learning_rate.share_at(progress), 9),

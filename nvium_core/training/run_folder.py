@@ -1,4 +1,4 @@
-"""A run's folder: used by one run at a time, records its recipe, and holds the model at the end."""
+"""A run's folder: its lock, its recipe file and the trained model."""
 
 import fcntl
 import json
@@ -18,20 +18,15 @@ from nvium_core.training.data.tokenizer import save_tokenizer
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.recipes.recipe import Recipe
 
-READABLE = 0o644
-
-EXTENDABLE = {"total_tokens", "epochs", "checkpoint_every", "evaluations"}
-"""Settings of a recipe that may change when a run is resumed."""
-
 
 @contextmanager
 def owned(folder: Path) -> Iterator[None]:
-    """Create and lock the folder. Raises `TrainingError` if that fails."""
+    """Create and lock the folder. Raise `TrainingError` if it cannot be created or another run has locked it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "lock").open("w")
     except OSError as error:
-        raise TrainingError(f"{folder}: cannot be written ({error})") from error
+        raise TrainingError(f"{folder}: cannot write to the folder ({error})") from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -41,12 +36,15 @@ def owned(folder: Path) -> Iterator[None]:
 
 
 def write_recipe(recipe: Recipe, folder: Path) -> None:
-    """For people and evaluations; a run is resumed from its checkpoint."""
+    """Write recipe.json for people and evaluations. Resuming reads the checkpoint instead."""
     (folder / RECIPE_FILE).write_text(json.dumps(asdict(recipe), indent=2) + "\n", encoding="utf-8")
 
 
 def tokens_read(folder: Path) -> int | None:
-    """Tokens read by the model in a run's folder, including those of the run it continued; None without a run."""
+    """Return how many tokens a run's model was trained on, including those of its initial model's run.
+
+    Return None if the folder is not a run's.
+    """
     path = folder / RECIPE_FILE
     if not path.is_file():
         return None
@@ -57,17 +55,17 @@ def tokens_read(folder: Path) -> int | None:
 
 
 def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write a standard folder atomically, replacing an earlier one."""
+    """Write a Hugging Face folder atomically, replacing an earlier one."""
     partial = folder.with_name("model.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
         disable_progress_bar()
         model.save_pretrained(partial)
-        if model.generation_config.eos_token_id == model.config.eos_token_id:  # it says nothing else of ours
+        if model.generation_config.eos_token_id == model.config.eos_token_id:  # its only field would be redundant
             (partial / GENERATION_CONFIG_NAME).unlink(missing_ok=True)
         save_tokenizer(tokenizer, partial)
-        (partial / SAFE_WEIGHTS_NAME).chmod(READABLE)  # which transformers leaves to the owner alone
+        (partial / SAFE_WEIGHTS_NAME).chmod(0o644)  # transformers makes it readable by the owner only
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
     except (OSError, SafetensorError) as error:
-        raise TrainingError(f"{partial}: the model cannot be written ({error}); the checkpoint is intact") from error
+        raise TrainingError(f"{partial}: cannot write the model ({error}); the checkpoint is intact") from error

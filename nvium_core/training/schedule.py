@@ -1,4 +1,4 @@
-"""What changes during training: the learning rate, and the two phases of the objective. Plain arithmetic, no torch."""
+"""Schedules of the learning rate and of the router warm-up. Imports no torch."""
 
 import math
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ DecayShape = Literal["linear", "cosine"]
 
 @dataclass(frozen=True, kw_only=True)
 class LearningRate:
-    """Linear warm-up over the first `warmup` share of the steps, then down to `final_ratio` of the maximum.
+    """Linear warm-up over the first `warmup` share of the steps, then decay to `final_ratio` of the maximum.
 
-    `cosine` decays all the way after the warm-up; `wsd` (warm-up, stable, decay) stays at the maximum and decays over
-    the last `decay` share of the steps, linearly or, with `decay_shape` cosine, in half a cosine.
+    `cosine` decays from the end of the warm-up on. `wsd` (warm-up, stable, decay) stays at the maximum and decays over
+    the last `decay` share of the steps, in the form of `decay_shape`.
     """
 
     maximum: float
@@ -29,32 +29,28 @@ class LearningRate:
         if not (0 <= self.final_ratio <= 1 and 0 < self.decay <= 1):
             raise ValueError(f"final_ratio must be in [0, 1] and decay in (0, 1], got {self.final_ratio}, {self.decay}")
 
-    def at(self, progress: float) -> float:
-        """The rate at `progress` in [0, 1]."""
-        return self.maximum * self.share_at(progress)
-
     def share_at(self, progress: float) -> float:
-        """The rate as a share of its maximum."""
+        """Return the rate at `progress` in [0, 1] as a share of the maximum."""
         if progress < self.warmup:
             return progress / self.warmup
-        return self.final_ratio + (1 - self.final_ratio) * self._height_at(progress)
+        return self.final_ratio + (1 - self.final_ratio) * self._decay_at(progress)
 
-    def _height_at(self, progress: float) -> float:
-        """Decay from 1 after the warm-up to 0 at the end."""
+    def _decay_at(self, progress: float) -> float:
+        """Fall from 1 to 0 after the warm-up."""
         if self.kind == "cosine":
             return half_cosine((progress - self.warmup) / (1 - self.warmup))
         left = min(1.0, (1 - progress) / self.decay)
         return left if self.decay_shape == "linear" else half_cosine(1 - left)
 
 
-def half_cosine(share: float) -> float:
-    """Half a cosine: 1 at 0, 0 at 1."""
-    return 0.5 * (1 + math.cos(math.pi * share))
+def half_cosine(progress: float) -> float:
+    """Fall from 1 to 0 in half a cosine."""
+    return 0.5 * (1 + math.cos(math.pi * progress))
 
 
 @dataclass(frozen=True, kw_only=True)
 class RouterWarmup:
-    """The first `share` of the steps balance the routers with weight `alpha`; β acts afterwards."""
+    """During the first `share` of the steps the loss includes α L_balance, afterwards β L_compute."""
 
     share: float = 0.05
     alpha: float = 1.0

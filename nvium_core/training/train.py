@@ -1,13 +1,13 @@
-"""The training loop: steps until the tokens are used, periodic checkpoints, a model at the end.
+"""The training loop: optimiser steps, evaluations, checkpoints and the export of the trained model.
 
-A run lives in one folder: `tokenizer/`, `tokens.npy`, `state.pt`, `log.jsonl` and, when done, `model/`, a standard
-Hugging Face folder. Under torchrun all processes train one model.
+A run's folder contains `tokenizer/`, `tokens.npy`, `state.pt`, `log.jsonl` and, when done, `model/`, a Hugging Face
+folder. Under torchrun all processes train one model.
 """
 
 import math
 import time
 from collections.abc import Generator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -19,17 +19,11 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedTokenizerBase
 
 from nvium_core.model.checkpoint import MODEL_FOLDER
-from nvium_core.training.checkpoint import (
-    gathered,
-    gathered_weights,
-    read_state,
-    scatter,
-    write_state,
-)
+from nvium_core.training.checkpoint import gather, gather_weights, read_state, scatter, write_state
 from nvium_core.training.data.loader import prefetched
 from nvium_core.training.data.source import prepare_text, validation_text
 from nvium_core.training.data.windows import Batch, Windows
-from nvium_core.training.distributed import Processes, gradients_shared, joined_processes, own_device, spread
+from nvium_core.training.distributed import Processes, gradient_sync, joined_processes, own_device, parallelize
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.initial import with_initial_shape
 from nvium_core.training.objective.beta import VALIDATION_LOSS, beta_control
@@ -41,14 +35,14 @@ from nvium_core.training.precision import fast_dtype
 from nvium_core.training.recipes.parameters import numel
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.reports import Report, RunLog, follow
-from nvium_core.training.resumption import check_length, check_same
+from nvium_core.training.resumption import check_resumable
 from nvium_core.training.run_folder import owned, write_model, write_recipe
 
 ENOUGH_TOKENS_PER_PARAMETER = 1.0
 
 
 def train(recipe: Recipe, options: RunOptions, method: Method = NVIUM) -> Path:
-    """Run a recipe to its end, from the folder's checkpoint if there is one; return the model's folder."""
+    """Train a recipe, resuming from the folder's checkpoint if there is one. Return the model's folder."""
     device = own_device(torch.device(options.device))
     with joined_processes(device) as processes, owned(options.folder) if processes.is_first else nullcontext():
         run = prepared(recipe, options, device, processes, method)
@@ -60,51 +54,51 @@ def train(recipe: Recipe, options: RunOptions, method: Method = NVIUM) -> Path:
 def prepared(
     recipe: Recipe, options: RunOptions, device: torch.device, processes: Processes, method: Method = NVIUM
 ) -> "TrainingRun":
-    """A run at its beginning."""
+    """Prepare the text and return a run at step 0."""
     recipe = with_initial_shape(recipe)
     check_options(recipe, options, processes)
     try:
         tokenizer, stream = prepare_text(recipe, options.data, options.folder, processes)
-        recipe = recipe.reading(stream.num_windows(recipe.short_context))
+        recipe = recipe.with_text(stream.num_windows(recipe.short_context))
     except OSError as error:
-        raise TrainingError(f"{options.folder}: its text cannot be written or read ({error})") from error
+        raise TrainingError(f"{options.folder}: cannot write or read the tokenized text ({error})") from error
     validation = None
     if options.validation:
         validation = validation_text(recipe, options.validation, tokenizer)
         if validation.num_windows(recipe.shape.context) < processes.count:
-            raise TrainingError(f"{options.validation}: too short to be shared by {processes.count} processes")
+            raise TrainingError(f"{options.validation}: too short, has fewer windows than {processes.count} processes")
     return TrainingRun(recipe, options, tokenizer, stream, validation, device, processes, method)
 
 
 def check_options(recipe: Recipe, options: RunOptions, processes: Processes) -> None:
-    """Raise `TrainingError` for contradictions, before the text is read."""
+    """Raise `TrainingError` if the options contradict one another or the recipe."""
     try:
         for progress in (0.0, 1.0):
             processes.share(recipe.windows_of_a_step(progress))
     except ValueError as error:
         raise TrainingError(f"tokens_per_step: {error}") from error
     if recipe.beta.adaptive and options.validation is None:
-        raise TrainingError("an adaptive β needs a validation text")
+        raise TrainingError("an adaptive β needs a validation text; pass --validation")
     beta_control(recipe.beta, recipe.num_steps, options.dense_log)
     if options.dense_log and not recipe.beta.adaptive:
-        raise TrainingError("--dense-log: means nothing without --set beta.adaptive=true")
+        raise TrainingError("--dense-log requires --set beta.adaptive=true")
     if recipe.optimizer.muon_rate and options.sharding == "fsdp" and processes.count > 1:
-        raise TrainingError("Muon needs whole matrices: train with --sharding ddp, or set optimizer.muon_rate=0")
+        raise TrainingError("Muon does not support FSDP; pass --sharding ddp or --set optimizer.muon_rate=0")
 
 
 def show(run: "TrainingRun") -> None:
     """Train to the end with a progress bar on the first process.
 
-    Raises `KeyboardInterrupt` after a checkpoint if SIGINT or SIGTERM was received.
+    Raise `KeyboardInterrupt` after SIGINT or SIGTERM, once a checkpoint is written.
     """
     console = Console(stderr=True, quiet=not run.processes.is_first)
-    console.print(f"{run.epochs:.2f} times the text, {run.num_steps:,} steps", highlight=False)
+    console.print(f"{run.epochs:.2f} epochs, {run.num_steps:,} steps", highlight=False)
     follow(run, console, run.processes.any)
-    console.print(run.reading(), highlight=False)
+    console.print(run.tokens_summary(), highlight=False)
 
 
 class TrainingRun:
-    """The state of a run: model, optimisers, β and the step reached."""
+    """A run in progress: model, optimisers, β and the current step."""
 
     def __init__(
         self,
@@ -127,7 +121,7 @@ class TrainingRun:
             self.model.activation_checkpointing_enable()
         function = torch.compile(method.objective, dynamic=False) if options.compile else method.objective
         objective = Objective(self.model, function)
-        self.objective = spread(objective, self.model.model.layers, options.sharding, self.processes)
+        self.objective = parallelize(objective, self.model.model.layers, options.sharding, self.processes)
         self.optimizers = optimizers(self.model, recipe.learning_rate.maximum, recipe.optimizer)
         self.beta = beta_control(recipe.beta, recipe.num_steps, options.dense_log)
         self.autocast_dtype = fast_dtype(self.device)
@@ -139,29 +133,28 @@ class TrainingRun:
 
     @property
     def epochs(self) -> float:
-        """How many times the run reads its text."""
         context = self.recipe.short_context
         return self.recipe.total_tokens / (self.stream.num_windows(context) * context)
 
-    def reading(self) -> str:
-        """Tokens per parameter, with a warning for a model trained from scratch on too few to judge it."""
+    def tokens_summary(self) -> str:
+        """Report tokens per parameter. Warn if a model trained from scratch has read too few to be compared."""
         tokens = self.recipe.total_tokens
         ratio = tokens / numel(self.model)
         line = f"{tokens:,} tokens read, {ratio:.2g} per parameter"
         is_short = ratio < ENOUGH_TOKENS_PER_PARAMETER and self.recipe.initial is None
-        return f"{line}. Warning: too few to compare models by; the paper reads 20 per parameter" if is_short else line
+        return f"{line}. Warning: too few to compare models; the paper reads 20 per parameter" if is_short else line
 
     @property
     def progress(self) -> float:
-        return self.step / self.recipe.num_steps
+        return self.step / self.num_steps
 
     def steps(self) -> Generator[Report, None, None]:
-        """Train to the end; yields a report after every step."""
+        """Train to the end, yielding a report after every step."""
         if self.processes.is_first:
             write_recipe(self.recipe, self.options.folder)
         log = RunLog(self.options.folder, self.step) if self.processes.is_first else None
         try:
-            for batches in prefetched(map(self.batches_of, range(self.step, self.recipe.num_steps))):
+            for batches in prefetched(map(self.batches_of, range(self.step, self.num_steps))):
                 report = self.train_step(batches)
                 if self.validation and self.is_evaluation_due:
                     report |= self.evaluate(self.validation)
@@ -177,13 +170,13 @@ class TrainingRun:
 
     @property
     def is_evaluation_due(self) -> bool:
-        """`evaluations` are evenly spaced over the run."""
-        parts, num_steps = self.recipe.evaluations, self.recipe.num_steps
+        """The recipe's evaluations are evenly spaced over the run."""
+        parts, num_steps = self.recipe.evaluations, self.num_steps
         return self.step * parts // num_steps > (self.step - 1) * parts // num_steps
 
     def batches_of(self, step: int) -> list[Batch]:
-        """This process's packed windows of a step, at most `rows_per_pass` tokens a batch."""
-        progress = step / self.recipe.num_steps
+        """Return this process's windows of a step, in batches of at most `rows_per_pass` tokens."""
+        progress = step / self.num_steps
         context, num_windows = self.recipe.context_at(progress), self.recipe.windows_of_a_step(progress)
         own, per_pass = self.processes.share(num_windows), max(1, self.options.rows_per_pass // context)
         return [
@@ -192,58 +185,53 @@ class TrainingRun:
         ]
 
     def train_step(self, batches: Sequence[Batch]) -> Report:
-        """One optimiser step over `tokens_per_step` tokens, in passes that fit in memory."""
+        """Take one optimiser step, accumulating gradients over batches that fit in memory."""
         started = time.monotonic()
         phase = self.phase()
-        figures = self.accumulate(batches, phase)
-        self.update(figures["mix_loss"])
-        if "mean_depth" in figures and not self.is_warming_up(phase):
-            self.beta.observe_depth(float(figures["mean_depth"]))
-        reported = {name: rounded(value) for name, value in figures.items()}
+        metrics = self.accumulate(batches, phase)
+        self.update(metrics["mix_loss"])
+        if "mean_depth" in metrics and not self.recipe.router_warmup.active(phase.progress):
+            self.beta.observe_depth(float(metrics["mean_depth"]))
         return {
             "step": self.step,
-            **reported,
+            **{name: rounded(value) for name, value in metrics.items()},
             "beta": round(float(phase.beta), 5),
             "tokens_per_second": round(self.recipe.tokens_per_step / (time.monotonic() - started)),
         }
 
     def phase(self) -> Phase:
-        """The weights of this step: routers are balanced first, and priced afterwards."""
+        """Return this step's loss weights: α during the router warm-up, β afterwards."""
         warmup = self.recipe.router_warmup
         alpha, beta = (warmup.alpha, 0.0) if warmup.active(self.progress) else (0.0, self.beta.beta)
         scalar = partial(torch.tensor, device=self.device)
         return Phase(self.step, self.progress, scalar(alpha), scalar(beta))
 
-    def is_warming_up(self, phase: Phase) -> bool:
-        return self.recipe.router_warmup.active(phase.progress)
-
     def accumulate(self, batches: Sequence[Batch], phase: Phase) -> dict[str, Tensor]:
-        """Accumulate gradients pass by pass; returns the means over all processes."""
+        """Accumulate gradients batch by batch. Return the metrics' means over all processes."""
         counts = [batch.counted.sum().to(self.device) for batch in batches]
         num_counted = self.processes.total(torch.stack(counts).sum()).clamp_min(1)
-        figures: dict[str, Tensor] = {}
+        metrics: dict[str, Tensor] = {}
         for number, (batch, count) in enumerate(zip(batches, counts, strict=True), 1):
             share = count / num_counted
-            with gradients_shared(self.objective, now=number == len(batches)):
+            with gradient_sync(self.objective, enabled=number == len(batches)):
                 with self.autocast():
                     result = self.objective(batch.to(self.device), phase)
                 (share * self.processes.count * result.loss).backward()
-            for name, value in result.figures.items():
-                figures[name] = figures.get(name, 0) + share * value
-        return {name: self.processes.total(value) for name, value in figures.items()}
+            for name, value in result.metrics.items():
+                metrics[name] = metrics.get(name, 0) + share * value
+        return {name: self.processes.total(value) for name, value in metrics.items()}
 
-    def autocast(self) -> AbstractContextManager[object]:
-        if self.autocast_dtype is torch.float32:
-            return nullcontext()
-        return torch.autocast(self.device.type, self.autocast_dtype)
+    def autocast(self) -> torch.autocast:
+        enabled = self.autocast_dtype is not torch.float32
+        return torch.autocast(self.device.type, self.autocast_dtype, enabled=enabled)
 
     def update(self, mix_loss: Tensor) -> None:
-        """Clip, check and apply the gradients."""
+        """Clip and apply the gradients. Raise `TrainingError` if the loss or a gradient is not finite."""
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.optimizer.clip_norm)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         if not bool(torch.isfinite(mix_loss) & torch.isfinite(norm)):
             raise TrainingError(f"the loss is not finite at step {self.step + 1}; the last checkpoint is intact")
-        share = self.recipe.learning_rate.share_at((self.step + 1) / self.recipe.num_steps)
+        share = self.recipe.learning_rate.share_at((self.step + 1) / self.num_steps)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = share * group["maximum_lr"]
@@ -253,7 +241,7 @@ class TrainingRun:
 
     @torch.no_grad()
     def evaluate(self, validation: Windows) -> Report:
-        """Mean `mix_loss` over the counted validation tokens, in windows of full context; updates β."""
+        """Compute the mean `mix_loss` over the validation text in windows of full context, and update β."""
         context = self.recipe.shape.context
         num_windows = validation.num_windows(context)
         own = self.processes.share(num_windows - num_windows % self.processes.count)
@@ -269,13 +257,13 @@ class TrainingRun:
         return {VALIDATION_LOSS: round(loss, 5)}
 
     def loss_and_count(self, batch: Batch) -> Tensor:
-        """Σ `mix_loss` over a batch's counted targets, and their number."""
-        figures: dict[str, Tensor] = self.objective(batch.to(self.device), self.phase()).figures
+        """Return the sum of `mix_loss` over a batch's counted targets, and their number."""
+        metrics: dict[str, Tensor] = self.objective(batch.to(self.device), self.phase()).metrics
         count = batch.counted.sum().to(self.device)
-        return torch.stack([figures["mix_loss"] * count, count])
+        return torch.stack([metrics["mix_loss"] * count, count])
 
     def save(self) -> None:
-        state = gathered(self.model, self.optimizers)
+        state = gather(self.model, self.optimizers)
         if self.processes.is_first:
             own = {"recipe": asdict(self.recipe), "step": self.step, "beta": self.beta.state()}
             write_state(state | own, self.options.folder)
@@ -286,16 +274,15 @@ class TrainingRun:
         state = read_state(self.options.folder)
         if state is None:
             return
-        check_same(state, self.recipe, self.options.folder)
+        check_resumable(state, self.recipe, self.options.folder)
         self.step = state["step"]
-        check_length(state["recipe"]["total_tokens"], self.recipe, self.step)
         self.beta.restore(state["beta"])
         scatter(state, self.model, self.optimizers, self.processes)
 
     def export(self) -> Path:
-        """Write the model as a standard folder, weights in bfloat16."""
+        """Write the model as a Hugging Face folder in bfloat16."""
         folder = self.options.folder / MODEL_FOLDER
-        weights = gathered_weights(self.model)
+        weights = gather_weights(self.model)
         if self.processes.is_first:
             whole = type(self.model)(self.model.config)
             whole.load_state_dict(weights)
@@ -306,6 +293,6 @@ class TrainingRun:
 
 
 def rounded(value: Tensor) -> float | list[float]:
-    """A log entry: four decimals, a list for a vector."""
+    """Round a metric to four decimals; a vector becomes a list."""
     numbers: float | list[float] = value.tolist()
     return [round(number, 4) for number in numbers] if isinstance(numbers, list) else round(numbers, 4)

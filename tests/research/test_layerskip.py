@@ -58,5 +58,5 @@ def test_without_dropout_and_early_exits_the_loss_is_the_dense_one() -> None:
     (h_BTD,) = model.hidden_states(batch.inputs, batch.positions, causal_attention(batch.mask()))
     expected = token_nll(model.lm_head(model.exits[0].norm(h_BTD)), batch.targets)[batch.counted].mean()
     torch.testing.assert_close(outcome.loss, expected)
-    torch.testing.assert_close(outcome.figures["mix_loss"], expected.detach())
-    assert outcome.figures["dropped_share"] == 0
+    torch.testing.assert_close(outcome.metrics["mix_loss"], expected.detach())
+    assert outcome.metrics["dropped_share"] == 0

@@ -1,4 +1,4 @@
-"""The command, but that a process which trains dies after its fifth step."""
+"""`nvium train`, killed after its fifth step."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A corpus and a recipe small enough to train on in a second or two."""
+"""A corpus and a recipe that train in a second or two."""
 
 import gzip
 import json
@@ -23,7 +23,7 @@ WORDS = [
 
 
 def small_corpus(path: Path, num_documents: int = 40) -> Path:
-    """Documents of a title and a few dozen words, the commoner words first."""
+    """Write documents of a title and a few dozen words."""
     rng = np.random.default_rng(0)
     odds = 1 / np.arange(1, len(WORDS) + 1)
     documents = []
@@ -35,7 +35,7 @@ def small_corpus(path: Path, num_documents: int = 40) -> Path:
 
 
 def small_folder(folder: Path) -> Path:
-    """The same documents in three files."""
+    """Write the same documents to three files."""
     documents = read_documents(small_corpus(folder.with_suffix(".txt")))
     folder.mkdir()
     for number, part in enumerate((documents[:5], documents[5:32], documents[32:])):
@@ -61,7 +61,7 @@ SMALL = [
     "beta.depth=0.45",
     "checkpoint_every=4",
 ]
-"""The `tiny` recipe, smaller: 12 steps, the last four with longer windows, a checkpoint every fourth."""
+"""A smaller `tiny`: 12 steps, longer windows in the last four, a checkpoint every four steps."""
 
 NUM_STEPS = 12
 
@@ -77,7 +77,7 @@ def options(folder: Path, **changes: Any) -> RunOptions:
 
 
 def start(recipe: Recipe, run_options: RunOptions, method: Method = NVIUM) -> TrainingRun:
-    """A run as `train` begins it: resumed where the folder holds a checkpoint."""
+    """Start a run as `train` does: resumed if the folder has a checkpoint."""
     run = prepared(recipe, run_options, torch.device(run_options.device), Processes(), method)
     run.resume()
     return run

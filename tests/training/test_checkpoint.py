@@ -1,11 +1,13 @@
-"""A checkpoint is used as it was written, by the run that wrote it, or is refused by name."""
+"""Reading checkpoints: damaged files, interrupted writes, and checkpoints of other recipes."""
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from nvium_core.training.checkpoint import PREVIOUS, STATE, loaded, read_state
+from nvium_core.training.checkpoint import PREVIOUS, STATE, read_state
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.options import RunOptions
 from tests.training.small_runs import advance, assert_equal, finished, options, small_recipe, start
@@ -13,35 +15,43 @@ from tests.training.small_runs import advance, assert_equal, finished, options, 
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> RunOptions:
-    """A run stopped after step 9, its checkpoints being of steps 8 and 4."""
+    """A run stopped after step 9, with checkpoints of steps 8 and 4."""
     run_options = options(tmp_path_factory.mktemp("stopped") / "run")
     advance(start(small_recipe(), run_options), 9)
     return run_options
 
 
-def resumed(stopped: RunOptions, folder: Path, **changes: object) -> RunOptions:
-    return RunOptions(**{**vars(stopped), "folder": folder, **changes})  # type: ignore[arg-type]
+@pytest.fixture
+def folder(stopped: RunOptions, tmp_path: Path) -> Path:
+    """A copy of the stopped run's folder."""
+    return Path(shutil.copytree(stopped.folder, tmp_path / "run"))
 
 
-def test_a_damaged_checkpoint_offers_the_one_before_which_ends_with_the_same_weights(
+def test_a_damaged_checkpoint_can_be_replaced_by_the_previous_one(
     uninterrupted: dict[str, torch.Tensor], stopped: RunOptions, folder: Path
 ) -> None:
     (folder / STATE).write_bytes(b"damaged")
-    with pytest.raises(TrainingError, match=r"state\.pt: damaged .*or move \S*state\.previous\.pt there"):
-        start(small_recipe(), resumed(stopped, folder))
+    with pytest.raises(TrainingError, match=r"state\.pt: damaged .*replace it with \S*state\.previous\.pt"):
+        start(small_recipe(), replace(stopped, folder=folder))
     (folder / PREVIOUS).replace(folder / STATE)
-    assert_equal(finished(start(small_recipe(), resumed(stopped, folder))), uninterrupted)
+    assert_equal(finished(start(small_recipe(), replace(stopped, folder=folder))), uninterrupted)
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"PK\x03\x04", b"\x80\x02}u.", b"\x80\x02X\x01\x00\x00\x00\x99."])
-def test_a_file_that_is_no_checkpoint_is_named(folder: Path, content: bytes) -> None:
-    (folder / STATE).write_bytes(content)
+def test_a_file_that_is_no_checkpoint_is_reported_as_damaged(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / STATE).write_bytes(content)
     with pytest.raises(TrainingError, match=r"state\.pt: damaged"):
-        loaded(folder / STATE)
+        read_state(tmp_path)
 
 
-def test_a_run_killed_between_the_two_renames_goes_on_from_the_checkpoint_before(folder: Path) -> None:
+def test_a_run_killed_between_the_two_renames_resumes_from_the_previous_checkpoint(folder: Path) -> None:
     (folder / STATE).replace(folder / PREVIOUS)
     state = read_state(folder)
     assert state is not None
     assert state["step"] == 8
+
+
+@pytest.mark.parametrize("setting", ["optimizer.weight_decay=0.2", "answers_only=false", "beta.initial=0.5"])
+def test_a_run_does_not_resume_with_another_recipe(stopped: RunOptions, folder: Path, setting: str) -> None:
+    with pytest.raises(TrainingError, match=f"checkpoint's {setting.partition('=')[0]} differ from the recipe's"):
+        start(small_recipe(setting), replace(stopped, folder=folder))

@@ -1,4 +1,4 @@
-"""Two processes on the CPU, started as a user would, train what one process trains."""
+"""Two processes on the CPU train the same model as one process."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from nvium_core.training.distributed import Processes, joined_processes, own_device, spread
+from nvium_core.training.distributed import Processes, joined_processes, own_device, parallelize
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.options import RunOptions
 from nvium_core.training.train import prepared, train
@@ -21,7 +21,7 @@ CHANGES = ["optimizer.muon_rate=0", "learning_rate.maximum=0.001", "total_tokens
 
 
 def train_by_two(run_options: RunOptions, sharding: str, module: str = "nvium_core.cli") -> int:
-    """The status of the command, or of a module in its place; what it says, pytest shows where a test fails."""
+    """Run `nvium train`, or a module in its place, under torchrun. Return the exit status."""
     settings = [f"--set={setting}" for setting in [*SMALL, *CHANGES]]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     paths = [f"--data={run_options.data}", f"--folder={run_options.folder}"]
@@ -36,7 +36,7 @@ def weights(run_options: RunOptions) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module", params=["ddp", "fsdp"])
 def together(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, RunOptions]:
-    """How two processes have shared a model, and their run; with ddp of a corpus in three files."""
+    """The sharding of two processes, and the options of their run. With DDP they read a corpus of three files."""
     folder = tmp_path_factory.mktemp(request.param)
     run_options = options(folder / "together")
     if request.param == "ddp":
@@ -55,7 +55,7 @@ def test_two_processes_train_what_one_does(together: tuple[str, RunOptions], tmp
     assert len((together[1].folder / "log.jsonl").read_text(encoding="utf-8").splitlines()) == 6
 
 
-def test_two_processes_that_are_killed_and_begun_again_end_with_the_same_weights(
+def test_two_processes_that_are_killed_and_restarted_end_with_the_same_weights(
     together: tuple[str, RunOptions], tmp_path: Path
 ) -> None:
     (sharding, whole), resumed = together, replace(options(tmp_path / "run"), data=together[1].data)
@@ -66,26 +66,21 @@ def test_two_processes_that_are_killed_and_begun_again_end_with_the_same_weights
     assert_equal(weights(resumed), weights(whole))
 
 
-def test_a_process_alone_takes_all_windows_and_one_of_two_takes_half() -> None:
-    assert Processes().share(6) == range(6)
-    assert [Processes(rank, 2).share(6) for rank in (0, 1)] == [range(3), range(3, 6)]
-
-
-def test_windows_that_cannot_be_shared_equally_are_refused_before_training(tmp_path: Path) -> None:
+def test_windows_must_divide_evenly_among_processes(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"tokens_per_step: 8 windows .* 3 processes"):
         prepared(small_recipe(), options(tmp_path / "run"), torch.device("cpu"), Processes(0, 3))
 
 
-def test_muon_and_sharded_matrices_do_not_go_together(tmp_path: Path) -> None:
+def test_muon_does_not_support_fsdp(tmp_path: Path) -> None:
     recipe, sharded = small_recipe("optimizer.muon_rate=0.02"), options(tmp_path / "run", sharding="fsdp")
-    with pytest.raises(TrainingError, match="Muon needs whole matrices"):
+    with pytest.raises(TrainingError, match="Muon does not support FSDP"):
         prepared(recipe, sharded, torch.device("cpu"), Processes(0, 2))
 
 
-def test_each_process_makes_the_gpu_of_its_local_rank_its_own_before_it_joins(
+def test_each_process_selects_the_gpu_of_its_local_rank_before_it_joins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """GPU 3 is made up, and gloo stands in for NCCL."""
+    """There is no GPU 3, and gloo replaces NCCL."""
     done, begin = list[Any](), dist.init_process_group
     store = dist.FileStore(str(tmp_path / "store"), 1)
 
@@ -106,4 +101,4 @@ def test_each_process_makes_the_gpu_of_its_local_rank_its_own_before_it_joins(
 
 def test_one_process_needs_no_wrapping() -> None:
     module = torch.nn.Linear(2, 2)
-    assert spread(module, torch.nn.ModuleList(), "fsdp", Processes()) is module
+    assert parallelize(module, torch.nn.ModuleList(), "fsdp", Processes()) is module

@@ -1,4 +1,4 @@
-"""Dry runs: every recipe has an estimate, and a measured pass becomes the time of the whole run."""
+"""Dry runs estimate every recipe, and the time of a run from one pass."""
 
 from pathlib import Path
 
@@ -30,14 +30,14 @@ def test_every_recipe_and_every_twin_has_an_estimate() -> None:
         assert "tokens/s" in rendered(estimate) and "per parameter" in rendered(estimate), name
 
 
-def test_one_pass_gives_time_and_memory_and_writes_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_measures_time_and_memory_and_writes_nothing(tmp_path: Path) -> None:
     estimate = dry_run(small_recipe(), options(tmp_path / "run"))
     assert estimate.seconds > 0 and estimate.peak_bytes and 2**20 < estimate.peak_bytes < 2**40
     assert "in one pass" in rendered(estimate)
     assert list((tmp_path / "run").iterdir()) == []
 
 
-def test_the_time_of_a_run_is_that_of_its_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_of_a_run_is_the_sum_of_its_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "timed_step", lambda run: 0.5)
     recipe = recipe_named("tiny", [])
     estimate = dry_run(recipe, NOWHERE)

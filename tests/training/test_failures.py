@@ -1,4 +1,4 @@
-"""What goes wrong while training, and what a run that was stopped goes on from."""
+"""Failures during training, and resuming after them."""
 
 import json
 import os
@@ -16,47 +16,41 @@ from nvium_core.training.data.documents import DataError
 from nvium_core.training.data.source import prepare_text
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.run_folder import owned
-from nvium_core.training.train import TrainingRun, show, train
+from nvium_core.training.train import show, train
 from tests.full_disk import no_file_larger_than
 from tests.training.small_runs import NUM_STEPS, advance, assert_equal, finished, options, small_recipe, start
 
 
-@pytest.fixture
-def broken(tmp_path: Path) -> TrainingRun:
-    """A run that has made a checkpoint at step 4 and then lost its mind."""
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(tmp_path: Path) -> None:
     run = start(small_recipe(), options(tmp_path / "run"))
     advance(run, 5)
     with torch.no_grad():
         run.model.lm_head.weight[0, 0] = torch.nan
-    return run
-
-
-def test_a_loss_that_is_not_finite_stops_the_run_and_spares_the_checkpoint(broken: TrainingRun) -> None:
     with pytest.raises(TrainingError, match="not finite at step 6"):
-        next(broken.steps())
-    resumed = start(broken.recipe, broken.options)
+        next(run.steps())
+    resumed = start(run.recipe, run.options)
     assert resumed.step == 4
     assert all(p.isfinite().all() for p in resumed.model.parameters())
     next(resumed.steps())
 
 
-def test_another_versions_checkpoint_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = start(small_recipe(), options(tmp_path / "run"))
     with monkeypatch.context() as later:
         later.setattr("nvium_core.training.checkpoint.FORMAT", 3)
         run.save()
-    with pytest.raises(TrainingError, match=r"state\.pt: format 3 is another version's of nvium; this one reads 2"):
+    with pytest.raises(TrainingError, match=r"state\.pt: has format 3, but this version of nvium reads format 2"):
         start(small_recipe(), run.options)
 
 
-def test_a_folder_belongs_to_one_run_at_a_time(tmp_path: Path) -> None:
+def test_only_one_run_at_a_time_can_use_a_folder(tmp_path: Path) -> None:
     run_options = options(tmp_path / "run")
     with owned(run_options.folder), pytest.raises(TrainingError, match="another run is using it"):
         train(small_recipe(), run_options)
     train(small_recipe("total_tokens=512"), run_options)
 
 
-def test_a_signal_stops_a_run_after_a_checkpoint_and_the_same_command_goes_on(
+def test_a_signal_stops_a_run_after_a_checkpoint_and_the_same_command_resumes(
     uninterrupted: dict[str, torch.Tensor], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = start(small_recipe(), options(tmp_path / "run"))
@@ -70,9 +64,10 @@ def test_a_signal_stops_a_run_after_a_checkpoint_and_the_same_command_goes_on(
     run.update = update  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         show(run)
-    told = capsys.readouterr().err
-    assert f"{run.epochs:.2f} times the text, 12 steps" in told
-    assert "stopped after step 6; the same command goes on" in told
+    printed = capsys.readouterr().err
+    assert f"{run.epochs:.2f} epochs, 12 steps" in printed
+    assert "step 1/12 · loss " in printed and "step 2/12" not in printed
+    assert "stopped after step 6; run the same command to resume" in printed
     resumed = start(small_recipe(), run.options)
     assert resumed.step == 6
     assert_equal(finished(resumed), uninterrupted)
@@ -81,7 +76,7 @@ def test_a_signal_stops_a_run_after_a_checkpoint_and_the_same_command_goes_on(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-import tests.conftest  # as many threads as here
+import tests.conftest  # sets the same number of threads
 from tests.training.small_runs import options, small_recipe, start
 
 def kill(*_):
@@ -112,7 +107,7 @@ def test_a_killed_run_ends_with_the_weights_of_an_uninterrupted_one(
     assert_equal(finished(resumed), uninterrupted)
 
 
-def test_an_exhausted_disk_stops_the_run_and_spares_the_last_checkpoint(
+def test_a_full_disk_stops_the_run_and_keeps_the_last_checkpoint(
     uninterrupted: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
     run = start(small_recipe(), options(tmp_path / "run"))
@@ -129,7 +124,7 @@ def test_an_exhausted_disk_stops_the_run_and_spares_the_last_checkpoint(
     assert_equal(finished(resumed), uninterrupted)
 
 
-def test_a_torn_last_line_of_the_log_is_no_line(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_of_the_log_is_dropped(tmp_path: Path) -> None:
     run_options = options(tmp_path / "run")
     advance(start(small_recipe(), run_options), 6)
     log = tmp_path / "run" / "log.jsonl"
@@ -140,7 +135,7 @@ def test_a_torn_last_line_of_the_log_is_no_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\x93NUMPY\x01\x00v"])
-def test_damaged_tokens_are_refused_by_name(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_token_file_is_named(tmp_path: Path, content: bytes) -> None:
     run_options = options(tmp_path / "run")
     start(small_recipe(), run_options)
     (tmp_path / "run" / "tokens.npy").write_bytes(content)
@@ -156,21 +151,21 @@ def test_damaged_tokens_are_refused_by_name(tmp_path: Path, content: bytes) -> N
         ["learning_rate.kind=wsd", "router_warmup.share=0.25"],
     ],
 )
-def test_a_run_is_not_made_longer_where_that_would_change_what_has_been(tmp_path: Path, settings: list[str]) -> None:
+def test_a_run_cannot_be_extended_if_that_changes_past_steps(tmp_path: Path, settings: list[str]) -> None:
     run_options = options(tmp_path / "run")
     advance(start(small_recipe(*settings), run_options), 4)
-    with pytest.raises(TrainingError, match="total_tokens: step 4 of a run begun with 3,072"):
+    with pytest.raises(TrainingError, match=r"total_tokens cannot change after step 4: .* set total_tokens=3072"):
         start(small_recipe(*settings, "total_tokens=6144"), run_options)
 
 
-def test_a_run_is_made_longer_while_its_rate_is_stable(tmp_path: Path) -> None:
+def test_a_run_can_be_extended_while_its_rate_is_stable(tmp_path: Path) -> None:
     run_options = options(tmp_path / "run")
     settings = ["learning_rate.kind=wsd", "learning_rate.decay=0.5", "router_warmup.share=0.1"]
     advance(start(small_recipe(*settings), run_options), 4)
     assert start(small_recipe(*settings, "total_tokens=6144"), run_options).step == 4
 
 
-def test_a_text_too_short_is_refused_and_another_may_take_its_place(tmp_path: Path) -> None:
+def test_a_text_that_is_too_short_is_refused_and_can_be_replaced(tmp_path: Path) -> None:
     run_options = options(tmp_path / "run")
     text = run_options.data.read_text(encoding="utf-8")
     run_options.data.write_text("Too short.", encoding="utf-8")
@@ -185,11 +180,11 @@ def test_a_text_too_short_is_refused_and_another_may_take_its_place(tmp_path: Pa
     [
         (["beta.depth=0", "beta.adaptive=true"], {}, "an adaptive β needs a validation text"),
         (["beta.depth=0", "beta.adaptive=true"], {"validation": Path("x")}, "needs the log of a dense model"),
-        ([], {"dense_log": Path("x")}, "--dense-log: means nothing"),
-        (["initial=runs/nowhere/model"], {}, "train `nowhere` first, or --set initial=FOLDER"),
+        ([], {"dense_log": Path("x")}, "--dense-log requires"),
+        (["initial=runs/nowhere/model"], {}, "train `nowhere` first, or pass --set initial=FOLDER"),
     ],
 )
-def test_what_cannot_be_done_is_refused_before_the_text_is_read(
+def test_contradictory_options_are_refused_before_the_text_is_read(
     tmp_path: Path, settings: list[str], changes: dict[str, Path], complaint: str
 ) -> None:
     run_options = options(tmp_path / "run", **changes)
@@ -198,16 +193,16 @@ def test_what_cannot_be_done_is_refused_before_the_text_is_read(
         start(small_recipe(*settings), run_options)
 
 
-def test_data_of_the_wrong_kind_names_a_recipe_that_takes_it(tmp_path: Path) -> None:
+def test_an_error_about_the_kind_of_data_names_a_suitable_recipe(tmp_path: Path) -> None:
     run_options = options(tmp_path / "run")
-    with pytest.raises(DataError, match="holds documents, which `tales` and `small` take"):
+    with pytest.raises(DataError, match=r"contains documents, .* use a recipe such as `small`"):
         start(small_recipe("text=conversations"), run_options)
     (chats := tmp_path / "chats.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}]}\n')
-    with pytest.raises(DataError, match="holds conversations, which `stories-chat` with --set initial=MODEL takes"):
+    with pytest.raises(DataError, match=r"contains conversations, .* `stories-chat` with --set initial=MODEL"):
         start(small_recipe(), replace(run_options, data=chats))
 
 
-def test_a_run_does_not_go_on_with_tokens_of_something_else(tmp_path: Path) -> None:
+def test_a_run_does_not_resume_with_tokens_of_other_data(tmp_path: Path) -> None:
     run_options = options(tmp_path / "run")
     prepare_text(small_recipe(), run_options.data, run_options.folder)
     with pytest.raises(TrainingError, match="seed"):

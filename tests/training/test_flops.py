@@ -1,4 +1,4 @@
-"""FLOPs of training beside the paper's table, and beside what PyTorch counts."""
+"""Training FLOPs equal the paper's table and PyTorch's count."""
 
 import pytest
 import torch
@@ -7,8 +7,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from nvium_core import NviumForCausalLM
 from nvium_core.training.data.windows import packed_batch
 from nvium_core.training.flops import token_flops, training_flops
-from nvium_core.training.objective.loss import batch_losses
 from nvium_core.training.recipes.catalogue import recipe_named
+from tests.training.objective.test_loss import outcome_of
 
 PAPER_GFLOPS = {
     "paper-36x768": 0.834,
@@ -30,13 +30,13 @@ def test_training_costs_what_pytorch_counts(name: str) -> None:
     model = NviumForCausalLM(shape.config(shape.vocab_size, end_token=0))
     window = torch.randint(1, shape.vocab_size, (2, shape.context + 1))
     with FlopCounterMode(display=False) as counter:
-        batch_losses(model, packed_batch(window[:, :-1], window[:, 1:], end_token=0)).mix.backward()
+        outcome_of(model, packed_batch(window[:, :-1], window[:, 1:], end_token=0)).loss.backward()
     attention = 3 * shape.num_layers * 4 * shape.context * shape.width  # PyTorch counts none on a CPU
     counted = counter.get_total_flops() / window[:, 1:].numel() + attention
     assert token_flops(recipe, shape.context) == pytest.approx(counted, rel=0.01)
 
 
-def test_long_windows_are_counted_for_the_share_that_has_them() -> None:
+def test_long_windows_count_for_their_share_of_the_tokens() -> None:
     settings = ["short_context=32", "long_context_share=0.25"]
     recipe = recipe_named("tiny", settings)
     short, long = (token_flops(recipe, context) for context in (32, 128))
@@ -44,6 +44,6 @@ def test_long_windows_are_counted_for_the_share_that_has_them() -> None:
     assert training_flops(recipe_named("tiny", [])) == 1_000_000 * long
 
 
-def test_recomputing_costs_another_pass_through_the_layers() -> None:
+def test_activation_checkpointing_costs_another_pass_through_the_layers() -> None:
     recipe = recipe_named("paper-48x1536", [])
     assert 1.2 < training_flops(recipe, checkpointing=True) / training_flops(recipe) < 4 / 3

@@ -1,10 +1,17 @@
-"""What is decayed, what is orthogonalised, and that our Muon is PyTorch's."""
+"""Parameter groups, and Muon compared with PyTorch's."""
 
 import pytest
 import torch
 
 from nvium_core import NviumConfig, NviumForCausalLM
-from nvium_core.training.optimizer import Muon, OptimizerSettings, divided, optimizers, orthogonalized, parameter_groups
+from nvium_core.training.optimizer import (
+    Muon,
+    OptimizerSettings,
+    optimizers,
+    orthogonalized,
+    parameter_groups,
+    split_parameters,
+)
 
 
 def small_model() -> NviumForCausalLM:
@@ -20,22 +27,22 @@ def small_model() -> NviumForCausalLM:
     return NviumForCausalLM(config)
 
 
-def test_nothing_is_decayed_that_is_a_norm_a_bias_or_an_embedding() -> None:
+def test_norms_biases_and_embeddings_are_not_decayed() -> None:
     model = small_model()
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    decayed, spared = parameter_groups(model, list(model.parameters()), weight_decay=0.1)
-    assert (decayed["weight_decay"], spared["weight_decay"]) == (0.1, 0.0)
+    decayed, undecayed = parameter_groups(model, list(model.parameters()), weight_decay=0.1)
+    assert (decayed["weight_decay"], undecayed["weight_decay"]) == (0.1, 0.0)
     for parameter in decayed["params"]:
         assert parameter.dim() == 2 and not any(word in names[id(parameter)] for word in ("norm", "bias", "embed"))
-    for parameter in spared["params"]:
+    for parameter in undecayed["params"]:
         assert any(word in names[id(parameter)] for word in ("norm", "bias", "embed"))
-    assert sorted(names) == sorted(id(p) for p in [*decayed["params"], *spared["params"]])
+    assert sorted(names) == sorted(id(p) for p in [*decayed["params"], *undecayed["params"]])
 
 
-def test_muon_takes_the_matrices_between_the_embedding_and_the_head() -> None:
+def test_muon_trains_the_matrices_between_the_embedding_and_the_head() -> None:
     model = small_model()
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    matrices, rest = ([names[id(p)] for p in part] for part in divided(model))
+    matrices, rest = ([names[id(p)] for p in part] for part in split_parameters(model))
     assert all(name.endswith("weight") and "norm" not in name for name in matrices)
     assert {"lm_head.weight", "model.embed_tokens.weight", "exits.0.router.head.weight"} <= set(rest)
     assert {"exits.0.router.fc1.weight", "exits.1.adapter.up.weight", "model.layers.0.mlp.up_proj.weight"} <= set(
@@ -44,17 +51,17 @@ def test_muon_takes_the_matrices_between_the_embedding_and_the_head() -> None:
     assert sorted(matrices + rest) == sorted(names.values())
 
 
-def test_every_parameter_is_in_one_group_of_one_optimizer_which_knows_its_full_rate() -> None:
+def test_every_parameter_is_in_one_group_with_its_maximum_rate() -> None:
     model = small_model()
-    found = optimizers(model, 0.004, OptimizerSettings(muon_rate=0.02))
-    groups = [group for optimizer in found for group in optimizer.param_groups]
+    created = optimizers(model, 0.004, OptimizerSettings(muon_rate=0.02))
+    groups = [group for optimizer in created for group in optimizer.param_groups]
     assert [group["maximum_lr"] for group in groups] == [0.02, 0.004, 0.004]
     assert sorted(id(p) for group in groups for p in group["params"]) == sorted(id(p) for p in model.parameters())
     assert len(optimizers(model, 0.004, OptimizerSettings())) == 1
 
 
 @pytest.mark.parametrize("shape", [(24, 24), (12, 40), (40, 12)])
-def test_what_is_orthogonalised_keeps_its_directions_and_has_singular_values_near_one(shape: tuple[int, int]) -> None:
+def test_an_orthogonalised_matrix_keeps_its_directions_and_has_singular_values_near_one(shape: tuple[int, int]) -> None:
     drawn = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
     left, _, right = torch.linalg.svd(drawn, full_matrices=False)
     found = orthogonalized(left * torch.linspace(0.1, 1, min(shape)) @ right, torch.float32)
@@ -64,7 +71,7 @@ def test_what_is_orthogonalised_keeps_its_directions_and_has_singular_values_nea
     assert (inner - singular.diag_embed()).abs().max() < 1e-4
 
 
-def test_muon_is_pytorchs_up_to_its_bfloat16() -> None:
+def test_muon_equals_pytorchs_up_to_its_bfloat16() -> None:
     starts = [torch.randn(20, 30), torch.randn(30, 20), torch.randn(20, 30)]
     ours, theirs = ([torch.nn.Parameter(start.clone()) for start in starts] for _ in range(2))
     steps(Muon(ours, lr=0.02, weight_decay=0.1), ours)
@@ -82,6 +89,6 @@ def steps(optimizer: torch.optim.Optimizer, matrices: list[torch.nn.Parameter]) 
 
 
 @pytest.mark.parametrize("betas", [(0.9,), (0.9, 1.0), (0.9, 0.95, 0.99)])
-def test_adamws_betas_are_two_numbers_below_one(betas: tuple[float, ...]) -> None:
+def test_adamws_betas_must_be_two_numbers_below_one(betas: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="betas must be two numbers"):
         OptimizerSettings(betas=betas)

@@ -1,11 +1,11 @@
-"""What a run shows on the terminal."""
+"""The progress bar of a run."""
 
 import io
 
 import pytest
 from rich.console import Console
 
-from nvium_core.training.reports import Lines, describe, progress_bar
+from nvium_core.training.reports import describe, progress_bar
 
 REPORT = {
     "mix_loss": 3.1234,
@@ -28,7 +28,7 @@ def shown(width: int, description: str) -> list[str]:
 
 @pytest.mark.parametrize("num_exits", [4, 12])
 @pytest.mark.parametrize("width", [40, 80, 120])
-def test_the_step_and_the_time_left_stand_first_on_one_line(width: int, num_exits: int) -> None:
+def test_a_line_starts_with_the_step_and_the_time_left(width: int, num_exits: int) -> None:
     description = describe(REPORT | {"exit_probs": [1 / num_exits] * num_exits})
     [line] = shown(width, description)
     assert line.startswith("1234/3906 -:--:-- loss 3.123")
@@ -37,12 +37,3 @@ def test_the_step_and_the_time_left_stand_first_on_one_line(width: int, num_exit
 def test_four_exits_fit_into_eighty_columns() -> None:
     [line] = shown(80, describe(REPORT))
     assert line.rstrip().endswith("loss 3.123 · 12,345 tok/s · depth 0.68 · β 0.023 · 5 20 35 40%")
-
-
-def test_without_a_terminal_lines_come_now_and_then_the_first_and_the_last_among_them() -> None:
-    written = io.StringIO()
-    lines = Lines(Console(file=written, width=200), 5, seconds=3600)
-    for step in range(1, 6):
-        lines.tell(step, REPORT)
-    assert [line[:8] for line in written.getvalue().splitlines()] == ["step 1/5", "step 5/5"]
-    assert "loss 3.123" in written.getvalue()

@@ -1,4 +1,4 @@
-"""Whole runs, a second or two each: they learn, they resume exactly, and they fail without harm."""
+"""Whole runs of a second or two: learning, exact resumption, evaluation and fine-tuning."""
 
 import json
 from dataclasses import replace
@@ -13,8 +13,8 @@ from nvium_core import NviumForCausalLM
 from nvium_core.model.llama import causal_attention
 from nvium_core.training.chat.conversations import assistant, user
 from nvium_core.training.data.windows import Batch, Windows
-from nvium_core.training.objective.loss import batch_losses
 from nvium_core.training.train import train
+from tests.training.objective.test_loss import outcome_of
 from tests.training.small_runs import (
     NUM_STEPS,
     WORDS,
@@ -51,8 +51,8 @@ def test_an_interrupted_run_ends_with_exactly_the_weights_of_an_uninterrupted_on
     assert_equal(finished(resumed), uninterrupted)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")  # PyTorch's own, in its compiler
-def test_a_compiled_run_learns_what_an_eager_one_does(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")  # from PyTorch's compiler
+def test_a_compiled_run_has_the_losses_of_an_eager_one(tmp_path: Path) -> None:
     recipe = small_recipe("total_tokens=768", "long_context_share=0")
     eager, compiled = (
         [report["mix_loss"] for report in start(recipe, options(tmp_path / str(how), compile=how)).steps()]
@@ -62,19 +62,19 @@ def test_a_compiled_run_learns_what_an_eager_one_does(tmp_path: Path) -> None:
 
 
 def first_moments(folder: Path, **changes: Any) -> torch.Tensor:
-    """Adam's first moments after one step: its gradient, up to a factor."""
+    """Return Adam's first moments after one step, which are the gradient up to a factor."""
     run = start(small_recipe(), options(folder, **changes))
     run.train_step(run.batches_of(0))
     return torch.cat([state["exp_avg"].flatten() for state in run.optimizers[-1].state.values()])
 
 
-def test_the_size_of_a_pass_changes_nothing_but_rounding(tmp_path: Path) -> None:
+def test_the_size_of_a_pass_changes_only_rounding(tmp_path: Path) -> None:
     whole = first_moments(tmp_path / "whole", rows_per_pass=8 * 32)
     parts = first_moments(tmp_path / "parts", rows_per_pass=7 * 32)
     assert (whole - parts).norm() < 0.02 * whole.norm()
 
 
-def test_activations_computed_twice_give_the_same_gradients(tmp_path: Path) -> None:
+def test_recomputed_activations_give_the_same_gradients(tmp_path: Path) -> None:
     kept = first_moments(tmp_path / "kept", checkpoint_activations=False)
     again = first_moments(tmp_path / "again", checkpoint_activations=True)
     torch.testing.assert_close(again, kept)
@@ -101,7 +101,7 @@ def kept_bytes(folder: Path, checkpoint_activations: bool) -> int:
     return sum(size for pointer, size in sizes.items() if pointer not in weights)
 
 
-def test_a_validation_text_is_evaluated_now_and_then(tmp_path: Path) -> None:
+def test_a_validation_text_is_evaluated_at_the_scheduled_steps(tmp_path: Path) -> None:
     text = small_corpus(tmp_path / "validation.txt", num_documents=7)
     run = start(small_recipe("evaluations=2"), options(tmp_path / "run", validation=text))
     evaluations = {report["step"]: report for report in run.steps() if "validation_loss" in report}
@@ -109,22 +109,22 @@ def test_a_validation_text_is_evaluated_now_and_then(tmp_path: Path) -> None:
     assert run.validation is not None
     windows = [run.validation.batch(number, 1, 64) for number in range(run.validation.num_windows(64))]
     with torch.no_grad(), run.autocast():
-        losses = [float(batch_losses(run.model, window).mix) for window in windows]  # type: ignore[arg-type]
+        losses = [float(outcome_of(run.model, window).loss) for window in windows]  # type: ignore[arg-type]
     assert evaluations[12]["validation_loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-4)
 
 
-def test_windows_weigh_in_an_evaluation_by_their_counted_targets(tmp_path: Path) -> None:
+def test_an_evaluation_weights_windows_by_their_counted_targets(tmp_path: Path) -> None:
     run = start(small_recipe(), options(tmp_path / "run"))
     windows = HalfCounted(run.stream)
     found = run.evaluate(windows)["validation_loss"]
     with torch.no_grad():
-        losses = [float(batch_losses(run.model, windows.batch(n, 1, 64)).mix) for n in range(2)]  # type: ignore[arg-type]
+        losses = [float(outcome_of(run.model, windows.batch(n, 1, 64)).loss) for n in range(2)]  # type: ignore[arg-type]
     assert found == pytest.approx((losses[0] + 9 * losses[1]) / 10, abs=1e-4)
     assert abs(losses[0] - losses[1]) > 1e-3
 
 
 class HalfCounted:
-    """Two windows, of which the second has nine times as many counted targets as the first."""
+    """Two windows; the second has nine times as many counted targets as the first."""
 
     def __init__(self, windows: Windows) -> None:
         self.windows = windows
@@ -141,7 +141,7 @@ class HalfCounted:
 @pytest.mark.parametrize(
     ("evaluations", "steps"), [(0, []), (1, [12]), (5, [3, 5, 8, 10, 12]), (50, list(range(1, 13)))]
 )
-def test_evaluations_are_evenly_spread_and_the_last_is_at_the_end(
+def test_evaluations_are_evenly_spaced_and_the_last_is_at_the_end(
     evaluations: int, steps: list[int], tmp_path: Path
 ) -> None:
     run = start(small_recipe(f"evaluations={evaluations}"), options(tmp_path / "run"))
@@ -151,7 +151,7 @@ def test_evaluations_are_evenly_spread_and_the_last_is_at_the_end(
     assert due == steps
 
 
-def test_an_adaptive_beta_rises_where_the_mixture_is_ahead_of_the_dense_model(tmp_path: Path) -> None:
+def test_an_adaptive_beta_rises_when_the_mixture_is_ahead_of_the_dense_model(tmp_path: Path) -> None:
     text, log = small_corpus(tmp_path / "validation.txt", num_documents=7), tmp_path / "dense.jsonl"
     log.write_text(json.dumps({"step": 4, "validation_loss": 5.5}), encoding="utf-8")
     recipe = small_recipe("evaluations=3", "beta.initial=0", "beta.depth=0", "beta.adaptive=true")
@@ -160,12 +160,12 @@ def test_an_adaptive_beta_rises_where_the_mixture_is_ahead_of_the_dense_model(tm
     assert [report["beta"] for report in reports[3:5]] == [0.0, pytest.approx(expected, abs=1e-3)]
 
 
-def test_routers_are_balanced_first_and_priced_afterwards(tmp_path: Path) -> None:
+def test_beta_acts_after_the_router_warm_up(tmp_path: Path) -> None:
     reports = list(start(small_recipe(), options(tmp_path / "run")).steps())
     assert [report["beta"] > 0 for report in reports] == [False] * 3 + [True] * 9
 
 
-def test_a_trained_model_is_tuned_to_answer(tmp_path: Path) -> None:
+def test_a_trained_model_can_be_fine_tuned_on_conversations(tmp_path: Path) -> None:
     base = train(small_recipe("shape.context=256", "shape.vocab_size=320"), options(tmp_path / "base"))
     tuning = ("shape.context=256", "short_context=256", "shape.vocab_size=320", "text=conversations", f"initial={base}")
     chats = tmp_path / "chats.jsonl"
@@ -174,26 +174,19 @@ def test_a_trained_model_is_tuned_to_answer(tmp_path: Path) -> None:
     ]
     chats.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     run_options = replace(options(tmp_path / "chat", validation=chats), data=chats)
-    answering = start(small_recipe(*tuning, "evaluations=2", "tokens_per_step=1024", "total_tokens=12288"), run_options)
-    assert all(torch.equal(w.bfloat16(), v) for w, v in zip(answering.model.parameters(), weights(base), strict=True))
-    assert 0 < answering.batches_of(0)[0].counted.float().mean() < 0.95
-    evaluations = [report["validation_loss"] for report in answering.steps() if "validation_loss" in report]
+    run = start(small_recipe(*tuning, "evaluations=2", "tokens_per_step=1024", "total_tokens=12288"), run_options)
+    initial = NviumForCausalLM.from_pretrained(base).parameters()
+    assert all(
+        torch.equal(ours.bfloat16(), theirs) for ours, theirs in zip(run.model.parameters(), initial, strict=True)
+    )
+    assert 0 < run.batches_of(0)[0].counted.float().mean() < 0.95
+    evaluations = [report["validation_loss"] for report in run.steps() if "validation_loss" in report]
     assert evaluations[-1] < evaluations[0]
-    tokenizer = AutoTokenizer.from_pretrained(answering.export())
-    assert "Assistant:" in tokenizer.chat_template and tokenizer.get_vocab() == tokenizer_of(base).get_vocab()
+    tuned, original = AutoTokenizer.from_pretrained(run.export()), AutoTokenizer.from_pretrained(base)
+    assert "Assistant:" in tuned.chat_template and tuned.get_vocab() == original.get_vocab()
 
 
-def weights(folder: Path) -> list[torch.Tensor]:
-    return list(NviumForCausalLM.from_pretrained(folder).parameters())
-
-
-def tokenizer_of(folder: Path) -> Any:
-    return AutoTokenizer.from_pretrained(folder)
-
-
-@pytest.mark.parametrize(("settings", "warns"), [(["total_tokens=3072"], True), (["total_tokens=1e9"], False)])
-def test_tokens_per_parameter_are_told_with_a_warning_below_one(
-    tmp_path: Path, settings: list[str], warns: bool
-) -> None:
-    line = start(small_recipe(*settings), options(tmp_path / "run")).reading()
+@pytest.mark.parametrize(("total_tokens", "warns"), [("3072", True), ("1e9", False)])
+def test_less_than_one_token_per_parameter_is_a_warning(tmp_path: Path, total_tokens: str, warns: bool) -> None:
+    line = start(small_recipe(f"total_tokens={total_tokens}"), options(tmp_path / "run")).tokens_summary()
     assert "per parameter" in line and ("Warning" in line) == warns

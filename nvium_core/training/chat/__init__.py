@@ -1,1 +1,1 @@
-"""Conversations as training data: from stories to packed windows of tokens."""
+"""Conversations as training data: reading, tokenizing and packing them."""

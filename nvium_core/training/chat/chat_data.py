@@ -1,4 +1,4 @@
-"""Conversations for tuning, read from a chat file. A run keeps its examples and their origin in its folder."""
+"""Fine-tuning data from a chat file. A run stores its examples and a description of their source in its folder."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -23,10 +23,10 @@ from nvium_core.training.recipes.recipe import Recipe
 def prepare_conversations(
     recipe: Recipe, data: Path, folder: Path
 ) -> tuple[PreTrainedTokenizerBase, PackedConversations]:
-    """The tokenizer and the packed conversations, read from the folder if a previous start wrote them."""
+    """Return the tokenizer and the windows, from the folder if it has them."""
     tokenizer = given_tokenizer(recipe)
     if tokenizer is None:
-        raise TrainingError("conversations need an existing tokenizer: set initial or tokenizer")
+        raise TrainingError("conversations need an existing tokenizer: pass --set initial=MODEL or tokenizer=NAME")
     examples_file, origin_file = folder / "examples.npz", folder / "text.json"
     origin = text_origin(recipe, data) | {"answers_only": recipe.answers_only}
     if examples_file.exists():
@@ -39,7 +39,7 @@ def prepare_conversations(
 
 
 def validation_conversations(recipe: Recipe, data: Path, tokenizer: PreTrainedTokenizerBase) -> PackedConversations:
-    """The first conversations of a held-out file, up to the recipe's `validation_tokens`."""
+    """Return the first conversations of a held-out file, up to the recipe's `validation_tokens`."""
     examples = chat_examples(data, tokenizer, recipe.shape.context, recipe.answers_only)
     ends = accumulate(len(each) for each in examples)
     kept = [each for each, end in zip(examples, ends, strict=True) if end <= recipe.validation_tokens]
@@ -56,20 +56,21 @@ def in_windows(
 def chat_examples(
     path: Path, tokenizer: PreTrainedTokenizerBase, context: int, answers_only: bool = True
 ) -> list[Example]:
-    """Examples of at most `context` tokens from a chat file.
+    """Read and tokenize a chat file, and truncate conversations to `context` tokens.
 
-    Longer conversations are cut, and with `answers_only` dropped if no answer has begun by then; stderr says how many.
-    Raises `DataError` naming the file and line that cannot be used.
+    With `answers_only`, drop conversations whose answers all begin later. Print how many were truncated or dropped.
+    Raise `DataError` naming the file and line if a line is invalid.
     """
     console = Console(stderr=True)
-    found = list(track(encoded(path, tokenizer), "encoding", console=console, transient=True))
-    kept = [each.cut(context) for each in found if not answers_only or each.is_answer[:context].any()]
+    whole = list(track(encoded(path, tokenizer), "tokenizing", console=console, transient=True))
+    kept = [each.cut(context) for each in whole if not answers_only or each.is_answer[:context].any()]
     if not kept:
         raise DataError(f"{path}: no conversation has an answer within a context of {context} tokens")
-    num_cut, num_lost = sum(len(each) > context for each in found), len(found) - len(kept)
-    if num_cut:
+    num_long, num_dropped = sum(len(each) > context for each in whole), len(whole) - len(kept)
+    if num_long:
         console.print(
-            f"{path}: {num_cut} of {len(found)} conversations exceed the context and are cut, {num_lost} left out"
+            f"{path}: {num_long} of {len(whole)} conversations exceed the context of {context} tokens; "
+            f"{num_dropped} dropped, the others truncated"
         )
     return kept
 

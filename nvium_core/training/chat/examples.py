@@ -1,6 +1,6 @@
-"""Conversations as tokens to tune on; only the assistant's count in the loss. Plain texts count whole.
+"""Conversations and plain texts as token ids for fine-tuning.
 
-Prompts are tokenized as in the server, by the tokenizer's chat template, so training and serving match exactly.
+Prompts are rendered by the tokenizer's chat template, as in the server, so training and serving match exactly.
 
 Shapes: T tokens.
 """
@@ -20,8 +20,11 @@ from nvium_core.training.data.documents import DataError
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """A conversation's tokens [T], and which of them are the assistant's [T]: its answers and the end-of-text after
-    each. Of a plain text, all but a begin-of-text are."""
+    """Token ids [T], and which of them count in the loss [T].
+
+    In a conversation the assistant's answers count, each with its end-of-text. In a plain text everything counts but
+    a begin-of-text.
+    """
 
     tokens: NDArray[np.int64]
     is_answer: NDArray[np.bool_]
@@ -30,37 +33,33 @@ class Example:
         return len(self.tokens)
 
     def cut(self, length: int) -> "Example":
-        """The first `num_tokens` tokens."""
+        """Keep the first `length` tokens."""
         return Example(self.tokens[:length], self.is_answer[:length])
 
 
 def prompt_tokens(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The prompt of the assistant's turn."""
+    """Render and tokenize a conversation up to the assistant's turn."""
     text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
     assert isinstance(text, str)
     return tokenizer.encode(text, add_special_tokens=False, verbose=False)
 
 
 def example(line: Line, tokenizer: PreTrainedTokenizerBase) -> Example:
-    """Raises `DataError` as `conversation_example` does."""
-    return text_example(line, tokenizer) if isinstance(line, str) else conversation_example(line, tokenizer)
+    """Tokenize a plain text as a prompt with its end-of-text, or a conversation up to its last answer.
 
-
-def text_example(text: str, tokenizer: PreTrainedTokenizerBase) -> Example:
-    """The tokens of a text as a prompt, and its end."""
-    check_plain([text], tokenizer)
-    tokens = np.array([*tokenizer.encode(text, verbose=False), tokenizer.eos_token_id])
+    Raise `DataError` if a text contains a special token, or if the chat template changes an answer when another message
+    follows it.
+    """
+    if not isinstance(line, str):
+        return conversation_example(line, tokenizer)
+    check_plain([line], tokenizer)
+    tokens = np.array([*tokenizer.encode(line, verbose=False), tokenizer.eos_token_id])
     is_answer = np.full(len(tokens), True)
     is_answer[0] = tokens[0] != tokenizer.bos_token_id
     return Example(tokens, is_answer)
 
 
 def conversation_example(conversation: Conversation, tokenizer: PreTrainedTokenizerBase) -> Example:
-    """The tokens of a conversation up to its last answer.
-
-    Raises `DataError` if a message holds a special token, or if the chat template changes an answer once another
-    message follows it.
-    """
     check_plain([message["content"] for message in conversation], tokenizer)
     tokens, is_answer = list[int](), list[bool]()
     for index, message in enumerate(conversation):
@@ -68,23 +67,21 @@ def conversation_example(conversation: Conversation, tokenizer: PreTrainedTokeni
             continue
         prompt = prompt_tokens(conversation[:index], tokenizer)
         if prompt[: len(tokens)] != tokens:
-            raise DataError("the chat template changes an answer when another message follows; give each its own line")
-        answer = answer_tokens(message["content"], tokenizer)
+            raise DataError(
+                "the chat template changes an answer when another message follows; put each answer on its own line"
+            )
+        text = tokenizer.encode(message["content"], add_special_tokens=False, verbose=False)
+        answer = [*text, tokenizer.eos_token_id]
         is_answer += [False] * (len(prompt) - len(tokens)) + [True] * len(answer)
         tokens = prompt + answer
     return Example(np.array(tokens), np.array(is_answer))
 
 
-def answer_tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """An answer and the end of the turn."""
-    return [*tokenizer.encode(text, add_special_tokens=False, verbose=False), tokenizer.eos_token_id]
-
-
 def check_plain(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse special tokens in texts; the server reads those as text."""
+    """Raise `DataError` if a text contains a special token: the server would tokenize it as plain text."""
     for token in tokenizer.all_special_tokens:
         if any(token in text for text in texts):
-            raise DataError(f"a text holds the special token {token}")
+            raise DataError(f"a text contains the special token {token}; remove it")
 
 
 def save_examples(path: Path, examples: Sequence[Example]) -> None:
@@ -100,11 +97,11 @@ def save_examples(path: Path, examples: Sequence[Example]) -> None:
 
 
 def load_examples(path: Path) -> list[Example]:
-    """Raises `DataError` naming a damaged file."""
+    """Read examples. Raise `DataError` if the file is damaged."""
     try:
         with path.open("rb") as file, np.load(file) as arrays:
             ends = arrays["lengths"].cumsum()[:-1]
             parts = (np.split(arrays[name], ends) for name in ("tokens", "is_answer"))
             return [Example(*example) for example in zip(*parts, strict=True)]
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
-        raise DataError(f"{path}: damaged ({error!r})") from error
+        raise DataError(f"{path}: damaged ({error!r}); delete it to start over") from error

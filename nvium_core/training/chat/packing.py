@@ -1,6 +1,6 @@
-"""Conversations in windows, packed or one in each, with the interface of a packed text stream.
+"""Windows of conversations, with one or several in each.
 
-A batch depends on (examples, seed, step) only, so a resumed run sees the same batches.
+A batch depends on examples, seed and step only, so a resumed run sees the same batches.
 
 Shapes: B windows, T tokens, F fields of a batch.
 """
@@ -19,8 +19,10 @@ from nvium_core.training.data.windows import Batch, permuted
 
 
 class PackedConversations:
-    """Examples in windows, in an order that depends on the seed only; `together` puts several in each. Answers count,
-    or without `answers_only` all tokens."""
+    """Windows of examples, shuffled by a seed.
+
+    `together` packs several examples into a window. `answers_only=False` makes all tokens count in the loss.
+    """
 
     def __init__(
         self,
@@ -36,11 +38,11 @@ class PackedConversations:
         self._num_rows = tuple(len(example) - 1 for example in examples)
 
     def batch(self, first_window: int, num_windows: int, context: int) -> Batch:
-        """Windows first_window … first_window + num_windows − 1 of the endless shuffled sequence of windows.
+        """Return `num_windows` windows from number `first_window` of the endless shuffled sequence.
 
-        Padding is end-of-text, which does not count. Raises `DataError` if an example is longer than the context.
+        Padding is end-of-text and does not count. Raise `DataError` if an example is longer than the context.
         """
-        windows = self._windows(context)
+        windows = examples_by_window(self._num_rows, context, self.together)
         numbers = range(first_window, first_window + num_windows)
         places = [permuted(n % len(windows), len(windows), (self.seed, n // len(windows))) for n in numbers]
         window_BFT = torch.from_numpy(np.stack([self._window(windows[place], context) for place in places]))
@@ -48,15 +50,11 @@ class PackedConversations:
         return Batch(inputs_BT, targets_BT, positions_BT, documents_BT, counted_BT.bool(), is_causal=not self.together)
 
     def num_windows(self, context: int) -> int:
-        """Windows per epoch."""
-        return len(self._windows(context))
-
-    def _windows(self, context: int) -> list[list[int]]:
-        """Examples by window."""
-        return packed(self._num_rows, context) if self.together else alone(self._num_rows, context)
+        """Return the windows per epoch."""
+        return len(examples_by_window(self._num_rows, context, self.together))
 
     def _window(self, numbers: Sequence[int], context: int) -> NDArray[np.int64]:
-        """A window's fields [F, T], in the order of a batch's. All tokens of an example but its last are inputs."""
+        """Build a window's fields [F, T] in the order of `Batch`. An example's last token is a target only."""
         window_FT = np.full((5, context), self.end_token)
         inputs_T, targets_T, positions_T, documents_T, counted_T = window_FT
         positions_T[:], documents_T[:], counted_T[:] = np.arange(context), len(numbers), False
@@ -71,23 +69,17 @@ class PackedConversations:
 
 
 @cache
-def alone(num_rows: tuple[int, ...], context: int) -> list[list[int]]:
-    """Every example in a window of its own."""
-    check_fits(num_rows, context)
-    return [[number] for number in range(len(num_rows))]
-
-
-def check_fits(num_rows: Sequence[int], context: int) -> None:
+def examples_by_window(num_rows: tuple[int, ...], context: int, together: bool) -> list[list[int]]:
+    """Return the numbers of the examples in each window. Raise `DataError` if an example is longer than the context."""
     if max(num_rows) > context:
-        raise DataError(f"a conversation of {max(num_rows) + 1} tokens is too long for a context of {context}")
+        raise DataError(f"a conversation of {max(num_rows) + 1} tokens is too long for a context of {context} tokens")
+    return packed(num_rows, context) if together else [[number] for number in range(len(num_rows))]
 
 
-@cache
-def packed(num_rows: tuple[int, ...], context: int) -> list[list[int]]:
-    """Best-fit decreasing."""
-    check_fits(num_rows, context)
+def packed(num_rows: Sequence[int], context: int) -> list[list[int]]:
+    """Pack examples into windows by best-fit decreasing. Return the numbers of the examples in each window."""
     windows = list[list[int]]()
-    rooms = list[tuple[int, int]]()  # sorted; (rows that a window has left, its number)
+    rooms = list[tuple[int, int]]()  # (free rows, number of the window), sorted
     for number in sorted(range(len(num_rows)), key=num_rows.__getitem__, reverse=True):
         place = bisect_left(rooms, (num_rows[number], 0))
         if place < len(rooms):

@@ -1,1 +1,1 @@
-"""What a run reads: documents, their tokens, and the windows that are cut from them."""
+"""Training data: documents, their tokens, and batches of windows."""

@@ -1,7 +1,7 @@
-"""Streams the documents of a folder of files, or of one large file; never all in memory.
+"""Stream the documents of a folder or of a large file, without loading them all into memory.
 
-Files end in .txt (documents separated by `<|endoftext|>` lines), .jsonl or .json (an object with `text` a line, as in
-C4), or .parquet (a column `text`); all but the last may be compressed, .gz, .xz or .zst. Knows no tokens.
+Files are .txt (with a line `<|endoftext|>` between documents), .jsonl or .json (one object with `text` per line, as in
+C4), or .parquet (with a column `text`). All but .parquet may be compressed as .gz, .xz or .zst.
 """
 
 import gzip
@@ -13,7 +13,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, Any
 
-from nvium_core.training.data.documents import END_OF_TEXT, DataError, read_documents
+from nvium_core.training.data.documents import DataError, read_documents, split_documents
 
 FIELD = "text"
 BATCH_ROWS = 1024
@@ -21,12 +21,12 @@ BATCH_ROWS = 1024
 
 
 def is_corpus(path: Path) -> bool:
-    """Whether a text is streamed: a folder, or a file other than plain or .xz text."""
+    """Return True if a text is streamed: a folder, or any file but plain or .xz text."""
     return path.is_dir() or kind(path) in READERS.keys() - {".txt"} or path.suffix in (".gz", ".zst")
 
 
 def corpus_files(path: Path) -> list[Path]:
-    """Sorted by name. Raises `DataError` if there are none."""
+    """List a corpus's files by name. Raise `DataError` if there are none."""
     files = (
         [path]
         if path.is_file()
@@ -38,12 +38,12 @@ def corpus_files(path: Path) -> list[Path]:
 
 
 def documents_of(path: Path) -> Iterable[str]:
-    """Documents, one by one for a corpus, all at once for a text. Raises `DataError` naming what cannot be read."""
+    """Stream the documents of a corpus, or read those of a text file. Raise `DataError` if a file is unreadable."""
     return stream_documents(path) if is_corpus(path) else read_documents(path)
 
 
 def stream_documents(path: Path) -> Iterator[str]:
-    """Every non-empty document. Raises `DataError` naming the file and line that cannot be read."""
+    """Yield every non-empty document. Raise `DataError` naming the file that is unreadable."""
     for file in corpus_files(path):
         yield from file_documents(file)
 
@@ -53,34 +53,27 @@ def file_documents(file: Path) -> Iterator[str]:
         yield from (text for document in READERS[kind(file)](file) if (text := document.strip("\n")))
     except DataError:
         raise
-    except Exception as error:  # whatever the formats' libraries make of damaged files
+    except Exception as error:  # the formats' libraries raise many types for damaged files
         raise DataError(f"{file}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def kind(path: Path) -> str:
-    """The file's type by its suffix, without that of its compression."""
+    """Return the file's suffix without a suffix of compression."""
     return (path.with_suffix("") if path.suffix in OPENERS else path).suffix
 
 
 def read_text(path: Path) -> Iterator[str]:
-    lines = list[str]()
-    for line in opened(path):
-        if line.rstrip("\r\n") == END_OF_TEXT:
-            yield "".join(lines)
-            lines.clear()
-        else:
-            lines.append(line)
-    yield "".join(lines)
+    return split_documents(lines_of(path))
 
 
 def read_json_lines(path: Path) -> Iterator[str]:
-    for number, line in enumerate(opened(path), 1):
+    for number, line in enumerate(lines_of(path), 1):
         if line.strip():
             yield field_of(json.loads(line), f"{path}, line {number}")
 
 
 def read_parquet(path: Path) -> Iterator[str]:
-    file = optional("pyarrow.parquet").ParquetFile(path)
+    file = import_optional("pyarrow.parquet").ParquetFile(path)
     if FIELD not in file.schema_arrow.names:
         raise DataError(f"{path}: no column {FIELD!r}")
     for batch in file.iter_batches(BATCH_ROWS, columns=[FIELD]):
@@ -89,28 +82,27 @@ def read_parquet(path: Path) -> Iterator[str]:
 
 def field_of(row: Any, place: str) -> str:
     if not (isinstance(row, dict) and isinstance(row.get(FIELD), str)):
-        raise DataError(f"{place}: not an object with a {FIELD!r}")
+        raise DataError(f"{place}: must be an object with a string {FIELD!r}")
     text: str = row[FIELD]
     return text
 
 
-def opened(path: Path) -> Iterable[str]:
-    """The lines of a file."""
+def lines_of(path: Path) -> Iterable[str]:
     with OPENERS.get(path.suffix, Path.open)(path, "rb") as file, TextIOWrapper(file, encoding="utf-8-sig") as lines:
         yield from lines
 
 
 def open_zst(path: Path, mode: str) -> IO[bytes]:
-    found: IO[bytes] = optional("zstandard").open(path, mode)
-    return found
+    file: IO[bytes] = import_optional("zstandard").open(path, mode)
+    return file
 
 
-def optional(name: str) -> Any:
-    """A library that only some files need."""
+def import_optional(name: str) -> Any:
+    """Import a library of the extra `corpus`. Raise `DataError` if it is not installed."""
     try:
         return import_module(name)
     except ImportError as error:
-        raise DataError(f"{error}: pip install 'nvium[corpus]'") from error
+        raise DataError(f"{error}; install it with pip install 'nvium[corpus]'") from error
 
 
 OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".zst": open_zst}

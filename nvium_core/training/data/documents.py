@@ -1,14 +1,16 @@
-"""Documents of a text file, and the diet: which are read, and how often.
+"""Documents of a text file, and the data mixture (`Diet`): how often each document is read.
 
-Text is UTF-8, plain or .xz, documents separated by a line `<|endoftext|>`.
+Text is UTF-8, plain or .xz. A line `<|endoftext|>` separates documents.
 """
 
 import lzma
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,45 +23,52 @@ WORD = re.compile(r"[a-z']+")
 
 
 class DataError(NviumError, ValueError):
-    """Text that cannot be used; the message names the file."""
+    """Training text or conversations are unusable."""
+
+
+def open_text(path: Path) -> IO[str]:
+    """Open a UTF-8 file, plain or .xz."""
+    return (lzma.open if path.suffix == ".xz" else open)(path, "rt", encoding="utf-8-sig")
 
 
 def read_documents(path: Path) -> list[str]:
+    """Read a text file's documents. Raise `DataError` if there are none or the file is unreadable."""
     try:
-        with (lzma.open if path.suffix == ".xz" else open)(path, "rt", encoding="utf-8-sig") as file:
-            text = file.read()
+        with open_text(path) as file:
+            documents = [document for text in split_documents(file) if (document := text.strip("\n"))]
     except (OSError, UnicodeDecodeError, lzma.LZMAError, EOFError) as error:
         raise DataError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-    documents = [
-        document.strip("\n") for document in re.split(rf"^{re.escape(END_OF_TEXT)}$", text, flags=re.MULTILINE)
-    ]
-    documents = [document for document in documents if document]
     if not documents:
         raise DataError(f"{path}: no documents")
     return documents
 
 
+def split_documents(lines: Iterable[str]) -> Iterator[str]:
+    """Split lines into documents at the `<|endoftext|>` lines."""
+    document = list[str]()
+    for line in lines:
+        if line.rstrip("\n") == END_OF_TEXT:
+            yield "".join(document)
+            document.clear()
+        else:
+            document.append(line)
+    yield "".join(document)
+
+
 def simplicity(documents: Sequence[str]) -> NDArray[np.float64]:
-    """The share of each document's words that are among the corpus's 1,000 most common."""
-    counts = [Counter(WORD.findall(document.lower())) for document in documents]
-    common = {word for word, _ in sum_counts(counts).most_common(COMMON_WORDS)}
-    return np.array([sum(n for word, n in c.items() if word in common) / max(1, c.total()) for c in counts])
-
-
-def sum_counts(counts: Sequence[Counter[str]]) -> Counter[str]:
-    total: Counter[str] = Counter()
-    for each in counts:
-        total.update(each)
-    return total
+    """Return the share of each document's words that are among the 1,000 most common of all documents."""
+    words = [WORD.findall(document.lower()) for document in documents]
+    common = {word for word, _ in Counter(chain.from_iterable(words)).most_common(COMMON_WORDS)}
+    return np.array([sum(word in common for word in each) / max(1, len(each)) for each in words])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diet:
-    """Epochs for the simple documents and for the others.
+    """A data mixture: epochs of simple documents and of the others.
 
-    Simple are those up to `short_characters` long, and the simplest `simple_share` of all characters. A share of the
-    readings drops the title, a first line that stands alone and ends no sentence, so that a prompt need not begin with
-    one.
+    Documents of up to `short_characters` are simple, and so are the simplest documents with `simple_share` of all
+    characters. `untitled_share` of the readings drop the title, a first line followed by a blank one, so the model also
+    learns to begin without a title.
     """
 
     simple_share: float = 0.0
@@ -70,21 +79,22 @@ class Diet:
 
     def __post_init__(self) -> None:
         if min(self.simple_epochs, self.other_epochs) < 0 or max(self.simple_epochs, self.other_epochs) == 0:
-            raise ValueError("simple_epochs and other_epochs must not be negative, nor both 0")
+            raise ValueError("simple_epochs and other_epochs must not be negative or both 0")
 
     def readings(self, documents: Sequence[str], seed: int) -> list[str]:
-        """The documents in reading order."""
+        """Repeat and shuffle the documents."""
         rng = np.random.default_rng(seed)
         order = self.order(documents, rng)
         untitled = rng.random(len(order)) < self.untitled_share
         return [without_title(documents[i]) if bare else documents[i] for i, bare in zip(order, untitled, strict=True)]
 
     def order(self, documents: Sequence[str], rng: np.random.Generator) -> NDArray[np.int64]:
-        """Document numbers in reading order."""
+        """Return document numbers in reading order."""
         times = np.floor(self._epochs(documents) + rng.random(len(documents))).astype(int)
         return rng.permutation(np.repeat(np.arange(len(documents)), times))
 
     def _epochs(self, documents: Sequence[str]) -> NDArray[np.float64]:
+        """Return the epochs of each document."""
         simplest_first = np.argsort(-simplicity(documents), kind="stable")
         lengths = np.array([len(document) for document in documents])[simplest_first]
         is_simple = np.empty(len(documents), dtype=bool)
@@ -94,7 +104,7 @@ class Diet:
 
 
 def without_title(document: str) -> str:
-    """Without the first line, if a blank line follows it and it ends no sentence."""
+    """Drop the first line if a blank line follows and it is not the end of a sentence."""
     title, blank, text = document.partition("\n\n")
     is_title = blank and "\n" not in title and not title.endswith((".", '."', '!"', '?"'))
     return text if is_title else document

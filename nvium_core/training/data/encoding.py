@@ -1,4 +1,4 @@
-"""Documents as one stream of tokens: end-of-text before every document, and at the end."""
+"""Tokenize documents into one stream, with an end-of-text before every document and at the end."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from nvium_core.training.data.windows import Tokens
 
 BATCH_DOCUMENTS, BATCH_CHARACTERS = 1000, 2**22
-"""Tokenized, and in memory, at once; a document is never divided."""
+"""A batch is tokenized once it has this many documents or characters."""
 
 
 def encode(documents: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Tokens:
@@ -21,13 +21,15 @@ def encode(documents: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Toke
 def encoded(
     documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, max_tokens: int, *, is_followed: bool = False
 ) -> Iterator[Tokens]:
-    """The same stream in parts, up to `max_tokens`; without its end if another stream follows it."""
+    """Yield the stream in parts, up to `max_tokens`. Omit the last end-of-text if another stream follows."""
     source = batches(documents)
     batch = next(source, None)
     while batch and max_tokens > 0:
         following = next(source, None)
         tokens = encode(batch, tokenizer)
-        part = (tokens[:-1] if following or is_followed else tokens)[:max_tokens]  # what follows begins with an end
+        if following or is_followed:
+            tokens = tokens[:-1]  # the next stream starts with this end-of-text
+        part = tokens[:max_tokens]
         yield part
         batch, max_tokens = following, max_tokens - len(part)
 

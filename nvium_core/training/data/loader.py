@@ -1,4 +1,4 @@
-"""Prepares batches ahead on a thread, so that the device never waits."""
+"""Prepare batches ahead on a thread, so the device never waits for data."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -10,16 +10,17 @@ Item = TypeVar("Item")
 
 
 def prefetched(items: Iterable[Item], num_ahead: int = 2) -> Iterator[Item]:
-    """The same items in the same order, up to `num_ahead` prepared in advance. Exceptions are raised in their item's
-    turn."""
+    """Yield the items in order while up to `num_ahead` of them are computed on a thread.
+
+    An exception is raised where its item would be yielded.
+    """
     source = iter(items)
+
+    def next_item() -> list[Item]:
+        return list(islice(source, 1))
+
     with ThreadPoolExecutor(1, thread_name_prefix="batches") as thread:
-        ahead: deque[Future[list[Item]]] = deque(thread.submit(next_one, source) for _ in range(num_ahead))
+        ahead: deque[Future[list[Item]]] = deque(thread.submit(next_item) for _ in range(num_ahead))
         while item := ahead.popleft().result():
-            ahead.append(thread.submit(next_one, source))
+            ahead.append(thread.submit(next_item))
             yield item[0]
-
-
-def next_one(source: Iterator[Item]) -> list[Item]:
-    """The next item, or nothing."""
-    return list(islice(source, 1))

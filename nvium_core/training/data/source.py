@@ -1,4 +1,4 @@
-"""What a run reads, by its recipe's kind of text: documents or conversations."""
+"""A run's training and validation data: documents or conversations, as its recipe says."""
 
 from pathlib import Path
 
@@ -16,9 +16,10 @@ from nvium_core.training.recipes.recipe import Recipe
 def prepare_text(
     recipe: Recipe, data: Path, folder: Path, processes: Processes = ALONE
 ) -> tuple[PreTrainedTokenizerBase, Windows]:
-    """The tokenizer and the training windows, read from the run's folder if a previous start wrote them.
+    """Return the tokenizer and the training windows, from the run's folder if it has them.
 
-    Every process must call it. Raises `DataError` for data of the other kind, naming recipes that take it.
+    Every process must call it. Raise `DataError` if the recipe needs documents and the data are conversations, or the
+    other way round.
     """
     check_kind(recipe, data)
     if recipe.text == "documents":
@@ -31,13 +32,19 @@ def prepare_text(
 
 def check_kind(recipe: Recipe, data: Path) -> None:
     if recipe.text == "documents" and holds_conversations(data):
-        raise DataError(f"{data}: holds conversations, which `stories-chat` with --set initial=MODEL takes")
+        raise DataError(
+            f"{data}: contains conversations, but this recipe trains on documents; "
+            "use the recipe `stories-chat` with --set initial=MODEL"
+        )
     if recipe.text == "conversations" and data.exists() and not data.name.endswith(CHAT_SUFFIXES):
-        raise DataError(f"{data}: holds documents, which `tales` and `small` take; this recipe reads chats (.jsonl)")
+        raise DataError(
+            f"{data}: contains documents, but this recipe trains on conversations (.jsonl); "
+            "use a recipe such as `small`"
+        )
 
 
 def validation_text(recipe: Recipe, data: Path, tokenizer: PreTrainedTokenizerBase) -> Windows:
-    """The first `validation_tokens` of a held-out text."""
+    """Return the first `validation_tokens` tokens of a held-out text."""
     check_kind(recipe, data)
     if recipe.text == "conversations":
         return validation_conversations(recipe, data, tokenizer)

@@ -1,4 +1,4 @@
-"""Trains a byte-level BPE tokenizer, saved as a plain `PreTrainedTokenizerFast` folder."""
+"""Train a byte-level BPE tokenizer, and save it as a plain `PreTrainedTokenizerFast` folder."""
 
 import json
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from nvium_core.training.data.documents import END_OF_TEXT
 
 
 def train_tokenizer(documents: Iterable[str], vocab_size: int, context: int) -> PreTrainedTokenizerFast:
-    """Any text round-trips. End-of-text opens every encoding and ends every document."""
+    """Train a tokenizer that round-trips any text. Every encoding starts with end-of-text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -39,8 +39,7 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, context: int) -> 
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write tokenizer.json, and a tokenizer_config.json that every version of `AutoTokenizer` reads, with the chat
-    template."""
+    """Write tokenizer.json, and a tokenizer_config.json with the chat template that any `AutoTokenizer` can read."""
     tokenizer.save_pretrained(folder)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -1,6 +1,6 @@
-"""The token stream of a run: made from its text once, kept in its folder with the tokenizer and its origin.
+"""A run's token stream, tokenized once and stored in its folder with the tokenizer and a description of the source.
 
-A text becomes one file; a corpus becomes shards and is never all in memory, neither text nor tokens.
+A text becomes one file. A corpus becomes shards; neither its text nor its tokens are ever all in memory.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from nvium_core.training.initial import given_tokenizer
 from nvium_core.training.recipes.recipe import Recipe
 
 MAX_TOKENIZER_CHARACTERS = 2**28
-"""Characters of a corpus on which a tokenizer is trained."""
+"""Number of characters of a corpus that a tokenizer is trained on."""
 
 ALONE = Processes()
 
@@ -34,12 +34,11 @@ ALONE = Processes()
 def prepare_documents(
     recipe: Recipe, data: Path, folder: Path, processes: Processes = ALONE
 ) -> tuple[PreTrainedTokenizerBase, PackedStream]:
-    """The tokenizer and the token stream, read from the folder if a previous start wrote them. Every process must call
-    it; those of a corpus share the work."""
+    """Return the tokenizer and the token stream, from the folder if it has them. Every process must call it."""
     origin = text_origin(recipe, data)
-    are_there = any(path.exists() for path in token_files(folder))
+    is_tokenized = any(path.exists() for path in token_files(folder))
     processes.wait()
-    if are_there:
+    if is_tokenized:
         check_origin(folder / "text.json", origin)
     else:
         make_tokens(recipe, data, folder, origin, processes)
@@ -48,12 +47,12 @@ def prepare_documents(
 
 
 def token_files(folder: Path) -> tuple[Path, Path]:
-    """The file of a text, and the folder of a corpus's shards."""
+    """Return the file of a text's tokens, and the folder of a corpus's shards."""
     return folder / "tokens.npy", folder / "tokens"
 
 
 def validation_documents(recipe: Recipe, data: Path, tokenizer: PreTrainedTokenizerBase) -> PackedStream:
-    """The first tokens of a held-out text."""
+    """Return the first `validation_tokens` tokens of a held-out text."""
     parts = list(encoded(documents_of(data), tokenizer, recipe.validation_tokens))
     if not parts:
         raise DataError(f"{data}: no documents")
@@ -75,7 +74,7 @@ def make_tokens(recipe: Recipe, data: Path, folder: Path, origin: dict[str, Any]
 
 
 def make_stream(recipe: Recipe, data: Path, file: Path) -> None:
-    """Tokens of a text in memory, in the order of the recipe's diet."""
+    """Tokenize a text in memory, in the order of the recipe's data mixture."""
     documents = read_documents(data)
     tokenizer = make_tokenizer(recipe, documents, file.parent)
     tokens = encode(recipe.diet.readings(documents, recipe.seed), tokenizer)
@@ -84,13 +83,13 @@ def make_stream(recipe: Recipe, data: Path, file: Path) -> None:
 
 
 def make_shards(recipe: Recipe, data: Path, shards: Path, processes: Processes) -> None:
-    """Tokens of a corpus in order of its files, as many as the run reads once. Every process must call it."""
+    """Tokenize as much of a corpus as the run reads. Every process must call it."""
     if recipe.diet != Diet():
         raise DataError(
-            f"{data}: a corpus is not all in memory, so there is no diet; give one text file, or set diet.…"
+            f"{data}: a corpus does not support a data mixture; pass a single text file, or a recipe without a diet"
         )
     if processes.is_first:
-        make_tokenizer(recipe, beginning(stream_documents(data), MAX_TOKENIZER_CHARACTERS), shards.parent)
+        make_tokenizer(recipe, first_documents(stream_documents(data), MAX_TOKENIZER_CHARACTERS), shards.parent)
         shutil.rmtree(shards, ignore_errors=True)
         shards.mkdir()
     processes.wait()
@@ -99,7 +98,7 @@ def make_shards(recipe: Recipe, data: Path, shards: Path, processes: Processes) 
 
 
 def make_tokenizer(recipe: Recipe, documents: Iterable[str], folder: Path) -> PreTrainedTokenizerBase:
-    """The recipe's, or one trained on the documents; written and read back."""
+    """Save and reload the recipe's tokenizer, or one trained on the documents."""
     shape = recipe.shape
     tokenizer = given_tokenizer(recipe) or train_tokenizer(documents, shape.vocab_size, shape.context)
     save_tokenizer(tokenizer, folder / "tokenizer")
@@ -107,12 +106,12 @@ def make_tokenizer(recipe: Recipe, documents: Iterable[str], folder: Path) -> Pr
 
 
 def saved_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder / "tokenizer", trust_remote_code=False)
-    return found
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder / "tokenizer", trust_remote_code=False)
+    return tokenizer
 
 
-def beginning(documents: Iterable[str], max_characters: int) -> Iterator[str]:
-    """Documents of at most this many characters."""
+def first_documents(documents: Iterable[str], max_characters: int) -> Iterator[str]:
+    """Yield documents until they have `max_characters` characters."""
     for document in documents:
         yield document
         max_characters -= len(document)
@@ -121,27 +120,27 @@ def beginning(documents: Iterable[str], max_characters: int) -> Iterator[str]:
 
 
 def check_length(num_tokens: int, context: int, data: Path) -> None:
-    """Raise `DataError` for a text too short for one window."""
+    """Raise `DataError` if a text is too short for one window."""
     if num_tokens <= context:
-        raise DataError(f"{data}: {num_tokens} tokens of text are too few for a context of {context}")
+        raise DataError(f"{data}: {num_tokens} tokens of text are too few for a context of {context} tokens")
 
 
 def read_tokens(folder: Path) -> Tokens | ShardedTokens:
-    """Memory-mapped."""
-    whole, parts = token_files(folder)
-    return ShardedTokens([mapped(path) for path in sorted(parts.iterdir())]) if parts.is_dir() else mapped(whole)
+    """Memory-map a folder's tokens."""
+    whole, shards = token_files(folder)
+    return ShardedTokens([mapped(path) for path in sorted(shards.iterdir())]) if shards.is_dir() else mapped(whole)
 
 
 def mapped(path: Path) -> Tokens:
     try:
         tokens: Tokens = np.load(path, mmap_mode="r")
     except (ValueError, EOFError) as error:
-        raise TrainingError(f"{path}: damaged ({error}); delete it to begin again") from error
+        raise TrainingError(f"{path}: damaged ({error}); delete it to start over") from error
     return tokens
 
 
 def text_origin(recipe: Recipe, data: Path) -> dict[str, Any]:
-    """Everything that a run's tokens depend on."""
+    """Describe everything that a run's tokens depend on."""
     shape = recipe.shape
     return {
         "data": text_digest(data),
@@ -154,7 +153,7 @@ def text_origin(recipe: Recipe, data: Path) -> dict[str, Any]:
 
 
 def text_digest(path: Path) -> str:
-    """SHA-256 of a file; of a folder, which is too large to hash, of the names and sizes of its files."""
+    """Return the SHA-256 of a file, or of the names and sizes of a folder's files, which are too large to hash."""
     try:
         if path.is_dir():
             listed = [f"{each.relative_to(path)} {each.stat().st_size}" for each in corpus_files(path)]
@@ -166,24 +165,25 @@ def text_digest(path: Path) -> str:
 
 
 def check_origin(path: Path, origin: dict[str, Any]) -> None:
-    """Refuse to resume with tokens made from something else."""
+    """Raise `TrainingError` if a folder's tokens were made from other data or with other settings."""
     try:
         others = differences(json.loads(path.read_text(encoding="utf-8")), origin)
     except (OSError, ValueError) as error:
         raise TrainingError(f"{path}: {error}; delete tokens.npy in its folder to start over") from error
     if others:
         raise TrainingError(
-            f"{path.parent}: holds tokens of other {', '.join(sorted(others))}; choose another --folder"
+            f"{path.parent}: the folder's tokens were made with another {', '.join(sorted(others))}; "
+            "choose another --folder"
         )
 
 
 def differences(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> set[str]:
-    """Dotted keys at which two nested tables differ."""
-    found = set[str]()
-    for key in sorted(one.keys() | other.keys()):
+    """Return the dotted keys at which two nested dictionaries differ."""
+    keys = set[str]()
+    for key in one.keys() | other.keys():
         ours, theirs = one.get(key), other.get(key)
         if isinstance(ours, dict) and isinstance(theirs, dict):
-            found |= differences(ours, theirs, f"{prefix}{key}.")
+            keys |= differences(ours, theirs, f"{prefix}{key}.")
         elif ours != theirs:
-            found.add(prefix + key)
-    return found
+            keys.add(prefix + key)
+    return keys

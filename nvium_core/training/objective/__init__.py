@@ -1,1 +1,1 @@
-"""What each training method builds and minimises."""
+"""Training objectives."""

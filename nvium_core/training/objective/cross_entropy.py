@@ -1,10 +1,10 @@
-"""−log softmax of a linear head at the targets; many rows' logits are computed in chunks.
+"""−log softmax of a linear head at the targets, in chunks of rows if there are many logits.
 
-The head is applied to `CHUNK_ROWS` rows at a time, and again in the backward pass, which takes a little longer than
-holding the logits; so few logits are held. PyTorch's own chunked `linear_cross_entropy` computes gradients in the
-forward pass, where the mixture's weights of the exits are not known yet.
+The head is applied to `CHUNK_ROWS` rows at a time, and again in the backward pass. That saves the memory of the logits
+and takes little longer. PyTorch's chunked `linear_cross_entropy` does not fit: it computes gradients in the forward
+pass, before the weights of the exits in the mixture are known.
 
-Shapes: R rows, D width, V vocabulary.
+Shapes: R rows, C rows of a chunk, D width, V vocabulary, X any.
 """
 
 from typing import Any
@@ -17,23 +17,23 @@ from torch.nn import functional as F
 from nvium_core.model.nvium import token_nll
 
 CHUNK_ROWS = 1024
-MAX_LOGITS_HELD = 2**26
+MAX_LOGITS = 2**26
+"""Number of logits from which they are computed in chunks."""
 
 
 def head_nll(output_XD: Tensor, head_VD: Tensor, target_X: Tensor) -> Tensor:
-    """−log softmax(output · headᵀ) at the target of each row, [X], in float32 or better."""
+    """Return −log softmax(output · headᵀ) at the targets, [X], in float32 or better."""
     if target_X.numel() < min_chunked_rows(len(head_VD)):
         return token_nll(F.linear(output_XD, head_VD), target_X)
     return chunked_head_nll(output_XD, head_VD, target_X)
 
 
 def min_chunked_rows(vocab_size: int) -> int:
-    """Rows from which logits are computed in chunks."""
-    return MAX_LOGITS_HELD // vocab_size + 1
+    return MAX_LOGITS // vocab_size + 1
 
 
 def chunked_head_nll(output_XD: Tensor, head_VD: Tensor, target_X: Tensor) -> Tensor:
-    """In chunks, whatever the number of rows."""
+    """Like `head_nll`, but always in chunks."""
     if torch.is_autocast_enabled(output_XD.device.type):
         head_VD = head_VD.to(torch.get_autocast_dtype(output_XD.device.type))
     nll_R: Tensor = HeadNll.apply(output_XD.flatten(0, -2).to(head_VD.dtype), head_VD, target_X.flatten())
@@ -41,7 +41,7 @@ def chunked_head_nll(output_XD: Tensor, head_VD: Tensor, target_X: Tensor) -> Te
 
 
 class HeadNll(torch.autograd.Function):
-    """Keeps log Σ exp for each row, from which the backward pass recomputes the probabilities."""
+    """Saves log Σ exp of each row; the backward pass recomputes the probabilities from it."""
 
     @staticmethod
     def forward(ctx: Any, output_RD: Tensor, head_VD: Tensor, target_R: Tensor) -> Tensor:

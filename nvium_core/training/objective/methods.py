@@ -1,4 +1,4 @@
-"""What a training run builds and minimises. The product trains N-viums; other methods are values of the same class."""
+"""Training methods: the model that a run builds and the objective that it minimises."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from nvium_core.training.recipes.recipe import Recipe
 
 @dataclass(frozen=True)
 class Method:
-    """`build` makes the model of the first step from (recipe, vocabulary size, end-of-text token)."""
+    """A model and an objective. `build` takes the recipe, the vocabulary size and the end-of-text token."""
 
     build: Callable[[Recipe, int, int], PreTrainedModel]
     objective: ObjectiveFunction
 
 
 NVIUM = Method(initial_model, nvium_objective)
-"""An N-vium, or a dense model, which is an N-vium with one exit and no adapter."""
+"""Trains an N-vium. A dense model is an N-vium with one exit and no adapter."""

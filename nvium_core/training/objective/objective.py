@@ -1,7 +1,4 @@
-"""What every training method computes from a batch: the scalar to minimise, and figures for the log.
-
-Knows neither models nor losses.
-"""
+"""The interface of training objectives: from a batch to a loss and metrics."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,9 +11,9 @@ from nvium_core.training.data.windows import Batch
 
 @dataclass(frozen=True)
 class Phase:
-    """Where a run stands: steps done, their share of all, and the weights α of L_balance and β of L_compute.
+    """The current step, the share of steps done, and the weights α of L_balance and β of L_compute.
 
-    α and β are 0-dimensional tensors, so that a compiled objective is not recompiled when they change.
+    α and β are 0-dimensional tensors: a compiled objective is not recompiled when they change.
     """
 
     step: int
@@ -26,13 +23,13 @@ class Phase:
 
 
 class ObjectiveResult(NamedTuple):
-    """The mean loss over a batch's counted targets, and figures for the log, detached means too.
+    """The mean loss over a batch's counted targets, and detached means for the log.
 
-    Every method has `mix_loss`, the mean −log probability of the target under the distribution it samples from.
+    `metrics` includes `mix_loss`, the mean −log probability of the targets under the distribution that is sampled.
     """
 
     loss: Tensor
-    figures: dict[str, Tensor]
+    metrics: dict[str, Tensor]
 
 
 ObjectiveFunction = Callable[[Any, Batch, Phase], ObjectiveResult]
@@ -40,7 +37,7 @@ ObjectiveFunction = Callable[[Any, Batch, Phase], ObjectiveResult]
 
 
 class Objective(nn.Module):
-    """A model and its objective as one module whose forward is a whole pass: what DDP and FSDP wrap."""
+    """A model and its objective as one module, which DDP and FSDP can wrap."""
 
     def __init__(self, model: nn.Module, function: ObjectiveFunction) -> None:
         super().__init__()
@@ -52,7 +49,7 @@ class Objective(nn.Module):
 
 
 def counted_mean(value_BT: Tensor, batch: Batch) -> Tensor:
-    """The mean over the counted targets; value [B, T, …] may have further dimensions, which stay."""
+    """Average a value [B, T, …] over the counted targets, keeping its further dimensions."""
     counted_BT = batch.counted.to(value_BT.dtype)
     weights = counted_BT.view(*counted_BT.shape, *(1 for _ in value_BT.shape[2:]))
     return (value_BT * weights).sum((0, 1)) / counted_BT.sum().clamp_min(1)

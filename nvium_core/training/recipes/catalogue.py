@@ -1,4 +1,4 @@
-"""All recipes by name, and the dense twin of each; `nvium train NAME` runs one, `nvium recipes` lists them."""
+"""All recipes by name. `nvium train NAME` runs a recipe, `nvium recipes` lists them."""
 
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -18,17 +18,19 @@ RECIPES: dict[str, Callable[[], Recipe]] = TALES | SMALL | PAPER
 
 
 def recipe_named(name: str, settings: list[str]) -> Recipe:
-    """A recipe with `key=value` settings applied; `NAME-dense` is the dense twin of NAME with the same settings.
+    """Return a recipe with `key=value` settings applied. `NAME-dense` is the dense twin of NAME with the same settings.
 
-    The twin starts from the twin of NAME's own initial model, or from the `initial` that is set. Raises `RecipeError`
-    for an unknown recipe or setting, and for an impossible shape.
+    The twin starts from the twin of NAME's initial model unless `initial` is set. Raise `RecipeError` if the recipe is
+    unknown or a setting is invalid.
     """
     base = name.removesuffix(DENSE)
     if base not in RECIPES:
-        raise RecipeError(f"no recipe {name!r}{suggestion(base)}; `nvium recipes` lists them")
+        close = " or ".join(get_close_matches(base, RECIPES, n=3))
+        hint = f"; did you mean {close}?" if close else ";"
+        raise RecipeError(f"unknown recipe {name!r}{hint} `nvium recipes` lists all recipes")
     recipe = with_settings(RECIPES[base](), settings)
     if recipe.epochs and any(setting.startswith("total_tokens=") for setting in settings):
-        raise RecipeError(f"total_tokens: {name} reads {recipe.epochs:g} epochs of the text; set epochs=0 too")
+        raise RecipeError(f"total_tokens has no effect: {name} has epochs={recipe.epochs:g}; set epochs=0 too")
     try:
         recipe.shape.config(recipe.shape.vocab_size, end_token=0)
         recipe.check_together()
@@ -37,8 +39,3 @@ def recipe_named(name: str, settings: list[str]) -> Recipe:
     if base == name:
         return recipe
     return with_settings(dense_twin(recipe), [setting for setting in settings if setting.startswith("initial=")])
-
-
-def suggestion(name: str) -> str:
-    close = get_close_matches(name, RECIPES, n=3)
-    return f", but there is {' or '.join(close)}" if close else ""

@@ -1,4 +1,4 @@
-"""The table of recipes: what each trains, on how much text, and its dense twin."""
+"""The table that `nvium recipes` prints."""
 
 from rich.box import SIMPLE
 from rich.table import Table
@@ -8,11 +8,11 @@ from nvium_core.training.recipes.parameters import num_parameters
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.recipes.twins import dense_twin
 
-CAPTION = "dense: of the twin, which is NAME-dense."
+CAPTION = "dense: M parameters of the dense twin, NAME-dense."
 
 
 def table() -> Table:
-    """Every recipe except the twins, in the catalogue's order; 80 columns wide."""
+    """List all recipes except the dense twins, in 80 columns."""
     columns = ("recipe", "shape", "exits", "M param.", "dense", "M tokens", "rate", "β")
     shown = Table(*columns, box=SIMPLE, padding=(0, 1, 0, 0), caption=CAPTION)
     for column in shown.columns:
@@ -23,7 +23,6 @@ def table() -> Table:
 
 
 def row(recipe: Recipe) -> tuple[str, ...]:
-    """Parameters count embedding, head and exits."""
     return (
         f"{recipe.shape.num_layers}×{recipe.shape.width}",
         str(recipe.shape.num_exits),

@@ -1,7 +1,7 @@
-"""The paper's experiments, one recipe each (arXiv 2605.13190; what it leaves open is as in the authors' scripts).
+"""The paper's experiments (arXiv 2605.13190), one recipe each. Details that it omits follow the authors' scripts.
 
-A vocabulary of 32,000 tokens, windows of 1,024, 20 tokens of text per parameter. The paper reads C4 with Llama 2's
-tokenizer; here the text is what `--data` gives and the tokenizer is trained on it, unless the recipe names one.
+All have a vocabulary of 32,000 tokens, windows of 1,024 and 20 tokens of text per parameter. The paper uses C4 with
+Llama 2's tokenizer. Here the tokenizer is trained on the text of `--data` unless `tokenizer` is set.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from functools import partial
 from nvium_core.model.config import even_exit_layers
 from nvium_core.training.objective.beta import BetaSettings
 from nvium_core.training.optimizer import OptimizerSettings
-from nvium_core.training.recipes.parameters import num_parameters
+from nvium_core.training.recipes.parameters import counted
 from nvium_core.training.recipes.recipe import ModelShape, Recipe, swiglu_width
 from nvium_core.training.recipes.twins import without_exits
 from nvium_core.training.schedule import LearningRate, RouterWarmup
@@ -31,7 +31,7 @@ NUM_EXITS = (1, 2, 3, 4, 6, 8, 12)
 SINGLE_EXITS = (2, 6, 10, 14, 18, 22)
 
 ISOFLOP = {26: 39_646, 33: 50_729}
-"""Steps by layers of the dense models compared with 4-viums of 36 and 48 layers."""
+"""Steps of the dense models that are compared with 4-viums of 36 and 48 layers, by their number of layers."""
 
 SFT_CONVERSATIONS = 892_375
 SFT_BATCH = 128
@@ -40,7 +40,7 @@ SFT_EPOCHS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Width:
-    """Depends on the width: heads and router, the learning rate after Pythia's, and the tokens of a step."""
+    """Settings that depend on the model's width. Learning rates follow Pythia."""
 
     num_heads: int
     router_width: int
@@ -59,52 +59,45 @@ WIDTHS = {
 
 
 def scaling(num_layers: int, width: int, *, beta: float = BETA, exit_layers: tuple[int, ...] | None = None) -> Recipe:
-    """A row of the scaling tables; four exits by default."""
-    given = WIDTHS[width]
+    """A row of the scaling tables, with four exits by default."""
+    settings = WIDTHS[width]
     exits = exit_layers or four_exits(num_layers)
     shape = ModelShape(
         num_layers=num_layers,
         width=width,
         mlp_width=swiglu_width(width),
-        num_heads=given.num_heads,
+        num_heads=settings.num_heads,
         num_exits=len(exits),
         exit_layers=exits,
-        router_width=given.router_width,
+        router_width=settings.router_width,
         vocab_size=VOCAB_SIZE,
         context=CONTEXT,
     )
-    return with_tokens_to_match(
-        Recipe(
-            shape=shape,
-            total_tokens=given.tokens_per_step,
-            tokens_per_step=given.tokens_per_step,
-            short_context=CONTEXT,
-            learning_rate=LearningRate(maximum=given.learning_rate),
-            beta=BetaSettings(initial=beta),
-            seed=SEED,
-            evaluations=NUM_EVALUATIONS,
-            validation_tokens=VALIDATION_TOKENS,
-        )
+    return Recipe(
+        shape=shape,
+        total_tokens=TOKENS_PER_PARAMETER * counted(shape),
+        tokens_per_step=settings.tokens_per_step,
+        short_context=CONTEXT,
+        learning_rate=LearningRate(maximum=settings.learning_rate),
+        beta=BetaSettings(initial=beta),
+        seed=SEED,
+        evaluations=NUM_EVALUATIONS,
+        validation_tokens=VALIDATION_TOKENS,
     )
 
 
-def with_tokens_to_match(recipe: Recipe) -> Recipe:
-    """Twenty tokens of text per parameter."""
-    return replace(recipe, total_tokens=TOKENS_PER_PARAMETER * num_parameters(recipe))
-
-
 def four_exits(num_layers: int) -> tuple[int, ...]:
-    """Even, except for six layers, where the authors have 1, 2, 4 and 6."""
+    """Return evenly spaced exits, except for six layers, where the authors use 1, 2, 4 and 6."""
     return (1, 2, 4, 6) if num_layers == 6 else tuple(even_exit_layers(num_layers, 4))
 
 
 def beta_sweep(beta: float) -> Recipe:
-    """A point of the Pareto figure, by β."""
+    """A point of the Pareto figure with another β."""
     return at_rate(scaling(24, 768, beta=beta), 6e-4)
 
 
 def exits_sweep(num_exits: int) -> Recipe:
-    """A point of the Pareto figure, by the number of exits; all read the same text."""
+    """A point of the Pareto figure with another number of exits. All read the same number of tokens."""
     recipe = scaling(24, 768, beta=SWEEP_BETA, exit_layers=tuple(even_exit_layers(24, num_exits)))
     return replace(at_rate(recipe, 6e-4), total_tokens=scaling(24, 768).total_tokens)
 
@@ -119,9 +112,9 @@ def at_rate(recipe: Recipe, rate: float) -> Recipe:
 
 
 def largest() -> Recipe:
-    """The 1.5B model: heads of 128, warm-up-stable-decay, and β adapted to its dense twin's losses (`--dense-log`).
+    """The 1.5B model: heads of width 128, and β adapted to its dense twin's losses (`--dense-log`).
 
-    The rate decays in half a cosine, as in the authors' trainer (transformers' `warmup_stable_decay`).
+    The learning rate follows transformers' `warmup_stable_decay` as the authors use it, decaying in half a cosine.
     """
     recipe = scaling(48, 1536)
     return replace(
@@ -133,17 +126,17 @@ def largest() -> Recipe:
 
 
 def dense_of_layers(num_layers: int, num_steps: int) -> Recipe:
-    """The dense model with the speed of a deeper 4-vium, trained for as many FLOPs (table of isoFLOP and isoSpeed)."""
+    """A dense model as fast as a deeper 4-vium, trained with as many FLOPs (the paper's isoFLOP and isoSpeed table)."""
     recipe = without_exits(scaling(num_layers, 768, exit_layers=(num_layers,)))
     return replace(recipe, total_tokens=num_steps * recipe.tokens_per_step)
 
 
 def tuned(num_layers: int) -> Recipe:
-    """Instruction tuning of a model of the depth table, two epochs of conversations (Tulu 3's mixture).
+    """Instruction tuning of a model of the depth table, for two epochs of conversations (the authors use Tulu 3's).
 
-    As the authors do it, each conversation has its own window and all its tokens count, what exceeds the window is cut,
-    a step has 128 windows, and AdamW has TRL's defaults. `total_tokens` is that of their 892,375 conversations; a run
-    reads its own conversations twice.
+    As the authors do: one conversation per window, truncated if longer; all tokens count in the loss; 128 windows per
+    step; AdamW with TRL's defaults. A run reads its own conversations twice; until it starts, `total_tokens` assumes
+    the authors' 892,375 conversations.
     """
     recipe = scaling(num_layers, 768)
     return replace(
@@ -171,4 +164,4 @@ PAPER: dict[str, Callable[[], Recipe]] = {
     **{f"paper-isoflop-{layers}x768": partial(dense_of_layers, layers, steps) for layers, steps in ISOFLOP.items()},
     **{f"paper-sft-{layers}x768": partial(tuned, layers) for layers in DEPTHS},
 }
-"""Dense rows of the tables are the twins of these, such as `paper-24x768-dense`."""
+"""The dense models of the tables are the twins of these recipes, such as `paper-24x768-dense`."""

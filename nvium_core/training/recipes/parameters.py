@@ -1,4 +1,4 @@
-"""The number of parameters of a recipe's model, counted on the meta device: nothing is allocated."""
+"""Count the parameters of a recipe's model on the meta device, without allocating them."""
 
 from dataclasses import replace
 from functools import cache
@@ -11,13 +11,13 @@ from nvium_core.training.recipes.recipe import ModelShape, Recipe
 
 
 def num_parameters(recipe: Recipe) -> int:
-    """Embedding, head and exits included; a tied head counts once."""
+    """Count all parameters, including embedding, head and exits. A tied head counts once."""
     return counted(recipe.shape)
 
 
 @cache
 def counted(shape: ModelShape) -> int:
-    """Count a model with one layer for each exit, and add the other layers, which are all alike."""
+    """Count a model with one layer per exit, and add the other layers, which are all alike."""
     short = replace(shape, num_layers=shape.num_exits, exit_layers=())
     with torch.device("meta"):
         model = NviumForCausalLM(short.config(shape.vocab_size, end_token=0))

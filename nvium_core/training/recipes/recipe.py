@@ -1,4 +1,4 @@
-"""A recipe: everything a training run depends on besides its text. Knows nothing of any particular recipe."""
+"""The configuration of a training run."""
 
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -14,19 +14,19 @@ MIN_TRAINED_VOCABULARY = 257  # every byte, and end-of-text
 MAX_TRAINED_VOCABULARY = 2**16  # token files hold 16 bits a token
 
 Text = Literal["documents", "conversations"]
-"""Documents, all of whose tokens count in the loss, or conversations, whose answers count."""
+"""All tokens of documents count in the loss; in conversations only the answers do."""
 
 
 class RecipeError(NviumError, ValueError):
-    """An unknown recipe, or a setting it does not have; the message names it."""
+    """A recipe is unknown, or one of its settings is invalid."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """The model's shape; the tokenizer determines the vocabulary.
+    """The model's shape. `vocab_size` is the size of a tokenizer trained on the text.
 
-    Exits are even, or after `exit_layers`. `router_width` and `adapter_width` are inner widths: None is the paper's
-    ⌊0.66 d⌋ and d; 0 is no adapter. `num_kv_heads` None is one for each head.
+    Exits are evenly spaced unless `exit_layers` is set. `router_width` and `adapter_width` are inner widths; None means
+    the paper's ⌊0.66 d⌋ and d, and an `adapter_width` of 0 no adapter. `num_kv_heads` None means one per head.
     """
 
     num_layers: int
@@ -49,15 +49,14 @@ class ModelShape:
 
     @property
     def exit_depths(self) -> list[int]:
-        """l_1 … l_N. Raises `ValueError` for impossible exits."""
+        """The exits' layers l_1 … l_N. Raise `ValueError` if they are impossible."""
         if not self.exit_layers:
             return even_exit_layers(self.num_layers, self.num_exits)
-        placed = len(self.exit_layers)
-        check(placed == self.num_exits, f"exit_layers places {placed} exits, and num_exits is {self.num_exits}")
+        count = len(self.exit_layers)
+        check(count == self.num_exits, f"exit_layers has {count} layers, but num_exits is {self.num_exits}")
         return list(self.exit_layers)
 
     def config(self, vocab_size: int, end_token: int) -> NviumConfig:
-        """The N-vium of this shape."""
         return NviumConfig(
             vocab_size=vocab_size,
             hidden_size=self.width,
@@ -77,13 +76,14 @@ class ModelShape:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Everything a training run depends on besides its text.
+    """Everything that a training run depends on except its text.
 
-    `evaluations`: how often the validation text is evaluated, evenly spaced, the last time at the end. `initial`:
-    folder or Hub name of the model to start from, None for random weights. `tokenizer`: name of a tokenizer; None is
-    the initial model's or, without one, a byte-level BPE of `shape.vocab_size` tokens trained on the text. `epochs`
-    above 0 is how often the text is read, and determines `total_tokens` when the run starts. `packing` puts several
-    conversations into a window; otherwise each has its own. Without `answers_only` all tokens of a conversation count.
+    - `initial`: folder or Hub name of the model to start from; None means random weights.
+    - `tokenizer`: name of a tokenizer; None means the initial model's, or else a byte-level BPE trained on the text.
+    - `epochs`: if above 0, how often to read the text; sets `total_tokens` when the run starts.
+    - `packing`: pack several conversations into a window; otherwise each has a window of its own.
+    - `answers_only`: only answers count in the loss, not all tokens of a conversation.
+    - `evaluations`: number of evaluations on the validation text, evenly spaced, the last one at the end.
     """
 
     shape: ModelShape
@@ -113,22 +113,21 @@ class Recipe:
         for name in ("evaluations", "seed", "epochs"):
             check(getattr(self, name) >= 0, f"{name} must not be negative")
         check(self.validation_tokens >= 1, "validation_tokens must be at least 1")
-        check(0 <= self.long_context_share <= 1, "long_context_share must be between 0 and 1")
+        check(0 <= self.long_context_share <= 1, "long_context_share must be in [0, 1]")
         trains_tokenizer = self.tokenizer is None and self.initial is None
         fits = not trains_tokenizer or MIN_TRAINED_VOCABULARY <= self.shape.vocab_size <= MAX_TRAINED_VOCABULARY
-        check(fits, f"vocab_size must be from {MIN_TRAINED_VOCABULARY} to {MAX_TRAINED_VOCABULARY}")
+        check(fits, f"vocab_size must be in [{MIN_TRAINED_VOCABULARY}, {MAX_TRAINED_VOCABULARY}]")
 
     def check_together(self) -> None:
-        """Raise `ValueError` for contradictory values."""
-        contexts = {self.short_context, self.shape.context}
+        """Raise `ValueError` if settings contradict one another."""
         check(self.short_context <= self.shape.context, "short_context must be at most shape.context")
-        whole = all(self.tokens_per_step % context == 0 for context in contexts)
-        check(whole, f"tokens_per_step must be a multiple of {' and '.join(map(str, sorted(contexts)))}, the windows")
-        seen = self.evaluations > 0 or not self.beta.adaptive
-        check(seen, "evaluations must be at least 1 for an adaptive β")
+        contexts = sorted({self.short_context, self.shape.context})
+        divides = all(self.tokens_per_step % context == 0 for context in contexts)
+        check(divides, f"tokens_per_step must be a multiple of the context, {' and '.join(map(str, contexts))}")
+        check(self.evaluations > 0 or not self.beta.adaptive, "evaluations must be at least 1 for an adaptive β")
 
-    def reading(self, windows_per_epoch: int) -> "Recipe":
-        """The recipe with `total_tokens` for its epochs of a text of `windows_per_epoch` short windows."""
+    def with_text(self, windows_per_epoch: int) -> "Recipe":
+        """Set `total_tokens` from `epochs`, for a text of `windows_per_epoch` short windows."""
         if not self.epochs:
             return self
         return replace(self, total_tokens=max(1, round(self.epochs * windows_per_epoch * self.short_context)))
@@ -138,7 +137,7 @@ class Recipe:
         return max(1, self.total_tokens // self.tokens_per_step)
 
     def context_at(self, progress: float) -> int:
-        """Windows are short at first, where attention is cheaper, and of full length in the last share of the run."""
+        """Return the window length: `shape.context` in the last `long_context_share` of a run, else `short_context`."""
         return self.shape.context if progress >= 1 - self.long_context_share else self.short_context
 
     def windows_of_a_step(self, progress: float) -> int:
@@ -150,7 +149,7 @@ class Recipe:
 
 
 def swiglu_width(width: int) -> int:
-    """The customary inner width, 8/3 of the width, in whole multiples of 8."""
+    """Return the usual MLP width of a SwiGLU, 8/3 of the width, rounded up to a multiple of 8."""
     return 8 * -(-width // 3)
 
 

@@ -1,4 +1,4 @@
-"""`key=value` settings applied to a recipe; keys are dotted paths such as `learning_rate.maximum`."""
+"""Apply `key=value` settings to a recipe. Keys are dotted paths such as `learning_rate.maximum`."""
 
 import math
 from collections.abc import Iterable
@@ -8,12 +8,11 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from nvium_core.training.recipes.recipe import Recipe, RecipeError
 
-NUMBERS: dict[type, str] = {int: "a whole number such as 100000", float: "a number such as 1e-3"}
+NUMBERS: dict[type, str] = {int: "an integer such as 100000", float: "a number such as 1e-3"}
 
 
 def with_settings(recipe: Recipe, settings: Iterable[str]) -> Recipe:
-    """The recipe with these settings; the last of each counts, and they are checked together. Raises `RecipeError`
-    naming invalid ones."""
+    """Apply settings to a recipe; the last of several for one key wins. Raise `RecipeError` naming invalid settings."""
     changes: dict[str, Change] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -25,7 +24,7 @@ def with_settings(recipe: Recipe, settings: Iterable[str]) -> Recipe:
 
 @dataclass(frozen=True)
 class Change:
-    """A field's new value, or the changes within it, and the settings it comes from."""
+    """A field's new value or, for a nested dataclass, the changes of its fields; and the settings that set it."""
 
     value: Any
     settings: tuple[str, ...]
@@ -35,14 +34,16 @@ def _add(changes: dict[str, Change], owner: Any, path: list[str], value: str, se
     name, *rest = path
     names = {f.name for f in fields(owner)}
     if name not in names:
-        raise RecipeError(f"--set {setting}: no such setting; there are {', '.join(sorted(names))}")
+        raise RecipeError(f"--set {setting}: unknown key {name!r}; must be one of {', '.join(sorted(names))}")
     current = getattr(owner, name)
-    if bool(rest) != is_dataclass(current):
-        raise RecipeError(f"--set {setting}: not a single value")
+    if rest and not is_dataclass(current):
+        raise RecipeError(f"--set {setting}: {name} has no fields")
+    if is_dataclass(current) and not rest:
+        raise RecipeError(f"--set {setting}: {name} is a group; set one of its fields, such as {name}.FIELD=…")
     if rest:
-        within = changes.get(name, Change({}, ()))
-        _add(within.value, current, rest, value, setting)
-        changes[name] = Change(within.value, (*within.settings, setting))
+        nested = changes.get(name, Change({}, ()))
+        _add(nested.value, current, rest, value, setting)
+        changes[name] = Change(nested.value, (*nested.settings, setting))
         return
     try:
         changes[name] = Change(parsed(value, get_type_hints(type(owner))[name]), (setting,))
@@ -58,40 +59,38 @@ def _changed(owner: Any, changes: dict[str, Change]) -> Any:
     try:
         return replace(owner, **values)
     except ValueError as error:
-        asked = " ".join(f"--set {setting}" for change in changes.values() for setting in change.settings)
-        raise RecipeError(f"{asked}: {error}") from error
+        options = " ".join(f"--set {setting}" for change in changes.values() for setting in change.settings)
+        raise RecipeError(f"{options}: {error}") from error
 
 
 def parsed(text: str, kind: Any) -> Any:
-    """Parses the value of a field's type; `none` for None. Raises `ValueError`."""
+    """Parse a value of a field's type; `none` means None. Raise `ValueError` if it is invalid."""
     if isinstance(kind, UnionType):
         [kind] = [choice for choice in get_args(kind) if choice is not NoneType]
         return None if text == "none" else parsed(text, kind)
     if get_origin(kind) is tuple:
         return tuple(parsed(part, get_args(kind)[0]) for part in text.split(",")) if text else ()
     if kind is bool:
-        return parsed_choice(text, ("true", "false"), " or ") == "true"
+        return parsed_choice(text, ("true", "false")) == "true"
     if get_origin(kind) is Literal:
-        return parsed_choice(text, get_args(kind), ", ")
+        return parsed_choice(text, get_args(kind))
     return text if kind is str else parsed_number(text, kind)
 
 
-def parsed_choice(text: str, choices: tuple[str, ...], joint: str) -> str:
+def parsed_choice(text: str, choices: tuple[str, ...]) -> str:
     if text not in choices:
-        raise ValueError(f"expected {joint.join(choices)}")
+        raise ValueError(f"must be one of {', '.join(choices)}")
     return text
 
 
 def parsed_number(text: str, kind: type[int] | type[float]) -> int | float:
-    """Whole numbers may be written as 1e5."""
+    """Parse a number. Integers may be written as 1e5."""
     try:
         number = float(text)
     except ValueError as error:
-        raise ValueError(f"expected {NUMBERS[kind]}") from error
+        raise ValueError(f"must be {NUMBERS[kind]}") from error
     if not math.isfinite(number):
         raise ValueError("must be finite")
-    if kind is float:
-        return number
-    if not number.is_integer():
-        raise ValueError(f"expected {NUMBERS[kind]}")
-    return int(number)
+    if kind is int and not number.is_integer():
+        raise ValueError(f"must be {NUMBERS[kind]}")
+    return kind(number)

@@ -1,4 +1,4 @@
-"""Story-tellers, the embedded one among them, and their comparisons. Trains on two cores, or in minutes on a GPU."""
+"""Story models, including those that the bundled model is made of. They train on two cores, or in minutes on a GPU."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +11,7 @@ from nvium_core.training.schedule import LearningRate, RouterWarmup
 
 
 def tales() -> Recipe:
-    """A story-teller of books: 6.5M parameters, four exits, 78 minutes of one core with bfloat16."""
+    """A model of books: 6.5M parameters, four exits, 78 minutes on one core with bfloat16."""
     return Recipe(
         shape=ModelShape(
             num_layers=12, width=192, mlp_width=512, num_heads=3, num_exits=4, vocab_size=2048, context=1024
@@ -28,7 +28,7 @@ def tales() -> Recipe:
 
 
 def second_decay(recipe: Recipe, *, initial: str, beta: BetaSettings) -> Recipe:
-    """Train an already trained model on the text in another order, at a lower rate."""
+    """Continue training a model on the text in another order, at a lower learning rate."""
     return replace(
         recipe,
         initial=initial,
@@ -41,8 +41,10 @@ def second_decay(recipe: Recipe, *, initial: str, beta: BetaSettings) -> Recipe:
 
 
 def stories() -> Recipe:
-    """A story-teller of 8,192 tokens, where exits are worth more than with 2,048, for the text of `tales` with made
-    tales behind it. What is short is read four times, the books half."""
+    """A model with 8,192 tokens, for the books of `tales` followed by synthetic stories.
+
+    Short documents are read four times, books half a time. Exits gain more than with 2,048 tokens.
+    """
     recipe = tales()
     return replace(
         recipe,
@@ -54,7 +56,7 @@ def stories() -> Recipe:
 
 
 def stories_24() -> Recipe:
-    """A story-teller of 24M parameters, deep enough for early exits to save time, for the made tales alone."""
+    """A model of 24M parameters, deep enough for early exits to save time, for synthetic stories only."""
     recipe = stories()
     shape = replace(recipe.shape, num_layers=24, width=256, mlp_width=swiglu_width(256), num_heads=4)
     return replace(
@@ -70,8 +72,10 @@ def stories_24() -> Recipe:
 
 
 def stories_again() -> Recipe:
-    """A second decay from the end of `stories`, on few of the books and on tales repeated several times, with
-    heroes with other names (`python -m research.tales vary`)."""
+    """A second decay from the end of `stories`, on few books and on synthetic stories.
+
+    `python -m research.tales vary` writes the stories, each several times with other names.
+    """
     recipe = stories()
     decayed = second_decay(recipe, initial="runs/stories/model", beta=replace(recipe.beta, initial=0.06))
     diet = replace(recipe.diet, simple_epochs=1.0, other_epochs=0.1)
@@ -79,9 +83,11 @@ def stories_again() -> Recipe:
 
 
 def stories_chat() -> Recipe:
-    """`stories-again` tuned to tell the story that a user asks for, on made tales repeated several times
-    (`python -m research.tales instruct`). AdamW trains all weights at one rate. With other stories among them it
-    forgets to keep its hero."""
+    """`stories-again` fine-tuned to tell the story that a user asks for.
+
+    `python -m research.tales instruct` writes the data, synthetic stories repeated several times. With other stories
+    mixed in, the model forgets its main character.
+    """
     recipe = stories()
     return replace(
         recipe,
@@ -100,8 +106,10 @@ def stories_chat() -> Recipe:
 
 
 def stories_asked() -> Recipe:
-    """A third decay, from the end of `stories-chat`, on questions that made tales answer and on tales alone
-    (`python -m research.tales ask`). The bundled story-teller is a mean of such models."""
+    """A third decay from the end of `stories-chat`, on questions answered by synthetic stories and on stories alone.
+
+    `python -m research.tales ask` writes the data. The bundled model is the mean of several such models.
+    """
     recipe = stories_chat()
     decayed = second_decay(recipe, initial="runs/stories-chat/model", beta=recipe.beta)
     return replace(decayed, total_tokens=4_096_000, tokens_per_step=4096, seed=2)

@@ -1,4 +1,4 @@
-"""Dense twins: the plain Llama that a recipe is compared with, of the same depth, width, parameters and data."""
+"""Dense twins: plain Llamas of the same depth, width, number of parameters and data as a recipe's model."""
 
 import re
 from dataclasses import replace
@@ -9,25 +9,25 @@ from nvium_core.training.recipes.recipe import Recipe
 
 WIDTH_MULTIPLE = 8
 RUN = re.compile(r"runs/([^/]+)/model")
-"""`initial` of a recipe that starts from another recipe's model."""
+"""Matches the `initial` of a recipe that starts from another recipe's model."""
 
 
 def dense_twin(recipe: Recipe) -> Recipe:
-    """The recipe without exits and adapters, its MLP widened by the fewest multiples of 8 that make it no smaller.
+    """Remove exits and adapters, and widen the MLPs in multiples of 8 until the model is no smaller.
 
-    That is the authors' rule, and gives their widths. The twin of a model that starts from another's run starts from
-    that one's twin.
+    This is the authors' rule and gives their widths. If the recipe starts from another recipe's model, the twin starts
+    from that recipe's twin.
     """
-    bare = without_exits(recipe)
-    shape = bare.shape
-    missing = num_parameters(recipe) - num_parameters(bare)
+    dense = without_exits(recipe)
+    shape = dense.shape
+    missing = num_parameters(recipe) - num_parameters(dense)
     widened = shape.mlp_width + added_mlp_width(missing, shape.width, shape.num_layers)
     initial = recipe.initial and RUN.sub(r"runs/\1-dense/model", recipe.initial)
-    return replace(bare, shape=replace(shape, mlp_width=widened), initial=initial)
+    return replace(dense, shape=replace(shape, mlp_width=widened), initial=initial)
 
 
 def added_mlp_width(num_missing: int, width: int, num_layers: int) -> int:
-    """The fewest multiples of 8 by which MLPs must widen to hold `num_missing` more parameters."""
+    """Return the smallest multiple of 8 by which widened MLPs have `num_missing` more parameters."""
     per_multiple = WIDTH_MULTIPLE * 3 * width * num_layers
     return WIDTH_MULTIPLE * -(-num_missing // per_multiple)
 

@@ -1,3 +1,1 @@
-"""Exits for an existing model. `retrofit` is the command, `run` the training, `model` what is trained: exits learn the
-last exit's distribution first, then routers learn to use them.
-"""
+"""Train exits and routers for an existing model."""

@@ -1,9 +1,9 @@
-"""The linear map that brings an exit's rows nearest to the last exit's, and an adapter that is this map.
+"""Initialise an adapter with the least-squares map from an exit's hidden states to the last exit's.
 
-A middle layer's rows mean little to the head. One linear map, found without a gradient, closes most of the gap. An
-adapter can hold it, because SiLU(z) − SiLU(−z) = z: a pair of units is exactly linear.
+A linear map closes most of the gap between a middle layer and the last one, without gradient steps. An adapter can
+represent it because SiLU(z) − SiLU(−z) = z: a pair of inner units is exactly linear.
 
-Shapes: R rows, D width, A the adapter's inner width.
+Shapes: R rows, D width.
 """
 
 import torch
@@ -12,30 +12,30 @@ from torch import Tensor
 from nvium_core.model.exits import Adapter
 
 RIDGE = 1e-4
-"""Share of the rows' mean square that is added to the diagonal."""
+"""Ridge penalty, as a share of the rows' mean square."""
 
 
-class RowFit:
-    """min over M of Σ |x M − y|², from rows that come in parts."""
+class LeastSquares:
+    """Accumulates rows and minimises Σ |x M − y|² over M."""
 
     def __init__(self, width: int) -> None:
         self._xx = torch.zeros(width, width, dtype=torch.float64)
         self._xy = torch.zeros(width, width, dtype=torch.float64)
 
     def add(self, x: Tensor, y: Tensor) -> None:
-        """Rows [R, width] each."""
+        """Add rows x and y, each [R, D]."""
         self._xx += (x.T @ x).double()
         self._xy += (x.T @ y).double()
 
     def solve(self) -> Tensor:
-        """M [width, width], float64."""
+        """Return M [D, D] in float64."""
         ridge = RIDGE * self._xx.diagonal().mean().clamp_min(torch.finfo(torch.float64).tiny)
         return torch.linalg.solve(self._xx + ridge * torch.eye(len(self._xx)), self._xy)
 
 
 @torch.no_grad()
-def hold_map(adapter: Adapter, map_DD: Tensor) -> None:
-    """Make x + down(SiLU(up(x))) the map x M; with fewer than 2 D inner units, the nearest of that rank."""
+def set_map(adapter: Adapter, map_DD: Tensor) -> None:
+    """Make x + down(SiLU(up(x))) equal x M, or approximate M if there are fewer than 2 D inner units."""
     up, down = adapter.up, adapter.down
     left, sizes, right = torch.linalg.svd(map_DD.double() - torch.eye(len(map_DD), dtype=torch.float64))
     rank = min(len(sizes), len(up.weight) // 2)

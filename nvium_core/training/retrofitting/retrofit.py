@@ -1,7 +1,8 @@
-"""`nvium retrofit`: from a base and a text to exits for that base, checked, resumable, measured."""
+"""`nvium retrofit`: train exits for a base model, and measure them on held-out text."""
 
 import re
 from collections.abc import Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from nvium_core.training.data.tokens import text_digest
 from nvium_core.training.precision import fast_dtype
 from nvium_core.training.reports import follow
 from nvium_core.training.retrofitting.model import WithExits
-from nvium_core.training.retrofitting.run import STATE_FOLDER, RetrofitRun, described
+from nvium_core.training.retrofitting.run import STATE_FOLDER, RetrofitRun
 from nvium_core.training.retrofitting.self_talk import SelfTalk, write_self_talk
 from nvium_core.training.retrofitting.settings import RetrofitSettings
 from nvium_core.training.retrofitting.shape import RetrofitError
@@ -38,9 +39,9 @@ SELF_TALK = "self_talk.jsonl"
 
 
 def retrofit(settings: RetrofitSettings, tokenizer: PreTrainedTokenizerFast) -> dict[str, Measured]:
-    """Train exits into the target and return their measures by kind of text; resume the target's own retrofit.
+    """Train exits, resuming the target folder's retrofit if there is one. Return their measures by kind of text.
 
-    Raises `CheckpointError`, `RetrofitError` or `DataError` before anything is tokenised, and `TrainingError`.
+    Raise `CheckpointError`, `RetrofitError`, `DataError` or `TrainingError`.
     """
     path = Path(settings.source)
     source = path if is_gguf(path) else resolve_folder(path)
@@ -49,20 +50,20 @@ def retrofit(settings: RetrofitSettings, tokenizer: PreTrainedTokenizerFast) -> 
     with owned(settings.target / STATE_FOLDER):
         run, texts = prepared(settings, source, config, tokenizer)
         run.resume()
-        num_tokens = sum(len(each) for text in texts for each in text.learnt)
-        tell(f"{num_tokens:,} tokens of text, {run.num_steps:,} steps; least squares come first")
+        num_tokens = sum(len(each) for text in texts for each in text.training)
+        log(f"{num_tokens:,} tokens of text, {run.num_steps:,} steps; starting with least squares")
         follow(run, Console(stderr=True))
-        tell(f"shifting routers to depth {settings.depth:g}, and measuring on held-out text")
+        log(f"shifting routers to depth {settings.depth:g}, and measuring on held-out text")
         shift = steer(run.model, run.stream, run.context, settings.depth)
-        found = {text.kind: measured(run.model, windows(text.held_out, tokenizer), run.context) for text in texts}
-        run.write(shift=shift, measured={kind: each.as_dict() for kind, each in found.items()})
-    return found
+        results = {text.kind: measured(run.model, windows(text.held_out, tokenizer), run.context) for text in texts}
+        run.write(shift=shift, measured={kind: asdict(each) for kind, each in results.items()})
+    return results
 
 
 def check_target(target: Path) -> None:
-    """Raise `RetrofitError` for a folder that holds anything but a retrofit."""
+    """Raise `RetrofitError` unless the folder is new, empty or a retrofit's."""
     if target.exists() and not (target / STATE_FOLDER).is_dir() and (target.is_file() or any(target.iterdir())):
-        raise RetrofitError(f"{target}: is not empty, and holds no retrofit to resume; choose another folder")
+        raise RetrofitError(f"{target}: not empty, and has no retrofit to resume; choose another folder")
 
 
 def source_config(source: Path) -> NviumConfig:
@@ -72,30 +73,30 @@ def source_config(source: Path) -> NviumConfig:
 def prepared(
     settings: RetrofitSettings, source: Path, config: NviumConfig, tokenizer: PreTrainedTokenizerFast
 ) -> tuple[RetrofitRun, list[Text]]:
-    """The run at its beginning, and its texts."""
+    """Return a run at step 0, and its texts."""
     torch.manual_seed(settings.seed)
     disable_progress_bar()
     if tokenizer.eos_token_id is None:
-        raise DataError(f"{settings.source}: its tokenizer has no end-of-text")
-    original = NviumForCausalLM.from_pretrained(source)
+        raise DataError(f"{settings.source}: the tokenizer has no end-of-text token")
+    base = NviumForCausalLM.from_pretrained(source)
     context = min(MAX_CONTEXT, config.max_position_embeddings)
-    paths = list(files(settings, original, tokenizer))
+    paths = list(files(settings, base, tokenizer))
     texts = [read_text(path, tokenizer, context, settings.tokens) for path in paths]
-    stream = windows([each for text in texts for each in text.learnt], tokenizer, settings.seed)
-    model = WithExits(original, config, fast_dtype(torch.device("cpu")))
+    stream = windows([each for text in texts for each in text.training], tokenizer, settings.seed)
+    model = WithExits(base, config, fast_dtype(torch.device("cpu")))
     about = describe_exits(
         config,
         settings.source if not Path(settings.source).exists() else source.resolve().name,
-        digest_of(original.state_dict(), original.config),
+        digest_of(base.state_dict(), base.config),
         licence=licence(source),
         text=[{"name": path.name, "sha256": text_digest(path)} for path in paths],
-        settings=described(settings),
+        settings={name: value for name, value in asdict(settings).items() if name not in ("source", "target", "data")},
     )
     return RetrofitRun(settings, model, stream, context, about), texts
 
 
 def licence(source: Path) -> str | None:
-    """The base's own, as its GGUF file or model card states it."""
+    """Return the licence in the base's GGUF file or model card."""
     if is_gguf(source):
         return open_gguf(source).get("general.license")
     card = source / "README.md"
@@ -103,22 +104,21 @@ def licence(source: Path) -> str | None:
     return stated[1] if stated else None
 
 
-def files(settings: RetrofitSettings, original: NviumForCausalLM, tokenizer: PreTrainedTokenizerFast) -> Iterator[Path]:
-    """The given text, and the model's own conversations, which are written first."""
+def files(settings: RetrofitSettings, base: NviumForCausalLM, tokenizer: PreTrainedTokenizerFast) -> Iterator[Path]:
+    """Yield the text of `--data`, and the model's own conversations after generating them."""
     if settings.data:
         yield settings.data
     if num_tokens := settings.self_talk_tokens:
         file = settings.target / STATE_FOLDER / SELF_TALK
 
-        def written(number: int) -> None:
-            tell(f"{file}: {number:,} of {num_tokens:,} tokens")
+        def report(num_written: int) -> None:
+            log(f"{file}: {num_written:,} of {num_tokens:,} tokens")
 
-        write_self_talk(partial(SelfTalk, original, tokenizer), file, num_tokens, written)
+        write_self_talk(partial(SelfTalk, base, tokenizer), file, num_tokens, report)
         yield file
 
 
-def tell(line: str) -> None:
-    """Progress, on standard error."""
+def log(line: str) -> None:
     Console(stderr=True).print(line, highlight=False, markup=False, soft_wrap=True)
 
 

@@ -1,14 +1,12 @@
-"""A retrofit: fit exits by least squares, train them on the base's distribution, then train routers.
+"""A retrofit: initialise exits by least squares, train them on the base's distribution, then train routers as well.
 
-Routers minimise −log π_mix with a price on depth that steers them to the requested depth. Early exits that learn the
-text minimise −log π_mix too, from each row in proportion to p_k π_k / π_mix, and a part of the KL. The backbone and its
-last exit are frozen. TARGET holds exits that can be served from the first minutes on; TARGET/retrofit/ holds what a
-resumed run needs.
+Routers minimise −log π_mix plus a penalty on depth, whose weight β is steered to the requested depth. Exits that learn
+the text also minimise −log π_mix, plus a smaller share of the KL. The backbone and its last exit are frozen. From the
+first minutes on TARGET contains exits that can be served; TARGET/retrofit/ contains the checkpoint and the log.
 """
 
 import time
 from collections.abc import Generator
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -24,43 +22,39 @@ from nvium_core.training.data.windows import Windows
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.objective.beta import DepthSteering, haste
 from nvium_core.training.reports import Report, RunLog
-from nvium_core.training.retrofitting.least_squares import RowFit, hold_map
+from nvium_core.training.retrofitting.least_squares import LeastSquares, set_map
 from nvium_core.training.retrofitting.model import WithExits
 from nvium_core.training.retrofitting.settings import RetrofitSettings
 from nvium_core.training.schedule import LearningRate
 
 TOKENS_PER_STEP = 4_096
 FIT_SHARE, MAX_FIT_TOKENS = 0.25, 32_768
-"""Share of the text for the least squares, and its upper bound."""
+"""Share and maximum number of tokens that the least squares read."""
 
 ROUTERS_FROM = 0.4
-"""The share of the run after which routers learn too."""
+"""Share of the run after which routers train too."""
 
 RATE = LearningRate(maximum=5e-5, warmup=0.05, final_ratio=0.05)
-"""Learning rate of exits: rows after a trained final norm are large, and at 1e-3 one step undoes the least squares."""
+"""Learning rate of exits. Rows after a trained norm are large: at 1e-3 a single step undoes the least squares."""
 
 ROUTER_RATE = 3e-4
 TEXT_KL_WEIGHT = 0.3
-"""Weight of the exits' KL in the loss, in addition to −log π_mix, where they learn the text."""
+"""Weight of the exits' KL in the loss while they also learn the text."""
 
 STATE_FOLDER = "retrofit"
 CLIP_NORM = 1.0
-FIRST_PRICE = 0.3
+INITIAL_BETA = 0.3
 SAVE_SECONDS = 300
 
 
 class RetrofitRun:
+    """A retrofit in progress."""
+
     def __init__(
-        self,
-        settings: RetrofitSettings,
-        model: WithExits,
-        stream: Windows,
-        context: int,
-        about: dict[str, Any],
+        self, settings: RetrofitSettings, model: WithExits, stream: Windows, context: int, about: dict[str, Any]
     ) -> None:
         """`about` is the content of exits.json, with digests of the base and of the texts."""
-        self.settings, self.model, self.stream, self.context = settings, model, stream, context
-        self.about = about
+        self.settings, self.model, self.stream, self.context, self.about = settings, model, stream, context, about
         self.windows_of_a_step = max(1, TOKENS_PER_STEP // context)
         self.num_steps = max(1, round(settings.tokens / (self.windows_of_a_step * context)))
         groups = [
@@ -68,15 +62,15 @@ class RetrofitRun:
             {"params": model.router_weights(), "maximum": ROUTER_RATE},
         ]
         self.optimizer = AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)
-        self.price = DepthSteering(
-            beta=FIRST_PRICE, target=settings.depth, haste=haste(self.num_steps), maximum=10.0, minimum=1e-3
+        self.steering = DepthSteering(
+            beta=INITIAL_BETA, target=settings.depth, haste=haste(self.num_steps), maximum=10.0
         )
         self.step = 0
         self.folder = settings.target / STATE_FOLDER
         self.recipe = about["settings"] | {"base": about["base"]["digest"], "text": about["text"]}
 
     def steps(self) -> Generator[Report, None, None]:
-        """Train to the end; yields a report after every step."""
+        """Train to the end, yielding a report after every step."""
         if not self.step:
             self.fit()
             self.save()
@@ -95,47 +89,47 @@ class RetrofitRun:
 
     @torch.no_grad()
     def fit(self) -> None:
-        """The least-squares start of every early exit."""
+        """Initialise every early exit's adapter by least squares."""
         num_windows = self.stream.num_windows(self.context)
         num_read = min(MAX_FIT_TOKENS // self.context, max(1, round(FIT_SHARE * num_windows)))
-        fits = [RowFit(self.model.model.config.hidden_size) for _ in self.model.early]
+        fits = [LeastSquares(self.model.model.config.hidden_size) for _ in self.model.early]
         for window in range(num_read):
             rows = self.model.rows(self.stream.batch(window, 1, self.context))
             for fit, x_RD in zip(fits, rows.early, strict=True):
                 fit.add(x_RD, rows.last_RD)
         for fit, exit_ in zip(fits, self.model.early, strict=True):
             assert isinstance(exit_.adapter, Adapter)
-            hold_map(exit_.adapter, fit.solve())
+            set_map(exit_.adapter, fit.solve())
 
     def train_step(self) -> Report:
         started, progress = time.monotonic(), self.step / self.num_steps
-        routes = progress >= ROUTERS_FROM
-        figures = [self._pass(window, routes=routes) for window in range(self.windows_of_a_step)]
-        means = {name: torch.stack([each[name] for each in figures]).mean(0) for name in figures[0]}
+        trains_routers = progress >= ROUTERS_FROM
+        metrics = [self._pass(window, trains_routers) for window in range(self.windows_of_a_step)]
+        means = {name: torch.stack([each[name] for each in metrics]).mean(0) for name in metrics[0]}
         self._update(RATE.share_at((self.step + 1) / self.num_steps), means)
-        price = self.price.beta
-        if routes:
-            self.price.observe_depth(float(means["mean_depth"]))
+        beta = self.steering.beta
+        if trains_routers:
+            self.steering.observe_depth(float(means["mean_depth"]))
         self.step += 1
         seconds = time.monotonic() - started
         return {
             "step": self.step,
             **{name: [round(x, 5) for x in value.flatten().tolist()] for name, value in means.items() if value.dim()},
             **{name: round(float(value), 5) for name, value in means.items() if not value.dim()},
-            "beta": round(price if routes else 0.0, 5),
+            "beta": round(beta if trains_routers else 0.0, 5),
             "tokens_per_second": round(self.windows_of_a_step * self.context / seconds),
         }
 
-    def _pass(self, window: int, *, routes: bool) -> dict[str, Tensor]:
-        """The gradients of one window; its figures."""
+    def _pass(self, window: int, trains_routers: bool) -> dict[str, Tensor]:
+        """Accumulate the gradients of one window. Return its metrics."""
         batch = self.stream.batch(self.step * self.windows_of_a_step + window, 1, self.context)
         losses = self.model.losses(self.model.rows(batch))
         learns_text = self.settings.exits_learn == "text"
         nll_RE = losses.nll_RE if learns_text else losses.nll_RE.detach()
         mix = mixture.mixture_nll(losses.log_p_RE, nll_RE).mean()
         depth = mixture.mean_depth(losses.log_p_RE, self.model.model.config.exit_layers or []).mean()
-        kl_weight = TEXT_KL_WEIGHT if routes and learns_text else 1.0
-        loss = kl_weight * losses.kl_RE.sum(1).mean() + (mix + self.price.beta * depth if routes else 0.0)
+        kl_weight = TEXT_KL_WEIGHT if trains_routers and learns_text else 1.0
+        loss = kl_weight * losses.kl_RE.sum(1).mean() + (mix + self.steering.beta * depth if trains_routers else 0.0)
         (loss / self.windows_of_a_step).backward()
         return {
             "mix_loss": mix.detach(),
@@ -156,11 +150,11 @@ class RetrofitRun:
         self.optimizer.zero_grad(set_to_none=True)
 
     def save(self) -> None:
-        """The checkpoint, and the exits so far."""
+        """Write a checkpoint and the current exits."""
         state = {
             "model": self.model.early_tensors(),
             "optimizers": self.optimizer.state_dict(),
-            "beta": self.price.state(),
+            "beta": self.steering.state(),
             "step": self.step,
             "recipe": self.recipe,
         }
@@ -168,23 +162,21 @@ class RetrofitRun:
         self.write()
 
     def write(self, **measured: Any) -> None:
-        """Write the exits in the base's precision."""
+        """Write the exits in the base's dtype."""
         tensors = {name: weight.to(self.model.stored) for name, weight in self.model.early_tensors().items()}
         write_exits(tensors, self.about | measured, self.settings.target)
 
     def resume(self) -> None:
-        """Go on from the last checkpoint, if there is one. Raises `TrainingError` for one of another retrofit."""
+        """Continue from the checkpoint, if there is one. Raise `TrainingError` if it has other settings or texts."""
         state = read_state(self.folder)
         if state is None:
             return
         if others := differences(state["recipe"], self.recipe):
-            raise TrainingError(f"{self.settings.target}: holds a retrofit of other {', '.join(sorted(others))}")
+            raise TrainingError(
+                f"{self.settings.target}: contains a retrofit with another {', '.join(sorted(others))}; "
+                "choose another folder"
+            )
         self.model.model.load_state_dict(self.model.model.state_dict() | state["model"])
         self.optimizer.load_state_dict(state["optimizers"])
-        self.price.restore(state["beta"])
+        self.steering.restore(state["beta"])
         self.step = state["step"]
-
-
-def described(settings: RetrofitSettings) -> dict[str, Any]:
-    """All that a run depends on besides the base and the text."""
-    return {name: value for name, value in asdict(settings).items() if name not in ("source", "target", "data")}

@@ -1,23 +1,26 @@
-"""What a retrofit is asked for, checked against the source's configuration before any text is read."""
+"""The settings of a retrofit, and their validation against the base's configuration."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from nvium_core.choices import Lesson
 from nvium_core.model.config import NviumConfig
-from nvium_core.training.retrofitting.shape import RetrofitError, exit_layers, require_plain, with_exits
+from nvium_core.training.retrofitting.shape import RetrofitError, exit_layers, with_exits
 
 NUM_EXITS = 4
 EPOCHS = 3
-"""Over what the model says to itself, where nothing else is said."""
+"""Epochs over the model's own conversations if there is no other text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetrofitSettings:
-    """`exits` is their number, the last included, or the layers of the early ones, such as `12,18,24`; `depth` is the
-    mean depth l / L that routers are steered to. `self_talk` is how many tokens the model writes itself to learn from:
-    by default none with `data`, and a third of `tokens` without. `exits_learn`: once routers learn too, early exits
-    learn the original's distribution, or the text."""
+    """The settings of a retrofit.
+
+    - `exits`: the number of exits, the last included, or the early exits' layers, such as `12,18,24`.
+    - `depth`: the mean depth l / L that routers are trained for.
+    - `self_talk`: tokens that the model generates to train on; by default none with `data`, else a third of `tokens`.
+    - `exits_learn`: what early exits learn once routers train too: the base's distribution, or the text as well.
+    """
 
     source: str
     target: Path
@@ -30,19 +33,22 @@ class RetrofitSettings:
     seed: int = 0
 
     def check(self, config: NviumConfig) -> NviumConfig:
-        """The configuration with exits. Raises `RetrofitError` for what cannot be had."""
-        require_plain(config, self.source)
+        """Return the base's configuration with exits. Raise `RetrofitError` if the settings are invalid."""
+        if config.num_exits > 1 or config.adapter_hidden_size:
+            raise RetrofitError(f"{self.source}: already has exits or an adapter; pass a plain Llama")
         if self.data and not self.data.exists():
-            raise RetrofitError(f"{self.data}: no such text")
+            raise RetrofitError(f"{self.data}: no such file or folder")
         added = with_exits(config, exit_layers(self.exits, config.num_hidden_layers), 2 * config.hidden_size)
         added.default_sampling = "original"
         shallowest = (added.exit_layers or [])[0] / added.num_hidden_layers
         if not shallowest < self.depth < 1:
-            raise RetrofitError(f"depth must be between {shallowest:.3g}, that of the first exit, and 1")
+            raise RetrofitError(
+                f"depth must be in ({shallowest:.3g}, 1), above the depth of the first exit, got {self.depth}"
+            )
         if self.exits_learn == "text" and not self.data:
-            raise RetrofitError("exits learn a text that is given: without data they learn the original's distribution")
+            raise RetrofitError("exits_learn=text requires a text; pass --data")
         if not self.data and not self.self_talk_tokens:
-            raise RetrofitError("without data, self_talk must be at least 1")
+            raise RetrofitError("self_talk must be at least 1 without --data")
         return added
 
     @property

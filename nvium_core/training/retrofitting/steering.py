@@ -1,7 +1,7 @@
-"""The depth that was asked for, met: one number is added to what every router says for leaving.
+"""Shift all routers' log-odds by one number such that the mean depth is exactly the requested one.
 
-Training steers routers towards a depth and ends near it. Mean depth falls as the number rises, so that a bisection
-finds it, over what routers have said of rows once. With shifted routers the mixture is as exact as before.
+Training steers routers only near that depth. Mean depth falls as the shift grows, so a bisection over the routers'
+log-odds on some rows finds the shift. Sampling from the shifted mixture is as exact as before.
 
 Shapes: R rows, K early exits, E exits.
 """
@@ -20,21 +20,21 @@ from nvium_core.training.data.windows import Windows
 from nvium_core.training.retrofitting.model import WithExits
 
 NUM_ROWS = 32_768
-"""Tokens of the training text that are measured."""
+"""Number of tokens of the training text on which the depth is measured."""
 
-LARGEST_SHIFT, HALVINGS = 32.0, 48
+MAX_SHIFT, NUM_BISECTIONS = 32.0, 48
 
 
 def steer(model: WithExits, stream: Windows, context: int, depth: float) -> float:
-    """Shift the model's routers so that its mean depth on the stream's rows is the asked one. The shift."""
-    shift = shift_to(depth, learnt_log_odds(model, stream, context), model.model.config.exit_layers or [])
+    """Shift the routers such that the mean depth on the stream's first rows is `depth`. Return the shift."""
+    shift = shift_to(depth, router_log_odds(model, stream, context), model.model.config.exit_layers or [])
     shift_routers(model.early, shift)
     return shift
 
 
 @torch.no_grad()
-def learnt_log_odds(model: WithExits, stream: Windows, context: int) -> Tensor:
-    """[R, K], of the stream's first rows that count."""
+def router_log_odds(model: WithExits, stream: Windows, context: int) -> Tensor:
+    """Run the routers on the stream's first counted rows. Return the log-odds of exiting [R, K]."""
     parts = list[Tensor]()
     for window in range(stream.num_windows(context)):
         if sum(map(len, parts)) >= NUM_ROWS:
@@ -46,12 +46,12 @@ def learnt_log_odds(model: WithExits, stream: Windows, context: int) -> Tensor:
 
 
 def log_odds(log_w_RK2: Tensor) -> Tensor:
-    """Log-odds of leaving, [R, K]."""
+    """Return the log-odds of exiting [R, K]."""
     return log_w_RK2[..., EXIT] - log_w_RK2[..., CONTINUE]
 
 
 def shifted_log_exit_probs(log_odds_RK: Tensor, shift: float) -> Tensor:
-    """log p [R, E] of routers whose log-odds are so much higher."""
+    """Return log p [R, E] after raising the log-odds by `shift`."""
     shifted_RK = log_odds_RK + shift
     log_w_RE2 = shifted_RK.new_zeros(len(shifted_RK), shifted_RK.shape[1] + 1, 2)
     log_w_RE2[:, :-1, EXIT], log_w_RE2[:, :-1, CONTINUE] = F.logsigmoid(shifted_RK), F.logsigmoid(-shifted_RK)
@@ -60,10 +60,10 @@ def shifted_log_exit_probs(log_odds_RK: Tensor, shift: float) -> Tensor:
 
 
 def shift_to(depth: float, log_odds_RK: Tensor, exit_layers: Sequence[int]) -> float:
-    """The shift with which the rows' mean depth is the asked one, or comes nearest."""
+    """Return the shift at which the rows' mean depth is `depth` or nearest to it."""
     log_odds_RK = log_odds_RK.double()
-    low, high = -LARGEST_SHIFT, LARGEST_SHIFT
-    for _ in range(HALVINGS):
+    low, high = -MAX_SHIFT, MAX_SHIFT
+    for _ in range(NUM_BISECTIONS):
         middle = (low + high) / 2
         too_deep = mixture.mean_depth(shifted_log_exit_probs(log_odds_RK, middle), exit_layers).mean() > depth
         low, high = (middle, high) if too_deep else (low, middle)
@@ -72,7 +72,7 @@ def shift_to(depth: float, log_odds_RK: Tensor, exit_layers: Sequence[int]) -> f
 
 @torch.no_grad()
 def shift_routers(early: Iterable[Exit], shift: float) -> None:
-    """Add to their log-odds of leaving."""
+    """Raise the routers' log-odds of exiting by `shift`."""
     for exit_ in early:
         assert exit_.router is not None
         exit_.router.head.bias[EXIT] += shift * exit_.router.temperature
@@ -80,13 +80,13 @@ def shift_routers(early: Iterable[Exit], shift: float) -> None:
 
 @contextmanager
 def shifted(model: Nvium, shift: float) -> Iterator[None]:
-    """The model with shifted routers, for as long."""
+    """Shift the model's routers inside the context."""
     early = [exit_ for exit_ in model.exits[:-1] if isinstance(exit_, Exit)]
     biases = [exit_.get_parameter("router.head.bias") for exit_ in early]
-    before = [bias.detach().clone() for bias in biases]
+    originals = [bias.detach().clone() for bias in biases]
     shift_routers(early, shift)
     try:
         yield
     finally:
-        for bias, kept in zip(biases, before, strict=True):
-            bias.data.copy_(kept)
+        for bias, original in zip(biases, originals, strict=True):
+            bias.data.copy_(original)

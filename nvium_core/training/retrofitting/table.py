@@ -1,12 +1,10 @@
-"""A retrofit on held-out text: each exit alone, the mixture, and the price of its depth over the base.
+"""Measure a retrofit on held-out text: each exit alone, the mixture, and its perplexity increase over the base.
 
 Shapes: R rows, E exits, V vocabulary.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from rich.table import Table
@@ -21,7 +19,7 @@ from nvium_core.training.retrofitting.model import Rows, WithExits
 
 @dataclass(frozen=True)
 class ExitFigures:
-    """`kl` is to the base; `share` is of the tokens that leave there."""
+    """An exit's measures. `kl` is to the base; `share` is the share of tokens that exit here."""
 
     layer: int
     perplexity: float
@@ -31,8 +29,11 @@ class ExitFigures:
 
 @dataclass(frozen=True)
 class Measured:
-    """`price` is the mixture's perplexity over the original's, minus one, and `price_error` its standard error, paired
-    by tokens; `same_argmax` is the share of rows where both have the same most probable token."""
+    """A retrofit's measures.
+
+    `price` is the relative increase of the mixture's perplexity over the base's, `price_error` its standard error over
+    paired tokens, and `same_argmax` the share of rows where the mixture and the base have the same most likely token.
+    """
 
     tokens: int
     exits: list[ExitFigures]
@@ -43,15 +44,13 @@ class Measured:
     depth: float
     same_argmax: float
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @torch.no_grad()
 def measured(model: WithExits, stream: Windows, context: int) -> Measured:
-    """On every window of the stream."""
+    """Measure a model on every window of a stream."""
     parts = [
-        _of_rows(model, model.rows(stream.batch(window, 1, context))) for window in range(stream.num_windows(context))
+        _measure_rows(model, model.rows(stream.batch(window, 1, context)))
+        for window in range(stream.num_windows(context))
     ]
     nll_RE, kl_RE, p_RE, mix_R, same_R = (torch.cat(part).double() for part in zip(*parts, strict=True))
     layers = list(model.model.config.exit_layers or [])
@@ -71,18 +70,18 @@ def measured(model: WithExits, stream: Windows, context: int) -> Measured:
     )
 
 
-def _of_rows(model: WithExits, rows: Rows) -> tuple[Tensor, ...]:
+def _measure_rows(model: WithExits, rows: Rows) -> tuple[Tensor, ...]:
     log_p_RE = model.log_exit_probs(rows.early)
     outputs = [*(exit_.adapter(x) for exit_, x in zip(model.early, rows.early, strict=True)), rows.last_RD]
-    chunks = zip(*(x.split(CHUNK_ROWS) for x in outputs), strict=True)
-    others = zip(log_p_RE.split(CHUNK_ROWS), rows.target_R.split(CHUNK_ROWS), strict=True)
-    found = [_of_chunk(model.head, *other, of_exits) for of_exits, other in zip(chunks, others, strict=True)]
-    return tuple(map(torch.cat, zip(*found, strict=True)))
+    chunks = zip(*(x.split(CHUNK_ROWS) for x in (log_p_RE, rows.target_R, *outputs)), strict=True)
+    results = [_measure_chunk(model.head, *chunk) for chunk in chunks]
+    return tuple(map(torch.cat, zip(*results, strict=True)))
 
 
-def _of_chunk(head_VD: Tensor, log_p_RE: Tensor, target_R: Tensor, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """−log π_k of the tokens, KL to the original, and p, all [R, E]; −log π_mix [R], and where its argmax is the
-    original's [R]."""
+def _measure_chunk(head_VD: Tensor, log_p_RE: Tensor, target_R: Tensor, *outputs: Tensor) -> tuple[Tensor, ...]:
+    """Return −log π_k of the targets, KL to the base and p, all [R, E]; −log π_mix of the targets, and whether the
+    mixture and the base have the same argmax, both [R].
+    """
     logits_REV = torch.stack([F.linear(o_RD.to(head_VD.dtype), head_VD).float() for o_RD in outputs], 1)
     log_REV = logits_REV.log_softmax(-1)
     original_RV = log_REV[:, -1]
@@ -94,13 +93,13 @@ def _of_chunk(head_VD: Tensor, log_p_RE: Tensor, target_R: Tensor, outputs: Sequ
     return nll_RE, kl_RE, log_p_RE.exp(), mix_R, same_R
 
 
-CAPTION = """KL: to the original, in nats. Leave: tokens of the mixture.
-In brackets: its price over the original."""
+CAPTION = """KL: to the base model, in nats. Tokens: share that exits here.
+In brackets: perplexity increase over the base model."""
 
 
 def table(measured: Measured, kind: str) -> Table:
-    """Price against depth, an exit a row, and the mixture. It fits into 80 columns."""
-    shown = Table(kind, "depth", "perplexity", "KL", "leave", caption=CAPTION, caption_justify="left")
+    """Show each exit and the mixture, in 80 columns."""
+    shown = Table(kind, "depth", "perplexity", "KL", "tokens", caption=CAPTION, caption_justify="left")
     for column in shown.columns:
         column.no_wrap = True
     last = measured.exits[-1].layer

@@ -19,11 +19,11 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def test_answers_and_their_ends_count_and_nothing_else(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_only_answers_and_their_end_of_text_count(tokenizer: PreTrainedTokenizerFast) -> None:
     talk = [system("be big"), user("the cat"), assistant("it ran"), user("so"), assistant("it sat"), user("and")]
     tuned = example(talk, tokenizer)
-    says = [tokenizer.decode(part) for part in np.split(tuned.tokens, np.flatnonzero(np.diff(tuned.is_answer)) + 1)]
-    assert says == [
+    parts = np.split(tuned.tokens, np.flatnonzero(np.diff(tuned.is_answer)) + 1)
+    assert [tokenizer.decode(part) for part in parts] == [
         f"{END_OF_TEXT}System:\nbe big{END_OF_TEXT}User:\nthe cat{END_OF_TEXT}Assistant:\n",
         f"it ran{END_OF_TEXT}",
         f"User:\nso{END_OF_TEXT}Assistant:\n",
@@ -32,7 +32,7 @@ def test_answers_and_their_ends_count_and_nothing_else(tokenizer: PreTrainedToke
     assert tuned.is_answer[-1] and not tuned.is_answer[0]
 
 
-def test_all_of_a_plain_text_counts_as_the_server_would_read_it(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_all_of_a_plain_text_counts_and_is_tokenized_as_in_the_server(tokenizer: PreTrainedTokenizerFast) -> None:
     plain = example("the cat ran", tokenizer)
     assert tokenizer.decode(plain.tokens) == f"{END_OF_TEXT}the cat ran{END_OF_TEXT}"
     assert plain.tokens[:-1].tolist() == tokenizer("the cat ran").input_ids
@@ -41,14 +41,14 @@ def test_all_of_a_plain_text_counts_as_the_server_would_read_it(tokenizer: PreTr
         example(f"the {END_OF_TEXT} cat", tokenizer)
 
 
-def test_a_template_that_forgets_what_was_said_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_template_that_changes_earlier_answers_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
     tokenizer.chat_template = "{{ bos_token + messages[-1].content }}"
     assert example([user("the cat"), assistant("ran")], tokenizer).is_answer.any()
     with pytest.raises(DataError, match="changes an answer when another message follows"):
         example([user("the cat"), assistant("ran"), user("so"), assistant("sat")], tokenizer)
 
 
-def test_saved_examples_come_back_as_they_were(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+def test_saved_examples_load_unchanged(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     saved = [example([user(word), assistant(f"the {word}")], tokenizer) for word in WORDS]
     save_examples(tmp_path / "examples.npz", saved)
     assert [path.name for path in tmp_path.iterdir()] == ["examples.npz"]

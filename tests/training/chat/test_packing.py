@@ -1,4 +1,4 @@
-"""Packed conversations: each whole, seen alone, asked only for its answers, and read once per epoch."""
+"""Packed conversations: complete, separate, with a loss on answers only, and read once per epoch."""
 
 from dataclasses import astuple
 
@@ -12,8 +12,8 @@ from nvium_core.training.chat.examples import Example
 from nvium_core.training.chat.packing import PackedConversations, packed
 from nvium_core.training.data.documents import DataError
 from nvium_core.training.data.windows import Batch
-from nvium_core.training.objective.loss import batch_losses
 from tests.random_models import random_model
+from tests.training.objective.test_loss import outcome_of
 
 END = 0
 CONTEXT = 16
@@ -21,7 +21,7 @@ LENGTHS = st.lists(st.integers(2, CONTEXT + 1), min_size=1, max_size=30)
 
 
 def example_of(length: int, first: int) -> Example:
-    """Tokens first, first + 1, …; the second half is the answer."""
+    """Build an example of tokens first, first + 1, …, whose second half is the answer."""
     return Example(first + np.arange(length), np.arange(length) >= length // 2)
 
 
@@ -36,7 +36,7 @@ def an_epoch(stream: PackedConversations, epoch: int = 0) -> Batch:
 
 @settings(max_examples=60)
 @given(lengths=LENGTHS, epoch=st.integers(0, 3), seed=st.integers(0, 3))
-def test_an_epoch_holds_every_conversation_once_and_whole(lengths: list[int], epoch: int, seed: int) -> None:
+def test_an_epoch_contains_every_conversation_once_and_complete(lengths: list[int], epoch: int, seed: int) -> None:
     examples = examples_of(lengths)
     batch = an_epoch(PackedConversations(examples, END, seed), epoch)
     found = []
@@ -55,7 +55,7 @@ def test_an_epoch_holds_every_conversation_once_and_whole(lengths: list[int], ep
     assert sorted(found) == sorted(tuple(each.tokens) for each in examples)
 
 
-def test_all_tokens_of_a_conversation_may_count_and_padding_never_does() -> None:
+def test_padding_never_counts() -> None:
     lengths = [5, 9, 3]
     batch = an_epoch(PackedConversations(examples_of(lengths), END, together=False, answers_only=False))
     assert sorted(batch.counted.sum(1).tolist()) == sorted(length - 1 for length in lengths)
@@ -64,13 +64,13 @@ def test_all_tokens_of_a_conversation_may_count_and_padding_never_does() -> None
 
 @settings(max_examples=60)
 @given(num_rows=st.lists(st.integers(1, 100), min_size=1, max_size=60), context=st.just(100))
-def test_hardly_more_windows_are_used_than_there_must_be(num_rows: list[int], context: int) -> None:
-    windows = packed(tuple(num_rows), context)
+def test_packing_is_close_to_the_fewest_windows(num_rows: list[int], context: int) -> None:
+    windows = packed(num_rows, context)
     assert all(sum(num_rows[number] for number in window) <= context for window in windows)
     assert len(windows) <= 1.7 * -(-sum(num_rows) // context) + 1
 
 
-def test_a_batch_depends_on_examples_seed_and_place_alone() -> None:
+def test_a_batch_depends_on_examples_seed_and_number_only() -> None:
     examples = examples_of([5, 9, 12, 16, 3, 8, 17, 10, 11] * 4)
     one, other = (PackedConversations(examples, END, seed=1) for _ in range(2))
     one.batch(0, 3, CONTEXT)
@@ -81,8 +81,7 @@ def test_a_batch_depends_on_examples_seed_and_place_alone() -> None:
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_the_loss_is_that_of_the_answers_alone_wherever_they_are_packed(together: bool) -> None:
-    """A window of one conversation and padding is causal, without a mask."""
+def test_packing_does_not_change_the_loss_of_the_answers(together: bool) -> None:
     model = random_model([1, 2], vocab_size=17)
     rng = np.random.default_rng(0)
     examples = [Example(rng.integers(1, 17, n), np.arange(n) >= n // 2) for n in (6, 9, 3, 15)]
@@ -90,13 +89,13 @@ def test_the_loss_is_that_of_the_answers_alone_wherever_they_are_packed(together
     assert (batch.mask() is None) == (not together)
     alone = []
     with torch.no_grad():
-        found = batch_losses(model, batch)
+        found = outcome_of(model, batch).metrics["mix_loss"]
         for each in examples:
             ids = torch.from_numpy(each.tokens)[None]
             logits = model(ids).logits[0, :-1][torch.from_numpy(each.is_answer[1:])]
             alone += (-logits.gather(-1, ids[0, 1:][torch.from_numpy(each.is_answer[1:])][:, None])).flatten().tolist()
     assert (len(examples) > len(batch.inputs)) == together
-    assert float(found.mix) == pytest.approx(np.mean(alone))
+    assert float(found) == pytest.approx(np.mean(alone))
 
 
 def test_a_conversation_longer_than_the_context_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""A corpus of many files is read piece by piece, and trains as the same documents in one file would."""
+"""A corpus of many files is streamed, and gives the tokens of the same documents in one file."""
 
 import gzip
 import json
@@ -6,7 +6,7 @@ import lzma
 import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Barrier
 from typing import cast
@@ -28,8 +28,7 @@ from nvium_core.training.data.windows import PackedStream, ShardedTokens
 from nvium_core.training.distributed import Processes
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.train import train
-from tests.training.small_runs import options as run_options
-from tests.training.small_runs import small_folder, small_recipe
+from tests.training.small_runs import options, small_folder, small_recipe
 
 DOCUMENTS = ["One fox.", "Two hens.\n\nThey went home.", "Thrée."]
 JSON_LINES = "".join(json.dumps({"text": document, "url": "x"}) + "\n" for document in DOCUMENTS)
@@ -47,7 +46,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_documents_are_the_same_however_a_file_holds_them(tmp_path: Path, name: str) -> None:
+def test_every_format_gives_the_same_documents(tmp_path: Path, name: str) -> None:
     WRITERS[name](tmp_path / name)
     assert list(stream_documents(tmp_path / name)) == DOCUMENTS
     assert list(stream_documents(tmp_path)) == DOCUMENTS
@@ -79,7 +78,7 @@ def corpus(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "MAX_SHARD_TOKENS", 300)
+    monkeypatch.setattr(shards, "SHARD_TOKENS", 300)
     monkeypatch.setattr(encoding, "BATCH_DOCUMENTS", 3)
 
 
@@ -97,7 +96,7 @@ def test_a_corpus_gives_the_tokens_of_one_file_in_shards(corpus: Path, tmp_path:
 
 
 class Meeting:
-    """Where threads in the place of processes wait, and tell one another numbers."""
+    """A barrier and an all-reduce for threads that replace processes."""
 
     def __init__(self, count: int) -> None:
         self.barrier, self.numbers = Barrier(count), [0] * count
@@ -120,10 +119,9 @@ class Thread(Processes):
 
 @pytest.mark.parametrize("count", [2, 3, 5])
 @pytest.mark.parametrize("max_tokens", [700, 10**6])
-def test_processes_share_the_files_and_write_what_one_would(
+def test_several_processes_write_the_same_stream_as_one(
     corpus: Path, tmp_path: Path, small_parts: None, count: int, max_tokens: int
 ) -> None:
-    """Two files at a time, three, or more than there are; cut where the run ends, or whole."""
     tokenizer = train_tokenizer(stream_documents(corpus), 280, context=64)
     folders = [tmp_path / "alone", tmp_path / "together"]
     for folder in folders:
@@ -145,7 +143,7 @@ def test_processes_share_the_files_and_write_what_one_would(
 
 
 class OneTokenAWord:
-    """In the place of a tokenizer, so that the test measures what is kept of files."""
+    """A fake tokenizer, so the test measures only the memory for files."""
 
     eos_token_id = 0
 
@@ -157,18 +155,14 @@ class OneTokenAWord:
 
 
 LARGE: dict[str, Callable[[Path, list[str]], object]] = {
-    "a.jsonl": lambda path, texts: path.write_text(json_lines(texts)),
+    "a.jsonl": lambda path, texts: path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts)),
     "a.parquet": lambda path, texts: pq.write_table(pa.table({"text": texts}), path, row_group_size=200),
 }
 
 
-def json_lines(texts: list[str]) -> str:
-    return "".join(json.dumps({"text": text}) + "\n" for text in texts)
-
-
 @pytest.mark.parametrize("name", LARGE)
 def test_memory_does_not_grow_with_the_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(shards, "MAX_SHARD_TOKENS", 2**16)
+    monkeypatch.setattr(shards, "SHARD_TOKENS", 2**16)
     monkeypatch.setattr(encoding, "BATCH_CHARACTERS", 2**16)
     monkeypatch.setattr(corpus_module, "BATCH_ROWS", 32)
     peaks = [peak_bytes(tmp_path / str(megabytes), name, megabytes) for megabytes in (1, 6)]
@@ -176,7 +170,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path, monkeypatch: pytes
 
 
 def peak_bytes(folder: Path, name: str, megabytes: int) -> int:
-    """Python's while a corpus of that size, in two files, is written as shards."""
+    """Return Python's peak memory while a corpus of two files is written as shards."""
     (folder / "shards").mkdir(parents=True)
     texts = [f"Tale {number}: {'the old fox ran ' * 125}" for number in range(250 * megabytes)]
     for part in ("1", "2"):
@@ -189,23 +183,22 @@ def peak_bytes(folder: Path, name: str, megabytes: int) -> int:
     return peak
 
 
-def test_no_more_tokens_are_made_than_a_run_reads(corpus: Path, tmp_path: Path) -> None:
+def test_only_as_many_tokens_are_written_as_a_run_reads(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     _, stream = prepare_text(small_recipe("total_tokens=512"), corpus, tmp_path / "run")
     assert isinstance(stream, PackedStream)
     assert len(stream.tokens) == 513
 
 
-def test_a_run_trains_on_a_corpus_and_goes_on_with_the_same_one_only(corpus: Path, tmp_path: Path) -> None:
-    chosen = run_options(tmp_path / "run")
-    chosen = type(chosen)(**{**vars(chosen), "data": corpus, "validation": corpus})
+def test_a_run_trains_on_a_corpus_and_does_not_resume_on_another(corpus: Path, tmp_path: Path) -> None:
+    chosen = replace(options(tmp_path / "run"), data=corpus, validation=corpus)
     assert (train(small_recipe("total_tokens=512"), chosen) / "model.safetensors").exists()
     (corpus / "3.txt").write_text("One more.", encoding="utf-8")
-    with pytest.raises(TrainingError, match="tokens of other data"):
+    with pytest.raises(TrainingError, match="tokens were made with another data"):
         train(small_recipe("total_tokens=512"), chosen)
 
 
-def test_a_corpus_has_no_diet(corpus: Path, tmp_path: Path) -> None:
+def test_a_corpus_does_not_support_a_diet(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    with pytest.raises(DataError, match="there is no diet"):
+    with pytest.raises(DataError, match="does not support a data mixture"):
         prepare_text(small_recipe("diet.other_epochs=2"), corpus, tmp_path / "run")

@@ -4,29 +4,26 @@ from nvium_core.training.data.documents import Diet, simplicity, without_title
 
 
 def words(prefix: str, first: int, count: int) -> str:
-    """Made-up words, numbered in letters."""
+    """Return distinct made-up words."""
     return " ".join(prefix + "".join(chr(97 + int(digit)) for digit in str(n)) for n in range(first, first + count))
 
 
 SIMPLE = [f"{n}\n\n{words('x', n % 100 * 10, 10)}" for n in range(200)]
-"""Of a thousand words, each read twice."""
+"""Documents of a thousand words that occur twice."""
 
 HARD = [f"{n}\n\n{words('rare', n * 20, 20)}" for n in range(200)]
-"""Of words that occur once."""
+"""Documents of words that occur once."""
 
 
-def test_simplicity_is_the_share_of_the_thousand_commonest_words() -> None:
+def test_simplicity_is_the_share_of_the_thousand_most_common_words() -> None:
     half = f"{words('x', 0, 10)} {words('rarest', 0, 10)}"
     shares = simplicity([*SIMPLE, *HARD, half])
     assert shares.tolist() == [1.0] * 200 + [0.0] * 200 + [0.5]
 
 
-def readings(diet: Diet, seed: int = 0) -> Counter[str]:
-    return Counter(text.split()[-1] for text in diet.readings([f"Title\n\ntale {n}" for n in range(400)], seed))
-
-
 def test_part_of_an_epoch_reads_that_share_of_documents() -> None:
-    counts = readings(Diet(other_epochs=1.25))
+    documents = [f"Title\n\ntale {number}" for number in range(400)]
+    counts = Counter(Diet(other_epochs=1.25).readings(documents, seed=0))
     assert set(counts.values()) == {1, 2}
     assert 460 <= counts.total() <= 540
 
@@ -44,18 +41,18 @@ def test_the_simplest_share_of_characters_counts_as_simple() -> None:
     assert abs(len(read) - len(SIMPLE)) <= 4
 
 
-def test_the_reading_order_depends_on_the_seed_alone() -> None:
+def test_the_reading_order_depends_on_the_seed_only() -> None:
     diet = Diet(other_epochs=1.5)
     assert diet.readings(HARD, 1) == diet.readings(HARD, 1) != diet.readings(HARD, 2)
 
 
-def test_a_share_of_the_readings_has_no_title_if_so_wished() -> None:
+def test_a_share_of_the_readings_has_no_title_if_requested() -> None:
     titled = sum("\n\n" in text for text in Diet(untitled_share=0.5).readings(SIMPLE, seed=0))
     assert 70 <= titled <= 130
     assert all("\n\n" in text for text in Diet().readings(SIMPLE, seed=0))
 
 
-def test_only_a_line_alone_above_a_blank_one_is_a_title() -> None:
+def test_a_title_is_a_single_line_above_a_blank_one() -> None:
     assert without_title("Title\n\nText\n\nmore") == "Text\n\nmore"
     for untitled in ("Text", "Two\nlines\n\nText", "A fox lived here.\n\nIt sang.", 'It said, "Oh!"\n\nIt ran.'):
         assert without_title(untitled) == untitled

@@ -9,19 +9,13 @@ TEXT = "Title\n\nOne.\n<|endoftext|>\nTwo <|endoftext|> in a line.\n<|endoftext|
 DOCUMENTS = ["Title\n\nOne.", "Two <|endoftext|> in a line.", "Thrée."]
 
 
-def test_documents_are_what_stands_between_separator_lines(tmp_path: Path) -> None:
-    path = tmp_path / "text.txt"
-    path.write_text(TEXT, encoding="utf-8")
-    assert read_documents(path) == DOCUMENTS
+@pytest.mark.parametrize("content", [TEXT.encode(), b"\xef\xbb\xbf" + TEXT.replace("\n", "\r\n").encode()])
+def test_separator_lines_separate_documents(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "text.txt").write_bytes(content)
+    assert read_documents(tmp_path / "text.txt") == DOCUMENTS
 
 
-def test_line_endings_of_windows_and_a_byte_order_mark_change_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "text.txt"
-    path.write_bytes(b"\xef\xbb\xbf" + TEXT.replace("\n", "\r\n").encode())
-    assert read_documents(path) == DOCUMENTS
-
-
-def test_unusable_text_is_refused_naming_the_file(tmp_path: Path) -> None:
+def test_an_unusable_file_is_named(tmp_path: Path) -> None:
     compressed = lzma.compress(TEXT.encode() * 50)
     damaged = {
         "empty.txt": b"",
@@ -34,12 +28,7 @@ def test_unusable_text_is_refused_naming_the_file(tmp_path: Path) -> None:
     }
     for name, content in damaged.items():
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(DataError, match=name):
-            read_documents(tmp_path / name)
-
-
-def test_a_file_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "folder.txt").mkdir()
-    for name in ("nowhere.txt", "nowhere.xz", "folder.txt"):
+    for name in (*damaged, "nowhere.txt", "nowhere.xz", "folder.txt"):
         with pytest.raises(DataError, match=name):
             read_documents(tmp_path / name)

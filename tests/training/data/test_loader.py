@@ -1,4 +1,4 @@
-"""Batches made ahead."""
+"""Batches prepared ahead."""
 
 import threading
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ def test_items_come_in_order_and_none_is_lost(items: list[int], num_ahead: int) 
     assert list(prefetched(items, num_ahead)) == items
 
 
-def test_items_are_made_before_they_are_asked_for() -> None:
+def test_items_are_computed_ahead() -> None:
     made = threading.Event()
 
     def items() -> Iterator[int]:
@@ -29,7 +29,7 @@ def test_items_are_made_before_they_are_asked_for() -> None:
     assert list(ahead) == [1]
 
 
-def test_what_making_an_item_raises_is_raised_in_its_turn() -> None:
+def test_an_exception_is_raised_where_its_item_would_be_yielded() -> None:
     def items() -> Iterator[int]:
         yield 0
         raise ValueError("the second")

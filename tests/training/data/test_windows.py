@@ -1,4 +1,4 @@
-"""Packed windows: what a row sees, what it is asked, and that every window is read once per epoch."""
+"""Packed windows: attention within documents, and every window read once per epoch."""
 
 from dataclasses import astuple
 
@@ -28,7 +28,7 @@ def test_positions_and_documents_restart_at_each_end_of_text() -> None:
     assert batch.documents.tolist() == [[0, 0, 1, 1, 1, 1, 2, 3, 3, 3, 3, 4]]
 
 
-def test_a_row_sees_its_own_document_up_to_itself() -> None:
+def test_a_row_attends_to_its_own_document_up_to_itself() -> None:
     batch = batch_of(WINDOW)
     seen = batch.mask()[0, 0]
     for row, column in np.ndindex(*seen.shape):
@@ -37,14 +37,14 @@ def test_a_row_sees_its_own_document_up_to_itself() -> None:
 
 
 def outputs(batch: Batch) -> Tensor:
-    """What the last exit says at every row, [B, T, V]."""
+    """Return the last exit's logits [B, T, V]."""
     model = random_model([1, 2])
     with torch.no_grad():
         states = model.hidden_states(batch.inputs, batch.positions, causal_attention(batch.mask()))
         return model.lm_head(model.exit_outputs(states)[1][-1])
 
 
-def test_a_document_never_sees_another() -> None:
+def test_documents_do_not_affect_one_another() -> None:
     changed = WINDOW.clone()
     changed[0, :2], changed[0, 3:6] = torch.tensor([9, 1]), torch.tensor([1, 2, 3])
     before, after = outputs(batch_of(WINDOW)), outputs(batch_of(changed))
@@ -52,7 +52,7 @@ def test_a_document_never_sees_another() -> None:
     assert not torch.allclose(before[0, 3:6], after[0, 3:6])
 
 
-def test_a_packed_document_means_what_it_means_alone() -> None:
+def test_a_packed_document_has_the_logits_it_has_alone() -> None:
     alone = random_model([1, 2])
     with torch.no_grad():
         expected = alone(WINDOW[:, 7:11], output_exit_logits=True).exit_logits[..., -1, :]
@@ -71,17 +71,16 @@ def test_an_epoch_reads_every_window_once(num_tokens: int, context: int, epoch: 
     assert torch.equal(batch.targets, batch.inputs + 1)
 
 
-def test_a_batch_depends_on_stream_seed_and_place_alone() -> None:
+def test_a_batch_depends_on_stream_seed_and_number_only() -> None:
     tokens = np.random.default_rng(0).integers(0, 50, 500, dtype=np.uint16)
     one, other = PackedStream(tokens, END, seed=1), PackedStream(tokens, END, seed=1)
     one.batch(0, 7, 16)
-    np.random.default_rng().random()
     for ours, theirs in zip(astuple(one.batch(40, 4, 16))[:5], astuple(other.batch(40, 4, 16))[:5], strict=True):
         assert torch.equal(ours, theirs)
     different = PackedStream(tokens, END, seed=2).batch(40, 4, 16)
     assert not torch.equal(different.inputs, one.batch(40, 4, 16).inputs)
 
 
-def test_too_little_text_for_one_window_is_refused() -> None:
+def test_a_stream_shorter_than_a_window_is_refused() -> None:
     with pytest.raises(DataError, match="8 tokens of text are too few for a context of 8"):
         PackedStream(np.ones(8, dtype=np.uint16), END).batch(0, 1, 8)

@@ -1,4 +1,4 @@
-"""Every recipe: its model, its size beside the paper's, and its dense twin beside the authors'."""
+"""Every recipe's model and dense twin, compared with the paper's and the authors'."""
 
 from dataclasses import replace
 from functools import cache
@@ -41,10 +41,10 @@ TWIN_WIDTHS = {
     1024: [3424, 3080, 2912, 2856, 2824],
     1536: [5120, 4608, 4352, 4272, 4224],
 }
-"""The authors' MLP widths of dense twins, by the model's width and, in columns, 6, 12, 24, 36 and 48 layers."""
+"""The authors' MLP widths of dense twins by the model's width, for 6, 12, 24, 36 and 48 layers."""
 
 TWIN_WIDTHS_BY_EXITS = {2: 2112, 3: 2144, 4: 2184, 6: 2248, 8: 2320, 12: 2464}
-"""The same at 24 × 768, by the number of exits."""
+"""The authors' MLP widths of dense twins at 24 × 768, by the number of exits."""
 
 
 @cache
@@ -56,11 +56,12 @@ def parameters_on_meta(shape: ModelShape) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_every_recipe_and_its_twin_are_models_with_the_same_parameters_and_text() -> None:
+def test_every_recipe_and_its_twin_have_the_same_parameters_and_text() -> None:
     for name in RECIPES:
         recipe, twin = recipe_named(name, []), recipe_named(f"{name}-dense", [])
         assert recipe.num_steps > 1, name
         assert num_parameters(recipe) == parameters_on_meta(recipe.shape), name
+        assert num_parameters(twin) == parameters_on_meta(twin.shape), name
         surplus = num_parameters(twin) - num_parameters(recipe)
         one_multiple = 8 * 3 * recipe.shape.width * recipe.shape.num_layers
         assert 0 <= surplus < one_multiple and surplus <= 0.02 * num_parameters(recipe), name
@@ -70,24 +71,15 @@ def test_every_recipe_and_its_twin_are_models_with_the_same_parameters_and_text(
         assert (twin.shape.num_layers, twin.shape.width) == (recipe.shape.num_layers, recipe.shape.width), name
 
 
-@pytest.mark.parametrize("name", ["tales", "tiny", "paper-24x128"])
-def test_the_counted_parameters_of_a_twin_are_those_of_the_model(name: str) -> None:
-    twin = recipe_named(f"{name}-dense", [])
-    assert num_parameters(twin) == parameters_on_meta(twin.shape)
-
-
-def test_parameters_are_the_papers_with_the_exits_counted() -> None:
+def test_parameter_counts_are_the_papers() -> None:
     named = {f"{layers}x768": count for layers, count in DEPTH_MILLIONS.items()}
     named |= {f"24x{width}": count for width, count in WIDTH_MILLIONS.items()}
     for shape, millions in named.items():
         assert round(num_parameters(recipe_named(f"paper-{shape}", [])) / 1e6) == millions, shape
-
-
-def test_the_largest_has_a_billion_and_a_half() -> None:
     assert round(num_parameters(recipe_named("paper-48x1536", [])) / 1e9, 1) == 1.5
 
 
-def test_steps_are_the_authors_to_a_fifth_of_a_percent() -> None:
+def test_steps_agree_with_the_authors_to_a_fifth_of_a_percent() -> None:
     assert {name: recipe_named(name, []).num_steps for name in PUBLISHED_STEPS} == pytest.approx(
         PUBLISHED_STEPS, rel=2e-3
     )
@@ -100,44 +92,37 @@ def test_dense_twins_are_as_wide_as_the_authors() -> None:
         assert recipe_named(f"paper-exits-{num_exits}-dense", []).shape.mlp_width == mlp_width
 
 
-def test_an_adaptive_beta_is_told_of_losses_by_runs_that_are_evaluated_alike() -> None:
+def test_a_recipe_with_an_adaptive_beta_and_its_twin_have_the_same_evaluations() -> None:
     for name in ("small-adaptive", "paper-48x1536"):
         recipe, twin = recipe_named(name, []), recipe_named(f"{name}-dense", [])
         assert recipe.beta.adaptive and not twin.beta.adaptive
         assert 1 < recipe.evaluations == twin.evaluations < recipe.num_steps
 
 
-def test_a_twin_follows_the_settings_of_its_recipe() -> None:
+def test_a_twin_follows_the_settings_and_the_initial_model_of_its_recipe() -> None:
     settings = ["shape.width=96", "shape.mlp_width=256", "total_tokens=4096"]
     twin = recipe_named("tiny-dense", settings)
     assert (twin.shape.width, twin.total_tokens) == (96, 4096)
     assert twin == dense_twin(recipe_named("tiny", settings))
-
-
-def test_the_twin_of_a_dense_model_is_itself() -> None:
-    name = "paper-isoflop-26x768"
-    assert recipe_named(f"{name}-dense", []) == recipe_named(name, [])
-
-
-def test_a_tuned_models_twin_starts_from_the_dense_model() -> None:
     assert recipe_named("paper-sft-24x768", []).initial == "runs/paper-24x768/model"
     assert recipe_named("paper-sft-24x768-dense", []).initial == "runs/paper-24x768-dense/model"
+    assert recipe_named("paper-isoflop-26x768-dense", []) == recipe_named("paper-isoflop-26x768", [])
 
 
-def test_tuning_reads_two_epochs_one_conversation_to_a_window_in_the_authors_steps() -> None:
+def test_instruction_tuning_follows_the_authors() -> None:
     recipe = recipe_named("paper-sft-24x768", [])
     assert (recipe.epochs, recipe.packing, recipe.answers_only) == (2, False, False)
     assert (recipe.windows_of_a_step(0.0), recipe.short_context) == (128, 1024)
     assert recipe.learning_rate == LearningRate(maximum=1e-5, warmup=0.05, final_ratio=0)
     assert recipe.optimizer == OptimizerSettings(weight_decay=0.01, betas=(0.9, 0.999))
     assert recipe.num_steps == 2 * -(-892_375 // 128)
-    assert recipe.reading(1000).total_tokens == 2 * 1000 * 1024
-    with pytest.raises(RecipeError, match="reads 2 epochs of the text; set epochs=0 too"):
+    assert recipe.with_text(1000).total_tokens == 2 * 1000 * 1024
+    with pytest.raises(RecipeError, match="has epochs=2; set epochs=0 too"):
         recipe_named("paper-sft-24x768", ["total_tokens=1e6"])
 
 
-def test_an_unknown_recipe_is_refused_with_what_is_near() -> None:
-    with pytest.raises(RecipeError, match=r"'paper-24x769', but there is .*paper-24x768.*`nvium recipes` lists them"):
+def test_an_unknown_recipe_is_refused_with_suggestions() -> None:
+    with pytest.raises(RecipeError, match=r"'paper-24x769'; did you mean .*paper-24x768.*\? `nvium recipes` lists all"):
         recipe_named("paper-24x769", [])
-    with pytest.raises(RecipeError, match=r"^no recipe 'huge'; `nvium recipes` lists them$"):
+    with pytest.raises(RecipeError, match=r"^unknown recipe 'huge'; `nvium recipes` lists all recipes$"):
         recipe_named("huge", [])

@@ -1,4 +1,4 @@
-"""A small random Llama with a tokenizer of bytes, two relatives of it, and a text."""
+"""Small random base models with byte tokenizers, and a text."""
 
 from pathlib import Path
 from shutil import copytree
@@ -32,7 +32,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def chatty(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with a chat template."""
+    """The same model with a chat template."""
     folder = tmp_path_factory.mktemp("chatty")
     copytree(llama, folder, dirs_exist_ok=True)
     tokenizer = source_tokenizer(str(llama))
@@ -43,7 +43,7 @@ def chatty(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def qwen3(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A relative: QK-norm, heads wider than their share of the width, a tied head."""
+    """A Qwen3 with QK-norm, wide heads and a tied head."""
     folder = tmp_path_factory.mktemp("qwen3")
     shape = {"vocab_size": 257, "head_dim": 16, "tie_word_embeddings": True, "max_position_embeddings": 256}
     random_model("qwen3", shape | {"bos_token_id": 0, "eos_token_id": 0}).bfloat16().save_pretrained(folder)
@@ -53,7 +53,7 @@ def qwen3(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Qwen3 whose matrices are in groups of 8 bits, with a tokenizer."""
+    """A Qwen3 quantized to Q8_0, with a tokenizer."""
     fields = VOCABULARIES["smollm"]
     shape = {"vocab_size": len(fields["tokenizer.ggml.tokens"]), "hidden_size": 64, "intermediate_size": 64}
     model = random_model("qwen3", shape | {"head_dim": 32, "max_position_embeddings": 256})
@@ -62,7 +62,7 @@ def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def few_tokens_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a rate at which a narrow model learns in so few steps."""
+    """Make steps small, and the learning rate high enough for a narrow model to learn in a few steps."""
     monkeypatch.setattr(module, "TOKENS_PER_STEP", 512)
     monkeypatch.setattr(module, "RATE", LearningRate(maximum=1e-3))
 

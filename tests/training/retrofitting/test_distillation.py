@@ -1,4 +1,4 @@
-"""The KL, −log π_k and their gradients that are written out, beside autograd's over all logits."""
+"""The KL, −log π_k and their hand-written gradients equal autograd's over all logits."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def kl_over_all(early: Tensor, top: int) -> Tensor:
 
 
 @pytest.mark.parametrize("top", [1, 5, 40])
-def test_the_kl_and_its_gradient_are_those_of_the_definition(top: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_losses_and_their_gradients_equal_the_definition(top: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distillation, "TOP", top)
     monkeypatch.setattr(distillation, "CHUNK_ROWS", 8)
     ours, theirs = (EARLY.clone().requires_grad_() for _ in range(2))
@@ -44,17 +44,17 @@ def test_the_kl_and_its_gradient_are_those_of_the_definition(top: int, monkeypat
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("learnt", ["kl", "nll"])
-def test_either_is_learnt_without_the_other(learnt: str) -> None:
+@pytest.mark.parametrize("loss", ["kl", "nll"])
+def test_each_loss_has_its_gradient_without_the_other(loss: str) -> None:
     ours, theirs = (EARLY.clone().requires_grad_() for _ in range(2))
-    found = head_kl(ours, HEAD, teacher_of(LAST, HEAD, TARGET), TARGET)[learnt == "nll"]
+    found = head_kl(ours, HEAD, teacher_of(LAST, HEAD, TARGET), TARGET)[loss == "nll"]
     expected = (theirs @ HEAD.T).log_softmax(-1)[torch.arange(ROWS), TARGET]
     found.sum().backward()
-    (kl_over_all(theirs, distillation.TOP) if learnt == "kl" else -expected).sum().backward()
+    (kl_over_all(theirs, distillation.TOP) if loss == "kl" else -expected).sum().backward()
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-5)
 
 
-def test_an_exit_that_says_the_same_has_nothing_to_learn() -> None:
+def test_an_exit_equal_to_the_last_has_no_loss_and_no_gradient() -> None:
     same = LAST.clone().requires_grad_()
     kl_R, _ = head_kl(same, HEAD, teacher_of(LAST, HEAD, TARGET), TARGET)
     kl_R.sum().backward()

@@ -1,4 +1,4 @@
-"""The command on a small random Llama: exits that serve beside it, and the base itself where routers never leave."""
+"""Retrofits of small random models: exits that serve, learn and resume, and an unchanged base."""
 
 import json
 from dataclasses import replace
@@ -47,7 +47,7 @@ def with_exits(asked: RetrofitSettings) -> NviumForCausalLM:
     return NviumForCausalLM.from_pretrained(asked.source, exits=asked.target)
 
 
-def test_the_command_writes_exits_that_serve_beside_their_base_and_a_table(
+def test_the_command_writes_exits_that_serve_with_their_base_and_a_table(
     llama: Path, data: Path, tmp_path: Path, few_tokens_a_step: None
 ) -> None:
     target = tmp_path / "retrofitted"
@@ -72,7 +72,7 @@ def held_out_kl(run: module.RetrofitRun, held_out: Windows) -> float:
     return sum(exit_.kl for exit_ in measured(run.model, held_out, run.context).exits)
 
 
-def test_least_squares_bring_exits_nearer_and_learning_nearer_still(
+def test_least_squares_lower_the_kl_and_training_lowers_it_further(
     llama: Path, data: Path, tmp_path: Path, few_tokens_a_step: None
 ) -> None:
     asked = settings(llama, data, tmp_path / "target")
@@ -92,7 +92,7 @@ def test_least_squares_bring_exits_nearer_and_learning_nearer_still(
     ("kind", "exits_learn"),
     [("llama", "original"), ("llama", "text"), ("qwen3", "original"), ("gguf_file", "original")],
 )
-def test_with_all_mass_on_the_last_exit_it_is_the_original_bit_for_bit(
+def test_with_all_mass_on_the_last_exit_the_model_equals_its_base_bit_for_bit(
     kind: str,
     exits_learn: Lesson,
     data: Path,
@@ -105,7 +105,7 @@ def test_with_all_mass_on_the_last_exit_it_is_the_original_bit_for_bit(
     retrofit(asked)
     original, model = NviumForCausalLM.from_pretrained(source), with_exits(asked)
     assert model.dtype == original.dtype == torch.bfloat16
-    assert load_model(asked.source, exits=str(asked.target)).model.config.num_exits == 3  # a GGUF file keeps its groups
+    assert load_model(asked.source, exits=str(asked.target)).model.config.num_exits == 3
     assert model.config.qk_norm == original.config.qk_norm == (kind != "llama")
     kept = {name: weight for name, weight in model.state_dict().items() if not name.startswith("exits.")}
     assert all(torch.equal(weight, original.state_dict()[name]) for name, weight in kept.items())
@@ -119,22 +119,22 @@ def test_with_all_mass_on_the_last_exit_it_is_the_original_bit_for_bit(
         assert torch.equal(model(IDS).logits, original(IDS).logits)
 
 
-def test_the_depth_that_was_asked_for_is_met_on_the_text_that_was_learnt_from(
+def test_the_mean_depth_on_the_training_text_is_the_requested_one(
     llama: Path, data: Path, tmp_path: Path, few_tokens_a_step: None
 ) -> None:
     asked = settings(llama, data, tmp_path / "target")
     retrofit(asked)
     model, tokenizer = with_exits(asked), source_tokenizer(str(llama))
-    learnt = read_text(data, tokenizer, model.config.max_position_embeddings, TOKENS).learnt
+    training = read_text(data, tokenizer, model.config.max_position_embeddings, TOKENS).training
     with torch.no_grad():
-        probs = [model(torch.from_numpy(each.tokens[None, :-1])).exit_probs[0] for each in learnt]
+        probs = [model(torch.from_numpy(each.tokens[None, :-1])).exit_probs[0] for each in training]
     depth = mixture.mean_depth(torch.cat(probs).log(), model.config.exit_layers or []).mean()
     assert depth == pytest.approx(asked.depth, abs=0.005)
     assert json.loads((asked.target / "exits.json").read_text())["shift"]
 
 
 @pytest.mark.parametrize("exits_learn", ["original", "text"])
-def test_exits_that_learn_the_text_learn_it_through_the_mixture(
+def test_the_gradients_of_exits_equal_those_over_all_logits(
     exits_learn: Lesson,
     llama: Path,
     data: Path,
@@ -142,7 +142,7 @@ def test_exits_that_learn_the_text_learn_it_through_the_mixture(
     few_tokens_a_step: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(model_module, "RELUCTANCE", 0.0)
+    monkeypatch.setattr(model_module, "INITIAL_BIAS", 0.0)
     monkeypatch.setattr(module, "CLIP_NORM", torch.inf)
     asked = replace(settings(llama, data, tmp_path), exits_learn=exits_learn)
     run, _ = command.prepared(asked, llama, asked.check(command.source_config(llama)), source_tokenizer(str(llama)))
@@ -158,7 +158,7 @@ def test_exits_that_learn_the_text_learn_it_through_the_mixture(
 
 
 def loss_over_all_logits(run: module.RetrofitRun, window: int, exits_learn: Lesson) -> Tensor:
-    """What exits learn from one window."""
+    """Compute the exits' loss on one window from all logits."""
     rows = run.model.rows(run.stream.batch(window, 1, run.context))
     losses = run.model.losses(rows)
     kl = losses.kl_RE.sum(1).mean()
@@ -170,7 +170,7 @@ def loss_over_all_logits(run: module.RetrofitRun, window: int, exits_learn: Less
     return module.TEXT_KL_WEIGHT * kl - log_mix_RV.gather(1, rows.target_R[:, None]).mean()
 
 
-def test_without_a_text_a_chat_model_learns_from_what_it_says_to_itself(
+def test_without_a_text_a_chat_model_generates_its_training_conversations(
     chatty: Path, data: Path, tmp_path: Path, few_tokens_a_step: None
 ) -> None:
     both = RetrofitSettings(source=str(chatty), target=tmp_path / "both", data=data, self_talk=1_000, tokens=TOKENS)
@@ -184,12 +184,12 @@ def test_without_a_text_a_chat_model_learns_from_what_it_says_to_itself(
 
 
 def test_a_model_without_a_chat_template_needs_a_text(llama: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="without a chat template cannot talk to itself; give a text"):
+    with pytest.raises(DataError, match="without a chat template cannot generate conversations; pass --data"):
         retrofit(RetrofitSettings(source=str(llama), target=tmp_path / "target", tokens=300))
 
 
 @pytest.mark.parametrize("exits_learn", ["original", "text"])
-def test_a_run_that_is_gone_on_with_ends_as_one_that_was_not_interrupted(
+def test_a_resumed_retrofit_equals_an_uninterrupted_one(
     exits_learn: Lesson,
     llama: Path,
     data: Path,
@@ -211,26 +211,20 @@ def test_a_run_that_is_gone_on_with_ends_as_one_that_was_not_interrupted(
     monkeypatch.setattr(module.RetrofitRun, "train_step", interrupted)
     with pytest.raises(KeyboardInterrupt):
         retrofit(parts)
-    assert with_exits(parts).config.num_exits == 3  # can be served already
+    assert with_exits(parts).config.num_exits == 3  # exits of an unfinished retrofit load
     monkeypatch.setattr(module.RetrofitRun, "train_step", steps)
     retrofit(parts)
     one, other = (with_exits(each).state_dict() for each in (whole, parts))
     assert all(torch.equal(one[name], other[name]) for name in one)
-    with pytest.raises(TrainingError, match="holds a retrofit of other tokens"):
-        retrofit(replace(parts, tokens=13_000))
-    another: Lesson = "text" if exits_learn == "original" else "original"
-    with pytest.raises(TrainingError, match=r"holds a retrofit of other .*exits_learn"):
-        retrofit(replace(parts, exits_learn=another))
-    check_only_the_same_is_gone_on_with(parts, llama)
+    check_only_the_same_retrofit_resumes(parts, llama)
 
 
-def check_only_the_same_is_gone_on_with(asked: RetrofitSettings, llama: Path) -> None:
-    """Of a finished retrofit."""
+def check_only_the_same_retrofit_resumes(asked: RetrofitSettings, llama: Path) -> None:
     tokenizer = source_tokenizer(str(llama))
     run, _ = command.prepared(asked, llama, asked.check(command.source_config(llama)), tokenizer)
-    for name in ("text", "base"):
-        own, run.recipe[name] = run.recipe[name], ["another digest"]
-        with pytest.raises(TrainingError, match=f"holds a retrofit of other {name}"):
+    for name in ("text", "base", "tokens", "exits_learn"):
+        own, run.recipe[name] = run.recipe[name], "another"
+        with pytest.raises(TrainingError, match=f"contains a retrofit with another {name}"):
             run.resume()
         run.recipe[name] = own
     run.resume()
@@ -243,8 +237,8 @@ def short_text(tmp_path: Path) -> Path:
     return text
 
 
-def test_a_folder_of_something_else_is_refused_before_the_text_is_read(llama: Path, short_text: Path) -> None:
-    with pytest.raises(RetrofitError, match="is not empty, and holds no retrofit"):
+def test_a_folder_with_other_files_is_refused_before_the_text_is_read(llama: Path, short_text: Path) -> None:
+    with pytest.raises(RetrofitError, match="not empty, and has no retrofit to resume"):
         retrofit(settings(llama, short_text, short_text.parent))
 
 

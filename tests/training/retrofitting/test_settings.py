@@ -11,46 +11,40 @@ LLAMA = NviumConfig(num_hidden_layers=30, hidden_size=64, num_attention_heads=4,
 
 
 def settings(**more: Any) -> RetrofitSettings:
-    return RetrofitSettings(source="llama", target=Path("target"), data=Path(__file__), **more)
+    return RetrofitSettings(**{"source": "llama", "target": Path("target"), "data": Path(__file__)} | more)
 
 
 @pytest.mark.parametrize(
     ("exits", "layers"),
-    [("4", [8, 15, 22, 30]), ("2", [15, 30]), ("12,18,24", [12, 18, 24, 30]), ("12,30", [12, 30]), ("20,", None)],
+    [("4", [8, 15, 22, 30]), ("2", [15, 30]), ("12,18,24", [12, 18, 24, 30]), ("12,30", [12, 30])],
 )
-def test_exits_are_even_or_as_asked(exits: str, layers: list[int] | None) -> None:
-    if layers is None:
-        with pytest.raises(RetrofitError, match="number of exits or layers such as 12,18,24"):
-            settings(exits=exits).check(LLAMA)
-    else:
-        added = settings(exits=exits).check(LLAMA)
-        assert added.exit_layers == layers
-        assert added.adapter_hidden_size == 128
-        assert added.default_sampling == "original"
+def test_exits_are_evenly_spaced_or_at_the_given_layers(exits: str, layers: list[int]) -> None:
+    added = settings(exits=exits).check(LLAMA)
+    assert added.exit_layers == layers
+    assert added.adapter_hidden_size == 128
+    assert added.default_sampling == "original"
 
 
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
-        ({"exits": "1"}, "between 2 and the model's 30 layers, got 1"),
-        ({"exits": "31"}, "between 2 and the model's 30 layers, got 31"),
-        ({"exits": "20,10"}, "layers between 1 and the model's 30, in rising order, got 20,10"),
-        ({"exits": "12,40"}, "layers between 1 and the model's 30, in rising order, got 12,40"),
-        ({"exits": "0,12"}, "layers between 1 and the model's 30, in rising order, got 0,12"),
-        ({"depth": 0.2}, r"depth must be between 0\.267, that of the first exit, and 1"),
-        ({"depth": 1.0}, "depth must be between"),
+        ({"exits": "20,"}, "must be a number, or layers such as 12,18,24"),
+        ({"exits": "1"}, r"number of exits must be in \[2, 30\], got 1"),
+        ({"exits": "31"}, r"number of exits must be in \[2, 30\], got 31"),
+        ({"exits": "20,10"}, r"must be in \[1, 30\] and increase, got 20,10"),
+        ({"exits": "12,40"}, r"must be in \[1, 30\] and increase, got 12,40"),
+        ({"exits": "0,12"}, r"must be in \[1, 30\] and increase, got 0,12"),
+        ({"depth": 0.2}, r"depth must be in \(0\.267, 1\), above the depth of the first exit, got 0\.2"),
+        ({"depth": 1.0}, "depth must be in"),
+        ({"data": Path("nowhere")}, "nowhere: no such file or folder"),
+        ({"data": None, "exits_learn": "text"}, "exits_learn=text requires a text"),
     ],
 )
-def test_what_cannot_be_had_is_refused(wrong: dict[str, Any], reason: str) -> None:
+def test_invalid_settings_are_refused(wrong: dict[str, Any], reason: str) -> None:
     with pytest.raises(RetrofitError, match=reason):
         settings(**wrong).check(LLAMA)
 
 
-def test_only_a_plain_llama_and_a_text_that_is_there() -> None:
-    with pytest.raises(RetrofitError, match="has exits or an adapter already"):
+def test_only_a_plain_llama_can_be_retrofitted() -> None:
+    with pytest.raises(RetrofitError, match="already has exits or an adapter"):
         settings().check(NviumConfig(num_hidden_layers=2, exit_layers=[1, 2]))
-    missing = RetrofitSettings(source="llama", target=Path("target"), data=Path("nowhere"))
-    with pytest.raises(RetrofitError, match="nowhere: no such text"):
-        missing.check(LLAMA)
-    with pytest.raises(RetrofitError, match="exits learn a text that is given"):
-        RetrofitSettings(source="llama", target=Path("target"), exits_learn="text").check(LLAMA)

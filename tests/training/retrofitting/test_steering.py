@@ -1,4 +1,4 @@
-"""Routers that are shifted to a depth: what was asked is met, and the mixture stays one."""
+"""Routers shifted to a requested mean depth."""
 
 import pytest
 import torch
@@ -13,13 +13,13 @@ ROWS = 3 * torch.randn(500, 2, generator=torch.Generator().manual_seed(0), dtype
 
 
 @pytest.mark.parametrize("depth", [0.3, 0.55, 0.85, 0.99])
-def test_the_depth_that_was_asked_for_is_met_by_an_exact_mixture(depth: float) -> None:
+def test_the_mean_depth_is_the_requested_one(depth: float) -> None:
     log_p_RE = shifted_log_exit_probs(ROWS, shift_to(depth, ROWS, LAYERS))
     assert mixture.mean_depth(log_p_RE, LAYERS).mean() == pytest.approx(depth, abs=1e-9)
     assert log_p_RE.exp().sum(1) == pytest.approx(torch.ones(500))
 
 
-def test_routers_that_are_certain_stay_so_and_what_can_be_met_is() -> None:
+def test_infinite_log_odds_stay_and_the_others_meet_the_depth() -> None:
     certain_RK = ROWS.clone()
     certain_RK[:100], certain_RK[100:200, 0] = -torch.inf, torch.inf
     log_p_RE = shifted_log_exit_probs(certain_RK, shift_to(0.7, certain_RK, LAYERS))
@@ -27,7 +27,7 @@ def test_routers_that_are_certain_stay_so_and_what_can_be_met_is() -> None:
     assert mixture.mean_depth(log_p_RE, LAYERS).mean() == pytest.approx(0.7, abs=1e-9)
 
 
-def test_shifted_routers_say_what_was_reckoned() -> None:
+def test_shifted_routers_have_shifted_log_odds() -> None:
     model = random_model([1, 2, 4], vocab_size=61)
     early = [exit_ for exit_ in model.exits if isinstance(exit_, Exit)][:-1]
     for exit_ in early:
@@ -37,8 +37,8 @@ def test_shifted_routers_say_what_was_reckoned() -> None:
     with torch.no_grad():
         before = model(ids).exit_probs[0]
         states = model.model.embed_tokens(ids)[0]
-        said = torch.stack([exit_(states)[0] for exit_ in early], 1)
+        original = torch.stack([exit_(states)[0] for exit_ in early], 1)
         shift_routers(early, 1.5)
         shifted = torch.stack([exit_(states)[0] for exit_ in early], 1)
-        assert log_odds(shifted) == pytest.approx(log_odds(said) + 1.5)
+        assert log_odds(shifted) == pytest.approx(log_odds(original) + 1.5)
         assert (model(ids).exit_probs[0, :, -1] < before[:, -1]).all()

@@ -21,12 +21,12 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return made
 
 
-def test_a_text_is_cut_into_windows_that_lose_no_token(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_windows_of_a_text_contain_every_token(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     file = tmp_path / "text.txt"
     file.write_text(f"\n{END_OF_TEXT}\n".join(DOCUMENTS))
     text = read_text(file, tokenizer, CONTEXT, 10_000)
     assert text.kind == "text"
-    examples = text.learnt + text.held_out
+    examples = text.training + text.held_out
     assert max(map(len, examples)) == CONTEXT + 1
     assert all(each.is_answer.all() for each in examples)
     targets = np.concatenate([each.tokens[1:] for each in examples])
@@ -35,7 +35,7 @@ def test_a_text_is_cut_into_windows_that_lose_no_token(tmp_path: Path, tokenizer
     assert 0 < held_out <= 0.1 * sum(map(len, examples))
 
 
-def test_of_conversations_answers_count(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_only_answers_of_conversations_count(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     file = tmp_path / "chats.jsonl"
     lines = [
         [{"role": "user", "content": "u" * number}, {"role": "assistant", "content": "a" * 9}]
@@ -44,21 +44,21 @@ def test_of_conversations_answers_count(tmp_path: Path, tokenizer: PreTrainedTok
     file.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in lines))
     text = read_text(file, tokenizer, CONTEXT, 10_000)
     assert text.kind == "conversations"
-    examples = text.learnt + text.held_out
+    examples = text.training + text.held_out
     assert max(map(len, examples)) == CONTEXT + 1
-    assert 0 < len(examples) < len(lines)  # of some the answer begins behind the window
-    said = {tokenizer.decode(each.tokens[each.is_answer]) for each in examples}
-    assert "a" * 9 + END_OF_TEXT in said and all(each.startswith("a") for each in said)
+    assert 0 < len(examples) < len(lines)  # some answers begin after the window
+    answers = {tokenizer.decode(each.tokens[each.is_answer]) for each in examples}
+    assert "a" * 9 + END_OF_TEXT in answers and all(each.startswith("a") for each in answers)
 
 
-def test_of_few_long_examples_the_last_is_held_out(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_at_least_one_example_is_held_out(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     file = tmp_path / "three.txt"
     file.write_text("x" * (2 * CONTEXT))
     text = read_text(file, tokenizer, CONTEXT, 10_000)
-    assert len(text.learnt) >= 1 == len(text.held_out)
+    assert len(text.training) >= 1 == len(text.held_out)
 
 
-def test_too_little_is_told_with_the_file(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_text_that_is_too_short_is_named(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     file = tmp_path / "short.txt"
     file.write_text("too short")
     with pytest.raises(DataError, match=r"short\.txt: .* are too few"):
