@@ -102,7 +102,7 @@ def sample_answers(model: Nvium, examples: Sequence[Example], seed: int) -> list
 
 
 def sampled(engine: Engine, asked: Sequence[tuple[list[int], SamplingParams]]) -> list[Completion]:
-    """Complete each prompt with its parameters. Raise `EngineError` if one fails."""
+    """Complete each prompt with its parameters. Raise its error if one fails."""
     for number, (prompt, params) in enumerate(asked):
         engine.add(str(number), prompt, params)
     completions = [Completion() for _ in asked]
