@@ -65,7 +65,7 @@ def test_an_invalid_setting_is_refused_by_name(setting: str, complaint: str) -> 
     ("setting", "complaint"),
     [
         ("shape.num_exits=3", "divided evenly"),
-        ("shape.num_heads=5", "attention heads"),
+        ("shape.num_heads=5", "multiple of num_attention_heads"),
         ("shape.exit_layers=1,4", "exit_layers has 2 layers, but num_exits is 4"),
         ("shape.exit_layers=1,3,2,4", "increasing"),
         ("short_context=512", "at most shape.context"),
