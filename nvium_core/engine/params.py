@@ -195,12 +195,12 @@ class SamplingParams:
     def draw(self) -> Draw:
         """How to sample. A greedy mixture is expressed as top-k with k = 1."""
         kind = self.kind
-        takes_first = kind is Kind.MIXTURE and self.is_greedy
+        is_greedy_mixture = kind is Kind.MIXTURE and self.is_greedy
         return Draw(
             kind=kind,
-            temperature=1.0 if takes_first or kind is Kind.ARGMAX else self.temperature,
-            log_min_p=math.log(self.min_p) if self.min_p and not takes_first else -math.inf,
-            top_k=1 if takes_first else self.top_k,
+            temperature=1.0 if is_greedy_mixture or kind is Kind.ARGMAX else self.temperature,
+            log_min_p=math.log(self.min_p) if self.min_p and not is_greedy_mixture else -math.inf,
+            top_k=1 if is_greedy_mixture else self.top_k,
             top_p=self.top_p,
             is_adjusted=bool(
                 self.constraint is not None

@@ -3,11 +3,11 @@
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
 
 import torch
 
 from nvium_core.engine.device import native
-from nvium_core.engine.device.backend import Backend
 from nvium_core.engine.device.graphs.backend import GraphsBackend
 from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.device.native.backend import NativeBackend
@@ -19,6 +19,26 @@ from nvium_core.engine.schedule.step import Outcome, Step, StepResult
 from nvium_core.model.nvium import Nvium
 
 logger = logging.getLogger(__name__)
+
+
+class Backend(Protocol):
+    tokens_ahead: int
+    """Maximum tokens per sequence that one call may emit; 0 if a call emits one."""
+
+    @property
+    def instructions(self) -> str | None:
+        """Instruction set and threads of native kernels, or "graphs"."""
+
+    def prepare(self, config: EngineConfig) -> None:
+        """Compile or capture before the first Step."""
+
+    def run(self, step: Step, max_rows: int) -> StepResult:
+        """Run rows through blocks, decide at the front rows, score rows.
+
+        A Step that raises must leave everything unchanged that a retry reads. Unless the Step is whole, it stops before
+        a later block with more than `max_rows` rows.
+        """
+
 
 MakeBackend = Callable[[Nvium, PagedCache, EngineConfig], Backend]
 

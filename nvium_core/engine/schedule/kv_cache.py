@@ -33,8 +33,8 @@ class PagePool:
         self._free = list(range(num_pages - 1, -1, -1))
         self._kept: dict[int, None] = {}  # in the order of their last use
         self._num_owners = [0] * num_pages
-        self._page_named: dict[bytes, int] = {}
-        self._name_of: dict[int, bytes] = {}
+        self._page_of: dict[bytes, int] = {}
+        self._digest_of: dict[int, bytes] = {}
 
     @property
     def num_free(self) -> int:
@@ -62,7 +62,7 @@ class PagePool:
         for page in reversed(sequence.pages):
             self._num_owners[page] -= 1
             if self._num_owners[page] == 0:
-                if page in self._name_of:
+                if page in self._digest_of:
                     self._kept[page] = None
                 else:
                     self._free.append(page)
@@ -72,24 +72,24 @@ class PagePool:
         """Register the pages that the rows from `since` on have completed, unless their content is registered."""
         complete = sequence.filled[-1] // self.page_size if self.keeps_pages else 0
         for index in range(since // self.page_size, complete):
-            name, page = self._names(sequence, complete)[index], sequence.pages[index]
-            if name not in self._page_named and page not in self._name_of:
-                self._page_named[name] = page
-                self._name_of[page] = name
+            digest, page = self._digests(sequence, complete)[index], sequence.pages[index]
+            if digest not in self._page_of and page not in self._digest_of:
+                self._page_of[digest] = page
+                self._digest_of[page] = digest
 
     def forget(self, sequence: Sequence) -> None:
         """Unregister the sequence's pages, whose content may be corrupt."""
         for page in sequence.pages:
-            if page in self._name_of:
-                del self._page_named[self._name_of.pop(page)]
+            if page in self._digest_of:
+                del self._page_of[self._digest_of.pop(page)]
 
     def find(self, sequence: Sequence) -> list[int]:
         """Find the registered pages of the sequence's first rows."""
         found = []
-        for name in self._names(sequence, sequence.num_cacheable_rows // self.page_size):
-            if name not in self._page_named:
+        for digest in self._digests(sequence, sequence.num_cacheable_rows // self.page_size):
+            if digest not in self._page_of:
                 break
-            found.append(self._page_named[name])
+            found.append(self._page_of[digest])
         return found
 
     def num_free_without(self, pages: Iterable[int]) -> int:
@@ -111,8 +111,8 @@ class PagePool:
         counted = {page: count for page, count in enumerate(self._num_owners) if count}
         assert counted == owners, "a page is leaked, or its owner count is wrong"
         assert sorted([*owners, *self._free, *self._kept]) == list(range(self.num_pages)), "a page is lost"
-        assert {page: name for name, page in self._page_named.items()} == self._name_of, "a page has a wrong name"
-        assert self._kept.keys() <= self._name_of.keys() and not self._name_of.keys() & {*self._free}
+        assert {page: digest for digest, page in self._page_of.items()} == self._digest_of, "a page has a wrong digest"
+        assert self._kept.keys() <= self._digest_of.keys() and not self._digest_of.keys() & {*self._free}
 
     def _take(self) -> int:
         """Allocate a page for one owner. If none is free, evict the least recently used kept page."""
@@ -120,15 +120,15 @@ class PagePool:
             page = self._free.pop()
         else:
             page = next(iter(self._kept))
-            del self._kept[page], self._page_named[self._name_of.pop(page)]
+            del self._kept[page], self._page_of[self._digest_of.pop(page)]
         self._num_owners[page] = 1
         return page
 
-    def _names(self, sequence: Sequence, num_pages: int) -> list[bytes]:
+    def _digests(self, sequence: Sequence, num_pages: int) -> list[bytes]:
         """Return digests of the first pages. Each covers its tokens, all earlier tokens and the salt."""
-        names = sequence.page_digests
-        for index in range(len(names), num_pages):
+        digests = sequence.page_digests
+        for index in range(len(digests), num_pages):
             tokens = sequence.token_ids[index * self.page_size : (index + 1) * self.page_size]
-            before = names[-1] if names else sequence.cache_salt.encode()
-            names.append(blake2b(before + pack(f"<{len(tokens)}q", *tokens), digest_size=32).digest())
-        return names[:num_pages]
+            before = digests[-1] if digests else sequence.cache_salt.encode()
+            digests.append(blake2b(before + pack(f"<{len(tokens)}q", *tokens), digest_size=32).digest())
+        return digests[:num_pages]

@@ -20,7 +20,7 @@ Queue = dict[int, Requests]
 
 class WaitingLine:
     def __init__(self) -> None:
-        self._returned: OrderedDict[Sequence, None] = OrderedDict()
+        self._preempted: OrderedDict[Sequence, None] = OrderedDict()
         """Preempted sequences, most recent first."""
         self._tenants: OrderedDict[str, Queue] = OrderedDict()
         """Queue of each tenant, in the order of their turns."""
@@ -30,7 +30,7 @@ class WaitingLine:
         return self._num_waiting
 
     def __iter__(self) -> Iterator[Sequence]:
-        return chain(self._returned, chain.from_iterable(self._newcomers()))
+        return chain(self._preempted, chain.from_iterable(self._new_requests()))
 
     def add(self, sequence: Sequence) -> None:
         """Append a new sequence to its tenant's queue. A new tenant gets the last turn."""
@@ -40,8 +40,8 @@ class WaitingLine:
 
     def put_back(self, sequence: Sequence) -> None:
         """Insert a preempted sequence at the front."""
-        self._returned[sequence] = None
-        self._returned.move_to_end(sequence, last=False)
+        self._preempted[sequence] = None
+        self._preempted.move_to_end(sequence, last=False)
         self._num_waiting += 1
 
     def first(self, is_held: Callable[[Sequence], bool]) -> Sequence | None:
@@ -49,12 +49,12 @@ class WaitingLine:
 
         If a choice of a request is held, its later choices must be held too.
         """
-        heads = (next(iter(choices)) for choices in self._newcomers())
-        return next((sequence for sequence in chain(self._returned, heads) if not is_held(sequence)), None)
+        heads = (next(iter(choices)) for choices in self._new_requests())
+        return next((sequence for sequence in chain(self._preempted, heads) if not is_held(sequence)), None)
 
     def take(self, sequence: Sequence) -> None:
         """Remove a sequence to run it, which uses its tenant's turn unless the sequence was preempted."""
-        is_turn = sequence not in self._returned
+        is_turn = sequence not in self._preempted
         self.remove(sequence)
         if is_turn and sequence.tenant in self._tenants:
             self._tenants.move_to_end(sequence.tenant)
@@ -62,8 +62,8 @@ class WaitingLine:
     def remove(self, sequence: Sequence) -> None:
         """Remove a waiting sequence without using its tenant's turn."""
         self._num_waiting -= 1
-        if sequence in self._returned:
-            del self._returned[sequence]
+        if sequence in self._preempted:
+            del self._preempted[sequence]
             return
         queue = self._tenants[sequence.tenant]
         requests = queue[sequence.priority]
@@ -76,7 +76,7 @@ class WaitingLine:
         if not queue:
             del self._tenants[sequence.tenant]
 
-    def _newcomers(self) -> Iterator[dict[Sequence, None]]:
+    def _new_requests(self) -> Iterator[dict[Sequence, None]]:
         """Yield the waiting choices of every request, tenant by tenant."""
         for queue in self._tenants.values():
             for priority in sorted(queue):

@@ -17,7 +17,7 @@ def test_a_page_with_a_wrong_owner_count_is_detected() -> None:
         pool.check_integrity([])
 
 
-def test_a_lost_page_or_a_wrong_name_is_detected() -> None:
+def test_a_lost_page_or_a_wrong_digest_is_detected() -> None:
     pool = PagePool(num_pages=3, page_size=3)
     pool._free.pop()
     with pytest.raises(AssertionError, match="a page is lost"):
@@ -27,8 +27,8 @@ def test_a_lost_page_or_a_wrong_name_is_detected() -> None:
     sequence.filled = [7]
     pool.publish(sequence, since=0)
     pool.check_integrity([sequence])
-    pool._name_of.popitem()
-    with pytest.raises(AssertionError, match="wrong name"):
+    pool._digest_of.popitem()
+    with pytest.raises(AssertionError, match="wrong digest"):
         pool.check_integrity([sequence])
 
 

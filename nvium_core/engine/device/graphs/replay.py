@@ -41,7 +41,7 @@ class Replay:
         """None after a failed capture; the function is then called instead."""
         self.captures = device.type == "cuda"
         self._pool = torch.cuda.graph_pool_handle() if self.captures else None
-        self._aside = torch.cuda.Stream(device) if self.captures else None
+        self._stream = torch.cuda.Stream(device) if self.captures else None
         """The only stream of warm-ups and captures, so they reuse memory, which PyTorch caches per stream."""
         self._failed: list[torch.cuda.CUDAGraph] = []
         """Failed graphs. PyTorch's list of running captures may still point to them."""
@@ -58,11 +58,11 @@ class Replay:
         """Capture the function once. A failure is logged and affects no other graph."""
         if name in self.graphs:
             return
-        graph, here, aside = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device), self._aside
-        assert aside is not None
-        aside.wait_stream(here)
+        graph, current, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device), self._stream
+        assert stream is not None
+        stream.wait_stream(current)
         try:
-            with torch.cuda.stream(aside):
+            with torch.cuda.stream(stream):
                 for _ in range(NUM_WARM_UPS):
                     call(function)
                 self._record(graph, function)
@@ -70,7 +70,7 @@ class Replay:
         except RuntimeError as error:
             logger.warning("cannot capture the CUDA graph %s: %s", name, error)
             self.graphs[name] = None
-        here.wait_stream(aside)
+        current.wait_stream(stream)
 
     def _record(self, graph: torch.cuda.CUDAGraph, function: Callable[[], None]) -> None:
         assert self._pool is not None

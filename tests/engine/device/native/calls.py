@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from nvium_core import NviumForCausalLM, SamplingParams
-from nvium_core.engine.device.backend import Backend
 from nvium_core.engine.device.paged_cache import PagedCache
+from nvium_core.engine.device.runner import Backend
 from nvium_core.engine.schedule.kv_cache import slots
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Outcome, Run, Step

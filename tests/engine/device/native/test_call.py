@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from nvium_core import Engine, SamplingParams
 from nvium_core.choices import Instructions
-from nvium_core.engine.device.backend import Backend
 from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.device.native.backend import NativeBackend
 from nvium_core.engine.device.paged_cache import PagedCache
+from nvium_core.engine.device.runner import Backend
 from nvium_core.engine.params import Kind
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import NO_TOKEN, Emission, Outcome, Run, Step
