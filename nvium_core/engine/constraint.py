@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from nvium_core.engine.failures import ConstraintLimit, EngineError
+
 PATIENCE_SECONDS, MAX_PATIENCE_SECONDS = 0.0003, 0.005
 """How long a Step may wait for a slow constraint: budget earned per token of its sequence, and its maximum."""
 
@@ -48,8 +50,7 @@ class ConstraintState:
 
     def __init__(self, prototype: Constraint) -> None:
         self.is_over = False
-        self.has_failed = False
-        self.is_too_costly = False
+        self.error: EngineError | None = None
         self.patience = MAX_PATIENCE_SECONDS
         """Seconds that the next Steps may wait for the mask."""
         self._allowed: bytes | None = None
@@ -87,9 +88,9 @@ class ConstraintState:
         try:
             yield
         except TooCostly:
-            self.is_too_costly = True
+            self.error = ConstraintLimit("the request's constraint is too complex to continue")
             self._allowed = b""
         except BaseException:  # a panic in a Rust library is not an Exception
             logger.exception("a constraint failed; its sequence will end")
-            self.has_failed = True
+            self.error = EngineError("the request's constraint failed")
             self._allowed = b""

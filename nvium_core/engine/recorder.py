@@ -11,7 +11,7 @@ from collections.abc import Sequence as Items
 
 from nvium_core.engine.constraint import MAX_PATIENCE_SECONDS
 from nvium_core.engine.events import Event, FailureEvent, PromptEvent, Score, TokenEvent
-from nvium_core.engine.failures import ConstraintLimit, EngineError, NoTokenAllowed
+from nvium_core.engine.failures import EngineError, NoTokenAllowed
 from nvium_core.engine.schedule.scheduler import Scheduler
 from nvium_core.engine.schedule.sequence import FinishReason, Sequence
 from nvium_core.engine.schedule.step import NO_TOKEN, Emission, Outcome, Step
@@ -166,11 +166,7 @@ class Recorder:
         if constraint is None or constraint.allows_any(self._vocab_size):
             return self._fail(sequence, "the model's output is not finite")
         self.end(sequence)
-        error: EngineError = NoTokenAllowed("the request's constraint allows no token of the vocabulary")
-        if constraint.is_too_costly:
-            error = ConstraintLimit("the request's constraint is too complex to continue")
-        elif constraint.has_failed:
-            error = EngineError("the request's constraint failed")
+        error = constraint.error or NoTokenAllowed("the request's constraint allows no token of the vocabulary")
         return FailureEvent(sequence.id, error, sequence.choice)
 
 

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from functools import partial
 
 from nvium_core.engine.events import Event, FailureEvent, PromptEvent, TokenEvent
 from nvium_core.engine.failures import EngineError
@@ -68,9 +67,9 @@ class TokenStream:
     async def arrival(self) -> None:
         """Wait until events have arrived or the stream may be over."""
         if self._open and not self._events:
-            arrived = self.loop.create_future()
-            self.listen(partial(settle, arrived))
-            await arrived
+            arrived = asyncio.Event()
+            self.listen(arrived.set)
+            await arrived.wait()
 
     def take(self) -> list[TokenEvent | PromptEvent]:
         """Return the events since the last call. Raise `EngineError` if a choice has failed."""
@@ -110,11 +109,6 @@ class TokenStream:
             if event.finish_reason:
                 self._open.remove(key)
             yield event
-
-
-def settle(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 def key_of(event: Event) -> ChoiceKey:

@@ -31,12 +31,11 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class CacheSize:
-    """Size of a key/value cache. `seat_bytes`: buffers for sequences. `device_bytes`: `device_memory`."""
+    """Size of a key/value cache. `device_bytes`: `device_memory`."""
 
     num_pages: int
     page_size: int
     num_bytes: int
-    seat_bytes: int
     device_bytes: int
 
     @property
@@ -69,7 +68,7 @@ def cache_size(config: EngineConfig, model: NviumConfig, context: int, like: tor
         f"{config.max_sequences} sequences"
     )
     require(num_pages >= 1, "cache_memory", message)
-    size = CacheSize(num_pages, page_size, num_pages * bytes_each, of_seats, device_memory(like.device))
+    size = CacheSize(num_pages, page_size, num_pages * bytes_each, device_memory(like.device))
     message = f"{num_pages * page_size:,} tokens need {size.num_bytes:,} bytes, more than the device has free"
     require(size.num_bytes + of_seats <= size.device_bytes, "cache_tokens", message)
     return size

@@ -70,9 +70,8 @@ class Scheduler:
         self.num_preemptions = 0
         self._seats = list(range(config.max_sequences - 1, -1, -1))
         self._num_steps = self._num_running = 0
-        self._num_whole = 0
-        """Number of running sequences without early exits."""
-        self._is_whole = False
+        self._is_whole = self._is_forced = False
+        """Whether the last Step is whole, and whether it must be: a running sequence has no early exits."""
         self._long_ran = False
         self._budget = self.bounds.step
         """Maximum rows of the next Step."""
@@ -85,14 +84,15 @@ class Scheduler:
         self.admitted = list(self._admit()) if self.waiting and self._seats else []
         while ready := [sequence for sequence in self.running if not sequence.awaits_constraint]:
             self._num_running = len(self.running)
-            self._is_whole = self.schedules.choose(self._num_running) == "whole" or self._num_whole > 0
+            self._is_forced = not all(sequence.params.early_exits for sequence in self.running)
+            self._is_whole = self.schedules.choose(self._num_running) == "whole" or self._is_forced
             if step := self._step(self._turn(ready)):
                 return step
         return None
 
     def observe(self, step: Step, num_tokens: int, seconds: float) -> None:
         """Record a Step's time in the races. Steps with prompts, or forced to be whole, do not count."""
-        if not (self._long_ran or self._num_whole):
+        if not (self._long_ran or self._is_forced):
             self.schedules.observe(self._num_running, num_tokens, seconds)
             if any(run.sequence.is_original for run in step.runs):
                 self.drafts.observe(self._num_running, num_tokens, seconds)
@@ -152,7 +152,6 @@ class Scheduler:
         if sequence.num_cached_prompt_tokens is None:
             sequence.num_cached_prompt_tokens = sequence.filled[0]
         sequence.seat = self._seats.pop()
-        self._num_whole += not sequence.params.early_exits
         sequence.last_step = self._num_steps
         insort(self.running, sequence, key=attrgetter("arrival"))
 
@@ -266,5 +265,4 @@ class Scheduler:
         self.running.remove(sequence)
         self.pool.release(sequence)
         self._seats.append(sequence.seat)
-        self._num_whole -= not sequence.params.early_exits
         sequence.seat = None

@@ -30,16 +30,9 @@ def scheduler_with(
     return Scheduler(pool, config, num_blocks=num_blocks)
 
 
-def newcomer(scheduler: Scheduler, arrival: int, num_tokens: int, tenant: str = "") -> Sequence:
-    sequence = Sequence(
-        str(arrival),
-        [0] * num_tokens,
-        SamplingParams(),
-        seed=0,
-        num_blocks=scheduler.num_blocks,
-        arrival=arrival,
-        tenant=tenant,
-    )
+def newcomer(scheduler: Scheduler, arrival: int, num_tokens: int) -> Sequence:
+    tokens, num_blocks = [0] * num_tokens, scheduler.num_blocks
+    sequence = Sequence(str(arrival), tokens, SamplingParams(), seed=0, num_blocks=num_blocks, arrival=arrival)
     scheduler.add(sequence)
     return sequence
 
