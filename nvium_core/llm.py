@@ -46,6 +46,10 @@ class Completions(list[TextCompletion]):
     def exits(self) -> list[int]:
         return self.only.exits
 
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return self.only.finish_reason
+
 
 @dataclass(frozen=True)
 class Piece:

@@ -49,6 +49,8 @@ def converse(
             return
         if message == "/reset":
             turns.clear()
+        elif message.startswith("/"):
+            terminal.remarks.print(f"unknown command {message.split()[0]}. {HELP}", style="dim", markup=False)
         elif message:
             turns.append({"role": "user", "content": message})
             with interruption() as is_interrupted:

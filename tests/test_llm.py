@@ -28,7 +28,7 @@ def test_a_text_is_continued_like_its_tokens_by_the_engine(llm: LLM) -> None:
     assert completions.token_ids == by_hand("Once", max_tokens=12, seed=3)
     assert completions.text == LOADED.tokenizer.decode(completions.token_ids, skip_special_tokens=True).rstrip("\ufffd")
     assert len(completions.exits) == 12
-    assert completions[0].finish_reason == "length"
+    assert completions.finish_reason == completions[0].finish_reason == "length"
 
 
 def test_several_texts_are_completed_in_order_and_independently(llm: LLM) -> None:

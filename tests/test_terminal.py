@@ -72,6 +72,12 @@ def test_the_oldest_turns_are_dropped_when_the_context_is_full(streams: Streams,
     assert streams.remarks.getvalue().count("tokens/s") == 3
 
 
+def test_an_unknown_command_is_no_message(streams: Streams, llm: LLM) -> None:
+    converse(streams.terminal, llm, lines("/quit now"), None, SAMPLING)
+    assert "unknown command /quit" in streams.remarks.getvalue()
+    assert not streams.text.getvalue()
+
+
 def test_an_interruption_ends_the_answer_and_not_the_conversation(streams: Streams, llm: LLM) -> None:
     first = answer_to(llm, "Hi")
 

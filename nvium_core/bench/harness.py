@@ -5,6 +5,7 @@ Contenders run in interleaved turns, so noise affects all of them alike. Speed-u
 
 import math
 import random
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -167,6 +168,8 @@ def interleaved(
     results: dict[str, list[Result]] = {name: [] for name in contenders}
     spent, allowed = dict.fromkeys(contenders, 0.0), seconds / len(contenders)
     for number in track(range(repeats + 1), label, transient=True):
+        if not sys.stderr.isatty():
+            sys.stderr.write(f"{label}: turn {number} of {repeats}\n")
         for name, contender in list(contenders.items())[:: -1 if number % 2 else 1]:
             num_turns = len(results[name]) + 1
             if number < 2 or spent[name] * (1 + 1 / num_turns) <= allowed:

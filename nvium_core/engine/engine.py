@@ -36,7 +36,7 @@ class Engine:
         self.config = config or EngineConfig()
         self.model_config = model.config
         limit = model.config.max_position_embeddings
-        self.context = self.config.context or limit
+        self.context = limit if self.config.context is None else self.config.context
         message = f"must be between 2 and {limit}, the model's context, got {self.context}"
         require(1 < self.context <= limit, "context", message)
         self.cache_size = cache_size(self.config, model.config, self.context, like=model.lm_head.weight)

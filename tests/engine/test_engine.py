@@ -200,6 +200,7 @@ def test_an_overlong_request_is_refused_with_the_numbers(model: NviumForCausalLM
     "settings",
     [
         {"context": 33},
+        {"context": 0},
         {"context": 1},
         {"cache_memory": "1TB"},
         {"cache_memory": ""},
