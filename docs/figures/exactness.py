@@ -24,7 +24,7 @@ from torch import Tensor
 from nvium_core import Completion, Engine, EngineConfig, LoadedModel, SamplingParams, load_model
 from nvium_core.model.nvium import Nvium
 
-PROMPT = "The old king had three"
+PROMPT = "She opened the door and saw a"
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
 """Okabe and Ito's palette for colour-blind readers."""
 
