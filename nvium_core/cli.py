@@ -17,7 +17,7 @@ THROUGHPUT_COMMANDS = ("train", "evaluate", "retrofit")
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """The base of click's usage errors. Some versions of typer bundle their own click."""
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="N-vium, served and trained.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 COMMANDS = (
     serving.serve,
@@ -91,7 +91,7 @@ def options(
         bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Serve, try, train and evaluate mixture-of-exits transformers."""
+    """Serve, train and evaluate N-viums: mixture-of-exits transformers."""
 
 
 if __name__ == "__main__":

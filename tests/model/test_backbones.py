@@ -11,7 +11,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PreTrained
 from nvium_core import CheckpointError, Engine, EngineConfig, NviumForCausalLM, SamplingParams
 from nvium_core.engine.device import native
 from tests.model.llama_folders import LLAMA_3_ROPE
-from tests.model.test_checkpoint import edit_config
+from tests.model.test_untrusted_folders import write
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 61,
@@ -129,6 +129,6 @@ def test_the_engine_gives_the_log_probabilities_of_transformers(pair: tuple[PreT
 )
 def test_unsupported_configurations_are_rejected_by_name(fields: dict[str, Any], reason: str, tmp_path: Path) -> None:
     random_model("qwen3", {"head_dim": 16}).save_pretrained(tmp_path)
-    edit_config(tmp_path, **fields)
+    write(tmp_path / "config.json", fields)
     with pytest.raises(CheckpointError, match=reason):
         NviumForCausalLM.from_pretrained(tmp_path)

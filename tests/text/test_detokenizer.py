@@ -1,20 +1,14 @@
-from itertools import pairwise
-
 from hypothesis import given, strategies
 from tokenizers import Tokenizer, decoders, models
 
 from nvium_core.text.detokenizer import REPLACEMENT, Detokenizer, StopStrings
 from tests.byte_model import byte_level_tokenizer, byte_tokenizer, token_ids
+from tests.text.chunks import chunks
 
 BYTES = byte_tokenizer()
 CUTS = strategies.lists(strategies.integers(0, 40))
 STOPS = strategies.lists(strategies.text("ab", min_size=1, max_size=4), max_size=4)
 TEXT_PIECES = strategies.lists(strategies.text("abc", max_size=5))
-
-
-def cut(data: bytes, cuts: list[int]) -> list[bytes]:
-    places = sorted({0, len(data), *(place for place in cuts if place < len(data))})
-    return [data[start:end] for start, end in pairwise(places)]
 
 
 def detokenized(detokenizer: Detokenizer, ids: list[int]) -> str:
@@ -23,7 +17,7 @@ def detokenized(detokenizer: Detokenizer, ids: list[int]) -> str:
 
 @given(strategies.text(), CUTS)
 def test_text_is_decoded_however_it_is_split_into_tokens(text: str, cuts: list[int]) -> None:
-    pieces = cut(text.encode(), cuts)
+    pieces = chunks(text.encode(), cuts)
     vocabulary = list(dict.fromkeys(pieces))
     ids = [vocabulary.index(piece) + 1 for piece in pieces]
     detokenizer = Detokenizer(byte_level_tokenizer(vocabulary))

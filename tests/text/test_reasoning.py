@@ -1,5 +1,3 @@
-from itertools import pairwise
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +5,7 @@ from hypothesis import strategies as st
 from nvium_core.text.chat_template import ChatTemplate
 from nvium_core.text.reasoning import CLOSING, OPENING, ReasoningReader, Thought
 from tests.byte_model import load_byte_model, token_ids
+from tests.text.chunks import chunks
 
 texts = st.text(st.sampled_from("<think>/ \na<🦊"), max_size=20)
 spaces = st.text(st.sampled_from(" \n"), max_size=3)
@@ -14,8 +13,7 @@ cuts = st.lists(st.integers(0, 80))
 
 
 def read(reader: ReasoningReader, text: str, cuts: list[int]) -> Thought:
-    places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-    pieces = [*(reader.push(text[start:end]) for start, end in pairwise(places)), reader.flush()]
+    pieces = [*map(reader.push, chunks(text, cuts)), reader.flush()]
     return Thought("".join(piece.reasoning for piece in pieces), "".join(piece.answer for piece in pieces))
 
 

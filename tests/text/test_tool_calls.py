@@ -1,5 +1,4 @@
 import json
-from itertools import pairwise
 from typing import Any
 
 from hypothesis import given
@@ -17,6 +16,7 @@ from nvium_core.text.tool_calls import (
     ToolCallReader,
     call_format,
 )
+from tests.text.chunks import chunks
 
 texts = st.text(st.sampled_from('{}[]"\\ ,:a🦊\n')) | st.text()
 values = st.recursive(
@@ -39,10 +39,9 @@ def call(form: CallFormat, name: str, arguments: str) -> str:
 
 def read(form: CallFormat, text: str, cuts: list[int]) -> tuple[ToolCallReader, list[str], list[str], str]:
     """Push the text in pieces. Return the reader, the names, the arguments and the content."""
-    places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     reader, names, arguments, content = ToolCallReader(form), list[str](), list[str](), ""
-    for start, end in pairwise(places):
-        parsed = reader.push(text[start:end])
+    for chunk in chunks(text, cuts):
+        parsed = reader.push(chunk)
         content += parsed.content
         for piece in parsed.calls:
             if piece.name:
@@ -124,9 +123,8 @@ def test_a_repeated_call_is_dropped(
     calls = [call(form, *made).removeprefix(form.before) for made in ((name, json.dumps(arguments)), (other, "[]"))]
     calls.append(call(form, name, json.dumps(more)).removeprefix(form.before))
     text = form.before + form.between.join([*calls, calls[0]])
-    places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     repeated = RepeatedCalls(form)
-    passed = "".join(repeated.push(text[start:end]) for start, end in pairwise(places))
+    passed = "".join(map(repeated.push, chunks(text, cuts)))
     whole = form.before + form.between.join(calls[:2] if more == arguments else calls)
     assert repeated.has_ended
     assert passed == whole.removesuffix(form.end)
