@@ -38,27 +38,26 @@ class RequestFrame:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = sanitized(Headers(scope=scope).get("x-request-id"))
+        headers = Headers(scope=scope)
+        request_id = sanitized(headers.get("x-request-id"))
         record = self._open(scope, request_id)
         scope.setdefault("state", {}).update(request_id=request_id, key_id="", record=record)
-        with bound_contextvars(request_id=request_id):
-            await self._run(scope, receive, send, record)
 
-    async def _run(self, scope: Scope, receive: Receive, send: Send, record: RequestRecord | None) -> None:
         async def framed_send(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = scope["state"]["request_id"]
+                MutableHeaders(scope=message)["x-request-id"] = request_id
                 if record:
                     record.status = message["status"]
             await send(message)
 
-        try:
-            await self._app(scope, receive, framed_send)
-        finally:
-            if record:
-                record.close()
-                if self._tracing:
-                    self._tracing.trace(record, Headers(scope=scope))
+        with bound_contextvars(request_id=request_id):
+            try:
+                await self._app(scope, receive, framed_send)
+            finally:
+                if record:
+                    record.close()
+                    if self._tracing:
+                        self._tracing.trace(record, headers)
 
     def _open(self, scope: Scope, request_id: str) -> RequestRecord | None:
         endpoint = self._endpoints.get(scope["path"]) if scope["method"] == "POST" else None
