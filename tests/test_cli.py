@@ -116,7 +116,7 @@ def test_a_recipe_is_trained_and_its_model_generates(
         (["serve", "MODEL", "--port", "99999"], "port: must be less than"),
         (["serve", "MODEL", "--port", "abc"], "'--port': must be a valid integer\n"),
         (["serve", "MODEL", "--chat-template", "no-such-file"], "no-such-file: No such file or directory\n"),
-        (["chat", "no-such-folder", "--top-p", "2"], "top_p: must be above 0"),
+        (["chat", "no-such-folder", "--top-p", "2"], "top_p: must be in (0, 1]"),
         (["serve", "MODEL", "--context", "1", "--port", "0"], "context"),
         (["serve", "MODEL", "--schedule", "chaotic"], "--schedule"),
         (["serve", "no-such-folder", "--api-keys", "a:b:c"], "api_keys, entry 1"),

@@ -70,7 +70,7 @@ def test_each_setting_is_an_option_of_serve_with_its_help_and_default(
     assert Settings().model_dump().items() <= asdict(ServerOptions()).items()
     for name in set(Settings.model_fields) - {"model"}:
         assert f"--{name.replace('_', '-')} " in shown
-    for help_text in ("Port to listen on; 0 is any free one [8000].", "Size of a request's body [2,000,000].", "[on]."):
+    for help_text in ("0 picks a free one [8000].", "Maximum size of a request body [2,000,000].", "[on]."):
         assert help_text in shown
 
 
