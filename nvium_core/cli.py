@@ -17,7 +17,7 @@ THROUGHPUT_COMMANDS = ("train", "evaluate", "retrofit")
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """The base of click's usage errors. Some versions of typer bundle their own click."""
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None)
 
 COMMANDS = (
     serving.serve,
@@ -40,7 +40,7 @@ def main() -> None:
     if sys.argv[1:2] and sys.argv[1] in THROUGHPUT_COMMANDS:
         spin_briefly()
     try:
-        arguments = serving.with_names_joined(sys.argv[1:])
+        arguments = serving.with_names_joined(sys.argv[1:] or ["--help"])
         status = typer.main.get_command(app)(arguments, prog_name="nvium", standalone_mode=False)
     except UsageError as error:
         fail(plain(error.format_message()))  # type: ignore[attr-defined]

@@ -27,6 +27,13 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     return ending.value.code
 
 
+def test_without_arguments_it_prints_the_help(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch) == 0
+    assert "\nCommands:\n" in capsys.readouterr().out
+
+
 def test_the_version_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(monkeypatch, "--version") == 0
     assert capsys.readouterr().out.startswith("nvium ")
