@@ -15,7 +15,8 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
-from nvium_core.bench.harness import Figures, Subject, Timed, interleaved, median_ratio, timed
+from nvium_core.bench.contenders.contender import Generation
+from nvium_core.bench.harness import Figures, Subject, interleaved, median_ratio, timed
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import EngineConfig, SamplingParams
 from nvium_core.model.llama import causal_attention
@@ -61,7 +62,7 @@ def measure(subject: Subject, sequences: Sequence[int], depths: Sequence[float],
     return {"tokens": tokens, "repeats": repeats, "rows": rows}
 
 
-def generate(engine: Engine, prompt: list[int], asked: SamplingParams, number: int, turn: int) -> Timed:
+def generate(engine: Engine, prompt: list[int], asked: SamplingParams, number: int, turn: int) -> Generation:
     return timed(engine, requests(prompt, [replace(asked, seed=seed) for seed in seeds(turn, number)]))
 
 
@@ -69,7 +70,7 @@ def original_texts(subject: Subject, original: Nvium, asked: SamplingParams) -> 
     """Generate text with the last exit alone, with seeds that no turn uses."""
     engine = Engine(original, EngineConfig(max_sequences=NUM_TEXTS, prefix_caching=False))
     params = [replace(asked, seed=-seed - 1) for seed in range(NUM_TEXTS)]
-    return [subject.prompt + token_ids for token_ids, _ in timed(engine, requests(subject.prompt, params)).generated]
+    return [subject.prompt + token_ids for token_ids in timed(engine, requests(subject.prompt, params)).token_ids]
 
 
 @torch.inference_mode()
@@ -84,10 +85,10 @@ def text_log_odds(model: Nvium, texts: Sequence[list[int]]) -> Tensor:
     return torch.cat(parts)
 
 
-def speeds(turns: Mapping[str, Sequence[Timed]], layers: Sequence[int]) -> Figures:
+def speeds(turns: Mapping[str, Sequence[Generation]], layers: Sequence[int]) -> Figures:
     """Return rates, their median ratio, and depth and routing of the timed tokens."""
     rates = {name: [timing.tokens_per_second for timing in timings] for name, timings in turns.items()}
-    exits = [exit_ for timing in turns["early"] for _, exits in timing.generated for exit_ in exits]
+    exits = [exit_ for timing in turns["early"] for exits in timing.exits for exit_ in exits]
     routing = [exits.count(number) / len(exits) for number in range(1, len(layers) + 1)]
     return {
         "depth": sum(p * layer for p, layer in zip(routing, layers, strict=True)) / layers[-1],

@@ -7,6 +7,7 @@
 - drafts: tokens per second of sampling `original` with drafts, relative to without
 """
 
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,18 +17,10 @@ from statistics import median
 
 from rich.table import Table
 
-from nvium_core.bench.harness import (
-    Figures,
-    Subject,
-    Timed,
-    checked,
-    interleaved,
-    median_ratio,
-    timed,
-)
+from nvium_core.bench.harness import Figures, Subject, checked, interleaved, median_ratio, timed
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import SamplingParams
-from research.measuring import load, parser, report, requests, seeds
+from research.measuring import engine_of, load, parser, report, requests, seeds
 
 PREFIX_TOKENS, TAIL_TOKENS = 400, 8
 NUM_LOGPROBS = 5
@@ -38,14 +31,14 @@ def prefix(subject: Subject, sequences: int, tokens: int, repeats: int) -> Figur
     """Measure the time to first token of a prompt that shares a prefix with the previous one."""
     length = min(PREFIX_TOKENS, subject.context - TAIL_TOKENS - tokens)
     engines = {
-        name: subject.engine(max_sequences=sequences, prefix_caching=is_cached)
+        name: engine_of(subject, max_sequences=sequences, prefix_caching=is_cached)
         for name, is_cached in {"cached": True, "uncached": False}.items()
     }
 
     def second(engine: Engine, turn: int) -> float:
-        shared = subject.random_tokens(length, turn)
+        shared = random_tokens(subject, length, turn)
         for tail in range(2):
-            prompt = shared + subject.random_tokens(TAIL_TOKENS, f"{turn} {tail}")
+            prompt = shared + random_tokens(subject, TAIL_TOKENS, f"{turn} {tail}")
             run = timed(engine, [(prompt, SamplingParams(max_tokens=tokens, seed=turn, ignore_eos=True))])
         return run.first_token_seconds[0]
 
@@ -56,8 +49,8 @@ def chunks(subject: Subject, sequences: int, tokens: int, repeats: int) -> Figur
     """Measure the longest gap in streams between a long prompt's arrival and its first token."""
     length = subject.context - NEWCOMER_TOKENS
     engines = {
-        "chunked": subject.engine(max_sequences=sequences + 1),
-        "whole": subject.engine(max_sequences=sequences + 1, max_rows_per_step=length + 1, chunk_rows=length + 1),
+        "chunked": engine_of(subject, max_sequences=sequences + 1),
+        "whole": engine_of(subject, max_sequences=sequences + 1, max_rows_per_step=length + 1, chunk_rows=length + 1),
     }
 
     def worst_gap(engine: Engine, turn: int) -> float:
@@ -67,7 +60,7 @@ def chunks(subject: Subject, sequences: int, tokens: int, repeats: int) -> Figur
             engine.add(name, subject.prompt, SamplingParams(max_tokens=limit, seed=seed, ignore_eos=True))
         listen(engine, times, lambda: min(map(len, times.values())) > tokens)
         times[NEWCOMER] = []
-        prompt = subject.random_tokens(length, turn)
+        prompt = random_tokens(subject, length, turn)
         engine.add(NEWCOMER, prompt, SamplingParams(max_tokens=NEWCOMER_TOKENS, seed=turn, ignore_eos=True))
         arrived = time.perf_counter()
         listen(engine, times, lambda: all(each and each[-1] > arrived for each in times.values()))
@@ -80,6 +73,11 @@ def chunks(subject: Subject, sequences: int, tokens: int, repeats: int) -> Figur
     return compared({name: partial(worst_gap, each) for name, each in engines.items()}, repeats, "worst_gap_seconds")
 
 
+def random_tokens(subject: Subject, count: int, seed: object) -> list[int]:
+    draws = random.Random(str(seed))
+    return [draws.randrange(subject.model.config.vocab_size) for _ in range(count)]
+
+
 def listen(engine: Engine, times: Mapping[str, list[float]], is_over: Callable[[], bool]) -> None:
     """Record the times of tokens until `is_over`."""
     while engine.has_work and not is_over():
@@ -90,7 +88,7 @@ def listen(engine: Engine, times: Mapping[str, list[float]], is_over: Callable[[
 
 
 def logprobs(subject: Subject, sequences: int, tokens: int, repeats: int) -> Figures:
-    engine = subject.engine(max_sequences=sequences, prefix_caching=False)
+    engine = engine_of(subject, max_sequences=sequences, prefix_caching=False)
     plain = SamplingParams(max_tokens=tokens, ignore_eos=True)
     ways = {"with": replace(plain, logprobs=NUM_LOGPROBS), "without": plain}
     contenders = {name: partial(rate, subject, engine, sequences, params) for name, params in ways.items()}
@@ -99,7 +97,7 @@ def logprobs(subject: Subject, sequences: int, tokens: int, repeats: int) -> Fig
 
 def deterministic(subject: Subject, sequences: int, tokens: int, repeats: int) -> Figures:
     engines = {
-        name: subject.engine(max_sequences=sequences, deterministic=is_fixed, prefix_caching=False)
+        name: engine_of(subject, max_sequences=sequences, deterministic=is_fixed, prefix_caching=False)
         for name, is_fixed in {"deterministic": True, "default": False}.items()
     }
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
@@ -107,8 +105,8 @@ def deterministic(subject: Subject, sequences: int, tokens: int, repeats: int) -
     found = compared(contenders, repeats, "tokens_per_second")
     asked = requests(subject.prompt, [replace(params, seed=seed) for seed in range(sequences)])
     for name, engine in engines.items():
-        alone = [timed(engine, [each]).generated[0][0] for each in asked]
-        together = [token_ids for token_ids, _ in timed(engine, asked).generated]
+        alone = [timed(engine, [each]).token_ids[0] for each in asked]
+        together = timed(engine, asked).token_ids
         found[f"{name}_differing_tokens"] = num_differing(alone, together)
     return found
 
@@ -116,7 +114,7 @@ def deterministic(subject: Subject, sequences: int, tokens: int, repeats: int) -
 def drafts(subject: Subject, sequences: int, tokens: int, repeats: int) -> Figures:
     params = SamplingParams(max_tokens=tokens, ignore_eos=True, sampling="original")
     contenders = {
-        name: partial(rate, subject, subject.engine(max_sequences=sequences, **config), sequences, params)
+        name: partial(rate, subject, engine_of(subject, max_sequences=sequences, **config), sequences, params)
         for name, config in {"drafted": {}, "undrafted": {"max_drafts": 0}}.items()
     }
     return compared(contenders, repeats, "tokens_per_second")
@@ -124,7 +122,7 @@ def drafts(subject: Subject, sequences: int, tokens: int, repeats: int) -> Figur
 
 def rate(subject: Subject, engine: Engine, number: int, params: SamplingParams, turn: int) -> float:
     """Measure tokens per second, prefill included."""
-    run: Timed = timed(engine, requests(subject.prompt, [replace(params, seed=seed) for seed in seeds(turn, number)]))
+    run = timed(engine, requests(subject.prompt, [replace(params, seed=seed) for seed in seeds(turn, number)]))
     return run.tokens_per_second
 
 

@@ -4,7 +4,7 @@ import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from rich.console import Console
 from rich.table import Table
@@ -12,7 +12,8 @@ from rich.table import Table
 from nvium_core.bench.harness import Figures, Request, Subject, subject_of
 from nvium_core.choices import Device, Precision, Weights
 from nvium_core.engine.device.processor import use_processor
-from nvium_core.engine.params import SamplingParams
+from nvium_core.engine.engine import Engine
+from nvium_core.engine.params import EngineConfig, SamplingParams
 from nvium_core.loading import load_model
 
 
@@ -32,6 +33,11 @@ def parser(name: str, description: str | None) -> ArgumentParser:
 def load(args: Namespace) -> Subject:
     use_processor("auto", args.threads)
     return subject_of(load_model(args.model, args.device, args.dtype, weights=args.weights))
+
+
+def engine_of(subject: Subject, **config: Any) -> Engine:
+    """Build a new engine; `config` are fields of `EngineConfig`."""
+    return Engine(subject.model, EngineConfig(**config))
 
 
 def numbers(text: str) -> list[int]:

@@ -87,8 +87,9 @@ def continued(engine: Engine, originals: Sequence[Text], way: SamplingParams) ->
         (text.prompt, replace(way, max_tokens=len(text.token_ids), seed=seed, ignore_eos=True))
         for seed, text in enumerate(originals)
     ]
-    answers = timed(engine, requests).generated
-    return [Text(text.prompt, *answer) for text, answer in zip(originals, answers, strict=True)]
+    run = timed(engine, requests)
+    answers = zip(originals, run.token_ids, run.exits, strict=True)
+    return [Text(text.prompt, token_ids, exits) for text, token_ids, exits in answers]
 
 
 def row(loaded: LoadedModel, texts: Sequence[Text], way: SamplingParams) -> Row:

@@ -4,11 +4,10 @@ Contenders run in interleaved turns, so noise affects all of them alike. Speed-u
 """
 
 import math
-import random
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
@@ -16,12 +15,13 @@ from typing import Any, TypeVar
 import torch
 from rich.progress import track
 
+from nvium_core.bench.contenders.contender import Generation
 from nvium_core.bench.shapes import PAPER_ROUTING, force_routing, random_weights, shape_config
 from nvium_core.choices import Device, Precision, Weights
 from nvium_core.engine.device import native
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Completion, Event, FailureEvent
-from nvium_core.engine.params import MAX_SEQUENCES, EngineConfig, InvalidRequest, SamplingParams, require
+from nvium_core.engine.params import MAX_SEQUENCES, InvalidRequest, SamplingParams, require
 from nvium_core.loading import LoadedModel, load_model, quantize_as, resolve_device, resolve_dtype
 from nvium_core.model.nvium import Nvium
 from nvium_core.model.source import is_gguf
@@ -51,15 +51,6 @@ class Subject:
     @property
     def context(self) -> int:
         return self.model.config.max_position_embeddings
-
-    def engine(self, **config: Any) -> Engine:
-        """Build a new engine; `config` are fields of `EngineConfig`."""
-        return Engine(self.model, EngineConfig(**config))
-
-    def random_tokens(self, count: int, seed: object) -> list[int]:
-        """Draw random token ids, reproducible by seed."""
-        draws = random.Random(str(seed))
-        return [draws.randrange(self.model.config.vocab_size) for _ in range(count)]
 
     def as_dict(self) -> Figures:
         return {
@@ -103,52 +94,25 @@ def subject_of(loaded: LoadedModel) -> Subject:
     return Subject(loaded.name, loaded.model, tokenizer(PROMPT).input_ids, file=file)
 
 
-@dataclass(slots=True)
-class Timed:
-    """The result of requests that were started together.
-
-    Times are in seconds since the start. Lists have an entry for each choice of each request, in order.
-    """
-
-    seconds: float
-    first_token_seconds: list[float] = field(default_factory=list)
-    completions: list[Completion] = field(default_factory=list)
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(len(completion.token_ids) for completion in self.completions)
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.num_tokens / self.seconds
-
-    @property
-    def generated(self) -> list[tuple[list[int], list[int]]]:
-        """Token ids and exits of every choice."""
-        return [(completion.token_ids, completion.exits) for completion in self.completions]
-
-
-def timed(engine: Engine, requests: Sequence[Request]) -> Timed:
-    """Run requests together to completion on an idle engine. Raise `EngineError` if one fails."""
+def timed(engine: Engine, requests: Sequence[Request]) -> Generation:
+    """Run requests of one choice each to completion on an idle engine. Raise `EngineError` if one fails."""
     started = time.perf_counter()
-    first_seconds: dict[tuple[str, int], float] = {}
-    completions = {key: Completion() for number, request in enumerate(requests) for key in keys(number, request)}
+    first_seconds: dict[str, float] = {}
+    completions = {str(number): Completion() for number in range(len(requests))}
     for number, (prompt, params) in enumerate(requests):
         engine.add(str(number), prompt, params)
     while engine.has_work:
         events = engine.step()
         now = time.perf_counter() - started
         for event in events:
-            completions[event.sequence_id, event.choice].append(checked(event))
-            first_seconds.setdefault((event.sequence_id, event.choice), now)
-    seconds = time.perf_counter() - started
-    return Timed(seconds, [first_seconds[key] for key in completions], list(completions.values()))
-
-
-def keys(number: int, request: Request) -> list[tuple[str, int]]:
-    """Return (sequence id, choice) of each choice of a request."""
-    params = request[1]
-    return [(str(number), choice) for choice in range(params.choice, params.choice + params.num_choices)]
+            completions[event.sequence_id].append(checked(event))
+            first_seconds.setdefault(event.sequence_id, now)
+    return Generation(
+        seconds=time.perf_counter() - started,
+        first_token_seconds=[first_seconds[name] for name in completions],
+        token_ids=[completion.token_ids for completion in completions.values()],
+        exits=[completion.exits for completion in completions.values()],
+    )
 
 
 def checked(event: Event) -> Any:

@@ -110,7 +110,7 @@ def best_variants(contenders: Mapping[str, Figures]) -> dict[str, str]:
 
 def shares(turns: Sequence[Generation], num_exits: int) -> tuple[float, ...]:
     """Return the observed p_k."""
-    exits = sum((turn.exits for turn in turns), Counter[int]())
+    exits = Counter(exit_ for turn in turns for exits in turn.exits for exit_ in exits)
     return tuple(exits[k] / exits.total() for k in range(1, num_exits + 1))
 
 

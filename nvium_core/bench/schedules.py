@@ -1,7 +1,6 @@
 """Measures the speed-up of each schedule over full depth, in interleaved turns on one engine."""
 
 from collections.abc import Sequence
-from statistics import median
 
 from rich.table import Table
 from rich.text import Text
@@ -10,6 +9,7 @@ from nvium_core.bench.contenders import own
 from nvium_core.bench.contenders.contender import Contender, Race
 from nvium_core.bench.contenders.lineup import BASELINE, OURS, SWEEP
 from nvium_core.bench.harness import Figures, Subject, conclusion, interleaved, median_ratio
+from nvium_core.bench.peers import rates, summary
 from nvium_core.choices import Schedule
 
 SCHEDULES: tuple[Schedule, ...] = OURS, SWEEP, BASELINE
@@ -28,14 +28,9 @@ def compare(subject: Subject, race: Race, repeats: int) -> Figures:
     engine = own.engine_for(subject.model, race)
     contenders: dict[str, Contender] = {name: own.contender(engine, race, name) for name in SCHEDULES}
     turns = interleaved(contenders, repeats, f"{race.num_sequences} sequences")
-    rates = {name: [turn.tokens_per_second for turn in taken] for name, taken in turns.items()}
     schedules = {
-        name: {
-            "tokens_per_second": median(own_rates),
-            f"over_{BASELINE}": median_ratio(own_rates, rates[BASELINE]),
-            "turns": own_rates,
-        }
-        for name, own_rates in rates.items()
+        name: summary(taken, race) | {f"over_{BASELINE}": median_ratio(rates(taken), rates(turns[BASELINE]))}
+        for name, taken in turns.items()
     }
     return {"sequences": race.num_sequences, "schedules": schedules}
 

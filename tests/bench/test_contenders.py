@@ -81,8 +81,8 @@ def test_llama_cpp_computes_the_logits_of_the_twin(
     tokens = [(7 * n) % 101 for n in range(20)]
     file = tmp_path / "twin.gguf"
     write_gguf(twin, file, kind)
-    room = llama_cpp.Room(num_sequences=1, num_positions=32, batch_tokens=32)
-    with closing(llama_cpp.LlamaCpp(file, kind, room, threads=1)) as model:
+    race = Race(prompt=tokens, num_sequences=1, num_tokens=7)
+    with closing(llama_cpp.LlamaCpp(file, kind, race, threads=1)) as model:
         model.decode([(token, position, 0, True) for position, token in enumerate(tokens)])
         found = torch.tensor([model.logits(row) for row in range(len(tokens))])
     expected = twin(torch.tensor([tokens]), output_exit_logits=True).exit_logits[0, :, 0]

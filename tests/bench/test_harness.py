@@ -1,6 +1,6 @@
 import pytest
 
-from nvium_core import InvalidRequest, SamplingParams
+from nvium_core import Engine, EngineConfig, InvalidRequest, SamplingParams
 from nvium_core.bench.harness import conclusion, interleaved, load_subject, median_ratio, timed
 from tests.bench.tiny import tiny_subject
 
@@ -28,13 +28,14 @@ def test_ratios_are_computed_per_turn() -> None:
 
 def test_a_timed_run_gives_the_tokens_of_the_engine() -> None:
     subject = tiny_subject()
-    params = SamplingParams(max_tokens=9, seed=3, ignore_eos=True, n=2)
-    timing = timed(subject.engine(), [(subject.prompt, params), ([7, 8], params)])
-    expected = subject.engine().generate([subject.prompt, [7, 8]], params)
-    assert timing.completions == expected
-    assert timing.num_tokens == 4 * 9
+    params = SamplingParams(max_tokens=9, seed=3, ignore_eos=True)
+    timing = timed(Engine(subject.model, EngineConfig()), [(subject.prompt, params), ([7, 8], params)])
+    expected = Engine(subject.model, EngineConfig()).generate([subject.prompt, [7, 8]], params)
+    assert timing.token_ids == [completion.token_ids for completion in expected]
+    assert timing.exits == [completion.exits for completion in expected]
+    assert timing.tokens_per_second == 2 * 9 / timing.seconds
     assert all(0 < first <= timing.seconds for first in timing.first_token_seconds)
-    assert len(timing.first_token_seconds) == 4
+    assert len(timing.first_token_seconds) == 2
 
 
 def test_a_shape_has_the_exits_of_the_routing_and_the_requested_precision() -> None:

@@ -2,8 +2,7 @@
 
 import torch
 
-from nvium_core.bench.harness import Timed
-from nvium_core.engine.events import Completion
+from nvium_core.bench.contenders.contender import Generation
 from research.exits import last_exit_of, speeds
 from research.features import compared, num_differing
 from tests.bench.tiny import tiny_subject
@@ -16,9 +15,13 @@ def test_the_ratio_is_the_median_of_the_turns_after_the_first() -> None:
     assert num_differing([[1, 2], [3]], [[1, 9], [3]]) == 1
 
 
+def timing(seconds: float, exits: list[int]) -> Generation:
+    return Generation(seconds=seconds, first_token_seconds=[1.0], token_ids=[[5, 6, 7, 8]], exits=[exits])
+
+
 def test_depth_and_routing_are_measured_on_the_timed_tokens() -> None:
-    early = Timed(2.0, completions=[Completion(token_ids=[5, 6, 7, 8], exits=[1, 1, 2, 3])])
-    dense = Timed(4.0, completions=[Completion(token_ids=[5, 6, 7, 8], exits=[1, 1, 1, 1])])
+    early = timing(2.0, exits=[1, 1, 2, 3])
+    dense = timing(4.0, exits=[1, 1, 1, 1])
     found = speeds({"early": [early], "dense": [dense]}, layers=[1, 2, 4])
     assert found["routing"] == [0.5, 0.25, 0.25]
     assert found["depth"] == (0.5 * 1 + 0.25 * 2 + 0.25 * 4) / 4

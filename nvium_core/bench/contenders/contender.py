@@ -3,7 +3,6 @@
 Every sequence has the same number of tokens, sampled at temperature 1 without truncation, ignoring end-of-text.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -40,14 +39,14 @@ class Race:
 class Generation:
     """The result of a turn.
 
-    Times are in seconds since its start, and lists have an entry for each sequence. `exits` are 1-based, and empty for
-    other engines.
+    Times are in seconds since its start, and lists have an entry for each sequence. `exits` are 1-based; other engines
+    have none.
     """
 
     seconds: float
     first_token_seconds: list[float]
     token_ids: list[list[int]]
-    exits: Counter[int] = field(default_factory=Counter)
+    exits: list[list[int]] = field(default_factory=list)
 
     @property
     def tokens_per_second(self) -> float:

@@ -4,7 +4,6 @@ import ctypes
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,15 +26,6 @@ def check_available(device: str) -> None:
         raise NotAvailable("only supported on a CPU")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Room:
-    """Sizes of the KV cache and of a batch."""
-
-    num_sequences: int
-    num_positions: int
-    batch_tokens: int
-
-
 def system_info() -> str | None:
     """Return the CPU features that the installed llama.cpp uses; None if it is not installed."""
     if find_spec("llama_cpp") is None:
@@ -45,31 +35,32 @@ def system_info() -> str | None:
 
 
 class LlamaCpp:
-    """A loaded model with a KV cache.
+    """A loaded model with a KV cache and a batch that have room for a race.
 
     With f32 files, cache and attention are float32. Other files use llama.cpp's defaults.
     """
 
-    def __init__(self, file: Path, kind: Kind | None, room: Room, threads: int) -> None:
+    def __init__(self, file: Path, kind: Kind | None, race: Race, threads: int) -> None:
         self._lib = lib = import_module("llama_cpp")
         self._log = lib.llama_log_callback(lambda *_: None)
         lib.llama_log_set(self._log, ctypes.c_void_p())
         lib.llama_backend_init()
-        self._room = room
+        self._race, self._batch_tokens = race, race.num_sequences * len(race.prompt)
         self._model = lib.llama_model_load_from_file(str(file).encode(), lib.llama_model_default_params())
         if self._model is None:
             raise ContenderFailed(f"llama.cpp cannot load {file.name}")
-        self._context = lib.llama_init_from_model(self._model, self._params(kind, threads))
+        params = self._params(kind, threads)
+        self._context = lib.llama_init_from_model(self._model, params)
         if self._context is None:
             lib.llama_model_free(self._model)
-            raise ContenderFailed(f"llama.cpp cannot allocate a cache of {room}")
-        self._batch = lib.llama_batch_init(room.batch_tokens, 0, 1)
+            raise ContenderFailed(f"llama.cpp cannot allocate a cache of {params.n_ctx} tokens")
+        self._batch = lib.llama_batch_init(self._batch_tokens, 0, 1)
 
     def _params(self, kind: Kind | None, threads: int) -> Any:
         params = self._lib.llama_context_default_params()
-        params.n_ctx = self._room.num_sequences * self._room.num_positions
-        params.n_seq_max = self._room.num_sequences
-        params.n_batch = params.n_ubatch = max(MIN_BATCH_TOKENS, self._room.batch_tokens)
+        params.n_ctx = self._race.num_sequences * self._race.num_positions
+        params.n_seq_max = self._race.num_sequences
+        params.n_batch = params.n_ubatch = max(MIN_BATCH_TOKENS, self._batch_tokens)
         params.n_threads = params.n_threads_batch = threads
         if kind == "f32":
             params.type_k = params.type_v = self._lib.GGML_TYPE_F32
@@ -79,7 +70,7 @@ class LlamaCpp:
     def decode(self, rows: list[tuple[int, int, int, bool]]) -> None:
         """Decode a batch of (token, position, sequence, whether logits are needed)."""
         batch = self._batch
-        assert len(rows) <= self._room.batch_tokens
+        assert len(rows) <= self._batch_tokens
         for row, (token, position, sequence, is_wanted) in enumerate(rows):
             batch.token[row] = token
             batch.pos[row] = position
@@ -123,7 +114,6 @@ def contender(file: Path, kind: Kind | None, race: Race, *, threads: int) -> Ite
         for sequence in sequences
         for position, token in enumerate(race.prompt)
     ]
-    room = Room(num_sequences=race.num_sequences, num_positions=race.num_positions, batch_tokens=len(prompts))
 
     def generate_turn(turn: int) -> Generation:
         model.forget()
@@ -139,5 +129,5 @@ def contender(file: Path, kind: Kind | None, race: Race, *, threads: int) -> Ite
             seconds = time.perf_counter() - started
         return Generation(seconds=seconds, first_token_seconds=[first_seconds] * len(sequences), token_ids=outputs)
 
-    with closing(LlamaCpp(file, kind, room, threads)) as model:
+    with closing(LlamaCpp(file, kind, race, threads)) as model:
         yield generate_turn

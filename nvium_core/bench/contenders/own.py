@@ -1,13 +1,12 @@
 """Our engine as a contender."""
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import chain
+from functools import partial
 from typing import Any
 
 from nvium_core.bench.contenders.contender import Contender, Generation, Race
-from nvium_core.bench.harness import Subject, Timed, timed
+from nvium_core.bench.harness import Subject, timed
 from nvium_core.choices import Schedule
 from nvium_core.engine.device.paged_cache import best_page_size
 from nvium_core.engine.engine import Engine
@@ -44,20 +43,11 @@ def contender(engine: Engine, race: Race, schedule: Schedule, params: SamplingPa
     plain = params or SamplingParams(sampling="exits")
     own = schedules.Race(WAYS[schedule] if engine.scheduler.num_blocks > 1 else ("whole",))
 
-    def generate(turn: int, num_tokens: int) -> Timed:
+    def generate(turn: int, num_tokens: int) -> Generation:
         engine.scheduler.schedules = own
         each = [replace(plain, max_tokens=num_tokens, seed=seed, ignore_eos=True) for seed in race.seeds(turn)]
         return timed(engine, [(race.prompt, params) for params in each])
 
-    def generate_turn(turn: int) -> Generation:
-        run = generate(turn, race.num_tokens)
-        return Generation(
-            seconds=run.seconds,
-            first_token_seconds=run.first_token_seconds,
-            token_ids=[completion.token_ids for completion in run.completions],
-            exits=Counter(chain.from_iterable(completion.exits for completion in run.completions)),
-        )
-
     for turn in range(WARM_UP_TURNS if own.is_open else 0):
         generate(turn, min(WARM_UP_TOKENS, engine.context - len(race.prompt)))
-    return generate_turn
+    return partial(generate, num_tokens=race.num_tokens)
