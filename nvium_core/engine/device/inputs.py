@@ -12,8 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nvium_core.engine.device.native.library import native_library
-from nvium_core.engine.device.native.uniforms import Uniforms
+from nvium_core.engine.device.native.uniforms import write_uniforms
 from nvium_core.engine.device.paged_cache import PagedCache, positions, tokens_of
 from nvium_core.engine.params import Draw, Kind
 from nvium_core.engine.schedule.logit_changes import NUM_FIELDS
@@ -76,7 +75,7 @@ class Inputs:
         self._mask_words = -(-config.vocab_size // 64)
         self._position_R = np.zeros(MAX_FRONTS, np.int64)
         self._uniform_XR = np.zeros((2 * config.num_exits, MAX_FRONTS))
-        self._uniforms = Uniforms(native_library(), self._position_R, self._uniform_XR)
+        self._key_R2 = np.zeros((MAX_FRONTS, 2), np.int64)
         self._padding_X1 = np.zeros((self._num_fields, 1), np.int64)
         self._padding_X1[[Field.SLOT, Field.FRONT_SLOT]] = cache.padding_slot
         self._padding_X1[Field.SOURCE] = -1
@@ -159,8 +158,8 @@ class Inputs:
         host.real_XR[Field.LOG_MIN_P, :count] = [draw.log_min_p for draw in draws]
         host.real_XR[Field.TOP_P, :count] = [draw.top_p for draw in draws]
         self._position_R[:count] = [front.row for front in fronts]
-        self._uniforms.key_R2[:count] = [(front.sequence.seed, front.sequence.choice) for front in fronts]
-        self._uniforms.write(count)
+        self._key_R2[:count] = [(front.sequence.seed, front.sequence.choice) for front in fronts]
+        write_uniforms(self._key_R2, self._position_R, self._uniform_XR, count)
         uniform_XF = host.real_XR[Field.UNIFORM :, :count]
         uniform_XF[:] = self._uniform_XR[:, :count]
         uniform_XF[self._num_blocks - 1, kind_F == Kind.RACE] = uniform_XF[0, kind_F == Kind.RACE]

@@ -1,5 +1,5 @@
-// Runs rows of any sequences through one block of a Llama or a related model, over a paged key/value cache. Computes what the
-// layers of nvium_core/model/llama.py compute, without the overhead of PyTorch's operators.
+// Runs rows of any sequences through one block of a Llama or a related model, over a paged key/value cache. Computes
+// what the layers of nvium_core/model/llama.py compute, without the overhead of PyTorch's operators.
 //
 // Weights are read once for all rows. Activations inside the block are float32 or better. A row's results depend neither on
 // the other rows nor on the number of threads.

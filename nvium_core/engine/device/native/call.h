@@ -1,4 +1,4 @@
-// The structs that Python fills. The `ctypes` structures of weights.py and backend.py have the same fields in the same order.
+// The structs that Python fills. Their counterparts in weights.py and backend.py have the same fields in the same order.
 //
 // Shapes: N blocks (one exit each), L layers, S cache slots, D width, G key heads, P head size, V vocabulary.
 #pragma once
@@ -72,7 +72,8 @@ struct BlockReport {
   double seconds;
 };
 
-// Output of scoring: log-probabilities of the next tokens [R], the most probable tokens and theirs [R, num_top], p_k [R, N].
+// Output of scoring R rows: log-probabilities of the next tokens [R], the most probable tokens with theirs [R, num_top],
+// and p_k [R, N].
 struct Scores {
   int64_t num_rows, num_top;
   double* logprobs;

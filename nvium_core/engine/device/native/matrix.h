@@ -21,7 +21,8 @@ struct Matrix {
 // Vectors in a panel, vectors multiplied at once when there are many rows, and rows whose sums of K vectors fit in registers.
 template <typename A> constexpr int kPanelVectors = std::is_same_v<A, float> ? 4 : 1;
 template <typename A> constexpr int kVectorsAtOnce = std::min(kPanelVectors<A>, kRegisters == 32 ? 4 : 2);
-template <typename A, int K> constexpr int kMaxRows = std::is_same_v<A, float> ? (kRegisters == 32 ? 24 : 12) / std::max(K, 2) : 3;
+template <typename A, int K>
+constexpr int kMaxRows = std::is_same_v<A, float> ? (kRegisters == 32 ? 24 : 12) / std::max(K, 2) : 3;
 
 constexpr int64_t kPrefetchBytes = 4096;  // one memory page ahead: hardware prefetchers stop at the end of a page
 

@@ -1,35 +1,28 @@
-"""The random numbers of whole passes, in one native call, or in Python where there is no compiler.
+"""Uniform numbers for the fronts of a pass.
 
-Shapes: N blocks, R rows there is room for.
+Shapes: N blocks, R rows.
 """
-
-import ctypes
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nvium_core.engine.schedule.randomness import ROUTE, TOKEN, Purpose, uniform
+from nvium_core.engine.device.native.library import native_library
+from nvium_core.engine.schedule.randomness import ROUTE, TOKEN, uniform
 
 
-class Uniforms:
-    """Of rows whose seeds and choices are in `key_R2`, and whose positions in `position_R`, which is the caller's."""
+def write_uniforms(
+    key_R2: NDArray[np.int64], position_R: NDArray[np.int64], out_XR: NDArray[np.float64], num_rows: int
+) -> None:
+    """Write the first rows of `out_XR`, [2N, R]: uniforms to draw a token after each block, then to route there.
 
-    def __init__(self, library: ctypes.CDLL | None, position_R: NDArray[np.int64], out_XR: NDArray[np.float64]) -> None:
-        """They are written to `out_XR`, [2N, R]: for tokens drawn behind each block, then for routing there."""
-        self._library = library
-        self._out_XR = out_XR
-        self._position_R = position_R
-        self.key_R2 = np.zeros((out_XR.shape[1], 2), np.int64)
-        self._from = self.key_R2.ctypes.data, position_R.ctypes.data
-        self._to = out_XR.shape[0] // 2, out_XR.ctypes.data, out_XR.shape[1]
-        purposes: tuple[Purpose, ...] = TOKEN, ROUTE
-        self._order = [(block, purpose) for purpose in purposes for block in range(len(out_XR) // 2)]
-
-    def write(self, num_rows: int) -> None:
-        """For the first rows."""
-        if self._library is not None:
-            self._library.uniforms(*self._from, num_rows, *self._to)
-        else:
-            keys = zip(self.key_R2[:num_rows].tolist(), self._position_R[:num_rows].tolist(), strict=True)
-            for row, ((seed, choice), position) in enumerate(keys):
-                self._out_XR[:, row] = [uniform(seed, choice, position, *each) for each in self._order]
+    `key_R2`: seed and choice. Runs in C++, or in Python if there is no compiler.
+    """
+    num_blocks, library = len(out_XR) // 2, native_library()
+    if library is not None:
+        keys, positions, out = (array.ctypes.data for array in (key_R2, position_R, out_XR))
+        library.uniforms(keys, positions, num_rows, num_blocks, out, out_XR.shape[1])
+        return
+    order = [(block, purpose) for purpose in (TOKEN, ROUTE) for block in range(num_blocks)]
+    for row in range(num_rows):
+        seed, choice = key_R2[row].tolist()
+        out_XR[:, row] = [uniform(seed, choice, int(position_R[row]), *each) for each in order]

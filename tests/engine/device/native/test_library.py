@@ -90,7 +90,6 @@ def test_a_read_only_cache_is_not_fatal(tmp_path: Path, monkeypatch: pytest.Monk
     file = tmp_path / "file"
     file.touch()
     monkeypatch.setattr(library, "user_cache_path", lambda name: file / "below")
-    monkeypatch.setattr(library, "FOLDER", library.FOLDER)
     native.native_library.cache_clear()
     try:
         assert native.native_library() is None
