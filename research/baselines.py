@@ -21,7 +21,7 @@ from nvium_core.evaluation.predictions import EvaluationError
 from nvium_core.evaluation.suite import check_dense, description, twin_figures, write_json
 from nvium_core.loading import LoadedModel, load_model
 from nvium_core.model.nvium import Nvium
-from nvium_core.training.data.documents import read_documents
+from nvium_core.training.data.corpus import read_documents
 from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.catalogue import recipe_named
 from nvium_core.training.recipes.recipe import Recipe

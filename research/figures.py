@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from nvium_core.bench.harness import Figures
 from nvium_core.evaluation.perplexity import QUANTILES
 from nvium_core.loading import load_model
-from nvium_core.training.data.documents import read_documents
+from nvium_core.training.data.corpus import read_documents
 from research.coloured_text import samples
 from research.plots import label, sheet
 

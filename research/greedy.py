@@ -20,7 +20,7 @@ from nvium_core.evaluation.suite import description, write_json
 from nvium_core.loading import load_model
 from nvium_core.model import mixture
 from nvium_core.model.nvium import Nvium
-from nvium_core.training.data.documents import read_documents
+from nvium_core.training.data.corpus import read_documents
 
 UNDECIDED = -1
 

@@ -23,7 +23,7 @@ from nvium_core.evaluation.predictions import EvaluationError, document_tokens
 from nvium_core.evaluation.report import table
 from nvium_core.evaluation.suite import description, write_json
 from nvium_core.loading import LoadedModel, load_model
-from nvium_core.training.data.documents import read_documents
+from nvium_core.training.data.corpus import read_documents
 from research.text_quality import Quality, Text, exit_frequencies, judge, quality
 
 TEMPERATURES = (0.5, 0.7, 1.0)

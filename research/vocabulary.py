@@ -22,7 +22,7 @@ from nvium_core.evaluation.perplexity import evaluate
 from nvium_core.evaluation.predictions import EvaluationError
 from nvium_core.evaluation.suite import description, twin_figures, write_json
 from nvium_core.loading import LoadedModel, load_model
-from nvium_core.training.data.documents import read_documents
+from nvium_core.training.data.corpus import read_documents
 from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.catalogue import DENSE, recipe_named
 from nvium_core.training.train import train

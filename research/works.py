@@ -11,7 +11,7 @@ from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from nvium_core.training.data.documents import read_documents
+from nvium_core.training.data.corpus import read_documents
 
 
 def works_of(documents: Sequence[str], sources: Sequence[Mapping[str, str]]) -> list[str]:

@@ -1,6 +1,5 @@
 """A run's folder: its lock, its recipe file and the trained model."""
 
-import fcntl
 import json
 import shutil
 from collections.abc import Iterator
@@ -8,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME, SAFE_WEIGHTS_NAME
@@ -24,14 +24,12 @@ def owned(folder: Path) -> Iterator[None]:
     """Create and lock the folder. Raise `TrainingError` if it cannot be created or another run has locked it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / "lock").open("w")
+        lock = FileLock(folder / "lock").acquire(blocking=False)
+    except Timeout as error:
+        raise TrainingError(f"{folder}: another run is using it") from error
     except OSError as error:
         raise TrainingError(f"{folder}: cannot write to the folder ({error})") from error
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise TrainingError(f"{folder}: another run is using it") from error
         yield
 
 

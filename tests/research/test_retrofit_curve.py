@@ -10,9 +10,9 @@ from transformers import PreTrainedTokenizerFast
 from nvium_core import load_model
 from nvium_core.loading import LoadedModel
 from nvium_core.model import mixture
-from nvium_core.training.retrofitting.steering import shifted
 from nvium_core.training.retrofitting.texts import read_text
 from research import retrofit_curve as module
+from research.exits import shifted
 from tests.byte_model import END_OF_TEXT, byte_tokenizer
 from tests.random_models import random_model
 from tests.training.retrofitting.test_self_talk import TEMPLATE

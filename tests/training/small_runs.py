@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from nvium_core.training.data.documents import END_OF_TEXT, read_documents
+from nvium_core.training.data.corpus import read_documents
+from nvium_core.training.data.documents import END_OF_TEXT
 from nvium_core.training.distributed import Processes
 from nvium_core.training.objective.methods import NVIUM, Method
 from nvium_core.training.options import RunOptions

@@ -5,7 +5,8 @@ import lzma
 from pathlib import Path
 from typing import Any
 
-from nvium_core.training.data.documents import DataError, open_text
+from nvium_core.training.data.corpus import lines_of
+from nvium_core.training.data.documents import DataError
 
 CHAT_SUFFIXES = (".jsonl", ".jsonl.xz")
 ROLES = ("system", "user", "assistant")
@@ -36,8 +37,7 @@ def holds_conversations(path: Path) -> bool:
     if not path.name.endswith(CHAT_SUFFIXES):
         return False
     try:
-        with open_text(path) as file:
-            return "messages" in json.loads(file.readline())
+        return "messages" in json.loads(next(iter(lines_of(path)), ""))
     except (OSError, ValueError, TypeError, lzma.LZMAError, EOFError):
         return False
 
@@ -49,8 +49,7 @@ def read_conversations(path: Path) -> dict[int, Line]:
     `DataError` naming the file and line if a line is invalid.
     """
     try:
-        with open_text(path) as file:
-            lines = file.read().split("\n")
+        lines = list(lines_of(path))
     except (OSError, UnicodeDecodeError, lzma.LZMAError, EOFError) as error:
         raise DataError(f"{path}: {error}") from error
     conversations = dict[int, Line]()

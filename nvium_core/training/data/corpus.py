@@ -1,7 +1,7 @@
-"""Stream the documents of a folder or of a large file, without loading them all into memory.
+"""Stream the documents of a folder or file.
 
-Files are .txt (with a line `<|endoftext|>` between documents), .jsonl or .json (one object with `text` per line, as in
-C4), or .parquet (with a column `text`). All but .parquet may be compressed as .gz, .xz or .zst.
+Files are UTF-8: .txt (with a line `<|endoftext|>` between documents), .jsonl or .json (one object with `text` per line,
+as in C4), or .parquet (with a column `text`). All but .parquet may be compressed as .gz, .xz or .zst.
 """
 
 import gzip
@@ -13,7 +13,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, Any
 
-from nvium_core.training.data.documents import DataError, read_documents, split_documents
+from nvium_core.training.data.documents import END_OF_TEXT, DataError
 
 FIELD = "text"
 BATCH_ROWS = 1024
@@ -26,31 +26,33 @@ def is_corpus(path: Path) -> bool:
 
 
 def corpus_files(path: Path) -> list[Path]:
-    """List a corpus's files by name. Raise `DataError` if there are none."""
-    files = (
-        [path]
-        if path.is_file()
-        else sorted(each for each in path.rglob("*") if kind(each) in READERS and each.is_file())
-    )
+    """List a folder's files by name, or a file itself. Raise `DataError` if there are none."""
+    if not path.is_dir():
+        return [path]
+    files = sorted(each for each in path.rglob("*") if kind(each) in READERS and each.is_file())
     if not files:
         raise DataError(f"{path}: no files ending in {', '.join(READERS)}, plain or .gz, .xz, .zst")
     return files
 
 
-def documents_of(path: Path) -> Iterable[str]:
-    """Stream the documents of a corpus, or read those of a text file. Raise `DataError` if a file is unreadable."""
-    return stream_documents(path) if is_corpus(path) else read_documents(path)
+def read_documents(path: Path) -> list[str]:
+    return list(documents_of(path))
 
 
-def stream_documents(path: Path) -> Iterator[str]:
-    """Yield every non-empty document. Raise `DataError` naming the file that is unreadable."""
+def documents_of(path: Path) -> Iterator[str]:
+    """Stream the non-empty documents of a file or folder. Raise `DataError` if there are none or one is unreadable."""
+    is_empty = True
     for file in corpus_files(path):
-        yield from file_documents(file)
+        for document in file_documents(file):
+            is_empty = False
+            yield document
+    if is_empty:
+        raise DataError(f"{path}: no documents")
 
 
 def file_documents(file: Path) -> Iterator[str]:
     try:
-        yield from (text for document in READERS[kind(file)](file) if (text := document.strip("\n")))
+        yield from (text for document in READERS.get(kind(file), read_text)(file) if (text := document.strip("\n")))
     except DataError:
         raise
     except Exception as error:  # the formats' libraries raise many types for damaged files
@@ -63,7 +65,14 @@ def kind(path: Path) -> str:
 
 
 def read_text(path: Path) -> Iterator[str]:
-    return split_documents(lines_of(path))
+    document = list[str]()
+    for line in lines_of(path):
+        if line.rstrip("\n") == END_OF_TEXT:
+            yield "".join(document)
+            document.clear()
+        else:
+            document.append(line)
+    yield "".join(document)
 
 
 def read_json_lines(path: Path) -> Iterator[str]:

@@ -1,16 +1,10 @@
-"""Documents of a text file, and the data mixture (`Diet`): how often each document is read.
+"""The data mixture (`Diet`): how often each document of a text is read."""
 
-Text is UTF-8, plain or .xz. A line `<|endoftext|>` separates documents.
-"""
-
-import lzma
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
-from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,35 +18,6 @@ WORD = re.compile(r"[a-z']+")
 
 class DataError(NviumError, ValueError):
     """Training text or conversations are unusable."""
-
-
-def open_text(path: Path) -> IO[str]:
-    """Open a UTF-8 file, plain or .xz."""
-    return (lzma.open if path.suffix == ".xz" else open)(path, "rt", encoding="utf-8-sig")
-
-
-def read_documents(path: Path) -> list[str]:
-    """Read a text file's documents. Raise `DataError` if there are none or the file is unreadable."""
-    try:
-        with open_text(path) as file:
-            documents = [document for text in split_documents(file) if (document := text.strip("\n"))]
-    except (OSError, UnicodeDecodeError, lzma.LZMAError, EOFError) as error:
-        raise DataError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-    if not documents:
-        raise DataError(f"{path}: no documents")
-    return documents
-
-
-def split_documents(lines: Iterable[str]) -> Iterator[str]:
-    """Split lines into documents at the `<|endoftext|>` lines."""
-    document = list[str]()
-    for line in lines:
-        if line.rstrip("\n") == END_OF_TEXT:
-            yield "".join(document)
-            document.clear()
-        else:
-            document.append(line)
-    yield "".join(document)
 
 
 def simplicity(documents: Sequence[str]) -> NDArray[np.float64]:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from nvium_core.training.data.corpus import corpus_files, documents_of, is_corpus, stream_documents
-from nvium_core.training.data.documents import DataError, Diet, read_documents
+from nvium_core.training.data.corpus import corpus_files, documents_of, is_corpus, read_documents
+from nvium_core.training.data.documents import DataError, Diet
 from nvium_core.training.data.encoding import encode, encoded
 from nvium_core.training.data.shards import write_shards
 from nvium_core.training.data.tokenizer import save_tokenizer, train_tokenizer
@@ -53,10 +53,8 @@ def token_files(folder: Path) -> tuple[Path, Path]:
 
 def validation_documents(recipe: Recipe, data: Path, tokenizer: PreTrainedTokenizerBase) -> PackedStream:
     """Return the first `validation_tokens` tokens of a held-out text."""
-    parts = list(encoded(documents_of(data), tokenizer, recipe.validation_tokens))
-    if not parts:
-        raise DataError(f"{data}: no documents")
-    return PackedStream(np.concatenate(parts), tokenizer.eos_token_id)
+    parts = encoded(documents_of(data), tokenizer, recipe.validation_tokens)
+    return PackedStream(np.concatenate(list(parts)), tokenizer.eos_token_id)
 
 
 def make_tokens(recipe: Recipe, data: Path, folder: Path, origin: dict[str, Any], processes: Processes) -> None:
@@ -89,7 +87,7 @@ def make_shards(recipe: Recipe, data: Path, shards: Path, processes: Processes) 
             f"{data}: a corpus does not support a data mixture; pass a single text file, or a recipe without a diet"
         )
     if processes.is_first:
-        make_tokenizer(recipe, first_documents(stream_documents(data), MAX_TOKENIZER_CHARACTERS), shards.parent)
+        make_tokenizer(recipe, first_documents(documents_of(data), MAX_TOKENIZER_CHARACTERS), shards.parent)
         shutil.rmtree(shards, ignore_errors=True)
         shards.mkdir()
     processes.wait()

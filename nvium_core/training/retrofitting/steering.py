@@ -6,8 +6,7 @@ log-odds on some rows finds the shift. Sampling from the shifted mixture is as e
 Shapes: R rows, K early exits, E exits.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,7 +14,6 @@ from torch.nn import functional as F
 
 from nvium_core.model import mixture
 from nvium_core.model.exits import CONTINUE, EXIT, Exit
-from nvium_core.model.nvium import Nvium
 from nvium_core.training.data.windows import Windows
 from nvium_core.training.retrofitting.model import WithExits
 
@@ -76,17 +74,3 @@ def shift_routers(early: Iterable[Exit], shift: float) -> None:
     for exit_ in early:
         assert exit_.router is not None
         exit_.router.head.bias[EXIT] += shift * exit_.router.temperature
-
-
-@contextmanager
-def shifted(model: Nvium, shift: float) -> Iterator[None]:
-    """Shift the model's routers inside the context."""
-    early = [exit_ for exit_ in model.exits[:-1] if isinstance(exit_, Exit)]
-    biases = [exit_.get_parameter("router.head.bias") for exit_ in early]
-    originals = [bias.detach().clone() for bias in biases]
-    shift_routers(early, shift)
-    try:
-        yield
-    finally:
-        for bias, original in zip(biases, originals, strict=True):
-            bias.data.copy_(original)

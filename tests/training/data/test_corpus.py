@@ -20,8 +20,8 @@ from transformers import PreTrainedTokenizerFast
 
 from nvium_core.training.data import corpus as corpus_module
 from nvium_core.training.data import encoding, shards
-from nvium_core.training.data.corpus import is_corpus, stream_documents
-from nvium_core.training.data.documents import DataError, read_documents
+from nvium_core.training.data.corpus import documents_of, is_corpus, read_documents
+from nvium_core.training.data.documents import DataError
 from nvium_core.training.data.source import prepare_text
 from nvium_core.training.data.tokenizer import train_tokenizer
 from nvium_core.training.data.windows import PackedStream, ShardedTokens
@@ -48,8 +48,8 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("name", WRITERS)
 def test_every_format_gives_the_same_documents(tmp_path: Path, name: str) -> None:
     WRITERS[name](tmp_path / name)
-    assert list(stream_documents(tmp_path / name)) == DOCUMENTS
-    assert list(stream_documents(tmp_path)) == DOCUMENTS
+    assert list(documents_of(tmp_path / name)) == DOCUMENTS
+    assert list(documents_of(tmp_path)) == DOCUMENTS
     assert is_corpus(tmp_path) and is_corpus(tmp_path / name) == (name != "a.txt")
 
 
@@ -57,7 +57,7 @@ def test_every_format_gives_the_same_documents(tmp_path: Path, name: str) -> Non
 def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"PAR1 and nothing else")
     with pytest.raises(DataError, match=name):
-        list(stream_documents(tmp_path))
+        list(documents_of(tmp_path))
 
 
 def test_shards_are_one_stream() -> None:
@@ -122,7 +122,7 @@ class Thread(Processes):
 def test_several_processes_write_the_same_stream_as_one(
     corpus: Path, tmp_path: Path, small_parts: None, count: int, max_tokens: int
 ) -> None:
-    tokenizer = train_tokenizer(stream_documents(corpus), 280, context=64)
+    tokenizer = train_tokenizer(documents_of(corpus), 280, context=64)
     folders = [tmp_path / "alone", tmp_path / "together"]
     for folder in folders:
         folder.mkdir()

@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from nvium_core.training.data.documents import DataError, read_documents
+from nvium_core.training.data.corpus import read_documents
+from nvium_core.training.data.documents import DataError
 
 TEXT = "Title\n\nOne.\n<|endoftext|>\nTwo <|endoftext|> in a line.\n<|endoftext|>\n\n<|endoftext|>\nThrée.\n"
 DOCUMENTS = ["Title\n\nOne.", "Two <|endoftext|> in a line.", "Thrée."]
