@@ -55,6 +55,7 @@ class Subject:
     def as_dict(self) -> Figures:
         return {
             "model": self.name,
+            "num_exits": self.model.config.num_exits,
             "device": str(self.model.device),
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "weights": self.weights,
@@ -149,8 +150,10 @@ def median_ratio(values: Sequence[float], baselines: Sequence[float]) -> float:
     return median(value / baseline for value, baseline in zip(values, baselines, strict=False))
 
 
-def conclusion(gains: Mapping[int, float]) -> str:
+def conclusion(num_exits: int, gains: Mapping[int, float]) -> str:
     """Describe the speed-up over full depth by number of streams, in a sentence."""
+    if num_exits == 1:
+        return "The model has no early exits."
     parts = [
         f"{number} {'stream' if number == 1 else 'streams'} {times(gain)}as fast" for number, gain in gains.items()
     ]

@@ -130,4 +130,4 @@ def remarks(figures: Figures) -> list[str]:
     """Return a line for each contender that was skipped, then the speed-up."""
     left_out = [f"Skipped {peer}: {reason}." for peer, reason in figures["left_out"].items()]
     gains = {row["sequences"]: row["contenders"][BASELINE]["ours_over"] for row in figures["rows"]}
-    return [*left_out, conclusion(gains)]
+    return [*left_out, conclusion(figures["num_exits"], gains)]

@@ -36,7 +36,13 @@ def compare(subject: Subject, race: Race, repeats: int) -> Figures:
 
 
 def table(figures: Figures) -> Table:
-    result = Table("sequences", "schedule", "tokens/s", f"over {BASELINE}", caption=Text(conclusion(gains(figures))))
+    result = Table(
+        "sequences",
+        "schedule",
+        "tokens/s",
+        f"over {BASELINE}",
+        caption=Text(conclusion(figures["num_exits"], gains(figures))),
+    )
     for row in figures["rows"]:
         for name, seen in row["schedules"].items():
             rate, ratio = f"{seen['tokens_per_second']:.1f}", f"{seen[f'over_{BASELINE}']:.3f}"
