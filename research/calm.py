@@ -21,8 +21,8 @@ from nvium_core.model.config import NviumConfig
 from nvium_core.model.univium import shape_fields
 from nvium_core.training.data.windows import Batch
 from nvium_core.training.objective.loss import token_losses
-from nvium_core.training.objective.methods import Method
 from nvium_core.training.objective.objective import ObjectiveResult, Phase, counted_mean
+from nvium_core.training.train import Method
 
 THRESHOLDS = (0.9, 0.8, 0.7, 0.6)
 """Confidences τ as measured in the N-vium paper, with exits after layers 6, 12, 18 and 24 of 24."""

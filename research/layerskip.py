@@ -21,8 +21,8 @@ from nvium_core.model.llama import causal_attention
 from nvium_core.model.univium import as_llama, univium_config
 from nvium_core.training.data.windows import Batch
 from nvium_core.training.objective.cross_entropy import head_nll
-from nvium_core.training.objective.methods import Method
 from nvium_core.training.objective.objective import ObjectiveResult, Phase, counted_mean
+from nvium_core.training.train import Method
 
 Curriculum = Literal["gradual", "rotational"]
 DropoutInTime = Literal["exponential", "constant"]

@@ -12,8 +12,7 @@ from statistics import median
 
 from nvium_core.bench.harness import Figures
 from nvium_core.bench.machine import ENOUGH_SECONDS, arithmetic_rate
-from nvium_core.training.dry_run import run_on_random_tokens, timed_step
-from nvium_core.training.flops import token_flops
+from nvium_core.training.dry_run import run_on_random_tokens, timed_step, token_flops
 from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.catalogue import recipe_named
 

@@ -65,7 +65,7 @@ def train(
 
 def recipes() -> None:
     """List the recipes of `nvium train` with parameters, training tokens, shape and exits."""
-    from nvium_core.training.recipes.listing import table
+    from nvium_core.training.recipes.catalogue import table
 
     show(table())
 

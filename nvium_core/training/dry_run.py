@@ -6,6 +6,7 @@ A dry run reads no text and writes nothing: tokens and weights are random.
 import resource
 import time
 from dataclasses import dataclass, replace
+from datetime import timedelta
 
 import numpy as np
 import torch
@@ -13,8 +14,8 @@ from rich.table import Table
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from nvium_core.model.flops import flops_per_token
 from nvium_core.training.data.windows import PackedStream
-from nvium_core.training.flops import token_flops, training_flops
 from nvium_core.training.objective.beta import BetaSettings
 from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.parameters import num_parameters
@@ -46,6 +47,25 @@ def dry_run(recipe: Recipe, options: RunOptions, flops_per_second: float | None 
     pass_flops = rows * token_flops(recipe, recipe.short_context, options.checkpoint_activations)
     peak = peak_bytes(torch.device(options.device))
     return Estimate(recipe=recipe, flops=flops, seconds=seconds * flops / pass_flops, peak_bytes=peak)
+
+
+def training_flops(recipe: Recipe, checkpointing: bool = False) -> float:
+    """Return the FLOPs of a whole run, computed without building the model (paper, section on FLOPs).
+
+    As in the paper, attention counts the whole window, and a backward pass counts as two forward passes. Activation
+    checkpointing adds a forward pass through the layers.
+    """
+    long_tokens = round(recipe.total_tokens * recipe.long_context_share)
+    windows = {recipe.short_context: recipe.total_tokens - long_tokens}
+    windows[recipe.shape.context] = windows.get(recipe.shape.context, 0) + long_tokens
+    return sum(tokens * token_flops(recipe, context, checkpointing) for context, tokens in windows.items())
+
+
+def token_flops(recipe: Recipe, context: int, checkpointing: bool = False) -> float:
+    """Return the FLOPs of training on one token, in windows of `context` tokens."""
+    shape = recipe.shape
+    forward = flops_per_token(shape.config(shape.vocab_size, end_token=0), context)
+    return 3 * forward.total + (forward.layers + forward.attention if checkpointing else 0)
 
 
 def pass_rows(recipe: Recipe, options: RunOptions) -> int:
@@ -94,7 +114,7 @@ def from_scratch(recipe: Recipe, tokens_per_step: int) -> Recipe:
 def table(estimate: Estimate) -> Table:
     recipe, shape = estimate.recipe, estimate.recipe.shape
     exits = ", ".join(map(str, shape.exit_depths))
-    parameters = num_parameters(recipe)
+    parameters = num_parameters(recipe.shape)
     shown = Table("resource", "estimate")
     shown.add_row("parameters", f"{parameters:,}: {shape.num_layers} layers × {shape.width}, exits after {exits}")
     shown.add_row(
@@ -106,7 +126,8 @@ def table(estimate: Estimate) -> Table:
     shown.add_row("compute", f"{quantity(estimate.flops)}FLOP, {quantity(per_token)}FLOP per token")
     rate, tokens_per_second = estimate.flops / estimate.seconds, recipe.total_tokens / estimate.seconds
     shown.add_row(
-        "time", f"{hours_and_minutes(estimate.seconds)} at {quantity(rate)}FLOP/s, {tokens_per_second:,.0f} tokens/s"
+        "time",
+        f"{timedelta(seconds=round(estimate.seconds))} at {quantity(rate)}FLOP/s, {tokens_per_second:,.0f} tokens/s",
     )
     if estimate.peak_bytes:
         shown.add_row("memory", f"{quantity(estimate.peak_bytes)}B peak in one pass; --rows-per-pass limits it")
@@ -119,11 +140,3 @@ def quantity(number: float) -> str:
     while number >= 999.5 and power < len(PREFIXES) - 1:
         number, power = number / 1000, power + 1
     return f"{number:.3g} {PREFIXES[power]}"
-
-
-def hours_and_minutes(seconds: float) -> str:
-    minutes = round(seconds / 60)
-    if minutes < 1:
-        return f"{seconds:.0f} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min"

@@ -8,7 +8,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from nvium_core.model.causal_lm import NviumForCausalLM
 from nvium_core.model.checkpoint import read_config, resolve_folder
-from nvium_core.training.chat.template import give_chat_template
+from nvium_core.text.chat_template import CHAT_TEMPLATE
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.recipes.recipe import Recipe, RecipeError
 from nvium_core.training.recipes.twins import RUN
@@ -86,3 +86,17 @@ def given_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase | None:
     except Exception as error:  # transformers and tokenizers raise many types for damaged files
         raise TrainingError(f"{source}: no usable tokenizer ({error})") from error
     return tokenizer
+
+
+def give_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Set the default template of fine-tuned models unless the tokenizer has a template.
+
+    Raise `ValueError` unless its begin-of-text and end-of-text are the same token.
+    """
+    if tokenizer.chat_template:
+        return
+    if tokenizer.bos_token is None or tokenizer.bos_token != tokenizer.eos_token:
+        raise ValueError(
+            "the tokenizer has no chat template, and the default one needs the same token for bos_token and eos_token"
+        )
+    tokenizer.chat_template = CHAT_TEMPLATE

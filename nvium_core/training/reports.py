@@ -2,9 +2,10 @@
 
 import json
 import math
+import signal
 import time
-from collections.abc import Callable, Generator
-from contextlib import closing, suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,7 +15,6 @@ from rich.table import Column
 from rich.text import Text
 
 from nvium_core.training.errors import TrainingError
-from nvium_core.training.interruption import Interruption
 
 WIDE, BAR_WIDTH = 110, 20
 """The terminal width from which a bar is shown, and the bar's width."""
@@ -87,7 +87,7 @@ def follow(run: Followed, console: Console, any_process: Callable[[bool], bool] 
 
     If `any_process` received SIGINT or SIGTERM, write a checkpoint and raise `KeyboardInterrupt`.
     """
-    with progress_bar(console) as bar, Interruption() as interruption, closing(run.steps()) as steps:
+    with progress_bar(console) as bar, interruption() as is_interrupted, closing(run.steps()) as steps:
         task = bar.add_task("", total=run.num_steps, completed=run.step)
         last_line = -math.inf
         for report in steps:
@@ -96,10 +96,32 @@ def follow(run: Followed, console: Console, any_process: Callable[[bool], bool] 
             if bar.disable and (now - last_line >= LINE_SECONDS or run.step == run.num_steps):
                 console.print(f"step {run.step:,}/{run.num_steps:,} · {describe(report)}", highlight=False)
                 last_line = now
-            if any_process(interruption.is_requested):
+            if any_process(is_interrupted()):
                 run.save()
                 console.print(f"stopped after step {run.step}; run the same command to resume", highlight=False)
                 raise KeyboardInterrupt
+
+
+@contextmanager
+def interruption() -> Iterator[Callable[[], bool]]:
+    """Yield a function that returns whether SIGINT or SIGTERM was received. A second one has its usual effect."""
+    received: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def note(number: int, _frame: object) -> None:
+        received.append(number)
+        restore()
+
+    for number in before:
+        signal.signal(number, note)
+    try:
+        yield lambda: bool(received)
+    finally:
+        restore()
 
 
 def progress_bar(console: Console) -> Progress:

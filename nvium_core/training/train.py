@@ -6,9 +6,9 @@ folder. Under torchrun all processes train one model.
 
 import math
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from nvium_core.model.checkpoint import MODEL_FOLDER
 from nvium_core.training.checkpoint import gather, gather_weights, read_state, scatter, write_state
@@ -25,10 +25,10 @@ from nvium_core.training.data.source import prepare_text, validation_text
 from nvium_core.training.data.windows import Batch, Windows
 from nvium_core.training.distributed import Processes, gradient_sync, joined_processes, own_device, parallelize
 from nvium_core.training.errors import TrainingError
-from nvium_core.training.initial import with_initial_shape
+from nvium_core.training.initial import initial_model, with_initial_shape
 from nvium_core.training.objective.beta import VALIDATION_LOSS, beta_control
-from nvium_core.training.objective.methods import NVIUM, Method
-from nvium_core.training.objective.objective import Objective, Phase
+from nvium_core.training.objective.loss import nvium_objective
+from nvium_core.training.objective.objective import Objective, ObjectiveFunction, Phase
 from nvium_core.training.optimizer import optimizers
 from nvium_core.training.options import RunOptions
 from nvium_core.training.precision import fast_dtype
@@ -39,6 +39,18 @@ from nvium_core.training.resumption import check_resumable
 from nvium_core.training.run_folder import owned, write_model, write_recipe
 
 ENOUGH_TOKENS_PER_PARAMETER = 1.0
+
+
+@dataclass(frozen=True)
+class Method:
+    """A model and an objective. `build` takes the recipe, the vocabulary size and the end-of-text token."""
+
+    build: Callable[[Recipe, int, int], PreTrainedModel]
+    objective: ObjectiveFunction
+
+
+NVIUM = Method(initial_model, nvium_objective)
+"""Trains an N-vium. A dense model is an N-vium with one exit and no adapter."""
 
 
 def train(recipe: Recipe, options: RunOptions, method: Method = NVIUM) -> Path:

@@ -13,9 +13,9 @@ from transformers import AutoTokenizer
 from nvium_core.errors import NviumError
 from nvium_core.model.causal_lm import NviumForCausalLM
 from nvium_core.model.checkpoint import read_config
-from nvium_core.training.chat.template import give_chat_template
 from nvium_core.training.data.corpus import read_documents
 from nvium_core.training.data.documents import Diet
+from nvium_core.training.initial import give_chat_template
 from research.tales.ask import asked
 from research.tales.beside import pieces_of
 from research.tales.instructions import instructions

@@ -20,7 +20,7 @@ from nvium_core.engine.device.sampling import Truncation, race
 from nvium_core.engine.schedule import randomness
 from nvium_core.engine.schedule.drafting import Drafting
 from nvium_core.engine.schedule.sequence import Sequence as EngineSequence
-from nvium_core.training.retrofitting.shape import with_exits
+from nvium_core.training.retrofitting.settings import with_exits
 from tests import reference
 from tests.engine.driving import drained
 from tests.model.llama_folders import llama_folder, random_llama

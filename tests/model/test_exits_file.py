@@ -13,7 +13,7 @@ from nvium_core import CheckpointError, NviumForCausalLM, load_mapped
 from nvium_core.cli import app
 from nvium_core.model.checkpoint import read_config
 from nvium_core.model.exits_file import describe_exits, digest_of, write_exits
-from nvium_core.training.retrofitting.shape import with_exits
+from nvium_core.training.retrofitting.settings import with_exits
 from tests.byte_model import END_OF_TEXT, byte_tokenizer
 from tests.model.llama_folders import llama_folder, random_llama
 

@@ -5,9 +5,9 @@ from transformers import PreTrainedTokenizerFast
 
 from nvium_core.training.chat.conversations import Conversation
 from nvium_core.training.chat.examples import example
-from nvium_core.training.chat.template import give_chat_template
 from nvium_core.training.data.documents import Diet
 from nvium_core.training.data.tokenizer import train_tokenizer
+from nvium_core.training.initial import give_chat_template
 from research.tales import wordings
 from research.tales.instructions import instructions
 

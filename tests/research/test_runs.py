@@ -7,9 +7,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedModel
 
-from nvium_core.training.objective.methods import Method
 from nvium_core.training.recipes.recipe import Recipe
-from nvium_core.training.train import train
+from nvium_core.training.train import Method, train
 from research import calm, layerskip
 from research.calm import CalmForCausalLM
 from tests.training.small_runs import options, small_recipe, start

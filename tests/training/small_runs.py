@@ -11,11 +11,10 @@ import torch
 from nvium_core.training.data.corpus import read_documents
 from nvium_core.training.data.documents import END_OF_TEXT
 from nvium_core.training.distributed import Processes
-from nvium_core.training.objective.methods import NVIUM, Method
 from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.catalogue import recipe_named
 from nvium_core.training.recipes.recipe import Recipe
-from nvium_core.training.train import TrainingRun, prepared
+from nvium_core.training.train import NVIUM, Method, TrainingRun, prepared
 
 WORDS = [
     *("the", "a", "cat", "dog", "hen", "fox", "ran", "sat", "saw"),

@@ -6,8 +6,7 @@ import pytest
 from rich.console import Console
 
 from nvium_core.training import dry_run as module
-from nvium_core.training.dry_run import Estimate, dry_run, pass_rows, table
-from nvium_core.training.flops import training_flops
+from nvium_core.training.dry_run import Estimate, dry_run, pass_rows, table, training_flops
 from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.catalogue import RECIPES, recipe_named
 from tests.training.small_runs import options, small_recipe

@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from nvium_core import NviumForCausalLM
 from nvium_core.training.data.windows import packed_batch
-from nvium_core.training.flops import token_flops, training_flops
+from nvium_core.training.dry_run import token_flops, training_flops
 from nvium_core.training.recipes.catalogue import recipe_named
 from tests.training.objective.test_loss import outcome_of
 

@@ -4,8 +4,11 @@ from collections.abc import Callable
 from difflib import get_close_matches
 
 from huggingface_hub.errors import StrictDataclassError
+from rich.box import SIMPLE
+from rich.table import Table
 
 from nvium_core.training.recipes.paper import PAPER
+from nvium_core.training.recipes.parameters import num_parameters
 from nvium_core.training.recipes.recipe import Recipe, RecipeError
 from nvium_core.training.recipes.settings import with_settings
 from nvium_core.training.recipes.small import SMALL
@@ -13,6 +16,7 @@ from nvium_core.training.recipes.tales import TALES
 from nvium_core.training.recipes.twins import dense_twin
 
 DENSE = "-dense"
+CAPTION = "dense: M parameters of the dense twin, NAME-dense."
 
 RECIPES: dict[str, Callable[[], Recipe]] = TALES | SMALL | PAPER
 
@@ -39,3 +43,30 @@ def recipe_named(name: str, settings: list[str]) -> Recipe:
     if base == name:
         return recipe
     return with_settings(dense_twin(recipe), [setting for setting in settings if setting.startswith("initial=")])
+
+
+def table() -> Table:
+    """List all recipes except the dense twins, in 80 columns."""
+    columns = ("recipe", "shape", "exits", "M param.", "dense", "M tokens", "rate", "β")
+    shown = Table(*columns, box=SIMPLE, padding=(0, 1, 0, 0), caption=CAPTION)
+    for column in shown.columns:
+        column.no_wrap = True
+    for name, make in RECIPES.items():
+        shown.add_row(name, *row(make()))
+    return shown
+
+
+def row(recipe: Recipe) -> tuple[str, ...]:
+    return (
+        f"{recipe.shape.num_layers}×{recipe.shape.width}",
+        str(recipe.shape.num_exits),
+        millions(num_parameters(recipe.shape)),
+        millions(num_parameters(dense_twin(recipe).shape)),
+        millions(recipe.total_tokens),
+        f"{recipe.learning_rate.maximum:g}",
+        f"{recipe.beta.initial:g}",
+    )
+
+
+def millions(count: int) -> str:
+    return f"{count / 1e6:,.{2 if count < 1e8 else 0}f}"

@@ -11,7 +11,7 @@ from functools import partial
 from nvium_core.model.config import even_exit_layers
 from nvium_core.training.objective.beta import BetaSettings
 from nvium_core.training.optimizer import OptimizerSettings
-from nvium_core.training.recipes.parameters import counted
+from nvium_core.training.recipes.parameters import num_parameters
 from nvium_core.training.recipes.recipe import ModelShape, Recipe, swiglu_width
 from nvium_core.training.recipes.twins import without_exits
 from nvium_core.training.schedule import LearningRate, RouterWarmup
@@ -75,7 +75,7 @@ def scaling(num_layers: int, width: int, *, beta: float = BETA, exit_layers: tup
     )
     return Recipe(
         shape=shape,
-        total_tokens=TOKENS_PER_PARAMETER * counted(shape),
+        total_tokens=TOKENS_PER_PARAMETER * num_parameters(shape),
         tokens_per_step=settings.tokens_per_step,
         short_context=CONTEXT,
         learning_rate=LearningRate(maximum=settings.learning_rate),

@@ -7,17 +7,15 @@ import torch
 from torch import nn
 
 from nvium_core.model.causal_lm import NviumForCausalLM
-from nvium_core.training.recipes.recipe import ModelShape, Recipe
-
-
-def num_parameters(recipe: Recipe) -> int:
-    """Count all parameters, including embedding, head and exits. A tied head counts once."""
-    return counted(recipe.shape)
+from nvium_core.training.recipes.recipe import ModelShape
 
 
 @cache
-def counted(shape: ModelShape) -> int:
-    """Count a model with one layer per exit, and add the other layers, which are all alike."""
+def num_parameters(shape: ModelShape) -> int:
+    """Count all parameters, including embedding, head and exits. A tied head counts once.
+
+    Count a model with one layer per exit, and add the other layers, which are all alike.
+    """
     short = replace(shape, num_layers=shape.num_exits, exit_layers=())
     with torch.device("meta"):
         model = NviumForCausalLM(short.config(shape.vocab_size, end_token=0))

@@ -20,7 +20,7 @@ def dense_twin(recipe: Recipe) -> Recipe:
     """
     dense = without_exits(recipe)
     shape = dense.shape
-    missing = num_parameters(recipe) - num_parameters(dense)
+    missing = num_parameters(recipe.shape) - num_parameters(shape)
     widened = shape.mlp_width + added_mlp_width(missing, shape.width, shape.num_layers)
     initial = recipe.initial and RUN.sub(r"runs/\1-dense/model", recipe.initial)
     return replace(dense, shape=replace(shape, mlp_width=widened), initial=initial)

@@ -27,8 +27,7 @@ from nvium_core.training.reports import follow
 from nvium_core.training.retrofitting.model import WithExits
 from nvium_core.training.retrofitting.run import STATE_FOLDER, RetrofitRun
 from nvium_core.training.retrofitting.self_talk import SelfTalk, write_self_talk
-from nvium_core.training.retrofitting.settings import RetrofitSettings
-from nvium_core.training.retrofitting.shape import RetrofitError
+from nvium_core.training.retrofitting.settings import RetrofitError, RetrofitSettings
 from nvium_core.training.retrofitting.steering import steer
 from nvium_core.training.retrofitting.table import Measured, measured
 from nvium_core.training.retrofitting.texts import Text, read_text

@@ -6,9 +6,9 @@ from transformers import PreTrainedTokenizerFast
 
 from nvium_core.training.chat.conversations import assistant, system, user
 from nvium_core.training.chat.examples import Example, example, load_examples, save_examples
-from nvium_core.training.chat.template import give_chat_template
 from nvium_core.training.data.documents import END_OF_TEXT, DataError
 from nvium_core.training.data.tokenizer import train_tokenizer
+from nvium_core.training.initial import give_chat_template
 from tests.training.small_runs import WORDS
 
 

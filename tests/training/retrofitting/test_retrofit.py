@@ -21,8 +21,7 @@ from nvium_core.training.errors import TrainingError
 from nvium_core.training.retrofitting import model as model_module
 from nvium_core.training.retrofitting import retrofit as command
 from nvium_core.training.retrofitting import run as module
-from nvium_core.training.retrofitting.settings import RetrofitSettings
-from nvium_core.training.retrofitting.shape import RetrofitError
+from nvium_core.training.retrofitting.settings import RetrofitError, RetrofitSettings
 from nvium_core.training.retrofitting.table import measured
 from nvium_core.training.retrofitting.texts import read_text
 

@@ -4,8 +4,7 @@ from typing import Any
 import pytest
 
 from nvium_core.model.config import NviumConfig
-from nvium_core.training.retrofitting.settings import RetrofitSettings
-from nvium_core.training.retrofitting.shape import RetrofitError
+from nvium_core.training.retrofitting.settings import RetrofitError, RetrofitSettings
 
 LLAMA = NviumConfig(num_hidden_layers=30, hidden_size=64, num_attention_heads=4, adapter_hidden_size=0)
 
