@@ -4,6 +4,7 @@ Importing the package registers the model with transformers' Auto classes, excep
 should not wait for PyTorch. Exported names are imported on first use.
 """
 
+import ast
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -55,35 +56,9 @@ if TYPE_CHECKING:
     from nvium_core.model.config import NviumConfig as NviumConfig
     from nvium_core.options import ServerOptions as ServerOptions
 
-EXPORTS = {
-    "choices": ("Device", "Precision", "Sampling", "Schedule", "SUGGESTED"),
-    "errors": ("NviumError",),
-    "engine.constraint": ("Constraint", "TooCostly"),
-    "engine.failures": ("ConstraintLimit", "EngineError", "EngineStopped", "NoTokenAllowed"),
-    "engine.engine": ("Engine",),
-    "engine.events": (
-        "Completion",
-        "Event",
-        "FailureEvent",
-        "PromptEvent",
-        "Score",
-        "StepReport",
-        "TokenEvent",
-        "best",
-        "mean_logprob",
-    ),
-    "engine.params": ("ContextLengthExceeded", "EngineConfig", "InvalidRequest", "SamplingParams"),
-    "engine.token_stream": ("Admitted", "ChoiceKey", "EngineRequest", "TokenStream"),
-    "engine.worker": ("EngineWorker", "Observe", "WorkerState"),
-    "model.checkpoint": ("CheckpointError",),
-    "model.config": ("NviumConfig",),
-    "model.causal_lm": ("NviumForCausalLM",),
-    "llm": ("LLM", "Completions", "Piece", "TextCompletion"),
-    "loading": ("LoadedModel", "load_model"),
-    "mapped_weights": ("load_mapped",),
-    "options": ("ServerOptions",),
-}
-_MODULE_OF = {name: module for module, names in EXPORTS.items() for name in names}
+_IMPORTS = [node for node in ast.walk(ast.parse(Path(__file__).read_bytes())) if isinstance(node, ast.ImportFrom)]
+_MODULE_OF = {name.name: str(node.module) for node in _IMPORTS for name in node.names if name.asname}
+"""The imports above: exported name → module."""
 
 __all__ = list(_MODULE_OF)
 
@@ -91,7 +66,7 @@ __all__ = list(_MODULE_OF)
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    return getattr(import_module(_MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:
