@@ -1,20 +1,4 @@
-"""The base of all errors that a user can cause. Any other exception is a bug.
-
-NviumError
-├── CheckpointError     a model that cannot be loaded                (model.checkpoint)
-├── ConversionError     a target that cannot be written              (conversion)
-├── InvalidRequest      a request or limit that cannot be served     (engine.params)
-├── EngineError         a sequence that failed                       (engine.failures)
-├── TokenizerError      an unsupported tokenizer in a GGUF file      (text.gguf_tokenizer)
-├── ConversationError   messages that a chat template rejects        (text.chat_template)
-├── DataError           text that cannot be used                     (training.data.documents)
-├── RecipeError         an unknown recipe or setting                 (training.recipes.recipe)
-├── TrainingError       training that cannot continue                (training.errors)
-├── BetaError           a dense run's log that cannot be used        (training.objective.beta)
-├── RetrofitError       a model that cannot be retrofitted           (training.retrofitting.shape)
-├── EvaluationError     a model or text that cannot be evaluated     (evaluation.predictions)
-└── SettingsError       an invalid server setting                    (server.settings)
-"""
+"""The base of all errors that a user can cause. Any other exception is a bug."""
 
 import re
 
