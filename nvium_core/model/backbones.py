@@ -8,27 +8,7 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
-SHARED_FIELDS = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "hidden_act",
-    "max_position_embeddings",
-    "initializer_range",
-    "rms_norm_eps",
-    "rope_parameters",
-    "attention_bias",
-    "mlp_bias",
-    "tie_word_embeddings",
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-    "dtype",
-)
+from nvium_core.model.config import NviumConfig
 
 BACKBONES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -47,7 +27,8 @@ def backbone_fields(model_type: str, fields: dict[str, Any]) -> dict[str, Any]:
         known = "float32, float16, bfloat16 and GGUF"
         raise ValueError(f"weights quantized by {method!r} are not supported; supported: {known}")
     config = CONFIG_MAPPING[model_type](**fields)
-    shared = {name: getattr(config, name) for name in SHARED_FIELDS if hasattr(config, name)}
+    names = NviumConfig.__annotations__.keys() & type(config).__annotations__.keys()
+    shared = {name: getattr(config, name) for name in (*names, "dtype")}
     if model_type == "smollm3":  # its `no_rope_layers` are flags: 0 for a layer without rotary embedding
         shared["no_rope_layers"] = [layer for layer, has_rope in enumerate(config.no_rope_layers) if not has_rope]
     return shared | BACKBONES[model_type] | _within_window(config) | {"adapter_hidden_size": 0}
