@@ -48,33 +48,13 @@ TEKKEN = split(rf"{UPPER_THEN_LOWER}|{UPPER}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n
 GPT_2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 DEFAULT = split(r"[\p{P}$+<=>^~|]+", GPT_2_WORDS, r"\p{N}+", "[0-9][0-9][0-9]")
 
-PIECES: dict[str, list[PreTokenizer]] = {
-    "default": DEFAULT,
-    "gpt-2": GPT_2,
-    "smollm": SINGLE_DIGITS,
-    "starcoder": SINGLE_DIGITS,
-    "refact": SINGLE_DIGITS,
-    "command-r": SINGLE_DIGITS,
-    "codeshell": SINGLE_DIGITS,
-    "exaone": SINGLE_DIGITS,
-    "minerva-7b": SINGLE_DIGITS,
-    "smaug-bpe": LLAMA_3,
-    "dbrx": LLAMA_3,
-    "chatglm-bpe": LLAMA_3,
-    "llama3": LLAMA_3,
-    "llama-v3": LLAMA_3,
-    "llama-bpe": LLAMA_3,
-    "falcon3": LLAMA_3,
-    "pixtral": LLAMA_3,
-    "qwen2": QWEN_2,
-    "stablelm2": QWEN_2,
-    "hunyuan": QWEN_2,
-    "megrez": QWEN_2,
-    "deepseek-r1-qwen": QWEN_2,
-    "tekken": TEKKEN,
-}
 WHOLE_PIECES = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken")
 """Pre-tokenizers with which a piece that is a token is never split by merges, and a text begins with BOS."""
+
+PIECES = {"default": DEFAULT, "gpt-2": GPT_2, "tekken": TEKKEN}
+PIECES |= dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "minerva-7b"), SINGLE_DIGITS)
+PIECES |= dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "smaug-bpe"), LLAMA_3)
+PIECES |= dict.fromkeys(("qwen2", "megrez", "deepseek-r1-qwen"), QWEN_2)
 
 
 def gguf_tokenizer(field: Fields, control: Container[str] = ()) -> PreTrainedTokenizerFast:
