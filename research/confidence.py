@@ -80,7 +80,7 @@ def confident_losses(model: CalmForCausalLM, batch: Batch, threshold: float) -> 
     A row that has exited keeps its state while the others pass further layers.
     """
     h_BTD = model.model.embed_tokens(batch.inputs)
-    rotary, attend = model.model.rotary(batch.positions, h_BTD.dtype), causal_attention(batch.mask())
+    rotary, attend = model.model.rotary_emb(batch.positions, h_BTD.dtype), causal_attention(batch.mask())
     exits_BT = torch.full_like(batch.inputs, len(model.exits) - 1)
     nll_BT, inside_BT = torch.zeros_like(h_BTD[..., 0]), torch.ones_like(batch.inputs, dtype=torch.bool)
     for number, layers in enumerate(model.config.blocks):

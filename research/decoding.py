@@ -48,7 +48,7 @@ class Decoding:
         self.model, self.token_ids = model, list(prompt_ids)
         self.keys_LGSP = torch.empty(shape, dtype=weight.dtype, device=weight.device)
         self.values_LGSP = torch.empty_like(self.keys_LGSP)
-        self.rotary = model.model.rotary(torch.arange(num_rows, device=weight.device), weight.dtype)
+        self.rotary = model.model.rotary_emb(torch.arange(num_rows, device=weight.device), weight.dtype)
 
     @property
     def front(self) -> int:

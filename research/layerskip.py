@@ -127,7 +127,7 @@ def kept_layers(batch: Batch, step: int, dropout: list[float]) -> Tensor:
 def exit_losses(model: NviumForCausalLM, batch: Batch, kept_LB: Tensor, depths: Collection[int]) -> dict[int, Tensor]:
     """Compute the shared head's cross-entropy at these depths. A dropped layer leaves its window unchanged."""
     h_BTD = model.model.embed_tokens(batch.inputs)
-    rotary, attend = model.model.rotary(batch.positions, h_BTD.dtype), causal_attention(batch.mask())
+    rotary, attend = model.model.rotary_emb(batch.positions, h_BTD.dtype), causal_attention(batch.mask())
     losses = dict[int, Tensor]()
     for layer, kept_B in enumerate(kept_LB):
         passed_BTD = model.model.run(h_BTD, [layer], rotary, attend)

@@ -77,9 +77,6 @@ class NviumForCausalLM(Nvium, PreTrainedModel, GenerationMixin):
         elif isinstance(module, RotaryEmbedding):
             init.copy_(module.inv_freq, module.frequencies()[0])
 
-    def get_input_embeddings(self) -> nn.Module:
-        return self.model.embed_tokens
-
     def forward(  # type: ignore[override]
         self,
         input_ids: Tensor,

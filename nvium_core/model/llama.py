@@ -164,11 +164,6 @@ class Llama(nn.Module):
         self.rotary_emb = RotaryEmbedding(config)
         self.gradient_checkpointing = False  # set by transformers' `gradient_checkpointing_enable`
 
-    def rotary(self, positions_X: Tensor, dtype: torch.dtype) -> Rotary:
-        """Return cosines and sines for positions of shape X = [B, T] or [R]."""
-        rotary: Rotary = self.rotary_emb(positions_X, dtype)
-        return rotary
-
     def pack(self) -> None:
         """Fuse projections that share their input, for inference on the current device."""
         for module in self.layers:
@@ -210,6 +205,7 @@ class RotaryEmbedding(nn.Module):
 
     @torch.no_grad()
     def forward(self, positions_X: Tensor, dtype: torch.dtype) -> Rotary:
+        """Return cosines and sines for positions of shape X = [B, T] or [R]."""
         angles = positions_X[..., None].float() * self.inv_freq.to(positions_X.device, torch.float)
         both = torch.cat((angles, angles), dim=-1)
         return (both.cos() * self.scaling).to(dtype), (both.sin() * self.scaling).to(dtype)

@@ -128,7 +128,7 @@ class Nvium(nn.Module):
         self, parts: Iterable[Iterable[int]], h_BTD: Tensor, positions_BT: Tensor, attend: Attend
     ) -> list[Tensor]:
         """Return the hidden state after each of these consecutive ranges of layers."""
-        rotary = self.model.rotary(positions_BT, h_BTD.dtype)
+        rotary = self.model.rotary_emb(positions_BT, h_BTD.dtype)
         states = []
         for layers in parts:
             h_BTD = self.model.run(h_BTD, layers, rotary, attend)

@@ -186,7 +186,7 @@ class Narrator:
         llama = self.model.model
         h_BTD = llama.embed_tokens(tokens_BT)
         positions_T = torch.arange(memory.length, memory.length + tokens_BT.shape[1])
-        rotary = llama.rotary(positions_T[None], h_BTD.dtype)
+        rotary = llama.rotary_emb(positions_T[None], h_BTD.dtype)
         h_BTD = llama.run(h_BTD, range(len(llama.layers)), rotary, memory.attend)
         memory.length += tokens_BT.shape[1]
         return h_BTD[:, -1]

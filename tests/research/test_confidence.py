@@ -24,7 +24,7 @@ def by_hand(model: CalmForCausalLM, token_ids: list[int], threshold: float) -> t
     logits, exits = [], []
     for position, token in enumerate(token_ids):
         h_D, has_left = model.model.embed_tokens(torch.tensor(token)), False
-        rotary = model.model.rotary(torch.arange(position + 1)[None], torch.float64)
+        rotary = model.model.rotary_emb(torch.arange(position + 1)[None], torch.float64)
         for number, block in enumerate(blocks):
             for layer in block:
                 inputs_LT[layer].append(h_D)

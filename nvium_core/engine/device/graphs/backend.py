@@ -210,7 +210,7 @@ class GraphsBackend(LayersBackend):
             emitted_R = self._previous[source_R.clamp(min=0)].clamp(min=0).long()
             h_RD = backbone.embed_tokens(torch.where(source_R < 0, inputs.whole_XR[Field.TOKEN], emitted_R))
         attend = self.attention(self.cache, inputs.table_RW, position_R, slot_R)
-        rotary = backbone.rotary(position_R, h_RD.dtype)
+        rotary = backbone.rotary_emb(position_R, h_RD.dtype)
         for block in blocks:
             h_RD = backbone.run(h_RD, self.model.config.blocks[block], rotary, attend)
             self.cache.states_NSD[block, slot_R] = h_RD

@@ -208,7 +208,7 @@ class NativeBackend:
     def _native_model(self, model: Nvium, cache: PagedCache) -> NativeModel:
         config, (layers, exits) = model.config, self._weights
         precise = torch.promote_types(model.lm_head.weight.dtype, torch.float32)
-        cos_TP, sin_TP = model.model.rotary(torch.arange(config.max_position_embeddings), precise)
+        cos_TP, sin_TP = model.model.rotary_emb(torch.arange(config.max_position_embeddings), precise)
         self._tensors = {
             "keys": cache.keys,
             "values": cache.values,
