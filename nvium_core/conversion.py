@@ -95,7 +95,7 @@ def convert(
     wanted = None if dtype == "auto" else getattr(torch, dtype)
     checkpoint = read_source(source, dtype=wanted, exits=exits, **hub_options)
     has_tokenizer = check(checkpoint)
-    precision = wanted or stored_precision(checkpoint)
+    precision = wanted or reduce(torch.promote_types, (tensor.dtype for tensor in checkpoint.tensors.values()))
     with written_whole(place) as folder:
         write_config(checkpoint.config, precision, folder)
         write_tensors(checkpoint.tensors, precision, max_shard_bytes, folder)
@@ -153,11 +153,6 @@ def check_json(file: Path) -> None:
         raise CheckpointError(f"{file}: {error}") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{file}: not a JSON object")
-
-
-def stored_precision(checkpoint: Checkpoint) -> torch.dtype:
-    """Return the narrowest precision that represents every tensor exactly."""
-    return reduce(torch.promote_types, (tensor.dtype for tensor in checkpoint.tensors.values()))
 
 
 @contextmanager

@@ -116,13 +116,6 @@ def windows(num_tokens: int, context: int) -> Iterator[tuple[int, int, int]]:
         first_target = stop
 
 
-def window_predictions(model: Nvium, token_ids: Sequence[int], first_target: int) -> Predictions:
-    """Predict the targets token_ids[first_target:]."""
-    found = empty_predictions(len(token_ids) - first_target, model.config.num_exits)
-    predict_window(model, Window(0, list(token_ids), first_target), found, 0)
-    return found
-
-
 @torch.inference_mode()
 def predict_window(model: Nvium, window: Window, found: Predictions, start: int) -> int:
     """Write a window's predictions from row `start` on. Return the next free row."""

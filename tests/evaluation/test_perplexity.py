@@ -13,9 +13,10 @@ from nvium_core import LoadedModel
 from nvium_core.evaluation import perplexity
 from nvium_core.evaluation.perplexity import CONFIDENCE_BINS as BINS
 from nvium_core.evaluation.perplexity import QUANTILES, evaluate, exit_losses, routing
-from nvium_core.evaluation.predictions import Predictions, window_predictions
+from nvium_core.evaluation.predictions import Predictions
 from nvium_core.model.exits import EXIT
 from tests.byte_model import load_byte_model
+from tests.evaluation.windows import window_predictions
 from tests.random_models import random_model
 
 TOKENS = st.lists(st.integers(0, 16), min_size=4, max_size=20)

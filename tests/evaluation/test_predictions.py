@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvium_core.evaluation import predictions as module
-from nvium_core.evaluation.predictions import predictions, text_windows, window_predictions
+from nvium_core.evaluation.predictions import predictions, text_windows
 from nvium_core.model.exits import EXIT
 from tests.byte_model import load_byte_model, token_ids
+from tests.evaluation.windows import window_predictions
 from tests.random_models import random_model
 
 
