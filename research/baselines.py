@@ -103,7 +103,7 @@ def layerskip_ways(loaded: LoadedModel, documents: Sequence[str], show_progress:
     if not drafts:
         raise EvaluationError(f"{loaded.name}: too shallow: drafts need more than {min(DRAFTS)[0]} layers, got {depth}")
     found = perplexity.evaluate(loaded.model, loaded.tokenizer, documents, show_progress)
-    figures = {field.name: getattr(found, field.name) for field in fields(perplexity.TextLoss)}
+    figures = {field.name: getattr(found, field.name) for field in fields(confidence.TextLoss)}
     return [layerskip_way(loaded.model, figures, *draft) for draft in drafts]
 
 

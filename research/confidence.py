@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from nvium_core.evaluation.perplexity import TextLoss, text_loss
+from nvium_core.evaluation.perplexity import text_loss
 from nvium_core.evaluation.predictions import text_windows
 from nvium_core.model.llama import causal_attention
 from nvium_core.model.nvium import token_nll
@@ -92,6 +92,21 @@ def confident_losses(model: CalmForCausalLM, batch: Batch, threshold: float) -> 
         exits_BT = torch.where(leaving_BT, number, exits_BT)
         inside_BT = inside_BT & ~leaving_BT
     return ConfidentLosses(nll_BT, exits_BT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextLoss:
+    """The loss of a text, including end-of-text tokens.
+
+    `document_losses` are Σ −ln p over the `document_tokens` of each document. Paired comparisons use them.
+    """
+
+    num_tokens: int
+    num_characters: int
+    perplexity: float
+    bits_per_character: float
+    document_tokens: list[int]
+    document_losses: list[float]
 
 
 @dataclass(frozen=True, kw_only=True)

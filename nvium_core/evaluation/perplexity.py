@@ -30,24 +30,10 @@ CONFIDENCE_BINS = 15
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextLoss:
-    """The loss of a text, including end-of-text tokens.
+class Evaluation:
+    """Means over all tokens of a text, including end-of-text tokens.
 
-    `document_losses` are Σ −ln p over the `document_tokens` of each document. Paired comparisons use them.
-    """
-
-    num_tokens: int
-    num_characters: int
-    perplexity: float
-    bits_per_character: float
-    document_tokens: list[int]
-    document_losses: list[float]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluation(TextLoss):
-    """Means over all tokens of a text.
-
+    document_losses: Σ −ln p over the `document_tokens` of each document. Paired comparisons use them.
     perplexity: that of π_mix.
     exit_perplexities: those of each exit alone.
     oracle_perplexity: with the best exit for each token, exp E[min_k ℓ_k] (paper, Proposition 3).
@@ -67,6 +53,12 @@ class Evaluation(TextLoss):
     by_position: mean log π_mix by quarter of the context.
     """
 
+    num_tokens: int
+    num_characters: int
+    perplexity: float
+    bits_per_character: float
+    document_tokens: list[int]
+    document_losses: list[float]
     exit_perplexities: list[float]
     oracle_perplexity: float
     bound_violations: int

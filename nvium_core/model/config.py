@@ -20,14 +20,9 @@ from nvium_core.choices import Sampling
 MAX_WIDTH = 2**24
 """Upper bound of every size, far above any real model."""
 
+WIDTHS = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 MAX_SIZES = {
-    "vocab_size": MAX_WIDTH,
-    "hidden_size": MAX_WIDTH,
-    "intermediate_size": MAX_WIDTH,
-    "num_attention_heads": MAX_WIDTH,
-    "num_key_value_heads": MAX_WIDTH,
-    "head_dim": MAX_WIDTH,
-    "max_position_embeddings": MAX_WIDTH,
+    **dict.fromkeys((*WIDTHS, "max_position_embeddings"), MAX_WIDTH),
     "num_hidden_layers": 10_000,
     "num_labels": 10_000,  # transformers builds a list of them for every model
 }
