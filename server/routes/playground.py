@@ -1,23 +1,12 @@
 """`GET /` and `GET /assets/…`: the playground, a static page that loads nothing from other origins."""
 
-from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 
 from fastapi import APIRouter, Request
-from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.staticfiles import StaticFiles
 
 FOLDER = Path(__file__).parent.parent / "playground"
-INDEX = "index.html"
-
-MEDIA_TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
-"""Content types by suffix. Files with other suffixes are not served."""
 
 POLICY = "; ".join(
     (
@@ -37,52 +26,22 @@ POLICY = "; ".join(
 HEADERS = {
     "content-security-policy": POLICY,
     "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
-    "referrer-policy": "no-referrer",
-    "x-content-type-options": "nosniff",
     "cache-control": "no-cache",
 }
 """Headers of every file. Caches must revalidate, because another version of the server may have changed the file."""
 
 router = APIRouter()
+FILES = StaticFiles(directory=FOLDER, follow_symlink=True)
 
 
-@dataclass(frozen=True)
-class Asset:
-    body: bytes
-    media_type: str
-
-    @property
-    def etag(self) -> str:
-        return f'"{sha256(self.body).hexdigest()[:32]}"'
-
-    def response(self, if_none_match: str) -> Response:
-        """Return the file, or 304 if the client has it."""
-        headers = {**HEADERS, "etag": self.etag}
-        if self.etag in if_none_match or if_none_match.strip() == "*":
-            return Response(status_code=304, headers=headers)
-        return Response(self.body, headers={**headers, "content-type": self.media_type})
-
-
-ASSETS = {
-    file.name: Asset(file.read_bytes(), MEDIA_TYPES[file.suffix])
-    for file in FOLDER.iterdir()
-    if file.suffix in MEDIA_TYPES
-}
-
-
-@router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+@router.get("/", include_in_schema=False)
 async def page(request: Request) -> Response:
-    return served(request, INDEX)
+    return await asset(request, "index.html")
 
 
-@router.api_route("/assets/{name}", methods=["GET", "HEAD"], include_in_schema=False)
+@router.get("/assets/{name}", include_in_schema=False)
 async def asset(request: Request, name: str) -> Response:
-    return served(request, name)
-
-
-def served(request: Request, name: str) -> Response:
-    if name not in ASSETS:
-        raise HTTPException(404)
-    return ASSETS[name].response(request.headers.get("if-none-match", ""))
+    response = await FILES.get_response(name, request.scope)
+    response.headers.update(HEADERS)
+    return response
