@@ -25,7 +25,6 @@ from server.http.keys import KeyGate, KeyRing, read_keys
 from server.http.listener import listen
 from server.http.middleware import HeadAsGet, JsonBodies, LastResort, RequestFrame, UnderPath
 from server.http.origins import OwnOrigin
-from server.http.protection import Protection
 from server.http.rate_limit import RateLimit
 from server.http.renewal import Renewal
 from server.http.room import room_for
@@ -98,7 +97,6 @@ def middleware(
     if settings.root_path:
         yield Middleware(UnderPath, prefix=settings.root_path)
     yield Middleware(RequestFrame, metrics=metrics, endpoints=ENDPOINTS, tracing=tracing)
-    yield Middleware(Protection)
     if gate is None:
         yield Middleware(OwnOrigin, settings=settings, metrics=metrics)
     if settings.cors_origins:

@@ -11,10 +11,10 @@ from hashlib import sha256
 from pathlib import Path
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Scope
 
 from server.errors import InvalidKey
-from server.http.middleware import refuse
+from server.http.middleware import Check
 from server.settings import Settings, SettingsError
 from server.telemetry.metrics import Metrics
 
@@ -97,32 +97,24 @@ class KeyRing:
         return next((key.id for key, matched in zip(self._keys, matches, strict=True) if matched), None)
 
 
-class KeyGate:
+class KeyGate(Check):
     """Answers 401, before the body is read, to requests that need a known key. Records the key's id.
 
     `metrics_open` makes /metrics public.
     """
 
     def __init__(self, app: ASGIApp, keys: KeyRing, metrics: Metrics, metrics_open: bool) -> None:
-        self._app = app
+        super().__init__(app, metrics)
         self._keys = keys
-        self._metrics = metrics
         self._metrics_open = metrics_open
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not is_public(scope) and not (self._metrics_open and is_metrics(scope)):
-            try:
-                set_key(scope, self._owner(Headers(scope=scope)))
-            except InvalidKey as error:
-                await refuse(error, self._metrics, scope, receive, send)
-                return
-        await self._app(scope, receive, send)
-
-    def _owner(self, headers: Headers) -> str:
+    def check(self, scope: Scope, headers: Headers) -> None:
+        if is_public(scope) or (self._metrics_open and is_metrics(scope)):
+            return
         key_id = self._keys.owner(bearer(headers))
         if key_id is None:
             raise InvalidKey("the key is unknown")
-        return key_id
+        set_key(scope, key_id)
 
 
 def is_public(scope: Scope) -> bool:

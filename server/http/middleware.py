@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
 from server.errors import ApiError, EngineGone, InternalError, UnsupportedBody
+from server.http.protection import protect
 from server.telemetry.metrics import Metrics
 from server.telemetry.record import RequestRecord
 from server.telemetry.tracing import Tracing
@@ -21,7 +22,7 @@ log = structlog.get_logger("nvium.server")
 
 
 class RequestFrame:
-    """The outermost middleware. Gives each request an id, for its response and log lines.
+    """The outermost middleware. Gives each request an id, and each response security headers.
 
     `endpoints` maps paths to names. POST requests to these paths are recorded.
     """
@@ -45,7 +46,9 @@ class RequestFrame:
 
         async def framed_send(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                sent = MutableHeaders(scope=message)
+                sent["x-request-id"] = request_id
+                protect(sent)
                 if record:
                     record.status = message["status"]
             await send(message)
@@ -96,7 +99,27 @@ class LastResort:
                 await error.response()(scope, receive, send)
 
 
-class JsonBodies:
+class Check:
+    """A middleware that refuses a request if `check` raises `ApiError`."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    def check(self, scope: Scope, headers: MutableHeaders) -> None:
+        raise NotImplementedError
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                self.check(scope, MutableHeaders(scope=scope))
+            except ApiError as error:
+                await refuse(error, self._metrics, scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+class JsonBodies(Check):
     """Treats a body as JSON if it has no content type or that of a form, which is the default of `curl -d`.
 
     Answers 415 to such a body from a browser, because pages of any site can send it, and to an encoded body.
@@ -106,29 +129,15 @@ class JsonBodies:
     SENT_BY_FORMS = (*TAKEN_FOR_JSON, "multipart/form-data", "text/plain")
     SENT_BY_BROWSERS = ("origin", "sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest")
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self._app = app
-        self._metrics = metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            headers = MutableHeaders(scope=scope)
-            try:
-                self._check(scope, headers)
-            except ApiError as error:
-                await refuse(error, self._metrics, scope, receive, send)
-                return
-            if media_type(headers) in self.TAKEN_FOR_JSON:
-                headers["content-type"] = "application/json"
-        await self._app(scope, receive, send)
-
-    def _check(self, scope: Scope, headers: Headers) -> None:
+    def check(self, scope: Scope, headers: MutableHeaders) -> None:
         encoding = headers.get("content-encoding", "").strip().lower()
         if encoding not in ("", "identity"):
             raise UnsupportedBody(f"content-encoding: {encoding[:50]!r} is not supported, send the body unencoded")
         is_from_browser = any(name in headers for name in self.SENT_BY_BROWSERS)
         if scope["method"] == "POST" and is_from_browser and media_type(headers) in self.SENT_BY_FORMS:
             raise UnsupportedBody("content-type: browsers must send application/json")
+        if media_type(headers) in self.TAKEN_FOR_JSON:
+            headers["content-type"] = "application/json"
 
 
 class HeadAsGet:

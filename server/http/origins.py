@@ -5,26 +5,25 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Scope
 
-from server.errors import ApiError, HostNotAllowed, OriginNotAllowed
+from server.errors import HostNotAllowed, OriginNotAllowed
 from server.http.keys import PAGE
-from server.http.middleware import refuse
+from server.http.middleware import Check
 from server.settings import Settings
 from server.telemetry.metrics import Metrics
 
 ANY = "*"
 
 
-class OwnOrigin:
+class OwnOrigin(Check):
     """Answers 403 to a `Host` that is not this server's, and to pages of origins that CORS does not allow.
 
     The check of `Host` defends against DNS rebinding. Links to the playground are allowed from any site.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
-        self._app = app
-        self._metrics = metrics
+        super().__init__(app, metrics)
         self._origins = settings.cors_origins
         own = socket.gethostname().lower()
         names = {"localhost", own, own.partition(".")[0], settings.host, *settings.allowed_hosts}
@@ -32,16 +31,7 @@ class OwnOrigin:
         self._domains = (".localhost", *(name[1:] for name in settings.allowed_hosts if name.startswith("*.")))
         self._checks_host = ANY not in settings.allowed_hosts
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            try:
-                self._check(scope, Headers(scope=scope))
-            except ApiError as error:
-                await refuse(error, self._metrics, scope, receive, send)
-                return
-        await self._app(scope, receive, send)
-
-    def _check(self, scope: Scope, headers: Headers) -> None:
+    def check(self, scope: Scope, headers: Headers) -> None:
         host, origin = headers.get("host", ""), headers.get("origin")
         if host and self._checks_host and not self._is_own(name_of(host), scope):
             raise HostNotAllowed(host)

@@ -27,7 +27,7 @@ from server.http.connection import FAST_PATH, FastPath
 from server.http.disconnect import unless_disconnected
 from server.http.event_stream import DONE, framed
 from server.http.keys import set_key
-from server.http.middleware import refuse
+from server.http.middleware import Check
 from server.replicas.routing import Address, NoReplica, Pool, prefix_digests
 from server.telemetry.metrics import Metrics
 from server.telemetry.record import RequestRecord
@@ -68,22 +68,17 @@ KEY_ID = "x-nvium-key-id"
 log = structlog.get_logger("nvium.server")
 
 
-class GatewayOnly:
+class GatewayOnly(Check):
     """A replica's middleware in place of `KeyGate`. Requires the secret and reads the key id that the gateway sends."""
 
     def __init__(self, app: ASGIApp, secret: str, metrics: Metrics) -> None:
-        self._app = app
+        super().__init__(app, metrics)
         self._secret = secret
-        self._metrics = metrics
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            headers = Headers(scope=scope)
-            if not hmac.compare_digest(headers.get(SECRET, "").encode(), self._secret.encode()):
-                await refuse(InvalidKey("only the gateway may call a replica"), self._metrics, scope, receive, send)
-                return
-            set_key(scope, headers.get(KEY_ID, ""))
-        await self._app(scope, receive, send)
+    def check(self, scope: Scope, headers: Headers) -> None:
+        if not hmac.compare_digest(headers.get(SECRET, "").encode(), self._secret.encode()):
+            raise InvalidKey("only the gateway may call a replica")
+        set_key(scope, headers.get(KEY_ID, ""))
 
 
 class ReplicaLost(ApiError):
