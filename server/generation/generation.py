@@ -26,7 +26,6 @@ from server.generation.choice_text import NO_CALLS, CallText, ChoiceText, Prompt
 from server.generation.delta import Delta
 from server.generation.service import Service
 from server.schemas.generation import GenerationRequest
-from server.telemetry.metrics import EndReason
 from server.telemetry.record import RequestRecord
 
 MAX_ALTERNATIVES = 2_000_000
@@ -54,7 +53,7 @@ class Choice:
         self._leader = leader
         self.prompt_scores: list[Score] = []
         self._has_begun = False
-        self._record = record
+        self.record = record
         self._submitted = time.monotonic()
         self._last_arrival: float | None = None
 
@@ -72,7 +71,7 @@ class Choice:
         delta = self.text.take(tokens)
         if self._leader and self._leader.prompt_scores:
             delta.prompt_scores, self._leader = self._leader.prompt_scores, None
-        self._record.served(delta.tokens)
+        self.record.served(delta.tokens)
         if len(tokens) < len(events):
             self._take_scores([event for event in events if isinstance(event, PromptEvent)], delta)
         return delta
@@ -84,25 +83,21 @@ class Choice:
         if of_prompt[-1].finish_reason:
             delta.extend(self.text.end(of_prompt[-1].finish_reason))
 
-    def ended(self, reason: EndReason) -> None:
-        """Record that the choice ended or was aborted."""
-        self._record.choice_ended(reason)
-
     def note_admission(self, admission: Admitted) -> None:
         """Record once when the choice left the queue."""
         if not self._has_begun:
             self._has_begun = True
             self.num_cached_tokens = admission.num_cached_prompt_tokens
-            self._record.left_queue(admission.at - self._submitted)
+            self.record.left_queue(admission.at - self._submitted)
             if self._leader is None:
-                self._record.found_in_cache(admission.num_cached_prompt_tokens)
+                self.record.found_in_cache(admission.num_cached_prompt_tokens)
 
     def _note_arrival(self, num_tokens: int) -> None:
         now = time.monotonic()
         if self._last_arrival is None:
-            self._record.first_tokens(now)
+            self.record.first_tokens(now)
         else:
-            self._record.later_tokens(num_tokens, now - self._last_arrival)
+            self.record.later_tokens(num_tokens, now - self._last_arrival)
         self._last_arrival = now
 
 
@@ -160,7 +155,7 @@ class Generation:
             self._alarm.cancel()
         self._stream.close()
         for key in list(self._open):
-            self._open[key].ended("abort")
+            self._open[key].record.choice_ended("abort")
             self._end(key)
 
     def _expire(self) -> list[Delta]:

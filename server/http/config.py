@@ -9,7 +9,7 @@ from starlette.types import ASGIApp
 
 from server.http.connection import Connection
 from server.http.handshakes import Handshakes
-from server.http.listener import BACKLOG, Listener, port_of
+from server.http.listener import BACKLOG, Listener
 from server.http.room import Room
 from server.settings import Settings
 from server.telemetry.metrics import Metrics
@@ -27,7 +27,7 @@ def bounded_config(
 ) -> uvicorn.Config:
     """Configure uvicorn for the connections in `room`. With TLS, bound the listener's unfinished handshakes too."""
     if listener:
-        more["port"] = port_of(listener)
+        more["port"] = listener.getsockname()[1]
         if tls:
             listener.handshakes = Handshakes(room.num_connections + 2 * room.num_excess)
     connection: Any = partial(

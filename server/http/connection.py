@@ -116,7 +116,9 @@ class Connection(H11Protocol):
         self._room.release(self)
         if self._handshakes:
             self._handshakes.leave()
-        self._stop_timers()
+        for timer in (self._arrival, self._cut_off):
+            if timer:
+                timer.cancel()
 
     def data_received(self, data: bytes) -> None:
         if self._is_leaving:
@@ -233,11 +235,6 @@ class Connection(H11Protocol):
             for event in (head, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
-
-    def _stop_timers(self) -> None:
-        for timer in (self._arrival, self._cut_off):
-            if timer:
-                timer.cancel()
 
 
 def is_readable(transport: asyncio.BaseTransport) -> bool:

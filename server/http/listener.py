@@ -39,10 +39,6 @@ class Listener(socket.socket):
         return accepted
 
 
-def port_of(listener: socket.socket) -> int:
-    return int(listener.getsockname()[1])
-
-
 def listen(host: str, port: int) -> Listener:
     """Open a listening socket. Raise `OSError` with the address if that fails.
 

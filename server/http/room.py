@@ -3,7 +3,6 @@
 import re
 import resource
 from collections import OrderedDict
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,10 +16,6 @@ RESERVE = 96
 EXCESS_SHARE = 3
 """A third of the reserve is for excess connections."""
 
-DEFAULT_DESCRIPTORS = 64
-"""Assumed number of descriptors in use if the system does not report it."""
-
-OWN_DESCRIPTORS = Path("/proc/self/fd")
 PROBE = re.compile(rb"(?:GET|HEAD) /(?:livez|readyz|health) HTTP/1\.")
 
 
@@ -57,16 +52,13 @@ class Room:
         self._excess.pop(connection, None)
 
 
-def room_for(max_connections: int, descriptors_each: int = 1, count: Callable[[], int] | None = None) -> Room:
-    """Return room for `max_connections`, or fewer if descriptors are short. Raise `SettingsError` if there is none.
-
-    `count` returns the number of descriptors in use.
-    """
+def room_for(max_connections: int, descriptors_each: int = 1) -> Room:
+    """Return room for `max_connections`, or fewer if descriptors are short. Raise `SettingsError` if there is none."""
     limit = raised_limit()
     if limit == resource.RLIM_INFINITY:
         return Room(max_connections)
     reserve = min(RESERVE, limit // 4)
-    possible = (limit - (count or num_descriptors)() - reserve) // descriptors_each
+    possible = (limit - num_descriptors() - reserve) // descriptors_each
     if possible < 1:
         raise SettingsError(f"max_connections: a limit of {limit} open files leaves no room for connections")
     return Room(min(max_connections, possible), max(1, reserve // EXCESS_SHARE))
@@ -83,8 +75,4 @@ def raised_limit() -> int:
 
 
 def num_descriptors() -> int:
-    """Return the number of descriptors in use."""
-    try:
-        return len(list(OWN_DESCRIPTORS.iterdir()))
-    except OSError:
-        return DEFAULT_DESCRIPTORS
+    return len(list(Path("/dev/fd").iterdir()))

@@ -1,10 +1,11 @@
 """Probes (`/livez`, `/readyz`, `/health`) and `/version`."""
 
+from importlib.metadata import version
+
 from fastapi import APIRouter, Request
 
 from server.errors import ApiError
 from server.generation.service import Service
-from server.version import version
 
 router = APIRouter()
 
@@ -35,7 +36,7 @@ async def health(request: Request) -> dict[str, str]:
 
 @router.get("/version")
 async def served_version() -> dict[str, str]:
-    return {"version": version()}
+    return {"version": version("nvium")}
 
 
 def check_live(service: Service) -> None:

@@ -3,7 +3,7 @@
 A test compares `ROUTES` with the app's routes.
 """
 
-from collections.abc import Sequence
+import re
 from dataclasses import dataclass
 from functools import cache
 from http import HTTPStatus
@@ -122,8 +122,9 @@ def operation(route: Route, refs: dict[Any, Json]) -> Json:
     if route.request:
         content = {"application/json": {"schema": refs[route.request]}}
         described["requestBody"] = {"required": True, "content": content}
-    if names := parameters(route.path):
-        described["parameters"] = [path_parameter(name) for name in names]
+    if names := re.findall(r"{(\w+)}", route.path):
+        of_path = {"in": "path", "required": True, "schema": {"type": "string"}}
+        described["parameters"] = [{"name": name, **of_path} for name in names]
     return described
 
 
@@ -149,11 +150,3 @@ def event(chunk: Json, error: Json) -> Json:
     content = {"contentMediaType": "application/json", "contentSchema": {"anyOf": [chunk, error]}}
     data = {"type": "string", "anyOf": [{"const": "[DONE]"}, content]}
     return {"type": "object", "properties": {"data": data}, "required": ["data"]}
-
-
-def parameters(path: str) -> Sequence[str]:
-    return [part[1:-1] for part in path.split("/") if part.startswith("{")]
-
-
-def path_parameter(name: str) -> Json:
-    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}

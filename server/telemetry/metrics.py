@@ -1,6 +1,7 @@
 """The Prometheus metrics of one app, in its own registry. No label takes its value from a request."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import version
 from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector, generate_latest
@@ -10,7 +11,6 @@ from prometheus_client.registry import Collector
 from nvium_core import WorkerState
 from server.telemetry.sink import sink
 from server.telemetry.steps import StepMetrics
-from server.version import version
 
 EndReason = Literal["stop", "length", "tool_calls", "abort"]
 """Why a choice ended. `abort` means that its request ended before the choice did."""
@@ -62,7 +62,7 @@ class Metrics:
         self.registry.register(self.steps)
         self.registry.register(LogCollector())
         ProcessCollector(registry=self.registry)
-        Info("nvium_build", "Version of nvium.", registry=self.registry).info({"version": version()})
+        Info("nvium_build", "Version of nvium.", registry=self.registry).info({"version": version("nvium")})
 
     def _add_counters(self) -> None:
         def counter(name: str, about: str, *labels: str) -> Counter:

@@ -49,7 +49,7 @@ class Writer(ABC):
         """Record the choices that end with these deltas. Call it after writing the deltas."""
         for delta in deltas:
             if reason := self._finish_reason(delta):
-                self.generation.choices[delta.index].ended(reason)
+                self.generation.choices[delta.index].record.choice_ended(reason)
 
     def _finish_reason(self, delta: Delta) -> EndReason | None:
         return delta.finish_reason

@@ -114,16 +114,19 @@ async def test_the_soft_limit_of_files_is_raised_to_the_hard_one(model_folder: P
         assert '"allowed"' in server.log()  # 4,096 are more than 2,000 files
 
 
-def test_too_few_descriptors_are_refused_in_one_line() -> None:
+def test_too_few_descriptors_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    monkeypatch.setattr("server.http.room.num_descriptors", lambda: limit)
     with pytest.raises(SettingsError, match=r"^max_connections: a limit of \d+ open files leaves no room"):
-        room_for(10, count=lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+        room_for(10)
 
 
-def test_room_is_bounded_by_the_setting_and_the_descriptors() -> None:
+def test_room_is_bounded_by_the_setting_and_the_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     assert room_for(10).num_connections == 10
-    assert room_for(10**9, count=lambda: 30).num_connections == limit - 30 - RESERVE
-    assert room_for(10**9, descriptors_each=2, count=lambda: 30).num_connections == (limit - 30 - RESERVE) // 2
+    monkeypatch.setattr("server.http.room.num_descriptors", lambda: 30)
+    assert room_for(10**9).num_connections == limit - 30 - RESERVE
+    assert room_for(10**9, descriptors_each=2).num_connections == (limit - 30 - RESERVE) // 2
 
 
 class Held:
