@@ -1,26 +1,4 @@
-"""The errors of the HTTP API. Every response other than 2xx has the body of `ApiError.body`.
-
-ApiError
-├── InvalidField      400  a request field is invalid
-├── MalformedRequest  400  invalid HTTP, or a body that is not acceptable JSON
-├── TooComplex        400  a grammar exceeds its time or memory while sampling
-├── Unsatisfiable     400  the request's constraints allow no next token
-├── InvalidKey        401  missing or unknown API key
-├── HostNotAllowed    403  the Host header is not allowed
-├── OriginNotAllowed  403  a cross-origin request that CORS does not allow
-├── ModelNotFound     404
-├── RequestTimeout    408  the client sent the request too slowly
-├── BodyTooLarge      413  checked before parsing
-├── UnsupportedBody   415  a content encoding, or an HTML form
-├── HeadTooLarge      431  request head too long, or too many headers
-├── RateLimited       429  too many requests for one API key
-├── Overloaded        503  queue full, draining or stopped; has Retry-After
-│   ├── BodiesTooLarge     bodies of in-flight requests use too much memory
-│   ├── EngineGone         the engine stopped or failed
-│   └── TooManyConnections
-├── DeadlineExceeded  503  the request timed out before its first token
-└── InternalError     500  reveals nothing about the server
-"""
+"""The errors of the HTTP API. Every response other than 2xx has the body of `ApiError.body`."""
 
 import json
 from collections.abc import Mapping, Sequence
