@@ -1,8 +1,8 @@
 """Merges the replicas' Prometheus pages. Each sample gets a label with its replica's name."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
@@ -12,9 +12,7 @@ LABEL = "replica"
 
 def merged(pages: Mapping[str, str]) -> bytes:
     """Merge pages, given by replica name, into one page."""
-    registry = CollectorRegistry()
-    registry.register(PageCollector(pages))
-    return generate_latest(registry)
+    return generate_latest(PageCollector(pages))
 
 
 class PageCollector(Collector):
@@ -32,7 +30,3 @@ class PageCollector(Collector):
                     family.samples = samples
                     families[family.name] = family
         yield from families.values()
-
-    def describe(self) -> Iterable[Metric]:
-        """Return nothing: the metrics are only known when they are collected."""
-        return ()
