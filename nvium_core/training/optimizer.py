@@ -1,8 +1,8 @@
 """Optimisers: AdamW for all parameters, or Muon for the matrices inside the network and AdamW for the rest."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,18 +49,12 @@ class Muon(Optimizer):
     ) -> None:
         super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self) -> None:  # type: ignore[override]
         """Update every matrix that has a gradient."""
-        assert closure is None
         for group in self.param_groups:
             for matrices in by_shape(group["params"]):
                 self._update(matrices, **{name: group[name] for name in ("lr", "weight_decay", "momentum")})
-        return None
 
     def _update(self, matrices: list[Tensor], lr: float, weight_decay: float, momentum: float) -> None:
         gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]

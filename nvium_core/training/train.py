@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -19,9 +19,10 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from nvium_core.model.checkpoint import MODEL_FOLDER
-from nvium_core.training.checkpoint import gather, gather_weights, read_state, scatter, write_state
+from nvium_core.training.checkpoint import STATE, State, gather, gather_weights, read_state, scatter, write_state
 from nvium_core.training.data.loader import prefetched
 from nvium_core.training.data.source import prepare_text, validation_text
+from nvium_core.training.data.tokens import differences
 from nvium_core.training.data.windows import Batch, Windows
 from nvium_core.training.distributed import Processes, gradient_sync, joined_processes, own_device, parallelize
 from nvium_core.training.errors import TrainingError
@@ -35,10 +36,11 @@ from nvium_core.training.precision import fast_dtype
 from nvium_core.training.recipes.parameters import numel
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.reports import Report, RunLog, follow
-from nvium_core.training.resumption import check_resumable
 from nvium_core.training.run_folder import owned, write_model, write_recipe
 
 ENOUGH_TOKENS_PER_PARAMETER = 1.0
+CHANGEABLE = {"total_tokens", "epochs", "checkpoint_every", "evaluations"}
+"""Settings that may change when a run resumes."""
 
 
 @dataclass(frozen=True)
@@ -302,6 +304,32 @@ class TrainingRun:
             write_model(nn.Module.to(whole, torch.bfloat16), self.tokenizer, folder)
         self.processes.wait()
         return folder
+
+
+def check_resumable(state: State, recipe: Recipe, folder: Path) -> None:
+    """Raise `TrainingError` if the recipe is not the checkpoint's, or a new length would change past steps."""
+    if others := differences(state["recipe"], asdict(recipe)) - CHANGEABLE:
+        raise TrainingError(
+            f"{folder / STATE}: the checkpoint's {', '.join(sorted(others))} differ from the recipe's; "
+            "choose another --folder"
+        )
+    step, total_tokens = state["step"], state["recipe"]["total_tokens"]
+    begun = replace(recipe, total_tokens=total_tokens)
+    if begun.num_steps != recipe.num_steps and schedule_at(begun, step) != schedule_at(recipe, step):
+        raise TrainingError(
+            f"total_tokens cannot change after step {step}: the schedule of past steps depends on it; "
+            f"set total_tokens={total_tokens}, or choose another --folder"
+        )
+
+
+def schedule_at(recipe: Recipe, step: int) -> tuple[float, int, bool]:
+    """Return a step's learning rate as a share of the maximum, its window, and whether routers still warm up."""
+    progress = step / recipe.num_steps
+    return (
+        round(recipe.learning_rate.share_at(progress), 9),
+        recipe.context_at(progress),
+        recipe.router_warmup.active(progress),
+    )
 
 
 def rounded(value: Tensor) -> float | list[float]:

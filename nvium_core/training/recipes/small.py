@@ -80,14 +80,6 @@ def small(
     )
 
 
-def exits_sweep(num_exits: int) -> Recipe:
-    return small(exit_layers=tuple(even_exit_layers(NUM_LAYERS, num_exits)))
-
-
-def single_exit(layer: int) -> Recipe:
-    return small(beta=0.0, exit_layers=(layer, NUM_LAYERS))
-
-
 def adaptive() -> Recipe:
     """`small` with β adapted to the losses of its dense twin, `small-adaptive-dense` (`--dense-log`)."""
     return replace(small(), beta=BetaSettings(initial=0.0, adaptive=True), evaluations=20)
@@ -99,7 +91,7 @@ SMALL: dict[str, Callable[[], Recipe]] = {
     **{f"small-{layers}x{WIDTH}": partial(small, layers) for layers in DEPTHS if layers != NUM_LAYERS},
     **{f"small-{NUM_LAYERS}x{width}": partial(small, width=width) for width in WIDTHS if width != WIDTH},
     **{f"small-beta-{beta:g}": partial(small, beta=beta) for beta in BETAS},
-    **{f"small-exits-{num_exits}": partial(exits_sweep, num_exits) for num_exits in NUM_EXITS},
-    **{f"small-exit-at-{layer}": partial(single_exit, layer) for layer in SINGLE_EXITS},
+    **{f"small-exits-{n}": partial(small, exit_layers=tuple(even_exit_layers(NUM_LAYERS, n))) for n in NUM_EXITS},
+    **{f"small-exit-at-{layer}": partial(small, beta=0.0, exit_layers=(layer, NUM_LAYERS)) for layer in SINGLE_EXITS},
     "small-adaptive": adaptive,
 }
