@@ -50,8 +50,8 @@ class Muon(Optimizer):
         super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
 
     @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]
-        """Update every matrix that has a gradient."""
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every matrix that has a gradient. PyTorch passes `closure` when it loads a checkpoint."""
         for group in self.param_groups:
             for matrices in by_shape(group["params"]):
                 self._update(matrices, **{name: group[name] for name in ("lr", "weight_decay", "momentum")})
