@@ -39,6 +39,9 @@ NUM_TEXT_THREADS = 2
 NUM_COMPILING_THREADS = 16
 """Threads that wait for grammar processes."""
 
+PAUSE_SECONDS = 1
+"""The process counts as suspended after this long without a tick."""
+
 FINGERPRINT_SAMPLES = 64
 
 
@@ -74,6 +77,7 @@ class Service:
         self._tokenizing = DaemonThreadPool(1, "nvium-tokenize")
         self._compiling = DaemonThreadPool(NUM_COMPILING_THREADS, "nvium-compile")
         self.is_warm = False
+        self._ticked: float | None = None
 
     def introduce(self) -> None:
         """Log the model and its cache size."""
@@ -113,9 +117,21 @@ class Service:
 
     @property
     def is_live(self) -> bool:
-        """Return whether the engine and the threads make progress."""
+        """Return whether the engine and the threads make progress. A process that was just suspended counts as live."""
         seconds = (self.worker.seconds_since_progress, self._text_threads.seconds, self._tokenizing.seconds)
-        return self.worker.is_alive and not self.has_failed and max(seconds) < self.settings.stall_seconds
+        has_progressed = max(seconds) < self.settings.stall_seconds
+        return self.worker.is_alive and not self.has_failed and (has_progressed or self._has_paused)
+
+    @property
+    def _has_paused(self) -> bool:
+        return self._ticked is not None and time.monotonic() - self._ticked > PAUSE_SECONDS
+
+    def tick(self) -> None:
+        """Detect that the process was suspended. The event loop calls this ten times a second."""
+        if self._has_paused:
+            for watched in (self.worker, self._text_threads, self._tokenizing):
+                watched.excuse()
+        self._ticked = time.monotonic()
 
     @property
     def is_ready(self) -> bool:

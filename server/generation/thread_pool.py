@@ -16,6 +16,7 @@ class DaemonThreadPool(Executor):
         self._tasks = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]]()
         self._started_at: dict[int, float] = {}
         """Start time of each running task by thread, on the `time.monotonic()` clock."""
+        self._excused_at = 0.0
         for _ in range(num_threads):
             threading.Thread(target=self._run, name=name, daemon=True).start()
 
@@ -28,7 +29,11 @@ class DaemonThreadPool(Executor):
     def seconds(self) -> float:
         """Return how long the oldest running task has run."""
         now = time.monotonic()
-        return now - min(list(self._started_at.values()), default=now)
+        return now - max(self._excused_at, min(list(self._started_at.values()), default=now))
+
+    def excuse(self) -> None:
+        """Measure running tasks from now on: the process was suspended."""
+        self._excused_at = time.monotonic()
 
     def _run(self) -> None:
         while True:

@@ -47,6 +47,9 @@ class Drainable(Protocol):
     def has_failed(self) -> bool:
         """The service cannot answer any further request."""
 
+    def tick(self) -> None:
+        """Called on the event loop ten times a second."""
+
     def give_up(self) -> None:
         """Fail all open requests. Called on the event loop."""
 
@@ -95,6 +98,7 @@ class DrainingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second."""
+        self._service.tick()
         if self._renewal:
             self._renewal.tick()
         if self._service.has_failed and self._drains_since is None:

@@ -17,6 +17,9 @@ BLANK_LINE = re.compile(rb"\n\r?\n")
 BARE_LINE_FEED = re.compile(rb"(?<!\r)\n")
 FOLDED_LINE = re.compile(rb"\n[ \t]")
 
+ABSOLUTE = re.compile(rb"https?://([^/?#]*)(.*)", re.IGNORECASE)
+"""A request target in absolute form."""
+
 VERSIONS = (b"1.0", b"1.1")
 
 
@@ -38,6 +41,7 @@ class BoundedParser(h11.Connection):
             self._check_head(self.trailing_data[0])
         event = super().next_event()
         if isinstance(event, h11.Request):
+            event = in_origin_form(event)
             self.is_head = event.method == b"HEAD"
             self._check_framing(event)
             self._num_pieces = self._num_bytes = 0
@@ -75,3 +79,13 @@ class BoundedParser(h11.Connection):
     def _refuse(self, error: ApiError) -> None:
         self.refusal = error
         raise h11.RemoteProtocolError(error.message, error_status_hint=error.status)
+
+
+def in_origin_form(request: h11.Request) -> h11.Request:
+    """Rewrite a target in absolute form to a path. The URL's host replaces `Host` (RFC 9112, 3.2.2)."""
+    if not (absolute := ABSOLUTE.fullmatch(request.target)):
+        return request
+    host, path = absolute.groups()
+    headers = [(b"host", host), *((name, value) for name, value in request.headers if name != b"host")]
+    target = path if path.startswith(b"/") else b"/" + path
+    return h11.Request(method=request.method, headers=headers, target=target, http_version=request.http_version)

@@ -36,13 +36,19 @@ class Gateway:
         self.settings = settings
         self.metrics = Metrics([1.0], settings.latency_buckets)
         self.relay = Relay(pool, self.metrics)
-        self.admission, self.give_up = self.relay.admission, self.relay.give_up
+        self.admission = self.relay.admission
         relayed = Gauge("nvium_relayed_requests", "Requests in flight to replicas.", registry=self.metrics.registry)
         relayed.set_function(lambda: self.admission.num_present)
         self._pool = pool
         self._known: list[Address] = []
 
     has_failed = False
+
+    def tick(self) -> None:
+        """Nothing to do."""
+
+    def give_up(self) -> None:
+        self.relay.give_up()
 
     async def is_served(self) -> bool:
         """Return whether any replica is ready."""

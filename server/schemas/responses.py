@@ -1,9 +1,10 @@
 """`POST /v1/responses`: requests, their conversion to chat requests, and responses."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import Field, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from server.errors import InvalidField
@@ -151,13 +152,17 @@ class ResponseRequest(RequestBody):
             return [{"role": "user", "content": self.input}]
         messages: list[Json] = []
         for number, item in enumerate(self.input):
-            messages = with_item(messages, item, f"input[{number}]")
+            if item.get("type") != MORE_TOOLS:
+                messages = with_item(messages, item, f"input[{number}]")
         return messages
 
     def functions(self) -> list[FunctionTool]:
-        """Return the functions of all tools. Raise `InvalidField` for an invalid tool."""
-        tools = enumerate(self.tools)
-        return [function for number, tool in tools for function in tool.functions(f"tools[{number}]")]
+        """Return the functions of `tools` and of the input items. Raise `InvalidField` for an invalid tool."""
+        given = [(f"tools[{number}]", tool) for number, tool in enumerate(self.tools)]
+        for number, item in enumerate(self.input if isinstance(self.input, list) else []):
+            if item.get("type") == MORE_TOOLS:
+                given += [(f"input[{number}].tools", tool) for tool in more_tools(item, f"input[{number}].tools")]
+        return [function for param, tool in given for function in tool.functions(param)]
 
     def namespace(self, function: str) -> str | None:
         """Return the name of the namespace that contains a function."""
@@ -208,6 +213,27 @@ class ChatAsResponse(ChatRequest):
         return RESPONSES_NAMES
 
 
+MORE_TOOLS = "additional_tools"
+
+ARGUMENTS: dict[str, Callable[[Json], tuple[Any, Any]]] = {
+    "function_call": lambda item: (item.get("name"), item.get("arguments")),
+    "custom_tool_call": lambda item: (item.get("name"), json.dumps({"input": item.get("input")})),
+    "local_shell_call": lambda item: ("local_shell", json.dumps(item.get("action"))),
+    "mcp_call": lambda item: (item.get("name"), item.get("arguments")),
+}
+"""Returns the name and the arguments of an item that is a call, by type."""
+
+OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
+
+TEXT_ITEMS = {
+    "web_search_call": "action",
+    "file_search_call": "queries",
+    "code_interpreter_call": "code",
+    "mcp_list_tools": "server_label",
+}
+"""Items about hosted tools, which become text: the field to quote, by type."""
+
+
 def with_item(messages: list[Json], item: Mapping[str, Any], param: str) -> list[Json]:
     """Append an item to chat messages. Consecutive calls join the assistant message before them."""
     kind = item.get("type", "message")
@@ -216,13 +242,17 @@ def with_item(messages: list[Json], item: Mapping[str, Any], param: str) -> list
         if message["role"] == "assistant" and is_only_reasoning(messages):
             return [*messages[:-1], messages[-1] | message]
         return [*messages, message]
-    call_id = item.get("call_id") or item.get("id")
-    if kind == "function_call":
-        function = {"name": item.get("name"), "arguments": item.get("arguments")}
-        return with_call(messages, {"id": call_id, "type": "function", "function": function})
-    if kind == "function_call_output":
-        output = content(item.get("output"), f"{param}.output")
-        return [*messages, {"role": "tool", "content": output, "tool_call_id": call_id}]
+    if kind in ARGUMENTS:
+        name, arguments = ARGUMENTS[kind](dict(item))
+        call_id = item.get("call_id") or item.get("id")
+        call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        messages = with_call(messages, call)
+        has_output = item.get("output") is not None
+        return [*messages, tool_message(call_id, item["output"], param)] if has_output else messages
+    if kind in OUTPUTS:
+        return [*messages, tool_message(item.get("call_id") or item.get("id"), item.get("output"), param)]
+    if kind in TEXT_ITEMS:
+        return [*messages, {"role": "assistant", "content": f"[{kind}: {json.dumps(item.get(TEXT_ITEMS[kind]))}]"}]
     if kind == "reasoning":
         text = content(item.get("content"), f"{param}.content")
         return [*messages, {"role": "assistant", "content": "", "reasoning_content": text}] if text else messages
@@ -233,6 +263,18 @@ def with_call(messages: list[Json], call: Json) -> list[Json]:
     if messages and messages[-1]["role"] == "assistant":
         return [*messages[:-1], messages[-1] | {"tool_calls": [*messages[-1].get("tool_calls", []), call]}]
     return [*messages, {"role": "assistant", "content": None, "tool_calls": [call]}]
+
+
+def tool_message(call_id: Any, output: Any, param: str) -> Json:
+    return {"role": "tool", "content": content(output, f"{param}.output"), "tool_call_id": call_id}
+
+
+def more_tools(item: Json, param: str) -> list[ResponseTool]:
+    """Return the tools in an input item. Raise `InvalidField` if they are invalid."""
+    try:
+        return TypeAdapter(list[ResponseTool]).validate_python(item.get("tools"))
+    except ValidationError as error:
+        raise InvalidField(param, error.errors()[0]["msg"]) from error
 
 
 def is_only_reasoning(messages: Sequence[Json]) -> bool:

@@ -27,6 +27,16 @@ def test_a_stuck_task_fails_the_liveness_probe(byte_model: LoadedModel) -> None:
         assert server.http.get("/livez").status_code == 200
 
 
+def test_excuse_restarts_the_clock_of_running_tasks(byte_model: LoadedModel) -> None:
+    with live_server(byte_model) as server:
+        release = threading.Event()
+        server.service._text_threads.submit(release.wait)
+        wait_until(lambda: server.service._text_threads.seconds > 0.1)
+        server.service._text_threads.excuse()
+        assert server.service._text_threads.seconds < 0.1
+        release.set()
+
+
 async def test_results_and_exceptions_are_returned(byte_model: LoadedModel) -> None:
     with live_server(byte_model) as server:
         assert await server.service.in_thread(int, "3") == 3

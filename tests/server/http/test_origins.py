@@ -9,6 +9,7 @@ import pytest
 from nvium_core import LoadedModel
 from tests.byte_model import NAME
 from tests.server.live_server import LiveServer, live_server
+from tests.server.raw_http import status_of
 from tests.server.test_refusals import error_of
 
 BODY = json.dumps({"model": NAME, "prompt": "Once", "max_tokens": 1}).encode()
@@ -48,6 +49,12 @@ def test_the_machines_names_and_allowed_hosts_are_accepted(server: LiveServer, o
         assert open_to_some.http.get("/v1/models", headers={"host": host}).status_code == 200
     for host in ("lan", "a.llm.example"):
         assert open_to_some.http.get("/v1/models", headers={"host": host}).status_code == 403
+
+
+def test_the_host_of_an_absolute_target_is_checked(server: LiveServer) -> None:
+    assert status_of(server, "GET", "http://localhost:8000/v1/models") == 200
+    assert status_of(server, "GET", "HTTP://127.0.0.1") == 200
+    assert status_of(server, "GET", "http://evil.example/v1/models") == 403
 
 
 @pytest.mark.parametrize("headers", FOREIGN_PAGES)

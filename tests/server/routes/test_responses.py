@@ -152,14 +152,36 @@ CUSTOM = {"type": "custom", "name": "apply_patch", "format": {"type": "grammar",
 
 
 def test_hosted_tools_are_ignored_and_namespaces_are_flattened(server: LiveServer) -> None:
-    with answering(server.app, CALL, CALL):
+    with answering(server.app, CALL, CALL, CALL):
         response = ask(server, input="Weather?", tools=[HOSTED[0], SPACE, *HOSTED[1:], CUSTOM])
+        brought = ask(server, input=[{"type": "additional_tools", "tools": [TOOL]}, {"role": "user", "content": "a"}])
         alone = ask(server, input="Weather?", tools=[TOOL])
     [call] = response.json()["output"]
     assert (call["name"], call["namespace"], call["arguments"]) == ("get_weather", "sky", '{"city":"Bern"}')
+    assert "namespace" not in brought.json()["output"][0]
     assert response.json()["usage"]["input_tokens"] == alone.json()["usage"]["input_tokens"]
     left_out = ["tools[0].web_search", *(f"tools[{n}].{tool['type']}" for n, tool in enumerate(HOSTED[1:], start=2))]
     assert response.headers["x-nvium-ignored-params"] == ", ".join([*left_out, "tools[6].custom"])
+
+
+def test_items_of_hosted_tools_become_calls_and_text(server: LiveServer) -> None:
+    items: list[Json] = [
+        {"role": "user", "content": "Weather?"},
+        {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"query": "Bern"}},
+        {"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": "x"},
+        {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"},
+        {"type": "local_shell_call", "call_id": "c2", "action": {"command": ["ls"]}},
+        {"type": "local_shell_call_output", "id": "c2", "output": "a"},
+        {"type": "mcp_call", "id": "c3", "name": "look", "arguments": "{}", "output": "b", "server_label": "s"},
+        {"role": "user", "content": "So?"},
+    ]
+    prompt = (
+        'User:\nWeather?\n\nAssistant:\n[web_search_call: {"query": "Bern"}]\n'
+        '{"name": "patch", "arguments": {"input": "x"}}\n\nTool:\ndone\n\n'
+        'Assistant:\n{"name": "local_shell", "arguments": {"command": ["ls"]}}\n\nTool:\na\n\n'
+        'Assistant:\n{"name": "look", "arguments": {}}\n\nTool:\nb\n\nUser:\nSo?\n\nAssistant:\n'
+    )
+    assert ask(server, input=items, max_output_tokens=1).json()["usage"]["input_tokens"] == len(token_ids(prompt))
 
 
 def test_text_format_constrains_the_response(server: LiveServer) -> None:
@@ -181,10 +203,10 @@ def test_text_format_constrains_the_response(server: LiveServer) -> None:
         ("input", {"input": None}),
         ("input", {"input": []}),
         ("input", {"input": [{"role": "nobody", "content": "a"}]}),
-        ("input[0].type", {"input": [{"type": "web_search_call"}]}),
+        ("input[0].type", {"input": [{"type": "computer_call"}]}),
         ("input[1].type", {"input": [{"role": "user", "content": "a"}, {"type": "item_reference", "id": "x"}]}),
         ("input[0].type", {"input": [{"type": "compaction", "encrypted_content": "x"}]}),
-        ("input[0].type", {"input": [{"type": "additional_tools", "tools": []}]}),
+        ("input[0].tools", {"input": [{"type": "additional_tools", "tools": [{"name": "f"}]}]}),
         ("metadata", {"metadata": {"a" * 65: "b"}}),
         ("n_predict", {"n_predict": 3}),
         ("lora", {"lora": [{"id": 0, "scale": 1}]}),
