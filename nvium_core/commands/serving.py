@@ -26,8 +26,8 @@ def with_names_joined(arguments: list[str]) -> list[str]:
 @takes(ServerOptions)
 def serve(model: ModelArgument = None, **given: Any) -> None:
     """Serve a model over HTTP. Every option may also be set as NVIUM_… in the environment."""
-    # Until the server handles it. PID 1 of a container ignores SIGTERM by default, and an exception raised during an
-    # import may be swallowed.
+    # Handle SIGTERM until the server installs its own handler: a container's PID 1 ignores it by default. `os._exit`,
+    # because an import may swallow an exception.
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
     from server.settings import read_settings
 

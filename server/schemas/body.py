@@ -162,7 +162,8 @@ def described(message: str) -> WrapValidator:
 def tagged(kind: Callable[[Any], str | None], message: str, by: str = "") -> Discriminator:
     """Select the member of a union by the tag that `kind` returns, or fail with `message` for None.
 
-    The error names the field `by`. A tag must not be the name of a field: `errors.path` skips tags.
+    `by` is the name of the field that the error reports. Tags and field names must differ, because `errors.path` drops
+    tags from an error's location.
     """
     return Discriminator(kind, custom_error_type=WRONG_FIELD + by, custom_error_message=message)
 

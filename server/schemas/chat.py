@@ -159,7 +159,7 @@ class CalledFunction(TypedDict):
 
 
 class MadeToolCall(TypedDict):
-    """A call, or in a chunk the new part of a call."""
+    """A tool call in a response, or the delta of one in a chunk."""
 
     index: NotRequired[int]
     id: NotRequired[str]

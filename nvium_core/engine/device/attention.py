@@ -210,7 +210,7 @@ def works(name: str, agrees: Callable[[], bool]) -> bool:
         if agrees():
             return True
     except (RuntimeError, TypeError, ValueError) as error:
-        cause = shorten(str(error), 200, placeholder=" …")  # PyTorch lists all devices that have the operator
+        cause = shorten(str(error), 200, placeholder=" …")  # it lists every supported device
         logger.warning("flash attention for %s is not available: %s", name, cause)
     else:
         logger.warning("flash attention for %s gives wrong results on this device; not used", name)

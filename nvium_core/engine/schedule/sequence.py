@@ -95,7 +95,7 @@ class Sequence:
 
     @property
     def num_rows(self) -> int:
-        """Rows to compute: one per token, without the last token's if the sequence has finished."""
+        """Number of rows to compute: one per token, except the last token of a finished sequence."""
         return len(self.token_ids) - (self.finish_reason is not None)
 
     @property

@@ -1,8 +1,8 @@
 """Let a chat model generate its own training conversations (Magpie, arXiv 2406.08464).
 
-The model samples the user's message after its chat template, and then the answer. So exits train on text like the text
-the model will generate. Conversation n is sampled at temperature 1 with a fixed seed, so the same model always writes
-the same file.
+The model samples a user's message after the template's user header, then the answer. So exits train on text like
+the text that the model will generate. Conversation n is sampled at temperature 1 with a fixed seed, so the same model
+always writes the same file.
 """
 
 import json

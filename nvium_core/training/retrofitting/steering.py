@@ -32,7 +32,7 @@ def steer(model: WithExits, stream: Windows, context: int, depth: float) -> floa
 
 @torch.no_grad()
 def router_log_odds(model: WithExits, stream: Windows, context: int) -> Tensor:
-    """Run the routers on the stream's first counted rows. Return the log-odds of exiting [R, K]."""
+    """Run the routers on the stream's first rows that count towards the loss. Return the log-odds of exiting [R, K]."""
     parts = list[Tensor]()
     for window in range(stream.num_windows(context)):
         if sum(map(len, parts)) >= NUM_ROWS:
