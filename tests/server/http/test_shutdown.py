@@ -92,6 +92,7 @@ async def test_a_second_signal_fails_open_requests_and_stops(
             await whole.send(asking(max_tokens=4000))
             await arriving.send(asking(max_tokens=1)[:-5])
             await stream.head()
+            wait_until(lambda: "nvium_requests_running 9.0" in server.http.get("/metrics").text)
             server.process.send_signal(number)
             wait_until(lambda: not server.is_ready)
             server.process.send_signal(number)
