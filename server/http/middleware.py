@@ -3,6 +3,7 @@
 import asyncio
 import re
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 import structlog
@@ -99,15 +100,15 @@ class LastResort:
                 await error.response()(scope, receive, send)
 
 
-class Check:
+class Check(ABC):
     """A middleware that refuses a request if `check` raises `ApiError`."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
         self._metrics = metrics
 
-    def check(self, scope: Scope, headers: MutableHeaders) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def check(self, scope: Scope, headers: MutableHeaders) -> None: ...
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
