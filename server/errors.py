@@ -26,29 +26,62 @@ from server.schemas.aliases import ALIASES
 MAX_MESSAGE_CHARACTERS = 1000
 """Longer messages are truncated: they may quote the request."""
 
-log = structlog.get_logger("nvium.server")
-
 RETRY_STOPPED_SECONDS = 5
 
 CONTEXT_EXCEEDED = "context_length_exceeded"
+TOO_COSTLY = "too_costly"
 
 WRONG_FIELD = "wrong_field:"
-"""Prefix of a pydantic error type. The name of the field at fault follows it."""
+"""Prefix of a pydantic error type. The name of the invalid field follows it."""
+
+REJECTIONS = {
+    "bodies_too_large": 503,
+    "body_too_large": 413,
+    "deadline_exceeded": 503,
+    "draining": 503,
+    "engine_stopped": 503,
+    "head_too_large": 431,
+    "host_not_allowed": 403,
+    "invalid_api_key": 401,
+    "malformed_request": 400,
+    "no_replica": 503,
+    "origin_not_allowed": 403,
+    "queue_full": 503,
+    "rate_limit_exceeded": 429,
+    "request_timeout": 408,
+    "too_many_connections": 503,
+    "unsupported_body": 415,
+}
+"""Codes with which the server rejects a request or a connection, with their HTTP status. Metrics count them."""
+
+log = structlog.get_logger("nvium.server")
 
 
 class ApiError(Exception):
     """An error sent to the client."""
 
-    status = 400
-    type = "invalid_request_error"
-    code: str | None = None
-    headers: Mapping[str, str] = {}
-
-    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message[:MAX_MESSAGE_CHARACTERS]
+        self.status = status
         self.param = param
-        self.code = code or self.code
+        self.code = code
+        self.headers = dict(headers or {})
+
+    @property
+    def type(self) -> str:
+        """Return OpenAI's type of error."""
+        if self.status >= 500:
+            return "server_error"
+        return "requests" if self.status == HTTPStatus.TOO_MANY_REQUESTS else "invalid_request_error"
 
     @property
     def body(self) -> dict[str, Any]:
@@ -66,136 +99,37 @@ class InvalidField(ApiError):
         super().__init__(text, param=param, code=code)
 
 
-class MalformedRequest(ApiError):
-    code = "malformed_request"
+class Rejected(ApiError):
+    """A rejected request or connection. `code` is one of `REJECTIONS`."""
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        retry_after_seconds: int | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message, status=REJECTIONS[code], code=code, headers=headers)
+        if retry_after_seconds is not None:
+            self.headers["retry-after"] = str(retry_after_seconds)
 
 
-class RequestTimeout(ApiError):
-    status = 408
-    code = "request_timeout"
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(f"the server did not receive the whole request within {seconds:g} seconds")
+def malformed(message: str) -> Rejected:
+    return Rejected("malformed_request", message)
 
 
-class InvalidKey(ApiError):
-    status = 401
-    code = "invalid_api_key"
-    headers = {"www-authenticate": "Bearer"}
-
-    def __init__(self, message: str) -> None:
-        super().__init__(f"{message}; send an API key as `Authorization: Bearer KEY` or `x-api-key: KEY`")
+def invalid_key(message: str) -> Rejected:
+    message = f"{message}; send an API key as `Authorization: Bearer KEY` or `x-api-key: KEY`"
+    return Rejected("invalid_api_key", message, headers={"www-authenticate": "Bearer"})
 
 
-class HostNotAllowed(ApiError):
-    status = 403
-    code = "host_not_allowed"
-
-    def __init__(self, host: str) -> None:
-        super().__init__(f"host {host[:100]!r} is not allowed; --allowed-hosts adds hosts")
+def engine_stopped() -> Rejected:
+    return Rejected("engine_stopped", "the engine has stopped", retry_after_seconds=RETRY_STOPPED_SECONDS)
 
 
-class OriginNotAllowed(ApiError):
-    status = 403
-    code = "origin_not_allowed"
-
-    def __init__(self, origin: str) -> None:
-        super().__init__(f"origin {origin[:100]!r} is not allowed; --cors-origins adds origins")
-
-
-class UnsupportedBody(ApiError):
-    status = 415
-    code = "unsupported_body"
-
-
-class TooComplex(ApiError):
-    code = "too_costly"
-
-
-class Unsatisfiable(ApiError):
-    code = "no_token_allowed"
-
-
-class ModelNotFound(ApiError):
-    status = 404
-    code = "model_not_found"
-
-    def __init__(self, asked: str, served: Sequence[str]) -> None:
-        names = ", ".join(map(repr, served))
-        super().__init__(f"the model {asked!r} does not exist; available: {names}", param="model")
-
-
-class BodyTooLarge(ApiError):
-    status = 413
-    code = "body_too_large"
-    headers = {"connection": "close"}
-
-    def __init__(self, max_bytes: int) -> None:
-        super().__init__(f"the request body exceeds {max_bytes} bytes")
-
-
-class HeadTooLarge(ApiError):
-    status = 431
-    code = "head_too_large"
-
-    def __init__(self, max_bytes: int, max_lines: int) -> None:
-        super().__init__(f"the request head exceeds {max_bytes} bytes or {max_lines} lines")
-
-
-class RateLimited(ApiError):
-    status = 429
-    type = "requests"
-    code = "rate_limit_exceeded"
-
-    def __init__(self, requests_per_minute: int, retry_after_seconds: int) -> None:
-        message = f"rate limit of {requests_per_minute} requests per minute exceeded; retry in {retry_after_seconds} s"
-        super().__init__(message)
-        self.headers = {"retry-after": str(retry_after_seconds)}
-
-
-class Overloaded(ApiError):
-    status = 503
-    type = "server_error"
-
-    def __init__(self, message: str, *, code: str, retry_after_seconds: int) -> None:
-        super().__init__(message, code=code)
-        self.headers = {"retry-after": str(retry_after_seconds)}
-
-
-class BodiesTooLarge(Overloaded):
-    def __init__(self, max_bytes: int) -> None:
-        message = f"bodies of in-flight requests fill the limit of {max_bytes} bytes, or this key's share; retry later"
-        super().__init__(message, code="bodies_too_large", retry_after_seconds=1)
-        self.headers = {**self.headers, "connection": "close"}
-
-
-class TooManyConnections(Overloaded):
-    def __init__(self, max_connections: int) -> None:
-        message = f"the limit of {max_connections} connections is reached"
-        super().__init__(message, code="too_many_connections", retry_after_seconds=1)
-
-
-class EngineGone(Overloaded):
-    def __init__(self) -> None:
-        super().__init__("the engine has stopped", code="engine_stopped", retry_after_seconds=RETRY_STOPPED_SECONDS)
-
-
-class DeadlineExceeded(ApiError):
-    status = 503
-    type = "server_error"
-    code = "deadline_exceeded"
-
-    def __init__(self) -> None:
-        super().__init__("the request timed out before the server could answer it")
-
-
-class InternalError(ApiError):
-    status = 500
-    type = "server_error"
-    code = "internal_error"
-
-    def __init__(self, message: str = "the server failed to handle this request") -> None:
-        super().__init__(message)
+def internal_error(message: str = "the server failed to handle this request") -> ApiError:
+    return ApiError(message, status=500, code="internal_error")
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -225,16 +159,17 @@ def as_api_error(error: Exception) -> ApiError:
         case RequestValidationError():
             return from_validation(error)
         case _:
-            return from_http(error) if isinstance(error, HTTPException) else InternalError()
+            return from_http(error) if isinstance(error, HTTPException) else internal_error()
 
 
 def from_engine(error: EngineError) -> ApiError:
     if isinstance(error, ConstraintLimit):
         log.warning("a grammar exceeded its limits while sampling")
-        return TooComplex(str(error))
+        return ApiError(str(error), code=TOO_COSTLY)
     if isinstance(error, NoTokenAllowed):
-        return Unsatisfiable(f"{error}: check that allowed_token_ids and bad_words do not contradict it")
-    return EngineGone() if isinstance(error, EngineStopped) else InternalError(str(error))
+        message = f"{error}: check that allowed_token_ids and bad_words do not contradict it"
+        return ApiError(message, code="no_token_allowed")
+    return engine_stopped() if isinstance(error, EngineStopped) else internal_error(str(error))
 
 
 def from_http(error: HTTPException) -> ApiError:
@@ -246,10 +181,8 @@ def from_http(error: HTTPException) -> ApiError:
         HTTPStatus.NOT_FOUND: "no such endpoint; GET /openapi.json lists all endpoints",
         HTTPStatus.METHOD_NOT_ALLOWED: f"this endpoint accepts {headers.get('Allow', 'other methods')}",
     }
-    refusal = ApiError(messages.get(HTTPStatus(error.status_code), str(error.detail)))
-    refusal.status = error.status_code
-    refusal.headers = headers
-    return refusal
+    message = messages.get(HTTPStatus(error.status_code), str(error.detail))
+    return ApiError(message, status=error.status_code, headers=headers)
 
 
 def from_validation(error: RequestValidationError) -> ApiError:

@@ -23,7 +23,7 @@ from llguidance import LLTokenizer
 from transformers import PreTrainedTokenizerFast
 
 from nvium_core import Constraint, TooCostly
-from server.errors import InvalidField, TooComplex
+from server.errors import TOO_COSTLY, InvalidField
 from server.generation.grammar_process import BEGIN, BROKEN, COMMAND, GOES_ON, OVER, REPLY, Greeting
 from server.generation.grammars import Grammar
 
@@ -83,7 +83,7 @@ class Constraints:
             greeting: Greeting = pipe.recv()
         except (EOFError, OSError) as error:
             log.warning("a grammar process died: out of time, out of memory or a crash", field=field)
-            raise InvalidField(field, "takes too much time or memory to compile", code=TooComplex.code) from error
+            raise InvalidField(field, "takes too much time or memory to compile", code=TOO_COSTLY) from error
         if greeting.error is not None:
             raise InvalidField(field, greeting.error)
         constraint = GrammarConstraint(Follower(pipe))

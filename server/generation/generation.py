@@ -21,7 +21,7 @@ from nvium_core import (
     TokenEvent,
     TokenStream,
 )
-from server.errors import DeadlineExceeded
+from server.errors import Rejected
 from server.generation.choice_text import NO_CALLS, CallText, ChoiceText, Prompt
 from server.generation.delta import Delta
 from server.generation.service import Service
@@ -129,7 +129,7 @@ class Generation:
     def take(self) -> list[Delta]:
         """Return one delta for each choice that received events since the last call.
 
-        Raise `EngineError` if a choice failed, or `DeadlineExceeded` if the request failed at its deadline.
+        Raise `EngineError` if a choice failed, or `Rejected` if the request failed at its deadline.
         """
         deltas, arrived, self._held = [], [*self._held, *self._stream.take()], []
         for key, events in by_key(arrived).items():
@@ -160,7 +160,7 @@ class Generation:
 
     def _expire(self) -> list[Delta]:
         if not self._stream.admissions or any(choice.num_unscored for choice in self._open.values()):
-            raise DeadlineExceeded
+            raise Rejected("deadline_exceeded", "the request timed out before the server could answer it")
         deltas = [choice.text.end("length") for choice in self._open.values()]
         for key in list(self._open):
             self._end(key)

@@ -13,7 +13,7 @@ import structlog
 from nvium_core import SUGGESTED, Engine, EngineWorker, LoadedModel
 from nvium_core.text.chat_template import ChatTemplate, Conversation
 from nvium_core.text.token_bytes import TokenBytes, longest_token
-from server.errors import EngineGone, InvalidField, ModelNotFound
+from server.errors import CONTEXT_EXCEEDED, ApiError, InvalidField, engine_stopped
 from server.generation.choice_text import Prompt
 from server.generation.constraints import AllowedTokens, Constraints, RequestConstraint
 from server.generation.thread_pool import DaemonThreadPool
@@ -147,16 +147,17 @@ class Service:
         self.worker.stop(timeout=0)
 
     def check_accepting(self) -> None:
-        """Raise `Overloaded` if the server is draining or its engine has stopped."""
+        """Raise `Rejected` if the server is draining or its engine has stopped."""
         if self.admission.is_draining:
             raise draining()
         if not self.worker.is_alive:
-            raise EngineGone
+            raise engine_stopped()
 
     def check_model(self, name: str) -> str:
-        """Resolve the `default` alias. Raise `ModelNotFound` for an unknown name."""
+        """Resolve the `default` alias. Raise `ApiError` for an unknown name."""
         if name not in (*self.names, ALIAS):
-            raise ModelNotFound(name, self.names)
+            message = f"the model {name!r} does not exist; available: {', '.join(map(repr, self.names))}"
+            raise ApiError(message, status=404, param="model", code="model_not_found")
         return name if name in self.names else self.name
 
     def max_tokens(self, asked: int | None, num_prompt_tokens: int, num_choices: int) -> int:
@@ -176,7 +177,7 @@ class Service:
         """Raise `InvalidField` if the text cannot fit the context, without tokenizing it."""
         if self._longest_token and len(text) > self.engine.context * self._longest_token:
             message = f"This model's maximum context length is {self.engine.context} tokens, and the text has more."
-            raise InvalidField(param, message, code="context_length_exceeded")
+            raise InvalidField(param, message, code=CONTEXT_EXCEEDED)
 
     async def read_prompts(self, prompts: Sequence[str | list[int]], last: int | None = None) -> list[Prompt]:
         """Tokenize the prompts that are text. With `last`, keep only the last tokens of each prompt."""

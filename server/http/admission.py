@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from server.errors import RETRY_STOPPED_SECONDS, InvalidField, Overloaded
+from server.errors import RETRY_STOPPED_SECONDS, InvalidField, Rejected
 from server.http.shares import Shares
 
 RETRY_QUEUE_SECONDS = 1
@@ -21,7 +21,7 @@ class Admission:
         return self._shares.num_held
 
     def enter(self, num_choices: int, key: str = "") -> None:
-        """Admit all choices of a request. Raise `InvalidField` or `Overloaded` if they do not fit."""
+        """Admit all choices of a request. Raise `InvalidField` or `Rejected` if they do not fit."""
         capacity = self._shares.capacity
         if num_choices > capacity:
             raise InvalidField(
@@ -33,7 +33,7 @@ class Admission:
             is_full = self.num_present + num_choices > capacity
             reason = "the queue is full" if is_full else "the rest of the queue is reserved for other keys"
             message = f"{reason}: {self.num_present} of {capacity} choices are running or waiting"
-            raise Overloaded(message, code="queue_full", retry_after_seconds=RETRY_QUEUE_SECONDS)
+            raise Rejected("queue_full", message, retry_after_seconds=RETRY_QUEUE_SECONDS)
         self._shares.take(num_choices, key)
 
     @contextmanager
@@ -54,5 +54,5 @@ class Admission:
         self.is_draining = True
 
 
-def draining() -> Overloaded:
-    return Overloaded("the server is shutting down", code="draining", retry_after_seconds=RETRY_STOPPED_SECONDS)
+def draining() -> Rejected:
+    return Rejected("draining", "the server is shutting down", retry_after_seconds=RETRY_STOPPED_SECONDS)

@@ -6,7 +6,7 @@ from collections import deque
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import ApiError, BodiesTooLarge, BodyTooLarge, MalformedRequest
+from server.errors import ApiError, Rejected, malformed
 from server.http.middleware import refuse
 from server.http.shares import Shares
 from server.telemetry.metrics import Metrics
@@ -19,6 +19,8 @@ MAX_STARTS_PER_TURN = 8
 
 MAX_CONTAINERS = 50_000
 """Lists and objects per body. `[]` takes 30 times the memory of text, and hundreds of times the time to parse."""
+
+CLOSE = {"connection": "close"}
 
 
 class Bodies:
@@ -61,7 +63,7 @@ class Bodies:
         """Read the body. Return False if the client disconnects before its end."""
         declared = Headers(scope=scope).get("content-length", "0")
         if declared.isdecimal() and int(declared) > self._max_bytes:
-            raise BodyTooLarge(self._max_bytes)
+            raise self._too_large()
         while True:
             message = await receive()
             if message["type"] != "http.request":
@@ -74,11 +76,16 @@ class Bodies:
 
     def _add(self, body: bytearray, piece: bytes, key: str) -> None:
         if len(body) + len(piece) > self._max_bytes:
-            raise BodyTooLarge(self._max_bytes)
+            raise self._too_large()
         if not self._shares.fits(len(piece), key, held_by_request=len(body)):
-            raise BodiesTooLarge(self._shares.capacity)
+            limit = f"the limit of {self._shares.capacity} bytes, or this key's share"
+            message = f"bodies of in-flight requests fill {limit}; retry later"
+            raise Rejected("bodies_too_large", message, retry_after_seconds=1, headers=CLOSE)
         self._shares.take(len(piece), key)
         body += piece
+
+    def _too_large(self) -> Rejected:
+        return Rejected("body_too_large", f"the request body exceeds {self._max_bytes} bytes", headers=CLOSE)
 
 
 class Turnstile:
@@ -118,12 +125,12 @@ class Turnstile:
 
 
 def check_structure(body: bytearray) -> None:
-    """Raise `MalformedRequest` if the body has more than `MAX_CONTAINERS` lists and objects.
+    """Raise `Rejected` if the body has more than `MAX_CONTAINERS` lists and objects.
 
     Strings are only removed if there are that many brackets, because removing them is slow.
     """
     if num_containers(body) > MAX_CONTAINERS and num_containers(without_strings(body)) > MAX_CONTAINERS:
-        raise MalformedRequest(f"the body has more than {MAX_CONTAINERS} lists and objects")
+        raise malformed(f"the body has more than {MAX_CONTAINERS} lists and objects")
 
 
 def without_strings(body: bytearray) -> bytes:

@@ -11,7 +11,7 @@ import structlog
 from uvicorn.protocols.http.flow_control import CLOSE_HEADER, FlowControl
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
-from server.errors import ApiError, MalformedRequest, RequestTimeout, TooManyConnections
+from server.errors import ApiError, Rejected, malformed
 from server.http.handshakes import Handshakes
 from server.http.parser import MAX_HEAD_BYTES, BoundedParser
 from server.http.protection import protect
@@ -187,7 +187,7 @@ class Connection(H11Protocol):
         return False
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(self.conn.refusal or MalformedRequest(msg))
+        self._refuse(self.conn.refusal or malformed(msg))
 
     def _time_arrival(self) -> None:
         """Run the timer while a request is arriving, and until the first request has arrived."""
@@ -203,14 +203,16 @@ class Connection(H11Protocol):
     def _end_arrival(self) -> None:
         """Respond with 408, or close silently if no byte has arrived."""
         if self.conn.their_state is h11.SEND_BODY or self.conn.trailing_data[0]:
-            self._refuse(RequestTimeout(self._arrival_seconds))
+            message = f"the server did not receive the whole request within {self._arrival_seconds:g} seconds"
+            self._refuse(Rejected("request_timeout", message))
         else:
             self.transport.close()
 
     def refuse_as_too_many(self) -> None:
         """Refuse an excess connection."""
         self._room.release(self)
-        self._refuse(TooManyConnections(self._room.num_connections))
+        message = f"the limit of {self._room.num_connections} connections is reached"
+        self._refuse(Rejected("too_many_connections", message, retry_after_seconds=1))
 
     def _refuse_if_silent(self) -> None:
         has_request = cast("object | None", self.cycle) is not None
@@ -223,7 +225,7 @@ class Connection(H11Protocol):
             scope = cast("dict[str, Any] | None", self.scope) or {}
             self._metrics.rejected.labels(error.code).inc()
             response, request_id = error.response(), scope.get("state", {}).get("request_id") or uuid.uuid4().hex
-            if isinstance(error, TooManyConnections):
+            if error.code == "too_many_connections":
                 too_many.log(allowed=self._room.num_connections)
             else:
                 log.info("refused", request_id=request_id, status=error.status, code=error.code)

@@ -13,7 +13,7 @@ from pathlib import Path
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Scope
 
-from server.errors import InvalidKey
+from server.errors import invalid_key
 from server.http.middleware import Check
 from server.settings import Settings, SettingsError
 from server.telemetry.metrics import Metrics
@@ -113,7 +113,7 @@ class KeyGate(Check):
             return
         key_id = self._keys.owner(bearer(headers))
         if key_id is None:
-            raise InvalidKey("the key is unknown")
+            raise invalid_key("the key is unknown")
         set_key(scope, key_id)
 
 
@@ -130,12 +130,12 @@ def is_metrics(scope: Scope) -> bool:
 def bearer(headers: Headers) -> str:
     """Return the key in the `authorization` or `x-api-key` header.
 
-    Raise `InvalidKey` if there is no key, or more than one: a proxy may have checked another one.
+    Raise `Rejected` if there is no key, or more than one: a proxy may have checked another one.
     """
     values = [*headers.getlist("authorization"), *(f"Bearer {key}" for key in headers.getlist("x-api-key"))]
     scheme, _, key = values[0].partition(" ") if len(values) == 1 else ("", "", "")
     if scheme.lower() != "bearer" or not key.strip():
-        raise InvalidKey("a key is required")
+        raise invalid_key("a key is required")
     return key.strip()
 
 

@@ -11,7 +11,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
-from server.errors import ApiError, EngineGone, InternalError, UnsupportedBody
+from server.errors import ApiError, Rejected, engine_stopped, internal_error
 from server.http.protection import protect
 from server.telemetry.metrics import Metrics
 from server.telemetry.record import RequestRecord
@@ -91,9 +91,10 @@ class LastResort:
         try:
             await self._app(scope, receive, noted_send)
         except (Exception, asyncio.CancelledError) as cause:
-            error = EngineGone() if isinstance(cause, asyncio.CancelledError) else InternalError()
-            if isinstance(error, InternalError):
+            is_stopping = isinstance(cause, asyncio.CancelledError)
+            if not is_stopping:
                 log.exception("a request failed")
+            error = engine_stopped() if is_stopping else internal_error()
             if record := scope["state"]["record"]:
                 record.refused(error)
             if not has_started:
@@ -133,10 +134,11 @@ class JsonBodies(Check):
     def check(self, scope: Scope, headers: MutableHeaders) -> None:
         encoding = headers.get("content-encoding", "").strip().lower()
         if encoding not in ("", "identity"):
-            raise UnsupportedBody(f"content-encoding: {encoding[:50]!r} is not supported, send the body unencoded")
+            message = f"content-encoding: {encoding[:50]!r} is not supported, send the body unencoded"
+            raise Rejected("unsupported_body", message)
         is_from_browser = any(name in headers for name in self.SENT_BY_BROWSERS)
         if scope["method"] == "POST" and is_from_browser and media_type(headers) in self.SENT_BY_FORMS:
-            raise UnsupportedBody("content-type: browsers must send application/json")
+            raise Rejected("unsupported_body", "content-type: browsers must send application/json")
         if media_type(headers) in self.TAKEN_FOR_JSON:
             headers["content-type"] = "application/json"
 

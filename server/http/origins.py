@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Scope
 
-from server.errors import HostNotAllowed, OriginNotAllowed
+from server.errors import Rejected
 from server.http.keys import PAGE
 from server.http.middleware import Check
 from server.settings import Settings
@@ -34,13 +34,14 @@ class OwnOrigin(Check):
     def check(self, scope: Scope, headers: Headers) -> None:
         host, origin = headers.get("host", ""), headers.get("origin")
         if host and self._checks_host and not self._is_own(name_of(host), scope):
-            raise HostNotAllowed(host)
+            raise Rejected("host_not_allowed", f"host {host[:100]!r} is not allowed; --allowed-hosts adds hosts")
         if ANY in self._origins or origin in self._origins:
             return
         is_foreign = origin is not None and origin.lower().partition("://")[2] != host.lower()
         is_cross_site = headers.get("sec-fetch-site") == "cross-site" and not opens_page(scope, headers)
         if is_foreign or is_cross_site:
-            raise OriginNotAllowed(origin or "another site")
+            message = f"origin {(origin or 'another site')[:100]!r} is not allowed; --cors-origins adds origins"
+            raise Rejected("origin_not_allowed", message)
 
     def _is_own(self, name: str, scope: Scope) -> bool:
         return name in self._names or name.endswith(self._domains) or is_own_address(name, scope)

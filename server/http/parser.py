@@ -4,7 +4,7 @@ import re
 
 import h11
 
-from server.errors import ApiError, HeadTooLarge, MalformedRequest
+from server.errors import ApiError, Rejected, malformed
 
 MAX_HEAD_BYTES = 32_768
 MAX_HEAD_LINES = 128
@@ -54,27 +54,28 @@ class BoundedParser(h11.Connection):
         end = BLANK_LINE.search(data)
         head = data[: end.start()] if end else data
         if len(head) > MAX_HEAD_BYTES or head.count(b"\n") > MAX_HEAD_LINES:
-            self._refuse(HeadTooLarge(MAX_HEAD_BYTES, MAX_HEAD_LINES))
+            message = f"the request head exceeds {MAX_HEAD_BYTES} bytes or {MAX_HEAD_LINES} lines"
+            self._refuse(Rejected("head_too_large", message))
         if BARE_LINE_FEED.search(data[: end.end()] if end else data):
-            self._refuse(MalformedRequest("header lines must end with CRLF"))
+            self._refuse(malformed("header lines must end with CRLF"))
         if FOLDED_LINE.search(head):
-            self._refuse(MalformedRequest("a header must not continue on a second line"))
+            self._refuse(malformed("a header must not continue on a second line"))
 
     def _check_framing(self, request: h11.Request) -> None:
         """Refuse ambiguous framing: a proxy may have framed the request differently."""
         if request.http_version not in VERSIONS:
-            self._refuse(MalformedRequest("only HTTP/1.1 and HTTP/1.0 are supported"))
+            self._refuse(malformed("only HTTP/1.1 and HTTP/1.0 are supported"))
         names = {name for name, _ in request.headers}
         if b"transfer-encoding" in names and request.http_version == b"1.0":
-            self._refuse(MalformedRequest("HTTP/1.0 does not support transfer-encoding"))
+            self._refuse(malformed("HTTP/1.0 does not support transfer-encoding"))
         if {b"content-length", b"transfer-encoding"} <= names:
-            self._refuse(MalformedRequest("content-length and transfer-encoding must not be combined"))
+            self._refuse(malformed("content-length and transfer-encoding must not be combined"))
 
     def _count(self, num_bytes: int) -> None:
         self._num_pieces += 1
         self._num_bytes += num_bytes
         if self._num_pieces > FREE_PIECES + self._num_bytes // BYTES_PER_PIECE:
-            self._refuse(MalformedRequest("the body's chunks are too small"))
+            self._refuse(malformed("the body's chunks are too small"))
 
     def _refuse(self, error: ApiError) -> None:
         self.refusal = error

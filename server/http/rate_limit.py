@@ -8,7 +8,7 @@ from collections.abc import Callable
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import RateLimited
+from server.errors import Rejected
 from server.http.keys import is_metrics, is_public
 from server.http.middleware import refuse
 from server.telemetry.metrics import Metrics
@@ -51,7 +51,9 @@ class RateLimit:
         if is_accepted:
             await self._app(scope, receive, limited_send)
         else:
-            error = RateLimited(self._per_minute, retry_after_seconds=math.ceil(seconds))
+            retry = math.ceil(seconds)
+            message = f"rate limit of {self._per_minute} requests per minute exceeded; retry in {retry} s"
+            error = Rejected("rate_limit_exceeded", message, retry_after_seconds=retry)
             await refuse(error, self._metrics, scope, receive, limited_send)
 
     def _accept(self, now: float, times: deque[float]) -> bool:

@@ -11,7 +11,7 @@ import uvicorn
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from server.errors import Overloaded
+from server.errors import ApiError
 from server.http.config import bounded_config
 from server.http.listener import Listener
 from server.http.room import room_for
@@ -25,7 +25,8 @@ STOP_SECONDS = 1
 
 async def starting_app(scope: Scope, receive: Receive, send: Send) -> None:
     """Answer as a live server that is not ready. Close each connection: the next request must reach the real server."""
-    loading = Overloaded("the model is loading", code="not_ready", retry_after_seconds=RETRY_SECONDS)
+    retry = {"retry-after": str(RETRY_SECONDS)}
+    loading = ApiError("the model is loading", status=503, code="not_ready", headers=retry)
     response = JSONResponse({"status": "ok"}) if scope["path"].endswith("/livez") else loading.response()
     response.headers["connection"] = "close"
     await response(scope, receive, send)

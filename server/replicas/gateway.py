@@ -9,11 +9,11 @@ from prometheus_client import CONTENT_TYPE_LATEST, Gauge
 from starlette.responses import Response
 
 from server.app import bare_app, keys_gate, middleware
+from server.errors import ApiError
 from server.http.keys import KeyRing
 from server.replicas.pages import merged
 from server.replicas.relay import Relay
 from server.replicas.routing import Address, NoReplica, Pool
-from server.routes.health import Unhealthy
 from server.settings import Settings
 from server.telemetry.metrics import Metrics
 
@@ -101,7 +101,7 @@ async def livez() -> dict[str, str]:
 async def readyz(request: Request) -> dict[str, str]:
     gateway: Gateway = request.app.state.service
     if gateway.admission.is_draining or not await gateway.is_served():
-        raise Unhealthy("no replica is ready, or the server is shutting down", code="not_ready")
+        raise ApiError("no replica is ready, or the server is shutting down", status=503, code="not_ready")
     return {"status": "ok"}
 
 

@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 from yarl import URL
 
-from server.errors import ApiError, InvalidKey, Overloaded
+from server.errors import ApiError, Rejected, invalid_key
 from server.http.admission import Admission
 from server.http.connection import FAST_PATH, FastPath
 from server.http.disconnect import unless_disconnected
@@ -77,26 +77,8 @@ class GatewayOnly(Check):
 
     def check(self, scope: Scope, headers: Headers) -> None:
         if not hmac.compare_digest(headers.get(SECRET, "").encode(), self._secret.encode()):
-            raise InvalidKey("only the gateway may call a replica")
+            raise invalid_key("only the gateway may call a replica")
         set_key(scope, headers.get(KEY_ID, ""))
-
-
-class ReplicaLost(ApiError):
-    status = 503
-    type = "server_error"
-    code = "replica_lost"
-
-    def __init__(self) -> None:
-        super().__init__("the replica failed while it was answering")
-
-
-class ReplicasLost(ApiError):
-    status = 500
-    type = "server_error"
-    code = "replicas_lost"
-
-    def __init__(self) -> None:
-        super().__init__(f"{MAX_DELIVERIES} replicas failed while they handled this request; it is not retried")
 
 
 class ReplicaFailed(OSError):
@@ -171,7 +153,8 @@ class Relay:
                 if self._is_given_up:
                     break
                 if num_deliveries == MAX_DELIVERIES:
-                    raise ReplicasLost from error
+                    message = f"{MAX_DELIVERIES} replicas failed while they handled this request; it is not retried"
+                    raise ApiError(message, status=500, code="replicas_lost") from error
                 self._metrics.moved_requests.inc()
         raise no_replica()
 
@@ -246,7 +229,7 @@ class Exchange:
 
     async def break_off(self) -> None:
         """End a stream with an error because its replica is lost."""
-        error = ReplicaLost()
+        error = ApiError("the replica failed while it was answering", status=503, code="replica_lost")
         if self._record:
             self._record.refused(error)
         await self._send_events(framed([to_json(error.body), DONE]))
@@ -255,7 +238,7 @@ class Exchange:
     async def _send_response(self, response: aiohttp.ClientResponse) -> None:
         if response.content_type != "text/event-stream":
             body = await response.read()
-            if response.status == ReplicaLost.status and STOPPED in body:
+            if response.status == 503 and STOPPED in body:
                 raise ReplicaFailed
             await self._begin(response)
             await self._send({"type": "http.response.body", "body": body})
@@ -290,8 +273,8 @@ class Exchange:
             self._record.is_passed_on = is_replica
 
 
-def no_replica() -> Overloaded:
-    return Overloaded("no replica is available", code="no_replica", retry_after_seconds=RETRY_SECONDS)
+def no_replica() -> Rejected:
+    return Rejected("no_replica", "no replica is available", retry_after_seconds=RETRY_SECONDS)
 
 
 def new_socket(address: tuple[Any, ...]) -> socket.socket:

@@ -10,11 +10,6 @@ from server.generation.service import Service
 router = APIRouter()
 
 
-class Unhealthy(ApiError):
-    status = 503
-    type = "server_error"
-
-
 @router.get("/livez")
 async def livez(request: Request) -> dict[str, str]:
     check_live(request.app.state.service)
@@ -41,9 +36,9 @@ async def served_version() -> dict[str, str]:
 
 def check_live(service: Service) -> None:
     if not service.is_live:
-        raise Unhealthy("the device thread or a worker thread makes no progress", code="not_live")
+        raise ApiError("the device thread or a worker thread makes no progress", status=503, code="not_live")
 
 
 def check_ready(service: Service) -> None:
     if not service.is_ready:
-        raise Unhealthy("the server is starting or shutting down", code="not_ready")
+        raise ApiError("the server is starting or shutting down", status=503, code="not_ready")

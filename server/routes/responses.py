@@ -108,9 +108,8 @@ async def stored_response(response_id: str, request: Request) -> HttpResponse:
     kept, owner = request.app.state.kept_responses, request.state.key_id
     found: Kept | None = kept.find(owner, response_id)
     if found is None:
-        error = ApiError(NOT_FOUND.format(response_id[:100]), param="response_id", code="response_not_found")
-        error.status = 404
-        raise error
+        message = NOT_FOUND.format(response_id[:100])
+        raise ApiError(message, status=404, param="response_id", code="response_not_found")
     if request.method == "GET":
         return HttpResponse(found.response, media_type="application/json")
     kept.delete(owner, response_id)

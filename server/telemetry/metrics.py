@@ -9,6 +9,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from nvium_core import WorkerState
+from server.errors import REJECTIONS
 from server.telemetry.sink import sink
 from server.telemetry.steps import StepMetrics
 
@@ -16,26 +17,6 @@ EndReason = Literal["stop", "length", "tool_calls", "abort"]
 """Why a choice ended. `abort` means that its request ended before the choice did."""
 
 Outcome = Literal["completed", "invalid", "rejected", "cancelled", "failed"]
-
-REASONS = (
-    "bodies_too_large",
-    "body_too_large",
-    "deadline_exceeded",
-    "draining",
-    "engine_stopped",
-    "head_too_large",
-    "host_not_allowed",
-    "invalid_api_key",
-    "malformed_request",
-    "no_replica",
-    "origin_not_allowed",
-    "queue_full",
-    "rate_limit_exceeded",
-    "request_timeout",
-    "too_many_connections",
-    "unsupported_body",
-)
-"""Error codes with which the server rejects a request or a connection."""
 
 STATUSES = (200, 400, 401, 403, 404, 408, 413, 415, 429, 499, 500, 503)
 """HTTP status codes of responses. 499 means that the client disconnected first."""
@@ -110,8 +91,8 @@ class Metrics:
                 self.responses.labels(endpoint, status)
         for reason in get_args(EndReason):
             self.finished_choices.labels(reason)
-        for reason in REASONS:
-            self.rejected.labels(reason)
+        for code in REJECTIONS:
+            self.rejected.labels(code)
 
     def add_model(self, model: Mapping[str, str], num_seats: int) -> None:
         """Add the served model's description and the maximum number of running sequences."""

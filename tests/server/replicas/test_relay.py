@@ -12,7 +12,7 @@ from starlette.middleware import Middleware
 
 from nvium_core import LoadedModel
 from server.app import assemble, uvicorn_config
-from server.errors import EngineGone
+from server.errors import engine_stopped
 from server.generation.service import Service
 from server.http.drain import DrainingServer
 from server.http.keys import ApiKey, KeyRing
@@ -106,7 +106,7 @@ async def test_a_request_that_lost_three_replicas_is_not_retried() -> None:
 
 
 async def test_a_request_to_a_replica_whose_engine_has_stopped_is_retried() -> None:
-    body = json.dumps(EngineGone().body).encode()
+    body = json.dumps(engine_stopped().body).encode()
     stopped = Reply(
         [b"HTTP/1.1 503 Gone\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body]
     )
