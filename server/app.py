@@ -23,12 +23,12 @@ from server.http.cors import Cors
 from server.http.drain import DrainingServer
 from server.http.keys import KeyGate, KeyRing, read_keys
 from server.http.listener import listen
-from server.http.middleware import HeadAsGet, JsonBodies, LastResort, RequestFrame, UnderPath
+from server.http.middleware import HeadAsGet, JsonBodies, LastResort, RequestFrame, RootPath
 from server.http.origins import OwnOrigin
 from server.http.rate_limit import RateLimit
 from server.http.renewal import Renewal
 from server.http.room import room_for
-from server.http.starting import answered_while_starting
+from server.http.starting import starting_server
 from server.http.tls import tls_context
 from server.routes import chat, completions, health, models, openapi, playground, responses, tokens
 from server.routes import metrics as metrics_page
@@ -95,7 +95,7 @@ def middleware(
 ) -> Iterator[Middleware]:
     """Yield the middleware around the routes, outermost first."""
     if settings.root_path:
-        yield Middleware(UnderPath, prefix=settings.root_path)
+        yield Middleware(RootPath, prefix=settings.root_path)
     yield Middleware(RequestFrame, metrics=metrics, endpoints=ENDPOINTS, tracing=tracing)
     if gate is None:
         yield Middleware(OwnOrigin, settings=settings, metrics=metrics)
@@ -127,7 +127,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        service.worker.stop(STOP_SECONDS)  # may block the event loop: all connections are closed
+        service.worker.stop(STOP_SECONDS)  # may block the event loop, because all connections are closed
 
 
 def run(settings: Settings) -> None:
@@ -141,7 +141,7 @@ def run(settings: Settings) -> None:
     keys, provider, tls = KeyRing(read_keys(settings)), tracer_provider(settings), tls_context(settings)
     (renewal := Renewal(settings, keys, tls)).listen()
     with listen(settings.host, settings.port) as listener:
-        with answered_while_starting(listener, settings, tls):
+        with starting_server(listener, settings, tls):
             service = load(settings)
             service.warm_up()
         app = assemble(service, keys_gate(keys, settings, service.metrics), provider)
@@ -165,18 +165,15 @@ def load(settings: Settings) -> Service:
         device=str(loaded.model.device),
         seconds=round(time.monotonic() - started, 3),
     )
-    service.introduce()
+    service.log_capacity()
     return service
 
 
 def uvicorn_config(
-    app: FastAPI, settings: Settings, tls: ssl.SSLContext | None, *, descriptors_each: int = 1, **more: Any
+    app: FastAPI, settings: Settings, tls: ssl.SSLContext | None, *, descriptors_per_connection: int = 1, **more: Any
 ) -> uvicorn.Config:
-    """Configure uvicorn. Raise `SettingsError` if the limit of open files leaves no room for connections.
-
-    `descriptors_each` is the number of file descriptors per connection.
-    """
-    room = room_for(settings.max_connections, descriptors_each)
+    """Configure uvicorn. Raise `SettingsError` if the limit of open files leaves no room for connections."""
+    room = room_for(settings.max_connections, descriptors_per_connection)
     if room.num_connections < settings.max_connections:
         log.warning("connections reduced to fit the limit of open files", allowed=room.num_connections)
     return bounded_config(app, settings, tls, room, app.state.service.metrics, **more)

@@ -86,7 +86,7 @@ class EngineWorker:
         """Seconds since the last Step, or since the last heartbeat of an idle worker."""
         return time.monotonic() - self._beat
 
-    def excuse(self) -> None:
+    def restart_clock(self) -> None:
         """Reset the heartbeat after the whole process was suspended."""
         self._beat = time.monotonic()
 

@@ -12,16 +12,16 @@ from server.generation.json_schema import DEFINITIONS, LISTS, NAMED, SINGLE, Sch
 MAX_CHARACTERS = 100_000
 MAX_DEPTH = 100
 MAX_ALTERNATIVES = 32
-"""Alternatives in one `anyOf` or `oneOf`, excluding constants. In a recursive schema each token costs their square."""
+"""Alternatives in one `anyOf` or `oneOf`, excluding constants. In a recursive schema, a token's cost is quadratic."""
 
 MAX_OPTIONAL_PROPERTIES = 500
 """Optional properties of one object."""
 
 MAX_PATTERNS = 16
-"""Distinct patterns in a schema. Intersecting them in merged schemas costs time exponential in their number."""
+"""Distinct patterns in a schema. Merged schemas intersect patterns, which takes exponential time."""
 
 MAX_MULTIPLE = 10_000
-"""Upper bound on the least common multiple of all `multipleOf` digits, which is the automaton's number of states."""
+"""Maximum least common multiple of all `multipleOf` digits: the automaton has that many states."""
 
 SURROGATES = re.compile("[\ud800-\udfff]")
 

@@ -30,18 +30,18 @@ class CallText:
     continued: str = ""
     """The part of the answer that is already in the prompt."""
     has_begun: bool = False
-    """Whether the grammar has consumed `continued`."""
+    """Whether the grammar accepted `continued` as the start of a call."""
     shown: Mapping[int, str] = field(default_factory=dict)
     """Special tokens that become text, by id."""
     ends_at_repeated: CallFormat | None = None
-    """End the answer before it repeats a call in this format."""
+    """End the answer before a repeated call in this format."""
 
 
 NO_CALLS = CallText()
 
 
 class ChoiceText:
-    """The text of choice number `index`. Tokens in `end_token_ids` are never reported as `stop_reason`."""
+    """The text of choice number `index`. `stop_reason` never reports a token in `end_token_ids`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Compiles grammars with llguidance, and locates the keyword that prevents compilation.
+"""Compiles grammars with llguidance. If one does not compile, finds the keyword that prevents it.
 
 Runs in separate processes that may crash. Knows a tokenizer, but no model, sequence or HTTP.
 """
@@ -28,7 +28,7 @@ LIMITS = LLParserLimits(
 MAX_REASON_CHARACTERS = 200
 
 SEARCH_SECONDS = 1.0
-"""CPU time for locating the keywords that prevent compilation."""
+"""CPU time for finding the keywords that prevent compilation."""
 
 PLACE = re.compile(r"^at \d+\(\d+\): ")
 LISTING = re.compile(r"\n\s+1 \|.*", re.DOTALL)
@@ -61,10 +61,10 @@ class Compiler:
         if error:
             for place, schema in grammar.schemas():
                 if schema.drops:
-                    ignored += [f"{place}.{dropped}" for dropped in self._drop_what_fails(schema)]
+                    ignored += [f"{place}.{dropped}" for dropped in self._drop_failing_keywords(schema)]
             matcher, error = self._attempt(grammar)
         if error or matcher is None:
-            return Compiled(None, [], self._complaint(grammar, error))
+            return Compiled(None, [], self._message(grammar, error))
         if error := first_error(matcher):
             return Compiled(None, [], "no text satisfies it" if "NoExtension" in error else "it is too complex")
         return Compiled(matcher, ignored)
@@ -77,7 +77,7 @@ class Compiler:
             return None, str(error)
         return matcher, matcher.get_error()
 
-    def _drop_what_fails(self, grammar: JsonSchema) -> list[str]:
+    def _drop_failing_keywords(self, grammar: JsonSchema) -> list[str]:
         """Remove keywords from the schema in place until it compiles, and return their paths."""
         dropped = list[str]()
         while culprit := self._culprit(grammar):
@@ -88,7 +88,7 @@ class Compiler:
             dropped.append(place + key)
         return dropped
 
-    def _complaint(self, grammar: Grammar, error: str) -> str:
+    def _message(self, grammar: Grammar, error: str) -> str:
         for place, schema in grammar.schemas():
             if culprit := self._culprit(schema):
                 within, _, key, error = culprit
@@ -153,7 +153,10 @@ def dict_of(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def first_error(matcher: LLMatcher) -> str:
-    """Return the error of the first or second mask. The second may allow every property of an object."""
+    """Compute the first two masks and return their error, if any.
+
+    In an object, the second mask may allow every property and so be the first to exceed a limit.
+    """
     probe = matcher.deep_copy()
     mask = int.from_bytes(probe.compute_bitmask(), "little")
     if not probe.is_error():

@@ -24,27 +24,29 @@ from transformers import PreTrainedTokenizerFast
 
 from nvium_core import Constraint, TooCostly
 from server.errors import TOO_COSTLY, InvalidField
-from server.generation.grammar_process import BEGIN, BROKEN, COMMAND, GOES_ON, OVER, REPLY, Greeting
+from server.generation.grammar_process import BEGIN, BROKEN, COMMAND, GOES_ON, OVER, REPLY, CompileResult
 from server.generation.grammars import Grammar
 
 MAX_CACHED_GRAMMARS = 16
-"""Compiled grammars that are cached, each in its process."""
+"""Number of compiled grammars that stay cached, each in its own process."""
 
-KEEPER = (
+FORK_SERVER = (
     "import sys, json; sys.path[:] = json.loads(sys.argv.pop()); sys.argv[0] = 'nvium'; "
     "from server.generation.grammar_process import main; main()"
 )
-"""Runs the keeper. With `nvium` as `argv[0]`, importing `nvium_core` does not import PyTorch."""
+"""Runs the fork server. With `nvium` as `argv[0]`, importing `nvium_core` does not import PyTorch."""
 
 log = structlog.get_logger("nvium.server")
 
 
 class RequestConstraint(NamedTuple):
-    """A request's constraint, the schema keywords that it ignores, and whether it consumed the start of the answer."""
+    """The constraint on a request's answer."""
 
     constraint: Constraint | None
     ignored: Sequence[str] = ()
+    """Paths of schema keywords that are not enforced."""
     has_begun: bool = False
+    """Whether the constraint has accepted the start of the answer, which is in the prompt."""
 
 
 class Constraints:
@@ -61,7 +63,7 @@ class Constraints:
         with suppress(ValueError):  # neither a byte-level tokenizer nor byte fallback
             self._tokens = LLTokenizer(*self._tokenizer_args)
         self._lock = threading.Lock()
-        self._keeper: Connection | None = None
+        self._fork_server: Connection | None = None
         self._cached: dict[bytes, Connection] = {}
 
     def compile(self, field: str, grammar: Grammar, begun: str = "") -> RequestConstraint:
@@ -79,18 +81,18 @@ class Constraints:
         except RecursionError as error:
             raise InvalidField(field, "nested too deeply") from error
         try:
-            pipe = self._new_follower(pickled, beginnings)
-            greeting: Greeting = pipe.recv()
+            pipe = self._new_mask_process(pickled, beginnings)
+            compiled: CompileResult = pipe.recv()
         except (EOFError, OSError) as error:
             log.warning("a grammar process died: out of time, out of memory or a crash", field=field)
             raise InvalidField(field, "takes too much time or memory to compile", code=TOO_COSTLY) from error
-        if greeting.error is not None:
-            raise InvalidField(field, greeting.error)
-        constraint = GrammarConstraint(Follower(pipe))
-        return RequestConstraint(constraint, [f"{field}.{place}" for place in greeting.ignored], bool(greeting.begun))
+        if compiled.error is not None:
+            raise InvalidField(field, compiled.error)
+        constraint = GrammarConstraint(MaskClient(pipe))
+        return RequestConstraint(constraint, [f"{field}.{place}" for place in compiled.ignored], bool(compiled.begun))
 
-    def _new_follower(self, pickled: bytes, beginnings: Sequence[Sequence[int]]) -> Connection:
-        """Start a process that computes masks for the pickled grammar. Its first message is a `Greeting`."""
+    def _new_mask_process(self, pickled: bytes, beginnings: Sequence[Sequence[int]]) -> Connection:
+        """Start a mask process for the pickled grammar. Its first message is a `CompileResult`."""
         key = hashlib.sha256(pickled).digest()
         ours, theirs = socket.socketpair()
         with self._lock, theirs:
@@ -101,24 +103,24 @@ class Constraints:
             self._cached[key] = pipe
             if len(self._cached) > MAX_CACHED_GRAMMARS:
                 self._cached.pop(next(iter(self._cached))).close()
-        follower = Connection(ours.detach())
-        follower.send(beginnings)
-        return follower
+        masks = Connection(ours.detach())
+        masks.send(beginnings)
+        return masks
 
     def _new_grammar_process(self, pickled: bytes) -> Connection:
         ours, theirs = socket.socketpair()
         with theirs:
-            if self._keeper is None or not is_sent(self._keeper, theirs):
-                self._keeper = self._new_keeper()
-                send_handle(self._keeper, theirs.fileno(), None)
+            if self._fork_server is None or not is_sent(self._fork_server, theirs):
+                self._fork_server = self._new_fork_server()
+                send_handle(self._fork_server, theirs.fileno(), None)
         pipe = Connection(ours.detach())
         pipe.send_bytes(pickled)
         return pipe
 
-    def _new_keeper(self) -> Connection:
+    def _new_fork_server(self) -> Connection:
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-c", KEEPER, str(theirs.fileno()), json.dumps(sys.path)]
+            command = [sys.executable, "-c", FORK_SERVER, str(theirs.fileno()), json.dumps(sys.path)]
             spawnv_passfds(os.fsencode(sys.executable), command, [theirs.fileno()])
         pipe = Connection(ours.detach())
         pipe.send(self._tokenizer_args)
@@ -144,8 +146,8 @@ def is_sent(pipe: Connection, handle: socket.socket) -> bool:
     return False
 
 
-class Follower:
-    """A connection to a request's grammar process, after its greeting."""
+class MaskClient:
+    """The connection to a request's mask process, after its `CompileResult`."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
@@ -182,14 +184,14 @@ class Follower:
 
 
 class GrammarConstraint:
-    """A position in a text that follows a grammar. Raises `TooCostly` if the next mask is too expensive."""
+    """The state of one choice's grammar. Raises `TooCostly` if the next mask is too expensive."""
 
-    def __init__(self, follower: Follower, origin: int = 0) -> None:
-        self._follower = follower
-        self._choice = follower.begin(origin)
+    def __init__(self, masks: MaskClient, origin: int = 0) -> None:
+        self._masks = masks
+        self._choice = masks.begin(origin)
 
     def is_ready(self, seconds: float) -> bool:
-        return self._follower.reply(self._choice, seconds) is not None
+        return self._masks.reply(self._choice, seconds) is not None
 
     @property
     def is_over(self) -> bool:
@@ -199,13 +201,13 @@ class GrammarConstraint:
         return self._state()[1]
 
     def advance(self, token_id: int) -> None:
-        self._follower.send(self._choice, token_id)
+        self._masks.send(self._choice, token_id)
 
     def fork(self) -> "GrammarConstraint":
-        return GrammarConstraint(self._follower, self._choice)
+        return GrammarConstraint(self._masks, self._choice)
 
     def _state(self) -> tuple[int, bytes]:
-        reply = self._follower.reply(self._choice, None)
+        reply = self._masks.reply(self._choice, None)
         assert reply is not None
         if reply[0] not in (GOES_ON, OVER):
             if reply[0] == BROKEN:

@@ -37,8 +37,8 @@ Events = Sequence[TokenEvent | PromptEvent]
 class Choice:
     """One sequence of the engine, and its text.
 
-    The first choice of a prompt is the `leader` of its other choices. If the prompt `is_scored`, the engine sends the
-    prompt's scores to the leader, and every choice starts with them.
+    The first choice of a prompt is the `leader` of the prompt's other choices. If `is_scored`, the engine sends the
+    prompt's scores to the leader only, and every choice starts with them.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Choice:
 
     @property
     def awaits_scores(self) -> bool:
-        """Return whether the prompt's scores, which come first, have not arrived yet."""
+        """Return whether scores of the prompt are missing. They precede the choice's tokens."""
         return self._leader is not None and self._leader.num_unscored > 0
 
     def take(self, events: Events, admission: Admitted) -> Delta:
@@ -176,7 +176,7 @@ class Generation:
 
 
 def by_key(events: Events) -> dict[ChoiceKey, list[TokenEvent | PromptEvent]]:
-    """Group events by choice, in order of arrival. The first choice of each prompt precedes its other choices."""
+    """Group events by choice. The first choice of each prompt precedes the prompt's other choices."""
     grouped: dict[ChoiceKey, list[TokenEvent | PromptEvent]] = {}
     for event in events:
         grouped.setdefault((event.sequence_id, event.choice), []).append(event)
@@ -196,7 +196,7 @@ def start(
     calls: CallText = NO_CALLS,
     ignored: Sequence[str] = (),
 ) -> Generation:
-    """Submit every choice of an admitted request. If anything raises, cancel what was submitted.
+    """Submit every choice of an admitted request. Cancel all of them if anything raises.
 
     `stops` are stop strings in addition to the request's own. `ignored` are the paths of schema keywords that are not
     enforced. Without a seed, each prompt gets a random one, which its choices share.

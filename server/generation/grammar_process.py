@@ -1,13 +1,13 @@
 """Isolated processes that compile clients' grammars and compute their token masks.
 
 On hostile input llguidance can crash, exhaust memory, or spend minutes on one mask that cannot be interrupted. So each
-grammar runs in its own process. Each process forks the ones below it:
+grammar runs in its own process. Processes are forked in three levels:
 
-    keeper          has loaded the tokenizer
-    └── grammar     has compiled one grammar, and is cached for later requests
-        └── follower    computes the masks of one request's choices
+    fork server             has loaded the tokenizer
+    └── grammar process     has compiled one grammar; later requests reuse it
+        └── mask process    computes the masks of one request's choices
 
-A process ends when its pipe closes or when it exceeds its CPU time or memory. Imports neither PyTorch nor HTTP.
+A process ends when its pipe closes or it exceeds its limit of CPU time or memory. Imports neither PyTorch nor HTTP.
 """
 
 import gc
@@ -31,17 +31,17 @@ from server.generation.compiler import Compiled, Compiler
 COMPILE_SECONDS = 2.5
 """CPU time for compiling. All times in this module are CPU time."""
 
-FIRST_SECONDS = 0.5
-"""Initial and maximum budget for a request's masks."""
+MASK_BUDGET_SECONDS = 0.5
+"""CPU time that a request's masks may take at once: the initial and maximum budget."""
 
-MASK_SECONDS = 0.005
-"""Added to the budget with each token."""
+BUDGET_PER_TOKEN_SECONDS = 0.005
+"""CPU time added to the budget with each token."""
 
 MEMORY_BYTES = 512 << 20
-"""Address space on top of the keeper's."""
+"""Address space in addition to the fork server's."""
 
 STACK_BYTES = 64 << 20
-"""llguidance recurses along chains of references."""
+"""Large, because llguidance recurses along chains of references."""
 
 COMMAND = struct.Struct("iii")
 """A choice, its next token, and, if the token is `BEGIN`, the choice whose state it copies."""
@@ -57,19 +57,19 @@ NOT_ALLOWED = "doesn't satisfy the grammar"
 """Identifies llguidance's error for a disallowed token. Its only other error is an exceeded limit."""
 
 
-class Greeting(NamedTuple):
-    """A follower's first message."""
+class CompileResult(NamedTuple):
+    """A mask process's first message."""
 
     error: str | None
     """Why the grammar is unusable."""
     ignored: list[str]
     """Paths of schema keywords that are not enforced."""
     begun: list[int]
-    """The tokens of the answer that the grammar has already consumed."""
+    """The tokens of the answer's start that the grammar has accepted."""
 
 
 def main() -> None:
-    """Run the keeper. `argv[1]` is the descriptor of its pipe, whose first message is the tokenizer."""
+    """Run the fork server. `argv[1]` is the descriptor of its pipe, whose first message is the tokenizer."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, signal.SIG_IGN)
     pipe = Connection(int(sys.argv[1]))
@@ -77,7 +77,7 @@ def main() -> None:
         compiler = Compiler(LLTokenizer(*pipe.recv()))
         limit_resources()
         gc.freeze()
-        fork_for_each(pipe, lambda child: keep_grammar(child, compiler))
+        fork_for_each(pipe, lambda child: serve_grammar(child, compiler))
 
 
 def limit_resources() -> None:
@@ -92,7 +92,7 @@ def limit_resources() -> None:
 
 
 def fork_for_each(pipe: Connection, work: Callable[[Connection], None]) -> None:
-    """Fork a child for each pipe received through this pipe, until it closes."""
+    """Fork a child for each pipe that arrives through this pipe, until this pipe closes."""
     with suppress(EOFError, OSError, RuntimeError):
         while True:
             child = Connection(recv_handle(pipe))
@@ -106,30 +106,30 @@ def fork_for_each(pipe: Connection, work: Callable[[Connection], None]) -> None:
             child.close()
 
 
-def keep_grammar(pipe: Connection, compiler: Compiler) -> None:
+def serve_grammar(pipe: Connection, compiler: Compiler) -> None:
     allow(COMPILE_SECONDS)
     compiled = compiler.compile(pipe.recv())
     allow(0)
-    fork_for_each(pipe, lambda child: Follower(child, compiled).run())
+    fork_for_each(pipe, lambda child: MaskServer(child, compiled).run())
 
 
 def allow(seconds: float) -> None:
-    """Let this process use this much more CPU time before SIGPROF kills it; 0 means no limit."""
+    """Let SIGPROF kill this process after this much more CPU time; 0 means no limit."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
-class Follower:
+class MaskServer:
     def __init__(self, pipe: Connection, compiled: Compiled) -> None:
         self._pipe = pipe
         self._compiled = compiled
         self._states: dict[int, LLMatcher] = {} if compiled.matcher is None else {0: compiled.matcher}
-        self._seconds = FIRST_SECONDS
+        self._seconds = MASK_BUDGET_SECONDS
 
     def run(self) -> None:
-        """Send a greeting, then reply to each token with the next mask."""
+        """Send the `CompileResult`, then reply to each token with the next mask."""
         beginnings = self._pipe.recv()
-        allow(FIRST_SECONDS)
-        self._pipe.send(Greeting(self._compiled.error, self._compiled.ignored, self._begun(beginnings)))
+        allow(MASK_BUDGET_SECONDS)
+        self._pipe.send(CompileResult(self._compiled.error, self._compiled.ignored, self._begun(beginnings)))
         allow(0)
         while self._states:
             command = COMMAND.unpack(self._pipe.recv_bytes())
@@ -137,12 +137,14 @@ class Follower:
             started = time.process_time()
             state, mask = self._follow(*command)
             allow(0)
-            self._seconds = min(FIRST_SECONDS, self._seconds - (time.process_time() - started) + MASK_SECONDS)
-            self._seconds = max(self._seconds, MASK_SECONDS)
+            self._seconds = min(
+                MASK_BUDGET_SECONDS, self._seconds - (time.process_time() - started) + BUDGET_PER_TOKEN_SECONDS
+            )
+            self._seconds = max(self._seconds, BUDGET_PER_TOKEN_SECONDS)
             self._pipe.send_bytes(REPLY.pack(command[0], state) + mask)
 
     def _begun(self, beginnings: list[list[int]]) -> list[int]:
-        """Consume the first of these token sequences that the grammar can continue, and return it."""
+        """Advance the grammar by the first token sequence that it accepts, and return that sequence."""
         for token_ids in beginnings if self._states else ():
             matcher = self._states[0].deep_copy()
             if matcher.consume_tokens(token_ids) and not matcher.is_stopped():

@@ -22,10 +22,10 @@ from server.generation.keywords import enforceable
 FUNCTION_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 HEADER = '%llguidance {"no_forcing": true}\nstart: '
-"""The model also samples the tokens of fixed text: finding forced tokens costs time linear in the text."""
+"""The model samples fixed text too: finding forced tokens takes time linear in the text."""
 
 BLANK = r"[ \n]*"
-"""Whitespace allowed before a call at the start of an answer."""
+"""Whitespace that may precede the first call of an answer."""
 
 BETWEEN_PARTS = re.compile(r'("(?:[^"\\]|\\.)*(?:"|$))|\s+', re.DOTALL)
 """Matches a JSON string, in group 1, or whitespace."""
@@ -62,7 +62,9 @@ class JsonSchema(Grammar):
 
     schema: Schema
     closes: bool = True
+    """Close objects that declare `properties`."""
     is_strict: bool = False
+    """Close objects without `properties` too."""
     drops: bool = False
     """Drop keywords that cannot be enforced instead of rejecting the schema."""
 
@@ -166,7 +168,7 @@ class ToolCalls(Grammar):
     special: Mapping[str, int] = field(default_factory=dict)
     """Ids of the format's delimiters that are special tokens."""
     is_optional: bool = False
-    """Also allow text, or JSON of `otherwise`. An answer that starts like a call must be a call."""
+    """Also allow text, or JSON that matches `otherwise`. An answer that starts like a call must be a call."""
     is_parallel: bool = False
     otherwise: JsonSchema | None = None
 
@@ -201,7 +203,7 @@ class ToolCalls(Grammar):
         return head + found + compact(arguments)
 
     def _start(self) -> Iterator[str]:
-        """Yield the start rule and its lexemes. Text and the opening of a call are one lexeme each."""
+        """Yield the start rule, and the rules for the text and for the opening of a call."""
         fmt = self.call_format
         more = f"({self._literal(fmt.between + fmt.trigger)} call)*" if self.is_parallel else ""
         calls = f"first {more} {self._literal(fmt.after)}"
@@ -214,7 +216,7 @@ class ToolCalls(Grammar):
         yield from self._text(has_text=self.is_optional and not self.otherwise)
 
     def _text(self, *, has_text: bool) -> Iterator[str]:
-        """Yield the rules for the opening of a call and the text before it."""
+        """Yield the rules for the text and for the opening of a call, one lexeme each."""
         fmt = self.call_format
         if fmt.trigger in self.special:
             yield f"begun: {'TEXT?' if has_text else ''} {self._literal(fmt.trigger)}"

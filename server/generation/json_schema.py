@@ -25,15 +25,14 @@ FORMATS = frozenset(
 """Formats that llguidance checks."""
 
 OPEN_SUFFIX = "-merged"
-"""Suffix of an open copy of a definition, which schemas that merge the definition refer to."""
+"""Suffix of a definition's open copy. Schemas that merge the definition refer to its open copy."""
 
 OPEN_REFERENCE = re.compile(rf'"\$ref": "([^"]*{OPEN_SUFFIX})"')
 
 MAX_VISITS = 500_000
-"""Upper bound on schema visits."""
 
 MAX_DISTINCT = 5
-"""Most distinct item values for which all arrays without repetition are listed: 326 arrays."""
+"""Maximum number of item values for which all arrays without repetition are listed: 326 arrays."""
 
 LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 NAMED = ("properties", "patternProperties", "dependentSchemas")
@@ -59,7 +58,7 @@ class UnusableGrammar(ValueError):
 
 
 class Preparation:
-    """Rewrites one schema. `closes` closes objects that declare `properties`, `is_strict` also those that do not."""
+    """Rewrites one schema. `closes` closes objects that declare `properties`; `is_strict` closes all objects."""
 
     def __init__(self, schema: Schema, *, closes: bool, is_strict: bool) -> None:
         self._schema = schema
@@ -98,7 +97,7 @@ class Preparation:
     def _prepare(self, node: Any, *, is_merged: bool = False) -> Any:
         """Prepare a schema. A merged schema stays open, because the schema that merges it is closed.
 
-        Return anything but a schema unchanged: llguidance rejects it.
+        Return a value that is no schema unchanged: llguidance rejects it.
         """
         if not is_object(node):
             return node
@@ -149,7 +148,7 @@ class Preparation:
     def _tag(self, alternatives: list[Any]) -> str | None:
         """Find a property with different constants in each alternative.
 
-        llguidance treats alternatives as exclusive only if they require it.
+        llguidance treats the alternatives as exclusive only if they require that property.
         """
         resolved = [self._resolved(alternative) for alternative in alternatives]
         names = declared(resolved[0]) if resolved else {}

@@ -15,9 +15,9 @@ MAX_COUNT = 10**9
 
 
 def enforceable(schema: Schema, *, drops: bool) -> tuple[dict[str, Any], list[str]]:
-    """Remove keywords that constrain nothing, and return the schema with the paths of keywords that are not enforced.
+    """Remove keywords that constrain nothing. Return the schema and the paths of its unenforced keywords.
 
-    Those are `uniqueItems` and, with `drops`, all keywords known to be unenforceable, which are removed too.
+    `drops` also removes all keywords that llguidance cannot enforce, and returns their paths.
     """
     filter_ = KeywordFilter(Preparation(schema, closes=True, is_strict=False), drops=drops)
     return filter_.apply(schema, ""), filter_.ignored
@@ -82,7 +82,7 @@ MAY_CONSTRAIN: dict[str, Callable[[Schema, Any], bool]] = {
     "$dynamicAnchor": lambda *_: False,
     "$recursiveAnchor": lambda *_: False,
 }
-"""For each keyword that llguidance does not know, whether it constrains its schema."""
+"""Keywords that llguidance does not support. Each function returns whether the keyword constrains its schema."""
 
 
 def is_unenforceable(key: str, value: Any) -> bool:

@@ -31,7 +31,7 @@ log = structlog.get_logger("nvium.server")
 
 ALIAS = "default"
 MAX_INLINE_CHARACTERS, MAX_INLINE_PROMPTS = 10_000, 16
-"""Larger inputs are tokenized off the event loop."""
+"""Larger inputs are tokenized on another thread."""
 
 NUM_TEXT_THREADS = 2
 """Threads that tokenize long texts, render templates and write long responses."""
@@ -40,7 +40,7 @@ NUM_COMPILING_THREADS = 16
 """Threads that wait for grammar processes."""
 
 PAUSE_SECONDS = 1
-"""The process counts as suspended after this long without a tick."""
+"""Without a tick for this long, the process counts as suspended."""
 
 FINGERPRINT_SAMPLES = 64
 
@@ -64,7 +64,7 @@ class Service:
         self.metrics.watch(lambda: self.worker.state, lambda: self.worker.seconds_since_progress)
         self.admission = Admission(settings.max_sequences + settings.max_queue)
         self.fingerprint = fingerprint(loaded, settings, self.engine)
-        self.metrics.add_model(self._about(loaded), settings.max_sequences)
+        self.metrics.add_model(self._description(loaded), settings.max_sequences)
         self._tokenize = loaded.tokenizer
         self.tokenizer = loaded.tokenizer.backend_tokenizer
         self.constraints = Constraints(loaded.tokenizer, self.engine.limits.end_token_ids)
@@ -79,8 +79,8 @@ class Service:
         self.is_warm = False
         self._ticked: float | None = None
 
-    def introduce(self) -> None:
-        """Log the model and its cache size."""
+    def log_capacity(self) -> None:
+        """Log the context, the number of sequences and the cache size."""
         cache = self.engine.cache_size
         log.info(
             "serving",
@@ -95,7 +95,7 @@ class Service:
         if cache.num_tokens < self.engine.context:
             log.warning("the KV cache is smaller than the context and limits requests", tokens=cache.num_tokens)
 
-    def _about(self, loaded: LoadedModel) -> dict[str, str]:
+    def _description(self, loaded: LoadedModel) -> dict[str, str]:
         return {
             "model_name": self.name,
             "fingerprint": self.fingerprint,
@@ -118,7 +118,7 @@ class Service:
     @property
     def is_live(self) -> bool:
         """Return whether the engine and the threads make progress. A process that was just suspended counts as live."""
-        seconds = (self.worker.seconds_since_progress, self._text_threads.seconds, self._tokenizing.seconds)
+        seconds = (self.worker.seconds_since_progress, self._text_threads.busy_seconds, self._tokenizing.busy_seconds)
         has_progressed = max(seconds) < self.settings.stall_seconds
         return self.worker.is_alive and not self.has_failed and (has_progressed or self._has_paused)
 
@@ -130,7 +130,7 @@ class Service:
         """Detect that the process was suspended. The event loop calls this ten times a second."""
         if self._has_paused:
             for watched in (self.worker, self._text_threads, self._tokenizing):
-                watched.excuse()
+                watched.restart_clock()
         self._ticked = time.monotonic()
 
     @property
@@ -161,7 +161,7 @@ class Service:
         return name if name in self.names else self.name
 
     def max_tokens(self, asked: int | None, num_prompt_tokens: int, num_choices: int) -> int:
-        """Return `max_tokens` for each choice: at least 1, which lets the engine refuse a full context."""
+        """Return `max_tokens` for each choice, at least 1: the engine rejects a prompt that fills the context."""
         remaining = self.engine.context - num_prompt_tokens
         limit = max(1, min(remaining, self.limits.max_new_tokens // num_choices))
         if asked is None:
@@ -179,8 +179,8 @@ class Service:
             message = f"This model's maximum context length is {self.engine.context} tokens, and the text has more."
             raise InvalidField(param, message, code=CONTEXT_EXCEEDED)
 
-    async def read_prompts(self, prompts: Sequence[str | list[int]], last: int | None = None) -> list[Prompt]:
-        """Tokenize the prompts that are text. With `last`, keep only the last tokens of each prompt."""
+    async def tokenize_prompts(self, prompts: Sequence[str | list[int]], last: int | None = None) -> list[Prompt]:
+        """Tokenize text prompts. If `last` is given, keep only that many last tokens of each prompt."""
         for prompt in prompts:
             if isinstance(prompt, str):
                 self.check_length("prompt", prompt)
@@ -190,8 +190,8 @@ class Service:
             read = self._read(prompts)
         return read if last is None else [prompt.truncated(last) for prompt in read]
 
-    async def read_messages(self, conversation: Conversation, last: int | None = None) -> Prompt:
-        """Render a conversation with the chat template. With `last`, keep only the prompt's last tokens."""
+    async def render_chat(self, conversation: Conversation, last: int | None = None) -> Prompt:
+        """Render a conversation with the chat template. If `last` is given, keep only that many last tokens."""
         check = partial(self.check_length, "messages")
         prompt = Prompt(await self.in_thread(partial(self.chat_template.prompt, conversation, check=check)))
         return prompt if last is None else prompt.truncated(last)
@@ -204,7 +204,7 @@ class Service:
     async def constraint(
         self, output_format: OutputFormat | None, allowed: Sequence[int] | None = None, begun: str = ""
     ) -> RequestConstraint:
-        """Combine an answer's format and its allowed tokens into a constraint. Raise `InvalidField`.
+        """Combine an answer's format and its allowed tokens into a constraint. Raise `InvalidField` if one is invalid.
 
         `begun` is the part of the answer that is already in the prompt.
         """
@@ -217,15 +217,15 @@ class Service:
         return compiled._replace(constraint=AllowedTokens.of(allowed, self.vocab_size, compiled.constraint))
 
     async def in_thread(self, task: Callable[..., Result], *args: Any) -> Result:
-        """Run a task of a generating request on one of a few threads, off the event loop."""
+        """Run a task of a generating request on a thread, so it does not block the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._text_threads, partial(task, *args))
 
     async def in_tokenizing_thread(self, task: Callable[[], Result]) -> Result:
-        """Run a task on the single thread of `/tokenize` and `/detokenize`, which may take seconds."""
+        """Run a task of `/tokenize` or `/detokenize`, which may take seconds, on a separate thread."""
         return await asyncio.get_running_loop().run_in_executor(self._tokenizing, task)
 
     def card(self, name: str) -> Model:
-        """Return the model's entry in `/v1/models` under one of its names."""
+        """Return the entry in `/v1/models` for one of the model's names."""
         names = (*RequestLimits.model_fields, "max_queue", "max_body_bytes")
         return Model(
             id=name,
@@ -259,7 +259,7 @@ def read_template(file: Path) -> str:
 
 
 def fingerprint(loaded: LoadedModel, settings: Settings, engine: Engine) -> str:
-    """Identify the weights (by samples of every tensor), dtype, CPU instructions and threads, and schedule."""
+    """Identify the weights (by samples of each tensor), dtype, schedule, and the CPU's instructions and threads."""
     digest = hashlib.sha256()
     for name, tensor in sorted(loaded.model.state_dict().items()):
         digest.update(f"{name} {list(tensor.shape)} {sample(tensor)}".encode())

@@ -10,13 +10,13 @@ from typing import Any
 
 
 class DaemonThreadPool(Executor):
-    """Threads that measure how long their oldest task has run. Unlike `ThreadPoolExecutor`, exiting does not wait."""
+    """Threads that report how long their oldest task has run. Unlike `ThreadPoolExecutor`, they do not delay exit."""
 
     def __init__(self, num_threads: int, name: str) -> None:
         self._tasks = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]]()
         self._started_at: dict[int, float] = {}
         """Start time of each running task by thread, on the `time.monotonic()` clock."""
-        self._excused_at = 0.0
+        self._restarted_at = 0.0
         for _ in range(num_threads):
             threading.Thread(target=self._run, name=name, daemon=True).start()
 
@@ -26,14 +26,14 @@ class DaemonThreadPool(Executor):
         return future
 
     @property
-    def seconds(self) -> float:
+    def busy_seconds(self) -> float:
         """Return how long the oldest running task has run."""
         now = time.monotonic()
-        return now - max(self._excused_at, min(list(self._started_at.values()), default=now))
+        return now - max(self._restarted_at, min(list(self._started_at.values()), default=now))
 
-    def excuse(self) -> None:
-        """Measure running tasks from now on: the process was suspended."""
-        self._excused_at = time.monotonic()
+    def restart_clock(self) -> None:
+        """Measure running tasks from now on, because the process was suspended."""
+        self._restarted_at = time.monotonic()
 
     def _run(self) -> None:
         while True:

@@ -6,24 +6,24 @@ from collections import deque
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import ApiError, Rejected, malformed
-from server.http.middleware import refuse
+from server.errors import Rejected, malformed
+from server.http.middleware import HttpMiddleware, refuse
 from server.http.shares import Shares
 from server.telemetry.metrics import Metrics
 
 LARGE_BYTES = 100_000
 BYTES_PER_SECOND = 10_000_000
-"""Rate at which large bodies are parsed. Parsing blocks the event loop, but is several times as fast."""
+"""Rate limit for parsing large bodies. Parsing is several times as fast, but blocks the event loop."""
 
 MAX_STARTS_PER_TURN = 8
 
 MAX_CONTAINERS = 50_000
-"""Lists and objects per body. `[]` takes 30 times the memory of text, and hundreds of times the time to parse."""
+"""Lists and objects per body. `[]` takes 30 times the memory of a string, and hundreds of times as long to parse."""
 
 CLOSE = {"connection": "close"}
 
 
-class Bodies:
+class Bodies(HttpMiddleware):
     """Reads each body completely before the app parses it. Refuses a body as soon as it is too large.
 
     `max_bytes` bounds one body. `max_total_bytes` bounds the bodies of all open requests and is shared among keys. A
@@ -31,33 +31,24 @@ class Bodies:
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int, max_total_bytes: int, metrics: Metrics) -> None:
-        self._app = app
+        super().__init__(app)
         self._max_bytes = max_bytes
         self._shares = Shares(max(max_bytes, max_total_bytes))
         self._metrics = metrics
         self._turnstile = Turnstile()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = bytearray()
         try:
-            await self._serve(body, scope, receive, send)
+            if await self._read(body, scope, receive):
+                await self._turnstile.pass_through(len(body))
+                await self._app(scope, replayed(bytes(body), receive), send)
+            elif record := scope["state"]["record"]:
+                record.aborted("disconnected")
+        except Rejected as error:
+            await refuse(error, self._metrics, scope, receive, send)
         finally:
             self._shares.give_back(len(body), scope["state"]["key_id"])
-
-    async def _serve(self, body: bytearray, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            is_whole = await self._read(body, scope, receive)
-        except ApiError as error:
-            await refuse(error, self._metrics, scope, receive, send)
-            return
-        if is_whole:
-            await self._turnstile.pass_through(len(body))
-            await self._app(scope, replayed(bytes(body), receive), send)
-        elif record := scope["state"]["record"]:
-            record.aborted("disconnected")
 
     async def _read(self, body: bytearray, scope: Scope, receive: Receive) -> bool:
         """Read the body. Return False if the client disconnects before its end."""
@@ -91,7 +82,7 @@ class Bodies:
 class Turnstile:
     """Limits how many requests start in one turn of the event loop, so streams can write in between.
 
-    A large body first waits in a separate queue, for a time in proportion to its size.
+    A large body first waits in a separate queue, for a time proportional to its size.
     """
 
     def __init__(self) -> None:
@@ -127,7 +118,7 @@ class Turnstile:
 def check_structure(body: bytearray) -> None:
     """Raise `Rejected` if the body has more than `MAX_CONTAINERS` lists and objects.
 
-    Strings are only removed if there are that many brackets, because removing them is slow.
+    Brackets in strings do not count, but removing the strings is slow. So first count all brackets.
     """
     if num_containers(body) > MAX_CONTAINERS and num_containers(without_strings(body)) > MAX_CONTAINERS:
         raise malformed(f"the body has more than {MAX_CONTAINERS} lists and objects")

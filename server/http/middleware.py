@@ -22,7 +22,21 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 log = structlog.get_logger("nvium.server")
 
 
-class RequestFrame:
+class HttpMiddleware(ABC):
+    """A middleware for HTTP requests. Passes other scopes, such as `lifespan`, to the app unchanged."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        handle = self.handle if scope["type"] == "http" else self._app
+        await handle(scope, receive, send)
+
+    @abstractmethod
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+
+class RequestFrame(HttpMiddleware):
     """The outermost middleware. Gives each request an id, and each response security headers.
 
     `endpoints` maps paths to names. POST requests to these paths are recorded.
@@ -31,15 +45,12 @@ class RequestFrame:
     def __init__(
         self, app: ASGIApp, metrics: Metrics, endpoints: Mapping[str, str], tracing: Tracing | None = None
     ) -> None:
-        self._app = app
+        super().__init__(app)
         self._metrics = metrics
         self._endpoints = endpoints
         self._tracing = tracing
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         request_id = sanitized(headers.get("x-request-id"))
         record = self._open(scope, request_id)
@@ -71,16 +82,10 @@ class RequestFrame:
         return RequestRecord(self._metrics, request_id=request_id, endpoint=endpoint, received_at=received_at)
 
 
-class LastResort:
+class LastResort(HttpMiddleware):
     """Answers 500 to an unhandled exception, and 503 if the server stops before the response."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_started = False
 
         async def noted_send(message: Message) -> None:
@@ -101,30 +106,29 @@ class LastResort:
                 await error.response()(scope, receive, send)
 
 
-class Check(ABC):
+class Check(HttpMiddleware):
     """A middleware that refuses a request if `check` raises `ApiError`."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self._app = app
+        super().__init__(app)
         self._metrics = metrics
 
     @abstractmethod
     def check(self, scope: Scope, headers: MutableHeaders) -> None: ...
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            try:
-                self.check(scope, MutableHeaders(scope=scope))
-            except ApiError as error:
-                await refuse(error, self._metrics, scope, receive, send)
-                return
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            self.check(scope, MutableHeaders(scope=scope))
+        except ApiError as error:
+            await refuse(error, self._metrics, scope, receive, send)
+            return
         await self._app(scope, receive, send)
 
 
 class JsonBodies(Check):
     """Treats a body as JSON if it has no content type or that of a form, which is the default of `curl -d`.
 
-    Answers 415 to such a body from a browser, because pages of any site can send it, and to an encoded body.
+    Answers 415 to an encoded body, and to a body that a browser's form could send: pages of any site have forms.
     """
 
     TAKEN_FOR_JSON = ("", "application/x-www-form-urlencoded")
@@ -143,32 +147,27 @@ class JsonBodies(Check):
             headers["content-type"] = "application/json"
 
 
-class HeadAsGet:
+class HeadAsGet(HttpMiddleware):
     """Handles HEAD as GET. uvicorn omits the body."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_head = scope["type"] == "http" and scope["method"] == "HEAD"
-        await self._app({**scope, "method": "GET"} if is_head else scope, receive, send)
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app({**scope, "method": "GET"} if scope["method"] == "HEAD" else scope, receive, send)
 
 
-class UnderPath:
-    """Removes a proxy's prefix from paths, unless the proxy has removed it."""
+class RootPath(HttpMiddleware):
+    """Removes `--root-path` from paths, unless the proxy has removed it."""
 
     def __init__(self, app: ASGIApp, prefix: str) -> None:
-        self._app = app
+        super().__init__(app)
         self._prefix = prefix
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].startswith(f"{self._prefix}/"):
-            raw: bytes = scope["raw_path"]
-            scope = {
-                **scope,
-                "path": scope["path"].removeprefix(self._prefix),
-                "raw_path": raw.removeprefix(self._prefix.encode()),
-            }
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"].startswith(f"{self._prefix}/"):
+            path, raw_path = (
+                scope["path"].removeprefix(self._prefix),
+                scope["raw_path"].removeprefix(self._prefix.encode()),
+            )
+            scope = {**scope, "path": path, "raw_path": raw_path}
         await self._app(scope, receive, send)
 
 
@@ -177,7 +176,7 @@ def media_type(headers: Headers) -> str:
 
 
 async def refuse(error: ApiError, metrics: Metrics, scope: Scope, receive: Receive, send: Send) -> None:
-    """Respond with an error of a middleware, and count it."""
+    """Send a middleware's error as the response, and count it."""
     if record := scope["state"]["record"]:
         record.refused(error)
     else:

@@ -52,13 +52,13 @@ class Room:
         self._excess.pop(connection, None)
 
 
-def room_for(max_connections: int, descriptors_each: int = 1) -> Room:
+def room_for(max_connections: int, descriptors_per_connection: int = 1) -> Room:
     """Return room for `max_connections`, or fewer if descriptors are short. Raise `SettingsError` if there is none."""
     limit = raised_limit()
     if limit == resource.RLIM_INFINITY:
         return Room(max_connections)
     reserve = min(RESERVE, limit // 4)
-    possible = (limit - num_descriptors() - reserve) // descriptors_each
+    possible = (limit - num_descriptors() - reserve) // descriptors_per_connection
     if possible < 1:
         raise SettingsError(f"max_connections: a limit of {limit} open files leaves no room for connections")
     return Room(min(max_connections, possible), max(1, reserve // EXCESS_SHARE))

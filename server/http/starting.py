@@ -33,9 +33,7 @@ async def starting_app(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @contextmanager
-def answered_while_starting(
-    listener: socket.socket, settings: Settings, tls: ssl.SSLContext | None = None
-) -> Iterator[None]:
+def starting_server(listener: socket.socket, settings: Settings, tls: ssl.SSLContext | None = None) -> Iterator[None]:
     """Run the starting server in a thread, on a duplicate of the socket, while the context is open.
 
     It has the same limits as the real server. Its metrics are discarded.

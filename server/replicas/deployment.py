@@ -256,7 +256,7 @@ def run(settings: Settings) -> None:
             log.info("access", api_keys=len(keys), requests_per_minute=settings.requests_per_minute)
             app = gateway_app(gateway, keys)
             more = {"listener": listener, "timeout_graceful_shutdown": STOP_SECONDS}
-            config = uvicorn_config(app, settings, tls, descriptors_each=DESCRIPTORS_PER_CLIENT, **more)
+            config = uvicorn_config(app, settings, tls, descriptors_per_connection=DESCRIPTORS_PER_CLIENT, **more)
             DrainingServer(config, gateway, renewal).run(sockets=[listener])
         finally:
             serve.shutdown()

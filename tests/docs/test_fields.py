@@ -17,7 +17,7 @@ from openai.types.chat import completion_create_params as chat_create_params
 
 from docs.tables import options
 from docs.tables.fields import endpoints, fields
-from server.errors import CONTEXT_EXCEEDED
+from server.errors import CONTEXT_EXCEEDED, REJECTIONS, TOO_COSTLY
 from server.routes.openapi import ROUTES
 from server.schemas.body import RequestBody
 from server.schemas.chat import ChatRequest
@@ -55,7 +55,7 @@ def test_the_page_lists_the_response_extensions() -> None:
 
 def test_the_page_has_every_error_code_and_no_other() -> None:
     sources = "".join(file.read_text() for file in (ROOT / "server").rglob("*.py"))
-    codes = {*re.findall(r'\bcode ?= ?"(\w+)"', sources), CONTEXT_EXCEEDED}
+    codes = {*re.findall(r'\bcode ?= ?"(\w+)"', sources), *REJECTIONS, CONTEXT_EXCEEDED, TOO_COSTLY}
     assert first_cells("## Errors") == codes
 
 

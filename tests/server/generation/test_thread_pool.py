@@ -23,17 +23,17 @@ def test_a_stuck_task_fails_the_liveness_probe(byte_model: LoadedModel) -> None:
         server.service._text_threads.submit(release.wait)
         wait_until(lambda: server.http.get("/livez").status_code == 503)
         release.set()
-        wait_until(lambda: server.service._text_threads.seconds < 2)
+        wait_until(lambda: server.service._text_threads.busy_seconds < 2)
         assert server.http.get("/livez").status_code == 200
 
 
-def test_excuse_restarts_the_clock_of_running_tasks(byte_model: LoadedModel) -> None:
+def test_restart_clock_restarts_the_clock_of_running_tasks(byte_model: LoadedModel) -> None:
     with live_server(byte_model) as server:
         release = threading.Event()
         server.service._text_threads.submit(release.wait)
-        wait_until(lambda: server.service._text_threads.seconds > 0.1)
-        server.service._text_threads.excuse()
-        assert server.service._text_threads.seconds < 0.1
+        wait_until(lambda: server.service._text_threads.busy_seconds > 0.1)
+        server.service._text_threads.restart_clock()
+        assert server.service._text_threads.busy_seconds < 0.1
         release.set()
 
 

@@ -126,7 +126,7 @@ def test_room_is_bounded_by_the_setting_and_the_descriptors(monkeypatch: pytest.
     assert room_for(10).num_connections == 10
     monkeypatch.setattr("server.http.room.num_descriptors", lambda: 30)
     assert room_for(10**9).num_connections == limit - 30 - RESERVE
-    assert room_for(10**9, descriptors_each=2).num_connections == (limit - 30 - RESERVE) // 2
+    assert room_for(10**9, descriptors_per_connection=2).num_connections == (limit - 30 - RESERVE) // 2
 
 
 class Held:

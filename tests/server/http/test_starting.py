@@ -19,7 +19,7 @@ from nvium_core import LoadedModel
 from server import app
 from server.app import run
 from server.http.listener import listen
-from server.http.starting import answered_while_starting
+from server.http.starting import starting_server
 from server.settings import Settings
 from tests.server.forked_server import forked_server
 from tests.server.live_server import wait_until
@@ -35,7 +35,7 @@ def test_only_livez_succeeds_while_the_model_loads() -> None:
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     with (
         listener,
-        answered_while_starting(listener, Settings()),
+        starting_server(listener, Settings()),
         httpx.Client(base_url=url, timeout=30) as http,
     ):
         assert http.get("/livez").json() == {"status": "ok"}
@@ -47,7 +47,7 @@ def test_only_livez_succeeds_while_the_model_loads() -> None:
 def test_malformed_http_is_refused_in_the_error_form() -> None:
     with (
         listen("127.0.0.1", 0) as listener,
-        answered_while_starting(listener, Settings()),
+        starting_server(listener, Settings()),
         socket.create_connection(listener.getsockname(), timeout=30) as client,
     ):
         client.sendall(b"\x00 no HTTP\r\n\r\n")
@@ -64,10 +64,10 @@ def check_not_ready(response: httpx.Response) -> None:
 
 def test_the_starting_server_leaves_the_socket_open_and_no_thread() -> None:
     with listen("127.0.0.1", 0) as listener:
-        with answered_while_starting(listener, Settings()):
+        with starting_server(listener, Settings()):
             pass
         assert "nvium-starting" not in {thread.name for thread in threading.enumerate()}
-        with answered_while_starting(listener, Settings()):
+        with starting_server(listener, Settings()):
             assert httpx.get(f"http://127.0.0.1:{listener.getsockname()[1]}/livez").status_code == 200
 
 
