@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Annotated, Any, get_origin
 
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator
@@ -74,6 +75,16 @@ class Settings(BaseSettings, ServerOptions):  # type: ignore[misc] # frozen belo
     def engine(self) -> EngineConfig:
         """The engine's part of the settings. Raise `InvalidRequest` if they contradict each other."""
         return EngineConfig(**{field.name: getattr(self, field.name) for field in fields(EngineConfig)})
+
+
+def read_file(name: str, file: Path) -> str:
+    """Read a text file that the setting `name` refers to. Raise `SettingsError` if it cannot be read."""
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise SettingsError(f"{name}: cannot read {file}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise SettingsError(f"{name}: {file} is not UTF-8 text") from None
 
 
 def set_defaults(variables: Mapping[str, str]) -> None:

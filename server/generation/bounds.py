@@ -51,8 +51,13 @@ def check_bounds(schema: Schema) -> None:
     """Raise `UnusableGrammar` if the schema would be slow to compile or to sample from."""
     patterns, multiples = set[str](), set[int]()
     for node in nodes(schema):
-        check_alternatives(node)
-        check_properties(node)
+        for keyword in ("anyOf", "oneOf"):
+            num_open = sum(not is_constant(alternative) for alternative in listed(node, keyword))
+            message = f"{keyword} must have at most {MAX_ALTERNATIVES} alternatives besides constants, got {num_open}"
+            check(num_open <= MAX_ALTERNATIVES, message)
+        num_optional = len(declared(node)) - len(listed(node, "required"))
+        message = f"an object must have at most {MAX_OPTIONAL_PROPERTIES} optional properties, got {num_optional}"
+        check(num_optional <= MAX_OPTIONAL_PROPERTIES, message)
         patterns.update(patterns_of(node))
         multiples.update(multiples_of(node))
     message = f"must have at most {MAX_PATTERNS} distinct patterns and formats, got {len(patterns)}"
@@ -74,19 +79,6 @@ def children(node: Any) -> list[Any]:
     if isinstance(node, Mapping):
         return list(node.values())
     return node if isinstance(node, list) else []
-
-
-def check_alternatives(node: Schema) -> None:
-    for keyword in ("anyOf", "oneOf"):
-        num_open = sum(not is_constant(alternative) for alternative in listed(node, keyword))
-        message = f"{keyword} must have at most {MAX_ALTERNATIVES} alternatives besides constants, got {num_open}"
-        check(num_open <= MAX_ALTERNATIVES, message)
-
-
-def check_properties(node: Schema) -> None:
-    num_optional = len(declared(node)) - len(listed(node, "required"))
-    message = f"an object must have at most {MAX_OPTIONAL_PROPERTIES} optional properties, got {num_optional}"
-    check(num_optional <= MAX_OPTIONAL_PROPERTIES, message)
 
 
 def is_constant(schema: Any) -> bool:

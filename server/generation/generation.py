@@ -67,7 +67,9 @@ class Choice:
         self.note_admission(admission)
         tokens = [event for event in events if isinstance(event, TokenEvent)]
         if tokens:
-            self._note_arrival(len(tokens))
+            now = time.monotonic()
+            self.record.tokens_arrived(len(tokens), now, self._last_arrival)
+            self._last_arrival = now
         delta = self.text.take(tokens)
         if self._leader and self._leader.prompt_scores:
             delta.prompt_scores, self._leader = self._leader.prompt_scores, None
@@ -91,14 +93,6 @@ class Choice:
             self.record.left_queue(admission.at - self._submitted)
             if self._leader is None:
                 self.record.found_in_cache(admission.num_cached_prompt_tokens)
-
-    def _note_arrival(self, num_tokens: int) -> None:
-        now = time.monotonic()
-        if self._last_arrival is None:
-            self.record.first_tokens(now)
-        else:
-            self.record.later_tokens(num_tokens, now - self._last_arrival)
-        self._last_arrival = now
 
 
 class Generation:

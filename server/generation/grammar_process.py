@@ -137,10 +137,8 @@ class MaskServer:
             started = time.process_time()
             state, mask = self._follow(*command)
             allow(0)
-            self._seconds = min(
-                MASK_BUDGET_SECONDS, self._seconds - (time.process_time() - started) + BUDGET_PER_TOKEN_SECONDS
-            )
-            self._seconds = max(self._seconds, BUDGET_PER_TOKEN_SECONDS)
+            unused = max(0.0, self._seconds - (time.process_time() - started))
+            self._seconds = min(MASK_BUDGET_SECONDS, unused + BUDGET_PER_TOKEN_SECONDS)
             self._pipe.send_bytes(REPLY.pack(command[0], state) + mask)
 
     def _begun(self, beginnings: list[list[int]]) -> list[int]:

@@ -5,7 +5,6 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
@@ -22,7 +21,7 @@ from server.schemas.formats import OutputFormat
 from server.schemas.generation import RequestLimits
 from server.schemas.models import Model
 from server.schemas.tokens import TokenizerInfo
-from server.settings import Settings, SettingsError
+from server.settings import Settings, read_file
 from server.telemetry.metrics import Metrics
 
 Result = TypeVar("Result")
@@ -53,7 +52,7 @@ class Service:
         self.names = settings.served_model_name or (loaded.name,)
         self.name = self.names[0]
         if settings.chat_template:
-            loaded.tokenizer.chat_template = read_template(settings.chat_template)
+            loaded.tokenizer.chat_template = read_file("chat_template", settings.chat_template)
         self.created = int(time.time())
         self.num_layers = loaded.model.config.num_hidden_layers
         self.vocab_size = loaded.model.config.vocab_size
@@ -153,12 +152,17 @@ class Service:
         if not self.worker.is_alive:
             raise engine_stopped()
 
-    def check_model(self, name: str) -> str:
-        """Resolve the `default` alias. Raise `ApiError` for an unknown name."""
-        if name not in (*self.names, ALIAS):
+    def check_model(self, name: str | None) -> str:
+        """Return the served name that a request means: its own, or the first for None and `default`.
+
+        Raise `ApiError` for an unknown name.
+        """
+        if name in self.names:
+            return name
+        if name not in (None, ALIAS):
             message = f"the model {name!r} does not exist; available: {', '.join(map(repr, self.names))}"
             raise ApiError(message, status=404, param="model", code="model_not_found")
-        return name if name in self.names else self.name
+        return self.name
 
     def max_tokens(self, asked: int | None, num_prompt_tokens: int, num_choices: int) -> int:
         """Return `max_tokens` for each choice, at least 1: the engine rejects a prompt that fills the context."""
@@ -248,14 +252,6 @@ def tokenizer_info(loaded: LoadedModel, context: int) -> TokenizerInfo:
         special_tokens=dict(tokenizer.special_tokens_map),
         chat_template=tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None,
     )
-
-
-def read_template(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise SettingsError(f"chat_template: cannot read {file}: {reason}") from error
 
 
 def fingerprint(loaded: LoadedModel, settings: Settings, engine: Engine) -> str:

@@ -15,6 +15,7 @@ class Admission:
     def __init__(self, capacity: int) -> None:
         self._shares = Shares(capacity)
         self.is_draining = False
+        """While True, all requests are refused."""
 
     @property
     def num_present(self) -> int:
@@ -48,10 +49,6 @@ class Admission:
 
     def leave(self, num_choices: int = 1, key: str = "") -> None:
         self._shares.give_back(num_choices, key)
-
-    def drain(self) -> None:
-        """Refuse all further requests."""
-        self.is_draining = True
 
 
 def draining() -> Rejected:

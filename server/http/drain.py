@@ -124,7 +124,7 @@ class DrainingServer(uvicorn.Server):
         self._drains_since = time.monotonic()
         self.server_state.default_headers.append(CLOSE)
         self.config.encoded_headers.append(CLOSE)  # uvicorn copies these to `default_headers` every second
-        self._service.admission.drain()
+        self._service.admission.is_draining = True
 
     def _drain(self, seconds: float) -> None:
         """Stop when all requests and connections have ended, or fail open requests when `_drain_seconds` are over."""

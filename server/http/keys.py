@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Scope
 
 from server.errors import invalid_key
 from server.http.middleware import Check
-from server.settings import Settings, SettingsError
+from server.settings import Settings, SettingsError, read_file
 from server.telemetry.metrics import Metrics
 
 ENTRY = re.compile(r"(?:(?P<name>[A-Za-z0-9._-]{1,64}):\s*)?(?P<key>(?:(?![:#,])[!-~])+)")
@@ -46,13 +46,7 @@ def read_keys(settings: Settings) -> list[ApiKey]:
 
 def lines_of(file: Path) -> list[tuple[str, str]]:
     """Return the non-empty lines of the key file without comments, each with its place."""
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise SettingsError(f"api_keys_file: cannot read {file}: {error.strerror}") from error
-    except UnicodeDecodeError:
-        raise SettingsError(f"api_keys_file: {file} is not UTF-8 text") from None
-    lines = [COMMENT.sub("", line).strip() for line in text.splitlines()]
+    lines = [COMMENT.sub("", line).strip() for line in read_file("api_keys_file", file).splitlines()]
     if not any(lines):
         raise SettingsError(f"api_keys_file: {file} contains no keys")
     return [(f"api_keys_file, line {number}", line) for number, line in enumerate(lines, start=1) if line]

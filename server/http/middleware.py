@@ -163,11 +163,8 @@ class RootPath(HttpMiddleware):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"].startswith(f"{self._prefix}/"):
-            path, raw_path = (
-                scope["path"].removeprefix(self._prefix),
-                scope["raw_path"].removeprefix(self._prefix.encode()),
-            )
-            scope = {**scope, "path": path, "raw_path": raw_path}
+            path = scope["path"].removeprefix(self._prefix)
+            scope = {**scope, "path": path, "raw_path": scope["raw_path"].removeprefix(self._prefix.encode())}
         await self._app(scope, receive, send)
 
 

@@ -10,13 +10,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import Rejected
 from server.http.keys import is_metrics, is_public
-from server.http.middleware import refuse
+from server.http.middleware import HttpMiddleware, refuse
 from server.telemetry.metrics import Metrics
 
 WINDOW_SECONDS = 60
 
 
-class RateLimit:
+class RateLimit(HttpMiddleware):
     """Answers 429 before the body is read. Does not count public routes, /metrics and refused requests.
 
     Stores the times of at most `requests_per_minute` requests per key. `clock` returns monotonic seconds.
@@ -25,14 +25,14 @@ class RateLimit:
     def __init__(
         self, app: ASGIApp, requests_per_minute: int, metrics: Metrics, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._app = app
+        super().__init__(app)
         self._metrics = metrics
         self._clock = clock
         self._per_minute = requests_per_minute
         self.times = defaultdict[str, deque[float]](deque)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or is_public(scope) or is_metrics(scope):
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if is_public(scope) or is_metrics(scope):
             await self._app(scope, receive, send)
             return
         now, times = self._clock(), self.times[scope["state"]["key_id"]]

@@ -99,15 +99,11 @@ class Replica:
 
     _thread: threading.Thread | None = None
 
-    def address(self) -> dict[str, str]:
-        """Return the fields of an `Address`."""
+    def record_replica_metadata(self) -> dict[str, str]:
+        """Return the fields of an `Address`. Ray calls this for the gateway."""
         host, port = self._listener.getsockname()[:2]
         name = serve.get_replica_context().replica_id.unique_id
         return {"name": name, "url": f"http://{f'[{host}]' if ':' in host else host}:{port}", "secret": self._secret}
-
-    def record_replica_metadata(self) -> dict[str, Any]:
-        """Called by Ray. The gateway reads it from the replica that it chooses."""
-        return self.address()
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         return {SEQUENCES: self._service.admission.num_present}
@@ -231,7 +227,7 @@ class RayPool:
 
     async def all(self) -> list[Address]:
         try:
-            answers = await self._handle.broadcast("address").results_async(return_exceptions=True)
+            answers = await self._handle.broadcast("record_replica_metadata").results_async(return_exceptions=True)
         except (RayError, RayServeException) as error:
             raise NoReplica from error
         return [Address(**address) for address in answers if isinstance(address, dict)]

@@ -81,10 +81,6 @@ class GatewayOnly(Check):
         set_key(scope, headers.get(KEY_ID, ""))
 
 
-class ReplicaFailed(OSError):
-    """The replica reports that its engine has stopped."""
-
-
 class Relay:
     """The ASGI app that forwards requests. `admission` counts open requests."""
 
@@ -239,7 +235,7 @@ class Exchange:
         if response.content_type != "text/event-stream":
             body = await response.read()
             if response.status == 503 and STOPPED in body:
-                raise ReplicaFailed
+                raise ConnectionError("the engine of the replica has stopped")
             await self._begin(response)
             await self._send({"type": "http.response.body", "body": body})
             return

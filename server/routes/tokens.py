@@ -16,7 +16,7 @@ router = APIRouter(route_class=JsonRoute)
 @router.post("/v1/tokenize")
 async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     service: Service = request.app.state.service
-    check_model(service, body.model)
+    service.check_model(body.model)
     body.check()
     return await service.in_tokenizing_thread(lambda: json_response(tokens(service, body), body))
 
@@ -25,7 +25,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
 @router.post("/v1/detokenize")
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     service: Service = request.app.state.service
-    check_model(service, body.model)
+    service.check_model(body.model)
     return await service.in_tokenizing_thread(lambda: json_response(detokenized(service, body.tokens), body))
 
 
@@ -33,11 +33,6 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
 async def tokenizer_info(request: Request) -> Response:
     service: Service = request.app.state.service
     return Response(service.tokenizer_info.json_text(), media_type="application/json")
-
-
-def check_model(service: Service, name: str | None) -> None:
-    if name is not None:
-        service.check_model(name)
 
 
 def tokens(service: Service, body: TokenizeRequest) -> Tokens:

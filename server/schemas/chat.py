@@ -90,11 +90,6 @@ class ChatRequest(TemplateOptions, GenerationRequest):
         """Return the start of the answer that is already in the last message."""
         return self.messages[-1].text if self.continues(self.messages) else ""
 
-    @property
-    def ends_at_repeated_calls(self) -> bool:
-        """Return whether to end the answer before a repeated call. Some models repeat required calls endlessly."""
-        return self.tool_choice == "required"
-
     def output_format(
         self, calls: CallFormat | None = PLAIN, special: Mapping[str, int] | None = None
     ) -> OutputFormat | None:

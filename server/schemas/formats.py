@@ -1,7 +1,6 @@
 """The format of an answer: OpenAI's `response_format` and vLLM's `structured_outputs`."""
 
 import json
-from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
@@ -112,13 +111,6 @@ GUIDED = {
     "ebnf": "grammar",
 }
 """Fields of `structured_outputs` by their top-level aliases."""
-
-
-def guided(given: Mapping[str, Any]) -> Iterator[tuple[str, StructuredOutputs]]:
-    """Convert the aliases that are set to `StructuredOutputs`. An empty string counts as unset."""
-    for name, value in given.items():
-        if value is not None and value != "":
-            yield name, StructuredOutputs.model_validate({GUIDED[name]: value})
 
 
 def as_schema(param: str, schema: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from server.generation.grammars import Without
 from server.schemas.aliases import ALIASES
 from server.schemas.body import Int64, NeutralOnly, RequestBody, ResponseBody, Text, at_most, check, described
 from server.schemas.foreign import check_foreign
-from server.schemas.formats import GUIDED, Choices, OutputFormat, ResponseFormat, Schema, StructuredOutputs, guided
+from server.schemas.formats import GUIDED, Choices, OutputFormat, ResponseFormat, Schema, StructuredOutputs
 
 NO_LIMIT = -1
 """The value of `max_tokens` and `top_k` that means no limit."""
@@ -184,8 +184,10 @@ class GenerationRequest(RequestBody):
         closes = not self.nvium.open_objects
         formats = [self.response_format.output_format(closes=closes)] if self.response_format else []
         formats += [self.structured_outputs.output_format(closes=closes)] if self.structured_outputs else []
-        given = {name: getattr(self, name) for name in GUIDED}
-        formats += [outputs.output_format(closes=closes, param=name) for name, outputs in guided(given)]
+        for alias, name in GUIDED.items():
+            if (value := getattr(self, alias)) not in (None, ""):
+                outputs = StructuredOutputs.model_validate({name: value})
+                formats.append(outputs.output_format(closes=closes, param=alias))
         formats += [OutputFormat("bad_words", Without(self.bad_words), is_text=True)] if self.bad_words else []
         requested = [each for each in formats if each is not None]
         for other in requested[1:]:

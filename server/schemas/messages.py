@@ -68,14 +68,6 @@ class FunctionCall(RequestBody):
     name: Text
     arguments: Text
 
-    def for_template(self) -> dict[str, Any]:
-        """Parse the arguments for the chat template. Arguments that are not JSON stay a string."""
-        try:
-            arguments = json.loads(self.arguments)
-        except (ValueError, RecursionError):
-            arguments = self.arguments
-        return {"name": self.name, "arguments": arguments}
-
 
 class ToolCall(RequestBody):
     id: Text
@@ -83,7 +75,12 @@ class ToolCall(RequestBody):
     function: FunctionCall
 
     def for_template(self) -> dict[str, Any]:
-        return {"id": self.id, "type": self.type, "function": self.function.for_template()}
+        """Return the call for the chat template. Arguments that are not JSON stay a string."""
+        try:
+            arguments = json.loads(self.function.arguments)
+        except (ValueError, RecursionError):
+            arguments = self.function.arguments
+        return {"id": self.id, "type": self.type, "function": {"name": self.function.name, "arguments": arguments}}
 
 
 class Message(RequestBody):
@@ -178,8 +175,5 @@ def with_few_parts(messages: Any) -> Any:
 
 
 Messages = Annotated[
-    list[AnyMessage],
-    Field(min_length=1, fail_fast=True),
-    BeforeValidator(with_few_parts),
-    at_most(MAX_MESSAGES),
+    list[AnyMessage], Field(min_length=1, fail_fast=True), BeforeValidator(with_few_parts), at_most(MAX_MESSAGES)
 ]

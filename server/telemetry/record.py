@@ -67,16 +67,14 @@ class RequestRecord:
         """Record that rows of a prompt came from the prefix cache."""
         self.num_cached_prompt_tokens = num_prompt_tokens + (self.num_cached_prompt_tokens or 0)
 
-    def first_tokens(self, now: float) -> None:
-        """Record the first tokens of a choice."""
-        if self.first_token_at is None:
+    def tokens_arrived(self, num_tokens: int, now: float, previous: float | None) -> None:
+        """Record tokens that arrived together. `previous` is the arrival of the choice's previous tokens, if any."""
+        if previous is not None:
+            for _ in range(num_tokens):
+                self._metrics.inter_token_latency.observe((now - previous) / num_tokens)
+        elif self.first_token_at is None:
             self.first_token_at = now
             self._metrics.time_to_first_token.observe(now - self.arrived_at)
-
-    def later_tokens(self, num_tokens: int, gap: float) -> None:
-        """Record tokens that arrived together, `gap` seconds after the choice's previous tokens."""
-        for _ in range(num_tokens):
-            self._metrics.inter_token_latency.observe(gap / num_tokens)
 
     def served(self, tokens: list[TokenEvent]) -> None:
         for event in tokens:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import structlog
 from fastapi import Request
@@ -37,7 +38,7 @@ def opened(request: Request, body: GenerationRequest) -> tuple[Service, RequestR
     return service, record
 
 
-async def answer(request: Request, body: GenerationRequest | ResponseRequest, writer: Writer) -> Response:
+async def answer(request: Request, body: GenerationRequest | ResponseRequest, writer: Writer[Any]) -> Response:
     service: Service = request.app.state.service
     record: RequestRecord = request.state.record
     headers = ignored_params(body, writer.generation.ignored)
@@ -54,7 +55,7 @@ async def answer(request: Request, body: GenerationRequest | ResponseRequest, wr
     )
 
 
-async def whole(request: Request, writer: Writer, headers: dict[str, str], service: Service) -> Response:
+async def whole(request: Request, writer: Writer[Any], headers: dict[str, str], service: Service) -> Response:
     try:
         deltas = await unless_disconnected(writer.generation.collect(), request.receive)
     finally:

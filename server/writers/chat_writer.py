@@ -27,13 +27,14 @@ from server.writers.logprobs import chat_logprobs
 
 CHUNK: Literal["chat.completion.chunk"] = "chat.completion.chunk"
 NO_TOKEN_IDS: PromptTokenIds = {}
-"""Tells mypy that a chunk lacks the field."""
+"""For mypy: a chunk without prompt token ids."""
 
 
-class ChatWriter(ChunkWriter):
+class ChatWriter(ChunkWriter[ChatRequest]):
+    chunk_object = CHUNK
+
     def __init__(self, service: Service, request: ChatRequest, generation: Generation, response_id: str) -> None:
         super().__init__(service, request, generation, response_id)
-        self._request = request
         self._readers = [AnswerReader(service, request, choice) for choice in generation.choices]
         self._has_tools = self._readers[0].calls is not None
         self._is_text_first = self._readers[0].may_be_text
@@ -65,16 +66,13 @@ class ChatWriter(ChunkWriter):
             message["reasoning_content"] = message["reasoning"] = reasoning
         if calls:
             message["tool_calls"] = [{"index": number, **call} for number, call in joined(calls).items()]
-        if self._returns_exits:
+        if self._request.nvium.metadata:
             streamed = self._streamed[delta.index]
             streamed.tokens += delta.tokens
             streamed.text_offsets += delta.text_offsets
             if delta.finish_reason:
                 message["nvium"] = self._token_exits(streamed)
         return self._chunk_of(delta, message)
-
-    def _usage_chunk(self) -> ChatChunk:
-        return {**self._usage_fields(), "object": CHUNK, "choices": [], **NO_TOKEN_IDS}
 
     def _message(self, delta: Delta) -> ChatMessage:
         reasoning, content, calls = self._readers[delta.index].read(delta)
@@ -104,7 +102,7 @@ class ChatWriter(ChunkWriter):
             return None
         token_ids = [event.token_id for event in delta.tokens]
         scores = [event.score for event in delta.tokens]
-        return chat_logprobs(self._vocabulary, token_ids, scores, self._request.top_logprobs or 0)
+        return chat_logprobs(self._service.vocabulary, token_ids, scores, self._request.top_logprobs or 0)
 
     def _prompt_token_ids(self) -> PromptTokenIds:
         """Return the prompt's token ids for the top level: all choices share the prompt."""

@@ -3,26 +3,27 @@
 import time
 from abc import abstractmethod
 from collections.abc import Mapping
+from typing import ClassVar
 
 from pydantic_core import to_json
 
 from server.generation.delta import Delta
 from server.generation.generation import Generation
 from server.generation.service import Service
-from server.schemas.generation import Generated, GeneratedChoice, GenerationRequest, ScoredPrompt, StreamOptions
+from server.schemas.generation import Generated, GeneratedChoice, ScoredPrompt, StreamOptions
 from server.writers.logprobs import prompt_logprobs
-from server.writers.writer import Writer
+from server.writers.writer import AnyRequest, Writer
 
 
-class ChunkWriter(Writer):
+class ChunkWriter(Writer[AnyRequest]):
     """Writes chunks, whose format subclasses define."""
 
-    def __init__(self, service: Service, request: GenerationRequest, generation: Generation, response_id: str) -> None:
+    chunk_object: ClassVar[str]
+    """The chunks' `object` field."""
+
+    def __init__(self, service: Service, request: AnyRequest, generation: Generation, response_id: str) -> None:
         super().__init__(service, request, generation)
         self._options = request.stream_options or StreamOptions()
-        self._returns_token_ids = request.return_token_ids
-        self._num_prompt_logprobs = request.prompt_logprobs
-        self._vocabulary = service.vocabulary
         self._num_ended = 0
         self._envelope: Generated = {
             "id": response_id,
@@ -30,21 +31,18 @@ class ChunkWriter(Writer):
             "model": self._model,
             "system_fingerprint": service.fingerprint,
         }
-        self._metadata = request.metadata
 
     @abstractmethod
     def _chunk(self, delta: Delta) -> Mapping[str, object]:
         """Return the chunk for one delta."""
 
-    @abstractmethod
-    def _usage_chunk(self) -> Mapping[str, object]:
-        """Return the final chunk with the usage and without choices."""
-
     def _events(self, delta: Delta) -> list[bytes]:
         return [to_json(self._chunk(delta))]
 
     def _closing(self) -> list[bytes]:
-        return [to_json(self._usage_chunk())] if self._options.include_usage else []
+        if not self._options.include_usage:
+            return []
+        return [to_json({**self._envelope, "usage": self._usage(), "object": self.chunk_object, "choices": []})]
 
     def _choice(self, delta: Delta, index: int) -> GeneratedChoice:
         """Return the common fields of a choice, and count its tokens as generated."""
@@ -53,19 +51,19 @@ class ChunkWriter(Writer):
         fields: GeneratedChoice = {"index": index, "finish_reason": delta.finish_reason}
         if delta.finish_reason:
             fields["stop_reason"] = delta.stop_reason
-        if self._returns_exits:
+        if self._request.nvium.metadata:
             fields["nvium"] = self._token_exits(delta)
-        if self._returns_token_ids:
+        if self._request.return_token_ids:
             fields["token_ids"] = [event.token_id for event in delta.tokens]
         return fields
 
     def _prompt_logprobs(self, delta: Delta) -> ScoredPrompt:
         """Return the scores of a choice's prompt, if requested."""
-        if self._num_prompt_logprobs is None:
+        num_alternatives = self._request.prompt_logprobs
+        if num_alternatives is None:
             return {}
-        token_ids = self.generation.choices[delta.index].prompt.token_ids
-        scores = delta.prompt_scores
-        return {"prompt_logprobs": prompt_logprobs(self._vocabulary, token_ids, scores, self._num_prompt_logprobs)}
+        token_ids, scores = self.generation.choices[delta.index].prompt.token_ids, delta.prompt_scores
+        return {"prompt_logprobs": prompt_logprobs(self._service.vocabulary, token_ids, scores, num_alternatives)}
 
     def _whole_fields(self) -> Generated:
         """Return the common fields of a whole response. Call it after writing the choices."""
@@ -80,12 +78,9 @@ class ChunkWriter(Writer):
             fields["usage"] = None
         return self._with_summary(fields) if self._num_ended == len(self.generation.choices) else fields
 
-    def _usage_fields(self) -> Generated:
-        return {**self._envelope, "usage": self._usage()}
-
     def _with_summary(self, fields: Generated) -> Generated:
-        if self._returns_exits:
+        if self._request.nvium.metadata:
             fields["nvium"] = self._exit_summary()
-        if self._metadata is not None:
-            fields["metadata"] = self._metadata
+        if self._request.metadata is not None:
+            fields["metadata"] = self._request.metadata
         return fields

@@ -15,10 +15,11 @@ from server.writers.chunk_writer import ChunkWriter
 from server.writers.logprobs import completion_logprobs
 
 
-class CompletionWriter(ChunkWriter):
+class CompletionWriter(ChunkWriter[CompletionRequest]):
+    chunk_object = "text_completion"
+
     def __init__(self, service: Service, request: CompletionRequest, generation: Generation, response_id: str) -> None:
         super().__init__(service, request, generation, response_id)
-        self._request = request
         self._has_prompt: set[int] = set()
         """Choices whose prompt token ids are written."""
         self._num_echoed: Counter[int] = Counter()
@@ -37,9 +38,6 @@ class CompletionWriter(ChunkWriter):
     def _chunk(self, delta: Delta) -> Completion:
         choices = [self._completion_choice(delta, delta.index)]
         return {**self._chunk_fields(), "object": "text_completion", "choices": choices}
-
-    def _usage_chunk(self) -> Completion:
-        return {**self._usage_fields(), "object": "text_completion", "choices": []}
 
     def _completion_choice(self, delta: Delta, index: int) -> CompletionChoice:
         return {
@@ -64,18 +62,15 @@ class CompletionWriter(ChunkWriter):
         scores: list[Score | None] = [event.score for event in delta.tokens]
         offsets = delta.text_offsets
         if self._request.echo:
-            choice, echoed = self.generation.choices[delta.index], self._newly_scored(delta)
-            places = slice(self._num_echoed[delta.index], self._num_echoed[delta.index] + len(echoed))
+            choice, start = self.generation.choices[delta.index], self._num_echoed[delta.index]
+            first: list[Score | None] = [] if start else [None]  # the first prompt token has no score
+            echoed = [*first, *delta.prompt_scores]
+            places = slice(start, start + len(echoed))
             self._num_echoed[delta.index] = places.stop
             token_ids = choice.prompt.token_ids[places] + token_ids
             offsets = (choice.text.prompt_offsets()[places] if echoed else []) + offsets
             scores = echoed + scores
-        return completion_logprobs(self._vocabulary, token_ids, scores, offsets, self._request.logprobs)
-
-    def _newly_scored(self, delta: Delta) -> list[Score | None]:
-        """Return the new prompt scores of a delta. The first prompt token has no score."""
-        is_first = self._num_echoed[delta.index] == 0
-        return [None, *delta.prompt_scores] if is_first else [*delta.prompt_scores]
+        return completion_logprobs(self._service.vocabulary, token_ids, scores, offsets, self._request.logprobs)
 
 
 def rank(delta: Delta) -> float:

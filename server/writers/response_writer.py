@@ -19,7 +19,7 @@ TextKind = Literal["message", "reasoning"]
 NO_LOGPROBS: dict[TextKind, dict[str, Any]] = {"message": {"logprobs": []}, "reasoning": {}}
 
 
-class ResponseWriter(Writer):
+class ResponseWriter(Writer[ChatRequest]):
     """Writes one response. Calls `keep` with the finished response."""
 
     def __init__(
@@ -99,7 +99,7 @@ class ResponseWriter(Writer):
         response["status"] = "incomplete" if is_cut else "completed"
         response["incomplete_details"] = {"reason": "max_output_tokens"} if is_cut else None
         response["usage"] = self._response_usage()
-        if self._returns_exits:
+        if self._request.nvium.metadata:
             response["nvium"] = {**self._token_exits(self._total), **self._exit_summary()}
         self._keep(response)
         yield self._event(f"response.{response['status']}", response=response)

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 from server.generation.delta import Delta
 from server.generation.generation import Generation
@@ -11,21 +12,19 @@ from server.http.event_stream import DONE
 from server.schemas.generation import ExitSummary, GenerationRequest, TokenExits, Usage
 from server.telemetry.metrics import EndReason
 
+AnyRequest = TypeVar("AnyRequest", bound=GenerationRequest)
 
-class Writer(ABC):
+
+class Writer(ABC, Generic[AnyRequest]):
     """Writes a response whole or as events. Counts tokens and exits over all choices."""
 
-    def __init__(self, service: Service, request: GenerationRequest, generation: Generation) -> None:
+    def __init__(self, service: Service, request: AnyRequest, generation: Generation) -> None:
         self.generation = generation
         self.listen = generation.listen
+        self._service = service
+        self._request = request
         self._has_begun = False
         self._model = service.check_model(request.model)
-        self._returns_exits = request.nvium.metadata
-        self._returns_offsets = request.nvium.text_offsets
-        self._returns_probabilities = request.nvium.probabilities
-        self._num_choices = request.num_choices
-        self._exit_layers = service.exit_layers
-        self._num_layers = service.num_layers
         self._num_generated = 0
         self._exit_counts: Counter[int] = Counter()
 
@@ -34,7 +33,7 @@ class Writer(ABC):
         return self.generation.is_over
 
     def take(self) -> list[bytes]:
-        """Return the events for all deltas since the last call, including the opening and closing events."""
+        """Return the events since the last call, including the opening and closing events."""
         deltas = self.generation.take()
         if not deltas:
             return []
@@ -79,23 +78,24 @@ class Writer(ABC):
         exits: TokenExits = {
             "token_ids": [event.token_id for event in delta.tokens],
             "exits": [event.exit for event in delta.tokens],
-            "exit_layers": [self._exit_layers[event.exit - 1] for event in delta.tokens],
+            "exit_layers": [self._service.exit_layers[event.exit - 1] for event in delta.tokens],
             "exit_probabilities": [event.exit_probability for event in delta.tokens],
         }
-        if self._returns_offsets:
+        if self._request.nvium.text_offsets:
             exits["text_offsets"] = delta.text_offsets
-        if self._returns_probabilities:
+        if self._request.nvium.probabilities:
             exits["probabilities"] = [list(event.score.exit_probabilities) for event in delta.tokens if event.score]
         return exits
 
     def _exit_summary(self) -> ExitSummary:
-        counts = [self._exit_counts[number] for number, _ in enumerate(self._exit_layers, start=1)]
-        layers_run: int = sum(count * depth for count, depth in zip(counts, self._exit_layers, strict=True))
-        return {"exit_counts": counts, "mean_depth": layers_run / (max(1, sum(counts)) * self._num_layers)}
+        depths = self._service.exit_layers
+        counts = [self._exit_counts[number] for number, _ in enumerate(depths, start=1)]
+        layers_run: int = sum(count * depth for count, depth in zip(counts, depths, strict=True))
+        return {"exit_counts": counts, "mean_depth": layers_run / (max(1, sum(counts)) * self._service.num_layers)}
 
     def _usage(self) -> Usage:
         """Count each prompt once, and the tokens of all choices, returned or not."""
-        leaders = self.generation.choices[:: self._num_choices]
+        leaders = self.generation.choices[:: self._request.num_choices]
         num_prompt, num_generated = sum(len(choice.prompt.token_ids) for choice in leaders), self._num_generated
         return {
             "prompt_tokens": num_prompt,
