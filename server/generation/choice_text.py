@@ -19,8 +19,9 @@ class Prompt:
     token_ids: list[int]
     text: str | None = None
 
-    def truncated(self, num_tokens: int) -> "Prompt":
-        return self if len(self.token_ids) <= num_tokens else Prompt(self.token_ids[-num_tokens:])
+    def truncated(self, last: int | None) -> "Prompt":
+        """Return the prompt's last tokens, all of them if `last` is None."""
+        return self if last is None or len(self.token_ids) <= last else Prompt(self.token_ids[-last:])
 
 
 @dataclass(frozen=True)

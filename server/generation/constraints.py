@@ -40,8 +40,6 @@ log = structlog.get_logger("nvium.server")
 
 
 class RequestConstraint(NamedTuple):
-    """The constraint on a request's answer."""
-
     constraint: Constraint | None
     ignored: Sequence[str] = ()
     """Paths of schema keywords that are not enforced."""

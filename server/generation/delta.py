@@ -26,7 +26,6 @@ class Delta:
     """Scores of further prompt tokens."""
 
     def extend(self, later: "Delta") -> None:
-        """Append a later delta of the same choice."""
         self.text += later.text
         self.tokens += later.tokens
         self.text_offsets += later.text_offsets

@@ -63,7 +63,6 @@ class Choice:
         return self._leader is not None and self._leader.num_unscored > 0
 
     def take(self, events: Events, admission: Admitted) -> Delta:
-        """Convert events into a delta."""
         self.note_admission(admission)
         tokens = [event for event in events if isinstance(event, TokenEvent)]
         if tokens:

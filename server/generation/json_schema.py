@@ -221,9 +221,9 @@ def target(schema: Schema, reference: Any) -> Any:
 
 def only_member(node: Schema) -> Schema | None:
     """Return the sole member of an `allOf` whose schema otherwise has only annotations."""
-    members = node.get("allOf")
-    is_wrapper = isinstance(members, list) and len(members) == 1 and not set(node) - {"allOf", *ANNOTATIONS}
-    return members[0] if is_wrapper and isinstance(members, list) and isinstance(members[0], Mapping) else None
+    members = listed(node, "allOf")
+    is_wrapper = len(members) == 1 and isinstance(members[0], Mapping) and not set(node) - {"allOf", *ANNOTATIONS}
+    return members[0] if is_wrapper else None
 
 
 def needed(definitions: Mapping[str, Any], users: list[Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Finds the keywords in a JSON schema that llguidance cannot enforce. Knows no tokens, engines or HTTP."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from server.generation.json_schema import ANNOTATIONS, DEFINITIONS, LISTS, NAMED, SINGLE, Preparation, Schema
@@ -23,20 +24,20 @@ def enforceable(schema: Schema, *, drops: bool) -> tuple[dict[str, Any], list[st
     return filter_.apply(schema, ""), filter_.ignored
 
 
+@dataclass(frozen=True)
 class KeywordFilter:
-    def __init__(self, preparation: Preparation, *, drops: bool) -> None:
-        self.ignored: list[str] = []
-        self._preparation = preparation
-        self._drops = drops
+    preparation: Preparation
+    drops: bool
+    ignored: list[str] = field(default_factory=list)
 
     def apply(self, node: Any, place: str) -> Any:
         if not isinstance(node, Mapping):
             return node
-        if self._preparation.may_repeat(node):
+        if self.preparation.may_repeat(node):
             self.ignored.append(f"{place}uniqueItems")
         kept = {}
         for key, value in node.items():
-            if self._drops and constrains(node, key, value) and is_unenforceable(key, value):
+            if self.drops and constrains(node, key, value) and is_unenforceable(key, value):
                 self.ignored.append(place + key)
             elif constrains(node, key, value):
                 kept[key] = self._value(key, value, place + key)
@@ -61,26 +62,21 @@ def constrains(node: Schema, key: str, value: Any) -> bool:
     return key not in MAY_CONSTRAIN or MAY_CONSTRAIN[key](node, value)
 
 
-def has_dependents(value: Any) -> bool:
+def has_dependents(_: Schema, value: Any) -> bool:
     return not isinstance(value, Mapping) or any(each not in ([], {}, True) for each in value.values())
 
 
 MAY_CONSTRAIN: dict[str, Callable[[Schema, Any], bool]] = {
     "propertyNames": lambda _, value: not is_anything(value, also={"type": "string"}),
-    "unevaluatedItems": lambda _, value: not is_anything(value),
-    "unevaluatedProperties": lambda _, value: not is_anything(value),
+    **dict.fromkeys(("unevaluatedItems", "unevaluatedProperties"), lambda _, value: not is_anything(value)),
     "if": lambda node, _: not (is_anything(node.get("then", True)) and is_anything(node.get("else", True))),
-    "then": lambda node, value: "if" in node and not is_anything(value),
-    "else": lambda node, value: "if" in node and not is_anything(value),
+    **dict.fromkeys(("then", "else"), lambda node, value: "if" in node and not is_anything(value)),
     "not": lambda _, value: value is not False,
     "contains": lambda node, _: node.get("minContains") != 0 or "maxContains" in node,
     "minContains": lambda node, value: "contains" in node and value != 0,
     "maxContains": lambda node, _: "contains" in node,
-    "dependencies": lambda _, value: has_dependents(value),
-    "dependentRequired": lambda _, value: has_dependents(value),
-    "dependentSchemas": lambda _, value: has_dependents(value),
-    "$dynamicAnchor": lambda *_: False,
-    "$recursiveAnchor": lambda *_: False,
+    **dict.fromkeys(("dependencies", "dependentRequired", "dependentSchemas"), has_dependents),
+    **dict.fromkeys(("$dynamicAnchor", "$recursiveAnchor"), lambda *_: False),
 }
 """Keywords that llguidance does not support. Each function returns whether the keyword constrains its schema."""
 

@@ -1,11 +1,10 @@
 """A served model with its engine, tokenizer, chat template, limits and metrics. Knows no HTTP."""
 
-import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import structlog
 
@@ -23,8 +22,6 @@ from server.schemas.models import Model
 from server.schemas.tokens import TokenizerInfo
 from server.settings import Settings, read_file
 from server.telemetry.metrics import Metrics
-
-Result = TypeVar("Result")
 
 log = structlog.get_logger("nvium.server")
 
@@ -60,7 +57,7 @@ class Service:
         self.engine = Engine(loaded.model, settings.engine)
         self.metrics = Metrics([depth / self.num_layers for depth in self.exit_layers], settings.latency_buckets)
         self.worker = EngineWorker(self.engine, observe=self.metrics.steps.observe)
-        self.metrics.watch(lambda: self.worker.state, lambda: self.worker.seconds_since_progress)
+        self.metrics.watch(self.worker)
         self.admission = Admission(settings.max_sequences + settings.max_queue)
         self.fingerprint = fingerprint(loaded, settings, self.engine)
         self.metrics.add_model(self._description(loaded), settings.max_sequences)
@@ -72,9 +69,10 @@ class Service:
         self.tokenizer_info = tokenizer_info(loaded, self.engine.context)
         self._longest_token = longest_token(self.tokenizer)
         self.limits = RequestLimits(**{name: getattr(settings, name) for name in RequestLimits.model_fields})
-        self._text_threads = DaemonThreadPool(NUM_TEXT_THREADS, "nvium-text")
-        self._tokenizing = DaemonThreadPool(1, "nvium-tokenize")
-        self._compiling = DaemonThreadPool(NUM_COMPILING_THREADS, "nvium-compile")
+        self.text_threads = DaemonThreadPool(NUM_TEXT_THREADS, "nvium-text")
+        self.tokenizing_thread = DaemonThreadPool(1, "nvium-tokenize")
+        """The thread of `/tokenize` and `/detokenize`, which may take seconds."""
+        self._compiling_threads = DaemonThreadPool(NUM_COMPILING_THREADS, "nvium-compile")
         self.is_warm = False
         self._ticked: float | None = None
 
@@ -117,8 +115,8 @@ class Service:
     @property
     def is_live(self) -> bool:
         """Return whether the engine and the threads make progress. A process that was just suspended counts as live."""
-        seconds = (self.worker.seconds_since_progress, self._text_threads.busy_seconds, self._tokenizing.busy_seconds)
-        has_progressed = max(seconds) < self.settings.stall_seconds
+        busy_seconds = max(self.text_threads.busy_seconds, self.tokenizing_thread.busy_seconds)
+        has_progressed = max(self.worker.seconds_since_progress, busy_seconds) < self.settings.stall_seconds
         return self.worker.is_alive and not self.has_failed and (has_progressed or self._has_paused)
 
     @property
@@ -128,7 +126,7 @@ class Service:
     def tick(self) -> None:
         """Detect that the process was suspended. The event loop calls this ten times a second."""
         if self._has_paused:
-            for watched in (self.worker, self._text_threads, self._tokenizing):
+            for watched in (self.worker, self.text_threads, self.tokenizing_thread):
                 watched.restart_clock()
         self._ticked = time.monotonic()
 
@@ -189,16 +187,16 @@ class Service:
             if isinstance(prompt, str):
                 self.check_length("prompt", prompt)
         if len(prompts) > MAX_INLINE_PROMPTS or sum(map(len, prompts)) > MAX_INLINE_CHARACTERS:
-            read = await self.in_thread(self._read, prompts)
+            read = await self.text_threads.run(self._read, prompts)
         else:
             read = self._read(prompts)
-        return read if last is None else [prompt.truncated(last) for prompt in read]
+        return [prompt.truncated(last) for prompt in read]
 
     async def render_chat(self, conversation: Conversation, last: int | None = None) -> Prompt:
         """Render a conversation with the chat template. If `last` is given, keep only that many last tokens."""
         check = partial(self.check_length, "messages")
-        prompt = Prompt(await self.in_thread(partial(self.chat_template.prompt, conversation, check=check)))
-        return prompt if last is None else prompt.truncated(last)
+        token_ids = await self.text_threads.run(partial(self.chat_template.prompt, conversation, check=check))
+        return Prompt(token_ids).truncated(last)
 
     def encode(self, text: str, *, adds_special_tokens: bool = True) -> list[int]:
         """Tokenize a text, by default with the tokenizer's leading special tokens."""
@@ -215,18 +213,10 @@ class Service:
         compiled = RequestConstraint(None)
         if output_format is not None:
             compile_grammar = partial(self.constraints.compile, output_format.param, output_format.grammar, begun)
-            compiled = await asyncio.get_running_loop().run_in_executor(self._compiling, compile_grammar)
+            compiled = await self._compiling_threads.run(compile_grammar)
         if allowed is None:
             return compiled
         return compiled._replace(constraint=AllowedTokens.of(allowed, self.vocab_size, compiled.constraint))
-
-    async def in_thread(self, task: Callable[..., Result], *args: Any) -> Result:
-        """Run a task of a generating request on a thread, so it does not block the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._text_threads, partial(task, *args))
-
-    async def in_tokenizing_thread(self, task: Callable[[], Result]) -> Result:
-        """Run a task of `/tokenize` or `/detokenize`, which may take seconds, on a separate thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, task)
 
     def card(self, name: str) -> Model:
         """Return the entry in `/v1/models` for one of the model's names."""

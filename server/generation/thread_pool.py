@@ -1,12 +1,15 @@
 """Threads for work that would block the event loop."""
 
+import asyncio
 import queue
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
 
 
 class DaemonThreadPool(Executor):
@@ -24,6 +27,10 @@ class DaemonThreadPool(Executor):
         future: Future[Any] = Future()
         self._tasks.put((future, partial(task, *args, **kwargs)))
         return future
+
+    async def run(self, task: Callable[..., Result], *args: Any) -> Result:
+        """Run a task on a thread of the pool, so it does not block the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self, partial(task, *args))
 
     @property
     def busy_seconds(self) -> float:

@@ -1,4 +1,4 @@
-"""Admission control: bounds running and waiting choices, shares the bound among keys, and refuses while draining."""
+"""Admission control: limits running and waiting choices, shares the limit among keys, and refuses while draining."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,7 +39,7 @@ class Admission:
 
     @contextmanager
     def entered(self, num_choices: int, key: str) -> Iterator[None]:
-        """Admit choices. If the context raises, they leave at once; else the caller calls `leave` as they end."""
+        """Admit choices, and release them if the `with` block raises. If not, the caller must call `leave` for each."""
         self.enter(num_choices, key)
         try:
             yield

@@ -23,16 +23,16 @@ FAST_PATH = "nvium.http.response.fast_path"
 """The ASGI extension with the connection's `FastPath`."""
 
 MAX_BYTES_AHEAD = 65_536
-"""Bytes of pipelined requests that are read while a request is answered."""
+"""Maximum number of bytes of pipelined requests that are read while the server answers another one."""
 
 READ_BYTES = 65_536
-"""Size of a read. asyncio's default of 256 kB makes the allocator call the system for each read."""
+"""Size of a read. With asyncio's default of 256 kB, every read would allocate its buffer by a system call."""
 
 GRACE_SECONDS = 1
-"""Delay before the connection acts, so that the writer detects and records a slow client first."""
+"""Delay before a connection is aborted, so that `EventStream` detects and records a slow client first."""
 
 EXCESS_SECONDS = 1
-"""How long an excess connection (beyond the limit) may send nothing."""
+"""How long an excess connection may send nothing."""
 
 log = structlog.get_logger("nvium.server")
 too_many = RateLimitedWarning("too many connections")
@@ -41,8 +41,8 @@ too_many = RateLimitedWarning("too many connections")
 class FastPath:
     """Writes directly to the transport, for a response that has begun and whose client keeps up.
 
-    The client receives the same bytes as from an `http.response.body` message. The message would pass all middleware,
-    which does not change it, and h11, which checks it.
+    The client receives the same bytes as from an `http.response.body` message. Writing them directly saves the path
+    through all middleware, which would not change them, and through h11, which would only check them.
     """
 
     def __init__(self, transport: asyncio.Transport, flow: FlowControl, *, is_chunked: bool) -> None:
@@ -68,11 +68,11 @@ class Connection(H11Protocol):
 
     - A request must arrive completely within `arrival_seconds` of its first byte. The first request must arrive within
       `arrival_seconds` of the connection.
-    - An idle connection is closed in stages, and only if no request has arrived in the meantime.
+    - An idle connection is closed in stages, unless a request has arrived in the meantime.
     - A client that reads nothing for `slow_client_seconds` is disconnected.
     - A disconnect is detected while a request is answered, even if the client has pipelined further requests.
-    - Malformed or oversized HTTP is answered in the API's error form. So are requests on excess connections, except for
-      one probe each.
+    - Malformed or oversized HTTP is answered in the API's error form.
+    - An excess connection (beyond the limit) may send one probe. Other requests on it are refused.
     - `scope["state"]["received_at"]` is the time of the request's first bytes, by `time.monotonic()`.
     - `scope["extensions"]` contains the connection's `FastPath`.
     """
@@ -168,7 +168,7 @@ class Connection(H11Protocol):
             self._cut_off.cancel()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close in stages (RFC 9112, 9.6): if no request has arrived, close our side and wait for the client's."""
+        """Unless a request has arrived, stop writing and wait for the client to close (RFC 9112, 9.6)."""
         if self.transport.is_closing():
             return
         if is_readable(self.transport):
@@ -190,7 +190,7 @@ class Connection(H11Protocol):
         self._refuse(self.conn.refusal or malformed(msg))
 
     def _time_arrival(self) -> None:
-        """Run the timer while a request is arriving, and until the first request has arrived."""
+        """Run the timer until the first request has arrived, and while a later one is arriving."""
         is_first = cast("object | None", self.cycle) is None
         has_begun = self.conn.their_state is h11.IDLE and (is_first or self.conn.trailing_data[0])
         is_arriving = has_begun or self.conn.their_state is h11.SEND_BODY
@@ -209,7 +209,6 @@ class Connection(H11Protocol):
             self.transport.close()
 
     def refuse_as_too_many(self) -> None:
-        """Refuse an excess connection."""
         self._room.release(self)
         message = f"the limit of {self._room.num_connections} connections is reached"
         self._refuse(Rejected("too_many_connections", message, retry_after_seconds=1))

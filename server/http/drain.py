@@ -17,7 +17,7 @@ from server.http.renewal import Renewal
 from server.settings import Settings
 from server.telemetry.sink import sink
 
-ANY_INTERFACE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (only looked up, not listened on)
+ANY_INTERFACE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (the server does not listen here)
 
 log = structlog.get_logger("nvium.server")
 
@@ -25,7 +25,7 @@ FAILED_SECONDS = 5
 """Timeout for answering open requests after the service has failed."""
 
 GOODBYE_SECONDS = 2
-"""How long idle connections stay open while draining. A request in flight then gets a 503 instead of a reset."""
+"""How long idle connections stay open while draining. A request that is on its way gets a 503, not a reset."""
 
 CLOSE = (b"connection", b"close")
 
@@ -38,20 +38,18 @@ def url_of(settings: Settings, port: int) -> str:
 
 
 class Drainable(Protocol):
-    """The service or the gateway behind an app."""
+    """The service or gateway behind an app. The event loop calls `tick` ten times a second."""
 
     settings: Settings
     admission: Admission
 
     @property
-    def has_failed(self) -> bool:
-        """The service cannot answer any further request."""
+    def has_failed(self) -> bool: ...
 
-    def tick(self) -> None:
-        """Called on the event loop ten times a second."""
+    def tick(self) -> None: ...
 
     def give_up(self) -> None:
-        """Fail all open requests. Called on the event loop."""
+        """Fail all open requests."""
 
 
 FAILURE = 1
@@ -61,8 +59,8 @@ FAILURE = 1
 class DrainingServer(uvicorn.Server):
     """Drains at the first signal and fails open requests at the second. The exit code is 0 in both cases.
 
-    If the service fails, the server drains for `FAILED_SECONDS` and exits with `FAILURE`. If the event loop runs out of
-    memory, the process exits at once.
+    If the service fails, the server drains for `FAILED_SECONDS` and exits with `FAILURE`. If a callback of the event
+    loop raises `MemoryError`, the process exits at once.
     """
 
     def __init__(self, config: uvicorn.Config, service: Drainable, renewal: Renewal | None = None) -> None:
@@ -97,7 +95,6 @@ class DrainingServer(uvicorn.Server):
         log.info("ready", host=self.config.host, port=self.config.port, url=url, playground=settings.playground)
 
     async def on_tick(self, counter: int) -> bool:
-        """Called ten times a second."""
         self._service.tick()
         if self._renewal:
             self._renewal.tick()
@@ -127,7 +124,7 @@ class DrainingServer(uvicorn.Server):
         self._service.admission.is_draining = True
 
     def _drain(self, seconds: float) -> None:
-        """Stop when all requests and connections have ended, or fail open requests when `_drain_seconds` are over."""
+        """Stop when all requests and connections have ended, or fail the open requests after `_drain_seconds`."""
         num_present, connections = self._service.admission.num_present, self.server_state.connections
         if not self._is_logged:
             log.info("draining", choices=num_present, connections=len(connections), seconds=self._drain_seconds)

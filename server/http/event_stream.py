@@ -14,7 +14,7 @@ from server.http.disconnect import disconnected
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"[DONE]"
 LINE_ENDS = {"\u2028".encode(): b"\\u2028", "\u2029".encode(): b"\\u2029", "\x85".encode(): b"\\u0085"}
-"""Characters at which some clients, against the standard, end a line; with their JSON escapes."""
+"""Characters that some clients wrongly treat as line ends, with their JSON escapes."""
 
 
 class EventSource(Protocol):
@@ -36,8 +36,8 @@ class EventStream(Response):
     failure, the stream ends with the events that `on_failure` returns. A client that reads nothing for
     `slow_client_seconds` is disconnected. `on_close` is always called, even if nothing could be sent.
 
-    Once the response has begun, and while its client keeps up, events are written through the fast path as soon as they
-    arrive. Otherwise a task writes them, which costs twice as much per event.
+    Once the response has begun, events take the fast path as soon as they arrive, as long as the client keeps up.
+    Otherwise a task writes them, which costs twice as much per event.
     """
 
     media_type = "text/event-stream"
@@ -90,7 +90,7 @@ class EventStream(Response):
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _stream(self) -> None:
-        """Send the first and the last events, and all others that do not take the fast path."""
+        """Send the first event, the end, and all other events that do not take the fast path."""
         try:
             self._source.listen(self._arrived)
             while (events := self._source.take()) or not self._source.is_over:

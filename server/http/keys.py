@@ -1,4 +1,4 @@
-"""API keys: reads them, finds a key's owner, and requires a key of each request.
+"""API keys: reads them, finds the owner of a key, and requires a key for each request.
 
 Only hashes of keys are stored. A server without keys is open.
 """
@@ -30,18 +30,24 @@ READING = ("GET", "HEAD")
 
 @dataclass(frozen=True)
 class ApiKey:
-    """A key's public id and its SHA-256. Keys with the same name share an id, so one can replace the other."""
+    """A key's public id and its SHA-256. Keys with the same name share an id, so a new key can replace an old one."""
 
     id: str
     digest: bytes = field(repr=False)
 
 
 def read_keys(settings: Settings) -> list[ApiKey]:
-    """Read the keys in the settings and in the key file. Errors (`SettingsError`) name the place, never the key."""
+    """Read the keys in the settings and in the key file. A `SettingsError` names the entry, never the key."""
     entries = [(f"api_keys, entry {n}", key) for n, key in enumerate(settings.api_keys, start=1)]
     if settings.api_keys_file is not None:
         entries += lines_of(settings.api_keys_file)
-    return without_duplicates((place, parsed(place, text)) for place, text in entries)
+    found: dict[bytes, tuple[str, ApiKey]] = {}
+    for place, text in entries:
+        key = parsed(place, text)
+        if key.digest in found:
+            raise SettingsError(f"{place}: the same key as {found[key.digest][0]}")
+        found[key.digest] = place, key
+    return [key for _, key in found.values()]
 
 
 def lines_of(file: Path) -> list[tuple[str, str]]:
@@ -59,17 +65,6 @@ def parsed(place: str, text: str) -> ApiKey:
         raise SettingsError(f"{place}: must be KEY or NAME:KEY in visible ASCII characters other than : # and ,")
     digest = sha256(entry["key"].encode()).digest()
     return ApiKey(entry["name"] or digest.hex()[:8], digest)
-
-
-def without_duplicates(keys: Iterable[tuple[str, ApiKey]]) -> list[ApiKey]:
-    places: dict[bytes, str] = {}
-    kept: list[ApiKey] = []
-    for place, key in keys:
-        if key.digest in places:
-            raise SettingsError(f"{place}: the same key as {places[key.digest]}")
-        places[key.digest] = place
-        kept.append(key)
-    return kept
 
 
 class KeyRing:
@@ -92,7 +87,7 @@ class KeyRing:
 
 
 class KeyGate(Check):
-    """Answers 401, before the body is read, to requests that need a known key. Records the key's id.
+    """Requires a known key: answers 401 before the body is read. Records the key's id.
 
     `metrics_open` makes /metrics public.
     """
@@ -124,7 +119,7 @@ def is_metrics(scope: Scope) -> bool:
 def bearer(headers: Headers) -> str:
     """Return the key in the `authorization` or `x-api-key` header.
 
-    Raise `Rejected` if there is no key, or more than one: a proxy may have checked another one.
+    Raise `Rejected` unless there is exactly one key: of two, a proxy may have checked the other.
     """
     values = [*headers.getlist("authorization"), *(f"Bearer {key}" for key in headers.getlist("x-api-key"))]
     scheme, _, key = values[0].partition(" ") if len(values) == 1 else ("", "", "")

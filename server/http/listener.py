@@ -15,8 +15,8 @@ MAX_ACCEPTS_PER_TURN = 4
 class Listener(socket.socket):
     """Accepts `MAX_ACCEPTS_PER_TURN` connections, then raises `BlockingIOError` as if no more were waiting.
 
-    If asyncio accepted a whole burst in one turn, the burst could use up all descriptors before the server refuses any
-    connection. asyncio would then accept nothing for a second, not even a probe.
+    asyncio would accept a whole burst in one turn. The burst could use up all descriptors before the server refuses a
+    connection, and asyncio would then accept nothing for a second, not even a probe.
     """
 
     def __init__(self, listening: socket.socket) -> None:
@@ -42,8 +42,8 @@ class Listener(socket.socket):
 def listen(host: str, port: int) -> Listener:
     """Open a listening socket. Raise `OSError` with the address if that fails.
 
-    TCP_NODELAY sends small writes at once. asyncio sets it only on sockets that it opens itself. Without it, the first
-    token waits 40 ms for the client to acknowledge the status line.
+    Set TCP_NODELAY, which asyncio sets only on sockets that it opens itself. Without TCP_NODELAY, the first token waits
+    40 ms for the client to acknowledge the status line.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

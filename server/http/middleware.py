@@ -17,7 +17,7 @@ from server.telemetry.metrics import Metrics
 from server.telemetry.record import RequestRecord
 from server.telemetry.tracing import Tracing
 
-REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+SAFE_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 log = structlog.get_logger("nvium.server")
 
@@ -52,7 +52,9 @@ class RequestFrame(HttpMiddleware):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        request_id = sanitized(headers.get("x-request-id"))
+        request_id = headers.get("x-request-id", "")
+        if not SAFE_REQUEST_ID.fullmatch(request_id):
+            request_id = uuid.uuid4().hex
         record = self._open(scope, request_id)
         scope.setdefault("state", {}).update(request_id=request_id, key_id="", record=record)
 
@@ -179,8 +181,3 @@ async def refuse(error: ApiError, metrics: Metrics, scope: Scope, receive: Recei
     else:
         metrics.rejected.labels(error.code).inc()
     await error.response()(scope, receive, send)
-
-
-def sanitized(request_id: str | None) -> str:
-    """Return the client's id if it is safe in logs and headers, else a new id."""
-    return request_id if request_id and REQUEST_ID.fullmatch(request_id) else uuid.uuid4().hex

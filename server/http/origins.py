@@ -19,7 +19,7 @@ ANY = "*"
 class OwnOrigin(Check):
     """Answers 403 to a `Host` that is not this server's, and to pages of origins that CORS does not allow.
 
-    The check of `Host` defends against DNS rebinding. Links to the playground are allowed from any site.
+    Checking `Host` prevents DNS rebinding. Any site may link to the playground.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
@@ -33,7 +33,9 @@ class OwnOrigin(Check):
 
     def check(self, scope: Scope, headers: Headers) -> None:
         host, origin = headers.get("host", ""), headers.get("origin")
-        if host and self._checks_host and not self._is_own(name_of(host), scope):
+        name = name_of(host)
+        is_own = name in self._names or name.endswith(self._domains) or is_own_address(name, scope)
+        if host and self._checks_host and not is_own:
             raise Rejected("host_not_allowed", f"host {host[:100]!r} is not allowed; --allowed-hosts adds hosts")
         if ANY in self._origins or origin in self._origins:
             return
@@ -42,9 +44,6 @@ class OwnOrigin(Check):
         if is_foreign or is_cross_site:
             message = f"origin {(origin or 'another site')[:100]!r} is not allowed; --cors-origins adds origins"
             raise Rejected("origin_not_allowed", message)
-
-    def _is_own(self, name: str, scope: Scope) -> bool:
-        return name in self._names or name.endswith(self._domains) or is_own_address(name, scope)
 
 
 def name_of(host: str) -> str:

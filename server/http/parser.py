@@ -62,7 +62,7 @@ class BoundedParser(h11.Connection):
             self._refuse(malformed("a header must not continue on a second line"))
 
     def _check_framing(self, request: h11.Request) -> None:
-        """Refuse ambiguous framing: a proxy may have framed the request differently."""
+        """Refuse ambiguous framing: a proxy may have split the requests differently (request smuggling)."""
         if request.http_version not in VERSIONS:
             self._refuse(malformed("only HTTP/1.1 and HTTP/1.0 are supported"))
         names = {name for name, _ in request.headers}

@@ -39,7 +39,7 @@ class Renewal:
     def tick(self) -> None:
         """Reload if SIGHUP has arrived. Called ten times a second."""
         if self._is_due:
-            self._is_due = False  # before reading: the files may change again
+            self._is_due = False  # reset before reading, because the files may change again
             self.renew()
 
     def renew(self) -> None:

@@ -1,4 +1,4 @@
-"""How many connections the server accepts: the configured number, if file descriptors allow it, and some for probes."""
+"""The limit of connections: the configured number, if file descriptors suffice, and some more for probes."""
 
 import re
 import resource
@@ -11,7 +11,7 @@ from typing import Protocol
 from server.settings import SettingsError
 
 RESERVE = 96
-"""Descriptors reserved for files and for excess connections. At most a quarter of the limit is reserved."""
+"""Descriptors reserved for files and excess connections, but at most a quarter of the limit of open files."""
 
 EXCESS_SHARE = 3
 """A third of the reserve is for excess connections."""
@@ -25,7 +25,7 @@ class Refusable(Protocol):
 
 @dataclass(eq=False)
 class Room:
-    """Room for `num_connections`, and for `num_excess` more on which only probes are answered."""
+    """Room for `num_connections`, and for `num_excess` more that may only send probes."""
 
     num_connections: int
     num_excess: int = RESERVE // EXCESS_SHARE
@@ -43,12 +43,12 @@ class Room:
         return connection in self._excess
 
     def admits(self, connection: Refusable, data: bytes) -> bool:
-        """Return whether the first bytes on an excess connection are a probe, which the server answers."""
+        """Return whether the first bytes on an excess connection are a probe."""
         self._excess[connection] = PROBE.match(data) is not None
         return self._excess[connection]
 
     def release(self, connection: Refusable) -> None:
-        """Remove a connection that is closed or is no longer an excess connection."""
+        """Remove a connection that is closed or no longer in excess."""
         self._excess.pop(connection, None)
 
 

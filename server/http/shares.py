@@ -3,13 +3,13 @@
 from collections import defaultdict
 
 MULTIPLE = 3
-"""A key may hold three times what is free: 3/4 of the capacity for one busy key, 3/7 each for two."""
+"""A key may hold three times the free capacity. So one busy key gets 3/4 of the capacity, two get 3/7 each."""
 
 
 class Shares:
     """Divides a capacity among keys by dynamic thresholds, as network switches divide their buffers.
 
-    A key that holds nothing may take all that is free. So may a key while no other key has ever requested a share.
+    A key that holds nothing may take all that is free. So may the only key that has ever requested a share.
     """
 
     def __init__(self, capacity: int) -> None:

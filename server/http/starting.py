@@ -24,7 +24,7 @@ STOP_SECONDS = 1
 
 
 async def starting_app(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer as a live server that is not ready. Close each connection: the next request must reach the real server."""
+    """Answer as a live server that is not ready. Close each connection, so the next request reaches the real server."""
     retry = {"retry-after": str(RETRY_SECONDS)}
     loading = ApiError("the model is loading", status=503, code="not_ready", headers=retry)
     response = JSONResponse({"status": "ok"}) if scope["path"].endswith("/livez") else loading.response()
@@ -36,7 +36,7 @@ async def starting_app(scope: Scope, receive: Receive, send: Send) -> None:
 def starting_server(listener: socket.socket, settings: Settings, tls: ssl.SSLContext | None = None) -> Iterator[None]:
     """Run the starting server in a thread, on a duplicate of the socket, while the context is open.
 
-    It has the same limits as the real server. Its metrics are discarded.
+    The starting server has the real server's limits. Its metrics are discarded.
     """
     duplicate, room = Listener(socket.socket(fileno=os.dup(listener.fileno()))), room_for(settings.max_connections)
     more = {"lifespan": "off", "timeout_graceful_shutdown": STOP_SECONDS}

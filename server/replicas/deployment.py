@@ -72,8 +72,8 @@ log = structlog.get_logger("nvium.server")
 class Replica:
     """A single-process server in a thread of a Ray actor. Only the gateway knows its port and secret.
 
-    `host` is the address to listen on. None means this machine's address in the cluster.
-    The constructor raises the same errors as `server.app.run`.
+    `host` is the address to listen on; None means this machine's address in the cluster. The constructor raises the
+    errors of `server.app.run`.
     """
 
     def __init__(self, settings: Settings, host: str | None) -> None:
@@ -146,11 +146,11 @@ class AffineRouter(RequestRouter):  # type: ignore[misc]
         if self._is_affine:
             self._prefixes.note(digests, chosen)
         first = replicas.pop(chosen)
-        self.on_send_request(first.replica_id)  # adds to the load that the replica last reported
+        self.on_send_request(first.replica_id)  # counts this request in the replica's load
         return [[first], list(replicas.values())]
 
     def _load(self, replica: RunningReplica) -> int:
-        """Return the number of requests that the replica last reported, plus those sent since."""
+        """Return the replica's last reported number of requests, plus the requests sent since."""
         return self.replica_queue_len_cache.get(replica.replica_id) or 0
 
 

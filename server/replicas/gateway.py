@@ -1,17 +1,17 @@
-"""The public server. It checks keys, rates, origins and bodies, answers probes, and forwards other requests."""
+"""The public server: checks keys, rates, origins and bodies, answers probes, and forwards other requests."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from fastapi import APIRouter, FastAPI, Request
-from prometheus_client import CONTENT_TYPE_LATEST, Gauge
+from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 from starlette.responses import Response
 
 from server.app import bare_app, keys_gate, middleware
 from server.errors import ApiError
 from server.http.keys import KeyRing
-from server.replicas.pages import merged
+from server.replicas.pages import MergedPages
 from server.replicas.relay import Relay
 from server.replicas.routing import Address, NoReplica, Pool
 from server.settings import Settings
@@ -45,7 +45,7 @@ class Gateway:
     has_failed = False
 
     def tick(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def give_up(self) -> None:
         self.relay.give_up()
@@ -57,7 +57,7 @@ class Gateway:
     async def metrics_page(self) -> bytes:
         """Merge the metrics of the gateway and of every replica that answers in time."""
         pages = {GATEWAY_LABEL: self.metrics.page().decode(), **await self._answers("/metrics")}
-        return await asyncio.to_thread(merged, pages)
+        return await asyncio.to_thread(generate_latest, MergedPages(pages))
 
     async def _answers(self, path: str) -> dict[str, str]:
         """Get a path from all replicas. Return the bodies by replica name, without failures and timeouts."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 
-from prometheus_client import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
@@ -10,12 +9,9 @@ from prometheus_client.registry import Collector
 LABEL = "replica"
 
 
-def merged(pages: Mapping[str, str]) -> bytes:
-    """Merge pages, given by replica name, into one page."""
-    return generate_latest(PageCollector(pages))
+class MergedPages(Collector):
+    """The metrics of all pages, which are given by replica name."""
 
-
-class PageCollector(Collector):
     def __init__(self, pages: Mapping[str, str]) -> None:
         self._pages = pages
 

@@ -1,6 +1,6 @@
 """`python -m server.replicas.reaper FOLDER`: kills the Ray processes left behind by a gateway that was killed.
 
-Standard input ends when the parent process ends. If the parent has written `GOODBYE` before, the reaper does nothing.
+Standard input closes when the parent process ends. If the parent wrote `GOODBYE` first, the reaper does nothing.
 """
 
 import os
@@ -19,9 +19,9 @@ ROUNDS, ROUND_SECONDS = 20, 0.5
 
 @contextmanager
 def reaper_of(folder: str) -> Iterator[None]:
-    """While the context is open, kill all processes with this folder on their command line if this process dies.
+    """If this process dies while the context is open, kill all processes with this folder on their command line.
 
-    The command lines of all processes of a Ray session contain the session's folder.
+    All processes of a Ray session have the session's folder on their command line.
     """
     command = [sys.executable, "-m", "server.replicas.reaper", folder]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)  # noqa: S603 (our own)

@@ -1,7 +1,7 @@
 """Forwards requests to replicas and their responses to clients. Retries a request if its replica is lost.
 
-A whole response is forwarded once it is complete, a stream event by event. So a lost replica is visible to the client
-only if a stream has begun: the stream ends with an error.
+A whole response is forwarded once it is complete, a stream event by event. So the client notices a lost replica only
+if its stream has begun: the stream then ends with an error.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ MAX_ATTEMPTS = 5
 """Attempts per request, including failed connections."""
 
 MAX_DELIVERIES = 3
-"""Attempts that reached a replica. If three replicas are lost with a request, it may be the cause."""
+"""Attempts that reached a replica. A request with which three replicas were lost may be the cause."""
 
 UNBOUNDED = 2**31
 """Limit of open requests. Replicas bound their own queues."""
@@ -47,7 +47,7 @@ WAIT_SECONDS = 30
 """How long a request waits for a replica."""
 
 IDLE_SECONDS = 15
-"""Keep-alive of a connection to a replica. Shorter than the replica's own keep-alive."""
+"""How long an idle connection to a replica stays open. Must be shorter than the replica's keep-alive."""
 
 TARGET = re.compile(rb"/[!-~]*")
 FORWARDED = ("accept", "content-type", "traceparent", "tracestate")
@@ -55,7 +55,7 @@ HOP_BY_HOP = (b"connection", b"date", b"keep-alive", b"server", b"transfer-encod
 """Response headers that are not forwarded. The gateway's connection sets its own."""
 
 DEAD_PEER = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
-"""Socket options that close a connection 25 seconds after its machine has gone."""
+"""Socket options that close a connection after 25 seconds without its peer."""
 
 END_OF_EVENT = b"\n\n"
 
@@ -69,7 +69,7 @@ log = structlog.get_logger("nvium.server")
 
 
 class GatewayOnly(Check):
-    """A replica's middleware in place of `KeyGate`. Requires the secret and reads the key id that the gateway sends."""
+    """Replaces `KeyGate` in a replica. Requires the gateway's secret and reads the key id that the gateway sends."""
 
     def __init__(self, app: ASGIApp, secret: str, metrics: Metrics) -> None:
         super().__init__(app, metrics)
@@ -84,10 +84,11 @@ class GatewayOnly(Check):
 class Relay:
     """The ASGI app that forwards requests. `admission` counts open requests."""
 
+    _session: aiohttp.ClientSession
+
     def __init__(self, pool: Pool, metrics: Metrics) -> None:
         self._pool = pool
         self._metrics = metrics
-        self._session: aiohttp.ClientSession | None = None
         self.admission = Admission(UNBOUNDED)
         self._releases: set[asyncio.Task[None]] = set()
         self._in_flight: set[asyncio.Timeout] = set()
@@ -108,7 +109,7 @@ class Relay:
 
     async def get(self, address: Address, path: str) -> str:
         """Get a page from a replica. Raise `OSError` or `aiohttp.ClientError` if that fails."""
-        async with self._connected().get(URL(address.url + path), headers={SECRET: address.secret}) as answer:
+        async with self._session.get(URL(address.url + path), headers={SECRET: address.secret}) as answer:
             answer.raise_for_status()
             return await answer.text()
 
@@ -135,7 +136,7 @@ class Relay:
         for _ in range(MAX_ATTEMPTS):
             try:
                 async with self._chosen(digests, lost) as address, self._until_given_up():
-                    await exchange.forward(self._connected(), address)
+                    await exchange.forward(self._session, address)
                 return True
             except (aiohttp.ClientError, OSError) as error:
                 num_deliveries += not isinstance(error, aiohttp.ClientConnectorError)
@@ -180,10 +181,6 @@ class Relay:
             finally:
                 self._in_flight.remove(timeout)
 
-    def _connected(self) -> aiohttp.ClientSession:
-        assert self._session
-        return self._session
-
 
 class Exchange:
     """One client's request and the response to it."""
@@ -191,7 +188,7 @@ class Exchange:
     def __init__(self, scope: Scope, send: Send, body: bytes) -> None:
         self.body = body
         self.has_begun = False
-        """The response's head has been sent, or is being sent."""
+        """Whether sending the response's head has begun."""
         self.request_id: str = scope["state"]["request_id"]
         self._record: RequestRecord | None = scope["state"]["record"]
         self._method: str = scope["method"]
@@ -202,7 +199,7 @@ class Exchange:
         self._headers |= {"x-request-id": self.request_id, KEY_ID: scope["state"]["key_id"]}
         self._fast_path: FastPath | None = scope.get("extensions", {}).get(FAST_PATH)
         self._is_head_sent = False
-        """The fast path may be used. Starlette sends the head with the first part of the body."""
+        """Whether the fast path may be used. Starlette sends the head with the first part of the body."""
         self._send = send
 
     async def forward(self, session: aiohttp.ClientSession, address: Address) -> None:

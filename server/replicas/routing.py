@@ -1,7 +1,7 @@
 """Chooses a replica for each request, and the number of replicas. Imports neither Ray nor an HTTP library.
 
-Prompt prefixes are stored as digests of the text, one per `BLOCK_CHARACTERS`, so the gateway needs no tokenizer. A
-stale entry (the page was evicted, or the replica is gone) only costs a cache hit.
+Prompt prefixes are stored as digests of the text, one per `BLOCK_CHARACTERS`, so the gateway needs no tokenizer. An
+entry may be stale, because a page was evicted or a replica is gone. Then only a cache hit is lost.
 """
 
 import json
@@ -23,7 +23,7 @@ MAX_BLOCKS = 128
 """Maximum prefix length, in blocks."""
 
 MAX_AHEAD = 4
-"""How many more requests than the least loaded replica a preferred replica may have."""
+"""A preferred replica may have this many more requests than the least loaded one."""
 
 MAX_DIGESTS = 100_000
 
@@ -43,7 +43,10 @@ def prefix_digests(body: bytes) -> list[bytes]:
 
 
 def prompt_text(request: Mapping[str, Any]) -> str:
-    """Return text for a request's prompt (the first of a list). Prompts with a common prefix get a common prefix."""
+    """Return a request's prompt as text. Prompts with a common prefix yield texts with a common prefix.
+
+    Of several prompts, only the first counts.
+    """
     prompt = request.get("prompt")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         prompt = prompt[0]

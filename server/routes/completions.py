@@ -1,14 +1,12 @@
 """`POST /v1/completions`."""
 
-from functools import partial
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from server.generation.generation import start
 from server.routes.json_route import JsonRoute
 from server.schemas.completions import CompletionRequest
-from server.writers.answer import answer, opened
+from server.writers.answer import answer, checked
 from server.writers.completion_writer import CompletionWriter
 
 router = APIRouter(route_class=JsonRoute)
@@ -16,7 +14,7 @@ router = APIRouter(route_class=JsonRoute)
 
 @router.post("/v1/completions")
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
-    service, record = opened(request, body)
+    service, record = checked(request, body)
     tenant = request.state.key_id
     num_choices = len(body.prompts) * body.num_choices
     with service.admission.entered(num_choices, tenant), body.in_request_names():
@@ -25,7 +23,8 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
         longest = max(len(prompt.token_ids) for prompt in prompts)
         compiled = await service.constraint(body.output_format(), body.allowed_token_ids)
         params = body.params(compiled.constraint, service.max_tokens(body.requested_max_tokens, longest, num_choices))
-        begin = partial(start, service, body, params, prompts, record, tenant=tenant)
-        generated = begin(echo=body.echo, ignored=compiled.ignored)
+        generated = start(
+            service, body, params, prompts, record, tenant=tenant, echo=body.echo, ignored=compiled.ignored
+        )
     writer = CompletionWriter(service, body, generated, f"cmpl-{record.request_id}")
     return await answer(request, body, writer)

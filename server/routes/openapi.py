@@ -54,7 +54,7 @@ class Version(ResponseBody):
 
 @dataclass(frozen=True)
 class Route:
-    """`answer` is the type of the response; None means plain text. `chunk` is the type of a stream's events."""
+    """A route. `answer` is the response's type, None for plain text. `chunk` is the type of a stream's events."""
 
     method: str
     path: str
@@ -118,31 +118,27 @@ def document() -> Json:
 
 
 def operation(route: Route, refs: dict[Any, Json]) -> Json:
-    described: Json = {"summary": route.summary, "responses": responses(route, refs)}
+    responses: Json = {"200": {"description": "OK", "content": contents(route, refs)}}
+    for status in sorted(route.errors):
+        responses[str(status)] = {"description": HTTPStatus(status).phrase, "content": json_content(refs[Error])}
+    described: Json = {"summary": route.summary, "responses": responses}
     if route.request:
-        content = {"application/json": {"schema": refs[route.request]}}
-        described["requestBody"] = {"required": True, "content": content}
+        described["requestBody"] = {"required": True, "content": json_content(refs[route.request])}
     if names := re.findall(r"{(\w+)}", route.path):
         of_path = {"in": "path", "required": True, "schema": {"type": "string"}}
         described["parameters"] = [{"name": name, **of_path} for name in names]
     return described
 
 
-def responses(route: Route, refs: dict[Any, Json]) -> Json:
-    error = {"application/json": {"schema": refs[Error]}}
-    described: Json = {"200": {"description": "OK", "content": contents(route, refs)}}
-    for status in sorted(route.errors):
-        described[str(status)] = {"description": HTTPStatus(status).phrase, "content": error}
-    return described
+def json_content(schema: Json) -> Json:
+    return {"application/json": {"schema": schema}}
 
 
 def contents(route: Route, refs: dict[Any, Json]) -> Json:
     if route.answer is None:
         return {"text/plain": {"schema": {"type": "string"}}}
-    whole = {"application/json": {"schema": refs[route.answer]}}
-    if route.chunk is None:
-        return whole
-    return whole | {"text/event-stream": {"schema": event(refs[route.chunk], refs[Error])}}
+    stream = {"text/event-stream": {"schema": event(refs[route.chunk], refs[Error])}} if route.chunk else {}
+    return json_content(refs[route.answer]) | stream
 
 
 def event(chunk: Json, error: Json) -> Json:

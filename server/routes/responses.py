@@ -13,7 +13,7 @@ from server.errors import ApiError
 from server.generation.chat import start_chat
 from server.routes.json_route import JsonRoute
 from server.schemas.responses import DeletedResponse, Json, Response, ResponseRequest, with_item
-from server.writers.answer import answer, opened
+from server.writers.answer import answer, checked
 from server.writers.response_writer import ResponseWriter
 
 MAX_KEPT = 10_000
@@ -35,8 +35,8 @@ class Kept(NamedTuple):
 class KeptResponses:
     """Recent responses by API key id and response id, in this process's memory.
 
-    If they exceed `MAX_KEPT` or `MAX_KEPT_CHARACTERS`, the key with the most characters loses its least recently used
-    response. Replicas do not share them, and a restart loses them.
+    Above `MAX_KEPT` or `MAX_KEPT_CHARACTERS`, the key with the most characters loses its least recently used response.
+    Replicas do not share responses, and a restart loses them.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class KeptResponses:
             return kept
 
     def keep(self, owner: str, messages: list[Json], response: Response) -> None:
-        """Store a response and its conversation. Replace a response with the same id (from `x-request-id`)."""
+        """Store a response and its conversation. A response with the same id (`x-request-id`) is replaced."""
         conversation = list(messages)
         for item in response["output"]:
             conversation = with_item(conversation, item, "output")
@@ -91,7 +91,7 @@ async def create_response(body: ResponseRequest, request: Request) -> HttpRespon
     owner = request.state.key_id
     before = earlier(kept, owner, body.previous_response_id)
     chat = body.as_chat(before)
-    service, record = opened(request, chat)
+    service, record = checked(request, chat)
     generated = await start_chat(service, chat, record, owner)
 
     def keep(response: Response) -> None:

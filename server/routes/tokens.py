@@ -18,7 +18,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     service: Service = request.app.state.service
     service.check_model(body.model)
     body.check()
-    return await service.in_tokenizing_thread(lambda: json_response(tokens(service, body), body))
+    return await service.tokenizing_thread.run(lambda: json_response(tokens(service, body), body))
 
 
 @router.post("/detokenize")
@@ -26,7 +26,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     service: Service = request.app.state.service
     service.check_model(body.model)
-    return await service.in_tokenizing_thread(lambda: json_response(detokenized(service, body.tokens), body))
+    return await service.tokenizing_thread.run(lambda: json_response(detokenized(service, body.tokens), body))
 
 
 @router.get("/tokenizer_info")

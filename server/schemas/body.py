@@ -48,7 +48,7 @@ class NeutralOnly:
 
 
 class WithoutEffect(NeutralOnly):
-    """Marks a field that accepts any value and has no effect: the server always does what it asks for."""
+    """Marks a field that accepts any value and has no effect, because the server always behaves as the field asks."""
 
     def check(self, param: str, value: Any) -> None:
         """Accept any value."""
@@ -58,7 +58,7 @@ class WithoutEffect(NeutralOnly):
 
 
 class Hint(WithoutEffect):
-    """Marks a field that is ignored. Values that are not neutral are reported to the client."""
+    """Marks a field that is ignored. If its value is not neutral, the field is named in `x-nvium-ignored-params`."""
 
 
 class RequestBody(BaseModel):
@@ -85,7 +85,7 @@ class RequestBody(BaseModel):
 
     @classmethod
     def resolved_aliases(cls, given: Iterable[str]) -> dict[str, str]:
-        """Return the fields that some of these names are aliases of, by alias."""
+        """Return a map from those of the names that are aliases to their fields."""
         names = {name: cls.aliases[name] for name in given if name in cls.aliases and name not in cls.model_fields}
         return {name: own for name, own in names.items() if own in cls.model_fields}
 
@@ -100,7 +100,7 @@ class RequestBody(BaseModel):
 
     @property
     def unknown_fields(self) -> list[str]:
-        """Return the paths of ignored fields, separated by dots."""
+        """Return the paths of ignored fields, such as `messages[0].weight`."""
         unknown_within = [f"{name}.{unknown}" for name, body in self._nested() for unknown in body.unknown_fields]
         extra = self.model_extra or {}
         known = self.resolved_aliases(extra)
@@ -160,10 +160,10 @@ def described(message: str) -> WrapValidator:
 
 
 def tagged(kind: Callable[[Any], str | None], message: str, by: str = "") -> Discriminator:
-    """Select the member of a union by the tag that `kind` returns, or fail with `message` for None.
+    """Select the member of a union by the tag that `kind` returns. If `kind` returns None, fail with `message`.
 
-    `by` is the name of the field that the error reports. Tags and field names must differ, because `errors.path` drops
-    tags from an error's location.
+    `by` is the field that the error names. A tag must not equal a field's name: `errors.path` removes tags from an
+    error's location.
     """
     return Discriminator(kind, custom_error_type=WRONG_FIELD + by, custom_error_message=message)
 
@@ -178,7 +178,7 @@ def encodable(text: str) -> str:
 
 
 def at_most(num_items: int) -> BeforeValidator:
-    """Limit the size of a list or object before its items are validated, which is slow if many are invalid."""
+    """Limit the size of a list or object before its items are validated: many invalid items are slow."""
 
     def validate(value: Any) -> Any:
         if isinstance(value, list | dict) and len(value) > num_items:

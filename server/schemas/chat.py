@@ -74,7 +74,7 @@ class ChatRequest(TemplateOptions, GenerationRequest):
         return super().logged_user if self.safety_identifier is None else loggable(self.safety_identifier)
 
     def conversation(self) -> Conversation:
-        """Return the messages and the tools for the chat template. With tool_choice `none` it sees no tools."""
+        """Return the messages and tools for the chat template. With tool_choice `none`, there are no tools."""
         return self.conversation_of(self.messages, [] if self.tool_choice == "none" else self.tools)
 
     def callable_tools(self) -> list[Tool]:
@@ -93,7 +93,10 @@ class ChatRequest(TemplateOptions, GenerationRequest):
     def output_format(
         self, calls: CallFormat | None = PLAIN, special: Mapping[str, int] | None = None
     ) -> OutputFormat | None:
-        """Return the format of the answer, with calls in the format of the model's template. Raise `InvalidField`."""
+        """Return the format of the answer. Tool calls have the format of the model's chat template.
+
+        Raise `InvalidField` if fields contradict each other.
+        """
         text = super().output_format()
         if not (tools := self.callable_tools()):
             return text
@@ -165,7 +168,7 @@ class MadeToolCall(TypedDict):
 class ChatMessage(TypedDict):
     """The assistant's message, or in a chunk its new part.
 
-    `nvium` in a choice's last chunk covers all its tokens: clients that join chunks keep only the last `nvium`.
+    In a choice's last chunk, `nvium` covers all tokens: clients that join chunks keep only the last `nvium`.
     """
 
     role: NotRequired[Literal["assistant"]]
@@ -173,7 +176,7 @@ class ChatMessage(TypedDict):
     reasoning_content: NotRequired[str]
     """The model's reasoning before the content, if any."""
     reasoning: NotRequired[str]
-    """A copy of `reasoning_content`: clients read either name."""
+    """The same text as `reasoning_content`: clients read either name."""
     refusal: NotRequired[None]
     tool_calls: NotRequired[list[MadeToolCall]]
     nvium: NotRequired[TokenExits]

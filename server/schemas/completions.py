@@ -56,7 +56,10 @@ class CompletionRequest(GenerationRequest):
         return None if self.max_tokens == NO_LIMIT else self.max_tokens
 
     def params(self, constraint: Constraint | None, max_tokens: int) -> SamplingParams:
-        """Score an echoed prompt with `logprobs` or if nothing is generated. Raise `InvalidRequest`."""
+        """Return the engine's sampling parameters. Raise `InvalidRequest` for a value out of range.
+
+        An echoed prompt is scored if `logprobs` is set or nothing is generated.
+        """
         scores_prompt = self.echo and (self.logprobs is not None or self.max_tokens == 0)
         logprobs = 0 if scores_prompt and self.logprobs is None else self.logprobs
         return self.sampling(
@@ -74,7 +77,7 @@ class CompletionRequest(GenerationRequest):
 
 
 class CompletionLogprobs(TypedDict):
-    """Arrays aligned by token, null for a prompt's first token. `text_offset` counts characters."""
+    """Arrays aligned by token. A prompt's first token has null. `text_offset` counts characters."""
 
     tokens: list[str]
     token_logprobs: list[float | None]

@@ -83,7 +83,7 @@ def check_foreign(unknown: Mapping[str, Any]) -> None:
 
 
 def check_elsewhere(unknown: Mapping[str, Any], other: type[BaseModel], endpoint: str) -> None:
-    """Raise `InvalidField` for a field of another endpoint, unless it has its default value."""
+    """Raise `InvalidField` for a field of another endpoint, unless the field has its default value."""
     for name, value in unknown.items():
         if field := other.model_fields.get(name) or other.model_fields.get(ALIASES.get(name, name)):
             marks = [mark for mark in field.metadata if isinstance(mark, NeutralOnly)]

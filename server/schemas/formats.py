@@ -1,6 +1,7 @@
 """The format of an answer: OpenAI's `response_format` and vLLM's `structured_outputs`."""
 
 import json
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
@@ -20,7 +21,7 @@ class OutputFormat(NamedTuple):
     param: str
     grammar: Grammar
     is_text: bool = False
-    """The answer is text, which also ends at the stop strings of the chat template."""
+    """Whether the answer is text, which also ends at the stop strings of the chat template."""
 
 
 class JsonSchemaFormat(RequestBody):
@@ -80,24 +81,19 @@ class StructuredOutputs(RequestBody):
 
     def output_format(self, *, closes: bool, param: str = "") -> OutputFormat:
         """Return the format. Raise `InvalidField` unless exactly one field is set. Errors name `param`, if given."""
-        given: dict[str, Any] = {"regex": self.regex, "choice": self.choice, "json": self.json_schema}
-        given |= {"grammar": self.grammar, "json_object": self.json_object or None}
-        names = [name for name, value in given.items() if value is not None]
-        check(
-            len(names) == 1,
-            "structured_outputs",
-            "must have exactly one of regex, choice, json, grammar and json_object",
-        )
+        given: dict[str, tuple[Any, Callable[[Any], Grammar]]] = {
+            "regex": (self.regex, Regex),
+            "choice": (self.choice, OneOf),
+            "json": (self.json_schema, lambda schema: JsonSchema(as_schema(param, schema), closes=closes)),
+            "grammar": (self.grammar, Lark),
+            "json_object": (self.json_object or None, lambda _: ANY_OBJECT),
+        }
+        names = [name for name, (value, _) in given.items() if value is not None]
+        message = "must have exactly one of regex, choice, json, grammar and json_object"
+        check(len(names) == 1, "structured_outputs", message)
         param = param or f"structured_outputs.{names[0]}"
-        if self.regex is not None:
-            return OutputFormat(param, Regex(self.regex))
-        if self.choice is not None:
-            return OutputFormat(param, OneOf(self.choice))
-        if self.grammar is not None:
-            return OutputFormat(param, Lark(self.grammar))
-        if self.json_object:
-            return OutputFormat(param, ANY_OBJECT)
-        return OutputFormat(param, JsonSchema(as_schema(param, self.json_schema), closes=closes))
+        value, grammar_of = given[names[0]]
+        return OutputFormat(param, grammar_of(value))
 
 
 GUIDED = {

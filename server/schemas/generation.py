@@ -41,8 +41,6 @@ Metadata = Annotated[dict[Text, Text], at_most(16), AfterValidator(short)]
 
 
 class RequestLimits(ResponseBody):
-    """Limits on one request."""
-
     max_n: int
     max_prompts: int
     max_new_tokens: int
@@ -176,7 +174,7 @@ class GenerationRequest(RequestBody):
 
     @property
     def request_names(self) -> dict[str, str]:
-        """Map fields of the engine to the names this request used, where they differ."""
+        """Return the names that this request used for fields of the engine, where they differ."""
         return {own: name for name, own in self.resolved_aliases(self.model_extra or {}).items()}
 
     def output_format(self) -> OutputFormat | None:
@@ -201,7 +199,7 @@ class GenerationRequest(RequestBody):
 
     @contextmanager
     def in_request_names(self) -> Iterator[None]:
-        """Rename the fields in engine errors to the names this request used."""
+        """In errors of the engine, replace field names by the names that this request used."""
         try:
             yield
         except InvalidRequest as error:
@@ -220,7 +218,7 @@ class GenerationRequest(RequestBody):
     ) -> SamplingParams:
         """Return the engine's sampling parameters. Raise `InvalidRequest` for a value out of range.
 
-        Prompt and answer share one number of alternatives, the larger of both.
+        The prompt and the answer get the same number of alternatives, the larger of the two.
         """
         scored = [number for number in (logprobs, self.prompt_logprobs) if number is not None]
         return SamplingParams(

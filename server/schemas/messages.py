@@ -13,7 +13,7 @@ from server.schemas.body import NeutralOnly, RequestBody, Text, WithoutEffect, a
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 4096
-"""Most content parts over all messages. The event loop validates each part."""
+"""Maximum number of content parts in all messages: validating them blocks the event loop."""
 
 
 Name = Annotated[str, Field(pattern=r"^[^\s<|\\/>]{1,64}$"), AfterValidator(encodable)]
@@ -164,7 +164,6 @@ AnyMessage = Annotated[
 
 
 def with_few_parts(messages: Any) -> Any:
-    """Limit the number of content parts before they are validated."""
     if not isinstance(messages, list):
         return messages
     contents = (message.get("content") for message in messages if isinstance(message, dict))

@@ -24,7 +24,7 @@ CHAT_FIELDS = (
     *("model", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos", "stream"),
     *("user", "safety_identifier", "metadata", "parallel_tool_calls"),
 )
-"""Fields with the same name in a chat request."""
+"""Fields that have the same name in a chat request."""
 
 
 class FunctionTool(RequestBody):
@@ -165,7 +165,6 @@ class ResponseRequest(RequestBody):
         return [function for param, tool in given for function in tool.functions(param)]
 
     def namespace(self, function: str) -> str | None:
-        """Return the name of the namespace that contains a function."""
         spaces = [tool for tool in self.tools if tool.type == "namespace"]
         return next((tool.name for tool in spaces if any(inner.name == function for inner in tool.tools)), None)
 
@@ -221,7 +220,7 @@ ARGUMENTS: dict[str, Callable[[Json], tuple[Any, Any]]] = {
     "local_shell_call": lambda item: ("local_shell", json.dumps(item.get("action"))),
     "mcp_call": lambda item: (item.get("name"), item.get("arguments")),
 }
-"""Returns the name and the arguments of an item that is a call, by type."""
+"""For each type of item that is a call, a function that returns the call's name and arguments."""
 
 OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
 
@@ -231,11 +230,11 @@ TEXT_ITEMS = {
     "code_interpreter_call": "code",
     "mcp_list_tools": "server_label",
 }
-"""Items about hosted tools, which become text: the field to quote, by type."""
+"""Types of items about hosted tools, with the field that is quoted: these items become text."""
 
 
 def with_item(messages: list[Json], item: Mapping[str, Any], param: str) -> list[Json]:
-    """Append an item to chat messages. Consecutive calls join the assistant message before them."""
+    """Append an item to chat messages. A call joins the assistant message before it, if there is one."""
     kind = item.get("type", "message")
     if kind == "message":
         message = {"role": item.get("role"), "content": content(item.get("content"), f"{param}.content")}

@@ -12,7 +12,7 @@ from server.schemas.messages import Message
 from server.schemas.tools import Tool, Tools, unique
 
 OWN_ARGUMENTS = {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters, "messages", "template"}
-"""Parameters of the renderer, which are not template variables."""
+"""Parameters of the renderer itself: `chat_template_kwargs` must not set them."""
 
 
 class TemplateOptions(RequestBody):
@@ -29,20 +29,16 @@ class TemplateOptions(RequestBody):
     def continues(self, messages: Sequence[Message]) -> bool:
         return self.continue_final_message or bool(messages[-1].prefix or messages[-1].partial)
 
-    @property
-    def variables(self) -> dict[str, Any]:
-        thinks = {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
-        return self.chat_template_kwargs | thinks
-
     def conversation_of(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
         """Return the arguments of the chat template. Raise `InvalidField` if tools contradict each other."""
         continues = self.continues(messages)
+        thinks = {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
         return Conversation(
             [message.for_template() for message in messages],
             [tool.for_template() for tool in unique(tools)],
             not continues if self.add_generation_prompt is None else self.add_generation_prompt,
             continues,
-            self.variables,
+            self.chat_template_kwargs | thinks,
         )
 
     def check_template(self, messages: Sequence[Message]) -> None:

@@ -1,4 +1,4 @@
-"""Log lines for a terminal. Known events become sentences, others show their name and fields."""
+"""Log lines for a terminal. Known events become sentences; other events show their name and fields."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -40,6 +40,6 @@ def sentence(event: Mapping[str, Any]) -> str:
         name = "ready, no playground"
     try:
         return SENTENCES[name].format_map(event)
-    except (KeyError, TypeError, ValueError):  # no template for the event, or one of its fields is missing or None
+    except (KeyError, TypeError, ValueError):  # no template, or a field is missing or None
         fields = [f"{key}={value}" for key, value in event.items() if key not in HIDDEN and value not in (None, "")]
         return "\n".join([" ".join([name, *fields]), *filter(None, [event.get("exception")])])

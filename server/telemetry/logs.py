@@ -1,7 +1,7 @@
 """Log lines on stderr: JSON, or sentences if stderr is a terminal.
 
-An exception's message may quote a request, so exceptions are logged as types and traceback only. Exceptions that the
-engine logs keep their messages, because the engine handles no text.
+An exception's message may quote a request, so only types and tracebacks are logged. Exceptions that the engine logs
+keep their messages, because the engine handles no text.
 """
 
 import logging
@@ -44,11 +44,11 @@ def configure_logs(level: str = "info") -> None:
     foreign: list[Processor] = [without_reprs, *shared]
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=foreign, processor=renderer))
     logging.basicConfig(level=max(logging.WARNING, least), handlers=[handler], force=True)
-    take_over_from_interpreter()
+    log_warnings_and_unhandled()
 
 
-def take_over_from_interpreter() -> None:
-    """Log warnings and unhandled exceptions. The interpreter's own writes to stderr could block the process."""
+def log_warnings_and_unhandled() -> None:
+    """Log warnings and unhandled exceptions: if the interpreter wrote them to stderr, it could block the process."""
 
     def log_arguments(error: "threading.ExceptHookArgs | sys.UnraisableHookArgs") -> None:
         log_unhandled((error.exc_type, error.exc_value, error.exc_traceback))
@@ -64,7 +64,7 @@ def log_unhandled(error: tuple[type[BaseException], BaseException | None, Traceb
 
 
 class RateLimitedWarning:
-    """A warning that is logged at most once a second, with the number of occurrences since the last line."""
+    """A warning that is logged at most once a second, with the number of occurrences since the last log line."""
 
     def __init__(self, event: str) -> None:
         self._event = event
@@ -80,14 +80,13 @@ class RateLimitedWarning:
 
 
 def without_reprs(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Keep only the first line of asyncio's messages: the others show tasks and their exceptions' messages."""
+    """Keep only the first line of asyncio's messages: further lines quote the messages of exceptions."""
     if event["_record"].name == "asyncio":
         event["event"] = event["event"].partition("\n")[0]
     return event
 
 
 def add_exception(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-    """Format the exception of a log line."""
     is_engine = "_record" in event and event["_record"].name.startswith(ENGINE)
     add = structlog.processors.format_exc_info if is_engine else add_types_and_places
     return add(logger, method, event)

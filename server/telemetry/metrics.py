@@ -1,6 +1,6 @@
 """The Prometheus metrics of one app, in its own registry. No label takes its value from a request."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Literal, get_args
 
@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from nvium_core import WorkerState
+from nvium_core import EngineWorker
 from server.errors import REJECTIONS
 from server.telemetry.sink import sink
 from server.telemetry.steps import StepMetrics
@@ -26,6 +26,9 @@ OF_TOKENS = (0.0001, 0.00025, 0.0005, *FROM_1_MS)
 OF_REQUESTS = (*FROM_1_MS, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 LENGTHS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
 """Buckets for token counts: 1, 2, 5, 10 up to 500,000."""
+
+SPEEDUP = "Throughput of the running schedule divided by the throughput of whole passes, measured while serving."
+HEARTBEAT_AGE = "Time since the device thread's last Step, or since it last found no work."
 
 
 class Metrics:
@@ -99,9 +102,9 @@ class Metrics:
         Info("nvium_model", "The served model.", registry=self.registry).info(dict(model))
         Gauge("nvium_seats", "Maximum number of running sequences.", registry=self.registry).set(num_seats)
 
-    def watch(self, state: Callable[[], WorkerState], heartbeat_age: Callable[[], float]) -> None:
-        """Report the engine's state, and the seconds since its last heartbeat, at every scrape."""
-        self.registry.register(WorkerCollector(state, heartbeat_age))
+    def watch(self, worker: EngineWorker) -> None:
+        """Report the engine's state at every scrape."""
+        self.registry.register(WorkerCollector(worker))
 
     def page(self) -> bytes:
         return generate_latest(self.registry)
@@ -115,35 +118,24 @@ class LogCollector(Collector):
 class WorkerCollector(Collector):
     """Reads all engine metrics from one snapshot, so they are consistent."""
 
-    def __init__(self, state: Callable[[], WorkerState], heartbeat_age: Callable[[], float]) -> None:
-        self._state = state
-        self._heartbeat_age = heartbeat_age
+    def __init__(self, worker: EngineWorker) -> None:
+        self._worker = worker
 
     def collect(self) -> Iterator[Metric]:
-        state = self._state()
-        yield GaugeMetricFamily(
-            "nvium_device_heartbeat_age_seconds",
-            "Time since the device thread's last Step, or since it last found no work.",
-            self._heartbeat_age(),
-        )
-        yield GaugeMetricFamily("nvium_requests_running", "Running sequences.", state.num_running)
-        yield GaugeMetricFamily("nvium_requests_waiting", "Waiting sequences.", state.num_waiting)
-        yield GaugeMetricFamily(
-            "nvium_deferred_rows", "Rows that have not passed their upper blocks.", state.num_deferred_rows
-        )
-        yield GaugeMetricFamily("nvium_kv_cache_usage_ratio", "Share of cache pages in use.", state.kv_cache_usage)
-        yield GaugeMetricFamily(
-            "nvium_piggyback_speedup_ratio",
-            "Throughput of the running schedule divided by the throughput of whole passes, measured while serving.",
-            state.piggyback_speedup,
-        )
-        yield CounterMetricFamily("nvium_preemptions", "Sequences preempted.", state.num_preemptions)
-        yield CounterMetricFamily("nvium_draft_tokens", "Draft tokens for the last exit.", state.num_draft_tokens)
-        yield CounterMetricFamily(
-            "nvium_accepted_draft_tokens",
-            "Draft tokens that the last exit accepted and emitted.",
-            state.num_accepted_draft_tokens,
-        )
-        yield CounterMetricFamily(
-            "nvium_cached_prompt_tokens", "Prompt rows taken from the prefix cache.", state.num_cached_prompt_tokens
-        )
+        state = self._worker.state
+        for name, about, value in (
+            ("nvium_requests_running", "Running sequences.", state.num_running),
+            ("nvium_requests_waiting", "Waiting sequences.", state.num_waiting),
+            ("nvium_deferred_rows", "Rows that have not passed their upper blocks.", state.num_deferred_rows),
+            ("nvium_kv_cache_usage_ratio", "Share of cache pages in use.", state.kv_cache_usage),
+            ("nvium_piggyback_speedup_ratio", SPEEDUP, state.piggyback_speedup),
+            ("nvium_device_heartbeat_age_seconds", HEARTBEAT_AGE, self._worker.seconds_since_progress),
+        ):
+            yield GaugeMetricFamily(name, about, value)
+        for name, about, value in (
+            ("nvium_preemptions", "Sequences preempted.", state.num_preemptions),
+            ("nvium_draft_tokens", "Draft tokens proposed to the last exit.", state.num_draft_tokens),
+            ("nvium_accepted_draft_tokens", "Draft tokens accepted and emitted.", state.num_accepted_draft_tokens),
+            ("nvium_cached_prompt_tokens", "Prompt rows taken from the prefix cache.", state.num_cached_prompt_tokens),
+        ):
+            yield CounterMetricFamily(name, about, value)

@@ -1,4 +1,4 @@
-"""The record of one request. It is counted and logged in one line when the request ends. It contains no text."""
+"""The record of one request: counted in the metrics and logged in one line when the request ends. Contains no text."""
 
 import time
 from collections import Counter
@@ -22,9 +22,9 @@ log = structlog.get_logger("nvium.request")
 class RequestRecord:
     """The times, tokens and outcome of one request.
 
-    If the request is passed on (`is_passed_on`), the replica that answers counts and logs it instead.
+    If `is_passed_on`, the replica that answers counts and logs the request instead.
 
-    Times are by `time.monotonic()`. Each is the time of the first choice that reached the stage; None if none did.
+    Times are by `time.monotonic()`. Each one is when the first choice reached that stage, or None.
     """
 
     def __init__(self, metrics: Metrics, *, request_id: str, endpoint: str, received_at: float | None = None) -> None:
@@ -50,7 +50,7 @@ class RequestRecord:
         self.closed_at: float | None = None
 
     def admitted(self, num_prompt_tokens: int) -> None:
-        """Record that all choices are queued."""
+        """Record that all choices are in the engine's queue."""
         self.queued_at = time.monotonic()
         self.num_prompt_tokens = num_prompt_tokens
         self._metrics.prompt_tokens.inc(num_prompt_tokens)
@@ -58,7 +58,7 @@ class RequestRecord:
     def left_queue(self, seconds: float) -> None:
         """Record that a choice started to run after `seconds` in the queue."""
         assert self.queued_at is not None
-        seconds = max(0.0, seconds)  # the device thread may start a choice before `admitted` is called
+        seconds = max(0.0, seconds)  # the device thread may be faster than `admitted`
         self._metrics.queue_time.observe(seconds)
         started_at = self.queued_at + seconds
         self.started_at = started_at if self.started_at is None else min(started_at, self.started_at)

@@ -62,7 +62,7 @@ class LogSink:
 def writer_to(stream: TextIO | None) -> Write:
     """Return a function that writes to the stream's file descriptor.
 
-    The stream's buffer is bypassed: it would keep the lines that a full disk refuses.
+    Bypass the stream's buffer: it would keep the lines that do not fit on a full disk.
     """
     if stream is None:
         return discard

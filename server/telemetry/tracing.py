@@ -1,7 +1,7 @@
 """OpenTelemetry traces: a span per recorded request, with child spans for queue, prefill and decode.
 
-Spans are created from the request's record when it ends. They contain no text. Names follow OpenTelemetry's
-conventions for generative AI. Attributes that are not part of them begin with `nvium.`.
+Spans are created from the request's record when the request ends. They contain no text. Names follow OpenTelemetry's
+conventions for generative AI; other attributes begin with `nvium.`.
 """
 
 from collections.abc import Iterator
@@ -113,8 +113,8 @@ class Tracing:
 def phases(record: RequestRecord) -> Iterator[tuple[str, float, float]]:
     """Yield the name, start and end of each phase of a request, by the record's clock.
 
-    An aborted request's last phase lasts until the request ends. A completed request decodes until its last token. A
-    request that only scored its prompt has no phases.
+    A completed request decodes until its last token. The last phase of an aborted request lasts until the request ends.
+    A request that only scored its prompt has no phases.
     """
     assert record.closed_at is not None
     is_whole = record.outcome == "completed"

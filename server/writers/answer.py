@@ -1,4 +1,4 @@
-"""Sends the response of every generating endpoint, whole or streamed."""
+"""Sends the responses of the endpoints that generate text, whole or streamed."""
 
 import re
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ from server.telemetry.record import CLIENT_CLOSED_REQUEST, RequestRecord
 from server.writers.writer import Writer
 
 MAX_INLINE_TOKENS = 2_000
-"""Longer responses are serialized off the event loop."""
+"""Longer responses are serialized on another thread."""
 
 HARMFUL_IN_HEADER = re.compile("[^][A-Za-z0-9_.-]")
 
 log = structlog.get_logger("nvium.server")
 
 
-def opened(request: Request, body: GenerationRequest) -> tuple[Service, RequestRecord]:
+def checked(request: Request, body: GenerationRequest) -> tuple[Service, RequestRecord]:
     """Check that the server accepts the request, and return its service and record. Raise `ApiError`."""
     service, record = request.app.state.service, request.state.record
     record.user = body.logged_user
@@ -65,13 +65,12 @@ async def whole(request: Request, writer: Writer[Any], headers: dict[str, str], 
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     num_tokens = sum(len(delta.tokens) + len(delta.prompt_scores) for delta in deltas)
     is_long = num_tokens > MAX_INLINE_TOKENS
-    written = await service.in_thread(writer.whole, deltas) if is_long else writer.whole(deltas)
+    written = await service.text_threads.run(writer.whole, deltas) if is_long else writer.whole(deltas)
     writer.note_ends(deltas)
     return Response(written, headers=headers, media_type="application/json")
 
 
 def failure_events(error: Exception, record: RequestRecord) -> list[bytes]:
-    """Return the final events of a failed stream."""
     if not isinstance(error, EngineError | ApiError):
         log.error("stream failed", request_id=record.request_id, exc_info=error)
     refusal = as_api_error(error)

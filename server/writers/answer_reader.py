@@ -25,13 +25,13 @@ class AnswerReader:
         call_format = template.call_format if has_tools else None
         self.reasoning = template.reasoning_reader(choice.prompt.token_ids, is_continued=bool(start.continued))
         self.calls = ToolCallReader(call_format) if call_format else None
-        """None without callable tools: then all text after the reasoning is content."""
+        """None if no tool can be called: all text after the reasoning is content."""
         self.may_be_text = not has_tools or request.may_answer_in_text
         """Whether an answer without a call is allowed. If not, an incomplete call is never content."""
         self._begun_calls: list[CallPiece] = []
-        """The start of calls that the prompt contains. The answer repeats it."""
+        """Calls that begin in the prompt, which the answer repeats."""
         self._begun_content = ""
-        """Text in the prompt that may become a call. The answer omits it."""
+        """Text at the end of the prompt that may become a call, which the answer omits."""
         answer = self.reasoning.push(start.continued).answer
         if self.calls and start.has_begun:
             self._begun_calls = self.calls.push(answer).calls

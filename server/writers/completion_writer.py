@@ -21,12 +21,12 @@ class CompletionWriter(ChunkWriter[CompletionRequest]):
     def __init__(self, service: Service, request: CompletionRequest, generation: Generation, response_id: str) -> None:
         super().__init__(service, request, generation, response_id)
         self._has_prompt: set[int] = set()
-        """Choices whose prompt token ids are written."""
+        """Choices whose prompt token ids have been written."""
         self._num_echoed: Counter[int] = Counter()
-        """Number of echoed prompt tokens whose scores are written, by choice."""
+        """By choice, the number of echoed prompt tokens whose scores have been written."""
 
     def whole(self, deltas: Sequence[Delta]) -> bytes:
-        """Write the best `n` choices of each prompt. The usage counts the tokens of all choices."""
+        """Write the best `n` choices of each prompt. The usage counts the tokens of all choices, returned or not."""
         per_prompt = self._request.num_choices
         groups = [deltas[first : first + per_prompt] for first in range(0, len(deltas), per_prompt)]
         chosen = [delta for group in groups for delta in best(group, self._request.n, rank)]

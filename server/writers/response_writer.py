@@ -41,16 +41,13 @@ class ResponseWriter(Writer[ChatRequest]):
 
     def whole(self, deltas: Sequence[Delta]) -> bytes:
         for delta in deltas:
-            self._events(delta)
+            list(self._events(delta))
         return to_json(self._response)
 
     def _opening(self) -> list[bytes]:
         return [self._event(kind, response=self._response) for kind in ("response.created", "response.in_progress")]
 
-    def _events(self, delta: Delta) -> list[bytes]:
-        return list(self._each_event(delta))
-
-    def _each_event(self, delta: Delta) -> Iterator[bytes]:
+    def _events(self, delta: Delta) -> Iterator[bytes]:
         self._count(delta)
         self._total.extend(delta)
         reasoning, content, calls = self._reader.read(delta)
@@ -62,7 +59,8 @@ class ResponseWriter(Writer[ChatRequest]):
             if piece.name:
                 yield from self._begin_call(piece.name, piece.id)
             if piece.arguments:
-                yield self._add_arguments(piece.arguments)
+                self._item["arguments"] += piece.arguments
+                yield self._of_item("response.function_call_arguments.delta", delta=piece.arguments)
         if delta.finish_reason:
             yield from self._end(is_cut=delta.finish_reason == "length")
 
@@ -89,10 +87,6 @@ class ResponseWriter(Writer[ChatRequest]):
             call["namespace"] = namespace
         yield self._add(call)
 
-    def _add_arguments(self, arguments: str) -> bytes:
-        self._item["arguments"] += arguments
-        return self._of_item("response.function_call_arguments.delta", delta=arguments)
-
     def _end(self, *, is_cut: bool) -> Iterator[bytes]:
         yield from self._finish_item("incomplete" if is_cut else "completed")
         response = self._response
@@ -110,18 +104,15 @@ class ResponseWriter(Writer[ChatRequest]):
     def _response_usage(self) -> ResponseUsage:
         usage = self._usage()
         cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
+        reasoning_end = self._reader.reasoning.num_characters
+        num_reasoning_tokens = sum(offset < reasoning_end for offset in self._total.text_offsets)
         return {
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": {"cached_tokens": cached_tokens, "cache_write_tokens": 0},
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": self._num_reasoning_tokens()},
+            "output_tokens_details": {"reasoning_tokens": num_reasoning_tokens},
             "total_tokens": usage["total_tokens"],
         }
-
-    def _num_reasoning_tokens(self) -> int:
-        """Return the number of tokens before the answer's content."""
-        num_characters = self._reader.reasoning.num_characters
-        return sum(offset < num_characters for offset in self._total.text_offsets)
 
     def _finish_item(self, status: Any) -> Iterator[bytes]:
         if not self._response["output"]:
@@ -178,7 +169,7 @@ def new_part(kind: TextKind) -> OutputPart:
 
 
 def new_response(asked: ResponseRequest, response_id: str, model: str) -> Response:
-    """Return the response before its first token."""
+    """Return the response as it is before the first token."""
     return {
         "id": response_id,
         "object": "response",

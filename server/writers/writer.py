@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
 
 from server.generation.delta import Delta
@@ -58,7 +58,7 @@ class Writer(ABC, Generic[AnyRequest]):
         """Return the whole response from one complete delta for each choice."""
 
     @abstractmethod
-    def _events(self, delta: Delta) -> list[bytes]:
+    def _events(self, delta: Delta) -> Iterable[bytes]:
         """Return the events for one delta."""
 
     def _opening(self) -> list[bytes]:
@@ -94,7 +94,7 @@ class Writer(ABC, Generic[AnyRequest]):
         return {"exit_counts": counts, "mean_depth": layers_run / (max(1, sum(counts)) * self._service.num_layers)}
 
     def _usage(self) -> Usage:
-        """Count each prompt once, and the tokens of all choices, returned or not."""
+        """Count each prompt once, and the generated tokens of all choices."""
         leaders = self.generation.choices[:: self._request.num_choices]
         num_prompt, num_generated = sum(len(choice.prompt.token_ids) for choice in leaders), self._num_generated
         return {

@@ -20,27 +20,27 @@ begun.wait()
 def test_a_stuck_task_fails_the_liveness_probe(byte_model: LoadedModel) -> None:
     with live_server(byte_model, stall_seconds=2) as server:
         release = threading.Event()
-        server.service._text_threads.submit(release.wait)
+        server.service.text_threads.submit(release.wait)
         wait_until(lambda: server.http.get("/livez").status_code == 503)
         release.set()
-        wait_until(lambda: server.service._text_threads.busy_seconds < 2)
+        wait_until(lambda: server.service.text_threads.busy_seconds < 2)
         assert server.http.get("/livez").status_code == 200
 
 
 def test_restart_clock_restarts_the_clock_of_running_tasks(byte_model: LoadedModel) -> None:
     with live_server(byte_model) as server:
         release = threading.Event()
-        server.service._text_threads.submit(release.wait)
-        wait_until(lambda: server.service._text_threads.busy_seconds > 0.1)
-        server.service._text_threads.restart_clock()
-        assert server.service._text_threads.busy_seconds < 0.1
+        server.service.text_threads.submit(release.wait)
+        wait_until(lambda: server.service.text_threads.busy_seconds > 0.1)
+        server.service.text_threads.restart_clock()
+        assert server.service.text_threads.busy_seconds < 0.1
         release.set()
 
 
 async def test_results_and_exceptions_are_returned(byte_model: LoadedModel) -> None:
     with live_server(byte_model) as server:
-        assert await server.service.in_thread(int, "3") == 3
-        results = await asyncio.gather(server.service.in_thread(int, "x"), return_exceptions=True)
+        assert await server.service.text_threads.run(int, "3") == 3
+        results = await asyncio.gather(server.service.text_threads.run(int, "x"), return_exceptions=True)
     assert isinstance(results[0], ValueError)
 
 
