@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator
 from copy import copy
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any, NamedTuple, get_args
 
 from pydantic.fields import FieldInfo
@@ -141,8 +141,10 @@ def rows_of(body: type[RequestBody]) -> list[Row]:
     ]
 
 
-def shown(rows: Iterable[Row]) -> list[list[Cell]]:
-    return [[f"`{row.path}`", row.default, row.description] for row in rows]
+def shown(rows: Iterable[Row]) -> Iterator[list[Cell]]:
+    """Yield the cells of each row. Neighbours that differ only in their paths share a row."""
+    for (default, description), alike in groupby(rows, key=lambda row: row[1:]):
+        yield [", ".join(f"`{row.path}`" for row in alike), default, description]
 
 
 def fields(body: type[RequestBody], within: str = "") -> Iterator[tuple[str, FieldInfo]]:
