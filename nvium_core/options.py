@@ -41,7 +41,7 @@ class ModelOptions:
         "auto"
     )
     weights: Annotated[
-        Weights, Doc("Weight format: q8 and q4 quantize to 8 or 4 bits, in blocks of 32 with a scale.")
+        Weights, Doc("Weight format; q8 and q4 quantize to 8 or 4 bits, with a scale per 32 weights.")
     ] = "auto"
     instructions: Annotated[Instructions, Doc("CPU vector instructions; auto is the widest supported.")] = "auto"
     threads: Annotated[str, Doc("CPU threads; auto is PyTorch's choice.")] = "auto"
@@ -62,7 +62,7 @@ class ServerOptions(EngineConfig, ModelOptions):
     max_queue: Annotated[int, Ge(0), Doc("Maximum number of waiting choices.")] = 1024
     max_prompts: Annotated[Positive, Doc("Maximum prompts per request.")] = 1024
     max_n: Annotated[Positive, Doc("Maximum choices per prompt.")] = 128
-    max_new_tokens: Annotated[Positive, Doc("Maximum choices × max_tokens per request.")] = 262_144
+    max_new_tokens: Annotated[Positive, Doc("Maximum tokens per request: choices × max_tokens.")] = 262_144
     clamp_max_tokens: Annotated[
         bool, Doc("Shorten a max_tokens that exceeds the context instead of refusing the request.")
     ] = False
@@ -93,7 +93,7 @@ class ServerOptions(EngineConfig, ModelOptions):
     replicas: Annotated[Positive | None, Doc("Number of server processes, run by Ray [one, without Ray].")] = None
     max_replicas: Annotated[Positive | None, Doc("Maximum number of replicas under load [--replicas].")] = None
     sequences_per_replica: Annotated[
-        Positive, Doc("Running and waiting sequences per replica above which to scale up.")
+        Positive, Doc("Add replicas above this number of running and waiting sequences per replica.")
     ] = 16
     prefix_affinity: Annotated[bool, Doc("Route prompts to the replica that has cached their prefix.")] = True
     upscale_seconds: Annotated[Seconds, Doc("How long load must stay high before replicas are added.")] = 10
@@ -106,5 +106,5 @@ class ServerOptions(EngineConfig, ModelOptions):
     keep_alive_seconds: Annotated[Seconds, Doc("Interval of keep-alive comments on a silent stream.")] = 15
     http_keep_alive_seconds: Annotated[Seconds, Doc("How long an idle connection is kept open.")] = 75
     stall_seconds: Annotated[
-        Seconds, Doc("How long a Step or a task off the event loop may take before /livez fails.")
+        Seconds, Doc("How long a Step, or a task in a worker thread, may take before /livez fails.")
     ] = 30

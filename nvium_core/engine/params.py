@@ -232,26 +232,26 @@ class EngineConfig:
     full context, within `DEFAULT_CACHE_MEMORY`.
     """
 
-    schedule: Annotated[Schedule, Doc("race measures whole and sweep, and runs the faster.")] = "race"
-    deterministic: Annotated[bool, Doc("Bit-identical answers, whatever else runs.")] = False
+    schedule: Annotated[Schedule, Doc("Schedule; race measures whole and sweep, and runs the faster.")] = "race"
+    deterministic: Annotated[bool, Doc("Bit-identical answers, whatever other requests run.")] = False
     context: Annotated[int | None, Doc("Maximum tokens of prompt and answer together [the model's].")] = None
     max_sequences: Annotated[int, Doc("Maximum sequences that run at once; the rest wait.")] = 32
     max_rows_per_step: Annotated[int | None, Doc("Maximum token positions per Step [256; 8192 on CUDA].")] = None
     chunk_rows: Annotated[
-        int | None, Doc("Maximum prompt positions per Step while others generate [64; 2048 on CUDA].")
+        int | None, Doc("Maximum prompt positions per Step while other sequences generate [64; 2048 on CUDA].")
     ] = None
     sampling: Annotated[
         Sampling | None, Doc("Default distribution of requests without nvium.sampling [the model's default].")
     ] = None
     max_drafts: Annotated[int | None, Doc("Tokens drafted by prompt lookup; 0 disables drafts [as measured].")] = None
-    max_wait_steps: Annotated[int, Doc("Steps a sequence may be passed over before it is scheduled first.")] = 64
+    max_wait_steps: Annotated[int, Doc("Steps that a sequence waits at most before it is scheduled first.")] = 64
     cache_memory: Annotated[str | None, Doc("KV cache size, such as 2GiB or 10% [as needed, at most 25%].")] = None
     cache_tokens: Annotated[int | None, Doc("KV cache size in tokens, instead of --cache-memory.")] = None
     page_size: Annotated[int | None, Doc("Tokens per cache page [16; 256 in half precision on CUDA].")] = None
     prefix_caching: Annotated[bool, Doc("Cache full pages for later prompts with the same prefix.")] = True
     instructions: Annotated[Instructions, Doc("CPU vector instructions; auto is the widest supported.")] = "auto"
     threads: Annotated[str, Doc("CPU threads; auto is PyTorch's choice.")] = "auto"
-    calibrations: Annotated[Path | None, Doc("Folder for the race's measurements [in the user's cache].")] = None
+    calibrations: Annotated[Path | None, Doc("Folder for the measurements of schedules [in the user's cache].")] = None
 
     def __post_init__(self) -> None:
         require_choice(self.schedule, "schedule", Schedule)

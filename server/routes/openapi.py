@@ -67,7 +67,7 @@ class Route:
 
 TOKENIZE = "Tokenize a text or a chat"
 DETOKENIZE = "Convert token ids to text"
-RESPONSES = "Generate a response in the form that agents use"
+RESPONSES = "Generate a response (OpenAI's Responses API)"
 
 ROUTES = (
     Route("post", "/v1/completions", "Continue prompts", Completion, CompletionRequest, Completion, POST_ERRORS),

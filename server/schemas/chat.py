@@ -31,11 +31,11 @@ from server.schemas.tools import NamedTool, Tool, ToolChoice, callable_tools
 class ChatRequest(TemplateOptions, GenerationRequest):
     messages: Messages
     max_completion_tokens: Int64 | None = None
-    """Default, and −1: the rest of the context, up to `--max-new-tokens`."""
+    """By default and with −1, the rest of the context. `--max-new-tokens` limits all choices together."""
     max_tokens: Int64 | None = None
     """Deprecated name of `max_completion_tokens`. If both are given, they must be equal."""
     logprobs: bool = False
-    """Return log π_mix of every token, or with `nvium.sampling: original` log π_N of the last exit."""
+    """Return log π_mix (with `nvium.sampling: original`, log π_N) of every token."""
     top_logprobs: int | None = None
     """Number of alternatives, 0 to 20. Requires `logprobs`."""
 

@@ -30,13 +30,13 @@ class CompletionRequest(GenerationRequest):
     prompt: Prompts
     """A string, a list of token ids, or a list of either with at most `--max-prompts` prompts."""
     max_tokens: Int64 = 16
-    """0 with `echo` only scores the prompt. −1: the rest of the context."""
+    """−1: the rest of the context. 0 with `echo`: only score the prompt."""
     best_of: int | None = None
-    """Generate this many choices and return the `n` of highest mean log-probability. Must equal `n` in a stream."""
+    """Generate this many choices, return the `n` with the highest mean log-probability. Must equal `n` in a stream."""
     echo: bool = False
     """Prepend the prompt to the text."""
     logprobs: int | None = None
-    """0 to 20: return log π_mix of tokens and this many alternatives, or log π_N with `nvium.sampling: original`."""
+    """0 to 20. Return log π_mix (with `nvium.sampling: original`, log π_N) of each token and this many alternatives."""
     add_special_tokens: Annotated[Any, NeutralOnly(True)] = None
     suffix: Annotated[str, NeutralOnly("", why=": the model cannot infill")] = ""
 

@@ -26,12 +26,12 @@ class OutputFormat(NamedTuple):
 
 class JsonSchemaFormat(RequestBody):
     name: FormatName
-    """Not used by the server, like `description`."""
+    """The server does not use name and description."""
     description: Text | None = None
     json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
-    """Default: any object."""
+    """By default, any object."""
     strict: bool = False
-    """Also close objects without `properties`. The schema is enforced either way."""
+    """`true`: objects that declare no `properties` must be empty. The schema is enforced either way."""
 
 
 class ResponseFormat(RequestBody):
@@ -40,7 +40,7 @@ class ResponseFormat(RequestBody):
     json_schema: JsonSchemaFormat | None = None
     """Requires type `json_schema`."""
     object_schema: dict[str, Any] | None = Field(default=None, alias="schema")
-    """A schema for type `json_object`, or for type `json_schema` instead of that field."""
+    """A schema for type `json_object`. For type `json_schema`, an alternative to `json_schema.schema`."""
     value: Annotated[Any, NeutralOnly(why="; use `json_schema`")] = None
     pattern: Annotated[Any, NeutralOnly(why="; use `structured_outputs.regex`")] = None
     regex: Annotated[Any, NeutralOnly(why="; use `structured_outputs.regex`")] = None

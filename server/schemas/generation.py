@@ -60,10 +60,10 @@ class NviumOptions(RequestBody):
     model_config = ConfigDict(extra="forbid")
 
     sampling: Literal["exits", "mixture", "original"] | None = None
-    """Sample from the exit that the routers draw, from the explicit mixture, or from the last exit. The default is
-    `--sampling`, or the model's own."""
+    """`exits`: sample from the exit that the routers choose. `mixture`: from the mixture of all exits. `original`: from
+    the last exit. Default: `--sampling`, or the model's own."""
     early_exits: bool = True
-    """Emit tokens at their exits. `false` runs all layers before each token: the same tokens, later."""
+    """Return each token when it exits. `false` runs all layers first: the same tokens, later."""
     metadata: bool = True
     """Return the exits of the tokens, in `nvium`."""
     text_offsets: bool = False
@@ -82,7 +82,7 @@ class GenerationRequest(RequestBody):
     model: Text
     """The model's id, or `default`."""
     n: int = 1
-    """Number of choices for each prompt, at most `--max-n`. Choice j samples with (seed, j)."""
+    """Number of choices for each prompt, at most `--max-n`. Choice j samples with `seed` and j."""
     seed: int | None = None
     """A 64-bit seed for reproducible sampling. Random by default."""
     temperature: float = 1.0
@@ -105,7 +105,7 @@ class GenerationRequest(RequestBody):
     stop: Stops = []
     """At most four stop strings of at most 10,000 characters."""
     stop_token_ids: Annotated[list[int], at_most(1024)] = []
-    """Tokens that end the answer like end-of-text."""
+    """Token ids that end the answer, like end-of-text."""
     min_tokens: int = 0
     """Minimum number of tokens."""
     ignore_eos: bool = False
@@ -115,9 +115,9 @@ class GenerationRequest(RequestBody):
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    """Excludes `response_format`."""
+    """An alternative to `response_format`."""
     guided_json: Schema = None
-    """Alias of `structured_outputs.json`. The next seven fields are aliases of its other fields."""
+    """Alias of `structured_outputs.json`. The fields from `guided_regex` to `ebnf` are aliases of its other fields."""
     guided_regex: Text | None = None
     guided_choice: Choices | None = None
     guided_grammar: Text | None = None
@@ -130,9 +130,9 @@ class GenerationRequest(RequestBody):
     allowed_token_ids: Annotated[list[int], at_most(100_000)] | None = None
     """The only tokens that may be sampled. End-of-text must be listed too."""
     truncate_prompt_tokens: Annotated[Int64, Field(ge=-1)] | None = None
-    """Keep only this many last tokens of each prompt. −1: keep what leaves room for `max_tokens`, or for 1 token."""
+    """Keep only this many tokens at the end of each prompt. −1: as many as leave room for `max_tokens`."""
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    """Return log-probabilities of the prompt's tokens with this many alternatives. Not in a stream."""
+    """Return log-probabilities of the prompt's tokens, with this many alternatives. Not in a stream."""
     priority: Int64 = 0
     """Among waiting requests of one API key, the lowest value runs first."""
     cache_salt: Annotated[Text, Field(min_length=1)] | None = None

@@ -14,8 +14,11 @@ class TokenizeRequest(TemplateOptions):
     """A prompt, or messages with the template fields of chats."""
 
     model: Text | None = None
+    """The model's id, or `default`."""
     prompt: Text | None = None
+    """A text."""
     messages: Messages | None = None
+    """The messages of a chat."""
     add_special_tokens: bool | None = None
     """Add the tokenizer's special tokens to a prompt, by default `true`. Not with messages."""
     return_token_strs: bool = False
@@ -46,7 +49,9 @@ class Tokens(ResponseBody):
 
 class DetokenizeRequest(RequestBody):
     model: Text | None = None
+    """The model's id, or `default`."""
     tokens: Annotated[list[int], Field(fail_fast=True)]
+    """Token ids."""
 
 
 class Detokenized(ResponseBody):
