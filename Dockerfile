@@ -1,9 +1,9 @@
-# The nvium server, as a user without rights, on a file system that may be read-only.
-#   docker build .                                                          CPU
-#   docker build --build-arg TORCH_INDEX_URL=… .                            another of PyTorch's indexes, for a GPU
-#   docker build --build-arg TORCH_INDEX_URL= .                             whatever pip finds
+# The nvium server. It runs as an unprivileged user, and its file system may be read-only.
+#   docker build .                                                          PyTorch's CPU build
+#   docker build --build-arg TORCH_INDEX_URL=… .                            a build from another of PyTorch's indexes, for a GPU
+#   docker build --build-arg TORCH_INDEX_URL= .                             the build that pip installs by default (CUDA)
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
-# The time of every file, so that two builds are alike.
+# The modification time of every file, so that builds are reproducible.
 ARG SOURCE_DATE_EPOCH=315532800
 
 # hadolint ignore=DL3006
@@ -28,17 +28,17 @@ RUN python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))
       > requirements.txt \
     && pip install --constraint constraints.txt --requirement requirements.txt
 
-# PyTorch's own tests, and headers for compilers that the image does not have.
+# Remove PyTorch's tests and C++ headers; the image has no compiler.
 RUN rm -rf /opt/nvium/lib/python3.*/site-packages/torch/{test,include,bin/test_*}
 
 COPY . ./
-# The native layers, for every kind of processor that the image may run on.
+# Compile the C++ kernels for every instruction set that the image may run on.
 RUN pip install --no-deps . \
     && python -P -m nvium_core.engine.device.native \
     && pip uninstall --yes pip
 
-# Byte code that holds no times; it is not compared with its sources, which the image does not change. Left out: what an
-# older Python cannot read.
+# Compile byte code without timestamps. Python does not compare it with the sources, which never change in the image.
+# Skip files that this Python version cannot parse.
 RUN find /opt/nvium -name __pycache__ -prune -exec rm -r {} + \
     && python -m compileall -f -q --invalidation-mode unchecked-hash -x /py312_ /opt/nvium/lib \
     && find /opt/nvium -exec touch --no-dereference --date "@$SOURCE_DATE_EPOCH" {} +

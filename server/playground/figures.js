@@ -56,8 +56,8 @@ export class Figures {
   #depth() {
     const { exitLayers } = this.#model;
     return [
-      ...figure("Mean depth", this.#numTokens && this.#depths / this.#numTokens, 2, "", "dense: 1.00"),
-      ...figure("Blocks per token", this.#numTokens && this.#numRuns / this.#numTokens, 2, "", `dense: ${exitLayers.length}`),
+      ...figure("Mean depth", this.#numTokens && this.#depths / this.#numTokens, 2, "", "all layers: 1.00"),
+      ...figure("Blocks per token", this.#numTokens && this.#numRuns / this.#numTokens, 2, "", `all layers: ${exitLayers.length}`),
     ];
   }
 }

@@ -95,7 +95,7 @@ export class Run {
     return blocks.map((block) => {
       const carrier = this.staircase.carrier(row, block);
       if (carrier !== undefined) return `block ${block} was computed later, with token ${carrier + 1}`;
-      return this.#isOver ? `block ${block} was never needed` : `block ${block} is deferred`;
+      return this.#isOver ? `block ${block} was not computed` : `block ${block} is deferred`;
     });
   }
 

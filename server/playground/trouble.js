@@ -6,7 +6,7 @@ export class Trouble extends Error {}
 export class KeyNeeded extends Trouble {}
 
 const GONE = "The server cannot be reached. Is it still running?";
-const BROKEN = "The stream broke off: the server or the connection to it is gone.";
+const BROKEN = "The stream ended early: the server stopped or the connection was lost.";
 const NO_KEY = "This server requires an API key. Enter one under Settings.";
 const WRONG_KEY = "The server does not accept this API key.";
 

@@ -49,7 +49,7 @@ def test_a_tokens_note_shows_when_its_skipped_blocks_were_computed(visit: Visit)
     carriers = [next((row for row in range(early, 60) if exits[row] >= block), None) for block in (2, 3, 4)]
     visit.tokens.nth(early).hover()
     for block, carrier in zip((2, 3, 4), carriers, strict=True):
-        fate = "was never needed" if carrier is None else f"was computed later, with token {carrier + 1}"
+        fate = "was not computed" if carrier is None else f"was computed later, with token {carrier + 1}"
         expect(visit.hint).to_contain_text(f"block {block} {fate}")
 
 

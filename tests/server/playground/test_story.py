@@ -20,7 +20,7 @@ LOOKS = """spans => spans.map((span) => {
 
 END = {"stop": "ended", "length": "reached its length"}
 
-GAIN = r"^Generated twice more each way: [\d.]+ s with early exits, [\d.]+ s without\.$"
+GAIN = r"^Generating it twice more took [\d.]+ s with early exits, and [\d.]+ s without\.$"
 
 
 def answer(server: LiveServer, **body: Any) -> dict[str, Any]:

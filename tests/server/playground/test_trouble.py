@@ -95,7 +95,7 @@ def test_a_server_that_stops_during_a_stream_is_reported(chromium: Browser, byte
             visit.ask(length=4000, seed=1)
             expect(visit.tokens.nth(2)).to_be_attached()
             running.close()
-            assert visit.trouble().startswith("The stream broke off")
+            assert visit.trouble().startswith("The stream ended early")
             assert visit.page.locator("#run.writing").count() == 0
             assert visit.page.locator("#stop").is_disabled()
 
