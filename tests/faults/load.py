@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.byte_model import NAME, load_byte_model
-from tests.server.generating import PATHS, STARTS
-from tests.server.raw_client import JSON, Answer, RawConnection, asked, connected, post
+from tests.server.raw_client import JSON, PATHS, STARTS, Answer, RawConnection, asked, connected, post
 
 KEY = "sk-faults"
 

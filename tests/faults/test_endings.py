@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.server.forked_server import forked_server
-from tests.server.generating import asking
 from tests.server.live_server import wait_until
-from tests.server.raw_client import asked, connected, request
+from tests.server.raw_client import asked, asking, connected, request
 
 
 def break_the_device_thread() -> None:

@@ -10,7 +10,7 @@ import structlog
 from nvium_core import LoadedModel
 from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.schedule.step import Step, StepResult
-from tests.byte_model import NAME, load_byte_model
+from tests.byte_model import NAME, load_byte_model, save_byte_model
 from tests.server.live_server import LiveServer, live_server
 
 
@@ -20,11 +20,8 @@ def byte_model() -> LoadedModel:
 
 
 @pytest.fixture(scope="session")
-def model_folder(byte_model: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / NAME
-    byte_model.model.save_pretrained(folder)
-    byte_model.tokenizer.save_pretrained(folder)
-    return folder
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_byte_model(tmp_path_factory.mktemp("models") / NAME)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,9 +7,7 @@ from random import Random
 from typing import Any
 
 from tests.byte_model import NAME
-from tests.server.raw_client import JSON, request
-
-Json = dict[str, Any]
+from tests.server.raw_client import JSON, Json, request
 
 SCHEMAS: list[Json] = [
     {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False},
@@ -151,17 +149,24 @@ def body(path: str, random: Random) -> Json:
     names = {*required, *random.sample(list(values), random.randrange(min(5, len(values))))}
     fields = {name: random.choice(values[name]) for name in values if name in names}
     for _ in range(random.choice([0, 1, 2, 2, 3, 3])):
-        random.choices(MUTATIONS, MUTATION_WEIGHTS)[0](fields, list(values), random)
+        mutate(fields, list(values), random)
     return fields
 
 
-def replace(fields: Json, names: list[str], random: Random) -> None:
-    fields[random.choice(names)] = odd_value(random)
-
-
-def replace_within(fields: Json, names: list[str], random: Random) -> None:
-    name = random.choice(list(fields) or names)
-    fields[name] = with_something_odd(fields.get(name), random)
+def mutate(fields: Json, names: list[str], random: Random) -> None:
+    own = random.choice(list(fields) or names)
+    value = fields.get(own)
+    match random.choices(["replace", "replace within", "leave out", "add", "wrap"], [2, 2, 1, 1, 1])[0]:
+        case "replace":
+            fields[random.choice(names)] = odd_value(random)
+        case "replace within":
+            fields[own] = with_something_odd(value, random)
+        case "leave out":
+            fields.pop(random.choice(names), None)
+        case "add":
+            fields[str(random.choice(ODD_VALUES))[:500]] = odd_value(random)
+        case _:
+            fields[own] = random.choice([[value], {own: value}, [[value] * 3]])
 
 
 def with_something_odd(value: Any, random: Random) -> Any:
@@ -171,23 +176,6 @@ def with_something_odd(value: Any, random: Random) -> Any:
     place = random.choice(list(copy) if isinstance(copy, dict) else range(len(copy)))
     copy[place] = with_something_odd(copy[place], random)
     return copy
-
-
-def leave_out(fields: Json, names: list[str], random: Random) -> None:
-    fields.pop(random.choice(names), None)
-
-
-def add(fields: Json, names: list[str], random: Random) -> None:
-    fields[str(random.choice(ODD_VALUES))[:500]] = odd_value(random)
-
-
-def wrap(fields: Json, names: list[str], random: Random) -> None:
-    name = random.choice(list(fields) or names)
-    fields[name] = random.choice([[fields.get(name)], {name: fields.get(name)}, [[fields.get(name)] * 3]])
-
-
-MUTATIONS: list[Callable[[Json, list[str], Random], None]] = [replace, replace_within, leave_out, add, wrap]
-MUTATION_WEIGHTS = [2, 2, 1, 1, 1]
 
 
 def odd_value(random: Random) -> Any:
@@ -200,42 +188,25 @@ def odd_value(random: Random) -> Any:
 def encoded(fields: Json, random: Random) -> bytes:
     """Encode as JSON, and damage some of the texts."""
     text = json.dumps(fields, ensure_ascii=random.random() < 0.5).encode(errors="surrogatepass")
-    return random.choice(DAMAGES)(text, random) if random.random() < 0.2 else text
+    return random.choice(list(DAMAGES.values()))(text, random) if random.random() < 0.2 else text
 
 
-def truncated(text: bytes, random: Random) -> bytes:
-    return text[: random.randrange(len(text))]
-
-
-def with_other_bytes(text: bytes, random: Random) -> bytes:
-    place = random.randrange(len(text))
-    return text[:place] + random.randbytes(random.randrange(1, 5)) + text[place + random.randrange(5) :]
-
-
-def with_doubled_keys(text: bytes, random: Random) -> bytes:
-    return text[:-1] + b", " * (len(text) > 2) + text[1:]
-
-
-def in_another_encoding(text: bytes, random: Random) -> bytes:
-    return text.decode(errors="surrogatepass").encode(
+DAMAGES: dict[str, Callable[[bytes, Random], bytes]] = {
+    "truncated": lambda text, random: text[: random.randrange(len(text))],
+    "with other bytes": lambda text, random: spliced(text, random.randrange(len(text)), random),
+    "with doubled keys": lambda text, random: text[:-1] + b", " * (len(text) > 2) + text[1:],
+    "in another encoding": lambda text, random: text.decode(errors="surrogatepass").encode(
         random.choice(["utf-16", "utf-32-be", "utf-8-sig", "utf-7"]), "replace"
-    )
+    ),
+    "compressed": lambda text, random: gzip.compress(text, mtime=0),
+    "noise": lambda text, random: random.randbytes(random.randrange(200)),
+    "deep": lambda text, random: random.choice(DEEP).encode() * random.choice([10, 500, 20_000]),
+    "surrounded": lambda text, random: (
+        random.choice([b"[%b]", b" \n%b\n ", b"%b%%", b"\x00%b", b"%b,", b'"%b"']) % text
+    ),
+}
 
 
-def compressed(text: bytes, random: Random) -> bytes:
-    return gzip.compress(text, mtime=0)
-
-
-def noise(text: bytes, random: Random) -> bytes:
-    return random.randbytes(random.randrange(200))
-
-
-def deep(text: bytes, random: Random) -> bytes:
-    return random.choice(DEEP).encode() * random.choice([10, 500, 20_000])
-
-
-def surrounded(text: bytes, random: Random) -> bytes:
-    return random.choice([b"[%b]", b" \n%b\n ", b"%b%%", b"\x00%b", b"%b,", b'"%b"']) % text
-
-
-DAMAGES = [truncated, with_other_bytes, with_doubled_keys, in_another_encoding, compressed, noise, deep, surrounded]
+def spliced(text: bytes, place: int, random: Random) -> bytes:
+    """Replace a few bytes."""
+    return text[:place] + random.randbytes(random.randrange(1, 5)) + text[place + random.randrange(5) :]

@@ -1,12 +1,13 @@
 """Runs the real app on a real socket, in a thread of the test process."""
 
+import math
 import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -20,7 +21,7 @@ from server.generation.service import Service
 from server.http.listener import listen
 from server.http.tls import tls_context
 from server.settings import Settings
-from tests.byte_model import NAME
+from tests.byte_model import NAME, load_byte_model
 
 REPLICA = re.compile(r',?replica="[^"]*"')
 
@@ -80,6 +81,38 @@ def live_server(
     finally:
         server.should_exit = True
         thread.join()
+
+
+def slowed_down(server: LiveServer, **options: Any) -> LiveServer:
+    server.service.engine.runner = SlowRunner(server.service.engine.runner, **options)
+    return server
+
+
+class SlowRunner:
+    """Runs the engine with one token per Step and a pause before each Step. Fails after `num_steps`."""
+
+    def __init__(self, runner: Any, num_steps: float = math.inf) -> None:
+        self._runner = runner
+        self._num_steps = num_steps
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def run(self, step: Any) -> Iterable[Any]:
+        time.sleep(0.05)
+        self._num_steps -= 1
+        if self._num_steps < 0:
+            raise RuntimeError("out of order")
+        return self._runner.run(replace(step, seconds=0.0))
+
+
+@contextmanager
+def template_server(chat_template: str) -> Iterator[LiveServer]:
+    """Serve the byte model with this chat template."""
+    model = load_byte_model()
+    model.tokenizer.chat_template = chat_template
+    with live_server(model) as server:
+        yield server
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 10) -> float:

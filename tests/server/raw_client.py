@@ -1,4 +1,4 @@
-"""An HTTP client that can send broken or incomplete requests, fall silent, and stop reading."""
+"""An HTTP client that can send broken or incomplete requests, fall silent, and stop reading, and its requests."""
 
 import asyncio
 import json
@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+
+from tests.byte_model import NAME
+
+Json = dict[str, Any]
 
 JSON = {"content-type": "application/json"}
 
@@ -24,10 +28,7 @@ class Answer:
         return json.loads(self.body)
 
     def events(self) -> list[Any]:
-        """Return the contents of a stream's events. Check that the stream ends with `[DONE]`."""
-        *events, done, end = self.body.split(b"\n\n")
-        assert (done, end) == (b"data: [DONE]", b"")
-        return [json.loads(event.removeprefix(b"data: ")) for event in events if not event.startswith(b":")]
+        return events_of(self.body.decode())
 
     def choices(self) -> list[Any]:
         """Return the choices of a whole response, or of all chunks of a stream."""
@@ -43,6 +44,22 @@ class Answer:
 
     def finish_reasons(self) -> list[str]:
         return [choice["finish_reason"] for choice in self.choices() if choice["finish_reason"]]
+
+
+def error_of(response: httpx.Response | Answer) -> dict[str, Any]:
+    """Return the error in a body, and check that it has exactly OpenAI's format."""
+    body: dict[str, dict[str, Any]] = response.json()
+    assert list(body) == ["error"]
+    assert list(body["error"]) == ["message", "type", "param", "code"]
+    assert response.headers["x-request-id"]
+    return body["error"]
+
+
+def events_of(stream: str) -> list[Any]:
+    """Return the contents of a stream's events. Check that the stream ends with `[DONE]`."""
+    *events, done, end = stream.split("\n\n")
+    assert (done, end) == ("data: [DONE]", "")
+    return [json.loads(event.removeprefix("data: ")) for event in events if not event.startswith(":")]
 
 
 class RawConnection:
@@ -144,3 +161,15 @@ def chunked(body: bytes, size: int = 1000) -> bytes:
 
 def post(path: str, body: object, **options: Any) -> bytes:
     return request(path, json.dumps(body).encode(), **options)
+
+
+STARTS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "Once"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Once"}]},
+}
+PATHS = list(STARTS)
+
+
+def asking(path: str = PATHS[0], /, **fields: Any) -> bytes:
+    """Build a request that generates exactly `max_tokens` reproducible tokens."""
+    return post(path, {"model": NAME, **STARTS[path], "seed": 1, "ignore_eos": True, **fields})

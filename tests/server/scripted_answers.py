@@ -3,7 +3,7 @@
 The request's own constraint still applies: a text that it does not allow fails.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fastapi import FastAPI
@@ -44,31 +44,24 @@ class Scripted:
         return Scripted(self._token_ids, self._asked.fork() if self._asked else None)
 
 
-def script(app: FastAPI, answers: Callable[[], str | list[int]]) -> None:
-    """Answer every request with the next script, a text or tokens."""
+@contextmanager
+def answering(app: FastAPI, *answers: str | list[int]) -> Iterator[None]:
+    """Answer the next requests with these texts or tokens in order, and check that all were used."""
     service: Service = app.state.service
-    constraint = service.constraint
+    constraint, left = service.constraint, [*answers]
 
     async def scripted(
         output_format: OutputFormat | None, allowed: object = None, begun: str = ""
     ) -> RequestConstraint:
         del allowed
-        answer = answers()
+        answer = left.pop(0)
         compiled = await constraint(output_format, None, begun)
         tokens = [*(token_ids(answer) if isinstance(answer, str) else answer), 0]
         return compiled._replace(constraint=Scripted(tokens, compiled.constraint))
 
-    service.constraint = scripted  # type: ignore[method-assign]
-
-
-@contextmanager
-def answering(app: FastAPI, *texts: str | list[int]) -> Iterator[None]:
-    """Answer the next requests with these texts in order, and check that all were used."""
-    service: Service = app.state.service
-    constraint, left = service.constraint, [*texts]
-    script(app, lambda: left.pop(0))
+    service.constraint = scripted
     try:
         yield
     finally:
-        service.constraint = constraint  # type: ignore[method-assign]
+        service.constraint = constraint
     assert not left

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import httpx
 
@@ -18,22 +18,11 @@ from tests.server.live_server import wait_until
 CODE = "from server.app import run; from server.settings import Settings; run(Settings())"
 
 
-class Process(Protocol):
-    """The parts of `subprocess.Popen` that tests use."""
-
-    @property
-    def pid(self) -> int: ...
-
-    def send_signal(self, number: int, /) -> None: ...
-
-    def poll(self) -> int | None: ...
-
-    def wait(self, timeout: float | None = None) -> int: ...
-
-
 @dataclass(frozen=True)
 class ServerProcess:
-    process: Process
+    """`process` is a `subprocess.Popen` or a `ForkedProcess`."""
+
+    process: Any
     http: httpx.Client
     log_file: Path
 

@@ -7,15 +7,15 @@ import pytest
 from nvium_core import LoadedModel
 from server.errors import InvalidField
 from server.schemas.aliases import ALIASES
+from server.schemas.body import NeutralOnly, RequestBody, WithoutEffect
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.foreign import FOREIGN
 from server.schemas.generation import GenerationRequest, RequestLimits
-from tests.byte_model import NAME, load_byte_model, token_ids
+from server.schemas.responses import ResponseRequest
+from tests.byte_model import NAME, token_ids
 from tests.server.live_server import LiveServer, live_server, wait_until
-from tests.server.test_refusals import error_of
-
-Json = dict[str, Any]
+from tests.server.raw_client import Json, error_of
 
 
 def text(server: LiveServer, **body: Any) -> str:
@@ -48,11 +48,14 @@ def test_aliases_of_structured_outputs_work(server: LiveServer, fields: Json, te
     assert {text(server, seed=seed, **fields) for seed in range(3)} <= texts
 
 
-def test_only_allowed_tokens_are_sampled(server: LiveServer) -> None:
+def test_only_allowed_tokens_and_no_bad_words_are_sampled(server: LiveServer) -> None:
     allowed = token_ids("abc")
     answer = text(server, allowed_token_ids=allowed, max_tokens=30)
     assert len(answer) == 30 and set(answer) <= set("abc")
     assert set(text(server, allowed_token_ids=allowed, guided_regex="[b-d]{9}")) <= set("bc")
+    assert "aa" in text(server, allowed_token_ids=allowed, max_tokens=60)
+    answer = text(server, allowed_token_ids=allowed, max_tokens=60, bad_words=["aa", "bab"])
+    assert "aa" not in answer and "bab" not in answer
     for wrong in ([257], []):
         assert error_of(server.complete(allowed_token_ids=wrong))["param"] == "allowed_token_ids"
 
@@ -67,65 +70,15 @@ def test_allowed_tokens_that_contradict_the_form_are_a_400(server: LiveServer, s
     assert '"no_token_allowed"' in later.text
 
 
-def test_bad_words_are_not_generated(server: LiveServer) -> None:
-    only = {"allowed_token_ids": token_ids("abc"), "max_tokens": 60}
-    assert "aa" in text(server, **only)
-    answer = text(server, **only, bad_words=["aa", "bab"])
-    assert "aa" not in answer and "bab" not in answer
-
-
-@pytest.mark.parametrize(
-    ("param", "fields"),
-    [
-        ("nvium.metdata", {"nvium": {"metdata": False}}),
-        ("prompt_logprobs", {"prompt_logprobs": -1}),
-        ("prompt_logprobs", {"prompt_logprobs": 1, "stream": True}),
-        ("use_beam_search", {"use_beam_search": True}),
-        ("response_format.pattern", {"response_format": {"type": "json_object", "pattern": "a"}}),
-        ("response_format.schema", {"response_format": {"type": "text", "schema": {}}}),
-        ("response_format.type", {"response_format": {"type": "structural_tag", "structures": []}}),
-        ("structured_outputs.structural_tag", {"structured_outputs": {"regex": "a", "structural_tag": "x"}}),
-        ("n_predict", {"n_predict": "many"}),
-        ("stop_words", {"top_k": 5, "stop_words": 5}),
-        ("n_predict", {"user": "x", "n_predict": "x"}),
-        ("repeat_penalty", {"repeat_penalty": 0}),
-        ("repeat_penalty", {"repeat_penalty": 1.3, "repetition_penalty": 1.2}),
-        ("priority", {"priority": "high"}),
-        ("cache_salt", {"cache_salt": ""}),
-        ("guided_choice", {"guided_regex": "a", "guided_choice": ["a"]}),
-        ("bad_words", {"bad_words": ["a"], "guided_choice": ["a"]}),
-        ("bad_words", {"bad_words": [""]}),
-        ("grammar", {"grammar": "root ::= ((("}),
-        ("truncate_prompt_tokens", {"truncate_prompt_tokens": 0}),
-        ("truncate_prompt_tokens", {"truncate_prompt_tokens": -2}),
-        ("metadata", {"metadata": {"a": 1}}),
-    ],
-)
-def test_invalid_and_unsupported_fields_are_refused_by_name(server: LiveServer, param: str, fields: Json) -> None:
-    response = server.complete(**fields)
-    assert response.status_code == 400
-    assert error_of(response)["param"].split("[")[0].removesuffix(".a") == param
-
-
-def test_metadata_is_echoed_and_effort_hints_are_reported_as_ignored(server: LiveServer) -> None:
-    response = server.chat(max_tokens=1, metadata={"run": "7"}, reasoning_effort="low", verbosity="high")
-    assert response.json()["metadata"] == {"run": "7"}
-    assert response.headers["x-nvium-ignored-params"] == "reasoning_effort, verbosity"
-
-
-def test_a_prompt_is_truncated_to_its_last_tokens(server: LiveServer) -> None:
-    asked = {"max_tokens": 3, "return_token_ids": True}
+def test_a_prompt_is_truncated_to_its_last_tokens_or_to_leave_room_for_the_answer(server: LiveServer) -> None:
+    asked: Json = {"max_tokens": 3, "return_token_ids": True}
     cut = server.complete(prompt="abcdef", truncate_prompt_tokens=2, **asked).json()["choices"][0]
     assert cut["prompt_token_ids"] == token_ids("ef")
     assert cut["token_ids"] == server.complete(prompt="ef", **asked).json()["choices"][0]["token_ids"]
-
-
-def test_a_prompt_is_truncated_to_leave_room_for_the_answer(server: LiveServer) -> None:
-    asked: Json = {"truncate_prompt_tokens": -1, "return_token_ids": True}
-    choice = server.complete(prompt="abc" * 2000, max_tokens=2, **asked).json()["choices"][0]
-    assert choice["prompt_token_ids"] == token_ids("abc" * 2000)[-(4096 - 2) :]
-    messages = [{"role": "user", "content": "abc" * 2000}]
-    assert len(server.chat(messages=messages, **asked).json()["prompt_token_ids"]) == 4095
+    long = "abc" * 2000
+    choice = server.complete(prompt=long, truncate_prompt_tokens=-1, **asked).json()["choices"][0]
+    assert choice["prompt_token_ids"] == token_ids(long)[-(4096 - 3) :]
+    assert len(server.chat(long, truncate_prompt_tokens=-1, return_token_ids=True).json()["prompt_token_ids"]) == 4095
 
 
 @pytest.mark.parametrize("number", [0, 2])
@@ -178,16 +131,6 @@ def test_prefixes_are_shared_only_with_the_same_salt(server: LiveServer) -> None
     assert num_cached() > 0
 
 
-def test_stop_reason_is_the_stop_string_or_token(server: LiveServer) -> None:
-    free = text(server, max_tokens=40, ignore_eos=True)
-    stop = next(character for character in free[3:] if character.isascii())
-    by_string = server.complete(max_tokens=40, ignore_eos=True, stop=stop).json()["choices"][0]
-    assert (by_string["finish_reason"], by_string["stop_reason"]) == ("stop", stop)
-    by_token = server.complete(guided_regex="[a-c]{20}", stop_token_ids=token_ids("b")).json()["choices"][0]
-    assert (by_token["finish_reason"], by_token["stop_reason"]) == ("stop", token_ids("b")[0])
-    assert server.complete(max_tokens=1).json()["choices"][0]["stop_reason"] is None
-
-
 def test_special_tokens_appear_in_the_text_on_request(server: LiveServer) -> None:
     asked: Json = {"allowed_token_ids": [0], "ignore_eos": True, "max_tokens": 2}
     assert text(server, **asked) == ""
@@ -208,17 +151,6 @@ def test_the_last_message_is_continued(server: LiveServer, name: str | None) -> 
     assert refused["param"] == "continue_final_message"
 
 
-def test_the_chat_template_receives_its_variables() -> None:
-    model = load_byte_model()
-    model.tokenizer.chat_template = "{{ messages[-1].content }}{% if thinks %}!{% endif %}"
-    with live_server(model) as server:
-        asked = {"max_tokens": 1, "return_token_ids": True, "chat_template_kwargs": {"thinks": True}}
-        assert server.chat("a", **asked).json()["prompt_token_ids"] == token_ids("a!")
-        messages = [{"role": "assistant", "content": "ab"}]
-        continued = server.chat(messages=messages, continue_final_message=True, max_tokens=1, return_token_ids=True)
-        assert continued.json()["prompt_token_ids"] == token_ids("ab")
-
-
 LIMITS = RequestLimits(max_n=9, max_prompts=9, max_new_tokens=99)
 BODIES: list[tuple[type[GenerationRequest], Json]] = [
     (CompletionRequest, {"model": NAME, "prompt": "a"}),
@@ -226,16 +158,27 @@ BODIES: list[tuple[type[GenerationRequest], Json]] = [
 ]
 
 
-@pytest.mark.parametrize(("body", "start"), BODIES)
-def test_a_foreign_field_is_accepted_only_with_its_neutral_values(body: type[GenerationRequest], start: Json) -> None:
-    for name in FOREIGN.keys() - body.model_fields.keys():
-        for value in FOREIGN[name].values:
+def checked(request: GenerationRequest | ResponseRequest) -> None:
+    if isinstance(request, ResponseRequest):
+        request.as_chat([])
+    else:
+        request.check(LIMITS)
+
+
+@pytest.mark.parametrize(("body", "start"), [*BODIES, (ResponseRequest, {"model": NAME, "input": "a"})])
+def test_an_unsupported_field_is_accepted_only_with_its_neutral_values(body: type[RequestBody], start: Json) -> None:
+    marks = [(name, mark) for name, field in body.model_fields.items() for mark in field.metadata]
+    own = {name: mark for name, mark in marks if isinstance(mark, NeutralOnly)}
+    foreign = {name: FOREIGN[name] for name in FOREIGN.keys() - body.model_fields.keys()}
+    for name, mark in (own | foreign).items():
+        for value in mark.values:
             asked = body.model_validate(start | {name: value})
-            asked.check(LIMITS)
-            assert asked.unknown_fields == [name]
-        with pytest.raises(InvalidField) as refused:
-            body.model_validate(start | {name: "something"}).check(LIMITS)
-        assert refused.value.param == name
+            checked(asked)
+            assert asked.unknown_fields == ([name] if name in foreign else [])
+        if not isinstance(mark, WithoutEffect):
+            with pytest.raises(InvalidField) as refused:
+                checked(body.model_validate(start | {name: "something"}))
+            assert refused.value.param == name
 
 
 VALUES: Json = {"repetition_penalty": 1.5, "stop": ["b"], "include_stop_str_in_output": True, "echo": True}
@@ -249,14 +192,6 @@ def test_an_alias_sets_the_field(body: type[GenerationRequest], start: Json) -> 
             for asked in ({name: value}, {name: value, own: value}):
                 request = body.model_validate(start | asked)
                 assert (getattr(request, own), request.unknown_fields) == (value, [])
-
-
-def test_an_alias_has_the_effect_of_the_field(server: LiveServer) -> None:
-    plain, field, alias = (
-        text(server, max_tokens=30, ignore_eos=True, **penalty)
-        for penalty in ({}, {"repetition_penalty": 1.9}, {"repeat_penalty": 1.9})
-    )
-    assert plain != field == alias
 
 
 def test_values_that_turn_a_field_off_are_accepted(server: LiveServer) -> None:
@@ -273,12 +208,6 @@ def test_tokens_are_counted_for_each_key(byte_model: LoadedModel) -> None:
         wait_until(lambda: 'key="alice"' in server.http.get("/metrics").text)
         counted = [server.gauge(f'nvium_key_tokens_total{{key="alice",kind="{k}"}}') for k in ("prompt", "generated")]
     assert counted == [3, 5]
-
-
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/messages", "/v1/load_lora_adapter"])
-def test_an_unknown_endpoint_refers_to_the_list_of_endpoints(server: LiveServer, path: str) -> None:
-    refused = server.http.post(path, json={})
-    assert (refused.status_code, "/openapi.json" in error_of(refused)["message"]) == (404, True)
 
 
 def test_original_samples_from_the_last_exit(server: LiveServer) -> None:

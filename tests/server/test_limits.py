@@ -8,10 +8,8 @@ import pytest
 
 from nvium_core import LoadedModel
 from tests.byte_model import NAME
-from tests.server.generating import PATHS, STARTS, asking
 from tests.server.live_server import LiveServer, live_server, wait_until
-from tests.server.raw_client import asked, connected, request
-from tests.server.test_refusals import error_of
+from tests.server.raw_client import PATHS, STARTS, asked, asking, connected, error_of, request
 
 MAX_BODY_BYTES = 2_000_000
 
@@ -48,11 +46,20 @@ async def test_the_maximum_number_of_choices_is_allowed_and_no_more(server: Live
 
 
 async def test_the_context_can_be_filled_to_its_last_token(byte_model: LoadedModel) -> None:
+    """A text that cannot fit is refused without tokenizing it."""
     with live_server(byte_model, context=100) as server:
         answer = await asked(server.url, asking(max_tokens=96))
         assert len(answer.spoken()[0]) == 96
-        refused = await asked(server.url, asking(max_tokens=97))
-        assert (refused.status, error_of(refused)["code"]) == (400, "context_length_exceeded")
+        text = "a" * 100_000
+        for refused, param in (
+            (asking(max_tokens=97), "max_tokens"),
+            (asking(prompt=text), "prompt"),
+            (asking(PATHS[1], messages=[{"role": "user", "content": text}]), "messages"),
+        ):
+            answer = await asked(server.url, refused)
+            assert (answer.status, error_of(answer)["code"]) == (400, "context_length_exceeded")
+            assert error_of(answer)["param"] == param
+            assert "100" in str(error_of(answer)["message"])
 
 
 async def test_the_maximum_number_of_new_tokens_is_allowed_and_no_more(byte_model: LoadedModel) -> None:
@@ -68,17 +75,6 @@ async def test_alternatives_are_limited_over_all_scored_tokens(server: LiveServe
     assert (refused.status, error_of(refused)["param"]) == (400, "logprobs")
     refused = await asked(server.url, asking(PATHS[1], n=100, max_tokens=1001, logprobs=True, top_logprobs=20))
     assert (refused.status, error_of(refused)["param"]) == (400, "top_logprobs")
-
-
-async def test_a_text_too_long_for_the_context_is_refused_without_tokenizing_it(byte_model: LoadedModel) -> None:
-    with live_server(byte_model, context=100) as server:
-        for path, name in zip(PATHS, ("prompt", "messages"), strict=True):
-            text = "a" * 100_000
-            start = text if name == "prompt" else [{"role": "user", "content": text}]
-            answer = await asked(server.url, asking(path, **{name: start}))
-            assert (answer.status, error_of(answer)["code"]) == (400, "context_length_exceeded")
-            assert error_of(answer)["param"] == name
-            assert "100" in str(error_of(answer)["message"])
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -109,19 +105,6 @@ async def test_the_error_for_a_large_invalid_body_is_short(
     answer = await asked(server.url, asking(**fields))
     assert (answer.status, error_of(answer)["param"]) == (404 if param == "model" else 400, param)
     assert len(answer.body) < 2_000
-
-
-async def test_malformed_http_has_the_same_error_format(server: LiveServer) -> None:
-    for data in (
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
-        b"GET / HTTP/1.1\r\nno colon\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: " + b"9" * 5_000 + b"\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: gzip\r\n\r\n",
-        request("/v1/completions", b"{}", is_chunked=True).replace(b"\r\n2\r\n", b"\r\nxyz\r\n"),
-    ):
-        answer = await asked(server.url, data)
-        assert (answer.status, error_of(answer)["code"]) == (400, "malformed_request")
 
 
 @pytest.mark.parametrize("target", ["*", "http://localhost/none", "/%00", "/%ff%fe", "//", "/v1/models/" + "x" * 5_000])

@@ -1,4 +1,8 @@
+"""A full queue, and Steps and threads that hang."""
+
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,9 +12,8 @@ import pytest
 from nvium_core import LoadedModel
 from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.schedule.step import Step, StepResult
-from tests.server.generating import PATHS, asking
 from tests.server.live_server import live_server, wait_until
-from tests.server.raw_client import Answer, asked, connected
+from tests.server.raw_client import PATHS, asked, asking, connected
 
 NUM_RUNNING = 4
 NUM_REQUESTS = 1_000
@@ -20,18 +23,14 @@ def running(seed: int) -> bytes:
     return asking(seed=seed, max_tokens=400, stream=True)
 
 
-async def bomb(url: str, path: str) -> list[Answer]:
-    """Send many more requests than the queue holds, all at once."""
-    return await asyncio.gather(*(asked(url, asking(path, max_tokens=400)) for _ in range(NUM_REQUESTS)))
-
-
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_flood_is_refused_while_running_streams_continue(byte_model: LoadedModel, path: str) -> None:
     with live_server(byte_model, max_sequences=NUM_RUNNING, max_queue=8) as server:
         alone = [(await asked(server.url, running(seed))).spoken() for seed in range(NUM_RUNNING)]
         streams = [asyncio.create_task(asked(server.url, running(seed))) for seed in range(NUM_RUNNING)]
         await asyncio.to_thread(wait_until, lambda: server.gauge("nvium_requests_running") == NUM_RUNNING)
-        answers = await bomb(server.url, path)
+        flood = (asked(server.url, asking(path, max_tokens=400)) for _ in range(NUM_REQUESTS))
+        answers = await asyncio.gather(*flood)
         assert [stream.spoken() for stream in await asyncio.gather(*streams)] == alone
         shed = [answer for answer in answers if answer.status != 200]
         assert len(shed) > NUM_REQUESTS / 2
@@ -75,6 +74,9 @@ async def test_livez_fails_while_a_step_hangs(byte_model: LoadedModel) -> None:
             wait_until(lambda: server.http.get("/livez").status_code == 200)
             assert (await connection.answer()).spoken() == alone
         assert server.http.get("/health").status_code == 200
+        await asyncio.sleep(1.5)
+        assert server.http.get("/livez").status_code == 200, "an idle server is live"
+        assert server.complete(max_tokens=1).status_code == 200
 
 
 async def test_a_disconnect_during_a_hanging_step_frees_the_sequence_afterwards(byte_model: LoadedModel) -> None:
@@ -89,8 +91,26 @@ async def test_a_disconnect_during_a_hanging_step_frees_the_sequence_afterwards(
         server.service.engine.check_idle()
 
 
-def test_idle_servers_are_live(byte_model: LoadedModel) -> None:
-    with live_server(byte_model, stall_seconds=1) as server:
-        threading.Event().wait(1.5)
-        assert server.http.get("/livez").status_code == 200
-        assert server.complete(max_tokens=1).status_code == 200
+NEVER_ENDS = """
+import threading
+from server.generation.thread_pool import DaemonThreadPool
+begun = threading.Event()
+DaemonThreadPool(1, "test").submit(lambda: (begun.set(), threading.Event().wait()))
+begun.wait()
+"""
+
+
+def test_a_stuck_task_fails_the_liveness_probe_unless_it_is_excused(byte_model: LoadedModel) -> None:
+    with live_server(byte_model, stall_seconds=2) as server:
+        release, threads = threading.Event(), server.service.text_threads
+        threads.submit(release.wait)
+        wait_until(lambda: server.http.get("/livez").status_code == 503)
+        threads.restart_clock()
+        assert threads.busy_seconds < 2
+        wait_until(lambda: server.http.get("/livez").status_code == 503)
+        release.set()
+        wait_until(lambda: server.http.get("/livez").status_code == 200)
+
+
+def test_a_stuck_task_does_not_delay_the_exit() -> None:
+    assert subprocess.run([sys.executable, "-c", NEVER_ENDS], timeout=60, check=True).returncode == 0

@@ -6,12 +6,12 @@ from typing import Any
 import openai
 import pytest
 
-from tests.byte_model import NAME, load_byte_model, token_ids
-from tests.server.live_server import LiveServer, live_server
+from tests.byte_model import NAME, token_ids
+from tests.server.live_server import LiveServer, template_server
+from tests.server.raw_client import error_of
 from tests.server.routes.test_openapi import check
 from tests.server.routes.test_responses import events
 from tests.server.scripted_answers import answering
-from tests.server.test_refusals import error_of
 from tests.server.test_tools import streamed
 
 QWEN_3 = """\
@@ -34,15 +34,14 @@ STOP = [{"type": "function", "function": {"name": "stop"}}]
 
 @pytest.fixture(scope="module")
 def thinking() -> Iterator[LiveServer]:
-    model = load_byte_model()
-    model.tokenizer.chat_template = QWEN_3
-    with live_server(model) as server:
+    with template_server(QWEN_3) as server:
         yield server
 
 
 def test_reasoning_is_separate_from_the_content(thinking: LiveServer) -> None:
-    with answering(thinking.app, ANSWER):
+    with answering(thinking.app, ANSWER, ANSWER):
         message = thinking.chat().json()["choices"][0]["message"]
+        deltas = [choice["delta"] for choice in streamed(thinking)]
     assert message == {
         "role": "assistant",
         "content": "A fox.",
@@ -50,14 +49,8 @@ def test_reasoning_is_separate_from_the_content(thinking: LiveServer) -> None:
         "reasoning": "Well, 🦊 <b>?",
         "refusal": None,
     }
-
-
-def test_a_stream_separates_reasoning_from_content(thinking: LiveServer) -> None:
-    with answering(thinking.app, ANSWER):
-        deltas = [choice["delta"] for choice in streamed(thinking)]
-    for name in ("reasoning_content", "reasoning"):
-        assert "".join(delta.get(name, "") for delta in deltas) == "Well, 🦊 <b>?"
-    assert "".join(delta.get("content", "") for delta in deltas) == "A fox."
+    for name in ("content", "reasoning_content", "reasoning"):
+        assert "".join(delta.get(name, "") for delta in deltas) == message[name]
 
 
 def test_truncated_reasoning_is_not_content(thinking: LiveServer) -> None:
@@ -80,9 +73,7 @@ def test_without_thinking_the_answer_is_all_content(thinking: LiveServer) -> Non
 
 
 def test_an_answer_may_have_reasoning_and_calls() -> None:
-    model = load_byte_model()
-    model.tokenizer.chat_template = QWEN_3 + "{#<tool_call>#}"
-    with live_server(model) as server, answering(server.app, CALL):
+    with template_server(QWEN_3 + "{#<tool_call>#}") as server, answering(server.app, CALL):
         choice = server.chat(tools=STOP).json()["choices"][0]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["reasoning_content"] == "It has to call."

@@ -1,4 +1,4 @@
-"""Tool calls: required, optional, streamed, and in the formats of chat templates."""
+"""Tool calls: required, optional, streamed, in the formats of templates, with special tokens, begun in the prompt."""
 
 import json
 from typing import Any
@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.byte_model import NAME, load_byte_model, token_ids
-from tests.server.live_server import LiveServer, live_server
+from nvium_core import LoadedModel
+from tests.byte_model import EXIT_LAYERS, NAME, load_byte_model, token_ids
+from tests.random_models import random_model
+from tests.server.live_server import LiveServer, live_server, template_server
+from tests.server.raw_client import Json, error_of, events_of
 from tests.server.scripted_answers import answering
-from tests.server.test_refusals import error_of
-
-Json = dict[str, Any]
 
 PARAMETERS: Json = {
     "type": "object",
@@ -51,23 +51,20 @@ def test_a_truncated_call_ends_with_length(server: LiveServer) -> None:
     assert early["message"] == {"role": "assistant", "content": None, "refusal": None}
 
 
-def test_duplicate_tools_are_merged(server: LiveServer) -> None:
-    asked = {"max_tokens": 1, "return_token_ids": True}
-    once, twice = (server.chat(tools=tools, **asked).json() for tools in (TOOLS, TOOLS * 2))
+def test_duplicate_tools_are_merged_and_tool_choice_none_hides_tools(server: LiveServer) -> None:
+    asked = {"max_tokens": 9, "return_token_ids": True}
+    plain, unused, once, twice = (
+        server.chat(**asked, **more).json()
+        for more in ({}, {"tools": TOOLS, "tool_choice": "none"}, {"tools": TOOLS}, {"tools": TOOLS * 2})
+    )
     assert once["prompt_token_ids"] == twice["prompt_token_ids"]
-
-
-def test_tool_choice_none_hides_the_tools(server: LiveServer) -> None:
-    plain = server.chat(max_tokens=9, return_token_ids=True).json()
-    unused = server.chat(max_tokens=9, return_token_ids=True, tools=TOOLS, tool_choice="none").json()
     assert unused["choices"][0]["message"] == plain["choices"][0]["message"]
     assert unused["prompt_token_ids"] == plain["prompt_token_ids"]
     assert server.chat(max_tokens=1, tools=[]).status_code == 200
 
 
 def test_the_template_receives_tools_calls_and_results() -> None:
-    model = load_byte_model()
-    model.tokenizer.chat_template = (
+    template = (
         "{{ tools[0].function.name }}{% for m in messages %}|{{ m.role }} {{ m.content }}"
         "{% for call in m.tool_calls or [] %}{{ call.id }} {{ call.function.name }} {{ call.function.arguments.a }}"
         "{% endfor %}{{ m.tool_call_id }}{% endfor %}"
@@ -78,15 +75,14 @@ def test_the_template_receives_tools_calls_and_results() -> None:
         {"role": "assistant", "content": None, "tool_calls": [called]},
         {"role": "tool", "content": "2", "tool_call_id": "c1"},
     ]
-    with live_server(model) as server:
+    with template_server(template) as server:
         asked = {"tools": [tool("f")], "tool_choice": "required", "max_tokens": 1, "return_token_ids": True}
         body = server.chat(messages=messages, **asked).json()
     assert body["prompt_token_ids"] == token_ids("f|user hi|assistant c1 f 1|tool 2c1")
 
 
 def streamed(server: LiveServer, **body: Any) -> list[Json]:
-    lines = server.chat(stream=True, **body).text.split("\n\n")[:-2]
-    return [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]
+    return [event["choices"][0] for event in events_of(server.chat(stream=True, **body).text)]
 
 
 def streamed_calls(chunks: list[Json]) -> list[Json]:
@@ -98,14 +94,17 @@ def joined(pieces: list[Json], name: str) -> str:
     return "".join(piece.get(name, "") for piece in pieces)
 
 
-def test_a_streamed_call_starts_with_its_name(server: LiveServer) -> None:
-    first, *choices = streamed(server, tools=TOOLS, tool_choice=NAMED)
+@pytest.mark.usefixtures("one_by_one")
+def test_a_streamed_call_starts_with_its_name_and_its_arguments_follow_in_pieces(server: LiveServer) -> None:
+    with answering(server.app, CALL):
+        first, *choices = streamed(server, tools=TOOLS, tool_choice=NAMED)
     assert first["delta"] == {"role": "assistant", "content": None}
     begun, *rest = [choice["delta"]["tool_calls"][0] for choice in choices if "tool_calls" in choice["delta"]]
     assert begun.pop("id").startswith("call_")
     assert begun == {"index": 0, "type": "function", "function": {"name": "get_weather", "arguments": ""}}
     assert all(delta.keys() == {"index", "function"} for delta in rest)
     assert all(delta["function"].keys() == {"arguments"} for delta in rest)
+    assert len(rest) > 10
     assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["tool_calls"]
 
 
@@ -180,23 +179,9 @@ def test_an_answer_that_starts_like_a_call_must_be_one(server: LiveServer, broke
 
 @pytest.mark.parametrize("before", ["", "I look. "])
 def test_an_answer_with_an_opening_tag_must_be_a_call(before: str) -> None:
-    model = load_byte_model()
-    model.tokenizer.chat_template = "{# <tool_call> #}{{ messages[0].content }}"
-    with live_server(model) as server, answering(server.app, f'{before}<tool_call>\n{{"name": "other'):
+    answer = f'{before}<tool_call>\n{{"name": "other'
+    with template_server("{# <tool_call> #}{{ messages[0].content }}") as server, answering(server.app, answer):
         assert server.chat(tools=TOOLS).json()["error"]["code"] == "no_token_allowed"
-
-
-def test_parallel_tool_calls_false_allows_one_call(server: LiveServer) -> None:
-    with answering(server.app, f"{CALL}\n{CALL}"):
-        choice = server.chat(tools=TOOLS, parallel_tool_calls=False).json()["choices"][0]
-    assert len(choice["message"]["tool_calls"]) == 1
-
-
-@pytest.mark.usefixtures("one_by_one")
-def test_arguments_are_streamed_incrementally(server: LiveServer) -> None:
-    with answering(server.app, CALL):
-        chunks = streamed(server, tools=TOOLS)
-    assert len([piece for piece in streamed_calls(chunks) if piece["arguments"]]) > 10
 
 
 def test_with_a_response_format_an_answer_is_a_call_or_matches_the_schema(server: LiveServer) -> None:
@@ -234,36 +219,144 @@ TEMPLATES = {
 @pytest.mark.parametrize("family", list(TEMPLATES))
 def test_calls_in_the_format_of_the_chat_template_are_parsed(family: str) -> None:
     sign, text, content = TEMPLATES[family]
-    model = load_byte_model()
-    model.tokenizer.chat_template = f"{{# {sign} #}}{{{{ messages[0].content }}}}"
-    with live_server(model) as server, answering(server.app, text):
+    with template_server(f"{{# {sign} #}}{{{{ messages[0].content }}}}") as server, answering(server.app, text):
         choice = server.chat(tools=TOOLS).json()["choices"][0]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["content"] == content
     assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["get_weather", "stop"]
 
 
-INVALID: list[tuple[str, Json]] = [
-    ("tool_choice", {"tools": TOOLS, "tool_choice": "any"}),
-    ("tool_choice", {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}}),
-    ("tool_choice", {"tools": TOOLS, "tool_choice": {"type": "custom", "custom": {"name": "x"}}}),
-    ("tool_choice", {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}}),
-    ("tool_choice", {"tool_choice": "required"}),
-    ("tool_choice", {"tool_choice": NAMED}),
-    ("tool_choice", {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}}),
-    ("tools", {"tools": [tool("f"), tool("f", description="g")]}),
-    ("tools", {"tools": [tool("f")] * 129, "tool_choice": "none"}),
-    ("tools", {"tools": [tool("f", parameters={"type": "array"})], "tool_choice": "required"}),
-    ("tools", {"tools": [tool("f", parameters={"properties": 5}, strict=True)], "tool_choice": "required"}),
-    ("tools[0].type", {"tools": [{"type": "custom", "custom": {"name": "f"}}]}),
-    ("tools[0].function.name", {"tools": [tool("a b")]}),
-    ("tools[1].function.parameters", {"tools": [tool("a"), tool("b", parameters=[])]}),
-    ("parallel_tool_calls", {"parallel_tool_calls": "yes"}),
-]
+SPECIAL = ["[TOOL_CALLS]", "[ARGS]"]
 
 
-@pytest.mark.parametrize(("param", "fields"), INVALID)
-def test_an_invalid_tool_field_is_refused_with_its_name(server: LiveServer, param: str, fields: Json) -> None:
-    response = server.chat(**fields)
-    assert response.status_code == 400
-    assert error_of(response)["param"] == param
+def with_special_tokens() -> LoadedModel:
+    tokenizer = load_byte_model().tokenizer
+    tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL})
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role }} {{ m.content }}{% for call in m.tool_calls or [] %}"
+        "{% if call.id|length != 9 %}{{ raise_exception('Tool call IDs should have 9 characters') }}{% endif %}"
+        "[TOOL_CALLS]{{ call.function.name }}[ARGS]{{ call.function.arguments|tojson }}{% endfor %}{% endfor %}"
+    )
+    return LoadedModel(NAME, random_model(EXIT_LAYERS, vocab_size=260, context=4096), tokenizer)
+
+
+def in_tokens(text: str) -> list[int]:
+    """Tokenize a text and its special tokens."""
+    for number, name in enumerate(SPECIAL, start=257):
+        head, found, rest = text.partition(name)
+        if found:
+            return [*in_tokens(head), number, *in_tokens(rest)]
+    return token_ids(text)
+
+
+def calls_of(choice: Json) -> list[tuple[str, Json]]:
+    calls = [call["function"] for call in choice["message"].get("tool_calls", [])]
+    return [(call["name"], json.loads(call["arguments"])) for call in calls]
+
+
+def test_special_tokens_start_calls_and_arguments_after_any_text() -> None:
+    answer = in_tokens(f"Gut.[TOOL_CALLS]get_weather[ARGS]{WEATHER}[TOOL_CALLS]stop[ARGS]{{}}")
+    with live_server(with_special_tokens()) as server:
+        with answering(server.app, answer, answer):
+            whole = server.chat(tools=TOOLS).json()["choices"][0]
+            chunks = streamed(server, tools=TOOLS)
+        assert (whole["message"]["content"], whole["finish_reason"]) == ("Gut.", "tool_calls")
+        assert calls_of(whole) == [("get_weather", json.loads(WEATHER)), ("stop", {})]
+        assert joined(streamed_calls(chunks), "arguments") == WEATHER + "{}"
+        with answering(server.app, in_tokens("[TOOL_CALLS]other")):
+            assert server.chat(tools=TOOLS).json()["error"]["code"] == "no_token_allowed"
+        history = [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": None, "tool_calls": whole["message"]["tool_calls"][:1]},
+            {"role": "tool", "content": "2", "tool_call_id": whole["message"]["tool_calls"][0]["id"]},
+        ]
+        again = server.chat(messages=history, tools=TOOLS, max_tokens=1, return_token_ids=True)
+        for seed in range(3):
+            asked: Json = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "seed": seed}
+            assert len(calls_of(server.chat(**asked).json()["choices"][0])) == 1
+    assert again.status_code == 200, "the template accepts the generated call id"
+    assert again.json()["prompt_token_ids"][-len(in_tokens("tool 2")) :] == in_tokens("tool 2")
+
+
+def test_the_tools_of_a_template_without_json_calls_are_refused() -> None:
+    with template_server("{# <tool_call><function=f><parameter=p> #}{{ messages[0].content }}") as server:
+        error = error_of(server.chat(tools=TOOLS))
+        assert (error["param"], "Qwen3-Coder" in error["message"]) == ("tools", True)
+        assert server.chat(tools=TOOLS, tool_choice="none", max_tokens=1).status_code == 200
+
+
+def continuing(text: str, **more: Any) -> Json:
+    turns = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": text}]
+    return {"messages": turns, "continue_final_message": True, "tools": TOOLS, **more}
+
+
+@pytest.mark.parametrize("tool_choice", ["auto", "required"])
+@pytest.mark.parametrize("length", [3, 10, 20, 36, 41, 45, 60])
+def test_a_call_that_starts_in_the_prompt_is_returned_whole(server: LiveServer, tool_choice: str, length: int) -> None:
+    asked = continuing(CALL[:length], tool_choice=tool_choice)
+    with answering(server.app, CALL[length:], CALL[length:]):
+        whole = server.chat(**asked).json()["choices"][0]
+        chunks = streamed(server, **asked)
+    assert (whole["finish_reason"], whole["message"]["content"]) == ("tool_calls", None)
+    assert calls_of(whole) == [("get_weather", json.loads(WEATHER))]
+    pieces = streamed_calls(chunks)
+    assert (joined(pieces, "name"), joined(pieces, "arguments")) == ("get_weather", WEATHER)
+
+
+def test_a_call_in_the_prompt_may_contain_whitespace(server: LiveServer) -> None:
+    with answering(server.app, 'Köln","when":"now"}}'):
+        choice = server.chat(**continuing('{"name": "get_weather", "arguments": {"place": "')).json()["choices"][0]
+    assert calls_of(choice) == [("get_weather", json.loads(WEATHER))]
+
+
+@pytest.mark.parametrize("text", ["Let me see", '{"na', '{"name": "unknown", "argu'])
+def test_text_in_the_prompt_is_continued_and_not_repeated(server: LiveServer, text: str) -> None:
+    with answering(server.app, "rrow"):
+        choice = server.chat(**continuing(text)).json()["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("rrow", "stop")
+
+
+def test_json_that_starts_in_the_prompt_is_continued(server: LiveServer) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object", "properties": {"a": {}}}}}
+    with answering(server.app, "7}"):
+        choice = server.chat(**continuing('{"a": ', tools=[], response_format=form)).json()["choices"][0]
+    assert choice["message"]["content"] == "7}"
+
+
+def test_reasoning_that_starts_in_the_prompt_is_continued() -> None:
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}{# <think></think> #}"
+    with template_server(template) as server, answering(server.app, "der.</think>Yes."):
+        choice = server.chat(**continuing("<think>I won", tools=[])).json()["choices"][0]
+    assert (choice["message"]["reasoning_content"], choice["message"]["content"]) == ("der.", "Yes.")
+
+
+OTHER = CALL.replace("now", "later")
+
+
+@pytest.mark.parametrize(
+    ("answer", "num_calls"),
+    [
+        (f"{CALL}\n{CALL}\n{STOP}", 1),
+        (f"{CALL}\n{OTHER}\n{STOP}\n{OTHER}\n{CALL}", 3),
+        (f"{STOP}\n{CALL}", 2),
+    ],
+)
+def test_required_calls_end_before_a_repeated_call(server: LiveServer, answer: str, num_calls: int) -> None:
+    asked: Json = {"tools": TOOLS, "tool_choice": "required"}
+    with answering(server.app, answer, answer):
+        whole = server.chat(**asked).json()["choices"][0]
+        chunks = streamed(server, **asked)
+    made = answer.split("\n")[:num_calls]
+    assert whole["finish_reason"] == chunks[-1]["finish_reason"] == "tool_calls"
+    assert calls_of(whole) == [(json.loads(call)["name"], json.loads(call)["arguments"]) for call in made]
+    calls = [call["function"] for call in whole["message"]["tool_calls"]]
+    assert joined(streamed_calls(chunks), "arguments") == joined(calls, "arguments")
+
+
+@pytest.mark.parametrize(("is_parallel", "num_calls"), [(True, 2), (False, 1)])
+def test_optional_calls_may_repeat_unless_parallel_calls_are_off(
+    server: LiveServer, is_parallel: bool, num_calls: int
+) -> None:
+    with answering(server.app, f"{STOP}\n{STOP}"):
+        choice = server.chat(tools=TOOLS, parallel_tool_calls=is_parallel).json()["choices"][0]
+    assert len(calls_of(choice)) == num_calls

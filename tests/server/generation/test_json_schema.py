@@ -1,18 +1,19 @@
-"""How schemas are interpreted, tested by the texts that they accept."""
+"""How schemas are interpreted, tested by the texts that they accept. Tools without `strict` accept any schema."""
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import pytest
 from pydantic import BaseModel, Field, SecretStr
 
-from server.generation.grammars import JsonSchema
+from server.generation.constraints import RequestConstraint
+from server.generation.grammars import JsonSchema, Schema, ToolCalls, arguments
 from server.generation.json_schema import UnusableGrammar
 from server.generation.keywords import enforceable
-from tests.server.generation.test_constraints import is_answer, refusal
-
-Json = dict[str, Any]
+from tests.byte_model import token_ids
+from tests.server.generation.test_constraints import allows, is_answer, loaded, refusal
+from tests.server.raw_client import Json
 
 A: Json = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 B: Json = {"type": "object", "properties": {"b": {"type": "integer"}}}
@@ -28,16 +29,13 @@ def allowed(schema: Json, *values: Json, **how: bool) -> list[bool]:
     return [is_answer(JsonSchema(schema, **how), json.dumps(value, separators=(",", ":"))) for value in values]
 
 
-def test_an_object_that_declares_properties_is_closed_by_default() -> None:
+def test_an_object_is_closed_if_it_declares_properties_or_is_strict() -> None:
+    assert allowed({"type": "object"}, {"x": 1}) == [True]
+    assert allowed({"type": "object"}, {}, {"x": 1}, is_strict=True) == [True, False]
     assert allowed(A, {"a": 1}, {"a": 1, "x": 2}) == [True, False]
     assert allowed({"type": "object", "properties": {}}, {}, {"x": 1}) == [True, False]
     assert allowed(A | {"additionalProperties": True}, {"a": 1, "x": 2}) == [True]
     assert allowed(A, {"a": 1, "x": 2}, closes=False) == [True]
-
-
-def test_an_object_that_declares_nothing_is_open_unless_it_is_strict() -> None:
-    assert allowed({"type": "object"}, {"x": 1}) == [True]
-    assert allowed({"type": "object"}, {}, {"x": 1}, is_strict=True) == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -49,16 +47,12 @@ def test_merged_schemas_are_closed_as_one_object(schema: Json) -> None:
     assert any(allowed(DEFINED | schema, *both))
 
 
-def test_a_definition_is_closed_where_it_is_used_and_open_where_it_is_merged() -> None:
+def test_a_definition_is_closed_where_it_is_used_at_every_depth_and_open_where_it_is_merged() -> None:
     schema = DEFINED | {"type": "object", "properties": {"x": {"$ref": "#/$defs/A"}, "y": {"allOf": [A, B]}}}
     assert allowed(schema, {"x": {"a": 1}}, {"x": {"a": 1, "b": 2}}, {"y": {"a": 1, "b": 2}}) == [True, False, True]
     assert allowed(schema, {"y": {"a": 1, "c": 2}}, {"z": 1}) == [False, False]
-
-
-def test_a_recursive_object_is_closed_at_every_depth() -> None:
-    inner = {"n": 2, "next": None}
-    schema = DEFINED | {"$ref": "#/$defs/Node"}
-    assert allowed(schema, {"n": 1, "next": inner}, {"n": 1, "next": inner | {"x": 1}}) == [True, False]
+    recursive, inner = DEFINED | {"$ref": "#/$defs/Node"}, {"n": 2, "next": None}
+    assert allowed(recursive, {"n": 1, "next": inner}, {"n": 1, "next": inner | {"x": 1}}) == [True, False]
 
 
 def test_alternatives_are_closed_individually_and_with_their_shared_properties() -> None:
@@ -150,24 +144,6 @@ def test_schemas_of_common_pydantic_types_are_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keyword", "value"),
-    [
-        ("not", {"type": "string"}),
-        ("propertyNames", {"pattern": "^a"}),
-        ("dependentRequired", {"a": ["b"]}),
-        ("dependentSchemas", {"a": {"required": ["b"]}}),
-        ("dependencies", {"a": ["b"]}),
-        ("contains", {"const": 1}),
-        ("unevaluatedProperties", False),
-        ("$dynamicRef", "#a"),
-    ],
-)
-def test_a_keyword_that_is_not_enforced_is_refused_by_its_path(keyword: str, value: Any) -> None:
-    schema = {"type": "object", "properties": {"a": {"items": A | {keyword: value}}}}
-    assert refusal(JsonSchema(schema)) == f"the_field: properties.a.items: not supported: {keyword}"
-
-
-@pytest.mark.parametrize(
     "schema",
     [
         {"type": "object", "properties": ["a"]},
@@ -198,3 +174,94 @@ PAIRS = [{"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]} for _ in rang
 def test_schemas_that_merge_too_many_schemas_are_refused(schema: Json) -> None:
     with pytest.raises(UnusableGrammar, match="too many schemas"):
         JsonSchema(schema).text()
+
+
+STRING: Json = {"type": "string"}
+
+
+def compiled(parameters: Schema, *, is_strict: bool = False, **others: Schema) -> RequestConstraint:
+    functions = {"f": parameters, **others}
+    signatures = {name: arguments(schema, is_strict=is_strict) for name, schema in functions.items()}
+    return loaded("bytes")[2].compile("tools", ToolCalls(signatures))
+
+
+def of_property(schema: Json) -> Json:
+    return {"type": "object", "properties": {"a": schema, "b": {"type": "integer"}}}
+
+
+DROPPED: list[tuple[Json, str]] = [
+    ({"type": "object", "propertyNames": {"pattern": "^a"}}, "propertyNames"),
+    ({"not": {"type": "string"}}, "not"),
+    ({"type": "object", "if": {"required": ["x"]}, "then": {"required": ["y"]}}, "if"),
+    ({"type": "array", "contains": {"const": 1}}, "contains"),
+    ({"type": "object", "dependentRequired": {"x": ["y"]}}, "dependentRequired"),
+    ({"type": "object", "dependentSchemas": {"x": {"required": ["y"]}}}, "dependentSchemas"),
+    ({"type": "object", "dependencies": {"x": ["y"]}}, "dependencies"),
+    ({"type": "object", "unevaluatedProperties": False}, "unevaluatedProperties"),
+    ({"type": "array", "uniqueItems": True, "items": STRING}, "uniqueItems"),
+    ({"$dynamicRef": "#x"}, "$dynamicRef"),
+    ({"type": "string", "pattern": "^(?!x)[a-z]+$"}, "pattern"),
+    ({"type": "string", "pattern": r"(a)\1"}, "pattern"),
+    ({"type": "string", "pattern": r"\bword\b"}, "pattern"),
+    ({"type": "object", "patternProperties": {"^(?=a)": {}}}, "patternProperties"),
+    ({"type": "integer", "minimum": 1e20}, "minimum"),
+    ({"type": "number", "exclusiveMaximum": -(2**64)}, "exclusiveMaximum"),
+    ({"type": "integer", "multipleOf": 1_000_003}, "multipleOf"),
+    ({"oneOf": [STRING, {"type": "string", "maxLength": 3}]}, "oneOf"),
+    ({"anyOf": [{"type": "array", "maxItems": i} for i in range(40)]}, "anyOf"),
+    ({"$ref": "https://example.com/schema"}, "$ref"),
+    ({"type": "any"}, "type"),
+    ({"items": None, "type": "array"}, "items"),
+    ({"type": "string", "maxLength": -1}, "maxLength"),
+]
+
+
+@pytest.mark.parametrize(("schema", "keyword"), DROPPED)
+def test_keywords_that_cannot_be_enforced_are_dropped_and_reported(schema: Json, keyword: str) -> None:
+    ignored = compiled(of_property(schema), other=of_property(STRING)).ignored
+    assert f"tools.f.parameters.properties.a.{keyword}" in ignored
+    within = {"type": "object", "properties": {"x": {"$ref": "#/$defs/X"}}, "$defs": {"X": of_property(schema)}}
+    assert f"tools.f.parameters.$defs.X.properties.a.{keyword}" in compiled(within).ignored
+
+
+UNCONSTRAINING: list[Json] = [
+    {"type": "object", "propertyNames": STRING},
+    {"type": "object", "propertyNames": {"type": "string", "description": "a name"}},
+    {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+    {"type": "integer", "minimum": 0, "maximum": 2**64 - 1},
+    {"type": "number", "minimum": -1.7976931348623157e308, "maximum": 1e20},
+    {"type": "number", "exclusiveMinimum": -(10**30), "exclusiveMaximum": 10**400},
+    {"type": "string", "maxLength": 2**64},
+    {"type": "array", "maxItems": 2.0, "minItems": 1.0, "items": STRING},
+    {"type": "object", "unevaluatedProperties": True, "dependentRequired": {}, "if": {"required": ["x"]}},
+    {"type": "array", "contains": {}, "minContains": 0, "unevaluatedItems": {}},
+    {"$dynamicAnchor": "node", "type": "object"},
+]
+
+
+@pytest.mark.parametrize("schema", UNCONSTRAINING)
+def test_keywords_that_constrain_nothing_are_accepted_under_strict_too(schema: Json) -> None:
+    assert not compiled(of_property(schema), is_strict=True).ignored
+    assert not compiled(of_property(schema)).ignored
+
+
+@pytest.mark.parametrize(("schema", "keyword"), DROPPED)
+def test_strict_and_response_format_refuse_by_path_without_llguidances_terms(schema: Json, keyword: str) -> None:
+    if keyword == "uniqueItems":
+        pytest.skip("an annotation, like formats")
+    for grammar, place in (
+        (ToolCalls({"f": arguments(of_property(schema), is_strict=True)}), "f.parameters.properties.a"),
+        (JsonSchema(of_property(schema)), "properties.a"),
+    ):
+        message = refusal(grammar)
+        assert message.startswith(f"the_field: {place}: ")
+        assert not any(word in message for word in ("Some(", "None", "option", "coerce", "Regex"))
+
+
+def test_the_other_keywords_are_still_enforced() -> None:
+    schema = {"type": "object", "properties": {"a": {"not": STRING, "enum": [1, 2]}}, "required": ["a"]}
+    constraint = compiled(schema).constraint
+    assert constraint is not None
+    for token_id in token_ids('{"name": "f", "arguments": {"a":'):
+        constraint.advance(token_id)
+    assert [byte for byte in range(256) if allows(constraint, 1 + byte)] == [*b"12"]

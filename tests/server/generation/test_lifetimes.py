@@ -1,20 +1,94 @@
-"""The end of requests: a closed connection, a stopped engine, a draining server."""
+"""From submission to the end of requests: failures, closed connections, stopped engines, lost devices, deadlines."""
 
 import json
-import threading
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import httpx
 import pytest
+import torch
 
-from nvium_core import LoadedModel
-from tests.byte_model import NAME
-from tests.server.generating import asking
-from tests.server.live_server import LiveServer, live_server, wait_until
-from tests.server.raw_client import connected
-from tests.server.server_process import server_process
+from nvium_core import (
+    Admitted,
+    EngineError,
+    EngineRequest,
+    EngineWorker,
+    LoadedModel,
+    PromptEvent,
+    SamplingParams,
+    Score,
+    TokenEvent,
+    TokenStream,
+)
+from nvium_core.engine.device.runner import Runner
+from nvium_core.engine.schedule.step import Step, StepResult
+from server.generation.choice_text import ChoiceText, Prompt
+from server.generation.generation import Choice, Generation, choices_of
+from server.generation.service import Service
+from server.http.drain import FAILURE
+from server.telemetry.metrics import Metrics
+from server.telemetry.record import RequestRecord
+from tests.byte_model import NAME, load_byte_model, token_ids
+from tests.server.forked_server import forked_server
+from tests.server.live_server import LiveServer, live_server, slowed_down, wait_until
+from tests.server.raw_client import asked, asking, connected, events_of
 
-LONG = {"model": NAME, "prompt": "Once", "max_tokens": 4000, "ignore_eos": True, "seed": 1}
+SCORES = (Score(-1.0), Score(-2.0))
+
+
+def test_a_request_that_cannot_be_submitted_releases_its_admission(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(self: EngineWorker, requests: Sequence[EngineRequest]) -> TokenStream:
+        raise EngineError("the engine has stopped")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(EngineWorker, "submit", stopped)
+        assert server.complete(prompt=["a", "b", "c"], max_tokens=3000).status_code == 500
+    assert server.service.admission.num_present == 0
+    assert server.complete(n=3, max_tokens=2).status_code == 200
+
+
+@pytest.mark.parametrize("of_server", [(RequestRecord, "admitted"), (Service, "deadline"), (Choice, "__init__")])
+def test_a_failure_after_submission_cancels_the_sequences(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch, of_server: tuple[type, str]
+) -> None:
+    submit, streams = EngineWorker.submit, list[TokenStream]()
+
+    def submitted(self: EngineWorker, requests: Sequence[EngineRequest], tenant: str = "") -> TokenStream:
+        streams.append(submit(self, requests, tenant))
+        return streams[-1]
+
+    def failing(*args: object) -> None:
+        raise RuntimeError("a defect")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(EngineWorker, "submit", submitted)
+        patched.setattr(*of_server, failing)
+        assert server.complete(n=2, max_tokens=3000, ignore_eos=True).status_code == 500
+    [stream] = streams
+    assert stream.is_over
+    assert server.service.admission.num_present == 0
+
+
+@pytest.mark.parametrize("is_together", [True, False])
+async def test_every_choice_starts_with_its_prompts_scores_even_if_its_tokens_arrive_first(is_together: bool) -> None:
+    record = RequestRecord(Metrics([1.0]), request_id="request", endpoint="completions")
+    record.admitted(num_prompt_tokens=3)
+    prompt, tokenizer = Prompt(token_ids("abc")), load_byte_model().tokenizer.backend_tokenizer
+    texts = [ChoiceText(tokenizer, [], index, prompt, include_stop=False, echo=True) for index in range(2)]
+    stream = TokenStream([("a", 0), ("a", 1)], cancel=lambda key: None, on_close=lambda stream: None)
+    stream.admissions |= dict.fromkeys(stream.keys, Admitted(0.0, 0))
+    choices = choices_of(texts, record, SamplingParams(n=2, prompt_logprobs=True, logprobs=0))
+    generation = Generation(stream, choices, leave=lambda: None, deadline=None)
+    token, scores = TokenEvent("a", 5, 1, 0.5, "length", 1, SCORES[0]), PromptEvent("a", SCORES, None, 0)
+    for events in [[token, scores]] if is_together else [[token], [scores]]:
+        stream.deliver(list(events))
+        deltas = generation.take()
+    assert [(delta.index, tuple(delta.prompt_scores), len(delta.tokens)) for delta in deltas] == [
+        (0, SCORES, 0),
+        (1, SCORES, 1),
+    ]
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -31,46 +105,128 @@ async def test_a_closed_connection_is_counted_as_cancelled(server: LiveServer, s
     assert [server.gauge(name) - old for name, old in zip(names, before, strict=True)] == [1, 3]
 
 
-def test_a_failed_stream_ends_with_an_error_event_and_done(byte_model: LoadedModel) -> None:
-    with (
-        live_server(byte_model) as server,
-        server.http.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as response,
-    ):
-        lines = response.iter_lines()
-        next(lines)
-        server.service.worker.stop()
-        *_, error, _, done, _ = lines
-        assert json.loads(error.removeprefix("data: "))["error"]["type"] == "server_error"
-        assert done == "data: [DONE]"
-        assert server.http.get("/livez").status_code == 503
-        assert server.http.get("/readyz").status_code == 503
-        refusal = server.complete(max_tokens=1)
-        assert (refusal.status_code, refusal.json()["error"]["code"]) == (503, "engine_stopped")
-
-
-def test_a_whole_response_fails_with_503_if_the_engine_stops(byte_model: LoadedModel) -> None:
+async def test_a_stopped_engine_fails_open_and_new_requests(byte_model: LoadedModel) -> None:
     with live_server(byte_model) as server:
-        responses: list[httpx.Response] = []
-        request = threading.Thread(target=lambda: responses.append(server.http.post("/v1/completions", json=LONG)))
-        request.start()
-        wait_until(lambda: server.service.worker.state.num_running == 1)
-        server.service.worker.stop()
-        request.join()
-        assert (responses[0].status_code, responses[0].json()["error"]["code"]) == (503, "engine_stopped")
-        assert int(responses[0].headers["retry-after"]) > 0
+        async with connected(server.url) as stream, connected(server.url) as whole:
+            await stream.send(asking(max_tokens=4000, stream=True))
+            await whole.send(asking(max_tokens=4000))
+            wait_until(lambda: server.service.worker.state.num_running == 2)
+            await stream.head()
+            server.service.worker.stop()
+            *_, error, done, end = (await stream.rest()).split(b"\n\n")
+            refused = [await whole.answer(), await asked(server.url, asking(max_tokens=1))]
+        assert [server.http.get(path).status_code for path in ("/livez", "/readyz")] == [503, 503]
+    assert json.loads(error.removeprefix(b"data: "))["error"]["type"] == "server_error"
+    assert (done, end) == (b"data: [DONE]", b"")
+    for answer in refused:
+        assert (answer.status, answer.json()["error"]["code"]) == (503, "engine_stopped")
+        assert int(answer.headers["retry-after"]) > 0
+
+
+BODY = {"model": NAME, "prompt": "Once", "max_tokens": 4, "ignore_eos": True, "seed": 1}
+POISON = 4321
+"""The seed of a request at which the device fails."""
+
+
+class Lost:
+    """Replaces a backend's `run` and always fails."""
+
+    num_steps = 0
+
+    def __call__(self, step: Step, max_rows: int) -> StepResult:
+        self.num_steps += 1
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+
+def test_in_flight_requests_fail_and_no_step_runs_again(byte_model: LoadedModel) -> None:
+    with live_server(byte_model) as server:
+        lost = server.service.worker.engine.runner.backend.run = Lost()  # type: ignore[attr-defined]
+        prompts = [f"Once{number}" for number in range(5)]
+        response = server.http.post("/v1/completions", json=BODY | {"prompt": prompts})
+        assert (response.status_code, response.json()["error"]["type"]) == (500, "server_error")
+        assert lost.num_steps == 1
+        assert server.service.has_failed
+        assert server.http.get("/livez").status_code == 503
+        assert server.http.post("/v1/completions", json=BODY).status_code == 503
+        assert lost.num_steps == 1
+
+
+def fail_at_poison() -> None:
+    run = Runner.run
+
+    def run_or_fail(runner: Runner, step: Step) -> list[StepResult]:
+        if POISON in [run.sequence.seed for run in step.runs]:
+            runner.backend.run = Lost()  # type: ignore[method-assign]
+        return run(runner, step)
+
+    Runner.run = run_or_fail  # type: ignore[method-assign]
 
 
 @pytest.mark.slow
-def test_a_draining_server_is_live_but_not_ready(model_folder: Path, tmp_path: Path) -> None:
-    with server_process(model_folder, tmp_path) as server:
-        body = LONG | {"max_tokens": 300, "stream": True}
+def test_the_server_exits_with_a_code_that_makes_a_supervisor_restart_it(model_folder: Path, tmp_path: Path) -> None:
+    with forked_server(model_folder, tmp_path / "log", prepare=fail_at_poison) as server:
+        assert server.http.post("/v1/completions", json=BODY).status_code == 200
+        body = BODY | {"max_tokens": 4000, "stream": True}
         with server.http.stream("POST", "/v1/completions", json=body) as response:
             lines = response.iter_lines()
             next(lines)
-            server.terminate()
-            wait_until(lambda: not server.is_ready)
-            assert server.http.get("/readyz").json()["error"]["code"] == "not_ready"
-            assert server.http.get("/livez").status_code == 200
-            *_, done, _ = lines
-        assert done == "data: [DONE]"
-        assert server.exit_code(seconds=10) == 0
+            assert server.http.post("/v1/completions", json=BODY | {"seed": POISON}).status_code == 500
+            *_, error, _, done, _ = lines
+            assert json.loads(error.removeprefix("data: "))["error"]["type"] == "server_error"
+            assert done == "data: [DONE]"
+        wait_until(lambda: server.process.poll() is not None)
+        assert server.exit_code(seconds=20) == FAILURE
+
+
+LONG = {"max_tokens": 3000, "ignore_eos": True}
+SECONDS = 1.5
+
+
+@pytest.fixture(scope="module")
+def slow_server(byte_model: LoadedModel) -> Iterator[LiveServer]:
+    with live_server(byte_model, max_sequences=1, request_seconds=SECONDS) as live:
+        yield slowed_down(live)
+
+
+def test_a_running_request_ends_with_length(slow_server: LiveServer) -> None:
+    started = time.monotonic()
+    choice = slow_server.complete(**LONG).json()["choices"][0]
+    assert time.monotonic() - started >= SECONDS
+    assert choice["finish_reason"] == "length"
+    assert 0 < len(choice["nvium"]["token_ids"]) < LONG["max_tokens"]
+    wait_until(lambda: not slow_server.service.engine.has_work)
+    chunks = events_of(slow_server.complete(stream=True, **LONG).text)
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert choices[-1]["finish_reason"] == "length"
+    assert sum(chunks[-1]["nvium"]["exit_counts"]) == sum(len(choice["nvium"]["token_ids"]) for choice in choices)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_has_not_started_is_refused(
+    slow_server: LiveServer, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    service, running = slow_server.service, {"model": "default", "prompt": "a", "stream": True} | LONG
+    with slow_server.http.stream("POST", "/v1/completions", json=running):
+        wait_until(lambda: service.worker.state.num_running == 1)
+        monkeypatch.setattr(service, "settings", service.settings.model_copy(update={"request_seconds": 0.05}))
+        response = slow_server.complete(stream=stream)
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "deadline_exceeded"
+    wait_until(lambda: service.admission.num_present == 0)
+
+
+def test_choices_that_have_not_started_are_empty_and_ignored_by_best_of(slow_server: LiveServer) -> None:
+    choices = slow_server.complete(prompt=["a", "b"], **LONG).json()["choices"]
+    assert [choice["finish_reason"] for choice in choices] == ["length", "length"]
+    assert choices[1]["text"] == ""
+    [choice] = slow_server.complete(best_of=3, **LONG).json()["choices"]
+    assert choice["finish_reason"] == "length"
+    assert choice["nvium"]["token_ids"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_partial_prompt_scores_are_an_error(slow_server: LiveServer, stream: bool) -> None:
+    prompts = ["a" * 3000] * 30
+    response = slow_server.complete(prompt=prompts, echo=True, logprobs=1, max_tokens=0, stream=stream)
+    assert "deadline_exceeded" in response.text
+    assert stream or response.status_code == 503

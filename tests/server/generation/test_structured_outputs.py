@@ -12,9 +12,7 @@ import pytest
 from tests.byte_model import NAME
 from tests.server.live_server import LiveServer, wait_until
 from tests.server.log_lines import log_lines
-from tests.server.test_refusals import error_of
-
-Json = dict[str, Any]
+from tests.server.raw_client import Json
 
 SCHEMA: Json = {
     "type": "object",
@@ -98,39 +96,6 @@ def test_the_client_parses_an_answer_into_a_pydantic_model(server: LiveServer) -
 def test_text_is_the_neutral_format(server: LiveServer) -> None:
     plain, text = (server.chat(max_tokens=9, **more).json() for more in ({}, {"response_format": {"type": "text"}}))
     assert text["choices"][0]["message"] == plain["choices"][0]["message"]
-
-
-INVALID: list[tuple[str, Json]] = [
-    ("response_format", {"response_format": "json"}),
-    ("response_format.type", {"response_format": {"type": "xml"}}),
-    ("response_format.json_schema", {"response_format": {"type": "json_schema"}}),
-    ("response_format.json_schema", {"response_format": response_format({}) | {"type": "text"}}),
-    ("response_format.json_schema.name", {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}}),
-    ("response_format.json_schema.name", {"response_format": response_format({}, name="a b")}),
-    ("response_format.json_schema.schema", {"response_format": response_format([])}),
-    ("response_format.json_schema.schema", {"response_format": response_format({"type": "thing"})}),
-    ("response_format.json_schema.strict", {"response_format": response_format({}, strict="yes")}),
-    ("structured_outputs", {"structured_outputs": {}}),
-    ("structured_outputs", {"structured_outputs": {"regex": "a", "choice": ["a"]}}),
-    ("structured_outputs.regex", {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}),
-    ("structured_outputs.regex", {"structured_outputs": {"regex": "(a"}}),
-    ("structured_outputs.choice", {"structured_outputs": {"choice": []}}),
-    ("structured_outputs.choice", {"structured_outputs": {"choice": [1]}}),
-    ("structured_outputs.json", {"structured_outputs": {"json": "{"}}),
-    ("structured_outputs.json", {"structured_outputs": {"json": "[]"}}),
-    ("structured_outputs.json", {"structured_outputs": {"json": 5}}),
-    ("structured_outputs.json", {"structured_outputs": {"json": "[" * 100_000}}),
-    ("min_tokens", {"structured_outputs": {"regex": "a"}, "min_tokens": 2, "max_tokens": 3}),
-]
-
-
-@pytest.mark.parametrize("endpoint", ENDPOINTS)
-@pytest.mark.parametrize(("param", "fields"), INVALID)
-def test_an_invalid_form_is_refused_with_its_field(server: LiveServer, endpoint: str, param: str, fields: Json) -> None:
-    response = ask(server, endpoint, **fields)
-    assert response.status_code == 400
-    error = error_of(response)
-    assert error["param"] == param or error["param"].partition("[")[0] == param
 
 
 COSTLY = {"structured_outputs": {"regex": "(.{0,500}){20}"}, "max_tokens": 400, "n": 8, "logit_bias": {"0": -100}}

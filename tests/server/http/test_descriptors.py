@@ -20,17 +20,16 @@ from server.http.listener import MAX_ACCEPTS_PER_TURN, Listener
 from server.http.room import RESERVE, Room, room_for
 from server.settings import SettingsError
 from tests.server.forked_server import forked_server
-from tests.server.generating import asking
 from tests.server.live_server import live_server, wait_until
-from tests.server.raw_client import asked, connected, request
+from tests.server.raw_client import asked, asking, connected, request
 from tests.server.server_process import ServerProcess
 
 MAX_LOG_BYTES = 20_000
 NUM_PROBES = 20
 
 
-def files_at_most(soft: int, hard: int) -> None:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+files_at_most = partial(resource.setrlimit, resource.RLIMIT_NOFILE)
+"""Limits the descriptors to a soft and a hard number."""
 
 
 @contextmanager
@@ -55,7 +54,7 @@ async def livez(server: ServerProcess) -> int:
 async def test_probes_are_answered_despite_more_silent_clients_than_descriptors(
     model_folder: Path, tmp_path: Path, limit: int, num_clients: int
 ) -> None:
-    prepare = partial(files_at_most, limit, limit)
+    prepare = partial(files_at_most, (limit, limit))
     with forked_server(model_folder, tmp_path / "log", prepare=prepare, arrival_seconds=600) as server:
         alone = (await asked(server.url, asking(max_tokens=20))).spoken()
         with silent_clients(server, num_clients):
@@ -77,7 +76,7 @@ async def test_probes_are_answered_despite_more_silent_clients_than_descriptors(
 
 @pytest.mark.slow
 async def test_a_probe_after_a_burst_of_silent_clients_is_answered(model_folder: Path, tmp_path: Path) -> None:
-    prepare = partial(files_at_most, 200, 200)
+    prepare = partial(files_at_most, (200, 200))
     with forked_server(model_folder, tmp_path / "log", prepare=prepare, arrival_seconds=600) as server:
         with silent_clients(server, 140):
             assert await livez(server) == 200
@@ -107,18 +106,11 @@ async def test_an_excess_connection_is_closed_after_one_probe(byte_model: Loaded
 
 @pytest.mark.slow
 async def test_the_soft_limit_of_files_is_raised_to_the_hard_one(model_folder: Path, tmp_path: Path) -> None:
-    prepare = partial(files_at_most, 100, 2_000)
+    prepare = partial(files_at_most, (100, 2_000))
     with forked_server(model_folder, tmp_path / "log", prepare=prepare) as server:
         with silent_clients(server, 400):
             assert (await asked(server.url, asking(max_tokens=2))).status == 200
         assert '"allowed"' in server.log()  # 4,096 are more than 2,000 files
-
-
-def test_too_few_descriptors_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    monkeypatch.setattr("server.http.room.num_descriptors", lambda: limit)
-    with pytest.raises(SettingsError, match=r"^max_connections: a limit of \d+ open files leaves no room"):
-        room_for(10)
 
 
 def test_room_is_bounded_by_the_setting_and_the_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,6 +119,9 @@ def test_room_is_bounded_by_the_setting_and_the_descriptors(monkeypatch: pytest.
     monkeypatch.setattr("server.http.room.num_descriptors", lambda: 30)
     assert room_for(10**9).num_connections == limit - 30 - RESERVE
     assert room_for(10**9, descriptors_per_connection=2).num_connections == (limit - 30 - RESERVE) // 2
+    monkeypatch.setattr("server.http.room.num_descriptors", lambda: limit)
+    with pytest.raises(SettingsError, match=r"^max_connections: a limit of \d+ open files leaves no room"):
+        room_for(10)
 
 
 class Held:

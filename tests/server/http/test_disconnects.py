@@ -8,9 +8,8 @@ from random import Random
 import pytest
 
 from nvium_core import LoadedModel
-from tests.server.generating import PATHS, asking
 from tests.server.live_server import LiveServer, live_server, wait_until
-from tests.server.raw_client import RawConnection, asked, connected
+from tests.server.raw_client import PATHS, RawConnection, asked, asking, connected
 
 NUM_CLIENTS = 200
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -23,13 +22,9 @@ async def during_the_request(connection: RawConnection, data: bytes, random: Ran
     await connection.send(data[: random.randrange(len(data))])
 
 
-async def at_once(connection: RawConnection, data: bytes, random: Random) -> None:
-    await connection.send(data)
-
-
 async def after_a_while(connection: RawConnection, data: bytes, random: Random) -> None:
     await connection.send(data)
-    await asyncio.sleep(random.random())
+    await asyncio.sleep(random.choice([0, random.random()]))
 
 
 async def during_the_response(connection: RawConnection, data: bytes, random: Random) -> None:
@@ -40,7 +35,7 @@ async def during_the_response(connection: RawConnection, data: bytes, random: Ra
                 pass
 
 
-MOMENTS: list[Moment] = [during_the_request, at_once, after_a_while, during_the_response]
+MOMENTS: list[Moment] = [during_the_request, after_a_while, during_the_response]
 
 
 async def by_closing(connection: RawConnection) -> None:

@@ -1,12 +1,17 @@
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
 
 import pytest
-from starlette.types import Message
+from fastapi import FastAPI
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from nvium_core import LoadedModel
 from server.http.connection import FAST_PATH
 from server.http.event_stream import EventStream, framed
+from tests.server.live_server import LiveServer, live_server
+from tests.server.raw_client import PATHS, Answer, asked, asking
 
 DISCONNECT: Message = {"type": "http.disconnect"}
 
@@ -45,40 +50,33 @@ class Source:
             self._error = error
 
 
+@dataclass
 class Exchange:
     """Records what an `EventStream` sends, when, and which callbacks it calls. Also acts as the fast path.
 
     The client disconnects after `leave_after` seconds and takes `take_seconds` to read a message.
     """
 
-    def __init__(
-        self,
-        leave_after: float = 60,
-        keep_alive_seconds: float = 0.05,
-        take_seconds: float = 0,
-        *,
-        has_fast_path: bool = False,
-    ) -> None:
-        self.sent: list[bytes] = []
-        self.times: list[float] = []
-        self.calls: list[str] = []
-        self._leave_after = leave_after
-        self._keep_alive_seconds = keep_alive_seconds
-        self._take_seconds = take_seconds
-        self._extensions = {FAST_PATH: self} if has_fast_path else {}
-        self.is_open = True
-        self.num_fast = 0
+    leave_after: float = 60
+    keep_alive_seconds: float = 0.05
+    take_seconds: float = 0
+    has_fast_path: bool = False
+    is_open: bool = True
+    sent: list[bytes] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    num_fast: int = 0
 
     async def run(self, events: AsyncIterator[list[bytes]]) -> "Exchange":
         await EventStream(
             Source(events),
             headers={},
-            keep_alive_seconds=self._keep_alive_seconds,
+            keep_alive_seconds=self.keep_alive_seconds,
             slow_client_seconds=0.2,
             on_failure=lambda error: [f"failed: {error}".encode(), b"[DONE]"],
             on_abort=self.calls.append,
             on_close=lambda: self.calls.append("close"),
-        )({"type": "http", "extensions": self._extensions}, self._receive, self._send)
+        )({"type": "http", "extensions": {FAST_PATH: self} if self.has_fast_path else {}}, self._receive, self._send)
         return self
 
     def write(self, piece: bytes) -> None:
@@ -89,10 +87,10 @@ class Exchange:
     async def _send(self, message: Message) -> None:
         self.times.append(asyncio.get_running_loop().time())
         self.sent.append(message.get("body", b""))
-        await asyncio.sleep(self._take_seconds)
+        await asyncio.sleep(self.take_seconds)
 
     async def _receive(self) -> Message:
-        await asyncio.sleep(self._leave_after)
+        await asyncio.sleep(self.leave_after)
         return DISCONNECT
 
 
@@ -102,10 +100,20 @@ async def slow_events(pause: float) -> AsyncIterator[list[bytes]]:
     yield [b"2", b"3"]
 
 
-async def failing(after: int) -> AsyncIterator[list[bytes]]:
-    for number in range(after):
+async def late_event(pause: float) -> AsyncIterator[list[bytes]]:
+    await asyncio.sleep(pause)
+    yield [b"1"]
+
+
+async def numbers(count: int, *, fails: bool = False) -> AsyncIterator[list[bytes]]:
+    for number in range(count):
         yield [b"%d" % number]
-    raise ValueError("broken")
+    if fails:
+        raise ValueError("broken")
+
+
+def numbered(count: int) -> list[bytes]:
+    return [b"data: %d\n\n" % number for number in range(count)]
 
 
 async def test_a_waiting_stream_sends_keep_alives() -> None:
@@ -114,15 +122,14 @@ async def test_a_waiting_stream_sends_keep_alives() -> None:
     assert set(exchange.sent[2:-2]) == {b": keep-alive\n\n"}
     assert exchange.sent[-2:] == [b"data: 2\n\ndata: 3\n\n", b""]
     assert exchange.calls == ["close"]
+    exchange = await Exchange().run(late_event(0.12))
+    assert exchange.sent[:2] == [b"", b": keep-alive\n\n"], "the first one sends the status line"
 
 
-async def test_a_stream_ends_when_its_client_disconnects() -> None:
+async def test_a_stream_ends_when_its_client_disconnects_or_reads_nothing() -> None:
     exchange = await Exchange(leave_after=0.02).run(slow_events(60))
     assert exchange.sent == [b"", b"data: 1\n\n"]
     assert exchange.calls == ["disconnected", "close"]
-
-
-async def test_a_client_that_reads_nothing_is_disconnected() -> None:
     exchange = await Exchange(take_seconds=60).run(slow_events(60))
     assert exchange.calls == ["slow_client", "close"]
 
@@ -130,25 +137,16 @@ async def test_a_client_that_reads_nothing_is_disconnected() -> None:
 async def test_a_failure_before_the_first_event_is_raised() -> None:
     exchange = Exchange()
     with pytest.raises(ValueError, match="broken"):
-        await exchange.run(failing(after=0))
+        await exchange.run(numbers(0, fails=True))
     assert exchange.sent == []
     assert exchange.calls == ["close"]
 
 
 @pytest.mark.parametrize("has_fast_path", [False, True])
 async def test_a_later_failure_is_an_event(has_fast_path: bool) -> None:
-    exchange = await Exchange(keep_alive_seconds=60, has_fast_path=has_fast_path).run(failing(after=5))
+    exchange = await Exchange(keep_alive_seconds=60, has_fast_path=has_fast_path).run(numbers(5, fails=True))
     assert exchange.sent == [b"", *numbered(5), b"data: failed: broken\n\ndata: [DONE]\n\n", b""]
     assert exchange.calls == ["close"]
-
-
-async def test_the_first_keep_alive_sends_the_status_line() -> None:
-    async def silent() -> AsyncIterator[list[bytes]]:
-        await asyncio.sleep(0.12)
-        yield [b"1"]
-
-    exchange = await Exchange().run(silent())
-    assert exchange.sent[:2] == [b"", b": keep-alive\n\n"]
 
 
 async def test_the_keep_alive_interval_begins_with_the_last_event() -> None:
@@ -162,15 +160,6 @@ async def test_the_keep_alive_interval_begins_with_the_last_event() -> None:
     assert comment - event > 0.15
 
 
-async def numbers(count: int) -> AsyncIterator[list[bytes]]:
-    for number in range(count):
-        yield [b"%d" % number]
-
-
-def numbered(count: int) -> list[bytes]:
-    return [b"data: %d\n\n" % number for number in range(count)]
-
-
 async def test_events_take_the_fast_path_once_the_response_has_begun() -> None:
     exchange = await Exchange(keep_alive_seconds=60, has_fast_path=True).run(numbers(9))
     assert exchange.sent == [b"", *numbered(9), b""]
@@ -178,19 +167,13 @@ async def test_events_take_the_fast_path_once_the_response_has_begun() -> None:
 
 
 async def test_a_client_that_does_not_keep_up_gets_no_fast_path() -> None:
-    exchange = Exchange(keep_alive_seconds=60, has_fast_path=True)
-    exchange.is_open = False
-    await exchange.run(numbers(9))
+    exchange = await Exchange(keep_alive_seconds=60, has_fast_path=True, is_open=False).run(numbers(9))
     assert b"".join(exchange.sent) == b"".join(numbered(9))
     assert exchange.num_fast == 0
 
 
 async def test_the_fast_path_waits_for_a_message_that_is_being_sent() -> None:
-    async def silent() -> AsyncIterator[list[bytes]]:
-        await asyncio.sleep(0.08)
-        yield [b"1"]
-
-    exchange = await Exchange(keep_alive_seconds=0.05, take_seconds=0.1, has_fast_path=True).run(silent())
+    exchange = await Exchange(take_seconds=0.1, has_fast_path=True).run(late_event(0.08))
     assert b"data: 1\n\n" in exchange.sent
     assert exchange.num_fast == 0
 
@@ -200,3 +183,40 @@ def test_characters_that_some_clients_treat_as_line_ends_are_escaped() -> None:
     event = json.dumps({"text": text}, ensure_ascii=False).encode()
     [line] = framed([event]).decode().splitlines()[:-1]
     assert json.loads(line.removeprefix("data: ")) == {"text": text}
+
+
+class WithoutExtensions:
+    """Calls the app as a server without the fast path does."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope.pop("extensions", None)
+        await self._app(scope, receive, send)
+
+
+@pytest.fixture(scope="module")
+def plain(byte_model: LoadedModel) -> Iterator[LiveServer]:
+    def prepare(app: FastAPI) -> None:
+        app.add_middleware(WithoutExtensions)
+
+    with live_server(byte_model, prepare) as server:
+        yield server
+
+
+def framing(answer: Answer) -> dict[str, str | None]:
+    return {name: answer.headers.get(name) for name in ("transfer-encoding", "connection", "content-length")}
+
+
+@pytest.mark.parametrize("version", [b"HTTP/1.0", b"HTTP/1.1"])
+@pytest.mark.parametrize("path", PATHS)
+async def test_the_fast_path_does_not_change_the_response(
+    server: LiveServer, plain: LiveServer, path: str, version: bytes
+) -> None:
+    request = asking(path, max_tokens=20, n=2, stream=True).replace(b"HTTP/1.1", version)
+    fast, slow = await asked(server.url, request), await asked(plain.url, request)
+    assert framing(fast) == framing(slow)
+    assert framing(fast)["transfer-encoding"] == (None if version == b"HTTP/1.0" else "chunked")
+    assert fast.spoken() == slow.spoken()
+    assert len(fast.spoken()[1]) == 20

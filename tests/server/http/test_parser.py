@@ -1,17 +1,22 @@
-"""HTTP that is cheap to send and expensive to parse is refused early."""
+"""HTTP and JSON that are cheap to send and expensive to parse are refused early."""
 
 import asyncio
+import json
+import time
+from itertools import pairwise
+from typing import Any
 
 import h11
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nvium_core import LoadedModel
+from server.http.bodies import MAX_CONTAINERS, MAX_STARTS_PER_TURN, Turnstile, num_containers, without_strings
 from server.http.parser import BYTES_PER_PIECE, FREE_PIECES, MAX_HEAD_BYTES, MAX_HEAD_LINES, BoundedParser
 from server.http.protection import PROTECTIVE
-from tests.server.generating import PATHS, asking
 from tests.server.live_server import LiveServer, live_server, wait_until
-from tests.server.raw_client import asked, connected, request
-from tests.server.test_limits import error_of
+from tests.server.raw_client import PATHS, asked, asking, connected, error_of, request
 
 
 def get(*headers: str) -> bytes:
@@ -39,7 +44,9 @@ async def test_a_head_that_is_too_large_is_refused(server: LiveServer, head: byt
     assert {name: answer.headers[name] for name in PROTECTIVE} == PROTECTIVE
 
 
-async def test_a_head_just_below_the_limits_is_accepted(server: LiveServer) -> None:
+async def test_a_head_just_below_the_limits_is_accepted_whatever_its_body(server: LiveServer) -> None:
+    body = asking(max_tokens=1, user="x" * MAX_HEAD_BYTES, prompt="\n" * MAX_HEAD_LINES)
+    assert (await asked(server.url, body)).status == 200
     assert (await asked(server.url, get(*LINES[:-3]))).status == 200
     assert (await asked(server.url, get("x: " + "y" * (MAX_HEAD_BYTES - 100)))).status == 200
 
@@ -51,14 +58,16 @@ async def test_a_later_head_on_the_same_connection_is_bounded_too(server: LiveSe
         assert (await connection.answer()).status == 431
 
 
-async def test_a_long_body_does_not_count_as_part_of_the_head(server: LiveServer) -> None:
-    body = asking(max_tokens=1, user="x" * MAX_HEAD_BYTES, prompt="\n" * MAX_HEAD_LINES)
-    assert (await asked(server.url, body)).status == 200
-
-
 @pytest.mark.parametrize(
     "head",
     [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+        get("no colon"),
+        get("x: a\x00b"),
+        request(PATHS[0]).replace(b"length: 0", b"length: -1"),
+        request(PATHS[0]).replace(b"length: 0", b"length: " + b"9" * 5_000),
+        request(PATHS[0], is_chunked=True).replace(b"chunked", b"gzip"),
+        request(PATHS[0], b"{}", is_chunked=True).replace(b"\r\n2\r\n", b"\r\nxyz\r\n"),
         get().replace(b"HTTP/1.1", b"HTTP/9.9"),
         get().replace(b"HTTP/1.1", b"HTTP/2.0"),
         get("x: one", " two"),
@@ -69,7 +78,9 @@ async def test_a_long_body_does_not_count_as_part_of_the_head(server: LiveServer
         request(PATHS[0], b"{}", is_chunked=True).replace(b"host:", b"content-length: 2\r\nhost:"),
     ],
 )
-async def test_a_request_that_a_proxy_may_parse_differently_is_refused(server: LiveServer, head: bytes) -> None:
+async def test_malformed_http_and_requests_that_a_proxy_may_parse_differently_are_refused(
+    server: LiveServer, head: bytes
+) -> None:
     answer = await asked(server.url, head)
     assert (answer.status, error_of(answer)["code"]) == (400, "malformed_request")
     assert answer.headers["connection"] == "close"
@@ -115,3 +126,98 @@ async def test_excess_connections_are_refused_and_others_continue(byte_model: Lo
                 assert answer.headers["retry-after"] == "1"
             assert (await first.ask(asking(max_tokens=1))).status == 200
         await asyncio.to_thread(wait_until, lambda: server.http.get("/livez").status_code == 200)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats(allow_nan=False) | st.text(st.sampled_from('[]{}"\\/nu,:é\n ')),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.sampled_from('[{"\\')), inner),
+)
+
+
+def containers(value: Any) -> int:
+    if isinstance(value, dict):
+        return 1 + sum(map(containers, value.values()))
+    return 1 + sum(map(containers, value)) if isinstance(value, list) else 0
+
+
+@given(JSON)
+def test_brackets_within_strings_are_not_counted(value: Any) -> None:
+    for text in (json.dumps(value), json.dumps(value, ensure_ascii=False, indent=1)):
+        assert num_containers(without_strings(bytearray(text.encode()))) == containers(value)
+
+
+def test_removing_strings_is_fast_for_any_body() -> None:
+    for hostile in (b'"[' * 900_000, b'["a",' * 400_000, b'"' + b"\\" * 1_900_000, b'\\"' * 900_000):
+        started = time.process_time()
+        without_strings(bytearray(hostile))
+        assert time.process_time() - started < 2
+
+
+async def test_a_body_of_many_lists_or_fields_is_refused_but_not_one_of_many_brackets(server: LiveServer) -> None:
+    refused = await asked(server.url, asking(**{f"x{number}": 1 for number in range(1_000)}))
+    assert (refused.status, "at most 1000 fields" in str(error_of(refused)["message"])) == (400, True)
+    refused = await asked(server.url, asking(x=[[]] * MAX_CONTAINERS))
+    assert (refused.status, error_of(refused)["code"]) == (400, "malformed_request")
+    assert (await asked(server.url, asking(user="[" * (MAX_CONTAINERS + 1), max_tokens=1))).status == 200
+
+
+async def test_the_bodies_of_open_requests_are_bounded_in_total(byte_model: LoadedModel) -> None:
+    with live_server(byte_model, max_body_bytes=60_000, max_present_bytes=100_000) as server:
+        large = asking(max_tokens=4000, stream=True, user="x" * 50_000)
+        async with connected(server.url) as first:
+            await first.send(large)
+            await first.head()
+            refused = await asked(server.url, large)
+            assert (refused.status, error_of(refused)["code"]) == (503, "bodies_too_large")
+            assert (refused.headers["retry-after"], refused.headers["connection"]) == ("1", "close")
+            assert (await asked(server.url, asking(max_tokens=1))).status == 200
+        await asyncio.to_thread(wait_until, lambda: server.service.admission.num_present == 0)
+        assert (await asked(server.url, large.replace(b"4000", b"   1"))).status == 200
+        assert server.gauge('nvium_rejected_total{reason="bodies_too_large"}') == 1
+
+
+async def passing(turnstile: Turnstile, number: int, begun: list[int]) -> None:
+    await turnstile.pass_through(0)
+    begun.append(number)
+
+
+async def test_few_requests_start_per_turn_and_in_order() -> None:
+    turnstile, begun, numbers = Turnstile(), list[int](), [0]
+    tasks = [asyncio.create_task(passing(turnstile, number, begun)) for number in range(50)]
+    while len(begun) < 50:
+        await asyncio.sleep(0)
+        numbers.append(len(begun))
+    await asyncio.gather(*tasks)
+    assert begun == sorted(begun)
+    assert max(after - before for before, after in pairwise(numbers)) == MAX_STARTS_PER_TURN
+
+
+async def test_a_single_request_does_not_wait() -> None:
+    turnstile, begun = Turnstile(), list[int]()
+    for number in range(50):
+        task = asyncio.create_task(passing(turnstile, number, begun))
+        await asyncio.sleep(0)
+        assert task.done()
+        await asyncio.sleep(0)
+
+
+async def test_a_cancelled_request_does_not_block_others() -> None:
+    turnstile, begun = Turnstile(), list[int]()
+    tasks = [asyncio.create_task(passing(turnstile, number, begun)) for number in range(50)]
+    await asyncio.sleep(0)
+    for task in tasks[10:40]:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert begun == [*range(10), *range(40, 50)]
+    await passing(turnstile, 50, begun)
+
+
+async def test_only_large_bodies_wait_for_large_bodies() -> None:
+    turnstile = Turnstile()
+    large = [asyncio.create_task(turnstile.pass_through(2_000_000)) for _ in range(3)]
+    await asyncio.sleep(0)
+    await turnstile.pass_through(1_000)
+    assert not any(task.done() for task in large)
+    await large[0]
+    assert not large[2].done()
+    await asyncio.gather(*large)

@@ -1,17 +1,24 @@
+"""What each key may use: its share of the queue and of memory, and requests per minute."""
+
 import asyncio
+import re
+from collections import Counter
 from contextlib import AsyncExitStack
 from typing import Any
 
+import openai
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nvium_core import LoadedModel
+from server.http.rate_limit import RateLimit
 from server.http.shares import MULTIPLE, Shares
+from server.telemetry.metrics import Metrics
 from tests.byte_model import NAME
-from tests.server.http.test_keys import bearer
+from tests.server.http.test_keys import Reached, bearer, called
 from tests.server.live_server import LiveServer, live_server, wait_until
-from tests.server.raw_client import JSON, asked, connected, post
-from tests.server.test_limits import error_of
+from tests.server.raw_client import JSON, asked, connected, error_of, post
 
 KEYS = ("alice", "bob", "eve")
 KEYS_SET = "bob:sk-b,eve:sk-e"
@@ -73,8 +80,13 @@ async def gets_an_answer(server: LiveServer, key: str, **fields: Any) -> bool:
     return (await asked(server.url, long_request(key, **{"max_tokens": 1, **fields}))).status == 200
 
 
-async def test_a_key_cannot_fill_the_whole_queue(byte_model: LoadedModel) -> None:
+async def test_a_key_may_fill_the_whole_queue_until_another_key_is_active(byte_model: LoadedModel) -> None:
     with live_server(byte_model, api_keys=KEYS_SET, max_sequences=2, max_queue=6) as server:
+        async with AsyncExitStack() as held:
+            await hold(server, held, 8, long_request("sk-e"))
+            error = error_of(await asked(server.url, long_request("sk-e")))
+            assert error["message"].startswith("the queue is full: 8 of 8 choices")
+        await asyncio.to_thread(wait_until, lambda: server.service.admission.num_present == 0)
         assert await gets_an_answer(server, "sk-b")
         async with AsyncExitStack() as held:
             await hold(server, held, 6, long_request("sk-e"))
@@ -88,14 +100,6 @@ async def test_a_key_cannot_fill_the_whole_queue(byte_model: LoadedModel) -> Non
             await asyncio.to_thread(wait_until, lambda: server.service.admission.num_present == 8)
 
 
-async def test_the_only_active_key_may_fill_the_queue(byte_model: LoadedModel) -> None:
-    with live_server(byte_model, api_keys=KEYS_SET, max_sequences=2, max_queue=6) as server:
-        async with AsyncExitStack() as held:
-            await hold(server, held, 8, long_request("sk-e"))
-            error = error_of(await asked(server.url, long_request("sk-e")))
-            assert error["message"].startswith("the queue is full: 8 of 8 choices")
-
-
 async def test_a_key_cannot_fill_the_memory_for_bodies(byte_model: LoadedModel) -> None:
     large = {"user": "x" * 30_000}
     with live_server(byte_model, api_keys=KEYS_SET, max_body_bytes=60_000, max_present_bytes=200_000) as server:
@@ -106,3 +110,80 @@ async def test_a_key_cannot_fill_the_memory_for_bodies(byte_model: LoadedModel) 
             assert error["code"] == "bodies_too_large"
             assert await gets_an_answer(server, "sk-b", **large)
             assert not await gets_an_answer(server, "sk-e", **large)
+
+
+PER_MINUTE = 4
+EXEMPT = ("/livez", "/readyz", "/health", "/", "/assets/page.js", "/metrics")
+
+
+@given(st.lists(st.tuples(st.sampled_from(["", "alice", "bob"]), st.sampled_from(["/v1/models", "/nope", *EXEMPT]))))
+async def test_the_limit_applies_to_each_key(requests: list[tuple[str, str]]) -> None:
+    reached = Reached()
+    layer = RateLimit(reached, PER_MINUTE, Metrics([1.0], [1.0]))
+    counted: Counter[str] = Counter()
+    for key_id, path in requests:
+        [start, *_] = await called(layer, "GET", path, key_id=key_id)
+        counted[key_id] += path not in EXEMPT
+        is_refused = path not in EXEMPT and counted[key_id] > PER_MINUTE
+        assert start["status"] == (429 if is_refused else 200)
+    refused = sum(max(0, count - PER_MINUTE) for count in counted.values())
+    assert len(reached.states) == len(requests) - refused
+
+
+@given(st.lists(st.tuples(st.sampled_from(["alice", "bob"]), st.sampled_from([0.0, 0.5, 14.5, 29.75, 60.0]))))
+async def test_the_limit_applies_to_any_60_seconds(requests: list[tuple[str, float]]) -> None:
+    now = 0.0
+    layer = RateLimit(Reached(), PER_MINUTE, Metrics([1.0], [1.0]), clock=lambda: now)
+    accepted: list[tuple[str, float]] = []
+    for key_id, seconds in requests:
+        now += seconds
+        [start, *_] = await called(layer, "GET", "/v1/models", key_id=key_id)
+        within = [at for other, at in accepted if other == key_id and at > now - 60]
+        assert start["status"] == (200 if len(within) < PER_MINUTE else 429)
+        if start["status"] == 200:
+            accepted.append((key_id, now))
+
+
+async def test_only_the_times_within_the_limit_are_stored() -> None:
+    layer = RateLimit(Reached(), PER_MINUTE, Metrics([1.0], [1.0]))
+    for _ in range(50):
+        for key_id in ("alice", "bob"):
+            await called(layer, "POST", "/v1/completions", key_id=key_id)
+    assert [len(times) for times in layer.times.values()] == [PER_MINUTE] * 2
+
+
+def test_responses_show_the_remaining_requests_and_refusals_when_to_retry(byte_model: LoadedModel) -> None:
+    with live_server(byte_model, api_keys="alice:sk-a,bob:sk-b", requests_per_minute=2) as server:
+        alice = bearer("sk-a") | {"x-request-id": "mine"}
+        answers = [server.http.get("/v1/models", headers=alice) for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [200, 200, 429]
+        assert [answer.headers["x-ratelimit-limit-requests"] for answer in answers] == ["2"] * 3
+        assert [answer.headers["x-ratelimit-remaining-requests"] for answer in answers] == ["1", "0", "0"]
+        for answer in answers:
+            reset = re.fullmatch(r"(\d+\.\d{3})s", answer.headers["x-ratelimit-reset-requests"])
+            assert reset
+            assert 0 < float(reset[1]) <= 60
+        error = error_of(answers[2])
+        assert answers[2].headers["x-request-id"] == "mine"
+        assert (error["type"], error["code"]) == ("requests", "rate_limit_exceeded")
+        assert 0 < int(answers[2].headers["retry-after"]) <= 60
+        assert f"retry in {answers[2].headers['retry-after']} s" in error["message"]
+
+        assert server.http.get("/v1/models", headers=bearer("sk-b")).status_code == 200
+        assert server.http.get("/v1/models").status_code == 401
+        assert server.http.get("/livez", headers=bearer("sk-a")).status_code == 200
+        page = server.http.get("/metrics", headers=bearer("sk-a")).text
+        assert 'nvium_rejected_total{reason="rate_limit_exceeded"} 1.0' in page
+
+
+def test_without_keys_all_clients_share_the_limit(byte_model: LoadedModel, server: LiveServer) -> None:
+    without = server.http.get("/v1/models").headers
+    assert not any(name.startswith("x-ratelimit") for name in without)
+    with live_server(byte_model, requests_per_minute=1) as limited:
+        completions = limited.client().completions
+        assert completions.create(model=NAME, prompt="Once", max_tokens=1).choices
+        with pytest.raises(openai.RateLimitError) as refused:
+            completions.create(model=NAME, prompt="Once", max_tokens=1)
+        assert refused.value.code == "rate_limit_exceeded"
+        rejected = 'nvium_requests_total{endpoint="completions",outcome="rejected"}'
+        assert limited.gauge(rejected) == 1

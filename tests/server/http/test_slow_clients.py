@@ -1,18 +1,24 @@
+"""Requests that arrive slowly, clients that read slowly, and idle connections."""
+
 import asyncio
 import resource
 import socket
+import threading
 import time
 from asyncio import IncompleteReadError
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from fastapi import FastAPI, Request
 
 from nvium_core import LoadedModel
 from nvium_core.engine.schedule import scheduler
-from tests.server.generating import PATHS, asking
+from server.http.connection import FAST_PATH, Connection
+from server.settings import Settings
 from tests.server.live_server import LiveServer, live_server, wait_until
-from tests.server.raw_client import RawConnection, asked, connected
+from tests.server.log_lines import log_lines
+from tests.server.raw_client import PATHS, asked, asking, connected, request
 
 NUM_IDLE = 1_000
 
@@ -89,20 +95,12 @@ async def test_a_request_that_does_not_arrive_in_time_gets_a_408(impatient: Live
 
 async def test_slow_bytes_do_not_extend_the_timeout(impatient: LiveServer) -> None:
     async with connected(impatient.url) as connection:
+        answering = asyncio.create_task(connection.answer())
         for byte in BESIDE:
-            await connection.send(bytes([byte]))
-            if connection.reader.at_eof() or await has_answered(connection):
-                break
-            await asyncio.sleep(0.02)
-        assert (await connection.answer()).status == 408
-
-
-async def has_answered(connection: RawConnection) -> bool:
-    try:
-        async with asyncio.timeout(0.001):
-            return await connection.has_answer()
-    except TimeoutError:
-        return False
+            if not answering.done():
+                await connection.send(bytes([byte]))
+                await asyncio.sleep(0.02)
+        assert (await answering).status == 408
 
 
 async def test_a_silent_connection_is_closed_without_a_response(impatient: LiveServer) -> None:
@@ -136,3 +134,70 @@ async def test_a_thousand_idle_connections_do_not_affect_others(server: LiveServ
 def allow_open_files(num_files: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(num_files, hard)), hard))
+
+
+PROBE = request("/livez", method="GET")
+
+
+async def test_the_latency_of_a_pipelined_request_includes_the_one_before(byte_model: LoadedModel) -> None:
+    with live_server(byte_model) as server, log_lines() as log:
+        async with connected(server.url) as connection:
+            await connection.send(asking(max_tokens=200) + asking(max_tokens=1))
+            assert [(await connection.answer()).status for _ in range(2)] == [200, 200]
+        wait_until(lambda: len(log.lines) == 2)
+    long, short = log.lines
+    assert (long["completion_tokens"], short["completion_tokens"]) == (200, 1)
+    assert short["first_token_seconds"] >= long["total_seconds"]
+
+
+async def test_the_arrival_of_a_body_does_not_count_for_the_next_request(byte_model: LoadedModel) -> None:
+    data = asking(max_tokens=1)
+    with live_server(byte_model) as server, log_lines() as log:
+        async with connected(server.url) as connection:
+            await connection.send(data[:-10])
+            await asyncio.sleep(0.1)
+            await connection.ask(data[-10:])
+            await asyncio.sleep(1)
+            await connection.ask(data)
+        wait_until(lambda: len(log.lines) == 2)
+    assert log.lines[1]["total_seconds"] < 1
+
+
+async def test_an_idle_connection_outlives_the_arrival_timeout(byte_model: LoadedModel) -> None:
+    assert Settings().http_keep_alive_seconds == 75
+    with live_server(byte_model, arrival_seconds=0.2) as server:
+        async with connected(server.url) as connection:
+            for _ in range(2):
+                assert (await connection.ask(PROBE)).status == 200
+                await asyncio.sleep(1)
+
+
+async def test_an_idle_connection_is_closed_after_the_keep_alive_timeout(byte_model: LoadedModel) -> None:
+    with live_server(byte_model, http_keep_alive_seconds=0.2) as server:
+        async with connected(server.url) as connection:
+            assert (await connection.ask(PROBE)).status == 200
+            assert await connection.reader.read() == b""
+
+
+async def test_a_request_that_races_the_keep_alive_timeout_is_answered(byte_model: LoadedModel) -> None:
+    connections, is_blocked, has_sent = list[Connection](), threading.Event(), threading.Event()
+
+    def prepare(app: FastAPI) -> None:
+        @app.get("/connection")
+        async def note(request: Request) -> None:
+            connections.append(request.scope["extensions"][FAST_PATH]._transport.get_protocol())
+
+    def run_out() -> None:
+        """Let the timeout fire when the next request has arrived but has not been read."""
+        is_blocked.set()
+        has_sent.wait(30)
+        connections[0].timeout_keep_alive_handler()
+
+    with live_server(byte_model, prepare) as server:
+        async with connected(server.url) as client:
+            assert (await client.ask(request("/connection", method="GET"))).status == 200
+            connections[0].loop.call_soon_threadsafe(run_out)
+            assert is_blocked.wait(30)
+            await client.send(asking(max_tokens=1))
+            has_sent.set()
+            assert (await client.answer()).status == 200

@@ -1,5 +1,6 @@
-"""While the model loads, the server is live but not ready, and answers other requests with 503."""
+"""While the model loads, the server is live but not ready. When it drains, it loses no accepted request."""
 
+import asyncio
 import json
 import os
 import resource
@@ -10,6 +11,7 @@ import sys
 import threading
 from contextlib import ExitStack
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import httpx
@@ -23,52 +25,33 @@ from server.http.starting import starting_server
 from server.settings import Settings
 from tests.server.forked_server import forked_server
 from tests.server.live_server import wait_until
-from tests.server.server_process import free_port
+from tests.server.raw_client import PATHS, Answer, asked, asking, connected, post, request
+from tests.server.server_process import ServerProcess, free_port, server_process
 
 LOADS_FOR = 1.0
 MAX_LOG_BYTES = 20_000
 KEYS = ("sk-old", "sk-new")
 
 
-def test_only_livez_succeeds_while_the_model_loads() -> None:
-    listener = listen("127.0.0.1", 0)
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    with (
-        listener,
-        starting_server(listener, Settings()),
-        httpx.Client(base_url=url, timeout=30) as http,
-    ):
-        assert http.get("/livez").json() == {"status": "ok"}
-        for path in ("/readyz", "/health", "/v1/models", "/metrics", "/"):
-            check_not_ready(http.get(path))
-        check_not_ready(http.post("/v1/completions", json={"prompt": "Once"}))
-
-
-def test_malformed_http_is_refused_in_the_error_form() -> None:
-    with (
-        listen("127.0.0.1", 0) as listener,
-        starting_server(listener, Settings()),
-        socket.create_connection(listener.getsockname(), timeout=30) as client,
-    ):
-        client.sendall(b"\x00 no HTTP\r\n\r\n")
-        head, _, body = client.makefile("rb").read().partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 400 ")
-    assert json.loads(body)["error"]["code"] == "malformed_request"
-
-
-def check_not_ready(response: httpx.Response) -> None:
-    assert (response.status_code, response.json()["error"]["code"]) == (503, "not_ready")
-    assert int(response.headers["retry-after"]) > 0
-    assert response.headers["connection"] == "close"
-
-
-def test_the_starting_server_leaves_the_socket_open_and_no_thread() -> None:
+async def test_only_livez_succeeds_while_the_model_loads() -> None:
+    """The server for this time leaves the socket open and no thread."""
     with listen("127.0.0.1", 0) as listener:
-        with starting_server(listener, Settings()):
-            pass
-        assert "nvium-starting" not in {thread.name for thread in threading.enumerate()}
-        with starting_server(listener, Settings()):
-            assert httpx.get(f"http://127.0.0.1:{listener.getsockname()[1]}/livez").status_code == 200
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        for _ in range(2):
+            with starting_server(listener, Settings()):
+                assert (await asked(url, request("/livez", method="GET"))).json() == {"status": "ok"}
+                for path in ("/readyz", "/health", "/v1/models", "/metrics", "/"):
+                    check_not_ready(await asked(url, request(path, method="GET")))
+                check_not_ready(await asked(url, post("/v1/completions", {"prompt": "Once"})))
+                malformed = await asked(url, b"\x00 no HTTP\r\n\r\n")
+                assert (malformed.status, malformed.json()["error"]["code"]) == (400, "malformed_request")
+            assert "nvium-starting" not in {thread.name for thread in threading.enumerate()}
+
+
+def check_not_ready(answer: Answer) -> None:
+    assert (answer.status, answer.json()["error"]["code"]) == (503, "not_ready")
+    assert int(answer.headers["retry-after"]) > 0
+    assert answer.headers["connection"] == "close"
 
 
 def with_few_files() -> None:
@@ -84,12 +67,12 @@ def test_silent_clients_do_not_stop_the_model_from_loading(model_folder: Path, t
         ExitStack() as stack,
     ):
         address = (server.http.base_url.host, server.http.base_url.port)
-        wait_until(lambda: answers(server.http, "/livez"), seconds=60)
+        wait_until(lambda: status(server.http, "/livez") == 200, seconds=60)
         for _ in range(150):
             stack.enter_context(socket.create_connection(address, timeout=5))
         assert [httpx.get(f"{server.url}/livez", timeout=10).status_code for _ in range(5)] == [200] * 5
         stack.close()
-        wait_until(lambda: answers(server.http, "/readyz"), seconds=60)
+        wait_until(lambda: status(server.http, "/readyz") == 200, seconds=60)
         assert len(server.log()) < MAX_LOG_BYTES
 
 
@@ -98,10 +81,10 @@ def test_keys_can_be_reloaded_while_the_model_loads(model_folder: Path, tmp_path
     keys = tmp_path / "keys"
     keys.write_text("alice:sk-old")
     with forked_server(model_folder, tmp_path / "log", prepare=slow_to_load, waits=False, api_keys_file=keys) as server:
-        wait_until(lambda: answers(server.http, "/livez"), seconds=60)
+        wait_until(lambda: status(server.http, "/livez") == 200, seconds=60)
         keys.write_text("bob:sk-new")
         server.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: answers(server.http, "/readyz"), seconds=60)
+        wait_until(lambda: status(server.http, "/readyz") == 200, seconds=60)
         statuses = [server.http.get("/v1/models", headers={"authorization": f"Bearer {key}"}) for key in KEYS]
     assert [each.status_code for each in statuses] == [401, 200]
 
@@ -117,7 +100,7 @@ def test_sigterm_ends_a_server_while_it_loads(tmp_path: Path) -> None:
     server = subprocess.Popen(["sh", "-c", AS_PID_1, sys.executable, tmp_path, str(port)])
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}") as http:
-            wait_until(lambda: answers(http, "/livez"), seconds=120)
+            wait_until(lambda: status(http, "/livez") == 200, seconds=120)
         server.terminate()
         assert server.wait(timeout=30) == 0
     finally:
@@ -125,11 +108,12 @@ def test_sigterm_ends_a_server_while_it_loads(tmp_path: Path) -> None:
         server.wait()
 
 
-def answers(http: httpx.Client, path: str) -> bool:
+def status(http: httpx.Client, path: str) -> int:
+    """Return the status of a response, 0 if the server cannot be reached."""
     try:
-        return http.get(path).status_code == 200
+        return http.get(path).status_code
     except httpx.TransportError:
-        return False
+        return 0
 
 
 def slow_to_load() -> None:
@@ -145,17 +129,14 @@ def slow_to_load() -> None:
 
 def test_a_server_that_loads_becomes_ready_on_the_same_address(model_folder: Path, tmp_path: Path) -> None:
     with forked_server(model_folder, tmp_path / "log", prepare=slow_to_load, waits=False) as server:
-        statuses = list[int]()
+        statuses = set[int]()
 
-        def looks_ready() -> bool:
-            try:
-                statuses.append(server.http.get("/readyz").status_code)
-            except httpx.TransportError:
-                return False
-            return statuses[-1] == 200
+        def is_ready() -> bool:
+            statuses.add(status(server.http, "/readyz"))
+            return 200 in statuses
 
-        wait_until(looks_ready, seconds=120)
-        assert set(statuses) == {200, 503}
+        wait_until(is_ready, seconds=120)
+        assert statuses - {0} == {200, 503}
         assert server.http.get("/livez").status_code == 200
         assert server.http.get("/v1/models").json()["data"]
 
@@ -163,3 +144,98 @@ def test_a_server_that_loads_becomes_ready_on_the_same_address(model_folder: Pat
 def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no such model folder"):
         run(Settings(model=str(tmp_path / "none"), port=0))
+
+
+NUM_CLIENTS = 40
+
+LONG = 2_000
+"""Tokens whose generation takes much longer than the 0.1 s within which the server handles a signal."""
+
+
+def some_request(random: Random) -> bytes:
+    max_tokens, n, stream = random.randrange(1, 80), random.randrange(1, 3), random.random() < 0.5
+    return asking(random.choice(PATHS), max_tokens=max_tokens, n=n, stream=stream, seed=None)
+
+
+async def ask_until_refused(server: ServerProcess, random: Random) -> list[Answer]:
+    """Send one request after another until the server refuses one or stops. Return the responses."""
+    answers: list[Answer] = []
+    while not answers or answers[-1].status == 200:
+        try:
+            async with connected(server.url) as connection:
+                await connection.send(some_request(random))
+                if not await connection.has_answer():
+                    return answers
+                answers.append(await connection.answer())
+        except ConnectionRefusedError:
+            return answers
+    return answers
+
+
+@pytest.mark.slow
+async def test_sigterm_under_load_loses_no_accepted_request(model_folder: Path, tmp_path: Path) -> None:
+    with server_process(model_folder, tmp_path) as server:
+        async with connected(server.url) as idle, connected(server.url) as long:
+            clients = [asyncio.create_task(ask_until_refused(server, Random(number))) for number in range(NUM_CLIENTS)]
+            await asyncio.sleep(1)
+            await long.send(asking(max_tokens=LONG, stream=True))
+            await long.has_answer()
+            server.terminate()
+            answers = [answer for answers in await asyncio.gather(*clients) for answer in answers]
+            assert server.http.get("/readyz").json()["error"]["code"] == "not_ready"
+            assert server.http.get("/livez").status_code == 200
+            answers.append(await long.answer())
+            assert server.exit_code(seconds=10) == 0
+            assert await idle.reader.read() == b""
+    served = [answer for answer in answers if answer.status == 200]
+    refused = [answer for answer in answers if answer.status != 200]
+    for answer in served:
+        assert set(answer.finish_reasons()) == {"length"}
+        assert len(answer.finish_reasons()) == len(answer.spoken())
+    for answer in refused:
+        assert (answer.status, answer.json()["error"]["code"]) == (503, "draining")
+        assert int(answer.headers["retry-after"]) > 0
+    lines = [json.loads(line) for line in server.log().splitlines()]
+    outcomes = [line["outcome"] for line in lines if line["event"] == "request"]
+    assert sorted(outcomes) == ["completed"] * len(served) + ["rejected"] * len(refused)
+    assert [line["event"] for line in lines if line["event"] in ("draining", "stopped")] == ["draining", "stopped"]
+    assert next(line["choices"] for line in lines if line["event"] == "draining") > 0
+    assert "Once" not in server.log()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_reused", [False, True])
+async def test_a_request_in_flight_at_sigterm_gets_a_503(model_folder: Path, tmp_path: Path, is_reused: bool) -> None:
+    with server_process(model_folder, tmp_path) as server:
+        async with connected(server.url) as opened, connected(server.url):
+            if is_reused:
+                assert (await opened.ask(asking(max_tokens=2))).status == 200
+            server.terminate()
+            await asyncio.sleep(1.3)  # uvicorn resets its default headers every second
+            answer = await opened.ask(asking(max_tokens=2))
+            assert (answer.status, answer.json()["error"]["code"]) == (503, "draining")
+            assert answer.headers["connection"] == "close"
+            assert server.exit_code(seconds=5) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_second_signal_fails_open_requests_and_stops(
+    model_folder: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    with server_process(model_folder, tmp_path) as server:
+        async with connected(server.url) as stream, connected(server.url) as whole, connected(server.url) as arriving:
+            await stream.send(asking(max_tokens=4000, n=8, stream=True))
+            await whole.send(asking(max_tokens=4000))
+            await arriving.send(asking(max_tokens=1)[:-5])
+            await stream.head()
+            wait_until(lambda: "nvium_requests_running 9.0" in server.http.get("/metrics").text)
+            server.process.send_signal(number)
+            wait_until(lambda: not server.is_ready)
+            server.process.send_signal(number)
+            assert (await stream.rest()).endswith(b"data: [DONE]\n\n")
+            for each in (whole, arriving):
+                answer = await each.answer()
+                assert (answer.status, answer.json()["error"]["code"]) == (503, "engine_stopped")
+            assert server.exit_code(seconds=20) == 0
+        assert "Traceback" not in server.log()

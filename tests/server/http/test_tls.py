@@ -1,4 +1,8 @@
+"""TLS, and the renewal of certificates and keys."""
+
 import asyncio
+import os
+import signal
 import socket
 import ssl
 from collections.abc import Iterator
@@ -17,11 +21,17 @@ from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
 from nvium_core import LoadedModel
 from nvium_core.engine.schedule import scheduler
 from server.http.connection import FastPath
+from server.http.keys import KeyRing, read_keys
+from server.http.renewal import Renewal
 from server.http.room import EXCESS_SHARE, RESERVE
 from server.http.tls import tls_context
 from server.settings import Settings, SettingsError
+from server.telemetry.sink import LogSink
 from tests.byte_model import NAME
+from tests.server.forked_server import forked_server
 from tests.server.live_server import LiveServer, live_server, wait_until
+from tests.server.log_lines import log_lines
+from tests.server.raw_client import events_of
 
 BODY: dict[str, Any] = {"model": NAME, "prompt": "Once", "seed": 1, "max_tokens": 100, "ignore_eos": True}
 
@@ -59,17 +69,14 @@ def https(encrypted: LiveServer, trusting: ssl.SSLContext) -> Iterator[httpx.Cli
         yield client
 
 
-def test_a_client_that_trusts_the_certificate_can_connect(https: httpx.Client) -> None:
+def test_only_a_client_that_trusts_the_certificate_can_connect(encrypted: LiveServer, https: httpx.Client) -> None:
+    with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+        httpx.get(f"{https.base_url}/livez")
+    with pytest.raises(httpx.RemoteProtocolError):
+        encrypted.http.get("/livez")
     assert https.get("/livez").json() == {"status": "ok"}
     client = openai.OpenAI(base_url=f"{https.base_url}/v1", api_key="none", http_client=https, max_retries=0)
     assert client.completions.create(model=NAME, prompt="Once", max_tokens=1).choices
-
-
-def test_other_clients_cannot_connect(encrypted: LiveServer) -> None:
-    with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
-        httpx.get(encrypted.url.replace("http", "https", 1) + "/livez")
-    with pytest.raises(httpx.RemoteProtocolError):
-        encrypted.http.get("/livez")
 
 
 def test_a_stream_takes_the_fast_path_and_equals_the_whole_response(
@@ -87,15 +94,9 @@ def test_a_stream_takes_the_fast_path_and_equals_the_whole_response(
     body = BODY | {"max_tokens": 2000}  # a short response may be complete before the event loop writes
     streamed = https.post("/v1/completions", json=body | {"stream": True}).text
     whole = https.post("/v1/completions", json=body).json()
-    texts = [httpx.Response(200, content=event[6:]).json()["choices"][0]["text"] for event in events(streamed)]
+    texts = [event["choices"][0]["text"] for event in events_of(streamed)]
     assert "".join(texts) == whole["choices"][0]["text"]
     assert pieces
-
-
-def events(stream: str) -> list[str]:
-    *events, done, end = stream.split("\n\n")
-    assert (done, end) == ("data: [DONE]", "")
-    return events
 
 
 async def test_a_client_that_disconnects_frees_its_seat(encrypted: LiveServer, trusting: ssl.SSLContext) -> None:
@@ -175,12 +176,105 @@ def test_invalid_files_are_refused_at_start(
     others = {name: tmp_path / name for name in ("missing", "other", "encrypted", "nonsense")}
     authority.issue_cert("localhost").private_key_pem.write_to_path(others["other"])
     others["nonsense"].write_text("no certificate")
-    others["encrypted"].write_bytes(encrypted_key())
+    key, encryption = ec.generate_private_key(ec.SECP256R1()), BestAvailableEncryption(b"secret")
+    others["encrypted"].write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption))
     known = others | {"chain": files["ssl_certfile"], "key": files["ssl_keyfile"]}
     with pytest.raises(SettingsError, match=message):
         tls_context(Settings(**{name: known[file] for name, file in given.items()}))
 
 
-def encrypted_key() -> bytes:
-    key = ec.generate_private_key(ec.SECP256R1())
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
+@pytest.mark.parametrize("content", ["bob:sk-new", "", "# none", "a key: with spaces", None])
+def test_a_valid_file_replaces_the_keys_and_an_invalid_one_does_not(tmp_path: Path, content: str | None) -> None:
+    file = tmp_path / "keys"
+    file.write_text("alice:sk-old")
+    settings = Settings(api_keys_file=file)
+    renewal = Renewal(settings, ring := KeyRing(read_keys(settings)), None)
+    file.unlink() if content is None else file.write_text(content)
+    with log_lines() as log:
+        renewal.renew()
+    is_valid = content == "bob:sk-new"
+    assert (ring.owner("sk-old"), ring.owner("sk-new")) == ((None, "bob") if is_valid else ("alice", None))
+    assert [line["level"] for line in log.lines] == ["info" if is_valid else "error"]
+
+
+@pytest.mark.parametrize("setting", ["api_keys_file", "ssl_certfile", "ssl_keyfile"])
+def test_a_pipe_is_not_read(tmp_path: Path, setting: str) -> None:
+    keys, pipe = tmp_path / "keys", tmp_path / "pipe"
+    keys.write_text("alice:sk-old")
+    os.mkfifo(pipe)
+    settings = Settings(**{"api_keys_file": keys, "ssl_certfile": keys, setting: pipe})
+    renewal = Renewal(settings, ring := KeyRing(read_keys(Settings(api_keys_file=keys))), None)
+    with log_lines() as log:
+        renewal.renew()
+    assert ring.owner("sk-old") == "alice"
+    assert [line["reason"] for line in log.lines] == [f"{setting}: {pipe} is not a regular file"]
+
+
+def test_new_connections_get_the_reloaded_certificate(tmp_path: Path) -> None:
+    both = tmp_path / "both.pem"
+    settings = Settings(ssl_certfile=both)
+    authority = trustme.CA()
+
+    def issue(name: str) -> None:
+        authority.issue_cert(name).private_key_and_cert_chain_pem.write_to_path(both)
+
+    issue("old.example")
+    context = tls_context(settings)
+    assert context
+    renewal = Renewal(settings, KeyRing(), context)
+    issue("new.example")
+    renewal.renew()
+    assert certificate_name(context, authority) == "new.example"
+    both.write_text("no certificate")
+    renewal.renew()
+    assert certificate_name(context, authority) == "new.example"
+
+
+def certificate_name(context: ssl.SSLContext, authority: trustme.CA) -> str:
+    """Shake hands in memory and return the name on the certificate that the client receives."""
+    trusting = ssl.create_default_context()
+    trusting.check_hostname = False
+    authority.configure_trust(trusting)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = trusting.wrap_bio(to_client, to_server)
+    server = context.wrap_bio(to_server, to_client, server_side=True)
+    for _ in range(4):
+        for end in (client, server):
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+    certificate = client.getpeercert()
+    assert certificate
+    return str(dict(certificate["subjectAltName"])["DNS"])  # type: ignore[arg-type]
+
+
+def signal_during_log_lines() -> None:
+    """Send SIGHUP while the log line of a request is written and its lock is held."""
+    write = LogSink.write
+
+    def interrupted(sink: LogSink, line: str) -> None:
+        if '"event": "request"' in line:
+            os.kill(os.getpid(), signal.SIGHUP)
+        write(sink, line)
+
+    LogSink.write = interrupted  # type: ignore[method-assign]
+
+
+@pytest.mark.slow
+def test_sighup_reloads_the_keys_even_during_a_log_line(model_folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("sk-old")
+    prepare = signal_during_log_lines
+    with forked_server(model_folder, tmp_path / "log", prepare=prepare, api_keys_file=file) as server:
+
+        def status(key: str) -> int:
+            asked = {"model": "default", "prompt": "Once", "max_tokens": 2}
+            return server.http.post(
+                "/v1/completions", json=asked, headers={"authorization": f"Bearer {key}"}
+            ).status_code
+
+        file.write_text("sk-new")
+        assert status("sk-old") == 200
+        wait_until(lambda: status("sk-new") == 200, seconds=60)
+        assert status("sk-old") == 401

@@ -3,7 +3,7 @@
 from playwright.sync_api import Browser
 
 from tests.server.live_server import LiveServer
-from tests.server.playground.visit import Visit, visiting
+from tests.server.playground.conftest import Visit, visiting
 
 EVENTS_OF_EVERY_SPLIT = """async (text) => {
     const { events } = await import("/assets/events.js");

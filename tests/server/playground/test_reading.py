@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, expect
 from nvium_core import Engine, EngineConfig, LoadedModel, SamplingParams
 from tests.byte_model import EXIT_LAYERS, token_ids
 from tests.server.live_server import LiveServer
-from tests.server.playground.visit import Visit, visiting
+from tests.server.playground.conftest import Visit, visiting
 
 PHONE = {"width": 390, "height": 844}
 WIDTH = "document.documentElement.scrollWidth"
@@ -25,7 +25,7 @@ STEPS_OF = """async ([numBlocks, exits]) => {
 }"""
 
 
-def test_a_tokens_note_shows_its_exit_layer_and_probability(visit: Visit) -> None:
+def test_a_tokens_note_shows_its_exit_and_when_its_skipped_blocks_were_computed(visit: Visit) -> None:
     visit.write(seed=11, length=60)
     body = {"model": "default", "prompt": "Once upon a time", "seed": 11, "max_tokens": 60}
     metadata = visit.server.http.post("/v1/completions", json=body).json()["choices"][0]["nvium"]
@@ -38,31 +38,15 @@ def test_a_tokens_note_shows_its_exit_layer_and_probability(visit: Visit) -> Non
             f"token {number + 1} left at exit {exit_number} of 4, after layer {layer} of 12"
         )
         expect(visit.hint).to_contain_text(f"exit probability {metadata['exit_probabilities'][number]:.3f}")
+        for block in range(exit_number + 1, 5):
+            carrier = next((row for row in range(number, 60) if metadata["exits"][row] >= block), None)
+            fate = "was not computed" if carrier is None else f"was computed later, with token {carrier + 1}"
+            expect(visit.hint).to_contain_text(f"block {block} {fate}")
     visit.page.mouse.move(0, 0)
     expect(visit.hint).to_be_hidden()
 
 
-def test_a_tokens_note_shows_when_its_skipped_blocks_were_computed(visit: Visit) -> None:
-    visit.write(seed=11, length=60)
-    exits = [number for _, number in visit.all_tokens()]
-    early = exits.index(1)
-    carriers = [next((row for row in range(early, 60) if exits[row] >= block), None) for block in (2, 3, 4)]
-    visit.tokens.nth(early).hover()
-    for block, carrier in zip((2, 3, 4), carriers, strict=True):
-        fate = "was not computed" if carrier is None else f"was computed later, with token {carrier + 1}"
-        expect(visit.hint).to_contain_text(f"block {block} {fate}")
-
-
-def test_pointing_at_a_column_of_the_staircase_marks_its_token(visit: Visit) -> None:
-    visit.write(seed=11, length=8)
-    drawing = visit.page.locator("#run .scroller svg")
-    for number, x in ((0, 5), (1, 30), (4, 70)):
-        drawing.hover(position={"x": x, "y": 10})
-        expect(visit.hint).to_contain_text(f"token {number + 1} left")
-        expect(visit.tokens.nth(number)).to_have_class("marked")
-
-
-def test_the_drawing_shows_the_derived_staircase(visit: Visit) -> None:
+def test_the_drawing_shows_the_derived_staircase_and_pointing_at_a_column_marks_its_token(visit: Visit) -> None:
     visit.write(seed=11, length=60)
     exits = [number for _, number in visit.all_tokens()]
     derived = visit.page.evaluate(STEPS_OF, [4, exits])
@@ -73,6 +57,10 @@ def test_the_drawing_shows_the_derived_staircase(visit: Visit) -> None:
     deferred = [max(0, lane["end"] - lane["first"]) for lane in derived["deferred"]]
     counts = visit.page.locator("#run .counts li").all_inner_texts()
     assert counts == [f"{number} dropped" if number else "" for number in reversed(deferred)]
+    for number, x in ((0, 5), (1, 30), (4, 70)):
+        drawing.locator("svg").hover(position={"x": x, "y": 10})
+        expect(visit.hint).to_contain_text(f"token {number + 1} left")
+        expect(visit.tokens.nth(number)).to_have_class("marked")
 
 
 def test_the_derived_staircase_equals_the_engines(visit: Visit, byte_model: LoadedModel) -> None:
@@ -163,15 +151,6 @@ def test_a_phone_needs_no_horizontal_scrolling(chromium: Browser, tales: LiveSer
         assert box and box["x"] >= 0 and box["x"] + box["width"] <= PHONE["width"]
         assert visit.page.evaluate(WIDTH) == PHONE["width"]
         visit.check()
-
-
-def test_settings_open_for_an_invalid_value(visit: Visit) -> None:
-    assert visit.page.locator("#seed").is_hidden()
-    visit.page.get_by_text("Settings").click()
-    visit.page.fill("#temperature", "3")
-    visit.page.get_by_text("Settings").click()
-    visit.page.click("#send")
-    expect(visit.page.locator("#temperature")).to_be_visible()
 
 
 @pytest.mark.usefixtures("unhurried")

@@ -9,9 +9,8 @@ from playwright.sync_api import Browser, expect
 
 from nvium_core import LoadedModel
 from tests.byte_model import load_byte_model
-from tests.server.live_server import LiveServer, live_server, wait_until
-from tests.server.playground.slow import slowed_down
-from tests.server.playground.visit import PROMPT, SECONDS, Visit, visiting
+from tests.server.live_server import LiveServer, live_server, slowed_down, wait_until
+from tests.server.playground.conftest import PROMPT, SECONDS, Visit, visiting
 
 LOOKS = """spans => spans.map((span) => {
     const { color, backgroundColor, textDecorationColor, textDecorationStyle } = getComputedStyle(span);
@@ -36,24 +35,24 @@ def texts_of(choice: dict[str, Any]) -> list[str]:
     return [choice["text"][start:end] for start, end in pairwise(offsets)]
 
 
-def test_a_story_has_the_tokens_and_exits_of_the_api(visit: Visit) -> None:
+def test_a_story_has_the_tokens_exits_and_figures_of_the_api(visit: Visit) -> None:
     visit.write(seed=11, length=120, temperature=0.9, top_p=0.95)
     asked = {"seed": 11, "max_tokens": 120, "temperature": 0.9, "top_p": 0.95, "nvium": {"text_offsets": True}}
-    [choice] = answer(visit.server, **asked)["choices"]
+    body = answer(visit.server, **asked)
+    [choice] = body["choices"]
     shown = visit.all_tokens()
     assert shown == list(zip(texts_of(choice), choice["nvium"]["exits"], strict=True))
     assert visit.page.locator("#output").text_content() == choice["text"]
     assert visit.status() == f"The story {END[choice['finish_reason']]} after {len(shown)} tokens. Seed 11."
     assert len(set(choice["nvium"]["exits"])) == 4
-
-
-@pytest.mark.usefixtures("unhurried")
-def test_a_story_is_shown_while_it_is_generated(visit: Visit) -> None:
-    visit.ask(seed=1, length=900)
-    expect(visit.tokens.nth(5)).to_be_attached()
-    assert visit.status() == "Writing…"
-    assert visit.server.gauge("nvium_requests_running") == 1
-    visit.page.click("#stop")
+    counts = visit.page.locator("#run .exits tr td:nth-of-type(3)").all_inner_texts()
+    assert list(map(int, counts)) == body["nvium"]["exit_counts"]
+    names, values = (visit.page.locator(f"#run .figures {part}").all_inner_texts() for part in ("dt", ".value"))
+    figures = dict(zip(names, values, strict=True))
+    assert float(figures["Mean depth"]) == pytest.approx(body["nvium"]["mean_depth"], abs=0.006)
+    runs = sum(number * count for number, count in enumerate(body["nvium"]["exit_counts"], start=1)) / len(shown)
+    assert float(figures["Blocks per token"]) == pytest.approx(runs, abs=0.006)
+    assert figures["First token"][0].isdecimal()
 
 
 def test_every_exit_has_its_own_colours_and_underline(visit: Visit) -> None:
@@ -66,9 +65,10 @@ def test_every_exit_has_its_own_colours_and_underline(visit: Visit) -> None:
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_the_button_stops_a_story_and_frees_its_request(visit: Visit) -> None:
+def test_a_story_is_shown_while_it_is_generated_and_the_button_stops_it(visit: Visit) -> None:
     visit.ask(seed=1, length=900)
     expect(visit.tokens.nth(10)).to_be_attached()
+    assert visit.status() == "Writing…"
     assert visit.server.gauge("nvium_requests_running") == 1
     visit.page.click("#stop")
     wait_until(lambda: visit.server.gauge("nvium_requests_running") == 0, seconds=5)
@@ -115,16 +115,3 @@ def test_half_characters_are_not_shown_but_their_tokens_have_spans(chromium: Bro
         assert "".join(text for text, _ in shown) == choice["text"]
         assert "" in [text for text, _ in shown]
         visit.check()
-
-
-def test_the_figures_equal_the_apis(visit: Visit) -> None:
-    visit.write(seed=11, length=120)
-    whole = answer(visit.server, seed=11, max_tokens=120)["nvium"]
-    counts = visit.page.locator("#run .exits tr td:nth-of-type(3)").all_inner_texts()
-    assert list(map(int, counts)) == whole["exit_counts"]
-    names, values = (visit.page.locator(f"#run .figures {part}").all_inner_texts() for part in ("dt", ".value"))
-    figures = dict(zip(names, values, strict=True))
-    assert float(figures["Mean depth"]) == pytest.approx(whole["mean_depth"], abs=0.006)
-    runs = sum(number * count for number, count in enumerate(whole["exit_counts"], start=1)) / 120
-    assert float(figures["Blocks per token"]) == pytest.approx(runs, abs=0.006)
-    assert figures["First token"][0].isdecimal()

@@ -9,9 +9,8 @@ from playwright.sync_api import Browser, expect
 from nvium_core import LoadedModel
 from tests.byte_model import load_byte_model
 from tests.random_models import random_model
-from tests.server.live_server import live_server
-from tests.server.playground.slow import slowed_down
-from tests.server.playground.visit import Visit, visiting
+from tests.server.live_server import live_server, slowed_down
+from tests.server.playground.conftest import Visit, visiting
 
 KEY = "sk-first-0123"
 
@@ -28,6 +27,7 @@ def visiting_own(browser: Browser, model: LoadedModel, **options: Any) -> Iterat
 def test_the_page_sends_the_key_and_does_not_store_it(chromium: Browser, byte_model: LoadedModel) -> None:
     with visiting_own(chromium, byte_model, api_keys=KEY) as visit:
         assert "requires an API key" in visit.trouble()
+        expect(visit.page.locator("#key")).to_have_attribute("placeholder", "needed")
         visit.ask(length=3)
         assert "requires an API key" in visit.trouble()
         for wrong in ("sk-wrong", "sk-\u20ac", "two words"):
@@ -58,9 +58,14 @@ def test_a_refusal_shows_the_servers_message(visit: Visit) -> None:
     visit.complaints.remove("Failed to load resource: the server responded with a status of 400 (Bad Request)")
 
 
-def test_an_invalid_value_is_not_sent(visit: Visit) -> None:
+def test_an_invalid_value_is_shown_and_not_sent(visit: Visit) -> None:
     num_requests = len(visit.requests)
+    assert visit.page.locator("#temperature").is_hidden()
     visit.ask(temperature=3)
+    visit.page.get_by_text("Settings").click()
+    expect(visit.page.locator("#temperature")).to_be_hidden()
+    visit.page.click("#send")
+    expect(visit.page.locator("#temperature")).to_be_visible()
     assert visit.page.eval_on_selector("#temperature", "field => field.validity.rangeOverflow")
     assert len(visit.requests) == num_requests
     visit.write(temperature=2, length=2)
@@ -77,17 +82,7 @@ def test_the_error_of_a_full_server_says_when_to_retry(chromium: Browser, byte_m
             assert "Try again in " in visit.trouble()
 
 
-def test_a_stopped_server_is_reported_as_unreachable(chromium: Browser, byte_model: LoadedModel) -> None:
-    with ExitStack() as running:
-        server = running.enter_context(live_server(byte_model))
-        with visiting(chromium, server) as visit:
-            visit.write(length=3)
-            running.close()
-            visit.ask(length=3)
-            assert visit.trouble() == "The server cannot be reached. Is it still running?"
-
-
-def test_a_server_that_stops_during_a_stream_is_reported(chromium: Browser, byte_model: LoadedModel) -> None:
+def test_a_server_that_has_stopped_is_reported(chromium: Browser, byte_model: LoadedModel) -> None:
     with ExitStack() as running:
         server = running.enter_context(live_server(byte_model))
         with visiting(chromium, server) as visit:
@@ -98,6 +93,8 @@ def test_a_server_that_stops_during_a_stream_is_reported(chromium: Browser, byte
             assert visit.trouble().startswith("The stream ended early")
             assert visit.page.locator("#run.writing").count() == 0
             assert visit.page.locator("#stop").is_disabled()
+            visit.ask(length=3)
+            expect(visit.page.locator("#trouble")).to_have_text("The server cannot be reached. Is it still running?")
 
 
 def test_an_error_event_in_a_stream_is_reported(chromium: Browser, byte_model: LoadedModel) -> None:
@@ -122,13 +119,7 @@ def test_the_page_of_a_dense_model_does_not_mention_exits(chromium: Browser) -> 
         assert visit.tokens.count() == 5
 
 
-def test_the_sampling_fields_show_the_models_suggestions(visit: Visit) -> None:
+def test_the_fields_show_the_models_suggestions_and_that_no_key_is_needed(visit: Visit) -> None:
+    expect(visit.page.locator("#key")).to_have_attribute("placeholder", "not needed")
     expect(visit.page.locator("#temperature")).to_have_value("0.7")
     expect(visit.page.locator("#top-p")).to_have_value("0.95")
-
-
-def test_the_key_field_shows_whether_a_key_is_needed(chromium: Browser, byte_model: LoadedModel, visit: Visit) -> None:
-    expect(visit.page.locator("#key")).to_have_attribute("placeholder", "not needed")
-    with visiting_own(chromium, byte_model, api_keys="sk-first-0123") as asked:
-        expect(asked.page.locator("#key")).to_have_attribute("placeholder", "needed")
-        asked.trouble()

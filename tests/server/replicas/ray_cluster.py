@@ -3,7 +3,7 @@
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +60,9 @@ def replicated(model: LoadedModel, folder: Path, **options: Any) -> Iterator[Liv
 
 def replica_processes() -> list[int]:
     """Return the process ids of this test run's replicas."""
-    processes = [(int(entry.name), command_line(entry)) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
-    return [pid for pid, command in processes if command.startswith(f"ray::ServeReplica:{APPLICATION}:")]
-
-
-def command_line(process: Path) -> str:
-    try:
-        return (process / "cmdline").read_text()
-    except OSError:  # the process has ended
-        return ""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # the process has ended
+            if (process / "cmdline").read_text().startswith(f"ray::ServeReplica:{APPLICATION}:"):
+                found.append(int(process.name))
+    return found

@@ -4,6 +4,9 @@ from tests.server.generation.test_structured_outputs import (
     test_an_answer_matches_its_regex_or_is_one_of_the_choices,
 )
 from tests.server.http.test_disconnects import test_a_disconnect_is_detected_within_a_second
+from tests.server.http.test_parser import (
+    test_malformed_http_and_requests_that_a_proxy_may_parse_differently_are_refused as test_malformed_http_is_refused,
+)
 from tests.server.routes.test_chat import (
     test_a_stream_begins_with_roles_and_ends_each_choice_with_its_reason as test_a_chat_streams_in_order,
 )
@@ -24,7 +27,6 @@ from tests.server.test_limits import (
     test_a_list_of_1024_prompts_is_answered_in_order,
     test_an_endless_body_is_refused_once_it_is_too_long,
     test_expect_100_continue_is_answered,
-    test_malformed_http_has_the_same_error_format,
     test_odd_targets_are_not_found,
     test_pipelined_requests_are_answered_in_order,
     test_the_maximum_body_size_is_allowed_and_not_a_byte_more,
@@ -42,5 +44,5 @@ from tests.server.test_refusals import (
     test_unknown_routes_and_methods_have_the_same_error_format,
 )
 from tests.server.test_tools import test_a_required_call_names_one_of_the_functions
-from tests.server.writers.test_logprobs import test_an_echoed_prompt_is_scored_with_null_first
-from tests.server.writers.test_stream_equals_whole import test_completions as test_a_stream_is_the_whole
+from tests.server.writers.test_answers import test_an_echoed_prompt_is_scored_with_null_first
+from tests.server.writers.test_answers import test_completions as test_a_stream_is_the_whole

@@ -1,3 +1,5 @@
+"""Ray's replicas: death, autoscaling, shutdown, `serve run server.ray_app:app` as on a cluster, and the start."""
+
 import asyncio
 import json
 import os
@@ -5,17 +7,24 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
+import httpx
+import openai
 import pytest
+import torch
 
 from nvium_core import LoadedModel
-from tests.server.generating import PATHS, asking
+from server.replicas.reaper import processes_of, reaper_of
 from tests.server.live_server import LiveServer, wait_until
-from tests.server.raw_client import Answer, asked, connected
+from tests.server.raw_client import PATHS, Answer, asked, asking, connected
 from tests.server.replicas.ray_cluster import replica_processes, replicated
-from tests.server.server_process import server_process
+from tests.server.server_process import ServerProcess, free_port, server_process
+
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'nvium[ray]'")
 
 LONG = 1500
 NUM_STREAMS, NUM_WHOLE = 12, 24
@@ -132,10 +141,9 @@ async def test_autoscaling_follows_the_load_and_cuts_no_stream(
         assert server.gauge("nvium_moved_requests_total") == 0
 
 
+@needs_ray
 @pytest.mark.slow
 async def test_sigterm_lets_requests_at_replicas_finish(model_folder: Path, tmp_path: Path) -> None:
-    if find_spec("ray") is None:
-        pytest.skip("Ray is not installed: pip install 'nvium[ray]'")
     with server_process(model_folder, tmp_path, code=SERVES, replicas=1) as server:
         async with connected(server.url) as connection:
             await connection.send(asking(max_tokens=LONG, stream=True))
@@ -155,3 +163,101 @@ def test_an_error_says_how_to_install_ray() -> None:
     ended = subprocess.run(command, check=False, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
     assert "pip install 'nvium[ray]'" in ended.stderr
+
+
+READY_SECONDS = 180
+"""By default Ray replaces a proxy that is not ready after five seconds, which never ends on a busy machine."""
+SERVE = "from ray.serve.scripts import cli; cli()"
+
+
+@pytest.fixture(scope="module")
+def url(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder, port = tmp_path_factory.mktemp("serve"), free_port()
+    config = folder / "serve.json"
+    application = {"name": "nvium", "route_prefix": "/", "import_path": "server.ray_app:app"}
+    options = {"host": "127.0.0.1", "port": port}
+    config.write_text(json.dumps({"http_options": options, "applications": [application]}))
+    command = [sys.executable, "-c", SERVE, "run", "--address", "local", str(config)]
+    environment = os.environ | {
+        "NVIUM_MODEL": str(model_folder),
+        "NVIUM_REPLICAS": "2",
+        "RAY_worker_niceness": "0",
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": str(READY_SECONDS),
+    }
+    with (folder / "log").open("wb") as log, httpx.Client(base_url=f"http://127.0.0.1:{port}") as http:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+        server = ServerProcess(process, http, folder / "log")
+        try:
+            wait_until(lambda: process.poll() is not None or server.is_ready, seconds=READY_SECONDS)
+            assert process.poll() is None, server.log()
+            yield server.url
+        finally:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=60)
+            process.kill()
+
+
+@needs_ray
+@pytest.mark.slow
+def test_an_openai_client_streams_through_rays_proxy(url: str) -> None:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        [model] = client.models.list().data
+        asked = {"model": model.id, "prompt": "Once", "max_tokens": 24, "seed": 5}
+        whole = client.completions.create(**asked)
+        chunks = list(client.completions.create(**asked, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == whole.choices[0].text
+    assert sum(len(chunk.choices[0].nvium["exits"]) for chunk in chunks if chunk.choices) == 24  # type: ignore[attr-defined]
+
+
+@needs_ray
+@pytest.mark.slow
+def test_errors_and_metrics_are_those_of_the_server(url: str) -> None:
+    refused = httpx.post(f"{url}/v1/completions", json={"model": "default", "prompt": "Once", "max_tokens": -2})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
+    wait_until(lambda: httpx.get(f"{url}/metrics").text.count("nvium_requests_running{replica=") == 2, seconds=60)
+
+
+GATEWAY = """
+import sys, time
+from server.replicas.reaper import reaper_of
+with reaper_of(sys.argv[1]):
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def ray_process(tmp_path: Path) -> subprocess.Popen[bytes]:
+    """A process with the session's folder on its command line."""
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", str(tmp_path)])
+
+
+def test_the_reaper_kills_the_ray_processes_of_a_killed_gateway(
+    tmp_path: Path, ray_process: subprocess.Popen[bytes]
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", GATEWAY, str(tmp_path)], stdout=subprocess.PIPE) as gateway:
+        assert gateway.stdout
+        assert gateway.stdout.readline() == b"ready\n"
+        gateway.kill()
+    assert ray_process.wait(timeout=30) < 0
+    wait_until(lambda: not list(processes_of(str(tmp_path))), seconds=30)
+
+
+def test_the_reaper_kills_nothing_after_an_orderly_stop(tmp_path: Path, ray_process: subprocess.Popen[bytes]) -> None:
+    with reaper_of(str(tmp_path)):
+        assert ray_process.pid in processes_of(str(tmp_path))
+    assert ray_process.poll() is None
+    assert os.getpid() not in processes_of(str(tmp_path))
+    ray_process.kill()
+    ray_process.wait()
+
+
+@needs_ray
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs no GPU")
+def test_more_replicas_than_gpus_are_refused_in_one_line() -> None:
+    command = [sys.executable, "-m", "nvium_core.cli", "serve", "--replicas", "2", "--device", "cuda"]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+    assert "replicas: 2 replicas need 2 GPUs, this machine has 0" in ended.stderr

@@ -1,17 +1,12 @@
-import json
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import structlog
-from structlog.testing import capture_logs
 
 from nvium_core import Engine, LoadedModel, SamplingParams
-from tests.byte_model import END_OF_TEXT, NAME, load_byte_model, token_ids
-from tests.server.live_server import LiveServer, live_server, wait_until
-from tests.server.test_refusals import error_of
-
-Json = dict[str, Any]
+from tests.byte_model import END_OF_TEXT, NAME, token_ids
+from tests.server.live_server import LiveServer, live_server, template_server, wait_until
+from tests.server.log_lines import log_lines
+from tests.server.raw_client import Json, error_of, events_of
 
 PROMPT = token_ids("User:\nHello\n\nAssistant:\n")
 
@@ -19,9 +14,7 @@ PROMPT = token_ids("User:\nHello\n\nAssistant:\n")
 def streamed(server: LiveServer, **body: Any) -> list[Json]:
     response = server.chat(stream=True, **body)
     assert response.headers["content-type"].startswith("text/event-stream")
-    *events, end = response.text.split("\n\n")
-    assert (events.pop(), end) == ("data: [DONE]", "")
-    return [json.loads(event.removeprefix("data: ")) for event in events]
+    return events_of(response.text)
 
 
 def test_a_strict_client_reads_a_stream_to_the_same_text(server: LiveServer) -> None:
@@ -56,11 +49,6 @@ def test_the_clients_stream_helper_collects_the_exits_of_all_tokens(server: Live
         assert exits["exit_probabilities"] == pytest.approx(expected.model_extra["nvium"]["exit_probabilities"])
 
 
-def test_the_last_chunk_has_no_exits_if_metadata_is_off(server: LiveServer) -> None:
-    chunks = streamed(server, max_tokens=3, nvium={"metadata": False})
-    assert "nvium" not in chunks[-1]["choices"][0]["delta"]
-
-
 def test_tokens_equal_the_engines_for_the_templates_prompt(server: LiveServer, byte_model: LoadedModel) -> None:
     params = SamplingParams(max_tokens=20, seed=5, temperature=0.8, top_k=50, ignore_eos=True, sampling="mixture")
     [expected] = Engine(byte_model.model).generate([PROMPT], params)
@@ -82,6 +70,8 @@ def test_a_stream_begins_with_roles_and_ends_each_choice_with_its_reason(server:
     assert [chunk.get("prompt_token_ids") for chunk in chunks] == [PROMPT] + [None] * (len(chunks) - 1)
     assert [number for number, chunk in enumerate(chunks) if "nvium" in chunk] == [len(chunks) - 1]
     assert sum(chunks[-1]["nvium"]["exit_counts"]) == 8
+    without = streamed(server, max_tokens=3, nvium={"metadata": False})
+    assert "nvium" not in without[-1]["choices"][0]["delta"]
 
 
 def test_logprobs_of_partial_characters_contain_their_bytes(server: LiveServer) -> None:
@@ -108,21 +98,14 @@ def test_the_default_max_tokens_is_the_rest_of_the_context(byte_model: LoadedMod
         free = server.chat(ignore_eos=True).json()
         assert free["usage"]["total_tokens"] == 40
         assert free["choices"][0]["finish_reason"] == "length"
+        error = error_of(server.chat(max_completion_tokens=30))
+        assert (error["param"], error["code"]) == ("max_completion_tokens", "context_length_exceeded")
         shared = server.chat("a", ignore_eos=True, n=3).json()
         assert [len(choice["nvium"]["token_ids"]) for choice in shared["choices"]] == [10] * 3
         assert error_of(server.chat("a", n=3, max_tokens=11))["param"] == "max_tokens"
         assert error_of(server.chat("a", n=3, max_completion_tokens=11))["param"] == "max_completion_tokens"
         same = server.chat("a", max_tokens=2, max_completion_tokens=2, ignore_eos=True).json()
         assert same["usage"]["completion_tokens"] == 2
-
-
-def test_a_prompt_longer_than_the_context_is_refused(byte_model: LoadedModel) -> None:
-    with live_server(byte_model, context=40) as server:
-        error = error_of(server.chat("a" * 50))
-        assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
-        assert "40" in error["message"]
-        error = error_of(server.chat(max_completion_tokens=30))
-        assert (error["param"], error["code"]) == ("max_completion_tokens", "context_length_exceeded")
 
 
 def test_with_the_plain_template_generation_stops_before_the_users_next_turn(byte_model: LoadedModel) -> None:
@@ -136,9 +119,7 @@ def test_with_the_plain_template_generation_stops_before_the_users_next_turn(byt
 
 
 def test_an_exception_of_the_template_is_a_400() -> None:
-    model = load_byte_model()
-    model.tokenizer.chat_template = "{{ raise_exception('no system messages') }}"
-    with live_server(model) as server:
+    with template_server("{{ raise_exception('no system messages') }}") as server:
         response = server.chat()
         assert response.status_code == 400
         assert "no system messages" in error_of(response)["message"]
@@ -146,55 +127,19 @@ def test_an_exception_of_the_template_is_a_400() -> None:
 
 
 def test_a_tokenizers_own_template_is_used() -> None:
-    model = load_byte_model()
-    model.tokenizer.chat_template = "<|endoftext|>{{ messages[0].content }}"
-    with live_server(model) as server:
+    with template_server("<|endoftext|>{{ messages[0].content }}") as server:
         body = server.chat("<|endoftext|>", max_tokens=1, return_token_ids=True).json()
         assert body["prompt_token_ids"] == [0, *token_ids("<|endoftext|>")]
 
 
-def users_in(logs: Sequence[Any]) -> list[str | None]:
-    return [line["user"] for line in logs if line["event"] == "request"]
-
-
 def test_the_user_is_logged_with_unsafe_characters_replaced(byte_model: LoadedModel) -> None:
-    with live_server(byte_model) as server, capture_logs() as logs:
+    with live_server(byte_model) as server, log_lines() as log:
         server.chat(max_tokens=1, user="a\nb" + "x" * 100)
         server.chat(max_tokens=1, user="a", safety_identifier="b")
         server.complete(max_tokens=1, user="c")
         server.complete(max_tokens=1)
-        wait_until(lambda: len(users_in(logs)) == 4)
-    assert users_in(logs) == ["a?b" + "x" * 61, "b", "c", None]
-    assert structlog.is_configured()
-
-
-NEUTRAL: Json = {
-    "store": False,
-    "metadata": {},
-    "service_tier": "auto",
-    "reasoning_effort": "none",
-    "verbosity": "medium",
-    "modalities": ["text"],
-    "audio": None,
-    "prediction": None,
-    "moderation": None,
-    "web_search_options": None,
-    "functions": [],
-    "function_call": "none",
-    "prompt_cache_key": "mine",
-    "prompt_cache_options": {"mode": "implicit"},
-    "prompt_cache_retention": "in_memory",
-    "logprobs": False,
-    "top_logprobs": None,
-    "stream_options": None,
-    "max_tokens": None,
-}
-
-
-def test_neutral_values_of_unsupported_fields_are_accepted(server: LiveServer) -> None:
-    response = server.chat(max_completion_tokens=1, **NEUTRAL)
-    assert response.status_code == 200
-    assert "x-nvium-ignored-params" not in response.headers
+        wait_until(lambda: len(log.lines) == 4)
+    assert [line["user"] for line in log.lines] == ["a?b" + "x" * 61, "b", "c", None]
 
 
 def test_ignored_schema_keywords_are_named(server: LiveServer) -> None:
@@ -217,90 +162,18 @@ def test_unknown_fields_within_messages_are_named(server: LiveServer) -> None:
     assert response.headers["x-nvium-ignored-params"] == "best_of, messages[0].x?y, messages[0].content[0].more"
 
 
-def say(**message: Any) -> Json:
-    return {"messages": [{"role": "user", "content": "a"}, message]}
-
-
-CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-
-INVALID: list[tuple[str, Json]] = [
-    ("messages", {"messages": None}),
-    ("messages", {"messages": []}),
-    ("messages", {"messages": "Hello"}),
-    ("messages", {"messages": [{"role": "user", "content": "a"}] * 4097}),
-    ("messages[0]", {"messages": ["Hello"]}),
-    ("messages[1].role", say(role="function", name="f", content="a")),
-    ("messages[1].role", say(content="a")),
-    ("messages[1].content", say(role="user")),
-    ("messages[1].content", say(role="user", content=5)),
-    ("messages[1].content", say(role="user", content=["a"])),
-    ("messages[0].prefix", {"messages": [{"role": "user", "content": "a", "prefix": True}]}),
-    ("chat_template_kwargs.chat_template", {"chat_template_kwargs": {"chat_template": "{% for a in range(9) %}"}}),
-    ("chat_template_kwargs.messages", {"chat_template_kwargs": {"messages": []}}),
-    ("chat_template_kwargs.tokenize", {"chat_template_kwargs": {"tokenize": True}}),
-    (
-        "continue_final_message",
-        say(role="assistant", content="a", tool_calls=[CALL]) | {"continue_final_message": True},
-    ),
-    ("metadata", {"metadata": {"a" * 65: "b"}}),
-    ("metadata", {"metadata": {"a": "b" * 513}}),
-    ("metadata", {"metadata": {str(n): "b" for n in range(17)}}),
-    ("messages[1].content[0].type", say(role="user", content=[{"type": "image_url", "image_url": {"url": "x"}}])),
-    ("messages[1].content[0].text", say(role="user", content=[{"type": "text"}])),
-    ("messages[1].name", say(role="user", content="a", name="a b")),
-    ("messages[1].audio", say(role="assistant", content="a", audio={"id": "x"})),
-    ("messages[1].function_call", say(role="assistant", content="a", function_call={"name": "f", "arguments": ""})),
-    ("messages[1].refusal", say(role="user", content="a", refusal="no")),
-    ("messages[1].tool_call_id", say(role="tool", content="a")),
-    ("messages[1].tool_call_id", say(role="user", content="a", tool_call_id="1")),
-    ("messages[1].tool_calls", say(role="user", content="a", tool_calls=[CALL])),
-    ("messages[1].tool_calls[0].type", say(role="assistant", tool_calls=[CALL | {"type": "custom"}])),
-    (
-        "messages[1].tool_calls[0].function.arguments",
-        say(role="assistant", tool_calls=[CALL | {"function": {"name": "f"}}]),
-    ),
-    ("max_tokens", {"max_tokens": 5, "max_completion_tokens": 6}),
-    ("max_tokens", {"max_tokens": 0}),
-    ("max_completion_tokens", {"max_completion_tokens": 0}),
-    ("logprobs", {"logprobs": 3}),
-    ("top_logprobs", {"top_logprobs": 3}),
-    ("top_logprobs", {"top_logprobs": 21, "logprobs": True}),
-    ("top_logprobs", {"top_logprobs": -1, "logprobs": True}),
-    ("n", {"n": 129}),
-    ("store", {"store": True}),
-    ("service_tier", {"service_tier": "priority"}),
-    ("modalities", {"modalities": ["text", "audio"]}),
-    ("audio", {"audio": {"voice": "x", "format": "wav"}}),
-    ("prediction", {"prediction": {"type": "content", "content": "x"}}),
-    ("moderation", {"moderation": {"model": "x"}}),
-    ("web_search_options", {"web_search_options": {}}),
-    ("functions", {"functions": [{"name": "f"}]}),
-    ("function_call", {"function_call": "auto"}),
-    ("prompt_cache_options", {"prompt_cache_options": {"mode": "explicit"}}),
-    ("prompt_cache_retention", {"prompt_cache_retention": "24h"}),
-    ("stream_options", {"stream_options": {"include_usage": True}}),
-]
-
-
-@pytest.mark.parametrize(("param", "fields"), INVALID)
-def test_an_invalid_field_is_refused_by_name(server: LiveServer, param: str, fields: Json) -> None:
-    response = server.chat(**fields)
-    assert response.status_code == 400
-    assert error_of(response)["param"].removesuffix(".a") == param
-
-
 def test_every_message_that_the_server_returns_is_accepted(server: LiveServer) -> None:
     """A required call that is cut before its name has neither content nor calls."""
-    tools = [{"type": "function", "function": {"name": "f"}}]
-    [cut] = server.chat(tools=tools, tool_choice="required", max_tokens=2).json()["choices"]
-    assert cut["message"] == {"role": "assistant", "content": None, "refusal": None}
-    user = {"role": "user", "content": "a"}
-    for message in (cut["message"], {"role": "assistant"}, {"role": "assistant", "content": "", "tool_calls": []}):
+    user, cut = {"role": "user", "content": "a"}, {"role": "assistant", "content": None, "refusal": None}
+    for message in (cut, {"role": "assistant"}, {"role": "assistant", "content": "", "tool_calls": []}):
         body = server.chat(messages=[user, message, user], max_tokens=1, return_token_ids=True).json()
         assert body["prompt_token_ids"] == token_ids("User:\na\n\nAssistant:\n\nUser:\na\n\nAssistant:\n")
 
 
-def test_metadata_is_sent_once(server: LiveServer) -> None:
+def test_metadata_is_sent_once_and_effort_hints_are_reported_as_ignored(server: LiveServer) -> None:
+    response = server.chat(max_tokens=1, metadata={"run": "7"}, reasoning_effort="low", verbosity="high")
+    assert response.json()["metadata"] == {"run": "7"}
+    assert response.headers["x-nvium-ignored-params"] == "reasoning_effort, verbosity"
     *others, last = streamed(server, max_tokens=9, ignore_eos=True, metadata={"a": "b"})
     assert others and not any("metadata" in chunk for chunk in others)
     assert last["metadata"] == {"a": "b"}

@@ -7,11 +7,9 @@ from nvium_core import LoadedModel
 from server.routes.responses import KeptResponses
 from tests.byte_model import NAME, token_ids
 from tests.server.live_server import LiveServer, live_server
+from tests.server.raw_client import Json, error_of
 from tests.server.routes.test_openapi import check
 from tests.server.scripted_answers import answering
-from tests.server.test_refusals import error_of
-
-Json = dict[str, Any]
 
 TOOL = {
     "type": "function",
@@ -189,43 +187,6 @@ def test_text_format_constrains_the_response(server: LiveServer) -> None:
     form = {"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": True}}
     text = ask(server, text=form).json()["output"][0]["content"][0]["text"]
     assert json.loads(text) in ({"n": 1}, {"n": 2})
-
-
-@pytest.mark.parametrize(
-    ("param", "fields"),
-    [
-        ("guided_choice", {"guided_choice": ["yes"]}),
-        ("bad_words", {"bad_words": ["a"]}),
-        ("logit_bias", {"logit_bias": {"1": 2}}),
-        ("presence_penalty", {"presence_penalty": 0.5}),
-        ("n", {"n": 2}),
-        ("include", {"include": ["message.output_text.logprobs"]}),
-        ("input", {"input": None}),
-        ("input", {"input": []}),
-        ("input", {"input": [{"role": "nobody", "content": "a"}]}),
-        ("input[0].type", {"input": [{"type": "computer_call"}]}),
-        ("input[1].type", {"input": [{"role": "user", "content": "a"}, {"type": "item_reference", "id": "x"}]}),
-        ("input[0].type", {"input": [{"type": "compaction", "encrypted_content": "x"}]}),
-        ("input[0].tools", {"input": [{"type": "additional_tools", "tools": [{"name": "f"}]}]}),
-        ("metadata", {"metadata": {"a" * 65: "b"}}),
-        ("n_predict", {"n_predict": 3}),
-        ("lora", {"lora": [{"id": 0, "scale": 1}]}),
-        ("input[0].content[0].type", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
-        ("tools[0].name", {"tools": [{"type": "function"}]}),
-        ("tool_choice", {"tools": [{"type": "web_search"}], "tool_choice": "required"}),
-        ("tool_choice", {"tools": [TOOL], "tool_choice": {"type": "function", "name": "other"}}),
-        ("max_output_tokens", {"max_output_tokens": 0}),
-        ("temperature", {"temperature": 3}),
-        ("background", {"background": True}),
-        ("conversation", {"conversation": "c"}),
-        ("nvium.x", {"nvium": {"x": 1}}),
-        ("previous_response_id", {"previous_response_id": "resp_x"}),
-    ],
-)
-def test_an_invalid_field_is_refused_by_name(server: LiveServer, param: str, fields: Json) -> None:
-    response = ask(server, **fields)
-    assert response.status_code == 400
-    assert error_of(response)["param"] == param
 
 
 def test_ignored_fields_are_named_and_requests_are_counted(server: LiveServer) -> None:

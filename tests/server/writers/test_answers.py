@@ -1,23 +1,18 @@
-"""The joined chunks of a stream equal the whole response of the same seed, for any request."""
+"""A stream equals the whole response of the same seed. Log-probabilities equal the engine's and align with the text."""
 
-import json
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nvium_core import Completion, Engine, LoadedModel, SamplingParams
+from nvium_core.text.detokenizer import REPLACEMENT
 from tests.byte_model import token_ids
 from tests.server.live_server import LiveServer
-
-Json = dict[str, Any]
+from tests.server.raw_client import Json, events_of
 
 PIECES = ["a", "é", "日本", "\u0301", "👩\u200d🚀", "\n", "\ufffd", " "]
-
-
-def events(text: str) -> list[Json]:
-    *lines, end = text.split("\n\n")
-    assert (lines.pop(), end) == ("data: [DONE]", "")
-    return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
 def merged(earlier: Any, later: Any) -> Any:
@@ -80,7 +75,7 @@ def test_completions(
 ) -> None:
     body = asked | {"prompt": prompt, "logprobs": logprobs, "echo": echo}
     whole = server.complete(**body | {"stream_options": None}).json()
-    *chunks, last = events(server.complete(**body, stream=True).text)
+    *chunks, last = events_of(server.complete(**body, stream=True).text)
     assert rounded(joined(chunks)) == rounded(whole["choices"])
     assert last["usage"] == whole["usage"] | {"prompt_tokens_details": last["usage"]["prompt_tokens_details"]}
     assert chunks[-1]["nvium"] == whole["nvium"]
@@ -93,7 +88,7 @@ def test_chat(server: LiveServer, asked: Json, logprobs: int | None, text: str) 
     asked_logprobs = {} if logprobs is None else {"logprobs": True, "top_logprobs": logprobs}
     body = asked | asked_logprobs
     whole = server.chat(text, **body | {"stream_options": None}).json()
-    *chunks, last = events(server.chat(text, **body, stream=True).text)
+    *chunks, last = events_of(server.chat(text, **body, stream=True).text)
     expected = [
         {("delta" if name == "message" else name): value for name, value in choice.items()}
         for choice in whole["choices"]
@@ -125,3 +120,81 @@ def test_the_text_equals_all_tokens_decoded_at_once_except_for_an_incomplete_cha
     choice = server.complete(seed=seed, max_tokens=20, ignore_eos=True, logit_bias=bias).json()["choices"][0]
     decoded = bytes(token_id - 1 for token_id in choice["nvium"]["token_ids"] if token_id)
     assert choice["text"].rstrip("\ufffd") == decoded.decode(errors="replace").rstrip("\ufffd")
+
+
+PROMPT = "Oncé upon"
+
+
+def engine_scores(model: LoadedModel, prompt: list[int], **asked: Any) -> Completion:
+    params = SamplingParams(seed=1, logprobs=3, prompt_logprobs=True, **asked)
+    [completion] = Engine(model.model).generate([prompt], params)
+    return completion
+
+
+def test_logprobs_equal_the_engines(server: LiveServer, byte_model: LoadedModel) -> None:
+    expected = engine_scores(byte_model, token_ids(PROMPT), max_tokens=8, ignore_eos=True)
+    [choice] = server.complete(prompt=PROMPT, max_tokens=8, ignore_eos=True, logprobs=3).json()["choices"]
+    logprobs = choice["logprobs"]
+    assert logprobs["token_logprobs"] == pytest.approx([score.logprob for score in expected.scores], abs=1e-9)
+    for top, score in zip(logprobs["top_logprobs"], expected.scores, strict=True):
+        assert 3 <= len(top) <= 4
+        assert max(top.values()) == pytest.approx(score.top[0][1])
+
+
+def test_an_echoed_prompt_is_scored_with_null_first(server: LiveServer, byte_model: LoadedModel) -> None:
+    expected = engine_scores(byte_model, token_ids(PROMPT), max_tokens=0)
+    for prompt in (PROMPT, token_ids(PROMPT)):
+        choice = server.complete(prompt=prompt, max_tokens=0, echo=True, logprobs=1).json()["choices"][0]
+        assert choice["text"] == PROMPT
+        assert choice["finish_reason"] == "length"
+        logprobs = choice["logprobs"]
+        assert logprobs["token_logprobs"][0] is None
+        assert logprobs["top_logprobs"][0] is None
+        scores = [score.logprob for score in expected.prompt_scores]
+        assert logprobs["token_logprobs"][1:] == pytest.approx(scores, abs=1e-9)
+
+
+def test_one_token_after_an_echoed_prompt_is_scored_with_it(server: LiveServer) -> None:
+    asked = {"prompt": [token_ids(PROMPT), token_ids("a")], "echo": True, "logprobs": 1, "max_tokens": 1}
+    first, second = server.complete(**asked, temperature=0).json()["choices"]
+    assert len(first["logprobs"]["token_logprobs"]) == len(token_ids(PROMPT)) + 1
+    assert second["logprobs"]["token_logprobs"][0] is None
+    assert len(second["logprobs"]["tokens"]) == 2
+
+
+def test_the_alternatives_contain_the_sampled_token_with_the_same_logprob(server: LiveServer) -> None:
+    body = server.complete(max_tokens=40, echo=True, logprobs=2, ignore_eos=True).json()
+    logprobs = body["choices"][0]["logprobs"]
+    for token, logprob, top in list(
+        zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True)
+    )[1:]:
+        assert top[token] == logprob
+        assert list(top.values()) == sorted(top.values(), reverse=True)
+    logprobs = server.complete(max_tokens=5, logprobs=0).json()["choices"][0]["logprobs"]
+    assert [list(top) for top in logprobs["top_logprobs"]] == [[token] for token in logprobs["tokens"]]
+
+
+def test_offsets_locate_each_token_in_the_text(server: LiveServer) -> None:
+    choice = server.complete(prompt=PROMPT, max_tokens=60, echo=True, logprobs=0, ignore_eos=True).json()["choices"][0]
+    logprobs = choice["logprobs"]
+    assert logprobs["text_offset"][: len(PROMPT)] == [0, 1, 2, 3, 3, 4, 5, 6, 7]
+    for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
+        if not token.startswith(("bytes:", "<|")):
+            assert choice["text"][offset] in (token, REPLACEMENT)  # incomplete characters appear with their last byte
+
+
+def test_tokens_of_incomplete_characters_are_named_by_their_bytes(server: LiveServer) -> None:
+    logprobs = server.complete(prompt="é", max_tokens=0, echo=True, logprobs=20).json()["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == ["bytes:\\xc3", "bytes:\\xa9"]
+    assert len(logprobs["top_logprobs"][1]) >= 20
+
+
+def test_temperature_and_biases_do_not_change_logprobs(server: LiveServer) -> None:
+    asked = {"prompt": "Once", "max_tokens": 1, "logprobs": 20, "echo": True}
+    plain = server.complete(**asked).json()["choices"][0]["logprobs"]
+    biased = server.complete(**asked, temperature=0.3, logit_bias={"66": 90}).json()["choices"][0]["logprobs"]
+    assert biased["token_logprobs"][:-1] == plain["token_logprobs"][:-1]
+    assert biased["tokens"][-1] == "A"
+    assert biased["top_logprobs"][-1] | plain["top_logprobs"][-1] == plain["top_logprobs"][-1] | {
+        "A": biased["token_logprobs"][-1]
+    }

@@ -1,9 +1,11 @@
+"""The gateway: which replica a request goes to, and what happens when a replica dies."""
+
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +20,17 @@ from server.http.drain import DrainingServer
 from server.http.keys import ApiKey, KeyRing
 from server.replicas.gateway import Gateway, gateway_app
 from server.replicas.relay import GatewayOnly
-from server.replicas.routing import Address
+from server.replicas.routing import (
+    BLOCK_CHARACTERS,
+    MAX_AHEAD,
+    MAX_BLOCKS,
+    SEQUENCES,
+    Address,
+    BySequences,
+    PrefixHolders,
+    preferred,
+    prefix_digests,
+)
 from server.settings import Settings
 from tests.server.live_server import live_server, wait_until
 from tests.server.raw_client import Answer, asked, connected, post, request
@@ -58,12 +70,6 @@ async def answered(pool: ScriptedPool, data: bytes = COMPLETION) -> Answer:
     return answer
 
 
-async def test_a_response_is_forwarded_unchanged() -> None:
-    answer = await answered(ScriptedPool([whole(b'{"a": 1}')]))
-    assert (answer.status, answer.json()) == (200, {"a": 1})
-    assert answer.headers["content-type"] == "application/json"
-
-
 async def test_a_replica_receives_the_keys_id_but_not_the_key() -> None:
     pool = ScriptedPool([whole(b"{}")])
     async with gateway_for(pool, keys=(ApiKey("alice", bytes(32)),)) as (url, _):
@@ -91,18 +97,16 @@ async def test_a_response_that_has_not_begun_is_retried_at_another_replica(lost:
     assert len({request.partition(b"\r\n\r\n")[2] for request in pool.received}) == 1
 
 
-async def test_without_a_replica_the_response_has_a_retry_after() -> None:
-    for script in ([], [SILENT], [SILENT] * 2):
-        answer = await answered(ScriptedPool(script))
-        assert (answer.status, answer.json()["error"]["code"]) == (503, "no_replica")
-        assert int(answer.headers["retry-after"]) > 0
-
-
-async def test_a_request_that_lost_three_replicas_is_not_retried() -> None:
-    pool = ScriptedPool([SILENT] * 9)
+@pytest.mark.parametrize(
+    ("script", "status", "code"),
+    [([], 503, "no_replica"), ([SILENT] * 2, 503, "no_replica"), ([SILENT] * 9, 500, "replicas_lost")],
+)
+async def test_a_request_is_sent_to_at_most_three_replicas(script: list[Reply], status: int, code: str) -> None:
+    pool = ScriptedPool([*script])
     answer = await answered(pool)
-    assert (answer.status, answer.json()["error"]["code"]) == (500, "replicas_lost")
-    assert len(pool.received) == 3
+    assert (answer.status, answer.json()["error"]["code"]) == (status, code)
+    assert len(pool.received) == min(len(script), 3)
+    assert status == 500 or int(answer.headers["retry-after"]) > 0
 
 
 async def test_a_request_to_a_replica_whose_engine_has_stopped_is_retried() -> None:
@@ -110,8 +114,9 @@ async def test_a_request_to_a_replica_whose_engine_has_stopped_is_retried() -> N
     stopped = Reply(
         [b"HTTP/1.1 503 Gone\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body]
     )
-    answer = await answered(ScriptedPool([stopped, whole(b"{}")]))
-    assert (answer.status, answer.body) == (200, b"{}")
+    answer = await answered(ScriptedPool([stopped, whole(b'{"a": 1}')]))
+    assert (answer.status, answer.body) == (200, b'{"a": 1}')
+    assert answer.headers["content-type"] == "application/json"
 
 
 @settings(max_examples=25, deadline=None)
@@ -179,14 +184,14 @@ async def test_a_replica_answers_only_its_gateway(byte_model: LoadedModel) -> No
     assert SECRET not in repr(address)
 
 
-METRICS = b"# TYPE nvium_requests_waiting gauge\nnvium_requests_waiting 3.0\n"
+PAGE = b"# TYPE nvium_requests_waiting gauge\nnvium_requests_waiting 3.0\n"
+METRICS = Reply([b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(PAGE), PAGE)])
 
 
 @dataclass
 class HangingPool(ScriptedPool):
-    """One replica that answers with its metrics, and one that never answers. Listing replicas blocks while `hangs`."""
+    """Knows a replica with metrics and one that never answers. Listing them blocks while `hangs`."""
 
-    script: list[Reply] = field(default_factory=list)
     known: list[Address] = field(default_factory=list)
     hangs: bool = False
 
@@ -195,33 +200,92 @@ class HangingPool(ScriptedPool):
             await asyncio.Event().wait()
         return self.known
 
-    @asynccontextmanager
-    async def opened(self) -> AsyncIterator[None]:
-        async with AsyncExitStack() as stack:
-            for name, body in {"r0": METRICS, "r1": b""}.items():
-                server = await asyncio.start_server(partial(answer_once, body), "127.0.0.1", 0)
-                await stack.enter_async_context(server)
-                url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-                self.known.append(Address(name=name, url=url, secret=SECRET))
-            yield
-
-
-async def answer_once(body: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Send the body, or close the connection without a response if it is empty."""
-    await reader.readuntil(b"\r\n\r\n")
-    if body:
-        writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
-    writer.close()
-
 
 async def test_probes_and_metrics_skip_a_replica_that_hangs() -> None:
-    pool = HangingPool()
-    async with pool.opened(), gateway_for(pool) as (url, _):
+    pool = HangingPool([METRICS, SILENT])
+    async with pool.chosen([], ()) as first, pool.chosen([], ()) as second, gateway_for(pool) as (url, _):
+        pool.known = [first, second]
         for pool.hangs in (False, True):
             ready = await asked(url, request("/readyz", method="GET"))
             metrics = await asked(url, request("/metrics", method="GET"))
             assert ready.status == 200
-            assert b'nvium_requests_waiting{replica="r0"} 3.0' in metrics.body
-            assert b'replica="r1"' not in metrics.body
+            assert f'nvium_requests_waiting{{replica="{first.name}"}} 3.0' in metrics.body.decode()
+            assert f'replica="{second.name}"' not in metrics.body.decode()
         pool.hangs, pool.known = False, []
         assert (await asked(url, request("/readyz", method="GET"))).status == 503
+
+
+TEXT = "".join(chr(ord("a") + number % 26) for number in range(3 * BLOCK_CHARACTERS))
+LOADS = st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 20), min_size=1)
+
+
+def of_prompt(prompt: object) -> list[bytes]:
+    return prefix_digests(json.dumps({"prompt": prompt}).encode())
+
+
+@given(st.text(max_size=600), st.text(max_size=300), st.text(max_size=300))
+def test_prompts_share_the_digests_of_their_common_blocks(common: str, one: str, other: str) -> None:
+    first, second = of_prompt(common + one), of_prompt(common + other)
+    num_shared = len([a for a, b in zip(first, second, strict=False) if a == b])
+    assert num_shared >= len(common) // BLOCK_CHARACTERS
+    assert len(first) == len(common + one) // BLOCK_CHARACTERS
+    assert first[:num_shared] == second[:num_shared]
+    assert not set(first[num_shared:]) & set(second[num_shared:])
+
+
+def test_a_prompt_in_a_list_has_the_digests_of_the_prompt_alone() -> None:
+    assert of_prompt([TEXT, "other"]) == of_prompt(TEXT)
+    assert of_prompt([[1] * 500, [2]]) == of_prompt([1] * 500)
+    assert of_prompt([1] * 500) != of_prompt([2] * 500)
+
+
+def test_chats_with_the_same_tools_and_system_prompt_share_digests() -> None:
+    def of_chat(question: str, tools: object = None) -> list[bytes]:
+        messages = [{"role": "system", "content": TEXT}, {"role": "user", "content": question}]
+        return prefix_digests(json.dumps({"messages": messages, "tools": tools}).encode())
+
+    one, other = of_chat("x" * 400), of_chat("y" * 400)
+    assert one[:3] == other[:3]
+    assert one[-1] != other[-1]
+    assert of_chat("x", tools=[1])[0] != one[0]
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"3", b"{", b"\xff", b"[" * 100_000, b'{"prompt": {}}', b'{"prompt": []}', b"{}"]
+)
+def test_a_body_without_a_prompt_has_no_digests(body: bytes) -> None:
+    assert prefix_digests(body) == []
+
+
+def test_the_number_of_digests_is_bounded() -> None:
+    assert len(of_prompt("x" * 1_000_000)) == MAX_BLOCKS
+    assert len(of_prompt([7] * 100_000)) == MAX_BLOCKS
+
+
+@given(LOADS, st.dictionaries(st.sampled_from([b"1", b"2", b"3"]), st.sampled_from("abcdefg")))
+def test_the_holder_of_the_longest_prefix_is_chosen_unless_it_is_overloaded(
+    loads: dict[str, int], holders: dict[bytes, str]
+) -> None:
+    chosen = preferred([b"1", b"2", b"3"], holders, loads)
+    idle = [name for name, load in loads.items() if load <= min(loads.values()) + MAX_AHEAD]
+    known = [holders[digest] for digest in (b"3", b"2", b"1") if holders.get(digest) in idle]
+    assert chosen == known[0] if known else loads[chosen] == min(loads.values())
+    assert loads[preferred([], holders, loads)] == min(loads.values())
+
+
+@given(st.lists(st.tuples(st.binary(max_size=1), st.sampled_from("ab"))), st.integers(1, 5))
+def test_only_the_latest_digests_are_kept(noted: list[tuple[bytes, str]], capacity: int) -> None:
+    holders = PrefixHolders(capacity)
+    for digest, replica in noted:
+        holders.note([digest], replica)
+    latest: dict[bytes, str] = {}
+    for digest, replica in reversed(noted):
+        if len(latest) < capacity:
+            latest.setdefault(digest, replica)
+    assert dict(holders.by_digest) == latest
+
+
+@pytest.mark.parametrize(("counts", "wanted"), [({}, 0), ({"a": 16}, 1), ({"a": 17}, 2), ({"a": 1, "b": 40}, 3)])
+def test_the_number_of_replicas_follows_the_number_of_sequences(counts: dict[str, float], wanted: int) -> None:
+    context = SimpleNamespace(aggregated_metrics={SEQUENCES: counts} if counts else None)
+    assert BySequences(sequences_per_replica=16)(context) == (wanted, {})

@@ -1,0 +1,133 @@
+"""Logging neither blocks nor fails, wherever the lines go. At a terminal they are sentences."""
+
+import io
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from structlog import DropEvent
+
+from server.telemetry.human import SENTENCES, in_words, sentence
+from server.telemetry.sink import MAX_LINES, LogSink
+from tests.server.raw_client import Json
+from tests.server.server_process import free_port
+
+
+@pytest.fixture
+def sink() -> Iterator[LogSink]:
+    made = LogSink()
+    yield made
+    made.drain()
+
+
+def test_lines_are_written_in_order(sink: LogSink, tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as stream:
+        sink.open(stream)
+        for number in range(1000):
+            sink.write(f"{number}\n")
+        sink.drain(30)
+        assert (tmp_path / "log").read_text().split() == [str(number) for number in range(1000)]
+    assert sink.num_dropped == 0
+
+
+def test_lines_that_a_full_disk_refuses_are_counted(sink: LogSink) -> None:
+    with Path("/dev/full").open("w") as stream:
+        sink.open(stream)
+        for _ in range(10):
+            sink.write("line\n")
+        sink.drain(30)
+    assert sink.num_dropped == 10
+
+
+def test_lines_to_a_closed_pipe_are_counted_and_later_lines_written(sink: LogSink, tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as stream:
+        sink.open(stream)
+        sink.write("lost\n")
+        sink.drain(30)
+    sink.open(None)
+    sink.write("lost\n")
+    sink.drain(30)
+    sink.open(later := io.StringIO())
+    sink.write("found \ud800\n")
+    sink.drain(30)
+    assert (sink.num_dropped, later.getvalue()) == (2, "found \\ud800\n")
+
+
+def test_a_pipe_that_is_not_read_does_not_block(sink: LogSink) -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as stream:
+        sink.open(stream)
+        started = time.monotonic()
+        for _ in range(2 * MAX_LINES):
+            sink.write("x" * 999 + "\n")
+        sink.drain(0.1)
+        assert time.monotonic() - started < 10
+        assert sink.num_dropped >= 0.9 * MAX_LINES
+        os.close(reading)
+        sink.drain(30)
+
+
+SECONDS = 180
+
+
+@pytest.mark.parametrize(
+    ("event", "shown"),
+    [
+        ({"event": "loading", "model": "tales"}, "Loading tales …"),
+        ({"event": "loading"}, "loading"),
+        ({"event": "request", "endpoint": "completions", "status": None}, "request endpoint=completions"),
+        ({"event": "failed", "exception": "Traceback …"}, "failed\nTraceback …"),
+        ({"event": "lost", "level": "warning", "timestamp": "now", "kind": 1, "user": None}, "warning: lost kind=1"),
+    ],
+)
+def test_an_event_is_a_sentence_if_its_fields_are_known_else_its_level_and_fields(event: Json, shown: str) -> None:
+    assert in_words(None, "info", event) == shown
+
+
+def test_the_playground_is_shown_if_it_is_on_and_events_with_an_empty_sentence_are_hidden() -> None:
+    for is_on in (True, False):
+        assert ("Playground" in sentence({"event": "ready", "url": "http://x", "playground": is_on})) == is_on
+    silent = next(event for event, text in SENTENCES.items() if not text)
+    with pytest.raises(DropEvent):
+        in_words(None, "info", {"event": silent, "level": "info"})
+
+
+def test_a_server_at_a_terminal_shows_the_model_and_its_url(tmp_path: Path) -> None:
+    terminal, end = pty.openpty()
+    port = free_port()
+    code = "from server.app import run; from server.settings import Settings; run(Settings())"
+    environment = os.environ | {"NVIUM_PORT": str(port)}
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=end, env=environment)
+    os.close(end)
+    try:
+        shown = read_until(terminal, "Ready", process)
+        process.send_signal(signal.SIGINT)
+        shown += read_until(terminal, "Stopped", process)
+        assert process.wait(SECONDS) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
+    assert re.search(r"Loading the bundled model …\s+Loaded \S+ in \d+\.\d s: [\d,]+ parameters, float32 on cpu", shown)
+    assert f"http://127.0.0.1:{port}/" in shown
+    assert "{" not in shown
+
+
+def read_until(terminal: int, word: str, process: "subprocess.Popen[bytes]") -> str:
+    shown, deadline = "", time.monotonic() + SECONDS
+    while word not in shown and time.monotonic() < deadline:
+        try:
+            shown += os.read(terminal, 4096).decode()
+        except OSError:  # the process has closed its end
+            break
+        assert shown or process.poll() is None
+    return shown

@@ -1,0 +1,146 @@
+"""Thousands of requests leak no memory. Nearly valid requests cause no internal error and do not affect others."""
+
+import asyncio
+import gc
+import os
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from random import Random
+
+import pytest
+
+from nvium_core import LoadedModel, TokenStream
+from nvium_core.engine.schedule.sequence import Sequence
+from server.generation.generation import Choice, Generation
+from server.http.event_stream import EventStream
+from server.telemetry.record import RequestRecord
+from tests.server.fuzz import nearly_valid_requests
+from tests.server.http.test_hostile_clients import anonymous_mb
+from tests.server.live_server import LiveServer, live_server, wait_until
+from tests.server.raw_client import PATHS, Answer, asked, asking, connected, error_of
+
+NUM_WARM = 500
+NUM_REQUESTS = 2_000
+NUM_CLIENTS = 8
+MB_PER_REQUEST = 0.0095
+"""More than the allocator's noise. The number of objects is checked separately."""
+
+CACHE_TOKENS = 2_048
+"""A cache so small that the warm-up touches all of it."""
+
+OF_REQUESTS = (Sequence, TokenStream, Generation, Choice, RequestRecord, EventStream)
+
+
+def some_request(random: Random) -> bytes:
+    """Return a random request, which may be invalid."""
+    path = random.choice(PATHS)
+    of_completions = {
+        "prompt": "".join(random.choices("abcdef ", k=random.randrange(1, 60))),
+        "logprobs": random.choice([None, None, 1]),
+        "echo": random.random() < 0.2,
+    }
+    return asking(
+        path,
+        max_tokens=random.randrange(1, 6),
+        stream=random.random() < 0.5,
+        n=random.choice([1, 1, 2]),
+        temperature=random.choice([0, 1, 3]),
+        seed=None,
+        **(of_completions if path == "/v1/completions" else {}),
+    )
+
+
+async def soak(url: str, num_requests: int, random: Random) -> None:
+    """Send requests one after another. Disconnect from a tenth of them before the response."""
+    for _ in range(num_requests):
+        if random.random() < 0.1:
+            async with connected(url) as connection:
+                await connection.send(some_request(random))
+        else:
+            await asked(url, some_request(random))
+
+
+async def soaked(server: LiveServer, num_requests: int, seed: int) -> tuple[float, int]:
+    """Send requests, wait until all have ended, and return the process's memory in MB and its number of objects."""
+    share = num_requests // NUM_CLIENTS
+    await asyncio.gather(*(soak(server.url, share, Random(seed + number)) for number in range(NUM_CLIENTS)))
+    wait_until(lambda: server.gauge("nvium_requests_running") == 0 and server.service.admission.num_present == 0)
+    gc.collect()
+    return anonymous_mb(os.getpid()), len(gc.get_objects())
+
+
+def num_kept_for_requests() -> int:
+    """Count the objects of requests, including those of earlier servers and of connections that are closing."""
+    gc.collect()
+    return sum(type(thing) in OF_REQUESTS for thing in gc.get_objects())
+
+
+@pytest.mark.slow
+async def test_thousands_of_requests_leak_no_memory(byte_model: LoadedModel) -> None:
+    with live_server(byte_model, cache_tokens=CACHE_TOKENS) as server:
+        mb_before, objects_before = await soaked(server, NUM_WARM, seed=100)
+        kept_before = num_kept_for_requests()
+        mb_after, objects_after = await soaked(server, NUM_REQUESTS, seed=200)
+        assert mb_after - mb_before < NUM_REQUESTS * MB_PER_REQUEST
+        assert objects_after - objects_before < NUM_REQUESTS
+        wait_until(lambda: num_kept_for_requests() < kept_before + 10)
+        assert not server.service.worker._streams
+        assert not server.service.worker._open_streams
+        assert not server.service.engine.has_work
+
+
+NUM_NEARLY_VALID = 10_000
+NUM_CONNECTIONS = 8
+ANSWERS = {200, 400, 404, 405, 415}
+
+OTHER = asking(max_tokens=200, stream=True)
+
+
+@pytest.mark.slow
+async def test_ten_thousand_nearly_valid_requests_break_nothing(byte_model: LoadedModel) -> None:
+    with live_server(byte_model, max_queue=4096, context=250, max_new_tokens=2_000) as server:
+        alone = (await asked(server.url, OTHER)).spoken()
+        requests = islice(nearly_valid_requests(seed=1), NUM_NEARLY_VALID)
+        fuzzing = [asyncio.create_task(answered(server.url, requests)) for _ in range(NUM_CONNECTIONS)]
+        num_streams = 0
+        while not all(task.done() for task in fuzzing):
+            assert (await asked(server.url, OTHER)).spoken() == alone
+            num_streams += 1
+        statuses = sum((task.result() for task in fuzzing), start=Counter[int]())
+        assert num_streams > 1
+        assert statuses.total() == NUM_NEARLY_VALID
+        assert statuses.keys() <= ANSWERS
+        assert statuses[200] > 0.1 * NUM_NEARLY_VALID
+        assert statuses[400] > 0.4 * NUM_NEARLY_VALID
+        assert server.service.admission.num_present == 0
+        server.service.engine.check_idle()
+
+
+async def answered(url: str, requests: Iterator[tuple[str, bytes]]) -> Counter[int]:
+    """Check every answer and count the statuses."""
+    statuses: Counter[int] = Counter()
+    async with connected(url) as connection:
+        for method, data in requests:
+            try:
+                answer = await connection.ask(data, method)
+                check(method, answer)
+            except Exception as error:
+                error.add_note(f"{method} {data!r}"[:5_000])
+                raise
+            statuses[answer.status] += 1
+    return statuses
+
+
+def check(method: str, answer: Answer) -> None:
+    assert answer.status in ANSWERS
+    assert answer.headers["x-request-id"]
+    if answer.status == 200 and answer.headers["content-type"].startswith("text/event-stream"):
+        assert not any("error" in event for event in answer.events())
+    elif method == "HEAD":
+        assert answer.body == b""
+    elif answer.status == 200:
+        answer.json()
+    else:
+        error_of(answer)
+        assert len(answer.body) < 10_000
