@@ -6,7 +6,7 @@ from typing import Any
 
 from nvium_core.choices import Device, Precision, Weights
 from nvium_core.engine.engine import Engine
-from nvium_core.engine.events import Completion, FailureEvent, TokenEvent, best
+from nvium_core.engine.events import Completion, TokenEvent, best
 from nvium_core.engine.params import ContextLengthExceeded, EngineConfig, SamplingParams
 from nvium_core.engine.schedule.sequence import FinishReason
 from nvium_core.loading import LoadedModel
@@ -26,7 +26,7 @@ class TextCompletion(Completion):
 
 
 class Completions(list[TextCompletion]):
-    """The completions of all prompts, in order. A single completion can also be accessed through the properties."""
+    """The completions of all prompts, in order. The properties are those of a single completion."""
 
     @property
     def only(self) -> TextCompletion:
@@ -53,7 +53,7 @@ class Completions(list[TextCompletion]):
 
 @dataclass(frozen=True)
 class Piece:
-    """A streamed token and the text that it completes, possibly empty. `exits` are 1-based."""
+    """A streamed token, and the text that becomes complete with it, possibly empty. `exits` are 1-based."""
 
     text: str
     token_ids: list[int] = field(default_factory=list)
@@ -190,12 +190,7 @@ class LLM:
         return params, answers
 
     def _events(self) -> Iterator[TokenEvent]:
-        while self.engine.has_work:
-            for event in self.engine.step():
-                if isinstance(event, FailureEvent):
-                    raise event.error
-                if isinstance(event, TokenEvent):
-                    yield event
+        return (event for event in self.engine.run() if isinstance(event, TokenEvent))
 
     def _append(self, answers: dict[str, list[_Answer]], event: TokenEvent) -> Piece:
         answer = answers[event.sequence_id][event.choice]

@@ -4,7 +4,7 @@ Not thread-safe: `EngineWorker` runs it on its own thread.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import replace
 from itertools import count
@@ -12,7 +12,7 @@ from operator import attrgetter
 
 from nvium_core.engine.device.memory import cache_size
 from nvium_core.engine.device.runner import Runner
-from nvium_core.engine.events import Completion, Event, FailureEvent, StepReport, best
+from nvium_core.engine.events import Completion, Event, FailureEvent, PromptEvent, StepReport, TokenEvent, best
 from nvium_core.engine.limits import Limits, eos_token_ids
 from nvium_core.engine.params import EngineConfig, SamplingParams, require
 from nvium_core.engine.recorder import Recorder
@@ -108,10 +108,7 @@ class Engine:
         return bool(self._recorder.requests)
 
     def step(self) -> list[Event]:
-        """Schedule, run, record, report. Return no events if nothing can run yet.
-
-        Raise `DeviceLost` if the device has failed and nothing can run any more.
-        """
+        """Schedule, run, record, report. Return [] if nothing can run. Raise `DeviceLost` if the device has failed."""
         started = time.perf_counter()
         self.reports = []
         step = self.scheduler.schedule()
@@ -124,22 +121,24 @@ class Engine:
         self.scheduler.observe(step, num_tokens, time.perf_counter() - started)
         return events + self._recorder.settle(is_idle=False)
 
-    def generate(self, prompts: Iterable[Items[int]], params: SamplingParams | None = None) -> list[Completion]:
-        """Run prompts to completion together, on an idle engine.
+    def run(self) -> Iterator[TokenEvent | PromptEvent]:
+        """Step until no work is left, and yield all events. Raise the error of a sequence that fails."""
+        while self.has_work:
+            for event in self.step():
+                if isinstance(event, FailureEvent):
+                    raise event.error
+                yield event
 
-        Return the best `n` completions of the first prompt, then those of the second, and so on.
-        """
+    def generate(self, prompts: Iterable[Items[int]], params: SamplingParams | None = None) -> list[Completion]:
+        """Run prompts to completion on an idle engine. Return each prompt's best `n` completions, prompt by prompt."""
         params = params or SamplingParams()
         choices: dict[str, list[Completion]] = {}
         try:
             for number, prompt in enumerate(prompts):
                 self.add(f"generate-{number}", prompt, params)
                 choices[f"generate-{number}"] = [Completion() for _ in range(params.num_choices)]
-            while self.has_work:
-                for event in self.step():
-                    if isinstance(event, FailureEvent):
-                        raise event.error
-                    choices[event.sequence_id][event.choice - params.choice].append(event)
+            for event in self.run():
+                choices[event.sequence_id][event.choice - params.choice].append(event)
         finally:
             for sequence_id in choices:
                 self.cancel(sequence_id)
@@ -156,7 +155,7 @@ class Engine:
         warm_up(self, remembers=remembers)
 
     def check_integrity(self) -> None:
-        """Assert that no page or seat is leaked or shared by mistake, and that all staircases are monotone."""
+        """Assert that pages and seats have the right owners, and that all staircases are monotone."""
         self.scheduler.check_integrity()
         self._recorder.check_integrity()
 

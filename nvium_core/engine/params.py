@@ -269,7 +269,6 @@ class EngineConfig:
         require(not both, "cache_memory", "conflicts with cache_tokens; set only one of them")
 
     def row_bounds(self, device: str = "cpu") -> "RowBounds":
-        """Return the bounds on this type of device."""
         default = ROW_BOUNDS.get(device, ROW_BOUNDS["cpu"])
         return RowBounds(self.max_rows_per_step or default.step, self.chunk_rows or default.chunk)
 

@@ -17,7 +17,7 @@ from nvium_core.engine.schedule.sequence import FinishReason, Sequence
 from nvium_core.engine.schedule.step import NO_TOKEN, Emission, Outcome, Step
 
 IDLE_SECONDS = 0.01
-"""Maximum wait for constraints without other work, after which new requests are read."""
+"""Maximum wait of an idle engine for constraints, after which the worker reads new requests."""
 
 
 class Recorder:

@@ -38,8 +38,8 @@ class Admitted:
 class TokenStream:
     """Events of requests that were submitted together, for the event loop that submitted them.
 
-    The stream is over when every choice has ended or was cancelled. Call `take` from a listener, or
-    after awaiting `arrival`. Close the stream in the end, which cancels unfinished choices.
+    The stream is over when every choice has ended or was cancelled. Call `take` from a listener, or after awaiting
+    `arrival`. Finally, call `close`, which cancels unfinished choices.
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class TokenStream:
         return list(self._wanted(events))
 
     def cancel(self, key: ChoiceKey) -> None:
-        """Cancel a choice, which ends its events, without blocking. Do nothing if it has ended."""
+        """Cancel a choice without blocking; its events end. Do nothing if the choice has ended."""
         if key in self._open:
             self._open.remove(key)
             self._cancel(key)
-            self.loop.call_soon(self._listener)  # not at once: the listener may be the caller
+            self.loop.call_soon(self._listener)  # not directly, because the listener may be the caller
 
     def close(self) -> None:
         for key in list(self._open):
@@ -89,7 +89,7 @@ class TokenStream:
         self._on_close(self)
 
     def failures(self, error: EngineError) -> list[Event]:
-        """Return a failure of every choice. The stream ignores those of choices that have ended."""
+        """Return a failure event for every choice. The stream ignores the events of choices that have ended."""
         return [FailureEvent(sequence_id, error, choice) for sequence_id, choice in self.keys]
 
     def deliver(self, events: list[Event]) -> None:

@@ -19,13 +19,12 @@ if TYPE_CHECKING:
     from nvium_core.engine.engine import Engine
 
 SIZES = 1, 2
-"""Numbers of sequences to measure. `SECONDS` suffice for two; larger numbers are measured while serving."""
+"""Numbers of sequences to measure at start-up. Larger numbers are measured while serving."""
 
 SECONDS = 1.0
 PROMPT_TOKENS, MAX_TOKENS = 8, 512
 
-VERSION = 2
-"""Format version of race files; files of other versions are ignored."""
+VERSION = 2  # format of the race files, part of their name
 
 
 def warm_up(engine: "Engine", *, remembers: bool) -> None:
@@ -68,7 +67,7 @@ def generate(engine: "Engine", num_sequences: int, until: float) -> None:
 
 
 def race_file(engine: "Engine") -> Path:
-    """Return the race file, whose name is a digest of everything but the machine's load that affects the speed."""
+    """Return the race file. Its name is a digest of everything that affects the speed, except the machine's load."""
     model = engine.runner.model
     shape = {
         name: value for name, value in model.config.to_dict().items() if isinstance(value, int | float | str | list)

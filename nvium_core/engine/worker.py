@@ -23,8 +23,7 @@ STOPPED = "the engine has stopped"
 OUT_OF_MEMORY = 1
 """Exit code after a MemoryError: the process exits immediately, and a supervisor restarts it."""
 
-IDLE_WAIT_SECONDS = 0.5
-"""Heartbeat period of an idle worker."""
+IDLE_WAIT_SECONDS = 0.5  # heartbeat period of an idle worker
 
 Observe = Callable[[Items[StepReport], Items[Event]], None]
 """Receives the reports and events of every Step."""
@@ -150,10 +149,6 @@ class EngineWorker:
         if by_stream:
             self._hand_over(by_stream)
 
-    def _fail_streams(self) -> None:
-        error = EngineError("the engine has failed") if self.has_failed else EngineStopped(STOPPED)
-        self._hand_over({stream: stream.failures(error) for stream in list(self._open_streams)})
-
     def _loop(self) -> None:
         try:
             while self._take_commands():
@@ -170,7 +165,8 @@ class EngineWorker:
         finally:
             self._has_ended = True
             self._drain_commands()
-            self._fail_streams()
+            error = EngineError("the engine has failed") if self.has_failed else EngineStopped(STOPPED)
+            self._hand_over({stream: stream.failures(error) for stream in list(self._open_streams)})
 
     def _take_commands(self) -> bool:
         """Run queued commands. Without work, wait up to a heartbeat for one. Return False to stop."""
@@ -184,7 +180,7 @@ class EngineWorker:
             return True
 
     def _drain_commands(self) -> None:
-        """Run the queued commands, whose streams are then failed too."""
+        """Run the queued commands, so that their streams fail like all others."""
         while not self._commands.empty():
             if command := self._commands.get():
                 with suppress(Exception):  # the engine may be broken

@@ -45,7 +45,7 @@ def test_tokens_and_exits_equal_algorithm_1_however_passes_and_staircases_altern
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if not is_native:
-            patch.setattr(native, "knows", lambda *_: config.deterministic)
+            patch.setattr(native, "supports", lambda *_: config.deterministic)
         engine = Engine(model, config)
     engine.scheduler.schedules = Fickle(seed)
     check(model, served(engine, plan), plan)
@@ -139,12 +139,12 @@ def test_a_lost_device_ends_the_engine_and_other_errors_end_their_sequences(erro
 
 
 def test_deterministic_is_refused_without_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "knows", lambda *_: False)
+    monkeypatch.setattr(native, "supports", lambda *_: False)
     with pytest.raises(ValueError, match="deterministic"):
         Engine(random_model([1, 2]), EngineConfig(deterministic=True))
 
 
 def test_layers_run_without_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "knows", lambda *_: False)
+    monkeypatch.setattr(native, "supports", lambda *_: False)
     backend = runner.best_backend(random_model([1]), Engine(random_model([1])).runner.cache, EngineConfig())
     assert isinstance(backend, LayersBackend)

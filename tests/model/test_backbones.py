@@ -93,9 +93,9 @@ def test_the_engine_samples_the_greedy_tokens_of_transformers(pair: tuple[PreTra
 def test_native_calls_support_all_but_full_attention_biases(pair: tuple[PreTrainedModel, NviumForCausalLM]) -> None:
     _, ours = pair
     if ours.config.attention_bias:
-        assert not native.knows(ours)
+        assert not native.supports(ours)
     else:
-        assert native.knows(ours) or native.native_library() is None
+        assert native.supports(ours) or native.native_library() is None
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 `gathered` copies the pages into a padded tensor. It works on any device, and is the reference for the others.
 `in_place` uses the flash kernel, which reads the pages directly: half precision on CUDA, multiples of 256 per page.
-`ragged` and `ragged_in_place` are their versions for runs of several rows.
+`ragged` and `ragged_in_place` do the same for runs of several rows.
 
 Shapes: R rows of a Step, B runs (rows of one sequence that attend together), Q rows of the longest run, W pages of a
 table, S = W · page size keys, H query heads, G key heads, P head size.
@@ -23,15 +23,14 @@ from torch import Tensor
 
 from nvium_core.engine.device.paged_cache import HALF, KERNEL_PAGE_SIZE, Integers, PagedCache, upload
 from nvium_core.engine.params import SamplingParams
-from nvium_core.engine.schedule.scheduler import MAX_SHORT_RUN
+from nvium_core.engine.schedule.scheduler import MAX_SHORT_RUN_ROWS
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Rows
 from nvium_core.model.llama import Attend
 
 logger = logging.getLogger(__name__)
 
-MAX_GATHERED_KEYS = 65_536
-"""Maximum gathered keys per call, which bounds memory."""
+MAX_GATHERED_KEYS = 65_536  # per call, which bounds memory
 
 RunAttention = Callable[[PagedCache, Items[Rows], Tensor], Attend]
 """(cache, runs, cache slots [R]) → attention for runs of several rows."""
@@ -41,24 +40,24 @@ RowAttention = Callable[[PagedCache, Tensor, Tensor, Tensor], Attend]
 
 
 def gathered(cache: PagedCache, table_RW: Tensor, position_R: Tensor, slot_R: Tensor) -> Attend:
-    lookup = Lookup.of(cache, table_RW, position_R[:, None])
+    keys = GatheredKeys.of(cache, table_RW, position_R[:, None])
 
     def attend(q_RHP: Tensor, k_RGP: Tensor, v_RGP: Tensor, layer: int) -> Tensor:
         cache.write(layer, slot_R, k_RGP, v_RGP)
-        return cache.attend(q_RHP[:, None], *lookup, layer)[:, 0]
+        return cache.attend(q_RHP[:, None], *keys, layer)[:, 0]
 
     return attend
 
 
-class Lookup(NamedTuple):
+class GatheredKeys(NamedTuple):
     """slot_BS: cache slots of each run's keys. mask_B1QS: True where a query attends to a key."""
 
     slot_BS: Tensor
     mask_B1QS: Tensor
 
     @classmethod
-    def of(cls, cache: PagedCache, table_BW: Tensor, position_BQ: Tensor) -> "Lookup":
-        """Keys after a run's last row are read from the null slot: a mask does not stop other sequences' NaNs."""
+    def of(cls, cache: PagedCache, table_BW: Tensor, position_BQ: Tensor) -> "GatheredKeys":
+        """Keys after a run's last row use the null slot, because a mask does not stop NaNs of other sequences."""
         within_page = torch.arange(cache.page_size, device=table_BW.device)
         slot_BS = (table_BW[:, :, None] * cache.page_size + within_page).flatten(1)
         key_S = torch.arange(slot_BS.shape[1], device=table_BW.device)
@@ -74,7 +73,7 @@ def ragged(cache: PagedCache, runs: Items[Rows], slot_R: Tensor) -> Attend:
         cache.write(layer, slot_R, k_RGP, v_RGP)
         out_RHP = torch.empty_like(q_RHP)
         for each in batches:
-            out_BQHP = cache.attend(q_RHP[each.row_BQ], *each.lookup, layer)
+            out_BQHP = cache.attend(q_RHP[each.row_BQ], *each.keys, layer)
             out_RHP[each.rows] = out_BQHP.flatten(0, 1)[each.places]
         return out_RHP
 
@@ -84,11 +83,12 @@ def ragged(cache: PagedCache, runs: Items[Rows], slot_R: Tensor) -> Attend:
 class Batch(NamedTuple):
     """Runs that attend in one call. Shorter runs are padded with their last row.
 
-    row_BQ: rows of the Step. places: flat indices into [B · Q] without padding. rows: their rows of the Step.
+    row_BQ: rows of the Step, with padding. places: flat indices into [B · Q] of the rows without padding.
+    rows: rows of the Step at these indices.
     """
 
     row_BQ: Tensor
-    lookup: Lookup
+    keys: GatheredKeys
     places: Tensor
     rows: Tensor
 
@@ -97,7 +97,7 @@ def group_similar(runs: Items[Rows], page_size: int) -> Iterable[list[int]]:
     """Group runs into batches: long runs alone, short runs of similar length, padded to at most twice their pages."""
     batches: dict[tuple[int, int], list[int]] = defaultdict(list)
     for number, run in enumerate(runs):
-        is_long = len(run.rows) > MAX_SHORT_RUN
+        is_long = len(run.rows) > MAX_SHORT_RUN_ROWS
         batches[number if is_long else -1, power_of_two(-(-run.rows.stop // page_size))].append(number)
     return batches.values()
 
@@ -114,7 +114,7 @@ def batch(cache: PagedCache, runs: Items[Rows], numbers: list[int], device: torc
     row, table, position, places, rows = upload_all(
         device, row_BQ, cache.tables(members), start_B1 + place_BQ, np.flatnonzero(is_own_BQ), row_BQ[is_own_BQ]
     )
-    return Batch(row, Lookup.of(cache, table, position), places, rows)
+    return Batch(row, GatheredKeys.of(cache, table, position), places, rows)
 
 
 def upload_all(device: torch.device, *arrays: Integers) -> list[Tensor]:
@@ -153,8 +153,8 @@ def flash(
 ) -> Attend:
     """Attend with the flash kernel.
 
-    A long context may be split among multiprocessors only for grouped queries or a single row: otherwise the kernel
-    writes every row over the first (pytorch#194167).
+    A long context is split among multiprocessors only for grouped queries or a single row. In other cases the split
+    kernel writes every row over the first (pytorch#194167).
     """
     from torch.nn.attention.varlen import varlen_attn  # imports PyTorch's compiler, which takes a second
 
@@ -199,7 +199,7 @@ def best_attention(cache: PagedCache, num_heads: int) -> RowAttention:
 
 
 def best_ragged(cache: PagedCache, num_heads: int, rows: RowAttention) -> RunAttention:
-    """Return `ragged_in_place` if single rows use the kernel and it agrees with `ragged`, else `ragged`."""
+    """Return `ragged_in_place` if `rows` uses the kernel and the kernel agrees with `ragged`, else `ragged`."""
     if rows is gathered:
         return ragged
     return ragged_in_place if works("long runs", partial(ragged_agrees, cache, num_heads)) else ragged
@@ -210,10 +210,10 @@ def works(name: str, agrees: Callable[[], bool]) -> bool:
         if agrees():
             return True
     except (RuntimeError, TypeError, ValueError) as error:
-        cause = shorten(str(error), 200, placeholder=" …")  # it lists every supported device
+        cause = shorten(str(error), 200, placeholder=" …")  # the message lists every supported device
         logger.warning("flash attention for %s is not available: %s", name, cause)
     else:
-        logger.warning("flash attention for %s gives wrong results on this device; not used", name)
+        logger.warning("flash attention for %s gives wrong results on this device and is not used", name)
     return False
 
 
@@ -222,9 +222,8 @@ CHECK_TOLERANCE = 0.02
 
 
 @torch.inference_mode()
-def kernel_agrees(cache: PagedCache, num_heads: int, way: RowAttention) -> bool:
-    """Whether the kernel agrees with `gathered` for rows with many, some and one random pages. The cache must be empty,
-    and is empty afterwards."""
+def kernel_agrees(cache: PagedCache, num_heads: int, kernel: RowAttention) -> bool:
+    """Compare a kernel with `gathered` on rows with many, fewer and one key. Needs an empty cache and empties it."""
     device, page_size = cache.keys.device, cache.page_size
     width = min(max(cache.null_page, 2), MAX_CHECKED_PAGES)
     longest = torch.arange(width, device=device).flip(0).clamp(max=cache.null_page - 1)
@@ -235,14 +234,14 @@ def kernel_agrees(cache: PagedCache, num_heads: int, way: RowAttention) -> bool:
     slot_R = page_R1[:, 0] * page_size + position_R % page_size
     for count in (3, 1):  # a single row is split among processors
         rows = (table_RW[:count], position_R[:count], slot_R[:count])
-        if not agree(cache, num_heads, slot_R[:count], [partial(each, cache, *rows) for each in (way, gathered)]):
+        if not agree(cache, num_heads, slot_R[:count], [partial(each, cache, *rows) for each in (kernel, gathered)]):
             return False
     return True
 
 
 @torch.inference_mode()
 def ragged_agrees(cache: PagedCache, num_heads: int) -> bool:
-    """`kernel_agrees` for runs of several rows after many pages, of the first rows of a page, and of one row."""
+    """Compare `ragged_in_place` with `ragged` on a long, a medium and a single-row run, as `kernel_agrees` does."""
     pages = list(reversed(range(min(cache.null_page, MAX_CHECKED_PAGES))))
     half, last = cache.page_size // 2, len(pages) * cache.page_size - 1
     runs = []
@@ -254,10 +253,10 @@ def ragged_agrees(cache: PagedCache, num_heads: int) -> bool:
     return agree(cache, num_heads, slot_R, [partial(each, cache, runs, slot_R) for each in (ragged_in_place, ragged)])
 
 
-def agree(cache: PagedCache, num_heads: int, slot_R: Tensor, ways: Iterable[Callable[[], Attend]]) -> bool:
+def agree(cache: PagedCache, num_heads: int, slot_R: Tensor, kernels: Iterable[Callable[[], Attend]]) -> bool:
     """Whether the kernels agree on random keys and peaked queries.
 
-    The first head attends about equally to its own key and to all others, the other heads to a few keys.
+    The first head gives about half of its weight to its own key; the other heads attend to a few keys.
     """
     generator = torch.Generator().manual_seed(0)
     num_keys = min(cache.null_page, MAX_CHECKED_PAGES) * cache.page_size
@@ -273,7 +272,7 @@ def agree(cache: PagedCache, num_heads: int, slot_R: Tensor, ways: Iterable[Call
     q_RHP, k_RGP, v_RGP = (x.to(cache.keys) for x in (q_RHP, k_RGP, random(len(slot_R), num_key_heads)))
     for tensor in (cache.keys, cache.values):
         tensor[0, used] = random(len(used), num_key_heads).to(tensor)
-    found = [way()(q_RHP, k_RGP, v_RGP, 0) for way in ways]
+    found = [kernel()(q_RHP, k_RGP, v_RGP, 0) for kernel in kernels]
     for tensor in (cache.keys, cache.values):
         tensor[0, used] = 0
     return all(torch.allclose(found[0], other, rtol=0, atol=CHECK_TOLERANCE) for other in found[1:])

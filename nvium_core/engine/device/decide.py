@@ -1,7 +1,7 @@
-"""Decides at each exit whether a front row emits a token or continues. The reference for native/decide.h.
+"""Decides after each block whether a front row emits a token or continues. The reference for native/decide.h.
 
-The host reads no value, so CUDA graphs can capture the decisions. All inputs are known before the call: the uniforms
-depend on positions, the logit changes on earlier tokens, and the hidden states of earlier exits are in the cache.
+CUDA graphs can capture the decisions, because the host reads no value and all inputs are known before the call. The
+uniforms depend on positions, and the logit changes on earlier tokens. The cache has the states of earlier exits.
 
 Shapes: F fronts with padding, D width, V vocabulary, C changed logits, M mask words.
 """
@@ -19,13 +19,12 @@ from nvium_core.engine.schedule.step import NO_TOKEN
 from nvium_core.model.exits import CONTINUE, EXIT, Exit
 from nvium_core.model.nvium import Nvium
 
-GOES_ON = NO_TOKEN - 1
-"""Token value of a front row that continues to the next block."""
+GOES_ON = NO_TOKEN - 1  # token value of a front row that continues to the next block
 
 NUM_ANSWERS = 4
 EXIT_TAKEN, EMITTED, LOG_P, LOG_CONTINUE = range(NUM_ANSWERS)
 """Rows of the float64 result: the exit or -1; the token, `NO_TOKEN` or `GOES_ON`; log p of the exit; log Π (1 − w_j).
-The last two cover only the blocks that the front row passes in this call."""
+The probabilities cover only the blocks of this call."""
 
 Change = Callable[[Tensor], Tensor]
 

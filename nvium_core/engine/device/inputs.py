@@ -20,8 +20,7 @@ from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Rows
 from nvium_core.model.config import NviumConfig
 
-MAX_FRONTS = 256
-"""Maximum front rows per call, which bounds the memory of their distributions."""
+MAX_FRONTS = 256  # per call, which bounds the memory of their distributions
 
 
 class Front(NamedTuple):
@@ -109,7 +108,7 @@ class Inputs:
     def write(
         self, buffer: Tensor, variant: Variant, rows: Items[Rows], fronts: Items[Front], *, is_ahead: bool = False
     ) -> Tensor:
-        """Write the inputs and return their words. With `is_ahead`, row r's token is what front r emitted last."""
+        """Write the inputs and return their words. With `is_ahead`, row r reads the token that row r just emitted."""
         here = self.layout(buffer, variant)
         host = Layout._make([*(view.numpy() for view in here[:-1]), here.words])
         host.whole_XR[:] = self._padding_X1

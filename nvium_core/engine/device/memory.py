@@ -22,8 +22,7 @@ from nvium_core.model.config import NviumConfig
 SIZE = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*(%|[KMGT]i?B)\s*", re.IGNORECASE)
 
 DRAW_COPIES = 8
-"""Upper bound on simultaneous float64 copies of the distributions: six on a CPU with top-p, plus those of a GPU's sort.
-"""
+"""Upper bound on the float64 copies of the distributions during sampling: six on a CPU, two more for a GPU's sort."""
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
@@ -31,7 +30,7 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class CacheSize:
-    """Size of a key/value cache. `device_bytes`: `device_memory`."""
+    """Size of a key/value cache. `device_bytes` is the result of `device_memory`."""
 
     num_pages: int
     page_size: int
@@ -48,10 +47,7 @@ class CacheSize:
 
 
 def cache_size(config: EngineConfig, model: NviumConfig, context: int, like: torch.Tensor) -> CacheSize:
-    """Return the size of the configured cache. `like`: one of the model's tensors.
-
-    Raise `InvalidRequest` if the cache would have no page, or does not fit the device.
-    """
+    """Size the cache for the model of tensor `like`. Raise `InvalidRequest` if the size is zero or does not fit."""
     page_size = best_page_size(like) if config.page_size is None else config.page_size
     bytes_each = page_bytes(model, page_size, like.dtype)
     budget = DEFAULT_CACHE_MEMORY if config.cache_memory is None else config.cache_memory

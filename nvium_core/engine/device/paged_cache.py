@@ -46,7 +46,7 @@ class PagedCache:
         self.null_slot = num_pages * page_size
         """Always zero: masked keys are read too, and must not contain another sequence's NaN."""
         self.padding_slot = self.null_slot + 1
-        """Padding rows write here; never read."""
+        """Padding rows write here. Never read."""
         self.num_slots = num_pages * page_size + max(2, page_size)
         """A multiple of the page size, which kernels require."""
         heads = config.num_key_value_heads or config.num_attention_heads
@@ -63,7 +63,7 @@ class PagedCache:
         """Compute attention over the unmasked keys in each run's slots, [B, Q, H, P]."""
         k_BGSP = self.keys[layer, slot_BS].transpose(1, 2)
         v_BGSP = self.values[layer, slot_BS].transpose(1, 2)
-        with no_plans():
+        with without_cudnn_attention():
             return dense_attention(q_BQHP.transpose(1, 2), k_BGSP, v_BGSP, mask_B1QS).transpose(1, 2)
 
     def tables(self, runs: Items[Rows]) -> Integers:
@@ -89,7 +89,6 @@ def positions(runs: Items[Rows]) -> Integers:
 
 
 def tokens_of(runs: Items[Rows]) -> list[int]:
-    """Return the tokens of all rows of the runs."""
     return [token for sequence, own in runs for token in sequence.token_ids[own.start : own.stop]]
 
 
@@ -99,8 +98,8 @@ def upload(words: Tensor, device: torch.device) -> Tensor:
 
 
 @contextmanager
-def no_plans() -> Iterator[None]:
-    """Disable cuDNN's attention, which PyTorch prefers on an H100 but which makes a plan for every new shape.
+def without_cudnn_attention() -> Iterator[None]:
+    """Disable cuDNN's attention. PyTorch prefers it on an H100, but cuDNN builds a plan for every new shape.
 
     `sdpa_kernel` does the same with ten times the overhead.
     """

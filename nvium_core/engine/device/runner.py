@@ -35,8 +35,8 @@ class Backend(Protocol):
     def run(self, step: Step, max_rows: int) -> StepResult:
         """Run rows through blocks, decide at the front rows, score rows.
 
-        A Step that raises must leave everything unchanged that a retry reads. Unless the Step is whole, it stops before
-        a later block with more than `max_rows` rows.
+        If it raises, nothing that a retry reads may have changed. A Step that is not whole stops before a block with
+        more than `max_rows` rows, but always runs its first block.
         """
 
 
@@ -45,7 +45,7 @@ MakeBackend = Callable[[Nvium, PagedCache, EngineConfig], Backend]
 
 def best_backend(model: Nvium, cache: PagedCache, config: EngineConfig) -> Backend:
     """Choose the backend. Raise `InvalidRequest` if `deterministic` is set but the native kernels cannot run."""
-    if native.knows(model, config.instructions):
+    if native.supports(model, config.instructions):
         return NativeBackend(
             model,
             cache,
@@ -79,15 +79,11 @@ class Runner:
             self.backend = make_backend(model, self.cache, config)
 
     def prepare(self) -> None:
-        """Compile or capture before the first Step."""
         with self._on_device():
             self.backend.prepare(self.config)
 
     def run(self, step: Step) -> StepResult:
-        """Run a Step. If it fails, retry each sequence alone, so only the faulty sequence ends.
-
-        Raise `DeviceLost` if the device has failed.
-        """
+        """Run a Step. If it fails, retry each sequence alone. Raise `DeviceLost` if the device has failed."""
         try:
             with self._on_device():
                 return self.backend.run(step, self._max_rows)
@@ -121,7 +117,7 @@ class Runner:
 
 
 def is_device_lost(error: Exception) -> bool:
-    """Whether the device reports an error that all later calls would repeat, unlike out of memory."""
+    """Whether all later calls on the device would fail too. Out of memory does not count."""
     message = str(error)
     is_of_libraries = isinstance(error, RuntimeError) and message.startswith(("CUDA error", "cuDNN error"))
     is_of_device = is_of_libraries or isinstance(error, torch.AcceleratorError)

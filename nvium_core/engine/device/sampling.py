@@ -17,7 +17,7 @@ from nvium_core.engine.params import Draw
 from nvium_core.engine.schedule.step import NO_TOKEN
 
 BLOCK = 256
-"""Number of weights per partial sum, which avoids a cumulative sum over the whole vocabulary."""
+"""Weights per partial sum; avoids a cumulative sum over the whole vocabulary."""
 
 CERTAINTY_MARGIN = 1e-9
 """ε of the certificate: larger than the float64 rounding error of a sum of probabilities."""
@@ -25,10 +25,7 @@ CERTAINTY_MARGIN = 1e-9
 
 @dataclass(frozen=True)
 class Truncation:
-    """Sampling parameters of each row. -inf, 0 and 1 disable min-p, top-k and top-p.
-
-    `is_ranked`: some row has top-k or top-p.
-    """
+    """Sampling parameters by row. -inf, 0 and 1 disable the truncations. `is_ranked`: a row has top-k or top-p."""
 
     temperature_R: Tensor
     log_min_p_R: Tensor
@@ -48,10 +45,7 @@ class Truncation:
 
 
 def draw(logits_RV: Tensor, truncation: Truncation, uniform_R: Tensor) -> Tensor:
-    """Sample one token per row, [R], from softmax(logits) after temperature, min-p, top-k and top-p, in this order.
-
-    Return `NO_TOKEN` for rows with NaN or infinities.
-    """
+    """Sample tokens, [R], after temperature, min-p, top-k and top-p. Rows with NaN or infinities get `NO_TOKEN`."""
     weight_RV = weights(logits_RV, truncation)
     total_R1 = block_sums(weight_RV).sum(-1, keepdim=True)
     token_R1 = first_beyond(weight_RV, uniform_R[:, None] * total_R1)
@@ -61,8 +55,9 @@ def draw(logits_RV: Tensor, truncation: Truncation, uniform_R: Tensor) -> Tensor
 def race(logits_RV: Tensor, truncation: Truncation, uniform_R: Tensor) -> Tensor:
     """Sample one token per row by an exponential race: the token v with the smallest E_v / weight_v wins.
 
-    E_v is exponential, and determined by the uniform and v. The winner is distributed as the weights, and similar
-    distributions mostly choose the same token for the same uniform. At temperature 0 it is the argmax.
+    E_v is an exponential variate that depends only on the uniform and on v. The winner follows the weights'
+    distribution. For the same uniform, similar distributions mostly choose the same token. At temperature 0 the winner
+    is the argmax.
     """
     weight_RV = weights(logits_RV, truncation)
     time_RV = race_numbers(uniform_R, logits_RV.shape[-1]) / weight_RV
@@ -71,8 +66,7 @@ def race(logits_RV: Tensor, truncation: Truncation, uniform_R: Tensor) -> Tensor
 
 
 def race_numbers(uniform_R: Tensor, vocab_size: int) -> Tensor:
-    """Return exponential numbers [R, V] of mean 1: −log of SplitMix64 (Steele et al. 2014) seeded by the uniform's
-    53 bits, with the token id as counter."""
+    """Return exponential variates of mean 1, [R, V]: −log of SplitMix64 (Steele et al. 2014) of uniform and token."""
     key_R = (uniform_R * 2**53).long()
     x_RV = key_R[:, None] + torch.arange(1, vocab_size + 1, device=key_R.device) * GOLDEN
     for shift, factor in MIXING:
@@ -114,10 +108,7 @@ def truncate(weight_RV: Tensor, truncation: Truncation) -> Tensor:
 
 
 def first_beyond(weight_RX: Tensor, target_R1: Tensor) -> Tensor:
-    """Return the first index up to which weights sum to more than the target, [R, 1], or the last nonzero weight's.
-
-    Find the block first, then the index in the block.
-    """
+    """Return the first index whose cumulative weight exceeds the target, [R, 1], or the last one of nonzero weight."""
     blocks_RBX = in_blocks(weight_RX)
     ends_RB = block_sums(weight_RX).cumsum(-1)
     block_R1 = first_above(ends_RB, target_R1)
@@ -149,7 +140,7 @@ def block_sums(weight_RX: Tensor) -> Tensor:
 def certified_argmax(partial_mixture_RV: Tensor, remaining_R: Tensor) -> tuple[Tensor, Tensor]:
     """Return the argmax of the partial mixture m_k, [R], and whether no later exit can change it, [R].
 
-    No exit can once top1(m_k) − top2(m_k) exceeds the remaining mass r_k.
+    The argmax is final once top1(m_k) − top2(m_k) exceeds the remaining mass r_k.
     """
     top_R2 = partial_mixture_RV.topk(2, dim=-1).values
     certain_R = top_R2[:, 0] - top_R2[:, 1] > remaining_R + CERTAINTY_MARGIN

@@ -13,8 +13,7 @@ from nvium_core.engine.events import Score
 from nvium_core.model import mixture
 from nvium_core.model.nvium import Nvium
 
-MAX_SCORED_ROWS = 32
-"""Maximum rows per batch, which bounds the memory of all exits' logits, [S, E, V]."""
+MAX_SCORED_ROWS = 32  # per batch, which bounds the memory of the logits [S, E, V]
 
 
 def scores(
@@ -26,10 +25,7 @@ def scores(
     *,
     is_original: bool = False,
 ) -> Iterator[Score]:
-    """Yield the score of a target in each cache slot, with `num_top` alternatives.
-
-    `is_original`: score by the last exit alone.
-    """
+    """Yield scores of the targets in these cache slots. `is_original`: score by the last exit alone."""
     for first in range(0, len(targets), MAX_SCORED_ROWS):
         part = slice(first, first + MAX_SCORED_ROWS)
         states_ESD = states_ECD[:, torch.tensor(slots[part], device=states_ECD.device)]

@@ -1,6 +1,6 @@
-"""Drafts for the last exit, copied from earlier text (`ngrams`) while they are likely enough. Torch-free.
+"""Drafts tokens for the last exit by prompt lookup (`ngrams`), if they are likely to be accepted. Torch-free.
 
-A race decides how many draft tokens in a row give the most tokens per second.
+A race measures which number of draft tokens gives the most tokens per second.
 """
 
 from collections.abc import Sequence as Items
@@ -9,19 +9,16 @@ from nvium_core.engine.schedule.ngrams import HitRates, copied
 from nvium_core.engine.schedule.race import Race
 from nvium_core.engine.schedule.sequence import Sequence
 
-NUMBERS = 0, 2, 6
-"""Maximum numbers of draft tokens that race."""
-
-MIN_ACCEPTANCE = 0.3
-"""Minimum estimated probability that all drafts are accepted."""
+RACED_LIMITS = 0, 2, 6  # limits on draft tokens per sequence that the race compares
+MIN_ACCEPTANCE = 0.3  # estimated probability that all drafts are accepted
 
 
 class Drafting:
-    """Chooses drafts. `most` fixes the maximum number in a row (0: no drafts); None lets a race decide."""
+    """Chooses drafts of at most `max_drafts` tokens. 0 disables drafts; None lets a race choose the limit."""
 
-    def __init__(self, most: int | None = None) -> None:
-        self.is_off = most == 0
-        self._race = Race(NUMBERS if most is None else (most,))
+    def __init__(self, max_drafts: int | None = None) -> None:
+        self.is_off = max_drafts == 0
+        self._race = Race(RACED_LIMITS if max_drafts is None else (max_drafts,))
         self._hit_rates = {False: HitRates(), True: HitRates()}
         """Acceptance statistics, separately for temperature 0 (True)."""
         self.num_drafted = self.num_accepted = 0

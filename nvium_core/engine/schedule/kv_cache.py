@@ -17,7 +17,6 @@ from nvium_core.engine.schedule.sequence import Sequence
 
 
 def slots(sequence: Sequence, positions: range, page_size: int) -> list[int]:
-    """Return the cache slots of these positions."""
     return [sequence.pages[t // page_size] * page_size + t % page_size for t in positions]
 
 

@@ -1,6 +1,6 @@
-"""g without the constraint's mask: penalties, `logit_bias` and `min_tokens` of a sequence. Torch-free.
+"""Penalties, `logit_bias` and `min_tokens` of a sequence: all of g (`SamplingParams`) but the constraint. Torch-free.
 
-One entry per affected token, updated with every generated token.
+There is one entry per affected token, updated with every generated token.
 """
 
 import math
@@ -41,7 +41,6 @@ class LogitChanges:
         return not self._early
 
     def append(self, token_id: int) -> None:
-        """Append a generated token."""
         params = self._params
         self._num_generated += 1
         if params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1:

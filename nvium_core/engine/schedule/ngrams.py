@@ -16,15 +16,12 @@ INITIAL_HIT_RATES = {8: 0.75, 4: 0.55, 2: 0.3, 1: 0.1}
 PRIOR_WEIGHT = 8
 """Weight of other texts' hit rate, as a number of matches in this text. The initial rate weighs four times as much."""
 
-DECAY = 0.5 ** (1 / 2000)
-"""Decay of the statistics per match: half is left after 2,000 matches."""
-
-MAX_LOOKBACK = 4096
-"""Maximum tokens indexed before the first lookup, at about 700 bytes each."""
+DECAY = 0.5 ** (1 / 2000)  # decay per match: half is left after 2,000 matches
+MAX_LOOKBACK = 4096  # tokens indexed before the first lookup, at about 700 bytes each
 
 
 class Match(NamedTuple):
-    """A match: the last `length` tokens also occurred before `end`. `hit_rate` is the hit rate of such matches."""
+    """The last `length` tokens also occurred before `end`. `hit_rate` estimates how often the next token is equal."""
 
     length: int
     end: int
@@ -47,10 +44,7 @@ class HitRates:
 
 
 class Ngrams:
-    """Index of a growing text: the last position of every n-gram, and the hit rates of its matches.
-
-    `others` has the hit rates of similar texts and is updated too.
-    """
+    """Index of a growing text, with the hit rates of its matches. `others` are the hit rates of similar texts."""
 
     def __init__(self, others: HitRates) -> None:
         self._others = others
@@ -69,14 +63,10 @@ class Ngrams:
         self._num_indexed, self._last = stop, None
         for length in LENGTHS:
             if length < stop and (known := self._ends.get(tuple(token_ids[stop - length : stop]))):
-                self._last = Match(length, known, self._hit_rate(length))
+                right = self._right[length] + PRIOR_WEIGHT * self._others[length]
+                self._last = Match(length, known, right / (self._found[length] + PRIOR_WEIGHT))
                 break
         return self._last
-
-    def _hit_rate(self, length: int) -> float:
-        """Return the hit rate in this text, with the other texts' rate as prior."""
-        right = self._right[length] + PRIOR_WEIGHT * self._others[length]
-        return right / (self._found[length] + PRIOR_WEIGHT)
 
     def _learn(self, token_ids: Items[int], stop: int) -> None:
         """Update the hit rates with the last match, whether or not it was drafted."""

@@ -18,33 +18,28 @@ from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Run, Step
 from nvium_core.engine.schedule.waiting_line import WaitingLine
 
-MAX_SHORT_RUN = 16
-"""A run with more rows is long."""
+MAX_SHORT_RUN_ROWS = 16  # longer runs are *long*
 
 SECONDS_AHEAD = 0.004
 """Time budget of a call that emits several tokens per sequence. Short, for smooth streaming and low latency."""
 
-WAYS: dict[Schedule, tuple[Schedule, ...]] = {
+POLICIES: dict[Schedule, tuple[Schedule, ...]] = {
     "race": ("whole", "sweep"),
     "optimal": ("whole", "sweep"),
     "whole": ("whole",),
     "synchronous": ("whole",),
     "sweep": ("sweep",),
 }
-"""The policies that each schedule races. `whole` runs all blocks for every row, and is the baseline of all speedups.
-`sweep` is the paper's loop, batched: it runs the deepest block that enough sequences wait for, deferred rows included.
-"""
+"""The policies that each schedule races, the baseline first. `whole` runs all blocks for every row. `sweep` is the
+paper's loop, batched: it runs the deepest block that enough sequences wait for, deferred rows included."""
 
 
-def ways_of(schedule: Schedule, num_blocks: int) -> tuple[Schedule, ...]:
-    return WAYS[schedule] if num_blocks > 1 else ("whole",)
+def policies_of(schedule: Schedule, num_blocks: int) -> tuple[Schedule, ...]:
+    return POLICIES[schedule] if num_blocks > 1 else ("whole",)
 
 
 class Scheduler:
-    """Admits waiting sequences, and chooses the sequences and rows of every Step.
-
-    If pages run out, the youngest running sequence is preempted: it waits again and is recomputed.
-    """
+    """Admits sequences and chooses every Step. If pages run out, it preempts the youngest sequence."""
 
     def __init__(
         self,
@@ -61,7 +56,7 @@ class Scheduler:
         self.num_blocks = num_blocks
         self.tokens_ahead = tokens_ahead
         self.bounds = bounds or config.row_bounds()
-        self.schedules: Race[Schedule] = Race(ways_of(config.schedule, num_blocks))
+        self.schedules: Race[Schedule] = Race(policies_of(config.schedule, num_blocks))
         self.drafts = Drafting(config.max_drafts)
         self.waiting = WaitingLine()
         self.running: list[Sequence] = []
@@ -71,7 +66,7 @@ class Scheduler:
         self._seats = list(range(config.max_sequences - 1, -1, -1))
         self._num_steps = self._num_running = 0
         self._is_whole = self._is_forced = False
-        """Whether the last Step is whole, and whether it must be: a running sequence has no early exits."""
+        """Whether the last Step is whole, and whether it had to be, because a running sequence disables early exits."""
         self._long_ran = False
         self._budget = self.bounds.step
         """Maximum rows of the next Step."""
@@ -91,14 +86,13 @@ class Scheduler:
         return None
 
     def observe(self, step: Step, num_tokens: int, seconds: float) -> None:
-        """Record a Step's time in the races. Steps with prompts, or forced to be whole, do not count."""
+        """Record a Step's time in the races. Steps with long runs do not count, nor do Steps that had to be whole."""
         if not (self._long_ran or self._is_forced):
             self.schedules.observe(self._num_running, num_tokens, seconds)
             if any(run.sequence.is_original for run in step.runs):
                 self.drafts.observe(self._num_running, num_tokens, seconds)
 
     def remove(self, sequence: Sequence) -> None:
-        """Remove a finished, cancelled or failed sequence."""
         sequence.siblings.remove(sequence)
         if sequence.seat is None:
             self.waiting.remove(sequence)
@@ -161,10 +155,7 @@ class Scheduler:
         return leader is not sequence and self.prefills_for_others(leader)
 
     def _turn(self, ready: list[Sequence]) -> list[Sequence]:
-        """Return the sequences for the next Step, longest waiting first: either the long or the short runs.
-
-        They alternate, unless a sequence is overdue.
-        """
+        """Return the sequences for the next Step. Long and short runs alternate, unless a sequence is overdue."""
         long = {sequence for sequence in ready if self._is_long(sequence)}
         is_mixed = 0 < len(long) < len(ready)
         longest_waiting = min(ready, key=attrgetter("last_step"))
@@ -181,8 +172,8 @@ class Scheduler:
 
     def _is_long(self, sequence: Sequence) -> bool:
         if self._is_whole:
-            return sequence.pending_rows(0).stop - sequence.filled[-1] > MAX_SHORT_RUN
-        return len(sequence.pending_rows(self._ready_block(sequence))) > MAX_SHORT_RUN
+            return sequence.pending_rows(0).stop - sequence.filled[-1] > MAX_SHORT_RUN_ROWS
+        return len(sequence.pending_rows(self._ready_block(sequence))) > MAX_SHORT_RUN_ROWS
 
     def _step(self, turn: list[Sequence]) -> Step | None:
         if self._is_whole:
@@ -249,10 +240,7 @@ class Scheduler:
         return max(1, min(self.tokens_ahead, room, *(s.max_length - s.num_tokens for s in granted)))
 
     def _make_room(self, sequence: Sequence, num_positions: int, granted: Container[Sequence]) -> bool:
-        """Allocate pages for the first `num_positions`, preempting the youngest sequences if necessary.
-
-        Return False if the sequence itself was preempted.
-        """
+        """Allocate pages. Preempt the youngest sequences if needed; return False if `sequence` was preempted itself."""
         while not self.pool.grow(sequence, num_positions):
             victim = next((s for s in reversed(self.running) if s not in granted), sequence)
             self.preempt(victim)

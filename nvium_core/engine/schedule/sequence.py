@@ -1,12 +1,12 @@
-"""A sequence: its tokens, and the staircase of how far each block has got with them.
+"""A sequence: its tokens, and its staircase, the number of rows that each block has computed.
 
     block 4  ████████░░░░░░░░        filled = [16, 13, 13, 8], 16 tokens
     block 3  █████████████░░░        rows 8…12 wait for block 4, rows 13…15 for block 2.
     block 2  █████████████░░░        The front row, 15, has passed block 1 and did not exit there,
     block 1  ████████████████        so the sequence is ready for block 2, together with rows 13 and 14.
 
-A row t that has passed every block can be *scored*: it determines log π_mix of token t + 1. A sequence with
-log-probabilities *owes* scores until then.
+A row t that has passed every block can be *scored*: it determines log π_mix of token t + 1. If a request asks for
+log-probabilities, its sequences *owe* scores until all rows are scored.
 
 Blocks and positions count from 0 in code. A sequence knows nothing of devices, models or the page pool.
 """
@@ -153,7 +153,7 @@ class Sequence:
 
     @property
     def num_deferred_rows(self) -> int:
-        """Rows before the front that have not passed every block, if a token has been emitted."""
+        """Number of rows before the front that have not passed every block; 0 before the first emitted token."""
         return self.num_tokens - 1 - min(self.filled[-1], self.num_tokens - 1) if self.num_generated else 0
 
     def append(self, token_id: int) -> None:
@@ -173,7 +173,7 @@ class Sequence:
 
     @property
     def may_run_ahead(self) -> bool:
-        """Whether one call may emit several tokens: the second needs nothing that the host computes from the first."""
+        """Whether one call may emit several tokens, because no token needs work that the host does after another."""
         is_free = self.constraint is None and (self.changes is None or self.changes.may_run_ahead)
         return is_free and not (self.needs_scores or self.num_drafts) and self.finish_reason is None
 

@@ -7,8 +7,7 @@ from typing import NamedTuple
 from nvium_core.engine.events import Score, StepReport
 from nvium_core.engine.schedule.sequence import Sequence
 
-NO_TOKEN = -1
-"""Result of sampling from logits with NaN or infinities."""
+NO_TOKEN = -1  # result of sampling from logits with NaN or infinities
 
 
 class Run(NamedTuple):
@@ -55,8 +54,8 @@ class Emission(NamedTuple):
 class Outcome(NamedTuple):
     """Outcome of a run. If `error` is set, the other fields are meaningless.
 
-    `filled`: the new staircase. `log_reached`: log Π (1 − w_j) of the front row, 0 if it has just emitted. `scores`: of
-    the rows that passed the last block.
+    `filled`: the new staircase. `log_reached`: log Π (1 − w_j) of the front row, 0 if it has just emitted. `scores`:
+    scores of the rows that passed the last block.
     """
 
     filled: list[int]

@@ -1,8 +1,7 @@
 """Let a chat model generate its own training conversations (Magpie, arXiv 2406.08464).
 
-The model samples a user's message after the template's user header, then the answer. So exits train on text like
-the text that the model will generate. Conversation n is sampled at temperature 1 with a fixed seed, so the same model
-always writes the same file.
+The model samples a user's message after the template's user header, then the answer. So exits train on the kind of text
+that the model will generate. Every conversation has a fixed seed, so the same model always writes the same file.
 """
 
 import json
@@ -12,7 +11,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerFast
 
 from nvium_core.engine.engine import Engine
-from nvium_core.engine.events import Completion, FailureEvent, TokenEvent
+from nvium_core.engine.events import Completion
 from nvium_core.engine.params import EngineConfig, SamplingParams
 from nvium_core.model.nvium import Nvium
 from nvium_core.text.chat_template import ChatTemplate
@@ -20,13 +19,10 @@ from nvium_core.training.chat.conversations import Conversation, assistant, user
 from nvium_core.training.data.documents import DataError
 
 MAX_SEQUENCES, MAX_ROUND = 64, 256
-"""Sequences in a batch, which is also the smallest round, and conversations in the largest round."""
+"""Sequences in a batch (also the smallest round), and conversations in the largest round."""
 
-USUAL_TOKENS = 150
-"""Estimated length of a conversation, to size a round."""
-
-MAX_REQUEST_TOKENS, MAX_ANSWER_TOKENS = 128, 256
-"""Longer requests are discarded, longer answers truncated."""
+USUAL_TOKENS = 150  # estimated length of a conversation, to size a round
+MAX_REQUEST_TOKENS, MAX_ANSWER_TOKENS = 128, 256  # longer requests are discarded, longer answers truncated
 
 MARK = "a text that no template has"
 
@@ -62,12 +58,8 @@ class SelfTalk:
         for seed, prompt in prompts.items():
             params = SamplingParams(max_tokens=max_tokens, seed=seed, stop_token_ids=self._stop_token_ids)
             self._engine.add(str(seed), prompt, params)
-        while self._engine.has_work:
-            for event in self._engine.step():
-                if isinstance(event, FailureEvent):
-                    raise event.error
-                if isinstance(event, TokenEvent):
-                    completions[int(event.sequence_id)].append(event)
+        for event in self._engine.run():
+            completions[int(event.sequence_id)].append(event)
         return completions
 
     def _text(self, token_ids: list[int]) -> str:
@@ -75,10 +67,7 @@ class SelfTalk:
 
 
 def write_self_talk(start: Callable[[], SelfTalk], file: Path, num_tokens: int, report: Callable[[int], None]) -> None:
-    """Write conversations, or continue a shorter file, until the file has `num_tokens` tokens of requests and answers.
-
-    Rewrite the file and report its number of tokens after every round.
-    """
+    """Write or extend a file of conversations up to `num_tokens` tokens. Save and report after every round."""
     lines = file.read_text(encoding="utf-8").split("\n")[:-1] if file.exists() else []
     written = [json.loads(line) for line in lines]
     seed, num_written = (written[-1]["seed"] + 1 if written else 0), sum(each["tokens"] for each in written)

@@ -1,9 +1,9 @@
 """Runs Steps over fixed buffers: one copy of the inputs, one CUDA graph, one copy of the results.
 
-There is a graph for each block with its decisions, and for a pass through all blocks, per power of two of rows. While
-the host waits for the tokens of a pass, the device already runs the next pass, which reads them on the device. A
-superfluous pass writes only rows after the sequences' last rows, which are written again before they are read. Long
-runs and Steps with very many changed logits use `LayersBackend`.
+One graph runs a block with its decisions, another a pass through all blocks; both exist for each power of two of rows.
+While the host waits for the tokens of a pass, the device already runs the next pass, which reads the tokens in device
+memory. If the sequences have ended, the extra pass is harmless: it writes only rows after their last rows, which are
+written again before they are read. Long runs and Steps with very many changed logits use `LayersBackend`.
 
 Shapes: R rows, with padding.
 """
@@ -35,7 +35,7 @@ from nvium_core.engine.device.layers.backend import Fronts, LayersBackend, Progr
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.events import StepReport
 from nvium_core.engine.params import EngineConfig
-from nvium_core.engine.schedule.scheduler import MAX_SHORT_RUN, ways_of
+from nvium_core.engine.schedule.scheduler import MAX_SHORT_RUN_ROWS, policies_of
 from nvium_core.engine.schedule.step import NO_TOKEN, Rows, Step
 from nvium_core.model.llama import Attend
 from nvium_core.model.nvium import Nvium
@@ -46,23 +46,22 @@ TOKENS_AHEAD = 8
 MAX_ROWS = MAX_FRONTS
 MIN_CHANGES, MAX_CHANGES = 64, 4096
 
-MIN_WIDTH, WIDTH_RATIO = 8, 4
-"""Page-table widths for gathered attention are a geometric sequence."""
+MIN_WIDTH, WIDTH_RATIO = 8, 4  # page-table widths for gathered attention are a geometric sequence
 
 
 @dataclass
-class Slot:
-    """Inputs and answers of a pass on the host. `fence` is set after the copy of the answers."""
+class HostBuffers:
+    """Inputs and answers of a pass in host memory. `fence` is reached when the answers have been copied."""
 
-    buffer: Tensor
+    inputs: Tensor
     answers: Tensor
     fence: Fence
 
 
 class Flight(NamedTuple):
-    """A launched pass: the slot of its answers, and its front rows."""
+    """A pass in flight: the buffers that receive its answers, and its front rows."""
 
-    slot: Slot
+    buffers: HostBuffers
     fronts: Fronts
 
 
@@ -82,13 +81,13 @@ class GraphsBackend(LayersBackend):
         is_gathered = self.attention is gathered
         self.widths = widths(max_pages) if is_gathered else [max_pages]
         self._max_table = MAX_GATHERED_KEYS // cache.page_size if is_gathered else MAX_ROWS * max_pages
-        most = Variant(MAX_ROWS, max_pages, MAX_CHANGES, has_masks=True)
-        self._buffer = torch.zeros(self.inputs.num_words(most), dtype=torch.long, device=device)
+        largest = Variant(MAX_ROWS, max_pages, MAX_CHANGES, has_masks=True)
+        self._buffer = torch.zeros(self.inputs.num_words(largest), dtype=torch.long, device=device)
         self.answers = torch.zeros(NUM_ANSWERS, MAX_ROWS, dtype=torch.float64, device=device)
         self._previous = torch.zeros(MAX_ROWS, dtype=torch.float64, device=device)
         """Tokens that the previous pass emitted."""
-        self.slots = [
-            Slot(
+        self.host_buffers = [
+            HostBuffers(
                 torch.zeros(len(self._buffer), dtype=torch.long, pin_memory=device.type == "cuda"),
                 torch.zeros(NUM_ANSWERS, MAX_ROWS, dtype=torch.float64, pin_memory=device.type == "cuda"),
                 make_fence(device),
@@ -103,12 +102,12 @@ class GraphsBackend(LayersBackend):
 
     @torch.inference_mode()
     def prepare(self, config: EngineConfig) -> None:
-        """Capture the graphs with and without top-k or top-p. Start with the largest: the others share its memory."""
+        """Capture the graphs with and without top-k or top-p, largest first, because all share its memory."""
         if not self.replay.captures:
             return
-        ways, every = ways_of(config.schedule, self.num_blocks), range(self.num_blocks)
-        parts = [every] if "whole" in ways else []
-        parts += [range(block, block + 1) for block in every] if "sweep" in ways else []
+        policies, every = policies_of(config.schedule, self.num_blocks), range(self.num_blocks)
+        parts = [every] if "whole" in policies else []
+        parts += [range(block, block + 1) for block in every] if "sweep" in policies else []
         powers = reversed(range(power_of_two(min(config.max_sequences, MAX_ROWS)).bit_length()))
         sizes = [Variant(1 << power, width) for power in powers for width in self.widths]
         variants = [size._replace(is_ranked=ranked) for size in sizes if self._fits(size) for ranked in (True, False)]
@@ -117,7 +116,7 @@ class GraphsBackend(LayersBackend):
         for variant in variants:
             for blocks in parts:
                 self._send(variant, [], [])
-                self.slots[0].fence.set()
+                self.host_buffers[0].fence.set()
                 self.replay.capture((blocks, variant), partial(self.forward_and_decide, blocks, variant))
         used = (free - free_memory(self.cache.keys.device)) / 1e6
         logger.info("captured CUDA graphs in %.1f s, using %.0f MB", time.monotonic() - started, used)
@@ -159,25 +158,25 @@ class GraphsBackend(LayersBackend):
         variant = self._padded(rows, self.inputs.variant(own, is_last=blocks.stop == self.num_blocks))
         if variant is None:
             return None
-        self.slots.reverse()
-        slot = self.slots[0]
+        self.host_buffers.reverse()
+        host = self.host_buffers[0]
         self._send(variant, rows, own, is_ahead=is_ahead)
         self._previous.copy_(self.answers[EMITTED])
         self.replay.run((blocks, variant), partial(self.forward_and_decide, blocks, variant))
-        slot.answers.copy_(self.answers, non_blocking=True)
-        slot.fence.set()
-        return Flight(slot, fronts)
+        host.answers.copy_(self.answers, non_blocking=True)
+        host.fence.set()
+        return Flight(host, fronts)
 
     def _send(self, variant: Variant, rows: Items[Rows], fronts: Items[Front], *, is_ahead: bool = False) -> None:
-        slot = self.slots[0]
-        slot.fence.wait()  # the device has read the slot's previous inputs
-        words = self.inputs.write(slot.buffer, variant, rows, fronts, is_ahead=is_ahead)
+        host = self.host_buffers[0]
+        host.fence.wait()  # until the device has read the previous inputs
+        words = self.inputs.write(host.inputs, variant, rows, fronts, is_ahead=is_ahead)
         self._buffer[: len(words)].copy_(words, non_blocking=True)
 
     def _padded(self, rows: Items[Rows], variant: Variant) -> Variant | None:
         """Return the variant padded to a captured size, or None if the rows or changed logits do not fit."""
         num_rows, num_changes = sum(len(own.rows) for own in rows), variant.num_changes
-        if num_rows > MAX_ROWS or num_changes > MAX_CHANGES or max(len(own.rows) for own in rows) > MAX_SHORT_RUN:
+        if num_rows > MAX_ROWS or num_changes > MAX_CHANGES or max(len(own.rows) for own in rows) > MAX_SHORT_RUN_ROWS:
             return None
         num_pages = -(-max(own.rows.stop for own in rows) // self.cache.page_size)
         padded = variant._replace(
@@ -192,8 +191,8 @@ class GraphsBackend(LayersBackend):
 
     def _take_answers(self, flight: Flight) -> bool:
         """Wait for a pass and apply its decisions. Return True if a sequence has ended, which ends the Step."""
-        flight.slot.fence.wait()
-        take(flight.fronts, flight.slot.answers)
+        flight.buffers.fence.wait()
+        take(flight.fronts, flight.buffers.answers)
         return any(
             emission.token_id == NO_TOKEN or emission.token_id in part.run.sequence.stop_token_ids
             for part, _ in flight.fronts
@@ -201,7 +200,7 @@ class GraphsBackend(LayersBackend):
         )
 
     def forward_and_decide(self, blocks: range, variant: Variant) -> None:
-        """Compute the answers from the inputs in the buffer; this function is captured."""
+        """Compute the answers from the inputs in the buffer. CUDA graphs capture this function."""
         inputs, backbone = self.inputs.layout(self._buffer, variant), self.model.model
         slot_R, position_R, source_R = (inputs.whole_XR[field] for field in (Field.SLOT, Field.POSITION, Field.SOURCE))
         if blocks.start:

@@ -38,7 +38,7 @@ class Replay:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
-        """None after a failed capture; the function is then called instead."""
+        """Captured graphs by name. After a failed capture the value is None, and `run` calls the function itself."""
         self.captures = device.type == "cuda"
         self._pool = torch.cuda.graph_pool_handle() if self.captures else None
         self._stream = torch.cuda.Stream(device) if self.captures else None
@@ -83,12 +83,12 @@ class Replay:
             self._failed.append(graph)
             with suppress(RuntimeError):
                 graph.capture_end()
-            with suppress(RuntimeError):  # it has ended, unless capture_end() raised first
+            with suppress(RuntimeError):  # raises if capture_end() has already ended the allocation
                 torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)  # noqa: SLF001
             raise
 
 
 @torch.inference_mode()
 def call(function: Callable[[], None]) -> None:
-    """Call a function in inference mode, which a replay does not need and which takes longer than one."""
+    """Call a function in inference mode. Replays skip this, because entering the mode takes longer than a replay."""
     function()

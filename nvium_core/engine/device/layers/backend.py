@@ -106,7 +106,6 @@ class LayersBackend:
         return [StepReport(block + 1, 1, rows, seconds) for block, rows in zip(blocks, num_rows, strict=True) if rows]
 
     def forward(self, block: int, rows: Items[Rows]) -> None:
-        """Run rows through one block."""
         backbone, cache = self.model.model, self.cache
         tokens = np.array(tokens_of(rows) if block == 0 else [], np.int64)
         slot_R, position_R, token_R = upload_all(cache.keys.device, cache.slots(rows), positions(rows), tokens)

@@ -1,7 +1,7 @@
 """C++ that runs a whole Step in one call on a CPU, without the overhead of PyTorch's operators.
 
-It is compiled on the machine that runs it. PyTorch's layers run instead if there is no compiler, or if the model has
-parts that the C++ does not implement.
+The machine that runs it compiles it. Without a compiler, or for a model with parts that the C++ does not implement,
+PyTorch's layers run instead.
 """
 
 from nvium_core.choices import Instructions
@@ -10,9 +10,9 @@ from nvium_core.engine.device.native.library import native_library
 from nvium_core.engine.device.native.weights import is_plain
 from nvium_core.model.nvium import Nvium
 
-__all__ = ["available", "instructions", "knows", "limit", "native_library"]
+__all__ = ["available", "instructions", "limit", "native_library", "supports"]
 
 
-def knows(model: Nvium, choice: Instructions = "auto") -> bool:
+def supports(model: Nvium, choice: Instructions = "auto") -> bool:
     """Whether the native functions can run this model here with these instructions."""
     return is_plain(model) and native_library(instructions(choice)) is not None

@@ -28,11 +28,8 @@ MAX_RUN_ROWS = 32
 """In float32, runs with more rows use AMX tiles or else PyTorch's layers, which are 1.3 times as fast for them. In
 bfloat16 all rows run natively, so results do not depend on the batch."""
 
-RUN = struct.Struct("@6qPd2qP")
-"""`Run` of call.h."""
-
-EMISSION = struct.Struct("@qqd")
-"""`Emission` of call.h."""
+RUN = struct.Struct("@6qPd2qP")  # `Run` of call.h
+EMISSION = struct.Struct("@qqd")  # `Emission` of call.h
 
 
 class NativeModel(ctypes.Structure):
@@ -67,8 +64,10 @@ class NativeCall(ctypes.Structure):
 
 
 class NativeBackend:
-    """Runs models that `native.knows`. In float32, long runs use AMX tiles or else PyTorch's layers, unless
-    `is_deterministic`."""
+    """Runs the models that `native.supports`.
+
+    In float32, long runs use AMX tiles or else PyTorch's layers, unless `is_deterministic`.
+    """
 
     tokens_ahead = MAX_EMISSIONS
 
@@ -107,11 +106,13 @@ class NativeBackend:
         )
 
     def prepare(self, config: EngineConfig) -> None:
-        """No preparation is needed."""
+        """Nothing to prepare."""
 
     def run(self, step: Step, max_rows: int) -> StepResult:
-        """Count a run's rows in the first block, or in the last block if the Step is whole. The call stops before
-        a later block with more than `max_rows` rows."""
+        """Run the Step natively, or in PyTorch's layers if a run is too long and there are no AMX tiles.
+
+        A run's length is its rows in the first block, or in the last block of a whole Step.
+        """
         counted = step.blocks[-1 if step.whole else 0]
         is_long = any(run.stop - run.sequence.filled[counted] > self._max_run_rows for run in step.runs)
         if is_long and not self._has_tiles:
@@ -174,7 +175,7 @@ class NativeBackend:
         return Outcome(filled, log_reached, [Emission(*each) for each in emissions], own)
 
     def _prepare_scores(self, step: Step) -> None:
-        """Allocate scores for all rows that may pass the last block. The call counts those that do."""
+        """Allocate scores for all rows that may pass the last block. The call sets the actual number."""
         scored = [run for run in step.runs if run.sequence.needs_scores]
         count = sum(max(0, run.stop - max(run.sequence.first_scored, run.sequence.filled[-1])) for run in scored)
         num_top = min(max((run.sequence.params.logprobs or 0 for run in scored), default=0), self._vocab_size)
@@ -190,7 +191,7 @@ class NativeBackend:
             setattr(self._call, name, address(numbers))
 
     def _read_scores(self) -> list[Score]:
-        """Scores in the order of rows, with as many alternatives as the run that needs most."""
+        """Return the scores in row order, each with `num_top` alternatives."""
         if not self._scores:
             return []
         logprobs, top_tokens, top_logprobs, p = self._scores.values()

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "call.h"
-#include "team.h"
+#include "thread_pool.h"
 
 namespace nvium {
 
@@ -20,7 +20,7 @@ struct Row {
   const Seat* seat;
 };
 
-constexpr int64_t kGroupRows = 32;                   // at most this many rows of a sequence attend together
+constexpr int64_t kGroupRows = 32;                   // maximum rows of a sequence that attend together
 constexpr int kTileRows = kRegisters == 32 ? 4 : 2;  // rows whose sums over keys fit in registers
 
 template <typename T> class BlockForward {
@@ -77,7 +77,7 @@ template <typename T> class BlockForward {
 
   int64_t own_slot(int64_t row) const { return slot(row, position(row)); }
 
-  template <typename F> void parallel(int64_t count, F&& f) const { Team::shared().run(model_.num_threads, count, f); }
+  template <typename F> void parallel(int64_t count, F&& f) const { ThreadPool::shared().run(model_.num_threads, count, f); }
 
   void norm(const A* weight) {
     parallel(num_rows_, [&](int64_t begin, int64_t end) {
@@ -177,7 +177,7 @@ template <typename T> class BlockForward {
     return &queries_[(row * model_.num_heads + head) * model_.head_size];
   }
 
-  // For rows [row, end): e^score of each key that the row sees. The inverse of their sum follows the last key.
+  // For each row in [row, end), write e^score of each visible key, followed by the inverse of their sum.
   void weigh(int64_t row, int64_t end, int64_t head, const T* keys, A* weights, int64_t stride) const {
     const A scale = 1 / std::sqrt(static_cast<A>(model_.head_size));
     const int64_t page_size = model_.page_size, size = model_.head_size;
@@ -234,7 +234,7 @@ template <typename T> class BlockForward {
 
   A* attended(int64_t row, int64_t head) { return &attended_[(row * model_.num_heads + head) * model_.head_size]; }
 
-  // Compute N vectors of each row's sum from element p on, first over the keys that all R rows see.
+  // Compute N vectors, from element p on, of the weighted values of R rows. Keys that all rows see are read once.
   template <int R, int N>
   void sum_values(int64_t row, int64_t head, const T* values, const A* weights, int64_t stride, int64_t p) {
     Vector<A> sums[R][N]{};

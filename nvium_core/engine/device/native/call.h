@@ -57,8 +57,8 @@ struct Emission {
 struct Run {
   int64_t seat, stop, num_tokens;
   int64_t limit;           // emit at most this many tokens
-  int64_t first_verified;  // kRace: the last exit draws the tokens after the rows from here on
-  int64_t first_scored;    // score the rows from here on
+  int64_t first_verified;  // kRace: first row whose next token the last exit draws
+  int64_t first_scored;    // first row to score
   int64_t* filled;         // [N]
   double log_reached;      // log Π (1 − w_j) of the front so far
   int64_t num_emitted, num_scored;
@@ -72,8 +72,8 @@ struct BlockReport {
   double seconds;
 };
 
-// Output of scoring R rows: log-probabilities of the next tokens [R], the most probable tokens with theirs [R, num_top],
-// and p_k [R, N].
+// Scores of R rows: log-probabilities of the next tokens [R], the most probable tokens and their log-probabilities
+// [R, num_top], and p_k [R, N].
 struct Scores {
   int64_t num_rows, num_top;
   double* logprobs;
@@ -87,7 +87,7 @@ struct Call {
   int64_t num_runs;
   Run* runs;
   Seat* seats;
-  int64_t max_rows;  // unless whole, stop before a later block with more rows
+  int64_t max_rows;  // unless whole, stop before a block with more rows; the first block always runs
   double seconds;    // start no further token after this time
   int64_t is_tiled;  // multiply with AMX tiles
   Scores scores;

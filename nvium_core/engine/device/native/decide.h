@@ -1,6 +1,6 @@
 // Decides whether front rows emit a token after a block. The reference is nvium_core/engine/device/decide.py.
 //
-// An exit's output is kept until its front needs the head. The head is then read once for the kept outputs of all fronts.
+// Exits' outputs are kept until a front needs the head. The head's weights are then read once for all kept outputs.
 #pragma once
 
 #include <chrono>
@@ -12,7 +12,7 @@
 
 namespace nvium {
 
-constexpr double kMargin = 1e-9;  // ε of the certificate: more than rounding can change a sum of probabilities
+constexpr double kMargin = 1e-9;  // ε of the certificate: larger than the rounding error of a sum of probabilities
 
 class Clock {
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
@@ -26,8 +26,8 @@ class Clock {
   }
 };
 
-// A front, and the exits it has passed whose head has not been read. For kArgmax and kMixture also m_k, the sum over the
-// exits whose head has been read.
+// A front row. `pending` has its exits that still need the head. For kArgmax and kMixture, `mixture` is m_k = Σ p_j π_j
+// over the other exits that the row has passed.
 template <typename A> struct Front {
   struct Pending {
     int64_t block, row;
@@ -46,7 +46,7 @@ template <typename A> struct Front {
 
   Front(Run& run, const Seat& seat, int64_t vocab_size) : run(&run), seat(&seat), only(seat.only_token(vocab_size)) {}
 
-  // With half of the probability still to come, no token is certain.
+  // No token is certain while later exits have half of the probability or more.
   bool may_be_certain() const { return std::exp(run->log_reached) < 0.5; }
 
   void emit(int64_t token, int64_t block, double log_p) {
@@ -115,7 +115,7 @@ template <typename T> class Decisions {
     out.resize(num_rows * vocab);
     A* const logits = out.data();
     if (num_rows) linear<A>(num_threads, outputs, model_.exits->head, nullptr, num_rows, width_, vocab, logits);
-    Team::shared().run(num_threads, ready.size(), [&](int64_t begin, int64_t end) {
+    ThreadPool::shared().run(num_threads, ready.size(), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) decide(*ready[i], logits + offsets[i] * vocab);
     });
     call_.head_seconds += clock.lap();
@@ -132,7 +132,7 @@ template <typename T> class Decisions {
     return uniform(front.seat->seed, front.seat->choice, row, block, purpose);
   }
 
-  // Update the front's log_reached. True if the exit's output is needed.
+  // Update the front's log_reached. Return whether the exit's output is needed.
   bool needs_head(int64_t block, Routed& routed, double log_continue, double log_exit) {
     F& front = *routed.front;
     if (front.seat->kind == kRace) return true;

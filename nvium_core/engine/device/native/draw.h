@@ -22,8 +22,8 @@ struct DrawRequest {
   double uniform, is_race = 0;
 };
 
-// The token with the smallest E / weight, where E = -log u is an exponential number made of the uniform's bits and the token.
-// Computes the logarithm only if 1 - u, a lower bound of E, could win.
+// The token with the smallest E / weight. E = -log u is an exponential variate; u is a hash of the uniform and the token.
+// The logarithm is computed only if 1 - u, a lower bound of E, could win.
 inline int64_t first_of_race(const std::vector<double>& weights, double uniform) {
   const auto key = static_cast<uint64_t>(uniform * 0x1p53);
   double best = INFINITY;

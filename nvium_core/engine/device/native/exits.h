@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "call.h"
-#include "team.h"
+#include "thread_pool.h"
 
 namespace nvium {
 
@@ -14,7 +14,7 @@ namespace nvium {
 template <typename A>
 void linear(int num_threads, const std::vector<A>& x, const Matrix& weight, const A* bias, int64_t num_rows,
             int64_t length, int64_t count, A* y) {
-  Team::shared().run(num_threads, num_panels<A>(count), [&](int64_t begin, int64_t end) {
+  ThreadPool::shared().run(num_threads, num_panels<A>(count), [&](int64_t begin, int64_t end) {
     project_into<A>({x.data(), num_rows, length}, weight, count, begin, end, y);
   });
   if (bias)

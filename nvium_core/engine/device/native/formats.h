@@ -5,8 +5,8 @@
 
 namespace nvium {
 
-// A format unpacks one vector from each step of `kStep` elements, which take `kBytes`. In quantized formats `kGroup` elements
-// share `kScales` IEEE halves per lane, stored before them: a scale, or a scale and a minimum. Float64 is for tests only.
+// A step has `kStep` elements of every lane in `kBytes` bytes; `unpack` returns one element of every lane. Quantized formats
+// store `kScales` IEEE halves per lane before each group of `kGroup` elements: a scale, or a scale and a minimum.
 template <typename A> struct Plain {
   static constexpr int64_t kLanes = lanes<A>;
   static constexpr int kStep = 1, kBytes = kVectorBytes, kGroup = 0, kScales = 0;
@@ -44,7 +44,7 @@ struct NibblesWithMin : Nibbles {  // the weight is min + scale · (number + 8)
   static constexpr int kScales = 2;
 };
 
-// Convert finite halves exactly: their bits, shifted into a float, are 2^112 times too small.
+// Convert finite halves to floats, exactly. A half's bits, shifted into a float, are a number 2^112 times too small.
 inline floats halves(const char* at) {
   const ints bits = widened(reinterpret_cast<const uint16_t*>(at));
   const floats size = bits_as<floats>((bits & 0x7FFF) << 13) * 0x1p112f;

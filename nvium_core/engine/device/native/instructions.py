@@ -22,14 +22,14 @@ def instructions(choice: Instructions = "auto") -> str:
 
 
 def limit(choice: Instructions) -> None:
-    """Set what `auto` means in this process. Raise `InvalidRequest` if this processor lacks the instructions."""
+    """Let `auto` mean `choice` in this process. Raise `InvalidRequest` if this processor lacks the instructions."""
     global _limit  # noqa: PLW0603  per process, like PyTorch's number of threads
     _limit = None
     _limit = None if choice == "auto" else instructions(choice)
 
 
 def available() -> tuple[str, ...]:
-    """Instruction sets that this processor has and the process may use, the widest last."""
+    """Return the instruction sets that this process may use on this processor, the widest last."""
     if platform.machine().lower() in ("aarch64", "arm64"):
         return ("neon",)
     capability = torch.backends.cpu.get_cpu_capability().lower()

@@ -31,14 +31,17 @@ COUNT, REAL, POINTER = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 
 @cache
 def native_library(instructions: str | None = None) -> ctypes.CDLL | None:
-    """Return the library for these instructions, by default the widest available. None, with a warning, if it cannot be
-    compiled or loaded. The first call compiles for about half a minute."""
+    """Return the library for these instructions, by default the widest available. The first call compiles it for about
+    half a minute. If compiling or loading fails, log a warning and return None."""
+    instructions = instructions or available()[-1]
+    shipped = FOLDER / file_name(instructions)
     try:
-        library = ctypes.CDLL(str(_find_or_build(instructions or available()[-1])))
+        file = shipped if is_intact(shipped) else build(instructions, user_cache_path("nvium"))
+        library = ctypes.CDLL(str(file))
     except (OSError, subprocess.SubprocessError) as error:
         output = getattr(error, "stderr", None) or b""
         logger.warning(
-            "no native layers: falling back to PyTorch's slower ones. Install a C++ compiler such as g++. %s\n%s",
+            "cannot build the native layers, using PyTorch's slower ones. Install a C++ compiler such as g++. %s\n%s",
             error,
             output.decode(errors="replace"),
         )
@@ -53,8 +56,7 @@ def native_library(instructions: str | None = None) -> ctypes.CDLL | None:
 
 
 def build(instructions: str, folder: Path) -> Path:
-    """Return the library's path in the folder, after compiling it if it is missing or damaged. Raise `OSError` or
-    `SubprocessError` if that fails."""
+    """Return the library's path, after compiling if needed. Raise `OSError` or `SubprocessError` if that fails."""
     file = folder / file_name(instructions)
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(file.with_suffix(".lock")), tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -77,20 +79,15 @@ def is_intact(file: Path) -> bool:
 
 
 def file_name(instructions: str) -> str:
-    """The name contains a hash of sources and command, so a stale library is never loaded."""
+    """Return the library's name, with a hash of sources and command, so that a stale library is never loaded."""
     content = b"".join(file.read_bytes() for file in sorted([FOLDER / SOURCE, *FOLDER.glob("*.h")]))
     digest = hashlib.sha256(content + " ".join(_command(instructions)).encode()).hexdigest()[:16]
     return f"nvium-{instructions}-{digest}.so"
 
 
 def fields(kind: type["ctypes._SimpleCData[Any]"], names: str) -> list[tuple[str, type["ctypes._SimpleCData[Any]"]]]:
-    """Fields of one type, for the `_fields_` of a `ctypes.Structure`."""
+    """Return fields of one type for the `_fields_` of a `ctypes.Structure`."""
     return [(name, kind) for name in names.split()]
-
-
-def _find_or_build(instructions: str) -> Path:
-    shipped = FOLDER / file_name(instructions)
-    return shipped if is_intact(shipped) else build(instructions, user_cache_path("nvium"))
 
 
 def _command(instructions: str) -> tuple[str, ...]:

@@ -18,9 +18,10 @@ struct Matrix {
   explicit operator bool() const { return data; }
 };
 
-// Vectors in a panel, vectors multiplied at once when there are many rows, and rows whose sums of K vectors fit in registers.
 template <typename A> constexpr int kPanelVectors = std::is_same_v<A, float> ? 4 : 1;
+// Vectors that many rows multiply at once.
 template <typename A> constexpr int kVectorsAtOnce = std::min(kPanelVectors<A>, kRegisters == 32 ? 4 : 2);
+// Rows whose sums of K vectors fit in registers.
 template <typename A, int K>
 constexpr int kMaxRows = std::is_same_v<A, float> ? (kRegisters == 32 ? 24 : 12) / std::max(K, 2) : 3;
 

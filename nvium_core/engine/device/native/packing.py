@@ -12,8 +12,7 @@ from torch.nn.functional import pad
 from nvium_core.model.quantized import GROUP, LEAST, Groups
 
 KINDS = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2}
-GROUP_KINDS: dict[str, int] = {"q8": 3, "q4": 4, "q4_1": 5}
-"""`Format` of matrix.h."""
+GROUP_KINDS: dict[str, int] = {"q8": 3, "q4": 4, "q4_1": 5}  # `Format` of matrix.h
 
 
 class Packed(NamedTuple):
@@ -66,7 +65,7 @@ def pack_groups(groups: Groups, layout: Layout) -> Packed:
 
 
 def _panel_bytes(groups_NGX: Tensor, layout: Layout) -> list[Tensor]:
-    """Each panel's bytes, [G, bytes], with the lanes interleaved."""
+    """Return the bytes of each panel, [G, bytes], with the lanes interleaved."""
     padded_NGX = pad(groups_NGX, (0, 0, 0, 0, 0, -len(groups_NGX) % layout.lanes))
     panels = padded_NGX.split(layout.panel_vectors * layout.lanes)
     return [panel_NGX.permute(1, 2, 0).contiguous().flatten(1).view(torch.uint8) for panel_NGX in panels]

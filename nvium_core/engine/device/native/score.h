@@ -66,7 +66,7 @@ template <typename A> class Mixture {
   }
 
  private:
-  // The largest log p_k π_k of any exit and any of these tokens. log π_mix of a token is at most log N above its own.
+  // The largest log p_k π_k of any exit and any of these tokens. No token's log π_mix exceeds it by more than log N.
   double largest_share(int64_t token, int64_t count) const {
     double most = -INFINITY;
     for (int64_t e = 0; e < num_exits_; ++e)
@@ -100,7 +100,7 @@ template <typename T> void score(const Model<T>& model, const std::vector<Scored
     logits.resize(num_outputs * vocab);
     A* const all_logits = logits.data();
     linear<A>(model.num_threads, outputs, model.exits->head, nullptr, num_outputs, model.width, vocab, all_logits);
-    Team::shared().run(model.num_threads, num_rows, [&](int64_t begin, int64_t end) {
+    ThreadPool::shared().run(model.num_threads, num_rows, [&](int64_t begin, int64_t end) {
       std::vector<A> scratch(vocab);
       std::vector<double> shifts(num_exits);
       for (int64_t r = begin; r < end; ++r) {

@@ -13,7 +13,7 @@ namespace nvium {
 // `Kind` of nvium_core/engine/params.py.
 enum Kind : int64_t { kExits, kArgmax, kMixture, kRace };
 
-// Penalties, then bias, for the logit of one token.
+// The penalties of one token's logit, and then its bias.
 struct Change {
   double token, repetition, occurrence, bias;
 };
@@ -73,7 +73,7 @@ struct Seat {
     }
   }
 
-  // Append an emitted token and penalise it, as `LogitChanges` of nvium_core/engine/schedule/logit_changes.py.
+  // Append an emitted token and penalise it, as `LogitChanges` in nvium_core/engine/schedule/logit_changes.py does.
   void append(int64_t token, int64_t num_tokens) {
     tokens[num_tokens] = token;
     if (!presence && !frequency && repetition == 1) return;

@@ -1,4 +1,4 @@
-"""The seats of native calls: sequences' pages, tokens and sampling parameters, written again only when they change."""
+"""Seats of native calls: the sequences' pages, tokens and sampling parameters, rewritten only when they change."""
 
 import ctypes
 from array import array
@@ -9,8 +9,7 @@ from nvium_core.engine.params import MAX_DRAFTS
 from nvium_core.engine.schedule.logit_changes import NUM_FIELDS
 from nvium_core.engine.schedule.sequence import Sequence
 
-MAX_EMISSIONS = max(32, MAX_DRAFTS + 1)
-"""Most tokens of one run in a call."""
+MAX_EMISSIONS = max(32, MAX_DRAFTS + 1)  # maximum tokens that one run emits in a call
 
 
 class NativeSeat(ctypes.Structure):
@@ -70,7 +69,7 @@ class Seats:
         if memory.page_list is not pages or memory.num_pages != len(pages):  # an admission makes a new list
             memory.page_list, memory.num_pages, memory.pages = pages, len(pages), array("q", pages)
             seat.pages = address(memory.pages)
-        start = min(sequence.filled[-1], sequence.num_verified - 1)  # the layers may have emitted later tokens
+        start = min(sequence.filled[-1], sequence.num_verified - 1)  # PyTorch's layers may have emitted later tokens
         memory.tokens[start : sequence.num_tokens] = array("q", sequence.token_ids[start:])
         if sequence.changes is not None:
             memory.changes = sequence.changes.entries + self._spare

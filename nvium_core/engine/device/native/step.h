@@ -91,7 +91,7 @@ template <typename T> class StepRun {
     }
   }
 
-  // Advance the runs to their next tokens. False, with no run changed, if any run cannot emit another token in this call.
+  // Advance the runs to their next tokens. If a run cannot emit another token in this call, change none and return false.
   bool advance_all() {
     for (int64_t i = 0; i < call_.num_runs; ++i) {
       const Run& run = call_.runs[i];

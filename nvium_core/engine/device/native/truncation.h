@@ -7,11 +7,11 @@
 
 namespace nvium {
 
-constexpr double kFirstShare = 0x1p-6;   // top-p first collects the tokens above this share of the peak's weight,
-constexpr double kNextShare = 0x1p-4;    // then multiplies the share by this until their mass suffices,
-constexpr double kLeastShare = 0x1p-40;  // and collects all tokens below this share
-constexpr double kSumError = 1e-9;       // more than the order of a sum can change its value
-constexpr size_t kFew = 32;              // sort at most this many candidates
+constexpr double kFirstShare = 0x1p-6;   // initial threshold of top-p, as a share of the peak's weight
+constexpr double kNextShare = 0x1p-4;    // factor by which the threshold decreases
+constexpr double kLeastShare = 0x1p-40;  // below this threshold, top-p takes all tokens
+constexpr double kSumError = 1e-9;       // larger than the rounding error of a sum
+constexpr size_t kMaxSorted = 32;        // maximum candidates to sort
 
 struct Candidate {
   double weight;
@@ -30,7 +30,7 @@ inline double mass_of(const Candidates& found, size_t begin, size_t end) {
   return mass;
 }
 
-// Find the k heaviest tokens in one pass. A token must be heavier than the k-th of the tokens before it, which win ties.
+// Find the k heaviest tokens in one pass. Earlier tokens win ties.
 inline void find_heaviest(const std::vector<double>& weights, size_t k, Candidates& found) {
   const auto cut = [&] {
     std::nth_element(found.begin(), found.begin() + k - 1, found.end());
@@ -46,8 +46,8 @@ inline void find_heaviest(const std::vector<double>& weights, size_t k, Candidat
   if (found.size() > k) cut();
 }
 
-// Find tokens that hold more than top-p of the total, each at least as heavy as all others: the tokens above a share of the
-// peak's weight, which is 1. Lowers the share until their mass suffices.
+// Find the tokens above a threshold. Lower the threshold until their mass is more than top-p of the total. The peak's weight
+// is 1.
 inline void find_mass(const std::vector<double>& weights, double total, double top_p, Candidates& found) {
   const double wanted = top_p + kSumError;
   for (double share = kFirstShare;; share *= kNextShare) {
@@ -59,12 +59,12 @@ inline void find_mass(const std::vector<double>& weights, double total, double t
   }
 }
 
-// Move the fewest heaviest candidates that hold this mass to the front and return their number, at least 1. Each iteration
-// halves the range that contains the last of them.
+// Move the heaviest candidates to the front, as few as have this mass, and return their number, at least 1. Each iteration
+// halves the range that contains the last of these candidates.
 inline size_t fewest_with(Candidates& found, double mass) {
   size_t begin = 0, end = found.size();
   double before = 0;
-  while (end - begin > kFew) {
+  while (end - begin > kMaxSorted) {
     const size_t middle = begin + (end - begin) / 2;
     std::nth_element(found.begin() + begin, found.begin() + middle, found.begin() + end);
     const double heavier = mass_of(found, begin, middle);
@@ -78,8 +78,8 @@ inline size_t fewest_with(Candidates& found, double mass) {
   return begin;
 }
 
-// Zero all but the k heaviest weights (0: keep all), then all but the fewest heaviest that hold top-p of the rest, at least
-// one. `total` is the sum of the weights.
+// Keep the k heaviest weights (0: all), and of these the fewest that have top-p of their mass, at least one. Zero the others.
+// `total` is the sum of all weights.
 inline void truncate(std::vector<double>& weights, double total, size_t top_k, double top_p) {
   static thread_local Candidates kept;
   if (top_k)

@@ -19,7 +19,7 @@ Weight = Tensor | Packed | bool | None
 
 
 class Pointers:
-    """A C array of pointers to weights, which it keeps alive. A packed matrix is its kind and its pointer."""
+    """A C array of pointers to weights. Keeps the weights alive. A packed matrix takes two words: kind and pointer."""
 
     def __init__(self, weights: Items[Weight]) -> None:
         self.weights = weights
@@ -47,7 +47,7 @@ def is_plain(model: Nvium) -> bool:
 
 
 def _read(model: Nvium) -> Iterator[Tensor]:
-    """Every parameter that the native functions read."""
+    """Yield every parameter that the native functions read."""
     yield from (model.model.embed_tokens.weight, model.lm_head.weight)
     layers = (layer_parts(cast(Layer, layer)) for layer in model.model.layers)
     exits = (exit_parts(cast(Exit, exit_)) for exit_ in model.exits)
@@ -55,13 +55,13 @@ def _read(model: Nvium) -> Iterator[Tensor]:
 
 
 def narrowed(weight: Tensor) -> Tensor:
-    """The weight in bfloat16 if that is exact and the weight is not float64, else unchanged."""
+    """Convert a weight to bfloat16 if the conversion is exact. A float64 weight is never converted."""
     narrow = weight.bfloat16()
     return narrow if weight.dtype != torch.float64 and torch.equal(narrow.to(weight.dtype), weight) else weight
 
 
 def layer_parts(layer: Layer) -> list[Weight]:
-    """The fields of `Layer` in call.h."""
+    """Return the fields of `Layer` in call.h."""
     attention = layer.self_attn
     return [
         layer.input_layernorm.weight,
@@ -75,7 +75,7 @@ def layer_parts(layer: Layer) -> list[Weight]:
 
 
 def exit_parts(exit_: Exit) -> list[Weight]:
-    """The fields of `Exit` in call.h, without the head."""
+    """Return the fields of `Exit` in call.h, without the head."""
     router, adapter = exit_.router, exit_.adapter
     routing: list[Weight] = [NOTHING, None, NOTHING, None, None, NOTHING, None]
     if router is not None:
@@ -91,7 +91,7 @@ def is_identity(adapter: nn.Module) -> bool:
 
 
 def pack_weights(model: Nvium, vector_bytes: int) -> tuple[Pointers, Pointers]:
-    """The weights of all layers and of all exits, which share the head, for a build with this vector width.
+    """Pack the weights of all layers, and of all exits with their common head, for a build with this vector width.
 
     Vectors are in float32 or better. Matrices stay quantized, or have the narrowest precision that is exact.
     """
@@ -120,5 +120,5 @@ def pack_weights(model: Nvium, vector_bytes: int) -> tuple[Pointers, Pointers]:
 
 
 def address(numbers: "array[int] | array[float]") -> int:
-    """Address of the first number. The caller must keep the array alive and at its size while the address is in use."""
+    """Return the address of the first number. It is valid while the array lives and keeps its size."""
     return numbers.buffer_info()[0]

@@ -25,7 +25,7 @@ from nvium_core.engine.device.attention import (
     ragged_in_place,
 )
 from nvium_core.engine.device.paged_cache import PagedCache, best_page_size
-from nvium_core.engine.schedule.scheduler import MAX_SHORT_RUN
+from nvium_core.engine.schedule.scheduler import MAX_SHORT_RUN_ROWS
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Rows
 from nvium_core.model.llama import dense_attention
@@ -206,4 +206,4 @@ def test_no_short_run_is_padded_to_more_than_twice_its_pages(lengths: list[tuple
     for batch in numbers:
         pages = [-(-runs[number].rows.stop // 16) for number in batch]
         assert max(pages) <= 2 * min(pages)
-        assert len(batch) == 1 or max(len(runs[number].rows) for number in batch) <= MAX_SHORT_RUN
+        assert len(batch) == 1 or max(len(runs[number].rows) for number in batch) <= MAX_SHORT_RUN_ROWS

@@ -49,7 +49,7 @@ def answers(engine: Engine, kinds: list[dict[str, Any]]) -> dict[Key, Completion
 def late_answers(config: EngineConfig, kinds: list[dict[str, Any]], device: LateDevice) -> dict[Key, Completion]:
     def make_backend(model: NviumForCausalLM, cache: PagedCache, config: EngineConfig) -> GraphsBackend:
         backend = GraphsBackend(model, cache, make_fence=device.fence)
-        device.give_to_host(*(each for slot in backend.slots for each in (slot.buffer, slot.answers)))
+        device.give_to_host(*(each for host in backend.host_buffers for each in (host.inputs, host.answers)))
         return backend
 
     model = model_of()

@@ -80,7 +80,7 @@ def test_without_a_compiler_the_layers_run_and_a_warning_is_logged(
         with caplog.at_level(logging.WARNING):
             assert tokens_and_exits(Engine(model).generate(prompts, params)) == expected
         assert "no native layers" in caplog.text
-        assert not native.knows(model)
+        assert not native.supports(model)
     finally:
         native.native_library.cache_clear()
     assert list(tmp_path.glob("*.so")) == []
@@ -102,7 +102,7 @@ def test_native_engines_and_layers_generate_the_same_tokens(monkeypatch: pytest.
     model, prompts = random_model([1, 3, 4], context=128), [[1, 2, 3], [4], [5, 6]]
     params = SamplingParams(max_tokens=60, seed=3, ignore_eos=True)
     native_output = tokens_and_exits(Engine(model).generate(prompts, params))
-    monkeypatch.setattr(native, "knows", lambda *_: False)
+    monkeypatch.setattr(native, "supports", lambda *_: False)
     assert tokens_and_exits(Engine(model).generate(prompts, params)) == native_output
 
 

@@ -19,8 +19,8 @@ VECTOR_BYTES = 32
 @pytest.mark.parametrize("config", [{"attention_bias": True}, {"mlp_bias": True}, {"hidden_act": "gelu"}])
 def test_a_model_with_unknown_parts_runs_through_the_layers(config: dict[str, Any]) -> None:
     model = random_model([1])
-    assert native.knows(model)
-    assert not native.knows(NviumForCausalLM(type(model.config)(**(model.config.to_dict() | config))))
+    assert native.supports(model)
+    assert not native.supports(NviumForCausalLM(type(model.config)(**(model.config.to_dict() | config))))
 
 
 @pytest.mark.parametrize(
@@ -28,17 +28,17 @@ def test_a_model_with_unknown_parts_runs_through_the_layers(config: dict[str, An
 )
 def test_a_model_with_an_unknown_parameter_runs_through_the_layers(path: str) -> None:
     model = random_model([1, 2])
-    assert native.knows(model)
+    assert native.supports(model)
     extra = torch.nn.Parameter(torch.ones(4, dtype=torch.float64))
     model.get_submodule(path).register_parameter("scale_of_its_own", extra)
-    assert not native.knows(model)
+    assert not native.supports(model)
 
 
 def test_a_model_of_mixed_precision_runs_through_the_layers() -> None:
     model = random_model([1, 2], dtype=torch.bfloat16)
-    assert native.knows(model)
+    assert native.supports(model)
     model.model.layers[1].mlp.float()
-    assert not native.knows(model)
+    assert not native.supports(model)
 
 
 def packed_exits(model: NviumForCausalLM) -> list[Items[weights.Weight]]:

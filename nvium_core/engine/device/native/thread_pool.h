@@ -1,6 +1,6 @@
-// A parallel loop. Each thread, including the caller, takes the next part when it is free, so a descheduled thread delays only
-// the part it is running. Idle threads poll briefly, then sleep. If other programs occupy the cores, waiting for descheduled
-// threads costs more than they contribute, so the caller runs alone for a while.
+// A thread pool for parallel loops. Each free thread, including the caller, takes the next part of the loop, so a descheduled
+// thread delays only one part. Idle threads poll briefly, then sleep. If other programs occupy the cores, waiting for
+// descheduled threads costs more than they contribute, so the caller runs alone for a while.
 #pragma once
 
 #include <algorithm>
@@ -17,10 +17,10 @@
 namespace nvium {
 
 constexpr int64_t kPartsPerThread = 4;
-constexpr std::chrono::microseconds kPollTime{20};     // a thread polls for so long before it gives up its core
-constexpr std::chrono::milliseconds kAloneTime{200};   // a caller runs alone for so long before it tries the team again
-constexpr std::chrono::milliseconds kMaxStalls{10};    // after stalls of this total length a caller runs alone
-constexpr int kStallShare = 4;                         // stalls of up to a quarter of the time are accepted
+constexpr std::chrono::microseconds kPollTime{20};    // time before a polling thread gives up its core
+constexpr std::chrono::milliseconds kAloneTime{200};  // time before a lone caller uses the pool again
+constexpr std::chrono::milliseconds kMaxStalls{10};   // total time of stalls after which a caller runs alone
+constexpr int kStallShare = 4;                        // stalls of up to a quarter of the time are accepted
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -40,20 +40,20 @@ template <typename Condition> bool poll(Condition&& condition) {
   return false;
 }
 
-class Team {
+class ThreadPool {
  public:
-  // Never destroyed: its threads never end.
-  static Team& shared() {
-    static Team* team = new Team;
-    return *team;
+  // The pool is never destroyed, because its threads never end.
+  static ThreadPool& shared() {
+    static ThreadPool* pool = new ThreadPool;
+    return *pool;
   }
 
-  // Call f(begin, end) once for each part of [0, count), on at most num_threads threads. If another caller is using the team,
+  // Call f(begin, end) once for each part of [0, count), on at most num_threads threads. If another caller is using the pool,
   // the whole range runs on this thread.
   template <typename F> void run(int num_threads, int64_t count, F&& f) {
     std::unique_lock lock(busy_, std::defer_lock);
     if (num_threads <= 1 || count <= 1 || !lock.try_lock() || is_alone()) return f(int64_t{0}, count);
-    while (size_ < num_threads - 1) std::thread(&Team::wait_for_work, this, size_++).detach();
+    while (size_ < num_threads - 1) std::thread(&ThreadPool::wait_for_work, this, size_++).detach();
     const int64_t parts = std::min(count, num_threads * kPartsPerThread);
     call_ = [](void* work, int64_t begin, int64_t end) { (*static_cast<std::remove_reference_t<F>*>(work))(begin, end); };
     work_ = &f, count_ = count, parts_ = parts;
