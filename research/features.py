@@ -17,10 +17,10 @@ from statistics import median
 
 from rich.table import Table
 
-from nvium_core.bench.harness import Figures, Subject, checked, interleaved, median_ratio, timed
+from nvium_core.bench.harness import Figures, Subject, interleaved, median_ratio, timed
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import SamplingParams
-from research.measuring import engine_of, load, parser, report, requests, seeds
+from research.measuring import checked, engine_of, load, parser, report, requests, seeds
 
 PREFIX_TOKENS, TAIL_TOKENS = 400, 8
 NUM_LOGPROBS = 5

@@ -13,6 +13,7 @@ from nvium_core.bench.harness import Figures, Request, Subject, subject_of
 from nvium_core.choices import Device, Precision, Weights
 from nvium_core.engine.device.processor import use_processor
 from nvium_core.engine.engine import Engine
+from nvium_core.engine.events import Event, FailureEvent
 from nvium_core.engine.params import EngineConfig, SamplingParams
 from nvium_core.loading import load_model
 
@@ -38,6 +39,13 @@ def load(args: Namespace) -> Subject:
 def engine_of(subject: Subject, **config: Any) -> Engine:
     """Build a new engine; `config` are fields of `EngineConfig`."""
     return Engine(subject.model, EngineConfig(**config))
+
+
+def checked(event: Event) -> Any:
+    """Return the event. Raise `EngineError` if it is a failure."""
+    if isinstance(event, FailureEvent):
+        raise event.error
+    return event
 
 
 def numbers(text: str) -> list[int]:

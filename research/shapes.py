@@ -54,9 +54,9 @@ def main(
 
 def gain(subject: Subject, tokens: int, repeats: int) -> Figures:
     """Return the median ratio, and the ratio of each turn."""
-    [race] = own.races(subject, [1], tokens)
-    engine = own.engine_for(subject.model, race)
-    contenders: dict[str, Contender] = {name: own.contender(engine, race, name) for name in (SWEEP, BASELINE)}
+    [workload] = own.workloads(subject, [1], tokens)
+    engine = own.engine_for(subject.model, workload)
+    contenders: dict[str, Contender] = {name: own.contender(engine, workload, name) for name in (SWEEP, BASELINE)}
     turns = interleaved(contenders, repeats, subject.name)
     sweep, whole = ([turn.tokens_per_second for turn in turns[name]] for name in (SWEEP, BASELINE))
     turn_gains = [mine / other for mine, other in zip(sweep, whole, strict=True)]

@@ -23,7 +23,7 @@ import typer
 from rich.progress import track
 from transformers import PreTrainedTokenizerBase
 
-from nvium_core.bench.harness import Figures, checked
+from nvium_core.bench.harness import Figures
 from nvium_core.choices import Schedule
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import EngineConfig, SamplingParams
@@ -33,6 +33,7 @@ from nvium_core.evaluation.suite import check_dense, write_json
 from nvium_core.loading import LoadedModel, load_model
 from nvium_core.model.nvium import Nvium
 from nvium_core.training.data.corpus import documents_of
+from research.measuring import checked
 
 OURS, FULL_DEPTH, DENSE = "early exits", "full depth", "dense"
 MILLISECONDS = 1000

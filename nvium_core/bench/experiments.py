@@ -30,12 +30,11 @@ def check(experiment: Experiment, given: Mapping[str, Any], json_file: Path | No
 
 
 def measure(experiment: Experiment, subject: "Subject", given: Mapping[str, Any]) -> "Figures":
-    """Run the experiment. Return its results with experiment, model and machine, as JSON values."""
+    """Run an experiment. Return its results, with the experiment's name and the model, as JSON values."""
     return {"experiment": experiment, **subject.as_dict(), **_module(experiment).measure(subject, **given)}
 
 
 def table(figures: "Figures") -> "Table":
-    """Render the main figures."""
     shown: Table = _module(figures["experiment"]).table(figures)
     shown.title = figures["model"]
     return shown

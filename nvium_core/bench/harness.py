@@ -20,15 +20,14 @@ from nvium_core.bench.shapes import PAPER_ROUTING, force_routing, random_weights
 from nvium_core.choices import Device, Precision, Weights
 from nvium_core.engine.device import native
 from nvium_core.engine.engine import Engine
-from nvium_core.engine.events import Completion, Event, FailureEvent
+from nvium_core.engine.events import Completion
 from nvium_core.engine.params import MAX_SEQUENCES, InvalidRequest, SamplingParams, require
 from nvium_core.loading import LoadedModel, load_model, quantize_as, resolve_device, resolve_dtype
 from nvium_core.model.nvium import Nvium
 from nvium_core.model.source import is_gguf
 
 PROMPT = "Once upon a time there was a"
-PROMPT_TOKENS = 8
-"""Prompt length for a model without a tokenizer."""
+PROMPT_TOKENS = 8  # prompt length for a model without a tokenizer
 
 Figures = dict[str, Any]
 """Results of an experiment, as JSON values."""
@@ -73,10 +72,7 @@ def load_subject(
     weights: Weights = "auto",
     exits: str | None = None,
 ) -> Subject:
-    """Load a model, or build random weights of a shape with forced routing.
-
-    Raise `InvalidRequest` for contradictory options.
-    """
+    """Load a model, or build random weights of a shape. Raise `InvalidRequest` for contradictory options."""
     require(routing is None or shape is not None, "routing", "requires shape: only random weights can be routed")
     if shape is None:
         return replace(subject_of(load_model(model, device, dtype, weights=weights, exits=exits)), weights=weights)
@@ -102,25 +98,15 @@ def timed(engine: Engine, requests: Sequence[Request]) -> Generation:
     completions = {str(number): Completion() for number in range(len(requests))}
     for number, (prompt, params) in enumerate(requests):
         engine.add(str(number), prompt, params)
-    while engine.has_work:
-        events = engine.step()
-        now = time.perf_counter() - started
-        for event in events:
-            completions[event.sequence_id].append(checked(event))
-            first_seconds.setdefault(event.sequence_id, now)
+    for event in engine.run():
+        completions[event.sequence_id].append(event)
+        first_seconds.setdefault(event.sequence_id, time.perf_counter() - started)
     return Generation(
         seconds=time.perf_counter() - started,
         first_token_seconds=[first_seconds[name] for name in completions],
         token_ids=[completion.token_ids for completion in completions.values()],
         exits=[completion.exits for completion in completions.values()],
     )
-
-
-def checked(event: Event) -> Any:
-    """Return the event. Raise `EngineError` if it is a failure."""
-    if isinstance(event, FailureEvent):
-        raise event.error
-    return event
 
 
 def interleaved(
@@ -146,12 +132,12 @@ def interleaved(
 
 
 def median_ratio(values: Sequence[float], baselines: Sequence[float]) -> float:
-    """Return the median of the ratios per turn, over the turns that both have."""
+    """Return the median of the ratios per turn. Turns that only one list has are ignored."""
     return median(value / baseline for value, baseline in zip(values, baselines, strict=False))
 
 
 def conclusion(num_exits: int, gains: Mapping[int, float]) -> str:
-    """Describe the speed-up over full depth by number of streams, in a sentence."""
+    """Return a sentence with the speed-up over full depth for each number of streams."""
     if num_exits == 1:
         return "The model has no early exits."
     parts = [

@@ -1,4 +1,4 @@
-"""Measures the machine's memory bandwidth and FLOP/s, on the model's device and with its threads, in a few seconds."""
+"""Measures memory bandwidth and FLOP/s of the model's device, with this process's threads, in a few seconds."""
 
 import time
 from collections.abc import Callable
@@ -8,11 +8,8 @@ import torch
 
 from nvium_core.bench.harness import Figures
 
-BUFFER_BYTES = 2**30
-"""Size of the buffer that is read, larger than all caches."""
-
-ENOUGH_SECONDS = 0.02
-"""Matrices grow until a product takes this long."""
+BUFFER_BYTES = 2**30  # size of the buffer that is read, larger than all caches
+ENOUGH_SECONDS = 0.02  # matrices grow until a product takes this long
 
 MIN_WIDTH, MAX_WIDTH = 128, 8192
 TRIES = 5

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nvium_core.bench.contenders import own
-from nvium_core.bench.contenders.contender import Contender, ContenderFailed, Generation, Race
+from nvium_core.bench.contenders.contender import Contender, ContenderFailed, Generation, Workload
 from nvium_core.bench.contenders.lineup import BASELINE, OTHERS, OURS, Lineup, lineup
 from nvium_core.bench.contenders.llama_cpp import system_info
 from nvium_core.bench.harness import Figures, Subject, conclusion, interleaved, median_ratio
@@ -35,54 +35,52 @@ def measure(
     against: the optional contenders.
     seconds: time limit of all turns; slow contenders run fewer turns.
     """
-    races = own.races(subject, sequences, tokens)
-    with lineup(subject, against) as who:
-        rows = [compare(who, race, repeats, seconds / len(races)) for race in races]
+    workloads = own.workloads(subject, sequences, tokens)
+    with lineup(subject, against) as chosen:
+        rows = [compare(chosen, workload, repeats, seconds / len(workloads)) for workload in workloads]
     return {
         "tokens": tokens,
         "repeats": repeats,
         "prompt_tokens": len(subject.prompt),
         "parameters": num_parameters(subject.model.config),
         "twin": {
-            "parameters": num_parameters(who.twin.config),
-            "mlp_width": who.twin.config.intermediate_size,
+            "parameters": num_parameters(chosen.twin.config),
+            "mlp_width": chosen.twin.config.intermediate_size,
         },
         "machine": {name: subject.as_dict()[name] for name in ("instructions", "threads")}
         | machine(subject.model.lm_head.weight, buffer_bytes),
         "llama_cpp": system_info(),
-        "left_out": who.left_out,
+        "left_out": chosen.left_out,
         "rows": rows,
     }
 
 
-def compare(who: Lineup, race: Race, repeats: int, seconds: float) -> Figures:
+def compare(chosen: Lineup, workload: Workload, repeats: int, seconds: float) -> Figures:
     """Measure all contenders at one number of sequences."""
-    with who.ready(race) as contenders:
-        label = f"{race.num_sequences} sequences"
-        counted = {name: checked_turn(name, contender, race) for name, contender in contenders.items()}
+    with chosen.ready(workload) as contenders:
+        label = f"{workload.num_sequences} sequences"
+        counted = {name: checked_turn(name, contender, workload) for name, contender in contenders.items()}
         turns = interleaved(counted, repeats, label, seconds)
     ours = rates(turns[OURS])
     shown = {
-        name: summary(taken, race) | {"ours_over": median_ratio(ours, rates(taken))} for name, taken in turns.items()
+        name: summary(turn, workload) | {"ours_over": median_ratio(ours, rates(turn))} for name, turn in turns.items()
     }
-    routing = shares(turns[OURS], who.subject.model.config.num_exits)
+    routing = shares(turns[OURS], chosen.subject.model.config.num_exits)
     return {
-        "sequences": race.num_sequences,
+        "sequences": workload.num_sequences,
         "routing": routing,
         "contenders": shown,
         "ours_over": {peer: shown[best]["ours_over"] for peer, best in best_variants(shown).items()},
     }
 
 
-def checked_turn(name: str, contender: Contender, race: Race) -> Contender:
-    """Wrap a contender so that it raises `ContenderFailed` for a wrong number of tokens."""
+def checked_turn(name: str, contender: Contender, workload: Workload) -> Contender:
+    """Wrap a contender, so that it raises `ContenderFailed` for a wrong number of tokens."""
 
     def turn(number: int) -> Generation:
         generated = contender(number)
-        if [len(tokens) for tokens in generated.token_ids] != [race.num_tokens] * race.num_sequences:
-            raise ContenderFailed(
-                f"{name} did not generate {race.num_tokens} tokens for each of {race.num_sequences} sequences"
-            )
+        if [len(tokens) for tokens in generated.token_ids] != [workload.num_tokens] * workload.num_sequences:
+            raise ContenderFailed(f"{name} did not generate {workload.num_tokens} tokens for every sequence")
         return generated
 
     return turn
@@ -92,11 +90,11 @@ def rates(turns: Sequence[Generation]) -> list[float]:
     return [turn.tokens_per_second for turn in turns]
 
 
-def summary(turns: Sequence[Generation], race: Race) -> Figures:
+def summary(turns: Sequence[Generation], workload: Workload) -> Figures:
     """Return medians over the turns. `ms_per_token` is per sequence."""
     return {
         "tokens_per_second": median(rates(turns)),
-        "ms_per_token": 1000 * median(turn.seconds for turn in turns) / race.num_tokens,
+        "ms_per_token": 1000 * median(turn.seconds for turn in turns) / workload.num_tokens,
         "first_token_ms": 1000 * median(fmean(turn.first_token_seconds) for turn in turns),
         "turns": rates(turns),
     }

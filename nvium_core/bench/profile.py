@@ -7,7 +7,7 @@ from operator import itemgetter
 from rich.table import Table
 
 from nvium_core.bench.contenders import own
-from nvium_core.bench.contenders.contender import Race
+from nvium_core.bench.contenders.contender import Workload
 from nvium_core.bench.contenders.lineup import OURS
 from nvium_core.bench.harness import Figures, Subject
 from nvium_core.engine.device.native.backend import NativeBackend
@@ -18,22 +18,23 @@ from nvium_core.engine.params import SamplingParams
 def measure(subject: Subject, *, sequences: Sequence[int] = (1,), tokens: int = 64, repeats: int = 3) -> Figures:
     """Measure a row for each number of sequences, of `tokens` tokens each, as the fastest of `repeats` runs."""
     rows = []
-    for race in own.races(subject, sequences, tokens):
-        engine = own.engine_for(subject.model, race)
-        own.contender(engine, race, OURS)(0)
-        fastest = min((by_part(engine, race, turn) for turn in range(repeats)), key=itemgetter("token_us"))
-        rows.append({"sequences": race.num_sequences, **fastest})
+    for workload in own.workloads(subject, sequences, tokens):
+        engine = own.engine_for(subject.model, workload)
+        own.contender(engine, workload, OURS)(0)
+        fastest = min((by_part(engine, workload, turn) for turn in range(repeats)), key=itemgetter("token_us"))
+        rows.append({"sequences": workload.num_sequences, **fastest})
     return {"tokens": tokens, "rows": rows}
 
 
-def by_part(engine: Engine, race: Race, turn: int) -> Figures:
+def by_part(engine: Engine, workload: Workload, turn: int) -> Figures:
     """Measure microseconds per token by part.
 
-    layers: the forward pass, including routers and heads unless native calls time these separately.
-    engine: the rest: scheduling, recording, and calling the device.
+    layers: the forward pass. It includes routers and heads unless native calls time them separately.
+    engine: everything else, such as scheduling, recording and calling the device.
     """
-    for seed in race.seeds(turn):
-        engine.add(str(seed), race.prompt, SamplingParams(max_tokens=race.num_tokens, seed=seed, ignore_eos=True))
+    for seed in workload.seeds(turn):
+        params = SamplingParams(max_tokens=workload.num_tokens, seed=seed, ignore_eos=True)
+        engine.add(str(seed), workload.prompt, params)
     before, layers, started = own_seconds(engine), 0.0, time.perf_counter()
     while engine.has_work:
         engine.step()
@@ -41,7 +42,7 @@ def by_part(engine: Engine, race: Race, turn: int) -> Figures:
     total = time.perf_counter() - started
     kernels = {"layers": layers} | {part: own_seconds(engine)[part] - seconds for part, seconds in before.items()}
     parts = {**kernels, "engine": total - sum(kernels.values())}
-    num_tokens = race.num_tokens * race.num_sequences
+    num_tokens = workload.num_tokens * workload.num_sequences
     return {
         "token_us": 1e6 * total / num_tokens,
         "parts_us": {part: 1e6 * seconds / num_tokens for part, seconds in parts.items()},

@@ -1,4 +1,4 @@
-"""Measures the cost of each sampling mode over plain sampling at temperature 1, and the speed-up of exits in it.
+"""Measures each sampling mode: its cost over plain sampling at temperature 1, and its speed-up from early exits.
 
 All modes run in interleaved turns on one engine with the same seeds, with the schedules `race` and `whole`.
 """
@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from nvium_core.bench.contenders import own
-from nvium_core.bench.contenders.contender import Generation, Race
+from nvium_core.bench.contenders.contender import Generation, Workload
 from nvium_core.bench.contenders.lineup import BASELINE, OURS
 from nvium_core.bench.harness import Figures, Subject, interleaved, median_ratio
 from nvium_core.bench.peers import checked_turn, rates, summary
@@ -18,7 +18,7 @@ from nvium_core.choices import SUGGESTED
 from nvium_core.engine.params import SamplingParams
 
 PLAIN = "plain"
-WAYS: dict[str, Mapping[str, Any]] = {
+MODES: dict[str, Mapping[str, Any]] = {
     PLAIN: {},
     "suggested": SUGGESTED,
     "top-k": {"top_k": 40},
@@ -32,33 +32,33 @@ WAYS: dict[str, Mapping[str, Any]] = {
 
 def measure(subject: Subject, *, sequences: Sequence[int] = (1, 8), tokens: int = 64, repeats: int = 9) -> Figures:
     """Measure a row for each number of sequences, of `tokens` tokens each, prefill included."""
-    rows = [compare(subject, race, repeats) for race in own.races(subject, sequences, tokens)]
-    return {"ways": WAYS, "tokens": tokens, "repeats": repeats, "rows": rows}
+    rows = [compare(subject, workload, repeats) for workload in own.workloads(subject, sequences, tokens)]
+    return {"ways": MODES, "tokens": tokens, "repeats": repeats, "rows": rows}
 
 
-def compare(subject: Subject, race: Race, repeats: int) -> Figures:
+def compare(subject: Subject, workload: Workload, repeats: int) -> Figures:
     """Measure all modes at one number of sequences. Rates are in tokens per second."""
-    engine = own.engine_for(subject.model, race)
+    engine = own.engine_for(subject.model, workload)
     contenders = {}
-    for way, schedule in product(WAYS, (OURS, BASELINE)):
-        params = SamplingParams(**{"sampling": "exits", **WAYS[way]})
-        contender = own.contender(engine, race, schedule, params)
-        contenders[f"{way}/{schedule}"] = checked_turn(way, contender, race)
-    turns = interleaved(contenders, repeats, f"{race.num_sequences} sequences")
+    for mode, schedule in product(MODES, (OURS, BASELINE)):
+        params = SamplingParams(**{"sampling": "exits", **MODES[mode]})
+        contender = own.contender(engine, workload, schedule, params)
+        contenders[f"{mode}/{schedule}"] = checked_turn(mode, contender, workload)
+    turns = interleaved(contenders, repeats, f"{workload.num_sequences} sequences")
     plain = turns[f"{PLAIN}/{OURS}"]
-    ways = {way: compared(turns[f"{way}/{OURS}"], turns[f"{way}/{BASELINE}"], plain, race) for way in WAYS}
-    return {"sequences": race.num_sequences, "ways": ways}
+    modes = {mode: compared(turns[f"{mode}/{OURS}"], turns[f"{mode}/{BASELINE}"], plain, workload) for mode in MODES}
+    return {"sequences": workload.num_sequences, "ways": modes}
 
 
 def compared(
-    turns: Sequence[Generation], dense: Sequence[Generation], plain: Sequence[Generation], race: Race
+    turns: Sequence[Generation], dense: Sequence[Generation], plain: Sequence[Generation], workload: Workload
 ) -> Figures:
     """Return the rates of one mode, and its median ratios to plain sampling and to full depth."""
     return {
-        **summary(turns, race),
+        **summary(turns, workload),
         "over_plain": median_ratio(rates(turns), rates(plain)),
         f"over_{BASELINE}": median_ratio(rates(turns), rates(dense)),
-        BASELINE: summary(dense, race),
+        BASELINE: summary(dense, workload),
     }
 
 

@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nvium_core.bench.contenders import own
-from nvium_core.bench.contenders.contender import Contender, Race
+from nvium_core.bench.contenders.contender import Contender, Workload
 from nvium_core.bench.contenders.lineup import BASELINE, OURS, SWEEP
 from nvium_core.bench.harness import Figures, Subject, conclusion, interleaved, median_ratio
 from nvium_core.bench.peers import rates, summary
@@ -19,36 +19,28 @@ def measure(
     subject: Subject, *, sequences: Sequence[int] = (1, 2, 4, 8), tokens: int = 256, repeats: int = 9
 ) -> Figures:
     """Measure a row for each number of sequences, of `tokens` tokens each, prefill included."""
-    rows = [compare(subject, race, repeats) for race in own.races(subject, sequences, tokens)]
+    rows = [compare(subject, workload, repeats) for workload in own.workloads(subject, sequences, tokens)]
     return {"tokens": tokens, "repeats": repeats, "rows": rows}
 
 
-def compare(subject: Subject, race: Race, repeats: int) -> Figures:
+def compare(subject: Subject, workload: Workload, repeats: int) -> Figures:
     """Measure all schedules at one number of sequences: tokens per second, and the median ratio to full depth."""
-    engine = own.engine_for(subject.model, race)
-    contenders: dict[str, Contender] = {name: own.contender(engine, race, name) for name in SCHEDULES}
-    turns = interleaved(contenders, repeats, f"{race.num_sequences} sequences")
+    engine = own.engine_for(subject.model, workload)
+    contenders: dict[str, Contender] = {name: own.contender(engine, workload, name) for name in SCHEDULES}
+    turns = interleaved(contenders, repeats, f"{workload.num_sequences} sequences")
     schedules = {
-        name: summary(taken, race) | {f"over_{BASELINE}": median_ratio(rates(taken), rates(turns[BASELINE]))}
+        name: summary(taken, workload) | {f"over_{BASELINE}": median_ratio(rates(taken), rates(turns[BASELINE]))}
         for name, taken in turns.items()
     }
-    return {"sequences": race.num_sequences, "schedules": schedules}
+    return {"sequences": workload.num_sequences, "schedules": schedules}
 
 
 def table(figures: Figures) -> Table:
-    result = Table(
-        "sequences",
-        "schedule",
-        "tokens/s",
-        f"over {BASELINE}",
-        caption=Text(conclusion(figures["num_exits"], gains(figures))),
-    )
+    gains = {row["sequences"]: row["schedules"][OURS][f"over_{BASELINE}"] for row in figures["rows"]}
+    caption = Text(conclusion(figures["num_exits"], gains))
+    result = Table("sequences", "schedule", "tokens/s", f"over {BASELINE}", caption=caption)
     for row in figures["rows"]:
         for name, seen in row["schedules"].items():
             rate, ratio = f"{seen['tokens_per_second']:.1f}", f"{seen[f'over_{BASELINE}']:.3f}"
             result.add_row(str(row["sequences"]), name, rate, ratio, end_section=name == BASELINE)
     return result
-
-
-def gains(figures: Figures) -> dict[int, float]:
-    return {row["sequences"]: row["schedules"][OURS][f"over_{BASELINE}"] for row in figures["rows"]}

@@ -20,8 +20,7 @@ from nvium_core.model.exits import CONTINUE, EXIT, Exit
 MLP_WIDTHS = {128: 344, 256: 688, 512: 1376, 768: 2048, 1024: 2736, 1536: 4096, 2048: 5632}
 """`intermediate_size` by `hidden_size` (paper, scaling tables; 2048 as in 1B models)."""
 
-ROUTER_WIDTHS = {768: 512}
-"""Router widths that differ from ⌊0.66 d⌋ in the authors' models."""
+ROUTER_WIDTHS = {768: 512}  # router widths that differ from ⌊0.66 d⌋ in the authors' models
 
 HEAD_WIDTH = 64
 CONTEXT = 1024
@@ -31,22 +30,17 @@ PAPER_ROUTING = (0.145703, 0.259934, 0.344640, 0.246770)
 """p_k of the paper's 24 × 768 4-vium, as printed; their sum is 0.997."""
 
 
-def random_weights(
-    config: NviumConfig, *, dtype: torch.dtype, seed: int = 0, device: torch.device | str = "cpu"
-) -> NviumForCausalLM:
+def random_weights(config: NviumConfig, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> NviumForCausalLM:
     """Build a model with random weights (`fill`)."""
     with torch.device(device), init.no_init_weights():
         model: NviumForCausalLM = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     nn.Module.to(model, device)  # rotary frequencies are on the CPU
-    fill(model, seed)
+    fill(model, seed=0)
     return model
 
 
 def shape_config(shape: str, num_exits: int = 4, vocab_size: int = 32_000) -> NviumConfig:
-    """Return the configuration of a shape, with evenly placed exits, l_k = ⌊k · L / N⌋.
-
-    Raise `InvalidRequest` for an invalid shape or more exits than layers.
-    """
+    """Return a configuration with evenly placed exits. Raise `InvalidRequest` for a wrong shape or too many exits."""
     parts = re.fullmatch(r"([0-9]{1,4})x([0-9]{1,5})", shape)
     num_layers, width = (int(parts[1]), int(parts[2])) if parts else (0, 0)
     widths = ", ".join(map(str, MLP_WIDTHS))
@@ -81,10 +75,7 @@ def fill(model: NviumForCausalLM, seed: int) -> None:
 
 @torch.no_grad()
 def force_routing(model: NviumForCausalLM, routing: Sequence[float]) -> None:
-    """Set p_k at every position to `routing`, one share per exit, normalised.
-
-    Router heads keep only their biases, in float32 or better so that p_k is exact in any precision.
-    """
+    """Set p_k at every position to `routing`, normalised. Router heads keep only their biases, in float32 or better."""
     require(len(routing) == model.config.num_exits, "routing", f"must have {model.config.num_exits} shares")
     is_valid = min(routing) >= 0 and 0 < sum(routing) < float("inf")
     require(is_valid, "routing", f"must be non-negative and not all zero, got {list(routing)}")

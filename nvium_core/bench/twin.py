@@ -32,7 +32,7 @@ def dense_twin(model: Nvium, weights: Weights = "auto") -> Nvium:
         config.intermediate_size += -config.intermediate_size % GROUP
     twin = random_weights(config, dtype=model.dtype, device=model.device)
     if all(narrowed(weight).dtype == torch.bfloat16 for weight in model.model.layers.parameters()):
-        # The engine packs such layers in 16 bits, even if retrofitted exits are wider. A fair twin reads as few bytes.
+        # The engine packs these layers in 16 bits, even if retrofitted exits are wider. So does a fair twin.
         with torch.no_grad():
             for weight in twin.parameters():
                 weight.copy_(weight.bfloat16())
@@ -45,10 +45,7 @@ def is_llama(config: NviumConfig) -> bool:
 
 
 def twin_config(config: NviumConfig) -> NviumConfig:
-    """Return the univium with the narrowest MLP, in multiples of 8, that has at least as many parameters.
-
-    This is the authors' rule.
-    """
+    """Widen the univium's MLP in multiples of 8 until it has at least as many parameters (the authors' rule)."""
     twin = univium_config(NviumConfig(**(shape_fields(config) | NO_PARTS)))
     missing = num_parameters(config) - num_parameters(twin)
     twin.intermediate_size += added_mlp_width(missing, config.hidden_size, config.num_hidden_layers)
@@ -56,9 +53,7 @@ def twin_config(config: NviumConfig) -> NviumConfig:
 
 
 def num_parameters(config: NviumConfig) -> int:
-    """Return the number of parameters. A tied head counts once."""
-    with torch.device("meta"):
-        return Nvium(config).num_parameters()
+    return Nvium.empty(config).num_parameters()
 
 
 def usable_llama(univium: Nvium) -> LlamaForCausalLM:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nvium_core.bench.contenders import generate, llama_cpp, own
-from nvium_core.bench.contenders.contender import Contender, NotAvailable, Race
+from nvium_core.bench.contenders.contender import Contender, NotAvailable, Workload
 from nvium_core.bench.contenders.gguf_file import Kind, write_gguf
 from nvium_core.bench.contenders.lineup import GENERATE, GIVEN_FILE, LLAMA_CPP, lineup
 from nvium_core.bench.harness import load_subject
@@ -21,7 +21,7 @@ from tests.model.gguf_files import write_gguf as write_given_file
 from tests.model.test_backbones import random_model as random_backbone
 from tests.test_gguf_conversion import FIELDS, SHAPE
 
-RACE = Race(prompt=[1, 2, 3, 4, 5], num_sequences=3, num_tokens=7)
+WORKLOAD = Workload(prompt=[1, 2, 3, 4, 5], num_sequences=3, num_tokens=7)
 
 
 def loud_twin(**shape: int) -> NviumForCausalLM:
@@ -47,14 +47,14 @@ def needs_llama_cpp() -> None:
 @contextmanager
 def contender(name: str, twin: NviumForCausalLM, folder: Path) -> Iterator[Contender]:
     if name == "own":
-        yield own.contender(own.engine_for(twin, RACE), RACE, "race")
+        yield own.contender(own.engine_for(twin, WORKLOAD), WORKLOAD, "race")
     elif name == "llama.cpp":
         needs_llama_cpp()
         write_gguf(twin, file := folder / "twin.gguf", "f16")
-        with llama_cpp.contender(file, "f16", RACE, threads=1) as generate_turn:
+        with llama_cpp.contender(file, "f16", WORKLOAD, threads=1) as generate_turn:
             yield generate_turn
     else:
-        yield generate.contender(usable_llama(twin), RACE, "static" if name == "static" else "dynamic")
+        yield generate.contender(usable_llama(twin), WORKLOAD, "static" if name == "static" else "dynamic")
 
 
 @pytest.mark.parametrize("name", ["own", "dynamic", "static", "llama.cpp"])
@@ -81,8 +81,8 @@ def test_llama_cpp_computes_the_logits_of_the_twin(
     tokens = [(7 * n) % 101 for n in range(20)]
     file = tmp_path / "twin.gguf"
     write_gguf(twin, file, kind)
-    race = Race(prompt=tokens, num_sequences=1, num_tokens=7)
-    with closing(llama_cpp.LlamaCpp(file, kind, race, threads=1)) as model:
+    workload = Workload(prompt=tokens, num_sequences=1, num_tokens=7)
+    with closing(llama_cpp.LlamaCpp(file, kind, workload, threads=1)) as model:
         model.decode([(token, position, 0, True) for position, token in enumerate(tokens)])
         found = torch.tensor([model.logits(row) for row in range(len(tokens))])
     expected = twin(torch.tensor([tokens]), output_exit_logits=True).exit_logits[0, :, 0]
@@ -104,7 +104,7 @@ def test_a_llama_from_a_gguf_file_is_compared_with_llama_cpp_on_the_same_file(tm
     subject = load_subject(str(file), None, None, "cpu", "bfloat16")
     with lineup(subject, (GENERATE, LLAMA_CPP)) as who:
         assert who.twin is subject.model
-        with who.ready(RACE) as contenders:
+        with who.ready(WORKLOAD) as contenders:
             assert contenders.keys() == {
                 *("race", "whole", "generate/dynamic", "generate/static", "generate/float32"),
                 *("llama.cpp/f16", "llama.cpp/bf16", GIVEN_FILE),

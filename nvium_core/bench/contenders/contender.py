@@ -18,7 +18,7 @@ class ContenderFailed(NviumError, RuntimeError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Race:
+class Workload:
     """The workload: sequences with the same prompt and different seeds."""
 
     prompt: list[int]
@@ -37,11 +37,7 @@ class Race:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generation:
-    """The result of a turn.
-
-    Times are in seconds since its start, and lists have an entry for each sequence. `exits` are 1-based; other engines
-    have none.
-    """
+    """The result of a turn, with an entry for each sequence. Times are in seconds since the turn's start."""
 
     seconds: float
     first_token_seconds: list[float]

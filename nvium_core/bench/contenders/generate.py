@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LlamaForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
-from nvium_core.bench.contenders.contender import Contender, Generation, Race
+from nvium_core.bench.contenders.contender import Contender, Generation, Workload
 
 Cache = Literal["dynamic", "static"]
 """A KV cache that grows with every token, or one of the full length."""
@@ -27,15 +27,15 @@ class TokenTimes(BaseStreamer):
         """Required by the interface."""
 
 
-def contender(llama: LlamaForCausalLM, race: Race, cache: Cache) -> Contender:
-    prompts_BT = torch.tensor([race.prompt] * race.num_sequences, device=llama.device)
+def contender(llama: LlamaForCausalLM, workload: Workload, cache: Cache) -> Contender:
+    prompts_BT = torch.tensor([workload.prompt] * workload.num_sequences, device=llama.device)
     model: Any = llama
     config = GenerationConfig(
         do_sample=True,
         temperature=1.0,
         top_k=0,
         top_p=1.0,
-        max_new_tokens=race.num_tokens,
+        max_new_tokens=workload.num_tokens,
         eos_token_id=None,
         pad_token_id=0,
         cache_implementation=cache,
@@ -48,9 +48,9 @@ def contender(llama: LlamaForCausalLM, race: Race, cache: Cache) -> Contender:
         output_BT: Tensor = model.generate(
             prompts_BT, attention_mask=torch.ones_like(prompts_BT), generation_config=config, streamer=arrivals
         )
-        token_ids = output_BT[:, len(race.prompt) :].tolist()
+        token_ids = output_BT[:, len(workload.prompt) :].tolist()
         seconds = time.perf_counter() - started
         first = arrivals.times[1] - started
-        return Generation(seconds=seconds, first_token_seconds=[first] * race.num_sequences, token_ids=token_ids)
+        return Generation(seconds=seconds, first_token_seconds=[first] * workload.num_sequences, token_ids=token_ids)
 
     return generate_turn

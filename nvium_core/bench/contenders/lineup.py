@@ -10,7 +10,7 @@ from typing import get_args
 import torch
 
 from nvium_core.bench.contenders import generate, llama_cpp, own
-from nvium_core.bench.contenders.contender import Contender, NotAvailable, Race
+from nvium_core.bench.contenders.contender import Contender, NotAvailable, Workload
 from nvium_core.bench.contenders.gguf_file import Kind, write_gguf
 from nvium_core.bench.harness import Subject
 from nvium_core.bench.twin import dense_twin, usable_llama
@@ -24,92 +24,85 @@ BASELINE: Schedule = "whole"
 TWIN = "dense twin"
 """Our engine: with the default schedule, with early exits only, at full depth, and with the dense twin."""
 
-GENERATE, LLAMA_CPP = "generate", "llama.cpp"
-"""The dense twin in other engines."""
-
-GIVEN_FILE = "llama.cpp with the file"
-"""llama.cpp with the GGUF file that the model was loaded from."""
-
-OTHERS = SWEEP, TWIN, GENERATE, LLAMA_CPP
-"""Optional contenders. Ours and the baseline always run."""
+GENERATE, LLAMA_CPP = "generate", "llama.cpp"  # the dense twin in other engines
+GIVEN_FILE = "llama.cpp with the file"  # llama.cpp with the GGUF file that the model was loaded from
+OTHERS = SWEEP, TWIN, GENERATE, LLAMA_CPP  # optional contenders, besides ours and the baseline
 
 HALF_BYTES = 2
 
-QUANTIZED: dict[str, Kind] = {"q8": "q8_0", "q4": "q4_0"}
-"""Our `--weights` → GGUF type."""
+QUANTIZED: dict[str, Kind] = {"q8": "q8_0", "q4": "q4_0"}  # our `--weights` → GGUF type
 
 
 @dataclass(frozen=True)
 class Lineup:
     """The contenders of an experiment.
 
+    selected: names of the optional contenders.
     files: GGUF files of the twin; the key None is the file that the model was loaded from.
     left_out: contenders that cannot run, with the reason.
     """
 
     subject: Subject
     twin: Nvium
-    invited: Collection[str] = OTHERS
+    selected: Collection[str] = OTHERS
     files: dict[Kind | None, Path] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
 
     @contextmanager
-    def ready(self, race: Race) -> Iterator[dict[str, Contender]]:
-        """Yield all contenders.
-
-        One engine runs all schedules: the address of the weights alone can change speed by a tenth.
-        """
-        engine = own.engine_for(self.subject.model, race)
-        schedules = [name for name in (OURS, SWEEP, BASELINE) if name in {OURS, BASELINE, *self.invited}]
-        contenders: dict[str, Contender] = {name: own.contender(engine, race, name) for name in schedules}
+    def ready(self, workload: Workload) -> Iterator[dict[str, Contender]]:
+        """Yield all contenders. One engine runs all schedules, because the weights' address changes speed by 10%."""
+        engine = own.engine_for(self.subject.model, workload)
+        schedules = [name for name in (OURS, SWEEP, BASELINE) if name in {OURS, BASELINE, *self.selected}]
+        contenders: dict[str, Contender] = {name: own.contender(engine, workload, name) for name in schedules}
         with ExitStack() as stack:
-            yield contenders | self._with_the_twin(race, stack)
+            yield contenders | self._with_the_twin(workload, stack)
 
-    def _with_the_twin(self, race: Race, stack: ExitStack) -> dict[str, Contender]:
-        """Build the contenders that run the twin. They are valid until the stack closes."""
+    def _with_the_twin(self, workload: Workload, stack: ExitStack) -> dict[str, Contender]:
+        """Build the contenders that run the twin. Closing the stack frees them."""
         contenders: dict[str, Contender] = {}
-        if TWIN in self.invited:
-            contenders[TWIN] = own.contender(own.engine_for(self.twin, race), race, BASELINE)
-        if GENERATE in self.invited:
-            contenders |= self._generating(race)
+        if TWIN in self.selected:
+            contenders[TWIN] = own.contender(own.engine_for(self.twin, workload), workload, BASELINE)
+        if GENERATE in self.selected:
+            contenders |= self._generating(workload)
         for kind, file in self.files.items():
             name, threads = f"{LLAMA_CPP}/{kind}" if kind else GIVEN_FILE, torch.get_num_threads()
-            contenders[name] = stack.enter_context(llama_cpp.contender(file, kind, race, threads=threads))
+            contenders[name] = stack.enter_context(llama_cpp.contender(file, kind, workload, threads=threads))
         return contenders
 
-    def _generating(self, race: Race) -> dict[str, Contender]:
-        """Build `generate` with either cache, and for 16-bit weights on a CPU in float32, which may be faster."""
-        llama = usable_llama(self.twin)
-        variants = {f"{GENERATE}/{cache}": generate.contender(llama, race, cache) for cache in get_args(generate.Cache)}
+    def _generating(self, workload: Workload) -> dict[str, Contender]:
+        """Build `generate` with either cache. For 16-bit weights on a CPU, also in float32, which may be faster."""
+        llama, caches = usable_llama(self.twin), get_args(generate.Cache)
+        variants = {f"{GENERATE}/{cache}": generate.contender(llama, workload, cache) for cache in caches}
         if llama.device.type == "cpu" and llama.dtype.itemsize == HALF_BYTES:
-            variants[f"{GENERATE}/float32"] = generate.contender(usable_llama(self.twin).float(), race, "dynamic")
+            variants[f"{GENERATE}/float32"] = generate.contender(usable_llama(self.twin).float(), workload, "dynamic")
         return variants
 
 
 @contextmanager
-def lineup(subject: Subject, invited: Collection[str] = OTHERS) -> Iterator[Lineup]:
-    """Choose contenders and write their files, which are deleted at the end of the context."""
+def lineup(subject: Subject, selected: Collection[str] = OTHERS) -> Iterator[Lineup]:
+    """Choose contenders and write their files. The end of the context deletes the files."""
     known = BASELINE, *OTHERS
-    for name in invited:
+    for name in selected:
         require(name in known, "against", f"must be some of {', '.join(known)}, got {name!r}")
-    found = Lineup(subject, dense_twin(subject.model, subject.weights), invited)
+    found = Lineup(subject, dense_twin(subject.model, subject.weights), selected)
     with TemporaryDirectory() as folder:
         try:
-            if LLAMA_CPP in invited:
+            if LLAMA_CPP in selected:
                 write_files(found, Path(folder))
         except NotAvailable as reason:
             found.left_out[LLAMA_CPP] = str(reason)
         yield found
 
 
-def write_files(who: Lineup, folder: Path) -> None:
+def write_files(contenders: Lineup, folder: Path) -> None:
     """Write the twin's GGUF files. Raise `NotAvailable` if llama.cpp cannot run."""
-    llama_cpp.check_available(who.subject.model.device.type)
-    for kind in kinds(who.subject.model.dtype, who.subject.weights):
-        write_gguf(who.twin, file := folder / f"{kind}.gguf", kind)
-        who.files[kind] = file
-    if who.subject.file:
-        who.files[None] = who.subject.file
+    subject = contenders.subject
+    llama_cpp.check_available(subject.model.device.type)
+    for kind in kinds(subject.model.dtype, subject.weights):
+        write_gguf(contenders.twin, file := folder / f"{kind}.gguf", kind)
+        contenders.files[kind] = file
+    if subject.file:
+        contenders.files[None] = subject.file
 
 
 def kinds(dtype: torch.dtype, weights: Weights = "auto") -> tuple[Kind, ...]:

@@ -9,12 +9,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from nvium_core.bench.contenders.contender import Contender, ContenderFailed, Generation, NotAvailable, Race
+from nvium_core.bench.contenders.contender import Contender, ContenderFailed, Generation, NotAvailable, Workload
 from nvium_core.bench.contenders.gguf_file import Kind
 
 NEEDED = ("llama_cpp", "gguf")
-MIN_BATCH_TOKENS = 512
-"""llama.cpp's default."""
+MIN_BATCH_TOKENS = 512  # llama.cpp's default
 
 
 def check_available(device: str) -> None:
@@ -35,17 +34,14 @@ def system_info() -> str | None:
 
 
 class LlamaCpp:
-    """A loaded model with a KV cache and a batch that have room for a race.
+    """A loaded model with room for a workload. With f32 files, cache and attention are float32."""
 
-    With f32 files, cache and attention are float32. Other files use llama.cpp's defaults.
-    """
-
-    def __init__(self, file: Path, kind: Kind | None, race: Race, threads: int) -> None:
+    def __init__(self, file: Path, kind: Kind | None, workload: Workload, threads: int) -> None:
         self._lib = lib = import_module("llama_cpp")
         self._log = lib.llama_log_callback(lambda *_: None)
         lib.llama_log_set(self._log, ctypes.c_void_p())
         lib.llama_backend_init()
-        self._race, self._batch_tokens = race, race.num_sequences * len(race.prompt)
+        self._race, self._batch_tokens = workload, workload.num_sequences * len(workload.prompt)
         self._model = lib.llama_model_load_from_file(str(file).encode(), lib.llama_model_default_params())
         if self._model is None:
             raise ContenderFailed(f"llama.cpp cannot load {file.name}")
@@ -83,7 +79,6 @@ class LlamaCpp:
             raise ContenderFailed(f"llama_decode failed with status {status}")
 
     def logits(self, row: int) -> list[float]:
-        """Return the logits of one row of the last batch."""
         vocab = self._lib.llama_model_get_vocab(self._model)
         return list(self._lib.llama_get_logits_ith(self._context, row)[: self._lib.llama_vocab_n_tokens(vocab)])
 
@@ -107,12 +102,12 @@ class LlamaCpp:
 
 
 @contextmanager
-def contender(file: Path, kind: Kind | None, race: Race, *, threads: int) -> Iterator[Contender]:
-    length, sequences = len(race.prompt), range(race.num_sequences)
+def contender(file: Path, kind: Kind | None, workload: Workload, *, threads: int) -> Iterator[Contender]:
+    length, sequences = len(workload.prompt), range(workload.num_sequences)
     prompts = [
         (token, position, sequence, position == length - 1)
         for sequence in sequences
-        for position, token in enumerate(race.prompt)
+        for position, token in enumerate(workload.prompt)
     ]
 
     def generate_turn(turn: int) -> Generation:
@@ -122,12 +117,12 @@ def contender(file: Path, kind: Kind | None, race: Race, *, threads: int) -> Ite
             model.decode(prompts)
             outputs = [[draw(sequence * length + length - 1)] for sequence in sequences]
             first_seconds = time.perf_counter() - started
-            for position in range(length, race.num_positions - 1):
+            for position in range(length, workload.num_positions - 1):
                 model.decode([(outputs[sequence][-1], position, sequence, True) for sequence in sequences])
                 for sequence in sequences:
                     outputs[sequence].append(draw(sequence))
             seconds = time.perf_counter() - started
         return Generation(seconds=seconds, first_token_seconds=[first_seconds] * len(sequences), token_ids=outputs)
 
-    with closing(LlamaCpp(file, kind, race, threads)) as model:
+    with closing(LlamaCpp(file, kind, workload, threads)) as model:
         yield generate_turn

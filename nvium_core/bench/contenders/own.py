@@ -5,49 +5,51 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from nvium_core.bench.contenders.contender import Contender, Generation, Race
+from nvium_core.bench.contenders.contender import Contender, Generation, Workload
 from nvium_core.bench.harness import Subject, timed
 from nvium_core.choices import Schedule
 from nvium_core.engine.device.paged_cache import best_page_size
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import EngineConfig, SamplingParams, require
-from nvium_core.engine.schedule import race as schedules
-from nvium_core.engine.schedule.scheduler import WAYS
+from nvium_core.engine.schedule.race import Race
+from nvium_core.engine.schedule.scheduler import policies_of
 from nvium_core.model.nvium import Nvium
 
 WARM_UP_TURNS, WARM_UP_TOKENS = 2, 320
 """Warm-up of the schedule `race`: enough tokens per sequence for it to choose."""
 
 
-def races(subject: Subject, sequences: Iterable[int], tokens: int) -> list[Race]:
+def workloads(subject: Subject, sequences: Iterable[int], tokens: int) -> list[Workload]:
     """Return a workload for each number of sequences. Raise `InvalidRequest` if `tokens` exceeds the context."""
     room = subject.context - len(subject.prompt)
     require(tokens <= room, "tokens", f"must be at most {room}, the context after the prompt, got {tokens}")
-    return [Race(prompt=subject.prompt, num_sequences=number, num_tokens=tokens) for number in sequences]
+    return [Workload(prompt=subject.prompt, num_sequences=number, num_tokens=tokens) for number in sequences]
 
 
-def engine_for(model: Nvium, race: Race, **config: Any) -> Engine:
+def engine_for(model: Nvium, workload: Workload, **config: Any) -> Engine:
     """Build an engine whose cache is large enough for all sequences, without prefix caching."""
     page_size = best_page_size(model.lm_head.weight)
-    num_positions = max(race.num_positions, len(race.prompt) + WARM_UP_TOKENS)
-    cache_tokens = race.num_sequences * (-(-num_positions // page_size) + 1) * page_size
-    room = EngineConfig(max_sequences=race.num_sequences, cache_tokens=cache_tokens, prefix_caching=False, **config)
+    num_positions = max(workload.num_positions, len(workload.prompt) + WARM_UP_TOKENS)
+    cache_tokens = workload.num_sequences * (-(-num_positions // page_size) + 1) * page_size
+    room = EngineConfig(max_sequences=workload.num_sequences, cache_tokens=cache_tokens, prefix_caching=False, **config)
     return Engine(model, room)
 
 
-def contender(engine: Engine, race: Race, schedule: Schedule, params: SamplingParams | None = None) -> Contender:
+def contender(
+    engine: Engine, workload: Workload, schedule: Schedule, params: SamplingParams | None = None
+) -> Contender:
     """Return our engine as a contender, with this schedule and these sampling parameters (None: temperature 1).
 
     The schedule `race` chooses during a warm-up here. Contenders on one engine do not share its choice.
     """
     plain = params or SamplingParams(sampling="exits")
-    own = schedules.Race(WAYS[schedule] if engine.scheduler.num_blocks > 1 else ("whole",))
+    race = Race(policies_of(schedule, engine.scheduler.num_blocks))
 
     def generate(turn: int, num_tokens: int) -> Generation:
-        engine.scheduler.schedules = own
-        each = [replace(plain, max_tokens=num_tokens, seed=seed, ignore_eos=True) for seed in race.seeds(turn)]
-        return timed(engine, [(race.prompt, params) for params in each])
+        engine.scheduler.schedules = race
+        each = [replace(plain, max_tokens=num_tokens, seed=seed, ignore_eos=True) for seed in workload.seeds(turn)]
+        return timed(engine, [(workload.prompt, params) for params in each])
 
-    for turn in range(WARM_UP_TURNS if own.is_open else 0):
-        generate(turn, min(WARM_UP_TOKENS, engine.context - len(race.prompt)))
-    return partial(generate, num_tokens=race.num_tokens)
+    for turn in range(WARM_UP_TURNS if race.is_open else 0):
+        generate(turn, min(WARM_UP_TOKENS, engine.context - len(workload.prompt)))
+    return partial(generate, num_tokens=workload.num_tokens)
