@@ -1,7 +1,7 @@
 """N-vium: the mixture-of-exits transformer (arXiv 2605.13190), its engine and its training.
 
-Importing the package registers the model with transformers' Auto classes, except in the `nvium` command, whose help
-should not wait for PyTorch. Exported names are imported on first use.
+Importing the package registers the model with transformers' Auto classes. The `nvium` command skips this, because its
+help should not wait for PyTorch. Exported names are imported on first use.
 """
 
 import ast

@@ -18,7 +18,7 @@ class DamagedFile(NviumError):
 
 
 def checksum(file: Path) -> str:
-    """Return the CRC-32 of the CRC-32s of a file's pieces, which are computed in parallel."""
+    """Return a CRC-32 over the CRC-32s of a file's pieces, which are computed in parallel."""
     if not file.stat().st_size:
         return ""
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:

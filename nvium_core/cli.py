@@ -52,10 +52,7 @@ def main() -> None:
 
 
 def open_missing_streams() -> None:
-    """Open closed standard streams on /dev/null.
-
-    Otherwise the next file or socket would get descriptor 2, and libraries would log into a checkpoint or to a client.
-    """
+    """Open closed standard streams on /dev/null, so that no file or socket gets descriptor 2 and libraries' logs."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -64,9 +61,9 @@ def open_missing_streams() -> None:
 
 
 def spin_briefly() -> None:
-    """Let OpenMP threads sleep after 1,000 iterations, unless the user set GOMP_SPINCOUNT. Call before importing torch.
+    """Let idle OpenMP threads sleep after 1,000 iterations, unless GOMP_SPINCOUNT is set. Call before importing torch.
 
-    By default they spin for milliseconds, which on a busy machine makes several threads slower than one.
+    By default they spin for milliseconds. On a busy machine that makes several threads slower than one.
     """
     setenv = getattr(ctypes.CDLL(None), "setenv", None)
     if setenv:

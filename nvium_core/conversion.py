@@ -1,7 +1,7 @@
 """Converts a model of any supported layout to a folder in ours.
 
-One shard of the weights is in memory at a time. The folder is written under a temporary name and renamed at the end, so
-a failed conversion leaves nothing behind.
+One shard of the weights is in memory at a time. A failed conversion leaves nothing behind, because the folder has a
+temporary name until the end.
 """
 
 import json
@@ -27,7 +27,7 @@ from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, SAFE_WEIGHTS
 from nvium_core.choices import Precision
 from nvium_core.errors import NviumError
 from nvium_core.loading import check_vocabulary, gguf_file_tokenizer, load_tokenizer
-from nvium_core.model.checkpoint import Checkpoint, CheckpointError
+from nvium_core.model.checkpoint import Checkpoint, CheckpointError, parse_file
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.nvium import Nvium
 from nvium_core.model.source import is_gguf, read_source
@@ -96,7 +96,7 @@ def convert(
     checkpoint = read_source(source, dtype=wanted, exits=exits, **hub_options)
     has_tokenizer = check(checkpoint)
     precision = wanted or reduce(torch.promote_types, (tensor.dtype for tensor in checkpoint.tensors.values()))
-    with written_whole(place) as folder:
+    with atomic_folder(place) as folder:
         write_config(checkpoint.config, precision, folder)
         write_tensors(checkpoint.tensors, precision, max_shard_bytes, folder)
         if is_gguf(source):
@@ -145,18 +145,12 @@ def companions(folder: Path) -> list[Path]:
 
 def check_json(file: Path) -> None:
     """Raise `CheckpointError` for a .json file that is not an object."""
-    if file.suffix != ".json":
-        return
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file}: {error}") from error
-    if not isinstance(content, dict):
+    if file.suffix == ".json" and not isinstance(parse_file(file, json.loads), dict):
         raise CheckpointError(f"{file}: not a JSON object")
 
 
 @contextmanager
-def written_whole(place: Path) -> Iterator[Path]:
+def atomic_folder(place: Path) -> Iterator[Path]:
     """Yield a temporary folder. Rename it to `place` on success, and remove it on failure."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -172,7 +166,7 @@ def written_whole(place: Path) -> Iterator[Path]:
 def write_config(config: NviumConfig, precision: torch.dtype, folder: Path) -> None:
     config.architectures = ["NviumForCausalLM"]
     config.dtype = precision
-    vars(config).pop("auto_map", None)  # names code that is not copied
+    vars(config).pop("auto_map", None)  # it names code that is not copied
     config.to_json_file(folder / CONFIG_NAME)
 
 

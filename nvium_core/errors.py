@@ -8,7 +8,7 @@ class NviumError(Exception):
 
 
 def plain(message: str) -> str:
-    """Rephrase an error message of pydantic or click."""
+    """Rephrase an error message of pydantic or click in plain English."""
     words = {"Extra inputs are not permitted": "is unknown", "Field required": "is missing"}
     shortened = re.sub(r"Value error, |, unable to parse .*", "", message)
     return words.get(message) or shortened.replace("Input should be", "must be")

@@ -24,7 +24,7 @@ class LoadedModel:
     """A model on its device, with its tokenizer.
 
     name: see `model_name`.
-    folder: the folder or GGUF file it was loaded from; None if built in memory.
+    folder: the model folder or GGUF file; None for a model that was built in memory.
     """
 
     name: str
@@ -52,7 +52,7 @@ def load_model(
     exits: folder or Hub name of retrofitted exits for the model.
     """
     disable_progress_bar()
-    path = Path(source) if source else embedded_model()
+    path = Path(source) if source else bundled_model()
     place = resolve_device(device)
     if is_gguf(path):
         loaded = load_gguf(path, place, dtype, kind, weights, exits)
@@ -75,7 +75,7 @@ def quantize_as(model: Nvium, weights: Weights) -> None:
 
 
 def model_name(source: Path) -> str:
-    """Return the last part of a folder or Hub name, but the name of the run for the `model/` of a training run."""
+    """Return the last part of a folder or Hub name. For the `model/` of a training run, return the run's name."""
     path = source.resolve() if source.exists() else source
     is_runs = path.name == MODEL_FOLDER and (path.parent / RECIPE_FILE).is_file()
     return path.parent.name if is_runs else path.name
@@ -89,17 +89,17 @@ def load_gguf(
     weights: Weights,
     exits: str | None = None,
 ) -> LoadedModel:
-    """Load a GGUF file like `load_model`, but without quantizing it. Its name is the file's without the suffix."""
-    from nvium_core.model.gguf import forget_gguf, open_gguf
-    from nvium_core.model.gguf_groups import has_groups, hold_groups
+    """Load a GGUF file as `load_model` does, without quantizing it. The model's name is the file's without suffix."""
+    from nvium_core.model.gguf import close_gguf, open_gguf
+    from nvium_core.model.gguf_groups import has_groups, load_groups
 
     tokenizer = gguf_file_tokenizer(path)
     keeps_groups = weights == "auto" and dtype == "auto" and device.type == "cpu" and has_groups(open_gguf(path))
     is_quantized = keeps_groups or weights in get_args(Quantization)
     model = kind.from_pretrained(path, dtype=gguf_precision(dtype, device, is_quantized), exits=exits).eval()
     if keeps_groups:
-        hold_groups(model, open_gguf(path))
-    forget_gguf()
+        load_groups(model, open_gguf(path))
+    close_gguf()
     nn.Module.to(model, device)
     check_vocabulary(tokenizer, model, path)
     return LoadedModel(path.stem, model, tokenizer, path.resolve())
@@ -133,8 +133,7 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerFast, model: Nvium, source: P
         )
 
 
-def embedded_model() -> Path:
-    """Return the folder of the bundled model."""
+def bundled_model() -> Path:
     folders = sorted(path.parent for path in CHECKPOINTS.glob("*/config.json"))
     if len(folders) != 1:
         raise CheckpointError(f"{CHECKPOINTS}: expected one bundled model, found {len(folders)}")
@@ -179,6 +178,6 @@ def fast_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
         raise CheckpointError(f"{folder}: no usable tokenizer ({reason})") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise CheckpointError(f"{folder}: no tokenizer.json; a fast tokenizer is required")
-    if not isinstance(tokenizer.model_max_length, int | float):  # transformers compares prompt lengths with it
+    if not isinstance(tokenizer.model_max_length, int | float):  # transformers compares prompt lengths with this
         raise CheckpointError(f"{folder / 'tokenizer_config.json'}: model_max_length must be a number")
     return tokenizer

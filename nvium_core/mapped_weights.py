@@ -1,8 +1,8 @@
 """Loads a model for the CPU with memory-mapped weights, whose pages the system can reclaim.
 
-Native calls have their own copy of the weights, so PyTorch's copy should not take memory. If it differs from the file
-(dequantized, quantized, in another precision), it is written once to the user's cache as a model folder. Later starts
-and replicas map it from there too.
+Native calls have their own copy of the weights, so PyTorch's copy should not take memory. Weights that differ from the
+file (dequantized, quantized, in another precision) are written to the user's cache once, as a model folder that later
+starts and replicas map too.
 """
 
 import ctypes
@@ -25,26 +25,22 @@ from transformers.utils.logging import disable_progress_bar
 
 from nvium_core import checksums
 from nvium_core.choices import Device, Precision, Weights
-from nvium_core.conversion import write_config, written_whole
+from nvium_core.conversion import atomic_folder, write_config
 from nvium_core.errors import NviumError
 from nvium_core.loading import LoadedModel, load_model, load_tokenizer, model_name, resolve_device
 from nvium_core.model.checkpoint import PUBLISHED_EXTRAS, resolve_folder
 from nvium_core.model.nvium import Nvium
-from nvium_core.model.quantized import GroupKind, Groups, groups_of, remember
+from nvium_core.model.quantized import GroupKind, Groups, attach_groups, groups_of
 from nvium_core.model.source import gguf_parts, is_gguf
 
 logger = logging.getLogger(__name__)
 
-VERSION = 3
-"""Version of the cached folders. It is part of their path."""
+VERSION = 3  # version of the cached folders, part of their path
 
 WEIGHTS_FILE, GROUPS_FILE = "model.safetensors", "groups.safetensors"
 
-MIN_BYTES = 64 * 2**20
-"""Smaller models are not cached."""
-
-MAX_SHARE = 0.25
-"""Maximum share of the free disk space that one model may take."""
+MIN_BYTES = 64 * 2**20  # smaller models are not cached
+MAX_SHARE = 0.25  # maximum share of the free disk space that one model may take
 
 MAX_IDLE_DAYS = 30
 """Days without a load after which a cached model is removed. Checked whenever a model is written."""
@@ -76,7 +72,7 @@ def load_mapped(
 
 
 def cache_folder(origin: Path, dtype: Precision, weights: Weights, exits: Path | None = None) -> Path:
-    """Return the model's folder in the user's cache. Its name covers everything that the weights depend on."""
+    """Return the model's folder in the user's cache. Its name contains a digest of all that the weights depend on."""
     files = [*gguf_parts(origin)] if origin.is_file() else [*sorted(origin.iterdir()), origin / PUBLISHED_EXTRAS]
     files += sorted(exits.iterdir()) if exits else []
     written = [(file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files if file.is_file()]
@@ -89,7 +85,7 @@ def digest(text: str) -> str:
 
 
 def write_cached(loaded: LoadedModel, origin: Path, place: Path) -> LoadedModel:
-    """Write the model to the cache and load it from there, unless it is small or most weights are already mapped."""
+    """Write the model to the cache and map it from there. Skip small models and models that are mostly mapped."""
     num_bytes = sum(weight.nbytes for weight in loaded.model.parameters())
     if unmapped_bytes(loaded.model) < max(MIN_BYTES, num_bytes / 2):
         return loaded
@@ -105,7 +101,7 @@ def write_cached(loaded: LoadedModel, origin: Path, place: Path) -> LoadedModel:
         logger.info("%s: weights are memory-mapped from %s", loaded.name, place)
         return read_cached(place, origin) or loaded
     except (OSError, NviumError) as error:
-        logger.info("%s: weights stay in memory, because they cannot be cached: %s", loaded.name, error)
+        logger.info("%s: cannot cache the weights, so they stay in memory: %s", loaded.name, error)
         return loaded
 
 
@@ -121,7 +117,7 @@ def unmapped_bytes(model: nn.Module) -> int:
 
 
 def remove_outdated(place: Path) -> None:
-    """Remove what was cached of earlier versions of this source, and idle models."""
+    """Remove earlier versions of this model, and models that are not used any more."""
     options = place.name.rpartition("-")[0]
     oldest = time.time() - MAX_IDLE_DAYS * 24 * 3600
     for folder in place.parent.parent.glob("*/*-*"):
@@ -136,7 +132,7 @@ def write(loaded: LoadedModel, origin: Path, place: Path) -> None:
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     if model.config.tie_word_embeddings:
         del tensors["lm_head.weight"]
-    with written_whole(place) as folder:
+    with atomic_folder(place) as folder:
         write_config(model.config, model.dtype, folder)
         save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
         write_groups(model, folder)
@@ -158,7 +154,7 @@ def write_groups(model: Nvium, folder: Path) -> None:
 
 
 def read_cached(place: Path, origin: Path) -> LoadedModel | None:
-    """Load a cached model. Return None if there is none. Remove a damaged one and return None."""
+    """Load a cached model. Return None if it is missing, or damaged and therefore removed."""
     if not place.exists():
         return None
     try:
@@ -182,4 +178,4 @@ def read_groups(model: Nvium, folder: Path) -> None:
             numbers, scales = file.get_tensor(f"{name}.numbers"), file.get_tensor(f"{name}.scales")
             minima = file.get_tensor(f"{name}.minima") if kind == "q4_1" else None
             groups = Groups(cast(GroupKind, kind), numbers, scales, minima)
-            remember(cast(nn.Linear, model.get_submodule(name)), groups)
+            attach_groups(cast(nn.Linear, model.get_submodule(name)), groups)

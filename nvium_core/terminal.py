@@ -61,7 +61,7 @@ def converse(
 def stream_answer(
     terminal: Terminal, llm: LLM, beginning: Sequence[Message], turns: list[Message], sampling: dict[str, Any]
 ) -> Stream:
-    """Stream the answer, after dropping the oldest questions and answers until the rest fits the context."""
+    """Stream the answer. Drop the oldest questions and answers until the conversation fits the context."""
     while True:
         try:
             return llm.stream([*beginning, *turns], **sampling)

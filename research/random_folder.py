@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from nvium_core.bench.contenders.gguf_file import write_gguf
-from nvium_core.loading import embedded_model, source_tokenizer
+from nvium_core.loading import bundled_model, source_tokenizer
 from nvium_core.model.causal_lm import NviumForCausalLM
 from nvium_core.model.config import NviumConfig
 
@@ -57,7 +57,7 @@ def write(tokenizer_source: str, folder: Path, *, num_layers: int, has_gguf: boo
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--tokenizer", default=str(embedded_model()))
+    parser.add_argument("--tokenizer", default=str(bundled_model()))
     parser.add_argument("--layers", type=int, default=LLAMA_3_2_1B["num_hidden_layers"])
     parser.add_argument("--gguf", action="store_true")
     args = parser.parse_args()

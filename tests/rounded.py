@@ -3,7 +3,7 @@
 from torch import nn
 
 from nvium_core.model.causal_lm import NviumForCausalLM
-from nvium_core.model.quantized import GROUP, GroupKind, Groups, hold, quantize_model
+from nvium_core.model.quantized import GROUP, GroupKind, Groups, quantize_model, set_groups
 
 
 def round_to(model: NviumForCausalLM, kind: GroupKind) -> None:
@@ -17,4 +17,4 @@ def round_to(model: NviumForCausalLM, kind: GroupKind) -> None:
             minima_NG = groups_NGX.amin(-1).half()
             scales_NG = ((groups_NGX.amax(-1) - minima_NG) / 15).half()
             numbers_NGX = ((groups_NGX - minima_NG[..., None]) / scales_NG[..., None]).round().clamp(0, 15)
-            hold(layer, Groups(kind, numbers_NGX.flatten(1).char(), scales_NG, minima_NG))
+            set_groups(layer, Groups(kind, numbers_NGX.flatten(1).char(), scales_NG, minima_NG))

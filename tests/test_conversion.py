@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from nvium_core import NviumForCausalLM, load_model
 from nvium_core.conversion import ConversionError, convert
-from nvium_core.loading import embedded_model
+from nvium_core.loading import bundled_model
 from tests.byte_model import load_byte_model, save_byte_model
 from tests.full_disk import no_file_larger_than
 from tests.model.llama_folders import edit_tensors, llama_folder, random_llama
@@ -37,7 +37,7 @@ def hugging_face_folder(folder: Path) -> Path:
     """Write a Llama as transformers does, with the bundled model's tokenizer."""
     llama_folder(folder, random_llama(vocab_size=8192))
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(embedded_model() / name, folder / name)
+        shutil.copyfile(bundled_model() / name, folder / name)
     return folder
 
 
@@ -128,7 +128,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "damaged settings": (lambda folder: (folder / "tokenizer_config.json").write_bytes(b"\xff"), "tokenizer_config"),
     "damaged generation": (lambda folder: (folder / "generation_config.json").write_text("{"), "generation_config"),
     "too many tokens": (
-        lambda folder: shutil.copyfile(embedded_model() / "tokenizer.json", folder / "tokenizer.json"),
+        lambda folder: shutil.copyfile(bundled_model() / "tokenizer.json", folder / "tokenizer.json"),
         "8192 tokens, but the model's vocab_size is 257",
     ),
 }

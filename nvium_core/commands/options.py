@@ -26,8 +26,8 @@ DeviceOption = Annotated[Device, typer.Option(help="auto is CUDA if available.")
 def takes(declaration: type, *names: str) -> Callable[[Command], Command]:
     """Add an option to a command for each documented field of a dataclass, or only for the fields `names`.
 
-    The command receives the options that the user has set as `**given`; the dataclass has the defaults of the others.
-    A tuple becomes an option that may be repeated, or have several values separated by commas.
+    The command receives the options that the user has set as `**given`. The dataclass defines the other defaults.
+    A tuple becomes an option that may be repeated, and accepts several values separated by commas.
     """
 
     def decorate(command: Command) -> Command:
@@ -51,7 +51,7 @@ def takes(declaration: type, *names: str) -> Callable[[Command], Command]:
 
 
 def chosen(declaration: type[Options], given: Mapping[str, Any], **fixed: Any) -> Options:
-    """Build the dataclass from those of the options that are its fields."""
+    """Build the dataclass from the given options that are its fields."""
     names = {field.name for field in fields(declaration)}
     return declaration(**{name: value for name, value in given.items() if name in names}, **fixed)
 

@@ -31,7 +31,7 @@ def interval(counts: Sequence[int], statistic: Callable[[list[Sample]], NDArray[
 
 
 def perplexity_gain(ours: Figures, dense: Figures) -> Figures:
-    """Return by how many percent our perplexity is below the dense one, with its interval over works."""
+    """Return by how many percent our perplexity is below the dense model's, with a confidence interval."""
     found = None
     if ours.get("document_tokens") == dense.get("document_tokens") and "document_losses" in dense:
         works = ours.get("document_works")
@@ -57,7 +57,7 @@ def by_work(by_document: Sequence[float] | NDArray[np.float64], works: Sequence[
 
 
 def perplexity_price(ours: Figures, other: Figures) -> Figures:
-    """Return by how many percent our perplexity is above the other one, with its interval."""
+    """Return by how many percent our perplexity is above the other model's, with a confidence interval."""
     gain = perplexity_gain(ours, other)
     bounds = gain["perplexity_gain_interval_percent"]
     return {

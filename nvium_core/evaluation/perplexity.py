@@ -19,10 +19,7 @@ from nvium_core.model.exits import EXIT
 from nvium_core.model.nvium import Nvium
 
 ROUNDING = 1e-5
-"""Tolerance of the propositions, in nats and in probability mass.
-
-Routers are float32, which gives errors near 2e-7; everything after the logits is float64.
-"""
+"""Tolerance of the propositions, in nats and in probability mass. Routers in float32 give errors near 2e-7."""
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 CONTEXT_PARTS = 4
@@ -34,15 +31,15 @@ class Evaluation:
     """Means over all tokens of a text, including end-of-text tokens.
 
     document_losses: Σ −ln p over the `document_tokens` of each document. Paired comparisons use them.
-    perplexity: that of π_mix.
-    exit_perplexities: those of each exit alone.
-    oracle_perplexity: with the best exit for each token, exp E[min_k ℓ_k] (paper, Proposition 3).
+    perplexity: perplexity of π_mix.
+    exit_perplexities: perplexity of each exit alone.
+    oracle_perplexity: perplexity with the best exit for each token, exp E[min_k ℓ_k] (paper, Proposition 3).
     bound_violations: number of tokens outside min_k ℓ_k ≤ ℓ_mix ≤ max_k ℓ_k (Proposition 2). Must be 0.
     mass_violations: number of tokens where π_mix does not sum to 1 (Proposition 1). Must be 0.
 
     exit_shares: mean p_k.
-    exit_posteriors: mean p_k π_k / π_mix of the target, the probability that it was drawn from exit k. Training on
-        L_mix alone makes shares and posteriors equal; a deep exit's posterior above its share is the cost of β.
+    exit_posteriors: mean p_k π_k / π_mix of the target, the probability that exit k emitted it. Training on L_mix alone
+        makes shares and posteriors equal. β moves shares to shallower exits.
     mean_depth: Σ p_k l_k / L.
     routing_entropy: entropy of p in nats, at most log N.
     router_means, router_deviations, router_quantiles: statistics of w_k of each early exit, with `QUANTILES`.
@@ -144,10 +141,7 @@ def calibration(found: Predictions) -> dict[str, Any]:
 
 
 def by_position(found: Predictions, context: int) -> list[dict[str, float]]:
-    """Return, by quarter of the context, the number and mean log π_mix of tokens after positions `first` to `last`.
-
-    Positions are 0-based within the window.
-    """
+    """Return number and mean log π_mix of tokens by quarter of the context. Positions are 0-based within the window."""
     length = math.ceil(context / CONTEXT_PARTS)
     return [
         {"first": part * length, "last": (part + 1) * length - 1, "num_tokens": count, "mean_logprob": -nll / count}

@@ -1,4 +1,4 @@
-"""A model's predictions of every token of a text, computed in one pass. All statistics are derived from them.
+"""A model's predictions of every token of a text, computed in one pass, from which all statistics are derived.
 
 Shapes: T targets, C targets of a chunk, E exits, D width, V vocabulary.
 """
@@ -17,8 +17,7 @@ from nvium_core.model import mixture
 from nvium_core.model.llama import causal_attention
 from nvium_core.model.nvium import Nvium
 
-CHUNK_ROWS = 128
-"""Number of targets whose full distributions are in memory at a time."""
+CHUNK_ROWS = 128  # number of targets whose full distributions are in memory at a time
 
 
 class EvaluationError(NviumError, ValueError):
@@ -138,9 +137,8 @@ def predict_window(model: Nvium, window: Window, found: Predictions, start: int)
 def predict(model: Nvium, states: list[Tensor], target_C: Tensor) -> dict[str, Tensor]:
     """Compute the other fields of `Predictions` from the hidden states at the exits, E times [C, D].
 
-    Logits and log w have the model's precision; the rest is float64, in log space. In float32, PyTorch's log_softmax on
-    a CPU sums V / 16 terms sequentially in each vector lane. If one token is nearly certain, every addition is rounded
-    by up to 6e-8, mostly in the same direction: π_k of 8,192 tokens then sums to 1 ± 3e-5. Beyond 103 nats, π_mix is 0.
+    Logits and log w have the model's precision. The rest is float64 in log space: in float32, π_k of 8,192 tokens may
+    sum to 1 ± 3e-5, and π_mix is 0 beyond 103 nats.
     """
     log_w, outputs = model.exit_outputs(states)
     log_w_CE2 = log_w.double()

@@ -42,7 +42,7 @@ def size(figures: Figures) -> str:
 
 
 def quality(figures: Figures) -> str:
-    """Perplexity and share of each distribution."""
+    """Render the perplexity and share of each distribution."""
     columns = ["distribution", "perplexity", "mean p_k", "posterior"]
     exits = zip(
         figures["exit_layers"],
@@ -83,7 +83,7 @@ def rounding(figures: Figures) -> str:
 
 
 def by_position(figures: Figures) -> str:
-    """A row for each part of the context, with the dense twin's if it has the same parts."""
+    """Render a row for each part of the context, next to the dense twin's if the parts are the same."""
     twins = {extent(part): part["mean_logprob"] for part in figures.get("twin", {}).get("by_position", [])}
     columns = ["positions", "tokens", "mean log π_mix", "dense twin", "difference"]
     rows = []
@@ -100,7 +100,7 @@ def extent(part: Figures) -> str:
 
 
 def routing(figures: Figures) -> str:
-    """Mean depth, and statistics of the routers."""
+    """Render the mean depth and the statistics of the routers."""
     text = (
         f"## Routing\n\nMean depth {figures['mean_depth']:.3f}: the speed-up would be "
         f"{figures['theoretical_speed_up_percent']:.1f}% if only layers took time. Entropy of p "
@@ -119,7 +119,7 @@ def routing(figures: Figures) -> str:
 
 
 def flops(figures: Figures) -> str:
-    """FLOPs by part, in millions."""
+    """Render the FLOPs by part, in millions."""
     names = {
         "all_exits": "all exits (scoring)",
         "spoken": "generated token",

@@ -69,7 +69,7 @@ def digest(documents: Sequence[str]) -> Figures:
 
 
 def description(loaded: LoadedModel) -> Figures:
-    """Describe the model. For the model of a training run: its name is the run's, and its training tokens are known."""
+    """Describe the model. A training run's model has the run's name, and its number of training tokens is known."""
     config, folder = loaded.model.config, loaded.folder
     run = folder.parent if folder and folder.name == MODEL_FOLDER else None
     return {
@@ -96,7 +96,6 @@ def flops(loaded: LoadedModel, exit_shares: Sequence[float]) -> Figures:
 
 
 def twin_figures(twin: LoadedModel, documents: Sequence[str], show_progress: bool) -> Figures:
-    """Compute the twin's perplexity and FLOPs."""
     quality = perplexity.evaluate(twin.model, twin.tokenizer, documents, show_progress)
     config = twin.model.config
     kept = ("perplexity", "bits_per_character", "by_position", "document_tokens", "document_losses")

@@ -35,7 +35,7 @@ def backbone_fields(model_type: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _within_window(config: PreTrainedConfig) -> dict[str, Any]:
-    """Limit the context to the sliding window, in which such layers equal full attention."""
+    """Limit the context to the sliding window, within which sliding attention equals full attention."""
     window = getattr(config, "sliding_window", None)
     layer_types = getattr(config, "layer_types", None) or ["sliding_attention"]
     if window is None or "sliding_attention" not in layer_types:

@@ -58,7 +58,7 @@ class NviumForCausalLM(Nvium, PreTrainedModel, GenerationMixin):
 
     @classmethod
     def is_custom_code(cls) -> bool:
-        """Return False: otherwise transformers skips `_init_weights` for modules that only have submodules."""
+        """Return False, so that transformers also calls `_init_weights` for modules that only have submodules."""
         return False
 
     @torch.no_grad()

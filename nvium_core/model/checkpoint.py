@@ -67,12 +67,6 @@ class Checkpoint:
         """Precision of the stored weights."""
         return next(iter(self.tensors.values())).dtype
 
-    def check_num_layers(self) -> None:
-        """Raise `CheckpointError` if there are more layers than tensors. Checked before any layer is built."""
-        num_layers, num_tensors = self.config.num_hidden_layers, len(self.tensors)
-        if num_tensors < num_layers:
-            raise CheckpointError(f"{self.folder}: num_hidden_layers is {num_layers}, but only {num_tensors} tensors")
-
     def check_against(self, model: nn.Module) -> None:
         """Raise `CheckpointError` unless tensor names and shapes equal the model's."""
         expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
@@ -125,7 +119,7 @@ def read_config(folder: Path) -> NviumConfig:
     path = folder / "config.json"
     if not path.exists():
         raise CheckpointError(f"{path}: no such file; pass a model folder, or the path of a GGUF file")
-    fields = _parse(path, json.loads)
+    fields = parse_file(path, json.loads)
     if not isinstance(fields, dict):
         raise CheckpointError(f"{path}: not a JSON object")
     try:
@@ -151,7 +145,7 @@ def _nvium_fields(folder: Path, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _published_fields(path: Path, num_layers: Any) -> dict[str, Any]:
-    extras = _parse(path, yaml.safe_load)
+    extras = parse_file(path, yaml.safe_load)
     try:
         if not extras["tying"]["tie_early_to_final"]:
             raise CheckpointError(f"{path}: tying.tie_early_to_final must be true; separate heads are not supported")
@@ -208,14 +202,14 @@ def one_line(error: BaseException) -> str:
 
 
 def weight_files(folder: Path) -> list[str]:
-    """Return the names of the weight files: the single file, else the shards in the index, as transformers does."""
+    """Return the name of the single weight file or, as transformers does, the names of the shards in the index."""
     if (folder / WEIGHTS).exists():
         return [WEIGHTS]
     index = folder / WEIGHTS_INDEX
     if not index.exists():
         return []
     try:
-        names = set(_parse(index, json.loads)["weight_map"].values())
+        names = set(parse_file(index, json.loads)["weight_map"].values())
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{index}: not a valid shard index ({error!r})") from error
     for name in names:
@@ -239,7 +233,7 @@ def _renamed(tensors: dict[str, Tensor], num_exits: int) -> dict[str, Tensor]:
     return renamed
 
 
-def _parse(path: Path, parser: Callable[[str], Any]) -> Any:
+def parse_file(path: Path, parser: Callable[[str], Any]) -> Any:
     try:
         return parser(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:

@@ -17,8 +17,7 @@ from transformers.modeling_rope_utils import RopeParameters
 
 from nvium_core.choices import Sampling
 
-MAX_WIDTH = 2**24
-"""Upper bound of every size, far above any real model."""
+MAX_WIDTH = 2**24  # upper bound of sizes, far above any real model
 
 WIDTHS = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 MAX_SIZES = {
@@ -27,8 +26,7 @@ MAX_SIZES = {
     "num_labels": 10_000,  # transformers builds a list of them for every model
 }
 
-MAX_NUMBER = 1e30
-"""Upper bound of other numbers: a JSON integer may overflow a float."""
+MAX_NUMBER = 1e30  # upper bound of other numbers: a JSON integer may overflow a float
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Supported scalings. `dynamic` and `longrope` are not: they depend on the longest sequence of a batch."""

@@ -11,8 +11,7 @@ from transformers.utils.generic import maybe_autocast
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.llama import RMSNorm
 
-CONTINUE, EXIT = 0, 1
-"""Indices of the router's logits."""
+CONTINUE, EXIT = 0, 1  # indices of the router's logits
 
 
 class Router(nn.Module):

@@ -1,6 +1,7 @@
 """Retrofitted exits, stored separately from their base model as `exits.safetensors` and `exits.json`.
 
-Loading both gives an N-vium whose last exit computes exactly the base: its adapter is zero.
+Base and exits together are an N-vium whose last exit computes exactly what the base computes, because its adapter is
+zero.
 """
 
 import hashlib
@@ -33,14 +34,11 @@ SHAPE = ("num_hidden_layers", "hidden_size", "vocab_size")
 
 EXIT_FIELDS = ("exit_layers", "router_hidden_size", "adapter_hidden_size", "router_temperature")
 DIGEST_VALUES = 4096
-"""Number of values of each tensor in the digest. Hashing all would read a large base twice."""
+"""Number of values of each tensor in the digest. Hashing all values would read a large base twice."""
 
 
 def digest_of(tensors: Mapping[str, Tensor], config: NviumConfig) -> str:
-    """Return the SHA-256 of the names, shapes and first values of a model's tensors.
-
-    Values are rounded to bfloat16, so the digest does not depend on the precision the model is loaded in.
-    """
+    """Return the SHA-256 of names, shapes and first values of the tensors. Values are rounded to bfloat16."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         if name == "lm_head.weight" and config.tie_word_embeddings:

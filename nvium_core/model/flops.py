@@ -37,10 +37,7 @@ def flops_per_token(config: NviumConfig, num_positions: int) -> Flops:
 
 
 def generation_flops(config: NviumConfig, num_positions: int, exit_shares: Sequence[float]) -> Flops:
-    """FLOPs of a generated token, deferred layers included, if exits are taken with p_k = `exit_shares`.
-
-    These are all layers, one head with its adapter, and the routers reached.
-    """
+    """FLOPs of a generated token: all layers, deferred ones included, one head with its adapter, and routers."""
     num_layers = config.num_hidden_layers
     return _flops(config, num_positions, num_layers=num_layers, heads=1, routers=mean_routers(exit_shares))
 

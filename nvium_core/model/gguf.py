@@ -77,8 +77,7 @@ COUNTS = (
     "max_position_embeddings",
 )
 REQUIRED = (*COUNTS, "rms_norm_eps")
-HEAD_SIZES = ("rope.dimension_count", "attention.value_length")
-"""Sizes that must equal the head size."""
+HEAD_SIZES = ("rope.dimension_count", "attention.value_length")  # sizes that must equal the head size
 
 READ = {*SHAPE.values(), *HEAD_SIZES, "attention.sliding_window", "rope.freq_base", "rope.scale_linear"}
 READ |= {"rope.scaling.type", "rope.scaling.factor"}
@@ -86,7 +85,7 @@ HARMLESS = {"rope.scaling.original_context_length", "rope.scaling.finetuned", "t
 NEUTRAL: dict[str, Any] = {"attention.causal": True} | dict.fromkeys(
     ("attention.output_scale", "embedding_scale", "logit_scale", "residual_scale", "rope.scaling.attn_factor"), 1.0
 )
-"""Unsupported fields and the only value with which they are accepted, besides zero and empty."""
+"""Unsupported fields, and the only value (besides zero and empty) with which a file is accepted."""
 
 ENDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 NAMED_ENDS = {
@@ -96,7 +95,7 @@ NAMED_ENDS = {
     *("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
     *("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>"),
 }
-"""Tokens that end a text even if the file does not say so, as in llama.cpp (src/llama-vocab.cpp)."""
+"""Tokens that end a text even if the file does not name them, as in llama.cpp (src/llama-vocab.cpp)."""
 
 EXACT = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Unquantized types. All others are dequantized to float32."""
@@ -109,10 +108,7 @@ LLAMA_3_CONTEXT = 8192
 
 
 class BoundedReader(gguf.GGUFReader):
-    """gguf's reader with two fixes.
-
-    It checks lengths against the file's end, and does not slice the memory map for every string, which takes seconds.
-    """
+    """gguf's reader with a check for truncated files, and without a slow slice of the memory map per string."""
 
     def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
         stored = np.dtype(dtype).newbyteorder(override_order or self.byte_order)
@@ -173,12 +169,12 @@ def open_gguf(path: Path) -> GGUFFile:
 
 @lru_cache(1)
 def _open(parts: tuple[Path, ...], *written: tuple[int, int]) -> GGUFFile:
-    """Open all shards, memory-mapped copy-on-write. Cached, because tokenizer and weights are read one by one."""
+    """Open all shards, memory-mapped copy-on-write. The cache serves the tokenizer, the weights and the groups."""
     return GGUFFile(parts[0], [BoundedReader(part, "c") for part in parts])
 
 
-def forget_gguf() -> None:
-    """Close the file opened last: its vocabulary takes much memory."""
+def close_gguf() -> None:
+    """Close the last opened file, because its vocabulary takes much memory."""
     _open.cache_clear()
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from nvium_core.model.gguf import EXACT, GGUFFile, our_name, rows_in_our_order
-from nvium_core.model.quantized import GROUP, LEAST, GroupKind, Groups, hold
+from nvium_core.model.quantized import GROUP, LEAST, GroupKind, Groups, set_groups
 
 logger = logging.getLogger(__name__)
 
@@ -30,16 +30,13 @@ def has_groups(file: GGUFFile) -> bool:
 
 
 @torch.no_grad()
-def hold_groups(model: nn.Module, file: GGUFFile) -> None:
-    """Attach the file's groups to a model loaded in float32.
-
-    Matrices of other quantized types are rounded to bfloat16; the largest rounding error is logged.
-    """
+def load_groups(model: nn.Module, file: GGUFFile) -> None:
+    """Attach the file's groups to a float32 model, and round matrices of other quantized types to bfloat16."""
     held: set[nn.Module] = set()
     for name, groups in read_groups(file):
         layer = model.get_submodule(name.removesuffix(".weight"))
         if isinstance(layer, nn.Linear):
-            hold(layer, groups)
+            set_groups(layer, groups)
             held.add(layer)
     types = {_layer_weight(file, name): tensor.tensor_type.name for name, tensor in file.tensors.items()}
     rounded = [
@@ -64,7 +61,7 @@ def _round(weight: Tensor) -> float:
 
 
 def _layer_weight(file: GGUFFile, name: str) -> str:
-    """Return our name of a matrix. A tied embedding has the head's name, as only the head is a linear layer."""
+    """Return our name of a matrix. A tied embedding gets the head's name, because only the head is a linear layer."""
     return HEAD if name == EMBEDDING and "output.weight" not in file.tensors else our_name(name)
 
 

@@ -70,7 +70,7 @@ class FusedLinear(NamedTuple):
 
 
 def fused(known: FusedLinear | None, *layers: nn.Linear) -> FusedLinear:
-    """Return `known` while it is valid: captured CUDA graphs of other engines hold its address."""
+    """Return `known` while it is valid, because CUDA graphs of other engines contain its address."""
     return known if known is not None and known.is_of(*layers) else FusedLinear.of(*layers)
 
 
@@ -192,10 +192,7 @@ class RotaryEmbedding(nn.Module):
         self.inv_freq = nn.Buffer(frequencies, persistent=False)
 
     def frequencies(self) -> tuple[Tensor, float]:
-        """Return the radians per position of each pair, and the scale of cosines and sines, on the CPU.
-
-        The CPU is explicit because models are built on the meta device.
-        """
+        """Return the radians per position of each pair, and the scale of cosines and sines, always on the CPU."""
         parameters, size = dict(self.config.rope_parameters or {}), self.config.head_dim or 0
         with torch.device("cpu"):
             if parameters["rope_type"] != "default":

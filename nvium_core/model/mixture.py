@@ -1,6 +1,6 @@
 """The mathematics of the mixture: p_k, π_mix and the three losses, in log space.
 
-log w may be -inf, for a router that never continues or never exits. No function here turns that into NaN.
+log w may be -inf, for a router that never continues or never exits. All functions handle it without NaN.
 
 Shapes: X any row dimensions, E exits, V vocabulary.
 """

@@ -63,7 +63,7 @@ class Nvium(nn.Module):
     generation_config: Any = None  # a GenerationConfig or None
 
     def __init__(self, config: NviumConfig, *for_base: NviumConfig) -> None:
-        """Build the model. `for_base` are arguments of the next base class of a subclass."""
+        """Build the model. A subclass passes the arguments of its next base class as `for_base`."""
         super().__init__(*for_base)
         self.config = config
         self.model: Llama = Llama(config)
@@ -205,7 +205,9 @@ def read_checked(
 ) -> tuple[Checkpoint, Model]:
     """Read a checkpoint and build its model without weights. Raise `CheckpointError` unless all tensors match."""
     checkpoint = read_source(source, config, None if dtype == "auto" else dtype, exits, **hub_options)
-    checkpoint.check_num_layers()
+    num_layers, num_tensors = checkpoint.config.num_hidden_layers, len(checkpoint.tensors)
+    if num_tensors < num_layers:  # before building any layer
+        raise CheckpointError(f"{checkpoint.folder}: num_hidden_layers is {num_layers}, but only {num_tensors} tensors")
     try:
         empty = kind.empty(checkpoint.config)
     except Exception as error:  # odd values may raise anything

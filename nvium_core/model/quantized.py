@@ -19,13 +19,11 @@ GROUP = 32
 
 GroupKind = Literal["q8", "q4", "q4_1"]
 
-LARGEST = {"q8": 127, "q4": -8}
-"""The number to which a group's largest element is mapped."""
+LARGEST = {"q8": 127, "q4": -8}  # the number to which a group's largest element is mapped
 
 BOUNDS = {"q8": (-127, 127), "q4": (-8, 7)}
 
-LEAST: dict[GroupKind, int] = {"q4": -8, "q4_1": 0}
-"""Value of four zero bits."""
+LEAST: dict[GroupKind, int] = {"q4": -8, "q4_1": 0}  # value of four zero bits
 
 
 @dataclass(frozen=True)
@@ -59,16 +57,16 @@ def quantize(weight_ND: Tensor, kind: Quantization) -> Groups:
     return Groups(kind, numbers_NGX.flatten(1).to(torch.int8), scale_NG1[..., 0])
 
 
-def hold(layer: nn.Linear, groups: Groups) -> None:
+def set_groups(layer: nn.Linear, groups: Groups) -> None:
     """Set the layer's weight to the dequantized groups. Raise `ValueError` if its precision would round them."""
     if layer.weight.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"{layer.weight.dtype} would round the dequantized weights; use float32")
     with torch.no_grad():
         layer.weight.copy_(groups.dequantized(layer.weight.dtype))
-    remember(layer, groups)
+    attach_groups(layer, groups)
 
 
-def remember(layer: nn.Linear, groups: Groups) -> None:
+def attach_groups(layer: nn.Linear, groups: Groups) -> None:
     """Attach groups to a layer whose weight already equals them."""
     layer.groups = groups  # type: ignore[assignment]  # not a parameter
 
@@ -83,12 +81,9 @@ def groups_of(layer: nn.Linear) -> Groups | None:
 
 
 def quantize_model(model: nn.Module, kind: Quantization) -> None:
-    """Quantize the linear layers of backbone and head whose row length is a multiple of 32.
-
-    Routers, adapters and norms are not quantized. A tied embedding is quantized with the head.
-    """
+    """Quantize the linear layers of backbone and head whose row length is a multiple of 32."""
     for name, layer in model.named_modules():
         is_weight = name.startswith("model.layers.") or name == "lm_head"
         if isinstance(layer, nn.Linear) and is_weight and layer.in_features % GROUP == 0:
             groups = groups_of(layer)
-            hold(layer, groups if groups and groups.kind == kind else quantize(layer.weight, kind))
+            set_groups(layer, groups if groups and groups.kind == kind else quantize(layer.weight, kind))

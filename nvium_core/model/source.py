@@ -16,7 +16,7 @@ PART = re.compile(r"-(\d{5})-of-(?!00000)(\d{5})(\.gguf)$", re.IGNORECASE)
 
 
 def is_gguf(source: object) -> bool:
-    """Return whether `source` is a GGUF file, by suffix or by magic number: Ollama's blobs have no suffix."""
+    """Return whether `source` is a GGUF file, by suffix or by magic number, because Ollama's blobs have no suffix."""
     path = Path(str(source))
     if not path.is_file():
         return False
@@ -25,10 +25,7 @@ def is_gguf(source: object) -> bool:
 
 
 def gguf_parts(path: Path) -> tuple[Path, ...]:
-    """Return the file, or all shards of a split file given its first one.
-
-    Raise `CheckpointError` for a later shard, or if a shard is missing.
-    """
+    """Return the file, or all shards given the first. Raise `CheckpointError` for a later shard or missing shards."""
     named = PART.search(path.name)
     if not named:
         return (path,)

@@ -1,8 +1,8 @@
 """Tokenizes conversations with the tokenizer's chat template or, without one, with a plain template.
 
-Only the template may produce special tokens; in messages and tools they are plain text. Each special token in them is
-cut after its first character before rendering, and the pieces between cuts are tokenized separately. Tokenizers that
-prepend a space to every text get a line break before each piece, whose tokens are dropped.
+Only the template may produce special tokens. In messages and tools they are plain text: each is cut after its first
+character before rendering, and the pieces between cuts are tokenized separately. For tokenizers that prepend a space to
+every text, each piece is tokenized after a line break, and the line break's tokens are dropped.
 """
 
 import json
@@ -25,8 +25,7 @@ logger = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 
-LAST_TOKENS = 16
-"""Number of tokens at the end of a prompt in which `<think>` is searched."""
+LAST_TOKENS = 16  # number of tokens at the end of a prompt in which `<think>` is searched
 
 PLAIN_STOPS = ("\nUser:", "\n\nUser:", "\nUser (", "\n\nUser (")
 """Stop strings for the plain template: the model would write the next user turn."""
@@ -53,8 +52,8 @@ CHAT_TEMPLATE = """\
 """
 """The template of models tuned here: every turn is a document that begins with its role.
 
-A user cannot fake a turn: end-of-text is the only special token, and messages cannot contain it. Rendering takes linear
-time, so it needs no sandbox process.
+Messages cannot contain end-of-text, the only special token, so a user cannot fake a turn. Rendering takes linear time
+and needs no sandbox process.
 """
 
 
@@ -117,10 +116,7 @@ class ChatTemplate:
         return self.prompt(Conversation(messages, tools, adds_prompt))
 
     def prompt(self, conversation: Conversation, *, check: Callable[[str], object] | None = None) -> list[int]:
-        """Render and tokenize the conversation. Raise `ConversationError` if the template rejects it.
-
-        `check` is called with the text before it is tokenized.
-        """
+        """Render, call `check` with the text, and tokenize. Raise `ConversationError` if the template rejects it."""
         mark = secrets.token_hex(16)
         conversation = conversation if self._has_tools else tools_as_text(conversation)
         try:
@@ -151,7 +147,7 @@ class ChatTemplate:
             return "tools" in template
 
     def reasoning_reader(self, prompt: Sequence[int], *, is_continued: bool = False) -> ReasoningReader:
-        """Return a reader for the answer to this prompt. `is_continued`: the prompt contains the answer's beginning."""
+        """Return a reader for the answer to a prompt. `is_continued`: the prompt ends with the answer's beginning."""
         if not self.thinks:
             return ReasoningReader("answer")
         if is_continued:
@@ -224,8 +220,9 @@ def functions(tools: Sequence[Json]) -> str:
 def plain(conversation: Conversation) -> str:
     """Render the plain template, which reads like a script.
 
-    Each turn is a line with the role, and the name in parentheses; then the text; then an empty line. The system
-    message has no role line. It follows the functions, one per line. Tool calls look like those the model writes.
+    Each turn is a line with the role, and the name in parentheses; then the text; then an empty line. The functions,
+    one per line, and the system message come first and have no role line. Tool calls have the format that the model
+    writes.
     """
     turns = [functions(conversation.tools)] if conversation.tools else []
     turns += [plain_turn(message) for message in conversation.messages]

@@ -16,7 +16,7 @@ REPLACEMENT = "\ufffd"
 """The decoder's replacement for bytes that are not UTF-8, such as part of a character."""
 
 CONTEXT_TOKENS = 8
-"""Number of prompt tokens decoded before the first token, which may need a leading space or complete a character."""
+"""Number of prompt tokens decoded first, because the first token's text may depend on them."""
 
 
 class Detokenizer:
@@ -57,10 +57,7 @@ class Detokenizer:
 
 @dataclass
 class StopStrings:
-    """Passes text through up to the first stop string, and buffers only text that may begin one.
-
-    If several stop strings end at the same character, the longest matches.
-    """
+    """Passes text through up to the first stop string, and buffers only text that may begin one."""
 
     stops: Sequence[str]
     include: bool = False

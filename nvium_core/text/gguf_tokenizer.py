@@ -1,6 +1,6 @@
 """Builds a fast tokenizer from a GGUF file, with its chat template.
 
-Tokens equal llama.cpp's. `tokenizer.ggml.pre` names the pre-tokenizer; names and patterns are llama.cpp's
+It tokenizes like llama.cpp. `tokenizer.ggml.pre` names the pre-tokenizer; names and patterns are from llama.cpp
 (src/llama-vocab.cpp).
 """
 
@@ -49,7 +49,7 @@ GPT_2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+
 DEFAULT = split(r"[\p{P}$+<=>^~|]+", GPT_2_WORDS, r"\p{N}+", "[0-9][0-9][0-9]")
 
 WHOLE_PIECES = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken")
-"""Pre-tokenizers with which a piece that is a token is never split by merges, and a text begins with BOS."""
+"""Pre-tokenizers for which a piece that is a token is never split by merges, and a text begins with BOS."""
 
 PIECES = {"default": DEFAULT, "gpt-2": GPT_2, "tekken": TEKKEN}
 PIECES |= dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "minerva-7b"), SINGLE_DIGITS)
@@ -58,10 +58,7 @@ PIECES |= dict.fromkeys(("qwen2", "megrez", "deepseek-r1-qwen"), QWEN_2)
 
 
 def gguf_tokenizer(field: Fields, control: Container[str] = ()) -> PreTrainedTokenizerFast:
-    """Build the tokenizer. Raise `TokenizerError` if it is not supported.
-
-    `control` are tokens that are special even if the file says otherwise.
-    """
+    """Build the tokenizer. `control`: more special tokens. Raise `TokenizerError` if it is not supported."""
     kinds = {"gpt2": byte_level, "llama": sentence_piece}
     kind = field("tokenizer.ggml.model")
     if kind not in kinds:
@@ -106,7 +103,7 @@ def begins_with_bos(field: Fields, kind: str) -> bool:
 def byte_level(field: Fields) -> Tokenizer:
     pre = field("tokenizer.ggml.pre")
     if not pre:
-        logger.warning("no tokenizer.ggml.pre in the file: using the default pre-tokenizer, which may hurt quality")
+        logger.warning("the file has no tokenizer.ggml.pre: using the default pre-tokenizer, which may hurt quality")
         pre = "default"
     if pre not in PIECES:
         raise TokenizerError(f"tokenizer.ggml.pre {pre!r} is not supported; supported: {', '.join(PIECES)}")
@@ -119,10 +116,7 @@ def byte_level(field: Fields) -> Tokenizer:
 
 
 def sentence_piece(field: Fields) -> Tokenizer:
-    """Build a SentencePiece tokenizer as BPE: scores are merge priorities.
-
-    Ties are resolved by the longer left part, then by the longer right part.
-    """
+    """Build a SentencePiece tokenizer as BPE: scores are merge priorities. The longer left part wins ties."""
     tokens, scores = field("tokenizer.ggml.tokens"), field("tokenizer.ggml.scores")
     vocabulary = {token: index for index, token in enumerate(tokens)}
     merges = [

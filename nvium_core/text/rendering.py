@@ -19,23 +19,16 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 Json = dict[str, Any]
 
-MAX_SECONDS = 1
-"""CPU time for one conversation."""
-
-MAX_BYTES = 256 * 2**20
-"""Memory in addition to that of the started process."""
-
-MAX_ANSWER_BYTES = 20_000_000
-"""Maximum length of the text as JSON."""
-
-MAX_REASON_CHARACTERS = 200
-"""Maximum length of a template's error message in our error."""
+MAX_SECONDS = 1  # CPU time for one conversation
+MAX_BYTES = 256 * 2**20  # memory beyond that of the started process
+MAX_ANSWER_BYTES = 20_000_000  # the text as JSON
+MAX_REASON_CHARACTERS = 200  # of a template's error message, in our error
 
 NESTED = "cannot render messages or tools that are nested too deeply"
 
 
 class RenderingError(Exception):
-    """A failed rendering. The message continues "the chat template"."""
+    """A failed rendering. The message is a predicate of "the model's chat template"."""
 
 
 class Renderer:
@@ -71,12 +64,12 @@ class Renderer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C must not end it while the server drains
+            start_new_session=True,  # Ctrl-C must not end the process while the server drains
         )
 
 
 def exchange(process: subprocess.Popen[bytes], line: bytes) -> bytes:
-    """Send a line and return the process's answer. Return nothing if it died."""
+    """Send a line and return the process's answer, empty if the process died."""
     assert process.stdin is not None and process.stdout is not None
     answer = b""
     with suppress(OSError):
@@ -115,7 +108,7 @@ def limit_memory() -> None:
 
 
 def main() -> None:
-    """Answer every line. The process dies when it exceeds a limit: by SIGPROF, or by exiting."""
+    """Answer every line. When a limit is exceeded, SIGPROF or an exit ends the process."""
     limit_memory()
     for line in sys.stdin.buffer:
         signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)

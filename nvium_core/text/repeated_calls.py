@@ -11,7 +11,7 @@ class RepeatedCalls:
 
     form: CallFormat
     has_ended: bool = field(default=False, init=False)
-    """A call was repeated. Its text is dropped."""
+    """Whether a call was repeated. The repeated call's text is dropped."""
     _reader: ToolCallReader = field(init=False)
     _made: set[tuple[str, str]] = field(default_factory=set, init=False)
     _name: str | None = field(default=None, init=False)

@@ -7,7 +7,7 @@ from tokenizers.decoders import ByteLevel
 
 
 class TokenBytes:
-    """Maps token ids to bytes, including leading spaces and partial characters, which decoding single tokens loses."""
+    """Maps token ids to bytes. Keeps leading spaces and partial characters, which decoding single tokens would lose."""
 
     def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
         self._bytes_of = bytes_of

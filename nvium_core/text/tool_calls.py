@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 from uuid import uuid4
 
-SPACE = " \n"
-"""Whitespace that may precede a call at the beginning of an answer."""
+SPACE = " \n"  # whitespace that may precede a call at the beginning of an answer
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ PLAIN = CallFormat()
 """For models without a template: `{"name": …, "arguments": …}`, one per line."""
 
 HERMES = CallFormat(beginning='<tool_call>\n{"name": "', end="}\n</tool_call>", trigger="<tool_call>\n")
-"""Hermes and Qwen: the same in tags, after any text."""
+"""Hermes and Qwen: the plain format in tags, after any text."""
 
 LLAMA = CallFormat(middle='", "parameters": ', between="; ", marker="<|python_tag|>")
 MISTRAL = CallFormat(before="[", between=", ", after="]", marker="[TOOL_CALLS]", id_length=9)
@@ -62,7 +61,7 @@ MISTRAL_ARGS = CallFormat(
 """Mistral since tokenizer v11: special tokens before each name and each arguments object, after any text."""
 
 MISTRAL_CALL_ID = replace(MISTRAL_ARGS, id_mark="[CALL_ID]")
-"""The same, with the call's id after the name."""
+"""`MISTRAL_ARGS` with the call's id after the name."""
 
 SIGNS: dict[str, CallFormat | None] = {
     "<parameter=": None,
@@ -104,9 +103,10 @@ class ToolCallReader:
 
     form: CallFormat = PLAIN
     is_complete: bool = field(default=False, init=False)
-    """The arguments of the latest call are complete."""
+    """Whether the arguments of the latest call are complete."""
     _state: Literal["start", "text", "name", "arguments", "between"] = field(default="start", init=False)
-    _held: str = field(default="", init=False)
+    held: str = field(default="", init=False)
+    """The buffered text."""
     _index: int = field(default=-1, init=False)
     _depth: int = field(default=0, init=False)
     _in_string: bool = field(default=False, init=False)
@@ -114,28 +114,23 @@ class ToolCallReader:
 
     def push(self, text: str) -> ContentAndCalls:
         """Add text and return what can be emitted. Text that may begin a call, and incomplete names, are buffered."""
-        self._held += text
+        self.held += text
         parsed = ContentAndCalls("", [])
         while (added := getattr(self, f"_read_{self._state}")()) is not None:
             parsed = ContentAndCalls(parsed.content + added.content, parsed.calls + added.calls)
         return parsed
 
-    @property
-    def held(self) -> str:
-        """The buffered text."""
-        return self._held
-
     def flush(self) -> str:
         """Return the buffered content at the end of the answer."""
-        held, self._held = self._held, ""
+        held, self.held = self.held, ""
         return held if self._state in ("start", "text") else ""
 
     def _read_start(self) -> ContentAndCalls | None:
         if self.form.trigger:
             return self._read_after_text()
-        opening, begun = self.form.before + self.form.beginning, self._held.lstrip(SPACE)
+        opening, begun = self.form.before + self.form.beginning, self.held.lstrip(SPACE)
         if begun.startswith(opening):
-            self._state, self._held = "name", begun.removeprefix(opening)
+            self._state, self.held = "name", begun.removeprefix(opening)
             return ContentAndCalls("", [])
         if opening.startswith(begun):
             return None
@@ -143,43 +138,43 @@ class ToolCallReader:
         return ContentAndCalls("", [])
 
     def _read_after_text(self) -> ContentAndCalls | None:
-        content, found, rest = self._held.partition(self.form.beginning)
+        content, found, rest = self.held.partition(self.form.beginning)
         if found:
-            self._state, self._held = "name", rest
+            self._state, self.held = "name", rest
             return ContentAndCalls(content, [])
-        longest = min(len(self.form.beginning) - 1, len(self._held))
-        held = next((n for n in range(longest, 0, -1) if self.form.beginning.startswith(self._held[-n:])), 0)
-        certain = len(self._held) - held
-        content, self._held = self._held[:certain], self._held[certain:]
+        longest = min(len(self.form.beginning) - 1, len(self.held))
+        held = next((n for n in range(longest, 0, -1) if self.form.beginning.startswith(self.held[-n:])), 0)
+        certain = len(self.held) - held
+        content, self.held = self.held[:certain], self.held[certain:]
         return ContentAndCalls(content, []) if content else None
 
     def _read_text(self) -> ContentAndCalls | None:
-        content, self._held = self._held, ""
+        content, self.held = self.held, ""
         return ContentAndCalls(content, []) if content else None
 
     def _read_name(self) -> ContentAndCalls | None:
-        name, found, rest = self._held.partition(self.form.middle)
+        name, found, rest = self.held.partition(self.form.middle)
         if not found:
             return None
-        self._state, self._held, self.is_complete = "arguments", rest, False
+        self._state, self.held, self.is_complete = "arguments", rest, False
         self._index += 1
         name, _, own_id = name.partition(self.form.id_mark) if self.form.id_mark else (name, "", "")
         return ContentAndCalls("", [CallPiece(self._index, name, id=own_id or self.form.new_id())])
 
     def _read_arguments(self) -> ContentAndCalls | None:
-        if not self._held:
+        if not self.held:
             return None
-        length = next((n for n, character in enumerate(self._held, start=1) if self._ends(character)), len(self._held))
-        arguments, self._held = self._held[:length], self._held[length:]
+        length = next((n for n, character in enumerate(self.held, start=1) if self._ends(character)), len(self.held))
+        arguments, self.held = self.held[:length], self.held[length:]
         if self.is_complete:
             self._state = "between"
         return ContentAndCalls("", [CallPiece(self._index, arguments=arguments)])
 
     def _read_between(self) -> ContentAndCalls | None:
-        _, found, rest = self._held.partition(self.form.beginning)
+        _, found, rest = self.held.partition(self.form.beginning)
         if not found:
             return None
-        self._state, self._held = "name", rest
+        self._state, self.held = "name", rest
         return ContentAndCalls("", [])
 
     def _ends(self, character: str) -> bool:

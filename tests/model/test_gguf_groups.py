@@ -11,7 +11,7 @@ from torch import nn
 from nvium_core.loading import gguf_precision
 from nvium_core.model.causal_lm import NviumForCausalLM
 from nvium_core.model.gguf import open_gguf
-from nvium_core.model.gguf_groups import hold_groups, read_groups
+from nvium_core.model.gguf_groups import load_groups, read_groups
 from nvium_core.model.quantized import groups_of
 from tests.model.gguf_files import KIND, blocks, close, write_gguf
 from tests.model.test_backbones import random_model
@@ -28,7 +28,7 @@ def test_dequantized_groups_equal_the_librarys_bit_for_bit(make: str, kind: str,
     file = write_gguf(tmp_path / "model.gguf", random_model(make, WIDE), kind)
     model = NviumForCausalLM.from_pretrained(file, dtype=torch.float32)
     before = {name: weight.clone() for name, weight in model.named_parameters()}
-    hold_groups(model, open_gguf(file))
+    load_groups(model, open_gguf(file))
     held = {name: groups for name, layer in model.named_modules() if (groups := linear_groups(layer))}
     assert len(held) == 8  # seven matrices of the layer, and the head
     assert {groups.kind for groups in held.values()} == {KINDS[kind]}
@@ -46,7 +46,7 @@ def test_a_tied_head_has_the_groups_of_the_embedding(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "model.gguf", random_model("qwen2", WIDE | {"tie_word_embeddings": True}), "Q8_0")
     [groups] = [groups for name, groups in read_groups(open_gguf(file)) if name == "lm_head.weight"]
     model = NviumForCausalLM.from_pretrained(file, dtype=torch.float32)
-    hold_groups(model, open_gguf(file))
+    load_groups(model, open_gguf(file))
     found = groups_of(model.lm_head)
     assert found is not None
     assert torch.equal(found.numbers_ND, groups.numbers_ND)
@@ -61,7 +61,7 @@ def test_other_types_become_bfloat16_and_the_rounding_error_is_logged(
     model = NviumForCausalLM.from_pretrained(path, dtype=torch.float32)
     exact = model.lm_head.weight.clone()
     with caplog.at_level(logging.INFO, logger="nvium_core.model.gguf_groups"):
-        hold_groups(model, open_gguf(path))
+        load_groups(model, open_gguf(path))
     assert torch.equal(model.lm_head.weight, exact.bfloat16().float())
     largest = (model.lm_head.weight - exact).abs().max().item()
     assert largest > 0

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from nvium_core.choices import Quantization
-from nvium_core.model.quantized import Groups, groups_of, hold, quantize, quantize_model
+from nvium_core.model.quantized import Groups, groups_of, quantize, quantize_model, set_groups
 from tests.random_models import random_model
 
 GGUF_KINDS = {"q8": gguf.GGMLQuantizationType.Q8_0, "q4": gguf.GGMLQuantizationType.Q4_0}
@@ -34,7 +34,7 @@ def test_groups_of_gguf_are_recovered_exactly(kind: Quantization) -> None:
 def test_a_layer_loses_its_groups_when_its_weight_changes() -> None:
     layer = nn.Linear(64, 3, bias=False)
     groups = Groups("q8", torch.arange(-96, 96, dtype=torch.int8).view(3, 64), torch.tensor([[0.5, 2.0]] * 3).half())
-    hold(layer, groups)
+    set_groups(layer, groups)
     assert groups_of(layer) is groups
     assert layer.weight[0].tolist() == [*(0.5 * n for n in range(-96, -64)), *(2.0 * n for n in range(-64, -32))]
     with torch.no_grad():
