@@ -24,7 +24,7 @@ from nvium_core.model.exits import Exit
 from nvium_core.model.llama import causal_attention
 from nvium_core.model.nvium import Nvium
 from nvium_core.model.univium import univium_config
-from nvium_core.training.retrofitting.steering import log_odds, shift_routers, shift_to
+from nvium_core.training.retrofitting.router_shift import log_odds, shift_routers, shift_to
 from research.measuring import load, numbers, parser, report, requests, seeds
 
 DEPTHS = (0.9, 0.85, 0.8)

@@ -37,7 +37,7 @@ from nvium_core.model.nvium import Nvium
 from nvium_core.training.chat.conversations import user
 from nvium_core.training.chat.examples import Example, prompt_tokens
 from nvium_core.training.retrofitting.retrofit import MAX_CONTEXT
-from nvium_core.training.retrofitting.steering import log_odds, shift_to, shifted_log_exit_probs
+from nvium_core.training.retrofitting.router_shift import log_odds, shift_to, shifted_log_exit_probs
 from nvium_core.training.retrofitting.texts import read_text
 from research.exits import shifted
 from research.figures import retrofit_curve

@@ -32,16 +32,13 @@ WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def gather(model: nn.Module, optimizers: Sequence[Optimizer]) -> State:
-    """Return all weights and optimiser states by parameter name, on the CPU.
-
-    Every process must call it. Only the first process receives the tensors.
-    """
+    """Return weights and optimiser states on the CPU, in the first process only. Every process must call it."""
     weights, moments = get_state_dict(model, list(optimizers), options=WHOLE)
     return {"model": weights, "optimizers": moments}
 
 
 def gather_weights(model: nn.Module) -> dict[str, Any]:
-    """Like `gather`, without the optimiser states."""
+    """Return all weights by parameter name, on the CPU. Every process must call it."""
     return get_model_state_dict(model, options=WHOLE)
 
 
@@ -77,12 +74,9 @@ def write_state(state: State, folder: Path) -> None:
 
 
 def read_state(folder: Path) -> State | None:
-    """Return the last checkpoint, or None if there is none.
-
-    Raise `TrainingError` if the checkpoint is damaged or was written by another version.
-    """
+    """Return the last checkpoint, if any. Raise `TrainingError` if it is damaged or was written by another version."""
     path = folder / STATE
-    if not path.exists():  # a run killed between the two renames of `write_state` leaves only the previous one
+    if not path.exists():  # a run that was killed between the renames of `write_state` has only the previous file
         path = folder / PREVIOUS
     if not path.exists():
         return None

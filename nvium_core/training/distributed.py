@@ -48,7 +48,6 @@ class Processes:
         return value
 
     def sum(self, number: int) -> int:
-        """Sum a number over all processes."""
         return int(self.total(torch.tensor(number, device=self.device)))
 
     def any(self, flag: bool) -> bool:
@@ -56,7 +55,6 @@ class Processes:
         return self.sum(flag) > 0
 
     def wait(self) -> None:
-        """Barrier."""
         if self.count > 1:
             dist.barrier()
 

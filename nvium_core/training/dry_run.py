@@ -52,7 +52,7 @@ def dry_run(recipe: Recipe, options: RunOptions, flops_per_second: float | None 
 def training_flops(recipe: Recipe, checkpointing: bool = False) -> float:
     """Return the FLOPs of a whole run, computed without building the model (paper, section on FLOPs).
 
-    As in the paper, attention counts the whole window, and a backward pass counts as two forward passes. Activation
+    Attention counts the whole window, and a backward pass counts as two forward passes, as in the paper. Activation
     checkpointing adds a forward pass through the layers.
     """
     long_tokens = round(recipe.total_tokens * recipe.long_context_share)
@@ -69,7 +69,7 @@ def token_flops(recipe: Recipe, context: int, checkpointing: bool = False) -> fl
 
 
 def pass_rows(recipe: Recipe, options: RunOptions) -> int:
-    """Return the tokens of one forward pass: whole short windows, at most a step's and at most `rows_per_pass`."""
+    """Return the tokens of one forward pass: whole short windows, limited by `tokens_per_step` and `rows_per_pass`."""
     window = recipe.short_context
     return max(1, min(recipe.tokens_per_step, options.rows_per_pass) // window) * window
 

@@ -15,7 +15,7 @@ from nvium_core.training.recipes.twins import RUN
 
 
 def with_initial_shape(recipe: Recipe) -> Recipe:
-    """Return the recipe with the shape of its initial model. Windows are as long as both allow.
+    """Return the recipe with the shape of its initial model, and with windows that fit both.
 
     Raise `TrainingError` if `initial` is the model of another recipe that has not been trained yet, and
     `CheckpointError` if the model cannot be read.
@@ -53,11 +53,7 @@ def with_initial_shape(recipe: Recipe) -> Recipe:
 
 
 def initial_model(recipe: Recipe, vocab_size: int, end_token: int) -> NviumForCausalLM:
-    """Build the recipe's model in float32, with random weights or those of `initial`.
-
-    Raise `CheckpointError` if `initial` cannot be read, and `TrainingError` if its vocabulary is smaller than the
-    tokenizer's.
-    """
+    """Build the model in float32. Raise `CheckpointError` or `TrainingError` if `initial` cannot be used."""
     if recipe.initial is None:
         return NviumForCausalLM(recipe.shape.config(vocab_size, end_token))
     model = NviumForCausalLM.from_pretrained(recipe.initial, dtype=torch.float32)
@@ -89,10 +85,7 @@ def given_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase | None:
 
 
 def give_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Set the default template of fine-tuned models unless the tokenizer has a template.
-
-    Raise `ValueError` unless its begin-of-text and end-of-text are the same token.
-    """
+    """Set the default template if there is none. Raise `ValueError` unless begin-of-text is also end-of-text."""
     if tokenizer.chat_template:
         return
     if tokenizer.bos_token is None or tokenizer.bos_token != tokenizer.eos_token:

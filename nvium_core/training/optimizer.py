@@ -15,6 +15,7 @@ from nvium_core.training.precision import fast_dtype
 ADAM_EPSILON = 1e-8
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
+MUON_MOMENTUM = 0.95
 ROUTER_OUTCOMES = 2
 
 
@@ -40,14 +41,12 @@ class OptimizerSettings:
 class Muon(Optimizer):
     """Muon (Keller Jordan): momentum with all singular values set to about one, for matrices only.
 
-    It computes what `torch.optim.Muon` does, but iterates all matrices of one shape together in the device's fast
-    precision. PyTorch's iterates one matrix at a time in bfloat16, five times slower on a CPU without bfloat16.
+    It computes what `torch.optim.Muon` computes, but for all matrices of one shape together and in the device's fast
+    precision. PyTorch's takes one matrix at a time in bfloat16, five times slower on a CPU without bfloat16.
     """
 
-    def __init__(
-        self, matrices: Iterable[Tensor], lr: float, weight_decay: float = 0.1, momentum: float = 0.95
-    ) -> None:
-        super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+    def __init__(self, matrices: Iterable[Tensor], lr: float, weight_decay: float = 0.1) -> None:
+        super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay, "momentum": MUON_MOMENTUM})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -111,7 +110,7 @@ def optimizers(model: PreTrainedModel, rate: float, settings: OptimizerSettings)
 
 
 def split_parameters(model: PreTrainedModel) -> tuple[list[Tensor], list[Tensor]]:
-    """Return Muon's parameters, the linear layers' matrices except the head and the routers' outputs, and the rest."""
+    """Return Muon's parameters (matrices of linear layers, except head and router heads) and all others."""
     head = model.get_output_embeddings()
     linear = [module for module in model.modules() if isinstance(module, nn.Linear) and module is not head]
     matrices: list[Tensor] = [layer.weight for layer in linear if layer.out_features > ROUTER_OUTCOMES]

@@ -16,11 +16,8 @@ from rich.text import Text
 
 from nvium_core.training.errors import TrainingError
 
-WIDE, BAR_WIDTH = 110, 20
-"""The terminal width from which a bar is shown, and the bar's width."""
-
-LINE_SECONDS = 30
-"""Interval between log lines when standard error is not a terminal."""
+WIDE, BAR_WIDTH = 110, 20  # minimum width of a terminal with a bar, and the bar's width
+LINE_SECONDS = 30  # interval between log lines when standard error is not a terminal
 
 Report = dict[str, Any]
 """A step's metrics by name. Values are numbers, or lists with one number per exit."""
@@ -30,7 +27,7 @@ class RunLog:
     """A run's log.jsonl, with one line per step."""
 
     def __init__(self, folder: Path, first_step: int) -> None:
-        """Continue the log after `first_step` steps. Later lines of an interrupted run are dropped."""
+        """Continue the log after `first_step` steps. Drop later lines of an interrupted run."""
         self.path = folder / "log.jsonl"
         partial = folder / "log.partial"
         try:
@@ -125,7 +122,7 @@ def interruption() -> Iterator[Callable[[], bool]]:
 
 
 def progress_bar(console: Console) -> Progress:
-    """Show the step, the time left, the metrics, cut off where the line ends, and a bar on a wide terminal."""
+    """Show the step, the time left, the metrics (cut off at the line's end) and, on a wide terminal, a bar."""
     columns: list[ProgressColumn] = [
         MofNCompleteColumn(table_column=Column(no_wrap=True)),
         TimeRemainingColumn(elapsed_when_finished=True, table_column=Column(no_wrap=True)),

@@ -39,10 +39,7 @@ def write_recipe(recipe: Recipe, folder: Path) -> None:
 
 
 def tokens_read(folder: Path) -> int | None:
-    """Return how many tokens a run's model was trained on, including those of its initial model's run.
-
-    Return None if the folder is not a run's.
-    """
+    """Return the tokens a run and its initial models' runs were trained on, or None if the folder is not a run's."""
     path = folder / RECIPE_FILE
     if not path.is_file():
         return None
@@ -59,7 +56,7 @@ def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fold
         shutil.rmtree(partial, ignore_errors=True)
         disable_progress_bar()
         model.save_pretrained(partial)
-        if model.generation_config.eos_token_id == model.config.eos_token_id:  # its only field would be redundant
+        if model.generation_config.eos_token_id == model.config.eos_token_id:  # the file's only field is redundant
             (partial / GENERATION_CONFIG_NAME).unlink(missing_ok=True)
         save_tokenizer(tokenizer, partial)
         (partial / SAFE_WEIGHTS_NAME).chmod(0o644)  # transformers makes it readable by the owner only

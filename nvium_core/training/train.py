@@ -80,7 +80,7 @@ def prepared(
     if options.validation:
         validation = validation_text(recipe, options.validation, tokenizer)
         if validation.num_windows(recipe.shape.context) < processes.count:
-            raise TrainingError(f"{options.validation}: too short, has fewer windows than {processes.count} processes")
+            raise TrainingError(f"{options.validation}: too short for a window for each of {processes.count} processes")
     return TrainingRun(recipe, options, tokenizer, stream, validation, device, processes, method)
 
 
@@ -151,7 +151,7 @@ class TrainingRun:
         return self.recipe.total_tokens / (self.stream.num_windows(context) * context)
 
     def tokens_summary(self) -> str:
-        """Report tokens per parameter. Warn if a model trained from scratch has read too few to be compared."""
+        """Report tokens per parameter. Warn if a model trained from scratch read too few for comparisons."""
         tokens = self.recipe.total_tokens
         ratio = tokens / numel(self.model)
         line = f"{tokens:,} tokens read, {ratio:.2g} per parameter"
@@ -184,7 +184,7 @@ class TrainingRun:
 
     @property
     def is_evaluation_due(self) -> bool:
-        """The recipe's evaluations are evenly spaced over the run."""
+        """Whether to evaluate after this step. Evaluations are evenly spaced over the run."""
         parts, num_steps = self.recipe.evaluations, self.num_steps
         return self.step * parts // num_steps > (self.step - 1) * parts // num_steps
 
@@ -199,7 +199,7 @@ class TrainingRun:
         ]
 
     def train_step(self, batches: Sequence[Batch]) -> Report:
-        """Take one optimiser step, accumulating gradients over batches that fit in memory."""
+        """Take one optimiser step. Gradients are accumulated over the batches."""
         started = time.monotonic()
         phase = self.phase()
         metrics = self.accumulate(batches, phase)
@@ -307,7 +307,7 @@ class TrainingRun:
 
 
 def check_resumable(state: State, recipe: Recipe, folder: Path) -> None:
-    """Raise `TrainingError` if the recipe is not the checkpoint's, or a new length would change past steps."""
+    """Raise `TrainingError` if the recipe differs from the checkpoint's, or a new length would change past steps."""
     if others := differences(state["recipe"], asdict(recipe)) - CHANGEABLE:
         raise TrainingError(
             f"{folder / STATE}: the checkpoint's {', '.join(sorted(others))} differ from the recipe's; "
@@ -317,7 +317,7 @@ def check_resumable(state: State, recipe: Recipe, folder: Path) -> None:
     begun = replace(recipe, total_tokens=total_tokens)
     if begun.num_steps != recipe.num_steps and schedule_at(begun, step) != schedule_at(recipe, step):
         raise TrainingError(
-            f"total_tokens cannot change after step {step}: the schedule of past steps depends on it; "
+            f"total_tokens cannot change after step {step}, because the schedule of past steps depends on the total; "
             f"set total_tokens={total_tokens}, or choose another --folder"
         )
 

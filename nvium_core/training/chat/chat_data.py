@@ -58,7 +58,7 @@ def chat_examples(
 ) -> list[Example]:
     """Read and tokenize a chat file, and truncate conversations to `context` tokens.
 
-    With `answers_only`, drop conversations whose answers all begin later. Print how many were truncated or dropped.
+    With `answers_only`, drop conversations without an answer in these tokens. Print how many were truncated or dropped.
     Raise `DataError` naming the file and line if a line is invalid.
     """
     console = Console(stderr=True)

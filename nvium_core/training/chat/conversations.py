@@ -1,4 +1,4 @@
-"""Read chat files: conversations in the form of OpenAI's `messages`, text only, and plain texts."""
+"""Read chat files, which contain conversations (OpenAI's `messages`, text only) and plain texts."""
 
 import json
 import lzma
@@ -16,8 +16,7 @@ Message = dict[str, str]
 
 Conversation = list[Message]
 
-Line = Conversation | str
-"""A conversation or a plain text."""
+Line = Conversation | str  # a conversation or a plain text
 
 
 def system(text: str) -> Message:

@@ -22,8 +22,8 @@ from nvium_core.training.data.documents import DataError
 class Example:
     """Token ids [T], and which of them count in the loss [T].
 
-    In a conversation the assistant's answers count, each with its end-of-text. In a plain text everything counts but
-    a begin-of-text.
+    In a conversation the assistant's answers count, each with its end-of-text. In a plain text all tokens count, except
+    begin-of-text.
     """
 
     tokens: NDArray[np.int64]
@@ -45,7 +45,7 @@ def prompt_tokens(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBas
 
 
 def example(line: Line, tokenizer: PreTrainedTokenizerBase) -> Example:
-    """Tokenize a plain text as a prompt with its end-of-text, or a conversation up to its last answer.
+    """Tokenize a plain text as a prompt followed by end-of-text, or a conversation up to its last answer.
 
     Raise `DataError` if a text contains a special token, or if the chat template changes an answer when another message
     follows it.
@@ -78,7 +78,7 @@ def conversation_example(conversation: Conversation, tokenizer: PreTrainedTokeni
 
 
 def check_plain(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise `DataError` if a text contains a special token: the server would tokenize it as plain text."""
+    """Raise `DataError` if a text contains a special token, which the server would tokenize as plain text."""
     for token in tokenizer.all_special_tokens:
         if any(token in text for text in texts):
             raise DataError(f"a text contains the special token {token}; remove it")

@@ -1,6 +1,6 @@
 """Windows of conversations, with one or several in each.
 
-A batch depends on examples, seed and step only, so a resumed run sees the same batches.
+A batch depends only on examples, seed and step, so a resumed run reads the same batches.
 
 Shapes: B windows, T tokens, F fields of a batch.
 """
@@ -50,7 +50,6 @@ class PackedConversations:
         return Batch(inputs_BT, targets_BT, positions_BT, documents_BT, counted_BT.bool(), is_causal=not self.together)
 
     def num_windows(self, context: int) -> int:
-        """Return the windows per epoch."""
         return len(examples_by_window(self._num_rows, context, self.together))
 
     def _window(self, numbers: Sequence[int], context: int) -> NDArray[np.int64]:

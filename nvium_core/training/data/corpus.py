@@ -16,8 +16,7 @@ from typing import IO, Any
 from nvium_core.training.data.documents import END_OF_TEXT, DataError
 
 FIELD = "text"
-BATCH_ROWS = 1024
-"""Rows of a parquet file in memory at once."""
+BATCH_ROWS = 1024  # rows of a parquet file in memory at once
 
 
 def is_corpus(path: Path) -> bool:
@@ -60,7 +59,7 @@ def file_documents(file: Path) -> Iterator[str]:
 
 
 def kind(path: Path) -> str:
-    """Return the file's suffix without a suffix of compression."""
+    """Return the file's suffix, ignoring .gz, .xz and .zst."""
     return (path.with_suffix("") if path.suffix in OPENERS else path).suffix
 
 

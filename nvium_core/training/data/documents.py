@@ -32,8 +32,8 @@ class Diet:
     """A data mixture: epochs of simple documents and of the others.
 
     Documents of up to `short_characters` are simple, and so are the simplest documents with `simple_share` of all
-    characters. `untitled_share` of the readings drop the title, a first line followed by a blank one, so the model also
-    learns to begin without a title.
+    characters. `untitled_share` of the readings drop the title (a first line followed by a blank line), so that the
+    model learns to begin without one.
     """
 
     simple_share: float = 0.0
@@ -54,12 +54,10 @@ class Diet:
         return [without_title(documents[i]) if bare else documents[i] for i, bare in zip(order, untitled, strict=True)]
 
     def order(self, documents: Sequence[str], rng: np.random.Generator) -> NDArray[np.int64]:
-        """Return document numbers in reading order."""
         times = np.floor(self._epochs(documents) + rng.random(len(documents))).astype(int)
         return rng.permutation(np.repeat(np.arange(len(documents)), times))
 
     def _epochs(self, documents: Sequence[str]) -> NDArray[np.float64]:
-        """Return the epochs of each document."""
         simplest_first = np.argsort(-simplicity(documents), kind="stable")
         lengths = np.array([len(document) for document in documents])[simplest_first]
         is_simple = np.empty(len(documents), dtype=bool)
@@ -69,7 +67,7 @@ class Diet:
 
 
 def without_title(document: str) -> str:
-    """Drop the first line if a blank line follows and it is not the end of a sentence."""
+    """Drop the first line if a blank line follows and the first line does not end a sentence."""
     title, blank, text = document.partition("\n\n")
     is_title = blank and "\n" not in title and not title.endswith((".", '."', '!"', '?"'))
     return text if is_title else document

@@ -1,4 +1,4 @@
-"""Tokenize documents into one stream, with an end-of-text before every document and at the end."""
+"""Tokenize documents into one stream, with end-of-text before every document and at the end."""
 
 from collections.abc import Iterable, Iterator, Sequence
 

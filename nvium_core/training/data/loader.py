@@ -10,10 +10,7 @@ Item = TypeVar("Item")
 
 
 def prefetched(items: Iterable[Item], num_ahead: int = 2) -> Iterator[Item]:
-    """Yield the items in order while up to `num_ahead` of them are computed on a thread.
-
-    An exception is raised where its item would be yielded.
-    """
+    """Yield the items in order, while a thread computes up to `num_ahead` of them."""
     source = iter(items)
 
     def next_item() -> list[Item]:

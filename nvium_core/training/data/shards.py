@@ -1,6 +1,6 @@
 """Token shards of a corpus, which the processes of a run write together.
 
-Process r of n tokenizes the files r, r + n, …. The token stream follows the files' names and does not depend on n.
+Process r of n tokenizes the files r, r + n, …. The stream has the order of the files' names and does not depend on n.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,7 +22,7 @@ def write_shards(
 ) -> int:
     """Write the first `max_tokens` tokens of a corpus to an empty folder. Return their number.
 
-    Every process must call it. All processes tokenize one file each, then stop if there are enough tokens.
+    Every process must call it. In each round every process tokenizes one file. They stop when there are enough tokens.
     """
     files, num_tokens = corpus_files(data), 0
     for first in range(0, len(files), processes.count):
@@ -55,7 +55,7 @@ def joined(parts: Iterable[Tokens]) -> Iterator[Tokens]:
 
 
 def truncate(folder: Path, max_tokens: int) -> None:
-    """Keep the first `max_tokens` tokens. Processes that tokenize files at the same time write more."""
+    """Keep the first `max_tokens` tokens, because processes that tokenize files at the same time write more."""
     for path in sorted(folder.iterdir()):
         shard = np.load(path, mmap_mode="r")
         if max_tokens <= 0:

@@ -18,8 +18,7 @@ def prepare_text(
 ) -> tuple[PreTrainedTokenizerBase, Windows]:
     """Return the tokenizer and the training windows, from the run's folder if it has them.
 
-    Every process must call it. Raise `DataError` if the recipe needs documents and the data are conversations, or the
-    other way round.
+    Every process must call it. Raise `DataError` if the recipe does not train on this kind of data.
     """
     check_kind(recipe, data)
     if recipe.text == "documents":

@@ -1,6 +1,6 @@
 """A run's token stream, tokenized once and stored in its folder with the tokenizer and a description of the source.
 
-A text becomes one file. A corpus becomes shards; neither its text nor its tokens are ever all in memory.
+A text becomes one file. A corpus becomes shards, so that memory never holds all of its text or tokens.
 """
 
 import hashlib
@@ -25,8 +25,7 @@ from nvium_core.training.errors import TrainingError
 from nvium_core.training.initial import given_tokenizer
 from nvium_core.training.recipes.recipe import Recipe
 
-MAX_TOKENIZER_CHARACTERS = 2**28
-"""Number of characters of a corpus that a tokenizer is trained on."""
+MAX_TOKENIZER_CHARACTERS = 2**28  # characters of a corpus that a tokenizer is trained on
 
 ALONE = Processes()
 
@@ -109,7 +108,6 @@ def saved_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def first_documents(documents: Iterable[str], max_characters: int) -> Iterator[str]:
-    """Yield documents until they have `max_characters` characters."""
     for document in documents:
         yield document
         max_characters -= len(document)
@@ -151,7 +149,7 @@ def text_origin(recipe: Recipe, data: Path) -> dict[str, Any]:
 
 
 def text_digest(path: Path) -> str:
-    """Return the SHA-256 of a file, or of the names and sizes of a folder's files, which are too large to hash."""
+    """Return the SHA-256 of a file. For a folder, whose files are too large to hash, hash their names and sizes."""
     try:
         if path.is_dir():
             listed = [f"{each.relative_to(path)} {each.stat().st_size}" for each in corpus_files(path)]

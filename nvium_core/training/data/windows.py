@@ -1,6 +1,6 @@
 """Batches of windows of a token stream.
 
-A batch depends on stream, seed and step only, so a resumed run sees the same batches.
+A batch depends only on stream, seed and step, so a resumed run reads the same batches.
 
 Shapes: B windows, T tokens.
 """
@@ -45,9 +45,9 @@ class Batch:
         return Batch(inputs, targets, positions, documents, counted, self.is_causal)
 
     def mask(self) -> Tensor | None:
-        """Return the attention mask [B, 1, T, T], or None for a causal one, which flash attention requires.
+        """Return the attention mask [B, 1, T, T], where row t may attend to earlier rows of its document and to itself.
 
-        Row t may attend to row s if s is not later and in the same document.
+        None means causal attention, for which flash attention works.
         """
         if self.is_causal:
             return None
@@ -94,7 +94,6 @@ class PackedStream:
     seed: int = 0
 
     def batch(self, first_window: int, num_windows: int, context: int) -> Batch:
-        """Return `num_windows` windows from number `first_window` of the endless shuffled sequence."""
         per_epoch = self.num_windows(context)
         numbers = range(first_window, first_window + num_windows)
         windows = [self._window(n // per_epoch, n % per_epoch, per_epoch, context) for n in numbers]

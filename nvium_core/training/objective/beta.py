@@ -12,17 +12,10 @@ from typing import Any
 
 from nvium_core.errors import NviumError
 
-VALIDATION_LOSS = "validation_loss"
-"""The field of log.jsonl with L_mix on the validation text."""
-
-GAIN = 0.05
-"""Gain of the depth controller per step of a long run."""
-
-SMOOTHING = 0.98
-"""Decay of the depth's moving average per step of a long run."""
-
-LONG_RUN = 3000
-"""Runs of fewer steps steer faster."""
+VALIDATION_LOSS = "validation_loss"  # the field of log.jsonl with L_mix on the validation text
+GAIN = 0.05  # gain of the depth controller per step of a long run
+SMOOTHING = 0.98  # decay of the depth's moving average per step of a long run
+LONG_RUN = 3000  # runs of fewer steps steer faster
 
 RISE, FALL, FLAT, LARGEST_MOVE, LARGEST_BETA = 8.0, 4.0, 0.005, 100.0, 10.0
 """Constants of the adaptive β (paper, section on the 1.5B model)."""
@@ -66,8 +59,8 @@ class BetaControl:
         vars(self).update(state)
 
 
-def haste(num_steps: int) -> float:
-    """Return how much faster to steer in shorter runs: only the root of the ratio, as the model responds with a lag."""
+def speed_up(num_steps: int) -> float:
+    """Return how much faster to steer in a short run. The root of the ratio of lengths, because models respond late."""
     return max(1.0, math.sqrt(LONG_RUN / num_steps))
 
 
@@ -75,20 +68,20 @@ def haste(num_steps: int) -> float:
 class DepthSteering(BetaControl):
     """An integral controller that steers the mean depth Σ p_k l_k / L to a target.
 
-    Each step multiplies β by exp(gain · (smoothed depth − target)) and clamps it. `haste` multiplies the gain and
-    divides the smoothing window, so their product, which decides whether β overshoots, stays the same.
+    Each step multiplies β by exp(gain · (smoothed depth − target)) and clamps it. `speed_up` multiplies the gain and
+    divides the smoothing window. Their product decides whether β overshoots, and does not change.
     """
 
     target: float
-    haste: float = 1.0
+    speed_up: float = 1.0
     minimum: float = 1e-3
     maximum: float = 1.0
     depth: float | None = None
 
     def observe_depth(self, depth: float) -> None:
-        smoothing = SMOOTHING**self.haste
+        smoothing = SMOOTHING**self.speed_up
         self.depth = depth if self.depth is None else smoothing * self.depth + (1 - smoothing) * depth
-        steered = self.beta * math.exp(GAIN * self.haste * (self.depth - self.target))
+        steered = self.beta * math.exp(GAIN * self.speed_up * (self.depth - self.target))
         self.beta = min(max(steered, self.minimum), self.maximum)
 
     def state(self) -> dict[str, float | None]:
@@ -99,8 +92,8 @@ class DepthSteering(BetaControl):
 class AdaptiveBeta(BetaControl):
     """Adapts β after each evaluation (paper, section on the 1.5B model).
 
-    With δ = L_dense − L_mix, where L_dense was recorded nearest to this step, β rises by RISE · δ if δ > FLAT, falls by
-    FALL · |δ| if δ < −FLAT, and stays otherwise.
+    δ = L_dense − L_mix, where L_dense is the dense loss recorded nearest to this step. β rises by RISE · δ if δ > FLAT,
+    falls by FALL · |δ| if δ < −FLAT, and stays otherwise.
     """
 
     dense_losses: Sequence[tuple[int, float]]
@@ -125,7 +118,7 @@ def beta_control(settings: BetaSettings, num_steps: int, dense_log: Path | None 
             raise BetaError("an adaptive β needs the log of a dense model's run; pass --dense-log")
         return AdaptiveBeta(beta=settings.initial, dense_losses=read_losses(dense_log))
     if settings.depth:
-        return DepthSteering(beta=settings.initial, target=settings.depth, haste=haste(num_steps))
+        return DepthSteering(beta=settings.initial, target=settings.depth, speed_up=speed_up(num_steps))
     return BetaControl(beta=settings.initial)
 
 

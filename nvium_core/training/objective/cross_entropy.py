@@ -1,8 +1,8 @@
 """−log softmax of a linear head at the targets, in chunks of rows if there are many logits.
 
-The head is applied to `CHUNK_ROWS` rows at a time, and again in the backward pass. That saves the memory of the logits
-and takes little longer. PyTorch's chunked `linear_cross_entropy` does not fit: it computes gradients in the forward
-pass, before the weights of the exits in the mixture are known.
+The head is applied to `CHUNK_ROWS` rows at a time, and again in the backward pass, which saves the memory of the logits
+and takes little longer. PyTorch's chunked `linear_cross_entropy` computes gradients in the forward pass, when the
+weights of the exits in the mixture are not known yet.
 
 Shapes: R rows, C rows of a chunk, D width, V vocabulary, X any.
 """
@@ -17,8 +17,7 @@ from torch.nn import functional as F
 from nvium_core.model.nvium import token_nll
 
 CHUNK_ROWS = 1024
-MAX_LOGITS = 2**26
-"""Number of logits from which they are computed in chunks."""
+MAX_LOGITS = 2**26  # number of logits from which chunks are used
 
 
 def head_nll(output_XD: Tensor, head_VD: Tensor, target_X: Tensor) -> Tensor:
@@ -33,7 +32,7 @@ def min_chunked_rows(vocab_size: int) -> int:
 
 
 def chunked_head_nll(output_XD: Tensor, head_VD: Tensor, target_X: Tensor) -> Tensor:
-    """Like `head_nll`, but always in chunks."""
+    """Compute `head_nll` in chunks, whatever the number of logits."""
     if torch.is_autocast_enabled(output_XD.device.type):
         head_VD = head_VD.to(torch.get_autocast_dtype(output_XD.device.type))
     nll_R: Tensor = HeadNll.apply(output_XD.flatten(0, -2).to(head_VD.dtype), head_VD, target_X.flatten())

@@ -23,7 +23,7 @@ class TokenLosses:
 
 
 def token_losses(model: Nvium, batch: Batch) -> TokenLosses:
-    """Run the model without building log π_mix over the vocabulary, unlike the model's forward."""
+    """Run the model. Unlike its forward, this does not build log π_mix over the vocabulary."""
     states = model.hidden_states(batch.inputs, batch.positions, causal_attention(batch.mask()))
     log_w, outputs = model.exit_outputs(states)
     nll = [head_nll(o_BTD, model.lm_head.weight, batch.targets) for o_BTD in outputs]

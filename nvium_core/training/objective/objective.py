@@ -13,7 +13,7 @@ from nvium_core.training.data.windows import Batch
 class Phase:
     """The current step, the share of steps done, and the weights α of L_balance and β of L_compute.
 
-    α and β are 0-dimensional tensors: a compiled objective is not recompiled when they change.
+    α and β are 0-dimensional tensors, so that a compiled objective is not recompiled when they change.
     """
 
     step: int
@@ -23,10 +23,7 @@ class Phase:
 
 
 class ObjectiveResult(NamedTuple):
-    """The mean loss over a batch's counted targets, and detached means for the log.
-
-    `metrics` includes `mix_loss`, the mean −log probability of the targets under the distribution that is sampled.
-    """
+    """The mean loss over a batch's counted targets, and detached metrics. `mix_loss` is the mean −log π_mix."""
 
     loss: Tensor
     metrics: dict[str, Tensor]

@@ -1,4 +1,4 @@
-"""The paper's experiments (arXiv 2605.13190), one recipe each. Details that it omits follow the authors' scripts.
+"""The paper's experiments (arXiv 2605.13190), one recipe each. Details missing in it follow the authors' scripts.
 
 All have a vocabulary of 32,000 tokens, windows of 1,024 and 20 tokens of text per parameter. The paper uses C4 with
 Llama 2's tokenizer. Here the tokenizer is trained on the text of `--data` unless `tokenizer` is set.
@@ -59,7 +59,7 @@ WIDTHS = {
 
 
 def scaling(num_layers: int, width: int, *, beta: float = BETA, exit_layers: tuple[int, ...] | None = None) -> Recipe:
-    """A row of the scaling tables, with four exits by default."""
+    """Return a row of the scaling tables, with four exits by default."""
     settings = WIDTHS[width]
     exits = exit_layers or four_exits(num_layers)
     shape = ModelShape(
@@ -92,18 +92,18 @@ def four_exits(num_layers: int) -> tuple[int, ...]:
 
 
 def beta_sweep(beta: float) -> Recipe:
-    """A point of the Pareto figure with another β."""
+    """Return a point of the Pareto figure with another β."""
     return at_rate(scaling(24, 768, beta=beta), 6e-4)
 
 
 def exits_sweep(num_exits: int) -> Recipe:
-    """A point of the Pareto figure with another number of exits. All read the same number of tokens."""
+    """Return a point of the Pareto figure with another number of exits. All points read equally many tokens."""
     recipe = scaling(24, 768, beta=SWEEP_BETA, exit_layers=tuple(even_exit_layers(24, num_exits)))
     return replace(at_rate(recipe, 6e-4), total_tokens=scaling(24, 768).total_tokens)
 
 
 def single_exit(layer: int) -> Recipe:
-    """A point of the Pareto figure with one early exit and β 0."""
+    """Return a point of the Pareto figure with one early exit and β 0."""
     return at_rate(scaling(24, 768, beta=0.0, exit_layers=(layer, 24)), 5e-4)
 
 
@@ -112,10 +112,7 @@ def at_rate(recipe: Recipe, rate: float) -> Recipe:
 
 
 def largest() -> Recipe:
-    """The 1.5B model: heads of width 128, and β adapted to its dense twin's losses (`--dense-log`).
-
-    The learning rate follows transformers' `warmup_stable_decay` as the authors use it, decaying in half a cosine.
-    """
+    """Return the 1.5B model, with β adapted to its dense twin's losses (`--dense-log`)."""
     recipe = scaling(48, 1536)
     return replace(
         recipe,
@@ -126,17 +123,16 @@ def largest() -> Recipe:
 
 
 def dense_of_layers(num_layers: int, num_steps: int) -> Recipe:
-    """A dense model as fast as a deeper 4-vium, trained with as many FLOPs (the paper's isoFLOP and isoSpeed table)."""
+    """Return a dense model as fast as a deeper 4-vium, for as many training FLOPs (isoFLOP and isoSpeed table)."""
     recipe = without_exits(scaling(num_layers, 768, exit_layers=(num_layers,)))
     return replace(recipe, total_tokens=num_steps * recipe.tokens_per_step)
 
 
 def tuned(num_layers: int) -> Recipe:
-    """Instruction tuning of a model of the depth table, for two epochs of conversations (the authors use Tulu 3's).
+    """Return the instruction tuning of a model of the depth table, for two epochs of conversations (Tulu 3's).
 
-    As the authors do: one conversation per window, truncated if longer; all tokens count in the loss; 128 windows per
-    step; AdamW with TRL's defaults. A run reads its own conversations twice; until it starts, `total_tokens` assumes
-    the authors' 892,375 conversations.
+    The authors' settings: one conversation per window, truncated if longer; all tokens count in the loss; 128 windows
+    per step; AdamW with TRL's defaults. Until a run starts, `total_tokens` assumes the authors' 892,375 conversations.
     """
     recipe = scaling(num_layers, 768)
     return replace(

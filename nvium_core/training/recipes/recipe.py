@@ -14,7 +14,7 @@ MIN_TRAINED_VOCABULARY = 257  # every byte, and end-of-text
 MAX_TRAINED_VOCABULARY = 2**16  # token files hold 16 bits a token
 
 Text = Literal["documents", "conversations"]
-"""All tokens of documents count in the loss; in conversations only the answers do."""
+"""In documents, all tokens count in the loss. In conversations, only the answers count."""
 
 
 class RecipeError(NviumError, ValueError):

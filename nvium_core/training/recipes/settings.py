@@ -24,7 +24,7 @@ def with_settings(recipe: Recipe, settings: Iterable[str]) -> Recipe:
 
 @dataclass(frozen=True)
 class Change:
-    """A field's new value or, for a nested dataclass, the changes of its fields; and the settings that set it."""
+    """A field's new value (for a nested dataclass, the changes of its fields), and the settings it comes from."""
 
     value: Any
     settings: tuple[str, ...]

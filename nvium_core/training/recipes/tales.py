@@ -1,4 +1,4 @@
-"""Story models, including those that the bundled model is made of. They train on two cores, or in minutes on a GPU."""
+"""Story models, including those behind the bundled model. They train on two cores, or in minutes on a GPU."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +11,7 @@ from nvium_core.training.schedule import LearningRate, RouterWarmup
 
 
 def tales() -> Recipe:
-    """A model of books: 6.5M parameters, four exits, 78 minutes on one core with bfloat16."""
+    """Return a model of books: 6.5M parameters, four exits, 78 minutes on one core with bfloat16."""
     return Recipe(
         shape=ModelShape(
             num_layers=12, width=192, mlp_width=512, num_heads=3, num_exits=4, vocab_size=2048, context=1024
@@ -41,9 +41,9 @@ def second_decay(recipe: Recipe, *, initial: str, beta: BetaSettings) -> Recipe:
 
 
 def stories() -> Recipe:
-    """A model with 8,192 tokens, for the books of `tales` followed by synthetic stories.
+    """Return a model with a vocabulary of 8,192, for the books of `tales` followed by synthetic stories.
 
-    Short documents are read four times, books half a time. Exits gain more than with 2,048 tokens.
+    Short documents are read four times, half of the books once. Exits gain more than with a vocabulary of 2,048.
     """
     recipe = tales()
     return replace(
@@ -56,7 +56,7 @@ def stories() -> Recipe:
 
 
 def stories_24() -> Recipe:
-    """A model of 24M parameters, deep enough for early exits to save time, for synthetic stories only."""
+    """Return a model of 24M parameters, deep enough for early exits to save time, for synthetic stories only."""
     recipe = stories()
     shape = replace(recipe.shape, num_layers=24, width=256, mlp_width=swiglu_width(256), num_heads=4)
     return replace(
@@ -72,7 +72,7 @@ def stories_24() -> Recipe:
 
 
 def stories_again() -> Recipe:
-    """A second decay from the end of `stories`, on few books and on synthetic stories.
+    """Return a second decay from the end of `stories`, on few books and on synthetic stories.
 
     `python -m research.tales vary` writes the stories, each several times with other names.
     """
@@ -83,10 +83,9 @@ def stories_again() -> Recipe:
 
 
 def stories_chat() -> Recipe:
-    """`stories-again` fine-tuned to tell the story that a user asks for.
+    """Return `stories-again` fine-tuned to tell the story that a user asks for.
 
-    `python -m research.tales instruct` writes the data, synthetic stories repeated several times. With other stories
-    mixed in, the model forgets its main character.
+    `python -m research.tales instruct` writes the data, synthetic stories repeated several times.
     """
     recipe = stories()
     return replace(
@@ -106,7 +105,7 @@ def stories_chat() -> Recipe:
 
 
 def stories_asked() -> Recipe:
-    """A third decay from the end of `stories-chat`, on questions answered by synthetic stories and on stories alone.
+    """Return a third decay from the end of `stories-chat`, on questions answered by synthetic stories, and on stories.
 
     `python -m research.tales ask` writes the data. The bundled model is the mean of several such models.
     """

@@ -3,8 +3,8 @@
 Let p be the last exit's distribution, q the early exit's, and p_rest, q_rest their mass outside p's top tokens. The
 gradient of the KL by the logits is q − p at a top token and q r elsewhere, with r = 1 − p_rest / q_rest. It is computed
 as q r for all tokens plus a correction at the top tokens. The gradient of −log π_k(target) is q − 1 at the target and q
-elsewhere. Both need the product of q and the head, which the forward pass computes once per chunk of rows, so no logits
-are kept.
+elsewhere. Both gradients need the product of q and the head. The forward pass computes it once per chunk of rows, and
+keeps no logits.
 
 Shapes: R rows, C rows of a chunk, K top tokens, D width, V vocabulary.
 """
@@ -18,8 +18,7 @@ from torch.nn import functional as F
 
 CHUNK_ROWS = 128
 TOP = 32
-LEAST = 1e-6
-"""Lower bound of the mass outside the top tokens, so its logarithm is finite."""
+LEAST = 1e-6  # lower bound of the mass outside the top tokens, so its logarithm is finite
 
 
 class Teacher(NamedTuple):

@@ -1,7 +1,7 @@
 """Initialise an adapter with the least-squares map from an exit's hidden states to the last exit's.
 
-A linear map closes most of the gap between a middle layer and the last one, without gradient steps. An adapter can
-represent it because SiLU(z) − SiLU(−z) = z: a pair of inner units is exactly linear.
+A linear map closes most of the gap between a middle layer and the last layer, without gradient steps. An adapter can
+represent a linear map, because SiLU(z) − SiLU(−z) = z: a pair of inner units is exactly linear.
 
 Shapes: R rows, D width.
 """
@@ -11,8 +11,7 @@ from torch import Tensor
 
 from nvium_core.model.exits import Adapter
 
-RIDGE = 1e-4
-"""Ridge penalty, as a share of the rows' mean square."""
+RIDGE = 1e-4  # ridge penalty, as a share of the rows' mean square
 
 
 class LeastSquares:

@@ -1,4 +1,4 @@
-"""The model in training: a frozen backbone in its own dtype, trainable exits in float32, and their losses on a batch.
+"""The model in training: a frozen backbone, trainable exits in float32, and the losses on a batch.
 
 Shapes: R rows, D width, E exits, K early exits, V vocabulary.
 """
@@ -17,7 +17,7 @@ from nvium_core.training.data.windows import Batch
 from nvium_core.training.retrofitting.distillation import head_kl, teacher_of
 
 INITIAL_BIAS = 2.0
-"""Initial bias of routers towards continuing: untrained exits predict nothing yet, so almost no row should exit."""
+"""Initial bias of routers towards continuing, so that almost no row leaves at an untrained exit."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Losses:
-    """Losses of a batch's rows.
-
-    KL of each exit to the base [R, E], −log π_k of the targets [R, E], the base's −log π_N [R], and log p [R, E].
-    """
+    """KL of each exit to the base [R, E], −log π_k of the targets [R, E], the base's −log π_N [R], and log p [R, E]."""
 
     kl_RE: Tensor
     nll_RE: Tensor
@@ -73,7 +70,7 @@ class WithExits:
         return self.model.lm_head.weight
 
     def rows(self, batch: Batch) -> Rows:
-        """Run the backbone and the exits' norms. Gradients reach the early exits' norms only."""
+        """Run the backbone and the exits' norms. Gradients reach only the early exits' norms."""
         counted_R = batch.counted.flatten()
         attend = causal_attention(batch.mask())
         last_exit = self.model.exits[-1]
@@ -87,7 +84,7 @@ class WithExits:
         return Rows(early, last_RD, batch.targets.flatten()[counted_R])
 
     def losses(self, rows: Rows) -> Losses:
-        """Compute the losses. Routers' gradients do not reach the rows, so routers and exits train independently."""
+        """Compute the losses. Gradients of routers do not reach the rows, so routers and exits train independently."""
         teacher = teacher_of(rows.last_RD, self.head, rows.target_R)
         outputs = [exit_.adapter(x_RD) for exit_, x_RD in zip(self.early, rows.early, strict=True)]
         losses = [head_kl(output_RD, self.head, teacher, rows.target_R) for output_RD in outputs]

@@ -25,10 +25,10 @@ from nvium_core.training.data.tokens import text_digest
 from nvium_core.training.precision import fast_dtype
 from nvium_core.training.reports import follow
 from nvium_core.training.retrofitting.model import WithExits
+from nvium_core.training.retrofitting.router_shift import shift_to_depth
 from nvium_core.training.retrofitting.run import STATE_FOLDER, RetrofitRun
 from nvium_core.training.retrofitting.self_talk import SelfTalk, write_self_talk
 from nvium_core.training.retrofitting.settings import RetrofitError, RetrofitSettings
-from nvium_core.training.retrofitting.steering import steer
 from nvium_core.training.retrofitting.table import Measured, measured
 from nvium_core.training.retrofitting.texts import Text, read_text
 from nvium_core.training.run_folder import owned
@@ -53,7 +53,7 @@ def retrofit(settings: RetrofitSettings, tokenizer: PreTrainedTokenizerFast) -> 
         log(f"{num_tokens:,} tokens of text, {run.num_steps:,} steps; starting with least squares")
         follow(run, Console(stderr=True))
         log(f"shifting routers to depth {settings.depth:g}, and measuring on held-out text")
-        shift = steer(run.model, run.stream, run.context, settings.depth)
+        shift = shift_to_depth(run.model, run.stream, run.context, settings.depth)
         results = {text.kind: measured(run.model, windows(text.held_out, tokenizer), run.context) for text in texts}
         run.write(shift=shift, measured={kind: asdict(each) for kind, each in results.items()})
     return results
@@ -72,7 +72,6 @@ def source_config(source: Path) -> NviumConfig:
 def prepared(
     settings: RetrofitSettings, source: Path, config: NviumConfig, tokenizer: PreTrainedTokenizerFast
 ) -> tuple[RetrofitRun, list[Text]]:
-    """Return a run at step 0, and its texts."""
     torch.manual_seed(settings.seed)
     disable_progress_bar()
     if tokenizer.eos_token_id is None:

@@ -1,8 +1,8 @@
 """A retrofit: initialise exits by least squares, train them on the base's distribution, then train routers as well.
 
-Routers minimise −log π_mix plus a penalty on depth, whose weight β is steered to the requested depth. Exits that learn
-the text also minimise −log π_mix, plus a smaller share of the KL. The backbone and its last exit are frozen. From the
-first minutes on TARGET contains exits that can be served; TARGET/retrofit/ contains the checkpoint and the log.
+Routers minimise −log π_mix plus β times the depth, and β is steered to the requested depth. Exits that learn the text
+minimise −log π_mix plus a smaller share of the KL. The backbone and its last exit are frozen. After the first minutes,
+TARGET contains exits that can be served. TARGET/retrofit/ contains the checkpoint and the log.
 """
 
 import time
@@ -20,7 +20,7 @@ from nvium_core.training.checkpoint import read_state, write_state
 from nvium_core.training.data.tokens import differences
 from nvium_core.training.data.windows import Windows
 from nvium_core.training.errors import TrainingError
-from nvium_core.training.objective.beta import DepthSteering, haste
+from nvium_core.training.objective.beta import DepthSteering, speed_up
 from nvium_core.training.reports import Report, RunLog
 from nvium_core.training.retrofitting.least_squares import LeastSquares, set_map
 from nvium_core.training.retrofitting.model import WithExits
@@ -29,17 +29,15 @@ from nvium_core.training.schedule import LearningRate
 
 TOKENS_PER_STEP = 4_096
 FIT_SHARE, MAX_FIT_TOKENS = 0.25, 32_768
-"""Share and maximum number of tokens that the least squares read."""
+"""Share and maximum number of the training tokens for the least squares."""
 
-ROUTERS_FROM = 0.4
-"""Share of the run after which routers train too."""
+ROUTERS_FROM = 0.4  # share of the run after which routers train too
 
 RATE = LearningRate(maximum=5e-5, warmup=0.05, final_ratio=0.05)
-"""Learning rate of exits. Rows after a trained norm are large: at 1e-3 a single step undoes the least squares."""
+"""Learning rate of exits. At 1e-3 a single step would undo the least squares, because normed rows are large."""
 
 ROUTER_RATE = 3e-4
-TEXT_KL_WEIGHT = 0.3
-"""Weight of the exits' KL in the loss while they also learn the text."""
+TEXT_KL_WEIGHT = 0.3  # weight of the exits' KL in the loss while they also learn the text
 
 STATE_FOLDER = "retrofit"
 CLIP_NORM = 1.0
@@ -48,8 +46,6 @@ SAVE_SECONDS = 300
 
 
 class RetrofitRun:
-    """A retrofit in progress."""
-
     def __init__(
         self, settings: RetrofitSettings, model: WithExits, stream: Windows, context: int, about: dict[str, Any]
     ) -> None:
@@ -62,9 +58,8 @@ class RetrofitRun:
             {"params": model.router_weights(), "maximum": ROUTER_RATE},
         ]
         self.optimizer = AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)
-        self.steering = DepthSteering(
-            beta=INITIAL_BETA, target=settings.depth, haste=haste(self.num_steps), maximum=10.0
-        )
+        faster = speed_up(self.num_steps)
+        self.steering = DepthSteering(beta=INITIAL_BETA, target=settings.depth, speed_up=faster, maximum=10.0)
         self.step = 0
         self.folder = settings.target / STATE_FOLDER
         self.recipe = about["settings"] | {"base": about["base"]["digest"], "text": about["text"]}

@@ -11,8 +11,7 @@ from nvium_core.errors import NviumError
 from nvium_core.model.config import NviumConfig
 
 NUM_EXITS = 4
-EPOCHS = 3
-"""Epochs over the model's own conversations if there is no other text."""
+EPOCHS = 3  # epochs over the model's own conversations if there is no other text
 
 
 class RetrofitError(NviumError, ValueError):
@@ -25,8 +24,8 @@ class RetrofitSettings:
 
     - `exits`: the number of exits, the last included, or the early exits' layers, such as `12,18,24`.
     - `depth`: the mean depth l / L that routers are trained for.
-    - `self_talk`: tokens that the model generates to train on; by default none with `data`, else a third of `tokens`.
-    - `exits_learn`: what early exits learn once routers train too: the base's distribution, or the text as well.
+    - `self_talk`: training tokens that the model generates; by default none with `data`, else a third of `tokens`.
+    - `exits_learn`: what early exits learn once routers train: the base's distribution, or the text as well.
     """
 
     source: str
@@ -66,10 +65,7 @@ class RetrofitSettings:
 
 
 def with_exits(config: NviumConfig, layers: Sequence[int], adapter_hidden_size: int | None = None) -> NviumConfig:
-    """Add exits to a configuration. Adapters are as wide as the model by default.
-
-    Raise `RetrofitError` if the layers are invalid.
-    """
+    """Add exits, with adapters as wide as the model by default. Raise `RetrofitError` if the layers are invalid."""
     added = {"exit_layers": list(layers), "adapter_hidden_size": adapter_hidden_size}
     try:
         return NviumConfig.from_dict(config.to_dict() | added)
@@ -78,10 +74,7 @@ def with_exits(config: NviumConfig, layers: Sequence[int], adapter_hidden_size: 
 
 
 def exit_layers(text: str, num_layers: int) -> list[int]:
-    """Parse the number of exits or a list of layers such as `12,18,24`. Return the exits' layers, the last included.
-
-    Raise `RetrofitError` if the model cannot have these exits.
-    """
+    """Parse a number of exits, or layers such as `12,18,24`. Raise `RetrofitError` if the model cannot have them."""
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError as error:

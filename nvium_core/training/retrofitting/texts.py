@@ -1,6 +1,4 @@
-"""Training and held-out text of a retrofit: documents, in which all tokens count, or conversations, of which only
-answers count.
-"""
+"""Training and held-out text of a retrofit. In documents all tokens count, in conversations only the answers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,7 +35,7 @@ def read_text(path: Path, tokenizer: PreTrainedTokenizerFast, context: int, max_
 
 
 def conversations(path: Path, tokenizer: PreTrainedTokenizerFast, context: int) -> list[Example]:
-    """Truncate conversations to a window. Drop those whose answers all begin later."""
+    """Truncate conversations to a window. Drop conversations without an answer in the window."""
     examples = [example(line, tokenizer).cut(context + 1) for line in read_conversations(path).values()]
     return [each for each in examples if each.is_answer[1:].any()]
 

@@ -1,7 +1,7 @@
-"""Shift all routers' log-odds by one number such that the mean depth is exactly the requested one.
+"""Shift the log-odds of all routers by one number, so that the mean depth is exactly the requested depth.
 
-Training steers routers only near that depth. Mean depth falls as the shift grows, so a bisection over the routers'
-log-odds on some rows finds the shift. Sampling from the shifted mixture is as exact as before.
+Training steers routers only near that depth. The mean depth falls as the shift grows, so a bisection on some rows finds
+the shift. Sampling from the shifted mixture is exact, too.
 
 Shapes: R rows, K early exits, E exits.
 """
@@ -17,13 +17,12 @@ from nvium_core.model.exits import CONTINUE, EXIT, Exit
 from nvium_core.training.data.windows import Windows
 from nvium_core.training.retrofitting.model import WithExits
 
-NUM_ROWS = 32_768
-"""Number of tokens of the training text on which the depth is measured."""
+NUM_ROWS = 32_768  # training tokens on which the depth is measured
 
 MAX_SHIFT, NUM_BISECTIONS = 32.0, 48
 
 
-def steer(model: WithExits, stream: Windows, context: int, depth: float) -> float:
+def shift_to_depth(model: WithExits, stream: Windows, context: int, depth: float) -> float:
     """Shift the routers such that the mean depth on the stream's first rows is `depth`. Return the shift."""
     shift = shift_to(depth, router_log_odds(model, stream, context), model.model.config.exit_layers or [])
     shift_routers(model.early, shift)
@@ -44,7 +43,6 @@ def router_log_odds(model: WithExits, stream: Windows, context: int) -> Tensor:
 
 
 def log_odds(log_w_RK2: Tensor) -> Tensor:
-    """Return the log-odds of exiting [R, K]."""
     return log_w_RK2[..., EXIT] - log_w_RK2[..., CONTINUE]
 
 
