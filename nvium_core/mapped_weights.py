@@ -154,7 +154,7 @@ def write_groups(model: Nvium, folder: Path) -> None:
 
 
 def read_cached(place: Path, origin: Path) -> LoadedModel | None:
-    """Load a cached model. Return None if it is missing, or damaged and therefore removed."""
+    """Load a cached model. Return None if the cache has none. A damaged model is removed."""
     if not place.exists():
         return None
     try:

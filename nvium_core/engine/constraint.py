@@ -8,7 +8,7 @@ from typing import Protocol
 from nvium_core.engine.failures import ConstraintLimit, EngineError
 
 PATIENCE_SECONDS, MAX_PATIENCE_SECONDS = 0.0003, 0.005
-"""How long a Step may wait for a slow constraint: budget earned per token of its sequence, and its maximum."""
+"""A Step waits for a slow constraint until its budget is used up: seconds earned per token, and maximum budget."""
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from nvium_core.engine.schedule.sequence import FinishReason
 class Score(NamedTuple):
     """log π_mix of a token before f.
 
-    `top`: the most probable tokens at its position, (id, log π_mix), best first. `exit_probabilities`: p_k of all exits
-    at its position.
+    `top`: the most probable tokens at the token's position, (id, log π_mix), best first. `exit_probabilities`: p_k of
+    all exits at this position.
     """
 
     logprob: float
@@ -26,8 +26,8 @@ class TokenEvent(NamedTuple):
     """An emitted token. `exit` counts from 1; `exit_probability` is p_k of that exit.
 
     `choice` is the index of the request's choice. `score` is set if the request asks for logprobs or probabilities; the
-    event is then delayed until the score is known. `is_stop`: the token is end-of-text or another stop token. The last
-    token of output that a constraint ends is not.
+    event is then delayed until the score is known. `is_stop`: the token is end-of-text or another stop token, not just
+    the last token that a constraint allows.
     """
 
     sequence_id: str

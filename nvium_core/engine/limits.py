@@ -41,7 +41,7 @@ class Limits:
 
     def _check_vocabulary(self, field: str, token_ids: Iterable[object]) -> None:
         for token in token_ids:
-            # NumPy's integers are valid too; `int` comes first because its check is much faster
+            # NumPy's integers are valid too. `int` comes first, because that check is much faster.
             if not (isinstance(token, (int, Integral)) and 0 <= int(token) < self.vocab_size):
                 raise InvalidRequest(field, f"must be token ids in [0, {self.vocab_size}), got {token!r}")
 

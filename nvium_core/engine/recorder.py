@@ -155,7 +155,7 @@ class Recorder:
         return events
 
     def _fail(self, sequence: Sequence, message: str) -> FailureEvent:
-        """End a sequence whose pages may be corrupt, and remove them from the prefix cache."""
+        """End a sequence, and remove its possibly corrupt pages from the prefix cache."""
         self._pool.forget(sequence)
         self.end(sequence)
         return FailureEvent(sequence.id, EngineError(message), sequence.choice)

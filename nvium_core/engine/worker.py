@@ -1,4 +1,4 @@
-"""Runs an engine on its own thread for an asyncio program. Neither blocks the other."""
+"""Runs an engine on its own thread, so that engine and asyncio program do not block each other."""
 
 import logging
 import math
@@ -61,7 +61,7 @@ class EngineWorker:
         self._streams: dict[ChoiceKey, TokenStream] = {}
         """Streams of running choices."""
         self._open_streams: dict[TokenStream, None] = {}
-        """Streams that are not closed; they are failed if the engine ends."""
+        """Streams that are not closed. They fail if the engine ends."""
         self._numbers = count()
         self._has_ended = False
         self._beat = time.monotonic()
@@ -169,7 +169,7 @@ class EngineWorker:
             self._hand_over({stream: stream.failures(error) for stream in list(self._open_streams)})
 
     def _take_commands(self) -> bool:
-        """Run queued commands. Without work, wait up to a heartbeat for one. Return False to stop."""
+        """Run queued commands. Without work, wait up to a heartbeat for a command. Return False to stop."""
         try:
             command = self._commands.get(block=not self.engine.has_work, timeout=IDLE_WAIT_SECONDS)
             while command is not None:

@@ -39,8 +39,8 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 }
 
 FORMAT = 1
-"""Version of the model folder. Raise it for a new field that changes the computation: older versions then reject the
-folder instead of computing something else."""
+"""Version of the model folder. Raise it for a new field that changes the computation, so that older versions reject the
+folder."""
 
 ROUTER_WIDTH_RATIO = 0.66  # the paper's router MLP is ⌊0.66 d⌋ wide
 

@@ -179,7 +179,7 @@ def close_gguf() -> None:
 
 
 def read_gguf(path: Path, config: NviumConfig | None = None, dtype: torch.dtype | None = None) -> Checkpoint:
-    """Read configuration and weights. With `dtype` None they keep the file's precision (`stored_precision`)."""
+    """Read configuration and weights. `dtype` None keeps the file's precision (`stored_precision`)."""
     file = open_gguf(path)
     precision = dtype or stored_precision(file)
     config = config or read_config(file)
@@ -241,7 +241,7 @@ def _special_tokens(file: GGUFFile) -> dict[str, Any]:
     named = {name: file.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "padding", *ENDS)}
     ids = {token: index for index, token in enumerate(file.get("tokenizer.ggml.tokens", ())) if token in NAMED_ENDS}
     if {"<|return|>", "<|call|>"} <= ids.keys() or {"<|flush|>", "<|calls|>"} <= ids.keys():
-        ids.pop("<|end|>", None)  # in these formats it ends a message, not the answer (llama.cpp)
+        ids.pop("<|end|>", None)  # ends a message, not the answer, in these formats (llama.cpp)
     ends = sorted({*ids.values(), *(named[name] for name in ENDS)} - {None})
     end = ends[0] if len(ends) == 1 else ends or None
     return {"bos_token_id": named["bos"], "eos_token_id": end, "pad_token_id": named["padding"]}

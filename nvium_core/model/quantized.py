@@ -67,12 +67,12 @@ def set_groups(layer: nn.Linear, groups: Groups) -> None:
 
 
 def attach_groups(layer: nn.Linear, groups: Groups) -> None:
-    """Attach groups to a layer whose weight already equals them."""
+    """Attach groups to a layer whose weight already equals the dequantized groups."""
     layer.groups = groups  # type: ignore[assignment]  # not a parameter
 
 
 def groups_of(layer: nn.Linear) -> Groups | None:
-    """Return the layer's groups, or None if it has none or its weight has changed since."""
+    """Return the layer's groups. Return None if there are none, or if the weight has changed since."""
     groups = getattr(layer, "groups", None)
     weight_ND = layer.weight.detach()
     if isinstance(groups, Groups) and torch.equal(groups.dequantized(weight_ND.dtype).to(weight_ND.device), weight_ND):

@@ -1,4 +1,4 @@
-"""The dense baseline (univium): one exit, after the last layer, and no adapter. This is a Llama."""
+"""The dense baseline (univium): a Llama, with one exit after the last layer and no adapter."""
 
 from dataclasses import fields
 from typing import Any

@@ -85,7 +85,7 @@ class StopStrings:
         return text
 
     def _find(self, text: str, stop: str) -> tuple[int, int]:
-        """Return (end, start) of the first occurrence. Without one, the end is beyond the text."""
+        """Return (end, start) of the first occurrence. If there is none, the end is beyond the text."""
         start = text.find(stop)
         return (start + len(stop) if start >= 0 else len(text) + 1, start)
 

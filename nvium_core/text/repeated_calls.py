@@ -47,7 +47,7 @@ class RepeatedCalls:
         return bool(pieces) and self._reader.is_complete
 
     def _repeats(self) -> bool:
-        """Record the completed call. Return whether it repeats an earlier one."""
+        """Record the completed call. Return whether an earlier call was the same."""
         call = (self._name or "", self._arguments)
         is_known = call in self._made
         self._made.add(call)

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from nvium_core.choices import Sharding
 
 TIMEOUT = timedelta(hours=2)
-"""Timeout of collective operations: one process may tokenize a large file while the others wait."""
+"""Timeout of collective operations. It must exceed the time in which one process tokenizes a large file."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Processes:
         return int(self.total(torch.tensor(number, device=self.device)))
 
     def any(self, flag: bool) -> bool:
-        """Return True in every process if the flag is set in any of them."""
+        """Return True in every process if the flag is set in any process."""
         return self.sum(flag) > 0
 
     def wait(self) -> None:

@@ -101,7 +101,7 @@ def follow(run: Followed, console: Console, any_process: Callable[[bool], bool] 
 
 @contextmanager
 def interruption() -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether SIGINT or SIGTERM was received. A second one has its usual effect."""
+    """Yield a function that returns whether SIGINT or SIGTERM was received. A second signal has its usual effect."""
     received: list[int] = []
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 

@@ -59,7 +59,7 @@ def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fold
         if model.generation_config.eos_token_id == model.config.eos_token_id:  # the file's only field is redundant
             (partial / GENERATION_CONFIG_NAME).unlink(missing_ok=True)
         save_tokenizer(tokenizer, partial)
-        (partial / SAFE_WEIGHTS_NAME).chmod(0o644)  # transformers makes it readable by the owner only
+        (partial / SAFE_WEIGHTS_NAME).chmod(0o644)  # transformers writes a file that only the owner can read
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
     except (OSError, SafetensorError) as error:

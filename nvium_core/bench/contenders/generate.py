@@ -11,7 +11,7 @@ from transformers.generation.streamers import BaseStreamer
 from nvium_core.bench.contenders.contender import Contender, Generation, Workload
 
 Cache = Literal["dynamic", "static"]
-"""A KV cache that grows with every token, or one of the full length."""
+"""A KV cache that grows with every token, or that has the full length from the start."""
 
 
 class TokenTimes(BaseStreamer):

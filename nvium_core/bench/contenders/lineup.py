@@ -1,4 +1,4 @@
-"""The contenders by name. Variants of a peer are named like "llama.cpp/f16"; its fastest variant counts."""
+"""The contenders by name. A peer may have variants, such as "llama.cpp/f16", of which the fastest counts."""
 
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager

@@ -60,7 +60,7 @@ class LlamaCpp:
         params.n_threads = params.n_threads_batch = threads
         if kind == "f32":
             params.type_k = params.type_v = self._lib.GGML_TYPE_F32
-            params.flash_attn_type = self._lib.LLAMA_FLASH_ATTN_TYPE_DISABLED  # on a CPU it rounds to float16
+            params.flash_attn_type = self._lib.LLAMA_FLASH_ATTN_TYPE_DISABLED  # rounds to float16 on a CPU
         return params
 
     def decode(self, rows: list[tuple[int, int, int, bool]]) -> None:

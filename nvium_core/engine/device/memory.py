@@ -1,8 +1,8 @@
 """Sizes in bytes of the key/value cache, of its pages, and of the buffers for sequences.
 
 A configured size is text: a number with a decimal unit ("512MB", "1.5GB") or a binary unit ("2GiB"), or a share of the
-device's memory ("10%"). On a GPU it counts the memory that the weights leave free, on a CPU the memory that this
-process may use, which in a container is less than the machine has.
+device's memory ("10%"). The memory of a GPU is what the weights leave free. The memory of a CPU is what this process
+may use, which in a container is less than the machine has.
 """
 
 import os

@@ -99,7 +99,7 @@ def upload(words: Tensor, device: torch.device) -> Tensor:
 
 @contextmanager
 def without_cudnn_attention() -> Iterator[None]:
-    """Disable cuDNN's attention. PyTorch prefers it on an H100, but cuDNN builds a plan for every new shape.
+    """Disable cuDNN's attention, which is PyTorch's choice on an H100 but builds a plan for every new shape.
 
     `sdpa_kernel` does the same with ten times the overhead.
     """

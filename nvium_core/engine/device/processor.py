@@ -14,6 +14,6 @@ def use_processor(instructions: Instructions, threads: str) -> None:
 
 
 def use_threads(threads: str) -> None:
-    """Set PyTorch's number of threads; `auto` keeps it. Raise `InvalidRequest` if the text is not a number."""
+    """Set PyTorch's number of threads, unless it is `auto`. Raise `InvalidRequest` if the text is not a number."""
     if count := thread_count(threads):
         torch.set_num_threads(count)

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 class Backend(Protocol):
     tokens_ahead: int
-    """Maximum tokens per sequence that one call may emit; 0 if a call emits one."""
+    """Maximum tokens per sequence that one call may emit. 0 means one token."""
 
     @property
     def instructions(self) -> str | None:
@@ -35,7 +35,7 @@ class Backend(Protocol):
     def run(self, step: Step, max_rows: int) -> StepResult:
         """Run rows through blocks, decide at the front rows, score rows.
 
-        If it raises, nothing that a retry reads may have changed. A Step that is not whole stops before a block with
+        If `run` raises, nothing that a retry reads may have changed. A Step that is not whole stops before a block with
         more than `max_rows` rows, but always runs its first block.
         """
 

@@ -57,7 +57,7 @@ class PagePool:
         return True
 
     def release(self, sequence: Sequence) -> None:
-        """Release all pages. Later pages will be evicted before earlier ones, which lookups need first."""
+        """Release all pages. Later pages will be evicted first, because `find` needs the earlier ones."""
         for page in reversed(sequence.pages):
             self._num_owners[page] -= 1
             if self._num_owners[page] == 0:
@@ -68,7 +68,7 @@ class PagePool:
         sequence.pages.clear()
 
     def publish(self, sequence: Sequence, since: int) -> None:
-        """Register the pages that the rows from `since` on have completed, unless their content is registered."""
+        """Register the pages that rows from `since` on have completed, except pages whose content is registered."""
         complete = sequence.filled[-1] // self.page_size if self.keeps_pages else 0
         for index in range(since // self.page_size, complete):
             digest, page = self._digests(sequence, complete)[index], sequence.pages[index]

@@ -37,7 +37,7 @@ class LogitChanges:
 
     @property
     def may_run_ahead(self) -> bool:
-        """Whether a generated token changes its own entry only."""
+        """Whether a generated token changes only the entry of that token."""
         return not self._early
 
     def append(self, token_id: int) -> None:

@@ -79,5 +79,5 @@ class Ngrams:
 
 
 def copied(token_ids: Items[int], end: int, stop: int, number: int) -> list[int]:
-    """Return the `number` tokens after `end`, repeating the text between `end` and `stop` if it is too short."""
+    """Return the `number` tokens after `end`. If there are fewer before `stop`, repeat them."""
     return [token_ids[end + ahead % (stop - end)] for ahead in range(number)]

@@ -1,4 +1,4 @@
-"""Random numbers of the engine. They depend on the decision, not on its time or batch."""
+"""Random numbers of the engine. A number depends on what is decided, not on when or in which batch."""
 
 import secrets
 import struct
@@ -13,8 +13,8 @@ TOKEN: Purpose = b"token"
 def uniform(seed: int, choice: int, position: int, junction: int, purpose: Purpose) -> float:
     """Return a number in [0, 1) with 53 random bits.
 
-    `position` is the front row, `junction` the 0-based exit. Routing and token need independent numbers: a shared one
-    would correlate exit and token, and bias the sample.
+    `position` is the front row, `junction` the 0-based exit. A number shared by routing and token would correlate exit
+    and token, and bias the sample.
     """
     key = struct.pack("<qqqq", seed, choice, position, junction) + purpose
     return (int.from_bytes(blake2b(key, digest_size=8).digest(), "little") >> 11) * 2.0**-53

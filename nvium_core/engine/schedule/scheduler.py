@@ -1,6 +1,6 @@
 """Admission, the choice of the next Step, and preemption when pages run out. Torch-free.
 
-A run of many rows, such as a prompt, is *long*. A long run would stall the short ones, so if both kinds wait, they
+A run of many rows, such as a prompt, is *long*. Long runs would stall short runs. So if both kinds wait, they
 alternate, and the long runs share a smaller row budget.
 """
 
@@ -50,7 +50,7 @@ class Scheduler:
         tokens_ahead: int = 0,
         bounds: RowBounds | None = None,
     ) -> None:
-        """`tokens_ahead`: maximum tokens per sequence that one device call may emit, 0 for one token."""
+        """`tokens_ahead`: see `Backend`."""
         self.pool = pool
         self.config = config
         self.num_blocks = num_blocks
@@ -125,7 +125,7 @@ class Scheduler:
             assert len(sequence.pages) >= self.pool.num_pages_for(sequence.filled[0])
 
     def _admit(self) -> Iterator[Sequence]:
-        """Admit waiting sequences while there are seats, and pages for all their tokens plus one page each."""
+        """Admit waiting sequences while seats are free, and pages for all their tokens and one page more."""
         promised = self._num_promised_pages()
         while self._seats and (sequence := self.waiting.first(self._is_held)):
             found = self.pool.find(sequence)
@@ -137,7 +137,7 @@ class Scheduler:
             yield sequence
 
     def _num_promised_pages(self) -> int:
-        """Return the pages that running sequences may still need: for all their tokens, plus one page each."""
+        """Return the number of pages that running sequences still need, for their tokens and one page more each."""
         return sum(max(0, 1 + self.pool.num_pages_for(s.num_tokens) - len(s.pages)) for s in self.running)
 
     def _seat(self, sequence: Sequence, found: list[int]) -> None:

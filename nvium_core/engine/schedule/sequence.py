@@ -68,11 +68,11 @@ class Sequence:
         """Number of draft tokens at the end of `token_ids`: not yet verified by the last exit, and not emitted."""
         self._ngrams: Ngrams | None = None
         self.siblings: list[Sequence] = [self]
-        """Unfinished choices of the request, including this one. The first one prefills the prompt for all."""
+        """Unfinished choices of the request, including this sequence. The first choice prefills the prompt for all."""
         self.finish_reason: FinishReason | None = None if params.max_tokens else "length"
         """Set when the last token has been emitted. The sequence then ends, unless it owes scores."""
         self.num_scored = 0 if params.prompt_logprobs and choice == params.choice else len(prompt) - 1
-        """Rows before this one need no scores or have them. Only the first choice scores the prompt."""
+        """Rows below this number have their scores, or need none. Only the first choice scores the prompt."""
         self.filled = [0] * num_blocks
         self.pages: list[int] = []
         self.page_digests: list[bytes] = []
@@ -148,7 +148,7 @@ class Sequence:
 
     @property
     def first_scored(self) -> int:
-        """First row to score once it has passed the last block; `max_length` if no row is."""
+        """First row to score after the last block; `max_length` if no row is to be scored."""
         return self.num_scored if self.needs_scores else self.max_length
 
     @property
@@ -203,7 +203,7 @@ class Sequence:
         return self._ngrams.find(self.token_ids, self.num_verified)
 
     def verify(self, token_id: int) -> bool:
-        """Append the last exit's next token. Return whether it equals the next draft; if not, drop all drafts."""
+        """Append the last exit's next token. If the next draft differs, drop all drafts and return False."""
         if self.num_drafts and self.token_ids[self.num_verified] == token_id:
             self.num_drafts -= 1
             return True

@@ -1,4 +1,4 @@
-"""The paper's experiments (arXiv 2605.13190), one recipe each. Details missing in it follow the authors' scripts.
+"""The paper's experiments (arXiv 2605.13190), one recipe each. Other details follow the authors' scripts.
 
 All have a vocabulary of 32,000 tokens, windows of 1,024 and 20 tokens of text per parameter. The paper uses C4 with
 Llama 2's tokenizer. Here the tokenizer is trained on the text of `--data` unless `tokenizer` is set.

@@ -18,7 +18,7 @@ Text = Literal["documents", "conversations"]
 
 
 class RecipeError(NviumError, ValueError):
-    """A recipe is unknown, or one of its settings is invalid."""
+    """A recipe is unknown, or a setting is invalid."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ NUMBERS: dict[type, str] = {int: "an integer such as 100000", float: "a number s
 
 
 def with_settings(recipe: Recipe, settings: Iterable[str]) -> Recipe:
-    """Apply settings to a recipe; the last of several for one key wins. Raise `RecipeError` naming invalid settings."""
+    """Apply settings to a recipe. The last setting of a key wins. Raise `RecipeError` naming invalid settings."""
     changes: dict[str, Change] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")

@@ -15,8 +15,8 @@ RUN = re.compile(r"runs/([^/]+)/model")
 def dense_twin(recipe: Recipe) -> Recipe:
     """Remove exits and adapters, and widen the MLPs in multiples of 8 until the model is no smaller.
 
-    This is the authors' rule and gives their widths. If the recipe starts from another recipe's model, the twin starts
-    from that recipe's twin.
+    This is the authors' rule, which gives the authors' widths. If the recipe starts from another recipe's model, the
+    twin starts from the twin of that recipe.
     """
     dense = without_exits(recipe)
     shape = dense.shape

@@ -40,7 +40,7 @@ class Losses:
 
 
 class WithExits:
-    """A base model with exits. The backbone is in its stored dtype if `fast` is the same, else in float32 or better."""
+    """A base model with exits. The backbone has the stored dtype if that is `fast`, else float32 or better."""
 
     def __init__(self, source: NviumForCausalLM, config: NviumConfig, fast: torch.dtype) -> None:
         self.stored = source.dtype

@@ -42,7 +42,7 @@ class SelfTalk:
         self._room = self._engine.context - len(self._before) - len(self._after)
 
     def round(self, seeds: range) -> Iterator[tuple[int, Conversation, int]]:
-        """Generate a conversation per seed. Yield the complete ones with their seeds and numbers of tokens."""
+        """Generate a conversation per seed. Yield seed, conversation and number of tokens if it is complete."""
         drafts = self._generate(dict.fromkeys(seeds, self._before), min(MAX_REQUEST_TOKENS, self._room // 2))
         requests = {seed: draft.token_ids[:-1] for seed, draft in drafts.items() if draft.finish_reason == "stop"}
         prompts = {seed: self._before + request + self._after for seed, request in requests.items()}

@@ -41,7 +41,7 @@ def conversations(path: Path, tokenizer: PreTrainedTokenizerFast, context: int) 
 
 
 def documents(path: Path, tokenizer: PreTrainedTokenizerFast, context: int, max_tokens: int) -> list[Example]:
-    """Cut documents into windows. Each window starts with the last token of the previous one."""
+    """Cut documents into windows. Each window starts with the last token of the previous window."""
     parts = encoded(documents_of(path), tokenizer, max_tokens + MAX_HELD_OUT)
     tokens = np.concatenate(list(parts)).astype(np.int64)
     starts = np.flatnonzero(tokens == tokenizer.eos_token_id)

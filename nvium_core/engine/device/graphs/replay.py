@@ -31,8 +31,8 @@ class Fence:
 class Replay:
     """Captures and replays CUDA graphs.
 
-    All graphs share one memory pool, so only a function's fixed tensors may be read after it. Warm-ups run a function
-    several times, so a function must be idempotent.
+    All graphs share one memory pool, so only fixed tensors may be read after a replay. Warm-ups run a function several
+    times, so a function must be idempotent.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -42,12 +42,12 @@ class Replay:
         self.captures = device.type == "cuda"
         self._pool = torch.cuda.graph_pool_handle() if self.captures else None
         self._stream = torch.cuda.Stream(device) if self.captures else None
-        """The only stream of warm-ups and captures, so they reuse memory, which PyTorch caches per stream."""
+        """One stream for all warm-ups and captures, because PyTorch caches memory per stream."""
         self._failed: list[torch.cuda.CUDAGraph] = []
         """Failed graphs. PyTorch's list of running captures may still point to them."""
 
     def run(self, name: Hashable, function: Callable[[], None]) -> None:
-        """Run the function. Each name must map to one function: its captured graph is reused."""
+        """Run the function, or replay its graph. A name must always mean the same function."""
         if not self.captures:
             return call(function)
         self.capture(name, function)

@@ -1,7 +1,7 @@
 """C++ that runs a whole Step in one call on a CPU, without the overhead of PyTorch's operators.
 
-The machine that runs it compiles it. Without a compiler, or for a model with parts that the C++ does not implement,
-PyTorch's layers run instead.
+The C++ is compiled on the machine that runs it. PyTorch's layers run instead if there is no compiler, or if the model
+has parts that the C++ does not implement.
 """
 
 from nvium_core.choices import Instructions

@@ -226,7 +226,7 @@ template <typename T> class Decisions {
     }
     std::vector<double>& m = front.mixture;
     const double highest = largest(m.data(), m.size());
-    if (!std::isfinite(highest)) {  // one NaN makes all of them NaN
+    if (!std::isfinite(highest)) {  // one NaN makes the whole mixture NaN
       if (is_last) front.emit(kNoToken, block, log_p);
       return;
     }

@@ -25,11 +25,11 @@ struct Seat {
   Kind kind;
   Sampling sampling;
   int64_t num_changes;
-  Change* changes;  // with room for one more per emitted token
+  Change* changes;  // with room for one more change per emitted token
   double presence, frequency, repetition;  // penalties of emitted tokens
   int64_t num_prompt_tokens;
   int64_t mask_bytes;
-  const uint8_t* mask;  // one bit per token, 1 if it may follow; null if all may
+  const uint8_t* mask;  // one bit per token, 1 if the token may follow; null if every token may
   int64_t num_stops;
   const int64_t* stops;
   int64_t is_original;  // score with the last exit alone

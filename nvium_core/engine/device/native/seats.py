@@ -59,7 +59,7 @@ class Seats:
         self._spare = array("d", bytes(8 * NUM_FIELDS * MAX_EMISSIONS))
 
     def update(self, sequence: Sequence) -> int:
-        """Bring the sequence's seat up to date and return its number."""
+        """Update the sequence's seat, and return the seat's number."""
         number = sequence.seat
         assert number is not None
         seat, memory = self.array[number], self.memory[number]

@@ -78,7 +78,7 @@ class ThreadPool {
     return false;
   }
 
-  // Wait, and add the wait to `stalls_`. Time without stalls reduces it.
+  // Wait, and add the wait to `stalls_`. Time without stalls reduces `stalls_`.
   template <typename Condition> void wait_longer(Condition&& condition) {
     const auto start = Clock::now();
     do
