@@ -92,7 +92,7 @@ def read_checkpoint(source: str | PathLike[str], config: NviumConfig | None = No
     tensors = {name: tensor for name, tensor in read_tensors(folder).items() if not RECOMPUTED.search(name)}
     check_numbers(folder, tensors)
     _drop_tied_heads(folder, config, tensors)
-    return Checkpoint(config=config, tensors=_renamed(tensors, config.num_exits), folder=folder)
+    return Checkpoint(config=config, tensors=_renamed(folder, tensors, config.num_exits), folder=folder)
 
 
 def resolve_folder(source: str | PathLike[str], **hub_options: Any) -> Path:
@@ -218,7 +218,7 @@ def weight_files(folder: Path) -> list[str]:
     return sorted(names)
 
 
-def _renamed(tensors: dict[str, Tensor], num_exits: int) -> dict[str, Tensor]:
+def _renamed(folder: Path, tensors: dict[str, Tensor], num_exits: int) -> dict[str, Tensor]:
     """Rename published and Llama tensors to our names."""
 
     def ours(name: str) -> str:
@@ -229,7 +229,7 @@ def _renamed(tensors: dict[str, Tensor], num_exits: int) -> dict[str, Tensor]:
     renamed = {ours(name): tensor for name, tensor in tensors.items()}
     if len(renamed) < len(tensors):
         twice = [name for name in tensors if name != ours(name) and ours(name) in tensors]
-        raise CheckpointError(f"tensors stored under two names: {', '.join(twice)}")
+        raise CheckpointError(f"{folder}: tensors stored under two names: {', '.join(twice)}")
     return renamed
 
 

@@ -119,7 +119,9 @@ class NviumConfig(PreTrainedConfig):
             raise ValueError(f"rms_norm_eps must be finite and not negative, got {self.rms_norm_eps}")
         check_end_token_ids(self.eos_token_id, self.vocab_size)
         if getattr(self, "quantization_config", None) is not None:
-            raise ValueError("quantization_config: quantized safetensors are not supported")
+            raise ValueError(
+                "quantization_config: quantized safetensors are not supported; use unquantized ones or a GGUF file"
+            )
 
     def validate_heads(self) -> None:
         heads, key_heads = self.num_attention_heads, self.num_key_value_heads or self.num_attention_heads

@@ -60,7 +60,7 @@ def initial_model(recipe: Recipe, vocab_size: int, end_token: int) -> NviumForCa
     if vocab_size > model.config.vocab_size:
         raise TrainingError(
             f"{recipe.initial}: the vocabulary has {model.config.vocab_size} tokens, fewer than the tokenizer's "
-            f"{vocab_size}; set another tokenizer"
+            f"{vocab_size}; choose another one with --set tokenizer=NAME"
         )
     return model
 
