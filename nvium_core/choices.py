@@ -10,7 +10,7 @@ Weights = Literal["auto", "native", "q8", "q4"]
 Schedule = Literal["race", "whole", "sweep", "optimal", "synchronous"]
 Sampling = Literal["exits", "mixture", "original"]
 LogLevel = Literal["debug", "info", "warning", "error"]
-Lesson = Literal["original", "text"]
+ExitTarget = Literal["original", "text"]
 Sharding = Literal["ddp", "fsdp"]
 
 SUGGESTED = {"temperature": 0.7, "top_p": 0.95}

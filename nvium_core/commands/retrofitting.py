@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from nvium_core.choices import Lesson
+from nvium_core.choices import ExitTarget
 from nvium_core.commands.options import show
 
 
@@ -35,7 +35,7 @@ def retrofit(
         float, typer.Option(help="Mean depth that the routers are trained for, as a share of all layers.")
     ] = 0.9,
     exits_learn: Annotated[
-        Lesson,
+        ExitTarget,
         typer.Option(help="Training target of early exits: the base's distribution (original), or also --data (text)."),
     ] = "original",
 ) -> None:

@@ -98,7 +98,7 @@ class NviumForCausalLM(Nvium, PreTrainedModel, GenerationMixin):
         if output_hidden_states is None:
             output_hidden_states = bool(self.config.output_hidden_states)
         attend = self._cached_attention(input_ids, attention_mask, position_ids, past_key_values)
-        out = self.mixed(
+        out = self.forward_with_attention(
             input_ids, position_ids, attend, labels, output_exit_logits, output_hidden_states, logits_to_keep
         )
         out.past_key_values = past_key_values

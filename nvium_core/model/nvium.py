@@ -143,9 +143,9 @@ class Nvium(nn.Module):
     def forward(self, input_ids: Tensor, labels: Tensor | None = None, output_exit_logits: bool = False) -> NviumOutput:
         """Run all layers and exits. `labels` [B, T] are token ids, −100 ignored; they are shifted here, as in HF."""
         position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
-        return self.mixed(input_ids, position_ids, causal_attention(), labels, output_exit_logits)
+        return self.forward_with_attention(input_ids, position_ids, causal_attention(), labels, output_exit_logits)
 
-    def mixed(
+    def forward_with_attention(
         self,
         input_ids: Tensor,
         position_ids: Tensor,

@@ -6,6 +6,7 @@ to make the overhead of measuring negligible. The mean is a moving average, so o
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence as Items
 from typing import Any, Generic, TypeVar
 
@@ -19,7 +20,7 @@ MIN_PAUSE_TOKENS, MAX_PAUSE_TOKENS = 256, 16_384  # pause between rounds, in tok
 Candidate = TypeVar("Candidate")
 
 
-class Heat(Generic[Candidate]):
+class SizeRace(Generic[Candidate]):
     """The race for one number of sequences."""
 
     def __init__(self, candidates: Items[Candidate]) -> None:
@@ -115,8 +116,8 @@ class Race(Generic[Candidate]):
 
     def __init__(self, candidates: Items[Candidate]) -> None:
         self._candidates = candidates
-        self._heats: dict[int, Heat[Candidate]] = {}
-        self._last = 0
+        self._by_size: defaultdict[int, SizeRace[Candidate]] = defaultdict(lambda: SizeRace(candidates))
+        self._last_size = 0
 
     @property
     def is_open(self) -> bool:
@@ -125,40 +126,35 @@ class Race(Generic[Candidate]):
 
     def choose(self, num_sequences: int) -> Candidate:
         size = num_sequences.bit_length()
-        if size != self._last and self._last in self._heats:
-            self._heats[self._last].interrupt()
-        self._last = size
-        return self._candidates[self._heat(size).current]
+        if size != self._last_size and self._last_size in self._by_size:
+            self._by_size[self._last_size].interrupt()
+        self._last_size = size
+        return self._candidates[self._by_size[size].current]
 
     def observe(self, num_sequences: int, num_tokens: int, seconds: float) -> None:
         """Record a Step of the candidate that `choose` returned, with its total tokens."""
-        if self._last == num_sequences.bit_length():
-            self._heat(self._last).observe(num_tokens / num_sequences, seconds)
+        if self._last_size == num_sequences.bit_length():
+            self._by_size[self._last_size].observe(num_tokens / num_sequences, seconds)
 
     @property
     def ratio(self) -> float:
         """Speedup over the baseline at the last number of sequences; nan until measured."""
-        return self._heats[self._last].ratio if self._last in self._heats else math.nan
+        return self._by_size[self._last_size].ratio if self._last_size in self._by_size else math.nan
 
     def winner(self, num_sequences: int) -> Candidate:
-        return self._candidates[self._heat(num_sequences.bit_length()).winner]
+        return self._candidates[self._by_size[num_sequences.bit_length()].winner]
 
     def is_decided(self, num_sequences: int) -> bool:
-        return self._heat(num_sequences.bit_length()).num_rounds >= MIN_ROUNDS
+        return self._by_size[num_sequences.bit_length()].num_rounds >= MIN_ROUNDS
 
     def as_dict(self) -> dict[str, Any]:
         """Return the significant measurements, for JSON."""
-        return {str(size): heat.as_dict() for size, heat in self._heats.items() if heat.is_sure}
+        return {str(size): race.as_dict() for size, race in self._by_size.items() if race.is_sure}
 
     def remember(self, saved: dict[str, Any]) -> None:
         """Start from the result of `as_dict`. Raise `ValueError`, `KeyError` or `TypeError` if it is damaged."""
-        for size, heat in saved.items():
-            means, variances = ([float(x) for x in heat[name]] for name in ("means", "variances"))
+        for size, race in saved.items():
+            means, variances = ([float(x) for x in race[name]] for name in ("means", "variances"))
             if len(means) != len(self._candidates) or len(variances) != len(self._candidates):
                 raise ValueError("the saved race has a different number of candidates")
-            self._heat(int(size)).remember(means, variances)
-
-    def _heat(self, size: int) -> Heat[Candidate]:
-        if size not in self._heats:
-            self._heats[size] = Heat(self._candidates)
-        return self._heats[size]
+            self._by_size[int(size)].remember(means, variances)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from huggingface_hub.errors import StrictDataclassError
 
-from nvium_core.choices import Lesson
+from nvium_core.choices import ExitTarget
 from nvium_core.errors import NviumError
 from nvium_core.model.config import NviumConfig
 
@@ -35,7 +35,7 @@ class RetrofitSettings:
     exits: str = str(NUM_EXITS)
     tokens: int = 1_000_000
     depth: float = 0.9
-    exits_learn: Lesson = "original"
+    exits_learn: ExitTarget = "original"
     seed: int = 0
 
     def check(self, config: NviumConfig) -> NviumConfig:

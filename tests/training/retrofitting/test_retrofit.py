@@ -10,7 +10,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from nvium_core import NviumForCausalLM, load_model
-from nvium_core.choices import Lesson
+from nvium_core.choices import ExitTarget
 from nvium_core.cli import app
 from nvium_core.loading import source_tokenizer
 from nvium_core.model import mixture
@@ -93,7 +93,7 @@ def test_least_squares_lower_the_kl_and_training_lowers_it_further(
 )
 def test_with_all_mass_on_the_last_exit_the_model_equals_its_base_bit_for_bit(
     kind: str,
-    exits_learn: Lesson,
+    exits_learn: ExitTarget,
     data: Path,
     tmp_path: Path,
     few_tokens_a_step: None,
@@ -134,7 +134,7 @@ def test_the_mean_depth_on_the_training_text_is_the_requested_one(
 
 @pytest.mark.parametrize("exits_learn", ["original", "text"])
 def test_the_gradients_of_exits_equal_those_over_all_logits(
-    exits_learn: Lesson,
+    exits_learn: ExitTarget,
     llama: Path,
     data: Path,
     tmp_path: Path,
@@ -156,7 +156,7 @@ def test_the_gradients_of_exits_equal_those_over_all_logits(
         torch.testing.assert_close(found, gradient, rtol=0.05, atol=0.01 * gradient.abs().max().item())
 
 
-def loss_over_all_logits(run: module.RetrofitRun, window: int, exits_learn: Lesson) -> Tensor:
+def loss_over_all_logits(run: module.RetrofitRun, window: int, exits_learn: ExitTarget) -> Tensor:
     """Compute the exits' loss on one window from all logits."""
     rows = run.model.rows(run.stream.batch(window, 1, run.context))
     losses = run.model.losses(rows)
@@ -189,7 +189,7 @@ def test_a_model_without_a_chat_template_needs_a_text(llama: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("exits_learn", ["original", "text"])
 def test_a_resumed_retrofit_equals_an_uninterrupted_one(
-    exits_learn: Lesson,
+    exits_learn: ExitTarget,
     llama: Path,
     data: Path,
     tmp_path: Path,
