@@ -45,7 +45,7 @@ def is_llama(config: NviumConfig) -> bool:
 
 
 def twin_config(config: NviumConfig) -> NviumConfig:
-    """Widen the univium's MLP in multiples of 8 until it has at least as many parameters (the authors' rule)."""
+    """Return the univium whose MLP is as wide as needed for as many parameters, a multiple of 8 (the authors' rule)."""
     twin = univium_config(NviumConfig(**(shape_fields(config) | NO_PARTS)))
     missing = num_parameters(config) - num_parameters(twin)
     twin.intermediate_size += added_mlp_width(missing, config.hidden_size, config.num_hidden_layers)

@@ -39,7 +39,7 @@ def write_recipe(recipe: Recipe, folder: Path) -> None:
 
 
 def tokens_read(folder: Path) -> int | None:
-    """Return the tokens a run and its initial models' runs were trained on, or None if the folder is not a run's."""
+    """Return the training tokens of a run and of its initial models' runs; None if the folder is not a run's."""
     path = folder / RECIPE_FILE
     if not path.is_file():
         return None

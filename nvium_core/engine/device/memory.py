@@ -47,7 +47,7 @@ class CacheSize:
 
 
 def cache_size(config: EngineConfig, model: NviumConfig, context: int, like: torch.Tensor) -> CacheSize:
-    """Size the cache for the model of tensor `like`. Raise `InvalidRequest` if the size is zero or does not fit."""
+    """Size the cache. `like`: a tensor of the model. Raise `InvalidRequest` if the size is zero or does not fit."""
     page_size = best_page_size(like) if config.page_size is None else config.page_size
     bytes_each = page_bytes(model, page_size, like.dtype)
     budget = DEFAULT_CACHE_MEMORY if config.cache_memory is None else config.cache_memory
