@@ -317,7 +317,7 @@ def check_resumable(state: State, recipe: Recipe, folder: Path) -> None:
     begun = replace(recipe, total_tokens=total_tokens)
     if begun.num_steps != recipe.num_steps and schedule_at(begun, step) != schedule_at(recipe, step):
         raise TrainingError(
-            f"total_tokens cannot change after step {step}, because the schedule of past steps depends on the total; "
+            f"total_tokens cannot change after step {step}: the schedule of past steps depends on the total; "
             f"set total_tokens={total_tokens}, or choose another --folder"
         )
 
