@@ -41,7 +41,7 @@ def native_library(instructions: str | None = None) -> ctypes.CDLL | None:
     except (OSError, subprocess.SubprocessError) as error:
         output = getattr(error, "stderr", None) or b""
         logger.warning(
-            "cannot build the native layers, using PyTorch's slower ones. Install a C++ compiler such as g++. %s\n%s",
+            "no native layers, so PyTorch's slower layers run. Install a C++ compiler such as g++. %s\n%s",
             error,
             output.decode(errors="replace"),
         )
