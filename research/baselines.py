@@ -1,4 +1,4 @@
-"""Train CALM* and LayerSkip as a recipe's dense twin, and measure their quality and speed relative to the twin.
+"""Train CALM* and LayerSkip in the shape of a recipe's dense twin, and compare them with the twin.
 
     python -m research.baselines train calm small --data train.txt.xz
     python -m research.baselines evaluate runs/small-calm/model --twin runs/small-dense/model --data valid.txt.xz
@@ -34,14 +34,14 @@ from research.confidence import evaluate_calm
 from research.layerskip import DRAFTS
 from research.plain_speed import Answers, Generate
 from research.spec_bench import read_prompts
-from research.speed import DENSE, TRIALS, Prompts, Questions, openings, questions
+from research.speed import DENSE, TRIALS, Prompts, PromptSet, openings, tokenize_prompts
 
 CALM, LAYERSKIP = "CALM*", "LayerSkip"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
-    """A setting of a trained model: its name in the figure, its parameters and its loss."""
+class Setting:
+    """One setting of a trained model, such as a threshold: its name in the figure, its loss and its generator."""
 
     name: str
     family: str
@@ -50,7 +50,7 @@ class Way:
 
 
 def load_baseline(source: str, device: Device = "auto", dtype: Precision = "auto") -> LoadedModel:
-    """Load a CALM* or a Llama, LayerSkip's format. Raise `EvaluationError` if it is an N-vium."""
+    """Load a CALM*, or a Llama, as which LayerSkip is saved. Raise `EvaluationError` for an N-vium."""
     loaded = load_model(source, device, dtype, CalmForCausalLM if is_calm(source) else Nvium)
     if not isinstance(loaded.model, CalmForCausalLM) and loaded.model.config.num_exits > 1:
         raise EvaluationError(f"{source}: must be a CALM* or a Llama, got an N-vium; use `nvium evaluate`")
@@ -66,29 +66,32 @@ def evaluate_baseline(
     trials: int = TRIALS,
     show_progress: bool = True,
 ) -> list[Figures]:
-    """Return a point for each of CALM*'s `THRESHOLDS`, or of LayerSkip's `DRAFTS` with an exit of the model."""
+    """Return a point for each of CALM*'s `THRESHOLDS`, or for each of LayerSkip's `DRAFTS` that fits the model."""
     check_dense(loaded, twin)
-    ways = calm_ways if isinstance(loaded.model, CalmForCausalLM) else layerskip_ways
-    measured = ways(loaded, documents, show_progress)
+    settings_of = calm_settings if isinstance(loaded.model, CalmForCausalLM) else layerskip_settings
+    measured = settings_of(loaded, documents, show_progress)
     dense = twin_figures(twin, documents, show_progress)
     context = min(each.model.config.max_position_embeddings for each in (loaded, twin))
-    asked = questions(loaded.tokenizer, prompts, context)
-    generators: dict[str, Generate] = {way.name: way.generate for way in measured}
+    prompt_set = tokenize_prompts(loaded.tokenizer, prompts, context)
+    generators: dict[str, Generate] = {setting.name: setting.generate for setting in measured}
     generators[DENSE] = partial(decoding.generate, twin.model)
-    answers = plain_speed.measure(generators, asked, trials, show_progress)
-    return [quality(way, loaded, dense) | speed(way, loaded, answers) | protocol(asked, trials) for way in measured]
+    answers = plain_speed.measure(generators, prompt_set, trials, show_progress)
+    return [
+        quality(setting, loaded, dense) | speed(setting, loaded, answers) | protocol(prompt_set, trials)
+        for setting in measured
+    ]
 
 
-def calm_ways(loaded: LoadedModel, documents: Sequence[str], show_progress: bool) -> list[Way]:
+def calm_settings(loaded: LoadedModel, documents: Sequence[str], show_progress: bool) -> list[Setting]:
     assert isinstance(loaded.model, CalmForCausalLM)
-    return [calm_way(loaded, loaded.model, documents, threshold, show_progress) for threshold in THRESHOLDS]
+    return [calm_setting(loaded, loaded.model, documents, threshold, show_progress) for threshold in THRESHOLDS]
 
 
-def calm_way(
+def calm_setting(
     loaded: LoadedModel, model: CalmForCausalLM, documents: Sequence[str], threshold: float, show_progress: bool
-) -> Way:
+) -> Setting:
     figures = asdict(evaluate_calm(model, loaded.tokenizer, documents, threshold, show_progress))
-    return Way(
+    return Setting(
         name=f"{CALM} τ {threshold}",
         family=CALM,
         figures=figures | {"theoretical_speed_up_percent": 100 * (1 / figures["mean_depth"] - 1)},
@@ -96,19 +99,19 @@ def calm_way(
     )
 
 
-def layerskip_ways(loaded: LoadedModel, documents: Sequence[str], show_progress: bool) -> list[Way]:
-    """Return LayerSkip's settings. They have the same loss, because drafts are verified."""
+def layerskip_settings(loaded: LoadedModel, documents: Sequence[str], show_progress: bool) -> list[Setting]:
+    """Return LayerSkip's settings. All have the same loss, because drafts are verified."""
     depth = loaded.model.config.num_hidden_layers
     drafts = [(exit_layer, length) for exit_layer, length in DRAFTS if exit_layer < depth]
     if not drafts:
         raise EvaluationError(f"{loaded.name}: too shallow: drafts need more than {min(DRAFTS)[0]} layers, got {depth}")
     found = perplexity.evaluate(loaded.model, loaded.tokenizer, documents, show_progress)
     figures = {field.name: getattr(found, field.name) for field in fields(confidence.TextLoss)}
-    return [layerskip_way(loaded.model, figures, *draft) for draft in drafts]
+    return [layerskip_setting(loaded.model, figures, *draft) for draft in drafts]
 
 
-def layerskip_way(model: Nvium, figures: Figures, exit_layer: int, draft_length: int) -> Way:
-    return Way(
+def layerskip_setting(model: Nvium, figures: Figures, exit_layer: int, draft_length: int) -> Setting:
+    return Setting(
         name=f"{LAYERSKIP} {exit_layer}, {draft_length}",
         family=LAYERSKIP,
         figures=figures | {"exit_layer": exit_layer, "draft_length": draft_length},
@@ -116,30 +119,30 @@ def layerskip_way(model: Nvium, figures: Figures, exit_layer: int, draft_length:
     )
 
 
-def quality(way: Way, loaded: LoadedModel, dense: Figures) -> Figures:
+def quality(setting: Setting, loaded: LoadedModel, dense: Figures) -> Figures:
     """Describe the model, its loss at this setting, and its gain over the dense twin."""
     return {
         **description(loaded),
         "folder": loaded.name,
-        "model": way.name,
-        "family": way.family,
-        **way.figures,
+        "model": setting.name,
+        "family": setting.family,
+        **setting.figures,
         "twin": dense,
-        **perplexity_gain(way.figures, dense),
+        **perplexity_gain(setting.figures, dense),
     }
 
 
-def speed(way: Way, loaded: LoadedModel, answers: dict[str, Answers]) -> Figures:
+def speed(setting: Setting, loaded: LoadedModel, answers: dict[str, Answers]) -> Figures:
     """Compare times with the dense twin's. `early_share` is the share of early exits, or of accepted drafts."""
-    ours, depth = answers[way.name], loaded.model.config.num_hidden_layers
+    ours, depth = answers[setting.name], loaded.model.config.num_hidden_layers
     return plain_speed.compared_with_dense(ours, answers[DENSE]) | {"early_share": plain_speed.early_share(ours, depth)}
 
 
-def protocol(asked: Questions, trials: int) -> Figures:
+def protocol(prompt_set: PromptSet, trials: int) -> Figures:
     return {
-        "prompts": asked.counts,
-        "prompts_cut": asked.prompts_cut,
-        "max_new_tokens": asked.max_new_tokens,
+        "prompts": prompt_set.counts,
+        "prompts_cut": prompt_set.prompts_cut,
+        "max_new_tokens": prompt_set.max_new_tokens,
         "trials": trials,
     }
 
@@ -160,9 +163,9 @@ def run_training(args: Namespace) -> None:
 
 def run_evaluation(args: Namespace) -> None:
     documents = read_documents(args.data)
-    asked = read_prompts(args.questions, args.prompts) if args.questions else openings(documents)
+    prompts = read_prompts(args.questions, args.prompts) if args.questions else openings(documents)
     loaded, twin = load_baseline(args.model, "cpu"), load_model(args.twin, "cpu")
-    points = evaluate_baseline(loaded, twin, documents, asked, trials=args.trials)
+    points = evaluate_baseline(loaded, twin, documents, prompts, trials=args.trials)
     print(pareto.markdown(points))
     if args.json:
         write_json(points, args.json)

@@ -25,7 +25,7 @@ from nvium_core.training.objective.objective import ObjectiveResult, Phase, coun
 from nvium_core.training.train import Method
 
 THRESHOLDS = (0.9, 0.8, 0.7, 0.6)
-"""Confidences τ as measured in the N-vium paper, with exits after layers 6, 12, 18 and 24 of 24."""
+"""The N-vium paper's thresholds τ. Its exits follow layers 6, 12, 18 and 24 of 24."""
 
 
 @strict
@@ -100,8 +100,8 @@ def calm_objective(model: CalmForCausalLM, batch: Batch, phase: Phase) -> Object
     exit_losses_E = counted_mean(token_losses(model, batch).exit_nll, batch)
     depths_E = torch.tensor(model.config.exit_layers, dtype=exit_losses_E.dtype, device=exit_losses_E.device)
     loss = (depths_E * exit_losses_E).sum() / depths_E.sum()
-    told_E = exit_losses_E.detach()
-    return ObjectiveResult(loss, {"mix_loss": told_E[-1], "exit_losses": told_E})
+    metric_E = exit_losses_E.detach()
+    return ObjectiveResult(loss, {"mix_loss": metric_E[-1], "exit_losses": metric_E})
 
 
 METHOD = Method(

@@ -4,9 +4,9 @@
 
 A replica is a queue. At most `--max-sequences` requests run at once, and n of them share rate(n) tokens per second, as
 measured by `nvium bench schedules --sequences 1,4,16 --json pace.json`. The rate is interpolated between these numbers
-and constant beyond them. A prompt occupies the replica for its tokens at `--prefill` tokens per second. Requests are a
-Poisson process, split evenly among replicas. `--against REPORT` simulates the requests of a report of `python -m
-loadtest --rate … --json` on one replica and compares the result with the report.
+and constant beyond them. Prompts are processed one at a time, at `--prefill` tokens per second. Requests are a Poisson
+process, split evenly among replicas. `--against REPORT` simulates the requests of a report of `python -m loadtest
+--rate … --json` on one replica, and compares the latencies with the report's.
 """
 
 import argparse
@@ -33,15 +33,15 @@ NUM_REQUESTS = 2000
 IDLE = 0.01
 """Utilization below which more replicas do not help."""
 
-SEVERAL = 8
-"""The number of replicas grows by 1/8 per iteration, at least by 1."""
+GROWTH = 8
+"""Each iteration adds 1/8 of the replicas, at least one."""
 
 
 @dataclass(slots=True)
 class Request:
-    """A request's arrival, first and last token in seconds, and its lengths in tokens."""
+    """A request: the times of its arrival, first and last token in seconds, and its lengths in tokens."""
 
-    due: float
+    arrival: float
     num_prompt_tokens: int
     num_tokens: int
     first: float = math.nan
@@ -49,7 +49,7 @@ class Request:
 
     @property
     def first_token(self) -> float:
-        return self.first - self.due
+        return self.first - self.arrival
 
     @property
     def between_tokens(self) -> float:
@@ -58,7 +58,7 @@ class Request:
 
     @property
     def total(self) -> float:
-        return self.last - self.due
+        return self.last - self.arrival
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +74,10 @@ class Replica:
         return float(np.interp(num_sequences, numbers, [self.pace[number] for number in numbers]))
 
     def serve(self, requests: Sequence[Request]) -> None:
-        """Set the requests' `first` and `last`. Requests must be sorted by `due`.
+        """Set the requests' `first` and `last`. Requests must be sorted by `arrival`.
 
-        `emitted` counts the tokens of a sequence that runs from the start. All sequences emit at the same pace, so a
-        request ends when `emitted` has grown by its length.
+        All running sequences emit at the same pace. `emitted` is the number of tokens that a sequence running from the
+        start would have emitted. A request ends when `emitted` has grown by the request's length.
         """
         waiting, running = deque(requests), list[tuple[float, int]]()
         now = emitted = 0.0
@@ -85,17 +85,17 @@ class Replica:
         number = 0
         while waiting or running:
             has_room = bool(waiting) and len(running) < self.max_sequences
-            if has_room and (waiting[0].due <= now or not running):
+            if has_room and (waiting[0].arrival <= now or not running):
                 request = waiting.popleft()
-                request.first = now = max(now, request.due) + request.num_prompt_tokens / self.prefill
+                request.first = now = max(now, request.arrival) + request.num_prompt_tokens / self.prefill
                 heappush(running, (emitted + request.num_tokens - 1, number))
                 number += 1
                 continue
             pace = rates[len(running)] / len(running)
             end = now + (running[0][0] - emitted) / pace
-            if has_room and waiting[0].due < end:
-                emitted += (waiting[0].due - now) * pace
-                now = waiting[0].due
+            if has_room and waiting[0].arrival < end:
+                emitted += (waiting[0].arrival - now) * pace
+                now = waiting[0].arrival
             else:
                 now, (emitted, ended) = end, heappop(running)
                 requests[ended].last = now
@@ -112,8 +112,10 @@ class Demand:
     def requests(self, replicas: int, count: int) -> list[Request]:
         """Draw the requests of one replica."""
         draws = random.Random(0)
-        dues = accumulate(draws.expovariate(self.rate / replicas) for _ in range(count))
-        return [Request(due, self.prompt_tokens.draw(draws), self.output_tokens.draw(draws)) for due in dues]
+        arrivals = accumulate(draws.expovariate(self.rate / replicas) for _ in range(count))
+        return [
+            Request(arrival, self.prompt_tokens.draw(draws), self.output_tokens.draw(draws)) for arrival in arrivals
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,14 +138,14 @@ class Outlook:
 
 
 def saturation(replica: Replica, demand: Demand, count: int = NUM_REQUESTS) -> float:
-    """Return the requests per second of a replica that is never idle."""
-    requests = [replace(request, due=0.0) for request in demand.requests(1, count)]
+    """Return the requests per second that a replica sustains when it is never idle."""
+    requests = [replace(request, arrival=0.0) for request in demand.requests(1, count)]
     replica.serve(requests)
     return count / max(request.last for request in requests)
 
 
 def outlook(replica: Replica, demand: Demand, target: Target, replicas: int, most: float) -> Outlook:
-    """Simulate replicas that each sustain `most` requests per second. The first tenth of the requests warms up."""
+    """Simulate replicas that each sustain `most` requests per second. The first tenth of the requests is a warm-up."""
     requests = demand.requests(replicas, NUM_REQUESTS)
     replica.serve(requests)
     counted = requests[NUM_REQUESTS // 10 :]
@@ -169,7 +171,10 @@ def percentiles(requests: Sequence[Request]) -> dict[str, dict[int, float]]:
 
 
 def plan(replica: Replica, demand: Demand, target: Target) -> Iterator[Outlook]:
-    """Add replicas, starting with the fewest that sustain the rate, until they meet the target or are idle."""
+    """Try increasing numbers of replicas until one meets the target or the replicas are idle.
+
+    The first number is the lowest that sustains the rate.
+    """
     most = saturation(replica, demand)
     replicas = math.ceil(demand.rate / most)
     while True:
@@ -177,7 +182,7 @@ def plan(replica: Replica, demand: Demand, target: Target) -> Iterator[Outlook]:
         yield seen
         if seen.meets_target or seen.utilization < IDLE:
             return
-        replicas += max(1, replicas // SEVERAL)
+        replicas += max(1, replicas // GROWTH)
 
 
 def table(seen: Sequence[Outlook], most: float) -> Table:

@@ -1,4 +1,4 @@
-"""Measure how well a model answers: its loss on held-out answers, and whether its own answers end.
+"""Evaluate a chat model: the loss on held-out answers, and whether sampled answers end.
 
     python -m research.chat MODEL --data chats.jsonl
 
@@ -32,7 +32,7 @@ from nvium_core.training.objective.loss import token_losses
 
 @dataclass(frozen=True, kw_only=True)
 class ChatEvaluation:
-    """Means over held-out answers, and over answers sampled to each conversation's first question.
+    """Means over held-out answers, and over an answer sampled to each conversation's first question.
 
     `answer_loss` is the mean −log π_mix in nats of the held-out answers' tokens, including end-of-text; `exit_shares`
     and `mean_depth` (Σ p_k l_k / L) are means over the same tokens. `ended_share` is the share of sampled answers that
@@ -60,7 +60,7 @@ def held_out(loaded: LoadedModel, data: Path, count: int) -> list[Example]:
 def evaluate_chat(
     model: Nvium, examples: Sequence[Example], seed: int = 0, show_progress: bool = False
 ) -> ChatEvaluation:
-    """Score every answer of the conversations, and sample one to each first question at temperature 1."""
+    """Score every answer of the conversations. At temperature 1, sample an answer to each first question."""
     scores = [score(model, each) for each in track(examples, "scoring", disable=not show_progress)]
     log_p_AE, nll_A = (torch.cat(parts) for parts in zip(*scores, strict=True))
     depths = model.config.exit_layers or []
@@ -101,11 +101,11 @@ def sample_answers(model: Nvium, examples: Sequence[Example], seed: int) -> list
     )
 
 
-def sampled(engine: Engine, asked: Sequence[tuple[list[int], SamplingParams]]) -> list[Completion]:
-    """Complete each prompt with its parameters. Raise its error if one fails."""
-    for number, (prompt, params) in enumerate(asked):
+def sampled(engine: Engine, requests: Sequence[tuple[list[int], SamplingParams]]) -> list[Completion]:
+    """Complete each prompt with its parameters. If a prompt fails, raise its error."""
+    for number, (prompt, params) in enumerate(requests):
         engine.add(str(number), prompt, params)
-    completions = [Completion() for _ in asked]
+    completions = [Completion() for _ in requests]
     while engine.has_work:
         for event in engine.step():
             if isinstance(event, FailureEvent):

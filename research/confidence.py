@@ -1,7 +1,7 @@
-"""CALM*'s rule: a row exits where the largest probability is above τ, and its state is copied to the layers above.
+"""CALM*'s rule: a row exits where its largest probability is above τ.
 
-In skipped layers, keys and values are computed from the state at the exit. `generate` applies the rule token by token,
-`confident_losses` to all tokens of a known text at once. Both give the same result.
+The layers above the exit compute their keys and values from the row's state at the exit. `generate` applies the rule
+token by token. `confident_losses` applies it to all tokens of a known text at once, with the same result.
 
 Shapes: B windows, T tokens, D width, V vocabulary.
 """
@@ -67,7 +67,7 @@ def leave_when_confident(decoding: Decoding, threshold: float) -> tuple[Tensor, 
 
 
 class ConfidentLosses(NamedTuple):
-    """For each target [B, T]: −log of its probability at its row's exit, and that exit, counted from 0."""
+    """For each target [B, T]: −log of its probability at its row's exit, and the exit's number from 0."""
 
     nll: Tensor
     exits: Tensor

@@ -2,8 +2,8 @@
 
     python -m research.conversations --base-url URL
 
-Conversations run concurrently. Each prompt is the previous prompt, its answer and one more line, so nearly all of it is
-cached on the replica of the previous turn.
+Conversations run concurrently. Each prompt is the previous prompt, its answer and one more line. So the replica of the
+previous turn has nearly the whole prompt in its cache.
 """
 
 import argparse
@@ -62,7 +62,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--conversations", type=int, default=12, help="number of concurrent conversations [12]")
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=48, help="tokens per answer [48]")
-    parser.add_argument("--first", type=int, default=0, help="number of the first conversation; selects other text [0]")
+    parser.add_argument(
+        "--first", type=int, default=0, help="number of the first conversation, which selects the text [0]"
+    )
     parser.add_argument("--json", type=Path, help="also write the results to this file")
     args = parser.parse_args(argv)
     found = asyncio.run(measured(args.base_url, args.first, args.conversations, args.turns, args.tokens))

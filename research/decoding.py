@@ -1,6 +1,7 @@
-"""Plain decoding of one sequence, shared by the dense model, CALM* and LayerSkip for comparable times.
+"""Plain decoding of one sequence. The dense model, CALM* and LayerSkip share it, so their times are comparable.
 
-It has a cache of all layers, but no batches, pages or schedule. The caller decides which layers a row passes.
+There is a cache for all layers, but there are no batches, pages or schedules. The caller decides which layers a row
+passes.
 
 Shapes: R rows of the sequence, S rows of cache, G key/value heads, P head size, D width, V vocabulary.
 """
@@ -33,7 +34,7 @@ class Generated:
 
 
 class Decoding:
-    """A sequence's tokens and its key-value cache. Writing a row again replaces it."""
+    """A sequence's tokens and its key-value cache. Running a row again overwrites its keys and values."""
 
     def __init__(self, model: Nvium, prompt_ids: Sequence[int], max_tokens: int) -> None:
         config, weight = model.config, model.lm_head.weight
@@ -56,7 +57,7 @@ class Decoding:
         return len(self.token_ids) - 1
 
     def read_prompt(self) -> None:
-        """Run all rows but the last token's through all layers."""
+        """Run all rows except the last through all layers."""
         if self.front:
             self.run(self.embed(self.token_ids[:-1]), range(self.model.config.num_hidden_layers), 0)
 

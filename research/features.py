@@ -1,10 +1,12 @@
 """Measure the effect of one feature of the engine: `python -m research.features prefix`.
 
-- prefix: time to first token with a cached prefix, relative to none
-- chunks: the longest gap in running streams during the prefill of a long prompt, in chunks relative to whole
-- logprobs: tokens per second with log-probabilities, relative to without
-- deterministic: tokens per second with `deterministic`, relative to without, and differing tokens
-- drafts: tokens per second of sampling `original` with drafts, relative to without
+Each measurement is a ratio of the engine with the feature to the engine without it.
+
+- prefix: time to first token if the prompt's prefix is cached
+- chunks: longest gap in running streams during the prefill of a long prompt in chunks
+- logprobs: tokens per second with log-probabilities
+- deterministic: tokens per second with `deterministic`; also how many tokens depend on the batch
+- drafts: tokens per second of sampling `original` with drafts
 """
 
 import random
@@ -28,7 +30,7 @@ NEWCOMER, NEWCOMER_TOKENS = "newcomer", 8
 
 
 def prefix(subject: Subject, sequences: int, tokens: int, repeats: int) -> Figures:
-    """Measure the time to first token of a prompt that shares a prefix with the previous one."""
+    """Measure the time to first token of a prompt that shares a prefix with the previous prompt."""
     length = min(PREFIX_TOKENS, subject.context - TAIL_TOKENS - tokens)
     engines = {
         name: engine_of(subject, max_sequences=sequences, prefix_caching=is_cached)
@@ -90,8 +92,8 @@ def listen(engine: Engine, times: Mapping[str, list[float]], is_over: Callable[[
 def logprobs(subject: Subject, sequences: int, tokens: int, repeats: int) -> Figures:
     engine = engine_of(subject, max_sequences=sequences, prefix_caching=False)
     plain = SamplingParams(max_tokens=tokens, ignore_eos=True)
-    ways = {"with": replace(plain, logprobs=NUM_LOGPROBS), "without": plain}
-    contenders = {name: partial(rate, subject, engine, sequences, params) for name, params in ways.items()}
+    variants = {"with": replace(plain, logprobs=NUM_LOGPROBS), "without": plain}
+    contenders = {name: partial(rate, subject, engine, sequences, params) for name, params in variants.items()}
     return compared(contenders, repeats, "tokens_per_second")
 
 
@@ -103,10 +105,10 @@ def deterministic(subject: Subject, sequences: int, tokens: int, repeats: int) -
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
     contenders = {name: partial(rate, subject, engine, sequences, params) for name, engine in engines.items()}
     found = compared(contenders, repeats, "tokens_per_second")
-    asked = requests(subject.prompt, [replace(params, seed=seed) for seed in range(sequences)])
+    sent = requests(subject.prompt, [replace(params, seed=seed) for seed in range(sequences)])
     for name, engine in engines.items():
-        alone = [timed(engine, [each]).token_ids[0] for each in asked]
-        together = timed(engine, asked).token_ids
+        alone = [timed(engine, [each]).token_ids[0] for each in sent]
+        together = timed(engine, sent).token_ids
         found[f"{name}_differing_tokens"] = num_differing(alone, together)
     return found
 

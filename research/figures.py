@@ -2,7 +2,7 @@
 
     python -m research.figures evaluation.json FOLDER [--model MODEL --data valid.txt.xz]
 
-With a model and a text it also writes samples.html, openings continued by the model with tokens coloured by exit.
+With a model and a text, it also writes samples.html: openings that the model continues, with tokens coloured by exit.
 """
 
 import json
@@ -31,7 +31,7 @@ def routing(figures: Figures) -> Figure:
     places, width = range(len(figures["exit_layers"])), 0.4
     shares.bar([x - width / 2 for x in places], figures["exit_shares"], width, label="mean p_k")
     posteriors = figures["exit_posteriors"]
-    shares.bar([x + width / 2 for x in places], posteriors, width, label="posterior of the token that came", alpha=0.6)
+    shares.bar([x + width / 2 for x in places], posteriors, width, label="posterior of the true token", alpha=0.6)
     shares.set_xticks(places, exit_names(figures))
     label(shares, f"mean depth {figures['mean_depth']:.2f}", "share of tokens")
     marks = ("whislo", "q1", "med", "q3", "whishi")
@@ -66,12 +66,12 @@ def reliability(figures: Figures) -> Figure:
     panel.plot([0, 1], [0, 1], color="black", linewidth=1)
     panel.plot([row["confidence"] for row in rows], [row["accuracy"] for row in rows], "o-", label="π_mix")
     error = f"expected calibration error {figures['calibration_error']:.3f}"
-    label(panel, f"probability of the most probable token; {error}", "how often it came")
+    label(panel, f"probability of the most probable token; {error}", "share that is correct")
     return figure
 
 
 def staircase(figures: Figures) -> Figure:
-    """Plot the time since the previous token by exit, median and quartiles, and the other contenders' means."""
+    """Plot the median and quartiles of the time since the previous token, by exit, and each contender's mean."""
     figure, [panel] = sheet(figures)
     steps = [step for step in figures["latency"]["staircase"] if step["tokens"]]
     layers, medians = [step["layer"] for step in steps], [step["median"] for step in steps]
@@ -83,12 +83,12 @@ def staircase(figures: Figures) -> Figure:
             panel.axhline(sum(times) / len(times), color=colour, linestyle="--", label=f"{name}, mean")
     panel.set_xticks(layers)
     panel.set_ylim(bottom=0)
-    label(panel, "layer of the exit", "ms since the token before")
+    label(panel, "layer of the exit", "ms since the previous token")
     return figure
 
 
 def retrofit_curve(figures: Figures) -> Figure:
-    """Plot the mixture's perplexity increase over the original, and how often both have the same argmax, by depth."""
+    """Plot, by depth, the mixture's perplexity increase over the original and how often their argmax is equal."""
     figure, [price, same] = sheet(figures, 2)
     for name, text in figures["texts"].items():
         points = [point for point in text["points"] if point["asked_depth"]]
@@ -96,7 +96,7 @@ def retrofit_curve(figures: Figures) -> Figure:
         bars(same, name, points, "same_argmax", "same_argmax_interval")
     price.axhline(0, color="black", linewidth=1)
     label(price, "mean depth", "perplexity above the original, %")
-    label(same, "mean depth", "argmax of π_mix is the original's, share")
+    label(same, "mean depth", "share of tokens with the original's argmax")
     return figure
 
 
@@ -114,7 +114,7 @@ PLOTS: dict[str, tuple[str, Callable[[Figures], Figure]]] = {
     "reliability": ("reliability", reliability),
     "staircase": ("latency", staircase),
 }
-"""By file name: the required field of the evaluation, and the function that draws it."""
+"""For each figure, the field of the evaluation that it needs, and the function that draws it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

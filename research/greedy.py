@@ -1,4 +1,4 @@
-"""Check temperature 0 over a text: certified tokens equal the explicit mixture's argmax, and how many exit early.
+"""Check temperature 0 on a text: are certified tokens the argmax of the mixture, and how many exit early?
 
     python -m research.greedy MODEL --data valid.txt.xz
 

@@ -2,8 +2,8 @@
 
     python -m research.grow SOURCE TARGET --layers 24 --width 256 --heads 4 --mlp-width 704
 
-Weights that write to new channels start at zero, weights that read them at random, so outputs do not change and
-gradients flow. New layers follow the old ones and initially add nothing.
+Weights that write to new channels start at zero, so the outputs do not change. Weights that read new channels start at
+random, so gradients flow. A new layer initially adds nothing to the residual stream.
 """
 
 from pathlib import Path
@@ -70,7 +70,7 @@ def silence(model: NviumForCausalLM) -> None:
 def copy_module(source: nn.Module, target: nn.Module) -> None:
     for (_, part), (_, larger) in zip(source.named_modules(), target.named_modules(), strict=True):
         for weight, place in zip(part.parameters(recurse=False), larger.parameters(recurse=False), strict=True):
-            # appended zeros lower a row's mean square
+            # appended zeros lower a row's mean square, which RMSNorm divides by
             scale = (len(weight) / len(place)) ** 0.5 if isinstance(part, RMSNorm) else 1.0
             copy(weight * scale, place)
 

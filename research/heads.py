@@ -1,6 +1,6 @@
-"""Measure time and peak memory of the exits' training losses, with whole logits and in chunks.
+"""Measure time and peak memory of the exits' training losses, computed from whole logits and in chunks.
 
-Each forward and backward pass through the heads of all exits runs in a process of its own, so peaks are separate.
+Each forward and backward pass runs in its own process, so the peaks do not add up.
 """
 
 import json
@@ -24,32 +24,35 @@ from nvium_core.training.objective.cross_entropy import chunked_head_nll, min_ch
 WHOLE, CHUNKED = "whole", "chunked"
 
 
-WAYS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+METHODS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     WHOLE: lambda output_XD, head_VD, target_X: token_nll(F.linear(output_XD, head_VD), target_X),
     CHUNKED: chunked_head_nll,
 }
 
 
 def measure(shape: str, tokens: int, repeats: int, device: str) -> Figures:
-    """Return medians, and median ratios of chunks over whole logits."""
+    """Return medians, and the median ratios of chunks to whole logits."""
     config, threads = shape_config(shape), torch.get_num_threads()
     sizes = (config.num_exits, tokens, config.hidden_size, config.vocab_size)
-    turns: dict[str, list[Figures]] = {way: [] for way in WAYS}
+    turns: dict[str, list[Figures]] = {method: [] for method in METHODS}
     for _ in range(repeats):
-        for way, taken in turns.items():
+        for method, taken in turns.items():
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-                taken.append(process.submit(pass_cost, way, sizes, device, threads).result())
-    found = {name: {way: [turn[name] for turn in turns[way]] for way in WAYS} for name in ("seconds", "peak_bytes")}
+                taken.append(process.submit(pass_cost, method, sizes, device, threads).result())
+    found = {
+        name: {method: [turn[name] for turn in turns[method]] for method in METHODS}
+        for name in ("seconds", "peak_bytes")
+    }
     return {
         "shape": shape,
         "tokens": tokens,
         "chunked_from_tokens": min_chunked_rows(config.vocab_size),
-        **{name: {way: median(values) for way, values in by_way.items()} for name, by_way in found.items()},
-        **{f"{name}_ratio": median_ratio(by_way[CHUNKED], by_way[WHOLE]) for name, by_way in found.items()},
+        **{name: {method: median(values) for method, values in by_method.items()} for name, by_method in found.items()},
+        **{f"{name}_ratio": median_ratio(by_method[CHUNKED], by_method[WHOLE]) for name, by_method in found.items()},
     }
 
 
-def pass_cost(way: str, sizes: tuple[int, int, int, int], device: str, threads: int) -> Figures:
+def pass_cost(method: str, sizes: tuple[int, int, int, int], device: str, threads: int) -> Figures:
     """Run two passes. Return the seconds of the second one, and the peak memory of both above the start."""
     torch.set_num_threads(threads)
     num_exits, num_rows, width, vocab_size = sizes
@@ -61,7 +64,7 @@ def pass_cost(way: str, sizes: tuple[int, int, int, int], device: str, threads: 
     seconds = 0.0
     for _ in range(2):
         started = time.perf_counter()
-        nll = torch.stack([WAYS[way](output_RD, head_VD, target_R) for output_RD in outputs], dim=-1)
+        nll = torch.stack([METHODS[method](output_RD, head_VD, target_R) for output_RD in outputs], dim=-1)
         torch.logsumexp(-nll, dim=-1).mean().backward()
         if is_cuda:
             torch.cuda.synchronize()

@@ -31,7 +31,7 @@ from research.speed import (
     MAX_NEW_TOKENS,
     MILLISECONDS,
     OURS,
-    Questions,
+    PromptSet,
     generators,
     milliseconds,
     take_turns,
@@ -42,7 +42,7 @@ PROMPT = "prompt"
 
 
 def iso_flop_tokens(flops: float, dense_flops: float, num_tokens: float) -> float:
-    """Return D_dense = F / F_dense · D, the training tokens with which a dense model has as many FLOPs as ours."""
+    """Return D_dense = F / F_dense · D, the number of training tokens for which a dense model costs as many FLOPs."""
     return flops / dense_flops * num_tokens
 
 
@@ -55,7 +55,7 @@ def iso_speed_layers(dense_milliseconds: Mapping[int, float], milliseconds: floa
 
 
 def iso_speed_interval(dense_milliseconds: Mapping[int, Sequence[float]], ours: Sequence[float]) -> Interval | None:
-    """Return the interval of that depth from the times of every turn."""
+    """Return the bootstrap interval of `iso_speed_layers` over the turns."""
     times = np.array([ours, *dense_milliseconds.values()])
 
     def depths_of(samples: list[Sample]) -> NDArray[np.float64]:
@@ -72,7 +72,8 @@ def evaluate_iso(
 ) -> Figures:
     """Compare a model with dense models of its width and several depths, which have random weights.
 
-    `num_tokens` is the number of tokens that ours was trained on, or 1 for ratios. All models take turns at one prompt.
+    `num_tokens` is the number of tokens that the model was trained on; 1 yields ratios. All models answer one prompt in
+    turns.
     """
     if len(set(depths)) < 2 or min(depths) < 1:
         raise EvaluationError("--depths needs two or more numbers of layers")
@@ -136,14 +137,14 @@ def measured_times(
     running = {OURS: warm_engine(subject.model, "sweep")}
     running |= {str(depth): warm_engine(model, "sweep") for depth, model in models.items()}
     num_tokens = min(MAX_NEW_TOKENS, running[OURS].context - len(subject.prompt))
-    asked = Questions(prompts={PROMPT: [subject.prompt]}, max_new_tokens=num_tokens, prompts_cut=0)
+    prompt_set = PromptSet(prompts={PROMPT: [subject.prompt]}, max_new_tokens=num_tokens, prompts_cut=0)
     params = partial(SamplingParams, max_tokens=num_tokens, ignore_eos=True)
-    answers = take_turns(generators(running, params), asked, trials, show_progress)
+    answers = take_turns(generators(running, params), prompt_set, trials, show_progress)
     return {name: milliseconds(of[PROMPT]) for name, of in answers.items()}
 
 
 def markdown(figures: Figures) -> str:
-    """Format the table of depths with the paper's rows, and the depth of equal speed."""
+    """Format a row per depth, the paper's rows, and the depth of equal speed."""
     columns = ["model", "layers", "M parameters", "tokens/s", "MFLOPs a token", "tokens of equal FLOPs", "perplexity"]
     rows = [shown(name, of) for name, of in [(figures["model"], figures), *(("dense", of) for of in figures["dense"])]]
     rows += [shown(name, of) for name, of in papers(figures)]

@@ -1,4 +1,4 @@
-"""LayerSkip's training (Elhoushi et al., arXiv 2404.16710): layer dropout, and losses of one head at many depths.
+"""LayerSkip's training (Elhoushi et al., arXiv 2404.16710): layer dropout, and losses of one head after many layers.
 
 The model is a plain Llama; `speculation` decodes with it.
 
@@ -28,11 +28,11 @@ Curriculum = Literal["gradual", "rotational"]
 DropoutInTime = Literal["exponential", "constant"]
 
 DRAFTS = ((6, 12), (4, 12), (4, 8), (6, 5), (2, 5), (2, 8))
-"""(Exit layer, draft length) as measured in the N-vium paper, with early exits after layers 2, 4 … 22 of 24."""
+"""The N-vium paper's pairs of exit layer and draft length. Its early exits follow layers 2, 4 … 22 of 24."""
 
 
 class LayerSkipForCausalLM(NviumForCausalLM):
-    """A Llama that is trained with additional losses after the layers `early_exits`, and saved as a Llama."""
+    """A Llama with additional training losses after the layers `early_exits`. It is saved as a Llama."""
 
     def __init__(self, config: NviumConfig, early_exits: Sequence[int] = ()) -> None:
         super().__init__(config)
@@ -46,7 +46,7 @@ class LayerSkipForCausalLM(NviumForCausalLM):
 
 
 def build_layerskip(config: NviumConfig) -> LayerSkipForCausalLM:
-    """Build a Llama with an N-vium's shape and random weights, to be trained at its exits."""
+    """Build a Llama with an N-vium's shape and random weights. Its early exits are the N-vium's."""
     return LayerSkipForCausalLM(univium_config(config), (config.exit_layers or [])[:-1])
 
 
@@ -78,7 +78,7 @@ class LayerSkip:
                 f"{self.max_dropout} and {self.early_loss_scale}"
             )
 
-    # The enabled exits change with the steps, and every change would recompile.
+    # The enabled exits change during training, and each change would recompile.
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # PyTorch's
     def objective(self, model: LayerSkipForCausalLM, batch: Batch, phase: Phase) -> ObjectiveResult:
         """Compute Σ ẽ(t, l) CE_l (LayerSkip, equation 5) in training mode, else a Llama's loss.

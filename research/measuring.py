@@ -1,4 +1,4 @@
-"""Shared helpers of the speed measurements: model options, requests and reports."""
+"""Helpers of the speed measurements: model options, requests and reports."""
 
 import json
 from argparse import ArgumentParser, Namespace
@@ -25,8 +25,8 @@ def parser(name: str, description: str | None) -> ArgumentParser:
     add("--device", choices=get_args(Device), default="auto")
     add("--dtype", choices=get_args(Precision), default="auto")
     add("--weights", choices=get_args(Weights), default="auto")
-    add("--threads", default="1", help="number of threads, or auto")
-    add("--repeats", type=int, default=5, help="number of measured turns; contenders alternate")
+    add("--threads", default="1", help="number of threads, or auto [1]")
+    add("--repeats", type=int, default=5, help="number of measured turns, in which contenders alternate [5]")
     add("--json", type=Path, help="also write the results to this file")
     return options
 

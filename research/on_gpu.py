@@ -1,9 +1,9 @@
 """Run all GPU measurements, the most important first: `python -m research.on_gpu`.
 
-Each part is a process with a time limit. Together they take half an hour; transformers' `generate`, which compiles for
-minutes, is last. Results are added to one JSON file, and parts in the file are not run again. The output of the parts
-goes to a log next to the file. `--seconds` skips parts that could exceed a limit on the command's time. `--tiny` tries
-the list on any machine.
+Each part is a process with a time limit. All parts take half an hour; transformers' `generate` is last, because it
+compiles for minutes. Results are added to one JSON file, and parts in the file are not run again. The output of the
+parts goes to a log next to the file. `--seconds` limits the total time: a part that might exceed it is skipped. `--tiny`
+runs the same parts with small models on any machine.
 """
 
 import argparse
@@ -31,8 +31,8 @@ CUDA_TESTS, SOME_FAILED = "tests/engine/device/graphs/test_cuda.py", 1
 SHAPES, DENSE_1B = ("24x768", "36x768", "48x768"), "22x2048"
 COUNTS, DENSE_COUNTS, STREAMS = (8, 32, 64, 128, 256), (1, 32, 256), "32,256"
 PORT = 8765
-SHOWN = 3000
-"""Maximum number of characters printed if a part fails; the log has all."""
+MAX_PRINTED_CHARACTERS = 3000
+"""Of a failed part's output; the log has the whole output."""
 
 OF_ALL, OF_TESTS = ("platformdirs", "annotated_types", "typer", "rich"), ("pytest", "hypothesis")
 OF_SERVER = ("fastapi", "httpx", "llguidance", "opentelemetry", "pydantic_settings", "structlog", "uvicorn")
@@ -43,8 +43,8 @@ OF_SERVER = ("fastapi", "httpx", "llguidance", "opentelemetry", "pydantic_settin
 class Part:
     """A command whose results are its --json file or else its output.
 
-    `before` is a command that runs first, `served` a server that runs meanwhile. `seconds` limits all of them.
-    `statuses` are exit codes of success.
+    `before` is a command to run first, `served` a server to run at the same time. `seconds` is the time limit of all
+    commands together. `statuses` are the exit codes that count as success.
     """
 
     name: str
@@ -117,25 +117,25 @@ def run(part: Part, scratch: Path, log: Path) -> Any:
         begun = output.tell()
     try:
         if part.before:
-            finish(part.before, log, end)
-        with served(part.served, log) if part.served else nullcontext():
-            finish(command, log, end, part.statuses)
+            run_command(part.before, log, end)
+        with running_server(part.served, log) if part.served else nullcontext():
+            run_command(command, log, end, part.statuses)
     except subprocess.SubprocessError as error:
-        print(f"{part.name}: {error}\n{printed(log, begun)[-SHOWN:]}", flush=True)
+        print(f"{part.name}: {error}\n{log_since(log, begun)[-MAX_PRINTED_CHARACTERS:]}", flush=True)
         return None
     print(f"{part.name}: {time.monotonic() - started:.0f} s", flush=True)
-    return json.loads(file.read_text("utf-8")) if part.writes_json else {"lines": printed(log, begun).splitlines()}
+    return json.loads(file.read_text("utf-8")) if part.writes_json else {"lines": log_since(log, begun).splitlines()}
 
 
-def printed(log: Path, begun: int) -> str:
+def log_since(log: Path, begun: int) -> str:
     """Read the log from byte `begun` on."""
     return log.read_bytes()[begun:].decode(errors="replace")
 
 
-def finish(command: tuple[str, ...], log: Path, end: float, statuses: tuple[int, ...] = (0,)) -> None:
-    """Run a command. Raise `SubprocessError` if it fails.
+def run_command(command: tuple[str, ...], log: Path, end: float, statuses: tuple[int, ...] = (0,)) -> None:
+    """Run a command. Raise `SubprocessError` if it fails or is not done by `end`.
 
-    If it is not done by `end`, kill it with its children, such as a compiler's workers, and raise as well.
+    At `end`, kill the command and its children, such as a compiler's workers.
     """
     with log.open("ab") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, process_group=0)  # noqa: S603 (our own)
@@ -150,7 +150,7 @@ def finish(command: tuple[str, ...], log: Path, end: float, statuses: tuple[int,
 
 
 @contextmanager
-def served(command: tuple[str, ...], log: Path) -> Iterator[None]:
+def running_server(command: tuple[str, ...], log: Path) -> Iterator[None]:
     """Run a server inside the context. Raise `SubprocessError` if it does not become ready."""
     with log.open("ab") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)  # noqa: S603 (our own)

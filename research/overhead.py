@@ -3,10 +3,10 @@
     python -m research.overhead
     python -m research.overhead NAME,URL,PID …
 
-Contenders take turns. The engine alone runs in a process of its own with `--threads`; the server must run the same
-model with as many threads. With a process id (Linux) the results include the CPU time per token of the process with its
-descendants, of the process alone, and of its first thread, the event loop. The client parses only the end of a stream,
-because `loadtest.client` spends about as much CPU time on a token as a server.
+Contenders take turns. The engine alone runs in its own process with `--threads`; the server must run the same model
+with as many threads. With a process id (Linux), the results include the CPU time per token of three parts: the process
+with its descendants, the process alone, and the process's first thread, the event loop. The client parses only the end
+of a stream, because parsing each token would take as much CPU time as serving it.
 """
 
 import argparse
@@ -40,7 +40,7 @@ WARM_UP_RUNS = 3
 CLOCKS = ("processor", "first_process", "event_loop")
 USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
 TAIL_BYTES = 2_000
-"""More than the size of a stream's last chunk, usage and end."""
+"""A stream's last chunk, usage and end are shorter."""
 
 
 class StreamError(Exception):
@@ -62,7 +62,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Tokens per second, and µs of CPU time per token by clock, if known."""
+    """Tokens per second, and for each of `CLOCKS`, if known, µs of CPU time per token."""
 
     rate: float
     us_per_token: dict[str, float] = field(default_factory=dict)
@@ -100,27 +100,27 @@ async def stream(base_url: str, body: dict[str, Any]) -> int:
     return int(usage[1])
 
 
-async def served(server: Server, num_streams: int, num_tokens: int, seed: int) -> Measured:
+async def measure_server(server: Server, num_streams: int, num_tokens: int, seed: int) -> Measured:
     """Measure streams that start together. Raise `StreamError` if one fails."""
     fields = {"model": "default", "prompt": PROMPT, "max_tokens": num_tokens, "ignore_eos": True}
-    pids = list(family(server.pid)) if server.pid else []
-    started, before = time.perf_counter(), clocks(pids)
+    pids = list(process_tree(server.pid)) if server.pid else []
+    started, before = time.perf_counter(), cpu_seconds(pids)
     streams = (stream(server.url, {**fields, "seed": seed + number}) for number in range(num_streams))
     num_received = sum(await asyncio.gather(*streams))
-    seconds, after = time.perf_counter() - started, clocks(pids)
+    seconds, after = time.perf_counter() - started, cpu_seconds(pids)
     return Measured(num_received / seconds, {name: 1e6 * (after[name] - before[name]) / num_received for name in after})
 
 
-def family(pid: int) -> Iterator[int]:
+def process_tree(pid: int) -> Iterator[int]:
     """Yield a process and its descendants."""
     yield pid
     for thread in Path(f"/proc/{pid}/task").iterdir():
         for child in (thread / "children").read_text(encoding="ascii").split():
-            yield from family(int(child))
+            yield from process_tree(int(child))
 
 
-def clocks(pids: Sequence[int]) -> dict[str, float]:
-    """Return CPU seconds so far by `CLOCKS`, or nothing without processes."""
+def cpu_seconds(pids: Sequence[int]) -> dict[str, float]:
+    """Return the CPU seconds used so far by each of `CLOCKS`; empty without processes."""
     if not pids:
         return {}
     nanoseconds, *_ = Path(f"/proc/{pids[0]}/task/{pids[0]}/schedstat").read_text(encoding="ascii").split()
@@ -142,12 +142,12 @@ Turn = Mapping[tuple[int, str], Measured]
 
 
 def take_turn(args: argparse.Namespace, servers: Sequence[Server | None], number: int) -> Turn:
-    """Measure every contender (None is the engine) at every number of streams, reversing the order every other turn."""
+    """Measure every contender at every number of streams. None is the engine. Every other turn reverses the order."""
     found: dict[tuple[int, str], Measured] = {}
     for server in servers[:: -1 if number % 2 else 1]:
         for streams in args.streams:
             if server:
-                coroutine = served(server, streams, args.tokens, number * streams)
+                coroutine = measure_server(server, streams, args.tokens, number * streams)
                 found[streams, server.name] = asyncio.run(coroutine)
             else:
                 with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:

@@ -2,8 +2,8 @@
 
     python -m research.pareto small.json calm.json --plot pareto.png --paper
 
-A point of the figure needs `model`, `speed_up_percent` and `perplexity_gain_percent`, both relative to the dense twin.
-A line joins the points of one `family` or, for our own recipes, of one series such as `small-beta-…`. Bars are the
+A point of the figure needs `model`, and `speed_up_percent` and `perplexity_gain_percent` relative to the dense twin. A
+line joins the points of one `family` or, for our own recipes, of one series such as `small-beta-…`. Error bars are 95%
 intervals.
 """
 

@@ -1,7 +1,7 @@
 """Measure time per token without an engine, one sequence at a time, relative to the dense model.
 
-The protocol is that of `speed`: tokens are sampled at temperature 1, all answers have the same length, and a token's
-time is its answer's total time, prefill included, over the number of tokens.
+The protocol is that of `speed`. Tokens are sampled at temperature 1, and all answers have the same length. The time per
+token is an answer's total time, prefill included, divided by its number of tokens.
 """
 
 import random
@@ -11,7 +11,7 @@ from typing import Protocol
 
 from nvium_core.bench.harness import Figures
 from research.decoding import Generated
-from research.speed import DENSE, TRIALS, Questions, pairwise, speed_up_percent, take_turns
+from research.speed import DENSE, TRIALS, PromptSet, pairwise, speed_up_percent, take_turns
 
 Answers = dict[str, list[Generated]]
 """By category, one answer per prompt and trial."""
@@ -24,21 +24,23 @@ class Generate(Protocol):
 
 
 def measure(
-    generators: Mapping[str, Generate], asked: Questions, trials: int = TRIALS, show_progress: bool = False
+    generators: Mapping[str, Generate], prompt_set: PromptSet, trials: int = TRIALS, show_progress: bool = False
 ) -> dict[str, Answers]:
-    """Generate every model's answer to every prompt in every trial, after a warm-up."""
+    """Warm up, then generate every model's answer to every prompt in every trial."""
 
     def timed(generate: Generate) -> Callable[[list[int], int], Generated]:
-        return lambda prompt, seed: generate(prompt, asked.max_new_tokens, rng=random.Random(seed))
+        return lambda prompt, seed: generate(prompt, prompt_set.max_new_tokens, rng=random.Random(seed))
 
-    first = next(iter(asked.prompts.values()))[0]
+    first = next(iter(prompt_set.prompts.values()))[0]
     for generate in generators.values():
         timed(generate)(first, 0)
-    return take_turns({name: timed(generate) for name, generate in generators.items()}, asked, trials, show_progress)
+    return take_turns(
+        {name: timed(generate) for name, generate in generators.items()}, prompt_set, trials, show_progress
+    )
 
 
 def compared_with_dense(ours: Answers, dense: Answers) -> Figures:
-    """Return median times per token by category, and the mean over categories of the median ratio of pairs."""
+    """Return the median time per token by category, and the speed-up: the mean over categories of median ratios."""
     both = {"ours": ours, DENSE: dense}
     times = {category: {name: median(milliseconds(each[category])) for name, each in both.items()} for category in ours}
     ratios = {category: pairwise(milliseconds(dense[category]), milliseconds(ours[category])) for category in ours}

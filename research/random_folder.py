@@ -31,7 +31,7 @@ LLAMA_3_2_1B: dict[str, Any] = {
 }
 
 PATTERN = 2**22
-"""Number of random values, which are repeated: drawing a billion would take minutes."""
+"""Number of distinct random values. They are repeated, because drawing a billion values takes minutes."""
 
 
 @torch.no_grad()

@@ -1,10 +1,10 @@
-"""Measure the time until a server is ready, and its memory then.
+"""Measure the time until a server is ready, and its memory use at that time.
 
     python -m research.ready NAME='COMMAND' …
 
-Commands take turns. Each runs until it prints the word `ready`, and is then terminated. On Linux the results include
-CPU seconds of all threads and memory in bytes: `resident`, `own` (without file pages) and `peak`. The first turn warms
-file caches and is reported separately.
+Commands take turns. A command runs until it prints the word `ready`; then it is terminated. On Linux, the results
+include CPU seconds of all threads and memory in bytes: `resident`, `own` (without file pages) and `peak`. The first
+turn fills file caches and is reported separately.
 """
 
 import argparse
@@ -30,7 +30,7 @@ class NeverReady(RuntimeError):
     """A command ended without printing `ready`."""
 
 
-def started(command: str) -> Figures:
+def measure_start(command: str) -> Figures:
     """Run a command until it is ready. Return seconds, CPU time and memory, or raise `NeverReady`."""
     begun = time.monotonic()
     with subprocess.Popen(shlex.split(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:  # noqa: S603
@@ -39,7 +39,7 @@ def started(command: str) -> Figures:
             line = b""
             for line in process.stdout:
                 if READY.search(line):
-                    return {"seconds": round(time.monotonic() - begun, 3), **taken(process.pid)}
+                    return {"seconds": round(time.monotonic() - begun, 3), **usage(process.pid)}
             raise NeverReady(f"{command}: ended before it was ready: {line.decode(errors='replace').strip()}")
         finally:
             process.terminate()
@@ -49,7 +49,7 @@ def started(command: str) -> Figures:
                 process.kill()
 
 
-def taken(pid: int) -> Figures:
+def usage(pid: int) -> Figures:
     """Return CPU seconds and memory of a process; nothing if it has ended, or if this is not Linux."""
     status, stat = Path(f"/proc/{pid}/status"), Path(f"/proc/{pid}/stat")
     if not status.exists():
@@ -65,7 +65,7 @@ def taken(pid: int) -> Figures:
 def measured(commands: Sequence[str], turns: int) -> list[dict[str, Any]]:
     """Return the first turn and the medians of the others, by command."""
     named = [command.partition("=")[::2] for command in commands]
-    rounds = [[started(command) for _, command in named] for _ in range(turns + 1)]
+    rounds = [[measure_start(command) for _, command in named] for _ in range(turns + 1)]
     rows = []
     for place, (name, command) in enumerate(named):
         first, *others = (turn[place] for turn in rounds)

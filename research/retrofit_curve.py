@@ -1,12 +1,12 @@
-"""Measure a retrofitted model by depth: its mixture's perplexity relative to the original, and answers of both.
+"""Compare a retrofitted model with the original at several depths: perplexity of the mixture, and answers.
 
     python -m research.retrofit_curve BASE --exits EXITS --text conversations=EXITS/retrofit/self_talk.jsonl \\
         --unseen tales=tales.txt --json curve.json --plot curve.png
 
-The original is the last exit. The model is measured on the held-out end of each `--text`, which it was retrofitted on,
-and on all of each `--unseen`. All routers are shifted together to each depth. Intervals contain 95% of bootstrap
-samples of the documents, the same ones for mixture and original. Questions are answered at temperature 0 at the first
-text's depths.
+The original is the last exit. The model was retrofitted on each `--text`, so only the held-out end of a `--text` is
+measured. All of each `--unseen` is measured. For each depth, the log-odds of all routers are shifted by one constant.
+Intervals contain 95% of bootstrap samples of the documents; mixture and original share the samples. Questions are
+answered at temperature 0, at the first text's depths.
 
 Shapes: R rows, C of them at a time, K early exits, E exits, D width, V vocabulary, S shifts.
 """
@@ -52,9 +52,7 @@ CHUNK_ROWS = 64
 
 
 class Rows(NamedTuple):
-    """A text's counted rows: routers' log-odds [R, K], the head's input at each exit [R, E, D], the targets [R] and the
-    numbers of their documents [R].
-    """
+    """The measured rows of a text. `outputs_RED` are the inputs of the head, `document_R` are document numbers."""
 
     log_odds_RK: Tensor
     outputs_RED: Tensor
@@ -62,10 +60,8 @@ class Rows(NamedTuple):
     document_R: Tensor
 
 
-class Said(NamedTuple):
-    """−log π_k of the targets [R, E] and the original's [R], and whether π_mix of each shift has the original's argmax
-    [R, S].
-    """
+class RowScores(NamedTuple):
+    """−log π_k of the targets, by exit and for the original; and for each shift, whether π_mix has its argmax."""
 
     nll_RE: Tensor
     original_R: Tensor
@@ -79,22 +75,22 @@ def curve(
     *,
     is_unseen: bool = False,
 ) -> Figures:
-    """Measure the unshifted routers and each depth, on the text's held-out end or, if it `is_unseen`, all of it."""
+    """Measure the unshifted routers and each depth on the text's held-out end, or on all of an unseen text."""
     layers = loaded.model.config.exit_layers or []
     context = min(MAX_CONTEXT, loaded.model.config.max_position_embeddings)
     text = read_text(path, loaded.tokenizer, context, MOST_TOKENS)
     rows = rows_of(loaded.model, [*text.training, *text.held_out] if is_unseen else text.held_out)
     shifts = [0.0, *(shift_to(depth, rows.log_odds_RK, layers) for depth in depths)]
     log_p = [shifted_log_exit_probs(rows.log_odds_RK.double(), shift) for shift in shifts]
-    said = said_of(loaded.model, rows, torch.stack([log_p_RE.exp().float() for log_p_RE in log_p], 1))
-    same = said.same_RS.unbind(1)
-    found = [point(layers, rows, said, *each) for each in zip(shifts, log_p, same, strict=True)]
+    scores = score_rows(loaded.model, rows, torch.stack([log_p_RE.exp().float() for log_p_RE in log_p], 1))
+    same = scores.same_RS.unbind(1)
+    found = [point(layers, rows, scores, *each) for each in zip(shifts, log_p, same, strict=True)]
     points = [{"asked_depth": depth} | each for depth, each in zip([None, *depths], found, strict=True)]
     return {
         "tokens": len(rows.target_R),
         "documents": int(rows.document_R[-1]) + 1,
-        "original_perplexity": math.exp(said.original_R.mean()),
-        "exit_perplexities": said.nll_RE.mean(0).exp().tolist(),
+        "original_perplexity": math.exp(scores.original_R.mean()),
+        "exit_perplexities": scores.nll_RE.mean(0).exp().tolist(),
         "points": points,
     }
 
@@ -114,24 +110,28 @@ def rows_of(model: Nvium, examples: Sequence[Example]) -> Rows:
 
 
 @torch.inference_mode()
-def said_of(model: Nvium, rows: Rows, p_RSE: Tensor) -> Said:
+def score_rows(model: Nvium, rows: Rows, p_RSE: Tensor) -> RowScores:
     head_VD = model.lm_head.weight.float()
     chunks = zip(*(x.split(CHUNK_ROWS) for x in (*rows[1:3], p_RSE)), strict=True)
-    return Said(*map(torch.cat, zip(*(_of_chunk(head_VD, *chunk) for chunk in chunks), strict=True)))
+    return RowScores(*map(torch.cat, zip(*(_score_chunk(head_VD, *chunk) for chunk in chunks), strict=True)))
 
 
-def _of_chunk(head_VD: Tensor, outputs_CED: Tensor, target_C: Tensor, p_CSE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _score_chunk(
+    head_VD: Tensor, outputs_CED: Tensor, target_C: Tensor, p_CSE: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     log_CEV = F.linear(outputs_CED.float(), head_VD).log_softmax(-1)
     nll_CE = -log_CEV.gather(2, target_C[:, None, None].expand(-1, log_CEV.shape[1], 1)).squeeze(2).double()
     same_CS = (p_CSE @ log_CEV.exp()).argmax(-1) == log_CEV[:, -1].argmax(-1, keepdim=True)
     return nll_CE, nll_CE[:, -1], same_CS
 
 
-def point(layers: Sequence[int], rows: Rows, said: Said, shift: float, log_p_RE: Tensor, same_R: Tensor) -> Figures:
-    mix_R = mixture.mixture_nll(log_p_RE, said.nll_RE)
+def point(
+    layers: Sequence[int], rows: Rows, scores: RowScores, shift: float, log_p_RE: Tensor, same_R: Tensor
+) -> Figures:
+    mix_R = mixture.mixture_nll(log_p_RE, scores.nll_RE)
     tokens, mixed, original, same = (
         rows.document_R.bincount(x_R.double()).tolist()
-        for x_R in (torch.ones_like(mix_R), mix_R, said.original_R, same_R)
+        for x_R in (torch.ones_like(mix_R), mix_R, scores.original_R, same_R)
     )
     ours, others = (
         {"perplexity": math.exp(sum(losses) / sum(tokens)), "document_tokens": tokens, "document_losses": losses}
@@ -171,13 +171,13 @@ QUESTIONS = {
     "Which animal says meow?": "cats?",
     "What is the opposite of hot?": "cold",
 }
-"""Questions, each with a word of the right answer."""
+"""Questions, each with a pattern of the right answer."""
 
 MAX_TOKENS = 48
 
 
 def answers(loaded: LoadedModel, points: Sequence[Figures]) -> Figures:
-    """Answer the questions with the original, the last exit, and with the mixture at every point."""
+    """Answer the questions with the original (the last exit) and with the mixture at every point."""
     original = answered(loaded, "original")
     rows = []
     for point in points:
@@ -195,10 +195,10 @@ def answers(loaded: LoadedModel, points: Sequence[Figures]) -> Figures:
 
 def answered(loaded: LoadedModel, sampling: Sampling) -> list[str]:
     ends = (loaded.tokenizer.eos_token_id,)
-    asked = SamplingParams(max_tokens=MAX_TOKENS, temperature=0, sampling=sampling, stop_token_ids=ends)
+    params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0, sampling=sampling, stop_token_ids=ends)
     engine = Engine(loaded.model, EngineConfig(max_sequences=len(QUESTIONS)))
-    said = engine.generate([prompt_tokens([user(question)], loaded.tokenizer) for question in QUESTIONS], asked)
-    return [str(loaded.tokenizer.decode(each.token_ids, skip_special_tokens=True)).strip() for each in said]
+    completions = engine.generate([prompt_tokens([user(question)], loaded.tokenizer) for question in QUESTIONS], params)
+    return [str(loaded.tokenizer.decode(each.token_ids, skip_special_tokens=True)).strip() for each in completions]
 
 
 def num_right(given: Sequence[str]) -> int:
@@ -211,10 +211,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("model")
     parser.add_argument("--exits", help="folder or Hub name of exits made for the model")
     parser.add_argument(
-        "--text", action="append", default=[], metavar="NAME=FILE", help="text of the retrofit; its end counts"
+        "--text",
+        action="append",
+        default=[],
+        metavar="NAME=FILE",
+        help="text of the retrofit, whose held-out end is measured",
     )
     parser.add_argument(
-        "--unseen", action="append", default=[], metavar="NAME=FILE", help="other text; all of it counts"
+        "--unseen", action="append", default=[], metavar="NAME=FILE", help="other text, all of which is measured"
     )
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--plot", type=Path)

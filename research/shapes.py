@@ -1,8 +1,8 @@
-"""Find the model size from which early exits pay, with random weights and the paper's exit shares.
+"""Find the model size above which early exits are faster, with random weights and the paper's exit shares.
 
     python -m research.shapes 12x256 24x256 --dtype bfloat16 --threads 1 --json shapes.json --draw shapes.png
 
-It measures the speed of one stream with `sweep` relative to `whole`. Each call adds its rows to the JSON file.
+The measure is the speed of one stream with `sweep` relative to `whole`. Each call adds its rows to the JSON file.
 """
 
 import json

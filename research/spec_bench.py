@@ -3,7 +3,7 @@
     python -m research.spec_bench MODEL --twin DENSE --questions question.jsonl --json spec-bench.json
 
 Prompts are the first turns of Spec-Bench's `question.jsonl`. As in the benchmark's tables, the eight kinds of MT-Bench
-questions are one category, multi-turn. `--clock processor` measures CPU time, which other programs do not affect; it
+questions are one category, multi-turn. `--clock processor` measures CPU time, which other programs hardly affect. It
 requires one thread.
 """
 
@@ -40,10 +40,10 @@ from research.speed import (
     engines,
     generators,
     measure,
-    questions,
     ratios_shown,
     speed_up,
     take_turns,
+    tokenize_prompts,
 )
 
 PAPER_TOP_K = 50
@@ -84,17 +84,17 @@ Totals = Mapping[str, Sequence[tuple[int, float]]]
 
 
 def rate(answers: Sequence[tuple[int, float]]) -> float:
-    """Return all tokens over all seconds."""
+    """Return the number of all tokens divided by all seconds."""
     return sum(count for count, _ in answers) / sum(seconds for _, seconds in answers)
 
 
 def rate_ratio(ours: Totals, others: Totals) -> float:
-    """Return our rate over the other's for all categories together."""
+    """Return the ratio of our rate to the other's, over all categories together."""
     return rate(list(chain(*ours.values()))) / rate(list(chain(*others.values())))
 
 
 def category_rate_ratio(ours: Totals, others: Totals) -> float:
-    """Return the mean over categories of our rate over the other's."""
+    """Return the ratio of our rate to the other's, averaged over categories."""
     return fmean(rate(ours[name]) / rate(others[name]) for name in ours)
 
 
@@ -117,7 +117,7 @@ def totals_interval(
     others: Totals,
     statistic: Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]],
 ) -> Interval | None:
-    """Bootstrap a statistic of both models' tokens and seconds by category [2, categories, resamples], in pairs."""
+    """Bootstrap a statistic of both models' tokens and seconds [2, categories, resamples]. Samples are paired."""
 
     def resampled(of: Totals, samples: list[Sample]) -> NDArray[np.float64]:
         pairs = zip(of.values(), samples, strict=True)
@@ -137,24 +137,24 @@ def as_paper(
     """Measure speed as the authors' scripts do.
 
     Prompts are truncated to leave room for the answer (896 of 1,024 tokens), top-k is 50, and answers may end early.
-    Speed is all tokens over all seconds, by category and for all together.
+    Speed is the number of all tokens divided by all seconds, for each category and over all.
     """
     running = engines(loaded, twin)
     context = min(each.context for each in running.values())
-    asked = questions(loaded.tokenizer, prompts, context, cut_end=True)
-    params = partial(SamplingParams, max_tokens=asked.max_new_tokens, top_k=PAPER_TOP_K)
-    answers = take_turns(generators(running, params, clock), asked, trials)
+    prompt_set = tokenize_prompts(loaded.tokenizer, prompts, context, cut_end=True)
+    params = partial(SamplingParams, max_tokens=prompt_set.max_new_tokens, top_k=PAPER_TOP_K)
+    answers = take_turns(generators(running, params, clock), prompt_set, trials)
     totals = {name: totals_of(each) for name, each in answers.items()}
     others = {name: each for name, each in totals.items() if name != OURS}
     return {
-        "prompt_tokens": context - asked.max_new_tokens,
-        "prompts_cut": asked.prompts_cut,
-        "max_new_tokens": asked.max_new_tokens,
+        "prompt_tokens": context - prompt_set.max_new_tokens,
+        "prompts_cut": prompt_set.prompts_cut,
+        "max_new_tokens": prompt_set.max_new_tokens,
         "top_k": PAPER_TOP_K,
         "trials": trials,
         "tokens": {name: sum(count for part in each.values() for count, _ in part) for name, each in totals.items()},
         "tokens_per_second": {
-            category: {name: rate(each[category]) for name, each in totals.items()} for category in asked.prompts
+            category: {name: rate(each[category]) for name, each in totals.items()} for category in prompt_set.prompts
         },
         "ratios": {name: rate_ratio(totals[OURS], each) for name, each in others.items()},
         "ratio_intervals": {name: rate_ratio_interval(totals[OURS], each) for name, each in others.items()},
@@ -177,7 +177,7 @@ def as_paper_section(measured: Figures) -> str:
     """Format tokens per second by category, and the ratios."""
     names = list(measured["tokens"])
     rows = [[category, *(of[name] for name in names)] for category, of in measured["tokens_per_second"].items()]
-    for title, kind in (("**early exits over it, all tokens**", "ratio"), ("mean over categories", "category_ratio")):
+    for title, kind in (("**ratio of early exits, all tokens**", "ratio"), ("mean over categories", "category_ratio")):
         ratios = measured[f"{kind}s"]
         shown_of = dict(zip(ratios, ratios_shown(ratios, measured[f"{kind}_intervals"]), strict=True))
         rows.append([title, *(shown_of.get(name) for name in names)])
@@ -196,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(arguments)
     if args.clock == "processor" and args.threads != "1":
-        parser.error("--clock processor adds up the time of all threads, so it needs --threads 1")
+        parser.error("--clock processor counts the time of all threads, so it requires --threads 1")
     use_processor("auto", args.threads)
     loaded = load_model(args.model, "cpu")
     twin = load_model(args.twin, "cpu") if args.twin else None

@@ -1,4 +1,4 @@
-"""LayerSkip's self-speculative decoding: an early exit drafts and the remaining layers verify, with one cache.
+"""LayerSkip's self-speculative decoding: an early exit drafts, the remaining layers verify. Both share a cache.
 
 The layers above the early exit process all drafted rows at once. The output is the last exit's: the same tokens if
 greedy, the same distribution if sampled.
@@ -65,7 +65,7 @@ def draft_and_verify(decoding: Decoding, exit_layer: int, num_drafts: int, rng: 
 
 
 def agreed(drafts: Sequence[int], best: Sequence[int]) -> list[int]:
-    """Return the last exit's tokens as far as the draft agrees, and the next one."""
+    """Return the last exit's tokens up to and including the first that differs from the draft."""
     num_agreed = next((i for i, draft in enumerate(drafts) if draft != best[i]), len(drafts))
     return list(best[: num_agreed + 1])
 

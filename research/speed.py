@@ -2,10 +2,11 @@
 
     python -m research.speed MODEL DENSE --data valid.txt.xz --json evaluation.json
 
-One request runs at a time, with 128 new tokens and three trials. A token's time is its answer's total time, prefill
-included, over the number of tokens. All answers have the same length. Models take turns at every prompt. A category's
-time is the median over its answers, its ratio the median over pairs of the same turn. The speed-up is the mean over
-categories. The results are added to `--json`, which may be the JSON of `nvium evaluate MODEL --twin DENSE`.
+One request runs at a time, with 128 new tokens and three trials. Models take turns at every prompt. All answers have the
+same length. The time per token is an answer's total time, prefill included, divided by its number of tokens. A category's
+time is the median over its answers. A category's ratio is the median over pairs of answers in the same turn. The speed-up
+is the mean ratio over categories. The results are added to `--json`, which may be the JSON of `nvium evaluate MODEL
+--twin DENSE`.
 """
 
 import json
@@ -45,7 +46,7 @@ Prompts = Mapping[str, Sequence[str]]
 """Prompts by category."""
 
 Ratios = Mapping[str, Sequence[float]]
-"""By category, the other model's time over ours for every pair."""
+"""By category, the ratio of the other model's time to ours, for every pair."""
 
 Clock = Callable[[], float]
 """Returns seconds."""
@@ -69,7 +70,7 @@ Answers = Mapping[str, Sequence[Answer]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Questions:
+class PromptSet:
     """Tokenized prompts by category, the length of answers, and the number of truncated prompts."""
 
     prompts: dict[str, list[list[int]]]
@@ -82,42 +83,45 @@ class Questions:
         return {category: len(of_category) for category, of_category in self.prompts.items()}
 
 
-def questions(
+def tokenize_prompts(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Prompts,
     context: int,
     num_tokens: int = MAX_NEW_TOKENS,
     cut_end: bool = False,
-) -> Questions:
-    """Tokenize prompts. Answers use at most half of the context; longer prompts lose their beginning, or their end."""
+) -> PromptSet:
+    """Tokenize prompts. Answers get at most half of the context.
+
+    Prompts that are too long for the rest lose their beginning, or with `cut_end` their end.
+    """
     num_tokens = min(num_tokens, context // 2)
     room = context - num_tokens
     kept = slice(room) if cut_end else slice(-room, None)
     whole = {category: [tokens(tokenizer, text) for text in texts] for category, texts in prompts.items()}
     cut = {category: [ids[kept] for ids in of_category] for category, of_category in whole.items()}
     num_cut = sum(len(ids) > room for of_category in whole.values() for ids in of_category)
-    return Questions(prompts=cut, max_new_tokens=num_tokens, prompts_cut=num_cut)
+    return PromptSet(prompts=cut, max_new_tokens=num_tokens, prompts_cut=num_cut)
 
 
 def tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Tokenize a text; an empty one becomes an end-of-text."""
+    """Tokenize a text. An empty text becomes an end-of-text token."""
     return list(tokenizer(text, verbose=False).input_ids) or [tokenizer.eos_token_id]
 
 
 def take_turns(
     generators: Mapping[str, Callable[[list[int], int], Reply]],
-    asked: Questions,
+    prompt_set: PromptSet,
     trials: int = TRIALS,
     show_progress: bool = True,
 ) -> dict[str, dict[str, list[Reply]]]:
     """Return every generator's answers to every prompt in every trial, by category.
 
-    All generators answer a prompt before the next one, in reverse order every other time.
+    All generators answer a prompt before any answers the next one. Every other prompt reverses their order.
     """
     answers: dict[str, dict[str, list[Reply]]] = {
-        name: {category: [] for category in asked.prompts} for name in generators
+        name: {category: [] for category in prompt_set.prompts} for name in generators
     }
-    once = [(category, prompt) for category, of_category in asked.prompts.items() for prompt in of_category]
+    once = [(category, prompt) for category, of_category in prompt_set.prompts.items() for prompt in of_category]
     turns: cycle[Sequence[str]] = cycle((list(generators), list(generators)[::-1]))
     rounds = list(enumerate(once * trials))
     for seed, (category, prompt) in track(rounds, "generating", transient=True, disable=not show_progress):
@@ -141,7 +145,7 @@ def generate(engine: Engine, prompt: Sequence[int], params: SamplingParams, cloc
 
 
 def warm_engine(model: Nvium, schedule: Schedule) -> Engine:
-    """Warm an engine for one sequence, for which all schedules with early exits are equivalent."""
+    """Return a warm engine for one sequence. For one sequence, all schedules with early exits are equivalent."""
     engine = Engine(model, EngineConfig(schedule=schedule, max_sequences=1, prefix_caching=False))
     generate(engine, [0], SamplingParams(max_tokens=16, seed=0, ignore_eos=True))
     return engine
@@ -174,20 +178,20 @@ def measure(
 ) -> Figures:
     """Measure every model's time per token by category, and the ratios to ours."""
     running = engines(loaded, twin)
-    asked = questions(loaded.tokenizer, prompts, min(each.context for each in running.values()), num_tokens)
-    params = partial(SamplingParams, max_tokens=asked.max_new_tokens, ignore_eos=True)
-    answers = take_turns(generators(running, params, clock), asked, trials)
+    prompt_set = tokenize_prompts(loaded.tokenizer, prompts, min(each.context for each in running.values()), num_tokens)
+    params = partial(SamplingParams, max_tokens=prompt_set.max_new_tokens, ignore_eos=True)
+    answers = take_turns(generators(running, params, clock), prompt_set, trials)
     return {
-        "max_new_tokens": asked.max_new_tokens,
+        "max_new_tokens": prompt_set.max_new_tokens,
         "trials": trials,
-        "prompts_cut": asked.prompts_cut,
-        **compared(answers, asked.counts),
+        "prompts_cut": prompt_set.prompts_cut,
+        **compared(answers, prompt_set.counts),
         "staircase": staircase(answers[OURS], loaded.model.config.exit_layers or []),
     }
 
 
 def compared(answers: Mapping[str, Answers], num_prompts: Mapping[str, int]) -> Figures:
-    """Return medians over the answers of each category, and mean ratios over categories."""
+    """Return the median over each category's answers, and ratios averaged over categories."""
     parts = {"": 0, "decoding_": 1}
     categories = {
         category: {"prompts": number}
@@ -212,12 +216,12 @@ def medians(answers: Mapping[str, Answers], category: str, first: int) -> dict[s
 
 
 def ratios_of(other: Answers, ours: Answers, first: int) -> dict[str, list[float]]:
-    """Return the other's time per token over ours for every pair of the same turn."""
+    """Return the ratio of the other's time per token to ours, for each pair of answers in the same turn."""
     return {name: pairwise(milliseconds(other[name], first), milliseconds(ours[name], first)) for name in ours}
 
 
 def staircase(ours: Answers, exit_layers: Sequence[int]) -> list[dict[str, float | None]]:
-    """Return the time since the previous token by exit, without first tokens. An unused exit has None."""
+    """Return the time since the previous token by exit, without first tokens. An unused exit gets None."""
     answers = [answer for of_category in ours.values() for answer in of_category]
     steps: list[dict[str, float | None]] = []
     for exit_, depth in enumerate(exit_layers, 1):
@@ -283,18 +287,18 @@ def as_markdown(figures: Figures) -> str:
     ]
     rows += [
         [title, None, None, *ratios_shown(measured[f"{name}s"], measured.get(f"{name}_intervals", {}))]
-        for title, name in (("**over early exits**", "ratio"), ("after the first token", "decoding_ratio"))
+        for title, name in (("**ratio to early exits**", "ratio"), ("after the first token", "decoding_ratio"))
     ]
     protocol = (
-        f"Milliseconds per token, prompts included; {measured['max_new_tokens']} new tokens, "
-        f"{measured['trials']} trials, in turns; medians over answers. Ratios are medians of answers in the same turn, "
-        "on average over categories, in brackets where they are in 95% of bootstrap samples of the pairs. "
+        f"Milliseconds per token, prefill included: the median over answers of {measured['max_new_tokens']} tokens, "
+        f"{measured['trials']} trials, in turns. A ratio is the median over pairs of answers in the same turn, "
+        "averaged over categories. Brackets contain 95% of bootstrap samples of the pairs. "
         f"{measured['prompts_cut']} prompts were too long and lost their beginning."
     )
     columns = ["category", "prompts", *names]
     steps = [[s["exit"], s["layer"], s["tokens"], s["low"], s["median"], s["high"]] for s in measured["staircase"]]
     stairs = table(["exit", "layer", "tokens", "ms, 25%", "median", "75%"], steps)
-    return f"## Speed\n\n{protocol}\n\n{table(columns, rows)}\n\nTime since the token before, by exit:\n\n{stairs}"
+    return f"## Speed\n\n{protocol}\n\n{table(columns, rows)}\n\nTime since the previous token, by exit:\n\n{stairs}"
 
 
 def ratios_shown(ratios: Mapping[str, float], intervals: Mapping[str, Sequence[float] | None]) -> list[str]:

@@ -1,9 +1,9 @@
-"""Generate stories from openings and requests that the models were not trained on, to read and compare them.
+"""Generate stories for reading and comparison, from openings and requests that are not in the training data.
 
     python -m research.stories MODEL [OTHER] --markdown stories.md --json stories.json
 
-The default is the bundled model. `--material fresh_stories.yaml` has other openings and subjects, which were not used
-to select a model.
+The default is the bundled model. `--material fresh_stories.yaml` has openings and subjects that were not used to select
+a model.
 """
 
 import re
@@ -34,12 +34,12 @@ TEMPERATURE = 0.7
 MAX_TOKENS = 400
 PLURALS = {"mouse": "mice"}
 END = 1 / 3
-"""Share of a story's words, at its end, that is searched for the main character."""
+"""The main character is searched in this last part of a story's words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """A story. `opening` was given; `ended` means that it ended with end-of-text."""
+    """A story that continues `opening`. `ended` means that it ended with end-of-text."""
 
     hero: str
     opening: str
@@ -58,13 +58,13 @@ def material(file: Path = MATERIAL) -> dict[str, Any]:
     return read
 
 
-def tell(loaded: LoadedModel, openings: dict[str, str], max_tokens: int = MAX_TOKENS) -> list[Story]:
+def continue_openings(loaded: LoadedModel, openings: dict[str, str], max_tokens: int = MAX_TOKENS) -> list[Story]:
     """Continue each character's opening."""
     prompts = [list(loaded.tokenizer(opening).input_ids) for opening in openings.values()]
-    told = said(loaded, prompts, max_tokens)
+    generated = completions(loaded, prompts, max_tokens)
     return [
-        Story(hero, opening, spoken(loaded, each), each.finish_reason == "stop")
-        for (hero, opening), each in zip(openings.items(), told, strict=True)
+        Story(hero, opening, decoded(loaded, each), each.finish_reason == "stop")
+        for (hero, opening), each in zip(openings.items(), generated, strict=True)
     ]
 
 
@@ -72,17 +72,17 @@ def answers(loaded: LoadedModel, subjects: Sequence[str], max_tokens: int = MAX_
     """Answer a request for a story about each subject."""
     requests = [user(material()["request"].format(subject=subject)) for subject in subjects]
     prompts = [prompt_tokens([request], loaded.tokenizer) for request in requests]
-    return [spoken(loaded, each) for each in said(loaded, prompts, max_tokens)]
+    return [decoded(loaded, each) for each in completions(loaded, prompts, max_tokens)]
 
 
-def said(loaded: LoadedModel, prompts: Sequence[list[int]], max_tokens: int) -> list[Completion]:
-    """Complete the prompts, each with a seed of its own."""
+def completions(loaded: LoadedModel, prompts: Sequence[list[int]], max_tokens: int) -> list[Completion]:
+    """Complete the prompts, each with its own seed."""
     params = SamplingParams(max_tokens=max_tokens, temperature=TEMPERATURE)
-    asked = [(prompt, replace(params, seed=seed)) for seed, prompt in enumerate(prompts)]
-    return sampled(Engine(loaded.model, EngineConfig(max_sequences=8)), asked)
+    requests = [(prompt, replace(params, seed=seed)) for seed, prompt in enumerate(prompts)]
+    return sampled(Engine(loaded.model, EngineConfig(max_sequences=8)), requests)
 
 
-def spoken(loaded: LoadedModel, completion: Completion) -> str:
+def decoded(loaded: LoadedModel, completion: Completion) -> str:
     return str(loaded.tokenizer.decode(completion.token_ids, skip_special_tokens=True)).strip()
 
 
@@ -100,26 +100,26 @@ COUNTS: dict[str, Callable[[Story], bool]] = {
 }
 
 
-def figures(loaded: LoadedModel, stories: Sequence[Story], asked: Sequence[str], given: Sequence[str]) -> Figures:
-    kept = sum(keeps_to(subject, answer) for subject, answer in zip(asked, given, strict=True))
+def figures(loaded: LoadedModel, stories: Sequence[Story], subjects: Sequence[str], texts: Sequence[str]) -> Figures:
+    kept = sum(keeps_to(subject, answer) for subject, answer in zip(subjects, texts, strict=True))
     return {
         **description(loaded),
         "temperature": TEMPERATURE,
         "num_stories": len(stories),
         **{name: sum(map(holds, stories)) for name, holds in COUNTS.items()},
         "median_words": median(len(WORD.findall(story.text)) for story in stories),
-        "num_asked": len(asked),
+        "num_asked": len(subjects),
         "keep_to_their_subject": kept,
     }
 
 
-def as_markdown(told: dict[str, list[Story]], answered: dict[str, dict[str, str]]) -> str:
+def as_markdown(by_model: dict[str, list[Story]], answered: dict[str, dict[str, str]]) -> str:
     """Format the models' stories by opening, then their answers by subject."""
-    first, *_ = told.values()
-    parts = ["# Stories\n\nAll that were told, none left out.\n"]
+    first, *_ = by_model.values()
+    parts = ["# Stories\n\nAll generated stories; none is left out.\n"]
     for number, story in enumerate(first):
         parts.append(f"\n## {number + 1}. {story.opening}\n")
-        for name, stories in told.items():
+        for name, stories in by_model.items():
             own = stories[number]
             parts.append(f"\n**{name}**{'' if own.ended else ', cut off'}\n\n> … {quoted(own.text)}\n")
     for subject in next(iter(answered.values())):
@@ -144,20 +144,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--subjects", type=int, help="number of subjects [all]")
     parser.add_argument("--max-tokens", type=int, default=MAX_TOKENS)
     args = parser.parse_args(arguments)
-    asked = material(args.material)
-    openings = dict([*asked["openings"].items()][: args.openings])
-    subjects = asked["subjects"][: args.subjects]
-    told, answered, found = dict[str, list[Story]](), dict[str, dict[str, str]](), list[Figures]()
+    chosen = material(args.material)
+    openings = dict([*chosen["openings"].items()][: args.openings])
+    subjects = chosen["subjects"][: args.subjects]
+    stories, answered, found = dict[str, list[Story]](), dict[str, dict[str, str]](), list[Figures]()
     for name in args.models:
         loaded = load_model(name, "cpu")
-        told[loaded.name] = tell(loaded, openings, args.max_tokens)
+        stories[loaded.name] = continue_openings(loaded, openings, args.max_tokens)
         texts = answers(loaded, subjects, args.max_tokens)
         answered[loaded.name] = dict(zip(subjects, texts, strict=True))
-        own = figures(loaded, told[loaded.name], subjects, texts)
+        own = figures(loaded, stories[loaded.name], subjects, texts)
         found.append({**own, "max_tokens": args.max_tokens})
         Console().print(loaded.name, {name: found[-1][name] for name in (*COUNTS, "keep_to_their_subject")})
     if args.markdown:
-        args.markdown.write_text(as_markdown(told, answered), encoding="utf-8")
+        args.markdown.write_text(as_markdown(stories, answered), encoding="utf-8")
     if args.json:
         write_json(found, args.json)
 

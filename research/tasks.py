@@ -1,9 +1,9 @@
 """Run tasks of lm-evaluation-harness on a model in this process.
 
-A task is the name of one of the harness's own, or of a .yaml in `--folder`, which also contains the task's data files.
-Tasks of a folder need no network.
-
     python -m research.tasks MODEL --tasks arc_easy,mine [--folder tasks/]
+
+A task is one of the harness's own, or a .yaml file in `--folder`. The folder also contains the tasks' data files, so
+its tasks need no network.
 """
 
 from argparse import ArgumentParser

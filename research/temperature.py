@@ -1,6 +1,6 @@
-"""Measure how temperature changes text sampled with `exits` and `mixture`, compared with human text.
+"""Compare text sampled with `exits` and `mixture` at several temperatures with human text.
 
-The model continues openings of documents. The continuations are compared with the documents' own.
+The model continues openings of documents. Its continuations are compared with the documents' own.
 
     python -m research.temperature MODEL --data valid.txt.xz
 """
@@ -32,7 +32,7 @@ PROMPT_TOKENS = 32
 
 Row = dict[str, Any]
 
-WAYS: tuple[Sampling, ...] = "exits", "mixture"
+MODES: tuple[Sampling, ...] = "exits", "mixture"
 
 
 def measure(
@@ -44,8 +44,11 @@ def measure(
     setting and, with early exits, the `ExitFrequencies`. `advice` summarises them.
     """
     engine = Engine(loaded.model, EngineConfig(schedule="sweep", prefix_caching=False))
-    ways = [SamplingParams(sampling=s, temperature=t) for s, t in itertools.product(WAYS, temperatures)]
-    rows = [row(loaded, continued(engine, originals, way), way) for way in track(ways, "temperatures", transient=True)]
+    settings = [SamplingParams(sampling=s, temperature=t) for s, t in itertools.product(MODES, temperatures)]
+    rows = [
+        row(loaded, continued(engine, originals, params), params)
+        for params in track(settings, "temperatures", transient=True)
+    ]
     plain = SamplingParams()
     people = quality(loaded.tokenizer, originals, [judge(loaded.model, text, plain) for text in originals])
     return {
@@ -66,8 +69,8 @@ def openings(
 ) -> list[Text]:
     """Select openings evenly from the documents that are long enough, each with the text that follows.
 
-    In a small context an opening is at most a quarter of the context, and the continuation the rest. Raise
-    `EvaluationError` if no document is long enough.
+    An opening takes at most a quarter of the context, and its continuation at most the rest. Raise `EvaluationError` if
+    no document is long enough.
     """
     context = loaded.model.config.max_position_embeddings
     num_begun = min(PROMPT_TOKENS, max(1, context // 4))
@@ -81,10 +84,10 @@ def openings(
     return [Text(token_ids[:num_begun], token_ids[num_begun:length], []) for token_ids in chosen]
 
 
-def continued(engine: Engine, originals: Sequence[Text], way: SamplingParams) -> list[Text]:
+def continued(engine: Engine, originals: Sequence[Text], params: SamplingParams) -> list[Text]:
     """Continue the openings with the model to the same lengths."""
     requests = [
-        (text.prompt, replace(way, max_tokens=len(text.token_ids), seed=seed, ignore_eos=True))
+        (text.prompt, replace(params, max_tokens=len(text.token_ids), seed=seed, ignore_eos=True))
         for seed, text in enumerate(originals)
     ]
     run = timed(engine, requests)
@@ -92,36 +95,36 @@ def continued(engine: Engine, originals: Sequence[Text], way: SamplingParams) ->
     return [Text(text.prompt, token_ids, exits) for text, token_ids, exits in answers]
 
 
-def row(loaded: LoadedModel, texts: Sequence[Text], way: SamplingParams) -> Row:
+def row(loaded: LoadedModel, texts: Sequence[Text], params: SamplingParams) -> Row:
     """Return all results of one setting."""
-    judgements = [judge(loaded.model, text, way) for text in texts]
-    figures: Row = {"sampling": way.sampling, "temperature": way.temperature}
+    judgements = [judge(loaded.model, text, params) for text in texts]
+    figures: Row = {"sampling": params.sampling, "temperature": params.temperature}
     figures |= asdict(quality(loaded.tokenizer, texts, judgements))
-    if way.sampling == "exits":
+    if params.sampling == "exits":
         figures |= asdict(exit_frequencies(loaded.model.config.exit_layers or [], texts, judgements))
     return figures
 
 
 def advice(people: Quality, rows: Sequence[Row]) -> str:
-    """Report the temperature with the word variety of human text, repetition there, and the shift of `exits`."""
+    """Report the temperature at which `exits` has the word variety of human text, and its repetitions."""
     early = [row for row in rows if row["sampling"] == "exits"]
     alike = temperature_where("distinct_words", people.distinct_words, early)
     repeated = [f"{row['repeated_grams']:.1%} at {row['temperature']:g}" for row in early]
     return (
-        f"With early exits, words vary as much as people's ({people.distinct_words:.0%} of a text's are different) at "
-        f"a temperature of {alike}. Of its runs of four words, {', '.join(repeated)} are repetitions; of people's, "
+        f"Human text has {people.distinct_words:.0%} distinct words. With early exits, the share is the same at "
+        f"temperature {alike}. Repeated 4-grams with early exits: {', '.join(repeated)}; in human text: "
         f"{people.repeated_grams:.1%}. {equivalents(early, [row for row in rows if row not in early])}"
     )
 
 
 def equivalents(early: Sequence[Row], mixture: Sequence[Row]) -> str:
-    """Report the temperatures at which `mixture` samples tokens as probable as those of `exits`."""
+    """Report the temperatures at which tokens of `mixture` are as probable as tokens of `exits`."""
     others = [row for row in early if row["temperature"] != 1]
     pairs = [
         f"{row['temperature']:g} as mixture at {temperature_where('mean_logprob', row['mean_logprob'], mixture)}"
         for row in others
     ]
-    return f"Its tokens are as probable at temperature {', at '.join(pairs)}." if pairs else ""
+    return f"Early exits sample tokens as probable at temperature {', at '.join(pairs)}." if pairs else ""
 
 
 def temperature_where(name: str, value: float, rows: Sequence[Row]) -> str:

@@ -1,4 +1,4 @@
-"""Statistics of generated text: probability, entropy and repetition, and whether exit frequencies match p_k.
+"""Statistics of generated text: probability, entropy, repetition, and exit frequencies compared with p_k.
 
 Shapes: T tokens, E exits, V vocabulary.
 """
@@ -48,7 +48,7 @@ class Quality:
 
 @dataclass(frozen=True, kw_only=True)
 class ExitFrequencies:
-    """Exit frequencies and mean p_k. A `deviation` of more than 4 standard deviations is not due to chance."""
+    """Exit frequencies and mean p_k. A `deviation` above 4 standard deviations is not due to chance."""
 
     exit_shares: list[float]
     expected_exit_shares: list[float]
@@ -102,11 +102,13 @@ def judge(model: Nvium, text: Text, params: SamplingParams) -> Judgement:
     p_TE, exit_logits_TEV = (x[0, len(text.prompt) - 1 :].double() for x in (out.exit_probs, out.exit_logits))
     log_mixture_TV = mixture.log_mixture(p_TE.log(), exit_logits_TEV)
     targets_T1 = torch.tensor(text.token_ids, device=model.device)[:, None]
-    entropy_T = entropy(served(p_TE, exit_logits_TEV, log_mixture_TV, params))
+    entropy_T = entropy(sampled_distributions(p_TE, exit_logits_TEV, log_mixture_TV, params))
     return Judgement(log_mixture_TV.gather(-1, targets_T1)[:, 0].cpu(), entropy_T.cpu(), p_TE.cpu())
 
 
-def served(p_TE: Tensor, exit_logits_TEV: Tensor, log_mixture_TV: Tensor, params: SamplingParams) -> Tensor:
+def sampled_distributions(
+    p_TE: Tensor, exit_logits_TEV: Tensor, log_mixture_TV: Tensor, params: SamplingParams
+) -> Tensor:
     """Return the sampled distributions [T, V]: with f the temperature, Σ p_k f(π_k) or f(π_mix)."""
     if params.sampling == "mixture":
         return (log_mixture_TV / params.temperature).softmax(-1)

@@ -4,9 +4,9 @@
     python -m research.vocabulary … --sizes 8192 --depths 0.6 0.5 0.4
     python -m research.vocabulary … --sizes 2048 --tokens 8e6
 
-A mixture of exits has a higher-rank output, which a small vocabulary does not need (softmax bottleneck). Without
-`--depths`, β is 0. Runs are stored in one folder and resume. The JSON has every finished run with its twin and is
-written after each run. Runs and twins in the JSON are not trained again.
+A mixture of exits has an output of higher rank than a single softmax. A small vocabulary does not need the higher rank
+(softmax bottleneck). Without `--depths`, β is 0. Runs resume, and all are stored in one folder. After each run, the run
+and its twin are added to the JSON. Runs and twins in the JSON are not trained again.
 """
 
 import json
@@ -100,7 +100,7 @@ class Series:
         }
 
     def twin(self, case: Case) -> Figures:
-        """Return the twin's results, from another run with the same twin if there is one."""
+        """Return the twin's results, from an earlier run with the same twin if there is one."""
         for figures in self.done:
             if replace(case_of(figures), depth=None) == replace(case, depth=None):
                 known: Figures = figures["twin"]

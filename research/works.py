@@ -2,8 +2,8 @@
 
     python -m research.works valid.txt.xz SOURCES.tsv --split valid > works.txt
 
-The chapters of a book are adjacent, so adjacent documents with a source's number of documents and characters belong to
-that source. Every other document is a work of its own.
+The chapters of a book are adjacent. So a run of documents belongs to a source if it has as many documents and
+characters as the source. Every other document counts as a work.
 """
 
 import csv
