@@ -1,7 +1,7 @@
 """Load test of a server: `python -m loadtest --base-url http://127.0.0.1:8000 --concurrency 1,2,4,8`.
 
-Exit codes: 0 all requests succeeded; 1 some failed; 2 invalid arguments; 130 interrupted by a signal, partial results
-were written.
+Exit codes: 0 all requests succeeded; 1 some failed; 2 invalid arguments; 130 interrupted by a signal, with the results
+so far written.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def stop_on_signals(client: LoadClient) -> None:
 
 
 async def run(arguments: argparse.Namespace, sweep: Sequence[Workload]) -> tuple[list[Point], bool]:
-    """Return the results, and whether they are complete. Raise `ServerError` if the server cannot tokenize."""
+    """Return the results, and whether the sweep is complete. Raise `ServerError` if the server cannot tokenize."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     async with http_client(arguments) as http:
         client = LoadClient(http, model=arguments.model)
@@ -63,7 +63,7 @@ async def run(arguments: argparse.Namespace, sweep: Sequence[Workload]) -> tuple
 async def with_random_prompts(
     client: LoadClient, arguments: argparse.Namespace, sweep: Sequence[Workload]
 ) -> list[Workload]:
-    """Return the workloads with a different random prompt for every request."""
+    """Give every request of the workloads its own random prompt."""
     known = await client.token_ids(" ".join(str(prompt.content) for prompt in DEFAULT_PROMPTS))
     total = len(sweep) * (arguments.warm_up + arguments.requests)
     prompts = random_prompts(known, arguments.prompt_tokens, total, arguments.seed)

@@ -1,7 +1,7 @@
 """Sends a workload to a server over HTTP and records when streamed tokens arrive.
 
-Times are seconds since the start of the run. In the open loop, latency counts from when a request was due, not from
-when it was sent, so a stalled server or a slow client cannot look fast.
+Times are seconds since the start of the run. In the open loop, a request's latency counts from when the request was
+due, not from when it was sent. So a stalled server or a slow client cannot look fast.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ class RequestResult:
 
     @property
     def num_tokens(self) -> int:
-        """Number of generated tokens: from the server's usage, else as received."""
+        """Number of generated tokens: from the server's usage, otherwise as counted in the stream."""
         return self._num_seen if self.num_reported_tokens is None else self.num_reported_tokens
 
     @property
@@ -62,7 +62,7 @@ class RequestResult:
     def inter_token_latencies(self) -> list[float]:
         """One value per token after the first chunk: the gap before its chunk, divided by the chunk's tokens.
 
-        If the server does not report the tokens of each chunk, the total time is divided by the reported tokens.
+        If the server does not report the tokens of each chunk, all gaps are equal: the total time over all tokens.
         """
         if self.num_tokens != self._num_seen and self.num_tokens > 1 and self.arrivals:
             whole = self.arrivals[-1].time - self.arrivals[0].time
@@ -75,7 +75,7 @@ class RequestResult:
 
     @property
     def mean_inter_token_latency(self) -> float | None:
-        """Mean per token; None without a token after the first chunk."""
+        """Mean over tokens; None without a token after the first chunk."""
         gaps = self.inter_token_latencies
         return fmean(gaps) if gaps else None
 
@@ -112,7 +112,7 @@ class LoadClient:
     ) -> list[RequestResult]:
         """Run the workload and call `on_done` with each result. Return the results in order of completion.
 
-        After `stop`, nothing is sent.
+        After `stop`, no request is sent.
         """
         results: list[RequestResult] = []
 

@@ -34,23 +34,40 @@ def parser() -> OneLineParser:
     add("--base-url", type=base_url, default="http://127.0.0.1:8000", metavar="URL", help="the server, without /v1")
     add("--model", default="default", help="model name in the requests (default)")
     add("--api-key", type=api_key, metavar="KEY", help="sent as a bearer token")
-    add("--timeout", type=seconds, default=300.0, metavar="SECONDS", help="silence after which a request fails (300)")
+    add(
+        "--timeout",
+        type=seconds,
+        default=300.0,
+        metavar="SECONDS",
+        help="time without data after which a request fails (300)",
+    )
 
     load = options.add_argument_group("load").add_mutually_exclusive_group()
     load.add_argument("--concurrency", type=several(int), metavar="N,N…", help="closed loop: concurrent users (4)")
-    load.add_argument("--rate", type=several(float), metavar="R,R…", help="open loop: Poisson arrivals per second")
+    load.add_argument("--rate", type=several(float), metavar="R,R…", help="open loop: requests per second, Poisson")
     requests = options.add_argument_group("requests")
     add = requests.add_argument
     add("--requests", type=int, default=32, metavar="N", help="requests per load (32)")
     add("--warm-up", type=count, default=4, metavar="N", help="warm-up requests before each load (4)")
-    add("--category", type=names, default=(), metavar="A,B…", help="use only these categories of --prompts FILE")
+    add("--category", type=names, default=(), metavar="A,B…", help="send only these categories of --prompts FILE")
     add("--max-tokens", type=lengths, default="64", metavar="N[:N]", help="tokens per answer, or a range (64)")
-    add("--ignore-eos", action="store_true", help="continue to --max-tokens (an nvium and vLLM extension)")
+    add("--ignore-eos", action="store_true", help="generate up to --max-tokens (an nvium and vLLM extension)")
     add("--temperature", type=float, default=1.0, metavar="T")
-    add("--seed", type=count, default=0, metavar="N", help="request i uses N + i; also for arrivals and lengths (0)")
+    add(
+        "--seed",
+        type=count,
+        default=0,
+        metavar="N",
+        help="for arrivals and lengths; request i samples with N + i (0)",
+    )
 
     add = requests.add_mutually_exclusive_group().add_argument
-    add("--prompts", type=Path, metavar="FILE", help=".jsonl (Spec-Bench's, or with `prompt`) or text, one per line")
+    add(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help=".jsonl (Spec-Bench's, or with `prompt`) or text, a prompt per line",
+    )
     add("--prompt-tokens", type=lengths, metavar="N[:N]", help="random prompts of N tokens, or of a range")
 
     add = options.add_argument_group("results").add_argument
@@ -71,7 +88,7 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def sweep(arguments: argparse.Namespace) -> list[Workload]:
-    """Return a workload for each load, without random prompts. Raise `WorkloadError` if one is invalid."""
+    """Return a workload for each level of load, without random prompts. Raise `WorkloadError` if one is invalid."""
     base = Workload(
         prompts=read_prompts(arguments.prompts, arguments.category) if arguments.prompts else DEFAULT_PROMPTS,
         num_requests=arguments.requests,

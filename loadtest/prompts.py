@@ -10,7 +10,7 @@ from typing import Any, Self
 
 MULTI_TURN = "multi-turn"
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
-"""Categories of Spec-Bench's file that its tables combine as multi-turn."""
+"""Categories of Spec-Bench's file. Spec-Bench's tables combine them as multi-turn."""
 
 
 class WorkloadError(ValueError):
@@ -65,7 +65,7 @@ DEFAULT_PROMPTS = tuple(
 
 
 def random_prompts(token_ids: Sequence[int], lengths: Lengths, count: int, seed: int) -> tuple[Prompt, ...]:
-    """Draw prompts from `token_ids`. They differ, so that prefix caching has no effect."""
+    """Draw prompts from `token_ids`. All prompts differ, so prefix caching has no effect."""
     draws = random.Random(seed)
     return tuple(Prompt(tuple(draws.choices(token_ids, k=lengths.draw(draws)))) for _ in range(count))
 
@@ -73,19 +73,19 @@ def random_prompts(token_ids: Sequence[int], lengths: Lengths, count: int, seed:
 def read_prompts(path: Path, categories: Sequence[str] = ()) -> tuple[Prompt, ...]:
     """Read prompts from a .jsonl file (Spec-Bench's first turns, or `prompt`), or from a text with one per line.
 
-    Only prompts of `categories` are used, or all if it is empty; categories are interleaved. Raise `WorkloadError` if
-    the file is invalid.
+    Use only prompts of `categories`, or all prompts if `categories` is empty. Interleave the categories. Raise
+    `WorkloadError` if the file is invalid.
     """
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise WorkloadError(f"{path}: cannot be read ({error})") from error
+        raise WorkloadError(f"cannot read {path}: {error}") from error
     if path.suffix != ".jsonl":
         prompts = [Prompt(line) for line in lines]
     else:
         prompts = [_prompt_of(line, f"{path}, entry {number}") for number, line in enumerate(lines, 1)]
     if not prompts:
-        raise WorkloadError(f"{path}: no prompts")
+        raise WorkloadError(f"{path}: contains no prompts")
     return _by_turns(prompts, categories, path)
 
 

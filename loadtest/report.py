@@ -23,7 +23,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Self | None:
-        """Summarise values; None if there are none."""
+        """Summarise values. Return None without values."""
         ordered = sorted(values)
         if not ordered:
             return None
@@ -33,7 +33,7 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Latencies:
-    """Latencies of successful requests. Inter-token latencies are per token, the others per request."""
+    """Latencies of successful requests. Inter-token latencies are per token, other latencies per request."""
 
     num_requests: int
     time_to_first_token: Spread | None
@@ -56,13 +56,13 @@ LATENCIES = ("time_to_first_token", "inter_token_latency", "latency")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Targets:
-    """Goodput targets in seconds; None is no target. The inter-token latency is a request's mean."""
+    """Goodput targets in seconds; None means no target. `inter_token_latency` is for a request's mean."""
 
     time_to_first_token: float | None = None
     inter_token_latency: float | None = None
 
     def are_met_by(self, result: RequestResult) -> bool:
-        """Return whether a request succeeded and met all targets. A single token has no inter-token latency."""
+        """Return whether a request succeeded and met all targets. A request of one token has no inter-token latency."""
         first, between = result.time_to_first_token, result.mean_inter_token_latency
         if result.error is not None or first is None:
             return False
@@ -72,10 +72,10 @@ class Targets:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """The results of one workload. Latencies cover successful requests, token counts all requests.
+    """The results of one workload. Latencies cover successful requests, token counts cover all requests.
 
     num_good: number of requests that met the targets; None without targets.
-    lateness: delay between when requests were due and when they were sent.
+    lateness: how long after their due time requests were sent.
     """
 
     duration: float

@@ -10,7 +10,7 @@ from loadtest.workload import Workload
 
 OnDone = Callable[[RequestResult], None]
 Watch = Callable[[str, int], OnDone]
-"""Given a workload's name and number of requests, returns a function to call with each result."""
+"""Returns a function to call with each result, given a workload's name and number of requests."""
 
 KEPT = (
     "due",
@@ -48,7 +48,7 @@ class Point:
 
 
 def workloads(base: Workload, levels: Iterable[Mapping[str, Any]], warm_up: int) -> list[Workload]:
-    """Return the base workload at each level of load. All requests, warm-ups included, have different seeds."""
+    """Return the base workload at each level of load. All requests, including warm-ups, have different seeds."""
     each = warm_up + base.num_requests
     return [replace(base, **level, first=k * each + warm_up) for k, level in enumerate(levels)]
 

@@ -32,7 +32,7 @@ class Workload:
     """The requests at one level of load.
 
     rate: requests per second; None is the closed loop.
-    first: index of the first request, so that requests of several workloads have different seeds.
+    first: index of the first request. It keeps the seeds of several workloads different.
     """
 
     prompts: tuple[Prompt, ...] = DEFAULT_PROMPTS
@@ -54,14 +54,14 @@ class Workload:
         if not 0 <= self.temperature < math.inf:
             raise WorkloadError(f"temperature must not be negative, got {self.temperature}")
         if not self.prompts:
-            raise WorkloadError("no prompts")
+            raise WorkloadError("prompts must not be empty")
 
     @property
     def name(self) -> str:
         return f"concurrency {self.concurrency}" if self.rate is None else f"rate {self.rate:g}/s"
 
     def requests(self) -> Iterator[Request]:
-        """Yield the requests in order of arrival. Prompts repeat if there are fewer."""
+        """Yield the requests in order of arrival. If there are fewer prompts, they repeat."""
         for index, arrival in enumerate(self._arrivals(), self.first):
             prompt = self.prompts[index % len(self.prompts)]
             max_tokens = self.max_tokens.draw(random.Random(f"{self.seed} {index}"))

@@ -27,9 +27,9 @@ async def conversation(http: httpx.AsyncClient, number: int, num_turns: int, num
     """Run a conversation. Return the seconds of each turn after the first, or raise `httpx.HTTPError`."""
     prompt, seconds = OPENING.format(number=number), []
     for turn in range(num_turns):
-        asked = {"model": "default", "prompt": prompt, "max_tokens": num_tokens, "ignore_eos": True, "seed": number}
+        body = {"model": "default", "prompt": prompt, "max_tokens": num_tokens, "ignore_eos": True, "seed": number}
         started = time.perf_counter()
-        answer = (await http.post("/v1/completions", json=asked)).raise_for_status().json()
+        answer = (await http.post("/v1/completions", json=body)).raise_for_status().json()
         seconds.append(time.perf_counter() - started)
         prompt += answer["choices"][0]["text"] + LINE.format(turn=turn)
     return seconds[1:]
@@ -52,8 +52,12 @@ async def measured(
         turns = [conversation(http, first + number, num_turns, num_tokens) for number in range(num_conversations)]
         seconds = [each for taken in await asyncio.gather(*turns) for each in taken]
         after = await prompt_tokens(http)
-    asked, found = (after[name] - before[name] for name in (PROMPT_TOKENS, CACHED_TOKENS))
-    return {"hit_share": found / asked, "turn_seconds": median(seconds), "requests": num_turns * num_conversations}
+    num_prompt, num_cached = (after[name] - before[name] for name in (PROMPT_TOKENS, CACHED_TOKENS))
+    return {
+        "hit_share": num_cached / num_prompt,
+        "turn_seconds": median(seconds),
+        "requests": num_turns * num_conversations,
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -2,8 +2,8 @@
 
 Each part is a process with a time limit. All parts take half an hour; transformers' `generate` is last, because it
 compiles for minutes. Results are added to one JSON file, and parts in the file are not run again. The output of the
-parts goes to a log next to the file. `--seconds` limits the total time: a part that might exceed it is skipped. `--tiny`
-runs the same parts with small models on any machine.
+parts goes to a log next to the file. `--seconds` limits the total time: a part that might exceed it is skipped.
+`--tiny` runs the same parts with small models on any machine.
 """
 
 import argparse

@@ -2,11 +2,11 @@
 
     python -m research.speed MODEL DENSE --data valid.txt.xz --json evaluation.json
 
-One request runs at a time, with 128 new tokens and three trials. Models take turns at every prompt. All answers have the
-same length. The time per token is an answer's total time, prefill included, divided by its number of tokens. A category's
-time is the median over its answers. A category's ratio is the median over pairs of answers in the same turn. The speed-up
-is the mean ratio over categories. The results are added to `--json`, which may be the JSON of `nvium evaluate MODEL
---twin DENSE`.
+One request runs at a time, with 128 new tokens and three trials. Models take turns at every prompt. All answers have
+the same length. The time per token is an answer's total time, prefill included, divided by its number of tokens. A
+category's time is the median over its answers. A category's ratio is the median over pairs of answers in the same turn.
+The speed-up is the mean ratio over categories. The results are added to `--json`, which may be the JSON of `nvium
+evaluate MODEL --twin DENSE`.
 """
 
 import json

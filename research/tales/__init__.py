@@ -4,6 +4,6 @@
     python -m research.tales pack FOLDER OUT.xz --words-from TEXT
     python -m research.tales --help    # vary, ask and instruct turn tales into training data
 
-A plot is sampled (hero, place, object, helper, twist). The prompt asks the model for the story. The first sentence of
-every part is forced, and the model writes the rest. So even a model of 135M parameters stays on its subject.
+A plot is sampled (hero, place, object, helper, twist), and the prompt requests its story. The first sentence of every
+part is forced, and the model generates the rest. So even a model of 135M parameters keeps to the subject.
 """

@@ -16,7 +16,7 @@ from nvium_core.model.checkpoint import read_config
 from nvium_core.training.data.corpus import read_documents
 from nvium_core.training.data.documents import Diet
 from nvium_core.training.initial import give_chat_template
-from research.tales.ask import asked
+from research.tales.ask import training_lines
 from research.tales.beside import pieces_of
 from research.tales.instructions import instructions
 from research.tales.narrator import Narrator
@@ -47,7 +47,7 @@ def pack(
     words_from: Annotated[Path, typer.Option(help="Text, plain or .xz, whose frequent words tales may use.")],
     first: Annotated[int, typer.Option(help="Number of the first shard.", min=0)] = 0,
     last: Annotated[int | None, typer.Option(help="Number of the last shard [the last one].", min=0)] = None,
-    after: Annotated[Path | None, typer.Option(help="Packed .xz to append these tales to; may be the target.")] = None,
+    after: Annotated[Path | None, typer.Option(help="Packed .xz to append the tales to; may be the target.")] = None,
     unlike: Annotated[
         list[Path] | None, typer.Option(help="Text whose near-duplicates are dropped; may be repeated.")
     ] = None,
@@ -67,8 +67,7 @@ def vary(
     seed: int = 0,
 ) -> None:
     """Write every tale several times with other names, and often other objects."""
-    told = varied(read_documents(tales), times, seed)
-    target.write_text(SEPARATOR.join(told) + "\n", encoding="utf-8")
+    target.write_text(SEPARATOR.join(varied(read_documents(tales), times, seed)) + "\n", encoding="utf-8")
 
 
 @app.command()
@@ -76,14 +75,14 @@ def ask(
     tales: Annotated[Path, typer.Argument(help="Text of tales, plain or .xz.")],
     target: Annotated[Path, typer.Argument(help=".jsonl to write, with conversations and plain texts.")],
     times: Annotated[int, typer.Option(help="Copies of each tale, each with other subjects.", min=1)] = 2,
-    beside: Annotated[Path | None, typer.Option(help="Text, plain or .xz, to mix in.")] = None,
+    beside: Annotated[Path | None, typer.Option(help="Text, plain or .xz, whose pieces are mixed in.")] = None,
     beside_share: Annotated[float, typer.Option(help="Its share of all characters.", min=0, max=0.9)] = 0.5,
     seed: int = 0,
 ) -> None:
     """Write questions answered by tales, and tales alone: each tale with other subjects, and two short tales."""
     lines = [
         json.dumps({"text": line} if isinstance(line, str) else {"messages": line})
-        for line in asked(read_documents(tales), times, seed)
+        for line in training_lines(read_documents(tales), times, seed)
     ]
     if beside:
         num_characters = round(sum(map(len, lines)) * beside_share / (1 - beside_share))
@@ -101,13 +100,13 @@ def instruct(
     times: Annotated[float, typer.Option(help="Mean number of conversations per tale.", min=0.01)] = 2.0,
     seed: int = 0,
 ) -> None:
-    """Write requests answered by tales; long tales take several turns."""
+    """Write requests answered by tales. A long tale takes several turns."""
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     give_chat_template(tokenizer)
     context = read_config(model).max_position_embeddings
     diet = Diet(simple_epochs=times, other_epochs=times)
     made = instructions(read_documents(tales), diet, tokenizer, context, seed)
-    target.write_text("".join(json.dumps({"messages": said}) + "\n" for said in made), encoding="utf-8")
+    target.write_text("".join(json.dumps({"messages": conversation}) + "\n" for conversation in made), encoding="utf-8")
 
 
 if __name__ == "__main__":

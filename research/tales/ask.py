@@ -1,6 +1,6 @@
-"""Fine-tuning data: a question answered by a tale, or a tale alone, so the model still continues plain text.
+"""Fine-tuning data: questions answered by tales, and tales alone, so that the model can still continue plain text.
 
-A third of the tales are generated ones with other subjects, the others are short tales made of a plot's sentences. So
+A third of the tales are generated tales whose subjects are replaced. The others are short tales made from a plot. So
 the model learns to copy the subject from the prompt instead of memorising it.
 """
 
@@ -13,24 +13,24 @@ from nvium_core.training.chat.conversations import Line, assistant, user
 from research.tales import wordings
 from research.tales.instructions import OPENING, exchange, opened, worded
 from research.tales.plots import article
-from research.tales.told import Told, short_tale, thing_of, told_of_others
+from research.tales.subject_tales import SubjectTale, short_tale, thing_of, with_other_subjects
 
 THING_TIMES = 3
-"""How much more often tales about an object or a sight occur than the others."""
+"""Tales about an object or a sight occur this many times as often as others."""
 
 SHORT_TALES = 2
-"""Short tales per generated tale."""
+"""Number of short tales for each generated tale."""
 
-WAYS = {"text": 0.3, "subject": 0.41, "named": 0.06, "short": 0.08, "opening": 0.08, "anything": 0.04, "talk": 0.03}
-"""Probabilities of the kinds of requests; `text` is a tale alone."""
+KINDS = {"text": 0.3, "subject": 0.41, "named": 0.06, "short": 0.08, "opening": 0.08, "anything": 0.04, "talk": 0.03}
+"""Probabilities of the kinds of lines. `text` is a tale without a request."""
 
 BY_SUBJECT = ("subject", "short")
 SUBJECTS_SHARES = {"thing": 0.6, "being": 0.2, "both": 0.2}
-"""Probabilities of the requested subjects if a tale has an object."""
+"""Probabilities of what a request names if the tale has both a being and an object."""
 
 
-def asked(tales: Sequence[str], times: int, seed: int) -> Iterator[Line]:
-    """Yield lines for the tales, reshuffled each time, with short tales in between."""
+def training_lines(tales: Sequence[str], times: int, seed: int) -> Iterator[Line]:
+    """Yield `times` lines for each tale, reshuffled each time, with short tales in between."""
     random, rng = Random(seed), np.random.default_rng(seed)
     often = [tale for tale in tales for _ in range(THING_TIMES if thing_of(tale) else 1)]
     for _ in range(times):
@@ -40,38 +40,40 @@ def asked(tales: Sequence[str], times: int, seed: int) -> Iterator[Line]:
 
 
 def line(tale: str | None, random: Random, rng: np.random.Generator) -> Line:
-    """Make a line of a tale with other subjects, or of a short tale if there is none."""
-    [way] = random.choices([*WAYS], [*WAYS.values()])
-    if way == "talk":
+    """Make a line from a tale with replaced subjects, or from a short tale if `tale` is None."""
+    [kind] = random.choices([*KINDS], [*KINDS.values()])
+    if kind == "talk":
         return exchange(random.choice(wordings.SMALL_TALK), rng)
-    may_invent = way in BY_SUBJECT
-    told = told_of_others(tale, random, may_invent=may_invent) if tale else short_tale(random, may_invent=may_invent)
-    if way == "text":
-        return told.text
-    question, answer = question_and_answer(way, told, random, rng)
+    may_invent = kind in BY_SUBJECT
+    chosen = (
+        with_other_subjects(tale, random, may_invent=may_invent) if tale else short_tale(random, may_invent=may_invent)
+    )
+    if kind == "text":
+        return chosen.text
+    question, answer = question_and_answer(kind, chosen, random, rng)
     return [*opened(rng), user(question), assistant(answer)]
 
 
-def question_and_answer(way: str, told: Told, random: Random, rng: np.random.Generator) -> tuple[str, str]:
-    if way == "opening" and (opening := OPENING.match(told.text)):
-        return worded(wordings.CONTINUE, rng, opening=opening.group()), told.text[opening.end() :].lstrip()
-    if way == "named" and told.being and told.hero:
-        called = f"{with_article(told.being)} {random.choice(['called', 'named'])} {told.hero}"
-        return worded(wordings.BY_SUBJECT, rng, subject=called), told.text
-    subject = " and ".join(map(with_article, subjects(told, random)))
-    if way not in BY_SUBJECT or not subject:
-        return worded(wordings.SHORT if way == "short" else wordings.ANYTHING, rng), told.text
-    by_subject = wordings.SHORT_BY_SUBJECT if way == "short" else wordings.BY_SUBJECT
-    return worded(by_subject, rng, subject=subject), told.text
+def question_and_answer(kind: str, chosen: SubjectTale, random: Random, rng: np.random.Generator) -> tuple[str, str]:
+    if kind == "opening" and (opening := OPENING.match(chosen.text)):
+        return worded(wordings.CONTINUE, rng, opening=opening.group()), chosen.text[opening.end() :].lstrip()
+    if kind == "named" and chosen.being and chosen.hero:
+        called = f"{with_article(chosen.being)} {random.choice(['called', 'named'])} {chosen.hero}"
+        return worded(wordings.BY_SUBJECT, rng, subject=called), chosen.text
+    subject = " and ".join(map(with_article, subjects(chosen, random)))
+    if kind not in BY_SUBJECT or not subject:
+        return worded(wordings.SHORT if kind == "short" else wordings.ANYTHING, rng), chosen.text
+    by_subject = wordings.SHORT_BY_SUBJECT if kind == "short" else wordings.BY_SUBJECT
+    return worded(by_subject, rng, subject=subject), chosen.text
 
 
-def subjects(told: Told, random: Random) -> Iterable[str]:
+def subjects(chosen: SubjectTale, random: Random) -> Iterable[str]:
     """Return up to two nouns."""
-    known = [noun for noun in (told.being, told.thing) if noun]
-    if not (told.being and told.thing):
+    known = [noun for noun in (chosen.being, chosen.thing) if noun]
+    if not (chosen.being and chosen.thing):
         return known
     [choice] = random.choices([*SUBJECTS_SHARES], [*SUBJECTS_SHARES.values()])
-    return {"thing": [told.thing], "being": [told.being], "both": random.sample(known, 2)}[choice]
+    return {"thing": [chosen.thing], "being": [chosen.being], "both": random.sample(known, 2)}[choice]
 
 
 def with_article(noun: str) -> str:

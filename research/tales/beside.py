@@ -1,15 +1,15 @@
-"""Pieces of earlier training text, to mix into new data against forgetting."""
+"""Replay: pieces of earlier training text, mixed into new data so that the model does not forget."""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from random import Random
 
 MAX_CHARACTERS = 3600
-"""Maximum length of a piece, less than a window of 1,024 tokens."""
+"""Maximum length of a piece. It fits into a window of 1,024 tokens."""
 
 
 def pieces_of(documents: Sequence[str], num_characters: int, seed: int) -> list[str]:
-    """Sample pieces of a text with about `num_characters` characters in total."""
+    """Sample pieces of a text, about `num_characters` characters in total."""
     pieces = [piece for document in documents for piece in cut(document)]
     Random(seed).shuffle(pieces)
     ends = accumulate(map(len, pieces))

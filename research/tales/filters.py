@@ -1,4 +1,4 @@
-"""Filters of tales. Dropped tales are counted by reason."""
+"""Filters for generated tales."""
 
 import re
 import zlib
@@ -13,18 +13,18 @@ from research.tales.plots import WORDS
 
 MIN_WORDS, MAX_WORDS = 60, 320
 LONG_SENTENCE_WORDS = 4
-"""Shorter sentences may repeat, as in a refrain."""
+"""Shorter sentences may repeat, as a refrain does."""
 
 MAX_STRANGE_WORD_SHARE = 0.02
 MIN_COUNT = 20
 """Minimum number of occurrences of a simple word in the reference text."""
 
-MAX_STRANGERS = 2
+MAX_OTHER_NAMES = 2
 """Maximum number of names in a tale besides its hero's."""
 
 SHINGLE_WORDS, NUM_HASHES, HASHES_PER_BAND = 5, 32, 4
 MAX_SIMILARITY = 0.6
-"""Share of equal hashes above which the later of two tales is a near-duplicate."""
+"""Of two tales with at least this share of equal hashes, the later one is a near-duplicate."""
 
 WORD = re.compile(r"[A-Za-z]+(?:'[a-z]+)?")
 SENTENCE_END = re.compile(r'(?<=[.!?])["\']?\s+|\n+')
@@ -70,7 +70,7 @@ class Filter:
             "open quotation": lambda tale: any(part.count('"') % 2 for part in tale.text.split("\n")),
             "repeated sentence": lambda tale: repeats_a_sentence(tale.text),
             "strange words": lambda tale: self._strange_words(tale) > MAX_STRANGE_WORD_SHARE,
-            "too many names": lambda tale: num_strangers(tale) > MAX_STRANGERS,
+            "too many names": lambda tale: num_other_names(tale) > MAX_OTHER_NAMES,
             "near-duplicate": lambda tale: self._is_known(tale.text),
         }
 
@@ -79,7 +79,7 @@ class Filter:
         return list(self._checks)
 
     def reason_against(self, tale: Tale) -> Reason | None:
-        """Return the first reason to drop a tale, or None. A kept tale is remembered for later comparisons."""
+        """Return the first reason to drop a tale, or None. Later tales are compared with a tale that is kept."""
         return next((reason for reason, is_so in self._checks.items() if is_so(tale)), None)
 
     def _strange_words(self, tale: Tale) -> float:
@@ -90,7 +90,7 @@ class Filter:
         return word in self._simple or word.removesuffix("'s") in self._simple or word.removesuffix("'s") == name
 
     def remember(self, text: str) -> None:
-        """Remember a text: its near-duplicates are dropped."""
+        """Drop later near-duplicates of this text."""
         self._is_known(text)
 
     def _is_known(self, text: str) -> bool:
@@ -111,8 +111,8 @@ def repeats_a_sentence(text: str) -> bool:
     return len(set(long)) < len(long) or any(one == other for one, other in pairwise(sentences))
 
 
-def num_strangers(tale: Tale) -> int:
-    """Count names inside sentences other than the hero's."""
+def num_other_names(tale: Tale) -> int:
+    """Count the names inside sentences, except the hero's."""
     return len(set(NAME_INSIDE.findall(tale.text)) - TITLES - {tale.name})
 
 

@@ -1,8 +1,7 @@
 """Make conversations of stories: the user asks for a tale, and the assistant tells it.
 
-A request names the tale's title, its subject or its first sentences, asks for a short tale, or for any tale. A tale
-that fits is told completely; a longer one is told up to the end of a paragraph and continued on request. A tokenizer
-keeps conversations within the context.
+A request names the tale's title, subject or first sentences, or asks for a short tale or any tale. A tale that fits
+into the context is told completely. A longer tale stops at the end of a paragraph and continues on request.
 """
 
 import re
@@ -20,10 +19,10 @@ from research.tales import wordings
 from research.tales.subjects import Subjects
 
 SHORT_CHARACTERS = 1500
-"""Maximum length of a short tale, which is told completely."""
+"""Maximum length of a short tale. Short tales are always told completely."""
 
 BEGINNING_CHARACTERS = 6000
-"""Number of characters in which a tale's subjects are searched."""
+"""Subjects are searched in this many first characters of a tale."""
 
 MAX_TITLE_CHARACTERS = 80
 MIN_TOKENS = 64
@@ -31,14 +30,14 @@ MIN_TOKENS = 64
 
 CHARACTERS_PER_TOKEN = 6  # upper bound, to avoid tokenizing a whole novel
 
-WAYS_OF_ASKING = {"title": 0.2, "subject": 0.4, "short": 0.15, "opening": 0.15, "anything": 0.1}
+REQUEST_KINDS = {"title": 0.2, "subject": 0.4, "short": 0.15, "opening": 0.15, "anything": 0.1}
 SMALL_TALK_SHARE = 0.04
 SYSTEM_SHARE = 0.1
 GREETING_SHARE = 0.05
 TWO_SUBJECTS_SHARE = 0.3
 CARELESS_SHARE = 0.2
 PART_SHARE = 0.3
-"""Probability of telling only a part of a tale that fits."""
+"""Probability of telling only a part of a tale, even if all of it fits."""
 
 OPENING = re.compile(r"[^\n]{20,240}?[.!?][\"']?(?=\s)")
 PARAGRAPH_END = re.compile(r"(?<=\S)(?=\n\n)")
@@ -61,7 +60,7 @@ class Tale:
 
 
 def tales(documents: Sequence[str]) -> list[Tale]:
-    """Parse documents (title, blank line, text) as tales. Drop a title of several documents, such as a book's."""
+    """Parse documents (title, blank line, text) as tales. Omit a title that several documents share."""
     texts = [without_title(document).strip() for document in documents]
     titles = [document.strip().removesuffix(text).strip() for document, text in zip(documents, texts, strict=True)]
     beginnings = [text[:BEGINNING_CHARACTERS] for text in texts]
@@ -73,9 +72,9 @@ def tales(documents: Sequence[str]) -> list[Tale]:
 def instructions(
     documents: Sequence[str], diet: Diet, tokenizer: PreTrainedTokenizerBase, context: int, seed: int
 ) -> Iterator[Conversation]:
-    """Yield conversations of at most `context` tokens about documents, repeated as the diet says.
+    """Yield conversations of at most `context` tokens that tell documents, in the order of the diet.
 
-    The result depends on the arguments only. Documents of which nothing fits are skipped.
+    The result depends on the arguments only. A document is skipped if not even its first sentence fits.
     """
     known, teller = tales(documents), Teller(tokenizer, context)
     for number, index in enumerate(diet.order(documents, np.random.default_rng(seed))):
@@ -92,34 +91,34 @@ class Teller:
     context: int
 
     def conversation(self, tale: Tale, rng: Rng) -> Conversation:
-        """Make a conversation with a request for the tale, sometimes after another one; empty if nothing fits."""
+        """Make a conversation with a request for the tale. Return an empty one if nothing fits."""
         if rng.random() < SMALL_TALK_SHARE:
             return exchange(wordings.SMALL_TALK[rng.integers(len(wordings.SMALL_TALK))], rng)
-        question, text = asked(tale, rng)
-        return self.told([*opened(rng), user(question)], text, rng, in_parts=not tale.is_short)
+        question, text = request_for(tale, rng)
+        return self.extended([*opened(rng), user(question)], text, rng, in_parts=not tale.is_short)
 
-    def told(self, said: Conversation, text: str, rng: Rng, *, in_parts: bool) -> Conversation:
-        """Extend a conversation by a text, in one part or several, as far as there is room."""
-        told: Conversation = []
-        while text and (room := self.room(said)) >= MIN_TOKENS:
+    def extended(self, turns: Conversation, text: str, rng: Rng, *, in_parts: bool) -> Conversation:
+        """Extend a conversation by a text, in one or several parts, up to the end of the context."""
+        extended: Conversation = []
+        while text and (room := self.room(turns)) >= MIN_TOKENS:
             is_part = in_parts and rng.random() < PART_SHARE
             part, text = divided(text, int(rng.integers(MIN_TOKENS, room + 1)) if is_part else room, self.tokenizer)
             if not part:
                 break
-            told = [*said, assistant(part)]
-            said = [*told, user(worded(wordings.GO_ON, rng))]
-        return told
+            extended = [*turns, assistant(part)]
+            turns = [*extended, user(worded(wordings.GO_ON, rng))]
+        return extended
 
-    def room(self, said: Conversation) -> int:
+    def room(self, turns: Conversation) -> int:
         """Return the tokens left for an answer without its end-of-text."""
-        return self.context - len(prompt_tokens(said, self.tokenizer)) - 1
+        return self.context - len(prompt_tokens(turns, self.tokenizer)) - 1
 
 
 def divided(text: str, most_tokens: int, tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
     """Split a text such that the first part has at most `most_tokens` tokens.
 
-    The first part is the whole text if possible. Else it ends at a paragraph or, if that would leave half of the room
-    unused, at a sentence. It is empty if no sentence fits.
+    If the whole text fits, it is the first part. Otherwise, the first part ends at a paragraph, or at a sentence if the
+    paragraph would leave half of the tokens unused. It is empty if no sentence fits.
     """
     begun = text[: most_tokens * CHARACTERS_PER_TOKEN]
     offsets = tokenizer(begun, add_special_tokens=False, return_offsets_mapping=True, verbose=False)["offset_mapping"]
@@ -138,7 +137,7 @@ def last_end(pattern: re.Pattern[str], text: str, limit: int) -> int:
 
 
 def opened(rng: Rng) -> Conversation:
-    """Return the turns before the request, usually none."""
+    """Return the turns before the request, which are usually none."""
     ordered = [system(chosen(wordings.SYSTEM, rng))] if rng.random() < SYSTEM_SHARE else []
     greeted = exchange(wordings.SMALL_TALK[0], rng) if rng.random() < GREETING_SHARE else []
     return ordered + greeted
@@ -149,19 +148,19 @@ def exchange(talk: tuple[Sequence[str], Sequence[str]], rng: Rng) -> Conversatio
     return [user(worded(questions, rng)), assistant(chosen(answers, rng))]
 
 
-def asked(tale: Tale, rng: Rng) -> tuple[str, str]:
+def request_for(tale: Tale, rng: Rng) -> tuple[str, str]:
     """Return a request for a tale, and the text to tell."""
     opening = OPENING.match(tale.text)
     suits = {"title": tale.title, "subject": tale.subjects, "short": tale.is_short, "opening": opening}
-    ways = {way: share for way, share in WAYS_OF_ASKING.items() if suits.get(way, True)}
-    way = chosen(list(ways), rng, list(ways.values()))
-    if way == "opening" and opening:
+    kinds = {kind: share for kind, share in REQUEST_KINDS.items() if suits.get(kind, True)}
+    kind = chosen(list(kinds), rng, list(kinds.values()))
+    if kind == "opening" and opening:
         return worded(wordings.CONTINUE, rng, opening=opening.group()), tale.text[opening.end() :].lstrip()
-    if way == "title":
+    if kind == "title":
         return worded(wordings.BY_TITLE, rng, title=tale.title), tale.text
-    if way == "anything" or not tale.subjects:
-        return worded(wordings.SHORT if way == "short" else wordings.ANYTHING, rng), tale.text
-    by_subject = wordings.SHORT_BY_SUBJECT if way == "short" else wordings.BY_SUBJECT
+    if kind == "anything" or not tale.subjects:
+        return worded(wordings.SHORT if kind == "short" else wordings.ANYTHING, rng), tale.text
+    by_subject = wordings.SHORT_BY_SUBJECT if kind == "short" else wordings.BY_SUBJECT
     return worded(by_subject, rng, subject=some_subjects(tale, rng)), tale.text
 
 
@@ -172,7 +171,7 @@ def some_subjects(tale: Tale, rng: Rng) -> str:
 
 
 def worded(wordings_: Sequence[str], rng: Rng, **blanks: str | None) -> str:
-    """Fill the blanks of a random wording, sometimes written carelessly."""
+    """Fill the blanks of a random wording. Sometimes, drop its capital letter and its full stop."""
     wording = chosen(wordings_, rng)
     if rng.random() < CARELESS_SHARE and not wording.startswith("{"):
         wording = wording[0].lower() + wording[1:].rstrip(".!?")

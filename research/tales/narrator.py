@@ -1,7 +1,7 @@
 """Generate many tales in one batch, each row with its own plot.
 
-All rows always have the same number of tokens, so there is no padding or mask: the rest of a longer prompt is forced
-token by token while shorter rows generate. Finished rows are removed from time to time.
+All rows always have the same number of tokens, so there is no padding or mask. While rows with shorter prompts already
+generate, the rest of a longer prompt is forced token by token. Finished rows are removed from time to time.
 
 Shapes: B rows, T tokens, S positions, D width, H query heads, G key heads, P head size, V vocabulary, C candidates.
 """
@@ -23,7 +23,7 @@ from research.tales.plots import Plot
 
 SYSTEM = "You tell simple stories."
 MIN_PART_TOKENS, ENOUGH, MAX_PART_TOKENS = 8, 20, 64
-"""Generated tokens of a part before a line may end, before a sentence may end the part, and at most."""
+"""Of a part's generated tokens: minimum, number from which the end of a sentence ends the part, and maximum."""
 
 NGRAM = 5
 """No n-gram of this length may repeat in a tale."""
@@ -38,7 +38,7 @@ KEPT_ROWS = 0.75
 
 @dataclass(frozen=True, slots=True)
 class Tale:
-    """A tale. `is_whole` is False if a part was cut. `num_own` counts the generated tokens."""
+    """A tale. `is_whole` is False if a part was cut off. `num_own` counts the tokens that were not forced."""
 
     text: str
     name: str
@@ -48,7 +48,7 @@ class Tale:
 
 
 class Punctuation:
-    """Sets of tokens: ends of sentences, odd numbers of quotation marks, ends of parts, and tokens that are banned."""
+    """Sets of tokens: sentence ends, odd numbers of quotation marks, ends of parts, and tokens never sampled."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         texts = [str(tokenizer.decode([token])) for token in range(len(tokenizer))]
@@ -61,12 +61,12 @@ class Punctuation:
 
 @dataclass(kw_only=True, slots=True)
 class Row:
-    """An unfinished tale. `given` are the next forced tokens."""
+    """An unfinished tale. `forced` are the next tokens that are not sampled."""
 
-    given: deque[int]
+    forced: deque[int]
     parts: deque[list[int]]
     num_request_tokens: int
-    said: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     num_own: int = 0
     num_own_in_part: int = 0
     is_quoting: bool = False
@@ -75,33 +75,33 @@ class Row:
 
     @property
     def is_done(self) -> bool:
-        return not self.is_whole or not (self.given or self.parts)
+        return not self.is_whole or not (self.forced or self.parts)
 
     def banned(self, punctuation: Punctuation) -> set[int]:
         """Return the tokens that would repeat an n-gram or end a part too early."""
-        repeated = self.followers.get(tuple(self.said[1 - NGRAM :]), set())
+        repeated = self.followers.get(tuple(self.token_ids[1 - NGRAM :]), set())
         return repeated | punctuation.breaks if self.num_own_in_part < MIN_PART_TOKENS else repeated
 
-    def give(self) -> int:
+    def next_forced(self) -> int:
         """Return the next forced token."""
-        token = self.given.popleft()
+        token = self.forced.popleft()
         if self.num_request_tokens:
             self.num_request_tokens -= 1
         else:
-            self.say(token)
+            self.append(token)
         return token
 
-    def say(self, token: int) -> None:
-        self.followers[tuple(self.said[1 - NGRAM :])].add(token)
-        self.said.append(token)
+    def append(self, token: int) -> None:
+        self.followers[tuple(self.token_ids[1 - NGRAM :])].add(token)
+        self.token_ids.append(token)
 
     def choose(self, token: int, punctuation: Punctuation) -> int:
-        """Append the sampled token, or the next part's first sentence if this part has ended."""
+        """Append the sampled token. If it ends the part, return the first forced token of the next part instead."""
         if token in punctuation.breaks:
-            self.is_whole = not self.is_quoting and self.said[-1] in punctuation.ends
+            self.is_whole = not self.is_quoting and self.token_ids[-1] in punctuation.ends
             self.next_part()
-            return self.give()
-        self.say(token)
+            return self.next_forced()
+        self.append(token)
         self.num_own += 1
         self.num_own_in_part += 1
         self.is_quoting ^= token in punctuation.quotes
@@ -113,7 +113,7 @@ class Row:
 
     def next_part(self) -> None:
         self.num_own_in_part, self.is_quoting = 0, False
-        self.given.extend(self.parts.popleft())
+        self.forced.extend(self.parts.popleft())
 
 
 class Memory:
@@ -155,11 +155,11 @@ class Narrator:
         noise = torch.Generator().manual_seed(seed)
         rows = [self._row(plot) for plot in plots]
         active, memory = rows, Memory(self.model, len(rows))
-        shortest = min(len(row.given) for row in rows)
-        tokens = [[row.give() for _ in range(shortest)] for row in rows]
+        shortest = min(len(row.forced) for row in rows)
+        tokens = [[row.next_forced() for _ in range(shortest)] for row in rows]
         while memory.length + len(tokens[0]) < MAX_POSITIONS:
             h_BD = self._forward(torch.tensor(tokens), memory)
-            drawn = self._draw([not (row.given or row.is_done) for row in active], h_BD, active, noise)
+            drawn = self._draw([not (row.forced or row.is_done) for row in active], h_BD, active, noise)
             tokens = [[self._next(row, token)] for row, token in zip(active, drawn, strict=True)]
             kept = [index for index, row in enumerate(active) if not row.is_done]
             if not kept:
@@ -167,9 +167,9 @@ class Narrator:
             if len(kept) <= KEPT_ROWS * len(active):
                 memory.keep(kept)
                 active, tokens = [active[index] for index in kept], [tokens[index] for index in kept]
-        texts = [str(self.tokenizer.decode(row.said)).strip() for row in rows]
+        texts = [str(self.tokenizer.decode(row.token_ids)).strip() for row in rows]
         return [
-            Tale(text, plot.name, row.is_whole and row.is_done, len(row.said), row.num_own)
+            Tale(text, plot.name, row.is_whole and row.is_done, len(row.token_ids), row.num_own)
             for text, row, plot in zip(texts, rows, plots, strict=True)
         ]
 
@@ -179,7 +179,7 @@ class Narrator:
         opening, *others = plot.parts
         parts = [opening, *(f"\n\n{part}" for part in others)]
         first, *rest = [self.tokenizer(part, add_special_tokens=False).input_ids for part in parts]
-        return Row(given=deque([*request, *first]), parts=deque(rest), num_request_tokens=len(request))
+        return Row(forced=deque([*request, *first]), parts=deque(rest), num_request_tokens=len(request))
 
     def _forward(self, tokens_BT: Tensor, memory: Memory) -> Tensor:
         """Return the last hidden states [B, D]."""
@@ -192,7 +192,7 @@ class Narrator:
         return h_BTD[:, -1]
 
     def _draw(self, wanted: list[bool], h_BD: Tensor, rows: list[Row], noise: torch.Generator) -> list[int]:
-        """Sample a token for each row in `wanted`; the others get −1."""
+        """Sample a token for each row that `wanted` selects. Other rows get −1."""
         chosen = torch.full((len(rows),), -1)
         indices = [index for index, is_wanted in enumerate(wanted) if is_wanted]
         if indices:
@@ -208,10 +208,10 @@ class Narrator:
         return [int(token) for token in chosen]
 
     def _next(self, row: Row, drawn: int) -> int:
-        """Return the row's next input; a finished row's input does not matter."""
+        """Return the row's next input. The input of a finished row is arbitrary."""
         if row.is_done:
             return 0
-        return row.give() if drawn < 0 else row.choose(drawn, self.punctuation)
+        return row.next_forced() if drawn < 0 else row.choose(drawn, self.punctuation)
 
 
 def draw(logits_BV: Tensor, noise: torch.Generator) -> Tensor:

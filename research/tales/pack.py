@@ -1,4 +1,4 @@
-"""Write filtered tales as one file of documents, with counts of dropped tales by reason."""
+"""Write filtered tales as one file of documents, and count the dropped tales by reason."""
 
 import json
 import lzma
@@ -22,7 +22,7 @@ class PackError(NviumError, ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
-    """Counts of packed tales, up to `last_shard`. `num_own_tokens` are those that the model generated."""
+    """Counts of the tales in shards up to `last_shard`. `num_own_tokens` counts tokens that the model generated."""
 
     last_shard: int
     num_told: int
@@ -37,7 +37,7 @@ class Packed:
         why = ", ".join(f"{reason} {number:,}" for reason, number in self.dropped.items() if number)
         return f"{self.num_kept:,} of {self.num_told:,} tales, {self.num_tokens:,} tokens; dropped: {why or 'none'}"
 
-    def behind(self, earlier: "Packed") -> "Packed":
+    def added_to(self, earlier: "Packed") -> "Packed":
         """Add the counts of an earlier text."""
         sums = {name: getattr(earlier, name) + getattr(self, name) for name in asdict(self) if name.startswith("num_")}
         dropped = Counter(earlier.dropped)
@@ -55,7 +55,7 @@ def pack_tales(
     after: Path | None = None,
     unlike: Sequence[Path] = (),
 ) -> Packed:
-    """Filter the tales of these shards, append them to the packed text `after`, and write the counts as JSON."""
+    """Filter the shards' tales, append them to the packed text `after`, and write the counts as JSON."""
     begun, counted = read_packed(after) if after else ([], None)
     if counted and first <= counted.last_shard:
         raise PackError(f"{after}: already contains shards up to {counted.last_shard}; pass a higher --first")
@@ -68,7 +68,7 @@ def pack_tales(
     for text in [*begun, *(text for other in unlike for text in read_documents(other))]:
         test.remember(text)
     kept, packed = filtered(read_shards(folder, shards), test, shards[-1])
-    packed = packed.behind(counted) if counted else packed
+    packed = packed.added_to(counted) if counted else packed
     text = SEPARATOR.join([*begun, *(tale.text for tale in kept)])
     write_whole(target, lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
     write_whole(counts_of(target), f"{json.dumps(asdict(packed), indent=2)}\n".encode())

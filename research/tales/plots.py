@@ -17,7 +17,7 @@ CHILD_SHARE = 0.2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plot:
-    """The prompt, the first sentence of each part (the last one ends the tale), and the hero's name."""
+    """The prompt, the first sentence of each part, and the hero's name. The last sentence ends the tale."""
 
     request: str
     parts: list[str]

@@ -1,4 +1,7 @@
-"""Find the subjects of an English tale: nouns and names that are rare in other tales, by their neighbouring words."""
+"""Find the subjects of an English tale: nouns and names that are rare in other tales.
+
+Neighbouring words identify nouns and names.
+"""
 
 import math
 import re
@@ -9,14 +12,14 @@ NOUN_PHRASE = re.compile(
     r"\b(?i:(a|an|the)) ([a-z]{3,})"
     r"(?=[.,;:!?]| (?:and|as|at|came|did|from|had|has|in|is|of|said|that|to|was|went|were|who|with)\b)"
 )
-"""An article and a lower-case word that is not an adjective, so nearly always a noun."""
+"""An article and a lower-case word. The following words exclude adjectives, so the word is nearly always a noun."""
 
 NAME = re.compile(r"(?<=[a-z,] )[A-Z][a-z]{2,}\b(?!\.? [A-Z])")
 """A single capitalised word inside a sentence."""
 
 MIN_MENTIONS = 2
-COMMON_NOUN = 20  # minimum occurrences in all tales; below, a name that looks like a noun is a name
-MIN_INDEFINITE_SHARE = 0.1  # of a noun's mentions; below, it is uncountable, like "water"
+COMMON_NOUN = 20  # occurrences in all tales from which a capitalised noun is a noun, not a name
+MIN_INDEFINITE_SHARE = 0.1  # share of mentions after "a" or "an"; uncountable nouns such as "water" have less
 NOT_SUBJECTS = re.compile(
     r"(day|time|way|one|other|matter|end|morning|evening|night|place|side|thing|kind|sort|part|case|point|word|couple)s?"
     r"|rest|first|last|same|moment|fact|sake|middle|top|next|two|three|more|most"
@@ -32,7 +35,7 @@ def noun_phrases(text: str) -> Iterator[tuple[str, str]]:
 
 
 class Subjects:
-    """Finds the subjects of a tale relative to many others."""
+    """Finds the subjects of a tale by comparing it with many others."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._num_texts = len(texts)
@@ -60,7 +63,7 @@ class Subjects:
         return f"{indefinite[0]} {noun}" if is_usual else f"the {noun}"
 
     def _name_subject(self, name: str) -> str:
-        """Return a name, or the noun if it is also a common noun, such as an animal's in fables."""
+        """Return the name, or the noun if the name is also a common noun, such as an animal in a fable."""
         noun = name.lower()
         return self._noun_subject(noun) if self._num_nouns[noun] >= COMMON_NOUN else name
 

@@ -26,8 +26,8 @@ def tell_tales(
         tales = narrator.tell([draw_plot(random) for _ in range(tales_per_shard)], seed=shard)
         write_shard(folder, shard, tales)
         whole = [tale for tale in tales if tale.is_whole]
-        told = f"{len(whole)} of {len(tales)} whole, {sum(tale.num_tokens for tale in whole):,} tokens"
-        say(f"shard {shard}: {told}, {time.time() - began:.0f} s, CPU {time.process_time() - cpu_began:.0f} s")
+        counts = f"{len(whole)} of {len(tales)} whole, {sum(tale.num_tokens for tale in whole):,} tokens"
+        say(f"shard {shard}: {counts}, {time.time() - began:.0f} s, CPU {time.process_time() - cpu_began:.0f} s")
 
 
 def shard_numbers(folder: Path, first: int = 0, last: int | None = None) -> list[int]:

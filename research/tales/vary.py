@@ -7,24 +7,24 @@ from random import Random
 from research.tales.plots import article, words
 
 INVENTED_SHARE = 0.5
-"""Share of names made of random syllables, most of which occur once."""
+"""Share of names made of random syllables. Most of them occur only once."""
 
 SYLLABLES = (2, 2, 3)
-"""Numbers of syllables of an invented name, one of which is sampled."""
+"""An invented name has one of these numbers of syllables, chosen at random."""
 
 OTHER_THING_SHARE = 0.5
 MIN_MENTIONS = 2
 
 
 def varied(tales: Sequence[str], times: int, seed: int) -> Iterator[str]:
-    """Yield each tale `times` times, reshuffled every time; the first time unchanged."""
+    """Yield each tale `times` times, reshuffled every time. The first time, tales are unchanged."""
     random = Random(seed)
     for turn in range(times):
         for tale in random.sample(tales, len(tales)):
-            yield told_of_others(tale, random) if turn else tale
+            yield with_other_subjects(tale, random) if turn else tale
 
 
-def told_of_others(tale: str, random: Random) -> str:
+def with_other_subjects(tale: str, random: Random) -> str:
     if hero := hero_of(tale):
         tale = replaced(tale, hero, other_name(hero, random))
     thing = thing_of(tale)
@@ -35,19 +35,19 @@ def told_of_others(tale: str, random: Random) -> str:
 
 def hero_of(tale: str) -> str | None:
     """Return the plot name that occurs most often."""
-    return most_said(tale, [name for names in words()["names"].values() for name in names], least=1)
+    return most_frequent(tale, [name for names in words()["names"].values() for name in names], least=1)
 
 
 def thing_of(tale: str) -> str | None:
     """Return the object of the plot, or None if there is none or it also occurs in the plural."""
-    thing = most_said(tale, words()["nouns"]["thing"], least=MIN_MENTIONS)
+    thing = most_frequent(tale, words()["nouns"]["thing"], least=MIN_MENTIONS)
     return thing if thing and not re.search(rf"\b{thing}e?s\b", tale) else None
 
 
-def most_said(tale: str, choices: Sequence[str], least: int) -> str | None:
-    said = re.findall(r"\w+", tale)
-    best = max(choices, key=said.count, default="")
-    return best if best and said.count(best) >= least else None
+def most_frequent(tale: str, choices: Sequence[str], least: int) -> str | None:
+    mentions = re.findall(r"\w+", tale)
+    best = max(choices, key=mentions.count, default="")
+    return best if best and mentions.count(best) >= least else None
 
 
 def other_name(hero: str, random: Random) -> str:

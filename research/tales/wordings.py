@@ -1,6 +1,6 @@
-"""Wordings of requests, and of answers that are no story.
+"""Wordings of requests, and of answers that are not stories.
 
-`instructions` samples them. {title}, {subject} and {opening} are placeholders for a tale's.
+{title}, {subject} and {opening} are placeholders for those of a tale.
 """
 
 ANYTHING = (

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from nvium_core.training.chat.conversations import read_conversations
 from research.tales.__main__ import app
 from research.tales.pack import SEPARATOR
-from research.tales.told import told_of_others
+from research.tales.subject_tales import with_other_subjects
 
 OTTER = (
     "Long ago a shy otter named Lara lived by the river. Lara was a quiet otter.\n\n"
@@ -20,7 +20,7 @@ OTTER = (
 
 
 def test_a_tale_with_other_subjects_does_not_mention_the_first_ones() -> None:
-    told = [told_of_others(OTTER, Random(seed)) for seed in range(100)]
+    told = [with_other_subjects(OTTER, Random(seed)) for seed in range(100)]
     for each in told:
         assert each.hero and each.being and each.thing
         assert each.text.count(each.hero) >= OTTER.count("Lara")

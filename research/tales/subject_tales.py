@@ -1,4 +1,4 @@
-"""Tales with known subjects: generated tales with other subjects, and short tales of a plot's sentences."""
+"""Tales with known subjects: generated tales whose subjects are replaced, and short tales made from a plot."""
 
 import re
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from research.tales.vary import (
     INVENTED_SHARE,
     hero_of,
     invented_name,
-    most_said,
+    most_frequent,
     other_name,
     replaced,
     with_other_noun,
@@ -24,13 +24,13 @@ from research.tales.vary import (
 MORE_WORDS = Path(__file__).with_name("asked.yaml")
 OTHER_HERO_SHARE, OTHER_NOUN_SHARE = 0.9, 0.8
 NAME_OF_A_NOUN_SHARE = 0.3
-"""Share of names that are nouns, such as Marble or Whisker."""
+"""Probability that a name is a noun, such as Marble or Whisker."""
 
 ANYTHING_SHARE, INVENTED_NOUN_SHARE = 0.25, 0.3
-"""Share of nouns of any kind, and of invented nouns in tales that are requested by their nouns."""
+"""Probabilities of a noun of any kind and, if the request names the noun, of an invented noun."""
 
 MIN_MENTIONS = 3
-BEGINNING = 2  # sentences that may say what the hero is
+BEGINNING = 2  # number of sentences that may introduce the hero
 
 THINGS = ("thing", "sight")
 THING_SHARE = 0.55
@@ -38,12 +38,12 @@ THING_SHARE = 0.55
 
 OTHER_OPENING_SHARE = 0.6
 DETAIL_SHARE = 0.65
-"""Share of the sentences of a short tale that are followed by a detail."""
+"""Probability that a detail follows a sentence of a short tale."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Told:
-    """A tale and its subjects: the hero's name and kind, and an object or a sight if there is one."""
+class SubjectTale:
+    """A tale with its subjects: the hero's name and kind, and an object or sight if there is one."""
 
     text: str
     hero: str | None
@@ -57,8 +57,8 @@ def more_words() -> dict[str, Any]:
     return read
 
 
-def told_of_others(text: str, random: Random, *, may_invent: bool = False) -> Told:
-    """Replace the name, kind and object of a tale; each is sometimes kept."""
+def with_other_subjects(text: str, random: Random, *, may_invent: bool = False) -> SubjectTale:
+    """Replace the name, kind and object of a tale, each with some probability."""
     hero, being, thing = hero_of(text), being_of(text), thing_of(text)
     if hero and random.random() < OTHER_HERO_SHARE:
         text, hero = replaced(text, hero, name := draw_name(random, other_name(hero, random))), name
@@ -67,7 +67,7 @@ def told_of_others(text: str, random: Random, *, may_invent: bool = False) -> To
     if thing and random.random() < OTHER_NOUN_SHARE:
         field = next(field for field in THINGS if thing in words()["nouns"][field])
         text, thing = with_other(text, thing, draw_noun(field, random, may_invent))
-    return Told(text=text, hero=hero, being=being, thing=thing)
+    return SubjectTale(text=text, hero=hero, being=being, thing=thing)
 
 
 def draw_name(random: Random, known: str) -> str:
@@ -90,28 +90,28 @@ def nouns(field: str) -> Sequence[str]:
 
 
 def with_other(text: str, noun: str, other: str) -> tuple[str, str]:
-    """Replace a noun by another, unless the tale has the other or the plural of the first."""
+    """Replace a noun by another, unless the tale contains the other noun or the plural of the first."""
     if other in re.findall(r"\w+", text) or re.search(rf"\b{noun}e?s\b", text):
         return text, noun
     return with_other_noun(text, noun, other), other
 
 
 def being_of(text: str) -> str | None:
-    """Return what the hero is: the first being in the first sentences."""
+    """Return the hero's kind: the first being that the first sentences mention."""
     beginning = " ".join(re.split(r"(?<=[.!?])\s", text)[:BEGINNING])
     beings = {*words()["beings"], *words()["children"].values()}
     return next((word for word in re.findall(r"\w+", beginning) if word in beings), None)
 
 
 def thing_of(text: str) -> str | None:
-    """Return the object or sight of the plot: mentioned often, and once directly after "a"."""
+    """Return the plot's object or sight: a noun that is mentioned often, and once directly after "a"."""
     introduced = {*re.findall(r"\b[Aa]n? (\w+)", text)}
     known = [noun for field in THINGS for noun in words()["nouns"][field] if noun in introduced]
-    return most_said(text, known, MIN_MENTIONS)
+    return most_frequent(text, known, MIN_MENTIONS)
 
 
-def short_tale(random: Random, *, may_invent: bool = False) -> Told:
-    """Make a tale of a plot's sentences, with details after some of them."""
+def short_tale(random: Random, *, may_invent: bool = False) -> SubjectTale:
+    """Make a tale from a plot's sentences. Details follow some of them."""
     cast = draw_cast(random, drawn_nouns(random, may_invent))
     cast["name"] = draw_name(random, invented_name(random) if random.random() < INVENTED_SHARE else cast["name"])
     parts = draw_parts(random)
@@ -122,11 +122,11 @@ def short_tale(random: Random, *, may_invent: bool = False) -> Told:
     text = "\n\n".join(sentence.strip() for sentence in sentences)
     thing = next((cast[field] for field in THINGS if is_about(field, parts)), None)
     being = cast["being"] if re.search(r"being}|kind}", text) else None
-    return Told(text=text.format_map(cast), hero=cast["name"], being=being, thing=thing)
+    return SubjectTale(text=text.format_map(cast), hero=cast["name"], being=being, thing=thing)
 
 
 def drawn_nouns(random: Random, may_invent: bool) -> dict[str, Any]:
-    """Return the words of plots.yaml with one random being, object and sight."""
+    """Return the words of plots.yaml, reduced to one random being, object and sight."""
     drawn = {field: [draw_noun(field, random, may_invent)] for field in ("being", *THINGS)}
     return words() | {"beings": drawn.pop("being"), "nouns": words()["nouns"] | drawn}
 
@@ -142,6 +142,6 @@ def is_about(field: str, parts: Sequence[Sequence[str]]) -> bool:
 
 
 def draw_details(random: Random) -> list[str]:
-    """Sample a detail for each sentence of a plot; the ending has none."""
+    """Sample a detail for each sentence of a plot except its ending."""
     details = [random.choice(choices) if random.random() < DETAIL_SHARE else "" for choices in more_words()["details"]]
     return [*details, ""]
