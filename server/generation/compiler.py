@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -102,7 +102,7 @@ class Compiler:
         Return the subschema's path, the subschema, the keyword and the error. Return None if everything compiles or
         the search runs out of time.
         """
-        root, seen = dict_of(grammar.schema), set[int]()
+        root, seen = cast("dict[str, Any]", grammar.schema), set[int]()
 
         def error_of(node: Mapping[str, Any]) -> str:
             is_late = time.process_time() > self._search_ends
@@ -127,7 +127,7 @@ class Compiler:
 def parts(root: dict[str, Any], node: Mapping[str, Any], place: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the direct subschemas of a node and the target of its `$ref`, with their paths."""
     for within, child in subschemas(node):
-        yield f"{place}{within}.", dict_of(child)
+        yield f"{place}{within}.", cast("dict[str, Any]", child)
     reference = node.get("$ref")
     if isinstance(found := target(root, reference), dict):
         yield str(reference).removeprefix("#/").replace("/", ".") + ".", found
@@ -145,11 +145,6 @@ def definitions_of(root: dict[str, Any], node: Mapping[str, Any]) -> dict[str, d
                 found[key][name.replace("~1", "/").replace("~0", "~")] = definition
                 waiting.append(definition)
     return {key: named for key, named in found.items() if named}
-
-
-def dict_of(schema: Mapping[str, Any]) -> dict[str, Any]:
-    assert isinstance(schema, dict)
-    return schema
 
 
 def first_error(matcher: LLMatcher) -> str:

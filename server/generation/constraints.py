@@ -13,6 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
 from multiprocessing.util import spawnv_passfds
@@ -24,7 +25,8 @@ from transformers import PreTrainedTokenizerFast
 
 from nvium_core import Constraint, TooCostly
 from server.errors import TOO_COSTLY, InvalidField
-from server.generation.grammar_process import BEGIN, BROKEN, COMMAND, GOES_ON, OVER, REPLY, CompileResult
+from server.generation.compiler import Compiled
+from server.generation.grammar_process import BEGIN, BROKEN, COMMAND, GOES_ON, OVER, REPLY
 from server.generation.grammars import Grammar
 
 MAX_CACHED_GRAMMARS = 16
@@ -80,17 +82,18 @@ class Constraints:
             raise InvalidField(field, "nested too deeply") from error
         try:
             pipe = self._new_mask_process(pickled, beginnings)
-            compiled: CompileResult = pipe.recv()
+            compiled: Compiled
+            compiled, begun_token_ids = pipe.recv()
         except (EOFError, OSError) as error:
             log.warning("a grammar process died: out of time, out of memory or a crash", field=field)
             raise InvalidField(field, "takes too much time or memory to compile", code=TOO_COSTLY) from error
         if compiled.error is not None:
             raise InvalidField(field, compiled.error)
         constraint = GrammarConstraint(MaskClient(pipe))
-        return RequestConstraint(constraint, [f"{field}.{place}" for place in compiled.ignored], bool(compiled.begun))
+        return RequestConstraint(constraint, [f"{field}.{place}" for place in compiled.ignored], bool(begun_token_ids))
 
     def _new_mask_process(self, pickled: bytes, beginnings: Sequence[Sequence[int]]) -> Connection:
-        """Start a mask process for the pickled grammar. Its first message is a `CompileResult`."""
+        """Start a mask process for the pickled grammar. `MaskServer` describes its messages."""
         key = hashlib.sha256(pickled).digest()
         ours, theirs = socket.socketpair()
         with self._lock, theirs:
@@ -145,7 +148,7 @@ def is_sent(pipe: Connection, handle: socket.socket) -> bool:
 
 
 class MaskClient:
-    """The connection to a request's mask process, after its `CompileResult`."""
+    """The connection to a request's mask process, after the process's first message."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
@@ -214,13 +217,13 @@ class GrammarConstraint:
         return reply
 
 
+@dataclass(frozen=True)
 class AllowedTokens:
-    """Allows only the tokens in a bit mask, in addition to another constraint if there is one."""
+    """Allows only the tokens in a bit mask, and only those that another constraint allows, if there is one."""
 
-    def __init__(self, mask: int, num_bytes: int, also: Constraint | None) -> None:
-        self._mask = mask
-        self._num_bytes = num_bytes
-        self._also = also
+    mask: int
+    num_bytes: int
+    also: Constraint | None
 
     @classmethod
     def of(cls, token_ids: Collection[int], vocab_size: int, also: Constraint | None) -> "AllowedTokens":
@@ -232,18 +235,18 @@ class AllowedTokens:
 
     @property
     def is_over(self) -> bool:
-        return self._also is not None and self._also.is_over
+        return self.also is not None and self.also.is_over
 
     def is_ready(self, seconds: float) -> bool:
-        return self._also is None or self._also.is_ready(seconds)
+        return self.also is None or self.also.is_ready(seconds)
 
     def allowed(self) -> bytes:
-        mask = self._mask & int.from_bytes(self._also.allowed(), "little") if self._also else self._mask
-        return mask.to_bytes(self._num_bytes, "little")
+        mask = self.mask & int.from_bytes(self.also.allowed(), "little") if self.also else self.mask
+        return mask.to_bytes(self.num_bytes, "little")
 
     def advance(self, token_id: int) -> None:
-        if self._also:
-            self._also.advance(token_id)
+        if self.also:
+            self.also.advance(token_id)
 
     def fork(self) -> "AllowedTokens":
-        return AllowedTokens(self._mask, self._num_bytes, self._also.fork() if self._also else None)
+        return AllowedTokens(self.mask, self.num_bytes, self.also.fork() if self.also else None)

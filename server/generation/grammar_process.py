@@ -22,7 +22,6 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from pathlib import Path
-from typing import NamedTuple
 
 from llguidance import LLMatcher, LLTokenizer
 
@@ -55,17 +54,6 @@ GOES_ON, OVER, TOO_COSTLY, BROKEN = range(4)
 
 NOT_ALLOWED = "doesn't satisfy the grammar"
 """Identifies llguidance's error for a disallowed token. Its only other error is an exceeded limit."""
-
-
-class CompileResult(NamedTuple):
-    """A mask process's first message."""
-
-    error: str | None
-    """Why the grammar is unusable."""
-    ignored: list[str]
-    """Paths of schema keywords that are not enforced."""
-    begun: list[int]
-    """The tokens of the answer's start that the grammar has accepted."""
 
 
 def main() -> None:
@@ -126,10 +114,10 @@ class MaskServer:
         self._seconds = MASK_BUDGET_SECONDS
 
     def run(self) -> None:
-        """Send the `CompileResult`, then reply to each token with the next mask."""
+        """Send the result of compiling and the accepted start of the answer. Then reply to each token with a mask."""
         beginnings = self._pipe.recv()
         allow(MASK_BUDGET_SECONDS)
-        self._pipe.send(CompileResult(self._compiled.error, self._compiled.ignored, self._begun(beginnings)))
+        self._pipe.send((self._compiled._replace(matcher=None), self._begun(beginnings)))
         allow(0)
         while self._states:
             command = COMMAND.unpack(self._pipe.recv_bytes())

@@ -57,7 +57,6 @@ MAX_GATEWAY_REQUESTS = 10_000
 """Concurrent requests per gateway. Ray's proxy queues the others."""
 
 APPLICATION = "nvium"
-LOCAL = "127.0.0.1"
 DESCRIPTORS_PER_CLIENT = 2
 """One for the client's connection, one for a connection to a replica."""
 
@@ -262,7 +261,7 @@ def run(settings: Settings) -> None:
 def started(settings: Settings) -> DeploymentHandle[Any]:
     """Start the replicas and wait until they are ready. Raise `SettingsError` if one fails to start."""
     try:
-        return serve.run(replicas(settings, LOCAL), name=APPLICATION, route_prefix=None)
+        return serve.run(replicas(settings, host="127.0.0.1"), name=APPLICATION, route_prefix=None)
     except RuntimeError as error:
         [deployment] = serve.status().applications[APPLICATION].deployments.values()
         errors = USER_ERROR.findall(deployment.message)

@@ -126,8 +126,9 @@ class Relay:
         try:
             body: bytes = (await receive())["body"]  # `Bodies` sends the whole body in one message
             exchange = Exchange(scope, send, body)
-            if await unless_disconnected(self._forward(exchange), receive) is None:
-                exchange.abort()
+            is_sent = await unless_disconnected(self._forward(exchange), receive)
+            if is_sent is None and (record := scope["state"]["record"]):
+                record.aborted("disconnected")
         finally:
             self.admission.leave()
 
@@ -215,18 +216,13 @@ class Exchange:
         ) as response:
             await self._send_response(response)
 
-    def abort(self) -> None:
-        """Record that the client has disconnected."""
-        if self._record:
-            self._record.aborted("disconnected")
-
     async def break_off(self) -> None:
         """End a stream with an error because its replica is lost."""
         error = ApiError("the replica failed while it was answering", status=503, code="replica_lost")
         if self._record:
             self._record.refused(error)
         await self._send_events(framed([to_json(error.body), DONE]))
-        await self._end()
+        await self._send({"type": "http.response.body", "body": b""})
 
     async def _send_response(self, response: aiohttp.ClientResponse) -> None:
         if response.content_type != "text/event-stream":
@@ -243,7 +239,7 @@ class Exchange:
                 if not self.has_begun:
                     await self._begin(response)
                 await self._send_events(events + end)
-        await self._end()
+        await self._send({"type": "http.response.body", "body": b""})
 
     async def _begin(self, response: aiohttp.ClientResponse) -> None:
         self.has_begun = True
@@ -256,9 +252,6 @@ class Exchange:
         else:
             await self._send({"type": "http.response.body", "body": events, "more_body": True})
             self._is_head_sent = True
-
-    async def _end(self) -> None:
-        await self._send({"type": "http.response.body", "body": b""})
 
     def set_recorder(self, *, is_replica: bool) -> None:
         """Set whether the replica or the gateway counts and logs the request."""

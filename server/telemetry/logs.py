@@ -88,7 +88,7 @@ def without_reprs(_logger: WrappedLogger, _method: str, event: EventDict) -> Eve
 
 def add_exception(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
     is_engine = "_record" in event and event["_record"].name.startswith(ENGINE)
-    add = structlog.processors.format_exc_info if is_engine else add_types_and_places
+    add = structlog.processors.format_exc_info if is_engine else ADD_TYPES_AND_PLACES
     return add(logger, method, event)
 
 
@@ -102,4 +102,4 @@ def types_and_places(exc_info: ExcInfo) -> str:
     return "\n\n".join(reversed(parts))
 
 
-add_types_and_places = structlog.processors.ExceptionRenderer(types_and_places)
+ADD_TYPES_AND_PLACES = structlog.processors.ExceptionRenderer(types_and_places)

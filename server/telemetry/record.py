@@ -77,8 +77,7 @@ class RequestRecord:
             self._metrics.time_to_first_token.observe(now - self.arrived_at)
 
     def served(self, tokens: list[TokenEvent]) -> None:
-        for event in tokens:
-            self.exit_counts[event.exit] += 1
+        self.exit_counts.update(event.exit for event in tokens)
         self.last_token_at = time.monotonic()
 
     def choice_ended(self, reason: EndReason) -> None:

@@ -94,20 +94,16 @@ class Tracing:
             "nvium.outcome": record.outcome,
         }
         if record.queued_at is not None:
-            known |= self._usage(record)
+            known |= {
+                "gen_ai.request.model": self._model,
+                "gen_ai.response.model": self._model,
+                "gen_ai.response.finish_reasons": record.finish_reasons,
+                "gen_ai.usage.input_tokens": record.num_prompt_tokens,
+                "gen_ai.usage.cache_read.input_tokens": record.num_cached_prompt_tokens,
+                "gen_ai.usage.output_tokens": record.exit_counts.total(),
+            }
+            known |= {f"nvium.exit_counts.{number}": count for number, count in sorted(record.exit_counts.items())}
         return {name: value for name, value in known.items() if value is not None}
-
-    def _usage(self, record: RequestRecord) -> dict[str, AttributeValue | None]:
-        exits = {f"nvium.exit_counts.{number}": count for number, count in sorted(record.exit_counts.items())}
-        return {
-            "gen_ai.request.model": self._model,
-            "gen_ai.response.model": self._model,
-            "gen_ai.response.finish_reasons": record.finish_reasons,
-            "gen_ai.usage.input_tokens": record.num_prompt_tokens,
-            "gen_ai.usage.cache_read.input_tokens": record.num_cached_prompt_tokens,
-            "gen_ai.usage.output_tokens": record.exit_counts.total(),
-            **exits,
-        }
 
 
 def phases(record: RequestRecord) -> Iterator[tuple[str, float, float]]:
