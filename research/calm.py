@@ -66,7 +66,7 @@ class CalmForCausalLM(NviumForCausalLM):
 
 
 def read_config(folder: str | os.PathLike[str]) -> CalmConfig:
-    """Read a configuration. Raise `CheckpointError` if it is not a CALM*'s."""
+    """Read a configuration. Raise `CheckpointError` if the folder is not a CALM*."""
     path, values = resolve_folder(folder), config_values(folder)
     if (kind := values.pop("model_type", None)) != CalmConfig.model_type:
         raise CheckpointError(f"{path}: model_type must be {CalmConfig.model_type!r}, got {kind!r}")

@@ -2,11 +2,11 @@
 
     python -m research.capacity --pace pace.json --prefill 4000 --rate 20 --target-ttft-ms 300
 
-A replica is a queue. At most `--max-sequences` requests run at once, and n of them share rate(n) tokens per second, as
-measured by `nvium bench schedules --sequences 1,4,16 --json pace.json`. The rate is interpolated between these numbers
-and constant beyond them. Prompts are processed one at a time, at `--prefill` tokens per second. Requests are a Poisson
-process, split evenly among replicas. `--against REPORT` simulates the requests of a report of `python -m loadtest
---rate … --json` on one replica, and compares the latencies with the report's.
+A replica is a queue. At most `--max-sequences` requests run at once. If n requests run, they share rate(n) tokens per
+second, as measured by `nvium bench schedules --sequences 1,4,16 --json pace.json`. The rate is interpolated between the
+measured numbers and constant beyond them. Prompts are processed one at a time, at `--prefill` tokens per second.
+Requests are a Poisson process, split evenly among replicas. `--against REPORT` simulates the requests of a report of
+`python -m loadtest --rate … --json` on one replica, and compares the latencies with the report's.
 """
 
 import argparse

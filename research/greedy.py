@@ -27,11 +27,11 @@ UNDECIDED = -1
 
 @dataclass(frozen=True, kw_only=True)
 class GreedyEvaluation:
-    """Results at temperature 0 over every position of a text, given the text before it.
+    """Results at temperature 0 at every position of a text.
 
     `agreement` is the share of positions whose certified token is the argmax of the explicit log π_mix; it must be 1.
-    `exit_counts` are the positions decided at each exit, `early_share` those before the last exit, and `mean_depth` is
-    the mean l_k / L.
+    `exit_counts` are the numbers of positions decided at each exit, and `early_share` is the share of positions decided
+    before the last exit. `mean_depth` is the mean l_k / L.
     """
 
     num_tokens: int

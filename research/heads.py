@@ -53,7 +53,7 @@ def measure(shape: str, tokens: int, repeats: int, device: str) -> Figures:
 
 
 def pass_cost(method: str, sizes: tuple[int, int, int, int], device: str, threads: int) -> Figures:
-    """Run two passes. Return the seconds of the second one, and the peak memory of both above the start."""
+    """Run two passes. Return the duration of the second pass, and the peak memory of both above the start."""
     torch.set_num_threads(threads)
     num_exits, num_rows, width, vocab_size = sizes
     head_VD = torch.randn(vocab_size, width, device=device, requires_grad=True)

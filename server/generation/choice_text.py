@@ -77,7 +77,6 @@ class ChoiceText:
         self._num_characters = len(self._echo)
 
     def prompt_offsets(self) -> list[int]:
-        """Return the character offset of each prompt token."""
         detokenizer, num_characters, offsets = Detokenizer(self._tokenizer), 0, []
         for token_id in self.prompt.token_ids:
             offsets.append(num_characters)

@@ -1,4 +1,4 @@
-"""Compiles grammars with llguidance. If one does not compile, finds the keyword that prevents it.
+"""Compiles grammars with llguidance, and finds the schema keyword that prevents compilation.
 
 Runs in separate processes that may crash. Knows a tokenizer, but no model, sequence or HTTP.
 """

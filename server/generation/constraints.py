@@ -219,7 +219,7 @@ class GrammarConstraint:
 
 @dataclass(frozen=True)
 class AllowedTokens:
-    """Allows only the tokens in a bit mask, and only those that another constraint allows, if there is one."""
+    """Allows only the tokens that are in a bit mask and that `also`, if given, allows too."""
 
     mask: int
     num_bytes: int

@@ -42,7 +42,7 @@ FINGERPRINT_SAMPLES = 64
 
 
 class Service:
-    """The model behind all endpoints. Raises `InvalidRequest` for settings that do not fit it."""
+    """The model behind all endpoints. Raises `InvalidRequest` for settings that do not fit the model."""
 
     def __init__(self, loaded: LoadedModel, settings: Settings) -> None:
         self.settings = settings
@@ -256,6 +256,5 @@ def fingerprint(loaded: LoadedModel, settings: Settings, engine: Engine) -> str:
 
 
 def sample(tensor: Any) -> list[float]:
-    """Return evenly spaced elements of a tensor."""
     values: list[float] = tensor.flatten()[:: max(1, tensor.numel() // FINGERPRINT_SAMPLES)].tolist()
     return values

@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 
 
 class DaemonThreadPool(Executor):
-    """Threads that report how long their oldest task has run. Unlike `ThreadPoolExecutor`, they do not delay exit."""
+    """Threads that report how long their oldest task has run. Unlike `ThreadPoolExecutor`, exit does not wait."""
 
     def __init__(self, num_threads: int, name: str) -> None:
         self._tasks = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]]()

@@ -31,7 +31,7 @@ class Handshakes:
 
     @property
     def has_room(self) -> bool:
-        """No shut-down socket is still open. Closing it takes some turns of the event loop."""
+        """Whether the shut-down socket is closed, which takes some turns of the event loop."""
         if self._closing and self._closing.fileno() < 0:
             self._closing = None
         return self._closing is None

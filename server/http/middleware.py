@@ -128,7 +128,7 @@ class Check(HttpMiddleware):
 
 
 class JsonBodies(Check):
-    """Treats a body as JSON if it has no content type or that of a form, which is the default of `curl -d`.
+    """Treats a body as JSON if it has no content type or a form's content type (the default of `curl -d`).
 
     Answers 415 to an encoded body, and to a body that a browser's form could send: pages of any site have forms.
     """

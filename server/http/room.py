@@ -33,7 +33,7 @@ class Room:
     """Excess connections, oldest first, and whether each is answering a probe."""
 
     def add_excess(self, connection: Refusable) -> None:
-        """Add an excess connection. If there are too many, refuse the oldest one without a probe."""
+        """Add an excess connection. If there are too many, refuse the oldest that has sent no probe."""
         self._excess[connection] = False
         if len(self._excess) > self.num_excess:
             oldest = next(excess for excess, has_probe in self._excess.items() if not has_probe)

@@ -85,7 +85,7 @@ class RequestBody(BaseModel):
 
     @classmethod
     def resolved_aliases(cls, given: Iterable[str]) -> dict[str, str]:
-        """Return a map from those of the names that are aliases to their fields."""
+        """Return the aliases among these names, each with its field."""
         names = {name: cls.aliases[name] for name in given if name in cls.aliases and name not in cls.model_fields}
         return {name: own for name, own in names.items() if own in cls.model_fields}
 
