@@ -75,7 +75,8 @@ def accepted(
 ) -> list[int]:
     """Speculative sampling (Leviathan et al., arXiv 2211.17192): return tokens distributed as `probs`, R times [V].
 
-    Accept a draft x with probability min(1, p(x) / q(x)). Replace the first rejected draft by a sample of max(0, p − q).
+    Accept a draft x with probability min(1, p(x) / q(x)). Replace the first rejected draft by a sample of max(0, p −
+    q).
     """
     for number, (draft, q_V, p_V) in enumerate(zip(drafts, draft_probs, probs, strict=False)):
         if rng.random() * float(q_V[draft]) >= float(p_V[draft]):
