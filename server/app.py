@@ -19,15 +19,15 @@ from server.errors import install_error_handlers
 from server.generation.service import Service
 from server.http.bodies import Bodies
 from server.http.config import bounded_config
+from server.http.connection_limit import connection_limit
 from server.http.cors import Cors
 from server.http.drain import DrainingServer
 from server.http.keys import KeyGate, KeyRing, read_keys
 from server.http.listener import listen
-from server.http.middleware import HeadAsGet, JsonBodies, LastResort, RequestFrame, RootPath
-from server.http.origins import OwnOrigin
+from server.http.middleware import HeadAsGet, JsonBodies, LastResort, RequestContext, RootPath
+from server.http.origins import OriginCheck
 from server.http.rate_limit import RateLimit
-from server.http.renewal import Renewal
-from server.http.room import room_for
+from server.http.reloader import Reloader
 from server.http.starting import starting_server
 from server.http.tls import tls_context
 from server.routes import chat, completions, health, models, openapi, playground, responses, tokens
@@ -65,7 +65,7 @@ def assemble(service: Service, gate: Middleware | None = None, provider: TracerP
     tracing = Tracing(provider, service.name) if provider else None
     app = bare_app(lifespan, middleware(service.settings, service.metrics, gate, tracing))
     app.state.service = service
-    app.state.kept_responses = responses.KeptResponses()
+    app.state.response_store = responses.ResponseStore()
     service.metrics.create_series(ENDPOINTS.values())
     for routes in (completions, chat, responses, tokens, models, health, metrics_page, openapi):
         app.include_router(routes.router)
@@ -96,9 +96,9 @@ def middleware(
     """Yield the middleware around the routes, outermost first."""
     if settings.root_path:
         yield Middleware(RootPath, prefix=settings.root_path)
-    yield Middleware(RequestFrame, metrics=metrics, endpoints=ENDPOINTS, tracing=tracing)
+    yield Middleware(RequestContext, metrics=metrics, endpoints=ENDPOINTS, tracing=tracing)
     if gate is None:
-        yield Middleware(OwnOrigin, settings=settings, metrics=metrics)
+        yield Middleware(OriginCheck, settings=settings, metrics=metrics)
     if settings.cors_origins:
         yield Middleware(Cors, origins=settings.cors_origins)
     yield Middleware(LastResort)
@@ -139,7 +139,7 @@ def run(settings: Settings) -> None:
     configure_logs(settings.log_level)
     disable_created_metrics()
     keys, provider, tls = KeyRing(read_keys(settings)), tracer_provider(settings), tls_context(settings)
-    (renewal := Renewal(settings, keys, tls)).listen()
+    (reloader := Reloader(settings, keys, tls)).listen()
     with listen(settings.host, settings.port) as listener:
         with starting_server(listener, settings, tls):
             service = load(settings)
@@ -147,7 +147,7 @@ def run(settings: Settings) -> None:
         app = assemble(service, keys_gate(keys, settings, service.metrics), provider)
         log.info("access", api_keys=len(keys), requests_per_minute=settings.requests_per_minute, tls=tls is not None)
         config = uvicorn_config(app, settings, tls, listener=listener, timeout_graceful_shutdown=STOP_SECONDS)
-        DrainingServer(config, service, renewal).run(sockets=[listener])
+        DrainingServer(config, service, reloader).run(sockets=[listener])
 
 
 def load(settings: Settings) -> Service:
@@ -173,7 +173,7 @@ def uvicorn_config(
     app: FastAPI, settings: Settings, tls: ssl.SSLContext | None, *, descriptors_per_connection: int = 1, **more: Any
 ) -> uvicorn.Config:
     """Configure uvicorn. Raise `SettingsError` if the limit of open files leaves no room for connections."""
-    room = room_for(settings.max_connections, descriptors_per_connection)
-    if room.num_connections < settings.max_connections:
-        log.warning("connections reduced to fit the limit of open files", allowed=room.num_connections)
-    return bounded_config(app, settings, tls, room, app.state.service.metrics, **more)
+    limit = connection_limit(settings.max_connections, descriptors_per_connection)
+    if limit.num_connections < settings.max_connections:
+        log.warning("connections reduced to fit the limit of open files", allowed=limit.num_connections)
+    return bounded_config(app, settings, tls, limit, app.state.service.metrics, **more)

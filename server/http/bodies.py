@@ -35,13 +35,13 @@ class Bodies(HttpMiddleware):
         self._max_bytes = max_bytes
         self._shares = Shares(max(max_bytes, max_total_bytes))
         self._metrics = metrics
-        self._turnstile = Turnstile()
+        self._start_limiter = StartLimiter()
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = bytearray()
         try:
             if await self._read(body, scope, receive):
-                await self._turnstile.pass_through(len(body))
+                await self._start_limiter.wait(len(body))
                 await self._app(scope, replayed(bytes(body), receive), send)
             elif record := scope["state"]["record"]:
                 record.aborted("disconnected")
@@ -79,7 +79,7 @@ class Bodies(HttpMiddleware):
         return Rejected("body_too_large", f"the request body exceeds {self._max_bytes} bytes", headers=CLOSE)
 
 
-class Turnstile:
+class StartLimiter:
     """Limits how many requests start in one turn of the event loop, so streams can write in between.
 
     A large body first waits in a separate queue, for a time proportional to its size.
@@ -91,7 +91,7 @@ class Turnstile:
         self._num_started = 0
         """Requests started in this turn."""
 
-    async def pass_through(self, num_bytes: int) -> None:
+    async def wait(self, num_bytes: int) -> None:
         if num_bytes > LARGE_BYTES:
             async with self._large_bodies:
                 await asyncio.sleep(num_bytes / BYTES_PER_SECOND)

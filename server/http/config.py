@@ -8,9 +8,9 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from server.http.connection import Connection
+from server.http.connection_limit import ConnectionLimit
 from server.http.handshakes import Handshakes
 from server.http.listener import BACKLOG, Listener
-from server.http.room import Room
 from server.settings import Settings
 from server.telemetry.metrics import Metrics
 
@@ -19,22 +19,22 @@ def bounded_config(
     app: ASGIApp,
     settings: Settings,
     tls: ssl.SSLContext | None,
-    room: Room,
+    limit: ConnectionLimit,
     metrics: Metrics,
     *,
     listener: Listener | None = None,
     **more: Any,
 ) -> uvicorn.Config:
-    """Configure uvicorn for the connections in `room`. With TLS, bound the listener's unfinished handshakes too."""
+    """Configure uvicorn with a limit of connections and, with TLS, of the listener's unfinished handshakes."""
     if listener:
         more["port"] = listener.getsockname()[1]
         if tls:
-            listener.handshakes = Handshakes(room.num_connections + 2 * room.num_excess)
+            listener.handshakes = Handshakes(limit.num_connections + 2 * limit.num_excess)
     connection: Any = partial(
         Connection,
         arrival_seconds=settings.arrival_seconds,
         slow_client_seconds=settings.slow_client_seconds,
-        room=room,
+        limit=limit,
         metrics=metrics,
         handshakes=listener.handshakes if listener else None,
     )
@@ -49,6 +49,6 @@ def bounded_config(
         access_log=False,
         server_header=False,
         timeout_keep_alive=settings.http_keep_alive_seconds,  # type: ignore[arg-type]  # may be a fraction
-        backlog=min(BACKLOG, room.num_connections),
+        backlog=min(BACKLOG, limit.num_connections),
         **more,
     )

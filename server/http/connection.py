@@ -12,10 +12,10 @@ from uvicorn.protocols.http.flow_control import CLOSE_HEADER, FlowControl
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from server.errors import ApiError, Rejected, malformed
+from server.http.connection_limit import ConnectionLimit
 from server.http.handshakes import Handshakes
 from server.http.parser import MAX_HEAD_BYTES, BoundedParser
 from server.http.protection import protect
-from server.http.room import Room
 from server.telemetry.logs import RateLimitedWarning
 from server.telemetry.metrics import Metrics
 
@@ -84,7 +84,7 @@ class Connection(H11Protocol):
         *,
         arrival_seconds: float,
         slow_client_seconds: float,
-        room: Room,
+        limit: ConnectionLimit,
         metrics: Metrics,
         handshakes: Handshakes | None = None,
         **kwargs: Any,
@@ -92,7 +92,7 @@ class Connection(H11Protocol):
         super().__init__(**kwargs)
         self._metrics = metrics
         self.conn = BoundedParser(h11.SERVER, MAX_HEAD_BYTES)
-        self._room = room
+        self._limit = limit
         self._handshakes = handshakes
         self._arrival_seconds = arrival_seconds
         self._cut_off_seconds = slow_client_seconds + GRACE_SECONDS
@@ -107,13 +107,13 @@ class Connection(H11Protocol):
         if self._handshakes:
             self._handshakes.end(transport.get_extra_info("socket").fileno())
         self._time_arrival()
-        if len(self.connections) > self._room.num_connections:
-            self._room.add_excess(self)
+        if len(self.connections) > self._limit.num_connections:
+            self._limit.add_excess(self)
             self.loop.call_later(EXCESS_SECONDS, self._refuse_if_silent)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._room.release(self)
+        self._limit.release(self)
         if self._handshakes:
             self._handshakes.leave()
         for timer in (self._arrival, self._cut_off):
@@ -123,10 +123,10 @@ class Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_leaving:
             return
-        if self._room.is_excess(self):
-            if len(self.connections) <= self._room.num_connections:
-                self._room.release(self)
-            elif not self._room.admits(self, data):
+        if self._limit.is_excess(self):
+            if len(self.connections) <= self._limit.num_connections:
+                self._limit.release(self)
+            elif not self._limit.admits(self, data):
                 self.refuse_as_too_many()
                 return
         belongs_to_next = self.conn.their_state is not h11.SEND_BODY
@@ -141,7 +141,7 @@ class Connection(H11Protocol):
             self._received_at = self._received_at if self.conn.trailing_data[0] else None
             is_chunked = scope["http_version"] >= "1.1"
             scope["extensions"] = {FAST_PATH: FastPath(self.transport, self.flow, is_chunked=is_chunked)}
-            if self._room.is_excess(self):  # close after one response, to make room for other probes
+            if self._limit.is_excess(self):  # close after one response, to make room for other probes
                 self.headers.append(CLOSE_HEADER)
         self._time_arrival()
         if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) < MAX_BYTES_AHEAD:
@@ -209,13 +209,13 @@ class Connection(H11Protocol):
             self.transport.close()
 
     def refuse_as_too_many(self) -> None:
-        self._room.release(self)
-        message = f"the limit of {self._room.num_connections} connections is reached"
+        self._limit.release(self)
+        message = f"the limit of {self._limit.num_connections} connections is reached"
         self._refuse(Rejected("too_many_connections", message, retry_after_seconds=1))
 
     def _refuse_if_silent(self) -> None:
         has_request = cast("object | None", self.cycle) is not None
-        if self._room.is_excess(self) and not has_request:
+        if self._limit.is_excess(self) and not has_request:
             self.refuse_as_too_many()
 
     def _refuse(self, error: ApiError) -> None:
@@ -225,7 +225,7 @@ class Connection(H11Protocol):
             self._metrics.rejected.labels(error.code).inc()
             response, request_id = error.response(), scope.get("state", {}).get("request_id") or uuid.uuid4().hex
             if error.code == "too_many_connections":
-                too_many.log(allowed=self._room.num_connections)
+                too_many.log(allowed=self._limit.num_connections)
             else:
                 log.info("refused", request_id=request_id, status=error.status, code=error.code)
             protect(response.headers)

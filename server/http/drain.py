@@ -13,7 +13,7 @@ import structlog
 import uvicorn
 
 from server.http.admission import Admission
-from server.http.renewal import Renewal
+from server.http.reloader import Reloader
 from server.settings import Settings
 from server.telemetry.sink import sink
 
@@ -63,10 +63,10 @@ class DrainingServer(uvicorn.Server):
     loop raises `MemoryError`, the process exits at once.
     """
 
-    def __init__(self, config: uvicorn.Config, service: Drainable, renewal: Renewal | None = None) -> None:
+    def __init__(self, config: uvicorn.Config, service: Drainable, reloader: Reloader | None = None) -> None:
         super().__init__(config)
         self._service = service
-        self._renewal = renewal
+        self._reloader = reloader
         self._was_signalled = False
         self._drains_since: float | None = None
         self._drain_seconds: float = service.settings.drain_seconds
@@ -96,8 +96,8 @@ class DrainingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         self._service.tick()
-        if self._renewal:
-            self._renewal.tick()
+        if self._reloader:
+            self._reloader.tick()
         if self._service.has_failed and self._drains_since is None:
             log.error("the service has failed, stopping")
             self._drain_seconds = FAILED_SECONDS

@@ -36,7 +36,7 @@ class HttpMiddleware(ABC):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
 
-class RequestFrame(HttpMiddleware):
+class RequestContext(HttpMiddleware):
     """The outermost middleware. Gives each request an id, and each response security headers.
 
     `endpoints` maps paths to names. POST requests to these paths are recorded.

@@ -16,7 +16,7 @@ from server.telemetry.metrics import Metrics
 ANY = "*"
 
 
-class OwnOrigin(Check):
+class OriginCheck(Check):
     """Answers 403 to a `Host` that is not this server's, and to pages of origins that CORS does not allow.
 
     Checking `Host` prevents DNS rebinding. Any site may link to the playground.

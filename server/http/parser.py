@@ -75,7 +75,7 @@ class BoundedParser(h11.Connection):
         self._num_pieces += 1
         self._num_bytes += num_bytes
         if self._num_pieces > FREE_PIECES + self._num_bytes // BYTES_PER_PIECE:
-            self._refuse(malformed("the body's chunks are too small"))
+            self._refuse(malformed("the body's chunks are too small; send larger ones"))
 
     def _refuse(self, error: ApiError) -> None:
         self.refusal = error

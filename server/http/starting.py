@@ -13,8 +13,8 @@ from starlette.types import Receive, Scope, Send
 
 from server.errors import ApiError
 from server.http.config import bounded_config
+from server.http.connection_limit import connection_limit
 from server.http.listener import Listener
-from server.http.room import room_for
 from server.settings import Settings
 from server.telemetry.metrics import Metrics
 
@@ -38,9 +38,10 @@ def starting_server(listener: socket.socket, settings: Settings, tls: ssl.SSLCon
 
     The starting server has the real server's limits. Its metrics are discarded.
     """
-    duplicate, room = Listener(socket.socket(fileno=os.dup(listener.fileno()))), room_for(settings.max_connections)
+    duplicate = Listener(socket.socket(fileno=os.dup(listener.fileno())))
     more = {"lifespan": "off", "timeout_graceful_shutdown": STOP_SECONDS}
-    config = bounded_config(starting_app, settings, tls, room, Metrics(()), listener=duplicate, **more)
+    limit = connection_limit(settings.max_connections)
+    config = bounded_config(starting_app, settings, tls, limit, Metrics(()), listener=duplicate, **more)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=[[duplicate]], name="nvium-starting", daemon=True)
     thread.start()

@@ -31,7 +31,7 @@ from server.app import STOP_SECONDS, assemble, load, uvicorn_config
 from server.http.drain import DrainingServer
 from server.http.keys import KeyRing, read_keys
 from server.http.listener import listen
-from server.http.renewal import Renewal
+from server.http.reloader import Reloader
 from server.http.tls import tls_context
 from server.replicas.gateway import Gateway, gateway_app
 from server.replicas.reaper import reaper_of
@@ -242,7 +242,7 @@ def run(settings: Settings) -> None:
     keys, tls = KeyRing(read_keys(settings)), tls_context(settings)
     most = max(settings.replicas or 1, settings.max_replicas or 1)
     check_devices(settings.device, most)
-    (renewal := Renewal(settings, keys, tls)).listen()
+    (reloader := Reloader(settings, keys, tls)).listen()
     with listen(settings.host, settings.port) as listener, ExitStack() as stack:
         start_ray(most)
         stack.enter_context(reaper_of(ray.worker.global_worker.node.get_session_dir_path()))
@@ -252,7 +252,7 @@ def run(settings: Settings) -> None:
             app = gateway_app(gateway, keys)
             more = {"listener": listener, "timeout_graceful_shutdown": STOP_SECONDS}
             config = uvicorn_config(app, settings, tls, descriptors_per_connection=DESCRIPTORS_PER_CLIENT, **more)
-            DrainingServer(config, gateway, renewal).run(sockets=[listener])
+            DrainingServer(config, gateway, reloader).run(sockets=[listener])
         finally:
             serve.shutdown()
             ray.shutdown()

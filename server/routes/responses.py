@@ -16,14 +16,14 @@ from server.schemas.responses import DeletedResponse, Json, Response, ResponseRe
 from server.writers.answer import answer, checked
 from server.writers.response_writer import ResponseWriter
 
-MAX_KEPT = 10_000
-MAX_KEPT_CHARACTERS = 64_000_000
+MAX_STORED = 10_000
+MAX_STORED_CHARACTERS = 64_000_000
 NOT_FOUND = "response {!r} does not exist or is no longer stored"
 
 router = APIRouter(route_class=JsonRoute)
 
 
-class Kept(NamedTuple):
+class StoredResponse(NamedTuple):
     response: str
     conversation: str
 
@@ -32,53 +32,53 @@ class Kept(NamedTuple):
         return len(self.response) + len(self.conversation)
 
 
-class KeptResponses:
+class ResponseStore:
     """Recent responses by API key id and response id, in this process's memory.
 
-    Above `MAX_KEPT` or `MAX_KEPT_CHARACTERS`, the key with the most characters loses its least recently used response.
-    Replicas do not share responses, and a restart loses them.
+    Above `MAX_STORED` or `MAX_STORED_CHARACTERS`, the key with the most characters loses its least recently used
+    response. Replicas do not share responses, and a restart loses them.
     """
 
     def __init__(self) -> None:
-        self._kept: defaultdict[str, OrderedDict[str, Kept]] = defaultdict(OrderedDict)
+        self._owned: defaultdict[str, OrderedDict[str, StoredResponse]] = defaultdict(OrderedDict)
         self._sizes: defaultdict[str, int] = defaultdict(int)
         self._lock = Lock()  # long responses are written on other threads
 
-    def find(self, owner: str, response_id: str) -> Kept | None:
+    def find(self, owner: str, response_id: str) -> StoredResponse | None:
         with self._lock:
-            kept = self._kept[owner].get(response_id)
-            if kept:
-                self._kept[owner].move_to_end(response_id)
-            return kept
+            found = self._owned[owner].get(response_id)
+            if found:
+                self._owned[owner].move_to_end(response_id)
+            return found
 
-    def keep(self, owner: str, messages: list[Json], response: Response) -> None:
+    def store(self, owner: str, messages: list[Json], response: Response) -> None:
         """Store a response and its conversation. A response with the same id (`x-request-id`) is replaced."""
         conversation = list(messages)
         for item in response["output"]:
             conversation = with_item(conversation, item, "output")
-        kept = Kept(to_json(response).decode(), json.dumps(conversation))
+        stored = StoredResponse(to_json(response).decode(), json.dumps(conversation))
         with self._lock:
             self._drop(owner, response["id"])
-            self._kept[owner][response["id"]] = kept
-            self._sizes[owner] += kept.num_characters
-            while sum(self._sizes.values()) > MAX_KEPT_CHARACTERS or sum(map(len, self._kept.values())) > MAX_KEPT:
-                largest = max(self._kept, key=lambda key: (self._sizes[key], len(self._kept[key])))
-                self._drop(largest, next(iter(self._kept[largest])))
+            self._owned[owner][response["id"]] = stored
+            self._sizes[owner] += stored.num_characters
+            while sum(self._sizes.values()) > MAX_STORED_CHARACTERS or sum(map(len, self._owned.values())) > MAX_STORED:
+                largest = max(self._owned, key=lambda key: (self._sizes[key], len(self._owned[key])))
+                self._drop(largest, next(iter(self._owned[largest])))
 
     def delete(self, owner: str, response_id: str) -> None:
         with self._lock:
             self._drop(owner, response_id)
 
     def _drop(self, owner: str, response_id: str) -> None:
-        if dropped := self._kept[owner].pop(response_id, None):
+        if dropped := self._owned[owner].pop(response_id, None):
             self._sizes[owner] -= dropped.num_characters
 
 
-def earlier(kept: KeptResponses, owner: str, response_id: str | None) -> list[Json]:
+def earlier(store: ResponseStore, owner: str, response_id: str | None) -> list[Json]:
     """Return the conversation up to a response. Raise `ApiError` if the key has no such response."""
     if response_id is None:
         return []
-    if (found := kept.find(owner, response_id)) is None:
+    if (found := store.find(owner, response_id)) is None:
         message = NOT_FOUND.format(response_id[:100])
         raise ApiError(message, param="previous_response_id", code="previous_response_not_found")
     messages: list[Json] = json.loads(found.conversation)
@@ -87,16 +87,16 @@ def earlier(kept: KeptResponses, owner: str, response_id: str | None) -> list[Js
 
 @router.post("/v1/responses")
 async def create_response(body: ResponseRequest, request: Request) -> HttpResponse:
-    kept: KeptResponses = request.app.state.kept_responses
+    store: ResponseStore = request.app.state.response_store
     owner = request.state.key_id
-    before = earlier(kept, owner, body.previous_response_id)
+    before = earlier(store, owner, body.previous_response_id)
     chat = body.as_chat(before)
     service, record = checked(request, chat)
     generated = await start_chat(service, chat, record, owner)
 
     def keep(response: Response) -> None:
         if body.store:
-            kept.keep(owner, [*before, *body.messages()], response)
+            store.store(owner, [*before, *body.messages()], response)
 
     writer = ResponseWriter(service, body, chat, generated, f"resp_{record.request_id}", keep)
     return await answer(request, body, writer)
@@ -105,13 +105,13 @@ async def create_response(body: ResponseRequest, request: Request) -> HttpRespon
 @router.api_route("/v1/responses/{response_id}", methods=["GET", "DELETE"])
 async def stored_response(response_id: str, request: Request) -> HttpResponse:
     """Both methods share a route, because the `allow` header of a 405 lists the methods of one route."""
-    kept, owner = request.app.state.kept_responses, request.state.key_id
-    found: Kept | None = kept.find(owner, response_id)
+    store, owner = request.app.state.response_store, request.state.key_id
+    found: StoredResponse | None = store.find(owner, response_id)
     if found is None:
         message = NOT_FOUND.format(response_id[:100])
         raise ApiError(message, status=404, param="response_id", code="response_not_found")
     if request.method == "GET":
         return HttpResponse(found.response, media_type="application/json")
-    kept.delete(owner, response_id)
+    store.delete(owner, response_id)
     deleted: DeletedResponse = {"id": response_id, "object": "response", "deleted": True}
     return HttpResponse(to_json(deleted), media_type="application/json")

@@ -24,7 +24,6 @@ class Function(RequestBody):
     strict: bool = False
 
     def arguments(self, *, closes: bool) -> JsonSchema:
-        """Return the grammar of the function's arguments."""
         return arguments(self.schema_of_parameters, is_strict=self.strict, closes=closes)
 
     @property

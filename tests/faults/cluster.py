@@ -14,7 +14,7 @@ from server.app import STOP_SECONDS, assemble, load, uvicorn_config
 from server.http.drain import DrainingServer
 from server.http.keys import KeyRing, read_keys
 from server.http.listener import listen
-from server.http.renewal import Renewal
+from server.http.reloader import Reloader
 from server.replicas import relay
 from server.replicas.gateway import Gateway, gateway_app
 from server.replicas.relay import GatewayOnly
@@ -44,9 +44,9 @@ def serve_gateway(urls: Sequence[str], settings: Settings) -> None:
     configure_logs()
     with listen(settings.host, settings.port) as listener:
         gateway, keys = Gateway(ListedPool(urls), settings), KeyRing(read_keys(settings))
-        (renewal := Renewal(settings, keys, None)).listen()
+        (reloader := Reloader(settings, keys, None)).listen()
         config = uvicorn_config(gateway_app(gateway, keys), settings, None, timeout_graceful_shutdown=STOP_SECONDS)
-        DrainingServer(config, gateway, renewal).run(sockets=[listener])
+        DrainingServer(config, gateway, reloader).run(sockets=[listener])
 
 
 class ListedPool:

@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from nvium_core import LoadedModel
+from server.http.connection_limit import RESERVE, ConnectionLimit, connection_limit
 from server.http.handshakes import Handshakes
 from server.http.listener import MAX_ACCEPTS_PER_TURN, Listener
-from server.http.room import RESERVE, Room, room_for
 from server.settings import SettingsError
 from tests.server.forked_server import forked_server
 from tests.server.live_server import live_server, wait_until
@@ -115,38 +115,38 @@ async def test_the_soft_limit_of_files_is_raised_to_the_hard_one(model_folder: P
 
 def test_room_is_bounded_by_the_setting_and_the_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    assert room_for(10).num_connections == 10
-    monkeypatch.setattr("server.http.room.num_descriptors", lambda: 30)
-    assert room_for(10**9).num_connections == limit - 30 - RESERVE
-    assert room_for(10**9, descriptors_per_connection=2).num_connections == (limit - 30 - RESERVE) // 2
-    monkeypatch.setattr("server.http.room.num_descriptors", lambda: limit)
+    assert connection_limit(10).num_connections == 10
+    monkeypatch.setattr("server.http.connection_limit.num_descriptors", lambda: 30)
+    assert connection_limit(10**9).num_connections == limit - 30 - RESERVE
+    assert connection_limit(10**9, descriptors_per_connection=2).num_connections == (limit - 30 - RESERVE) // 2
+    monkeypatch.setattr("server.http.connection_limit.num_descriptors", lambda: limit)
     with pytest.raises(SettingsError, match=r"^max_connections: a limit of \d+ open files leaves no room"):
-        room_for(10)
+        connection_limit(10)
 
 
 class Held:
-    def __init__(self, room: Room) -> None:
-        self._room = room
+    def __init__(self, connections: ConnectionLimit) -> None:
+        self._connections = connections
 
     def refuse_as_too_many(self) -> None:
-        self._room.release(self)
+        self._connections.release(self)
 
 
 def test_the_oldest_excess_connection_without_a_probe_is_refused_first() -> None:
-    room = Room(0, num_excess=2)
-    first, second, third, fourth, fifth = (Held(room) for _ in range(5))
-    room.add_excess(first)
-    room.add_excess(second)
-    assert room.admits(first, b"GET /livez HTTP/1.1\r\n")
-    assert not room.admits(second, b"GET /livez?x HTTP/1.1\r\n")
-    room.add_excess(third)
-    assert [room.is_excess(held) for held in (first, second, third)] == [True, False, True]
-    assert room.admits(third, b"HEAD /readyz HTTP/1.0\r\n")
-    room.add_excess(fourth)
-    assert not room.is_excess(fourth)
-    room.release(first)
-    room.add_excess(fifth)
-    assert room.is_excess(fifth)
+    connections = ConnectionLimit(0, num_excess=2)
+    first, second, third, fourth, fifth = (Held(connections) for _ in range(5))
+    connections.add_excess(first)
+    connections.add_excess(second)
+    assert connections.admits(first, b"GET /livez HTTP/1.1\r\n")
+    assert not connections.admits(second, b"GET /livez?x HTTP/1.1\r\n")
+    connections.add_excess(third)
+    assert [connections.is_excess(held) for held in (first, second, third)] == [True, False, True]
+    assert connections.admits(third, b"HEAD /readyz HTTP/1.0\r\n")
+    connections.add_excess(fourth)
+    assert not connections.is_excess(fourth)
+    connections.release(first)
+    connections.add_excess(fifth)
+    assert connections.is_excess(fifth)
 
 
 def test_a_listener_accepts_a_few_at_a_time() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvium_core import LoadedModel
-from server.http.bodies import MAX_CONTAINERS, MAX_STARTS_PER_TURN, Turnstile, num_containers, without_strings
+from server.http.bodies import MAX_CONTAINERS, MAX_STARTS_PER_TURN, StartLimiter, num_containers, without_strings
 from server.http.parser import BYTES_PER_PIECE, FREE_PIECES, MAX_HEAD_BYTES, MAX_HEAD_LINES, BoundedParser
 from server.http.protection import PROTECTIVE
 from tests.server.live_server import LiveServer, live_server, wait_until
@@ -176,14 +176,14 @@ async def test_the_bodies_of_open_requests_are_bounded_in_total(byte_model: Load
         assert server.gauge('nvium_rejected_total{reason="bodies_too_large"}') == 1
 
 
-async def passing(turnstile: Turnstile, number: int, begun: list[int]) -> None:
-    await turnstile.pass_through(0)
+async def passing(limiter: StartLimiter, number: int, begun: list[int]) -> None:
+    await limiter.wait(0)
     begun.append(number)
 
 
 async def test_few_requests_start_per_turn_and_in_order() -> None:
-    turnstile, begun, numbers = Turnstile(), list[int](), [0]
-    tasks = [asyncio.create_task(passing(turnstile, number, begun)) for number in range(50)]
+    limiter, begun, numbers = StartLimiter(), list[int](), [0]
+    tasks = [asyncio.create_task(passing(limiter, number, begun)) for number in range(50)]
     while len(begun) < 50:
         await asyncio.sleep(0)
         numbers.append(len(begun))
@@ -193,30 +193,30 @@ async def test_few_requests_start_per_turn_and_in_order() -> None:
 
 
 async def test_a_single_request_does_not_wait() -> None:
-    turnstile, begun = Turnstile(), list[int]()
+    limiter, begun = StartLimiter(), list[int]()
     for number in range(50):
-        task = asyncio.create_task(passing(turnstile, number, begun))
+        task = asyncio.create_task(passing(limiter, number, begun))
         await asyncio.sleep(0)
         assert task.done()
         await asyncio.sleep(0)
 
 
 async def test_a_cancelled_request_does_not_block_others() -> None:
-    turnstile, begun = Turnstile(), list[int]()
-    tasks = [asyncio.create_task(passing(turnstile, number, begun)) for number in range(50)]
+    limiter, begun = StartLimiter(), list[int]()
+    tasks = [asyncio.create_task(passing(limiter, number, begun)) for number in range(50)]
     await asyncio.sleep(0)
     for task in tasks[10:40]:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert begun == [*range(10), *range(40, 50)]
-    await passing(turnstile, 50, begun)
+    await passing(limiter, 50, begun)
 
 
 async def test_only_large_bodies_wait_for_large_bodies() -> None:
-    turnstile = Turnstile()
-    large = [asyncio.create_task(turnstile.pass_through(2_000_000)) for _ in range(3)]
+    limiter = StartLimiter()
+    large = [asyncio.create_task(limiter.wait(2_000_000)) for _ in range(3)]
     await asyncio.sleep(0)
-    await turnstile.pass_through(1_000)
+    await limiter.wait(1_000)
     assert not any(task.done() for task in large)
     await large[0]
     assert not large[2].done()

@@ -1,4 +1,4 @@
-"""TLS, and the renewal of certificates and keys."""
+"""TLS, and the reloader of certificates and keys."""
 
 import asyncio
 import os
@@ -21,9 +21,9 @@ from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
 from nvium_core import LoadedModel
 from nvium_core.engine.schedule import scheduler
 from server.http.connection import FastPath
+from server.http.connection_limit import EXCESS_SHARE, RESERVE
 from server.http.keys import KeyRing, read_keys
-from server.http.renewal import Renewal
-from server.http.room import EXCESS_SHARE, RESERVE
+from server.http.reloader import Reloader
 from server.http.tls import tls_context
 from server.settings import Settings, SettingsError
 from server.telemetry.sink import LogSink
@@ -188,10 +188,10 @@ def test_a_valid_file_replaces_the_keys_and_an_invalid_one_does_not(tmp_path: Pa
     file = tmp_path / "keys"
     file.write_text("alice:sk-old")
     settings = Settings(api_keys_file=file)
-    renewal = Renewal(settings, ring := KeyRing(read_keys(settings)), None)
+    reloader = Reloader(settings, ring := KeyRing(read_keys(settings)), None)
     file.unlink() if content is None else file.write_text(content)
     with log_lines() as log:
-        renewal.renew()
+        reloader.reload()
     is_valid = content == "bob:sk-new"
     assert (ring.owner("sk-old"), ring.owner("sk-new")) == ((None, "bob") if is_valid else ("alice", None))
     assert [line["level"] for line in log.lines] == ["info" if is_valid else "error"]
@@ -203,9 +203,9 @@ def test_a_pipe_is_not_read(tmp_path: Path, setting: str) -> None:
     keys.write_text("alice:sk-old")
     os.mkfifo(pipe)
     settings = Settings(**{"api_keys_file": keys, "ssl_certfile": keys, setting: pipe})
-    renewal = Renewal(settings, ring := KeyRing(read_keys(Settings(api_keys_file=keys))), None)
+    reloader = Reloader(settings, ring := KeyRing(read_keys(Settings(api_keys_file=keys))), None)
     with log_lines() as log:
-        renewal.renew()
+        reloader.reload()
     assert ring.owner("sk-old") == "alice"
     assert [line["reason"] for line in log.lines] == [f"{setting}: {pipe} is not a regular file"]
 
@@ -221,12 +221,12 @@ def test_new_connections_get_the_reloaded_certificate(tmp_path: Path) -> None:
     issue("old.example")
     context = tls_context(settings)
     assert context
-    renewal = Renewal(settings, KeyRing(), context)
+    reloader = Reloader(settings, KeyRing(), context)
     issue("new.example")
-    renewal.renew()
+    reloader.reload()
     assert certificate_name(context, authority) == "new.example"
     both.write_text("no certificate")
-    renewal.renew()
+    reloader.reload()
     assert certificate_name(context, authority) == "new.example"
 
 

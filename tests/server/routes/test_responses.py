@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from nvium_core import LoadedModel
-from server.routes.responses import KeptResponses
+from server.routes.responses import ResponseStore
 from tests.byte_model import NAME, token_ids
 from tests.server.live_server import LiveServer, live_server
 from tests.server.raw_client import Json, error_of
@@ -103,28 +103,28 @@ def test_a_response_that_is_not_stored_or_has_another_key_is_not_found(byte_mode
             assert status == 200 or error_of(again)["code"] == "previous_response_not_found"
 
 
-def keep(kept: KeptResponses, owner: str, response_id: str, text: str = "a") -> None:
-    kept.keep(owner, [{"role": "user", "content": text}], {"id": response_id, "output": []})  # type: ignore[typeddict-item]
+def keep(kept: ResponseStore, owner: str, response_id: str, text: str = "a") -> None:
+    kept.store(owner, [{"role": "user", "content": text}], {"id": response_id, "output": []})  # type: ignore[typeddict-item]
 
 
 def test_the_largest_key_loses_its_oldest_response_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.routes.responses.MAX_KEPT", 4)
-    kept = KeptResponses()
+    monkeypatch.setattr("server.routes.responses.MAX_STORED", 4)
+    kept = ResponseStore()
     keep(kept, "alice", "0")
     for number in range(1000):
         keep(kept, "bob", str(number))
     assert kept.find("alice", "0")
     assert [bool(kept.find("bob", str(number))) for number in (996, 997, 998, 999)] == [False, True, True, True]
-    monkeypatch.setattr("server.routes.responses.MAX_KEPT_CHARACTERS", 1000)
+    monkeypatch.setattr("server.routes.responses.MAX_STORED_CHARACTERS", 1000)
     keep(kept, "alice", "1", "long" * 200)
     keep(kept, "bob", "1000")
     assert (kept.find("alice", "1"), kept.find("bob", "999") is None) == (None, False)
-    assert sum(kept._sizes.values()) == sum(one.num_characters for own in kept._kept.values() for one in own.values())
+    assert sum(kept._sizes.values()) == sum(one.num_characters for own in kept._owned.values() for one in own.values())
 
 
 def test_a_response_with_the_same_id_replaces_the_old_one() -> None:
     """Clients choose the id by `x-request-id`. A replaced response no longer counts towards the limits."""
-    kept = KeptResponses()
+    kept = ResponseStore()
     for number in range(50):
         keep(kept, "me", "1", f"{number}")
     found = kept.find("me", "1")

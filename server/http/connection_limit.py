@@ -24,8 +24,8 @@ class Refusable(Protocol):
 
 
 @dataclass(eq=False)
-class Room:
-    """Room for `num_connections`, and for `num_excess` more that may only send probes."""
+class ConnectionLimit:
+    """At most `num_connections`, and `num_excess` more that may only send probes."""
 
     num_connections: int
     num_excess: int = RESERVE // EXCESS_SHARE
@@ -52,16 +52,16 @@ class Room:
         self._excess.pop(connection, None)
 
 
-def room_for(max_connections: int, descriptors_per_connection: int = 1) -> Room:
-    """Return room for `max_connections`, or fewer if descriptors are short. Raise `SettingsError` if there is none."""
-    limit = raised_limit()
-    if limit == resource.RLIM_INFINITY:
-        return Room(max_connections)
-    reserve = min(RESERVE, limit // 4)
-    possible = (limit - num_descriptors() - reserve) // descriptors_per_connection
+def connection_limit(max_connections: int, descriptors_per_connection: int = 1) -> ConnectionLimit:
+    """Return `max_connections`, or fewer if descriptors are short. Raise `SettingsError` if there are none left."""
+    max_files = raised_limit()
+    if max_files == resource.RLIM_INFINITY:
+        return ConnectionLimit(max_connections)
+    reserve = min(RESERVE, max_files // 4)
+    possible = (max_files - num_descriptors() - reserve) // descriptors_per_connection
     if possible < 1:
-        raise SettingsError(f"max_connections: a limit of {limit} open files leaves no room for connections")
-    return Room(min(max_connections, possible), max(1, reserve // EXCESS_SHARE))
+        raise SettingsError(f"max_connections: a limit of {max_files} open files leaves no room for connections")
+    return ConnectionLimit(min(max_connections, possible), max(1, reserve // EXCESS_SHARE))
 
 
 def raised_limit() -> int:

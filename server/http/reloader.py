@@ -16,7 +16,7 @@ FILES = ("api_keys_file", "ssl_certfile", "ssl_keyfile")
 log = structlog.get_logger("nvium.server")
 
 
-class Renewal:
+class Reloader:
     """Reloads the files. If a file is invalid, logs the reason and changes nothing.
 
     The signal handler only sets a flag. It may interrupt a log call, so logging in the handler could deadlock.
@@ -40,9 +40,9 @@ class Renewal:
         """Reload if SIGHUP has arrived. Called ten times a second."""
         if self._is_due:
             self._is_due = False  # reset before reading, because the files may change again
-            self.renew()
+            self.reload()
 
-    def renew(self) -> None:
+    def reload(self) -> None:
         try:
             self._check_files()
             keys = read_keys(self._settings)
