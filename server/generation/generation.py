@@ -89,9 +89,8 @@ class Choice:
         if not self._has_begun:
             self._has_begun = True
             self.num_cached_tokens = admission.num_cached_prompt_tokens
-            self.record.left_queue(admission.at - self._submitted)
-            if self._leader is None:
-                self.record.found_in_cache(admission.num_cached_prompt_tokens)
+            num_cached = self.num_cached_tokens if self._leader is None else 0  # choices share the prompt's rows
+            self.record.left_queue(admission.at - self._submitted, num_cached)
 
 
 class Generation:

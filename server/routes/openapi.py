@@ -65,8 +65,6 @@ class Route:
     errors: tuple[int, ...] = ERRORS
 
 
-TOKENIZE = "Tokenize a text or a chat"
-DETOKENIZE = "Convert token ids to text"
 RESPONSES = "Generate a response (OpenAI's Responses API)"
 
 ROUTES = (
@@ -75,10 +73,10 @@ ROUTES = (
     Route("post", "/v1/responses", RESPONSES, Response, ResponseRequest, ResponseEvent, POST_ERRORS),
     Route("get", "/v1/responses/{response_id}", "Get a stored response", Response, errors=(*ERRORS, 404)),
     Route("delete", "/v1/responses/{response_id}", "Delete a stored response", DeletedResponse, errors=(*ERRORS, 404)),
-    Route("post", "/tokenize", TOKENIZE, Tokens, TokenizeRequest, None, POST_ERRORS),
-    Route("post", "/v1/tokenize", TOKENIZE, Tokens, TokenizeRequest, None, POST_ERRORS),
-    Route("post", "/detokenize", DETOKENIZE, Detokenized, DetokenizeRequest, None, POST_ERRORS),
-    Route("post", "/v1/detokenize", DETOKENIZE, Detokenized, DetokenizeRequest, None, POST_ERRORS),
+    Route("post", "/tokenize", "Tokenize a text or a chat", Tokens, TokenizeRequest, None, POST_ERRORS),
+    Route("post", "/v1/tokenize", "Tokenize a text or a chat", Tokens, TokenizeRequest, None, POST_ERRORS),
+    Route("post", "/detokenize", "Convert token ids to text", Detokenized, DetokenizeRequest, None, POST_ERRORS),
+    Route("post", "/v1/detokenize", "Convert token ids to text", Detokenized, DetokenizeRequest, None, POST_ERRORS),
     Route("get", "/tokenizer_info", "The tokenizer's class, special tokens and chat template", TokenizerInfo),
     Route("get", "/v1/models", "The model under each of its names, with its exits and limits", ModelList),
     Route("get", "/v1/models/{model_id}", "The model under one name", Model, errors=(*ERRORS, 404)),

@@ -55,17 +55,14 @@ class RequestRecord:
         self.num_prompt_tokens = num_prompt_tokens
         self._metrics.prompt_tokens.inc(num_prompt_tokens)
 
-    def left_queue(self, seconds: float) -> None:
-        """Record that a choice started to run after `seconds` in the queue."""
+    def left_queue(self, seconds: float, num_cached_prompt_tokens: int) -> None:
+        """Record that a choice started to run after `seconds` in the queue, with these rows from the prefix cache."""
         assert self.queued_at is not None
         seconds = max(0.0, seconds)  # the device thread may be faster than `admitted`
         self._metrics.queue_time.observe(seconds)
         started_at = self.queued_at + seconds
         self.started_at = started_at if self.started_at is None else min(started_at, self.started_at)
-
-    def found_in_cache(self, num_prompt_tokens: int) -> None:
-        """Record that rows of a prompt came from the prefix cache."""
-        self.num_cached_prompt_tokens = num_prompt_tokens + (self.num_cached_prompt_tokens or 0)
+        self.num_cached_prompt_tokens = num_cached_prompt_tokens + (self.num_cached_prompt_tokens or 0)
 
     def tokens_arrived(self, num_tokens: int, now: float, previous: float | None) -> None:
         """Record tokens that arrived together. `previous` is the arrival of the choice's previous tokens, if any."""
