@@ -10,6 +10,9 @@ from nvium_core import LoadedModel
 from tests.random_models import random_model
 
 END_OF_TEXT = "<|endoftext|>"
+TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}" + END_OF_TEXT + "{% endfor %}<assistant>"
+"""A chat template."""
+
 NAME = "bytes"
 EXIT_LAYERS = [1, 2, 4]
 
@@ -36,13 +39,18 @@ def byte_tokenizer() -> Tokenizer:
     return byte_level_tokenizer(bytes([byte]) for byte in range(256))
 
 
+def wrapped_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), eos_token=END_OF_TEXT)
+    tokenizer.chat_template = chat_template
+    return tokenizer
+
+
 def token_ids(text: str) -> list[int]:
     return [byte + 1 for byte in text.encode()]
 
 
 def load_byte_model(context: int = 4096) -> LoadedModel:
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), eos_token=END_OF_TEXT)
-    return LoadedModel(NAME, random_model(EXIT_LAYERS, vocab_size=257, context=context), tokenizer)
+    return LoadedModel(NAME, random_model(EXIT_LAYERS, vocab_size=257, context=context), wrapped_tokenizer())
 
 
 def save_byte_model(folder: Path, context: int = 4096) -> Path:

@@ -5,10 +5,15 @@ temporary folder instead of the user's cache. `pytest --hypothesis-profile=thoro
 """
 
 import os
+import sys
 import tempfile
+from typing import NamedTuple
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from nvium_core import cli
 
 torch.set_num_threads(1)
 
@@ -18,3 +23,35 @@ os.environ["NVIUM_CALIBRATIONS"] = calibrations.name
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("thorough", parent=settings.get_profile("default"), max_examples=1000)
 settings.load_profile("default")
+
+
+class Printed(NamedTuple):
+    out: str
+    err: str
+
+
+class Nvium:
+    """The `nvium` command, in this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+
+    def __call__(self, *arguments: object, exit_code: int = 0) -> Printed:
+        self._capsys.readouterr()
+        self._monkeypatch.setattr(sys, "argv", ["nvium", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ending:
+            cli.main()
+        printed = Printed(*self._capsys.readouterr())
+        assert ending.value.code == exit_code, printed.err
+        return printed
+
+    def refuses(self, *arguments: object) -> str:
+        """Return the complaint about a user's error: one line on stderr, nothing on stdout, exit code 2."""
+        printed = self(*arguments, exit_code=2)
+        assert (printed.out, printed.err.count("\n")) == ("", 1)
+        return printed.err
+
+
+@pytest.fixture
+def nvium(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Nvium:
+    return Nvium(monkeypatch, capsys)

@@ -1,9 +1,8 @@
-"""Simulates a full or broken disk for this process."""
+"""Simulates a full disk for this process."""
 
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 
 @contextmanager
@@ -15,9 +14,3 @@ def no_file_larger_than(num_bytes: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def break_file(path: Path) -> None:
-    """Let every write to the file fail with EIO: it becomes the unmapped first page of this process's memory."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.symlink_to("/proc/self/mem")

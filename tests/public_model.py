@@ -13,6 +13,4 @@ needs_smollm = pytest.mark.skipif(
 
 
 def smollm() -> Path:
-    spec = find_spec(PACKAGE)
-    assert spec is not None and spec.origin is not None
-    return Path(spec.origin).parent / FILE
+    return Path(find_spec(PACKAGE).origin).parent / FILE

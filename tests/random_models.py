@@ -13,17 +13,26 @@ def random_model(
     exit_layers: list[int],
     *,
     seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    spread: float = 1.0,
+    **shape: Any,
+) -> NviumForCausalLM:
+    """Build a model of a `small_config` with random weights (`randomized`)."""
+    return randomized(NviumForCausalLM(small_config(exit_layers, **shape)).to(dtype).eval(), seed, spread)
+
+
+def small_config(
+    exit_layers: list[int],
+    *,
     vocab_size: int = 17,
     width: int = 16,
     num_heads: int = 4,
     num_key_heads: int = 2,
     context: int = 64,
-    dtype: torch.dtype = torch.float64,
-    spread: float = 1.0,
     **parts: Any,
-) -> NviumForCausalLM:
-    """Build a model with random weights (`randomized`). `parts` are more fields of the configuration."""
-    config = NviumConfig(
+) -> NviumConfig:
+    """`parts` are more fields of the configuration."""
+    return NviumConfig(
         vocab_size=vocab_size,
         hidden_size=width,
         intermediate_size=2 * width,
@@ -32,11 +41,8 @@ def random_model(
         num_key_value_heads=num_key_heads,
         max_position_embeddings=context,
         exit_layers=exit_layers,
-        bos_token_id=0,
-        eos_token_id=0,
-        **parts,
+        **({"bos_token_id": 0, "eos_token_id": 0} | parts),
     )
-    return randomized(NviumForCausalLM(config).to(dtype).eval(), seed, spread)
 
 
 def randomized(model: Model, seed: int, spread: float = 1.0) -> Model:

@@ -17,7 +17,6 @@ from tests.model.llama_folders import edit_tensors, llama_folder, random_llama
 from tests.model.test_published_layout import EXIT_LAYERS as PUBLISHED_EXITS
 from tests.model.test_published_layout import write_published
 from tests.random_models import random_model
-from tests.test_cli import run
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 TEXT = "Once upon a time, in a den"
@@ -34,7 +33,6 @@ def published_folder(folder: Path) -> Path:
 
 
 def hugging_face_folder(folder: Path) -> Path:
-    """Write a Llama as transformers does, with the bundled model's tokenizer."""
     llama_folder(folder, random_llama(vocab_size=8192))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(bundled_model() / name, folder / name)
@@ -58,8 +56,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("dtype", ["auto", *DTYPES])
-def test_a_converted_model_has_the_weights_and_logits_of_the_source(source: Path, tmp_path: Path, dtype: str) -> None:
-    written = convert(source, tmp_path / "target", dtype)  # type: ignore[arg-type]
+def test_a_converted_model_has_the_weights_and_logits_of_the_source(source, tmp_path, dtype):
+    written = convert(source, tmp_path / "target", dtype)
     before = NviumForCausalLM.from_pretrained(source, dtype=DTYPES.get(dtype, "auto"))
     for after in (
         NviumForCausalLM.from_pretrained(tmp_path / "target"),
@@ -74,27 +72,27 @@ def test_a_converted_model_has_the_weights_and_logits_of_the_source(source: Path
             assert torch.equal(after(input_ids).logits, before(input_ids).logits)
 
 
-def test_a_converted_model_tokenizes_like_the_source(source: Path, tmp_path: Path) -> None:
+def test_a_converted_model_tokenizes_like_the_source(source, tmp_path):
     convert(source, tmp_path / "target")
     loaded = load_model(str(tmp_path / "target"))
     assert loaded.tokenizer(TEXT).input_ids == AutoTokenizer.from_pretrained(source)(TEXT).input_ids
     assert loaded.model.config.exit_layers == NviumForCausalLM.from_pretrained(source).config.exit_layers
 
 
-def test_a_large_model_is_sharded(source: Path, tmp_path: Path) -> None:
+def test_a_large_model_is_sharded(source, tmp_path):
     convert(source, tmp_path / "target", max_shard_bytes=20_000)
     assert len(list((tmp_path / "target").glob("model-*-of-*.safetensors"))) > 2
     before, after = (NviumForCausalLM.from_pretrained(folder).state_dict() for folder in (source, tmp_path / "target"))
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 
 
-def test_the_widest_of_several_precisions_is_kept(tmp_path: Path) -> None:
+def test_the_widest_of_several_precisions_is_kept(tmp_path):
     source = hugging_face_folder(tmp_path / "source")
     edit_tensors(source, lambda tensors: tensors.update({"lm_head.weight": tensors["lm_head.weight"].bfloat16()}))
     assert convert(source, tmp_path / "target").dtype == torch.float32
 
 
-def test_companion_files_are_copied_unchanged(tmp_path: Path) -> None:
+def test_companion_files_are_copied_unchanged(tmp_path):
     source = our_folder(tmp_path / "source")
     (source / "generation_config.json").write_text('{"eos_token_id": [3, 5]}')
     (source / "chat_template.jinja").write_text("{{ messages }}")
@@ -107,13 +105,10 @@ def test_companion_files_are_copied_unchanged(tmp_path: Path) -> None:
     assert GenerationConfig.from_pretrained(tmp_path / "target").eos_token_id == [3, 5]
 
 
-def test_the_command_describes_the_result_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_command_describes_the_result_in_one_line(nvium, tmp_path):
     published, target = published_folder(tmp_path / "published"), tmp_path / "deep" / "target"
-    assert run(monkeypatch, "convert", published, target, "--dtype", "bfloat16") == 0
+    [line] = nvium("convert", published, target, "--dtype", "bfloat16").out.splitlines()
     num_parameters = sum(p.numel() for p in NviumForCausalLM.from_pretrained(target).parameters())
-    [line] = capsys.readouterr().out.splitlines()
     expected = f"{target}: a 3-vium, exits after layers 1, 4, 5, {num_parameters:,} parameters in bfloat16"
     assert line.startswith(expected) and "tokenizer" not in line
 
@@ -135,16 +130,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_source_is_one_line_on_stderr_and_nothing_is_written(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, damage: str
-) -> None:
+def test_a_damaged_source_is_one_line_on_stderr_and_nothing_is_written(nvium, tmp_path, damage):
     source = our_folder(tmp_path / "source")
     inflict, complaint = DAMAGES[damage]
     inflict(source)
-    capsys.readouterr()
-    assert run(monkeypatch, "convert", source, tmp_path / "target") == 2
-    captured = capsys.readouterr()
-    assert captured.out == "" and captured.err.count("\n") == 1 and complaint in captured.err
+    assert complaint in nvium.refuses("convert", source, tmp_path / "target")
     assert list(tmp_path.iterdir()) == [source]
 
 
@@ -159,27 +149,18 @@ def test_a_damaged_source_is_one_line_on_stderr_and_nothing_is_written(
         (["SOURCE", "target", "--dtype", "float8"], "--dtype"),
     ],
 )
-def test_a_user_error_is_one_line_on_stderr_and_exit_code_2(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    arguments: list[str],
-    complaint: str,
-) -> None:
+def test_a_user_error_is_one_line_on_stderr_and_exit_code_2(nvium, monkeypatch, tmp_path, arguments, complaint):
     source = our_folder(tmp_path / "source")
     before = contents(source)
     (tmp_path / "file").write_text("in the way")
     monkeypatch.chdir(tmp_path)
-    capsys.readouterr()
     places = {"SOURCE": str(source), "FILE": "file", "FILE/target": "file/target"}
-    assert run(monkeypatch, "convert", *(places.get(argument, argument) for argument in arguments)) == 2
-    captured = capsys.readouterr()
-    assert captured.out == "" and captured.err.count("\n") == 1 and complaint in captured.err.lower()
+    assert complaint in nvium.refuses("convert", *(places.get(argument, argument) for argument in arguments)).lower()
     assert contents(source) == before
     assert {path.name for path in tmp_path.iterdir()} == {"source", "file"}
 
 
-def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_nothing_behind(tmp_path):
     source = our_folder(tmp_path / "source")
     with no_file_larger_than(10_000), pytest.raises(ConversionError, match="target: cannot be written"):
         convert(source, tmp_path / "target")

@@ -1,5 +1,3 @@
-"""Dependencies are pinned, and the audit reports known vulnerabilities and packages it could not check."""
-
 import re
 from importlib.metadata import PackageNotFoundError, distribution, requires
 from pathlib import Path
@@ -48,14 +46,11 @@ def is_installed(name: str) -> bool:
         return False
 
 
-def test_every_dependency_is_pinned_to_the_installed_version() -> None:
+def test_every_dependency_is_pinned_to_the_installed_version_and_every_pin_is_exact():
     names = {name for name in needed(OURS, EXTRAS) if not UNPINNED.fullmatch(name)}
     assert {"torch", "uvicorn", "pytest", "h11"} <= names
     installed = {name: distribution(name).version.partition("+")[0] for name in names}
     assert {name: PINS.get(name) for name in installed} == installed
-
-
-def test_every_pin_is_exact() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = [line for line in lines if not line.startswith("#")]
     assert [line for line in pins if not re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.]*", line)] == []
@@ -71,9 +66,7 @@ def test_every_pin_is_exact() -> None:
         ([], 1, "no package was audited"),
     ],
 )
-def test_an_audit_passes_only_if_every_package_was_checked_and_none_is_vulnerable(
-    packages: list[dict[str, Any]], status: int, output: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_audit_passes_only_if_every_package_was_checked_and_none_is_vulnerable(packages, status, output, capsys):
     answers = iter([[KNOWN], packages])
     assert audit.main(["constraints.txt"], lambda _: next(answers)) == status
     assert capsys.readouterr().out == output + "\n"

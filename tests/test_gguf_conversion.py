@@ -1,14 +1,7 @@
-"""A GGUF file from end to end: it converts to the same model and tokenizer, and it is served."""
-
-from pathlib import Path
-
-import httpx
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from nvium_core import LLM, load_model
-from nvium_core.cli import app
 from tests.model.gguf_files import write_gguf
 from tests.model.test_backbones import random_model
 from tests.public_model import needs_smollm, smollm
@@ -22,11 +15,10 @@ SHAPE = {"vocab_size": len(FIELDS["tokenizer.ggml.tokens"]), "num_hidden_layers"
 
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
 @torch.no_grad()
-def test_a_converted_file_is_the_same_model_and_tokenizer(kind: str, tmp_path: Path) -> None:
+def test_a_converted_file_is_the_same_model_and_tokenizer(nvium, kind, tmp_path):
     shape = SHAPE | {"hidden_size": 64, "intermediate_size": 64}
     file = write_gguf(tmp_path / "model.gguf", random_model("llama", shape), kind, tokenizer=FIELDS)
-    ran = CliRunner().invoke(app, ["convert", str(file), str(tmp_path / "folder"), "--dtype", "float32"])
-    assert ran.exit_code == 0, ran.output
+    nvium("convert", file, tmp_path / "folder", "--dtype", "float32")
     original, converted = (load_model(str(place), dtype="float32") for place in (file, tmp_path / "folder"))
     assert converted.name == "folder"
     ids = original.tokenizer(TEXT).input_ids
@@ -37,16 +29,16 @@ def test_a_converted_file_is_the_same_model_and_tokenizer(kind: str, tmp_path: P
     assert torch.equal(converted.model(given).logits, original.model(given).logits)
 
 
-def test_a_file_is_served(tmp_path: Path) -> None:
+def test_a_file_is_served(tmp_path):
     model = load_model(str(write_gguf(tmp_path / "tiny.gguf", random_model("llama", SHAPE), tokenizer=FIELDS)))
     with live_server(model) as server:
-        answer: httpx.Response = server.http.post("/v1/completions", json={"model": "tiny", "prompt": "The", "seed": 1})
+        answer = server.http.post("/v1/completions", json={"model": "tiny", "prompt": "The", "seed": 1})
     assert answer.json()["usage"]["completion_tokens"] > 0
 
 
 @needs_smollm
 @pytest.mark.slow
-def test_a_public_model_knows_a_capital() -> None:
+def test_a_public_model_knows_a_capital():
     [answer] = LLM(str(smollm())).chat(
         [{"role": "user", "content": "What is the capital of France?"}], temperature=0, max_tokens=8
     )

@@ -1,5 +1,3 @@
-"""`LLM` gives the output of an engine and a tokenizer called by hand."""
-
 import subprocess
 import sys
 
@@ -18,12 +16,12 @@ def llm() -> LLM:
 
 
 def by_hand(prompt: str, **sampling: object) -> list[int]:
-    params = SamplingParams(**sampling)  # type: ignore[arg-type]
+    params = SamplingParams(**sampling)
     [completion] = Engine(LOADED.model).generate([LOADED.tokenizer(prompt).input_ids], params)
     return completion.token_ids
 
 
-def test_a_text_is_continued_like_its_tokens_by_the_engine(llm: LLM) -> None:
+def test_a_text_is_continued_like_its_tokens_by_the_engine(llm):
     completions = llm.generate("Once", max_tokens=12, seed=3)
     assert completions.token_ids == by_hand("Once", max_tokens=12, seed=3)
     assert completions.text == LOADED.tokenizer.decode(completions.token_ids, skip_special_tokens=True).rstrip("\ufffd")
@@ -31,21 +29,21 @@ def test_a_text_is_continued_like_its_tokens_by_the_engine(llm: LLM) -> None:
     assert completions.finish_reason == completions[0].finish_reason == "length"
 
 
-def test_several_texts_are_completed_in_order_and_independently(llm: LLM) -> None:
+def test_several_texts_are_completed_in_order_and_independently(llm):
     together = llm.generate(PROMPTS, max_tokens=8, seed=5)
     assert [completion.token_ids for completion in together] == [by_hand(p, max_tokens=8, seed=5) for p in PROMPTS]
     with pytest.raises(ValueError, match="too many values"):
         _ = together.text
 
 
-def test_n_and_best_of_give_the_requested_number_of_choices(llm: LLM) -> None:
+def test_n_and_best_of_give_the_requested_number_of_choices(llm):
     assert len(llm.generate(PROMPTS, n=3, max_tokens=4, seed=1)) == 6
     ranked = llm.generate("Once", n=2, best_of=4, max_tokens=6, seed=1)
     assert ranked[0].mean_logprob >= ranked[1].mean_logprob
     assert len(ranked) == 2
 
 
-def test_a_stream_is_the_completion_in_pieces(llm: LLM) -> None:
+def test_a_stream_is_the_completion_in_pieces(llm):
     pieces = list(llm.stream("Once", max_tokens=30, seed=3))
     whole = llm.generate("Once", max_tokens=30, seed=3)
     assert "".join(piece.text for piece in pieces) == whole.text
@@ -54,7 +52,7 @@ def test_a_stream_is_the_completion_in_pieces(llm: LLM) -> None:
     assert [piece.finish_reason for piece in pieces if piece.finish_reason] == ["length"]
 
 
-def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
+def test_a_stop_string_ends_the_text_before_it(llm):
     whole = llm.generate("Once", max_tokens=60, seed=3)
     stop = whole.text[10:12]
     at = whole.text.index(stop)
@@ -67,7 +65,7 @@ def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
     assert not llm.engine.has_work
 
 
-def test_a_stop_token_has_no_text_and_flushes_the_buffer(llm: LLM) -> None:
+def test_a_stop_token_has_no_text_and_flushes_the_buffer(llm):
     token_ids = llm.generate("Once", max_tokens=20, seed=3).token_ids
     before = token_ids[: token_ids.index(token_ids[-1])]
     text = LOADED.tokenizer.decode(before, skip_special_tokens=True).rstrip("\ufffd")
@@ -77,7 +75,7 @@ def test_a_stop_token_has_no_text_and_flushes_the_buffer(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("sampling", [{"max_tokens": 0}, {"temperature": 9}, {"max_tokens": 200}])
-def test_an_invalid_request_is_rejected_and_leaves_the_engine_idle(llm: LLM, sampling: dict[str, int]) -> None:
+def test_an_invalid_request_is_rejected_and_leaves_the_engine_idle(llm, sampling):
     with pytest.raises(InvalidRequest):
         llm.generate(PROMPTS, **sampling)
     assert not llm.engine.has_work
@@ -100,7 +98,7 @@ print(type(AutoModel.from_pretrained(folder)).__name__)
 
 
 @pytest.mark.parametrize("order", IMPORTS)
-def test_the_auto_classes_load_the_model_in_any_import_order(order: str) -> None:
+def test_the_auto_classes_load_the_model_in_any_import_order(order):
     program = [sys.executable, "-c", IMPORTS[order] + LOADS]
     printed = subprocess.run(program, check=True, capture_output=True, text=True).stdout.split()
     assert printed == ["NviumConfig", "NviumForCausalLM", "NviumForCausalLM"]

@@ -1,9 +1,9 @@
-"""Continuations and conversations in the terminal: text on stdout, everything else on stderr."""
-
 import io
 import os
 import signal
 from collections.abc import Callable
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
@@ -17,15 +17,12 @@ LOADED = load_byte_model(context=160)
 SAMPLING = {"max_tokens": 12, "seed": 3, "ignore_eos": True}
 
 
-class Streams:
-    def __init__(self) -> None:
-        self.text, self.remarks = io.StringIO(), io.StringIO()
-        self.terminal = Terminal(Console(file=self.text), Console(file=self.remarks, width=200))
-
-
 @pytest.fixture
-def streams() -> Streams:
-    return Streams()
+def streams() -> SimpleNamespace:
+    """A terminal, and what was written to its text and its remarks."""
+    text, remarks = io.StringIO(), io.StringIO()
+    terminal = Terminal(Console(file=text), Console(file=remarks, width=200))
+    return SimpleNamespace(text=text, remarks=remarks, terminal=terminal)
 
 
 @pytest.fixture
@@ -34,15 +31,7 @@ def llm() -> LLM:
 
 
 def lines(*messages: str) -> Callable[[], str]:
-    remaining = iter(messages)
-
-    def read() -> str:
-        try:
-            return next(remaining)
-        except StopIteration:
-            raise EOFError from None
-
-    return read
+    return Mock(side_effect=[*messages, EOFError])
 
 
 def answer_to(llm: LLM, *turns: str) -> str:
@@ -51,34 +40,34 @@ def answer_to(llm: LLM, *turns: str) -> str:
     return llm.chat(messages, **SAMPLING).text
 
 
-def test_only_prompt_and_continuation_go_to_the_text_stream(streams: Streams, llm: LLM) -> None:
+def test_only_prompt_and_continuation_go_to_the_text_stream(streams, llm):
     continue_text(streams.terminal, llm, "Once", SAMPLING)
     assert streams.text.getvalue() == "Once" + shown(llm.generate("Once", **SAMPLING).text) + "\n"
     assert "12 tokens, " in streams.remarks.getvalue()
     assert "mean depth" in streams.remarks.getvalue()
 
 
-def test_a_conversation_includes_earlier_turns(streams: Streams, llm: LLM) -> None:
+def test_a_conversation_includes_earlier_turns(streams, llm):
     first = answer_to(llm, "Hi")
     second = answer_to(llm, "Hi", first, "More")
     converse(streams.terminal, llm, lines("Hi", "", "More"), None, SAMPLING)
     assert streams.text.getvalue() == f"{shown(first)}\n{shown(second)}\n"
 
 
-def test_the_oldest_turns_are_dropped_when_the_context_is_full(streams: Streams, llm: LLM) -> None:
+def test_the_oldest_turns_are_dropped_when_the_context_is_full(streams, llm):
     question = "x" * 50
     converse(streams.terminal, llm, lines(question, question, question), None, SAMPLING)
     assert "context full" in streams.remarks.getvalue()
     assert streams.remarks.getvalue().count("tokens/s") == 3
 
 
-def test_an_unknown_command_is_no_message(streams: Streams, llm: LLM) -> None:
+def test_an_unknown_command_is_no_message(streams, llm):
     converse(streams.terminal, llm, lines("/quit now"), None, SAMPLING)
     assert "unknown command /quit" in streams.remarks.getvalue()
     assert not streams.text.getvalue()
 
 
-def test_an_interruption_ends_the_answer_and_not_the_conversation(streams: Streams, llm: LLM) -> None:
+def test_an_interruption_ends_the_answer_and_not_the_conversation(streams, llm):
     first = answer_to(llm, "Hi")
 
     class Interrupting(io.StringIO):

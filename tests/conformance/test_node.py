@@ -7,27 +7,16 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.conftest import Record
 from tests.conformance.programs import NODE_MODULES, installed, run
-from tests.conformance.serving import Served
 
 SCRIPT = Path(__file__).with_name("node_client.cjs")
 
 
-@pytest.fixture(scope="module")
-def seen(server: Served) -> Any:
-    """What the client got."""
+@pytest.mark.conformance
+def test_the_node_client_reads_models_whole_answers_streams_and_errors(server, record):
     node = shutil.which("node") or pytest.skip("node is not installed")
     environment = {"NODE_PATH": str(installed(NODE_MODULES))}
-    finished = run([node, SCRIPT, server.api, server.model], seconds=60, environment=environment)
-    assert finished.exit_code == 0
-    return json.loads(finished.output)
-
-
-@pytest.mark.conformance
-def test_the_node_client_reads_models_whole_answers_streams_and_errors(
-    server: Served, seen: Any, record: Record
-) -> None:
+    seen = json.loads(run([node, SCRIPT, server.api, server.model], seconds=60, environment=environment))
     record("openai for Node", seen["version"], requests=9)
     assert seen["models"] == [server.model]
     assert seen["model"] == server.model

@@ -2,12 +2,10 @@
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
 from tests.byte_model import NAME, load_byte_model
-from tests.conformance.conftest import Record
 from tests.conformance.programs import CLIENTS, NODE_MODULES, installed, run
 from tests.server.live_server import live_server
 from tests.server.scripted_answers import answering
@@ -73,31 +71,26 @@ AGENTS = (
 
 
 @pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.program)
-def test_an_agent_runs_a_command_and_answers(agent: Agent, record: Record, tmp_path: Path) -> None:
+def test_an_agent_runs_a_command_and_answers(agent, record, tmp_path):
     program = installed(NODE_MODULES / ".bin" / agent.program)
     package = json.loads((NODE_MODULES / agent.package / "package.json").read_text(encoding="utf-8"))
     home, work = tmp_path / "home", tmp_path / "work"
-    home.mkdir()
-    work.mkdir()
+    for folder in (home, work):
+        folder.mkdir()
     call = f'{{"name": "{agent.tool}", "arguments": {{"{agent.argument}":"{COMMAND}"}}}}'
     answers = [*agent.answers_before, call, ANSWER]
-    environment = {
-        "HOME": str(home),
-        "PWD": str(work),
-        "CODEX_HOME": str(home),
-        "OPENCODE_CONFIG": str(home / agent.file),
-    }
+    environment = {"HOME": str(home), "PWD": str(work), "CODEX_HOME": str(home)}
+    environment |= {"OPENCODE_CONFIG": str(home / agent.file)}
     with live_server(load_byte_model(context=65536)) as server, answering(server.app, *answers):
         (home / agent.file).write_text(agent.configuration.format(model=NAME, url=server.url), encoding="utf-8")
         arguments = [argument.format(home=home) for argument in agent.arguments]
-        finished = run([program, *arguments, "Say it."], seconds=480, cwd=work, environment=environment)
-    assert finished.exit_code == 0
-    assert finished.output.rstrip().endswith(ANSWER)
+        output = run([program, *arguments, "Say it."], seconds=480, cwd=work, environment=environment)
+    assert output.rstrip().endswith(ANSWER)
     assert (work / "told.txt").read_text(encoding="utf-8") == "seen\n"
     record(agent.package, package["version"], requests=len(answers))
 
 
-def test_aider_edits_a_file(record: Record, tmp_path: Path) -> None:
+def test_aider_edits_a_file(record, tmp_path):
     aider = installed(CLIENTS / "aider" / "bin" / "aider")
     (told := tmp_path / "told.txt").touch()
     quietly = ("--no-git", "--yes-always", "--no-show-model-warnings", "--no-check-update", "--analytics-disable")
@@ -105,7 +98,6 @@ def test_aider_edits_a_file(record: Record, tmp_path: Path) -> None:
     with live_server(load_byte_model(context=65536)) as server, answering(server.app, "told.txt\n```\nseen\n```\n"):
         model = ("--model", f"openai/{NAME}", "--openai-api-base", f"{server.url}/v1", "--openai-api-key", "none")
         environment = {"HOME": str(tmp_path)}
-        finished = run([aider, *model, *quietly, *editing, told], seconds=240, cwd=tmp_path, environment=environment)
-    assert finished.exit_code == 0
+        run([aider, *model, *quietly, *editing, told], seconds=240, cwd=tmp_path, environment=environment)
     assert told.read_text(encoding="utf-8") == "seen\n"
-    record("aider", run([aider, "--version"], seconds=120).output.split()[-1], requests=1)
+    record("aider", run([aider, "--version"], seconds=120).split()[-1], requests=1)

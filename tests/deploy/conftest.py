@@ -6,17 +6,15 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.byte_model import NAME, load_byte_model
+from tests.byte_model import NAME, save_byte_model
 from tests.deploy.promql import Page
 from tests.server.server_process import ServerProcess, server_process
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    model, folder = load_byte_model(), tmp_path_factory.mktemp("server")
-    model.model.save_pretrained(folder / NAME)
-    model.tokenizer.save_pretrained(folder / NAME)
-    with server_process(folder / NAME, folder) as process:
+    folder = tmp_path_factory.mktemp("server")
+    with server_process(save_byte_model(folder / NAME), folder) as process:
         assert complete(process, n=3).status_code == 200
         assert complete(process, model="other").status_code == 404
         yield process

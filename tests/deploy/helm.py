@@ -95,6 +95,5 @@ def rendered_text(values: str) -> str:
 
 
 def pod_metrics(values: dict[str, Any]) -> list[str]:
-    """Return the pod metrics that the autoscaler queries."""
     metrics = rendered(values)["HorizontalPodAutoscaler"]["spec"]["metrics"]
     return [metric["pods"]["metric"]["name"] for metric in metrics if metric["type"] == "Pods"]

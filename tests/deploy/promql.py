@@ -18,8 +18,6 @@ Labels = dict[str, set[str]]
 
 
 class Page:
-    """The series of one scrape."""
-
     def __init__(self, text: str) -> None:
         self.series: dict[str, Labels] = {"up": {}}
         self.families = {family.name: family for family in text_string_to_metric_families(text)}
@@ -63,7 +61,6 @@ class Page:
 
 
 def nodes(query: str | Expr) -> list[Expr]:
-    """Return all nodes of a query."""
     found: list[Expr] = []
     promql_parser.walk(promql_parser.parse(query) if isinstance(query, str) else query, pre_visit=found.append)
     return found

@@ -19,7 +19,6 @@ CACHES = dict(re.findall(r"\b(HF_HOME|XDG_CACHE_HOME)=(\S+)", DOCKERFILE))
 
 
 def panels() -> list[dict[str, Any]]:
-    """Return the dashboard's panels, without rows."""
     return [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 
 

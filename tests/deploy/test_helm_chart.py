@@ -25,7 +25,6 @@ each_case = pytest.mark.parametrize("values", CASES.values(), ids=CASES)
 
 
 def check(resource: dict[str, Any], version: str) -> None:
-    """Raise if the resource does not match Kubernetes' schema."""
     if resource["kind"] not in ("ServiceMonitor", "PrometheusRule"):  # defined by the Prometheus operator
         kubernetes_validate.validate(resource, version, strict=True)
 
@@ -44,7 +43,7 @@ def environment(values: dict[str, Any]) -> dict[str, str]:
 
 
 @each_case
-def test_helms_lint_passes(values: dict[str, Any]):
+def test_helms_lint_passes(values):
     done = run_helm("lint", "--strict", str(CHART), values=values)
     assert done.returncode == 0, done.stdout
     assert "[WARNING]" not in done.stdout
@@ -52,7 +51,7 @@ def test_helms_lint_passes(values: dict[str, Any]):
 
 @each_case
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
-def test_rendered_resources_match_kubernetes_schemas(values: dict[str, Any], version: str):
+def test_rendered_resources_match_kubernetes_schemas(values, version):
     for resource in rendered(values).values():
         check(resource, version)
 
@@ -64,7 +63,7 @@ def test_the_chart_has_every_setting_of_the_server():
     )
 
 
-def test_the_server_reads_the_settings_that_the_chart_writes(monkeypatch: pytest.MonkeyPatch):
+def test_the_server_reads_the_settings_that_the_chart_writes(monkeypatch):
     for name, value in environment(EVERYTHING).items():
         monkeypatch.setenv(name, value)
     settings = read_settings({})
@@ -76,7 +75,7 @@ def test_the_server_reads_the_settings_that_the_chart_writes(monkeypatch: pytest
 
 
 @each_case
-def test_a_pod_has_no_privileges(values: dict[str, Any]):
+def test_a_pod_has_no_privileges(values):
     spec, only = pod(values), container(values)
     assert spec["automountServiceAccountToken"] is False
     assert spec["securityContext"]["runAsNonRoot"] is True
@@ -90,7 +89,7 @@ def test_a_pod_has_no_privileges(values: dict[str, Any]):
 
 
 @each_case
-def test_probes_use_public_routes(values: dict[str, Any]):
+def test_probes_use_public_routes(values):
     probes = {
         name: container(values)[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "liveness", "readiness")
     }
@@ -99,13 +98,13 @@ def test_probes_use_public_routes(values: dict[str, Any]):
 
 
 @each_case
-def test_the_grace_period_of_a_pod_is_longer_than_draining(values: dict[str, Any]):
+def test_the_grace_period_of_a_pod_is_longer_than_draining(values):
     goodbye = float(container(values)["lifecycle"]["preStop"]["exec"]["command"][1])
     drain = float(environment(values).get("NVIUM_DRAIN_SECONDS", Settings.model_fields["drain_seconds"].default))
     assert pod(values)["terminationGracePeriodSeconds"] > goodbye + drain + 2 * STOP_SECONDS
 
 
-def test_the_service_monitor_selects_the_service_with_the_job_of_the_rules():
+def test_the_monitor_selects_the_service_and_rules_and_dashboard_equal_those_of_the_compose_file():
     resources = rendered(EVERYTHING)
     monitor, service = resources["ServiceMonitor"]["spec"], resources["Service"]
     assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
@@ -113,9 +112,5 @@ def test_the_service_monitor_selects_the_service_with_the_job_of_the_rules():
         port["name"] for port in service["spec"]["ports"]
     ]
     assert service["metadata"]["labels"][monitor["jobLabel"]] == "nvium"
-
-
-def test_rules_and_dashboard_equal_those_of_the_compose_file():
-    resources = rendered(EVERYTHING)
     assert resources["PrometheusRule"]["spec"] == yaml.safe_load((MONITORING / "rules.yml").read_text())
     assert json.loads(resources["ConfigMap"]["data"]["nvium.json"]) == DASHBOARD

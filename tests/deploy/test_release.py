@@ -1,21 +1,15 @@
-"""The release's checks, and the contents of the wheel."""
-
 import json
-import os
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from deploy import release as steps
 from deploy.release import NotReady, Release
 from tests.deploy.shipped import ROOT
-from tests.server.live_server import wait_until
-from tests.server.server_process import free_port
+from tests.server.server_process import CODE, server_process
 
 FILES = {
     "pyproject.toml": '[project]\nversion = "1.2.3"\n',
@@ -42,12 +36,12 @@ def rewrite(release: Release, name: str, old: str, new: str) -> None:
     path.write_text(path.read_text().replace(old, new, 1))
 
 
-def test_this_repository_states_one_version() -> None:
+def test_this_repository_states_one_version():
     steps.version(Release(ROOT, ROOT))
     assert len(list(steps.stated_versions(ROOT))) >= 5
 
 
-def test_a_different_version_is_reported_with_its_place(release: Release) -> None:
+def test_a_different_version_is_reported_with_its_place(release):
     for name in FILES.keys() - {"pyproject.toml", "CHANGELOG.md"}:
         steps.version(release)
         rewrite(release, name, "1.2.3", "1.2.2")
@@ -56,7 +50,7 @@ def test_a_different_version_is_reported_with_its_place(release: Release) -> Non
         rewrite(release, name, "1.2.2", "1.2.3")
 
 
-def test_uncommitted_files_are_reported(release: Release) -> None:
+def test_uncommitted_files_are_reported(release):
     git = ["git", "-c", "user.name=A", "-c", "user.email=a@example.org"]
     for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message", "All of it"]):
         subprocess.run([*git, *command], cwd=release.root, check=True)
@@ -67,26 +61,20 @@ def test_uncommitted_files_are_reported(release: Release) -> None:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the wheel with the installed backend. Skip the test if there is none."""
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build and unpack the wheel with the installed backend. Skip the test if there is none."""
     pytest.importorskip("build")
     pytest.importorskip("hatchling")
     folder = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
     subprocess.run(command, check=True, capture_output=True)
-    [made] = folder.glob("*.whl")
-    return made
-
-
-@pytest.fixture(scope="module")
-def unpacked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("unpacked")
+    [wheel] = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder)
-    return folder
+        archive.extractall(folder / "unpacked")
+    return folder / "unpacked"
 
 
-def test_a_wheel_contains_the_model_the_page_and_the_native_sources_but_no_tests(unpacked: Path) -> None:
+def test_a_wheel_contains_the_model_the_page_and_the_native_sources_but_no_tests(unpacked):
     for name in (
         "nvium_core/checkpoints/stories-9m/model.safetensors",
         "nvium_core/checkpoints/stories-9m/tokenizer.json",
@@ -100,41 +88,23 @@ def test_a_wheel_contains_the_model_the_page_and_the_native_sources_but_no_tests
     assert packages == {"nvium_core", "server", "loadtest"}
 
 
-@pytest.fixture
-def served_from(unpacked: Path, tmp_path: Path) -> Iterator[str]:
-    port = free_port()
-    command = [sys.executable, "-P", "-m", "nvium_core.cli", "serve", "--port", str(port)]
-    environment = os.environ | {"PYTHONPATH": str(unpacked)}
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        wait_until(lambda: answers(url), seconds=120)
-        yield url
-    finally:
-        process.kill()
-        process.wait()
-
-
-def answers(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/readyz").status_code == 200
-    except httpx.TransportError:
-        return False
+SERVE = "import nvium_core, server, sys; print(nvium_core.__file__, server.__file__, file=sys.stderr); " + CODE
 
 
 @pytest.mark.slow
-def test_a_wheel_serves_the_bundled_model_without_the_repository(unpacked: Path, served_from: str) -> None:
-    where = "import nvium_core, server; print(nvium_core.__file__, server.__file__)"
-    environment = os.environ | {"PYTHONPATH": str(unpacked)}
-    found = subprocess.check_output([sys.executable, "-P", "-c", where], env=environment, text=True)
-    assert all(file.startswith(str(unpacked)) for file in found.split())
-    asked = {"model": "stories-9m", "prompt": "Once upon a time", "max_tokens": 4, "seed": 1}
-    [choice] = httpx.post(f"{served_from}/v1/completions", json=asked, timeout=60).json()["choices"]
-    assert len(choice["nvium"]["exits"]) == 4
-    assert 'id="prompt"' in httpx.get(served_from).text
+def test_a_wheel_serves_the_bundled_model_without_the_repository(unpacked, tmp_path):
+    model = unpacked / "nvium_core" / "checkpoints" / "stories-9m"
+    variables = {"PYTHONPATH": str(unpacked), "PYTHONSAFEPATH": "1"}
+    with server_process(model, tmp_path, SERVE, variables) as server:
+        asked = {"model": "stories-9m", "prompt": "Once upon a time", "max_tokens": 4, "seed": 1}
+        [choice] = server.http.post("/v1/completions", json=asked).json()["choices"]
+        assert len(choice["nvium"]["exits"]) == 4
+        assert 'id="prompt"' in server.http.get("/").text
+        imported, _ = server.log().split("\n", 1)
+        assert all(file.startswith(str(unpacked)) for file in imported.split())
 
 
-def test_the_bill_of_materials_lists_the_environment(release: Release) -> None:
+def test_the_bill_of_materials_lists_the_environment(release):
     pytest.importorskip("cyclonedx_py")
     (release.root / "pyproject.toml").write_text('[project]\nname = "nvium"\nversion = "1.2.3"\n')
     (release.root / "dist").mkdir()

@@ -7,9 +7,7 @@ import pytest
 import yaml
 
 from tests.deploy.helm import EVERYTHING, pod_metrics
-from tests.deploy.promql import Page
 from tests.deploy.shipped import MONITORING, ROOT, RULES
-from tests.server.server_process import ServerProcess
 
 ALERTS = [rule["alert"] for rule in RULES]
 UNIT_TESTS = MONITORING / "rules_test.yml"
@@ -23,16 +21,13 @@ def promtool(*arguments: str | Path, given: str = "") -> str:
     return done.stdout + done.stderr
 
 
-def test_rules_use_only_metrics_that_a_server_exports(page: Page):
+def test_rules_use_only_metrics_that_a_server_exports(page):
     assert {rule["alert"]: page.complaints(rule["expr"]) for rule in RULES if page.complaints(rule["expr"])} == {}
 
 
-def test_promtool_accepts_the_rules_and_the_configuration():
+def test_promtool_accepts_the_rules_and_the_configuration_and_alerts_fire_when_they_should():
     assert f"{len(RULES)} rules found" in promtool("check", "rules", MONITORING / "rules.yml")
     promtool("check", "config", MONITORING / "prometheus.yml")
-
-
-def test_alerts_fire_when_they_should():
     assert "SUCCESS" in promtool("test", "rules", UNIT_TESTS)
 
 
@@ -42,11 +37,11 @@ def test_every_alert_is_tested_to_fire_and_not_to_fire():
         assert {case["alertname"] for case in cases if bool(case.get("exp_alerts")) == fires} == set(ALERTS)
 
 
-def test_promtool_accepts_the_names_units_and_help_of_the_metrics(server: ServerProcess):
+def test_promtool_accepts_the_names_units_and_help_of_the_metrics(server):
     assert promtool("check", "metrics", given=server.http.get("/metrics").text) == ""
 
 
-def test_the_autoscalers_metrics_exist_and_the_adapter_serves_them(page: Page):
+def test_the_autoscalers_metrics_exist_and_the_adapter_serves_them(page):
     adapter = yaml.safe_load((ROOT / "deploy" / "helm" / "prometheus-adapter.yaml").read_text())
     [rule] = adapter["rules"]["custom"]
     [pattern] = re.findall(r'__name__=~"(.*?)"', rule["seriesQuery"])

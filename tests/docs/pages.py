@@ -43,7 +43,6 @@ def tokens(page: str) -> list[Token]:
 
 
 def blocks(page: str) -> Iterator[Code]:
-    """Yield indented and fenced code blocks."""
     for token in tokens(page):
         if token.type in ("code_block", "fence"):
             assert token.map
@@ -57,7 +56,6 @@ def _inline(page: str) -> Iterator[tuple[int, Token]]:
 
 
 def spans(page: str) -> Iterator[Code]:
-    """Yield inline code, in text and tables."""
     for line, token in _inline(page):
         if token.type == "code_inline":
             yield Code(f"{page}:{line}", token.content)

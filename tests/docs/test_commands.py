@@ -16,7 +16,7 @@ def problem(text: str) -> str:
     return ""
 
 
-def test_every_command_exists() -> None:
+def test_every_command_exists():
     codes = [code for page in pages.PAGES for code in (*pages.blocks(page), *pages.spans(page))]
     texts = [code for code in codes if code.text.startswith(PROGRAMS) and not code.text.startswith("nvium COMMAND")]
     assert texts

@@ -1,19 +1,8 @@
-"""The pages list every field, error, endpoint and option of the code."""
-
 import re
 from typing import Any, get_type_hints
 
 import pytest
-from openai.types import completion_create_params, shared_params
-from openai.types.chat import (
-    ChatCompletionAssistantMessageParam,
-    ChatCompletionContentPartTextParam,
-    ChatCompletionFunctionToolParam,
-    ChatCompletionStreamOptionsParam,
-    ChatCompletionToolMessageParam,
-    ChatCompletionUserMessageParam,
-)
-from openai.types.chat import completion_create_params as chat_create_params
+from openai.types import chat, completion_create_params, shared_params
 
 from docs.tables import options
 from docs.tables.fields import endpoints, fields
@@ -28,13 +17,13 @@ from tests.docs.real import NVIUM
 
 OPENAI: list[tuple[type[RequestBody], str, Any]] = [
     (CompletionRequest, "", completion_create_params.CompletionCreateParamsNonStreaming),
-    (ChatRequest, "", chat_create_params.CompletionCreateParamsStreaming),
-    (ChatRequest, "stream_options.", ChatCompletionStreamOptionsParam),
-    (ChatRequest, "messages[].", ChatCompletionAssistantMessageParam),
-    (ChatRequest, "messages[].", ChatCompletionUserMessageParam),
-    (ChatRequest, "messages[].", ChatCompletionToolMessageParam),
-    (ChatRequest, "messages[].content[].", ChatCompletionContentPartTextParam),
-    (ChatRequest, "tools[].", ChatCompletionFunctionToolParam),
+    (ChatRequest, "", chat.completion_create_params.CompletionCreateParamsStreaming),
+    (ChatRequest, "stream_options.", chat.ChatCompletionStreamOptionsParam),
+    (ChatRequest, "messages[].", chat.ChatCompletionAssistantMessageParam),
+    (ChatRequest, "messages[].", chat.ChatCompletionUserMessageParam),
+    (ChatRequest, "messages[].", chat.ChatCompletionToolMessageParam),
+    (ChatRequest, "messages[].content[].", chat.ChatCompletionContentPartTextParam),
+    (ChatRequest, "tools[].", chat.ChatCompletionFunctionToolParam),
     (ChatRequest, "tools[].function.", shared_params.FunctionDefinition),
     (ChatRequest, "response_format.", shared_params.ResponseFormatJSONSchema),
     (ChatRequest, "response_format.json_schema.", shared_params.response_format_json_schema.JSONSchema),
@@ -42,18 +31,18 @@ OPENAI: list[tuple[type[RequestBody], str, Any]] = [
 
 
 @pytest.mark.parametrize(("body", "within", "theirs"), OPENAI)
-def test_every_field_of_the_official_client_is_known(body: type[RequestBody], within: str, theirs: Any) -> None:
+def test_every_field_of_the_official_client_is_known(body, within, theirs):
     names = {f"{within}{name}" for name in get_type_hints(theirs)}
     assert names
     assert names - {name for name, _ in fields(body)} == set()
 
 
-def test_the_page_lists_the_response_extensions() -> None:
+def test_the_page_lists_the_response_extensions():
     added = {**TokenExits.__annotations__, **ExitSummary.__annotations__}
     assert first_cells("## Response extensions") - {"metadata"} == set(added)
 
 
-def test_the_page_has_every_error_code_and_no_other() -> None:
+def test_the_page_has_every_error_code_and_no_other():
     sources = "".join(file.read_text() for file in (ROOT / "server").rglob("*.py"))
     codes = {*re.findall(r'\bcode ?= ?"(\w+)"', sources), *REJECTIONS, CONTEXT_EXCEEDED, TOO_COSTLY}
     assert first_cells("## Errors") == codes
@@ -70,14 +59,14 @@ def text_of(page: str) -> str:
     return (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
 
 
-def test_every_endpoint_is_on_the_pages_of_fields_and_of_security() -> None:
+def test_every_endpoint_is_on_the_pages_of_fields_and_of_security():
     paths = {str(row[0]).strip("`").split()[1] for row in endpoints()[1]}
     assert {route.path for route in ROUTES} <= paths
     security = text_of("security")
     assert {path for path in paths if f"`{path}`" not in security and not path.startswith("/v1/models/")} == set()
 
 
-def test_the_page_lists_the_options_of_the_command() -> None:
+def test_the_page_lists_the_options_of_the_command():
     tables = (options.options_model(), options.options_engine(), options.options_server())
     listed = {name for _, rows in tables for row in rows for name in re.findall(r"--[a-z-]+", str(row[0]))}
     serve: Any = NVIUM.commands["serve"]

@@ -1,17 +1,13 @@
-"""Links on the pages resolve, the index is complete, and paths, settings and metrics on the pages exist."""
-
 import re
 
 from server.settings import Settings
 from tests.docs import pages, real
 from tests.docs.pages import PAGES, ROOT
-from tests.server.live_server import LiveServer
 
 FOLDERS = ("nvium_core", "server", "loadtest", "research", "docs", "deploy", "tests", "benchmarks")
 
 
 def anchors(text: str) -> set[str]:
-    """Return GitHub's anchors of the headings."""
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
@@ -30,13 +26,13 @@ def missing(page: str) -> set[str]:
     return {name for name in named if name.split("/")[0] in FOLDERS and not (ROOT / name).exists()}
 
 
-def test_links_pictures_and_named_paths_exist() -> None:
+def test_links_pictures_and_named_paths_exist():
     dead = [f"{page}:{line}: {target}" for page in PAGES for line, target in pages.links(page) if broken(page, target)]
     assert dead == []
     assert {page: names for page in PAGES if (names := missing(page))} == {}
 
 
-def test_every_page_and_every_command_is_in_the_index() -> None:
+def test_every_page_and_every_command_is_in_the_index():
     listed = {f"docs/{target}" for _, target in pages.links("docs/README.md")}
     top = {page for page in PAGES if re.fullmatch(r"docs/[^/]+\.md", page)}
     assert top - {"docs/README.md"} <= listed
@@ -44,7 +40,7 @@ def test_every_page_and_every_command_is_in_the_index() -> None:
     assert {words[1] for words in spans if words[0] == "nvium" and len(words) > 1} >= real.NVIUM.commands.keys()
 
 
-def test_every_variable_on_a_page_is_a_setting_and_no_page_has_open_ends() -> None:
+def test_every_variable_on_a_page_is_a_setting_and_no_page_has_open_ends():
     for page in PAGES:
         text = (ROOT / page).read_text(encoding="utf-8")
         named = {name.lower() for name in re.findall(r"\bNVIUM_([A-Z_]+[A-Z])\b", text)}
@@ -52,7 +48,7 @@ def test_every_variable_on_a_page_is_a_setting_and_no_page_has_open_ends() -> No
         assert re.findall(r"(?<!\w)@+\w+|\bTODO\b|\bTBD\b", text) == [], page
 
 
-def test_the_page_on_monitoring_has_every_metric_and_no_other(server: LiveServer) -> None:
+def test_the_page_on_monitoring_has_every_metric_and_no_other(server):
     gateways = re.findall(
         r'Gauge\("(nvium_\w+)"', (ROOT / "server" / "replicas" / "gateway.py").read_text(encoding="utf-8")
     )

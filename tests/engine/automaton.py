@@ -29,8 +29,6 @@ class Rule:
 
 @dataclass
 class Automaton:
-    """A `Constraint` that follows a rule."""
-
     rule: Rule
     generated: list[int] = field(default_factory=list)
 
@@ -39,7 +37,6 @@ class Automaton:
         return not self.rule(self.generated)
 
     def is_ready(self, seconds: float) -> bool:
-        del seconds
         return True
 
     def allowed(self) -> bytes:

@@ -8,25 +8,37 @@ from functools import partial
 import torch
 
 from nvium_core import Completion, Engine, EngineConfig, FailureEvent, NviumForCausalLM, SamplingParams
+from nvium_core.choices import Schedule
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.device.runner import Runner, best_backend
 from nvium_core.engine.events import Event
 from nvium_core.engine.schedule.step import Step, StepResult
+from tests.random_models import random_model
 
 Key = tuple[str, int]
 """A request's id and the index of one of its choices."""
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
+PAGE_SIZE = 4
 
 MAX_STEPS = 20_000
 
 
 def events_of(engine: Engine) -> Iterator[Event]:
-    """Yield all events until the engine has no work."""
     for _ in range(MAX_STEPS):
         if not engine.has_work:
             return
         yield from engine.step()
         engine.check_integrity()
     raise AssertionError("the engine does not finish")
+
+
+def together(engine: Engine, requests: Sequence[tuple[Sequence[int], SamplingParams]]) -> list[Completion]:
+    """Return the output of the first choice of each request, all added at once."""
+    for number, (prompt, params) in enumerate(requests):
+        engine.add(str(number), prompt, params)
+    told = drained(engine)
+    return [told[str(number), 0] for number in range(len(requests))]
 
 
 def drained(engine: Engine) -> dict[Key, Completion]:
@@ -37,6 +49,15 @@ def drained(engine: Engine) -> dict[Key, Completion]:
         told[event.sequence_id, event.choice].append(event)
     assert engine.pool.num_free == engine.pool.num_pages
     return dict(told)
+
+
+def small_model(context: int = 64) -> NviumForCausalLM:
+    """Build a model with three exits and a vocabulary of 17 tokens."""
+    return random_model([1, 2, 3], seed=5, width=8, num_heads=2, num_key_heads=1, context=context)
+
+
+def engine_with(model: NviumForCausalLM, schedule: Schedule = "synchronous", **settings: object) -> Engine:
+    return Engine(model, EngineConfig(schedule=schedule, page_size=PAGE_SIZE, **settings))
 
 
 def alone(model: NviumForCausalLM, prompt: Sequence[int], params: SamplingParams) -> Completion:
@@ -74,8 +95,7 @@ def log_mixtures(model: NviumForCausalLM, token_ids: Sequence[int]) -> torch.Ten
 @torch.no_grad()
 def exit_probabilities(model: NviumForCausalLM, token_ids: Sequence[int]) -> list[list[float]]:
     """Return p_k of every exit after every token, [T, E], from one full forward pass."""
-    p_TE: list[list[float]] = model(torch.tensor([list(token_ids)])).exit_probs[0].tolist()
-    return p_TE
+    return model(torch.tensor([list(token_ids)])).exit_probs[0].tolist()
 
 
 def logprobs_of(model: NviumForCausalLM, token_ids: Sequence[int]) -> list[float]:

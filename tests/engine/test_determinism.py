@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvium_core import Completion, Engine, EngineConfig, NviumForCausalLM, SamplingParams
-from nvium_core.choices import Schedule
 from nvium_core.engine.device import native
-from tests.engine.driving import drained
+from tests.engine.driving import together
 from tests.random_models import random_model
 
 PREFIX = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7]
@@ -41,14 +40,6 @@ def plan_of(num_requests: int) -> list[Request]:
     ]
 
 
-def together(model: NviumForCausalLM, config: EngineConfig, plan: list[Request]) -> tuple[list[Completion], Engine]:
-    engine = Engine(model, config)
-    for number, (prompt, params) in enumerate(plan):
-        engine.add(str(number), prompt, params)
-    told = drained(engine)
-    return [told[str(number), 0] for number in range(len(plan))], engine
-
-
 def one_by_one(model: NviumForCausalLM, plan: list[Request], page_size: int) -> Iterator[Completion]:
     config = EngineConfig(schedule="whole", deterministic=True, prefix_caching=False, page_size=page_size)
     for prompt, params in plan:
@@ -58,18 +49,11 @@ def one_by_one(model: NviumForCausalLM, plan: list[Request], page_size: int) -> 
 
 @precisions
 @pytest.mark.parametrize("schedule", ["race", "sweep", "whole"])
-def test_concurrent_requests_change_no_bit(dtype: torch.dtype, schedule: Schedule) -> None:
+def test_concurrent_requests_change_no_bit(dtype, schedule):
     model, plan = model_of(dtype), plan_of(8)
-    config = EngineConfig(
-        schedule=schedule,
-        deterministic=True,
-        cache_tokens=128,
-        page_size=4,
-        max_rows_per_step=24,
-        chunk_rows=5,
-        max_sequences=5,
-    )
-    crowd, engine = together(model, config, plan)
+    limits = {"cache_tokens": 128, "page_size": 4, "max_rows_per_step": 24, "chunk_rows": 5, "max_sequences": 5}
+    config = EngineConfig(schedule=schedule, deterministic=True, **limits)
+    crowd = together(engine := Engine(model, config), plan)
     assert engine.scheduler.num_preemptions > 0
     assert engine.pool.num_rows_found > 0
     assert min(exit_ for completion in crowd for exit_ in completion.exits) < 3
@@ -93,10 +77,10 @@ EXPECTED: dict[tuple[torch.dtype, int], list[Completion]] = {}
 
 @settings(max_examples=settings().max_examples // 10)
 @given(st.sampled_from([torch.float32, torch.bfloat16]), configs, st.permutations(range(6)))
-def test_no_limit_and_no_order_changes_a_bit(dtype: torch.dtype, config: EngineConfig, order: list[int]) -> None:
+def test_no_limit_and_no_order_changes_a_bit(dtype, config, order):
     model, plan, page_size = model_of(dtype), plan_of(6), config.page_size or 0
     key = dtype, page_size
     if key not in EXPECTED:
         EXPECTED[key] = list(one_by_one(model, plan, page_size))
-    completions, _ = together(model, config, [plan[number] for number in order])
+    completions = together(Engine(model, config), [plan[number] for number in order])
     assert completions == [EXPECTED[key][number] for number in order]

@@ -1,7 +1,5 @@
-"""Limits, endings, cancellation, and failures that affect one sequence only."""
-
 import math
-from collections.abc import Sequence
+from collections import defaultdict
 
 import pytest
 import torch
@@ -12,36 +10,30 @@ from nvium_core import (
     EngineConfig,
     FailureEvent,
     InvalidRequest,
-    NviumForCausalLM,
     SamplingParams,
     TokenEvent,
 )
-from nvium_core.choices import Schedule
 from nvium_core.engine.params import RANGES
 from nvium_core.engine.schedule.step import Step, StepResult
-from tests.engine.driving import WrappedBackend, engine_on
+from tests.engine.driving import WrappedBackend, engine_on, events_of
 from tests.random_models import random_model
 
-
-@pytest.fixture(scope="module")
-def model() -> NviumForCausalLM:
-    return random_model([1, 3], context=32)
+MODEL = random_model([1, 3], context=32)
 
 
-def test_a_sequence_ends_at_max_tokens_or_with_a_stop_token(model: NviumForCausalLM) -> None:
-    engine = Engine(model)
+def test_a_sequence_ends_at_max_tokens_or_with_a_stop_token():
+    engine = Engine(MODEL)
     (free,) = engine.generate([[1, 2]], SamplingParams(max_tokens=10, seed=1, ignore_eos=True))
     assert (len(free.token_ids), free.finish_reason) == (10, "length")
     stop = free.token_ids[3]
     first = free.token_ids.index(stop)
-    (stopped,) = engine.generate(
-        [[1, 2]], SamplingParams(max_tokens=10, seed=1, ignore_eos=True, stop_token_ids=(stop,))
-    )
+    params = SamplingParams(max_tokens=10, seed=1, ignore_eos=True, stop_token_ids=(stop,))
+    (stopped,) = engine.generate([[1, 2]], params)
     assert (stopped.token_ids, stopped.finish_reason) == (free.token_ids[: first + 1], "stop")
 
 
-def test_end_of_text_ends_a_sequence_unless_it_is_ignored(model: NviumForCausalLM) -> None:
-    engine = Engine(model)
+def test_end_of_text_ends_a_sequence_unless_it_is_ignored():
+    engine = Engine(MODEL)
     seed = next(s for s in range(500) if 0 in generated(engine, s, ignore_eos=True)[:-1])
     full = generated(engine, seed, ignore_eos=True)
     assert generated(engine, seed, ignore_eos=False) == full[: full.index(0) + 1]
@@ -52,9 +44,9 @@ def generated(engine: Engine, seed: int, *, ignore_eos: bool) -> list[int]:
     return completion.token_ids
 
 
-def test_requests_without_a_seed_differ(model: NviumForCausalLM) -> None:
+def test_requests_without_a_seed_differ():
     params = SamplingParams(max_tokens=20, ignore_eos=True)
-    first, second = Engine(model).generate([[1], [1]], params)
+    first, second = Engine(MODEL).generate([[1], [1]], params)
     assert first.token_ids != second.token_ids
 
 
@@ -74,12 +66,10 @@ def test_requests_without_a_seed_differ(model: NviumForCausalLM) -> None:
         ([1], {"max_tokens": 3, "min_tokens": 2, "stop_token_ids": tuple(range(17))}, "min_tokens"),
     ],
 )
-def test_a_request_that_cannot_be_served_is_refused_by_field(
-    model: NviumForCausalLM, token_ids: list[int], settings: dict[str, int], field: str
-) -> None:
-    engine = Engine(model)
+def test_a_request_that_cannot_be_served_is_refused_by_field(token_ids, settings, field):
+    engine = Engine(MODEL)
     with pytest.raises(InvalidRequest) as refusal:
-        engine.add("x", token_ids, SamplingParams(**settings))  # type: ignore[arg-type]
+        engine.add("x", token_ids, SamplingParams(**settings))
     assert refusal.value.field == field
     assert not engine.has_work
 
@@ -116,19 +106,19 @@ INVALID: dict[str, list[object]] = {
     ],
     ids=lambda settings: str(settings)[:40],
 )
-def test_invalid_sampling_parameters_are_refused_by_name(settings: dict[str, float]) -> None:
+def test_invalid_sampling_parameters_are_refused_by_name(settings):
     with pytest.raises(InvalidRequest) as refusal:
-        SamplingParams(**settings)  # type: ignore[arg-type]
+        SamplingParams(**settings)
     assert refusal.value.field == next(iter(settings))
 
 
 @pytest.mark.parametrize(("field", "lowest", "highest"), RANGES)
-def test_a_range_holds_its_bounds_and_nothing_beyond(field: str, lowest: float, highest: float) -> None:
+def test_a_range_holds_its_bounds_and_nothing_beyond(field, lowest, highest):
     for value in (lowest, highest):
-        SamplingParams(**{field: value})  # type: ignore[arg-type]
+        SamplingParams(**{field: value})
     for value in (math.nextafter(lowest, -math.inf), math.nextafter(highest, math.inf), math.inf, -math.inf):
         with pytest.raises(InvalidRequest, match=f"^{field}: must be between {lowest} and {highest}"):
-            SamplingParams(**{field: value})  # type: ignore[arg-type]
+            SamplingParams(**{field: value})
 
 
 @pytest.mark.parametrize(
@@ -149,9 +139,9 @@ def test_a_range_holds_its_bounds_and_nothing_beyond(field: str, lowest: float, 
     ],
     ids=str,
 )
-def test_the_last_value_that_is_allowed_is_served(model: NviumForCausalLM, settings: dict[str, float]) -> None:
-    params = SamplingParams(**settings)  # type: ignore[arg-type]
-    completions = Engine(model).generate([[1, 2]], params)
+def test_the_last_value_that_is_allowed_is_served(settings):
+    params = SamplingParams(**settings)
+    completions = Engine(MODEL).generate([[1, 2]], params)
     assert len(completions) == params.n
     assert all(completion.finish_reason for completion in completions)
 
@@ -170,16 +160,14 @@ def test_the_last_value_that_is_allowed_is_served(model: NviumForCausalLM, setti
     ],
     ids=str,
 )
-def test_engine_configurations_out_of_range_are_refused_by_name(settings: dict[str, int]) -> None:
+def test_engine_configurations_out_of_range_are_refused_by_name(settings):
     with pytest.raises(InvalidRequest) as refusal:
-        EngineConfig(**settings)  # type: ignore[arg-type]
+        EngineConfig(**settings)
     assert refusal.value.field == next(iter(settings))
 
 
-def test_a_request_larger_than_the_whole_cache_is_refused_at_once_and_smaller_ones_are_served(
-    model: NviumForCausalLM,
-) -> None:
-    engine = Engine(model, EngineConfig(page_size=4, cache_tokens=16))
+def test_a_request_larger_than_the_whole_cache_is_refused_at_once_and_smaller_ones_are_served():
+    engine = Engine(MODEL, EngineConfig(page_size=4, cache_tokens=16))
     with pytest.raises(InvalidRequest, match=r"^max_tokens: 17 tokens requested in total, but the"):
         engine.add("x", [1] * 10, SamplingParams(max_tokens=7))
     with pytest.raises(InvalidRequest, match=r"^prompt: 18 tokens"):
@@ -189,11 +177,10 @@ def test_a_request_larger_than_the_whole_cache_is_refused_at_once_and_smaller_on
     assert len(completion.token_ids) == 6
 
 
-def test_an_overlong_request_is_refused_with_the_numbers(model: NviumForCausalLM) -> None:
-    with pytest.raises(
-        ContextLengthExceeded, match=r"32 tokens. However, you requested 33 tokens: 20 in the prompt and 13 in"
-    ):
-        Engine(model).add("x", [1] * 20, SamplingParams(max_tokens=13))
+def test_an_overlong_request_is_refused_with_the_numbers():
+    message = r"32 tokens. However, you requested 33 tokens: 20 in the prompt and 13 in"
+    with pytest.raises(ContextLengthExceeded, match=message):
+        Engine(MODEL).add("x", [1] * 20, SamplingParams(max_tokens=13))
 
 
 @pytest.mark.parametrize(
@@ -209,13 +196,13 @@ def test_an_overlong_request_is_refused_with_the_numbers(model: NviumForCausalLM
     ],
     ids=str,
 )
-def test_an_engine_with_impossible_limits_is_refused_by_name(model: NviumForCausalLM, settings: dict[str, int]) -> None:
+def test_an_engine_with_impossible_limits_is_refused_by_name(settings):
     with pytest.raises(InvalidRequest, match=next(iter(settings))):
-        Engine(model, EngineConfig(**settings))  # type: ignore[arg-type]
+        Engine(MODEL, EngineConfig(**settings))
 
 
-def test_cancelling_frees_everything_at_once_and_unknown_ids_are_ignored(model: NviumForCausalLM) -> None:
-    engine = Engine(model, EngineConfig(max_sequences=1))
+def test_cancelling_frees_everything_at_once_and_unknown_ids_are_ignored():
+    engine = Engine(MODEL, EngineConfig(max_sequences=1))
     engine.add("running", [1, 2, 3])
     engine.add("waiting", [1, 2, 3])
     engine.step()
@@ -227,48 +214,26 @@ def test_cancelling_frees_everything_at_once_and_unknown_ids_are_ignored(model: 
     assert engine.step() == []
 
 
-def drained(engine: Engine) -> dict[str, list[TokenEvent | FailureEvent]]:
-    events: dict[str, list[TokenEvent | FailureEvent]] = {}
-    while engine.has_work:
-        for event in engine.step():
-            events.setdefault(event.sequence_id, []).append(event)
-        engine.check_integrity()
-    return events
-
-
-def tokens(events: Sequence[TokenEvent | FailureEvent]) -> list[TokenEvent]:
-    return [event for event in events if isinstance(event, TokenEvent)]
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_output_that_is_not_finite_fails_the_sequence_and_no_other(temperature: float) -> None:
+def test_output_that_is_not_finite_fails_the_sequence_and_no_other(temperature):
     model = random_model([2], context=32)
     with torch.no_grad():
         model.model.embed_tokens.weight[5] = torch.nan
     engine = Engine(model)
     engine.add("sick", [5], SamplingParams(temperature=temperature))
     engine.add("well", [1], SamplingParams(max_tokens=3, temperature=temperature, ignore_eos=True, top_k=1, seed=1))
-    events = drained(engine)
-    assert [type(event) for event in events["sick"]] == [FailureEvent]
-    assert 1 <= len(tokens(events["well"])) <= 3
+    events = list(events_of(engine))
+    assert [type(event) for event in events if event.sequence_id == "sick"] == [FailureEvent]
+    assert 1 <= sum(event.sequence_id == "well" and isinstance(event, TokenEvent) for event in events) <= 3
 
 
-def test_a_duplicate_id_is_refused(model: NviumForCausalLM) -> None:
-    engine = Engine(model)
-    engine.add("x", [1])
+def test_a_duplicate_id_is_refused_and_reports_have_the_rows_of_each_block():
+    engine = Engine(MODEL)
+    engine.add("x", [1, 2, 3], SamplingParams(max_tokens=1))
     with pytest.raises(InvalidRequest, match="already running"):
         engine.add("x", [1])
-
-
-def test_reports_have_the_rows_of_each_block(model: NviumForCausalLM) -> None:
-    engine = Engine(model)
-    engine.add("x", [1, 2, 3], SamplingParams(max_tokens=1))
     engine.step()
     assert engine.reports[0][:3] == (1, 1, 3)
-
-
-LATE_FAULT_MODEL = 0
-"""Seed of a model whose Steps have several sequences in every block, so a state written too early changes tokens."""
 
 
 class LateFaultBackend(WrappedBackend):
@@ -285,20 +250,18 @@ class LateFaultBackend(WrappedBackend):
 
 
 @pytest.mark.parametrize("schedule", ["whole", "sweep"])
-def test_a_step_that_fails_late_leaves_its_other_sequences_as_they_were(schedule: Schedule) -> None:
-    model = random_model([1, 2, 3], seed=LATE_FAULT_MODEL, context=32)
-    prompts = {f"good-{number}": [number + 1, 3] for number in range(12)}
-    params = {
-        name: SamplingParams(max_tokens=8, seed=number, temperature=number % 2, ignore_eos=True)
-        for number, name in enumerate(prompts)
-    }
-    undisturbed = {name: Engine(model).generate([prompts[name]], params[name])[0].token_ids for name in prompts}
+def test_a_step_that_fails_late_leaves_its_other_sequences_as_they_were(schedule):
+    model = random_model([1, 2, 3], context=32)
+    params = [SamplingParams(max_tokens=8, seed=seed, temperature=seed % 2, ignore_eos=True) for seed in range(12)]
+    undisturbed = [Engine(model).generate([[seed + 1, 3]], params[seed])[0].token_ids for seed in range(12)]
     engine = engine_on(LateFaultBackend, model, EngineConfig(schedule=schedule))
-    for name, prompt in prompts.items():
-        engine.add(name, prompt, params[name])
+    for seed in range(12):
+        engine.add(f"good-{seed}", [seed + 1, 3], params[seed])
     for seed in range(8):
         engine.add(f"poisoned-{seed}", [seed, 7], SamplingParams(max_tokens=8, seed=seed, temperature=seed % 2))
-    events = drained(engine)
-    assert {name: [event.token_id for event in tokens(events[name])] for name in prompts} == undisturbed
-    assert isinstance(engine.runner.backend, LateFaultBackend)
+    tokens: dict[str, list[int]] = defaultdict(list)
+    for event in events_of(engine):
+        if isinstance(event, TokenEvent):
+            tokens[event.sequence_id].append(event.token_id)
+    assert [tokens[f"good-{seed}"] for seed in range(12)] == undisturbed
     assert engine.runner.backend.num_crowded_failures > 0

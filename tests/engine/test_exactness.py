@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from nvium_core import Engine, EngineConfig, NviumForCausalLM, PromptEvent, SamplingParams, TokenEvent
-from nvium_core.choices import Quantization, Schedule
+from nvium_core.choices import Schedule
 from nvium_core.engine.schedule import randomness
 from nvium_core.model.quantized import quantize_model
 from tests import reference
@@ -162,9 +162,7 @@ def explicit_logprobs(
 
 @settings(max_examples=3 * settings().max_examples)
 @given(models(), configs, st.lists(requests(), min_size=1, max_size=5))
-def test_tokens_and_exits_equal_algorithm_1_whatever_the_schedule(
-    model: NviumForCausalLM, config: EngineConfig, plan: list[Request]
-) -> None:
+def test_tokens_and_exits_equal_algorithm_1_whatever_the_schedule(model, config, plan):
     check(model, served(Engine(model, config), plan), plan)
 
 
@@ -188,7 +186,7 @@ def check(model: NviumForCausalLM, events_of: Events, plan: list[Request]) -> No
 
 
 @pytest.mark.parametrize("kind", ["q8", "q4"])
-def test_a_quantized_model_equals_the_model_with_its_dequantized_weights(kind: Quantization) -> None:
+def test_a_quantized_model_equals_the_model_with_its_dequantized_weights(kind):
     model = random_model([1, 2, 4], vocab_size=VOCAB_SIZE, width=32, context=CONTEXT)
     quantize_model(model, kind)
     wishes: list[dict[str, Any]] = [{}, {"temperature": 0.0}, {"sampling": "mixture"}, {"logprobs": 2}, {}]
@@ -199,7 +197,7 @@ def test_a_quantized_model_equals_the_model_with_its_dequantized_weights(kind: Q
     check(model, served(Engine(model, EngineConfig(max_sequences=3)), plan), plan)
 
 
-def test_exit_probabilities_are_those_of_algorithm_1() -> None:
+def test_exit_probabilities_are_those_of_algorithm_1():
     model = random_model([1, 2, 4], seed=3)
     params = SamplingParams(max_tokens=12, seed=5, ignore_eos=True)
     (completion,) = Engine(model).generate([[1, 2, 3]], params)
@@ -248,20 +246,20 @@ def p_value(counts_EV: torch.Tensor, joint_EV: torch.Tensor) -> float:
     return float(chisquare(observed, expected, sum_check=False).pvalue)
 
 
-def test_the_exits_of_the_chi_square_model_disagree() -> None:
+def test_the_exits_of_the_chi_square_model_disagree():
     joint = explicit_joint()
     assert joint.sum(-1).min() > 0.04
     assert len(set(joint.argmax(-1).tolist())) > 1
 
 
 @pytest.mark.slow
-def test_200000_draws_follow_the_joint_distribution_of_exit_and_token() -> None:
+def test_200000_draws_follow_the_joint_distribution_of_exit_and_token():
     assert p_value(joint_counts(), explicit_joint()) > 1e-3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("taken", "given_to"), [(0, 1), (1, 0), (2, 3), (3, 0)])
-def test_moving_a_hundredth_of_probability_between_exits_is_detected(taken: int, given_to: int) -> None:
+def test_moving_a_hundredth_of_probability_between_exits_is_detected(taken, given_to):
     joint = explicit_joint()
     shares = joint.sum(-1)
     shifted = joint.clone()

@@ -1,20 +1,22 @@
-"""Several choices of one request: one prefill, independent sampling, and the best of them."""
-
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
-from nvium_core import Engine, EngineConfig, FailureEvent, NviumForCausalLM, SamplingParams, TokenEvent
-from nvium_core.choices import Schedule
-from nvium_core.engine.device.runner import Runner
+from nvium_core import EngineConfig, FailureEvent, NviumForCausalLM, SamplingParams, TokenEvent
 from nvium_core.engine.schedule.step import Step, StepResult
-from tests.engine.driving import WrappedBackend, alone, drained, events_of, logprobs_of
-from tests.random_models import random_model
+from tests.engine.driving import (
+    PAGE_SIZE,
+    PROMPT,
+    WrappedBackend,
+    alone,
+    drained,
+    engine_on,
+    engine_with,
+    events_of,
+    logprobs_of,
+    small_model,
+)
 
-PAGE_SIZE = 4
-PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 NUM_SHARED = 8
 """Rows of the prompt in full pages before the front row."""
 PARAMS = SamplingParams(max_tokens=5, seed=11, n=4, ignore_eos=True)
@@ -22,25 +24,12 @@ PARAMS = SamplingParams(max_tokens=5, seed=11, n=4, ignore_eos=True)
 schedules = pytest.mark.parametrize("schedule", ["optimal", "sweep", "synchronous"])
 
 
-@pytest.fixture(scope="module")
-def model() -> NviumForCausalLM:
-    return random_model([1, 2, 3], seed=5, width=8, num_heads=2, num_key_heads=1, context=64)
-
-
-def engine_with(
-    model: NviumForCausalLM,
-    schedule: Schedule = "sweep",
-    *,
-    make_runner: Callable[..., Runner] = Runner,
-    **settings: object,
-) -> Engine:
-    config = EngineConfig(schedule=schedule, page_size=PAGE_SIZE, **settings)  # type: ignore[arg-type]
-    return Engine(model, config, make_runner=make_runner)
+MODEL = small_model()
 
 
 @schedules
-def test_the_full_pages_of_a_prompt_are_computed_once(model: NviumForCausalLM, schedule: Schedule) -> None:
-    engine = engine_with(model, schedule)
+def test_the_full_pages_of_a_prompt_are_computed_once(schedule):
+    engine = engine_with(MODEL, schedule)
     engine.add("x", PROMPT, PARAMS)
     num_rows = 0
     while engine.has_work:
@@ -54,39 +43,32 @@ def test_the_full_pages_of_a_prompt_are_computed_once(model: NviumForCausalLM, s
 @schedules
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("length", [1, 4, 5, 11])
-def test_choices_equal_single_requests(
-    model: NviumForCausalLM, schedule: Schedule, temperature: float, length: int
-) -> None:
+def test_choices_equal_single_requests(schedule, temperature, length):
     params = replace(PARAMS, temperature=temperature)
-    together = engine_with(model, schedule).generate([PROMPT[:length]], params)
+    together = engine_with(MODEL, schedule).generate([PROMPT[:length]], params)
     for choice, completion in enumerate(together):
-        single = alone(model, PROMPT[:length], replace(params, choice=choice))
+        single = alone(MODEL, PROMPT[:length], replace(params, choice=choice))
         assert (completion.token_ids, completion.exits) == (single.token_ids, single.exits)
 
 
-def test_choices_differ_from_each_other(model: NviumForCausalLM) -> None:
-    together = engine_with(model).generate([PROMPT], PARAMS)
-    assert len({tuple(completion.token_ids) for completion in together}) > 1
-
-
-def test_choices_are_numbered_from_the_requested_one(model: NviumForCausalLM) -> None:
-    engine = engine_with(model)
+def test_choices_differ_and_are_numbered_from_the_requested_one():
+    engine = engine_with(MODEL, "sweep")
     engine.add("x", PROMPT, replace(PARAMS, choice=5, n=2))
     found = drained(engine)
     assert found.keys() == {("x", 5), ("x", 6)}
-    assert found["x", 6].token_ids == alone(model, PROMPT, replace(PARAMS, choice=6)).token_ids
+    assert found["x", 5].token_ids != found["x", 6].token_ids
+    assert found["x", 6].token_ids == alone(MODEL, PROMPT, replace(PARAMS, choice=6)).token_ids
 
 
-def first_exits(model: NviumForCausalLM, seed: int) -> int:
-    return alone(model, PROMPT, SamplingParams(max_tokens=1, seed=seed)).exits[0]
+def seed_that_exits_first(model: NviumForCausalLM) -> int:
+    first = SamplingParams(max_tokens=1)
+    return next(seed for seed in range(100) if alone(model, PROMPT, replace(first, seed=seed)).exits == [1])
 
 
-def test_a_leader_that_exits_early_still_completes_the_prompt_for_the_others(model: NviumForCausalLM) -> None:
-    seed = next(seed for seed in range(100) if first_exits(model, seed) == 1)
-    engine = engine_with(model, "sweep")
+def test_a_leader_that_exits_early_still_completes_the_prompt_for_the_others():
+    engine, seed = engine_with(MODEL, "sweep"), seed_that_exits_first(MODEL)
     engine.add("x", PROMPT, SamplingParams(max_tokens=30, seed=seed, n=4, ignore_eos=True))
     emitted, *_ = engine.step()
-    assert isinstance(emitted, TokenEvent)
     assert (emitted.choice, emitted.exit) == (0, 1)
     while engine.scheduler.waiting:
         engine.step()
@@ -95,9 +77,8 @@ def test_a_leader_that_exits_early_still_completes_the_prompt_for_the_others(mod
     assert engine.pool.num_rows_found == 3 * NUM_SHARED
 
 
-def test_a_finished_leader_stays_until_the_prompt_is_complete(model: NviumForCausalLM) -> None:
-    seed = next(seed for seed in range(100) if first_exits(model, seed) == 1)
-    engine = engine_with(model)
+def test_a_finished_leader_stays_until_the_prompt_is_complete():
+    engine, seed = engine_with(MODEL, "sweep"), seed_that_exits_first(MODEL)
     (completion,) = engine.generate([PROMPT], SamplingParams(max_tokens=1, seed=seed))
     engine.add("x", PROMPT, SamplingParams(max_tokens=1, seed=seed, n=4))
     found = list(events_of(engine))
@@ -106,15 +87,12 @@ def test_a_finished_leader_stays_until_the_prompt_is_complete(model: NviumForCau
     assert engine.pool.num_rows_found == 3 * NUM_SHARED
 
 
-def test_no_choice_waits_for_the_leader_without_prefix_caching(model: NviumForCausalLM) -> None:
-    engine = engine_with(model, prefix_caching=False)
+def test_choices_wait_until_the_leader_has_completed_the_prompt_if_pages_are_shared():
+    engine = engine_with(MODEL, "sweep", prefix_caching=False)
     engine.add("x", PROMPT, PARAMS)
     engine.step()
     assert len(engine.scheduler.running) == 4
-
-
-def test_the_others_wait_until_the_leader_has_completed_the_prompt(model: NviumForCausalLM) -> None:
-    engine = engine_with(model, max_rows_per_step=3)
+    engine = engine_with(MODEL, "sweep", max_rows_per_step=3)
     engine.add("x", PROMPT, PARAMS)
     while engine.scheduler.waiting:
         engine.step()
@@ -134,42 +112,40 @@ class LeaderlessBackend(WrappedBackend):
 
 
 @pytest.mark.parametrize("num_rows", [0, 3, 8])
-def test_a_failed_leader_delays_no_other_choice(model: NviumForCausalLM, num_rows: int) -> None:
-    engine = engine_with(
-        model, "whole", max_rows_per_step=5, make_runner=partial(Runner, make_backend=LeaderlessBackend)
-    )
-    assert isinstance(engine.runner.backend, LeaderlessBackend)
+def test_a_failed_leader_delays_no_other_choice(num_rows):
+    config = EngineConfig(schedule="whole", max_rows_per_step=5, page_size=PAGE_SIZE)
+    engine = engine_on(LeaderlessBackend, MODEL, config)
     engine.runner.backend.num_rows = num_rows
     engine.add("x", PROMPT, PARAMS)
     events = list(events_of(engine))
     assert [event.choice for event in events if isinstance(event, FailureEvent)] == [0]
     for choice in (1, 2, 3):
         token_ids = [event.token_id for event in events if isinstance(event, TokenEvent) and event.choice == choice]
-        assert token_ids == alone(model, PROMPT, replace(PARAMS, choice=choice)).token_ids
+        assert token_ids == alone(MODEL, PROMPT, replace(PARAMS, choice=choice)).token_ids
 
 
-def test_the_best_choices_have_the_highest_mean_log_probability(model: NviumForCausalLM) -> None:
+def test_the_best_choices_have_the_highest_mean_log_probability():
     params = replace(PARAMS, n=2, best_of=5)
-    completions = [alone(model, PROMPT, replace(PARAMS, choice=choice)).token_ids for choice in range(5)]
+    completions = [alone(MODEL, PROMPT, replace(PARAMS, choice=choice)).token_ids for choice in range(5)]
     assert len({len(token_ids) for token_ids in completions}) == 1
 
     def mean_logprob(token_ids: list[int]) -> float:
-        return sum(logprobs_of(model, [*PROMPT, *token_ids])[len(PROMPT) - 1 :]) / len(token_ids)
+        return sum(logprobs_of(MODEL, [*PROMPT, *token_ids])[len(PROMPT) - 1 :]) / len(token_ids)
 
-    chosen = engine_with(model).generate([PROMPT], params)
+    chosen = engine_with(MODEL, "sweep").generate([PROMPT], params)
     assert [c.token_ids for c in chosen] == sorted(completions, key=mean_logprob, reverse=True)[:2]
 
 
-def test_the_best_are_found_among_choices_of_different_lengths(model: NviumForCausalLM) -> None:
+def test_the_best_are_found_among_choices_of_different_lengths():
     params = SamplingParams(max_tokens=12, seed=4, n=1, best_of=6, stop_token_ids=(1, 2, 3), logprobs=0)
-    completions = engine_with(model).generate([PROMPT], replace(params, n=6, best_of=None))
+    completions = engine_with(MODEL, "sweep").generate([PROMPT], replace(params, n=6, best_of=None))
     assert len({len(completion.token_ids) for completion in completions}) > 2
-    (chosen,) = engine_with(model).generate([PROMPT], params)
+    (chosen,) = engine_with(MODEL, "sweep").generate([PROMPT], params)
     assert chosen.mean_logprob == pytest.approx(max(completion.mean_logprob for completion in completions), abs=1e-10)
 
 
-def test_a_request_is_admitted_while_choices_before_it_are_held(model: NviumForCausalLM) -> None:
-    engine = engine_with(model, max_rows_per_step=4, max_sequences=2)
+def test_a_request_is_admitted_while_choices_before_it_are_held():
+    engine = engine_with(MODEL, "sweep", max_rows_per_step=4, max_sequences=2)
     engine.add("forked", PROMPT * 3, PARAMS)
     engine.add("behind", [1, 2], replace(PARAMS, n=1))
     engine.step()

@@ -3,8 +3,6 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -15,14 +13,15 @@ from scipy.stats import chisquare
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from nvium_core import Completion, Engine, EngineConfig, InvalidRequest, NviumForCausalLM, SamplingParams, TokenEvent
+from nvium_core import Engine, EngineConfig, InvalidRequest, NviumForCausalLM, SamplingParams, TokenEvent
 from nvium_core.engine.device.sampling import Truncation, race
 from nvium_core.engine.schedule import randomness
 from nvium_core.engine.schedule.drafting import Drafting
 from nvium_core.engine.schedule.sequence import Sequence as EngineSequence
 from nvium_core.training.retrofitting.settings import with_exits
-from tests import reference
+from tests.engine import test_exactness
 from tests.engine.driving import drained
+from tests.engine.test_exactness import Request
 from tests.model.llama_folders import llama_folder, random_llama
 from tests.random_models import random_model
 
@@ -45,7 +44,6 @@ def agreeing_model(seed: int = 0, **shape: int) -> NviumForCausalLM:
 
 
 def retrofitted(llama: NviumForCausalLM, exit_layers: list[int]) -> NviumForCausalLM:
-    """Return the Llama with untrained exits."""
     model = NviumForCausalLM(with_exits(llama.config, exit_layers))
     model.model.load_state_dict(llama.model.state_dict())
     model.lm_head.load_state_dict(llama.lm_head.state_dict())
@@ -78,15 +76,8 @@ def whimsical(model: NviumForCausalLM, seed: int, config: EngineConfig | None = 
 
 def expected(model: NviumForCausalLM, prompt: list[int], params: SamplingParams, choice: int = 0) -> list[int]:
     """Return the tokens of the reference, which uses no drafts."""
-    asked = reference.Params(
-        sampling="original",
-        temperature=params.temperature,
-        top_k=params.top_k,
-        repetition_penalty=params.repetition_penalty,
-        stop_token_ids={*params.stop_token_ids} | (set() if params.ignore_eos else {0}),
-    )
-    uniform = partial(randomness.uniform, params.seed, choice)
-    return [each.token_id for each in reference.sample(model, prompt, params.max_tokens, uniform, asked)]
+    request = Request(prompt, params, arrives=0, is_cancelled=None)
+    return [token for token, _ in test_exactness.expected(model, request, choice)]
 
 
 wishes = st.builds(
@@ -112,9 +103,7 @@ configs = st.builds(
 
 
 @given(st.integers(0, 9), configs, st.lists(st.tuples(st.sampled_from(PROMPTS), wishes), min_size=1, max_size=4))
-def test_tokens_equal_the_reference_whatever_is_drafted(
-    seed: int, config: EngineConfig, plan: list[tuple[list[int], SamplingParams]]
-) -> None:
+def test_tokens_equal_the_reference_whatever_is_drafted(seed, config, plan):
     model = agreeing_model(seed % 3)
     engine = whimsical(model, seed, config)
     for number, (prompt, params) in enumerate(plan):
@@ -127,36 +116,30 @@ def test_tokens_equal_the_reference_whatever_is_drafted(
     assert drafts.num_accepted <= drafts.num_drafted
 
 
-def generated(engine: Engine, params: SamplingParams) -> list[Completion]:
-    return engine.generate(PROMPTS, params)
-
-
 LONG = SamplingParams(sampling="original", seed=8, max_tokens=40, ignore_eos=True)
 
 
-def test_early_exits_change_no_token() -> None:
+def test_early_exits_change_no_token():
     model = agreeing_model()
-    found = [completion.token_ids for completion in generated(Engine(model), LONG)]
+    found = [completion.token_ids for completion in Engine(model).generate(PROMPTS, LONG)]
     with torch.no_grad():
         for exit_ in model.exits[:-1]:
             exit_.get_parameter("norm.weight").fill_(torch.nan)
-    assert [completion.token_ids for completion in generated(Engine(model), LONG)] == found
+    assert [completion.token_ids for completion in Engine(model).generate(PROMPTS, LONG)] == found
 
 
 @pytest.mark.parametrize("exits", [[1, 2, 4], [4]])
-def test_a_text_that_repeats_itself_is_drafted_by_copying_from_it(exits: list[int]) -> None:
+def test_a_text_that_repeats_itself_is_drafted_by_copying_from_it(exits):
     """At temperature 0 a random model repeats one token."""
     model = random_model(exits, vocab_size=VOCAB_SIZE)
     params = replace(LONG, temperature=0.0, max_tokens=50)
     engine = Engine(model, EngineConfig(max_drafts=6))
-    completions = generated(engine, params)
+    completions = engine.generate(PROMPTS, params)
     assert [each.token_ids for each in completions] == [expected(model, prompt, params) for prompt in PROMPTS]
     assert engine.scheduler.drafts.num_drafted >= engine.scheduler.drafts.num_accepted > 60
 
 
-def test_preemption_with_drafts_and_prefix_caching_changes_no_token(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_preemption_with_drafts_and_prefix_caching_changes_no_token(monkeypatch):
     model = agreeing_model()
     engine = whimsical(model, 1, EngineConfig(max_sequences=4, page_size=2, cache_tokens=64))
     preempt, had_drafts = engine.scheduler.preempt, list[bool]()
@@ -176,7 +159,7 @@ def test_preemption_with_drafts_and_prefix_caching_changes_no_token(
     assert engine.scheduler.drafts.num_accepted > 20
 
 
-def test_no_page_of_a_wrong_draft_is_shared() -> None:
+def test_no_page_of_a_wrong_draft_is_shared():
     model = agreeing_model()
     engine = whimsical(model, 3, EngineConfig(page_size=1, cache_tokens=400))
     (first,) = engine.generate([PROMPTS[0]], LONG)
@@ -189,9 +172,9 @@ def test_no_page_of_a_wrong_draft_is_shared() -> None:
 
 
 @pytest.mark.parametrize("wish", [{"logprobs": 2}, {"logprobs": 0, "prompt_logprobs": True}, {"probabilities": True}])
-def test_log_probabilities_are_those_of_the_last_exit(wish: dict[str, object]) -> None:
+def test_log_probabilities_are_those_of_the_last_exit(wish):
     model = agreeing_model()
-    params = replace(LONG, **wish)  # type: ignore[arg-type]
+    params = replace(LONG, **wish)
     (found,) = Engine(model, EngineConfig(max_drafts=3)).generate([PROMPTS[0]], params)
     token_ids = PROMPTS[0] + found.token_ids
     with torch.no_grad():
@@ -204,7 +187,7 @@ def test_log_probabilities_are_those_of_the_last_exit(wish: dict[str, object]) -
     assert all(score.exit_probabilities == (0, 0, 1) for score in scores)
 
 
-def test_a_draft_is_not_emitted_before_it_is_verified() -> None:
+def test_a_draft_is_not_emitted_before_it_is_verified():
     engine = Engine(agreeing_model(), EngineConfig(max_drafts=4))
     engine.add("x", PROMPTS[0], LONG)
     found = list[int]()
@@ -215,7 +198,7 @@ def test_a_draft_is_not_emitted_before_it_is_verified() -> None:
 
 
 @pytest.mark.parametrize("max_drafts", [0, 3])
-def test_a_retrofitted_llama_generates_the_same_tokens(tmp_path: Path, max_drafts: int) -> None:
+def test_a_retrofitted_llama_generates_the_same_tokens(tmp_path, max_drafts):
     llama = random_llama(num_hidden_layers=4, vocab_size=50, bos_token_id=0, eos_token_id=0)
     folder = llama_folder(tmp_path, llama)
     original = NviumForCausalLM.from_pretrained(folder)
@@ -235,7 +218,7 @@ def test_a_retrofitted_llama_generates_the_same_tokens(tmp_path: Path, max_draft
         assert completion.token_ids == transformers[0, len(prompt) :].tolist()
 
 
-def test_the_models_default_sampling_applies_unless_the_request_sets_it() -> None:
+def test_the_models_default_sampling_applies_unless_the_request_sets_it():
     model = agreeing_model()
     plain, original = SamplingParams(seed=1, max_tokens=20), replace(LONG, seed=1, max_tokens=20, ignore_eos=False)
     exits = Engine(model).generate([PROMPTS[0]], plain)[0].token_ids
@@ -244,7 +227,7 @@ def test_the_models_default_sampling_applies_unless_the_request_sets_it() -> Non
     assert Engine(model).generate([PROMPTS[0]], replace(plain, sampling="exits"))[0].token_ids == exits
 
 
-def test_the_engines_default_sampling_overrides_the_models() -> None:
+def test_the_engines_default_sampling_overrides_the_models():
     model = agreeing_model()
     asked = replace(LONG, sampling=None)
     (found,) = Engine(model, EngineConfig(sampling="original")).generate(PROMPTS[:1], asked)
@@ -252,14 +235,14 @@ def test_the_engines_default_sampling_overrides_the_models() -> None:
     (found,) = Engine(model, EngineConfig(sampling="original")).generate(PROMPTS[:1], replace(asked, sampling="exits"))
     assert {1, 2} & {*found.exits}
     with pytest.raises(InvalidRequest, match=r"^sampling: must be one of exits, mixture, original"):
-        EngineConfig(sampling="last")  # type: ignore[arg-type]
+        EngineConfig(sampling="last")
 
 
 NUM_DRAWS = 200_000
 
 
 @pytest.mark.slow
-def test_200000_races_follow_the_distribution() -> None:
+def test_200000_races_follow_the_distribution():
     logits_V = torch.tensor([0.3, -1.0, 2.0, -4.0, 0.0, 1.2, -0.3, 0.9], dtype=torch.float64)
     uniforms = [randomness.uniform(5, 0, row, 0, randomness.TOKEN) for row in range(NUM_DRAWS)]
     truncation = Truncation.of([SamplingParams(sampling="original").draw] * NUM_DRAWS, logits_V.device)
@@ -270,7 +253,7 @@ def test_200000_races_follow_the_distribution() -> None:
 
 
 @pytest.mark.slow
-def test_200000_tokens_many_of_them_drafted_follow_the_last_exit_given_their_text() -> None:
+def test_200000_tokens_many_of_them_drafted_follow_the_last_exit_given_their_text():
     """A probability integral transform: a token's place in the last exit's distribution function is uniform.
 
     Tokens are ordered by the ratio of an early exit's probability to the last exit's. The places of tokens sampled from

@@ -1,9 +1,5 @@
-"""Complete pages are found by their content, and by nothing else."""
-
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 import pytest
 import torch
@@ -11,35 +7,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvium_core import Engine, EngineConfig, FailureEvent, NviumForCausalLM, SamplingParams
-from nvium_core.choices import Schedule
 from nvium_core.engine.device.paged_cache import PagedCache
-from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.schedule.kv_cache import PagePool, slots
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Step, StepResult
-from tests.engine.driving import WrappedBackend, alone, drained, events_of, logprobs_of
-from tests.random_models import random_model
+from tests.engine.driving import (
+    PAGE_SIZE,
+    PROMPT,
+    WrappedBackend,
+    alone,
+    engine_on,
+    engine_with,
+    events_of,
+    logprobs_of,
+    small_model,
+    together,
+)
 
-PAGE_SIZE = 4
-PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 PARAMS = SamplingParams(max_tokens=6, seed=2, ignore_eos=True)
 NUM_BLOCKS = 3
 
 
-@pytest.fixture(scope="module")
-def model() -> NviumForCausalLM:
-    return random_model([1, 2, 3], seed=5, width=8, num_heads=2, num_key_heads=1, context=64)
-
-
-def engine_with(
-    model: NviumForCausalLM,
-    schedule: Schedule = "synchronous",
-    *,
-    make_runner: Callable[..., Runner] = Runner,
-    **settings: object,
-) -> Engine:
-    config = EngineConfig(schedule=schedule, page_size=PAGE_SIZE, **settings)  # type: ignore[arg-type]
-    return Engine(model, config, make_runner=make_runner)
+MODEL = small_model()
 
 
 def num_rows_found(engine: Engine, prompt: list[int], params: SamplingParams = PARAMS) -> int:
@@ -51,11 +40,9 @@ def num_rows_found(engine: Engine, prompt: list[int], params: SamplingParams = P
 
 @pytest.mark.parametrize("schedule", ["optimal", "sweep", "synchronous"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_repeated_request_uses_the_cache_and_gets_the_same_output(
-    model: NviumForCausalLM, schedule: Schedule, temperature: float
-) -> None:
+def test_a_repeated_request_uses_the_cache_and_gets_the_same_output(schedule, temperature):
     params = SamplingParams(max_tokens=20, seed=2, temperature=temperature, ignore_eos=True)
-    engine = engine_with(model, schedule)
+    engine = engine_with(MODEL, schedule)
     (first,) = engine.generate([PROMPT], params)
     assert engine.pool.num_rows_found == 0
     (second,) = engine.generate([PROMPT], params)
@@ -65,32 +52,27 @@ def test_a_repeated_request_uses_the_cache_and_gets_the_same_output(
 
 
 @pytest.mark.parametrize("schedule", ["race", "whole"])
-def test_a_prompt_with_one_generated_token_is_cached(model: NviumForCausalLM, schedule: Schedule) -> None:
-    engine, params = engine_with(model, schedule), SamplingParams(max_tokens=1)
+def test_a_prompt_with_one_generated_token_is_cached_and_its_rows_are_not_computed_again(schedule):
+    engine, params = engine_with(MODEL, schedule), SamplingParams(max_tokens=1)
     assert [num_rows_found(engine, PROMPT, params) for _ in range(2)] == [0, 8]
-
-
-def test_rows_that_were_found_are_not_computed(model: NviumForCausalLM) -> None:
-    engine = engine_with(model)
-    engine.generate([PROMPT], PARAMS)
     engine.add("again", PROMPT, PARAMS)
     engine.step()
     report = engine.reports[0]
     assert report.num_rows - (report.num_steps - 1) == len(PROMPT) - 8
 
 
-def test_the_next_turn_of_a_conversation_finds_the_earlier_turns(model: NviumForCausalLM) -> None:
-    engine = engine_with(model)
+def test_the_next_turn_of_a_conversation_finds_the_earlier_turns():
+    engine = engine_with(MODEL)
     (answer,) = engine.generate([PROMPT], SamplingParams(max_tokens=7, seed=2, ignore_eos=True))
     conversation = [*PROMPT, *answer.token_ids, 7, 7]
     (reply,) = engine.generate([conversation], PARAMS)
     assert engine.pool.num_rows_found == 16
-    assert reply.token_ids == alone(model, conversation, PARAMS).token_ids
+    assert reply.token_ids == alone(MODEL, conversation, PARAMS).token_ids
 
 
 @pytest.mark.parametrize("num_tokens", [4, 5, 7, 8, 9, 12, 13])
-def test_the_front_row_is_never_found(model: NviumForCausalLM, num_tokens: int) -> None:
-    engine = engine_with(model)
+def test_the_front_row_is_never_found(num_tokens):
+    engine = engine_with(MODEL)
     prompt = (PROMPT * 2)[:num_tokens]
     (first,) = engine.generate([prompt], PARAMS)
     assert num_rows_found(engine, prompt) == (num_tokens - 1) // PAGE_SIZE * PAGE_SIZE
@@ -98,52 +80,39 @@ def test_the_front_row_is_never_found(model: NviumForCausalLM, num_tokens: int) 
 
 
 @pytest.mark.parametrize("changed", range(len(PROMPT)))
-def test_a_page_is_found_only_after_the_same_pages(model: NviumForCausalLM, changed: int) -> None:
-    engine = engine_with(model)
+def test_a_page_is_found_only_after_the_same_pages(changed):
+    engine = engine_with(MODEL)
     engine.generate([PROMPT], PARAMS)
     other = [*PROMPT[:changed], PROMPT[changed] + 1, *PROMPT[changed + 1 :]]
     (completion,) = engine.generate([other], PARAMS)
     assert engine.pool.num_rows_found == min(changed // PAGE_SIZE * PAGE_SIZE, 8)
-    assert completion.token_ids == alone(model, other, PARAMS).token_ids
+    assert completion.token_ids == alone(MODEL, other, PARAMS).token_ids
 
 
-def test_nothing_is_found_without_prefix_caching(model: NviumForCausalLM) -> None:
-    engine = engine_with(model, prefix_caching=False)
-    engine.generate([PROMPT], PARAMS)
-    assert num_rows_found(engine, PROMPT) == 0
+def test_nothing_is_found_without_prefix_caching():
+    engine = engine_with(MODEL, prefix_caching=False)
+    assert [num_rows_found(engine, PROMPT) for _ in range(2)] == [0, 0]
 
 
-def test_a_scored_prompt_is_computed_again_and_then_cached(model: NviumForCausalLM) -> None:
-    engine = engine_with(model)
+def test_a_scored_prompt_is_computed_again_and_then_cached():
+    engine = engine_with(MODEL)
     scored = SamplingParams(max_tokens=3, seed=2, ignore_eos=True, logprobs=0, prompt_logprobs=True)
     engine.generate([PROMPT], PARAMS)
     (completion,) = engine.generate([PROMPT], scored)
     assert engine.pool.num_rows_found == 0
-    assert [score.logprob for score in completion.prompt_scores] == pytest.approx(logprobs_of(model, PROMPT))
+    assert [score.logprob for score in completion.prompt_scores] == pytest.approx(logprobs_of(MODEL, PROMPT))
     assert num_rows_found(engine, PROMPT) == 8
-
-
-def test_a_prompt_is_found_although_generated_tokens_are_scored(model: NviumForCausalLM) -> None:
-    engine = engine_with(model)
-    engine.generate([PROMPT], PARAMS)
     assert num_rows_found(engine, PROMPT, SamplingParams(max_tokens=3, logprobs=0)) == 8
 
 
-def test_a_preempted_sequence_finds_its_pages_again(model: NviumForCausalLM) -> None:
+def test_a_preempted_sequence_finds_its_pages_again():
     params = SamplingParams(max_tokens=24, seed=5, ignore_eos=True)
     prompts = [[token, 1, 2, 3, 4, 5, 6, 7, 8] for token in range(4)]
-    engine = engine_with(model, cache_tokens=72)
-    for number, prompt in enumerate(prompts):
-        engine.add(str(number), prompt, params)
-    found = drained(engine)
+    engine = engine_with(MODEL, cache_tokens=72)
+    found = together(engine, [(prompt, params) for prompt in prompts])
     assert engine.scheduler.num_preemptions > 0
     assert engine.pool.num_rows_found > 0
-    for number, prompt in enumerate(prompts):
-        assert found[str(number), 0].token_ids == alone(model, prompt, params).token_ids
-
-
-def sequence_with(tokens: list[int]) -> Sequence:
-    return Sequence("s", tokens, SamplingParams(), seed=0, num_blocks=NUM_BLOCKS, arrival=0)
+    assert [each.token_ids for each in found] == [alone(MODEL, prompt, params).token_ids for prompt in prompts]
 
 
 @dataclass
@@ -193,7 +162,7 @@ class TwoPools:
         return Counter(page for sequence in self.living for page in sequence.pages)
 
     def begin(self, tokens: list[int]) -> None:
-        sequence = sequence_with(tokens)
+        sequence = Sequence("s", tokens, SamplingParams(), seed=0, num_blocks=NUM_BLOCKS, arrival=0)
         found = self.pool.find(sequence)
         assert found == self.plain.found(tokens)
         assert self.pool.num_free_without(found) == self.plain.num_pages - len(self.owned.keys() | {*found})
@@ -235,7 +204,7 @@ tokens = st.lists(st.integers(0, 1), min_size=1, max_size=5 * PAGE_SIZE)
 
 
 @given(st.integers(5, 12), st.data())
-def test_the_pool_equals_a_slow_one(num_pages: int, data: st.DataObject) -> None:
+def test_the_pool_equals_a_slow_one(num_pages, data):
     pools = TwoPools(num_pages)
     for _ in range(data.draw(st.integers(1, 25))):
         action = data.draw(st.sampled_from(["begin", "go on", "go on", "go on", "end"])) if pools.living else "begin"
@@ -267,11 +236,11 @@ class OnceBroken(WrappedBackend):
         return result
 
 
-def test_pages_of_a_sequence_that_failed_are_not_found(model: NviumForCausalLM) -> None:
-    engine = engine_with(model, max_rows_per_step=8, make_runner=partial(Runner, make_backend=OnceBroken))
+def test_pages_of_a_sequence_that_failed_are_not_found():
+    engine = engine_on(OnceBroken, MODEL, EngineConfig(max_rows_per_step=8, page_size=PAGE_SIZE))
     prompt = [number % 7 for number in range(20)]
     engine.add("broken", prompt, PARAMS)
     assert [type(event) for event in events_of(engine)] == [FailureEvent]
     (after,) = engine.generate([prompt], PARAMS)
-    expected = alone(model, prompt, PARAMS)
+    expected = alone(MODEL, prompt, PARAMS)
     assert (after.token_ids, after.exits) == (expected.token_ids, expected.exits)

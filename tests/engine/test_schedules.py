@@ -9,16 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvium_core import Engine, EngineConfig, NviumForCausalLM, SamplingParams
+from nvium_core import Engine, EngineConfig, SamplingParams
 from nvium_core.choices import Schedule
-from nvium_core.engine.device import native, runner
+from nvium_core.engine.device import native
 from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.failures import DeviceLost
 from nvium_core.engine.schedule.race import Race
 from nvium_core.engine.schedule.scheduler import SECONDS_AHEAD
 from nvium_core.engine.schedule.step import Step, StepResult
 from tests.engine.driving import WrappedBackend, alone, engine_on, events_of
-from tests.engine.test_exactness import Request, check, configs, models, requests, served
+from tests.engine.test_exactness import check, configs, models, requests, served
 from tests.random_models import random_model
 
 PARAMS = SamplingParams(max_tokens=40, seed=5, ignore_eos=True)
@@ -28,8 +28,6 @@ needs_compiler = pytest.mark.skipif(native.native_library() is None, reason="nee
 
 
 class Fickle(Race[Schedule]):
-    """Chooses a random way at every Step."""
-
     def __init__(self, seed: int) -> None:
         super().__init__(["whole", "sweep"])
         self._random = Random(seed)
@@ -41,8 +39,8 @@ class Fickle(Race[Schedule]):
 @settings(max_examples=settings().max_examples // 2)
 @given(models(), configs, st.lists(requests(), min_size=1, max_size=5), st.integers(0, 99), st.booleans())
 def test_tokens_and_exits_equal_algorithm_1_however_passes_and_staircases_alternate(
-    model: NviumForCausalLM, config: EngineConfig, plan: list[Request], seed: int, is_native: bool
-) -> None:
+    model, config, plan, seed, is_native
+):
     with pytest.MonkeyPatch.context() as patch:
         if not is_native:
             patch.setattr(native, "supports", lambda *_: config.deterministic)
@@ -54,7 +52,7 @@ def test_tokens_and_exits_equal_algorithm_1_however_passes_and_staircases_altern
 @needs_compiler
 @schedules
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_one_call_emits_several_tokens(schedule: Schedule, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_call_emits_several_tokens(schedule, temperature, monkeypatch):
     monkeypatch.setattr("nvium_core.engine.schedule.scheduler.SECONDS_AHEAD", 1000 * SECONDS_AHEAD)
     engine = Engine(random_model([1, 2, 3], context=64), EngineConfig(schedule=schedule))
     params = SamplingParams(max_tokens=40, seed=5, temperature=temperature, ignore_eos=True)
@@ -67,19 +65,7 @@ def test_one_call_emits_several_tokens(schedule: Schedule, temperature: float, m
     assert max(calls) > 8
 
 
-@needs_compiler
-def test_a_call_ends_with_a_stop_token() -> None:
-    model = random_model([1, 2, 3], context=64)
-    whole = alone(model, [1, 2, 3], PARAMS)
-    stop = whole.token_ids[20]
-    params = SamplingParams(max_tokens=40, seed=5, stop_token_ids=(stop,), ignore_eos=True)
-    first = whole.token_ids.index(stop)
-    completion = Engine(model).generate([[1, 2, 3]], params)[0]
-    assert completion.token_ids == whole.token_ids[: first + 1]
-    assert completion.finish_reason == "stop"
-
-
-def test_a_pass_emits_a_token_of_every_sequence() -> None:
+def test_a_pass_emits_a_token_of_every_sequence():
     engine = Engine(random_model([1, 2, 4]), EngineConfig(schedule="whole", max_sequences=5))
     for number in range(5):
         engine.add(str(number), [1, 2, number], SamplingParams(max_tokens=6, seed=number, ignore_eos=True))
@@ -90,7 +76,7 @@ def test_a_pass_emits_a_token_of_every_sequence() -> None:
         assert len({report.num_steps for report in engine.reports}) == 1
 
 
-def test_a_sequence_without_early_exits_makes_all_steps_whole_and_pauses_the_race() -> None:
+def test_a_sequence_without_early_exits_makes_all_steps_whole_and_pauses_the_race():
     model = random_model([1, 2, 4], context=64)
     engine = Engine(model, EngineConfig(schedule="race"))
     for name, early_exits, max_tokens in (("long", True, 30), ("whole", False, 10)):
@@ -124,9 +110,8 @@ class Lost(WrappedBackend):
     ],
     ids=["illegal access", "an accelerator out of memory", "cuBLAS", "out of memory", "an ordinary error"],
 )
-def test_a_lost_device_ends_the_engine_and_other_errors_end_their_sequences(error: Exception, is_lost: bool) -> None:
+def test_a_lost_device_ends_the_engine_and_other_errors_end_their_sequences(error, is_lost):
     engine = engine_on(Lost, random_model([1, 2]), EngineConfig())
-    assert isinstance(engine.runner.backend, Lost)
     engine.runner.backend.error = error
     for number in range(3):
         engine.add(str(number), [1, 2], SamplingParams(max_tokens=2))
@@ -138,13 +123,8 @@ def test_a_lost_device_ends_the_engine_and_other_errors_end_their_sequences(erro
         assert [event.sequence_id for event in events_of(engine)] == ["0", "1", "2"]
 
 
-def test_deterministic_is_refused_without_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_native_kernels_the_layers_run_and_deterministic_is_refused(monkeypatch):
     monkeypatch.setattr(native, "supports", lambda *_: False)
+    assert isinstance(Engine(random_model([1])).runner.backend, LayersBackend)
     with pytest.raises(ValueError, match="deterministic"):
         Engine(random_model([1, 2]), EngineConfig(deterministic=True))
-
-
-def test_layers_run_without_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "supports", lambda *_: False)
-    backend = runner.best_backend(random_model([1]), Engine(random_model([1])).runner.cache, EngineConfig())
-    assert isinstance(backend, LayersBackend)

@@ -1,5 +1,3 @@
-"""The engine on its own thread, used from asyncio."""
-
 import asyncio
 import time
 from collections import Counter
@@ -7,7 +5,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import replace
 
 import pytest
-import pytest_asyncio
 
 from nvium_core import (
     ChoiceKey,
@@ -18,7 +15,6 @@ from nvium_core import (
     EngineWorker,
     Event,
     InvalidRequest,
-    NviumForCausalLM,
     PromptEvent,
     SamplingParams,
     StepReport,
@@ -32,22 +28,20 @@ from tests.random_models import random_model
 PARAMS = SamplingParams(max_tokens=12, seed=3, ignore_eos=True)
 
 
-@pytest.fixture(scope="module")
-def model() -> NviumForCausalLM:
-    return random_model([1, 3], context=512)
+MODEL = random_model([1, 3], context=512)
 
 
-@pytest_asyncio.fixture
-async def worker(model: NviumForCausalLM) -> AsyncIterator[EngineWorker]:
-    worker = EngineWorker(Engine(model, EngineConfig(max_sequences=4)))
+@pytest.fixture
+async def worker() -> AsyncIterator[EngineWorker]:
+    worker = EngineWorker(Engine(MODEL, EngineConfig(max_sequences=4)))
     worker.start()
     yield worker
     worker.stop(timeout=5)
     worker.engine.check_integrity()
 
 
-def submit(worker: EngineWorker, prompt: list[int], params: SamplingParams) -> TokenStream:
-    return worker.submit([EngineRequest(prompt, params)])
+def submit(worker: EngineWorker, prompt: list[int], params: SamplingParams, tenant: str = "") -> TokenStream:
+    return worker.submit([EngineRequest(prompt, params)], tenant)
 
 
 async def batches(stream: TokenStream) -> AsyncGenerator[list[TokenEvent | PromptEvent]]:
@@ -67,20 +61,18 @@ async def collect(stream: TokenStream) -> list[int]:
 
 async def until(condition: object, seconds: float = 2.0) -> None:
     deadline = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
+    while not condition():
         assert time.monotonic() < deadline, "timed out"
         await asyncio.sleep(0.005)
 
 
-@pytest.mark.asyncio
-async def test_streams_equal_the_output_of_the_engine(worker: EngineWorker, model: NviumForCausalLM) -> None:
+async def test_streams_equal_the_output_of_the_engine(worker):
     prompts = [[1, 2], [3], [4, 5, 6], [7], [8, 9]]
     streamed = await asyncio.gather(*(collect(submit(worker, prompt, PARAMS)) for prompt in prompts))
-    assert list(streamed) == [c.token_ids for c in Engine(model).generate(prompts, PARAMS)]
+    assert list(streamed) == [c.token_ids for c in Engine(MODEL).generate(prompts, PARAMS)]
 
 
-@pytest.mark.asyncio
-async def test_leaving_a_stream_early_frees_its_sequence(worker: EngineWorker) -> None:
+async def test_leaving_a_stream_early_frees_its_sequence(worker):
     stream = submit(worker, [1], SamplingParams(max_tokens=500, ignore_eos=True))
     iterator = batches(stream)
     await anext(iterator)
@@ -90,15 +82,12 @@ async def test_leaving_a_stream_early_frees_its_sequence(worker: EngineWorker) -
 
 
 class SlowRunner(Runner):
-    """Sleeps in every Step."""
-
     def run(self, step: Step) -> StepResult:
         time.sleep(0.3)
         return super().run(step)
 
 
-@pytest.mark.asyncio
-async def test_submitting_never_waits_for_the_device(worker: EngineWorker) -> None:
+async def test_submitting_never_waits_for_the_device(worker):
     worker.engine.runner.__class__ = SlowRunner
     first = asyncio.create_task(collect(submit(worker, [1], SamplingParams(max_tokens=1))))
     await asyncio.sleep(0.05)
@@ -109,9 +98,8 @@ async def test_submitting_never_waits_for_the_device(worker: EngineWorker) -> No
     await asyncio.gather(first, collect(second))
 
 
-@pytest.mark.asyncio
-async def test_stopping_fails_running_requests(model: NviumForCausalLM) -> None:
-    worker = EngineWorker(Engine(model))
+async def test_stopping_fails_running_requests_and_later_ones_are_refused():
+    worker = EngineWorker(Engine(MODEL))
     worker.start()
     stream = submit(worker, [1], SamplingParams(max_tokens=500, ignore_eos=True))
     await until(lambda: worker.state.num_running == 1)
@@ -119,15 +107,19 @@ async def test_stopping_fails_running_requests(model: NviumForCausalLM) -> None:
     with pytest.raises(EngineError, match="stopped"):
         await collect(stream)
     assert not worker.is_alive
+    with pytest.raises(EngineError, match="stopped"):
+        submit(worker, [1], PARAMS)
 
 
-@pytest.mark.asyncio
-async def test_every_step_is_observed_once_with_its_events(model: NviumForCausalLM) -> None:
+async def test_every_step_is_observed_once_with_its_events_and_the_speedup_is_reported():
     steps: list[tuple[Sequence[StepReport], Sequence[Event]]] = []
-    worker = EngineWorker(Engine(model), observe=lambda reports, events: steps.append((reports, events)))
+    worker = EngineWorker(Engine(MODEL), observe=lambda reports, events: steps.append((reports, events)))
+    worker.engine.warm_up()
     worker.start()
     tokens = await collect(submit(worker, [1], PARAMS))
+    await until(lambda: worker.state.num_running == 0)
     worker.stop(timeout=5)
+    assert worker.state.piggyback_speedup > 0
     assert all(reports for reports, events in steps if events)
     assert [event.token_id for _, events in steps for event in events if isinstance(event, TokenEvent)] == tokens
 
@@ -136,14 +128,11 @@ class Panic(BaseException):
     """Like a panic in a Rust library."""
 
 
-@pytest.mark.asyncio
-async def test_a_panic_on_the_device_thread_is_a_failure_too(
-    model: NviumForCausalLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_panic_on_the_device_thread_is_a_failure_too(monkeypatch):
     def panics() -> None:
         raise Panic
 
-    worker = EngineWorker(Engine(model))
+    worker = EngineWorker(Engine(MODEL))
     monkeypatch.setattr(worker.engine, "step", panics)
     worker.start()
     with pytest.raises(EngineError, match="failed"):
@@ -151,28 +140,16 @@ async def test_a_panic_on_the_device_thread_is_a_failure_too(
     assert worker.has_failed
 
 
-@pytest.mark.asyncio
-async def test_a_closed_stream_is_forgotten(worker: EngineWorker) -> None:
+async def test_closed_streams_and_those_of_refused_requests_are_forgotten(worker):
     await collect(submit(worker, [1], PARAMS))
     assert not worker._open_streams
-    with pytest.raises(InvalidRequest):
-        submit(worker, [1], replace(PARAMS, max_tokens=0))
+    with pytest.raises(InvalidRequest, match=r"in \[0, "):
+        worker.submit([EngineRequest([1], PARAMS), EngineRequest([10_000], PARAMS)])
     assert not worker._open_streams
+    assert not worker.engine.has_work
 
 
-@pytest.mark.asyncio
-async def test_a_request_after_the_thread_has_ended_is_refused(model: NviumForCausalLM) -> None:
-    worker = EngineWorker(Engine(model))
-    worker.start()
-    worker.stop(timeout=5)
-    with pytest.raises(EngineError, match="stopped"):
-        submit(worker, [1], PARAMS)
-
-
-@pytest.mark.asyncio
-async def test_requests_submitted_together_share_a_stream_with_a_key_per_choice(
-    worker: EngineWorker, model: NviumForCausalLM
-) -> None:
+async def test_requests_submitted_together_share_a_stream_with_a_key_per_choice(worker):
     requests = [EngineRequest([1, 2], replace(PARAMS, n=2)), EngineRequest([3], PARAMS)]
     stream = worker.submit(requests)
     received: dict[ChoiceKey, list[int]] = {key: [] for key in stream.keys}
@@ -180,14 +157,13 @@ async def test_requests_submitted_together_share_a_stream_with_a_key_per_choice(
         for event in events:
             assert isinstance(event, TokenEvent)
             received[event.sequence_id, event.choice].append(event.token_id)
-    alone = [c.token_ids for request in requests for c in Engine(model).generate([request.token_ids], request.params)]
+    alone = [c.token_ids for request in requests for c in Engine(MODEL).generate([request.token_ids], request.params)]
     assert list(received.values()) == alone
     assert stream.admissions.keys() == received.keys()
 
 
-@pytest.mark.asyncio
-async def test_a_cancelled_choice_ends_and_the_others_continue(worker: EngineWorker) -> None:
-    stream = worker.submit([EngineRequest([1], replace(PARAMS, n=3, max_tokens=100))])
+async def test_a_cancelled_choice_ends_and_the_others_continue(worker):
+    stream = submit(worker, [1], replace(PARAMS, n=3, max_tokens=100))
     cancelled, *others = stream.keys
     received: Counter[ChoiceKey] = Counter()
     async for events in batches(stream):
@@ -197,25 +173,16 @@ async def test_a_cancelled_choice_ends_and_the_others_continue(worker: EngineWor
     assert 0 < received[cancelled] < 100
 
 
-@pytest.mark.asyncio
-async def test_if_one_of_several_requests_is_invalid_all_are_refused(worker: EngineWorker) -> None:
-    with pytest.raises(InvalidRequest, match=r"in \[0, "):
-        worker.submit([EngineRequest([1], PARAMS), EngineRequest([10_000], PARAMS)])
-    assert not worker.engine.has_work
-
-
-@pytest.mark.asyncio
-async def test_events_accumulate_until_they_are_taken(worker: EngineWorker) -> None:
+async def test_events_accumulate_until_they_are_taken(worker):
     stream = submit(worker, [1], PARAMS)
     await until(lambda: len(stream._events) == PARAMS.max_tokens)
     assert [len(events) async for events in batches(stream)] == [PARAMS.max_tokens]
 
 
-@pytest.mark.asyncio
-async def test_tenants_are_admitted_in_turn(model: NviumForCausalLM) -> None:
-    worker = EngineWorker(Engine(model, EngineConfig(max_sequences=1)))
+async def test_tenants_are_admitted_in_turn():
+    worker = EngineWorker(Engine(MODEL, EngineConfig(max_sequences=1)))
     tenants = ["many", "many", "many", "few"]
-    streams = [worker.submit([EngineRequest([1], PARAMS)], tenant) for tenant in tenants]
+    streams = [submit(worker, [1], PARAMS, tenant) for tenant in tenants]
     worker.start()
     await asyncio.gather(*map(collect, streams))
     worker.stop(timeout=5)
@@ -223,23 +190,11 @@ async def test_tenants_are_admitted_in_turn(model: NviumForCausalLM) -> None:
     assert many < few < second < third
 
 
-@pytest.mark.asyncio
-async def test_each_choice_reports_its_cached_prompt_tokens(worker: EngineWorker) -> None:
+async def test_each_choice_reports_its_cached_prompt_tokens(worker):
     found = []
     for _ in range(2):
-        stream = worker.submit([EngineRequest([1, 2, 3, 4] * 10, replace(PARAMS, n=2))])
+        stream = submit(worker, [1, 2, 3, 4] * 10, replace(PARAMS, n=2))
         assert stream.admissions == {}
         await collect(stream)
         found.append([stream.admissions[key].num_cached_prompt_tokens for key in stream.keys])
     assert found == [[0, 32], [32, 32]]
-
-
-@pytest.mark.asyncio
-async def test_the_measured_speedup_is_reported(model: NviumForCausalLM) -> None:
-    worker = EngineWorker(Engine(model))
-    worker.engine.warm_up()
-    worker.start()
-    await collect(submit(worker, [1], PARAMS))
-    await until(lambda: worker.state.num_running == 0)
-    worker.stop(timeout=5)
-    assert worker.state.piggyback_speedup > 0

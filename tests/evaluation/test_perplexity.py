@@ -1,5 +1,3 @@
-"""Perplexity equals that of a plain forward pass, and the paper's propositions hold at every token."""
-
 import math
 from dataclasses import replace
 
@@ -27,7 +25,7 @@ def loaded() -> LoadedModel:
     return load_byte_model()
 
 
-def test_a_short_document_is_scored_like_one_forward_pass(loaded: LoadedModel) -> None:
+def test_a_short_document_is_scored_like_one_forward_pass(loaded):
     text = "A fox, two hens."
     end = loaded.tokenizer.eos_token_id
     ids = torch.tensor([[end, *loaded.tokenizer.encode(text, add_special_tokens=False), end]])
@@ -48,7 +46,7 @@ ROUNDED_UP = 1 + 1e-12
 
 
 @given(TOKENS, st.integers(0, 5))
-def test_the_papers_propositions_hold_at_every_token(ids: list[int], seed: int) -> None:
+def test_the_papers_propositions_hold_at_every_token(ids, seed):
     found = window_predictions(random_model([1, 2, 4], seed=seed), ids, 1)
     figures = exit_losses(found)
     assert figures["bound_violations"] == figures["mass_violations"] == 0
@@ -56,7 +54,7 @@ def test_the_papers_propositions_hold_at_every_token(ids: list[int], seed: int) 
     assert figures["oracle_perplexity"] <= ROUNDED_UP * float(found.mix_nll.mean().exp())
 
 
-def test_the_propositions_hold_in_float32_where_one_token_is_nearly_certain() -> None:
+def test_the_propositions_hold_in_float32_where_one_token_is_nearly_certain():
     """8,191 tokens of 5e-8 each: less than half an ulp of the probability that they are added to."""
     tail, model = 5e-8, random_model([1, 2, 4], vocab_size=8192, dtype=torch.float32)
     model.lm_head = torch.nn.Linear(16, 8192)
@@ -72,7 +70,7 @@ def test_the_propositions_hold_in_float32_where_one_token_is_nearly_certain() ->
 
 
 @pytest.mark.parametrize("spread", [2.5, 4, 32])
-def test_the_propositions_hold_in_float32_however_improbable_the_text(spread: float) -> None:
+def test_the_propositions_hold_in_float32_however_improbable_the_text(spread):
     model = random_model([1, 2, 4], vocab_size=257, dtype=torch.float32, spread=spread)
     found = window_predictions(model, list(range(0, 250, 5)), 1)
     assert float(found.mix_nll.max()) > 104, "e^-loss is 0 in float32"
@@ -81,14 +79,14 @@ def test_the_propositions_hold_in_float32_however_improbable_the_text(spread: fl
     torch.testing.assert_close(found.explicit_nll, found.mix_nll, rtol=1e-12, atol=1e-6)
 
 
-def test_a_mixture_outside_its_exits_is_counted() -> None:
+def test_a_mixture_outside_its_exits_is_counted():
     sound = window_predictions(random_model([1, 2, 4]), [1, 2, 3, 4], 1)
     heavy = replace(sound, explicit_nll=sound.explicit_nll - 5)
     assert exit_losses(heavy)["bound_violations"] == 3
     assert exit_losses(replace(sound, mass=sound.mass + 0.1))["mass_violations"] == 3
 
 
-def test_tokens_and_loss_of_each_document_are_independent(loaded: LoadedModel) -> None:
+def test_tokens_and_loss_of_each_document_are_independent(loaded):
     documents = ["A fox, two hens.", "x" * 200, "Nobody."]
     whole = evaluate(loaded.model, loaded.tokenizer, documents)
     alone = [evaluate(loaded.model, loaded.tokenizer, [document]) for document in documents]
@@ -100,7 +98,7 @@ def test_tokens_and_loss_of_each_document_are_independent(loaded: LoadedModel) -
 DOCUMENTS = ["A fox.", "Two hens went to see a third, who was not in. " * 4]
 
 
-def test_quarters_of_the_context_sum_to_the_perplexity_of_the_text() -> None:
+def test_quarters_of_the_context_sum_to_the_perplexity_of_the_text():
     loaded = load_byte_model(context=32)
     found = evaluate(loaded.model, loaded.tokenizer, DOCUMENTS)
     assert [(part["first"], part["last"]) for part in found.by_position] == [(0, 7), (8, 15), (16, 23), (24, 31)]
@@ -109,7 +107,7 @@ def test_quarters_of_the_context_sum_to_the_perplexity_of_the_text() -> None:
     assert nats / found.num_tokens == pytest.approx(math.log(found.perplexity))
 
 
-def test_a_token_counts_at_the_position_of_the_preceding_token() -> None:
+def test_a_token_counts_at_the_position_of_the_preceding_token():
     model, ids = random_model([1, 2, 4]), [3, 1, 4, 1, 5, 9, 2, 6, 5]
     whole = [-nll for nll in window_predictions(model, ids, 1).mix_nll.tolist()]
     first, second = perplexity.by_position(window_predictions(model, ids, first_target=3), context=16)
@@ -117,15 +115,8 @@ def test_a_token_counts_at_the_position_of_the_preceding_token() -> None:
     assert (second["num_tokens"], second["mean_logprob"]) == (4, pytest.approx(sum(whole[4:8]) / 4))
 
 
-ROUTED = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
-
-
-@pytest.fixture(scope="module")
-def seen() -> Predictions:
-    return window_predictions(random_model([1, 2, 4], seed=5), ROUTED, 1)
-
-
-def test_shares_posteriors_and_entropy_equal_plain_sums(seen: Predictions) -> None:
+def test_shares_posteriors_entropy_and_router_statistics_equal_plain_sums():
+    seen = window_predictions(random_model([1, 2, 4], seed=5), [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], 1)
     figures = routing(seen, [1, 2, 4])
     p_TE, pi_TE = seen.log_p.exp(), seen.exit_nll.neg().exp()
     posterior_TE = p_TE * pi_TE / (p_TE * pi_TE).sum(-1, keepdim=True)
@@ -133,10 +124,7 @@ def test_shares_posteriors_and_entropy_equal_plain_sums(seen: Predictions) -> No
     assert figures["exit_posteriors"] == pytest.approx(posterior_TE.mean(0).tolist())
     assert figures["routing_entropy"] == pytest.approx(float(-(p_TE * p_TE.log()).sum(-1).mean()))
     assert figures["mean_depth"] == pytest.approx(float((p_TE * torch.tensor([0.25, 0.5, 1])).sum(-1).mean()))
-
-
-def test_router_statistics_are_those_of_their_probabilities(seen: Predictions) -> None:
-    figures, w_TK = routing(seen, [1, 2, 4]), seen.log_w[:, :-1, EXIT].exp()
+    w_TK = seen.log_w[:, :-1, EXIT].exp()
     assert figures["router_means"] == pytest.approx(w_TK.mean(0).tolist())
     assert figures["router_deviations"] == pytest.approx(w_TK.std(0, correction=0).tolist())
     for quantile, row in zip(QUANTILES, np.transpose(figures["router_quantiles"]), strict=True):
@@ -148,7 +136,7 @@ CONFIDENCES = st.lists(st.tuples(st.floats(0.01, 1), st.booleans()), min_size=1,
 
 
 @given(CONFIDENCES)
-def test_the_calibration_error_is_the_weighted_gap_of_every_bin(pairs: list[tuple[float, bool]]) -> None:
+def test_the_calibration_error_is_the_weighted_gap_of_every_bin(pairs):
     top_prob_T = torch.tensor([probability for probability, _ in pairs], dtype=torch.float64)
     right_T = torch.tensor([float(is_right) for _, is_right in pairs], dtype=torch.float64)
     figures = perplexity.calibration(Predictions(*[torch.empty(0)] * 7, top_prob_T, right_T))

@@ -1,5 +1,3 @@
-"""Predictions of a text: every token once, equal to the model's plain forward pass."""
-
 import pytest
 import torch
 from hypothesis import given
@@ -14,7 +12,7 @@ from tests.random_models import random_model
 
 
 @given(st.integers(2, 400), st.integers(2, 64))
-def test_every_token_but_the_first_is_a_target_exactly_once(num_tokens: int, context: int) -> None:
+def test_every_token_but_the_first_is_a_target_exactly_once(num_tokens, context):
     targets: list[int] = []
     for start, first_target, stop in module.windows(num_tokens, context):
         assert 0 <= start < first_target < stop <= num_tokens
@@ -26,9 +24,7 @@ def test_every_token_but_the_first_is_a_target_exactly_once(num_tokens: int, con
 
 @pytest.mark.parametrize("exit_layers", [[1, 2, 4], [3]])
 @pytest.mark.parametrize("chunk_rows", [2, 128])
-def test_predictions_equal_the_models_forward_pass(
-    monkeypatch: pytest.MonkeyPatch, exit_layers: list[int], chunk_rows: int
-) -> None:
+def test_predictions_equal_the_models_forward_pass(monkeypatch, exit_layers, chunk_rows):
     monkeypatch.setattr(module, "CHUNK_ROWS", chunk_rows)
     model, ids = random_model(exit_layers, seed=3), [0, 5, 9, 1, 16, 2, 2, 11]
     found = window_predictions(model, ids, first_target=3)
@@ -46,7 +42,7 @@ def test_predictions_equal_the_models_forward_pass(
     torch.testing.assert_close(found.mass, torch.ones_like(found.mass))
 
 
-def test_every_token_of_a_long_document_is_in_a_window() -> None:
+def test_every_token_of_a_long_document_is_in_a_window():
     loaded = load_byte_model(context=16)
     documents = ["A fox.", "", "Two hens went to see a third, who was not in."]
     found = predictions(loaded.model, loaded.tokenizer, documents)
@@ -54,7 +50,7 @@ def test_every_token_of_a_long_document_is_in_a_window() -> None:
     assert len(list(text_windows(loaded.tokenizer, documents, 16))) > len(documents)
 
 
-def test_windows_and_chunks_are_concatenated_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_and_chunks_are_concatenated_in_order(monkeypatch):
     monkeypatch.setattr(module, "CHUNK_ROWS", 3)
     loaded = load_byte_model(context=16)
     documents = ["A fox.", "Two hens went to see a third, who was not in."]

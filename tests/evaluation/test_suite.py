@@ -1,7 +1,3 @@
-"""`nvium evaluate` on a random byte model: figures, report, files."""
-
-from pathlib import Path
-
 import pytest
 
 from nvium_core import LoadedModel
@@ -24,23 +20,19 @@ def loaded() -> LoadedModel:
 
 
 @pytest.fixture(scope="module")
-def twin(loaded: LoadedModel) -> LoadedModel:
-    return LoadedModel("dense", random_model([4], vocab_size=257, context=64), loaded.tokenizer)
-
-
-@pytest.fixture(scope="module")
-def figures(loaded: LoadedModel, twin: LoadedModel) -> Figures:
+def figures(loaded: LoadedModel) -> Figures:
+    twin = LoadedModel("dense", random_model([4], vocab_size=257, context=64), loaded.tokenizer)
     return suite.evaluate(loaded, DOCUMENTS, twin=twin, works=["a", "a", "b"], show_progress=False)
 
 
-def test_derived_figures_follow_from_the_measured_ones(figures: Figures) -> None:
+def test_derived_figures_follow_from_the_measured_ones(figures):
     assert figures["theoretical_speed_up_percent"] == pytest.approx(100 / figures["mean_depth"] - 100)
     gain = 1 - figures["perplexity"] / figures["twin"]["perplexity"]
     assert figures["perplexity_gain_percent"] == pytest.approx(100 * gain)
     assert figures["flops"]["spoken"]["layers"] == figures["flops"]["all_exits"]["layers"]
 
 
-def test_every_part_has_its_section(figures: Figures) -> None:
+def test_every_part_has_its_section(figures):
     text = markdown(figures)
     sections = [line.removeprefix("## ").split(",")[0] for line in text.splitlines() if line.startswith("## ")]
     assert sections == ["Quality", "By position", "Routing", "MFLOPs per token"]
@@ -50,7 +42,7 @@ def test_every_part_has_its_section(figures: Figures) -> None:
     assert f"Its dense twin dense: {figures['twin']['num_parameters']:,} parameters, 4 layers of width" in text
 
 
-def test_the_cost_of_quantization_is_reported(loaded: LoadedModel) -> None:
+def test_the_cost_of_quantization_is_reported(loaded):
     rounded = load_byte_model(context=64)
     quantize_as(rounded.model, "q4")
     figures = suite.evaluate(rounded, DOCUMENTS, unrounded=loaded, show_progress=False)
@@ -63,16 +55,18 @@ def test_the_cost_of_quantization_is_reported(loaded: LoadedModel) -> None:
     assert f"above that of the unquantized weights, {exact:.4f}" in markdown(figures)
 
 
-def test_a_twin_that_cannot_be_compared_is_rejected_before_anything_is_measured(loaded: LoadedModel) -> None:
+def test_a_twin_that_cannot_be_compared_and_too_few_works_are_rejected(loaded):
     other = LoadedModel("other", random_model([4], vocab_size=257), load_byte_model().tokenizer)
     other.tokenizer.add_tokens(["fox"])
     with pytest.raises(EvaluationError, match="another tokenizer"):
         suite.evaluate(loaded, [], twin=other, show_progress=False)
     with pytest.raises(EvaluationError, match="--twin: bytes is not a dense model"):
         suite.evaluate(loaded, [], twin=loaded, show_progress=False)
+    with pytest.raises(EvaluationError, match="2 lines, but the text has 3 documents"):
+        suite.evaluate(loaded, DOCUMENTS, works=["a", "b"], show_progress=False)
 
 
-def test_a_model_in_the_folder_of_a_run_has_its_name_and_training_tokens(loaded: LoadedModel, tmp_path: Path) -> None:
+def test_a_model_in_the_folder_of_a_run_has_its_name_and_training_tokens(loaded, tmp_path):
     first, left, moved = (tmp_path / name for name in ("first/model", "a-run/model", "elsewhere"))
     for folder in (first, left, moved):
         write_model(loaded.model, loaded.tokenizer, folder)
@@ -83,8 +77,3 @@ def test_a_model_in_the_folder_of_a_run_has_its_name_and_training_tokens(loaded:
     assert (found["model"], found["training_tokens"]) == ("a-run", 2 * recipe.total_tokens)
     found = suite.description(load_model(str(moved)))
     assert (found["model"], found["training_tokens"]) == ("elsewhere", None)
-
-
-def test_works_must_be_one_per_document(loaded: LoadedModel) -> None:
-    with pytest.raises(EvaluationError, match="2 lines, but the text has 3 documents"):
-        suite.evaluate(loaded, DOCUMENTS, works=["a", "b"], show_progress=False)

@@ -7,8 +7,9 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
+from tests.byte_model import NAME, save_byte_model
 from tests.faults.kinds import KINDS
-from tests.faults.load import dumped, saved_model
+from tests.faults.load import dumped
 from tests.faults.suite import Row, Suite, is_as_promised, table
 from tests.faults.surroundings import remove_memory_groups
 
@@ -21,7 +22,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        rows = asyncio.run(inject(saved_model(folder), given.times, given.seed, given.only or ""))
+        rows = asyncio.run(inject(save_byte_model(Path(folder) / NAME), given.times, given.seed, given.only or ""))
     sys.stdout.write(table(rows))
     if given.json:
         command = f"python -m tests.faults --times {given.times} --seed {given.seed}"
@@ -35,9 +36,7 @@ async def inject(model: Path, times: int, seed: int, only: str) -> list[Row]:
     suite = Suite(model, seed)
     await suite.prepare()
     rows = []
-    for kind in KINDS:
-        if only not in kind.name:
-            continue
+    for kind in (kind for kind in KINDS if only in kind.name):
         if missing := kind.missing():
             sys.stderr.write(f"{kind.name}: skipped, {missing}\n")
             continue

@@ -91,10 +91,8 @@ def cluster(
     own = {name: value for name, value in options.items() if name not in ("api_keys", "port")}
     with ExitStack() as stack:
         logs = [log.with_name(f"{log.name}-{number}") for number in range(num_replicas)]
-        replicas = [
-            stack.enter_context(forked_server(model_folder, file, serving=serve_replica, waits=False, **own))
-            for file in logs
-        ]
+        start = partial(forked_server, model_folder, serving=serve_replica, waits=False, **own)
+        replicas = [stack.enter_context(start(file)) for file in logs]
         for replica in replicas:
             wait_until(lambda replica=replica: is_ready(replica), seconds=READY_SECONDS)
         gateway = stack.enter_context(gateway_of(model_folder, log, replicas, prepare=prepare, **options))

@@ -16,6 +16,7 @@ from contextlib import (
     ExitStack,
     asynccontextmanager,
     contextmanager,
+    nullcontext,
     suppress,
 )
 from dataclasses import dataclass, field
@@ -23,8 +24,9 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
+from nvium_core import Engine
 from tests.faults import surroundings
-from tests.faults.cluster import Cluster, cluster
+from tests.faults.cluster import cluster
 from tests.faults.load import KEY, ask_for_much
 from tests.server.forked_server import Prepare, forked_server
 from tests.server.server_process import ServerProcess
@@ -119,9 +121,9 @@ async def signalled(number: int, server: ServerProcess, chance: Random) -> None:
     server.process.send_signal(number)
 
 
-async def paused(server: ServerProcess, chance: Random) -> None:
+async def paused(server: ServerProcess, chance: Random, seconds: float = 0) -> None:
     await signalled(signal.SIGSTOP, server, chance)
-    await asyncio.sleep(1 + 2 * chance.random())
+    await asyncio.sleep(seconds or 1 + 2 * chance.random())
     server.process.send_signal(signal.SIGCONT)
 
 
@@ -136,8 +138,6 @@ async def slowed(server: ServerProcess, chance: Random) -> None:
 
 def break_the_device_thread() -> None:
     """Fail every Step after 300 Steps. A MemoryError would end the process at once and cut responses."""
-    from nvium_core import Engine  # noqa: PLC0415 (imported in the server's process)
-
     step, steps = Engine.step, iter(range(300))
 
     def broken(engine: Engine) -> object:
@@ -145,7 +145,7 @@ def break_the_device_thread() -> None:
             raise RuntimeError
         return step(engine)
 
-    Engine.step = broken  # type: ignore[method-assign,assignment]
+    Engine.step = broken
 
 
 async def until_it_ends(server: ServerProcess, chance: Random) -> None:
@@ -155,17 +155,12 @@ async def until_it_ends(server: ServerProcess, chance: Random) -> None:
         await asyncio.sleep(0.1)
 
 
-def files_at_most(number: int) -> None:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (number, number))
+def limited(kind: int, limit: int) -> Prepare:
+    return partial(resource.setrlimit, kind, (limit, limit))
 
 
-def no_file_may_grow() -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-
-
-@asynccontextmanager
-async def full_disk(_: Path) -> AsyncIterator[Path]:
-    yield Path("/dev/full")
+def written_to(path: str) -> Callable[[Path], AbstractAsyncContextManager[Path]]:
+    return lambda _: nullcontext(Path(path))
 
 
 @asynccontextmanager
@@ -205,39 +200,23 @@ async def reload_keys(server: ServerProcess, chance: Random) -> None:
         await asyncio.sleep(2 * chance.random() * SIGNALS_SECONDS / NUM_SIGNALS)
 
 
-def some_replica(server: ServerProcess, chance: Random) -> ServerProcess:
-    assert isinstance(server, Cluster)
-    return chance.choice(server.replicas)
-
-
-async def replica_killed(server: ServerProcess, chance: Random) -> None:
-    await signalled(signal.SIGKILL, some_replica(server, chance), chance)
-
-
-async def replica_hangs(server: ServerProcess, chance: Random) -> None:
-    replica = some_replica(server, chance)
-    replica.process.send_signal(signal.SIGSTOP)
-    await asyncio.sleep(HANG_SECONDS)
-    replica.process.send_signal(signal.SIGCONT)
-
-
-async def replica_slowed(server: ServerProcess, chance: Random) -> None:
-    await slowed(some_replica(server, chance), chance)
+def of_a_replica(inject: Inject) -> Inject:
+    return lambda server, chance: inject(chance.choice(server.replicas), chance)
 
 
 KINDS = [
     Kind(
         "more clients than files",
         silent_clients,
-        prepare=partial(files_at_most, FILES),
+        prepare=limited(resource.RLIMIT_NOFILE, FILES),
         had_effect=logs("too many connections"),
         is_quick=True,
     ),
-    Kind("log on a full disk", nothing, log=full_disk, had_effect=drops_lines, is_quick=True),
-    Kind("log on a broken disk", nothing, log=surroundings.broken_disk, had_effect=drops_lines),
+    Kind("log on a full disk", nothing, log=written_to("/dev/full"), had_effect=drops_lines, is_quick=True),
+    Kind("log on a broken disk", nothing, log=written_to(surroundings.BROKEN_FILE), had_effect=drops_lines),
     Kind("log's reader gone", nothing, log=pipe_without_reader, had_effect=drops_lines),
     Kind("log's reader asleep", nothing, log=pipe_that_nobody_reads, had_effect=fills_its_pipe, is_quick=True),
-    Kind("no file may grow", nothing, prepare=no_file_may_grow, had_effect=drops_lines),
+    Kind("no file may grow", nothing, prepare=limited(resource.RLIMIT_FSIZE, 0), had_effect=drops_lines),
     Kind(
         "everything read-only",
         nothing,
@@ -278,9 +257,14 @@ KINDS = [
     Kind("SIGSTOP and SIGCONT", paused, is_quick=True),
     Kind("slowed", slowed),
     Kind("device thread dies", until_it_ends, ends=(1,), prepare=break_the_device_thread, is_quick=True),
-    Kind("one of two replicas killed", replica_killed, start=cluster, is_quick=True),
-    Kind("one of two replicas stopped and continued", replica_hangs, start=cluster, is_quick=True),
-    Kind("one of two replicas slowed", replica_slowed, start=cluster),
+    Kind("one of two replicas killed", of_a_replica(partial(signalled, KILL)), start=cluster, is_quick=True),
+    Kind(
+        "one of two replicas stopped and continued",
+        of_a_replica(partial(paused, seconds=HANG_SECONDS)),
+        start=cluster,
+        is_quick=True,
+    ),
+    Kind("one of two replicas slowed", of_a_replica(slowed), start=cluster),
     Kind("gateway terminated", partial(signalled, TERM), ends=(0,), start=cluster),
     Kind("gateway killed", partial(signalled, KILL), ends=(-KILL,), start=cluster, may_lose=True, is_quick=True),
 ]

@@ -8,11 +8,9 @@ from asyncio import IncompleteReadError
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from tests.byte_model import NAME, load_byte_model
 from tests.server.raw_client import JSON, PATHS, STARTS, Answer, RawConnection, asked, connected, post
 
 KEY = "sk-faults"
@@ -68,18 +66,6 @@ def some_fields(path: str, chance: random.Random) -> dict[str, Any]:
     return asked
 
 
-@dataclass
-class Tally:
-    """The outcomes of requests."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    seconds: list[float] = field(default_factory=list)
-    """Latencies of right responses."""
-
-    def add(self, outcome: str) -> None:
-        self.counts[outcome] += 1
-
-
 class Load:
     """Clients that send requests until `is_over`: continuously, or all at once every `beat_seconds`."""
 
@@ -88,7 +74,9 @@ class Load:
         self._beat_seconds = beat_seconds
         self._known = list(expected)
         self._chance = random.Random(seed)
-        self.tally = Tally()
+        self.counts: Counter[str] = Counter()
+        self.seconds: list[float] = []
+        """Latencies of right responses."""
         self.is_over = False
 
     async def run(self, url: str, num_clients: int) -> None:
@@ -102,9 +90,9 @@ class Load:
                 async with asyncio.timeout(ANSWER_SECONDS), connected(url) as connection:
                     await self._ask_or_be_cut(connection, chance)
             except TimeoutError:
-                self.tally.add("unanswered")
+                self.counts["unanswered"] += 1
             except OSError:
-                self.tally.add("unreachable")
+                self.counts["unreachable"] += 1
                 await asyncio.sleep(0.5)
             await asyncio.sleep(self._pause())
 
@@ -114,12 +102,9 @@ class Load:
             await self._ask(connection, chance)
         except TimeoutError:
             raise
-        except ConnectionResetError:
-            self.tally.add("dropped")
-        except IncompleteReadError as error:
-            self.tally.add("cut" if error.partial or connection.has_heard else "dropped")
-        except (OSError, ValueError):
-            self.tally.add("cut")
+        except (OSError, ValueError, IncompleteReadError) as error:
+            is_silent = isinstance(error, IncompleteReadError) and not (error.partial or connection.has_heard)
+            self.counts["dropped" if is_silent or isinstance(error, ConnectionResetError) else "cut"] += 1
 
     def _pause(self) -> float:
         if not self._beat_seconds:
@@ -129,14 +114,14 @@ class Load:
     async def _ask(self, connection: RawConnection, chance: random.Random) -> None:
         if chance.random() < 0.02:
             await connection.send(UNFINISHED)
-            self.tally.add("unfinished")
+            self.counts["unfinished"] += 1
         elif chance.random() < 0.08:
             answer = await connection.ask(chance.choice(MALFORMED))
-            self.tally.add("malformed" if answer.status in REFUSALS else "failed")
+            self.counts["malformed" if answer.status in REFUSALS else "failed"] += 1
         elif chance.random() < 0.15:
             await connection.send(chance.choice(self._known).data(stream=True))
             await asyncio.sleep(chance.random() / 5)
-            self.tally.add("left")
+            self.counts["left"] += 1
         else:
             await self._compare(connection, chance.choice(self._known), stream=chance.random() < 0.5)
 
@@ -144,9 +129,9 @@ class Load:
         started = time.monotonic()
         answer = await connection.ask(known.data(stream=stream))
         outcome = judged(answer, self._expected[known])
-        self.tally.add(outcome)
+        self.counts[outcome] += 1
         if outcome == "right":
-            self.tally.seconds.append(time.monotonic() - started)
+            self.seconds.append(time.monotonic() - started)
 
 
 def judged(answer: Answer, expected: Spoken) -> str:
@@ -191,14 +176,6 @@ def percentiles(values: Sequence[float]) -> Iterator[tuple[str, float]]:
     for share in (50, 99):
         if ordered:
             yield f"p{share}", round(ordered[min(len(ordered) - 1, len(ordered) * share // 100)], 4)
-
-
-def saved_model(folder: str) -> Path:
-    """Save the tests' model in a folder and return its path."""
-    model, path = load_byte_model(), Path(folder) / NAME
-    model.model.save_pretrained(path)
-    model.tokenizer.save_pretrained(path)
-    return path
 
 
 def dumped(result: object) -> str:

@@ -20,7 +20,8 @@ from typing import Any
 
 import httpx
 
-from tests.faults.load import KEY, OPTIONS, Load, dumped, known_requests, percentiles, quiet_answers, saved_model
+from tests.byte_model import NAME, save_byte_model
+from tests.faults.load import KEY, OPTIONS, Load, dumped, known_requests, percentiles, quiet_answers
 from tests.server.forked_server import forked_server
 from tests.server.server_process import ServerProcess
 
@@ -60,7 +61,7 @@ async def watched(server: ServerProcess, load: Load, seconds: float, every: floa
     samples, started, seen = [], time.monotonic(), 0
     while (passed := time.monotonic() - started) < seconds:
         await asyncio.sleep(min(every, seconds - passed))
-        took, seen = load.tally.seconds[seen:], len(load.tally.seconds)
+        took, seen = load.seconds[seen:], len(load.seconds)
         used = await asyncio.to_thread(resources, server)
         at = {"seconds": round(time.monotonic() - started, 1), "answers": len(took)}
         samples.append({**at, **used, **dict(percentiles(took))})
@@ -76,7 +77,7 @@ async def soaked(server: ServerProcess, given: argparse.Namespace) -> dict[str, 
         group.create_task(load.run(server.url, given.clients))
         samples = await watched(server, load, given.seconds, given.every)
     last = await asyncio.to_thread(resources, server)
-    return {"counts": load.tally.counts, "samples": samples, "afterwards": last}
+    return {"counts": load.counts, "samples": samples, "afterwards": last}
 
 
 def main() -> None:
@@ -90,7 +91,7 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
-        with forked_server(saved_model(folder), log, **OPTIONS) as server:
+        with forked_server(save_byte_model(Path(folder) / NAME), log, **OPTIONS) as server:
             result = asyncio.run(soaked(server, given))
         lines = [json.loads(line) for line in log.read_text().splitlines()]
     warnings = Counter(line["event"] for line in lines if line["level"] != "info")

@@ -1,6 +1,7 @@
 """Injects faults into servers under mixed load, and measures the outcomes of requests and the time to recovery."""
 
 import asyncio
+import os
 import tempfile
 import time
 from collections import Counter
@@ -66,10 +67,7 @@ class Suite:
         self.expected: dict[Known, Spoken] = {}
 
     async def prepare(self) -> None:
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            forked_server(self._folder, Path(folder) / "log", **OPTIONS) as server,
-        ):
+        with forked_server(self._folder, Path(os.devnull), **OPTIONS) as server:
             self.expected = await quiet_answers(server.url, self._known)
 
     async def inject(self, kind: Kind, times: int) -> Row:
@@ -100,7 +98,7 @@ class Suite:
             if code is not None:
                 server = stack.enter_context(start(folder / "log-2"))
             afterwards, recovery = await self._recovered(server, over)
-            row.add(load.tally.counts, afterwards, recovery)
+            row.add(load.counts, afterwards, recovery)
             return "lives" if code is None else str(code)
 
     async def _recovered(self, server: ServerProcess, since: float) -> tuple[list[str], float]:

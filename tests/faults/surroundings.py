@@ -4,8 +4,8 @@ import asyncio
 import ctypes
 import os
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
@@ -25,6 +25,9 @@ JUMP_SECONDS = 1.5
 
 NEW_MOUNTS, PRIVATE, REMOUNT_READ_ONLY = 0x00020000, (1 << 18) | (1 << 14), 4096 | 32 | 1
 """`CLONE_NEWNS`; `MS_PRIVATE` and `MS_REC`; `MS_BIND`, `MS_REMOUNT` and `MS_RDONLY`."""
+
+BROKEN_FILE = "/proc/self/mem"
+"""Each write fails with EIO: address 0 of the process's memory."""
 
 MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
 MEMORY_SECONDS = 3
@@ -80,12 +83,6 @@ def has_read_only_root(server: ServerProcess) -> bool:
     return any(fields[4] == "/" and "ro" in fields[5].split(",") for fields in map(str.split, mounts))
 
 
-@asynccontextmanager
-async def broken_disk(_: Path) -> AsyncIterator[Path]:
-    """Return a file on which each write fails with EIO: address 0 of the process's memory."""
-    yield Path("/proc/self/mem")
-
-
 def missing_memory_groups() -> str:
     exists = (MEMORY_GROUPS / "memory.limit_in_bytes").exists() and os.access(MEMORY_GROUPS, os.W_OK)
     return "" if exists else "cannot create memory cgroups"
@@ -117,7 +114,6 @@ def hit_memory_limit(server: ServerProcess) -> bool:
 
 
 def remove_memory_groups() -> None:
-    """Remove the cgroups of processes that have ended."""
     for group in MEMORY_GROUPS.glob("nvium-faults-*"):
         if not (group / "cgroup.procs").read_text():
             group.rmdir()

@@ -1,12 +1,12 @@
-"""How responses and the process end when the device thread dies, and when a drain times out."""
-
 import asyncio
 import signal
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
+import torch
 
+from nvium_core import Engine
+from nvium_core.engine.device.native.backend import NativeBackend
+from nvium_core.engine.schedule.step import Step, StepResult
 from tests.server.forked_server import forked_server
 from tests.server.live_server import wait_until
 from tests.server.raw_client import asked, asking, connected, request
@@ -14,25 +14,18 @@ from tests.server.raw_client import asked, asking, connected, request
 
 def break_the_device_thread() -> None:
     """Fail the Step of the prompt `BREAKS`."""
-    from nvium_core import Engine  # noqa: PLC0415
-
     step = Engine.step
 
     def broken(engine: Engine) -> list[object]:
         if any(sequence.token_ids[0] == BREAKS[0] for sequence in engine.scheduler.waiting):
             raise RuntimeError("the device thread breaks")
-        return step(engine)  # type: ignore[return-value]
+        return step(engine)
 
-    Engine.step = broken  # type: ignore[method-assign,assignment]
+    Engine.step = broken
 
 
 def lose_the_device() -> None:
     """Fail the Step of the prompt `BREAKS` and every later Step, as a lost device does."""
-    import torch  # noqa: PLC0415
-
-    from nvium_core.engine.device.native.backend import NativeBackend  # noqa: PLC0415
-    from nvium_core.engine.schedule.step import Step, StepResult  # noqa: PLC0415
-
     run, lost = NativeBackend.run, list[Step]()
 
     def failing(backend: NativeBackend, step: Step, max_rows: int) -> StepResult:
@@ -41,7 +34,7 @@ def lose_the_device() -> None:
             raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
         return run(backend, step, max_rows)
 
-    NativeBackend.run = failing  # type: ignore[method-assign]
+    NativeBackend.run = failing
 
 
 BREAKS = [200, 1, 2]
@@ -49,9 +42,7 @@ BREAKS = [200, 1, 2]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", [break_the_device_thread, lose_the_device])
-async def test_a_dead_device_ends_the_process_after_all_requests_got_an_error(
-    model_folder: Path, tmp_path: Path, fault: Callable[[], None]
-) -> None:
+async def test_a_dead_device_ends_the_process_after_all_requests_got_an_error(model_folder, tmp_path, fault):
     with forked_server(model_folder, tmp_path / "log", prepare=fault) as server:
         async with connected(server.url) as stream, connected(server.url) as whole, connected(server.url) as probe:
             await stream.send(asking(max_tokens=3_000, stream=True))
@@ -69,7 +60,7 @@ async def test_a_dead_device_ends_the_process_after_all_requests_got_an_error(
 
 
 @pytest.mark.slow
-async def test_requests_that_outlast_a_drain_get_a_503_with_retry_after(model_folder: Path, tmp_path: Path) -> None:
+async def test_requests_that_outlast_a_drain_get_a_503_with_retry_after(model_folder, tmp_path):
     with forked_server(model_folder, tmp_path / "log", drain_seconds=0.2) as server:
         async with connected(server.url) as connection:
             await connection.send(asking(max_tokens=4_000))

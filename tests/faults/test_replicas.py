@@ -1,5 +1,3 @@
-"""Requests get the same tokens with any number of replicas, in any order, and after a replica was killed."""
-
 import asyncio
 import random
 import signal
@@ -43,9 +41,7 @@ async def all_at_once(url: str, expected: dict[Known, Spoken], chance: random.Ra
 
 
 @pytest.mark.slow
-async def test_tokens_do_not_depend_on_the_number_of_replicas_and_the_order(
-    three: Cluster, model_folder: Path, tmp_path: Path, expected: dict[Known, Spoken]
-) -> None:
+async def test_tokens_do_not_depend_on_the_number_of_replicas_and_the_order(three, model_folder, tmp_path, expected):
     with ExitStack() as stack:
         for number in (1, 2):
             log = tmp_path / f"log-{number}"
@@ -55,9 +51,7 @@ async def test_tokens_do_not_depend_on_the_number_of_replicas_and_the_order(
 
 
 @pytest.mark.slow
-async def test_after_one_of_three_replicas_was_killed_the_tokens_are_the_same(
-    three: Cluster, expected: dict[Known, Spoken]
-) -> None:
+async def test_after_one_of_three_replicas_was_killed_the_tokens_are_the_same(three, expected):
     asking = asyncio.create_task(all_at_once(three.url, expected, random.Random(4)))
     await asyncio.sleep(0.2)
     three.replicas[1].process.send_signal(signal.SIGKILL)

@@ -1,17 +1,16 @@
 """Injects the quick faults once. `make faults` injects all faults several times."""
 
 import random
-from pathlib import Path
 
 import pytest
 
-from tests.faults.kinds import KINDS, Kind
+from tests.faults.kinds import KINDS
 from tests.faults.suite import Suite, is_as_promised
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.is_quick], ids=lambda kind: kind.name)
-async def test_responses_after_a_fault_equal_an_idle_servers(model_folder: Path, kind: Kind) -> None:
+async def test_responses_after_a_fault_equal_an_idle_servers(model_folder, kind):
     if missing := kind.missing():
         pytest.skip(missing)
     suite = Suite(model_folder, seed=random.Random(kind.name).randrange(1000))

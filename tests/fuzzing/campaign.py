@@ -5,7 +5,6 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -43,7 +42,7 @@ class Campaign:
     def __init__(self, name: str, folder: Path) -> None:
         self._name = name
         self._corpus, self.findings, self._log = folder / "corpus", folder / "findings", folder / "log"
-        for made in (self._corpus, self.findings):
+        for made in (self._corpus, self.findings, CORPUS / name):
             made.mkdir(parents=True, exist_ok=True)
 
     def hunt(self, seconds: float) -> Hunt:
@@ -52,25 +51,21 @@ class Campaign:
         for number, seed in enumerate(import_module(f"tests.fuzzing.targets.{self._name}").seeds()):
             (self._corpus / f"seed-{number}").write_bytes(seed)
         while (left := seconds - (time.monotonic() - started)) > (START_SECONDS if covered else 0):
-            log = self._run(left, f"-artifact_prefix={self.findings}/", str(self._corpus), *self._kept())
+            log = self._run(left, f"-artifact_prefix={self.findings}/", str(self._corpus), str(CORPUS / self._name))
             progress = PROGRESS.findall(log)
             num_inputs += int(progress[-1][0]) if progress else 0
             covered += [int(edges) for _, edges in progress] or [0]
         minutes = round((processor_seconds() - used) / 60, 1)
-        return Hunt(self._name, minutes, num_inputs, covered[0], max(covered), len(list(self._found())))
+        num_findings = sum(path.suffix != ".txt" for path in self.findings.iterdir())
+        return Hunt(self._name, minutes, num_inputs, covered[0], max(covered), num_findings)
 
     def keep(self) -> None:
         """Add small inputs with new coverage to the repository's corpus."""
-        (CORPUS / self._name).mkdir(parents=True, exist_ok=True)
         self._run(0, "-merge=1", f"-max_len={MAX_KEPT_BYTES}", str(CORPUS / self._name), str(self._corpus))
 
     def _run(self, seconds: float, *options: str) -> str:
-        limits = [
-            f"-timeout={TIMEOUT_SECONDS}",
-            f"-report_slow_units={TIMEOUT_SECONDS}",
-            f"-rss_limit_mb={MEMORY_MB}",
-            f"-max_len={INPUT_BYTES}",
-        ]
+        limits = [f"-timeout={TIMEOUT_SECONDS}", f"-report_slow_units={TIMEOUT_SECONDS}"]
+        limits += [f"-rss_limit_mb={MEMORY_MB}", f"-max_len={INPUT_BYTES}"]
         command = [sys.executable, "-m", "tests.fuzzing.hunt", self._name, "--findings", str(self.findings), *limits]
         duration = [f"-max_total_time={max(1, int(seconds))}"] if seconds else []
         with self._log.open("w+") as log:
@@ -78,15 +73,7 @@ class Campaign:
             log.seek(0)
             return log.read()
 
-    def _kept(self) -> Iterator[str]:
-        if (CORPUS / self._name).is_dir():
-            yield str(CORPUS / self._name)
-
-    def _found(self) -> Iterator[Path]:
-        return (path for path in self.findings.iterdir() if path.suffix != ".txt")
-
 
 def processor_seconds() -> float:
-    """Return the CPU time of ended child processes."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

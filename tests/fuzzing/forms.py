@@ -22,14 +22,14 @@ from typing import Any
 
 import httpx
 
-import nvium_core
+from nvium_core.loading import bundled_model
+from tests.faults.load import dumped
 from tests.server.fuzz import with_something_odd
 from tests.server.grammar_samples import COSTLY_PATTERNS, COSTLY_SCHEMAS, REFUSED_SCHEMAS, chained
 from tests.server.server_process import server_process
 
 Json = dict[str, Any]
 
-MODEL = next((Path(nvium_core.__file__).parent / "checkpoints").iterdir())
 SLOW_SECONDS = 1.0
 KEYWORDS = ("properties", "patternProperties", "items", "prefixItems", "anyOf", "oneOf", "allOf", "not", "if")
 KEYWORDS += ("additionalProperties", "propertyNames", "dependentSchemas", "unevaluatedProperties", "contains")
@@ -92,7 +92,6 @@ def form(chance: random.Random) -> Json:
 
 
 def rules(number: int, letter: str = "r", defines: str = ":", first: str = "start") -> str:
-    """Return a grammar of chained rules."""
     chain = [f'{letter}{i}{defines} "a" {letter}{i + 1}' for i in range(number)]
     return "\n".join([f"{first}{defines} {letter}0", *chain, f'{letter}{number}{defines} "b"'])
 
@@ -136,6 +135,10 @@ class Watch:
                     while self._note("neighbour", next_line) is not None:
                         pass
 
+    @property
+    def num_slow(self) -> int:
+        return sum(milliseconds > SLOW_SECONDS * 1000 for milliseconds in self.worst.values())
+
     def _note(self, name: str, call: Callable[[], Any]) -> Any:
         started = time.monotonic()
         result = call()
@@ -148,19 +151,16 @@ def attack(url: str, bodies: Iterator[Json], until: float, seen: Counter[str], f
         for body in bodies:
             if time.monotonic() > until:
                 return
-            before = sum(ms > SLOW_SECONDS * 1000 for ms in watch.worst.values())
+            before = watch.num_slow
             asked = {"model": "default", "prompt": "Once", "max_tokens": 40, "n": 2, "seed": 1, **body}
             try:
-                content = json.dumps(asked)
+                status = str(http.post("/v1/completions", content=json.dumps(asked)).status_code)
             except RecursionError:
                 continue
-            try:
-                status = str(http.post("/v1/completions", content=content).status_code)
             except httpx.HTTPError as error:
                 status = type(error).__name__
-            is_slow = sum(ms > SLOW_SECONDS * 1000 for ms in watch.worst.values()) > before
             seen[status] += 1
-            if is_slow or status not in ("200", "400", "413"):
+            if watch.num_slow > before or status not in ("200", "400", "413"):
                 seen["findings"] += 1
                 folder.mkdir(parents=True, exist_ok=True)
                 (folder / f"{seen.total()}.json").write_text(json.dumps(body))
@@ -189,12 +189,11 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(".fuzzing/forms"))
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    with TemporaryDirectory() as folder, server_process(MODEL, Path(folder)) as server:
+    with TemporaryDirectory() as folder, server_process(bundled_model(), Path(folder)) as server:
         result = campaign(server.url, given.seconds, given.seed, given.folder)
-    text = json.dumps(result, indent=1)
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(dumped(result))
     if given.json:
-        given.json.write_text(text)
+        given.json.write_text(dumped(result))
     sys.exit("findings" in result["statuses"])
 
 

@@ -38,17 +38,13 @@ def main() -> None:
     given, options = parser.parse_known_args()
     with atheris.instrument_imports(include=INSTRUMENTED):
         made = import_module(f"tests.fuzzing.targets.{given.target}")
-    Unpickler.load = atheris.instrument_func(Unpickler.load)  # type: ignore[method-assign]
+    Unpickler.load = atheris.instrument_func(Unpickler.load)
     be_quiet()
     given.findings.mkdir(parents=True, exist_ok=True)
-    atheris.Setup([command(given), *options], kept(made.target(), given.findings))
+    command = [sys.executable, "-m", "tests.fuzzing.hunt", given.target, "--findings", str(given.findings)]
+    # libFuzzer restarts this command when it merges corpora
+    atheris.Setup([shlex.join(command), *options], kept(made.target(), given.findings))
     atheris.Fuzz()
-
-
-def command(given: argparse.Namespace) -> str:
-    """Return the shell command with which libFuzzer restarts this program when it merges corpora."""
-    module = "tests.fuzzing.hunt"
-    return shlex.join([sys.executable, "-m", module, given.target, "--findings", str(given.findings)])
 
 
 def be_quiet() -> None:

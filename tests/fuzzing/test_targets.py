@@ -12,7 +12,7 @@ from tests.fuzzing.choices import Choices
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_no_known_input_breaks_its_target(name: str) -> None:
+def test_no_known_input_breaks_its_target(name):
     disable_progress_bar()
     module = import_module(f"tests.fuzzing.targets.{name}")
     check, known = module.target(), sorted((CORPUS / name).iterdir())
@@ -21,7 +21,7 @@ def test_no_known_input_breaks_its_target(name: str) -> None:
         check(data)
 
 
-def test_choices_depend_only_on_the_bytes() -> None:
+def test_choices_depend_only_on_the_bytes():
     data = random.Random(0).randbytes(40)
     first, again, other = (
         [chance.choice("abcdefgh") for _ in range(20)] for chance in map(Choices, (data, data, data[::-1]))

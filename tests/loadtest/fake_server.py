@@ -7,6 +7,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
+
+from loadtest.client import LoadClient
+
 HEAD = "HTTP/1.1 {status}\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 
 
@@ -15,7 +19,6 @@ class FakeServer:
     """Answers each request with `events`, `gap` seconds apart, and records heads and bodies.
 
     metrics: answers to GET requests, one after another; without any, the answer is 404.
-    num_at_once: maximum number of requests answered at a time.
     num_answers: number of requests that are answered; later ones wait until their clients disconnect.
     token_ids: answer to /tokenize.
     """
@@ -24,7 +27,6 @@ class FakeServer:
     metrics: Sequence[str] = ()
     status: str = "200 OK"
     gap: float = 0.0
-    num_at_once: int = 1000
     num_answers: int = 1000
     token_ids: Sequence[int] = ()
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -32,9 +34,6 @@ class FakeServer:
     num_running: int = 0
     most_running: int = 0
     num_scrapes: int = 0
-
-    def __post_init__(self) -> None:
-        self._turns = asyncio.Semaphore(self.num_at_once)
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -60,12 +59,11 @@ class FakeServer:
         self.bodies.append(await self._read(head, reader))
         if len(self.bodies) > self.num_answers:
             await reader.read()
-        async with self._turns:
-            writer.write(HEAD.format(status=self.status).encode())
-            for event in self.events:
-                await asyncio.sleep(self.gap)
-                writer.write(f"{event}\n\n".encode())
-                await writer.drain()
+        writer.write(HEAD.format(status=self.status).encode())
+        for event in self.events:
+            await asyncio.sleep(self.gap)
+            writer.write(f"{event}\n\n".encode())
+            await writer.drain()
         self.num_running -= 1
 
     async def _read(self, head: str, reader: asyncio.StreamReader) -> dict[str, Any]:
@@ -81,6 +79,14 @@ async def serving(server: FakeServer) -> AsyncIterator[str]:
     async with await asyncio.start_server(server.answer, "127.0.0.1", 0) as listening:
         host, port = listening.sockets[0].getsockname()
         yield f"http://{host}:{port}"
+
+
+@asynccontextmanager
+async def client_of(
+    server: FakeServer, kind: type[LoadClient] = LoadClient, **settings: Any
+) -> AsyncIterator[LoadClient]:
+    async with serving(server) as base_url, httpx.AsyncClient(base_url=base_url) as http:
+        yield kind(http, **settings)
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -2,7 +2,6 @@ import asyncio
 import json
 import signal
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,7 +43,7 @@ def test_an_invalid_argument_is_one_line_on_stderr_and_exit_code_2(arguments, na
     assert name in output.err
 
 
-async def test_a_run_prints_tables_and_writes_its_numbers(tmp_path: Path, capsys):
+async def test_a_run_prints_tables_and_writes_its_numbers(tmp_path, capsys):
     path = tmp_path / "report.json"
     code = await run_against(FakeServer(events=STORY), "--requests", "5", "--concurrency", "2", "--json", str(path))
     assert code == 0
@@ -84,7 +83,7 @@ async def test_the_key_is_sent_as_a_bearer_token_and_not_printed(capsys):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_a_signal_ends_the_run_with_partial_results(number: signal.Signals):
+async def test_a_signal_ends_the_run_with_partial_results(number):
     server = FakeServer(events=STORY, num_answers=5)
     async with serving(server) as base_url:
         command = ["-m", "loadtest", "--base-url", base_url, "--warm-up", "0", "--concurrency", "2,3", "--json", "-"]

@@ -19,7 +19,7 @@ def spec_bench(folder: Path, *categories: str) -> Path:
     return path
 
 
-def test_spec_bench_prompts_are_first_turns_with_categories(tmp_path: Path):
+def test_spec_bench_prompts_are_first_turns_with_categories(tmp_path):
     prompts = read_prompts(spec_bench(tmp_path, "qa", "writing"))
     assert prompts == (Prompt("0 qa", "qa"), Prompt("1 writing", "multi-turn"))
 
@@ -27,7 +27,7 @@ def test_spec_bench_prompts_are_first_turns_with_categories(tmp_path: Path):
 @pytest.mark.parametrize(
     "line", ["not json", "[]", "{}", "3", '{"turns": []}', '{"prompt": 3}', '{"prompt": "a", "category": 3}']
 )
-def test_an_entry_without_a_prompt_is_rejected_by_number(tmp_path: Path, line: str):
+def test_an_entry_without_a_prompt_is_rejected_by_number(tmp_path, line):
     path = tmp_path / "broken.jsonl"
     path.write_text(f'{{"prompt": "fine"}}\n{line}\n')
     with pytest.raises(WorkloadError, match="entry 2"):
@@ -35,7 +35,7 @@ def test_an_entry_without_a_prompt_is_rejected_by_number(tmp_path: Path, line: s
 
 
 @given(low=st.integers(1, 50), more=st.integers(0, 50), seed=st.integers())
-def test_lengths_are_drawn_within_their_bounds(low: int, more: int, seed: int):
+def test_lengths_are_drawn_within_their_bounds(low, more, seed):
     lengths = Lengths(low, low + more)
     draws = random.Random(seed)
     assert all(low <= lengths.draw(draws) <= low + more for _ in range(20))

@@ -1,16 +1,14 @@
-import httpx
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.client import LoadClient
 from loadtest.report import Targets
 from loadtest.sweep import measure, workloads
 from loadtest.workload import Workload
-from tests.loadtest.fake_server import STORY, FakeServer, serving
+from tests.loadtest.fake_server import STORY, FakeServer, client_of
 
 
 @given(num_levels=st.integers(1, 5), num_requests=st.integers(1, 9), warm_up=st.integers(0, 4))
-def test_all_requests_of_a_sweep_have_different_seeds(num_levels: int, num_requests: int, warm_up: int):
+def test_all_requests_of_a_sweep_have_different_seeds(num_levels, num_requests, warm_up):
     levels = [{"concurrency": number + 1} for number in range(num_levels)]
     sweep = workloads(Workload(num_requests=num_requests), levels, warm_up)
     starts = [load.first - warm_up for load in sweep]
@@ -20,19 +18,14 @@ def test_all_requests_of_a_sweep_have_different_seeds(num_levels: int, num_reque
 async def test_every_load_is_measured_after_a_warm_up():
     server = FakeServer(events=STORY)
     sweep = workloads(Workload(num_requests=4), [{"concurrency": 1}, {"rate": 500.0}], 2)
-    watched: list[tuple[str, int]] = []
-    done = 0
+    watched, done = [], []
 
     def watch(name, num_requests):
-        def on_done(_):
-            nonlocal done
-            done += 1
-
         watched.append((name, num_requests))
-        return on_done
+        return done.append
 
-    async with serving(server) as base_url, httpx.AsyncClient(base_url=base_url) as http:
-        points = await measure(LoadClient(http), sweep, 2, Targets(), watch)
+    async with client_of(server) as client:
+        points = await measure(client, sweep, 2, Targets(), watch)
     assert [len(point.results) for point in points] == [4, 4]
     assert [point.report.num_tokens for point in points] == [12, 12]
     assert sorted(body["seed"] for body in server.bodies) == list(range(12))
@@ -42,4 +35,4 @@ async def test_every_load_is_measured_after_a_warm_up():
         ("rate 500/s, warm-up", 2),
         ("rate 500/s", 4),
     ]
-    assert done == 12
+    assert len(done) == 12

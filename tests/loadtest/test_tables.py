@@ -21,13 +21,10 @@ def shown(*points: Point) -> str:
     return screen.getvalue()
 
 
-def test_a_point_shows_latencies_goodput_exits_categories_and_errors():
+def test_tables_show_latencies_goodput_exits_categories_and_errors_and_a_row_per_load():
     text = shown(point(good(0.0, category="qa"), FAILED))
     for part in ("time to first token", "100.0", "66.7%", "within targets", "qa", "error in stream", "lost"):
         assert part in text
-
-
-def test_a_sweep_has_a_row_per_load_and_the_loads_of_errors():
     text = shown(point(good(0.0), rate=2.5), point(good(0.0), FAILED, rate=5.0))
     assert text.count("rate 2.5/s") == 2
     assert "100.0 / 100.0" in text

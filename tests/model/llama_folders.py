@@ -19,23 +19,25 @@ LLAMA_3_ROPE = {
 }
 
 
+SHAPE: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+
+
 def random_llama(seed: int = 0, **fields: Any) -> LlamaForCausalLM:
     """Build a small float32 Llama with weights so large that its output differs between positions."""
-    shape = {
-        "vocab_size": 61,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 128,
-        "initializer_range": 0.3,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": 0,
-    }
     torch.manual_seed(seed)
-    return LlamaForCausalLM(LlamaConfig(**(shape | fields))).eval()
+    return LlamaForCausalLM(LlamaConfig(**(SHAPE | fields))).eval()
 
 
 def llama_folder(folder: Path, llama: LlamaForCausalLM, shard_size: str = "1GB") -> Path:
@@ -44,7 +46,6 @@ def llama_folder(folder: Path, llama: LlamaForCausalLM, shard_size: str = "1GB")
 
 
 def edit_tensors(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> None:
-    """Apply an in-place edit to the folder's tensors."""
     tensors = load_file(folder / "model.safetensors")
     edit(tensors)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

@@ -1,25 +1,17 @@
-"""FLOPs of the paper's models."""
+"""FLOPs of the paper's models of width 768."""
 
 from nvium_core import NviumConfig
-from nvium_core.model.config import even_exit_layers
 from nvium_core.model.flops import Flops, flops_per_token
+from nvium_core.training.recipes.catalogue import recipe_named
 
 PAPER_POSITIONS = 1024
 PER_MILLE = 1e-3
 
 
 def paper_config(num_layers: int, num_exits: int) -> NviumConfig:
-    """Width 768; a dense model has one exit and no adapter."""
-    return NviumConfig(
-        vocab_size=32_000,
-        hidden_size=768,
-        intermediate_size=2048,
-        num_hidden_layers=num_layers,
-        num_attention_heads=12,
-        exit_layers=even_exit_layers(num_layers, num_exits),
-        router_hidden_size=512,
-        adapter_hidden_size=768 if num_exits > 1 else 0,
-    )
+    shape = recipe_named(f"paper-{'isoflop-' if num_exits == 1 else ''}{num_layers}x768", []).shape
+    assert shape.num_exits == num_exits
+    return shape.config(shape.vocab_size, end_token=0)
 
 
 def paper_flops(num_layers: int, num_exits: int) -> Flops:

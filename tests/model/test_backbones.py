@@ -1,4 +1,7 @@
-"""Llama's relatives with random weights: model and engine compute the log-probabilities of transformers."""
+"""Llamas and their relatives with random weights are N-viums with one exit and no adapter.
+
+Model and engine compute the log-probabilities of transformers.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -10,24 +13,19 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PreTrained
 
 from nvium_core import CheckpointError, Engine, EngineConfig, NviumForCausalLM, SamplingParams
 from nvium_core.engine.device import native
-from tests.model.llama_folders import LLAMA_3_ROPE
+from tests.model.llama_folders import LLAMA_3_ROPE, SHAPE, llama_folder, random_llama
 from tests.model.test_untrusted_folders import write
 
-SHAPE: dict[str, Any] = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.3,
-    "bos_token_id": None,
-    "eos_token_id": [60, 3],
-    "pad_token_id": 0,
-}
+OWN_SHAPE = SHAPE | {"num_hidden_layers": 4, "eos_token_id": [60, 3]}
 YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32}
 MAKES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "multi-head llama": ("llama", {"num_key_value_heads": 4}),
+    "llama with one key head": ("llama", {"num_key_value_heads": 1}),
+    "llama 3": ("llama", {"rope_parameters": LLAMA_3_ROPE}),
+    "stretched llama": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}}),
+    "tied llama": ("llama", {"tie_word_embeddings": True}),
+    "llama with biases and wide heads": ("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 12}),
     "mistral": ("mistral", {"sliding_window": None}),
     "mistral with a window": ("mistral", {"sliding_window": 48, "head_dim": 12}),
     "qwen2": ("qwen2", {}),
@@ -42,10 +40,11 @@ MAKES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 WINDOWED = {name for name, (_, fields) in MAKES.items() if fields.get("sliding_window")}
 LONGEST = 48
+Pair = tuple[PreTrainedModel, NviumForCausalLM]
 
 
 @pytest.fixture(params=MAKES)
-def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[PreTrainedModel, NviumForCausalLM]:
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Pair:
     """transformers' model, and ours loaded from its folder of several shards."""
     make, fields = MAKES[request.param]
     theirs = random_model(make, fields)
@@ -58,7 +57,7 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[PreTrainedMode
 
 def random_model(make: str, fields: dict[str, Any]) -> PreTrainedModel:
     torch.manual_seed(0)
-    config = CONFIG_MAPPING[make](**(SHAPE | fields))
+    config = CONFIG_MAPPING[make](**(OWN_SHAPE | fields))
     model: PreTrainedModel = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).eval()
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1:  # initial norms and biases are ones and zeros, unlike trained ones
@@ -71,15 +70,18 @@ def random_ids(rows: int, length: int) -> Tensor:
 
 
 @torch.no_grad()
-def test_relatives_give_the_log_probabilities_of_transformers(pair: tuple[PreTrainedModel, NviumForCausalLM]) -> None:
+def test_the_log_probabilities_are_those_of_transformers_and_all_but_full_attention_biases_run_natively(pair):
     theirs, ours = pair
+    assert ours.config.num_exits == 1
+    if native.native_library():
+        assert native.supports(ours) == (not ours.config.attention_bias)
     input_ids = random_ids(2, LONGEST)
     expected = theirs(input_ids).logits.log_softmax(-1)
     torch.testing.assert_close(ours(input_ids).logits, expected, rtol=0, atol=1e-5)
 
 
 @torch.no_grad()
-def test_the_engine_samples_the_greedy_tokens_of_transformers(pair: tuple[PreTrainedModel, NviumForCausalLM]) -> None:
+def test_the_engine_samples_the_greedy_tokens_of_transformers(pair):
     """Several prompts in one batch, each up to its end of text."""
     theirs, ours = pair
     engine = Engine(ours, EngineConfig())
@@ -90,16 +92,8 @@ def test_the_engine_samples_the_greedy_tokens_of_transformers(pair: tuple[PreTra
         assert answer.token_ids == expected.tolist()
 
 
-def test_native_calls_support_all_but_full_attention_biases(pair: tuple[PreTrainedModel, NviumForCausalLM]) -> None:
-    _, ours = pair
-    if ours.config.attention_bias:
-        assert not native.supports(ours)
-    else:
-        assert native.supports(ours) or native.native_library() is None
-
-
 @torch.no_grad()
-def test_the_engine_gives_the_log_probabilities_of_transformers(pair: tuple[PreTrainedModel, NviumForCausalLM]) -> None:
+def test_the_engine_gives_the_log_probabilities_of_transformers(pair):
     theirs, ours = pair
     prompt = random_ids(1, 9)[0].tolist()
     params = SamplingParams(max_tokens=12, seed=3, logprobs=1, ignore_eos=True)
@@ -107,6 +101,49 @@ def test_the_engine_gives_the_log_probabilities_of_transformers(pair: tuple[PreT
     log_probs = theirs(torch.tensor([prompt + found.token_ids])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
     expected = log_probs.gather(1, torch.tensor(found.token_ids)[:, None]).squeeze(1)
     assert [score.logprob for score in found.scores] == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+@torch.no_grad()
+def test_left_padding_changes_nothing(pair):
+    theirs, ours = pair
+    input_ids = random_ids(2, 12)
+    mask = torch.ones_like(input_ids)
+    mask[0, :5] = 0
+    inputs = {"attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
+    expected = theirs(input_ids, **inputs).logits.log_softmax(-1)
+    found = ours(input_ids, **inputs).logits
+    torch.testing.assert_close(found[mask.bool()], expected[mask.bool()], rtol=0, atol=1e-5)
+    torch.testing.assert_close(found[:1, 5:], ours(input_ids[:1, 5:]).logits, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_greedy_generation_is_that_of_transformers(pair):
+    theirs, ours = pair
+    input_ids = random_ids(2, 9)
+    mask = torch.ones_like(input_ids)
+    mask[1, :4] = 0
+    options: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False}
+    expected = theirs.generate(input_ids, **options)
+    assert expected.shape == (2, 21)
+    assert torch.equal(ours.generate(input_ids, **options), expected)
+
+
+@torch.no_grad()
+def test_a_cache_changes_nothing(pair):
+    ours = pair[1].double()
+    input_ids = random_ids(1, 20)
+    whole = ours(input_ids).logits
+    first = ours(input_ids[:, :7], use_cache=True)
+    second = ours(input_ids[:, 7:19], past_key_values=first.past_key_values)
+    third = ours(input_ids[:, 19:], past_key_values=second.past_key_values)
+    torch.testing.assert_close(torch.cat([first.logits, second.logits, third.logits], 1), whole, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_logits_are_kept_for_the_last_positions_only_when_asked(tmp_path):
+    llama = NviumForCausalLM.from_pretrained(llama_folder(tmp_path, random_llama()))
+    input_ids = random_ids(2, 6)
+    assert torch.equal(llama(input_ids, logits_to_keep=2).logits, llama(input_ids).logits[:, -2:])
 
 
 @pytest.mark.parametrize(
@@ -127,7 +164,7 @@ def test_the_engine_gives_the_log_probabilities_of_transformers(pair: tuple[PreT
         ({"hidden_size": "wide"}, "hidden_size"),
     ],
 )
-def test_unsupported_configurations_are_rejected_by_name(fields: dict[str, Any], reason: str, tmp_path: Path) -> None:
+def test_unsupported_configurations_are_rejected_by_name(fields, reason, tmp_path):
     random_model("qwen3", {"head_dim": 16}).save_pretrained(tmp_path)
     write(tmp_path / "config.json", fields)
     with pytest.raises(CheckpointError, match=reason):

@@ -1,30 +1,27 @@
-"""Retrofitted exits: loading with their base, merging, and rejection for any other model."""
-
 import json
 from pathlib import Path
 from shutil import copytree
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerFast
-from typer.testing import CliRunner
 
 from nvium_core import CheckpointError, NviumForCausalLM, load_mapped
-from nvium_core.cli import app
 from nvium_core.model.checkpoint import read_config
 from nvium_core.model.exits_file import describe_exits, digest_of, write_exits
 from nvium_core.training.retrofitting.settings import with_exits
-from tests.byte_model import END_OF_TEXT, byte_tokenizer
+from tests.byte_model import wrapped_tokenizer
 from tests.model.llama_folders import llama_folder, random_llama
 
 SHAPE = {"vocab_size": 257, "num_hidden_layers": 4, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
+"""Of the byte tokenizer."""
+
 IDS = torch.tensor([[1, 5, 9, 200]])
 
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
     folder = llama_folder(tmp_path / "base", random_llama(**SHAPE))
-    PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), eos_token=END_OF_TEXT).save_pretrained(folder)
+    wrapped_tokenizer().save_pretrained(folder)
     return folder
 
 
@@ -40,7 +37,7 @@ def exits(base: Path, tmp_path: Path) -> Path:
 
 
 @torch.no_grad()
-def test_the_last_exit_is_the_base(base: Path, exits: Path) -> None:
+def test_the_last_exit_is_the_base(base, exits):
     original, model = NviumForCausalLM.from_pretrained(base), NviumForCausalLM.from_pretrained(base, exits=exits)
     assert (model.config.exit_layers, model.config.default_sampling) == ([1, 3, 4], "original")
     logits = model(IDS, output_exit_logits=True).exit_logits
@@ -48,11 +45,10 @@ def test_the_last_exit_is_the_base(base: Path, exits: Path) -> None:
     assert not torch.equal(logits[..., 0, :], logits[..., -1, :])
 
 
-def test_generate_runs_base_and_exits_and_convert_merges_them(base: Path, exits: Path, tmp_path: Path) -> None:
-    asked = ["generate", str(base), "--exits", str(exits), "--prompt", "a", "--max-tokens", "3", "--seed", "1"]
-    assert CliRunner().invoke(app, asked).exit_code == 0
+def test_generate_runs_base_and_exits_and_convert_merges_them(nvium, base, exits, tmp_path):
+    nvium("generate", base, "--exits", exits, "--prompt", "a", "--max-tokens", 3, "--seed", 1)
     merged = tmp_path / "merged"
-    assert CliRunner().invoke(app, ["convert", str(base), str(merged), "--exits", str(exits)]).exit_code == 0
+    nvium("convert", base, merged, "--exits", exits)
     one, other = NviumForCausalLM.from_pretrained(merged), NviumForCausalLM.from_pretrained(base, exits=exits)
     assert one.config.exit_layers == [1, 3, 4] and one.config.default_sampling == "original"
     assert all(torch.equal(weight, other.state_dict()[name]) for name, weight in one.state_dict().items())
@@ -60,12 +56,12 @@ def test_generate_runs_base_and_exits_and_convert_merges_them(base: Path, exits:
     assert loaded.name == "base" and loaded.model.config.num_exits == 3
 
 
-def test_the_digest_does_not_depend_on_the_precision(base: Path) -> None:
+def test_the_digest_does_not_depend_on_the_precision(base):
     narrow, wide = (NviumForCausalLM.from_pretrained(base, dtype=dtype) for dtype in (torch.bfloat16, torch.float64))
     assert digest_of(narrow.state_dict(), narrow.config) == digest_of(wide.state_dict(), wide.config)
 
 
-def test_exits_of_another_model_are_rejected(base: Path, exits: Path, tmp_path: Path) -> None:
+def test_exits_of_another_model_are_rejected(base, exits, tmp_path):
     tuned = llama_folder(tmp_path / "tuned", random_llama(**SHAPE, seed=1))
     with pytest.raises(CheckpointError, match=r"exits were made for base, but .*tuned has different weights"):
         NviumForCausalLM.from_pretrained(tuned, exits=exits)
@@ -78,7 +74,7 @@ def test_exits_of_another_model_are_rejected(base: Path, exits: Path, tmp_path: 
         NviumForCausalLM.from_pretrained(tmp_path / "whole", exits=exits)
 
 
-def test_damaged_exits_are_rejected(base: Path, exits: Path, tmp_path: Path) -> None:
+def test_damaged_exits_are_rejected(base, exits, tmp_path):
     def damaged(content: str, file: str = "exits.json") -> Path:
         copytree(exits, place := tmp_path / f"damaged-{len(list(tmp_path.iterdir()))}")
         (place / file).write_text(content, encoding="utf-8")

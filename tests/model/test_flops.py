@@ -1,5 +1,3 @@
-"""FLOPs per token against the paper's breakdown."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,11 +9,11 @@ from tests.model.paper_flops import PER_MILLE, paper_config, paper_flops
 @pytest.mark.parametrize(
     ("num_layers", "num_exits", "giga_flops"), [(36, 4, 0.834), (48, 4, 1.041), (26, 1, 0.499), (33, 1, 0.620)]
 )
-def test_the_papers_breakdown_is_reproduced(num_layers: int, num_exits: int, giga_flops: float) -> None:
+def test_the_papers_breakdown_is_reproduced(num_layers, num_exits, giga_flops):
     assert paper_flops(num_layers, num_exits).total == pytest.approx(giga_flops * 1e9, rel=PER_MILLE)
 
 
-def test_the_parts_are_those_of_the_formula_written_out() -> None:
+def test_the_parts_are_those_of_the_formula_written_out():
     layers, width, mlp, positions, vocabulary, early = 36, 768, 2048, 1024, 32_000, 3
     flops = paper_flops(36, 4)
     assert flops.layers == layers * (8 * width**2 + 6 * width * mlp)
@@ -27,7 +25,7 @@ def test_the_parts_are_those_of_the_formula_written_out() -> None:
 
 
 @given(st.lists(st.floats(0.01, 1), min_size=4, max_size=4))
-def test_an_early_exit_defers_layers_and_saves_heads(weights: list[float]) -> None:
+def test_an_early_exit_defers_layers_and_saves_heads(weights):
     shares = [weight / sum(weights) for weight in weights]
     config = paper_config(24, 4)
     scored = flops_per_token(config, 100)

@@ -1,5 +1,3 @@
-"""GGUF files of random models give the log-probabilities of transformers."""
-
 import re
 import struct
 from pathlib import Path
@@ -15,6 +13,7 @@ from nvium_core import CheckpointError, NviumForCausalLM
 from nvium_core.bench.contenders.gguf_file import write_shape
 from nvium_core.model.gguf import KINDS, open_gguf, read_config
 from tests.model.gguf_files import KIND, blocks, close, write_gguf
+from tests.model.llama_folders import LLAMA_3_ROPE
 from tests.model.test_backbones import random_ids, random_model
 
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1, "max_position_embeddings": 64}
@@ -29,7 +28,7 @@ MAKES: dict[str, dict[str, Any]] = {
 
 @torch.no_grad()
 @pytest.mark.parametrize("make", MAKES)
-def test_a_file_gives_the_log_probabilities_of_transformers(make: str, tmp_path: Path) -> None:
+def test_a_file_gives_the_log_probabilities_of_transformers(make, tmp_path):
     theirs = random_model(make, MAKES[make])
     ours = NviumForCausalLM.from_pretrained(write_gguf(tmp_path / "model.gguf", theirs), dtype=torch.float32)
     input_ids = random_ids(2, 40)
@@ -38,7 +37,7 @@ def test_a_file_gives_the_log_probabilities_of_transformers(make: str, tmp_path:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_type_is_dequantized_as_by_the_library(kind: str, tmp_path: Path) -> None:
+def test_every_type_is_dequantized_as_by_the_library(kind, tmp_path):
     theirs = random_model("qwen2", WIDE)
     ours = NviumForCausalLM.from_pretrained(write_gguf(tmp_path / "model.gguf", theirs, kind), dtype=torch.float32)
     name = "model.layers.0.mlp.up_proj.weight"
@@ -70,7 +69,7 @@ ARRAY, STRING, UINT8, MANY = 9, 8, 0, 2**40
         header(num_tensors=MANY, num_fields=0),
     ],
 )
-def test_a_length_beyond_the_end_of_the_file_is_rejected_at_once(content: bytes, tmp_path: Path) -> None:
+def test_a_length_beyond_the_end_of_the_file_is_rejected_at_once(content, tmp_path):
     (tmp_path / "model.gguf").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"model\.gguf: not a valid GGUF file"):
         open_gguf(tmp_path / "model.gguf")
@@ -80,19 +79,12 @@ PRECISIONS = [("F32", "float32"), ("F16", "float32"), ("BF16", "bfloat16"), ("Q4
 
 
 @pytest.mark.parametrize(("kind", "dtype"), PRECISIONS)
-def test_a_file_keeps_its_precision_and_quantized_ones_become_bfloat16(kind: str, dtype: str, tmp_path: Path) -> None:
+def test_a_file_keeps_its_precision_and_quantized_ones_become_bfloat16(kind, dtype, tmp_path):
     file = write_gguf(tmp_path / "model.gguf", random_model("qwen2", WIDE), kind)
     assert NviumForCausalLM.from_pretrained(file).dtype == getattr(torch, dtype)
 
 
-LLAMA_3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500_000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
+LLAMA_3 = LLAMA_3_ROPE | {"rope_theta": 500_000.0, "original_max_position_embeddings": 8192}
 
 
 def stretched_llama() -> tuple[PreTrainedModel, Tensor]:
@@ -105,7 +97,7 @@ def stretched_llama() -> tuple[PreTrainedModel, Tensor]:
     return stretched, plain.model.rotary_emb.inv_freq / stretched.model.rotary_emb.inv_freq
 
 
-def test_llama_3_factors_become_its_rope_scaling(tmp_path: Path) -> None:
+def test_llama_3_factors_become_its_rope_scaling(tmp_path):
     model, factors = stretched_llama()
     assert factors.max() == pytest.approx(8) and factors.min() == 1
     file = write_gguf(tmp_path / "model.gguf", model, rope_factors=factors)
@@ -113,7 +105,7 @@ def test_llama_3_factors_become_its_rope_scaling(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 3, 40, 3000])
-def test_a_truncated_file_is_rejected_by_name(kept: int, tmp_path: Path) -> None:
+def test_a_truncated_file_is_rejected_by_name(kept, tmp_path):
     file = write_gguf(tmp_path / "model.gguf", random_model("qwen2", WIDE))
     file.write_bytes(file.read_bytes()[:kept])
     with pytest.raises(CheckpointError, match=re.escape(str(file))):
@@ -124,7 +116,7 @@ def with_fields(path: Path, model: PreTrainedModel, fields: dict[str, Any]) -> P
     return write_gguf(path, model, tokenizer={"tokenizer.ggml.model": "no_vocab"} | fields)
 
 
-def test_named_and_well_known_end_tokens_end_a_text(tmp_path: Path) -> None:
+def test_named_and_well_known_end_tokens_end_a_text(tmp_path):
     tokens = ["a", "</s>", "<|im_end|>", "<|endoftext|>", "<end_of_turn>", "b", "c"]
     ids = {"tokenizer.ggml.eos_token_id": 5, "tokenizer.ggml.eom_token_id": 6, "tokenizer.ggml.tokens": tokens}
     file = with_fields(tmp_path / "model.gguf", random_model("qwen2", WIDE), ids)
@@ -133,7 +125,7 @@ def test_named_and_well_known_end_tokens_end_a_text(tmp_path: Path) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["rope.scale_linear", "rope.scaling.factor"])
-def test_a_factor_without_a_type_is_linear(name: str, tmp_path: Path) -> None:
+def test_a_factor_without_a_type_is_linear(name, tmp_path):
     rope = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0}
     theirs = random_model("llama", {"num_key_value_heads": 1, "rope_parameters": rope})
     ours = NviumForCausalLM.from_pretrained(
@@ -144,7 +136,7 @@ def test_a_factor_without_a_type_is_linear(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["expert_count", "logit_scale", "rope.scaling.yarn_ext_factor", "something.new"])
-def test_an_unknown_field_that_changes_the_computation_is_rejected(name: str, tmp_path: Path) -> None:
+def test_an_unknown_field_that_changes_the_computation_is_rejected(name, tmp_path):
     model = random_model("qwen2", WIDE)
     read_config(open_gguf(with_fields(tmp_path / "neutral.gguf", model, {f"qwen2.{name}": 0})))
     with pytest.raises(CheckpointError, match=f"qwen2.{name} is 2"):
@@ -153,20 +145,20 @@ def test_an_unknown_field_that_changes_the_computation_is_rejected(name: str, tm
 
 @pytest.mark.parametrize("name", ["attention.head_count", "block_count", "embedding_length"])
 @pytest.mark.parametrize("count", [0, [4, 4]])
-def test_invalid_counts_are_rejected_by_name(name: str, count: object, tmp_path: Path) -> None:
+def test_invalid_counts_are_rejected_by_name(name, count, tmp_path):
     file = with_fields(tmp_path / "model.gguf", random_model("qwen2", WIDE), {f"qwen2.{name}": count})
     with pytest.raises(CheckpointError, match=rf"qwen2\.{name} must be a positive integer"):
         read_config(open_gguf(file))
 
 
 @pytest.mark.parametrize("name", ["model.GGUF", "sha256-0123abc"])
-def test_a_file_is_recognised_by_its_suffix_or_magic_number(name: str, tmp_path: Path) -> None:
+def test_a_file_is_recognised_by_its_suffix_or_magic_number(name, tmp_path):
     model = random_model("qwen2", WIDE)
     loaded = NviumForCausalLM.from_pretrained(write_gguf(tmp_path / name, model))
     assert torch.equal(loaded.lm_head.weight, model.lm_head.weight)
 
 
-def test_a_split_file_is_loaded_by_its_first_shard(tmp_path: Path) -> None:
+def test_a_split_file_is_loaded_by_its_first_shard(tmp_path):
     model = random_model("qwen2", WIDE)
     whole = write_gguf(tmp_path / "whole.gguf", model)
     first, second = (tmp_path / f"model-0000{part}-of-00002.gguf" for part in (1, 2))

@@ -1,5 +1,3 @@
-"""Q8_0, Q4_0 and Q4_1 matrices of GGUF files as groups."""
-
 import logging
 from pathlib import Path
 
@@ -23,13 +21,14 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("make", ["llama", "qwen2"])
-def test_dequantized_groups_equal_the_librarys_bit_for_bit(make: str, kind: str, tmp_path: Path) -> None:
+def test_dequantized_groups_equal_the_librarys_bit_for_bit(make, kind, tmp_path):
     """A Llama's query and key rows are also reordered."""
     file = write_gguf(tmp_path / "model.gguf", random_model(make, WIDE), kind)
     model = NviumForCausalLM.from_pretrained(file, dtype=torch.float32)
     before = {name: weight.clone() for name, weight in model.named_parameters()}
     load_groups(model, open_gguf(file))
-    held = {name: groups for name, layer in model.named_modules() if (groups := linear_groups(layer))}
+    layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
+    held = {name: groups for name, layer in layers if (groups := groups_of(layer))}
     assert len(held) == 8  # seven matrices of the layer, and the head
     assert {groups.kind for groups in held.values()} == {KINDS[kind]}
     for name, groups in held.items():
@@ -38,24 +37,16 @@ def test_dequantized_groups_equal_the_librarys_bit_for_bit(make: str, kind: str,
         assert torch.equal(weight, before[name]), name
 
 
-def linear_groups(layer: nn.Module) -> object:
-    return groups_of(layer) if isinstance(layer, nn.Linear) else None
-
-
-def test_a_tied_head_has_the_groups_of_the_embedding(tmp_path: Path) -> None:
+def test_a_tied_head_has_the_groups_of_the_embedding(tmp_path):
     file = write_gguf(tmp_path / "model.gguf", random_model("qwen2", WIDE | {"tie_word_embeddings": True}), "Q8_0")
     [groups] = [groups for name, groups in read_groups(open_gguf(file)) if name == "lm_head.weight"]
     model = NviumForCausalLM.from_pretrained(file, dtype=torch.float32)
     load_groups(model, open_gguf(file))
-    found = groups_of(model.lm_head)
-    assert found is not None
-    assert torch.equal(found.numbers_ND, groups.numbers_ND)
+    assert torch.equal(groups_of(model.lm_head).numbers_ND, groups.numbers_ND)
     assert torch.equal(model.model.embed_tokens.weight, model.lm_head.weight)
 
 
-def test_other_types_become_bfloat16_and_the_rounding_error_is_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_other_types_become_bfloat16_and_the_rounding_error_is_logged(tmp_path, caplog):
     path = tmp_path / "model.gguf"
     write_mixed(path)
     model = NviumForCausalLM.from_pretrained(path, dtype=torch.float32)
@@ -87,7 +78,7 @@ def write_mixed(path: Path) -> None:
     close(writer)
 
 
-def test_quantized_files_load_in_float32_and_others_in_their_own_precision() -> None:
+def test_quantized_files_load_in_float32_and_others_in_their_own_precision():
     assert gguf_precision("auto", CPU, is_quantized=True) == torch.float32
     assert gguf_precision("auto", CPU, is_quantized=False) == "auto"
     assert gguf_precision("bfloat16", CPU, is_quantized=True) == torch.bfloat16

@@ -1,10 +1,9 @@
-"""Initial weights are those of the authors' code."""
-
 import pytest
 import torch
 from torch import Tensor
 
-from nvium_core import NviumConfig, NviumForCausalLM
+from nvium_core import NviumForCausalLM
+from tests.random_models import small_config
 
 WIDTH = 256
 
@@ -12,15 +11,7 @@ WIDTH = 256
 @pytest.fixture(scope="module")
 def model() -> NviumForCausalLM:
     torch.manual_seed(0)
-    config = NviumConfig(
-        vocab_size=128,
-        hidden_size=WIDTH,
-        intermediate_size=128,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        exit_layers=[1, 2, 3, 4],
-    )
-    return NviumForCausalLM(config)
+    return NviumForCausalLM(small_config([1, 2, 3, 4], vocab_size=128, width=WIDTH))
 
 
 def gathered(model: NviumForCausalLM, part: str) -> Tensor:
@@ -40,16 +31,12 @@ def gathered(model: NviumForCausalLM, part: str) -> Tensor:
         ("router.head.weight", 0.4 * WIDTH**-0.5),
     ],
 )
-def test_matrices_start_normal_with_the_authors_deviation(model: NviumForCausalLM, part: str, deviation: float) -> None:
+def test_matrices_start_normal_with_the_authors_deviation(model, part, deviation):
     weights = gathered(model, part)
     assert weights.std().item() == pytest.approx(deviation, rel=4 / weights.numel() ** 0.5)
     assert abs(weights.mean().item()) < 5 * deviation / weights.numel() ** 0.5
 
 
-@pytest.mark.parametrize("part", ["adapter.down.weight", "bias"])
-def test_adapters_outputs_and_biases_start_at_zero(model: NviumForCausalLM, part: str) -> None:
-    assert not gathered(model, part).any()
-
-
-def test_norms_start_at_one(model: NviumForCausalLM) -> None:
-    assert (gathered(model, "norm") == 1).all()
+@pytest.mark.parametrize(("part", "value"), [("adapter.down.weight", 0), ("bias", 0), ("norm", 1)])
+def test_adapters_outputs_and_biases_start_at_zero_and_norms_at_one(model, part, value):
+    assert (gathered(model, part) == value).all()

@@ -27,7 +27,7 @@ def random_logits(num_exits: int, seed: int) -> Tensor:
 
 
 @given(ROUTERS)
-def test_exit_probabilities_follow_the_product_formula_and_sum_to_one(log_odds: list[float]) -> None:
+def test_exit_probabilities_follow_the_product_formula_and_sum_to_one(log_odds):
     found = mixture.log_exit_probs(log_w(log_odds)).exp()
     reached, expected = 1.0, []
     for w in log_w(log_odds)[:, 1].exp().tolist():
@@ -38,7 +38,7 @@ def test_exit_probabilities_follow_the_product_formula_and_sum_to_one(log_odds: 
 
 
 @given(ROUTERS, SEEDS)
-def test_the_mixture_is_a_normalised_weighted_sum(log_odds: list[float], seed: int) -> None:
+def test_the_mixture_is_a_normalised_weighted_sum(log_odds, seed):
     log_p_E = mixture.log_exit_probs(log_w(log_odds))
     logits_EV = random_logits(len(log_p_E), seed)
     found = mixture.log_mixture(log_p_E, logits_EV).exp()
@@ -47,7 +47,7 @@ def test_the_mixture_is_a_normalised_weighted_sum(log_odds: list[float], seed: i
 
 
 @given(ROUTERS)
-def test_mean_depth_and_balance_follow_their_formulas(log_odds: list[float]) -> None:
+def test_mean_depth_and_balance_follow_their_formulas(log_odds):
     num_exits = len(log_odds) + 1
     w_E, depths = log_w(log_odds)[:, 1].exp().tolist(), [2 * k + 3 for k in range(num_exits)]
     p_E = mixture.log_exit_probs(log_w(log_odds)).exp().tolist()
@@ -58,13 +58,13 @@ def test_mean_depth_and_balance_follow_their_formulas(log_odds: list[float]) -> 
 
 
 @pytest.mark.parametrize("num_exits", [1, 2, 4, 7])
-def test_the_balance_penalty_is_zero_where_every_exit_is_equally_likely(num_exits: int) -> None:
+def test_the_balance_penalty_is_zero_where_every_exit_is_equally_likely(num_exits):
     even = log_w([-math.log(num_exits - k) for k in range(1, num_exits)])
     torch.testing.assert_close(mixture.log_exit_probs(even).exp(), torch.full((num_exits,), 1 / num_exits).double())
     assert mixture.balance_penalty(even).item() == pytest.approx(0, abs=1e-12)
 
 
-def test_routers_under_autocast_stay_normalised() -> None:
+def test_routers_under_autocast_stay_normalised():
     """The MLP runs in autocast's precision; w is computed in float32."""
     router = random_model([1, 2], dtype=torch.float32).exits[0].get_submodule("router")
     x_XD = torch.randn(50, 16, generator=torch.Generator().manual_seed(0))
@@ -77,7 +77,7 @@ def test_routers_under_autocast_stay_normalised() -> None:
     torch.testing.assert_close(fast, precise, rtol=0.05, atol=0.05)
 
 
-def test_mean_depth_is_not_rounded_under_autocast() -> None:
+def test_mean_depth_is_not_rounded_under_autocast():
     log_p_E = torch.tensor([0.1234567, 0.8765433]).log()
     with torch.autocast("cpu", torch.bfloat16):
         found = mixture.mean_depth(log_p_E, [1, 3])

@@ -51,15 +51,9 @@ def write_published(folder: Path, model: NviumForCausalLM) -> None:
         "early_adapter": {"enabled": True, "dim": config.adapter_hidden_size},
         "tying": {"tie_early_to_final": True},
     }
-    llama_fields = LlamaConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_hidden_layers=config.num_hidden_layers,
-        num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=config.num_key_value_heads,
-        max_position_embeddings=config.max_position_embeddings,
-    ).to_dict()
+    copied = ("vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings")
+    copied += ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    llama_fields = LlamaConfig(**{name: getattr(config, name) for name in copied}).to_dict()
     (folder / ".hydra").mkdir(parents=True)
     (folder / ".hydra" / "config.yaml").write_text(yaml.safe_dump(extras), encoding="utf-8")
     (folder / "config.json").write_text(json.dumps(llama_fields | {"architectures": ["NviumModel"]}), encoding="utf-8")
@@ -113,7 +107,7 @@ def slow_mixture(folder: Path, input_ids: Tensor) -> tuple[Tensor, Tensor]:
     return mixture, torch.stack([*probabilities, reached], -1)
 
 
-def test_a_published_folder_equals_the_reference(folder: Path) -> None:
+def test_a_published_folder_equals_the_reference(folder):
     input_ids = torch.randint(17, (2, 24), generator=torch.Generator().manual_seed(0))
     model = NviumForCausalLM.from_pretrained(folder)
     assert model.config.exit_layers == EXIT_LAYERS and model.dtype == torch.float64
@@ -124,7 +118,7 @@ def test_a_published_folder_equals_the_reference(folder: Path) -> None:
     torch.testing.assert_close(output.exit_probs, probabilities, rtol=0, atol=1e-5)
 
 
-def test_a_published_folder_saved_in_our_layout_is_the_same_model(folder: Path, tmp_path: Path) -> None:
+def test_a_published_folder_saved_in_our_layout_is_the_same_model(folder, tmp_path):
     published = NviumForCausalLM.from_pretrained(folder)
     published.save_pretrained(tmp_path)
     ours = NviumForCausalLM.from_pretrained(tmp_path)
@@ -133,7 +127,7 @@ def test_a_published_folder_saved_in_our_layout_is_the_same_model(folder: Path, 
         torch.testing.assert_close(ours(input_ids).logits, published(input_ids).logits)
 
 
-def test_separate_heads_are_rejected(folder: Path, tmp_path: Path) -> None:
+def test_separate_heads_are_rejected(folder, tmp_path):
     file = shutil.copytree(folder, tmp_path / "model") / ".hydra" / "config.yaml"
     extras = yaml.safe_load(file.read_text(encoding="utf-8")) | {"tying": {"tie_early_to_final": False}}
     file.write_text(yaml.safe_dump(extras), encoding="utf-8")

@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch import nn
 
-from nvium_core.choices import Quantization
 from nvium_core.model.quantized import Groups, groups_of, quantize, quantize_model, set_groups
 from tests.random_models import random_model
 
@@ -17,7 +16,7 @@ def weights(*shape: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("kind", "bound"), [("q8", 0.51 / 127), ("q4", 1.01 / 8)])
-def test_the_rounding_error_is_bounded_by_the_largest_of_the_group(kind: Quantization, bound: float) -> None:
+def test_the_rounding_error_is_bounded_by_the_largest_of_the_group(kind, bound):
     weight_ND = weights(7, 96)
     error_NG = (quantize(weight_ND, kind).dequantized() - weight_ND).abs().unflatten(1, (-1, 32)).amax(-1)
     largest_NG = weight_ND.abs().unflatten(1, (-1, 32)).amax(-1)
@@ -25,13 +24,13 @@ def test_the_rounding_error_is_bounded_by_the_largest_of_the_group(kind: Quantiz
 
 
 @pytest.mark.parametrize("kind", GGUF_KINDS)
-def test_groups_of_gguf_are_recovered_exactly(kind: Quantization) -> None:
+def test_groups_of_gguf_are_recovered_exactly(kind):
     stored = gguf.quants.quantize(weights(5, 64).numpy(), GGUF_KINDS[kind])
     loaded_ND = torch.from_numpy(np.array(gguf.quants.dequantize(stored, GGUF_KINDS[kind])))
     assert torch.equal(quantize(loaded_ND, kind).dequantized(), loaded_ND)
 
 
-def test_a_layer_loses_its_groups_when_its_weight_changes() -> None:
+def test_a_layer_loses_its_groups_when_its_weight_changes():
     layer = nn.Linear(64, 3, bias=False)
     groups = Groups("q8", torch.arange(-96, 96, dtype=torch.int8).view(3, 64), torch.tensor([[0.5, 2.0]] * 3).half())
     set_groups(layer, groups)
@@ -42,7 +41,7 @@ def test_a_layer_loses_its_groups_when_its_weight_changes() -> None:
     assert groups_of(layer) is None
 
 
-def test_only_backbone_and_head_are_quantized() -> None:
+def test_only_backbone_and_head_are_quantized():
     model, before = random_model([1, 2], width=32), random_model([1, 2], width=32)
     quantize_model(model, "q4")
     changed = {

@@ -24,19 +24,15 @@ def expected() -> dict[str, Tensor]:
 def output(expected: dict[str, Tensor]) -> NviumOutput:
     model = NviumForCausalLM.from_pretrained(FIXTURE, dtype=torch.float64)
     with torch.inference_mode():
-        found: NviumOutput = model(expected["input_ids"], labels=expected["input_ids"])
-    return found
+        return model(expected["input_ids"], labels=expected["input_ids"])
 
 
-def test_mixture_and_exit_probabilities_equal_those_of_the_published_code(
-    output: NviumOutput, expected: dict[str, Tensor]
-) -> None:
+def test_mixture_and_exit_probabilities_equal_those_of_the_published_code(output, expected):
     torch.testing.assert_close(output.logits, expected["log_mix"], rtol=0, atol=1e-5, check_dtype=False)
     torch.testing.assert_close(output.exit_probs, expected["exit_probs"], rtol=0, atol=1e-5, check_dtype=False)
 
 
-def test_the_six_losses_equal_those_of_the_published_code(output: NviumOutput, expected: dict[str, Tensor]) -> None:
-    assert output.mix_loss is not None and output.compute_loss is not None and output.exit_losses is not None
+def test_the_six_losses_equal_those_of_the_published_code(output, expected):
     found = torch.stack([output.mix_loss, output.compute_loss, *output.exit_losses])
     names = ["mix_loss", "compute_loss", *(f"early_ce_loss_{k}" for k in (1, 2, 3)), "final_ce_loss"]
     wanted = torch.cat([expected[name].view(1) for name in names]).double()

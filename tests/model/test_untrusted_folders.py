@@ -32,7 +32,6 @@ class Bomb:
 
 @pytest.fixture
 def mark(tmp_path: Path) -> Path:
-    """A file that exists once code of the folder has run."""
     return tmp_path / "was-run"
 
 
@@ -65,7 +64,7 @@ def load(folder: Path) -> object:
     return load_model(str(folder), "cpu", "float32")
 
 
-def test_pickles_are_rejected_or_ignored(folder: Path, mark: Path) -> None:
+def test_pickles_are_rejected_or_ignored(folder, mark):
     pickled(folder / "pytorch_model.bin", mark)
     assert load(folder)
     for name in ("model.safetensors", "tokenizer.json", "config.json", "tokenizer_config.json"):
@@ -85,7 +84,7 @@ def test_pickles_are_rejected_or_ignored(folder: Path, mark: Path) -> None:
     assert not mark.exists()
 
 
-def test_custom_code_of_a_folder_is_not_run(folder: Path, mark: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_code_of_a_folder_is_not_run(folder, mark, monkeypatch):
     monkeypatch.setattr("builtins.input", lambda *_: mark.touch() or "y")  # transformers would ask
     write(folder / "config.json", {"auto_map": AUTO_MAP})
     write(folder / "tokenizer_config.json", {"auto_map": {"AutoTokenizer": [None, "custom.Custom"]}})
@@ -101,7 +100,7 @@ def test_custom_code_of_a_folder_is_not_run(folder: Path, mark: Path, monkeypatc
     assert not mark.exists()
 
 
-def test_only_data_is_downloaded_from_the_hub() -> None:
+def test_only_data_is_downloaded_from_the_hub():
     suffixes = {".json", ".safetensors", ".model", ".jinja", ".yaml", ".md"}
     assert {Path(pattern).suffix for pattern in HUB_FILES} == suffixes
     assert "*.safetensors" not in HUB_FILES
@@ -118,7 +117,7 @@ def source_lines() -> list[str]:
     return [line for path in sources if path != PIPE for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def test_no_source_trusts_remote_code() -> None:
+def test_no_source_trusts_remote_code():
     trusting = [line for line in source_lines() if "trust_remote_code" in line]
     assert all("trust_remote_code=False" in line for line in trusting)
     reading = [line for line in source_lines() if READING.search(line)]
@@ -126,7 +125,7 @@ def test_no_source_trusts_remote_code() -> None:
     assert [line for line in reading if line not in trusting] == []
 
 
-def test_no_source_unpickles() -> None:
+def test_no_source_unpickles():
     """`torch.load` of a training run's state is allowed with `weights_only=True`."""
     assert [line for line in source_lines() if any(word in line for word in UNPICKLING)] == []
     reads = [line for line in source_lines() if "torch.load(" in line]

@@ -2,46 +2,30 @@
 
 import torch
 
-from nvium_core import NviumConfig, NviumForCausalLM
+from nvium_core import NviumForCausalLM
 from nvium_core.model.config import even_exit_layers
 from nvium_core.model.univium import univium_config
 from nvium_core.training.data.windows import Batch, packed_batch
 from nvium_core.training.objective.objective import Phase
 from research.calm import CalmForCausalLM, build_calm
 from research.layerskip import LayerSkipForCausalLM, build_layerskip
-from tests.random_models import randomized
-
-
-def small_config(num_layers: int = 4, num_exits: int = 1, vocab_size: int = 17, context: int = 64) -> NviumConfig:
-    return NviumConfig(
-        vocab_size=vocab_size,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=num_layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=context,
-        exit_layers=even_exit_layers(num_layers, num_exits),
-        bos_token_id=0,
-        eos_token_id=0,
-    )
+from tests.random_models import randomized, small_config
 
 
 def small_univium(num_layers: int = 4, seed: int = 0, vocab_size: int = 17) -> NviumForCausalLM:
-    return randomized(
-        NviumForCausalLM(univium_config(small_config(num_layers, vocab_size=vocab_size))).double().eval(), seed
-    )
+    config = univium_config(small_config([num_layers], vocab_size=vocab_size))
+    return randomized(NviumForCausalLM(config).double().eval(), seed)
 
 
 def small_calm(num_layers: int = 6, num_exits: int = 3, seed: int = 0, vocab_size: int = 17) -> CalmForCausalLM:
     """Scale the head such that probabilities above and below one half are both common."""
-    model = build_calm(small_config(num_layers, num_exits, vocab_size))
+    model = build_calm(small_config(even_exit_layers(num_layers, num_exits), vocab_size=vocab_size))
     return randomized(model.double().eval(), seed, spread=1.5)
 
 
 def small_layerskip(seed: int = 0) -> LayerSkipForCausalLM:
     """Build a LayerSkip of four layers with an early exit after two, in training mode."""
-    return randomized(build_layerskip(small_config(num_layers=4, num_exits=2)).double().train(), seed)
+    return randomized(build_layerskip(small_config([2, 4])).double().train(), seed)
 
 
 def foreseeing(model: NviumForCausalLM, from_layer: int) -> NviumForCausalLM:

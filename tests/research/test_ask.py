@@ -1,8 +1,5 @@
-"""Fine-tuning data of questions and tales."""
-
 import json
 import re
-from pathlib import Path
 from random import Random
 
 from typer.testing import CliRunner
@@ -19,7 +16,7 @@ OTTER = (
 )
 
 
-def test_a_tale_with_other_subjects_does_not_mention_the_first_ones() -> None:
+def test_a_tale_with_other_subjects_does_not_mention_the_first_ones():
     told = [with_other_subjects(OTTER, Random(seed)) for seed in range(100)]
     for each in told:
         assert each.hero and each.being and each.thing
@@ -30,12 +27,11 @@ def test_a_tale_with_other_subjects_does_not_mention_the_first_ones() -> None:
     assert len({(each.being, each.thing) for each in told}) > 60
 
 
-def test_the_command_writes_a_file_that_training_reads(tmp_path: Path) -> None:
+def test_the_command_writes_a_file_that_training_reads(tmp_path):
     (tmp_path / "tales").write_text(SEPARATOR.join([OTTER, "Ben ran. Ben fell."]))
     ran = CliRunner().invoke(app, ["ask", str(tmp_path / "tales"), str(tmp_path / "asked.jsonl"), "--times", "5"])
     assert ran.exit_code == 0
     read = read_conversations(tmp_path / "asked.jsonl")
-    assert (
-        len(read) == 5 * (3 + 1) * 3
-    )  # a tale with a thing three times, the other once, and two short ones after each
+    # a tale with a thing three times, the other once, and two short ones after each
+    assert len(read) == 5 * (3 + 1) * 3
     assert {type(json.loads(line)) for line in (tmp_path / "asked.jsonl").read_text().splitlines()} == {dict}

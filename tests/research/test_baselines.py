@@ -1,46 +1,35 @@
-"""Points of the quality-speed figure of small CALM* and LayerSkip models."""
-
 from pathlib import Path
 
 import pytest
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel
 
 from nvium_core import LoadedModel, load_model
 from nvium_core.bench.harness import Figures
 from nvium_core.evaluation.perplexity import evaluate
 from research.baselines import evaluate_baseline, load_baseline
-from research.calm import CalmForCausalLM
 from research.confidence import evaluate_calm
-from tests.byte_model import END_OF_TEXT, byte_tokenizer
-from tests.random_models import random_model
+from tests.byte_model import wrapped_tokenizer
 from tests.research.small_models import small_calm, small_univium
 
 DOCUMENTS = ["A fox met two hens.", "The hens went home, and nobody saw them again."]
 PROMPTS = {"qa": ["Who went home?"], "long": ["Once upon a time " * 9]}
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), eos_token=END_OF_TEXT)
-
-
-def saved(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> str:
+def saved(model: PreTrainedModel, folder: Path) -> str:
     model.float().save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    wrapped_tokenizer().save_pretrained(folder)
     return str(folder)
 
 
 @pytest.fixture(scope="module")
-def folders(tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     models: dict[str, PreTrainedModel] = {
         "calm": small_calm(vocab_size=257),
         "layerskip": small_univium(num_layers=5, vocab_size=257),
         "dense": small_univium(num_layers=6, seed=1, vocab_size=257),
-        "shallow": small_univium(num_layers=2, vocab_size=257),
-        "nvium": random_model([1, 2], vocab_size=257),
     }
     folder = tmp_path_factory.mktemp("folders")
-    return {name: saved(model, tokenizer, folder / name) for name, model in models.items()}
+    return {name: saved(model, folder / name) for name, model in models.items()}
 
 
 @pytest.fixture(scope="module")
@@ -53,22 +42,10 @@ def points_of(folder: str, twin: LoadedModel) -> list[Figures]:
     return evaluate_baseline(loaded, twin, DOCUMENTS, PROMPTS, trials=1, show_progress=False)
 
 
-@pytest.fixture(scope="module")
-def calm(folders: dict[str, str], twin: LoadedModel) -> list[Figures]:
-    return points_of(folders["calm"], twin)
-
-
-@pytest.fixture(scope="module")
-def layerskip(folders: dict[str, str], twin: LoadedModel) -> list[Figures]:
-    return points_of(folders["layerskip"], twin)
-
-
-def test_calm_has_a_point_with_its_own_loss_for_each_threshold(
-    calm: list[Figures], folders: dict[str, str], twin: LoadedModel
-) -> None:
+def test_calm_has_a_point_with_its_own_loss_for_each_threshold(folders, twin):
+    calm = points_of(folders["calm"], twin)
     assert [point["model"] for point in calm] == [f"CALM* τ {threshold}" for threshold in (0.9, 0.8, 0.7, 0.6)]
     loaded, last = load_baseline(folders["calm"], "cpu"), calm[-1]
-    assert isinstance(loaded.model, CalmForCausalLM)
     expected = evaluate_calm(loaded.model, loaded.tokenizer, DOCUMENTS, 0.6)
     dense = evaluate(twin.model, twin.tokenizer, DOCUMENTS).perplexity
     assert last["perplexity"] == expected.perplexity and last["exit_shares"] == expected.exit_shares
@@ -78,15 +55,12 @@ def test_calm_has_a_point_with_its_own_loss_for_each_threshold(
     assert 0 < last["early_share"] < 1
 
 
-def test_layerskip_has_a_point_for_each_possible_draft_and_one_loss(
-    layerskip: list[Figures], folders: dict[str, str]
-) -> None:
-    assert [point["model"] for point in layerskip] == [
-        f"LayerSkip {draft}" for draft in ("4, 12", "4, 8", "2, 5", "2, 8")
-    ]
+def test_layerskip_has_a_point_for_each_possible_draft_and_one_loss(folders, twin):
+    layerskip = points_of(folders["layerskip"], twin)
+    drafts = ("4, 12", "4, 8", "2, 5", "2, 8")
+    assert [point["model"] for point in layerskip] == [f"LayerSkip {draft}" for draft in drafts]
     loaded = load_baseline(folders["layerskip"], "cpu")
-    assert {point["perplexity"] for point in layerskip} == {
-        evaluate(loaded.model, loaded.tokenizer, DOCUMENTS).perplexity
-    }
+    perplexity = evaluate(loaded.model, loaded.tokenizer, DOCUMENTS).perplexity
+    assert {point["perplexity"] for point in layerskip} == {perplexity}
     assert all(0 < point["early_share"] < 1 for point in layerskip)
     assert "mean_depth" not in layerskip[0]

@@ -1,16 +1,11 @@
-"""Simulated replicas, compared with a report."""
-
 import json
-from pathlib import Path
 
 import pytest
 
 from research.capacity import main
 
 
-def test_a_report_s_requests_are_simulated_next_to_what_was_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_s_requests_are_simulated_next_to_what_was_measured(tmp_path, capsys):
     report, file = tmp_path / "report.json", tmp_path / "found.json"
     sent = {"num_prompt_tokens": 100, "num_tokens": 11, "time_to_first_token": 1.2, "latency": 2.5, "error": None}
     failed = {"due": 9.0, "error": "HTTP 503"}

@@ -1,5 +1,3 @@
-"""CALM*'s rule, compared with an implementation without a cache."""
-
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,7 +38,7 @@ def by_hand(model: CalmForCausalLM, token_ids: list[int], threshold: float) -> t
 
 @settings(max_examples=8)
 @given(token_ids=texts, threshold=thresholds)
-def test_losses_of_a_known_text_equal_those_row_by_row_without_a_cache(token_ids: list[int], threshold: float) -> None:
+def test_losses_of_a_known_text_equal_those_row_by_row_without_a_cache(token_ids, threshold):
     window_BT = torch.tensor([token_ids])
     losses = confident_losses(MODEL, packed_batch(window_BT[:, :-1], window_BT[:, 1:], end_token=0), threshold)
     logits, exits = by_hand(MODEL, token_ids[:-1], threshold)

@@ -1,5 +1,3 @@
-"""Plain decoding with a cache equals full forward passes."""
-
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +12,6 @@ MODEL = small_univium()
 
 @torch.no_grad()
 def greedy(model: NviumForCausalLM, prompt_ids: list[int], max_tokens: int) -> list[int]:
-    """Decode with a full forward pass per token."""
     token_ids = list(prompt_ids)
     for _ in range(max_tokens):
         token_ids.append(int(model(torch.tensor([token_ids])).logits[0, -1].argmax()))
@@ -23,7 +20,7 @@ def greedy(model: NviumForCausalLM, prompt_ids: list[int], max_tokens: int) -> l
 
 @settings(max_examples=15)
 @given(prompt_ids=st.lists(st.integers(0, 16), min_size=1, max_size=8), max_tokens=st.integers(1, 12))
-def test_greedy_tokens_equal_those_of_full_forward_passes(prompt_ids: list[int], max_tokens: int) -> None:
+def test_greedy_tokens_equal_those_of_full_forward_passes(prompt_ids, max_tokens):
     generated = generate(MODEL, prompt_ids, max_tokens)
     assert generated.token_ids == greedy(MODEL, prompt_ids, max_tokens)
     assert generated.exit_layers == [4] * max_tokens
@@ -36,7 +33,7 @@ def test_greedy_tokens_equal_those_of_full_forward_passes(prompt_ids: list[int],
     split=st.booleans(),
 )
 @torch.no_grad()
-def test_rows_can_be_run_in_any_portions(cuts: set[int], token_ids: list[int], split: bool) -> None:
+def test_rows_can_be_run_in_any_portions(cuts, token_ids, split):
     decoding, states = Decoding(MODEL, token_ids, 1), []
     for first, stop in zip([0, *sorted(cuts)], [*sorted(cuts), 10], strict=True):
         h_RD = decoding.embed(token_ids[first:stop])

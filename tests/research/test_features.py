@@ -1,5 +1,3 @@
-"""The arithmetic of the measurements of features and of exits by depth."""
-
 import torch
 
 from nvium_core.bench.contenders.contender import Generation
@@ -8,7 +6,7 @@ from research.features import compared, num_differing
 from tests.bench.tiny import tiny_subject
 
 
-def test_the_ratio_is_the_median_of_the_turns_after_the_first() -> None:
+def test_the_ratio_is_the_median_of_the_turns_after_the_first():
     first, second = iter([9.0, 2.0, 6.0, 4.0]), iter([1.0, 1.0, 2.0, 1.0])
     found = compared({"a": lambda _: next(first), "b": lambda _: next(second)}, 3, "seconds")
     assert found == {"a_seconds": 4.0, "b_seconds": 1.0, "a_over_b": 3.0}
@@ -19,7 +17,7 @@ def timing(seconds: float, exits: list[int]) -> Generation:
     return Generation(seconds=seconds, first_token_seconds=[1.0], token_ids=[[5, 6, 7, 8]], exits=[exits])
 
 
-def test_depth_and_routing_are_measured_on_the_timed_tokens() -> None:
+def test_depth_and_routing_are_measured_on_the_timed_tokens():
     early = timing(2.0, exits=[1, 1, 2, 3])
     dense = timing(4.0, exits=[1, 1, 1, 1])
     found = speeds({"early": [early], "dense": [dense]}, layers=[1, 2, 4])
@@ -29,7 +27,7 @@ def test_depth_and_routing_are_measured_on_the_timed_tokens() -> None:
 
 
 @torch.inference_mode()
-def test_the_last_exit_alone_equals_the_models_last_exit() -> None:
+def test_the_last_exit_alone_equals_the_models_last_exit():
     model = tiny_subject().model
     tokens = torch.randint(0, 61, (1, 7))
     last = model(tokens, output_exit_logits=True).exit_logits[..., -1, :].log_softmax(-1)

@@ -9,9 +9,7 @@ import research
 FOLDER = Path(research.__file__).parent
 
 
-def test_every_command_has_help_and_a_line_in_the_readme(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_has_help_and_a_line_in_the_readme(monkeypatch, capsys):
     readme = (FOLDER / "README.md").read_text(encoding="utf-8")
     commands = [path.stem for path in sorted(FOLDER.glob("*.py")) if '"__main__"' in path.read_text(encoding="utf-8")]
     assert len(commands) > 10

@@ -1,36 +1,21 @@
-"""The curve of a small random model equals π_mix of the shifted models."""
-
 import json
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerFast
 
-from nvium_core import load_model
 from nvium_core.loading import LoadedModel
 from nvium_core.model import mixture
 from nvium_core.training.retrofitting.texts import read_text
 from research import retrofit_curve as module
 from research.exits import shifted
-from tests.byte_model import END_OF_TEXT, byte_tokenizer
+from tests.byte_model import TURNS, wrapped_tokenizer
 from tests.random_models import random_model
-from tests.training.retrofitting.test_self_talk import TEMPLATE
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("retrofitted")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), eos_token=END_OF_TEXT)
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(made)
-    random_model([1, 2, 4], vocab_size=257, context=256).save_pretrained(made)
-    return made
-
-
-@pytest.fixture(scope="module")
-def talk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("talk") / "talk.jsonl"
+@pytest.fixture
+def talk(tmp_path: Path) -> Path:
+    file = tmp_path / "talk.jsonl"
     said = [[{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": f"{n} hens. "}] for n in range(80)]
     file.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in said))
     return file
@@ -53,8 +38,8 @@ def price_percent(loaded: LoadedModel, talk: Path, shift: float) -> tuple[float,
     return 100 * torch.cat(gaps).mean().expm1().item(), float(torch.cat(depths).mean()), float(torch.cat(same).mean())
 
 
-def test_a_point_equals_the_shifted_models_measures(folder: Path, talk: Path) -> None:
-    loaded = load_model(str(folder), "cpu", "float64")
+def test_a_point_equals_the_shifted_models_measures(talk):
+    loaded = LoadedModel("bytes", random_model([1, 2, 4], vocab_size=257, context=256), wrapped_tokenizer(TURNS))
     found = module.curve(loaded, talk, depths=(0.9, 0.6))
     assert [point["asked_depth"] for point in found["points"]] == [None, 0.9, 0.6]
     for point in found["points"]:

@@ -1,5 +1,3 @@
-"""Whole runs of the baselines resume exactly and write folders that load."""
-
 import json
 from pathlib import Path
 
@@ -20,7 +18,6 @@ KINDS: list[tuple[Method, type[PreTrainedModel]]] = [
 
 
 def recipe() -> Recipe:
-    """A recipe of twelve steps, four layers and four exits."""
     return small_recipe("shape.num_layers=4", "shape.num_exits=4", "tokens_per_step=512", "total_tokens=6144")
 
 
@@ -30,9 +27,7 @@ def report_of(folder: Path, step: int) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(("method", "kind"), KINDS)
-def test_an_interrupted_run_ends_as_an_uninterrupted_one_in_a_folder_that_loads(
-    method: Method, kind: type[PreTrainedModel], tmp_path: Path
-) -> None:
+def test_an_interrupted_run_ends_as_an_uninterrupted_one_in_a_folder_that_loads(method, kind, tmp_path):
     whole = train(recipe(), options(tmp_path / "whole"), method)
     steps = start(recipe(), options(tmp_path / "parts"), method).steps()
     for _ in range(6):

@@ -1,10 +1,7 @@
-"""Measurements of running servers: overhead, growing conversations, time until ready."""
-
 import asyncio
 import json
 import os
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +13,7 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="processor times
 
 
 @linux_only
-async def test_overhead_compares_servers_with_concurrent_streams(tmp_path: Path) -> None:
+async def test_overhead_compares_servers_with_concurrent_streams(tmp_path):
     file, one, other = tmp_path / "found.json", FakeServer(events=STORY, gap=0.01), FakeServer(events=STORY)
     async with serving(one) as first, serving(other) as second:
         servers = [f"one,{first},{os.getpid()}", f"other,{second},{os.getpid()}"]
@@ -30,7 +27,7 @@ async def test_overhead_compares_servers_with_concurrent_streams(tmp_path: Path)
     assert len(one.bodies) == len(other.bodies) == 3 * (1 + 2)
 
 
-def test_the_share_is_the_median_of_the_turns() -> None:
+def test_the_share_is_the_median_of_the_turns():
     rates = [(100.0, 90.0), (100.0, 50.0), (100.0, 120.0)]
     turns = [{(4, "engine"): Measured(engine), (4, "server"): Measured(server)} for engine, server in rates]
     found = row(turns, 4, "server", "engine")
@@ -47,7 +44,7 @@ nvium_cached_prompt_tokens_total{{replica="b"}} 0
 """
 
 
-async def test_each_turn_of_a_conversation_contains_the_previous_ones(tmp_path: Path) -> None:
+async def test_each_turn_of_a_conversation_contains_the_previous_ones(tmp_path):
     file, answer = tmp_path / "found.json", json.dumps({"choices": [{"text": " a fox"}]})
     metrics = [METRICS.format(asked=0, found=0), METRICS.format(asked=40, found=30)]
     server = FakeServer(events=[answer], metrics=metrics)

@@ -1,7 +1,4 @@
-"""Spec-Bench's prompts by category, and the ratios of the authors' protocol."""
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -22,19 +19,14 @@ QUESTIONS = [
 ]
 
 
-def written(folder: Path, lines: list[str]) -> Path:
-    path = folder / "question.jsonl"
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
-
-
-def test_first_turns_are_read_and_kinds_of_conversation_are_one_category(tmp_path: Path) -> None:
-    path = written(tmp_path, [json.dumps(question) for question in QUESTIONS])
+def test_first_turns_are_read_and_kinds_of_conversation_are_one_category(tmp_path):
+    path = tmp_path / "question.jsonl"
+    path.write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS), encoding="utf-8")
     assert read_prompts(path) == {MULTI_TURN: ["Write.", "Code."], "qa": ["Who?", "Why?\nTell."]}
     assert read_prompts(path, per_category=1) == {MULTI_TURN: ["Write."], "qa": ["Who?"]}
 
 
-def test_the_papers_ratio_is_of_total_tokens_over_total_seconds_together_or_by_category() -> None:
+def test_the_papers_ratio_is_of_total_tokens_over_total_seconds_together_or_by_category():
     ours = {"qa": [(10, 1.0), (30, 1.0)], "math": [(10, 2.0)]}
     dense = {"qa": [(10, 2.0), (10, 2.0)], "math": [(10, 1.0)]}
     assert rate_ratio(ours, dense) == pytest.approx((50 / 4) / (30 / 5))

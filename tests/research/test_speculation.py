@@ -1,5 +1,3 @@
-"""Self-speculative decoding has the output of the last exit alone."""
-
 import random
 
 import torch
@@ -20,9 +18,7 @@ MODEL = foreseeing(small_univium(num_layers=5), from_layer=2)
     exit_layer=st.integers(1, 4),
     draft_length=st.integers(1, 9),
 )
-def test_greedy_tokens_equal_the_dense_models(
-    prompt_ids: list[int], max_tokens: int, exit_layer: int, draft_length: int
-) -> None:
+def test_greedy_tokens_equal_the_dense_models(prompt_ids, max_tokens, exit_layer, draft_length):
     generated = generate(MODEL, prompt_ids, max_tokens, exit_layer=exit_layer, draft_length=draft_length)
     assert generated.token_ids == univium.generate(MODEL, prompt_ids, max_tokens).token_ids
     assert len(generated.exit_layers) == max_tokens and {*generated.exit_layers} <= {exit_layer, 5}
@@ -47,7 +43,7 @@ class Grid(random.Random):
 
 
 @given(draft_probs=distributions(1), probs=distributions(2))
-def test_one_verified_token_follows_the_last_exits_distribution(draft_probs: torch.Tensor, probs: torch.Tensor) -> None:
+def test_one_verified_token_follows_the_last_exits_distribution(draft_probs, probs):
     """Enumerate every draft, outcome and replacement with its probability."""
     (q_V,), p_V = draft_probs, probs[0]
     total_V = torch.zeros(3, dtype=torch.float64)

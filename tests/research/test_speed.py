@@ -1,19 +1,8 @@
-"""Times per token: arithmetic on made-up times, and the protocol on a small model."""
-
 import pytest
 
 from nvium_core import Engine, EngineConfig, LoadedModel, SamplingParams
-from research.speed import (
-    DENSE,
-    FULL_DEPTH,
-    OURS,
-    TimedToken,
-    compared,
-    generate,
-    measure,
-    milliseconds,
-    staircase,
-)
+from research import speed
+from research.speed import DENSE, FULL_DEPTH, OURS, TimedToken, compared, measure, milliseconds, staircase
 from tests.byte_model import EXIT_LAYERS, load_byte_model
 from tests.random_models import random_model
 
@@ -29,13 +18,13 @@ def answer(*seconds: float, exit_: int = 1) -> list[TimedToken]:
     return [TimedToken(5, exit_, 0.5, each) for each in seconds]
 
 
-def test_the_time_of_a_token_is_the_answers_over_its_length() -> None:
+def test_the_time_of_a_token_is_the_answers_over_its_length():
     answers = [answer(0.010, 0.002), answer(0.008, 0.003)]
     assert milliseconds(answers) == pytest.approx([6, 5.5])
     assert milliseconds(answers, first=1) == pytest.approx([2, 3])
 
 
-def test_ratios_are_medians_over_pairs_of_answers_and_means_over_categories() -> None:
+def test_ratios_are_medians_over_pairs_of_answers_and_means_over_categories():
     ours = {"qa": [answer(0.002, 0.002)] * 3, "math": [answer(0.004, 0.004)]}
     dense = {
         "qa": [answer(0.009, 0.003), answer(0.900, 0.900), answer(0.004, 0.004)],
@@ -47,7 +36,7 @@ def test_ratios_are_medians_over_pairs_of_answers_and_means_over_categories() ->
     assert figures["categories"]["qa"]["milliseconds"] == {OURS: pytest.approx(2), DENSE: pytest.approx(6)}
 
 
-def test_the_staircase_has_the_times_of_each_exit_without_first_tokens() -> None:
+def test_the_staircase_has_the_times_of_each_exit_without_first_tokens():
     spoken = [*answer(9.0), *answer(0.001, 0.003, 0.002), *answer(0.007, exit_=3)]
     first, second, third = staircase({"qa": [spoken]}, EXIT_LAYERS)
     assert (first["tokens"], first["median"]) == (3, pytest.approx(2))
@@ -55,7 +44,7 @@ def test_the_staircase_has_the_times_of_each_exit_without_first_tokens() -> None
     assert (third["tokens"], third["median"], third["low"]) == (1, pytest.approx(7), pytest.approx(7))
 
 
-def test_all_contenders_answer_every_prompt_in_every_trial(loaded: LoadedModel) -> None:
+def test_all_contenders_answer_every_prompt_in_every_trial(loaded):
     twin = LoadedModel("dense", random_model([4], vocab_size=257, context=64), loaded.tokenizer)
     figures = measure(loaded, twin, PROMPTS, num_tokens=8, trials=2)
     assert {name: each["prompts"] for name, each in figures["categories"].items()} == {"short": 2, "long": 1}
@@ -67,9 +56,9 @@ def test_all_contenders_answer_every_prompt_in_every_trial(loaded: LoadedModel) 
     assert sum(step["tokens"] for step in figures["staircase"]) == 2 * 3 * 7
 
 
-def test_measured_answers_equal_the_engines(loaded: LoadedModel) -> None:
+def test_measured_answers_equal_the_engines(loaded):
     params = SamplingParams(max_tokens=12, seed=4, ignore_eos=True)
-    spoken = generate(Engine(loaded.model), [1, 2, 3], params)
+    spoken = speed.generate(Engine(loaded.model), [1, 2, 3], params)
     [completion] = Engine(loaded.model, EngineConfig(schedule="synchronous")).generate([[1, 2, 3]], params)
     assert [token.token_id for token in spoken] == completion.token_ids
     assert [token.exit for token in spoken] == completion.exits

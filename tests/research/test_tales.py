@@ -1,5 +1,3 @@
-"""Generated tales, their filters and packing."""
-
 import json
 import lzma
 from pathlib import Path
@@ -9,13 +7,13 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from nvium_core.model.causal_lm import NviumForCausalLM
-from nvium_core.model.config import NviumConfig
 from research.tales.filters import Filter, simple_words
 from research.tales.narrator import MAX_PART_TOKENS, Narrator, Tale
 from research.tales.pack import SEPARATOR, pack_tales, read_packed
 from research.tales.plots import Plot
 from research.tales.tell import write_shard
 from tests.byte_model import END_OF_TEXT, byte_level_tokenizer
+from tests.random_models import small_config
 
 SENTENCE = "The small dog ran over the green hill to see what was behind the old red barn on the other side"
 GOOD = " ".join(f"{SENTENCE} {n}." for n in ["one", "two", "three", "four", "five", "six"])
@@ -26,13 +24,8 @@ PIECES = [bytes([byte]) for byte in b"\n .|abcdefghijklmnopqrstuvwxyzMSTY"]
 
 @pytest.fixture(scope="module")
 def narrator() -> Narrator:
-    """A narrator with random weights."""
     torch.manual_seed(0)
-    config = NviumConfig(
-        vocab_size=len(PIECES) + 1, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, adapter_hidden_size=0, max_position_embeddings=1024,
-    )  # fmt: skip
-    model = NviumForCausalLM(config)
+    model = NviumForCausalLM(small_config([2], vocab_size=len(PIECES) + 1, context=1024, adapter_hidden_size=0))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level_tokenizer(PIECES), eos_token=END_OF_TEXT)
     tokenizer.chat_template = TEMPLATE
     return Narrator(model.eval(), tokenizer)
@@ -46,7 +39,7 @@ def tale(text: str, name: str = "Mia", is_whole: bool = True) -> Tale:
     return Tale(text, name, is_whole, num_tokens=len(text), num_own=0)
 
 
-def test_a_tale_has_all_forced_sentences_in_order_with_generated_text_in_between(narrator: Narrator) -> None:
+def test_a_tale_has_all_forced_sentences_in_order_with_generated_text_in_between(narrator):
     tales = narrator.tell([plot(), plot("Tell me something longer."), plot("Tell it.")] * 20, seed=3)
     assert sum(told.is_whole for told in tales) > 1
     for told in tales:
@@ -74,7 +67,7 @@ def test_a_tale_has_all_forced_sentences_in_order_with_generated_text_in_between
         ("near-duplicate", tale(GOOD + " The dog.")),
     ],
 )
-def test_each_dropped_tale_is_counted_by_its_reason(reason: str, bad: Tale) -> None:
+def test_each_dropped_tale_is_counted_by_its_reason(reason, bad):
     test = Filter(simple_words(" ".join([GOOD, "and then she saw a yes max tom lily café"] * 20)))
     assert test.reason_against(tale(GOOD)) is None
     assert test.reason_against(bad) == reason
@@ -97,7 +90,7 @@ def texts(file: Path) -> list[str]:
     return lzma.decompress(file.read_bytes()).decode().split(SEPARATOR)
 
 
-def test_kept_tales_are_packed_with_counts(shards: Path) -> None:
+def test_kept_tales_are_packed_with_counts(shards):
     packed = pack_tales(shards, shards / "tales.xz", shards / "words.txt", last=1)
     assert texts(shards / "tales.xz") == [GOOD, OTHER]
     assert (packed.num_told, packed.num_kept, packed.last_shard) == (4, 2, 1)
@@ -106,5 +99,5 @@ def test_kept_tales_are_packed_with_counts(shards: Path) -> None:
     assert str(packed).startswith("2 of 4 tales")
 
 
-def test_no_held_out_tale_is_in_the_training_text() -> None:
+def test_no_held_out_tale_is_in_the_training_text():
     assert not set(read_packed(TALES / "held-out.txt.xz")[0]) & set(read_packed(TALES / "tales.txt.xz")[0])

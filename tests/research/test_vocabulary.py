@@ -1,5 +1,3 @@
-"""The series over vocabularies and depths trains and evaluates each run once."""
-
 import json
 from pathlib import Path
 
@@ -11,30 +9,14 @@ from nvium_core.training.train import train
 from research import vocabulary
 from tests.training.small_runs import small_corpus
 
-CHANGES = [
-    "shape.num_layers=2",
-    "shape.exit_layers=1,2",
-    "shape.num_exits=2",
-    "shape.width=32",
-    "shape.mlp_width=48",
-    "shape.num_heads=2",
-    "shape.context=64",
-    "short_context=64",
-    "tokens_per_step=256",
-]
+CHANGES = ["shape.num_layers=2", "shape.exit_layers=1,2", "shape.num_exits=2", "shape.width=32", "shape.mlp_width=48"]
+CHANGES += ["shape.num_heads=2", "shape.context=64", "short_context=64", "tokens_per_step=256"]
 
 
-def test_a_run_and_its_twin_are_trained_and_evaluated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_and_its_twin_are_trained_and_evaluated_once(tmp_path, monkeypatch):
     data, file = small_corpus(tmp_path / "corpus.txt"), tmp_path / "vocabulary.json"
-    asked = [
-        f"--data={data}",
-        f"--validation={data}",
-        f"--json={file}",
-        f"--folder={tmp_path / 'runs'}",
-        "--seeds=0",
-        "--tokens=512",
-    ]
-    asked += ["--sizes", "270", "280", *(f"--set={change}" for change in CHANGES)]
+    asked = [f"--data={data}", f"--validation={data}", f"--json={file}", f"--folder={tmp_path / 'runs'}"]
+    asked += ["--seeds=0", "--tokens=512", "--sizes", "270", "280", *(f"--set={change}" for change in CHANGES)]
     begun = list[Recipe]()
 
     def counted(recipe: Recipe, options: RunOptions) -> Path:

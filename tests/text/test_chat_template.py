@@ -9,7 +9,7 @@ from nvium_core import load_model
 from nvium_core.text.chat_template import ChatTemplate, ConversationError
 from nvium_core.text.gguf_tokenizer import gguf_tokenizer
 from server.schemas.messages import AnyMessage
-from tests.byte_model import END_OF_TEXT, byte_tokenizer, token_ids
+from tests.byte_model import END_OF_TEXT, token_ids, wrapped_tokenizer
 from tests.text.test_gguf_tokenizer import sentence_piece_fields
 
 TEMPLATE = (
@@ -24,9 +24,7 @@ MESSAGE = TypeAdapter[Any](AnyMessage)
 
 
 def template(source: str | None = None) -> ChatTemplate:
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), eos_token=END_OF_TEXT)
-    tokenizer.chat_template = source
-    return ChatTemplate(tokenizer)
+    return ChatTemplate(wrapped_tokenizer(source))
 
 
 def user(text: str) -> Json:
@@ -37,20 +35,20 @@ def text_of(ids: list[int]) -> str:
     return bytes(token_id - 1 for token_id in ids).decode()
 
 
-def test_the_tokenizers_template_renders_the_prompt() -> None:
+def test_the_tokenizers_template_renders_the_prompt():
     ids = template(TEMPLATE).token_ids([user(" Hé "), {"role": "assistant", "content": "Ho"}], [])
     assert ids == [0, *token_ids("user|Hé\n"), 0, *token_ids("assistant|Ho\nassistant|")]
 
 
 @pytest.mark.parametrize("source", [None, TEMPLATE])
-def test_special_tokens_in_messages_and_tools_are_text(source: str | None) -> None:
+def test_special_tokens_in_messages_and_tools_are_text(source):
     tools = [{"function": {"name": "f", END_OF_TEXT: {"description": END_OF_TEXT}}}]
     plain, special = (template(source).token_ids([user(f"a{t}b{t}{t}")], tools) for t in ("<>", END_OF_TEXT))
     assert special.count(0) == plain.count(0) == (source is not None)
     assert text_of([i for i in special if i]).count(END_OF_TEXT) == 5
 
 
-def test_special_tokens_within_special_tokens_are_text_too() -> None:
+def test_special_tokens_within_special_tokens_are_text_too():
     vocabulary = {character: number for number, character in enumerate("<s>/ab")}
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -62,7 +60,7 @@ def test_special_tokens_within_special_tokens_are_text_too() -> None:
     assert "".join("<s>/ab"[token_id] for token_id in ids) == "a<s><s>s>b"
 
 
-def test_a_templates_own_error_is_reported_and_other_errors_are_not() -> None:
+def test_a_templates_own_error_is_reported_and_other_errors_are_not():
     refusing = template("{{ raise_exception('roles must alternate') }}")
     with pytest.raises(ConversationError, match="roles must alternate"):
         refusing.token_ids([user("a")], [])
@@ -81,13 +79,13 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_a_templates_time_memory_and_output_are_limited(kind: str) -> None:
+def test_a_templates_time_memory_and_output_are_limited(kind):
     with pytest.raises(ConversationError, match=r"exceeds 1 s, 256 MB or the maximum length of text"):
         template(HOSTILE[kind]).token_ids([user("a")], [])
     assert template(TEMPLATE + " ").token_ids([user("a")], [], adds_prompt=False)[1:] == token_ids("user|a\n ")
 
 
-def test_the_plain_template_renders_every_role() -> None:
+def test_the_plain_template_renders_every_role():
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": "é"}'}}
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     conversation = [
@@ -111,7 +109,7 @@ def test_the_plain_template_renders_every_role() -> None:
     )
 
 
-def test_tools_and_calls_are_passed_to_the_tokenizers_template() -> None:
+def test_tools_and_calls_are_passed_to_the_tokenizers_template():
     source = "{{ messages[0].tool_calls[0].function.arguments.x }}{{ tools[0].function.name }}"
     for arguments, seen in (('{"x": 5}', "5"), ("not json", "")):
         call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
@@ -120,7 +118,7 @@ def test_tools_and_calls_are_passed_to_the_tokenizers_template() -> None:
         assert text_of(template(source).token_ids([message], tools)) == f"{seen}g"
 
 
-def test_a_plain_prompt_begins_like_any_text_of_the_model() -> None:
+def test_a_plain_prompt_begins_like_any_text_of_the_model():
     tokenizer = load_model().tokenizer
     tokenizer.chat_template = None
     ids = ChatTemplate(tokenizer).token_ids([user("Tell me a story.")], [])
@@ -128,7 +126,7 @@ def test_a_plain_prompt_begins_like_any_text_of_the_model() -> None:
     assert ids[0] == tokenizer.bos_token_id
 
 
-def test_tools_go_to_the_system_message_if_the_template_ignores_them(caplog: pytest.LogCaptureFixture) -> None:
+def test_tools_go_to_the_system_message_if_the_template_ignores_them(caplog):
     made = template("{% for m in messages %}{{ m.role + '|' + (m.content or '') + '\n' }}{% endfor %}")
     assert "ignores tools" in caplog.text
     tools = [{"type": "function", "function": {"name": "look"}}]
@@ -143,7 +141,7 @@ def test_tools_go_to_the_system_message_if_the_template_ignores_them(caplog: pyt
     assert text_of(made.token_ids([user("a")], [])) == "user|a\n"
 
 
-def test_a_special_token_in_a_message_gets_no_extra_space() -> None:
+def test_a_special_token_in_a_message_gets_no_extra_space():
     tokenizer = gguf_tokenizer(sentence_piece_fields().get)
     tokenizer.chat_template = "{{ messages[0].content }}"
     assert tokenizer.decode(ChatTemplate(tokenizer).token_ids([user("a <s> b")], [])) == "a <s> b"

@@ -16,7 +16,7 @@ def detokenized(detokenizer: Detokenizer, ids: list[int]) -> str:
 
 
 @given(strategies.text(), CUTS)
-def test_text_is_decoded_however_it_is_split_into_tokens(text: str, cuts: list[int]) -> None:
+def test_text_is_decoded_however_it_is_split_into_tokens(text, cuts):
     pieces = chunks(text.encode(), cuts)
     vocabulary = list(dict.fromkeys(pieces))
     ids = [vocabulary.index(piece) + 1 for piece in pieces]
@@ -25,7 +25,7 @@ def test_text_is_decoded_however_it_is_split_into_tokens(text: str, cuts: list[i
 
 
 @given(strategies.text("aé中🦊", min_size=1))
-def test_each_character_is_emitted_with_its_last_byte(text: str) -> None:
+def test_each_character_is_emitted_with_its_last_byte(text):
     detokenizer = Detokenizer(BYTES)
     for character in text:
         *first, last = token_ids(character)
@@ -34,12 +34,12 @@ def test_each_character_is_emitted_with_its_last_byte(text: str) -> None:
 
 
 @given(strategies.binary())
-def test_invalid_utf_8_is_decoded_like_all_at_once(data: bytes) -> None:
+def test_invalid_utf_8_is_decoded_like_all_at_once(data):
     ids = [byte + 1 for byte in data]
     assert detokenized(Detokenizer(BYTES), ids).rstrip(REPLACEMENT) == BYTES.decode(ids).rstrip(REPLACEMENT)
 
 
-def test_a_completion_keeps_its_leading_space() -> None:
+def test_a_completion_keeps_its_leading_space():
     words = Tokenizer(models.BPE({"▁a": 0, "▁b": 1}, []))
     words.decoder = decoders.Metaspace()
     assert words.decode([1]) == "b"
@@ -59,9 +59,7 @@ def obviously_stopped(text: str, stops: list[str], include: bool) -> tuple[str, 
 
 
 @given(TEXT_PIECES, STOPS, strategies.booleans())
-def test_text_ends_at_the_first_complete_stop_string_whatever_the_chunks(
-    pieces: list[str], names: list[str], include: bool
-) -> None:
+def test_text_ends_at_the_first_complete_stop_string_whatever_the_chunks(pieces, names, include):
     stops = StopStrings(names, include=include)
     expected, matched = obviously_stopped("".join(pieces), names, include)
     assert (stopped(stops, pieces), stops.matched is not None) == (expected, matched)
@@ -69,7 +67,7 @@ def test_text_ends_at_the_first_complete_stop_string_whatever_the_chunks(
 
 
 @given(TEXT_PIECES, STOPS)
-def test_text_is_buffered_only_while_a_prefix_of_a_stop_string_matches(pieces: list[str], names: list[str]) -> None:
+def test_text_is_buffered_only_while_a_prefix_of_a_stop_string_matches(pieces, names):
     stops, given_text, sent = StopStrings(names), "", ""
     for piece in pieces:
         given_text += piece

@@ -1,5 +1,3 @@
-"""Tokenizers of GGUF files decode what they encode, and give the tokens of llama.cpp if it is installed."""
-
 import ctypes
 import json
 from collections.abc import Callable, Iterator
@@ -16,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from nvium_core.loading import gguf_file_tokenizer
 from nvium_core.text.gguf_tokenizer import CONTROL, PIECES, SPACE, USER_DEFINED, gguf_tokenizer
 from tests.byte_model import byte_symbols
-from tests.model.gguf_files import add_fields
+from tests.model.gguf_files import add_fields, close
 from tests.public_model import needs_smollm, smollm
 
 NORMAL, UNKNOWN, BYTE = 1, 2, 6
@@ -33,7 +31,6 @@ END = "<|end|>"
 
 
 def byte_level_fields(pre: str) -> dict[str, Any]:
-    """Train a small vocabulary on the text, with this pre-tokenizer."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(PIECES[pre])
     trainer = trainers.BpeTrainer(vocab_size=700, initial_alphabet=byte_symbols(), show_progress=False)
@@ -74,7 +71,7 @@ VOCABULARIES = {**{pre: byte_level_fields(pre) for pre in sorted(PIECES)}, "sent
 
 
 @pytest.mark.parametrize("name", VOCABULARIES)
-def test_decoding_inverts_encoding(name: str) -> None:
+def test_decoding_inverts_encoding(name):
     tokenizer = gguf_tokenizer(VOCABULARIES[name].get)
     ids = tokenizer(LONG, add_special_tokens=False).input_ids
     assert len(ids) < len(LONG.encode())
@@ -88,7 +85,7 @@ needs_llama_cpp = pytest.mark.skipif(
 
 @needs_llama_cpp
 @pytest.mark.parametrize("name", VOCABULARIES)
-def test_tokens_equal_llama_cpps(name: str, tmp_path: Path) -> None:
+def test_tokens_equal_llama_cpps(name, tmp_path):
     fields = VOCABULARIES[name]
     tokenizer = gguf_tokenizer(fields.get)
     with llama_cpp_vocabulary(write(tmp_path / "vocabulary.gguf", fields)) as theirs:
@@ -98,7 +95,7 @@ def test_tokens_equal_llama_cpps(name: str, tmp_path: Path) -> None:
 
 @needs_llama_cpp
 @needs_smollm
-def test_tokens_of_long_texts_equal_llama_cpps_for_a_public_model() -> None:
+def test_tokens_of_long_texts_equal_llama_cpps_for_a_public_model():
     tokenizer = gguf_file_tokenizer(smollm())
     texts = [LONG, *(page.read_text(encoding="utf-8") for page in PAGES)]
     with llama_cpp_vocabulary(smollm()) as theirs:
@@ -111,15 +108,12 @@ def write(path: Path, fields: dict[str, Any]) -> Path:
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(1)
     add_fields(writer, fields)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
+    close(writer)
     return path
 
 
 @contextmanager
 def llama_cpp_vocabulary(path: Path) -> Iterator[Callable[[str], list[int]]]:
-    """Yield llama.cpp's tokenizer of a file."""
     lib = import_module("llama_cpp")
     quiet = lib.llama_log_callback(lambda *_: None)
     lib.llama_log_set(quiet, ctypes.c_void_p())
@@ -139,7 +133,7 @@ def llama_cpp_vocabulary(path: Path) -> Iterator[Callable[[str], list[int]]]:
     lib.llama_model_free(model)
 
 
-def test_control_tokens_are_special_and_the_template_is_the_files() -> None:
+def test_control_tokens_are_special_and_the_template_is_the_files():
     tokenizer = gguf_tokenizer(VOCABULARIES["qwen2"].get)
     end = VOCABULARIES["qwen2"]["tokenizer.ggml.eos_token_id"]
     assert tokenizer(f"a{END}").input_ids[-1] == end == tokenizer.eos_token_id
@@ -147,13 +141,13 @@ def test_control_tokens_are_special_and_the_template_is_the_files() -> None:
     assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == f"hi{END}"
 
 
-def test_a_file_without_pre_tokenizer_warns_and_gets_llama_cpps_default(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_without_pre_tokenizer_warns_and_gets_llama_cpps_default(caplog):
     fields = {name: value for name, value in VOCABULARIES["default"].items() if name != "tokenizer.ggml.pre"}
     assert gguf_tokenizer(fields.get)(TEXT).input_ids == gguf_tokenizer(VOCABULARIES["default"].get)(TEXT).input_ids
     assert "tokenizer.ggml.pre" in caplog.text
 
 
-def test_ties_of_scores_merge_the_longer_left_part_first() -> None:
+def test_ties_of_scores_merge_the_longer_left_part_first():
     spaces = [SPACE * length for length in (1, 2, 3, 4, 8, 16)]
     tokens = ["<unk>", "<s>", "</s>", *spaces]
     fields = sentence_piece_fields() | {

@@ -18,9 +18,7 @@ def read(reader: ReasoningReader, text: str, cuts: list[int]) -> Thought:
 
 
 @given(spaces, texts, spaces, texts, cuts)
-def test_reasoning_and_answer_do_not_depend_on_the_chunks(
-    before: str, thought: str, after: str, answer: str, cuts: list[int]
-) -> None:
+def test_reasoning_and_answer_do_not_depend_on_the_chunks(before, thought, after, answer, cuts):
     if CLOSING in thought + CLOSING[:-1]:
         return
     expected = Thought(thought.strip(" \n"), answer.lstrip(" \n"))
@@ -32,14 +30,14 @@ def test_reasoning_and_answer_do_not_depend_on_the_chunks(
 
 
 @given(texts, cuts)
-def test_text_without_opening_tag_is_the_answer(text: str, cuts: list[int]) -> None:
+def test_text_without_opening_tag_is_the_answer(text, cuts):
     assert read(ReasoningReader("answer"), text, cuts) == ("", text)
     if not text.lstrip().startswith(OPENING):
         assert read(ReasoningReader(), text, cuts) == ("", text)
 
 
 @given(texts, cuts)
-def test_reasoning_without_closing_tag_is_reasoning(text: str, cuts: list[int]) -> None:
+def test_reasoning_without_closing_tag_is_reasoning(text, cuts):
     if CLOSING not in text:
         assert read(ReasoningReader("thinking"), text, cuts) == (text.strip(" \n"), "")
 
@@ -52,7 +50,7 @@ def test_reasoning_without_closing_tag_is_reasoning(text: str, cuts: list[int]) 
         (f"assistant\n{OPENING}\n\n{CLOSING}\n\n", "yes", ("", "yes")),
     ],
 )
-def test_an_opening_tag_in_the_prompt_is_recognised(prompt: str, answer: str, expected: Thought) -> None:
+def test_an_opening_tag_in_the_prompt_is_recognised(prompt, answer, expected):
     tokenizer = load_byte_model().tokenizer
     tokenizer.chat_template = f"{OPENING}{CLOSING}"
     assert read(ChatTemplate(tokenizer).reasoning_reader(token_ids(prompt)), answer, []) == expected

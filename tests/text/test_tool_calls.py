@@ -1,5 +1,4 @@
 import json
-from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,9 +51,7 @@ def read(form: CallFormat, text: str, cuts: list[int]) -> tuple[ToolCallReader, 
 
 
 @given(formats, names, objects, styles, cuts)
-def test_a_call_does_not_depend_on_the_chunks(
-    form: CallFormat, name: str, arguments: dict[str, Any], style: dict[str, Any], cuts: list[int]
-) -> None:
+def test_a_call_does_not_depend_on_the_chunks(form, name, arguments, style, cuts):
     text = call(form, name, json.dumps(arguments, **style))
     reader, found_names, [found_arguments], content = read(form, text, cuts)
     assert reader.is_complete
@@ -64,9 +61,7 @@ def test_a_call_does_not_depend_on_the_chunks(
 
 
 @given(formats, st.lists(st.tuples(names, objects), min_size=2, max_size=4), cuts)
-def test_several_calls_are_separated(
-    form: CallFormat, calls: list[tuple[str, dict[str, Any]]], cuts: list[int]
-) -> None:
+def test_several_calls_are_separated(form, calls, cuts):
     texts = [call(form, name, json.dumps(arguments)).removeprefix(form.before) for name, arguments in calls]
     _, found_names, found_arguments, _ = read(form, form.before + form.between.join(texts) + form.after, cuts)
     assert found_names == [name for name, _ in calls]
@@ -74,9 +69,7 @@ def test_several_calls_are_separated(
 
 
 @given(formats, names, objects, cuts, st.integers(0, 200))
-def test_an_incomplete_call_is_returned_as_far_as_it_goes(
-    form: CallFormat, name: str, arguments: dict[str, Any], cuts: list[int], length: int
-) -> None:
+def test_an_incomplete_call_is_returned_as_far_as_it_goes(form, name, arguments, cuts, length):
     whole = json.dumps(arguments)
     text = call(form, name, whole)[:length]
     reader, found_names, found_arguments, _ = read(form, text, cuts)
@@ -87,13 +80,13 @@ def test_an_incomplete_call_is_returned_as_far_as_it_goes(
 
 
 @given(formats, texts, cuts)
-def test_text_without_a_call_is_content(form: CallFormat, text: str, cuts: list[int]) -> None:
+def test_text_without_a_call_is_content(form, text, cuts):
     reader, found_names, _, content = read(form, text, cuts)
     assert found_names == []
     assert content + reader.flush() == text
 
 
-def test_the_name_is_emitted_when_the_arguments_begin_and_each_character_at_once() -> None:
+def test_the_name_is_emitted_when_the_arguments_begin_and_each_character_at_once():
     reader = ToolCallReader()
     pushed = [reader.push(character) for character in call(PLAIN, "f", '{"a":"}"}')]
     assert [piece[:3] for parsed in pushed for piece in parsed.calls] == [
@@ -102,7 +95,7 @@ def test_the_name_is_emitted_when_the_arguments_begin_and_each_character_at_once
     ]
 
 
-def test_the_format_follows_the_template() -> None:
+def test_the_format_follows_the_template():
     formats = {
         "{{ messages }}": PLAIN,
         "<tool_call>": HERMES,
@@ -117,9 +110,7 @@ def test_the_format_follows_the_template() -> None:
 
 
 @given(formats, names, objects, names, objects, cuts)
-def test_a_repeated_call_is_dropped(
-    form: CallFormat, name: str, arguments: dict[str, Any], other: str, more: dict[str, Any], cuts: list[int]
-) -> None:
+def test_a_repeated_call_is_dropped(form, name, arguments, other, more, cuts):
     calls = [call(form, *made).removeprefix(form.before) for made in ((name, json.dumps(arguments)), (other, "[]"))]
     calls.append(call(form, name, json.dumps(more)).removeprefix(form.before))
     text = form.before + form.between.join([*calls, calls[0]])

@@ -6,5 +6,4 @@ from tests.training.small_runs import finished, options, small_recipe, start
 
 @pytest.fixture(scope="session")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
-    """The final weights of an uninterrupted small run."""
     return finished(start(small_recipe(), options(tmp_path_factory.mktemp("whole") / "run")))

@@ -18,5 +18,5 @@ def last_update(run: TrainingRun, mix_loss: Tensor) -> None:
 
 
 if __name__ == "__main__":
-    TrainingRun.update = last_update  # type: ignore[method-assign]
+    TrainingRun.update = last_update
     main()

@@ -1,11 +1,8 @@
-"""Reading checkpoints: damaged files, interrupted writes, and checkpoints of other recipes."""
-
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from nvium_core.training.checkpoint import PREVIOUS, STATE, read_state
 from nvium_core.training.errors import TrainingError
@@ -23,13 +20,10 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> RunOptions:
 
 @pytest.fixture
 def folder(stopped: RunOptions, tmp_path: Path) -> Path:
-    """A copy of the stopped run's folder."""
     return Path(shutil.copytree(stopped.folder, tmp_path / "run"))
 
 
-def test_a_damaged_checkpoint_can_be_replaced_by_the_previous_one(
-    uninterrupted: dict[str, torch.Tensor], stopped: RunOptions, folder: Path
-) -> None:
+def test_a_damaged_checkpoint_can_be_replaced_by_the_previous_one(uninterrupted, stopped, folder):
     (folder / STATE).write_bytes(b"damaged")
     with pytest.raises(TrainingError, match=r"state\.pt: damaged .*replace it with \S*state\.previous\.pt"):
         start(small_recipe(), replace(stopped, folder=folder))
@@ -38,20 +32,18 @@ def test_a_damaged_checkpoint_can_be_replaced_by_the_previous_one(
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"PK\x03\x04", b"\x80\x02}u.", b"\x80\x02X\x01\x00\x00\x00\x99."])
-def test_a_file_that_is_no_checkpoint_is_reported_as_damaged(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_no_checkpoint_is_reported_as_damaged(tmp_path, content):
     (tmp_path / STATE).write_bytes(content)
     with pytest.raises(TrainingError, match=r"state\.pt: damaged"):
         read_state(tmp_path)
 
 
-def test_a_run_killed_between_the_two_renames_resumes_from_the_previous_checkpoint(folder: Path) -> None:
+def test_a_run_killed_between_the_two_renames_resumes_from_the_previous_checkpoint(folder):
     (folder / STATE).replace(folder / PREVIOUS)
-    state = read_state(folder)
-    assert state is not None
-    assert state["step"] == 8
+    assert read_state(folder)["step"] == 8
 
 
 @pytest.mark.parametrize("setting", ["optimizer.weight_decay=0.2", "answers_only=false", "beta.initial=0.5"])
-def test_a_run_does_not_resume_with_another_recipe(stopped: RunOptions, folder: Path, setting: str) -> None:
+def test_a_run_does_not_resume_with_another_recipe(stopped, folder, setting):
     with pytest.raises(TrainingError, match=f"checkpoint's {setting.partition('=')[0]} differ from the recipe's"):
         start(small_recipe(setting), replace(stopped, folder=folder))

@@ -1,9 +1,6 @@
-"""Two processes on the CPU train the same model as one process."""
-
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,7 +42,7 @@ def together(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return request.param, run_options
 
 
-def test_two_processes_train_what_one_does(together: tuple[str, RunOptions], tmp_path: Path) -> None:
+def test_two_processes_train_what_one_does(together, tmp_path):
     alone = replace(options(tmp_path / "alone"), data=together[1].data)
     expected = load_file(train(small_recipe(*CHANGES), alone) / "model.safetensors")
     found = weights(together[1])
@@ -55,9 +52,7 @@ def test_two_processes_train_what_one_does(together: tuple[str, RunOptions], tmp
     assert len((together[1].folder / "log.jsonl").read_text(encoding="utf-8").splitlines()) == 6
 
 
-def test_two_processes_that_are_killed_and_restarted_end_with_the_same_weights(
-    together: tuple[str, RunOptions], tmp_path: Path
-) -> None:
+def test_two_processes_that_are_killed_and_restarted_end_with_the_same_weights(together, tmp_path):
     (sharding, whole), resumed = together, replace(options(tmp_path / "run"), data=together[1].data)
     assert train_by_two(resumed, sharding, "tests.training.killed_run") != 0
     assert torch.load(resumed.folder / "state.pt")["step"] == 4
@@ -66,20 +61,18 @@ def test_two_processes_that_are_killed_and_restarted_end_with_the_same_weights(
     assert_equal(weights(resumed), weights(whole))
 
 
-def test_windows_must_divide_evenly_among_processes(tmp_path: Path) -> None:
+def test_windows_must_divide_evenly_among_processes(tmp_path):
     with pytest.raises(TrainingError, match=r"tokens_per_step: 8 windows .* 3 processes"):
         prepared(small_recipe(), options(tmp_path / "run"), torch.device("cpu"), Processes(0, 3))
 
 
-def test_muon_does_not_support_fsdp(tmp_path: Path) -> None:
+def test_muon_does_not_support_fsdp(tmp_path):
     recipe, sharded = small_recipe("optimizer.muon_rate=0.02"), options(tmp_path / "run", sharding="fsdp")
     with pytest.raises(TrainingError, match="Muon does not support FSDP"):
         prepared(recipe, sharded, torch.device("cpu"), Processes(0, 2))
 
 
-def test_each_process_selects_the_gpu_of_its_local_rank_before_it_joins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_process_selects_the_gpu_of_its_local_rank_before_it_joins(tmp_path, monkeypatch):
     """There is no GPU 3, and gloo replaces NCCL."""
     done, begin = list[Any](), dist.init_process_group
     store = dist.FileStore(str(tmp_path / "store"), 1)
@@ -99,6 +92,6 @@ def test_each_process_selects_the_gpu_of_its_local_rank_before_it_joins(
     assert done == [device, ("nccl", device)]
 
 
-def test_one_process_needs_no_wrapping() -> None:
+def test_one_process_needs_no_wrapping():
     module = torch.nn.Linear(2, 2)
     assert parallelize(module, torch.nn.ModuleList(), "fsdp", Processes()) is module

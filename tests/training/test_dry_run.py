@@ -1,5 +1,3 @@
-"""Dry runs estimate every recipe, and the time of a run from one pass."""
-
 from pathlib import Path
 
 import pytest
@@ -21,7 +19,7 @@ def rendered(estimate: Estimate) -> str:
     return capture.get()
 
 
-def test_every_recipe_and_every_twin_has_an_estimate() -> None:
+def test_every_recipe_and_every_twin_has_an_estimate():
     for name in [*RECIPES, *(f"{recipe}-dense" for recipe in RECIPES)]:
         recipe = recipe_named(name, [])
         estimate = dry_run(recipe, NOWHERE, flops_per_second=4e14)
@@ -29,14 +27,14 @@ def test_every_recipe_and_every_twin_has_an_estimate() -> None:
         assert "tokens/s" in rendered(estimate) and "per parameter" in rendered(estimate), name
 
 
-def test_a_dry_run_measures_time_and_memory_and_writes_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_measures_time_and_memory_and_writes_nothing(tmp_path):
     estimate = dry_run(small_recipe(), options(tmp_path / "run"))
     assert estimate.seconds > 0 and estimate.peak_bytes and 2**20 < estimate.peak_bytes < 2**40
     assert "in one pass" in rendered(estimate)
     assert list((tmp_path / "run").iterdir()) == []
 
 
-def test_the_time_of_a_run_is_the_sum_of_its_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_of_a_run_is_the_sum_of_its_passes(monkeypatch):
     monkeypatch.setattr(module, "timed_step", lambda run: 0.5)
     recipe = recipe_named("tiny", [])
     estimate = dry_run(recipe, NOWHERE)

@@ -1,5 +1,3 @@
-"""Failures during training, and resuming after them."""
-
 import json
 import os
 import signal
@@ -15,14 +13,20 @@ from nvium_core.errors import NviumError
 from nvium_core.training.data.documents import DataError
 from nvium_core.training.data.source import prepare_text
 from nvium_core.training.errors import TrainingError
+from nvium_core.training.options import RunOptions
 from nvium_core.training.run_folder import owned
 from nvium_core.training.train import show, train
 from tests.full_disk import no_file_larger_than
 from tests.training.small_runs import NUM_STEPS, advance, assert_equal, finished, options, small_recipe, start
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(tmp_path: Path) -> None:
-    run = start(small_recipe(), options(tmp_path / "run"))
+@pytest.fixture
+def run_options(tmp_path: Path) -> RunOptions:
+    return options(tmp_path / "run")
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(run_options):
+    run = start(small_recipe(), run_options)
     advance(run, 5)
     with torch.no_grad():
         run.model.lm_head.weight[0, 0] = torch.nan
@@ -34,8 +38,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(tmp_pa
     next(resumed.steps())
 
 
-def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = start(small_recipe(), options(tmp_path / "run"))
+def test_a_checkpoint_of_another_format_is_refused(run_options, monkeypatch):
+    run = start(small_recipe(), run_options)
     with monkeypatch.context() as later:
         later.setattr("nvium_core.training.checkpoint.FORMAT", 3)
         run.save()
@@ -43,17 +47,14 @@ def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path, monkeypatch: 
         start(small_recipe(), run.options)
 
 
-def test_only_one_run_at_a_time_can_use_a_folder(tmp_path: Path) -> None:
-    run_options = options(tmp_path / "run")
+def test_only_one_run_at_a_time_can_use_a_folder(run_options):
     with owned(run_options.folder), pytest.raises(TrainingError, match="another run is using it"):
         train(small_recipe(), run_options)
     train(small_recipe("total_tokens=512"), run_options)
 
 
-def test_a_signal_stops_a_run_after_a_checkpoint_and_the_same_command_resumes(
-    uninterrupted: dict[str, torch.Tensor], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = start(small_recipe(), options(tmp_path / "run"))
+def test_a_signal_stops_a_run_after_a_checkpoint_and_the_same_command_resumes(uninterrupted, run_options, capsys):
+    run = start(small_recipe(), run_options)
     original = run.update
 
     def update(mix_loss: torch.Tensor) -> None:
@@ -61,7 +62,7 @@ def test_a_signal_stops_a_run_after_a_checkpoint_and_the_same_command_resumes(
         if run.step == 6:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    run.update = update  # type: ignore[method-assign]
+    run.update = update
     with pytest.raises(KeyboardInterrupt):
         show(run)
     printed = capsys.readouterr().err
@@ -95,9 +96,7 @@ list(steps)
 
 
 @pytest.mark.parametrize("moment", ["between two checkpoints", "while it writes a checkpoint"])
-def test_a_killed_run_ends_with_the_weights_of_an_uninterrupted_one(
-    uninterrupted: dict[str, torch.Tensor], tmp_path: Path, moment: str
-) -> None:
+def test_a_killed_run_ends_with_the_weights_of_an_uninterrupted_one(uninterrupted, tmp_path, moment):
     folder = tmp_path / "run"
     killed = subprocess.run([sys.executable, "-c", KILLED, str(folder), moment], check=False)
     assert killed.returncode == -signal.SIGKILL
@@ -107,25 +106,18 @@ def test_a_killed_run_ends_with_the_weights_of_an_uninterrupted_one(
     assert_equal(finished(resumed), uninterrupted)
 
 
-def test_a_full_disk_stops_the_run_and_keeps_the_last_checkpoint(
-    uninterrupted: dict[str, torch.Tensor], tmp_path: Path
-) -> None:
-    run = start(small_recipe(), options(tmp_path / "run"))
-    steps = run.steps()
-    for _ in range(5):
-        next(steps)
-    with (
-        no_file_larger_than(20_000),
-        pytest.raises(TrainingError, match=r"state\.partial: cannot write the checkpoint"),
-    ):
-        list(steps)
+def test_a_full_disk_stops_the_run_and_keeps_the_last_checkpoint(uninterrupted, run_options):
+    run = start(small_recipe(), run_options)
+    advance(run, 5)
+    message = r"state\.partial: cannot write the checkpoint"
+    with no_file_larger_than(20_000), pytest.raises(TrainingError, match=message):
+        list(run.steps())
     resumed = start(run.recipe, run.options)
     assert resumed.step == 4
     assert_equal(finished(resumed), uninterrupted)
 
 
-def test_an_incomplete_last_line_of_the_log_is_dropped(tmp_path: Path) -> None:
-    run_options = options(tmp_path / "run")
+def test_an_incomplete_last_line_of_the_log_is_dropped(run_options, tmp_path):
     advance(start(small_recipe(), run_options), 6)
     log = tmp_path / "run" / "log.jsonl"
     log.write_text(log.read_text(encoding="utf-8")[:-30], encoding="utf-8")
@@ -135,38 +127,31 @@ def test_an_incomplete_last_line_of_the_log_is_dropped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\x93NUMPY\x01\x00v"])
-def test_a_damaged_token_file_is_named(tmp_path: Path, content: bytes) -> None:
-    run_options = options(tmp_path / "run")
+def test_a_damaged_token_file_is_named(run_options, tmp_path, content):
     start(small_recipe(), run_options)
     (tmp_path / "run" / "tokens.npy").write_bytes(content)
     with pytest.raises(TrainingError, match=r"tokens\.npy"):
         start(small_recipe(), run_options)
 
 
+STABLE = ["learning_rate.kind=wsd", "learning_rate.decay=0.5", "router_warmup.share=0.1"]
+
+
 @pytest.mark.parametrize(
-    "settings",
-    [
-        ["learning_rate.kind=cosine"],
-        ["learning_rate.kind=wsd", "learning_rate.decay=0.9"],
-        ["learning_rate.kind=wsd", "router_warmup.share=0.25"],
-    ],
+    "settings", [["learning_rate.kind=cosine"], ["learning_rate.decay=0.9"], ["router_warmup.share=0.25"]]
 )
-def test_a_run_cannot_be_extended_if_that_changes_past_steps(tmp_path: Path, settings: list[str]) -> None:
-    run_options = options(tmp_path / "run")
-    advance(start(small_recipe(*settings), run_options), 4)
+def test_a_run_cannot_be_extended_if_that_changes_past_steps(run_options, settings):
+    advance(start(small_recipe(*STABLE, *settings), run_options), 4)
     with pytest.raises(TrainingError, match=r"total_tokens cannot change after step 4: .* set total_tokens=3072"):
-        start(small_recipe(*settings, "total_tokens=6144"), run_options)
+        start(small_recipe(*STABLE, *settings, "total_tokens=6144"), run_options)
 
 
-def test_a_run_can_be_extended_while_its_rate_is_stable(tmp_path: Path) -> None:
-    run_options = options(tmp_path / "run")
-    settings = ["learning_rate.kind=wsd", "learning_rate.decay=0.5", "router_warmup.share=0.1"]
-    advance(start(small_recipe(*settings), run_options), 4)
-    assert start(small_recipe(*settings, "total_tokens=6144"), run_options).step == 4
+def test_a_run_can_be_extended_while_its_rate_is_stable(run_options):
+    advance(start(small_recipe(*STABLE), run_options), 4)
+    assert start(small_recipe(*STABLE, "total_tokens=6144"), run_options).step == 4
 
 
-def test_a_text_that_is_too_short_is_refused_and_can_be_replaced(tmp_path: Path) -> None:
-    run_options = options(tmp_path / "run")
+def test_a_text_that_is_too_short_is_refused_and_can_be_replaced(run_options):
     text = run_options.data.read_text(encoding="utf-8")
     run_options.data.write_text("Too short.", encoding="utf-8")
     with pytest.raises(DataError, match=r"corpus\.txt: \d+ tokens of text are too few for a context of 64"):
@@ -184,17 +169,14 @@ def test_a_text_that_is_too_short_is_refused_and_can_be_replaced(tmp_path: Path)
         (["initial=runs/nowhere/model"], {}, "train `nowhere` first, or pass --set initial=FOLDER"),
     ],
 )
-def test_contradictory_options_are_refused_before_the_text_is_read(
-    tmp_path: Path, settings: list[str], changes: dict[str, Path], complaint: str
-) -> None:
+def test_contradictory_options_are_refused_before_the_text_is_read(tmp_path, settings, changes, complaint):
     run_options = options(tmp_path / "run", **changes)
     run_options.data.unlink()
     with pytest.raises(NviumError, match=complaint):
         start(small_recipe(*settings), run_options)
 
 
-def test_an_error_about_the_kind_of_data_names_a_suitable_recipe(tmp_path: Path) -> None:
-    run_options = options(tmp_path / "run")
+def test_an_error_about_the_kind_of_data_names_a_suitable_recipe(run_options, tmp_path):
     with pytest.raises(DataError, match=r"contains documents, .* use a recipe such as `small`"):
         start(small_recipe("text=conversations"), run_options)
     (chats := tmp_path / "chats.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}]}\n')
@@ -202,8 +184,7 @@ def test_an_error_about_the_kind_of_data_names_a_suitable_recipe(tmp_path: Path)
         start(small_recipe(), replace(run_options, data=chats))
 
 
-def test_a_run_does_not_resume_with_tokens_of_other_data(tmp_path: Path) -> None:
-    run_options = options(tmp_path / "run")
+def test_a_run_does_not_resume_with_tokens_of_other_data(run_options):
     prepare_text(small_recipe(), run_options.data, run_options.folder)
     with pytest.raises(TrainingError, match="seed"):
         prepare_text(small_recipe("seed=9"), run_options.data, run_options.folder)

@@ -1,5 +1,3 @@
-"""Training FLOPs equal the paper's table and PyTorch's count."""
-
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -10,21 +8,9 @@ from nvium_core.training.dry_run import token_flops, training_flops
 from nvium_core.training.recipes.catalogue import recipe_named
 from tests.training.objective.test_loss import outcome_of
 
-PAPER_GFLOPS = {
-    "paper-36x768": 0.834,
-    "paper-48x768": 1.041,
-    "paper-isoflop-26x768": 0.499,
-    "paper-isoflop-33x768": 0.620,
-}
-
-
-@pytest.mark.parametrize(("name", "billions"), PAPER_GFLOPS.items())
-def test_a_forward_pass_costs_what_the_paper_says(name: str, billions: float) -> None:
-    assert token_flops(recipe_named(name, []), context=1024) / 3e9 == pytest.approx(billions, rel=1e-3)
-
 
 @pytest.mark.parametrize("name", ["tiny", "tiny-dense"])
-def test_training_costs_what_pytorch_counts(name: str) -> None:
+def test_training_costs_what_pytorch_counts(name):
     recipe = recipe_named(name, [])
     shape = recipe.shape
     model = NviumForCausalLM(shape.config(shape.vocab_size, end_token=0))
@@ -36,7 +22,7 @@ def test_training_costs_what_pytorch_counts(name: str) -> None:
     assert token_flops(recipe, shape.context) == pytest.approx(counted, rel=0.01)
 
 
-def test_long_windows_count_for_their_share_of_the_tokens() -> None:
+def test_long_windows_count_for_their_share_of_the_tokens():
     settings = ["short_context=32", "long_context_share=0.25"]
     recipe = recipe_named("tiny", settings)
     short, long = (token_flops(recipe, context) for context in (32, 128))
@@ -44,6 +30,6 @@ def test_long_windows_count_for_their_share_of_the_tokens() -> None:
     assert training_flops(recipe_named("tiny", [])) == 1_000_000 * long
 
 
-def test_activation_checkpointing_costs_another_pass_through_the_layers() -> None:
+def test_activation_checkpointing_costs_another_pass_through_the_layers():
     recipe = recipe_named("paper-48x1536", [])
     assert 1.2 < training_flops(recipe, checkpointing=True) / training_flops(recipe) < 4 / 3

@@ -24,7 +24,7 @@ def recipe(tmp_path: Path) -> Recipe:
     return replace(recipe, initial=str(tmp_path))
 
 
-def test_a_recipe_adopts_the_shape_of_its_initial_model_and_the_shorter_context(recipe: Recipe) -> None:
+def test_a_recipe_adopts_the_shape_of_its_initial_model_and_the_shorter_context(recipe):
     other = replace(small_recipe("shape.width=64", "shape.num_exits=1", "shape.context=128"), initial=recipe.initial)
     shape = with_initial_shape(other).shape
     assert (shape.width, shape.exit_depths, shape.context) == (32, [1, 2], 64)
@@ -35,12 +35,12 @@ def test_a_recipe_adopts_the_shape_of_its_initial_model_and_the_shorter_context(
     assert (chat.shape.width, chat.shape.context, chat.short_context) == (32, 64, 64)
 
 
-def test_a_tokenizer_larger_than_the_models_vocabulary_is_refused(recipe: Recipe) -> None:
+def test_a_tokenizer_larger_than_the_models_vocabulary_is_refused(recipe):
     with pytest.raises(TrainingError, match="has 280 tokens, fewer than the tokenizer's 281"):
         initial_model(recipe, 281, 0)
 
 
-def test_a_missing_folder_is_named(recipe: Recipe) -> None:
+def test_a_missing_folder_is_named(recipe):
     missing = replace(recipe, initial="/nowhere/model")
     with pytest.raises(CheckpointError, match="/nowhere/model"):
         initial_model(missing, VOCAB_SIZE, 0)
@@ -48,7 +48,7 @@ def test_a_missing_folder_is_named(recipe: Recipe) -> None:
         given_tokenizer(missing)
 
 
-def test_the_tokenizer_is_the_recipes_or_the_initial_models_or_none(recipe: Recipe, tmp_path: Path) -> None:
+def test_the_tokenizer_is_the_recipes_or_the_initial_models_or_none(recipe, tmp_path):
     save_tokenizer(train_tokenizer([" ".join(WORDS)] * 20, VOCAB_SIZE, context=64), tmp_path)
     save_tokenizer(train_tokenizer([" ".join(WORDS)] * 20, 270, context=64), tmp_path / "other")
     assert given_tokenizer(small_recipe()) is None
@@ -59,7 +59,7 @@ def test_the_tokenizer_is_the_recipes_or_the_initial_models_or_none(recipe: Reci
     assert chatty and chatty.chat_template
 
 
-def test_text_is_tokenized_by_the_initial_models_tokenizer(recipe: Recipe, tmp_path: Path) -> None:
+def test_text_is_tokenized_by_the_initial_models_tokenizer(recipe, tmp_path):
     save_tokenizer(train_tokenizer(["something else entirely"], VOCAB_SIZE, context=64), tmp_path)
     (tmp_path / "run").mkdir()
     tokenizer, stream = prepare_documents(recipe, small_corpus(tmp_path / "corpus.txt"), tmp_path / "run")

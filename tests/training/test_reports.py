@@ -1,5 +1,3 @@
-"""The progress bar of a run."""
-
 import io
 
 import pytest
@@ -7,13 +5,8 @@ from rich.console import Console
 
 from nvium_core.training.reports import describe, progress_bar
 
-REPORT = {
-    "mix_loss": 3.1234,
-    "tokens_per_second": 12_345,
-    "mean_depth": 0.684,
-    "beta": 0.0234,
-    "exit_probs": [0.0512, 0.2, 0.3488, 0.4],
-}
+REPORT = {"mix_loss": 3.1234, "tokens_per_second": 12_345, "mean_depth": 0.684, "beta": 0.0234}
+REPORT |= {"exit_probs": [0.0512, 0.2, 0.3488, 0.4]}
 
 
 def shown(width: int, description: str) -> list[str]:
@@ -28,12 +21,12 @@ def shown(width: int, description: str) -> list[str]:
 
 @pytest.mark.parametrize("num_exits", [4, 12])
 @pytest.mark.parametrize("width", [40, 80, 120])
-def test_a_line_starts_with_the_step_and_the_time_left(width: int, num_exits: int) -> None:
+def test_a_line_starts_with_the_step_and_the_time_left(width, num_exits):
     description = describe(REPORT | {"exit_probs": [1 / num_exits] * num_exits})
     [line] = shown(width, description)
     assert line.startswith("1234/3906 -:--:-- loss 3.123")
 
 
-def test_four_exits_fit_into_eighty_columns() -> None:
+def test_four_exits_fit_into_eighty_columns():
     [line] = shown(80, describe(REPORT))
     assert line.rstrip().endswith("loss 3.123 · 12,345 tok/s · depth 0.68 · β 0.023 · 5 20 35 40%")

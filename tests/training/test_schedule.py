@@ -1,5 +1,4 @@
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -12,19 +11,19 @@ from nvium_core.training.schedule import LearningRate, RouterWarmup
     ("progress", "rate"),
     [(0.0, 0.0), (0.05, 0.5), (0.1, 1.0), (0.325, 0.1 + 0.9 * (1 + math.sqrt(0.5)) / 2), (0.55, 0.55), (1.0, 0.1)],
 )
-def test_the_learning_rate_rises_linearly_and_falls_as_a_cosine(progress: float, rate: float) -> None:
+def test_the_learning_rate_rises_linearly_and_falls_as_a_cosine(progress, rate):
     schedule = LearningRate(maximum=2.0, warmup=0.1, final_ratio=0.1)
     assert schedule.share_at(progress) == pytest.approx(rate)
 
 
 @pytest.mark.parametrize("shape", ["linear", "cosine"])
 @pytest.mark.parametrize(("progress", "left"), [(0.8, 1.0), (0.9, 1.0), (0.95, 0.5), (1.0, 0.0)])
-def test_a_stable_rate_decays_at_the_end(shape: Any, progress: float, left: float) -> None:
+def test_a_stable_rate_decays_at_the_end(shape, progress, left):
     schedule = LearningRate(maximum=1.0, kind="wsd", decay_shape=shape)
     assert schedule.share_at(progress) == pytest.approx(0.1 + 0.9 * left)
 
 
-def test_a_cosine_decay_equals_transformers_schedule() -> None:
+def test_a_cosine_decay_equals_transformers_schedule():
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     theirs = get_wsd_schedule(optimizer, 10, 100, num_stable_steps=890, min_lr_ratio=0.1)
@@ -36,12 +35,12 @@ def test_a_cosine_decay_equals_transformers_schedule() -> None:
         theirs.step()
 
 
-def test_routers_warm_up_for_the_first_share_of_steps() -> None:
+def test_routers_warm_up_for_the_first_share_of_steps():
     warmup = RouterWarmup()
     assert [warmup.active(progress) for progress in (0.0, 0.0499, 0.05, 1.0)] == [True, True, False, False]
 
 
 @pytest.mark.parametrize("wrong", [{"decay": 0.0}, {"final_ratio": 1.5}, {"warmup": 1.0}])
-def test_an_invalid_learning_rate_is_refused_by_name(wrong: dict[str, Any]) -> None:
+def test_an_invalid_learning_rate_is_refused_by_name(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         LearningRate(maximum=1.0, **wrong)

@@ -28,7 +28,7 @@ from tests.training.small_runs import (
 )
 
 
-def test_a_run_learns_and_leaves_a_model_that_loads(tmp_path: Path) -> None:
+def test_a_run_learns_and_leaves_a_model_that_loads(tmp_path):
     run_options = options(tmp_path / "run")
     folder = train(small_recipe("total_tokens=15360", "learning_rate.maximum=0.01"), run_options)
     log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -41,8 +41,8 @@ def test_a_run_learns_and_leaves_a_model_that_loads(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("interrupted_after", [1, 4, 6, 9, 11])
 def test_an_interrupted_run_ends_with_exactly_the_weights_of_an_uninterrupted_one(
-    interrupted_after: int, uninterrupted: dict[str, torch.Tensor], tmp_path: Path
-) -> None:
+    interrupted_after, uninterrupted, tmp_path
+):
     run_options = options(tmp_path / "run")
     advance(start(small_recipe(), run_options), interrupted_after)
     torch.manual_seed(99)
@@ -52,7 +52,7 @@ def test_an_interrupted_run_ends_with_exactly_the_weights_of_an_uninterrupted_on
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")  # from PyTorch's compiler
-def test_a_compiled_run_has_the_losses_of_an_eager_one(tmp_path: Path) -> None:
+def test_a_compiled_run_has_the_losses_of_an_eager_one(tmp_path):
     recipe = small_recipe("total_tokens=768", "long_context_share=0")
     eager, compiled = (
         [report["mix_loss"] for report in start(recipe, options(tmp_path / str(how), compile=how)).steps()]
@@ -68,19 +68,19 @@ def first_moments(folder: Path, **changes: Any) -> torch.Tensor:
     return torch.cat([state["exp_avg"].flatten() for state in run.optimizers[-1].state.values()])
 
 
-def test_the_size_of_a_pass_changes_only_rounding(tmp_path: Path) -> None:
+def test_the_size_of_a_pass_changes_only_rounding(tmp_path):
     whole = first_moments(tmp_path / "whole", rows_per_pass=8 * 32)
     parts = first_moments(tmp_path / "parts", rows_per_pass=7 * 32)
     assert (whole - parts).norm() < 0.02 * whole.norm()
 
 
-def test_recomputed_activations_give_the_same_gradients(tmp_path: Path) -> None:
+def test_recomputed_activations_give_the_same_gradients(tmp_path):
     kept = first_moments(tmp_path / "kept", checkpoint_activations=False)
     again = first_moments(tmp_path / "again", checkpoint_activations=True)
     torch.testing.assert_close(again, kept)
 
 
-def test_checkpointed_activations_are_not_kept(tmp_path: Path) -> None:
+def test_checkpointed_activations_are_not_kept(tmp_path):
     kept, again = (kept_bytes(tmp_path / str(how), how) for how in (False, True))
     assert again < 0.5 * kept
 
@@ -101,24 +101,23 @@ def kept_bytes(folder: Path, checkpoint_activations: bool) -> int:
     return sum(size for pointer, size in sizes.items() if pointer not in weights)
 
 
-def test_a_validation_text_is_evaluated_at_the_scheduled_steps(tmp_path: Path) -> None:
+def test_a_validation_text_is_evaluated_at_the_scheduled_steps(tmp_path):
     text = small_corpus(tmp_path / "validation.txt", num_documents=7)
     run = start(small_recipe("evaluations=2"), options(tmp_path / "run", validation=text))
     evaluations = {report["step"]: report for report in run.steps() if "validation_loss" in report}
     assert list(evaluations) == [6, 12]
-    assert run.validation is not None
     windows = [run.validation.batch(number, 1, 64) for number in range(run.validation.num_windows(64))]
     with torch.no_grad(), run.autocast():
-        losses = [float(outcome_of(run.model, window).loss) for window in windows]  # type: ignore[arg-type]
+        losses = [float(outcome_of(run.model, window).loss) for window in windows]
     assert evaluations[12]["validation_loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-4)
 
 
-def test_an_evaluation_weights_windows_by_their_counted_targets(tmp_path: Path) -> None:
+def test_an_evaluation_weights_windows_by_their_counted_targets(tmp_path):
     run = start(small_recipe(), options(tmp_path / "run"))
     windows = HalfCounted(run.stream)
     found = run.evaluate(windows)["validation_loss"]
     with torch.no_grad():
-        losses = [float(outcome_of(run.model, windows.batch(n, 1, 64)).loss) for n in range(2)]  # type: ignore[arg-type]
+        losses = [float(outcome_of(run.model, windows.batch(n, 1, 64)).loss) for n in range(2)]
     assert found == pytest.approx((losses[0] + 9 * losses[1]) / 10, abs=1e-4)
     assert abs(losses[0] - losses[1]) > 1e-3
 
@@ -141,9 +140,7 @@ class HalfCounted:
 @pytest.mark.parametrize(
     ("evaluations", "steps"), [(0, []), (1, [12]), (5, [3, 5, 8, 10, 12]), (50, list(range(1, 13)))]
 )
-def test_evaluations_are_evenly_spaced_and_the_last_is_at_the_end(
-    evaluations: int, steps: list[int], tmp_path: Path
-) -> None:
+def test_evaluations_are_evenly_spaced_and_the_last_is_at_the_end(evaluations, steps, tmp_path):
     run = start(small_recipe(f"evaluations={evaluations}"), options(tmp_path / "run"))
     due = []
     for run.step in range(1, NUM_STEPS + 1):
@@ -151,7 +148,7 @@ def test_evaluations_are_evenly_spaced_and_the_last_is_at_the_end(
     assert due == steps
 
 
-def test_an_adaptive_beta_rises_when_the_mixture_is_ahead_of_the_dense_model(tmp_path: Path) -> None:
+def test_an_adaptive_beta_rises_when_the_mixture_is_ahead_of_the_dense_model(tmp_path):
     text, log = small_corpus(tmp_path / "validation.txt", num_documents=7), tmp_path / "dense.jsonl"
     log.write_text(json.dumps({"step": 4, "validation_loss": 5.5}), encoding="utf-8")
     recipe = small_recipe("evaluations=3", "beta.initial=0", "beta.depth=0", "beta.adaptive=true")
@@ -160,12 +157,12 @@ def test_an_adaptive_beta_rises_when_the_mixture_is_ahead_of_the_dense_model(tmp
     assert [report["beta"] for report in reports[3:5]] == [0.0, pytest.approx(expected, abs=1e-3)]
 
 
-def test_beta_acts_after_the_router_warm_up(tmp_path: Path) -> None:
+def test_beta_acts_after_the_router_warm_up(tmp_path):
     reports = list(start(small_recipe(), options(tmp_path / "run")).steps())
     assert [report["beta"] > 0 for report in reports] == [False] * 3 + [True] * 9
 
 
-def test_a_trained_model_can_be_fine_tuned_on_conversations(tmp_path: Path) -> None:
+def test_a_trained_model_can_be_fine_tuned_on_conversations(tmp_path):
     base = train(small_recipe("shape.context=256", "shape.vocab_size=320"), options(tmp_path / "base"))
     tuning = ("shape.context=256", "short_context=256", "shape.vocab_size=320", "text=conversations", f"initial={base}")
     chats = tmp_path / "chats.jsonl"
@@ -187,6 +184,6 @@ def test_a_trained_model_can_be_fine_tuned_on_conversations(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("total_tokens", "warns"), [("3072", True), ("1e9", False)])
-def test_less_than_one_token_per_parameter_is_a_warning(tmp_path: Path, total_tokens: str, warns: bool) -> None:
+def test_less_than_one_token_per_parameter_is_a_warning(tmp_path, total_tokens, warns):
     line = start(small_recipe(f"total_tokens={total_tokens}"), options(tmp_path / "run")).tokens_summary()
     assert "per parameter" in line and ("Warning" in line) == warns

@@ -1,5 +1,3 @@
-"""`sampling: mixture` and temperature 0, against one full forward pass."""
-
 from functools import partial
 
 import pytest
@@ -7,9 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvium_core import Completion, Engine, EngineConfig, NviumForCausalLM, SamplingParams, TokenEvent
+from nvium_core import Completion, Engine, EngineConfig, NviumForCausalLM, SamplingParams
 from nvium_core.engine.schedule import randomness
 from tests import reference
+from tests.engine.driving import exit_probabilities, log_mixtures
 from tests.engine.test_exactness import PROMPT, VOCAB_SIZE, disagreeing_model, explicit_joint, p_value
 from tests.random_models import random_model
 
@@ -25,45 +24,41 @@ def counts() -> torch.Tensor:
         engine.add(str(seed), PROMPT, SamplingParams(max_tokens=1, seed=seed, sampling="mixture"))
     while engine.has_work:
         for event in engine.step():
-            assert isinstance(event, TokenEvent)
             counts_V[0, event.token_id] += 1
     return counts_V
 
 
 @pytest.mark.slow
-def test_50000_draws_follow_the_explicit_mixture(counts: torch.Tensor) -> None:
+def test_50000_draws_follow_the_explicit_mixture(counts):
     assert p_value(counts, explicit_joint().sum(0, keepdim=True)) > 1e-3
 
 
 @pytest.mark.slow
-def test_a_mixture_without_one_of_its_exits_is_rejected(counts: torch.Tensor) -> None:
+def test_a_mixture_without_one_of_its_exits_is_rejected(counts):
     joint_EV = explicit_joint()
     for exit_ in range(len(joint_EV)):
         others_V = joint_EV.sum(0, keepdim=True) - joint_EV[exit_]
         assert p_value(counts, others_V / others_V.sum()) < 1e-6
 
 
-def test_the_mixture_emits_at_the_last_exit_with_its_probability() -> None:
+def test_the_mixture_emits_at_the_last_exit_with_its_probability():
     model = random_model([1, 2, 4], seed=3)
     params = SamplingParams(max_tokens=6, seed=5, ignore_eos=True, sampling="mixture")
     (completion,) = Engine(model).generate([[1, 2, 3]], params)
-    with torch.no_grad():
-        out = model(torch.tensor([[1, 2, 3, *completion.token_ids]]))
     assert completion.exits == [3] * 6
-    assert completion.exit_probabilities == pytest.approx(out.exit_probs[0, 2:-1, -1].tolist(), abs=1e-12)
+    last = [probabilities[-1] for probabilities in exit_probabilities(model, [1, 2, 3, *completion.token_ids])]
+    assert completion.exit_probabilities == pytest.approx(last[2:-1], abs=1e-12)
 
 
-def test_tokens_of_probability_zero_are_harmless() -> None:
+def test_tokens_of_probability_zero_are_harmless():
     model = random_model([1, 3], seed=8)
     with torch.no_grad():
         model.lm_head.weight *= 2000
     wishes = {"repetition_penalty": 1.5, "presence_penalty": 1.0, "logit_bias": {3: -7.0}, "top_p": 0.9}
-    params = SamplingParams(max_tokens=12, seed=2, ignore_eos=True, sampling="mixture", **wishes)  # type: ignore[arg-type]
+    params = SamplingParams(max_tokens=12, seed=2, ignore_eos=True, sampling="mixture", **wishes)
     (completion,) = Engine(model).generate([[1, 2]], params)
-    with torch.no_grad():
-        log_mixture = model(torch.tensor([[1, 2, *completion.token_ids]])).logits
-    assert (log_mixture.exp() == 0).any()
-    asked = reference.Params(sampling="mixture", **wishes)  # type: ignore[arg-type]
+    assert (log_mixtures(model, [1, 2, *completion.token_ids]).exp() == 0).any()
+    asked = reference.Params(sampling="mixture", **wishes)
     expected = reference.sample(model, [1, 2], 12, partial(randomness.uniform, 2, 0), asked)
     assert completion.token_ids == [s.token_id for s in expected]
 
@@ -72,7 +67,7 @@ PENALTIES = {"presence_penalty": 0.4, "frequency_penalty": 0.3, "repetition_pena
 
 
 def greedy(model: NviumForCausalLM, prompt: list[int], **asked: object) -> Completion:
-    params = SamplingParams(max_tokens=10, temperature=0, ignore_eos=True, **asked)  # type: ignore[arg-type]
+    params = SamplingParams(max_tokens=10, temperature=0, ignore_eos=True, **asked)
     return Engine(model).generate([prompt], params)[0]
 
 
@@ -91,7 +86,7 @@ def penalized(logits_V: torch.Tensor, prompt: list[int], generated: list[int]) -
 
 @settings(max_examples=20)
 @given(st.integers(0, 50))
-def test_greedy_tokens_with_penalties_are_the_argmax_of_the_mixture_of_penalized_exits(seed: int) -> None:
+def test_greedy_tokens_with_penalties_are_the_argmax_of_the_mixture_of_penalized_exits(seed):
     model, prompt = random_model([1, 2, 3, 4], seed=seed), [1, 2, 3]
     completion = greedy(model, prompt, **PENALTIES)
     with torch.no_grad():
@@ -105,11 +100,10 @@ def test_greedy_tokens_with_penalties_are_the_argmax_of_the_mixture_of_penalized
 
 @settings(max_examples=20)
 @given(st.integers(0, 50))
-def test_greedy_mixture_tokens_with_penalties_are_the_argmax_of_the_penalized_mixture(seed: int) -> None:
+def test_greedy_mixture_tokens_with_penalties_are_the_argmax_of_the_penalized_mixture(seed):
     model, prompt = random_model([1, 2, 3, 4], seed=seed), [1, 2, 3]
     completion = greedy(model, prompt, sampling="mixture", **PENALTIES)
-    with torch.no_grad():
-        log_mixture_TV = model(torch.tensor([[*prompt, *completion.token_ids]])).logits[0]
+    log_mixture_TV = log_mixtures(model, [*prompt, *completion.token_ids])
     for number, token in enumerate(completion.token_ids):
         logits_V = penalized(log_mixture_TV[2 + number], prompt, completion.token_ids[:number])
         assert token == int(logits_V.argmax())
@@ -118,7 +112,7 @@ def test_greedy_mixture_tokens_with_penalties_are_the_argmax_of_the_penalized_mi
 
 @settings(max_examples=20)
 @given(st.integers(0, 50))
-def test_early_exits_change_no_greedy_token(seed: int) -> None:
+def test_early_exits_change_no_greedy_token(seed):
     model = random_model([1, 2, 3, 4], seed=seed, spread=2.0)
     early, late = greedy(model, [1, 2]), greedy(model, [1, 2], sampling="mixture")
     assert early.token_ids == late.token_ids

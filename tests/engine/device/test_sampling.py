@@ -2,7 +2,6 @@
 
 import math
 from itertools import accumulate
-from typing import Any
 
 import pytest
 import torch
@@ -49,7 +48,7 @@ def is_between_two(weights: list[float], uniform: float) -> bool:
 
 
 @given(st.lists(rows, min_size=1, max_size=6))
-def test_samples_equal_the_reference_row_by_row(rows: list[tuple[list[float], dict[str, Any], float]]) -> None:
+def test_samples_equal_the_reference_row_by_row(rows):
     logits, asked, uniform = zip(*rows, strict=True)
     params = truncation(*(SamplingParams(**wishes) for wishes in asked))
     weights = [truncated(row, Params(**wishes)) for row, wishes, _ in rows]
@@ -59,40 +58,38 @@ def test_samples_equal_the_reference_row_by_row(rows: list[tuple[list[float], di
 
 
 @given(st.lists(logit_rows, min_size=1, max_size=4), st.floats(0, 1, exclude_max=True), wishes)
-def test_temperature_0_selects_the_most_probable_token(
-    logits: list[list[float]], uniform: float, wishes: dict[str, Any]
-) -> None:
+def test_temperature_0_selects_the_most_probable_token(logits, uniform, wishes):
     params = SamplingParams(**{**wishes, "temperature": 0, "min_p": 0.0}, sampling="mixture")
     tokens = draw(float64(logits), truncation(*[params] * len(logits)), float64([uniform] * len(logits)))
     assert tokens.tolist() == [row.index(max(row)) for row in logits]
 
 
-def test_equal_logits_are_truncated_to_the_lowest_ids() -> None:
+def test_equal_logits_are_truncated_to_the_lowest_ids():
     for uniform, token in ((0.0, 0), (0.49, 0), (0.51, 1), (0.999999, 1)):
         tokens = draw(torch.zeros(1, 6), truncation(SamplingParams(top_k=2)), float64([uniform]))
         assert tokens.tolist() == [token]
 
 
-def test_min_p_is_relative_to_the_most_probable_token() -> None:
+def test_min_p_is_relative_to_the_most_probable_token():
     logits = float64([[0.0, math.log(0.5), math.log(0.49), 0.0]])
     params = truncation(SamplingParams(min_p=0.495))
     drawn = {int(draw(logits, params, float64([u / 100]))) for u in range(100)}
     assert drawn == {0, 1, 3}
 
 
-def test_the_most_probable_token_survives_any_top_p() -> None:
+def test_the_most_probable_token_survives_any_top_p():
     params = truncation(SamplingParams(temperature=2.0, top_k=1, top_p=5e-324))
     assert draw(torch.tensor([[0.0, 3.0, 1.0]]), params, float64([0.9])).tolist() == [1]
 
 
-def test_an_impossible_token_is_never_sampled_and_hides_no_other() -> None:
+def test_an_impossible_token_is_never_sampled_and_hides_no_other():
     logits = float64([[-torch.inf, 0.0, -torch.inf, 0.0]])
     for params in (SamplingParams(), SamplingParams(top_k=3, top_p=0.9, min_p=0.1, temperature=0.5)):
         drawn = [int(draw(logits, truncation(params), float64([u]))) for u in (0.0, 0.49, 0.51, 1 - 2.0**-53)]
         assert drawn == [1, 1, 3, 3]
 
 
-def test_a_row_of_impossible_tokens_samples_no_token() -> None:
+def test_a_row_of_impossible_tokens_samples_no_token():
     logits = float64([[-torch.inf, -torch.inf], [0.0, 1.0]])
     for params in (SamplingParams(), SamplingParams(top_p=0.5), SamplingParams(temperature=0, sampling="mixture")):
         assert draw(logits, truncation(params, params), float64([0.3, 0.9])).tolist() == [NO_TOKEN, 1]
@@ -102,7 +99,7 @@ sparse_weights = st.lists(st.sampled_from([0.0, 0.0, 0.25, 1.0]), min_size=1, ma
 
 
 @given(sparse_weights, st.integers(0, 700), st.floats(0, 1.1))
-def test_the_index_is_the_first_beyond_the_target_with_a_weight(few: list[float], before: int, share: float) -> None:
+def test_the_index_is_the_first_beyond_the_target_with_a_weight(few, before, share):
     weights = [*few, *[0.0] * before, 0.5, *few, *[0.0] * before]
     target = share * sum(weights)
     sums = list(accumulate(weights))
@@ -111,7 +108,7 @@ def test_the_index_is_the_first_beyond_the_target_with_a_weight(few: list[float]
 
 
 @pytest.mark.parametrize("asked", [{"top_k": 300}, {"top_p": 0.6}, {"top_k": 40, "top_p": 0.9}, {}])
-def test_samples_of_a_large_vocabulary_equal_the_reference(asked: dict[str, Any]) -> None:
+def test_samples_of_a_large_vocabulary_equal_the_reference(asked):
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(6, 700, generator=generator, dtype=torch.float64).round(decimals=1) * 2
     uniform = torch.rand(6, generator=generator, dtype=torch.float64)
@@ -120,13 +117,10 @@ def test_samples_of_a_large_vocabulary_equal_the_reference(asked: dict[str, Any]
     assert tokens == [invert(weights, u) for weights, u in zip(kept, uniform.tolist(), strict=True)]
 
 
-def test_the_argmax_is_certain_only_if_the_remaining_mass_cannot_change_it() -> None:
+def test_the_argmax_is_certain_only_if_the_remaining_mass_cannot_change_it_and_ties_go_to_the_lowest_id():
     partial = float64([[0.5, 0.2, 0.1], [0.5, 0.2, 0.1]])
     token, certain = certified_argmax(partial, float64([0.2, 0.3]))
     assert token.tolist() == [0, 0]
     assert certain.tolist() == [True, False]
-
-
-def test_ties_of_the_argmax_go_to_the_lowest_id() -> None:
     token, _ = certified_argmax(float64([[0.1, 0.4, 0.4]]), float64([0.0]))
     assert token.tolist() == [1]

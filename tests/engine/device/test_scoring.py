@@ -1,5 +1,3 @@
-"""Log-probabilities equal the mixture's, and requesting them changes nothing else."""
-
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -17,28 +15,28 @@ from nvium_core import (
     Score,
     TokenEvent,
 )
-from nvium_core.choices import Schedule
 from nvium_core.engine.schedule import sequence
 from nvium_core.engine.schedule.sequence import SCORE_WINDOW
-from tests.engine.driving import alone, drained, exit_probabilities, log_mixtures, logprobs_of
+from tests.engine.driving import (
+    PROMPT,
+    alone,
+    drained,
+    events_of,
+    exit_probabilities,
+    log_mixtures,
+    logprobs_of,
+    small_model,
+    together,
+)
 from tests.random_models import random_model
 
 VOCAB_SIZE = 17
-PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
+MODEL = small_model(context=128)
 LONG_PROMPT = [(7 * t + t // 5) % VOCAB_SIZE for t in range(50)]
 PARAMS = SamplingParams(max_tokens=40, seed=7, ignore_eos=True, logprobs=3)
 EXACT = {"abs": 1e-10, "rel": 0}
 
 schedules = pytest.mark.parametrize("schedule", ["optimal", "sweep", "synchronous"])
-
-
-@pytest.fixture(scope="module")
-def model() -> NviumForCausalLM:
-    return scored_model()
-
-
-def scored_model() -> NviumForCausalLM:
-    return random_model([1, 2, 3], seed=5, vocab_size=VOCAB_SIZE, width=8, num_heads=2, num_key_heads=1, context=128)
 
 
 def check_scores(model: NviumForCausalLM, prompt: list[int], completion: Completion, *, num_top: int) -> None:
@@ -67,138 +65,116 @@ def check_top(score: Score, token: int, log_mixture: list[float], num_top: int) 
 @schedules
 @pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0])
 @pytest.mark.parametrize("prompt", [PROMPT, LONG_PROMPT, [2]], ids=["short", "long", "one token"])
-def test_scores_are_log_mixtures_before_anything_is_done_to_them(
-    model: NviumForCausalLM, schedule: Schedule, temperature: float, prompt: list[int]
-) -> None:
+def test_scores_are_log_mixtures_before_anything_is_done_to_them(schedule, temperature, prompt):
     params = replace(PARAMS, temperature=temperature, prompt_logprobs=True, logit_bias={3: 2.0}, top_k=9)
-    (completion,) = Engine(model, EngineConfig(schedule=schedule)).generate([prompt], params)
+    (completion,) = Engine(MODEL, EngineConfig(schedule=schedule)).generate([prompt], params)
     assert (len(completion.prompt_scores), len(completion.scores)) == (len(prompt) - 1, 40)
-    check_scores(model, prompt, completion, num_top=3)
+    check_scores(MODEL, prompt, completion, num_top=3)
 
 
 @pytest.mark.parametrize("num_top", [0, 1, VOCAB_SIZE, 20])
-def test_the_requested_number_of_alternatives_is_returned(model: NviumForCausalLM, num_top: int) -> None:
-    (completion,) = Engine(model).generate([PROMPT], replace(PARAMS, logprobs=num_top))
-    check_scores(model, PROMPT, completion, num_top=min(num_top, VOCAB_SIZE))
+def test_the_requested_number_of_alternatives_is_returned(num_top):
+    (completion,) = Engine(MODEL).generate([PROMPT], replace(PARAMS, logprobs=num_top))
+    check_scores(MODEL, PROMPT, completion, num_top=min(num_top, VOCAB_SIZE))
 
 
 @schedules
-def test_scores_change_no_token_and_no_exit(model: NviumForCausalLM, schedule: Schedule) -> None:
-    (scored,) = Engine(model, EngineConfig(schedule=schedule)).generate([PROMPT], PARAMS)
-    (plain,) = Engine(model, EngineConfig(schedule=schedule)).generate([PROMPT], replace(PARAMS, logprobs=None))
+def test_scores_change_no_token_and_no_exit(schedule):
+    (scored,) = Engine(MODEL, EngineConfig(schedule=schedule)).generate([PROMPT], PARAMS)
+    (plain,) = Engine(MODEL, EngineConfig(schedule=schedule)).generate([PROMPT], replace(PARAMS, logprobs=None))
     assert (scored.token_ids, scored.exits) == (plain.token_ids, plain.exits)
     assert scored.exit_probabilities == pytest.approx(plain.exit_probabilities, **EXACT)
-    assert min(scored.exits) < model.config.num_exits
+    assert min(scored.exits) < MODEL.config.num_exits
 
 
 @schedules
-def test_exit_probabilities_change_no_token_and_include_that_of_the_exit_taken(
-    model: NviumForCausalLM, schedule: Schedule
-) -> None:
+def test_exit_probabilities_change_no_token_and_include_that_of_the_exit_taken(schedule):
     asked = replace(PARAMS, logprobs=None, probabilities=True)
-    (completion,) = Engine(model, EngineConfig(schedule=schedule)).generate([PROMPT], asked)
-    plain = alone(model, PROMPT, replace(PARAMS, logprobs=None))
+    (completion,) = Engine(MODEL, EngineConfig(schedule=schedule)).generate([PROMPT], asked)
+    plain = alone(MODEL, PROMPT, replace(PARAMS, logprobs=None))
     assert (completion.token_ids, completion.exits) == (plain.token_ids, plain.exits)
-    check_scores(model, PROMPT, completion, num_top=0)
+    check_scores(MODEL, PROMPT, completion, num_top=0)
     taken = [score.exit_probabilities[k - 1] for score, k in zip(completion.scores, completion.exits, strict=True)]
     assert taken == pytest.approx(completion.exit_probabilities, **EXACT)
 
 
-def test_a_prompt_alone_can_be_scored(model: NviumForCausalLM) -> None:
-    engine = Engine(model, EngineConfig(max_rows_per_step=7))
+def test_a_prompt_alone_can_be_scored():
+    engine = Engine(MODEL, EngineConfig(max_rows_per_step=7))
     engine.add("x", LONG_PROMPT, replace(PARAMS, max_tokens=0, prompt_logprobs=True))
-    found = list[PromptEvent]()
-    while engine.has_work:
-        for event in engine.step():
-            assert isinstance(event, PromptEvent)
-            found.append(event)
+    found = list(events_of(engine))
+    assert {type(event) for event in found} == {PromptEvent}
     assert [event.finish_reason for event in found] == [None] * (len(found) - 1) + ["length"]
     logprobs = [score.logprob for event in found for score in event.scores]
-    assert logprobs == pytest.approx(logprobs_of(model, LONG_PROMPT), **EXACT)
+    assert logprobs == pytest.approx(logprobs_of(MODEL, LONG_PROMPT), **EXACT)
 
 
-def test_the_last_row_of_a_scored_prompt_is_not_computed(model: NviumForCausalLM) -> None:
-    engine = Engine(model)
+def test_the_last_row_of_a_scored_prompt_is_not_computed():
+    engine = Engine(MODEL)
     engine.add("x", [1, 2, 3], replace(PARAMS, max_tokens=0, prompt_logprobs=True))
     engine.step()
     assert engine.reports[0].num_rows == 2
 
 
-def test_all_scores_arrive_after_a_stop_token_too(model: NviumForCausalLM) -> None:
-    free = alone(model, PROMPT, PARAMS)
+def test_all_scores_arrive_after_a_stop_token_too():
+    free = alone(MODEL, PROMPT, PARAMS)
     stop = free.token_ids[12]
-    engine = Engine(model)
+    engine = Engine(MODEL)
     (completion,) = engine.generate([PROMPT], replace(PARAMS, stop_token_ids=(stop,)))
     end = free.token_ids.index(stop) + 1
     assert (completion.token_ids, completion.finish_reason) == (free.token_ids[:end], "stop")
     assert len(completion.scores) == end
-    check_scores(model, PROMPT, completion, num_top=3)
+    check_scores(MODEL, PROMPT, completion, num_top=3)
 
 
-class Lateness:
-    """Records after every Step how many tokens are generated but not yet reported."""
-
-    def __init__(self, model: NviumForCausalLM, schedule: Schedule, params: SamplingParams) -> None:
-        engine = Engine(model, EngineConfig(schedule=schedule))
-        engine.add("x", PROMPT, params)
-        self.seen = list(self._watch(engine))
-
-    def _watch(self, engine: Engine) -> Iterator[int]:
-        num_reported = 0
-        while engine.has_work:
-            running = [*engine.scheduler.waiting, *engine.scheduler.running]
-            num_reported += sum(isinstance(event, TokenEvent) for event in engine.step())
-            yield max((sequence.num_generated - num_reported for sequence in running if engine.has_work), default=0)
+def lateness(engine: Engine) -> Iterator[int]:
+    """Yield after every Step how many tokens of a single sequence are generated but not yet reported."""
+    num_reported = 0
+    while engine.has_work:
+        running = [*engine.scheduler.waiting, *engine.scheduler.running]
+        num_reported += sum(isinstance(event, TokenEvent) for event in engine.step())
+        yield max((sequence.num_generated - num_reported for sequence in running if engine.has_work), default=0)
 
 
-def test_deferred_tokens_are_reported_within_the_window() -> None:
+def test_deferred_tokens_are_reported_within_the_window():
     hasty = random_model([1, 2], seed=3, width=8, num_heads=2, num_key_heads=1, context=128)
     hasty.exits[0].router.head.bias.data += hasty.exits[0].router.head.bias.new_tensor([-40.0, 40.0])
-    lateness = Lateness(hasty, "sweep", replace(PARAMS, max_tokens=100))
-    assert max(lateness.seen) in (SCORE_WINDOW - 1, SCORE_WINDOW)
+    engine = Engine(hasty, EngineConfig(schedule="sweep"))
+    engine.add("x", PROMPT, replace(PARAMS, max_tokens=100))
+    assert max(lateness(engine)) in (SCORE_WINDOW - 1, SCORE_WINDOW)
     (completion,) = Engine(hasty, EngineConfig(schedule="sweep")).generate([PROMPT], replace(PARAMS, max_tokens=100))
     assert set(completion.exits) == {1}
     check_scores(hasty, PROMPT, completion, num_top=3)
 
 
-def test_a_sequence_preempted_before_its_scores_still_gets_them(model: NviumForCausalLM) -> None:
-    engine = Engine(model, EngineConfig(schedule="sweep", cache_tokens=80, page_size=4, max_rows_per_step=16))
-    prompts = [[token, *PROMPT] for token in range(4)]
-    for number, prompt in enumerate(prompts):
-        engine.add(str(number), prompt, replace(PARAMS, prompt_logprobs=True))
-    num_owed_when_preempted = 0
-    preempt = engine.scheduler.preempt
+def test_a_sequence_preempted_before_its_scores_still_gets_them():
+    engine = Engine(MODEL, EngineConfig(schedule="sweep", cache_tokens=80, page_size=4, max_rows_per_step=16))
+    prompts, preempt, owed = [[token, *PROMPT] for token in range(4)], engine.scheduler.preempt, list[bool]()
 
     def preempt_and_note(victim: sequence.Sequence) -> None:
-        nonlocal num_owed_when_preempted
-        num_owed_when_preempted += victim.owes_scores and victim.num_generated > 0
+        owed.append(victim.owes_scores and victim.num_generated > 0)
         preempt(victim)
 
-    engine.scheduler.preempt = preempt_and_note  # type: ignore[method-assign]
-    found = drained(engine)
-    assert num_owed_when_preempted > 0
-    for number, prompt in enumerate(prompts):
-        completion = found[str(number), 0]
-        assert completion.token_ids == alone(model, prompt, PARAMS).token_ids
-        check_scores(model, prompt, completion, num_top=3)
+    engine.scheduler.preempt = preempt_and_note
+    found = together(engine, [(prompt, replace(PARAMS, prompt_logprobs=True)) for prompt in prompts])
+    assert any(owed)
+    for prompt, completion in zip(prompts, found, strict=True):
+        assert completion.token_ids == alone(MODEL, prompt, PARAMS).token_ids
+        check_scores(MODEL, prompt, completion, num_top=3)
 
 
-def test_a_long_prompt_is_scored_in_few_steps() -> None:
-    model = random_model([1, 2, 3], seed=5, vocab_size=VOCAB_SIZE, width=8, num_heads=2, num_key_heads=1, context=1100)
+def test_a_long_prompt_is_scored_in_few_steps():
+    model = small_model(context=1100)
     prompt = [(7 * t + t // 5) % VOCAB_SIZE for t in range(1024)]
     engine = Engine(model, EngineConfig(max_sequences=2))
     engine.add("x", prompt, replace(PARAMS, max_tokens=0, prompt_logprobs=True))
     found, num_steps = Completion(), 0
     while engine.has_work:
         for event in engine.step():
-            assert isinstance(event, PromptEvent)
-            found.prompt_scores += event.scores
+            found.append(event)
         num_steps += len(engine.reports)
     assert num_steps <= 3 * 1024 / 256
     check_scores(model, prompt, found, num_top=3)
 
-
-MODEL = scored_model()
 
 scored_requests = st.tuples(
     st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=20),
@@ -227,9 +203,7 @@ configs = st.builds(
 
 @settings(max_examples=settings().max_examples // 2)
 @given(configs, st.lists(scored_requests, min_size=1, max_size=3), st.integers(1, 6))
-def test_scores_are_exact_whatever_the_schedule_and_the_window(
-    config: EngineConfig, plan: list[tuple[list[int], SamplingParams]], window: int
-) -> None:
+def test_scores_are_exact_whatever_the_schedule_and_the_window(config, plan, window):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sequence, "SCORE_WINDOW", window)
         engine = Engine(MODEL, replace(config, context=32))

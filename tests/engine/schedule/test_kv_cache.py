@@ -1,5 +1,3 @@
-"""Page accounting."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,16 +6,13 @@ from nvium_core.engine.schedule.kv_cache import PagePool, slots
 from tests.engine.schedule.test_sequence import sequence_of
 
 
-def test_a_page_with_a_wrong_owner_count_is_detected() -> None:
+def test_a_wrong_owner_count_a_lost_page_and_a_wrong_digest_are_detected():
     pool, sequence = PagePool(num_pages=2, page_size=3), sequence_of(9, 1)
     pool.grow(sequence, 3)
     with pytest.raises(AssertionError, match="leaked, or its owner count"):
         pool.check_integrity([sequence, sequence])
     with pytest.raises(AssertionError, match="leaked, or its owner count"):
         pool.check_integrity([])
-
-
-def test_a_lost_page_or_a_wrong_digest_is_detected() -> None:
     pool = PagePool(num_pages=3, page_size=3)
     pool._free.pop()
     with pytest.raises(AssertionError, match="a page is lost"):
@@ -33,7 +28,7 @@ def test_a_lost_page_or_a_wrong_digest_is_detected() -> None:
 
 
 @given(st.integers(1, 5), st.integers(1, 20))
-def test_every_position_has_a_slot_of_its_own_in_its_page(page_size: int, num_tokens: int) -> None:
+def test_every_position_has_a_slot_of_its_own_in_its_page(page_size, num_tokens):
     pool, sequence = PagePool(num_pages=30, page_size=page_size), sequence_of(num_tokens, 1)
     pool.grow(sequence, num_tokens)
     places = slots(sequence, range(num_tokens), page_size)

@@ -1,5 +1,3 @@
-"""Prompt lookup against a slow search."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,7 +31,7 @@ def found(match: Match | None) -> tuple[int, int] | None:
 
 
 @given(texts, st.data())
-def test_matches_equal_a_slow_search_however_the_text_grows(token_ids: list[int], data: st.DataObject) -> None:
+def test_matches_equal_a_slow_search_however_the_text_grows(token_ids, data):
     ngrams, stop = Ngrams(HitRates()), 0
     while stop < len(token_ids):
         stop = data.draw(st.integers(stop + 1, len(token_ids)))
@@ -41,7 +39,7 @@ def test_matches_equal_a_slow_search_however_the_text_grows(token_ids: list[int]
 
 
 @given(texts, texts)
-def test_the_hit_rate_combines_this_text_with_others_as_prior(token_ids: list[int], other: list[int]) -> None:
+def test_the_hit_rate_combines_this_text_with_others_as_prior(token_ids, other):
     hit_rates = HitRates()
     for text in (other, token_ids):
         ngrams, seen = Ngrams(hit_rates), dict.fromkeys(LENGTHS, (0, 0))
@@ -53,7 +51,7 @@ def test_the_hit_rate_combines_this_text_with_others_as_prior(token_ids: list[in
                 seen[match.length] = found_ + 1, right + (text[match.end] == text[stop])
 
 
-def test_measured_hit_rates_replace_the_initial_ones() -> None:
+def test_measured_hit_rates_replace_the_initial_ones():
     hit_rates = HitRates()
     assert [hit_rates[length] for length in LENGTHS] == [INITIAL_HIT_RATES[length] for length in LENGTHS]
     for _ in range(2000):
@@ -63,19 +61,16 @@ def test_measured_hit_rates_replace_the_initial_ones() -> None:
     assert hit_rates[1] > 0.98
 
 
-def test_drafts_after_the_text_are_ignored() -> None:
+def test_drafts_after_the_text_and_rows_before_the_lookback_limit_are_ignored():
     ngrams = Ngrams(HitRates())
     assert found(ngrams.find([1, 2, 3, 1, 9, 9, 9, 9], 4)) == (1, 1)
     assert found(ngrams.find([1, 2, 3, 1, 2], 5)) == (2, 2)
-
-
-def test_a_long_prompt_is_indexed_up_to_the_lookback_limit() -> None:
     far, near = [7, 8], [5, 6]
     text = [*far, *range(100, 100 + MAX_LOOKBACK), *near, *far]
     assert Ngrams(HitRates()).find(text, len(text)) is None
     assert found(Ngrams(HitRates()).find([*text, *near], len(text) + 2)) == (2, len(text) - 2)
 
 
-def test_a_copy_repeats_a_text_that_is_too_short() -> None:
+def test_a_copy_repeats_a_text_that_is_too_short():
     assert copied([4, 1, 2, 1, 2], 3, 5, 5) == [1, 2, 1, 2, 1]
     assert copied([3, 1, 2, 5, 3], 1, 5, 3) == [1, 2, 5]

@@ -1,5 +1,3 @@
-"""Counter-based uniforms."""
-
 from itertools import product
 
 import numpy as np
@@ -8,18 +6,15 @@ from scipy.stats import kstest
 from nvium_core.engine.schedule.randomness import ROUTE, TOKEN, uniform
 
 
-def test_the_number_depends_on_every_argument_and_nothing_else() -> None:
+def test_the_number_depends_on_every_argument_and_nothing_else_and_never_changes():
     variants = [uniform(*key) for key in product((0, 1, -1), (0, 1), (0, 1), (0, 1), (ROUTE, TOKEN))]
     assert len(set(variants)) == len(variants)
     assert variants == [uniform(*key) for key in product((0, 1, -1), (0, 1), (0, 1), (0, 1), (ROUTE, TOKEN))]
-
-
-def test_the_numbers_never_change() -> None:
     assert uniform(0, 0, 0, 0, ROUTE) == 0.6439299788653
     assert uniform(1234, 2, 17, 3, TOKEN) == 0.9433935914598665
 
 
-def test_the_numbers_are_uniform_and_routing_does_not_predict_the_token() -> None:
+def test_the_numbers_are_uniform_and_routing_does_not_predict_the_token():
     route = np.array([uniform(seed, 0, 5, 1, ROUTE) for seed in range(20_000)])
     token = np.array([uniform(seed, 0, 5, 1, TOKEN) for seed in range(20_000)])
     assert kstest(route, "uniform").pvalue > 1e-4

@@ -1,5 +1,3 @@
-"""The staircase."""
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,9 +14,7 @@ def sequence_of(num_tokens: int, num_blocks: int, params: SamplingParams | None 
 
 
 @given(st.integers(1, 20), st.integers(1, 5), st.data())
-def test_every_row_passes_every_block_in_order_and_the_staircase_stays_monotone(
-    num_tokens: int, num_blocks: int, data: st.DataObject
-) -> None:
+def test_every_row_passes_every_block_in_order_and_the_staircase_stays_monotone(num_tokens, num_blocks, data):
     sequence = sequence_of(num_tokens, num_blocks)
     passed: list[list[int]] = [[] for _ in range(num_blocks)]
     for _ in range(data.draw(st.integers(0, 40))):
@@ -37,7 +33,7 @@ def test_every_row_passes_every_block_in_order_and_the_staircase_stays_monotone(
     assert passed == [list(range(filled)) for filled in sequence.filled]
 
 
-def test_the_example_in_the_documentation_is_correct() -> None:
+def test_the_example_in_the_documentation_is_correct():
     sequence = sequence_of(16, 4)
     sequence.filled = [16, 13, 13, 8]
     assert sequence.pending_rows(3) == range(8, 13)
@@ -49,23 +45,18 @@ def test_the_example_in_the_documentation_is_correct() -> None:
     assert sequence.num_deferred_rows == 8
 
 
-def test_a_reset_clears_the_staircase_and_keeps_the_tokens() -> None:
+def test_a_reset_keeps_the_tokens_and_the_row_of_the_last_token_is_not_computed():
     sequence = sequence_of(3, 2)
     sequence.filled[0] = 3
     sequence.reset()
-    assert sequence.filled == [0, 0]
-    assert sequence.num_tokens == 3
-
-
-def test_the_row_of_the_last_token_is_not_computed() -> None:
-    sequence = sequence_of(3, 2)
+    assert (sequence.filled, sequence.num_tokens) == ([0, 0], 3)
     sequence.append(9)
     assert (sequence.num_rows, sequence.pending_rows(0)) == (4, range(4))
     sequence.finish_reason = "length"
     assert (sequence.num_rows, sequence.pending_rows(0)) == (3, range(3))
 
 
-def test_front_rows_and_rows_to_score_do_not_come_from_the_prefix_cache() -> None:
+def test_front_rows_and_rows_to_score_do_not_come_from_the_prefix_cache():
     assert sequence_of(9, 2).num_cacheable_rows == 8
     assert sequence_of(9, 2, SCORED).num_cacheable_rows == 8
     scored = sequence_of(9, 2, SCORED_WITH_PROMPT)
@@ -74,7 +65,7 @@ def test_front_rows_and_rows_to_score_do_not_come_from_the_prefix_cache() -> Non
     assert scored.num_cacheable_rows == 5
 
 
-def test_rows_that_wait_for_scores_are_bounded() -> None:
+def test_rows_that_wait_for_scores_are_bounded():
     sequence = sequence_of(100, 2, SCORED_WITH_PROMPT)
     assert sequence.pending_rows(0) == range(99)
     sequence.filled[0] = 10
@@ -85,9 +76,7 @@ def test_rows_that_wait_for_scores_are_bounded() -> None:
 
 
 @given(st.integers(1, 60), st.integers(0, 40), st.integers(1, 4), st.booleans(), st.data())
-def test_all_scores_arrive_within_the_window(
-    num_tokens: int, max_tokens: int, num_blocks: int, is_prompt_scored: bool, data: st.DataObject
-) -> None:
+def test_all_scores_arrive_within_the_window(num_tokens, max_tokens, num_blocks, is_prompt_scored, data):
     sequence = sequence_of(num_tokens, num_blocks, SCORED_WITH_PROMPT if is_prompt_scored else SCORED)
     sequence.finish_reason = None if max_tokens else "length"
     while sequence.owes_scores or not sequence.finish_reason:

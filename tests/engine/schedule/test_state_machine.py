@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from nvium_core import Completion, EngineConfig, FailureEvent, SamplingParams
 from nvium_core.engine.events import Event
+from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Step, StepResult
 from tests.engine.automaton import Automaton, Rule
 from tests.engine.driving import Key, WrappedBackend, alone, engine_on
@@ -43,10 +44,8 @@ wishes = st.builds(
 )
 
 
-def key_of(sequence_or_event: object) -> Key:
-    if isinstance(sequence_or_event, Event):
-        return sequence_or_event.sequence_id, sequence_or_event.choice
-    return sequence_or_event.id, sequence_or_event.choice  # type: ignore[attr-defined]
+def key_of(each: Sequence | Event) -> Key:
+    return each.id if isinstance(each, Sequence) else each.sequence_id, each.choice
 
 
 class FaultyBackend(WrappedBackend):
@@ -60,13 +59,13 @@ class FaultyBackend(WrappedBackend):
 
     def run(self, step: Step, max_rows: int) -> StepResult:
         if not self.is_late:
-            self._fail(step)
+            self._fail_if_asked(step)
         result = super().run(step, max_rows)
         if self.is_late:
-            self._fail(step)
+            self._fail_if_asked(step)
         return result
 
-    def _fail(self, step: Step) -> None:
+    def _fail_if_asked(self, step: Step) -> None:
         keys = {key_of(run.sequence) for run in step.runs}
         if (self.fails_once and len(keys) > 1) or self.victim in keys:
             self.fails_once = False
@@ -92,6 +91,7 @@ class Serving(RuleBasedStateMachine):
     @initialize(config=configs)
     def begin(self, config: EngineConfig) -> None:
         self.engine = engine_on(FaultyBackend, MODEL, config)
+        self.backend = self.engine.runner.backend
         self.num_requests = 0
         self.requests: dict[str, tuple[list[int], SamplingParams]] = {}
         self.alive: dict[Key, Completion] = {}
@@ -183,12 +183,6 @@ class Serving(RuleBasedStateMachine):
         for key in held.keys() - self.alive.keys():  # it has finished, and completes the prompt for its siblings
             assert held[key].finish_reason
             assert scheduler.prefills_for_others(held[key])
-
-    @property
-    def backend(self) -> FaultyBackend:
-        backend = self.engine.runner.backend
-        assert isinstance(backend, FaultyBackend)
-        return backend
 
     def _set_fault(self, *, fails_once: bool = False, victim: Key | None = None, is_late: bool = False) -> None:
         backend = self.backend

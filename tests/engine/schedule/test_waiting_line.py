@@ -1,7 +1,4 @@
-"""The waiting line against a slow model, and fairness between tenants."""
-
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 from hypothesis import strategies as st
@@ -16,11 +13,7 @@ TENANTS = ["", "a", "b", "c"]
 
 def newcomer(tenant: str, number: int, choice: int = 0, priority: int = 0) -> Sequence:
     placed = {"choice": choice, "tenant": tenant, "priority": priority}
-    return Sequence(f"request-{number}", [0], SamplingParams(), seed=0, num_blocks=1, arrival=number, **placed)  # type: ignore[arg-type]
-
-
-def nobody(_: Sequence) -> bool:
-    return False
+    return Sequence(f"request-{number}", [0], SamplingParams(), seed=0, num_blocks=1, arrival=number, **placed)
 
 
 class SlowLine:
@@ -144,13 +137,6 @@ class Waiting(RuleBasedStateMachine):
 TestWaiting = Waiting.TestCase
 
 
-def next_taken(line: WaitingLine, is_held: Callable[[Sequence], bool] = nobody) -> Sequence:
-    sequence = line.first(is_held)
-    assert sequence is not None
-    line.take(sequence)
-    return sequence
-
-
 class CountedSequence(Sequence):
     """Counts hashes and comparisons of sequences."""
 
@@ -166,7 +152,7 @@ class CountedSequence(Sequence):
 
 
 @pytest.mark.parametrize("num_tenants", [1, 300])
-def test_the_work_per_sequence_does_not_grow_with_the_line(num_tenants: int) -> None:
+def test_the_work_per_sequence_does_not_grow_with_the_line(num_tenants):
     line, crowd = WaitingLine(), [newcomer(str(number % num_tenants), number) for number in range(30_000)]
     CountedSequence.num_touches = 0
     for sequence in crowd:
@@ -180,6 +166,6 @@ def test_the_work_per_sequence_does_not_grow_with_the_line(num_tenants: int) -> 
         return sequence.arrival in (0, 1)
 
     for _ in range(9_998):
-        next_taken(line, is_held)
+        line.take(line.first(is_held))
     assert [sequence.arrival for sequence in line] == [0, 1]
     assert CountedSequence.num_touches < 20 * len(crowd)

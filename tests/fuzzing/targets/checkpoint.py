@@ -17,6 +17,7 @@ from nvium_core.training.errors import TrainingError
 from tests.random_models import random_model
 
 FILES = ("config.json", "model.safetensors", "model.safetensors.index.json", "generation_config.json", STATE)
+SHARED_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 MAKES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
 
 
@@ -34,7 +35,6 @@ def seeds() -> Iterator[bytes]:
 
 
 def model_files() -> dict[str, bytes]:
-    """Return the files of a tiny model."""
     with tempfile.TemporaryDirectory() as folder:
         random_model([1, 2], vocab_size=5, width=8, num_heads=2, num_key_heads=1, dtype=torch.float32).save_pretrained(
             folder
@@ -43,7 +43,6 @@ def model_files() -> dict[str, bytes]:
 
 
 def run_states() -> Iterator[bytes]:
-    """Yield training checkpoints."""
     state: dict[str, Any] = dict.fromkeys(PARTS, 0) | {"model": {"a": torch.zeros(2)}, "optimizers": {"b": [1.0, "x"]}}
     with tempfile.TemporaryDirectory() as folder:
         for number, written in enumerate((state, {"model": 1})):
@@ -53,7 +52,7 @@ def run_states() -> Iterator[bytes]:
 
 
 def target() -> Callable[[bytes], None]:
-    folder = Path(tempfile.mkdtemp(dir=shared_memory()))
+    folder = Path(tempfile.mkdtemp(dir=SHARED_MEMORY))
     files = model_files()
 
     def check(data: bytes) -> None:
@@ -75,13 +74,7 @@ def target() -> Callable[[bytes], None]:
     return check
 
 
-def shared_memory() -> str | None:
-    """Return a folder in memory, if there is one."""
-    return "/dev/shm" if Path("/dev/shm").is_dir() else None
-
-
 def check_state(folder: Path, content: bytes) -> None:
-    """Read a training checkpoint with arbitrary content."""
     (folder / STATE).write_bytes(content)
     with suppress(TrainingError):
         state = read_state(folder)

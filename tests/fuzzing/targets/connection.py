@@ -84,7 +84,6 @@ async def settled(transport: "Transport") -> None:
 
 
 async def digests(scope: Scope, receive: Receive, send: Send) -> None:
-    """An app that responds with a digest of the request."""
     headers = (b"%b: %b" % header for header in scope["headers"])
     seen = [scope["method"].encode(), scope["raw_path"], scope["query_string"], *headers]
     num_seen = len(seen)
@@ -101,10 +100,8 @@ async def digests(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class Transport(asyncio.Transport):
-    """A transport that records what is written."""
-
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
         self.written = bytearray()
         self.is_closed = False
 
@@ -115,8 +112,7 @@ class Transport(asyncio.Transport):
     def close(self) -> None:
         self.is_closed = True
 
-    def abort(self) -> None:
-        self.is_closed = True
+    abort = close
 
     def is_closing(self) -> bool:
         return self.is_closed
@@ -129,6 +125,3 @@ class Transport(asyncio.Transport):
 
     def resume_reading(self) -> None:
         pass
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return {"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)}.get(name, default)

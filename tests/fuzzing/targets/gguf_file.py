@@ -12,20 +12,12 @@ import torch
 from nvium_core import CheckpointError, NviumForCausalLM
 from nvium_core.loading import gguf_file_tokenizer
 from tests.byte_model import byte_symbols
-from tests.fuzzing.targets.checkpoint import shared_memory
+from tests.fuzzing.targets.checkpoint import SHARED_MEMORY
 from tests.model.gguf_files import close, write_gguf
 from tests.model.test_backbones import random_model
 
-SHAPE = {
-    "vocab_size": 3,
-    "hidden_size": 4,
-    "intermediate_size": 4,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 1,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 8,
-    "head_dim": 4,
-}
+SHAPE = {"vocab_size": 3, "hidden_size": 4, "intermediate_size": 4, "head_dim": 4, "max_position_embeddings": 8}
+SHAPE |= {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
 
 
 def seeds() -> Iterator[bytes]:
@@ -39,7 +31,6 @@ def seeds() -> Iterator[bytes]:
 
 
 def write_tokenizer(path: Path, kind: str) -> None:
-    """Write a GGUF file with a tokenizer and a single tensor."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_tokenizer_model(kind)
     tokens = ["<s>", "</s>", "<0x0A>", *byte_symbols()[97:101], "ab"]
@@ -58,7 +49,7 @@ def write_tokenizer(path: Path, kind: str) -> None:
 
 
 def target() -> Callable[[bytes], None]:
-    path = Path(tempfile.mkdtemp(dir=shared_memory())) / "fuzzed.gguf"
+    path = Path(tempfile.mkdtemp(dir=SHARED_MEMORY)) / "fuzzed.gguf"
 
     def check(data: bytes) -> None:
         path.write_bytes(data)

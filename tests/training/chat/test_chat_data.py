@@ -1,5 +1,3 @@
-"""Fine-tuning data from chat files, and exactly resumed runs on them."""
-
 import json
 from collections import Counter
 from dataclasses import replace
@@ -14,7 +12,7 @@ from nvium_core import NviumForCausalLM
 from nvium_core.training.chat.chat_data import chat_examples, prepare_conversations, validation_conversations
 from nvium_core.training.chat.conversations import assistant, user
 from nvium_core.training.data.documents import END_OF_TEXT, DataError
-from nvium_core.training.data.tokenizer import save_tokenizer, train_tokenizer
+from nvium_core.training.data.tokenizer import save_tokenizer
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.initial import give_chat_template
 from nvium_core.training.recipes.recipe import Recipe
@@ -24,22 +22,13 @@ from tests.training.small_runs import WORDS, advance, assert_equal, options, sma
 CONTEXT = 64
 
 
-@pytest.fixture
-def tokenizer() -> PreTrainedTokenizerFast:
-    tokenizer = train_tokenizer([" ".join(WORDS)] * 20, 280, context=CONTEXT)
-    give_chat_template(tokenizer)
-    return tokenizer
-
-
 def chat_file(path: Path, *answers: str) -> Path:
     lines = [json.dumps({"messages": [user(f"{answer.split()[0]}?"), assistant(answer)]}) for answer in answers]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 
 
-def test_a_conversation_longer_than_the_context_is_truncated_and_reported(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_conversation_longer_than_the_context_is_truncated_and_reported(tokenizer, tmp_path, capsys):
     path = chat_file(tmp_path / "chat.jsonl", "the cat ran", "the cat " * 100)
     whole, cut = chat_examples(path, tokenizer, CONTEXT)
     assert (whole.tokens[-1], len(cut)) == (tokenizer.eos_token_id, CONTEXT)
@@ -50,14 +39,14 @@ def test_a_conversation_longer_than_the_context_is_truncated_and_reported(
         chat_examples(path, tokenizer, 4)
 
 
-def test_no_conversation_is_dropped_if_all_tokens_count(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+def test_no_conversation_is_dropped_if_all_tokens_count(tokenizer, tmp_path):
     path = chat_file(tmp_path / "chat.jsonl", "the cat ran", "a dog sat")
     whole = chat_examples(path, tokenizer, CONTEXT)
     cut = chat_examples(path, tokenizer, 4, answers_only=False)
     assert [each.tokens.tolist() for each in cut] == [each.tokens[:4].tolist() for each in whole]
 
 
-def test_an_invalid_line_is_named(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+def test_an_invalid_line_is_named(tokenizer, tmp_path):
     path = chat_file(tmp_path / "chat.jsonl", "the cat ran", f"a dog {END_OF_TEXT} sat")
     with pytest.raises(DataError, match=r"chat\.jsonl, line 2: .*special token"):
         chat_examples(path, tokenizer, CONTEXT)
@@ -83,9 +72,7 @@ def weights(run: TrainingRun) -> dict[str, torch.Tensor]:
     return run.model.state_dict()
 
 
-def test_an_interrupted_fine_tuning_ends_with_exactly_the_weights_of_an_uninterrupted_one(
-    recipe: Recipe, tmp_path: Path
-) -> None:
+def test_an_interrupted_fine_tuning_ends_with_exactly_the_weights_of_an_uninterrupted_one(recipe, tmp_path):
     data = chat_file(tmp_path / "chat.jsonl", *ANSWERS)
     whole, interrupted = (replace(options(tmp_path / name), data=data) for name in ("whole", "run"))
     expected = weights(start(recipe, whole))
@@ -96,7 +83,7 @@ def test_an_interrupted_fine_tuning_ends_with_exactly_the_weights_of_an_uninterr
     assert_equal(weights(resumed), expected)
 
 
-def test_examples_are_tokenized_once_and_not_reused_for_other_data(recipe: Recipe, tmp_path: Path) -> None:
+def test_examples_need_a_tokenizer_are_tokenized_once_and_not_reused_for_other_data(recipe, tmp_path):
     data = chat_file(tmp_path / "chat.jsonl", *ANSWERS)
     _, first = prepare_conversations(recipe, data, tmp_path)
     written = (tmp_path / "examples.npz").stat().st_mtime_ns
@@ -106,17 +93,11 @@ def test_examples_are_tokenized_once_and_not_reused_for_other_data(recipe: Recip
     chat_file(data, "the cat ran")
     with pytest.raises(TrainingError, match="data"):
         prepare_conversations(recipe, data, tmp_path)
-
-
-def test_conversations_need_a_tokenizer(recipe: Recipe, tmp_path: Path) -> None:
-    data = chat_file(tmp_path / "chat.jsonl", *ANSWERS)
     with pytest.raises(TrainingError, match="pass --set initial=MODEL or tokenizer=NAME"):
         prepare_conversations(replace(recipe, initial=None), data, tmp_path)
 
 
-def test_validation_reads_the_first_conversations_that_fit(
-    recipe: Recipe, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
+def test_validation_reads_the_first_conversations_that_fit(recipe, tokenizer, tmp_path):
     give_chat_template(tokenizer)
     data = chat_file(tmp_path / "chat.jsonl", *ANSWERS)
     few = validation_conversations(replace(recipe, validation_tokens=60), data, tokenizer).examples
@@ -124,9 +105,7 @@ def test_validation_reads_the_first_conversations_that_fit(
     assert len(validation_conversations(replace(recipe, validation_tokens=1), data, tokenizer).examples) == 1
 
 
-def test_two_epochs_read_every_conversation_twice(
-    recipe: Recipe, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
+def test_two_epochs_read_every_conversation_twice(recipe, tokenizer, tmp_path):
     two = replace(recipe, epochs=2.0, packing=False, tokens_per_step=4 * 64)
     data = chat_file(tmp_path / "chat.jsonl", *(f"{word} ran" for word in WORDS[:10]))
     run = start(two, replace(options(tmp_path / "run"), data=data))

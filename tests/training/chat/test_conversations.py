@@ -16,13 +16,13 @@ def written(path: Path, *lines: str) -> Path:
     return path
 
 
-def test_each_line_is_a_conversation_or_a_plain_text(tmp_path: Path) -> None:
+def test_each_line_is_a_conversation_or_a_plain_text(tmp_path):
     text = '{"text": " The cat ran.\\n", "source": "here"}'
     path = written(tmp_path / "chat.jsonl", GOOD, "", GOOD.replace("ran", "sat"), text, "")
     assert read_conversations(path) == {1: TALK, 3: [*TALK[:2], assistant("It sat.")], 4: "The cat ran."}
 
 
-def test_compression_and_windows_line_endings_do_not_matter(tmp_path: Path) -> None:
+def test_compression_and_windows_line_endings_do_not_matter(tmp_path):
     compressed, windows = tmp_path / "chat.jsonl.xz", tmp_path / "chat.jsonl"
     compressed.write_bytes(lzma.compress(f"{GOOD}\n".encode()))
     windows.write_bytes(b"\xef\xbb\xbf" + f"{GOOD}\r\n".encode())
@@ -49,14 +49,14 @@ def test_compression_and_windows_line_endings_do_not_matter(tmp_path: Path) -> N
         ("[" * 100_000, "recursion"),
     ],
 )
-def test_an_invalid_line_is_refused_by_file_and_number(line: str, complaint: str, tmp_path: Path) -> None:
+def test_an_invalid_line_is_refused_by_file_and_number(line, complaint, tmp_path):
     path = written(tmp_path / "chat.jsonl", GOOD, line, GOOD)
     with pytest.raises(DataError, match=rf"chat\.jsonl, line 2: .*{complaint}"):
         read_conversations(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n", b"\xff\xfe"])
-def test_a_file_without_conversations_is_refused_by_name(content: bytes, tmp_path: Path) -> None:
+def test_a_file_without_conversations_is_refused_by_name(content, tmp_path):
     (tmp_path / "chat.jsonl").write_bytes(content)
     with pytest.raises(DataError, match=r"chat\.jsonl"):
         read_conversations(tmp_path / "chat.jsonl")

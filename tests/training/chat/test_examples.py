@@ -1,25 +1,13 @@
-from pathlib import Path
-
 import numpy as np
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from nvium_core.training.chat.conversations import assistant, system, user
 from nvium_core.training.chat.examples import Example, example, load_examples, save_examples
 from nvium_core.training.data.documents import END_OF_TEXT, DataError
-from nvium_core.training.data.tokenizer import train_tokenizer
-from nvium_core.training.initial import give_chat_template
 from tests.training.small_runs import WORDS
 
 
-@pytest.fixture
-def tokenizer() -> PreTrainedTokenizerFast:
-    tokenizer = train_tokenizer([" ".join(WORDS)] * 20, 290, context=64)
-    give_chat_template(tokenizer)
-    return tokenizer
-
-
-def test_only_answers_and_their_end_of_text_count(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_only_answers_and_their_end_of_text_count(tokenizer):
     talk = [system("be big"), user("the cat"), assistant("it ran"), user("so"), assistant("it sat"), user("and")]
     tuned = example(talk, tokenizer)
     parts = np.split(tuned.tokens, np.flatnonzero(np.diff(tuned.is_answer)) + 1)
@@ -32,7 +20,7 @@ def test_only_answers_and_their_end_of_text_count(tokenizer: PreTrainedTokenizer
     assert tuned.is_answer[-1] and not tuned.is_answer[0]
 
 
-def test_all_of_a_plain_text_counts_and_is_tokenized_as_in_the_server(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_all_of_a_plain_text_counts_and_is_tokenized_as_in_the_server(tokenizer):
     plain = example("the cat ran", tokenizer)
     assert tokenizer.decode(plain.tokens) == f"{END_OF_TEXT}the cat ran{END_OF_TEXT}"
     assert plain.tokens[:-1].tolist() == tokenizer("the cat ran").input_ids
@@ -41,14 +29,14 @@ def test_all_of_a_plain_text_counts_and_is_tokenized_as_in_the_server(tokenizer:
         example(f"the {END_OF_TEXT} cat", tokenizer)
 
 
-def test_a_template_that_changes_earlier_answers_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_template_that_changes_earlier_answers_is_refused(tokenizer):
     tokenizer.chat_template = "{{ bos_token + messages[-1].content }}"
     assert example([user("the cat"), assistant("ran")], tokenizer).is_answer.any()
     with pytest.raises(DataError, match="changes an answer when another message follows"):
         example([user("the cat"), assistant("ran"), user("so"), assistant("sat")], tokenizer)
 
 
-def test_saved_examples_load_unchanged(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+def test_saved_examples_load_unchanged(tokenizer, tmp_path):
     saved = [example([user(word), assistant(f"the {word}")], tokenizer) for word in WORDS]
     save_examples(tmp_path / "examples.npz", saved)
     assert [path.name for path in tmp_path.iterdir()] == ["examples.npz"]
@@ -57,7 +45,7 @@ def test_saved_examples_load_unchanged(tokenizer: PreTrainedTokenizerFast, tmp_p
 
 
 @pytest.mark.parametrize("kept", [0, 10, 200, -30])
-def test_damaged_examples_are_refused_by_name(kept: int, tmp_path: Path) -> None:
+def test_damaged_examples_are_refused_by_name(kept, tmp_path):
     path = tmp_path / "examples.npz"
     save_examples(path, [Example(np.arange(5), np.ones(5, dtype=bool))])
     path.write_bytes(path.read_bytes()[:kept])

@@ -1,5 +1,3 @@
-"""Packed conversations: complete, separate, with a loss on answers only, and read once per epoch."""
-
 from dataclasses import astuple
 
 import numpy as np
@@ -20,13 +18,10 @@ CONTEXT = 16
 LENGTHS = st.lists(st.integers(2, CONTEXT + 1), min_size=1, max_size=30)
 
 
-def example_of(length: int, first: int) -> Example:
-    """Build an example of tokens first, first + 1, …, whose second half is the answer."""
-    return Example(first + np.arange(length), np.arange(length) >= length // 2)
-
-
 def examples_of(lengths: list[int]) -> list[Example]:
-    return [example_of(length, 100 * (number + 1)) for number, length in enumerate(lengths)]
+    """Build examples whose tokens count up from 100, 200, …; the second half is the answer."""
+    rows = [np.arange(length) for length in lengths]
+    return [Example(100 * number + each, each >= len(each) // 2) for number, each in enumerate(rows, start=1)]
 
 
 def an_epoch(stream: PackedConversations, epoch: int = 0) -> Batch:
@@ -36,7 +31,7 @@ def an_epoch(stream: PackedConversations, epoch: int = 0) -> Batch:
 
 @settings(max_examples=60)
 @given(lengths=LENGTHS, epoch=st.integers(0, 3), seed=st.integers(0, 3))
-def test_an_epoch_contains_every_conversation_once_and_complete(lengths: list[int], epoch: int, seed: int) -> None:
+def test_an_epoch_contains_every_conversation_once_and_complete(lengths, epoch, seed):
     examples = examples_of(lengths)
     batch = an_epoch(PackedConversations(examples, END, seed), epoch)
     found = []
@@ -55,7 +50,7 @@ def test_an_epoch_contains_every_conversation_once_and_complete(lengths: list[in
     assert sorted(found) == sorted(tuple(each.tokens) for each in examples)
 
 
-def test_padding_never_counts() -> None:
+def test_padding_never_counts():
     lengths = [5, 9, 3]
     batch = an_epoch(PackedConversations(examples_of(lengths), END, together=False, answers_only=False))
     assert sorted(batch.counted.sum(1).tolist()) == sorted(length - 1 for length in lengths)
@@ -64,13 +59,13 @@ def test_padding_never_counts() -> None:
 
 @settings(max_examples=60)
 @given(num_rows=st.lists(st.integers(1, 100), min_size=1, max_size=60), context=st.just(100))
-def test_packing_is_close_to_the_fewest_windows(num_rows: list[int], context: int) -> None:
+def test_packing_is_close_to_the_fewest_windows(num_rows, context):
     windows = packed(num_rows, context)
     assert all(sum(num_rows[number] for number in window) <= context for window in windows)
     assert len(windows) <= 1.7 * -(-sum(num_rows) // context) + 1
 
 
-def test_a_batch_depends_on_examples_seed_and_number_only() -> None:
+def test_a_batch_depends_on_examples_seed_and_number_only():
     examples = examples_of([5, 9, 12, 16, 3, 8, 17, 10, 11] * 4)
     one, other = (PackedConversations(examples, END, seed=1) for _ in range(2))
     one.batch(0, 3, CONTEXT)
@@ -81,7 +76,7 @@ def test_a_batch_depends_on_examples_seed_and_number_only() -> None:
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_packing_does_not_change_the_loss_of_the_answers(together: bool) -> None:
+def test_packing_does_not_change_the_loss_of_the_answers(together):
     model = random_model([1, 2], vocab_size=17)
     rng = np.random.default_rng(0)
     examples = [Example(rng.integers(1, 17, n), np.arange(n) >= n // 2) for n in (6, 9, 3, 15)]
@@ -98,6 +93,6 @@ def test_packing_does_not_change_the_loss_of_the_answers(together: bool) -> None
     assert float(found) == pytest.approx(np.mean(alone))
 
 
-def test_a_conversation_longer_than_the_context_is_refused() -> None:
+def test_a_conversation_longer_than_the_context_is_refused():
     with pytest.raises(DataError, match="18 tokens is too long for a context of 16"):
-        PackedConversations([example_of(18, 1)], END).batch(0, 1, CONTEXT)
+        PackedConversations(examples_of([18]), END).batch(0, 1, CONTEXT)

@@ -1,5 +1,4 @@
 import lzma
-from pathlib import Path
 
 import pytest
 
@@ -11,12 +10,12 @@ DOCUMENTS = ["Title\n\nOne.", "Two <|endoftext|> in a line.", "Thrée."]
 
 
 @pytest.mark.parametrize("content", [TEXT.encode(), b"\xef\xbb\xbf" + TEXT.replace("\n", "\r\n").encode()])
-def test_separator_lines_separate_documents(tmp_path: Path, content: bytes) -> None:
+def test_separator_lines_separate_documents(tmp_path, content):
     (tmp_path / "text.txt").write_bytes(content)
     assert read_documents(tmp_path / "text.txt") == DOCUMENTS
 
 
-def test_an_unusable_file_is_named(tmp_path: Path) -> None:
+def test_an_unusable_file_is_named(tmp_path):
     compressed = lzma.compress(TEXT.encode() * 50)
     damaged = {
         "empty.txt": b"",

@@ -1,5 +1,3 @@
-"""Batches prepared ahead."""
-
 import threading
 from collections.abc import Iterator
 
@@ -11,11 +9,11 @@ from nvium_core.training.data.loader import prefetched
 
 
 @given(items=st.lists(st.integers()), num_ahead=st.integers(1, 4))
-def test_items_come_in_order_and_none_is_lost(items: list[int], num_ahead: int) -> None:
+def test_items_come_in_order_and_none_is_lost(items, num_ahead):
     assert list(prefetched(items, num_ahead)) == items
 
 
-def test_items_are_computed_ahead() -> None:
+def test_items_are_computed_ahead():
     made = threading.Event()
 
     def items() -> Iterator[int]:
@@ -29,7 +27,7 @@ def test_items_are_computed_ahead() -> None:
     assert list(ahead) == [1]
 
 
-def test_an_exception_is_raised_where_its_item_would_be_yielded() -> None:
+def test_an_exception_is_raised_where_its_item_would_be_yielded():
     def items() -> Iterator[int]:
         yield 0
         raise ValueError("the second")

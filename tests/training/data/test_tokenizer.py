@@ -17,17 +17,13 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 @given(text=st.text())
-def test_any_text_round_trips(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
+def test_any_text_round_trips(tokenizer, text):
     ids = tokenizer(text).input_ids
     assert tokenizer.decode(ids[1:]) == text
 
 
-def test_the_stream_has_an_end_of_text_before_every_document_and_at_the_end(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_the_stream_has_an_end_of_text_before_every_document_and_at_the_end(tokenizer):
     end = tokenizer.eos_token_id
     stream = encode(["the cat", "so it was"], tokenizer).tolist()
     assert stream == [*tokenizer("the cat").input_ids, *tokenizer("so it was").input_ids, end]
-
-
-def test_the_separator_inside_a_document_does_not_split_it(tokenizer: PreTrainedTokenizerFast) -> None:
-    stream = encode([f"the {END_OF_TEXT} cat"], tokenizer).tolist()
-    assert stream.count(tokenizer.eos_token_id) == 2
+    assert encode([f"the {END_OF_TEXT} cat"], tokenizer).tolist().count(end) == 2

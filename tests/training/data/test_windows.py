@@ -1,5 +1,3 @@
-"""Packed windows: attention within documents, and every window read once per epoch."""
-
 from dataclasses import astuple
 
 import numpy as np
@@ -22,14 +20,10 @@ def batch_of(window: Tensor) -> Batch:
     return packed_batch(window[:, :-1], window[:, 1:], END)
 
 
-def test_positions_and_documents_restart_at_each_end_of_text() -> None:
+def test_positions_and_documents_restart_at_each_end_of_text_and_a_row_attends_to_its_own_document():
     batch = batch_of(WINDOW)
     assert batch.positions.tolist() == [[0, 1, 0, 1, 2, 3, 0, 0, 1, 2, 3, 0]]
     assert batch.documents.tolist() == [[0, 0, 1, 1, 1, 1, 2, 3, 3, 3, 3, 4]]
-
-
-def test_a_row_attends_to_its_own_document_up_to_itself() -> None:
-    batch = batch_of(WINDOW)
     seen = batch.mask()[0, 0]
     for row, column in np.ndindex(*seen.shape):
         same = batch.documents[0, row] == batch.documents[0, column]
@@ -37,14 +31,13 @@ def test_a_row_attends_to_its_own_document_up_to_itself() -> None:
 
 
 def outputs(batch: Batch) -> Tensor:
-    """Return the last exit's logits [B, T, V]."""
     model = random_model([1, 2])
     with torch.no_grad():
         states = model.hidden_states(batch.inputs, batch.positions, causal_attention(batch.mask()))
         return model.lm_head(model.exit_outputs(states)[1][-1])
 
 
-def test_documents_do_not_affect_one_another() -> None:
+def test_documents_do_not_affect_one_another():
     changed = WINDOW.clone()
     changed[0, :2], changed[0, 3:6] = torch.tensor([9, 1]), torch.tensor([1, 2, 3])
     before, after = outputs(batch_of(WINDOW)), outputs(batch_of(changed))
@@ -52,7 +45,7 @@ def test_documents_do_not_affect_one_another() -> None:
     assert not torch.allclose(before[0, 3:6], after[0, 3:6])
 
 
-def test_a_packed_document_has_the_logits_it_has_alone() -> None:
+def test_a_packed_document_has_the_logits_it_has_alone():
     alone = random_model([1, 2])
     with torch.no_grad():
         expected = alone(WINDOW[:, 7:11], output_exit_logits=True).exit_logits[..., -1, :]
@@ -61,7 +54,7 @@ def test_a_packed_document_has_the_logits_it_has_alone() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(9, 400), st.integers(1, 8), st.integers(0, 3), st.integers(0, 5))
-def test_an_epoch_reads_every_window_once(num_tokens: int, context: int, epoch: int, seed: int) -> None:
+def test_an_epoch_reads_every_window_once(num_tokens, context, epoch, seed):
     stream = PackedStream(np.arange(1, num_tokens + 1, dtype=np.uint16), END, seed)
     per_epoch = (num_tokens - 1) // context
     batch = stream.batch(epoch * per_epoch, per_epoch, context)
@@ -71,7 +64,7 @@ def test_an_epoch_reads_every_window_once(num_tokens: int, context: int, epoch: 
     assert torch.equal(batch.targets, batch.inputs + 1)
 
 
-def test_a_batch_depends_on_stream_seed_and_number_only() -> None:
+def test_a_batch_depends_on_stream_seed_and_number_only():
     tokens = np.random.default_rng(0).integers(0, 50, 500, dtype=np.uint16)
     one, other = PackedStream(tokens, END, seed=1), PackedStream(tokens, END, seed=1)
     one.batch(0, 7, 16)
@@ -81,6 +74,6 @@ def test_a_batch_depends_on_stream_seed_and_number_only() -> None:
     assert not torch.equal(different.inputs, one.batch(40, 4, 16).inputs)
 
 
-def test_a_stream_shorter_than_a_window_is_refused() -> None:
+def test_a_stream_shorter_than_a_window_is_refused():
     with pytest.raises(DataError, match="8 tokens of text are too few for a context of 8"):
         PackedStream(np.ones(8, dtype=np.uint16), END).batch(0, 1, 8)

@@ -1,5 +1,3 @@
-"""The chunked head equals the plain one."""
-
 import pytest
 import torch
 from hypothesis import given
@@ -11,7 +9,7 @@ from nvium_core.training.objective.cross_entropy import chunked_head_nll, head_n
 
 
 @given(num_rows=st.integers(1, 9), num_words=st.integers(2, 7), seed=st.integers(0, 99))
-def test_chunks_do_not_change_losses_or_gradients(num_rows: int, num_words: int, seed: int) -> None:
+def test_chunks_do_not_change_losses_or_gradients(num_rows, num_words, seed):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cross_entropy, "CHUNK_ROWS", 4)
         generator = torch.Generator().manual_seed(seed)
@@ -25,14 +23,14 @@ def test_chunks_do_not_change_losses_or_gradients(num_rows: int, num_words: int,
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
-def gradients(nll, output, head, target, weight):  # type: ignore[no-untyped-def]
+def gradients(nll, output, head, target, weight):
     """Return the losses, and the gradients of their weighted sum by output and head."""
     output, head = output.clone().requires_grad_(), head.clone().requires_grad_()
     losses = nll(output, head, target)
     return losses, *torch.autograd.grad((losses * weight).sum(), (output, head))
 
 
-def test_with_autocast_the_head_multiplies_in_bfloat16_and_sums_in_float32() -> None:
+def test_with_autocast_the_head_multiplies_in_bfloat16_and_sums_in_float32():
     generator = torch.Generator().manual_seed(0)
     output = torch.randn(3, 8, generator=generator, requires_grad=True)
     head = torch.randn(11, 8, generator=generator, requires_grad=True)
@@ -40,17 +38,17 @@ def test_with_autocast_the_head_multiplies_in_bfloat16_and_sums_in_float32() -> 
     with torch.autocast("cpu", torch.bfloat16):
         losses = chunked_head_nll(output, head, target)
     losses.sum().backward()
-    assert losses.dtype == output.grad.dtype == head.grad.dtype == torch.float32  # type: ignore[union-attr]
+    assert losses.dtype == output.grad.dtype == head.grad.dtype == torch.float32
     exact = token_nll(output @ head.T, target)
     assert (losses - exact).abs().max() < 0.05
     assert not torch.equal(losses, exact)
 
 
-def test_only_many_logits_are_computed_in_chunks() -> None:
+def test_only_many_logits_are_computed_in_chunks():
     output, head, target = torch.randn(6, 5), torch.randn(9, 5), torch.arange(6)
     plain = head_nll(output, head.requires_grad_(), target)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cross_entropy, "MAX_LOGITS", 53)
         chunked = head_nll(output, head, target)
     torch.testing.assert_close(plain, chunked)
-    assert "HeadNll" in str(chunked.grad_fn.next_functions) and "HeadNll" not in str(plain.grad_fn.next_functions)  # type: ignore[union-attr]
+    assert "HeadNll" in str(chunked.grad_fn.next_functions) and "HeadNll" not in str(plain.grad_fn.next_functions)

@@ -1,5 +1,3 @@
-"""The training losses equal the model's own, which are computed from the mixture over the vocabulary."""
-
 from dataclasses import replace
 
 import pytest
@@ -24,7 +22,7 @@ def outcome_of(model: NviumForCausalLM, batch: Batch, alpha: float = 0.0, beta: 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @torch.no_grad()
-def test_losses_equal_those_of_the_models_forward(dtype: torch.dtype) -> None:
+def test_losses_equal_those_of_the_models_forward(dtype):
     model = random_model([1, 2, 4], dtype=dtype)
     expected = model(WINDOW, labels=WINDOW)
     found = outcome_of(model, unpacked()).metrics
@@ -39,7 +37,7 @@ def gradients(model: NviumForCausalLM) -> dict[str, torch.Tensor]:
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-def test_gradients_equal_those_of_the_models_forward() -> None:
+def test_gradients_equal_those_of_the_models_forward():
     ours, theirs = random_model([1, 2, 4]), random_model([1, 2, 4])
     outcome_of(ours, unpacked(), alpha=0.5, beta=0.25).loss.backward()
     output = theirs(WINDOW, labels=WINDOW)
@@ -51,7 +49,7 @@ def test_gradients_equal_those_of_the_models_forward() -> None:
 
 
 @torch.no_grad()
-def test_means_leave_out_targets_that_do_not_count() -> None:
+def test_means_leave_out_targets_that_do_not_count():
     model, batch = random_model([1, 2, 4], dtype=torch.float64), unpacked()
     counted = torch.zeros_like(batch.counted)
     counted[1, 4:9] = True

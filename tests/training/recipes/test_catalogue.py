@@ -1,5 +1,3 @@
-"""Every recipe's model and dense twin, compared with the paper's and the authors'."""
-
 from dataclasses import replace
 from functools import cache
 
@@ -16,8 +14,9 @@ from nvium_core.training.recipes.twins import dense_twin
 from nvium_core.training.schedule import LearningRate
 from nvium_core.training.train import NVIUM
 
-DEPTH_MILLIONS = {6: 99, 12: 141, 24: 226, 36: 311, 48: 396}
-WIDTH_MILLIONS = {128: 13, 256: 36, 512: 112, 768: 226, 1024: 381, 1536: 806}
+DEPTHS = (6, 12, 24, 36, 48)
+PAPER_MILLIONS = {"24x128": 13, "24x256": 36, "24x512": 112, "24x768": 226, "24x1024": 381, "24x1536": 806}
+PAPER_MILLIONS |= {"6x768": 99, "12x768": 141, "36x768": 311, "48x768": 396}
 
 PUBLISHED_STEPS = {
     "paper-24x128": 4012,
@@ -56,7 +55,7 @@ def parameters_on_meta(shape: ModelShape) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_every_recipe_and_its_twin_have_the_same_parameters_and_text() -> None:
+def test_every_recipe_and_its_twin_have_the_same_parameters_and_text():
     for name in RECIPES:
         recipe, twin = recipe_named(name, []), recipe_named(f"{name}-dense", [])
         assert recipe.num_steps > 1, name
@@ -71,35 +70,32 @@ def test_every_recipe_and_its_twin_have_the_same_parameters_and_text() -> None:
         assert (twin.shape.num_layers, twin.shape.width) == (recipe.shape.num_layers, recipe.shape.width), name
 
 
-def test_parameter_counts_are_the_papers() -> None:
-    named = {f"{layers}x768": count for layers, count in DEPTH_MILLIONS.items()}
-    named |= {f"24x{width}": count for width, count in WIDTH_MILLIONS.items()}
-    for shape, millions in named.items():
+def test_parameter_counts_are_the_papers():
+    for shape, millions in PAPER_MILLIONS.items():
         assert round(num_parameters(recipe_named(f"paper-{shape}", []).shape) / 1e6) == millions, shape
     assert round(num_parameters(recipe_named("paper-48x1536", []).shape) / 1e9, 1) == 1.5
 
 
-def test_steps_agree_with_the_authors_to_a_fifth_of_a_percent() -> None:
-    assert {name: recipe_named(name, []).num_steps for name in PUBLISHED_STEPS} == pytest.approx(
-        PUBLISHED_STEPS, rel=2e-3
-    )
+def test_steps_agree_with_the_authors_to_a_fifth_of_a_percent():
+    found = {name: recipe_named(name, []).num_steps for name in PUBLISHED_STEPS}
+    assert found == pytest.approx(PUBLISHED_STEPS, rel=2e-3)
 
 
-def test_dense_twins_are_as_wide_as_the_authors() -> None:
+def test_dense_twins_are_as_wide_as_the_authors():
     for width, expected in TWIN_WIDTHS.items():
-        assert [dense_twin(scaling(layers, width)).shape.mlp_width for layers in DEPTH_MILLIONS] == expected
+        assert [dense_twin(scaling(layers, width)).shape.mlp_width for layers in DEPTHS] == expected
     for num_exits, mlp_width in TWIN_WIDTHS_BY_EXITS.items():
         assert recipe_named(f"paper-exits-{num_exits}-dense", []).shape.mlp_width == mlp_width
 
 
-def test_a_recipe_with_an_adaptive_beta_and_its_twin_have_the_same_evaluations() -> None:
+def test_a_recipe_with_an_adaptive_beta_and_its_twin_have_the_same_evaluations():
     for name in ("small-adaptive", "paper-48x1536"):
         recipe, twin = recipe_named(name, []), recipe_named(f"{name}-dense", [])
         assert recipe.beta.adaptive and not twin.beta.adaptive
         assert 1 < recipe.evaluations == twin.evaluations < recipe.num_steps
 
 
-def test_a_twin_follows_the_settings_and_the_initial_model_of_its_recipe() -> None:
+def test_a_twin_follows_the_settings_and_the_initial_model_of_its_recipe():
     settings = ["shape.width=96", "shape.mlp_width=256", "total_tokens=4096"]
     twin = recipe_named("tiny-dense", settings)
     assert (twin.shape.width, twin.total_tokens) == (96, 4096)
@@ -109,7 +105,7 @@ def test_a_twin_follows_the_settings_and_the_initial_model_of_its_recipe() -> No
     assert recipe_named("paper-isoflop-26x768-dense", []) == recipe_named("paper-isoflop-26x768", [])
 
 
-def test_instruction_tuning_follows_the_authors() -> None:
+def test_instruction_tuning_follows_the_authors():
     recipe = recipe_named("paper-sft-24x768", [])
     assert (recipe.epochs, recipe.packing, recipe.answers_only) == (2, False, False)
     assert (recipe.windows_of_a_step(0.0), recipe.short_context) == (128, 1024)
@@ -121,7 +117,7 @@ def test_instruction_tuning_follows_the_authors() -> None:
         recipe_named("paper-sft-24x768", ["total_tokens=1e6"])
 
 
-def test_an_unknown_recipe_is_refused_with_suggestions() -> None:
+def test_an_unknown_recipe_is_refused_with_suggestions():
     with pytest.raises(RecipeError, match=r"'paper-24x769'; did you mean .*paper-24x768.*\? `nvium recipes` lists all"):
         recipe_named("paper-24x769", [])
     with pytest.raises(RecipeError, match=r"^unknown recipe 'huge'; `nvium recipes` lists all recipes$"):

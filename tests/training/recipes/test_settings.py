@@ -6,22 +6,19 @@ from nvium_core.training.recipes.catalogue import recipe_named
 from nvium_core.training.recipes.recipe import RecipeError
 
 
-def test_settings_change_only_the_named_fields() -> None:
+def test_settings_change_only_the_named_fields_such_as_the_layers_of_exits():
     changed = recipe_named("tiny", ["shape.width=96", "learning_rate.maximum=1e-4", "total_tokens=1_000_000"])
     assert (changed.shape.width, changed.learning_rate.maximum, changed.total_tokens) == (96, 1e-4, 1_000_000)
     assert changed.shape.num_layers == recipe_named("tiny", []).shape.num_layers
     assert changed.learning_rate.warmup == recipe_named("tiny", []).learning_rate.warmup
-
-
-def test_an_error_names_all_settings_that_contradict_one_another() -> None:
-    with pytest.raises(RecipeError, match=r"^--set beta.adaptive=true --set beta.depth=0.5: β cannot be both"):
-        recipe_named("tiny", ["seed=3", "beta.adaptive=true", "beta.depth=0.5"])
-
-
-def test_the_layers_of_exits_can_be_set() -> None:
     shape = recipe_named("tiny", ["shape.exit_layers=1,4", "shape.num_exits=2"]).shape
     assert shape.config(512, end_token=0).exit_layers == [1, 4]
     assert recipe_named("small", ["shape.exit_layers="]).shape.exit_depths == [3, 6, 9, 12]
+
+
+def test_an_error_names_all_settings_that_contradict_one_another():
+    with pytest.raises(RecipeError, match=r"^--set beta.adaptive=true --set beta.depth=0.5: β cannot be both"):
+        recipe_named("tiny", ["seed=3", "beta.adaptive=true", "beta.depth=0.5"])
 
 
 @pytest.mark.parametrize(
@@ -56,7 +53,7 @@ def test_the_layers_of_exits_can_be_set() -> None:
         ("diet.other_epochs=-1", "other_epochs"),
     ],
 )
-def test_an_invalid_setting_is_refused_by_name(setting: str, complaint: str) -> None:
+def test_an_invalid_setting_is_refused_by_name(setting, complaint):
     with pytest.raises(RecipeError, match=f"^--set {re.escape(setting)}: .*{complaint}"):
         recipe_named("tiny", [setting])
 
@@ -73,11 +70,11 @@ def test_an_invalid_setting_is_refused_by_name(setting: str, complaint: str) -> 
         ("tokens_per_step=64", "multiple of the context, 128"),
     ],
 )
-def test_contradictory_settings_are_refused(setting: str, complaint: str) -> None:
+def test_contradictory_settings_are_refused(setting, complaint):
     with pytest.raises(RecipeError, match=f"recipe tiny: .*{complaint}"):
         recipe_named("tiny", [setting])
 
 
-def test_windows_are_long_in_the_last_share_of_a_run() -> None:
+def test_windows_are_long_in_the_last_share_of_a_run():
     recipe = recipe_named("tiny", ["shape.context=256", "short_context=64", "long_context_share=0.25"])
     assert [recipe.context_at(progress) for progress in (0.0, 0.74, 0.75, 1.0)] == [64, 64, 256, 256]

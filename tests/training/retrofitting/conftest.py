@@ -4,19 +4,16 @@ from pathlib import Path
 from shutil import copytree
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
-from nvium_core.loading import source_tokenizer
 from nvium_core.training.retrofitting import run as module
 from nvium_core.training.schedule import LearningRate
-from tests.byte_model import END_OF_TEXT, byte_tokenizer
+from tests.byte_model import END_OF_TEXT, TURNS, wrapped_tokenizer
 from tests.model.gguf_files import write_gguf
 from tests.model.llama_folders import llama_folder, random_llama
 from tests.model.test_backbones import random_model
 from tests.text.test_gguf_tokenizer import VOCABULARIES
 
 DOCUMENTS = [f"There were {n} foxes, and {n + 1} hens. " * 6 for n in range(60)]
-TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}" + END_OF_TEXT + "{% endfor %}<assistant>"
 
 
 @pytest.fixture(scope="module")
@@ -25,29 +22,26 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = llama_folder(
         tmp_path_factory.mktemp("llama"), random_llama(**shape, max_position_embeddings=256).bfloat16()
     )
-    PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), eos_token=END_OF_TEXT).save_pretrained(folder)
+    wrapped_tokenizer().save_pretrained(folder)
     (folder / "README.md").write_text("---\nlicense: mit\n---\n", encoding="utf-8")
     return folder
 
 
 @pytest.fixture(scope="module")
 def chatty(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model with a chat template."""
     folder = tmp_path_factory.mktemp("chatty")
     copytree(llama, folder, dirs_exist_ok=True)
-    tokenizer = source_tokenizer(str(llama))
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(folder)
+    wrapped_tokenizer(TURNS).save_pretrained(folder)
     return folder
 
 
 @pytest.fixture(scope="module")
-def qwen3(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Qwen3 with QK-norm, wide heads and a tied head."""
     folder = tmp_path_factory.mktemp("qwen3")
     shape = {"vocab_size": 257, "head_dim": 16, "tie_word_embeddings": True, "max_position_embeddings": 256}
     random_model("qwen3", shape | {"bos_token_id": 0, "eos_token_id": 0}).bfloat16().save_pretrained(folder)
-    source_tokenizer(str(llama)).save_pretrained(folder)
+    wrapped_tokenizer().save_pretrained(folder)
     return folder
 
 

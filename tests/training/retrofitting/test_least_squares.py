@@ -20,14 +20,14 @@ def rows(number: int, seed: int = 0) -> torch.Tensor:
 
 @torch.no_grad()
 @pytest.mark.parametrize("inner", [2 * WIDTH, 2 * WIDTH + 3])
-def test_an_adapter_of_twice_the_width_represents_any_linear_map(inner: int) -> None:
+def test_an_adapter_of_twice_the_width_represents_any_linear_map(inner):
     linear, map_DD, x_RD = adapter(inner), rows(WIDTH), rows(50, 1)
     set_map(linear, map_DD)
     torch.testing.assert_close(linear(x_RD), x_RD @ map_DD)
 
 
 @torch.no_grad()
-def test_a_narrower_adapter_represents_the_nearest_map_of_its_rank() -> None:
+def test_a_narrower_adapter_represents_the_nearest_map_of_its_rank():
     linear, map_DD = adapter(10), rows(WIDTH)
     set_map(linear, map_DD)
     found = linear(torch.eye(WIDTH, dtype=torch.float64))
@@ -35,7 +35,7 @@ def test_a_narrower_adapter_represents_the_nearest_map_of_its_rank() -> None:
     torch.testing.assert_close(found - torch.eye(WIDTH), (left[:, :5] * sizes[:5]) @ right[:5])
 
 
-def test_least_squares_recover_the_map_from_rows_in_parts() -> None:
+def test_least_squares_recover_the_map_from_rows_in_parts():
     map_DD, fit = rows(WIDTH), LeastSquares(WIDTH)
     for part in rows(400, 1).split(70):
         fit.add(part, part @ map_DD)

@@ -1,5 +1,3 @@
-"""Retrofits of small random models: exits that serve, learn and resume, and an unchanged base."""
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -7,11 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from typer.testing import CliRunner
 
 from nvium_core import NviumForCausalLM, load_model
 from nvium_core.choices import ExitTarget
-from nvium_core.cli import app
 from nvium_core.loading import source_tokenizer
 from nvium_core.model import mixture
 from nvium_core.model.exits import CONTINUE, EXIT
@@ -24,6 +20,8 @@ from nvium_core.training.retrofitting import run as module
 from nvium_core.training.retrofitting.settings import RetrofitError, RetrofitSettings
 from nvium_core.training.retrofitting.table import measured
 from nvium_core.training.retrofitting.texts import read_text
+
+pytestmark = pytest.mark.usefixtures("few_tokens_a_step")
 
 IDS = torch.randint(1, 257, (2, 30), generator=torch.Generator().manual_seed(0))
 TOKENS = 12 * 1024
@@ -46,15 +44,13 @@ def with_exits(asked: RetrofitSettings) -> NviumForCausalLM:
     return NviumForCausalLM.from_pretrained(asked.source, exits=asked.target)
 
 
-def test_the_command_writes_exits_that_serve_with_their_base_and_a_table(
-    llama: Path, data: Path, tmp_path: Path, few_tokens_a_step: None
-) -> None:
+def test_the_command_writes_exits_that_serve_with_their_base_and_a_table(nvium, monkeypatch, llama, data, tmp_path):
     target = tmp_path / "retrofitted"
-    asked = ["retrofit", str(llama), str(target), "--data", str(data), "--exits", "1,3", "--tokens", str(TOKENS)]
-    ran = CliRunner().invoke(app, asked, env={"COLUMNS": "80"})
-    assert ran.exit_code == 0, ran.output
-    assert "layer 3" in ran.output and "mixture" in ran.output and "…" not in ran.output
-    assert f"nvium chat {llama} --exits {target}" in ran.output.replace("\n", "") and "--sampling exits" in ran.output
+    asked = ["retrofit", llama, target, "--data", data, "--exits", "1,3", "--tokens", TOKENS]
+    monkeypatch.setenv("COLUMNS", "80")
+    printed = nvium(*asked).out
+    assert "layer 3" in printed and "mixture" in printed and "…" not in printed
+    assert f"nvium chat {llama} --exits {target}" in printed.replace("\n", "") and "--sampling exits" in printed
     loaded = load_model(str(llama), exits=str(target))
     assert loaded.model.config.exit_layers == [1, 3, 4] and loaded.model.config.default_sampling == "original"
     assert {path.name for path in target.iterdir()} == {"exits.safetensors", "exits.json", "retrofit"}
@@ -71,9 +67,7 @@ def held_out_kl(run: module.RetrofitRun, held_out: Windows) -> float:
     return sum(exit_.kl for exit_ in measured(run.model, held_out, run.context).exits)
 
 
-def test_least_squares_lower_the_kl_and_training_lowers_it_further(
-    llama: Path, data: Path, tmp_path: Path, few_tokens_a_step: None
-) -> None:
+def test_least_squares_lower_the_kl_and_training_lowers_it_further(llama, data, tmp_path):
     asked = settings(llama, data, tmp_path / "target")
     config = asked.check(command.source_config(llama))
     tokenizer = source_tokenizer(str(llama))
@@ -92,13 +86,8 @@ def test_least_squares_lower_the_kl_and_training_lowers_it_further(
     [("llama", "original"), ("llama", "text"), ("qwen3", "original"), ("gguf_file", "original")],
 )
 def test_with_all_mass_on_the_last_exit_the_model_equals_its_base_bit_for_bit(
-    kind: str,
-    exits_learn: ExitTarget,
-    data: Path,
-    tmp_path: Path,
-    few_tokens_a_step: None,
-    request: pytest.FixtureRequest,
-) -> None:
+    kind, exits_learn, data, tmp_path, request
+):
     source: Path = request.getfixturevalue(kind)
     asked = replace(settings(source, data, tmp_path / "target"), exits_learn=exits_learn)
     retrofit(asked)
@@ -118,9 +107,7 @@ def test_with_all_mass_on_the_last_exit_the_model_equals_its_base_bit_for_bit(
         assert torch.equal(model(IDS).logits, original(IDS).logits)
 
 
-def test_the_mean_depth_on_the_training_text_is_the_requested_one(
-    llama: Path, data: Path, tmp_path: Path, few_tokens_a_step: None
-) -> None:
+def test_the_mean_depth_on_the_training_text_is_the_requested_one(llama, data, tmp_path):
     asked = settings(llama, data, tmp_path / "target")
     retrofit(asked)
     model, tokenizer = with_exits(asked), source_tokenizer(str(llama))
@@ -133,14 +120,7 @@ def test_the_mean_depth_on_the_training_text_is_the_requested_one(
 
 
 @pytest.mark.parametrize("exits_learn", ["original", "text"])
-def test_the_gradients_of_exits_equal_those_over_all_logits(
-    exits_learn: ExitTarget,
-    llama: Path,
-    data: Path,
-    tmp_path: Path,
-    few_tokens_a_step: None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_gradients_of_exits_equal_those_over_all_logits(exits_learn, llama, data, tmp_path, monkeypatch):
     monkeypatch.setattr(model_module, "INITIAL_BIAS", 0.0)
     monkeypatch.setattr(module, "CLIP_NORM", torch.inf)
     asked = replace(settings(llama, data, tmp_path), exits_learn=exits_learn)
@@ -169,33 +149,23 @@ def loss_over_all_logits(run: module.RetrofitRun, window: int, exits_learn: Exit
     return module.TEXT_KL_WEIGHT * kl - log_mix_RV.gather(1, rows.target_R[:, None]).mean()
 
 
-def test_without_a_text_a_chat_model_generates_its_training_conversations(
-    chatty: Path, data: Path, tmp_path: Path, few_tokens_a_step: None
-) -> None:
+def test_without_a_text_a_chat_model_generates_its_training_conversations(nvium, monkeypatch, chatty, data, tmp_path):
     both = RetrofitSettings(source=str(chatty), target=tmp_path / "both", data=data, self_talk=1_000, tokens=TOKENS)
     found = command.retrofit(both, source_tokenizer(str(chatty)))
     assert found.keys() == {"text", "conversations"}
-    asked = ["retrofit", str(chatty), str(tmp_path / "alone"), "--exits", "1,3", "--tokens", "3000"]
-    ran = CliRunner().invoke(app, asked, env={"COLUMNS": "120"})
-    assert ran.exit_code == 0, ran.output
-    assert "of 1,000 tokens" in ran.output
+    monkeypatch.setenv("COLUMNS", "120")
+    printed = nvium("retrofit", chatty, tmp_path / "alone", "--exits", "1,3", "--tokens", 3000)
+    assert "of 1,000 tokens" in printed.out + printed.err
     assert json.loads((tmp_path / "alone/exits.json").read_text())["measured"].keys() == {"conversations"}
 
 
-def test_a_model_without_a_chat_template_needs_a_text(llama: Path, tmp_path: Path) -> None:
+def test_a_model_without_a_chat_template_needs_a_text(llama, tmp_path):
     with pytest.raises(DataError, match="without a chat template cannot generate conversations; pass --data"):
         retrofit(RetrofitSettings(source=str(llama), target=tmp_path / "target", tokens=300))
 
 
 @pytest.mark.parametrize("exits_learn", ["original", "text"])
-def test_a_resumed_retrofit_equals_an_uninterrupted_one(
-    exits_learn: ExitTarget,
-    llama: Path,
-    data: Path,
-    tmp_path: Path,
-    few_tokens_a_step: None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_resumed_retrofit_equals_an_uninterrupted_one(exits_learn, llama, data, tmp_path, monkeypatch):
     asked = replace(settings(llama, data, tmp_path, TOKENS // 2), exits_learn=exits_learn)
     whole, parts = (replace(asked, target=tmp_path / name) for name in ("whole", "parts"))
     retrofit(whole)
@@ -230,17 +200,9 @@ def check_only_the_same_retrofit_resumes(asked: RetrofitSettings, llama: Path) -
     assert run.step == run.num_steps
 
 
-@pytest.fixture
-def short_text(tmp_path: Path) -> Path:
+def test_a_folder_with_other_files_is_refused_before_a_text_that_is_too_short(llama, tmp_path):
     (text := tmp_path / "short.txt").write_text("too short")
-    return text
-
-
-def test_a_folder_with_other_files_is_refused_before_the_text_is_read(llama: Path, short_text: Path) -> None:
     with pytest.raises(RetrofitError, match="not empty, and has no retrofit to resume"):
-        retrofit(settings(llama, short_text, short_text.parent))
-
-
-def test_a_text_that_is_too_short_is_refused(llama: Path, short_text: Path, tmp_path: Path) -> None:
+        retrofit(settings(llama, text, tmp_path))
     with pytest.raises(ValueError, match="too few"):
-        retrofit(settings(llama, short_text, tmp_path / "target"))
+        retrofit(settings(llama, text, tmp_path / "target"))

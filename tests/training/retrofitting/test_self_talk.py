@@ -1,18 +1,14 @@
 import json
-from pathlib import Path
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerFast
 
 from nvium_core.training.chat.conversations import assistant, read_conversations, user
 from nvium_core.training.data.documents import DataError
 from nvium_core.training.retrofitting import self_talk
 from nvium_core.training.retrofitting.self_talk import SelfTalk, write_self_talk
-from tests.byte_model import END_OF_TEXT, byte_tokenizer
+from tests.byte_model import TURNS, wrapped_tokenizer
 from tests.random_models import random_model
-
-TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}" + END_OF_TEXT + "{% endfor %}<assistant>"
 
 
 @pytest.fixture(autouse=True)
@@ -22,16 +18,14 @@ def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def talk(end_scale: float = 4.0) -> SelfTalk:
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), eos_token=END_OF_TEXT)
-    tokenizer.chat_template = TEMPLATE
     model = random_model([4], vocab_size=257, context=512)
     with torch.no_grad():
         model.lm_head.weight[0] *= end_scale
     model.generation_config.eos_token_id = 0
-    return SelfTalk(model, tokenizer)
+    return SelfTalk(model, wrapped_tokenizer(TURNS))
 
 
-def test_conversations_depend_on_their_seeds_only() -> None:
+def test_conversations_depend_on_their_seeds_only():
     first, again = (list(talk().round(range(16))) for _ in range(2))
     assert first and first == again
     assert all([turn["role"] for turn in messages] == ["user", "assistant"] for _, messages, _ in first)
@@ -39,7 +33,7 @@ def test_conversations_depend_on_their_seeds_only() -> None:
     assert len({str(messages) for _, messages, _ in first}) > 1
 
 
-def test_a_continued_file_equals_one_written_at_once(tmp_path: Path) -> None:
+def test_a_continued_file_equals_one_written_at_once(tmp_path):
     whole, parts, reports = tmp_path / "whole.jsonl", tmp_path / "parts.jsonl", list[int]()
     write_self_talk(talk, whole, 2_000, reports.append)
     assert len(reports) > 1 and reports[-1] >= 2_000
@@ -52,7 +46,7 @@ def test_a_continued_file_equals_one_written_at_once(tmp_path: Path) -> None:
     write_self_talk(lambda: pytest.fail("the file is complete"), whole, 2_000, reports.append)
 
 
-def test_unicode_line_separators_do_not_end_a_line(tmp_path: Path) -> None:
+def test_unicode_line_separators_do_not_end_a_line(tmp_path):
     file = tmp_path / "file.jsonl"
     line = {"messages": [user("one\u2028two"), assistant("\u0085")], "seed": 0, "tokens": 4}
     file.write_text(json.dumps(line, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -60,6 +54,6 @@ def test_unicode_line_separators_do_not_end_a_line(tmp_path: Path) -> None:
     assert json.loads(file.read_text(encoding="utf-8").split("\n")[0]) == line
 
 
-def test_a_model_whose_requests_never_end_is_refused(tmp_path: Path) -> None:
+def test_a_model_whose_requests_never_end_is_refused(tmp_path):
     with pytest.raises(DataError, match="ended none of its 5 generated requests"):
         write_self_talk(lambda: talk(end_scale=-1e4), tmp_path / "file.jsonl", 10, lambda _: None)

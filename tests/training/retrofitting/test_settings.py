@@ -17,7 +17,7 @@ def settings(**more: Any) -> RetrofitSettings:
     ("exits", "layers"),
     [("4", [8, 15, 22, 30]), ("2", [15, 30]), ("12,18,24", [12, 18, 24, 30]), ("12,30", [12, 30])],
 )
-def test_exits_are_evenly_spaced_or_at_the_given_layers(exits: str, layers: list[int]) -> None:
+def test_exits_are_evenly_spaced_or_at_the_given_layers(exits, layers):
     added = settings(exits=exits).check(LLAMA)
     assert added.exit_layers == layers
     assert added.adapter_hidden_size == 128
@@ -39,11 +39,11 @@ def test_exits_are_evenly_spaced_or_at_the_given_layers(exits: str, layers: list
         ({"data": None, "exits_learn": "text"}, "exits_learn=text requires a text"),
     ],
 )
-def test_invalid_settings_are_refused(wrong: dict[str, Any], reason: str) -> None:
+def test_invalid_settings_are_refused(wrong, reason):
     with pytest.raises(RetrofitError, match=reason):
         settings(**wrong).check(LLAMA)
 
 
-def test_only_a_plain_llama_can_be_retrofitted() -> None:
+def test_only_a_plain_llama_can_be_retrofitted():
     with pytest.raises(RetrofitError, match="already has exits or an adapter"):
         settings().check(NviumConfig(num_hidden_layers=2, exit_layers=[1, 2]))

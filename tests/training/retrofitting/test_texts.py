@@ -1,5 +1,4 @@
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -7,8 +6,7 @@ from transformers import PreTrainedTokenizerFast
 
 from nvium_core.training.data.documents import DataError
 from nvium_core.training.retrofitting.texts import read_text
-from tests.byte_model import END_OF_TEXT, byte_tokenizer
-from tests.training.retrofitting.test_self_talk import TEMPLATE
+from tests.byte_model import END_OF_TEXT, TURNS, wrapped_tokenizer
 
 CONTEXT = 32
 DOCUMENTS = [f"Document {number} " + "x" * (3 * number) for number in range(40)]
@@ -16,12 +14,10 @@ DOCUMENTS = [f"Document {number} " + "x" * (3 * number) for number in range(40)]
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
-    made = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), eos_token=END_OF_TEXT)
-    made.chat_template = TEMPLATE
-    return made
+    return wrapped_tokenizer(TURNS)
 
 
-def test_windows_of_a_text_contain_every_token(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_windows_of_a_text_contain_every_token(tmp_path, tokenizer):
     file = tmp_path / "text.txt"
     file.write_text(f"\n{END_OF_TEXT}\n".join(DOCUMENTS))
     text = read_text(file, tokenizer, CONTEXT, 10_000)
@@ -35,7 +31,7 @@ def test_windows_of_a_text_contain_every_token(tmp_path: Path, tokenizer: PreTra
     assert 0 < held_out <= 0.1 * sum(map(len, examples))
 
 
-def test_only_answers_of_conversations_count(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_only_answers_of_conversations_count(tmp_path, tokenizer):
     file = tmp_path / "chats.jsonl"
     lines = [
         [{"role": "user", "content": "u" * number}, {"role": "assistant", "content": "a" * 9}]
@@ -51,15 +47,11 @@ def test_only_answers_of_conversations_count(tmp_path: Path, tokenizer: PreTrain
     assert "a" * 9 + END_OF_TEXT in answers and all(each.startswith("a") for each in answers)
 
 
-def test_at_least_one_example_is_held_out(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    file = tmp_path / "three.txt"
+def test_at_least_one_example_is_held_out_and_a_text_that_is_too_short_is_named(tmp_path, tokenizer):
+    file = tmp_path / "short.txt"
     file.write_text("x" * (2 * CONTEXT))
     text = read_text(file, tokenizer, CONTEXT, 10_000)
     assert len(text.training) >= 1 == len(text.held_out)
-
-
-def test_a_text_that_is_too_short_is_named(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    file = tmp_path / "short.txt"
     file.write_text("too short")
     with pytest.raises(DataError, match=r"short\.txt: .* are too few"):
         read_text(file, tokenizer, CONTEXT, 100)

@@ -1,13 +1,12 @@
 """Engines on `GraphsBackend`, on any device."""
 
 from dataclasses import replace
-from functools import partial
 
 from nvium_core import Engine, EngineConfig, NviumForCausalLM
 from nvium_core.engine.device.graphs.backend import GraphsBackend
 from nvium_core.engine.device.paged_cache import PagedCache
-from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.schedule.step import Step, StepResult
+from tests.engine.driving import engine_on
 
 
 class Counting(GraphsBackend):
@@ -24,12 +23,4 @@ class Counting(GraphsBackend):
 
 
 def graphs_engine(model: NviumForCausalLM, config: EngineConfig) -> Engine:
-    """Create an engine on `GraphsBackend`."""
-    config = replace(config, deterministic=False)
-    return Engine(model, config, make_runner=partial(Runner, make_backend=Counting))
-
-
-def backend_of(engine: Engine) -> Counting:
-    backend = engine.runner.backend
-    assert isinstance(backend, Counting)
-    return backend
+    return engine_on(Counting, model, replace(config, deterministic=False))

@@ -63,7 +63,6 @@ class LateDevice:
 
     @property
     def position(self) -> int:
-        """Return the number of operators queued so far."""
         return self.num_executed + len(self._queue)
 
     def execute(self, until: int | None = None) -> None:
@@ -96,13 +95,7 @@ class Reads(TorchFunctionMode):
         super().__init__()
         self._device = device
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func, types, args=(), kwargs=None):
         if func in READS and self._device.has(args[0]) and self._device.waits_for_reads:
             self._device.execute()
         return func(*args, **(kwargs or {}))
@@ -113,9 +106,7 @@ class Operators(TorchDispatchMode):
         super().__init__()
         self._device = device
 
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         device, kwargs = self._device, kwargs or {}
         is_late = any(device.has(leaf) for leaf in tree_leaves((args, kwargs)))
         is_copy_to_host = func is aten.copy_.default and not device.has(args[0])

@@ -71,7 +71,7 @@ def empty_cache(num_pages: int = 3, num_key_heads: int = 2, dtype: torch.dtype =
 
 
 @pytest.mark.parametrize("num_pages", [1, 2, 3, 40])
-def test_the_kernel_agrees_with_gathering(monkeypatch: pytest.MonkeyPatch, num_pages: int) -> None:
+def test_the_kernel_agrees_with_gathering(monkeypatch, num_pages):
     monkeypatch.setattr(varlen, "varlen_attn", slow_varlen_attn)
     cache = empty_cache(num_pages)
     assert kernel_agrees(cache, 4, in_place)
@@ -79,7 +79,7 @@ def test_the_kernel_agrees_with_gathering(monkeypatch: pytest.MonkeyPatch, num_p
     assert not cache.values[:, : cache.null_slot + 1].any()
 
 
-def test_gathering_disables_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gathering_disables_cudnn(monkeypatch):
     asked: list[bool] = []
 
     def noted(*args: Any, **given: Any) -> Tensor:
@@ -95,7 +95,6 @@ def test_gathering_disables_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def faulty(fault: str, *args: Any, **given: Any) -> Tensor:
-    """Call the slow kernel with a fault."""
     q_RHP, tables, page = args[0], given["block_table"], args[1].shape[1]
     if fault == "rows unwritten":
         out_RHP = slow_varlen_attn(*args, **given)
@@ -120,13 +119,13 @@ FAULTS = ["rows unwritten", "table width mistaken", "scale forgotten", "newest k
 
 @pytest.mark.parametrize("num_key_heads", [2, 4])
 @pytest.mark.parametrize("fault", [None, *FAULTS, "split 2 of 4"])
-def test_a_faulty_kernel_is_refused(fault: str | None, num_key_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_faulty_kernel_is_refused(fault, num_key_heads, monkeypatch):
     monkeypatch.setattr(varlen, "varlen_attn", partial(faulty, fault or ""))
     assert kernel_agrees(empty_cache(40, num_key_heads, torch.bfloat16), 4, in_place) == (fault is None)
 
 
 @pytest.mark.parametrize("fault", [None, "no causal mask", *FAULTS])
-def test_a_faulty_kernel_is_refused_for_long_runs(fault: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_faulty_kernel_is_refused_for_long_runs(fault, monkeypatch):
     monkeypatch.setattr(varlen, "varlen_attn", partial(faulty, fault or ""))
     cache = empty_cache(40, dtype=torch.bfloat16)
     assert best_ragged(cache, 4, in_place) is (ragged if fault else ragged_in_place)
@@ -134,9 +133,7 @@ def test_a_faulty_kernel_is_refused_for_long_runs(fault: str | None, monkeypatch
 
 
 @pytest.mark.parametrize(("num_heads", "num_rows", "num_splits"), [(2, 2, 1), (2, 1, None), (4, 2, None), (4, 1, None)])
-def test_keys_are_split_only_for_grouped_queries_or_one_row(
-    num_heads: int, num_rows: int, num_splits: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_are_split_only_for_grouped_queries_or_one_row(num_heads, num_rows, num_splits, monkeypatch):
     asked = []
 
     def noting(*args: Any, **given: Any) -> Tensor:
@@ -150,7 +147,7 @@ def test_keys_are_split_only_for_grouped_queries_or_one_row(
     assert asked == [num_splits]
 
 
-def test_a_missing_kernel_is_logged_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_kernel_is_logged_in_one_line(caplog):
     """PyTorch's error lists all devices that have the operator, in about sixty lines."""
     assert best_ragged(empty_cache(), 4, in_place) is ragged
     (record,) = caplog.records
@@ -159,24 +156,27 @@ def test_a_missing_kernel_is_logged_in_one_line(caplog: pytest.LogCaptureFixture
     assert len(record.getMessage()) < 300
 
 
-def test_on_a_cpu_keys_are_gathered_from_small_pages() -> None:
+def test_on_a_cpu_keys_are_gathered_from_small_pages():
     like = torch.zeros(1, dtype=torch.bfloat16)
     assert best_page_size(like) == 16
     assert best_attention(empty_cache(), num_heads=4) is gathered
 
 
+def run_of(first: int, stop: int) -> Rows:
+    sequence = Sequence("s", [0] * stop, SamplingParams(), seed=0, num_blocks=1, arrival=0)
+    return Rows(sequence, range(first, stop))
+
+
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 20)), min_size=1, max_size=5), st.integers(0, 99))
-def test_in_place_attention_of_runs_equals_gathering(lengths: list[tuple[int, int]], seed: int) -> None:
+def test_in_place_attention_of_runs_equals_gathering(lengths, seed):
     cache, generator = empty_cache(40), torch.Generator().manual_seed(seed)
     cache.keys[:, : cache.null_slot], cache.values[:, : cache.null_slot] = (
         torch.randn(2, cache.null_slot, *cache.keys.shape[2:], generator=generator) for _ in range(2)
     )
     pages = iter(torch.randperm(40, generator=generator).tolist())
-    runs = []
-    for before, rows in lengths:
-        sequence = Sequence("s", [0] * (before + rows), SamplingParams(), seed=0, num_blocks=1, arrival=0)
-        sequence.pages = [next(pages) for _ in range(-(-(before + rows) // 8))]
-        runs.append(Rows(sequence, range(before, before + rows)))
+    runs = [run_of(before, before + rows) for before, rows in lengths]
+    for run in runs:
+        run.sequence.pages = [next(pages) for _ in range(-(-run.rows.stop // 8))]
     slot_R = torch.from_numpy(cache.slots(runs))
     q_RHP, k_RGP, v_RGP = (torch.randn(len(slot_R), heads, 8, generator=generator) for heads in (4, 2, 2))
     with pytest.MonkeyPatch.context() as patch:
@@ -185,22 +185,16 @@ def test_in_place_attention_of_runs_equals_gathering(lengths: list[tuple[int, in
     torch.testing.assert_close(found, ragged(cache, runs, slot_R)(q_RHP, k_RGP, v_RGP, 0), rtol=0, atol=1e-5)
 
 
-def test_a_long_context_does_not_pad_short_ones() -> None:
-    runs = []
-    for length in [200] * 64 + [30_000]:
-        sequence = Sequence("s", [0] * length, SamplingParams(), seed=0, num_blocks=1, arrival=0)
-        runs.append(Rows(sequence, range(length - 1, length)))
+def test_a_long_context_does_not_pad_short_ones():
+    runs = [run_of(length - 1, length) for length in [200] * 64 + [30_000]]
     batches = [[runs[number].rows.stop for number in numbers] for numbers in group_similar(runs, page_size=16)]
     assert sorted(map(len, batches)) == [1, 64]
     assert sum(len(batch) * max(batch) for batch in batches) == 64 * 200 + 30_000
 
 
 @given(st.lists(st.tuples(st.integers(1, 5000), st.integers(1, 40)), min_size=1, max_size=30))
-def test_no_short_run_is_padded_to_more_than_twice_its_pages(lengths: list[tuple[int, int]]) -> None:
-    runs = []
-    for length, rows in lengths:
-        sequence = Sequence("s", [0] * length, SamplingParams(), seed=0, num_blocks=1, arrival=0)
-        runs.append(Rows(sequence, range(max(0, length - rows), length)))
+def test_no_short_run_is_padded_to_more_than_twice_its_pages(lengths):
+    runs = [run_of(max(0, length - rows), length) for length, rows in lengths]
     numbers = [list(batch) for batch in group_similar(runs, page_size=16)]
     assert sorted(number for batch in numbers for number in batch) == list(range(len(runs)))
     for batch in numbers:

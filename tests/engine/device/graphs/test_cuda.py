@@ -10,10 +10,8 @@ import torch
 
 from nvium_core import Completion, Engine, EngineConfig, NviumForCausalLM, SamplingParams
 from nvium_core.engine.device.attention import gathered, in_place, ragged_in_place
-from nvium_core.engine.device.graphs.backend import GraphsBackend
 from nvium_core.engine.schedule import randomness
 from tests import reference
-from tests.engine.cached_blocks import TOLERANCE
 from tests.engine.device.graphs.engines import graphs_engine
 from tests.engine.driving import Key, drained
 from tests.random_models import random_model
@@ -39,12 +37,6 @@ def engine_on(device: str, model: NviumForCausalLM, config: EngineConfig) -> Eng
     return engine
 
 
-def backend_of(engine: Engine) -> GraphsBackend:
-    backend = engine.runner.backend
-    assert isinstance(backend, GraphsBackend)
-    return backend
-
-
 def emitted(engine: Engine) -> dict[Key, tuple[list[int], list[int]]]:
     return {key: (each.token_ids, each.exits) for key, each in answers(engine).items()}
 
@@ -58,7 +50,7 @@ def answers(engine: Engine) -> dict[Key, Completion]:
 
 @anywhere
 @pytest.mark.parametrize("wishes", WISHES)
-def test_tokens_and_exits_equal_algorithm_1_in_float64(wishes: dict[str, Any], device: str) -> None:
+def test_tokens_and_exits_equal_algorithm_1_in_float64(wishes, device):
     model = random_model([1, 2, 4], seed=5)
     engine = engine_on(device, random_model([1, 2, 4], seed=5).to(device), EngineConfig(max_sequences=3))
     params = SamplingParams(max_tokens=20, seed=11, ignore_eos=True, **wishes)
@@ -67,13 +59,13 @@ def test_tokens_and_exits_equal_algorithm_1_in_float64(wishes: dict[str, Any], d
         expected = reference.sample(model, prompt, 20, partial(randomness.uniform, 11, 0), asked)
         assert found.token_ids == [each.token_id for each in expected]
         assert params.sampling == "original" or found.exits == [each.exit for each in expected]
-    assert None not in backend_of(engine).replay.graphs.values()
+    assert None not in engine.runner.backend.replay.graphs.values()
 
 
 @anywhere
 @pytest.mark.parametrize("num_key_heads", [2, 4])
 @pytest.mark.parametrize("schedule", ["sweep", "whole"])
-def test_output_in_bfloat16_begins_like_that_of_a_cpu(schedule: Any, num_key_heads: int, device: str) -> None:
+def test_output_in_bfloat16_begins_like_that_of_a_cpu(schedule, num_key_heads, device):
     parts: dict[str, Any] = {"spread": 0.5, "width": 64, "num_key_heads": num_key_heads, "dtype": torch.bfloat16}
     config = EngineConfig(schedule=schedule, max_sequences=8, page_size=256)
     expected = answers(Engine(random_model([1, 2, 4], seed=5, **parts), config))
@@ -83,17 +75,17 @@ def test_output_in_bfloat16_begins_like_that_of_a_cpu(schedule: Any, num_key_hea
     for key, other in expected.items():
         pairs = [list(zip(each.token_ids, each.exits, strict=True)) for each in (other, found[key])]
         alike = len(list(takewhile(lambda both: both[0] == both[1], zip(*pairs, strict=True))))
-        near = pytest.approx(found[key].exit_probabilities[:alike], abs=TOLERANCE[torch.bfloat16])
+        near = pytest.approx(found[key].exit_probabilities[:alike], abs=0.06)
         assert other.exit_probabilities[:alike] == near
         num_alike += alike
     assert num_alike >= 8 * 4
-    backend = backend_of(engine)
+    backend = engine.runner.backend
     assert backend.attention is (in_place if device == "cuda" else gathered)
     assert device == "cpu" or backend._attend_runs is ragged_in_place
 
 
 @anywhere
-def test_a_second_engine_of_the_same_model_changes_no_output_of_the_first(device: str) -> None:
+def test_a_second_engine_of_the_same_model_changes_no_output_of_the_first(device):
     """The first engine's graphs contain the addresses of its packed weights."""
     model, config = random_model([1, 2, 4], seed=5, width=64).to(device), EngineConfig(max_sequences=8)
     first = engine_on(device, model, config)
@@ -106,7 +98,7 @@ def test_a_second_engine_of_the_same_model_changes_no_output_of_the_first(device
 
 @on_a_gpu
 @pytest.mark.parametrize("num_sequences", [1, 5])
-def test_decoding_waits_for_the_device_by_events_alone(num_sequences: int, device: str) -> None:
+def test_decoding_waits_for_the_device_by_events_alone(num_sequences, device):
     model = random_model([1, 2, 4], dtype=torch.bfloat16, width=64).to(device)
     engine = engine_on(device, model, EngineConfig(max_sequences=num_sequences, schedule="whole"))
     for number in range(num_sequences):

@@ -2,23 +2,21 @@
 
 from collections import Counter
 from collections.abc import Callable, Hashable
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvium_core import Engine, EngineConfig, FailureEvent, NviumForCausalLM, SamplingParams
-from nvium_core.choices import Schedule
+from nvium_core import EngineConfig, FailureEvent, SamplingParams
 from nvium_core.engine.device.graphs import backend as graphs_backend
 from nvium_core.engine.device.graphs.replay import Replay
 from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.schedule.step import Rows
-from nvium_core.model.exits import Exit
 from tests.engine.automaton import Automaton, Rule
-from tests.engine.device.graphs.engines import backend_of, graphs_engine
-from tests.engine.driving import alone, drained
+from tests.engine.device.graphs.engines import graphs_engine
+from tests.engine.driving import alone, events_of, together
 from tests.engine.test_exactness import Request, check, configs, models, requests, served
 from tests.random_models import random_model
 
@@ -41,44 +39,37 @@ plain_requests = st.builds(
 
 
 @given(models(), configs, st.lists(requests(), min_size=1, max_size=5))
-def test_tokens_and_exits_equal_algorithm_1_whatever_the_schedule(
-    model: NviumForCausalLM, config: EngineConfig, plan: list[Request]
-) -> None:
+def test_tokens_and_exits_equal_algorithm_1_whatever_the_schedule(model, config, plan):
     check(model, served(graphs_engine(model, config), plan), plan)
 
 
 @settings(max_examples=settings().max_examples // 2)
 @given(models(), configs, st.lists(plain_requests, min_size=1, max_size=5))
-def test_tokens_and_exits_equal_algorithm_1_where_passes_are_launched_ahead(
-    model: NviumForCausalLM, config: EngineConfig, plan: list[Request]
-) -> None:
+def test_tokens_and_exits_equal_algorithm_1_where_passes_are_launched_ahead(model, config, plan):
     """Requests without scores, constraints or penalties, which stop, are cancelled or preempted."""
     check(model, served(graphs_engine(model, config), plan), plan)
 
 
-def test_passes_launched_ahead_do_not_change_shared_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_launched_ahead_do_not_change_shared_pages(monkeypatch):
     monkeypatch.setattr("nvium_core.engine.schedule.scheduler.SECONDS_AHEAD", 60.0)
     model = random_model([1, 2, 4], seed=3, vocab_size=5, context=64)
     config = EngineConfig(max_sequences=6, schedule="whole", page_size=4, cache_tokens=256)
     params = [SamplingParams(max_tokens=40, seed=seed, stop_token_ids=(3,)) for seed in range(12)]
     engine = graphs_engine(model, config)
     for _ in range(2):
-        for number, asked in enumerate(params):
-            engine.add(str(number), [1, 2, number % 3, 4, 1], asked)
-        found = drained(engine)
-        for number, asked in enumerate(params):
-            expected = alone(model, [1, 2, number % 3, 4, 1], asked)
-            completion = found[str(number), 0]
+        plan = [([1, 2, number % 3, 4, 1], asked) for number, asked in enumerate(params)]
+        for (prompt, asked), completion in zip(plan, together(engine, plan), strict=True):
+            expected = alone(model, prompt, asked)
             assert (completion.token_ids, completion.exits) == (expected.token_ids, expected.exits)
     assert engine.pool.num_rows_found > 0
-    assert max(backend_of(engine).most_emitted) > 1
+    assert max(engine.runner.backend.most_emitted) > 1
 
 
-def test_a_call_emits_as_many_tokens_as_its_limit_if_time_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_emits_as_many_tokens_as_its_limit_if_time_allows(monkeypatch):
     monkeypatch.setattr("nvium_core.engine.schedule.scheduler.SECONDS_AHEAD", 60.0)
     engine = graphs_engine(random_model([1, 2, 4], seed=3), EngineConfig(max_sequences=2, schedule="whole"))
     engine.generate([[1, 2], [3]], SamplingParams(max_tokens=17, seed=1, ignore_eos=True))
-    assert Counter(backend_of(engine).most_emitted)[backend_of(engine).tokens_ahead] == 2
+    assert Counter(engine.runner.backend.most_emitted)[engine.runner.backend.tokens_ahead] == 2
 
 
 KINDS: list[dict[str, Any]] = [
@@ -93,15 +84,14 @@ KINDS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("schedule", ["sweep", "whole"])
-def test_every_kind_of_request_stays_in_the_graphs(schedule: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_kind_of_request_stays_in_the_graphs(schedule, monkeypatch):
     monkeypatch.setattr(LayersBackend, "forward", None)
     engine = graphs_engine(random_model([1, 2, 4]), EngineConfig(max_sequences=8, schedule=schedule))
-    for number, wishes in enumerate(KINDS):
-        engine.add(str(number), [1, 2, number], SamplingParams(max_tokens=9, seed=number, **wishes))
-    assert len(drained(engine)) == len(KINDS)
+    plan = [([1, 2, n], SamplingParams(max_tokens=9, seed=n, **wishes)) for n, wishes in enumerate(KINDS)]
+    assert len(together(engine, plan)) == len(KINDS)
 
 
-def test_too_many_changed_logits_use_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_changed_logits_use_the_layers(monkeypatch):
     monkeypatch.setattr(graphs_backend, "MAX_CHANGES", 4)
     blocks, forward = list[int](), LayersBackend.forward
 
@@ -110,32 +100,26 @@ def test_too_many_changed_logits_use_the_layers(monkeypatch: pytest.MonkeyPatch)
         forward(backend, block, rows)
 
     monkeypatch.setattr(LayersBackend, "forward", noting)
-    model, params = (
-        random_model([1, 2, 4]),
-        SamplingParams(max_tokens=12, seed=1, presence_penalty=1.0, ignore_eos=True),
-    )
+    model = random_model([1, 2, 4])
+    params = SamplingParams(max_tokens=12, seed=1, presence_penalty=1.0, ignore_eos=True)
     (found,) = graphs_engine(model, EngineConfig()).generate([[1, 2]], params)
     assert found.token_ids == alone(model, [1, 2], params).token_ids
     assert blocks
 
 
 @pytest.mark.parametrize("schedule", ["sweep", "whole"])
-def test_graphs_of_plain_draws_are_captured_before_serving(schedule: Schedule) -> None:
+def test_graphs_of_plain_draws_are_captured_before_serving(schedule):
     engine = graphs_engine(random_model([1, 2, 4]), EngineConfig(max_sequences=4, schedule=schedule))
-    backend = backend_of(engine)
+    backend = engine.runner.backend
     replay = backend.replay = Recording()
     engine.runner.prepare()
     known = set(replay.names)
     kept = [x[:, : backend.cache.null_slot + 1] for x in (backend.cache.keys, backend.cache.values)]
     assert known
     assert not any(bool(x.any()) for x in kept)
-    decode_one_each(engine)
-    assert {name for name in replay.names if name[1].num_rows <= 4} == known  # type: ignore[index]
-
-
-def decode_one_each(engine: Engine) -> None:
     for top_k in (0, 3):
         engine.generate([[1], [2], [3, 4]], SamplingParams(max_tokens=12, seed=1, top_k=top_k))
+    assert {name for name in replay.names if name[1].num_rows <= 4} == known
 
 
 class Recording(Replay):
@@ -156,14 +140,11 @@ class Recording(Replay):
 
 @pytest.mark.parametrize("schedule", ["sweep", "whole"])
 @pytest.mark.parametrize("part", ["router", "head"])
-def test_a_model_with_nans_fails_its_sequences(part: str, schedule: Schedule) -> None:
+def test_a_model_with_nans_fails_its_sequences(part, schedule):
     model = random_model([1, 2])
-    router = cast(Exit, model.exits[0]).router
-    assert router is not None
-    weight = model.lm_head.weight if part == "head" else router.head.weight
+    weight = model.get_parameter("lm_head.weight" if part == "head" else "exits.0.router.head.weight")
     with torch.no_grad():
         weight.fill_(torch.nan)
     engine = graphs_engine(model, EngineConfig(max_sequences=2, schedule=schedule))
     engine.add("broken", [1, 2], SamplingParams(seed=0))
-    events = [event for _ in range(5) for event in engine.step()]
-    assert [type(event) for event in events] == [FailureEvent]
+    assert [type(event) for event in events_of(engine)] == [FailureEvent]

@@ -1,7 +1,6 @@
 """The engine on a simulated asynchronous device: copies, replays and reads are correctly ordered."""
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -10,11 +9,10 @@ from nvium_core import Completion, Engine, EngineConfig, NviumForCausalLM, Sampl
 from nvium_core.engine.device.graphs.backend import GraphsBackend
 from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.device.paged_cache import PagedCache
-from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.schedule import scheduler
 from tests.engine.automaton import Automaton, Rule
 from tests.engine.device.graphs.late_device import LateDevice
-from tests.engine.driving import Key, drained
+from tests.engine.driving import Key, drained, engine_on
 from tests.random_models import random_model
 
 KINDS: list[dict[str, Any]] = [
@@ -55,16 +53,13 @@ def late_answers(config: EngineConfig, kinds: list[dict[str, Any]], device: Late
     model = model_of()
     with device:
         device.take(*model.parameters(), *model.buffers())
-        engine = Engine(model, config, make_runner=partial(Runner, make_backend=make_backend))
+        engine = engine_on(make_backend, model, config)
         device.takes_all = False
         return answers(engine, kinds)
 
 
 def plain_answers(config: EngineConfig, kinds: list[dict[str, Any]]) -> dict[Key, Completion]:
-    def make_backend(model: NviumForCausalLM, cache: PagedCache, config: EngineConfig) -> LayersBackend:
-        return LayersBackend(model, cache)
-
-    return answers(Engine(model_of(), config, make_runner=partial(Runner, make_backend=make_backend)), kinds)
+    return answers(engine_on(lambda model, cache, _: LayersBackend(model, cache), model_of(), config), kinds)
 
 
 def model_of() -> NviumForCausalLM:
@@ -73,7 +68,7 @@ def model_of() -> NviumForCausalLM:
 
 @pytest.mark.parametrize("config", [SWEEP, WHOLE], ids=["sweep", "whole"])
 @pytest.mark.parametrize("kinds", [KINDS, PLAIN], ids=["all", "plain"])
-def test_output_equals_that_of_the_layers(config: EngineConfig, kinds: list[dict[str, Any]]) -> None:
+def test_output_equals_that_of_the_layers(config, kinds):
     device = LateDevice()
     check_alike(late_answers(config, kinds, device), plain_answers(config, kinds))
     assert device.num_executed > 1000
@@ -87,7 +82,7 @@ WITHOUT: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("wait", WITHOUT)
-def test_a_missing_wait_is_detected(wait: str) -> None:
+def test_a_missing_wait_is_detected(wait):
     detected = []
     for config, kinds in ((SWEEP, KINDS), (WHOLE, PLAIN)):
         expected = plain_answers(config, kinds)

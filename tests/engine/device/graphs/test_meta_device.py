@@ -4,9 +4,6 @@ The meta device has no data. The host reads zeros, so every front row exits as e
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Items
-from functools import partial
 from typing import Any
 
 import pytest
@@ -15,14 +12,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nvium_core import Engine, EngineConfig, FailureEvent, NviumForCausalLM, SamplingParams
-from nvium_core.choices import Schedule
+from nvium_core import EngineConfig, FailureEvent, SamplingParams
 from nvium_core.engine.device.graphs.backend import GraphsBackend
 from nvium_core.engine.device.layers.backend import LayersBackend
-from nvium_core.engine.device.paged_cache import PagedCache
-from nvium_core.engine.device.runner import Runner
 from tests.engine.automaton import Automaton, Rule
-from tests.engine.driving import events_of
+from tests.engine.driving import engine_on, events_of
 from tests.random_models import random_model
 
 VOCAB_SIZE = 17
@@ -42,13 +36,7 @@ KINDS: dict[str, dict[str, Any]] = {
 class Crossing(TorchDispatchMode):
     """Raises if an operator other than a copy has tensors of several devices."""
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Items[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         if not str(func).startswith(("aten.to.", "aten._to_copy.", "aten.copy_.")):
             seen = torch.utils._pytree.tree_leaves((args, kwargs, out))
@@ -64,13 +52,7 @@ class ToHost(TorchFunctionMode):
         super().__init__()
         self.counts = Counter[str]()
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Items[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is Tensor.tolist and args[0].is_meta:
             self.counts["read"] += 1
             make = torch.ones if args[0].dtype == torch.bool else torch.zeros
@@ -83,19 +65,13 @@ class ToHost(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def make_backend(
-    kind: type[LayersBackend], model: NviumForCausalLM, cache: PagedCache, config: EngineConfig
-) -> LayersBackend:
-    return kind(model, cache)
-
-
 @pytest.mark.parametrize("schedule", ["sweep", "whole"])
 @pytest.mark.parametrize("kind", [*KINDS, "all"])
 @pytest.mark.parametrize("backend", [LayersBackend, GraphsBackend])
-def test_no_operator_mixes_devices(backend: type[LayersBackend], kind: str, schedule: Schedule) -> None:
+def test_no_operator_mixes_devices(backend, kind, schedule):
     model = random_model([1, 2, 4], vocab_size=VOCAB_SIZE, context=256, dtype=torch.bfloat16).to("meta")
     config = EngineConfig(schedule=schedule, max_sequences=16)
-    engine = Engine(model, config, make_runner=partial(Runner, make_backend=partial(make_backend, backend)))
+    engine = engine_on(lambda model, cache, _: backend(model, cache), model, config)
     for number, wishes in enumerate(KINDS.values() if kind == "all" else [KINDS[kind]] * 2):
         params = SamplingParams(max_tokens=4, seed=number, ignore_eos=True, **wishes)
         engine.add(str(number), [1] * (1 if number else 150), params)
@@ -108,15 +84,14 @@ def test_no_operator_mixes_devices(backend: type[LayersBackend], kind: str, sche
 @pytest.mark.parametrize(
     "wishes", [KINDS[kind] for kind in ("plain", "ranked", "greedy", "mixture", "race", "adjusted")]
 )
-def test_a_pass_is_one_copy_to_the_device_and_one_back(wishes: dict[str, Any]) -> None:
+def test_a_pass_is_one_copy_to_the_device_and_one_back(wishes):
     model = random_model([1, 2, 4], vocab_size=VOCAB_SIZE).to("meta")
-    make = partial(Runner, make_backend=partial(make_backend, GraphsBackend))
-    engine = Engine(model, EngineConfig(schedule="whole", max_sequences=2, max_drafts=0), make_runner=make)
+    config = EngineConfig(schedule="whole", max_sequences=2, max_drafts=0)
+    engine = engine_on(lambda model, cache, _: GraphsBackend(model, cache), model, config)
     for number in range(2):
         engine.add(str(number), [1, 2], SamplingParams(max_tokens=9, seed=number, ignore_eos=True, **wishes))
     with ToHost() as to_host:
-        while engine.has_work:
-            engine.step()
+        assert list(events_of(engine))
     passes = to_host.counts["copied to the host"]
     assert to_host.counts == {"copied to the host": passes, "copied to the device": passes}
     assert passes >= 9

@@ -87,7 +87,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     return cuda
 
 
-def test_a_function_is_captured_once(cuda: Cuda) -> None:
+def test_a_function_is_captured_once(cuda):
     replay, calls = Replay(CUDA), list[str]()
     for _ in range(3):
         replay.run("one", lambda: calls.append(cuda.stream_now))
@@ -97,7 +97,7 @@ def test_a_function_is_captured_once(cuda: Cuda) -> None:
     assert calls == ["aside"] * (NUM_WARM_UPS + 1)
 
 
-def test_all_warm_ups_and_captures_use_one_stream(cuda: Cuda) -> None:
+def test_all_warm_ups_and_captures_use_one_stream(cuda):
     replay = Replay(CUDA)
     for name in range(5):
         replay.run(name, lambda: None)
@@ -105,9 +105,7 @@ def test_all_warm_ups_and_captures_use_one_stream(cuda: Cuda) -> None:
 
 
 @pytest.mark.parametrize("fails", ["in the warm-up", "in the capture", "at the end"])
-def test_a_failed_capture_is_logged_with_its_cause_and_affects_no_other(
-    cuda: Cuda, fails: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failed_capture_is_logged_with_its_cause_and_affects_no_other(cuda, fails, caplog):
     replay, calls = Replay(CUDA), list[str]()
 
     def function() -> None:

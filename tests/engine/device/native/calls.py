@@ -89,6 +89,5 @@ def assert_alike(found: Items[Outcome], expected: Items[Outcome], tolerance: flo
 
 
 def rows_of(cache: PagedCache, sequences: Items[Sequence]) -> list[Tensor]:
-    """Keys, values and states of the sequences' rows."""
     own = [slot for s in sequences for slot in slots(s, range(s.filled[-1]), cache.page_size)]
     return [tensor[:, own] for tensor in (cache.keys, cache.values, cache.states_NSD)]

@@ -77,7 +77,7 @@ class ReplayedBackend(NativeBackend):
 
 
 def region_of(part: object, size: int | None = None) -> Region:
-    return ctypes.addressof(part), ctypes.sizeof(part) if size is None else size  # type: ignore[arg-type]
+    return ctypes.addressof(part), ctypes.sizeof(part) if size is None else size
 
 
 def enumerate_words(region: Region) -> Iterator[tuple[int, int]]:

@@ -17,7 +17,7 @@ from nvium_core.engine.device.runner import Backend
 from nvium_core.engine.params import Kind
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import NO_TOKEN, Emission, Outcome, Run, Step
-from nvium_core.model.quantized import GROUP, GroupKind
+from nvium_core.model.quantized import GROUP
 from tests.engine.device.native.calls import (
     ALL_ROWS,
     KINDS,
@@ -51,14 +51,12 @@ class Masks:
     is_over: bool = False
 
     def is_ready(self, seconds: float) -> bool:
-        del seconds
         return True
 
     def allowed(self) -> bytes:
         return self.masks[0]
 
     def advance(self, token_id: int) -> None:
-        del token_id
         self.masks = [*self.masks[1:], self.masks[0]]
 
     def fork(self) -> "Masks":
@@ -113,9 +111,7 @@ def pending(sequence: Sequence, block: int) -> range:
 
 @settings(max_examples=60)
 @given(st.lists(requests, min_size=1, max_size=4), st.sampled_from([4, 16]), st.data())
-def test_steps_on_any_staircase_equal_those_of_the_layers(
-    instructions: Instructions, asked: list[tuple[list[int], SamplingParams]], page_size: int, data: st.DataObject
-) -> None:
+def test_steps_on_any_staircase_equal_those_of_the_layers(instructions, asked, page_size, data):
     plain, cache = (cache_of(MODEL, 256 // page_size, page_size) for _ in range(2))
     layers, sequences = LayersBackend(MODEL, plain), seated(asked, plain)
     native = NativeBackend(MODEL, cache, max_sequences=4, instructions=instructions)
@@ -142,14 +138,12 @@ def test_steps_on_any_staircase_equal_those_of_the_layers(
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_models_of_other_shapes_and_precisions_equal_the_layers(
-    instructions: Instructions, dtype: torch.dtype, shape: str
-) -> None:
+def test_models_of_other_shapes_and_precisions_equal_the_layers(instructions, dtype, shape):
     assert_equal_to_layers(random_model([1, 2, 3], dtype=dtype, spread=0.5, **SHAPES[shape]), instructions)
 
 
 @pytest.mark.parametrize("kind", ["q8", "q4", "q4_1"])
-def test_quantized_weights_equal_the_dequantized_layers(instructions: Instructions, kind: GroupKind) -> None:
+def test_quantized_weights_equal_the_dequantized_layers(instructions, kind):
     model = random_model([1, 2, 3], dtype=torch.float32, width=64, vocab_size=50, spread=0.5)
     round_to(model, kind)
     assert_equal_to_layers(model, instructions)
@@ -157,14 +151,14 @@ def test_quantized_weights_equal_the_dequantized_layers(instructions: Instructio
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "q8", "q4", "q4_1"])
 @pytest.mark.parametrize("width", [64, 96, 80])
-def test_tiles_multiply_like_the_layers(instructions: Instructions, kind: str, width: int) -> None:
+def test_tiles_multiply_like_the_layers(instructions, kind, width):
     """A width of 80 does not fill tiles, so none are used."""
     heads = {"num_heads": width // 16, "num_key_heads": width // 16}
     model = random_model([1, 2, 3], dtype=torch.float32, width=width, vocab_size=50, spread=0.5, **heads)
     if kind == "bfloat16":
         model.bfloat16().float()
     elif kind != "float32" and width % GROUP == 0:
-        round_to(model, kind)  # type: ignore[arg-type]
+        round_to(model, kind)
     assert_equal_to_layers(model, instructions, is_tiled=True)
 
 
@@ -192,9 +186,7 @@ def assert_equal_to_layers(model: Any, instructions: Instructions, *, is_tiled: 
 
 
 @pytest.mark.parametrize("dtype", [*TOLERANCE, "float32 in tiles"])
-def test_results_do_not_depend_on_threads_the_batch_or_old_contents_of_pages(
-    instructions: Instructions, dtype: torch.dtype | str
-) -> None:
+def test_results_do_not_depend_on_threads_the_batch_or_old_contents_of_pages(instructions, dtype):
     is_tiled, dtype = isinstance(dtype, str), torch.float32 if isinstance(dtype, str) else dtype
     model = random_model([1, 2, 3], dtype=dtype, width=64)
     found = []
@@ -220,9 +212,7 @@ def test_results_do_not_depend_on_threads_the_batch_or_old_contents_of_pages(
     st.integers(2, 9),
     st.booleans(),
 )
-def test_a_call_of_several_tokens_equals_as_many_calls(
-    instructions: Instructions, kinds: list[tuple[dict[str, Any], dict[str, Any]]], limit: int, whole: bool
-) -> None:
+def test_a_call_of_several_tokens_equals_as_many_calls(instructions, kinds, limit, whole):
     plain, cache = cache_of(MODEL), cache_of(MODEL)
     layers, stops = LayersBackend(MODEL, plain), (3, 5)
     native = NativeBackend(MODEL, cache, max_sequences=4, instructions=instructions)
@@ -251,9 +241,7 @@ def test_a_call_of_several_tokens_equals_as_many_calls(
 
 @pytest.mark.parametrize("num_right", [0, 2, 5])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_drafts_are_accepted_up_to_the_first_wrong_one(
-    instructions: Instructions, num_right: int, temperature: float
-) -> None:
+def test_drafts_are_accepted_up_to_the_first_wrong_one(instructions, num_right, temperature):
     params = SamplingParams(max_tokens=9, seed=0, sampling="original", temperature=temperature, ignore_eos=True)
     (answer,) = Engine(MODEL).generate([[1, 2, 3]], params)
     right = answer.token_ids
@@ -270,7 +258,7 @@ def test_drafts_are_accepted_up_to_the_first_wrong_one(
 
 
 @pytest.mark.parametrize("broken", ["exits.0.router.head.weight", "exits.1.norm.weight", "lm_head.weight"])
-def test_weights_that_are_not_finite_yield_no_token(instructions: Instructions, broken: str) -> None:
+def test_weights_that_are_not_finite_yield_no_token(instructions, broken):
     model = random_model([1, 2, 3])
     with torch.no_grad():
         model.get_parameter(broken)[0] = torch.nan

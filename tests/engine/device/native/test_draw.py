@@ -1,16 +1,13 @@
-"""Native draws compared with PyTorch's."""
-
 import ctypes
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvium_core.choices import Instructions, Sampling
+from nvium_core.choices import Instructions
 from nvium_core.engine.device import sampling
 from nvium_core.engine.device.native.instructions import FLAGS
 from nvium_core.engine.params import Draw, Kind, SamplingParams
@@ -44,14 +41,11 @@ def draw_tokens(library: ctypes.CDLL, logits_RV: torch.Tensor, draws: list[Draw]
     asked = [(*draw[1:5], u, draw.kind is Kind.RACE) for draw, u in zip(draws, uniform_R, strict=True)]
     asked_R6, token_R = torch.tensor(asked, dtype=torch.float64), torch.zeros(len(asked), dtype=torch.int64)
     library.draw(logits_RV.contiguous().data_ptr(), *logits_RV.shape, asked_R6.data_ptr(), token_R.data_ptr())
-    tokens: list[int] = token_R.tolist()
-    return tokens
+    return token_R.tolist()
 
 
 @given(st.lists(rows, min_size=1, max_size=5), ways)
-def test_draws_equal_those_of_pytorch(
-    library: ctypes.CDLL, rows: list[tuple[list[float], dict[str, Any], float]], way: Sampling
-) -> None:
+def test_draws_equal_those_of_pytorch(library, rows, way):
     logits, asked, uniform = zip(*rows, strict=True)
     logits_RV, params = torch.tensor(logits, dtype=torch.float64), [SamplingParams(**each) for each in asked]
     draws = [replace(each, sampling=way).draw for each in params]
@@ -69,8 +63,8 @@ def test_draws_equal_those_of_pytorch(
 @pytest.mark.parametrize("are_many_equal", [False, True])
 @pytest.mark.parametrize("vocab_size", [5000, 5003])
 def test_truncation_of_a_large_vocabulary_keeps_what_a_full_sort_keeps(
-    library: ctypes.CDLL, spread: float, asked: dict[str, Any], are_many_equal: bool, vocab_size: int
-) -> None:
+    library, spread, asked, are_many_equal, vocab_size
+):
     """With equal logits too. No top-p or uniform is a multiple of their probability, where rounding would decide."""
     logits_RV = spread * torch.randn(3, vocab_size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     if are_many_equal:
@@ -89,18 +83,18 @@ def is_at_an_edge(logits_V: torch.Tensor, params: SamplingParams, uniform: float
     return bool(((below_V.softmax(-1).cumsum(-1) - uniform).abs() < 1e-14).any())
 
 
-def test_rows_with_nan_or_infinity_or_no_allowed_token_draw_none(library: ctypes.CDLL) -> None:
+def test_rows_with_nan_or_infinity_or_no_allowed_token_draw_none(library):
     logits_RV = torch.zeros(4, 40, dtype=torch.float64)
     logits_RV[0, 33], logits_RV[1, 33], logits_RV[2] = math.nan, math.inf, -math.inf
     assert draw_tokens(library, logits_RV, [SamplingParams().draw] * 4, [0.5] * 4) == [*[NO_TOKEN] * 3, 20]
 
 
-def test_the_largest_uniform_draws_the_last_possible_token(library: ctypes.CDLL) -> None:
+def test_the_largest_uniform_draws_the_last_possible_token(library):
     logits_RV = torch.tensor([[0.0, 0.0, 0.0, -math.inf]], dtype=torch.float64)
     assert draw_tokens(library, logits_RV, [SamplingParams().draw], [1 - 2.0**-53]) == [2]
 
 
-def test_top_k_keeps_the_first_of_equal_tokens_at_any_position(library: ctypes.CDLL) -> None:
+def test_top_k_keeps_the_first_of_equal_tokens_at_any_position(library):
     for vocab_size in range(9, 40):
         logits_RV = torch.full((200, vocab_size), -9.0, dtype=torch.float64)
         logits_RV[:, 1] = 0.0

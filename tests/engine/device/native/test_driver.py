@@ -27,21 +27,13 @@ WEIGHTS = "float32", "bfloat16", "q8", "q4", "q4_1"
 
 
 def model_with(weights: str) -> NviumForCausalLM:
-    model = random_model(
-        [1, 2, 3],
-        dtype=torch.float32,
-        width=96,
-        num_heads=3,
-        num_key_heads=1,
-        vocab_size=VOCAB_SIZE,
-        qkv_bias=True,
-        qk_norm=True,
-    )
+    shape = {"width": 96, "num_heads": 3, "num_key_heads": 1, "vocab_size": VOCAB_SIZE}
+    model = random_model([1, 2, 3], dtype=torch.float32, **shape, qkv_bias=True, qk_norm=True)
     force_routing(model, (0.4, 0.3, 0.3))
     if weights == "bfloat16":
         model.bfloat16().float()
     elif weights != "float32":
-        round_to(model, weights)  # type: ignore[arg-type]
+        round_to(model, weights)
     return model
 
 
@@ -67,13 +59,12 @@ def check(command: list[str], instructions: Instructions, weights: str, file: Pa
 
 
 def sequences_of(cache: PagedCache) -> list[Sequence]:
-    """One sequence of each kind, and one whose logits are changed."""
     return one_of_each_kind(cache, VOCAB_SIZE, {"logit_bias": {3: 1.0}, "min_tokens": 1, "stop_token_ids": (4,)})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", WEIGHTS)
-def test_neon_computes_what_the_layers_compute(weights: str, tmp_path: Path) -> None:
+def test_neon_computes_what_the_layers_compute(weights, tmp_path):
     compiler, emulator = "aarch64-linux-gnu-g++", "qemu-aarch64"
     if shutil.which(compiler) is None or shutil.which(emulator) is None:
         pytest.skip(f"no {compiler} or {emulator} here")
@@ -83,6 +74,6 @@ def test_neon_computes_what_the_layers_compute(weights: str, tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", WEIGHTS)
-def test_sanitizers_report_no_error(instructions: Instructions, weights: str, tmp_path: Path) -> None:
+def test_sanitizers_report_no_error(instructions, weights, tmp_path):
     program = compiled("driver.cpp", "c++", *SANITIZERS, *FLAGS[instructions])
     check([str(program)], instructions, weights, tmp_path / "image")

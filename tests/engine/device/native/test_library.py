@@ -1,14 +1,11 @@
-"""Compiling the native library once per instruction set, and running without it."""
-
 import ctypes
 import logging
 import subprocess
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
 from nvium_core import Engine, EngineConfig, InvalidRequest, SamplingParams
-from nvium_core.choices import Instructions
 from nvium_core.engine.device import native
 from nvium_core.engine.device.native import library
 from nvium_core.engine.events import Completion
@@ -23,7 +20,7 @@ def tokens_and_exits(completions: list[Completion]) -> list[tuple[list[int], lis
 
 @pytest.mark.slow
 @has_compiler
-def test_a_compiled_library_is_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_library_is_reused(tmp_path, monkeypatch):
     file = library.build("avx2", tmp_path)
     ctypes.CDLL(str(file))
     monkeypatch.setattr(library, "COMPILER", ("false",))
@@ -33,9 +30,7 @@ def test_a_compiled_library_is_reused(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.slow
 @has_compiler
-def test_a_half_written_library_is_compiled_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_half_written_library_is_compiled_again(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(library, "COMPILER", (*library.COMPILER, "-O0"))
     file = library.build("baseline", tmp_path)
     whole = file.read_bytes()
@@ -45,16 +40,14 @@ def test_a_half_written_library_is_compiled_again(
     assert ctypes.CDLL(str(file)).vector_bytes
 
 
-def test_a_library_that_was_not_compiled_here_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_was_not_compiled_here_is_not_loaded(tmp_path, monkeypatch):
     (tmp_path / library.file_name("baseline")).write_bytes(b"foreign")
     monkeypatch.setattr(library, "COMPILER", ("false",))
     with pytest.raises(subprocess.SubprocessError):
         library.build("baseline", tmp_path)
 
 
-def test_a_library_is_named_after_its_sources_flags_and_processor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_library_is_named_after_its_sources_flags_and_processor(tmp_path, monkeypatch):
     names = {library.file_name("avx2"), library.file_name("avx512"), library.file_name("baseline")}
     for file in (library.FOLDER / library.SOURCE, *library.FOLDER.glob("*.h")):
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -66,39 +59,39 @@ def test_a_library_is_named_after_its_sources_flags_and_processor(
     assert len(names) == 5
 
 
+@pytest.fixture
+def no_library_yet() -> Iterator[None]:
+    native.native_library.cache_clear()
+    yield
+    native.native_library.cache_clear()
+
+
+@pytest.mark.usefixtures("no_library_yet")
 @pytest.mark.parametrize("compiler", [("no-such-compiler",), ("false",)])
-def test_without_a_compiler_the_layers_run_and_a_warning_is_logged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, compiler: tuple[str, ...]
-) -> None:
+def test_without_a_compiler_the_layers_run_and_a_warning_is_logged(tmp_path, monkeypatch, caplog, compiler):
     model, prompts = random_model([1, 2]), [[1, 2, 3], [4]]
     params = SamplingParams(max_tokens=8, seed=3, ignore_eos=True)
     expected = tokens_and_exits(Engine(model).generate(prompts, params))
     monkeypatch.setattr(library, "COMPILER", compiler)
     monkeypatch.setattr(library, "user_cache_path", lambda name: tmp_path)
     native.native_library.cache_clear()
-    try:
-        with caplog.at_level(logging.WARNING):
-            assert tokens_and_exits(Engine(model).generate(prompts, params)) == expected
-        assert "no native layers" in caplog.text
-        assert not native.supports(model)
-    finally:
-        native.native_library.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        assert tokens_and_exits(Engine(model).generate(prompts, params)) == expected
+    assert "no native layers" in caplog.text
+    assert not native.supports(model)
     assert list(tmp_path.glob("*.so")) == []
 
 
-def test_a_read_only_cache_is_not_fatal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("no_library_yet")
+def test_a_read_only_cache_is_not_fatal(tmp_path, monkeypatch):
     file = tmp_path / "file"
     file.touch()
     monkeypatch.setattr(library, "user_cache_path", lambda name: file / "below")
-    native.native_library.cache_clear()
-    try:
-        assert native.native_library() is None
-    finally:
-        native.native_library.cache_clear()
+    assert native.native_library() is None
 
 
 @has_compiler
-def test_native_engines_and_layers_generate_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_native_engines_and_layers_generate_the_same_tokens(monkeypatch):
     model, prompts = random_model([1, 3, 4], context=128), [[1, 2, 3], [4], [5, 6]]
     params = SamplingParams(max_tokens=60, seed=3, ignore_eos=True)
     native_output = tokens_and_exits(Engine(model).generate(prompts, params))
@@ -108,18 +101,18 @@ def test_native_engines_and_layers_generate_the_same_tokens(monkeypatch: pytest.
 
 @pytest.mark.slow
 @has_compiler
-def test_the_sources_compile_without_warnings(tmp_path: Path) -> None:
+def test_the_sources_compile_without_warnings(tmp_path):
     source = str(library.FOLDER / library.SOURCE)
     command = [*library.COMPILER, "-Wall", "-Wextra", source, "-o", str(tmp_path / "out")]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stderr == ""
 
 
-def test_auto_is_the_widest_available_instruction_set_within_the_limit() -> None:
+def test_auto_is_the_widest_available_instruction_set_within_the_limit():
     *narrower, widest = native.available()
     assert native.instructions() == widest == native.instructions("auto")
     try:
         for name in narrower:
-            native.limit(name)  # type: ignore[arg-type]
+            native.limit(name)
             assert native.instructions() == name
     finally:
         native.limit("auto")
@@ -127,7 +120,7 @@ def test_auto_is_the_widest_available_instruction_set_within_the_limit() -> None
 
 
 @pytest.mark.parametrize("name", ["neon", "avx2", "avx512", "baseline"])
-def test_instructions_that_the_processor_lacks_are_rejected(name: Instructions) -> None:
+def test_instructions_that_the_processor_lacks_are_rejected(name):
     if name in native.available():
         assert native.instructions(name) == name
     else:
@@ -136,6 +129,6 @@ def test_instructions_that_the_processor_lacks_are_rejected(name: Instructions) 
 
 
 @pytest.mark.parametrize("threads", ["0", "-1", "two", ""])
-def test_an_invalid_number_of_threads_is_rejected(threads: str) -> None:
+def test_an_invalid_number_of_threads_is_rejected(threads):
     with pytest.raises(InvalidRequest, match=r"^threads: "):
         EngineConfig(threads=threads)
