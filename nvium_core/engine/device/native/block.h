@@ -20,7 +20,12 @@ struct Row {
   const Seat* seat;
 };
 
+struct Range {
+  int64_t begin, end;
+};
+
 constexpr int64_t kGroupRows = 32;                   // maximum rows of a sequence that attend together
+constexpr int64_t kReadAheadBytes = 128 << 10;       // of keys or values, in the L2 cache
 constexpr int kTileRows = kRegisters == 32 ? 4 : 2;  // rows whose sums over keys fit in registers
 
 template <typename T> class BlockForward {
@@ -40,9 +45,7 @@ template <typename T> class BlockForward {
         gate_(num_rows_ * model.inner_width),
         up_(num_rows_ * model.inner_width),
         normed_(hidden_.size()),
-        is_tiled_(is_tiled) {
-    for (int64_t r = 0; r < num_rows_; ++r) most_keys_ = std::max(most_keys_, num_keys(r));
-  }
+        is_tiled_(is_tiled) {}
 
   void run(int64_t block) {
     for (int64_t r = 0; r < num_rows_; ++r) {
@@ -147,55 +150,92 @@ template <typename T> class BlockForward {
     }
   }
 
-  // Rows of one sequence attend in groups: each key and value is read once per group.
+  // Rows of one sequence attend in groups, so each key and value is read once per group. The fewer rows in a group, the
+  // more heads run together.
   void attend(int64_t offset) {
     std::vector<int64_t> firsts;
     for (int64_t r = 0; r < num_rows_; ++r)
       if (!r || r - firsts.back() == kGroupRows || rows_[r].seat != rows_[firsts.back()].seat) firsts.push_back(r);
     firsts.push_back(num_rows_);
-    parallel((firsts.size() - 1) * model_.num_heads, [&](int64_t begin, int64_t end) {
-      for (int64_t part = begin; part < end; ++part) {
-        const int64_t group = part / model_.num_heads;
-        attend_head(firsts[group], firsts[group + 1], part % model_.num_heads, offset);
+    std::fill(attended_.begin(), attended_.end(), A{0});
+    const int64_t heads = model_.num_heads;
+    parallel((firsts.size() - 1) * heads, [&](int64_t begin, int64_t end) {
+      for (int64_t stop; begin < end; begin = stop) {
+        const int64_t group = begin / heads, head = begin % heads;
+        const Range rows{firsts[group], firsts[group + 1]};
+        stop = std::min({end, (group + 1) * heads, begin + kGroupRows / (rows.end - rows.begin)});
+        attend_heads(rows, {head, head + stop - begin}, offset);
       }
     });
   }
 
-  void attend_head(int64_t row, int64_t end, int64_t head, int64_t offset) {
+  void attend_heads(Range rows, Range heads, int64_t offset) {
     static thread_local std::vector<A> scratch;
-    const int64_t head_offset = offset + head * model_.num_key_heads / model_.num_heads * model_.head_size;
-    const int64_t stride = most_keys_ + lanes<A>;
-    scratch.resize((end - row) * stride);
-    weigh(row, end, head, model_.keys + head_offset, scratch.data(), stride);
-    const A* weights = scratch.data();
-    for (; row + kTileRows <= end; row += kTileRows, weights += kTileRows * stride)
-      sum_all_values<kTileRows>(row, head, model_.values + head_offset, weights, stride);
-    for (; row < end; ++row, weights += stride) sum_all_values<1>(row, head, model_.values + head_offset, weights, stride);
+    int64_t most = 0;
+    for (int64_t r = rows.begin; r < rows.end; ++r) most = std::max(most, num_keys(r));
+    const int64_t stride = most + lanes<A>, head_stride = (rows.end - rows.begin) * stride;
+    scratch.resize((heads.end - heads.begin) * head_stride);
+    const auto each_head = [&](auto&& use) {
+      for (int64_t head = heads.begin; head < heads.end; ++head) use(head, &scratch[(head - heads.begin) * head_stride]);
+    };
+    each_page(rows.begin, most, heads, model_.keys + offset, [&](int64_t key, int64_t count, const T* page) {
+      each_head([&](int64_t head, A* weights) {
+        score_page(rows, head, page + column(head), count, weights + key, stride);
+      });
+    });
+    each_head([&](int64_t, A* weights) {
+      for (int64_t r = rows.begin; r < rows.end; ++r, weights += stride)
+        weights[num_keys(r)] = 1 / exponentials(weights, largest(weights, num_keys(r)), num_keys(r));
+    });
+    each_page(rows.begin, most, heads, model_.values + offset, [&](int64_t key, int64_t count, const T* page) {
+      each_head([&](int64_t head, const A* weights) {
+        int64_t r = rows.begin;
+        for (; r + kTileRows <= rows.end; r += kTileRows, weights += kTileRows * stride)
+          add_values<kTileRows>(r, head, page + column(head), key, count, weights, stride);
+        for (; r < rows.end; ++r, weights += stride)
+          add_values<1>(r, head, page + column(head), key, count, weights, stride);
+      });
+    });
+    each_head([&](int64_t head, const A* weights) {
+      for (int64_t r = rows.begin; r < rows.end; ++r, weights += stride)
+        for (int64_t p = 0; p < model_.head_size; ++p) attended(r, head)[p] *= weights[num_keys(r)];
+    });
   }
+
+  // Call use(key, count, slots) for each page, after reading the next pages in the order of addresses into the L2 cache.
+  // The order of the heads defeats the processor's prefetcher.
+  template <typename Use> void each_page(int64_t row, int64_t end, Range heads, const T* cache, Use&& use) const {
+    const int64_t first = column(heads.begin), width = column(heads.end - 1) + model_.head_size - first;
+    const int64_t keys_ahead = kReadAheadBytes / static_cast<int64_t>(width * sizeof(T)), page_size = model_.page_size;
+    for (int64_t key = 0, read = 0; key < end; key += page_size) {
+      if (key == read)
+        for (; read < std::min(end, key + keys_ahead + 1); read += page_size)
+          read_in_order(cache + slot(row, read) * slot_stride_ + first, std::min(page_size, end - read), width);
+      use(key, std::min(page_size, end - key), cache + slot(row, key) * slot_stride_);
+    }
+  }
+
+  void read_in_order(const T* slots, int64_t count, int64_t width) const {
+    for (int64_t i = 0; i < count; ++i)
+      for (int64_t p = 0; p < width; p += 64 / sizeof(T))
+        static_cast<void>(*reinterpret_cast<const volatile char*>(slots + i * slot_stride_ + p));
+  }
+
+  int64_t column(int64_t head) const { return head * model_.num_key_heads / model_.num_heads * model_.head_size; }
 
   const A* query(int64_t row, int64_t head) const {
     return &queries_[(row * model_.num_heads + head) * model_.head_size];
   }
 
-  // For each row in [row, end), write e^score of each visible key, followed by the inverse of their sum.
-  void weigh(int64_t row, int64_t end, int64_t head, const T* keys, A* weights, int64_t stride) const {
+  A* attended(int64_t row, int64_t head) { return &attended_[(row * model_.num_heads + head) * model_.head_size]; }
+
+  void score_page(Range rows, int64_t head, const T* keys, int64_t count, A* scores, int64_t stride) const {
     const A scale = 1 / std::sqrt(static_cast<A>(model_.head_size));
-    const int64_t page_size = model_.page_size, size = model_.head_size;
-    int64_t most = 0;
-    for (int64_t r = row; r < end; ++r) most = std::max(most, num_keys(r));
-    for (int64_t first = 0; first < most; first += page_size) {
-      const T* page = keys + slot(row, first) * slot_stride_;
-      int64_t key = 0;
-      for (; key + lanes<A> <= page_size && first + key < most; key += lanes<A>)
-        score_keys(row, end, head, page + key * slot_stride_, scale, weights + first + key, stride);
-      for (; key < std::min(page_size, most - first); ++key)
-        for (int64_t r = row; r < end; ++r)
-          weights[(r - row) * stride + first + key] = scale * dot(query(r, head), page + key * slot_stride_, size);
-    }
-    for (int64_t r = row; r < end; ++r, weights += stride) {
-      const int64_t count = num_keys(r);
-      weights[count] = 1 / exponentials(weights, largest(weights, count), count);
-    }
+    for (; count >= lanes<A>; count -= lanes<A>, keys += lanes<A> * slot_stride_, scores += lanes<A>)
+      score_keys(rows.begin, rows.end, head, keys, scale, scores, stride);
+    for (int64_t key = 0; key < count; ++key)
+      for (int64_t r = rows.begin; r < rows.end; ++r)
+        scores[(r - rows.begin) * stride + key] = scale * dot(query(r, head), keys + key * slot_stride_, model_.head_size);
   }
 
   // Scores of `lanes` consecutive keys of a page.
@@ -217,48 +257,40 @@ template <typename T> class BlockForward {
       store(scale * products(query(row, head), keys, slot_stride_, size), scores);
   }
 
-  template <int R> void sum_all_values(int64_t row, int64_t head, const T* values, const A* weights, int64_t stride) {
+  // Add the values of `count` keys, weighted, to each row's sum.
+  template <int R>
+  void add_values(int64_t row, int64_t head, const T* values, int64_t key, int64_t count, const A* weights, int64_t stride) {
     int64_t p = 0;
-    for (; p + 4 * lanes<A> <= model_.head_size; p += 4 * lanes<A>) sum_values<R, 4>(row, head, values, weights, stride, p);
-    for (; p + lanes<A> <= model_.head_size; p += lanes<A>) sum_values<R, 1>(row, head, values, weights, stride, p);
+    for (; p + 4 * lanes<A> <= model_.head_size; p += 4 * lanes<A>)
+      add_vectors<R, 4>(row, head, values, key, count, weights, stride, p);
+    for (; p + lanes<A> <= model_.head_size; p += lanes<A>)
+      add_vectors<R, 1>(row, head, values, key, count, weights, stride, p);
     for (; p < model_.head_size; ++p)
-      for (int r = 0; r < R; ++r) {
-        const A* own = weights + r * stride;
-        A sum = 0;
-        each_key(row + r, 0, num_keys(row + r), values, [&](int64_t key, const T* slots) {
-          sum += own[key] * static_cast<A>(slots[p]);
-        });
-        attended(row + r, head)[p] = sum * own[num_keys(row + r)];
-      }
+      for (int r = 0; r < R; ++r)
+        for (int64_t i = 0; i < std::min(count, num_keys(row + r) - key); ++i)
+          attended(row + r, head)[p] += weights[r * stride + key + i] * static_cast<A>(values[i * slot_stride_ + p]);
   }
 
-  A* attended(int64_t row, int64_t head) { return &attended_[(row * model_.num_heads + head) * model_.head_size]; }
-
-  // Compute N vectors, from element p on, of the weighted values of R rows. Keys that all rows see are read once.
+  // The same for N vectors from element p on, first over the keys that all R rows see.
   template <int R, int N>
-  void sum_values(int64_t row, int64_t head, const T* values, const A* weights, int64_t stride, int64_t p) {
-    Vector<A> sums[R][N]{};
-    int64_t shared = num_keys(row);
-    for (int r = 1; r < R; ++r) shared = std::min(shared, num_keys(row + r));
-    each_key(row, 0, shared, values, [&](int64_t key, const T* at) {
-      for (int n = 0; n < N; ++n) {
-        const Vector<A> value = load(at + p + n * lanes<A>);
-        for (int r = 0; r < R; ++r) sums[r][n] += weights[r * stride + key] * value;
-      }
-    });
+  void add_vectors(
+      int64_t row, int64_t head, const T* values, int64_t key, int64_t count, const A* weights, int64_t stride, int64_t p) {
+    Vector<A> sums[R][N];
+    int64_t shared = count;
     for (int r = 0; r < R; ++r) {
-      const A* own = weights + r * stride;
-      each_key(row + r, shared, num_keys(row + r), values, [&](int64_t key, const T* at) {
-        for (int n = 0; n < N; ++n) sums[r][n] += own[key] * load(at + p + n * lanes<A>);
-      });
-      for (int n = 0; n < N; ++n) store(own[num_keys(row + r)] * sums[r][n], attended(row + r, head) + p + n * lanes<A>);
+      for (int n = 0; n < N; ++n) sums[r][n] = load(attended(row + r, head) + p + n * lanes<A>);
+      shared = std::min(shared, std::max(num_keys(row + r) - key, int64_t{0}));
     }
-  }
-
-  template <typename Use> void each_key(int64_t row, int64_t key, int64_t end, const T* values, Use&& use) const {
-    while (key < end) {
-      const int64_t stop = std::min(end, key / model_.page_size * model_.page_size + model_.page_size);
-      for (const T* at = values + slot(row, key) * slot_stride_; key < stop; ++key, at += slot_stride_) use(key, at);
+    for (int64_t i = 0; i < shared; ++i)
+      for (int n = 0; n < N; ++n) {
+        const Vector<A> value = load(values + i * slot_stride_ + p + n * lanes<A>);
+        for (int r = 0; r < R; ++r) sums[r][n] += weights[r * stride + key + i] * value;
+      }
+    for (int r = 0; r < R; ++r) {
+      for (int64_t i = shared; i < std::min(count, num_keys(row + r) - key); ++i)
+        for (int n = 0; n < N; ++n)
+          sums[r][n] += weights[r * stride + key + i] * load(values + i * slot_stride_ + p + n * lanes<A>);
+      for (int n = 0; n < N; ++n) store(sums[r][n], attended(row + r, head) + p + n * lanes<A>);
     }
   }
 
@@ -298,7 +330,6 @@ template <typename T> class BlockForward {
   std::vector<A> hidden_, queries_, attended_, own_keys_, own_values_, gate_, up_, normed_;
   const bool is_tiled_;
   TiledRows tiled_;
-  int64_t most_keys_ = 0;
 };
 
 }  // namespace nvium
