@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -25,6 +26,24 @@ class Pointers:
         self.weights = weights
         words = [word for weight in weights for word in _words(weight)]
         self.array = (ctypes.c_void_p * len(words))(*words)
+
+
+class Blocks:
+    """Large blocks of memory, for which NumPy requests huge pages: reading weights then misses the TLB less often."""
+
+    BYTES, ALIGNMENT = 32 << 20, 64
+
+    def __init__(self) -> None:
+        self._free = torch.empty(0, dtype=torch.uint8)
+
+    def copy(self, packed: Packed) -> Packed:
+        assert packed.data is not None
+        data = packed.data.view(torch.uint8)
+        size = -(-len(data) // self.ALIGNMENT) * self.ALIGNMENT
+        if len(self._free) < size:
+            self._free = torch.from_numpy(np.empty(max(size, self.BYTES), np.uint8))
+        block, self._free = self._free.split([size, len(self._free) - size])
+        return packed._replace(data=block[: len(data)].copy_(data).view(packed.data.dtype))
 
 
 def _words(weight: Weight) -> list[int | None]:
@@ -100,14 +119,16 @@ def pack_weights(model: Nvium, vector_bytes: int) -> tuple[Pointers, Pointers]:
     linears = (layer for layer in model.modules() if isinstance(layer, nn.Linear) and precise == torch.float32)
     groups = {id(layer.weight): found for layer in linears if (found := groups_of(layer))}
 
+    blocks = Blocks()
+
     def packed(weight: Weight) -> Weight:
         if not isinstance(weight, Tensor):
             return weight
         if weight.dim() == 1:
             return weight.detach().to(precise).contiguous()
         if id(weight) in groups:
-            return pack_groups(groups[id(weight)], layout)
-        return pack(narrowed(weight.detach()), layout)
+            return blocks.copy(pack_groups(groups[id(weight)], layout))
+        return blocks.copy(pack(narrowed(weight.detach()), layout))
 
     layers = [packed(part) for layer in model.model.layers for part in layer_parts(cast(Layer, layer))]
     head, exits = packed(model.lm_head.weight), list[Weight]()
