@@ -39,11 +39,10 @@ def native_library(instructions: str | None = None) -> ctypes.CDLL | None:
         file = shipped if is_intact(shipped) else build(instructions, user_cache_path("nvium"))
         library = ctypes.CDLL(str(file))
     except (OSError, subprocess.SubprocessError) as error:
-        output = getattr(error, "stderr", None) or b""
+        output = (getattr(error, "stderr", None) or b"").decode(errors="replace").splitlines()
+        cause = next((line for line in output if "error:" in line), error)
         logger.warning(
-            "no native layers, so PyTorch's slower layers run. Install a C++ compiler such as g++. %s\n%s",
-            error,
-            output.decode(errors="replace"),
+            "no native layers, so PyTorch's slower layers run. Install a C++20 compiler such as g++. %s", cause
         )
         return None
     for precision in PRECISIONS.values():
