@@ -1,6 +1,7 @@
-"""A run's checkpoint, `state.pt`: weights, optimiser states, β and the step, unsharded.
+"""A run's checkpoint, `state.pt`: weights, optimiser states, β, step and recipe.
 
-The first process writes it and all processes read it. The previous checkpoint is kept as `state.previous.pt`.
+The first process writes the whole file and all processes read it. The previous checkpoint is kept as
+`state.previous.pt`.
 """
 
 import os
@@ -26,24 +27,24 @@ State = dict[str, Any]
 STATE, PREVIOUS, PARTIAL = "state.pt", "state.previous.pt", "state.partial"
 PARTS = {"model", "optimizers", "beta", "step", "recipe"}
 FORMAT = 2
-"""Version of the file's content; 1 if missing. Increment it when a recipe's settings change."""
+"""Version of the checkpoint format. Files without one have version 1. Increment it if `Recipe`'s fields change."""
 
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def gather(model: nn.Module, optimizers: Sequence[Optimizer]) -> State:
-    """Return weights and optimiser states on the CPU, in the first process only. Every process must call it."""
+    """Gather the weights and optimiser states on the CPU of the first process. Every process must call this."""
     weights, moments = get_state_dict(model, list(optimizers), options=WHOLE)
     return {"model": weights, "optimizers": moments}
 
 
 def gather_weights(model: nn.Module) -> dict[str, Any]:
-    """Return all weights by parameter name, on the CPU. Every process must call it."""
+    """Gather the weights by parameter name on the CPU of the first process. Every process must call this."""
     return get_model_state_dict(model, options=WHOLE)
 
 
 def scatter(state: State, model: nn.Module, optimizers: Sequence[Optimizer], processes: Processes) -> None:
-    """Load each process's shard of a gathered state."""
+    """Load a gathered state. Each process loads its own shard."""
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=processes.count > 1)
     set_state_dict(
         model,
@@ -55,7 +56,7 @@ def scatter(state: State, model: nn.Module, optimizers: Sequence[Optimizer], pro
 
 
 def write_state(state: State, folder: Path) -> None:
-    """Write `state.pt` atomically and keep the previous one."""
+    """Write `state.pt` atomically and keep the previous checkpoint."""
     partial = folder / PARTIAL
     try:
         with partial.open("wb") as file:
@@ -74,9 +75,9 @@ def write_state(state: State, folder: Path) -> None:
 
 
 def read_state(folder: Path) -> State | None:
-    """Return the last checkpoint, if any. Raise `TrainingError` if it is damaged or was written by another version."""
+    """Return the last checkpoint, or None. Raise `TrainingError` if the file is damaged or has another format."""
     path = folder / STATE
-    if not path.exists():  # a run that was killed between the renames of `write_state` has only the previous file
+    if not path.exists():  # a run was killed between the two renames in `write_state`
         path = folder / PREVIOUS
     if not path.exists():
         return None
@@ -84,7 +85,7 @@ def read_state(folder: Path) -> State | None:
         state = torch.load(path, map_location="cpu", weights_only=True)
         if not (isinstance(state, dict) and state.keys() >= PARTS):
             raise ValueError("not a checkpoint of a run")
-    except Exception as error:  # torch.load raises many types for damaged files
+    except Exception as error:  # torch.load raises many types of exceptions for damaged files
         raise TrainingError(
             f"{path}: damaged ({error!r}); delete it to start over, or replace it with {folder / PREVIOUS}"
         ) from error

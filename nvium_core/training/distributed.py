@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from nvium_core.choices import Sharding
 
 TIMEOUT = timedelta(hours=2)
-"""Timeout of collective operations. It must exceed the time in which one process tokenizes a large file."""
+"""Timeout of collective operations. It must be longer than one process takes to tokenize a large file."""
 
 
 @dataclass(frozen=True)
@@ -30,18 +30,18 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """The first process writes files and prints."""
+        """True in the first process, which writes files and prints."""
         return self.rank == 0
 
     def share(self, count: int) -> range:
-        """Return this process's slice of range(count). Raise `ValueError` if slices would differ in size."""
+        """Return this process's slice of range(count). Raise `ValueError` if the slices would differ in size."""
         if count % self.count:
             raise ValueError(f"{count} windows per step do not divide evenly among {self.count} processes")
         size = count // self.count
         return range(self.rank * size, (self.rank + 1) * size)
 
     def total(self, value: Tensor) -> Tensor:
-        """All-reduce a tensor by summing over processes."""
+        """Return the sum of a tensor over all processes."""
         if self.count > 1:
             value = value.clone()
             dist.all_reduce(value)
@@ -61,7 +61,7 @@ class Processes:
 
 @contextmanager
 def joined_processes(device: torch.device) -> Iterator[Processes]:
-    """Join the process group that torchrun started, if any. `device` becomes the process's current GPU."""
+    """Under torchrun, join the process group and make `device` the process's current GPU. Else do nothing."""
     if not dist.is_torchelastic_launched():
         yield Processes()
         return
@@ -82,7 +82,7 @@ def is_first_here() -> bool:
 
 
 def own_device(device: torch.device) -> torch.device:
-    """Return this process's device: the GPU of its local rank under torchrun."""
+    """Return this process's device. Under torchrun, it is the GPU with the number of the process's local rank."""
     if device.type == "cuda" and dist.is_torchelastic_launched():
         return torch.device("cuda", dist.get_node_local_rank())
     return device
@@ -101,7 +101,7 @@ def parallelize(objective: nn.Module, layers: nn.ModuleList, sharding: Sharding,
 
 
 def gradient_sync(module: nn.Module, enabled: bool) -> AbstractContextManager[None]:
-    """Return a context in which backward passes average gradients over processes only if `enabled`."""
+    """Return a context for backward passes. Gradients are averaged over processes only if `enabled`."""
     if isinstance(module, FSDPModule):
         module.set_requires_gradient_sync(enabled)
         return nullcontext()

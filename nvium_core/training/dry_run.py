@@ -1,6 +1,6 @@
-"""Estimate a run: parameters, FLOPs, tokens, and the time and memory of one real pass.
+"""Estimate a run's parameters, FLOPs, tokens, time and memory. Time and memory are estimated from one training step.
 
-A dry run reads no text and writes nothing: tokens and weights are random.
+A dry run reads no text and writes nothing. Its tokens and weights are random.
 """
 
 import resource
@@ -28,7 +28,7 @@ PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z")
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """The cost of a run. `peak_bytes` is None if no pass was run."""
+    """The cost of a run. `peak_bytes` is None if no training step was measured."""
 
     recipe: Recipe
     flops: float
@@ -37,7 +37,7 @@ class Estimate:
 
 
 def dry_run(recipe: Recipe, options: RunOptions, flops_per_second: float | None = None) -> Estimate:
-    """Estimate a run from one pass on the options' device, or from `flops_per_second` without building the model."""
+    """Estimate a run from one training step. If `flops_per_second` is given, use it and build no model."""
     flops = training_flops(recipe, options.checkpoint_activations)
     if flops_per_second is not None:
         return Estimate(recipe=recipe, flops=flops, seconds=flops / flops_per_second, peak_bytes=None)
@@ -52,8 +52,8 @@ def dry_run(recipe: Recipe, options: RunOptions, flops_per_second: float | None 
 def training_flops(recipe: Recipe, checkpointing: bool = False) -> float:
     """Return the FLOPs of a whole run, computed without building the model (paper, section on FLOPs).
 
-    Attention counts the whole window, and a backward pass counts as two forward passes, as in the paper. Activation
-    checkpointing adds a forward pass through the layers.
+    As in the paper, every token attends to the whole window, and a backward pass counts as two forward passes.
+    Activation checkpointing adds a forward pass through the layers.
     """
     long_tokens = round(recipe.total_tokens * recipe.long_context_share)
     windows = {recipe.short_context: recipe.total_tokens - long_tokens}
@@ -69,7 +69,7 @@ def token_flops(recipe: Recipe, context: int, checkpointing: bool = False) -> fl
 
 
 def pass_rows(recipe: Recipe, options: RunOptions) -> int:
-    """Return the tokens of one forward pass: whole short windows, limited by `tokens_per_step` and `rows_per_pass`."""
+    """Return the tokens per forward pass: as many short windows as `tokens_per_step` and `rows_per_pass` allow."""
     window = recipe.short_context
     return max(1, min(recipe.tokens_per_step, options.rows_per_pass) // window) * window
 
@@ -135,7 +135,7 @@ def table(estimate: Estimate) -> Table:
 
 
 def quantity(number: float) -> str:
-    """Format a number with three digits and an SI prefix."""
+    """Format a number with three significant digits and an SI prefix."""
     power = 0
     while number >= 999.5 and power < len(PREFIXES) - 1:
         number, power = number / 1000, power + 1

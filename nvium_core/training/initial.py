@@ -15,7 +15,7 @@ from nvium_core.training.recipes.twins import RUN
 
 
 def with_initial_shape(recipe: Recipe) -> Recipe:
-    """Return the recipe with the shape of its initial model, and with windows that fit both.
+    """Return the recipe with the shape of its initial model, and with the smaller context of the two.
 
     Raise `TrainingError` if `initial` is the model of another recipe that has not been trained yet, and
     `CheckpointError` if the model cannot be read.
@@ -53,7 +53,7 @@ def with_initial_shape(recipe: Recipe) -> Recipe:
 
 
 def initial_model(recipe: Recipe, vocab_size: int, end_token: int) -> NviumForCausalLM:
-    """Build the model in float32. Raise `CheckpointError` or `TrainingError` if `initial` cannot be used."""
+    """Build a random model or load `initial`, in float32. Raise `CheckpointError` or `TrainingError` if unusable."""
     if recipe.initial is None:
         return NviumForCausalLM(recipe.shape.config(vocab_size, end_token))
     model = NviumForCausalLM.from_pretrained(recipe.initial, dtype=torch.float32)
@@ -68,8 +68,8 @@ def initial_model(recipe: Recipe, vocab_size: int, end_token: int) -> NviumForCa
 def given_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase | None:
     """Load the recipe's tokenizer or that of its initial model. Return None if a tokenizer must be trained.
 
-    A tokenizer for conversations has a chat template. Raise `CheckpointError` if the folder does not exist, and
-    `TrainingError` if its tokenizer is unusable.
+    If the recipe trains on conversations, a tokenizer without a chat template gets the default one. Raise
+    `CheckpointError` if the folder does not exist, and `TrainingError` if the tokenizer is unusable.
     """
     source = recipe.tokenizer or recipe.initial
     if source is None:
@@ -79,13 +79,16 @@ def given_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase | None:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         if recipe.text == "conversations":
             give_chat_template(tokenizer)
-    except Exception as error:  # transformers and tokenizers raise many types for damaged files
+    except Exception as error:  # transformers and tokenizers raise many types of exceptions for damaged files
         raise TrainingError(f"{source}: no usable tokenizer ({error})") from error
     return tokenizer
 
 
 def give_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Set the default template if there is none. Raise `ValueError` unless begin-of-text is also end-of-text."""
+    """Set the default template if there is none.
+
+    Raise `ValueError` if begin-of-text and end-of-text are different tokens, because the default template needs one.
+    """
     if tokenizer.chat_template:
         return
     if tokenizer.bos_token is None or tokenizer.bos_token != tokenizer.eos_token:

@@ -41,8 +41,8 @@ class OptimizerSettings:
 class Muon(Optimizer):
     """Muon (Keller Jordan): momentum with all singular values set to about one, for matrices only.
 
-    It computes what `torch.optim.Muon` computes, but for all matrices of one shape together and in the device's fast
-    precision. PyTorch's takes one matrix at a time in bfloat16, five times slower on a CPU without bfloat16.
+    It computes the same as `torch.optim.Muon`, which updates one matrix at a time in bfloat16. This class updates all
+    matrices of one shape at once, in the device's `fast_dtype`. It is five times faster on a CPU without bfloat16.
     """
 
     def __init__(self, matrices: Iterable[Tensor], lr: float, weight_decay: float = 0.1) -> None:
@@ -50,7 +50,7 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update every matrix that has a gradient. PyTorch passes `closure` when it loads a checkpoint."""
+        """Update every matrix that has a gradient. `closure` is unused; PyTorch passes it to load a checkpoint."""
         for group in self.param_groups:
             for matrices in by_shape(group["params"]):
                 self._update(matrices, **{name: group[name] for name in ("lr", "weight_decay", "momentum")})
@@ -75,7 +75,7 @@ class Muon(Optimizer):
 
 
 def by_shape(matrices: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Group the matrices that have a gradient by shape."""
+    """Group matrices by shape. Omit matrices without a gradient."""
     groups: dict[torch.Size, list[Tensor]] = {}
     for matrix in matrices:
         if matrix.grad is not None:
@@ -96,7 +96,7 @@ def orthogonalized(matrices_MDE: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def optimizers(model: PreTrainedModel, rate: float, settings: OptimizerSettings) -> list[Optimizer]:
-    """Return AdamW, preceded by Muon if `muon_rate` is set. Each group has its peak rate in `maximum_lr`."""
+    """Return AdamW, preceded by Muon if `muon_rate` is set. A group's `maximum_lr` is its peak learning rate."""
     matrices, rest = split_parameters(model) if settings.muon_rate else ([], list(model.parameters()))
     groups = parameter_groups(model, rest, settings.weight_decay)
     beta1, beta2 = settings.betas
@@ -110,7 +110,10 @@ def optimizers(model: PreTrainedModel, rate: float, settings: OptimizerSettings)
 
 
 def split_parameters(model: PreTrainedModel) -> tuple[list[Tensor], list[Tensor]]:
-    """Return Muon's parameters (matrices of linear layers, except head and router heads) and all others."""
+    """Return the parameters for Muon, and all others.
+
+    Muon gets the matrices of linear layers, except the output head and the routers' heads.
+    """
     head = model.get_output_embeddings()
     linear = [module for module in model.modules() if isinstance(module, nn.Linear) and module is not head]
     matrices: list[Tensor] = [layer.weight for layer in linear if layer.out_features > ROUTER_OUTCOMES]
@@ -119,7 +122,7 @@ def split_parameters(model: PreTrainedModel) -> tuple[list[Tensor], list[Tensor]
 
 
 def parameter_groups(model: nn.Module, parameters: Sequence[Tensor], weight_decay: float) -> list[dict[str, Any]]:
-    """Return two groups: matrices with weight decay, and biases, norms and embeddings without (paper)."""
+    """Return two groups, as in the paper: matrices with weight decay, and biases, norms and embeddings without."""
     undecayed = {
         id(parameter)
         for module in model.modules()

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from nvium_core.training.errors import TrainingError
 
-WIDE, BAR_WIDTH = 110, 20  # minimum width of a terminal with a bar, and the bar's width
+WIDE, BAR_WIDTH = 110, 20  # width from which a terminal shows a bar, and the bar's width
 LINE_SECONDS = 30  # interval between log lines when standard error is not a terminal
 
 Report = dict[str, Any]
@@ -27,7 +27,7 @@ class RunLog:
     """A run's log.jsonl, with one line per step."""
 
     def __init__(self, folder: Path, first_step: int) -> None:
-        """Continue the log after `first_step` steps. Drop later lines of an interrupted run."""
+        """Open the log and drop its lines after `first_step`: a resumed run repeats the steps after its checkpoint."""
         self.path = folder / "log.jsonl"
         partial = folder / "log.partial"
         try:
@@ -45,7 +45,7 @@ class RunLog:
             raise self.failure(error) from error
 
     def close(self) -> None:
-        with suppress(OSError):  # `write` flushes every line and reports its errors
+        with suppress(OSError):  # `write` has flushed every line and raised its errors
             self.file.close()
 
     def failure(self, error: OSError) -> TrainingError:
@@ -69,7 +69,7 @@ def step_of(line: str) -> int:
 
 
 class Followed(Protocol):
-    """A run whose progress is shown."""
+    """The interface of a run whose progress `follow` shows."""
 
     step: int
 
@@ -82,7 +82,8 @@ class Followed(Protocol):
 def follow(run: Followed, console: Console, any_process: Callable[[bool], bool] = bool) -> None:
     """Train to the end with a progress bar, or with occasional log lines if the console is not a terminal.
 
-    If `any_process` received SIGINT or SIGTERM, write a checkpoint and raise `KeyboardInterrupt`.
+    `any_process(flag)` returns True if the flag is set in any process. If a process received SIGINT or SIGTERM, write a
+    checkpoint and raise `KeyboardInterrupt`.
     """
     with progress_bar(console) as bar, interruption() as is_interrupted, closing(run.steps()) as steps:
         task = bar.add_task("", total=run.num_steps, completed=run.step)
@@ -122,7 +123,7 @@ def interruption() -> Iterator[Callable[[], bool]]:
 
 
 def progress_bar(console: Console) -> Progress:
-    """Show the step, the time left, the metrics (cut off at the line's end) and, on a wide terminal, a bar."""
+    """Return a progress display with the step, the time left and the metrics. On a wide terminal, it has a bar."""
     columns: list[ProgressColumn] = [
         MofNCompleteColumn(table_column=Column(no_wrap=True)),
         TimeRemainingColumn(elapsed_when_finished=True, table_column=Column(no_wrap=True)),
@@ -134,7 +135,7 @@ def progress_bar(console: Console) -> Progress:
 
 
 class DescriptionColumn(ProgressColumn):
-    """The task's description on one line. It shrinks before the other columns."""
+    """The task's description, truncated if the terminal is too narrow."""
 
     def render(self, task: Task) -> Text:
         return Text(task.description, no_wrap=True, overflow="ellipsis")

@@ -34,12 +34,12 @@ def owned(folder: Path) -> Iterator[None]:
 
 
 def write_recipe(recipe: Recipe, folder: Path) -> None:
-    """Write recipe.json for people and evaluations. Resuming reads the checkpoint instead."""
+    """Write recipe.json for users and evaluations. A resumed run reads the recipe from the checkpoint instead."""
     (folder / RECIPE_FILE).write_text(json.dumps(asdict(recipe), indent=2) + "\n", encoding="utf-8")
 
 
 def tokens_read(folder: Path) -> int | None:
-    """Return the training tokens of a run and of its initial models' runs; None if the folder is not a run's."""
+    """Return the training tokens of a run and of its initial models' runs, or None if the folder has no recipe.json."""
     path = folder / RECIPE_FILE
     if not path.is_file():
         return None
@@ -50,13 +50,13 @@ def tokens_read(folder: Path) -> int | None:
 
 
 def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write a Hugging Face folder atomically, replacing an earlier one."""
+    """Write the model and its tokenizer as a Hugging Face folder, atomically. Replace an earlier folder."""
     partial = folder.with_name("model.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
         disable_progress_bar()
         model.save_pretrained(partial)
-        if model.generation_config.eos_token_id == model.config.eos_token_id:  # the file's only field is redundant
+        if model.generation_config.eos_token_id == model.config.eos_token_id:  # the file has no other field
             (partial / GENERATION_CONFIG_NAME).unlink(missing_ok=True)
         save_tokenizer(tokenizer, partial)
         (partial / SAFE_WEIGHTS_NAME).chmod(0o644)  # transformers writes a file that only the owner can read

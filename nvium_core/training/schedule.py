@@ -12,8 +12,8 @@ DecayShape = Literal["linear", "cosine"]
 class LearningRate:
     """Linear warm-up over the first `warmup` share of the steps, then decay to `final_ratio` of the maximum.
 
-    `cosine` decays from the end of the warm-up on. `wsd` (warm-up, stable, decay) stays at the maximum and decays over
-    the last `decay` share of the steps, in the form of `decay_shape`.
+    With `cosine`, the decay starts directly after the warm-up. With `wsd` (warm-up, stable, decay), the rate stays at
+    the maximum and decays over the last `decay` share of the steps, in the form of `decay_shape`.
     """
 
     maximum: float
@@ -36,7 +36,7 @@ class LearningRate:
         return self.final_ratio + (1 - self.final_ratio) * self._decay_at(progress)
 
     def _decay_at(self, progress: float) -> float:
-        """Fall from 1 to 0 after the warm-up."""
+        """Return a factor that falls from 1 to 0 after the warm-up."""
         if self.kind == "cosine":
             return half_cosine((progress - self.warmup) / (1 - self.warmup))
         left = min(1.0, (1 - progress) / self.decay)
@@ -44,13 +44,13 @@ class LearningRate:
 
 
 def half_cosine(progress: float) -> float:
-    """Fall from 1 to 0 in half a cosine."""
+    """Return half a cosine wave, which falls from 1 at `progress` 0 to 0 at `progress` 1."""
     return 0.5 * (1 + math.cos(math.pi * progress))
 
 
 @dataclass(frozen=True, kw_only=True)
 class RouterWarmup:
-    """During the first `share` of the steps the loss includes α L_balance, afterwards β L_compute."""
+    """In the first `share` of the steps, the loss includes α L_balance. After that, the loss includes β L_compute."""
 
     share: float = 0.05
     alpha: float = 1.0

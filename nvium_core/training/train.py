@@ -40,12 +40,12 @@ from nvium_core.training.run_folder import owned, write_model, write_recipe
 
 ENOUGH_TOKENS_PER_PARAMETER = 1.0
 CHANGEABLE = {"total_tokens", "epochs", "checkpoint_every", "evaluations"}
-"""Settings that may change when a run resumes."""
+"""Settings of a recipe that may change when a run resumes."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """A model and an objective. `build` takes the recipe, the vocabulary size and the end-of-text token."""
+    """What to train: `build` returns a model, given the recipe, the vocabulary size and the end-of-text token."""
 
     build: Callable[[Recipe, int, int], PreTrainedModel]
     objective: ObjectiveFunction
@@ -80,7 +80,7 @@ def prepared(
     if options.validation:
         validation = validation_text(recipe, options.validation, tokenizer)
         if validation.num_windows(recipe.shape.context) < processes.count:
-            raise TrainingError(f"{options.validation}: too short for a window for each of {processes.count} processes")
+            raise TrainingError(f"{options.validation}: too short, each of {processes.count} processes needs a window")
     return TrainingRun(recipe, options, tokenizer, stream, validation, device, processes, method)
 
 
@@ -151,7 +151,7 @@ class TrainingRun:
         return self.recipe.total_tokens / (self.stream.num_windows(context) * context)
 
     def tokens_summary(self) -> str:
-        """Report tokens per parameter. Warn if a model trained from scratch read too few for comparisons."""
+        """Return a line about the tokens read, with a warning if they are too few to compare models from scratch."""
         tokens = self.recipe.total_tokens
         ratio = tokens / numel(self.model)
         line = f"{tokens:,} tokens read, {ratio:.2g} per parameter"
@@ -184,7 +184,7 @@ class TrainingRun:
 
     @property
     def is_evaluation_due(self) -> bool:
-        """Whether to evaluate after this step. Evaluations are evenly spaced over the run."""
+        """True if an evaluation follows this step. Evaluations are evenly spaced over the run."""
         parts, num_steps = self.recipe.evaluations, self.num_steps
         return self.step * parts // num_steps > (self.step - 1) * parts // num_steps
 
@@ -214,7 +214,7 @@ class TrainingRun:
         }
 
     def phase(self) -> Phase:
-        """Return this step's loss weights: α during the router warm-up, β afterwards."""
+        """Return this step's loss weights: only α during the router warm-up, and only β afterwards."""
         warmup = self.recipe.router_warmup
         alpha, beta = (warmup.alpha, 0.0) if warmup.active(self.progress) else (0.0, self.beta.beta)
         scalar = partial(torch.tensor, device=self.device)
@@ -307,7 +307,7 @@ class TrainingRun:
 
 
 def check_resumable(state: State, recipe: Recipe, folder: Path) -> None:
-    """Raise `TrainingError` if the recipe differs from the checkpoint's, or a new length would change past steps."""
+    """Raise `TrainingError` if the recipe differs from the checkpoint's, or would change the schedule of past steps."""
     if others := differences(state["recipe"], asdict(recipe)) - CHANGEABLE:
         raise TrainingError(
             f"{folder / STATE}: the checkpoint's {', '.join(sorted(others))} differ from the recipe's; "
@@ -323,7 +323,7 @@ def check_resumable(state: State, recipe: Recipe, folder: Path) -> None:
 
 
 def schedule_at(recipe: Recipe, step: int) -> tuple[float, int, bool]:
-    """Return a step's learning rate as a share of the maximum, its window, and whether routers still warm up."""
+    """Return a step's learning rate as a share of the maximum, its window length, and whether routers warm up."""
     progress = step / recipe.num_steps
     return (
         round(recipe.learning_rate.share_at(progress), 9),

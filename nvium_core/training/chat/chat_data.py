@@ -1,4 +1,4 @@
-"""Fine-tuning data from a chat file. A run stores its examples and a description of their source in its folder."""
+"""Fine-tuning data from a chat file. The run's folder stores the tokenized examples and a description of the file."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ from nvium_core.training.recipes.recipe import Recipe
 def prepare_conversations(
     recipe: Recipe, data: Path, folder: Path
 ) -> tuple[PreTrainedTokenizerBase, PackedConversations]:
-    """Return the tokenizer and the windows, from the folder if it has them."""
+    """Return the tokenizer and the training windows. Reuse the examples in the run's folder, or write them there."""
     tokenizer = given_tokenizer(recipe)
     if tokenizer is None:
         raise TrainingError("conversations need an existing tokenizer: pass --set initial=MODEL or tokenizer=NAME")
@@ -39,7 +39,7 @@ def prepare_conversations(
 
 
 def validation_conversations(recipe: Recipe, data: Path, tokenizer: PreTrainedTokenizerBase) -> PackedConversations:
-    """Return the first conversations of a held-out file, up to the recipe's `validation_tokens`."""
+    """Return the first conversations of a held-out file, with about `validation_tokens` tokens in total."""
     examples = chat_examples(data, tokenizer, recipe.shape.context, recipe.answers_only)
     ends = accumulate(len(each) for each in examples)
     kept = [each for each, end in zip(examples, ends, strict=True) if end <= recipe.validation_tokens]
@@ -58,7 +58,8 @@ def chat_examples(
 ) -> list[Example]:
     """Read and tokenize a chat file, and truncate conversations to `context` tokens.
 
-    With `answers_only`, drop conversations without an answer in these tokens. Print how many were truncated or dropped.
+    If `answers_only`, drop conversations whose first `context` tokens contain no answer. Print how many conversations
+    were truncated or dropped.
     Raise `DataError` naming the file and line if a line is invalid.
     """
     console = Console(stderr=True)

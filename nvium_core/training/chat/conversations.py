@@ -1,4 +1,4 @@
-"""Read chat files, which contain conversations (OpenAI's `messages`, text only) and plain texts."""
+"""Read chat files. A line is a conversation (`messages` in OpenAI's format, text only) or a plain text."""
 
 import json
 import lzma
@@ -32,7 +32,7 @@ def assistant(text: str) -> Message:
 
 
 def holds_conversations(path: Path) -> bool:
-    """Return True if a chat file's first line has `messages`."""
+    """Return True for a .jsonl or .jsonl.xz file whose first line has `messages`."""
     if not path.name.endswith(CHAT_SUFFIXES):
         return False
     try:
@@ -42,7 +42,7 @@ def holds_conversations(path: Path) -> bool:
 
 
 def read_conversations(path: Path) -> dict[int, Line]:
-    """Read the conversations and plain texts of a .jsonl or .jsonl.xz file, by line number.
+    """Return the conversations and plain texts of a .jsonl or .jsonl.xz file, keyed by line number.
 
     Each line is empty or a JSON object, `{"messages": [{"role": …, "content": …}, …]}` or `{"text": …}`. Raise
     `DataError` naming the file and line if a line is invalid.
@@ -64,7 +64,7 @@ def read_conversations(path: Path) -> dict[int, Line]:
 
 
 def parse_line(value: Any) -> Line:
-    """Validate a parsed line and strip its texts. Raise `ValueError` if it is invalid."""
+    """Validate a line's JSON value and strip its texts of whitespace. Raise `ValueError` if the value is invalid."""
     fields = value if isinstance(value, dict) else {}
     if "text" in fields and "messages" not in fields:
         return parse_text("text", fields["text"])
@@ -89,5 +89,5 @@ def parse_message(value: Any) -> Message:
 def parse_text(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{name} must be a non-empty string, got {value!r}")
-    value.encode()  # raises for lone surrogates
+    value.encode()  # raises ValueError if the text has lone surrogates
     return value.strip()

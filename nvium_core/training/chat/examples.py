@@ -1,6 +1,6 @@
 """Conversations and plain texts as token ids for fine-tuning.
 
-Prompts are rendered by the tokenizer's chat template, as in the server, so training and serving match exactly.
+The tokenizer's chat template renders prompts, as in the server. So training and serving use the same prompts.
 
 Shapes: T tokens.
 """
@@ -20,10 +20,10 @@ from nvium_core.training.data.documents import DataError
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """Token ids [T], and which of them count in the loss [T].
+    """Token ids [T] of a conversation or a plain text. `is_answer` [T] marks the tokens that count in the loss.
 
-    In a conversation the assistant's answers count, each with its end-of-text. In a plain text all tokens count, except
-    begin-of-text.
+    In a conversation, these tokens are the assistant's answers, each with its end-of-text. In a plain text, they are
+    all tokens except begin-of-text.
     """
 
     tokens: NDArray[np.int64]
@@ -38,17 +38,17 @@ class Example:
 
 
 def prompt_tokens(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Render and tokenize a conversation up to the assistant's turn."""
+    """Render messages with the chat template, up to the start of the assistant's next answer, and tokenize them."""
     text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
     assert isinstance(text, str)
     return tokenizer.encode(text, add_special_tokens=False, verbose=False)
 
 
 def example(line: Line, tokenizer: PreTrainedTokenizerBase) -> Example:
-    """Tokenize a plain text as a prompt followed by end-of-text, or a conversation up to its last answer.
+    """Tokenize a plain text, from begin-of-text to end-of-text, or a conversation up to its last answer.
 
     Raise `DataError` if a text contains a special token, or if the chat template changes an answer when another message
-    follows it.
+    follows the answer.
     """
     if not isinstance(line, str):
         return conversation_example(line, tokenizer)
@@ -78,14 +78,14 @@ def conversation_example(conversation: Conversation, tokenizer: PreTrainedTokeni
 
 
 def check_plain(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise `DataError` if a text contains a special token, which the server would tokenize as plain text."""
+    """Raise `DataError` if a text contains a special token. The server would tokenize such a token as plain text."""
     for token in tokenizer.all_special_tokens:
         if any(token in text for text in texts):
             raise DataError(f"a text contains the special token {token}; remove it")
 
 
 def save_examples(path: Path, examples: Sequence[Example]) -> None:
-    """Write an .npz file atomically."""
+    """Write examples to an .npz file, atomically."""
     partial = path.with_name(f"partial-{path.name}")
     np.savez(
         partial,

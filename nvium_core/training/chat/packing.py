@@ -1,8 +1,8 @@
-"""Windows of conversations, with one or several in each.
+"""Windows of training tokens. A window contains one conversation or, if packed, several.
 
-A batch depends only on examples, seed and step, so a resumed run reads the same batches.
+The batch of a step depends only on the examples and the seed, so a resumed run reads the same batches.
 
-Shapes: B windows, T tokens, F fields of a batch.
+Shapes: B windows, T tokens, F tensors of a `Batch`.
 """
 
 from bisect import bisect_left, insort
@@ -21,7 +21,7 @@ from nvium_core.training.data.windows import Batch, permuted
 class PackedConversations:
     """Windows of examples, shuffled by a seed.
 
-    `together` packs several examples into a window. `answers_only=False` makes all tokens count in the loss.
+    If `together`, a window may contain several examples. If not `answers_only`, all tokens count in the loss.
     """
 
     def __init__(
@@ -38,9 +38,10 @@ class PackedConversations:
         self._num_rows = tuple(len(example) - 1 for example in examples)
 
     def batch(self, first_window: int, num_windows: int, context: int) -> Batch:
-        """Return `num_windows` windows from number `first_window` of the endless shuffled sequence.
+        """Return `num_windows` consecutive windows, starting at window `first_window` of an endless shuffled sequence.
 
-        Padding is end-of-text and does not count. Raise `DataError` if an example is longer than the context.
+        Windows are padded with end-of-text tokens, which do not count in the loss. Raise `DataError` if an example is
+        longer than the context.
         """
         windows = examples_by_window(self._num_rows, context, self.together)
         numbers = range(first_window, first_window + num_windows)
@@ -53,7 +54,7 @@ class PackedConversations:
         return len(examples_by_window(self._num_rows, context, self.together))
 
     def _window(self, numbers: Sequence[int], context: int) -> NDArray[np.int64]:
-        """Build a window's fields [F, T] in the order of `Batch`. An example's last token is a target only."""
+        """Return a window's tensors [F, T] in the order of `Batch`. An example's last token is only a target."""
         window_FT = np.full((5, context), self.end_token)
         inputs_T, targets_T, positions_T, documents_T, counted_T = window_FT
         positions_T[:], documents_T[:], counted_T[:] = np.arange(context), len(numbers), False
@@ -69,16 +70,16 @@ class PackedConversations:
 
 @cache
 def examples_by_window(num_rows: tuple[int, ...], context: int, together: bool) -> list[list[int]]:
-    """Return the numbers of the examples in each window. Raise `DataError` if an example is longer than the context."""
+    """Return each window's examples, by index. Raise `DataError` if an example is longer than the context."""
     if max(num_rows) > context:
         raise DataError(f"a conversation of {max(num_rows) + 1} tokens is too long for a context of {context} tokens")
     return packed(num_rows, context) if together else [[number] for number in range(len(num_rows))]
 
 
 def packed(num_rows: Sequence[int], context: int) -> list[list[int]]:
-    """Pack examples into windows by best-fit decreasing. Return the numbers of the examples in each window."""
+    """Pack examples into windows by best-fit decreasing. Return each window's examples, by index."""
     windows = list[list[int]]()
-    rooms = list[tuple[int, int]]()  # (free rows, number of the window), sorted
+    rooms = list[tuple[int, int]]()  # (free rows, index of the window), sorted
     for number in sorted(range(len(num_rows)), key=num_rows.__getitem__, reverse=True):
         place = bisect_left(rooms, (num_rows[number], 0))
         if place < len(rooms):

@@ -1,7 +1,7 @@
 """Stream the documents of a folder or file.
 
 Files are UTF-8: .txt (with a line `<|endoftext|>` between documents), .jsonl or .json (one object with `text` per line,
-as in C4), or .parquet (with a column `text`). All but .parquet may be compressed as .gz, .xz or .zst.
+as in C4), or .parquet (with a column `text`). .txt, .jsonl and .json files may be compressed as .gz, .xz or .zst.
 """
 
 import gzip
@@ -20,12 +20,15 @@ BATCH_ROWS = 1024  # rows of a parquet file in memory at once
 
 
 def is_corpus(path: Path) -> bool:
-    """Return True if a text is streamed: a folder, or any file but plain or .xz text."""
+    """Return True for a text that is streamed: a folder, or a .jsonl, .json, .parquet, .gz or .zst file."""
     return path.is_dir() or kind(path) in READERS.keys() - {".txt"} or path.suffix in (".gz", ".zst")
 
 
 def corpus_files(path: Path) -> list[Path]:
-    """List a folder's files by name, or a file itself. Raise `DataError` if there are none."""
+    """Return a folder's text files sorted by path, or the path itself if it is a file.
+
+    Raise `DataError` if the folder contains no text files.
+    """
     if not path.is_dir():
         return [path]
     files = sorted(each for each in path.rglob("*") if kind(each) in READERS and each.is_file())
@@ -39,7 +42,7 @@ def read_documents(path: Path) -> list[str]:
 
 
 def documents_of(path: Path) -> Iterator[str]:
-    """Stream the non-empty documents of a file or folder. Raise `DataError` if there are none or one is unreadable."""
+    """Stream the non-empty documents of a file or folder. Raise `DataError` if there are none or a file is damaged."""
     is_empty = True
     for file in corpus_files(path):
         for document in file_documents(file):
@@ -54,12 +57,12 @@ def file_documents(file: Path) -> Iterator[str]:
         yield from (text for document in READERS.get(kind(file), read_text)(file) if (text := document.strip("\n")))
     except DataError:
         raise
-    except Exception as error:  # the formats' libraries raise many types for damaged files
+    except Exception as error:  # libraries such as pyarrow raise many types of exceptions for damaged files
         raise DataError(f"{file}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def kind(path: Path) -> str:
-    """Return the file's suffix, ignoring .gz, .xz and .zst."""
+    """Return the file's suffix without .gz, .xz or .zst, such as `.txt` for books.txt.gz."""
     return (path.with_suffix("") if path.suffix in OPENERS else path).suffix
 
 
@@ -106,7 +109,7 @@ def open_zst(path: Path, mode: str) -> IO[bytes]:
 
 
 def import_optional(name: str) -> Any:
-    """Import a library of the extra `corpus`. Raise `DataError` if it is not installed."""
+    """Import a library that `pip install 'nvium[corpus]'` installs. Raise `DataError` if the library is missing."""
     try:
         return import_module(name)
     except ImportError as error:

@@ -21,7 +21,7 @@ class DataError(NviumError, ValueError):
 
 
 def simplicity(documents: Sequence[str]) -> NDArray[np.float64]:
-    """Return the share of each document's words that are among the 1,000 most common of all documents."""
+    """Return, for each document, the share of its words that are among the 1,000 most common words in the text."""
     words = [WORD.findall(document.lower()) for document in documents]
     common = {word for word, _ in Counter(chain.from_iterable(words)).most_common(COMMON_WORDS)}
     return np.array([sum(word in common for word in each) / max(1, len(each)) for each in words])
@@ -29,11 +29,11 @@ def simplicity(documents: Sequence[str]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, kw_only=True)
 class Diet:
-    """A data mixture: epochs of simple documents and of the others.
+    """A data mixture: simple documents are read `simple_epochs` times, and other documents `other_epochs` times.
 
-    Documents of up to `short_characters` are simple, and so are the simplest documents with `simple_share` of all
-    characters. `untitled_share` of the readings drop the title (a first line followed by a blank line), so that the
-    model learns to begin without one.
+    Documents of at most `short_characters` are simple. The documents with the highest `simplicity` are also simple, up
+    to `simple_share` of all characters. In `untitled_share` of the readings, the title is dropped, so that the model
+    learns to begin without a title. A title is a first line followed by a blank line.
     """
 
     simple_share: float = 0.0
@@ -47,7 +47,7 @@ class Diet:
             raise ValueError("simple_epochs and other_epochs must not be negative or both 0")
 
     def readings(self, documents: Sequence[str], seed: int) -> list[str]:
-        """Repeat and shuffle the documents."""
+        """Repeat each document as often as the mixture requires, and shuffle them."""
         rng = np.random.default_rng(seed)
         order = self.order(documents, rng)
         untitled = rng.random(len(order)) < self.untitled_share

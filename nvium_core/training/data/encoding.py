@@ -21,14 +21,14 @@ def encode(documents: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Toke
 def encoded(
     documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, max_tokens: int, *, is_followed: bool = False
 ) -> Iterator[Tokens]:
-    """Yield the stream in parts, up to `max_tokens`. Omit the last end-of-text if another stream follows."""
+    """Yield the stream in parts, up to `max_tokens`. If another stream follows, omit the end-of-text at the end."""
     source = batches(documents)
     batch = next(source, None)
     while batch and max_tokens > 0:
         following = next(source, None)
         tokens = encode(batch, tokenizer)
         if following or is_followed:
-            tokens = tokens[:-1]  # the next stream starts with this end-of-text
+            tokens = tokens[:-1]  # the next tokens start with an end-of-text
         part = tokens[:max_tokens]
         yield part
         batch, max_tokens = following, max_tokens - len(part)

@@ -10,7 +10,7 @@ Item = TypeVar("Item")
 
 
 def prefetched(items: Iterable[Item], num_ahead: int = 2) -> Iterator[Item]:
-    """Yield the items in order, while a thread computes up to `num_ahead` of them."""
+    """Yield the items in order. A thread computes up to `num_ahead` items in advance."""
     source = iter(items)
 
     def next_item() -> list[Item]:

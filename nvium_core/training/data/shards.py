@@ -1,6 +1,7 @@
-"""Token shards of a corpus, which the processes of a run write together.
+"""Tokenize a corpus in all processes of a run, and write the tokens in shards.
 
-Process r of n tokenizes the files r, r + n, …. The stream has the order of the files' names and does not depend on n.
+Of n processes, process r tokenizes files r, r + n, r + 2n and so on. Shards are read in the order of the files, so the
+token stream does not depend on n.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,9 +21,10 @@ SHARD_TOKENS = 2**24
 def write_shards(
     data: Path, max_tokens: int, tokenizer: PreTrainedTokenizerBase, folder: Path, processes: Processes
 ) -> int:
-    """Write the first `max_tokens` tokens of a corpus to an empty folder. Return their number.
+    """Write the first `max_tokens` tokens of a corpus to an empty folder. Return the number of tokens written.
 
-    Every process must call it. In each round every process tokenizes one file. They stop when there are enough tokens.
+    Every process must call this. In each round, every process tokenizes one file. The last round is the one that
+    reaches `max_tokens`.
     """
     files, num_tokens = corpus_files(data), 0
     for first in range(0, len(files), processes.count):
@@ -42,7 +44,7 @@ def write_shards(
 
 
 def joined(parts: Iterable[Tokens]) -> Iterator[Tokens]:
-    """Join parts into shards of at least `SHARD_TOKENS` tokens; the last may be smaller."""
+    """Join parts into shards of at least `SHARD_TOKENS` tokens. The last shard may be smaller."""
     waiting, count = list[Tokens](), 0
     for part in parts:
         waiting.append(part)
@@ -55,7 +57,7 @@ def joined(parts: Iterable[Tokens]) -> Iterator[Tokens]:
 
 
 def truncate(folder: Path, max_tokens: int) -> None:
-    """Keep the first `max_tokens` tokens, because processes that tokenize files at the same time write more."""
+    """Delete all tokens after the first `max_tokens`. The last round of `write_shards` may write too many."""
     for path in sorted(folder.iterdir()):
         shard = np.load(path, mmap_mode="r")
         if max_tokens <= 0:

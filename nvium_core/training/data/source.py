@@ -1,4 +1,4 @@
-"""A run's training and validation data: documents or conversations, as its recipe says."""
+"""A run's training and validation data: documents or conversations, depending on the recipe."""
 
 from pathlib import Path
 
@@ -16,9 +16,10 @@ from nvium_core.training.recipes.recipe import Recipe
 def prepare_text(
     recipe: Recipe, data: Path, folder: Path, processes: Processes = ALONE
 ) -> tuple[PreTrainedTokenizerBase, Windows]:
-    """Return the tokenizer and the training windows, from the run's folder if it has them.
+    """Return the tokenizer and the training windows. Reuse the tokens in the run's folder, or write them there.
 
-    Every process must call it. Raise `DataError` if the recipe does not train on this kind of data.
+    Every process must call this. Raise `DataError` if the data contain conversations and the recipe trains on
+    documents, or the reverse.
     """
     check_kind(recipe, data)
     if recipe.text == "documents":
@@ -43,7 +44,7 @@ def check_kind(recipe: Recipe, data: Path) -> None:
 
 
 def validation_text(recipe: Recipe, data: Path, tokenizer: PreTrainedTokenizerBase) -> Windows:
-    """Return the first `validation_tokens` tokens of a held-out text."""
+    """Return windows of the first `validation_tokens` tokens of a held-out text."""
     check_kind(recipe, data)
     if recipe.text == "conversations":
         return validation_conversations(recipe, data, tokenizer)

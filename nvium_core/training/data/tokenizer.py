@@ -12,7 +12,7 @@ from nvium_core.training.data.documents import END_OF_TEXT
 
 
 def train_tokenizer(documents: Iterable[str], vocab_size: int, context: int) -> PreTrainedTokenizerFast:
-    """Train a tokenizer that round-trips any text. Every encoding starts with end-of-text."""
+    """Train a tokenizer that encodes any text without loss. Every encoding starts with end-of-text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -39,7 +39,7 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, context: int) -> 
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write tokenizer.json, and a tokenizer_config.json with the chat template that any `AutoTokenizer` can read."""
+    """Write tokenizer.json and tokenizer_config.json, which contains the chat template, for any `AutoTokenizer`."""
     tokenizer.save_pretrained(folder)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

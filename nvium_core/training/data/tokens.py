@@ -1,6 +1,7 @@
-"""A run's token stream, tokenized once and stored in its folder with the tokenizer and a description of the source.
+"""A run's token stream. The run's folder stores it, with the tokenizer and a description of the source.
 
-A text becomes one file. A corpus becomes shards, so that memory never holds all of its text or tokens.
+A plain text file becomes one token file. A corpus (see `is_corpus`) becomes shards, so neither its text nor its tokens
+have to fit into memory.
 """
 
 import hashlib
@@ -25,7 +26,7 @@ from nvium_core.training.errors import TrainingError
 from nvium_core.training.initial import given_tokenizer
 from nvium_core.training.recipes.recipe import Recipe
 
-MAX_TOKENIZER_CHARACTERS = 2**28  # characters of a corpus that a tokenizer is trained on
+MAX_TOKENIZER_CHARACTERS = 2**28  # a tokenizer is trained on about this many characters of a corpus
 
 ALONE = Processes()
 
@@ -33,7 +34,10 @@ ALONE = Processes()
 def prepare_documents(
     recipe: Recipe, data: Path, folder: Path, processes: Processes = ALONE
 ) -> tuple[PreTrainedTokenizerBase, PackedStream]:
-    """Return the tokenizer and the token stream, from the folder if it has them. Every process must call it."""
+    """Return the tokenizer and the token stream. If the folder has none, write them first.
+
+    Every process must call this.
+    """
     origin = text_origin(recipe, data)
     is_tokenized = any(path.exists() for path in token_files(folder))
     processes.wait()
@@ -46,7 +50,7 @@ def prepare_documents(
 
 
 def token_files(folder: Path) -> tuple[Path, Path]:
-    """Return the file of a text's tokens, and the folder of a corpus's shards."""
+    """Return both places for tokens in a run's folder: the file for a plain text, and the shard folder for a corpus."""
     return folder / "tokens.npy", folder / "tokens"
 
 
@@ -80,7 +84,7 @@ def make_stream(recipe: Recipe, data: Path, file: Path) -> None:
 
 
 def make_shards(recipe: Recipe, data: Path, shards: Path, processes: Processes) -> None:
-    """Tokenize as much of a corpus as the run reads. Every process must call it."""
+    """Tokenize as much of a corpus as the run reads. Every process must call this."""
     if recipe.diet != Diet():
         raise DataError(
             f"{data}: a corpus does not support a data mixture; pass a single text file, or a recipe without a diet"
@@ -95,7 +99,7 @@ def make_shards(recipe: Recipe, data: Path, shards: Path, processes: Processes) 
 
 
 def make_tokenizer(recipe: Recipe, documents: Iterable[str], folder: Path) -> PreTrainedTokenizerBase:
-    """Save and reload the recipe's tokenizer, or one trained on the documents."""
+    """Save and reload the recipe's tokenizer. If the recipe has none, train a tokenizer on the documents."""
     shape = recipe.shape
     tokenizer = given_tokenizer(recipe) or train_tokenizer(documents, shape.vocab_size, shape.context)
     save_tokenizer(tokenizer, folder / "tokenizer")
@@ -149,7 +153,7 @@ def text_origin(recipe: Recipe, data: Path) -> dict[str, Any]:
 
 
 def text_digest(path: Path) -> str:
-    """Return the SHA-256 of a file. For a folder, whose files are too large to hash, hash their names and sizes."""
+    """Return the SHA-256 of a file, or of a folder's file names and sizes, because its contents may be large."""
     try:
         if path.is_dir():
             listed = [f"{each.relative_to(path)} {each.stat().st_size}" for each in corpus_files(path)]

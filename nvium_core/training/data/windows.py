@@ -1,6 +1,6 @@
 """Batches of windows of a token stream.
 
-A batch depends only on stream, seed and step, so a resumed run reads the same batches.
+The batch of a step depends only on the stream and the seed, so a resumed run reads the same batches.
 
 Shapes: B windows, T tokens.
 """
@@ -18,16 +18,16 @@ from torch import Tensor
 from nvium_core.training.data.documents import DataError
 
 Tokens = NDArray[np.unsignedinteger[Any]]
-"""Token ids, of 16 bits if the vocabulary allows."""
+"""Token ids: uint16 if the vocabulary has at most 2¹⁶ tokens, else uint32."""
 
 
 @dataclass(frozen=True)
 class Batch:
     """Windows of documents. All tensors are [B, T].
 
-    `targets` are the next tokens. `positions` count from the start of each document. `documents` are document numbers.
-    `counted` is True for targets that count in the loss. `is_causal` means that all counted rows of a window belong to
-    its first document, so attention needs no mask.
+    `targets` are the next tokens. `positions` count from the start of each document. `documents` numbers the documents
+    within a window. `counted` is True for targets that count in the loss. If `is_causal`, all counted rows of a window
+    belong to its first document, so causal attention needs no further mask.
     """
 
     inputs: Tensor
@@ -47,7 +47,7 @@ class Batch:
     def mask(self) -> Tensor | None:
         """Return the attention mask [B, 1, T, T], where row t may attend to earlier rows of its document and to itself.
 
-        None means causal attention, for which flash attention works.
+        Return None if causal attention is enough, so that flash attention can be used.
         """
         if self.is_causal:
             return None
@@ -79,10 +79,10 @@ class Windows(Protocol):
     """An endless, randomly accessible sequence of windows."""
 
     def batch(self, first_window: int, num_windows: int, context: int) -> Batch:
-        """Return `num_windows` windows from number `first_window`."""
+        """Return `num_windows` consecutive windows, starting at window `first_window`."""
 
     def num_windows(self, context: int) -> int:
-        """Return the windows per epoch."""
+        """Return the number of windows per epoch."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class PackedStream:
         return packed_batch(window_BT[:, :-1], window_BT[:, 1:], self.end_token)
 
     def num_windows(self, context: int) -> int:
-        """Return the windows per epoch. Raise `DataError` if the stream is too short for one."""
+        """Return the number of windows per epoch. Raise `DataError` if the stream is too short for one window."""
         count = (len(self.tokens) - 1) // context
         if count < 1:
             raise DataError(f"{len(self.tokens)} tokens of text are too few for a context of {context} tokens")
@@ -115,7 +115,7 @@ class PackedStream:
 
 
 def permuted(index: int, count: int, seed: tuple[int, ...]) -> int:
-    """Apply a pseudo-random permutation of range(count) to an index: an affine map with an invertible factor."""
+    """Map an index by a pseudo-random permutation of range(count): an affine map modulo `count`."""
     rng = np.random.default_rng((*seed, count))
     stride = int(rng.integers(1, count + 1))
     while np.gcd(stride, count) != 1:

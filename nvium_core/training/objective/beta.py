@@ -13,8 +13,8 @@ from typing import Any
 from nvium_core.errors import NviumError
 
 VALIDATION_LOSS = "validation_loss"  # the field of log.jsonl with L_mix on the validation text
-GAIN = 0.05  # gain of the depth controller per step of a long run
-SMOOTHING = 0.98  # decay of the depth's moving average per step of a long run
+GAIN = 0.05  # gain of the depth controller per step, in runs of at least LONG_RUN steps
+SMOOTHING = 0.98  # decay of the depth's moving average per step, in runs of at least LONG_RUN steps
 LONG_RUN = 3000  # runs of fewer steps steer faster
 
 RISE, FALL, FLAT, LARGEST_MOVE, LARGEST_BETA = 8.0, 4.0, 0.005, 100.0, 10.0
@@ -27,7 +27,10 @@ class BetaError(NviumError, ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class BetaSettings:
-    """β's initial value. `depth` steers β to a target mean depth; `adaptive` adapts it to a dense model's losses."""
+    """β's initial value.
+
+    If `depth` is not 0, β is steered to this mean depth. If `adaptive`, β adapts to a dense model's losses.
+    """
 
     initial: float
     depth: float = 0.0
@@ -35,14 +38,16 @@ class BetaSettings:
 
     def __post_init__(self) -> None:
         if self.initial < 0 or not 0 <= self.depth < 1:
-            raise ValueError(f"initial must not be negative and depth in [0, 1), got {self.initial} and {self.depth}")
+            raise ValueError(
+                f"initial must not be negative, and depth must be in [0, 1), got {self.initial} and {self.depth}"
+            )
         if self.adaptive and self.depth:
             raise ValueError("β cannot be both adaptive and steered: set beta.depth=0 or beta.adaptive=false")
 
 
 @dataclass(kw_only=True)
 class BetaControl:
-    """A fixed β, and the interface of its controllers."""
+    """A fixed β. Subclasses adjust β to the depths and losses that they observe."""
 
     beta: float
 
@@ -60,7 +65,7 @@ class BetaControl:
 
 
 def speed_up(num_steps: int) -> float:
-    """Return how much faster to steer in a short run. The root of the ratio of lengths, because models respond late."""
+    """Return the factor by which a short run steers faster. It is a root, because models respond with a delay."""
     return max(1.0, math.sqrt(LONG_RUN / num_steps))
 
 
@@ -69,7 +74,7 @@ class DepthSteering(BetaControl):
     """An integral controller that steers the mean depth Σ p_k l_k / L to a target.
 
     Each step multiplies β by exp(gain · (smoothed depth − target)) and clamps it. `speed_up` multiplies the gain and
-    divides the smoothing window. Their product decides whether β overshoots, and does not change.
+    divides the smoothing window. So the product of gain and window, which decides whether β overshoots, stays the same.
     """
 
     target: float
@@ -92,8 +97,8 @@ class DepthSteering(BetaControl):
 class AdaptiveBeta(BetaControl):
     """Adapts β after each evaluation (paper, section on the 1.5B model).
 
-    δ = L_dense − L_mix, where L_dense is the dense loss recorded nearest to this step. β rises by RISE · δ if δ > FLAT,
-    falls by FALL · |δ| if δ < −FLAT, and stays otherwise.
+    δ = L_dense − L_mix, where L_dense is the dense model's loss at the evaluation nearest to this step. If δ > FLAT, β
+    rises by RISE · δ. If δ < −FLAT, β falls by FALL · |δ|. Otherwise β does not change.
     """
 
     dense_losses: Sequence[tuple[int, float]]
@@ -107,7 +112,7 @@ class AdaptiveBeta(BetaControl):
 
 
 def nearest(losses: Sequence[tuple[int, float]], step: int) -> float:
-    """Return the loss recorded nearest to a step; of two equally near, the earlier."""
+    """Return the loss recorded nearest to a step. If two are equally near, return the earlier."""
     return min(losses, key=lambda recorded: (abs(recorded[0] - step), recorded[0]))[1]
 
 

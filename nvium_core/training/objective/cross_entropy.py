@@ -1,8 +1,8 @@
 """−log softmax of a linear head at the targets, in chunks of rows if there are many logits.
 
-The head is applied to `CHUNK_ROWS` rows at a time, and again in the backward pass, which saves the memory of the logits
-and takes little longer. PyTorch's chunked `linear_cross_entropy` computes gradients in the forward pass, when the
-weights of the exits in the mixture are not known yet.
+The forward pass computes the logits of `CHUNK_ROWS` rows at a time and discards them. The backward pass computes them
+again. This saves memory and takes little longer. PyTorch's chunked `linear_cross_entropy` is unsuitable: it computes
+gradients in the forward pass, before the weights of the exits in the mixture are known.
 
 Shapes: R rows, C rows of a chunk, D width, V vocabulary, X any.
 """
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from nvium_core.model.nvium import token_nll
 
 CHUNK_ROWS = 1024
-MAX_LOGITS = 2**26  # number of logits from which chunks are used
+MAX_LOGITS = 2**26  # more logits are computed in chunks
 
 
 def head_nll(output_XD: Tensor, head_VD: Tensor, target_X: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ def min_chunked_rows(vocab_size: int) -> int:
 
 
 def chunked_head_nll(output_XD: Tensor, head_VD: Tensor, target_X: Tensor) -> Tensor:
-    """Compute `head_nll` in chunks, whatever the number of logits."""
+    """Compute `head_nll` in chunks, even if there are few logits."""
     if torch.is_autocast_enabled(output_XD.device.type):
         head_VD = head_VD.to(torch.get_autocast_dtype(output_XD.device.type))
     nll_R: Tensor = HeadNll.apply(output_XD.flatten(0, -2).to(head_VD.dtype), head_VD, target_X.flatten())
@@ -40,7 +40,7 @@ def chunked_head_nll(output_XD: Tensor, head_VD: Tensor, target_X: Tensor) -> Te
 
 
 class HeadNll(torch.autograd.Function):
-    """Saves log Σ exp of each row; the backward pass recomputes the probabilities from it."""
+    """Saves log Σ exp of each row's logits, from which the backward pass recomputes the probabilities."""
 
     @staticmethod
     def forward(ctx: Any, output_RD: Tensor, head_VD: Tensor, target_R: Tensor) -> Tensor:

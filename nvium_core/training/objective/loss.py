@@ -1,4 +1,4 @@
-"""The training objective: L_mix, plus α L_balance while routers warm up, plus β L_compute afterwards."""
+"""The training objective: L_mix + α L_balance during the router warm-up, and L_mix + β L_compute afterwards."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ class TokenLosses:
 
 
 def token_losses(model: Nvium, batch: Batch) -> TokenLosses:
-    """Run the model. Unlike its forward, this does not build log π_mix over the vocabulary."""
+    """Run the model. Unlike the model's `forward`, do not compute log π_mix of all tokens in the vocabulary."""
     states = model.hidden_states(batch.inputs, batch.positions, causal_attention(batch.mask()))
     log_w, outputs = model.exit_outputs(states)
     nll = [head_nll(o_BTD, model.lm_head.weight, batch.targets) for o_BTD in outputs]

@@ -1,4 +1,4 @@
-"""The interface of training objectives: from a batch to a loss and metrics."""
+"""The interface of training objectives, which compute a loss and metrics from a batch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class Objective(nn.Module):
 
 
 def counted_mean(value_BT: Tensor, batch: Batch) -> Tensor:
-    """Average a value [B, T, …] over the counted targets, keeping its further dimensions."""
+    """Average a value [B, T, …] over the counted targets. The result keeps the dimensions after T."""
     counted_BT = batch.counted.to(value_BT.dtype)
     weights = counted_BT.view(*counted_BT.shape, *(1 for _ in value_BT.shape[2:]))
     return (value_BT * weights).sum((0, 1)) / counted_BT.sum().clamp_min(1)

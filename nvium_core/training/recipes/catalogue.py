@@ -24,8 +24,8 @@ RECIPES: dict[str, Callable[[], Recipe]] = TALES | SMALL | PAPER
 def recipe_named(name: str, settings: list[str]) -> Recipe:
     """Return a recipe with `key=value` settings applied. `NAME-dense` is the dense twin of NAME with the same settings.
 
-    Unless `initial` is set, the twin starts from the twin of NAME's initial model. Raise `RecipeError` if the recipe is
-    unknown or a setting is invalid.
+    If NAME starts from another recipe's model, the twin starts from that recipe's twin, unless `initial` is set. Raise
+    `RecipeError` if the recipe is unknown or a setting is invalid.
     """
     base = name.removesuffix(DENSE)
     if base not in RECIPES:

@@ -1,7 +1,7 @@
-"""The paper's experiments (arXiv 2605.13190), one recipe each. Other details follow the authors' scripts.
+"""The paper's experiments (arXiv 2605.13190), one recipe each. Details missing in the paper are from the authors' code.
 
-All have a vocabulary of 32,000 tokens, windows of 1,024 and 20 tokens of text per parameter. The paper uses C4 with
-Llama 2's tokenizer. Here the tokenizer is trained on the text of `--data` unless `tokenizer` is set.
+All recipes use a vocabulary of 32,000 tokens, windows of 1,024 tokens, and 20 tokens of text per parameter. The paper
+uses C4 with Llama 2's tokenizer. Here, the tokenizer is trained on the text of `--data` unless `tokenizer` is set.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ NUM_EXITS = (1, 2, 3, 4, 6, 8, 12)
 SINGLE_EXITS = (2, 6, 10, 14, 18, 22)
 
 ISOFLOP = {26: 39_646, 33: 50_729}
-"""Steps of the dense models that are compared with 4-viums of 36 and 48 layers, by their number of layers."""
+"""Training steps of two dense models by their number of layers. The paper compares them with 4-viums of 36 and 48."""
 
 SFT_CONVERSATIONS = 892_375
 SFT_BATCH = 128
@@ -59,7 +59,7 @@ WIDTHS = {
 
 
 def scaling(num_layers: int, width: int, *, beta: float = BETA, exit_layers: tuple[int, ...] | None = None) -> Recipe:
-    """Return a row of the scaling tables, with four exits by default."""
+    """Return the recipe of a row in the scaling tables, with four exits by default."""
     settings = WIDTHS[width]
     exits = exit_layers or four_exits(num_layers)
     shape = ModelShape(
@@ -92,18 +92,21 @@ def four_exits(num_layers: int) -> tuple[int, ...]:
 
 
 def beta_sweep(beta: float) -> Recipe:
-    """Return a point of the Pareto figure with another β."""
+    """Return the recipe of a point in the Pareto figure: the 24 × 768 model with this β."""
     return at_rate(scaling(24, 768, beta=beta), 6e-4)
 
 
 def exits_sweep(num_exits: int) -> Recipe:
-    """Return a point of the Pareto figure with another number of exits. All points read equally many tokens."""
+    """Return the recipe of a point in the Pareto figure: the 24 × 768 model with this number of exits.
+
+    Training reads the same number of tokens for every number of exits.
+    """
     recipe = scaling(24, 768, beta=SWEEP_BETA, exit_layers=tuple(even_exit_layers(24, num_exits)))
     return replace(at_rate(recipe, 6e-4), total_tokens=scaling(24, 768).total_tokens)
 
 
 def single_exit(layer: int) -> Recipe:
-    """Return a point of the Pareto figure with one early exit and β 0."""
+    """Return the recipe of a point in the Pareto figure: the 24 × 768 model with one early exit and β 0."""
     return at_rate(scaling(24, 768, beta=0.0, exit_layers=(layer, 24)), 5e-4)
 
 
@@ -112,7 +115,7 @@ def at_rate(recipe: Recipe, rate: float) -> Recipe:
 
 
 def largest() -> Recipe:
-    """Return the 1.5B model, with β adapted to its dense twin's losses (`--dense-log`)."""
+    """Return the recipe of the 1.5B model. β adapts to the dense twin's losses, so training needs `--dense-log`."""
     recipe = scaling(48, 1536)
     return replace(
         recipe,
@@ -123,16 +126,20 @@ def largest() -> Recipe:
 
 
 def dense_of_layers(num_layers: int, num_steps: int) -> Recipe:
-    """Return a dense model as fast as a deeper 4-vium, for as many training FLOPs (isoFLOP and isoSpeed table)."""
+    """Return the recipe of a dense model in the isoFLOP and isoSpeed table.
+
+    A deeper 4-vium generates as fast as this model and is trained with as many FLOPs.
+    """
     recipe = without_exits(scaling(num_layers, 768, exit_layers=(num_layers,)))
     return replace(recipe, total_tokens=num_steps * recipe.tokens_per_step)
 
 
 def tuned(num_layers: int) -> Recipe:
-    """Return the instruction tuning of a model of the depth table, for two epochs of conversations (Tulu 3's).
+    """Return the recipe that tunes a model of the depth table on instructions: Tulu 3's conversations, for two epochs.
 
     The authors' settings: one conversation per window, truncated if longer; all tokens count in the loss; 128 windows
-    per step; AdamW with TRL's defaults. Until a run starts, `total_tokens` assumes the authors' 892,375 conversations.
+    per step; AdamW with TRL's defaults. `total_tokens` is an estimate for the authors' 892,375 conversations. When a
+    run starts, `epochs` sets it.
     """
     recipe = scaling(num_layers, 768)
     return replace(
@@ -160,4 +167,4 @@ PAPER: dict[str, Callable[[], Recipe]] = {
     **{f"paper-isoflop-{layers}x768": partial(dense_of_layers, layers, steps) for layers, steps in ISOFLOP.items()},
     **{f"paper-sft-{layers}x768": partial(tuned, layers) for layers in DEPTHS},
 }
-"""The dense models of the tables are the twins of these recipes, such as `paper-24x768-dense`."""
+"""The tables' dense models are missing, because they are the twins of these recipes, such as `paper-24x768-dense`."""

@@ -13,7 +13,7 @@ from nvium_core.training.recipes.recipe import ModelShape
 @cache
 def num_parameters(shape: ModelShape) -> int:
     """Count all parameters, including embedding, head and exits. A tied head counts once."""
-    short = replace(shape, num_layers=shape.num_exits, exit_layers=())  # the other layers are all alike
+    short = replace(shape, num_layers=shape.num_exits, exit_layers=())  # all layers have the same size
     with torch.device("meta"):
         model = NviumForCausalLM(short.config(shape.vocab_size, end_token=0))
     return numel(model) + (shape.num_layers - short.num_layers) * numel(model.model.layers[0])

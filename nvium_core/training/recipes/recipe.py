@@ -11,10 +11,10 @@ from nvium_core.training.optimizer import OptimizerSettings
 from nvium_core.training.schedule import LearningRate, RouterWarmup
 
 MIN_TRAINED_VOCABULARY = 257  # every byte, and end-of-text
-MAX_TRAINED_VOCABULARY = 2**16  # token files hold 16 bits a token
+MAX_TRAINED_VOCABULARY = 2**16  # token files store a token in 16 bits
 
 Text = Literal["documents", "conversations"]
-"""In documents, all tokens count in the loss. In conversations, only the answers count."""
+"""In documents, all tokens count in the loss. In conversations, by default, only the answers count."""
 
 
 class RecipeError(NviumError, ValueError):
@@ -23,10 +23,11 @@ class RecipeError(NviumError, ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """The model's shape. `vocab_size` is the size of a tokenizer trained on the text.
+    """The model's shape. If a tokenizer is trained on the text, `vocab_size` is its size.
 
-    Exits are evenly spaced unless `exit_layers` is set. `router_width` and `adapter_width` are inner widths; None means
-    the paper's ⌊0.66 d⌋ and d, and an `adapter_width` of 0 no adapter. `num_kv_heads` None means one per head.
+    Exits are evenly spaced unless `exit_layers` is set. `router_width` and `adapter_width` are inner widths. None means
+    the paper's: ⌊0.66 `width`⌋ for routers and `width` for adapters. If `adapter_width` is 0, there are no adapters. If
+    `num_kv_heads` is None, every head has its own keys and values.
     """
 
     num_layers: int
@@ -49,7 +50,7 @@ class ModelShape:
 
     @property
     def exit_depths(self) -> list[int]:
-        """The exits' layers l_1 … l_N. Raise `ValueError` if they are impossible."""
+        """The number of layers before each exit, l_1 … l_N. Raise `ValueError` for exits that the model cannot have."""
         if not self.exit_layers:
             return even_exit_layers(self.num_layers, self.num_exits)
         count = len(self.exit_layers)
@@ -79,11 +80,12 @@ class Recipe:
     """Everything that a training run depends on except its text.
 
     - `initial`: folder or Hub name of the model to start from; None means random weights.
-    - `tokenizer`: name of a tokenizer; None means the initial model's, or else a byte-level BPE trained on the text.
-    - `epochs`: if above 0, how often to read the text; sets `total_tokens` when the run starts.
-    - `packing`: pack several conversations into a window; otherwise each has a window of its own.
-    - `answers_only`: only answers count in the loss, not all tokens of a conversation.
-    - `evaluations`: number of evaluations on the validation text, evenly spaced, the last one at the end.
+    - `tokenizer`: folder or Hub name of the tokenizer; None means the initial model's tokenizer. Without an initial
+      model, None means that a byte-level BPE is trained on the text.
+    - `epochs`: how often to read the text. If above 0, it sets `total_tokens` when the run starts.
+    - `packing`: if True, pack several conversations into a window. If False, each conversation has its own window.
+    - `answers_only`: if True, only answers count in the loss. If False, all tokens of a conversation count.
+    - `evaluations`: number of evaluations on the validation text. They are evenly spaced, and the last is at the end.
     """
 
     shape: ModelShape
@@ -127,7 +129,7 @@ class Recipe:
         check(self.evaluations > 0 or not self.beta.adaptive, "evaluations must be at least 1 for an adaptive β")
 
     def with_text(self, windows_per_epoch: int) -> "Recipe":
-        """Set `total_tokens` from `epochs`, for a text of `windows_per_epoch` short windows."""
+        """Return the recipe with `total_tokens` set from `epochs`. An epoch has `windows_per_epoch` short windows."""
         if not self.epochs:
             return self
         return replace(self, total_tokens=max(1, round(self.epochs * windows_per_epoch * self.short_context)))

@@ -24,7 +24,7 @@ def with_settings(recipe: Recipe, settings: Iterable[str]) -> Recipe:
 
 @dataclass(frozen=True)
 class Change:
-    """A field's new value (for a nested dataclass, the changes of its fields), and the settings it comes from."""
+    """A field's new value, and the settings that set it. The value of a nested dataclass is its fields' changes."""
 
     value: Any
     settings: tuple[str, ...]
@@ -64,7 +64,7 @@ def _changed(owner: Any, changes: dict[str, Change]) -> Any:
 
 
 def parsed(text: str, kind: Any) -> Any:
-    """Parse a value of a field's type; `none` means None. Raise `ValueError` if it is invalid."""
+    """Parse text as a value of type `kind`. If `kind` allows None, `none` means None. Raise `ValueError` if invalid."""
     if isinstance(kind, UnionType):
         [kind] = [choice for choice in get_args(kind) if choice is not NoneType]
         return None if text == "none" else parsed(text, kind)

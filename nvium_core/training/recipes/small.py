@@ -1,7 +1,7 @@
 """The paper's comparisons at a size that one core trains in minutes, to check that the trends agree.
 
-All models read the same text equally often, so any two are comparable. β is lower than the paper's, because the exits
-of small models differ less: with the paper's 0.15 nearly all tokens leave at the first exit.
+All models read the same number of tokens, so they are comparable. β is lower than in the paper, because the exits of
+small models differ less. With the paper's β of 0.15, nearly all tokens leave at the first exit.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ SINGLE_EXITS = (1, 3, 5, 7, 9, 11)
 
 
 def tiny() -> Recipe:
-    """Return a recipe to try the pipeline: minutes on one core, no sensible text."""
+    """Return a recipe for trying out training. It takes minutes on one core. The model's text makes no sense."""
     return Recipe(
         shape=ModelShape(num_layers=4, width=64, mlp_width=176, num_heads=2, num_exits=4, vocab_size=512, context=128),
         total_tokens=1_000_000,
@@ -48,7 +48,7 @@ def small(
     beta: float = BETA,
     exit_layers: tuple[int, ...] = (),
 ) -> Recipe:
-    """Return a small model, with four evenly spaced exits by default."""
+    """Return the recipe of a small model, with four evenly spaced exits by default."""
     exits = exit_layers or tuple(even_exit_layers(num_layers, 4))
     shape = ModelShape(
         num_layers=num_layers,
@@ -68,12 +68,12 @@ def small(
         learning_rate=LearningRate(maximum=8e-3, warmup=0.02, kind="wsd", decay=0.65, final_ratio=0.0),
         router_warmup=RouterWarmup(share=0.1),
         beta=BetaSettings(initial=beta),
-        optimizer=OptimizerSettings(muon_rate=0.02),  # with AdamW nearly all tokens leave at the first exit
+        optimizer=OptimizerSettings(muon_rate=0.02),  # without Muon, nearly all tokens leave at the first exit
     )
 
 
 def adaptive() -> Recipe:
-    """Return `small` with β adapted to the losses of its dense twin, `small-adaptive-dense` (`--dense-log`)."""
+    """Return `small` with a β that adapts to the losses of `small-adaptive-dense`. Training needs `--dense-log`."""
     return replace(small(), beta=BetaSettings(initial=0.0, adaptive=True), evaluations=20)
 
 

@@ -1,4 +1,4 @@
-"""Story models, including those behind the bundled model. They train on two cores, or in minutes on a GPU."""
+"""Recipes of story models, such as the bundled model. Training takes hours on two CPU cores, or minutes on a GPU."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +11,7 @@ from nvium_core.training.schedule import LearningRate, RouterWarmup
 
 
 def tales() -> Recipe:
-    """Return a model of books: 6.5M parameters, four exits, 78 minutes on one core with bfloat16."""
+    """Return a 6.5M model with four exits, for books. Training takes 78 minutes on one core with bfloat16."""
     return Recipe(
         shape=ModelShape(
             num_layers=12, width=192, mlp_width=512, num_heads=3, num_exits=4, vocab_size=2048, context=1024
@@ -28,7 +28,7 @@ def tales() -> Recipe:
 
 
 def second_decay(recipe: Recipe, *, initial: str, beta: BetaSettings) -> Recipe:
-    """Continue training a model on the text in another order, at a lower learning rate."""
+    """Return a recipe that trains `initial` further, on the text in another order, at a lower learning rate."""
     return replace(
         recipe,
         initial=initial,
@@ -41,9 +41,10 @@ def second_decay(recipe: Recipe, *, initial: str, beta: BetaSettings) -> Recipe:
 
 
 def stories() -> Recipe:
-    """Return a model with a vocabulary of 8,192, for the books of `tales` followed by synthetic stories.
+    """Return `tales` with a vocabulary of 8,192, for the same books and synthetic stories.
 
-    Short documents are read four times, half of the books once. Exits gain more than with a vocabulary of 2,048.
+    Short documents are read four times. A random half of the other documents is read once. Exits gain more than with
+    the vocabulary of 2,048 in `tales`.
     """
     recipe = tales()
     return replace(
@@ -56,7 +57,7 @@ def stories() -> Recipe:
 
 
 def stories_24() -> Recipe:
-    """Return a model of 24M parameters, deep enough for early exits to save time, for synthetic stories only."""
+    """Return a 24M model for synthetic stories only. It is deep enough for early exits to save time."""
     recipe = stories()
     shape = replace(recipe.shape, num_layers=24, width=256, mlp_width=swiglu_width(256), num_heads=4)
     return replace(
@@ -72,9 +73,10 @@ def stories_24() -> Recipe:
 
 
 def stories_again() -> Recipe:
-    """Return a second decay from the end of `stories`, on few books and on synthetic stories.
+    """Return a recipe that trains `stories` further, with a second decay of the learning rate.
 
-    `python -m research.tales vary` writes the stories, each several times with other names.
+    The data are a few books and synthetic stories. `python -m research.tales vary` writes each story several times with
+    other names.
     """
     recipe = stories()
     decayed = second_decay(recipe, initial="runs/stories/model", beta=replace(recipe.beta, initial=0.06))
@@ -83,9 +85,9 @@ def stories_again() -> Recipe:
 
 
 def stories_chat() -> Recipe:
-    """Return `stories-again` fine-tuned to tell the story that a user asks for.
+    """Return a recipe that fine-tunes `stories-again` to tell the story that a user asks for.
 
-    `python -m research.tales instruct` writes the data, synthetic stories repeated several times.
+    `python -m research.tales instruct` writes the data: conversations about synthetic stories, several for each story.
     """
     recipe = stories()
     return replace(
@@ -105,9 +107,10 @@ def stories_chat() -> Recipe:
 
 
 def stories_asked() -> Recipe:
-    """Return a third decay from the end of `stories-chat`, on questions answered by synthetic stories, and on stories.
+    """Return a recipe that trains `stories-chat` further, with a third decay of the learning rate.
 
-    `python -m research.tales ask` writes the data. The bundled model is the mean of several such models.
+    The data are questions answered by synthetic stories, and stories alone. `python -m research.tales ask` writes them.
+    The weights of the bundled model are the mean of several such models.
     """
     recipe = stories_chat()
     decayed = second_decay(recipe, initial="runs/stories-chat/model", beta=recipe.beta)

@@ -1,4 +1,4 @@
-"""Dense twins: plain Llamas of the same depth, width, number of parameters and data as a recipe's model."""
+"""Dense twins: plain Llamas with the same depth, width, number of parameters and data as a recipe's model."""
 
 import re
 from dataclasses import replace
@@ -13,10 +13,10 @@ RUN = re.compile(r"runs/([^/]+)/model")
 
 
 def dense_twin(recipe: Recipe) -> Recipe:
-    """Remove exits and adapters, and widen the MLPs in multiples of 8 until the model is no smaller.
+    """Remove exits and adapters, and widen the MLPs in multiples of 8 until no parameters are missing.
 
-    This is the authors' rule, which gives the authors' widths. If the recipe starts from another recipe's model, the
-    twin starts from the twin of that recipe.
+    The authors use this rule, and it reproduces the widths in the paper. If the recipe starts from another recipe's
+    model, the twin starts from the twin of that recipe.
     """
     dense = without_exits(recipe)
     shape = dense.shape
@@ -27,7 +27,7 @@ def dense_twin(recipe: Recipe) -> Recipe:
 
 
 def added_mlp_width(num_missing: int, width: int, num_layers: int) -> int:
-    """Return the smallest multiple of 8 by which widened MLPs have `num_missing` more parameters."""
+    """Return by how much to widen the MLPs to add at least `num_missing` parameters, as a multiple of 8."""
     per_multiple = WIDTH_MULTIPLE * 3 * width * num_layers
     return WIDTH_MULTIPLE * -(-num_missing // per_multiple)
 

@@ -1,10 +1,10 @@
 """KL(π_N ‖ π_k) over the last exit's most likely tokens, with all other tokens as one class.
 
-Let p be the last exit's distribution, q the early exit's, and p_rest, q_rest their mass outside p's top tokens. The
-gradient of the KL by the logits is q − p at a top token and q r elsewhere, with r = 1 − p_rest / q_rest. It is computed
-as q r for all tokens plus a correction at the top tokens. The gradient of −log π_k(target) is q − 1 at the target and q
-elsewhere. Both gradients need the product of q and the head. The forward pass computes it once per chunk of rows, and
-keeps no logits.
+Let p be the last exit's distribution and q the early exit's. Let p_rest and q_rest be the probabilities that p and q
+give to all tokens except p's top tokens, and r = 1 − p_rest / q_rest. With respect to the logits, the gradient of the
+KL is q − p at a top token and q r elsewhere. The code computes q r for all tokens and adds a correction at the top
+tokens. The gradient of −log π_k(target) is q − 1 at the target and q elsewhere. Both gradients need the product of q
+and the head. The forward pass computes this product once per chunk of rows, and keeps no logits.
 
 Shapes: R rows, C rows of a chunk, K top tokens, D width, V vocabulary.
 """
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 CHUNK_ROWS = 128
 TOP = 32
-LEAST = 1e-6  # lower bound of the mass outside the top tokens, so its logarithm is finite
+LEAST = 1e-6  # lower bound of probabilities, so that their logarithms are finite
 
 
 class Teacher(NamedTuple):
@@ -68,7 +68,7 @@ class HeadKl(torch.autograd.Function):
 def _chunk_losses(
     head_VD: Tensor, output_CD: Tensor, top_CK: Tensor, p_CK: Tensor, target_C: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return KL [C], −log π_k of the target [C], and the gradients of both by the outputs [C, D]."""
+    """Return KL [C], −log π_k of the target [C], and the gradients of both with respect to the outputs [C, D]."""
     logits_CV = F.linear(output_CD.to(head_VD.dtype), head_VD).float()
     top_logits_CK, target_logit_C1 = logits_CV.gather(1, top_CK), logits_CV.gather(1, target_C[:, None])
     max_C1 = logits_CV.amax(-1, keepdim=True)

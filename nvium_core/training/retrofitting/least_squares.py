@@ -1,7 +1,7 @@
 """Initialise an adapter with the least-squares map from an exit's hidden states to the last exit's.
 
 A linear map closes most of the gap between a middle layer and the last layer, without gradient steps. An adapter can
-represent a linear map, because SiLU(z) − SiLU(−z) = z: a pair of inner units is exactly linear.
+represent a linear map exactly: SiLU(z) − SiLU(−z) = z, so two inner units together compute a linear function.
 
 Shapes: R rows, D width.
 """
@@ -15,7 +15,7 @@ RIDGE = 1e-4  # ridge penalty, as a share of the rows' mean square
 
 
 class LeastSquares:
-    """Accumulates rows and minimises Σ |x M − y|² over M."""
+    """Finds the matrix M that minimises Σ |x M − y|² over all added rows."""
 
     def __init__(self, width: int) -> None:
         self._xx = torch.zeros(width, width, dtype=torch.float64)
@@ -34,7 +34,7 @@ class LeastSquares:
 
 @torch.no_grad()
 def set_map(adapter: Adapter, map_DD: Tensor) -> None:
-    """Make x + down(SiLU(up(x))) equal x M, or approximate M if there are fewer than 2 D inner units."""
+    """Set weights such that x + down(SiLU(up(x))) equals x M. With fewer than 2 D inner units, approximate M."""
     up, down = adapter.up, adapter.down
     left, sizes, right = torch.linalg.svd(map_DD.double() - torch.eye(len(map_DD), dtype=torch.float64))
     rank = min(len(sizes), len(up.weight) // 2)

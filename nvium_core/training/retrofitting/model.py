@@ -1,4 +1,4 @@
-"""The model in training: a frozen backbone, trainable exits in float32, and the losses on a batch.
+"""The model that a retrofit trains: a frozen backbone, trainable exits in float32, and the losses on a batch.
 
 Shapes: R rows, D width, E exits, K early exits, V vocabulary.
 """
@@ -17,12 +17,12 @@ from nvium_core.training.data.windows import Batch
 from nvium_core.training.retrofitting.distillation import head_kl, teacher_of
 
 INITIAL_BIAS = 2.0
-"""Initial bias of routers towards continuing, so that almost no row leaves at an untrained exit."""
+"""Initial bias of routers towards continuing. With it, almost no row leaves at an untrained exit."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A batch's counted rows: normed hidden states of the early exits and of the last exit, and targets [R]."""
+    """A batch's rows that count in the loss: normed hidden states of the early and last exits, and targets [R]."""
 
     early: list[Tensor]
     last_RD: Tensor
@@ -40,7 +40,7 @@ class Losses:
 
 
 class WithExits:
-    """A base model with exits. The backbone has the stored dtype if that is `fast`, else float32 or better."""
+    """A base model with exits. The backbone keeps its stored dtype if that is `fast`. Else it has float32 or better."""
 
     def __init__(self, source: NviumForCausalLM, config: NviumConfig, fast: torch.dtype) -> None:
         self.stored = source.dtype
@@ -84,7 +84,7 @@ class WithExits:
         return Rows(early, last_RD, batch.targets.flatten()[counted_R])
 
     def losses(self, rows: Rows) -> Losses:
-        """Compute the losses. Gradients of routers do not reach the rows, so routers and exits train independently."""
+        """Compute the losses. The routers' input is detached, so the exits' norms get no gradients from routers."""
         teacher = teacher_of(rows.last_RD, self.head, rows.target_R)
         outputs = [exit_.adapter(x_RD) for exit_, x_RD in zip(self.early, rows.early, strict=True)]
         losses = [head_kl(output_RD, self.head, teacher, rows.target_R) for output_RD in outputs]

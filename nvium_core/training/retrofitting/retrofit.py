@@ -38,7 +38,7 @@ SELF_TALK = "self_talk.jsonl"
 
 
 def retrofit(settings: RetrofitSettings, tokenizer: PreTrainedTokenizerFast) -> dict[str, Measured]:
-    """Train exits, resuming the target folder's retrofit if there is one. Return their measures by kind of text.
+    """Train exits, or resume the retrofit in the target folder. Return the exits' measures by kind of text.
 
     Raise `CheckpointError`, `RetrofitError`, `DataError` or `TrainingError`.
     """
@@ -60,7 +60,7 @@ def retrofit(settings: RetrofitSettings, tokenizer: PreTrainedTokenizerFast) -> 
 
 
 def check_target(target: Path) -> None:
-    """Raise `RetrofitError` unless the folder is new, empty or a retrofit's."""
+    """Raise `RetrofitError` unless the folder does not exist, is empty or contains a retrofit."""
     if target.exists() and not (target / STATE_FOLDER).is_dir() and (target.is_file() or any(target.iterdir())):
         raise RetrofitError(f"{target}: not empty, and has no retrofit to resume; choose another folder")
 
@@ -94,7 +94,7 @@ def prepared(
 
 
 def licence(source: Path) -> str | None:
-    """Return the licence in the base's GGUF file or model card."""
+    """Return the licence stated in the base's GGUF file or model card, or None."""
     if is_gguf(source):
         return open_gguf(source).get("general.license")
     card = source / "README.md"
@@ -103,7 +103,7 @@ def licence(source: Path) -> str | None:
 
 
 def files(settings: RetrofitSettings, base: NviumForCausalLM, tokenizer: PreTrainedTokenizerFast) -> Iterator[Path]:
-    """Yield the text of `--data`, and the model's own conversations after generating them."""
+    """Yield the training files: `data`, and a file of conversations that this function lets the model generate."""
     if settings.data:
         yield settings.data
     if num_tokens := settings.self_talk_tokens:

@@ -1,7 +1,7 @@
 """Shift the log-odds of all routers by one number, so that the mean depth is exactly the requested depth.
 
-Training steers routers only near that depth. The mean depth falls as the shift grows, so a bisection on some rows finds
-the shift. Sampling from the shifted mixture is exact, too.
+Training brings the mean depth only close to the requested depth. The mean depth falls as the shift grows, so a
+bisection on some rows finds the shift. Sampling from the shifted mixture is exact, too.
 
 Shapes: R rows, K early exits, E exits.
 """
@@ -23,7 +23,7 @@ MAX_SHIFT, NUM_BISECTIONS = 32.0, 48
 
 
 def shift_to_depth(model: WithExits, stream: Windows, context: int, depth: float) -> float:
-    """Shift the routers such that the mean depth on the stream's first rows is `depth`. Return the shift."""
+    """Shift the routers so that the mean depth on the stream's first rows is `depth`. Return the shift."""
     shift = shift_to(depth, router_log_odds(model, stream, context), model.model.config.exit_layers or [])
     shift_routers(model.early, shift)
     return shift
@@ -56,7 +56,7 @@ def shifted_log_exit_probs(log_odds_RK: Tensor, shift: float) -> Tensor:
 
 
 def shift_to(depth: float, log_odds_RK: Tensor, exit_layers: Sequence[int]) -> float:
-    """Return the shift at which the rows' mean depth is `depth` or nearest to it."""
+    """Return the shift at which the rows' mean depth is closest to `depth`."""
     log_odds_RK = log_odds_RK.double()
     low, high = -MAX_SHIFT, MAX_SHIFT
     for _ in range(NUM_BISECTIONS):

@@ -1,8 +1,9 @@
 """A retrofit: initialise exits by least squares, train them on the base's distribution, then train routers as well.
 
-Routers minimise −log π_mix plus β times the depth, and β is steered to the requested depth. Exits that learn the text
-minimise −log π_mix plus a smaller share of the KL. The backbone and its last exit are frozen. After the first minutes,
-TARGET contains exits that can be served. TARGET/retrofit/ contains the checkpoint and the log.
+Routers minimise −log π_mix plus β times the depth. β is steered so that the depth approaches the requested depth. If
+exits also learn the text, they then minimise −log π_mix plus a fraction of the KL. The backbone and its last exit are
+frozen. After the first minutes, TARGET contains exits that can be served. TARGET/retrofit/ contains the checkpoint and
+the log.
 """
 
 import time
@@ -29,15 +30,15 @@ from nvium_core.training.schedule import LearningRate
 
 TOKENS_PER_STEP = 4_096
 FIT_SHARE, MAX_FIT_TOKENS = 0.25, 32_768
-"""Share and maximum number of the training tokens for the least squares."""
+"""Least squares uses this share of the training tokens, and at most this number of tokens."""
 
 ROUTERS_FROM = 0.4  # share of the run after which routers train too
 
 RATE = LearningRate(maximum=5e-5, warmup=0.05, final_ratio=0.05)
-"""Learning rate of exits. At 1e-3 a single step would undo the least squares, because normed rows are large."""
+"""Learning rate of exits. At 1e-3, a single step would undo the least-squares fit, because normed rows are large."""
 
 ROUTER_RATE = 3e-4
-TEXT_KL_WEIGHT = 0.3  # weight of the exits' KL in the loss while they also learn the text
+TEXT_KL_WEIGHT = 0.3  # weight of the KL in the loss while exits also learn the text
 
 STATE_FOLDER = "retrofit"
 CLIP_NORM = 1.0
@@ -49,7 +50,7 @@ class RetrofitRun:
     def __init__(
         self, settings: RetrofitSettings, model: WithExits, stream: Windows, context: int, about: dict[str, Any]
     ) -> None:
-        """`about` is the content of exits.json, with digests of the base and of the texts."""
+        """`about` is the content of exits.json. It includes digests of the base and of the texts."""
         self.settings, self.model, self.stream, self.context, self.about = settings, model, stream, context, about
         self.windows_of_a_step = max(1, TOKENS_PER_STEP // context)
         self.num_steps = max(1, round(settings.tokens / (self.windows_of_a_step * context)))
@@ -116,7 +117,7 @@ class RetrofitRun:
         }
 
     def _pass(self, window: int, trains_routers: bool) -> dict[str, Tensor]:
-        """Accumulate the gradients of one window. Return its metrics."""
+        """Add the gradients of one window to the step's gradients. Return the window's metrics."""
         batch = self.stream.batch(self.step * self.windows_of_a_step + window, 1, self.context)
         losses = self.model.losses(self.model.rows(batch))
         learns_text = self.settings.exits_learn == "text"
@@ -157,12 +158,12 @@ class RetrofitRun:
         self.write()
 
     def write(self, **measured: Any) -> None:
-        """Write the exits in the base's dtype."""
+        """Write the exits to the target folder, in the base's dtype."""
         tensors = {name: weight.to(self.model.stored) for name, weight in self.model.early_tensors().items()}
         write_exits(tensors, self.about | measured, self.settings.target)
 
     def resume(self) -> None:
-        """Continue from the checkpoint, if there is one. Raise `TrainingError` if it has other settings or texts."""
+        """Continue from the checkpoint, if there is one. Raise `TrainingError` if its settings or texts differ."""
         state = read_state(self.folder)
         if state is None:
             return

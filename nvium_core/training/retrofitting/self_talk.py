@@ -1,7 +1,8 @@
 """Let a chat model generate its own training conversations (Magpie, arXiv 2406.08464).
 
-The model samples a user's message after the template's user header, then the answer. So exits train on the kind of text
-that the model will generate. Every conversation has a fixed seed, so the same model always writes the same file.
+The model samples a user's message after the chat template's user header. Then it samples the answer. So exits train on
+the kind of text that the model will generate. Every conversation has a fixed seed, so a model always writes the same
+file.
 """
 
 import json
@@ -19,9 +20,9 @@ from nvium_core.training.chat.conversations import Conversation, assistant, user
 from nvium_core.training.data.documents import DataError
 
 MAX_SEQUENCES, MAX_ROUND = 64, 256
-"""Sequences in a batch (also the smallest round), and conversations in the largest round."""
+"""Maximum number of sequences in a batch and of conversations in a round. A round has at least `MAX_SEQUENCES`."""
 
-USUAL_TOKENS = 150  # estimated length of a conversation, to size a round
+USUAL_TOKENS = 150  # estimated length of a conversation, used to choose the size of a round
 MAX_REQUEST_TOKENS, MAX_ANSWER_TOKENS = 128, 256  # longer requests are discarded, longer answers truncated
 
 MARK = "a text that no template has"
@@ -42,7 +43,7 @@ class SelfTalk:
         self._room = self._engine.context - len(self._before) - len(self._after)
 
     def round(self, seeds: range) -> Iterator[tuple[int, Conversation, int]]:
-        """Generate a conversation per seed. Yield seed, conversation and number of tokens if it is complete."""
+        """Generate a conversation per seed. Yield the seed, messages and number of tokens of complete conversations."""
         drafts = self._generate(dict.fromkeys(seeds, self._before), min(MAX_REQUEST_TOKENS, self._room // 2))
         requests = {seed: draft.token_ids[:-1] for seed, draft in drafts.items() if draft.finish_reason == "stop"}
         prompts = {seed: self._before + request + self._after for seed, request in requests.items()}
@@ -53,7 +54,7 @@ class SelfTalk:
                 yield seed, [user(request), assistant(answer)], len(requests[seed]) + len(completion.token_ids)
 
     def _generate(self, prompts: dict[int, list[int]], max_tokens: int) -> dict[int, Completion]:
-        """Complete prompts by seed. Raise the error of a sequence that fails."""
+        """Complete each prompt with its key as the seed. Raise the error of a sequence that fails."""
         completions = {seed: Completion() for seed in prompts}
         for seed, prompt in prompts.items():
             params = SamplingParams(max_tokens=max_tokens, seed=seed, stop_token_ids=self._stop_token_ids)
@@ -67,7 +68,7 @@ class SelfTalk:
 
 
 def write_self_talk(start: Callable[[], SelfTalk], file: Path, num_tokens: int, report: Callable[[int], None]) -> None:
-    """Write or extend a file of conversations up to `num_tokens` tokens. Save and report after every round."""
+    """Generate conversations until the file has `num_tokens` tokens. Save and report after every round."""
     lines = file.read_text(encoding="utf-8").split("\n")[:-1] if file.exists() else []
     written = [json.loads(line) for line in lines]
     seed, num_written = (written[-1]["seed"] + 1 if written else 0), sum(each["tokens"] for each in written)

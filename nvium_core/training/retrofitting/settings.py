@@ -22,10 +22,12 @@ class RetrofitError(NviumError, ValueError):
 class RetrofitSettings:
     """The settings of a retrofit.
 
-    - `exits`: the number of exits, the last included, or the early exits' layers, such as `12,18,24`.
-    - `depth`: the mean depth l / L that routers are trained for.
-    - `self_talk`: training tokens that the model generates; by default none with `data`, else a third of `tokens`.
-    - `exits_learn`: what early exits learn once routers train: the base's distribution, or the text as well.
+    - `exits`: the number of exits including the last, or the layers of the early exits, such as `12,18,24`.
+    - `depth`: the mean depth that routers are trained for, as a share of all layers.
+    - `self_talk`: the number of training tokens that the model generates. The default is 0 with `data`, else a third of
+      `tokens`.
+    - `exits_learn`: what early exits learn once routers train: `original` means the base's distribution, and `text`
+      means the base's distribution and the text.
     """
 
     source: str

@@ -1,4 +1,4 @@
-"""Measure a retrofit on held-out text: each exit alone, the mixture, and its perplexity increase over the base.
+"""Measure a retrofit on held-out text: each exit alone, the mixture, and the mixture's perplexity increase.
 
 Shapes: R rows, E exits, V vocabulary.
 """
@@ -19,7 +19,7 @@ from nvium_core.training.retrofitting.model import Rows, WithExits
 
 @dataclass(frozen=True)
 class ExitFigures:
-    """An exit's measures. `kl` is to the base; `share` is the share of tokens that exit here."""
+    """An exit's measures. `kl` is the KL from the base. `share` is the share of tokens that leave at this exit."""
 
     layer: int
     perplexity: float
@@ -31,8 +31,9 @@ class ExitFigures:
 class Measured:
     """A retrofit's measures.
 
-    `price` is the relative increase of the mixture's perplexity over the base's, `price_error` its standard error over
-    paired tokens, and `same_argmax` the share of rows where the mixture and the base have the same most likely token.
+    `price` is the mixture's perplexity divided by the base's, minus 1. `price_error` is the standard error of `price`
+    over paired tokens. `same_argmax` is the share of rows where the mixture and the base have the same most likely
+    token.
     """
 
     tokens: int
@@ -97,7 +98,7 @@ In brackets: perplexity increase over the base model."""
 
 
 def table(measured: Measured, kind: str) -> Table:
-    """Show each exit and the mixture, in 80 columns."""
+    """Return a table of each exit and the mixture, 80 columns wide."""
     shown = Table(kind, "depth", "perplexity", "KL", "tokens", caption=CAPTION, caption_justify="left")
     for column in shown.columns:
         column.no_wrap = True

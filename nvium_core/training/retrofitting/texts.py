@@ -14,12 +14,12 @@ from nvium_core.training.data.documents import DataError
 from nvium_core.training.data.encoding import encoded
 
 MAX_HELD_OUT, HELD_OUT_SHARE = 8_192, 0.1
-"""Maximum number and share of a text's tokens that are held out for measuring."""
+"""The end of a text is held out for measuring: this share of its tokens, and at most this number."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text of one kind, in examples that fit into a window."""
+    """The examples of a text, each short enough for a window. `kind` is "conversations" or "text"."""
 
     kind: str
     training: list[Example]
@@ -41,7 +41,7 @@ def conversations(path: Path, tokenizer: PreTrainedTokenizerFast, context: int) 
 
 
 def documents(path: Path, tokenizer: PreTrainedTokenizerFast, context: int, max_tokens: int) -> list[Example]:
-    """Cut documents into windows. Each window starts with the last token of the previous window."""
+    """Cut each document into windows. A window starts with the last token of the document's previous window."""
     parts = encoded(documents_of(path), tokenizer, max_tokens + MAX_HELD_OUT)
     tokens = np.concatenate(list(parts)).astype(np.int64)
     starts = np.flatnonzero(tokens == tokenizer.eos_token_id)
