@@ -59,7 +59,7 @@ class ServerOptions(EngineConfig, ModelOptions):
     root_path: Annotated[str, Doc("URL path under which a proxy serves this server, such as /llm.")] = ""
     log_level: Annotated[LogLevel, Doc("Lowest severity to log.")] = "info"
 
-    max_queue: Annotated[int, Ge(0), Doc("Maximum number of waiting choices.")] = 1024
+    max_queue: Annotated[int, Ge(0), Doc("Maximum number of waiting sequences.")] = 1024
     max_prompts: Annotated[Positive, Doc("Maximum prompts per request.")] = 1024
     max_n: Annotated[Positive, Doc("Maximum choices per prompt.")] = 128
     max_new_tokens: Annotated[Positive, Doc("Maximum tokens per request: choices × max_tokens.")] = 262_144
@@ -76,10 +76,11 @@ class ServerOptions(EngineConfig, ModelOptions):
     api_keys_file: Annotated[Path | None, Doc("File of API keys, one per line, with # comments.")] = None
     metrics_open: Annotated[bool, Doc("Serve /metrics without a key.")] = False
     requests_per_minute: Annotated[
-        Positive | None, Doc("Rate limit per key, or for all clients together without keys [none].")
+        Positive | None, Doc("Rate limit of each API key; without keys, of all clients together [none].")
     ] = None
     allowed_hosts: Annotated[
-        tuple[Name, ...], Doc("Host names, such as *.example.org, that a server without keys accepts [its own].")
+        tuple[Name, ...],
+        Doc("Additional host names, such as *.example.org, that a server without keys accepts [none]."),
     ] = ()
     playground: Annotated[bool, Doc("Serve the playground, a page at / to try the model.")] = True
     ssl_certfile: Annotated[Path | None, Doc("Certificate chain (PEM); enables https and disables http.")] = None
@@ -101,8 +102,10 @@ class ServerOptions(EngineConfig, ModelOptions):
 
     request_seconds: Annotated[Seconds | None, Doc("Maximum duration of a request [no limit].")] = None
     arrival_seconds: Annotated[Seconds, Doc("How long a client may take to send a request.")] = 60
-    slow_client_seconds: Annotated[Seconds, Doc("How long a client may stop reading its response.")] = 60
-    drain_seconds: Annotated[Seconds, Doc("How long running requests may finish after SIGTERM.")] = 30
+    slow_client_seconds: Annotated[
+        Seconds, Doc("Disconnect a client that stops reading its response for this long.")
+    ] = 60
+    drain_seconds: Annotated[Seconds, Doc("After SIGTERM, wait this long for running requests to finish.")] = 30
     keep_alive_seconds: Annotated[Seconds, Doc("Interval of keep-alive comments on a silent stream.")] = 15
     http_keep_alive_seconds: Annotated[Seconds, Doc("How long an idle connection is kept open.")] = 75
     stall_seconds: Annotated[

@@ -241,11 +241,13 @@ class EngineConfig:
         int | None, Doc("Maximum prompt positions per Step while other sequences generate [64; 2048 on CUDA].")
     ] = None
     sampling: Annotated[
-        Sampling | None, Doc("Default distribution of requests without nvium.sampling [the model's default].")
+        Sampling | None, Doc("Distribution for requests that do not set nvium.sampling [the model's default].")
     ] = None
     max_drafts: Annotated[int | None, Doc("Tokens drafted by prompt lookup; 0 disables drafts [as measured].")] = None
-    max_wait_steps: Annotated[int, Doc("Steps that a sequence waits at most before it is scheduled first.")] = 64
-    cache_memory: Annotated[str | None, Doc("KV cache size, such as 2GiB or 10% [as needed, at most 25%].")] = None
+    max_wait_steps: Annotated[int, Doc("After waiting this many Steps, a sequence is scheduled first.")] = 64
+    cache_memory: Annotated[
+        str | None, Doc("KV cache size, such as 2GiB or 10% of memory [as needed, at most 25%].")
+    ] = None
     cache_tokens: Annotated[int | None, Doc("KV cache size in tokens, instead of --cache-memory.")] = None
     page_size: Annotated[int | None, Doc("Tokens per cache page [16; 256 in half precision on CUDA].")] = None
     prefix_caching: Annotated[bool, Doc("Cache full pages for later prompts with the same prefix.")] = True

@@ -117,7 +117,7 @@ class GenerationRequest(RequestBody):
     structured_outputs: StructuredOutputs | None = None
     """An alternative to `response_format`."""
     guided_json: Schema = None
-    """Alias of `structured_outputs.json`. The fields from `guided_regex` to `ebnf` are aliases of its other fields."""
+    """Alias of `structured_outputs.json`. The fields from `guided_regex` to `ebnf` are aliases of the other formats."""
     guided_regex: Text | None = None
     guided_choice: Choices | None = None
     guided_grammar: Text | None = None

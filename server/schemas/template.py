@@ -18,7 +18,7 @@ OWN_ARGUMENTS = {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template)
 class TemplateOptions(RequestBody):
     tools: Tools = []
     add_generation_prompt: bool | None = None
-    """Start the assistant's turn at the end of the prompt. Default unless the last message is continued."""
+    """Start the assistant's turn at the end of the prompt. By default `true`, unless the last message is continued."""
     continue_final_message: bool = False
     """Continue the last message, which must be the assistant's."""
     chat_template_kwargs: Annotated[dict[str, Any], at_most(64)] = {}
