@@ -1,7 +1,7 @@
 """N-vium: the mixture-of-exits transformer (arXiv 2605.13190), its engine and its training.
 
-Importing the package registers the model with transformers' Auto classes. The `nvium` command skips this, because its
-help should not wait for PyTorch. Exported names are imported on first use.
+Importing the package registers the model with transformers' Auto classes. The `nvium` command skips the registration,
+because its help should not wait for PyTorch. Exported names are imported on first use.
 """
 
 import ast
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 _IMPORTS = [node for node in ast.walk(ast.parse(Path(__file__).read_bytes())) if isinstance(node, ast.ImportFrom)]
 _MODULE_OF = {name.name: str(node.module) for node in _IMPORTS for name in node.names if name.asname}
-"""The imports above: exported name → module."""
+"""Exported name → its module, as read from the imports above."""
 
 __all__ = list(_MODULE_OF)
 

@@ -14,11 +14,11 @@ CHECKSUMS_FILE = "checksums.json"
 
 
 class DamagedFile(NviumError):
-    """A file that does not match its checksum, or has none."""
+    """A file does not match its checksum, or the file of checksums is damaged."""
 
 
 def checksum(file: Path) -> str:
-    """Return a CRC-32 over the CRC-32s of a file's pieces, which are computed in parallel."""
+    """Compute the CRC-32s of a file's pieces in parallel. Return the CRC-32 of these."""
     if not file.stat().st_size:
         return ""
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -29,7 +29,7 @@ def checksum(file: Path) -> str:
 
 
 def seal(folder: Path) -> None:
-    """Write the checksums of all files of a folder, and sync everything to disk."""
+    """Write the checksums of all files in a folder, and flush these files to disk."""
     sums = {file.name: checksum(file) for file in sorted(folder.iterdir()) if file.is_file()}
     (folder / CHECKSUMS_FILE).write_text(json.dumps(sums))
     for name in (*sums, CHECKSUMS_FILE):

@@ -14,4 +14,4 @@ ExitTarget = Literal["original", "text"]
 Sharding = Literal["ddp", "fsdp"]
 
 SUGGESTED = {"temperature": 0.7, "top_p": 0.95}
-"""Sampling parameters for readable text: at temperature 1, the API's default, a small model rambles."""
+"""Sampling parameters for readable text. At the API's default, temperature 1, a small model rambles."""

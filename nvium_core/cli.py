@@ -15,7 +15,7 @@ from nvium_core.errors import NviumError, plain
 THROUGHPUT_COMMANDS = ("train", "evaluate", "retrofit")
 
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
-"""The base of click's usage errors. Some versions of typer bundle their own click."""
+"""The base class of click's usage errors, taken from typer, because some versions of typer bundle their own click."""
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -35,7 +35,7 @@ for command in COMMANDS:
 
 
 def main() -> None:
-    """Run a command. This is the entry point of the distribution."""
+    """Run the command in `sys.argv`. This is the entry point of the package."""
     open_missing_streams()
     if sys.argv[1:2] and sys.argv[1] in THROUGHPUT_COMMANDS:
         spin_briefly()
@@ -52,18 +52,21 @@ def main() -> None:
 
 
 def open_missing_streams() -> None:
-    """Open closed standard streams on /dev/null, so that no file or socket gets descriptor 2 and libraries' logs."""
+    """Point closed standard streams to /dev/null.
+
+    Otherwise the next file or socket could get descriptor 2, and libraries would write their logs to it.
+    """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest free descriptor
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is this one
 
 
 def spin_briefly() -> None:
     """Let idle OpenMP threads sleep after 1,000 iterations, unless GOMP_SPINCOUNT is set. Call before importing torch.
 
-    By default they spin for milliseconds. On a busy machine that makes several threads slower than one.
+    By default idle threads spin for milliseconds. On a busy machine this makes several threads slower than one thread.
     """
     setenv = getattr(ctypes.CDLL(None), "setenv", None)
     if setenv:

@@ -1,7 +1,7 @@
-"""Converts a model of any supported layout to a folder in ours.
+"""Converts a model of any supported layout to a folder in our layout.
 
-One shard of the weights is in memory at a time. A failed conversion leaves nothing behind, because the folder has a
-temporary name until the end.
+At most one converted shard is in memory at a time. A failed conversion leaves no files behind, because the folder has
+a temporary name until all files are written.
 """
 
 import json
@@ -43,18 +43,18 @@ COMPANIONS = (
     "chat_template.json",
     GENERATION_CONFIG_NAME,
 )
-"""Files that are copied unchanged."""
+"""Files that are copied unchanged, if they exist."""
 
 MAX_SHARD_BYTES = 5_000_000_000
 
 
 class ConversionError(NviumError):
-    """A target that cannot be written."""
+    """The target cannot be written."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """The result of a conversion; `str` describes it in one line. `num_bytes` is the size of the weights on disk."""
+    """The result of a conversion. `str()` of it is a one-line summary. `num_bytes`: size of the weights on disk."""
 
     folder: Path
     exit_layers: list[int]
@@ -84,7 +84,7 @@ def convert(
     """Write the model `source` to the folder `target`.
 
     source: a folder, Hub name or GGUF file.
-    dtype: auto keeps the stored precision, the widest one if there are several.
+    dtype: auto keeps the stored precision. If tensors have different precisions, auto is the widest of them.
     exits: folder or Hub name of retrofitted exits to merge into the model.
     hub_options: passed to the Hub client.
 
@@ -115,7 +115,7 @@ def convert(
 
 
 def check_target(target: Path) -> Path:
-    """Return the target with links resolved. Raise `ConversionError` unless it is missing or an empty folder."""
+    """Return the target with links resolved. Raise `ConversionError` if it is a file or a folder that is not empty."""
     if target.exists() and not target.is_dir():
         raise ConversionError(f"{target}: is a file; choose a folder")
     if target.exists() and any(target.iterdir()):
@@ -124,7 +124,7 @@ def check_target(target: Path) -> Path:
 
 
 def check(checkpoint: Checkpoint) -> bool:
-    """Raise `CheckpointError` for wrong tensors and damaged files. Return whether there is a tokenizer."""
+    """Raise `CheckpointError` for wrong tensors or damaged files. Return whether the model has a tokenizer."""
     model = Nvium.empty(checkpoint.config)
     checkpoint.check_against(model)
     files = companions(checkpoint.folder)
@@ -144,7 +144,7 @@ def companions(folder: Path) -> list[Path]:
 
 
 def check_json(file: Path) -> None:
-    """Raise `CheckpointError` for a .json file that is not an object."""
+    """Raise `CheckpointError` if a .json file does not contain an object."""
     if file.suffix == ".json" and not isinstance(parse_file(file, json.loads), dict):
         raise CheckpointError(f"{file}: not a JSON object")
 
@@ -166,19 +166,19 @@ def atomic_folder(place: Path) -> Iterator[Path]:
 def write_config(config: NviumConfig, precision: torch.dtype, folder: Path) -> None:
     config.architectures = ["NviumForCausalLM"]
     config.dtype = precision
-    vars(config).pop("auto_map", None)  # it names code that is not copied
+    vars(config).pop("auto_map", None)  # names Python files of the source, which are not copied
     config.to_json_file(folder / CONFIG_NAME)
 
 
 def write_tensors(tensors: dict[str, Tensor], precision: torch.dtype, max_shard_bytes: int, folder: Path) -> None:
-    """Write one safetensors file, or numbered shards and their index, like `save_pretrained`."""
+    """Write one safetensors file or, above `max_shard_bytes`, numbered shards and an index, like `save_pretrained`."""
     sizes = {name: torch.empty_like(tensors[name], dtype=precision, device="meta") for name in sorted(tensors)}
     split = split_torch_state_dict_into_shards(sizes, max_shard_size=max_shard_bytes)
     shards = split.filename_to_tensors.items()
     for file, names in track(shards, "writing", len(shards), console=Console(stderr=True), transient=True):
         shard = {name: tensors[name].to(precision).contiguous() for name in names}
         save_file(shard, folder / file, metadata={"format": "pt"})
-        shutil.copymode(folder / CONFIG_NAME, folder / file)  # safetensors may create files only the owner can read
+        shutil.copymode(folder / CONFIG_NAME, folder / file)  # safetensors may make files readable by the owner only
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The base of all errors that a user can cause. Any other exception is a bug."""
+"""The base class of all errors that a user can cause. Every other exception is a bug."""
 
 import re
 

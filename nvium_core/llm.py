@@ -20,13 +20,13 @@ Message = dict[str, Any]
 
 @dataclass
 class TextCompletion(Completion):
-    """A completion with its text. The text excludes end-of-text and stop strings; the other fields include both."""
+    """A completion with its text. Only `text` excludes end-of-text and stop strings; `token_ids` includes both."""
 
     text: str = ""
 
 
 class Completions(list[TextCompletion]):
-    """The completions of all prompts, in order. The properties are those of a single completion."""
+    """The completions of all prompts, in order. If there is only one, the properties return its fields."""
 
     @property
     def only(self) -> TextCompletion:
@@ -53,7 +53,7 @@ class Completions(list[TextCompletion]):
 
 @dataclass(frozen=True)
 class Piece:
-    """A streamed token, and the text that becomes complete with it, possibly empty. `exits` are 1-based."""
+    """A streamed token, and the text that the token completes. The text may be empty. `exits` count from 1."""
 
     text: str
     token_ids: list[int] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Piece:
 
 @dataclass
 class _Answer:
-    """One choice of a running prompt."""
+    """One choice of a running prompt: its completion so far, its detokenizer and its stop strings."""
 
     detokenizer: Detokenizer
     stops: StopStrings
@@ -72,7 +72,7 @@ class _Answer:
     def append(self, event: TokenEvent) -> Piece:
         self.completion.append(event)
         is_last = event.finish_reason is not None
-        text = "" if event.is_stop else self.detokenizer.push(event.token_id)  # end-of-text has no text
+        text = "" if event.is_stop else self.detokenizer.push(event.token_id)  # stop tokens have no text
         text = self.stops.push(text + self.detokenizer.flush() if is_last else text)
         text += self.stops.flush() if is_last else ""
         self.completion.text += text
@@ -88,8 +88,8 @@ class LLM:
     exits: folder or Hub name of retrofitted exits for the model.
     engine_options: fields of `EngineConfig`.
 
-    The methods take `sampling`: fields of `SamplingParams`, `stop` (a string or several) and
-    `include_stop_str_in_output`. Raise `CheckpointError` or `InvalidRequest`.
+    The methods take these keywords as `sampling`: the fields of `SamplingParams`, `stop` (a string or several) and
+    `include_stop_str_in_output`. Raise `CheckpointError` if loading fails, or `InvalidRequest` for invalid values.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class LLM:
         self._num_requests = 0
 
     def generate(self, prompts: str | Sequence[str], **sampling: Any) -> Completions:
-        """Continue one or several texts. With `n`, each prompt gets `n` consecutive completions."""
+        """Continue one text or several. With `n`, the result has `n` consecutive completions for each prompt."""
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
         return self._complete([self._tokens(text) for text in texts], **sampling)
 
@@ -129,7 +129,7 @@ class LLM:
         return token_ids
 
     def _chat_sampling(self, prompt: Sequence[int], sampling: dict[str, Any]) -> dict[str, Any]:
-        """Add the chat template's stops and the default of `max_tokens`."""
+        """Add the chat template's stop strings and stop tokens. Set `max_tokens` to its default if it is missing."""
         room = self.engine.context - len(prompt)
         if room < 1:
             raise ContextLengthExceeded(len(prompt), 1, self.engine.context)

@@ -44,11 +44,11 @@ def load_model(
     """Load a folder, Hub name or GGUF file; None is the bundled model. Raise `CheckpointError` if it cannot be loaded.
 
     device: auto is CUDA if available.
-    dtype: auto is float32 on a CPU and bfloat16 on CUDA (float16 before compute capability 8). On a CPU a GGUF file
-        keeps its own precision.
+    dtype: auto is float32 on a CPU and bfloat16 on CUDA (float16 before compute capability 8). With auto on a CPU, a
+        GGUF file keeps its own precision.
     kind: class of the model.
     weights: q8 and q4 quantize backbone and head. With auto on a CPU, a GGUF file keeps the quantized types that the
-        engine supports; other types become bfloat16.
+        engine supports; its other quantized types become bfloat16.
     exits: folder or Hub name of retrofitted exits for the model.
     """
     disable_progress_bar()
@@ -66,7 +66,7 @@ def load_model(
 
 
 def quantize_as(model: Nvium, weights: Weights) -> None:
-    """Apply `--weights`. Raise `CheckpointError` if the model's precision would round the quantized weights again."""
+    """Quantize the model if `weights` is q8 or q4. Raise `CheckpointError` if the model is not float32 or float64."""
     if weights in {"q8", "q4"}:
         try:
             quantize_model(model, weights)
@@ -75,7 +75,7 @@ def quantize_as(model: Nvium, weights: Weights) -> None:
 
 
 def model_name(source: Path) -> str:
-    """Return the last part of a folder or Hub name. For the `model/` of a training run, return the run's name."""
+    """Return the last part of a folder or Hub name. For `model/` in a training run's folder, return the run's name."""
     path = source.resolve() if source.exists() else source
     is_runs = path.name == MODEL_FOLDER and (path.parent / RECIPE_FILE).is_file()
     return path.parent.name if is_runs else path.name
@@ -89,7 +89,7 @@ def load_gguf(
     weights: Weights,
     exits: str | None = None,
 ) -> LoadedModel:
-    """Load a GGUF file as `load_model` does, without quantizing it. The model's name is the file's without suffix."""
+    """Load a GGUF file like `load_model`, but do not quantize it. The model is named after the file."""
     from nvium_core.model.gguf import close_gguf, open_gguf
     from nvium_core.model.gguf_groups import has_groups, load_groups
 
@@ -106,7 +106,7 @@ def load_gguf(
 
 
 def gguf_precision(dtype: Precision, device: torch.device, is_quantized: bool) -> torch.dtype | Literal["auto"]:
-    """Return the precision to load a GGUF file in. float32 represents dequantized weights exactly."""
+    """Return the precision in which to load a GGUF file. Only float32 holds dequantized weights exactly."""
     if dtype != "auto" or device.type != "cpu":
         return resolve_dtype(dtype, device)
     return torch.float32 if is_quantized else "auto"
@@ -121,7 +121,7 @@ def gguf_file_tokenizer(path: Path) -> PreTrainedTokenizerFast:
         return gguf_tokenizer(file.get, NAMED_ENDS)
     except TokenizerError as error:
         raise CheckpointError(f"{path}: {error}") from error
-    except Exception as error:  # tokenizers may raise anything for inconsistent lists
+    except Exception as error:  # inconsistent lists raise various exceptions in tokenizers
         raise CheckpointError(f"{path}: invalid tokenizer ({type(error).__name__}: {one_line(error)})") from error
 
 
@@ -158,7 +158,7 @@ def resolve_dtype(dtype: Precision, device: torch.device) -> torch.dtype:
 
 
 def load_tokenizer(folder: Path, model: Nvium) -> PreTrainedTokenizerFast:
-    """Load the folder's tokenizer. Raise `CheckpointError` if it does not fit the model's vocabulary."""
+    """Load the folder's tokenizer. Raise `CheckpointError` if it has more tokens than the model."""
     tokenizer = fast_tokenizer(folder)
     check_vocabulary(tokenizer, model, folder)
     return tokenizer
@@ -173,7 +173,7 @@ def source_tokenizer(source: str) -> PreTrainedTokenizerFast:
 def fast_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, mistral_format=False)
-    except Exception as error:  # transformers and tokenizers may raise anything for damaged files
+    except Exception as error:  # damaged files raise various exceptions in transformers and tokenizers
         reason = (str(error).splitlines() or [repr(error)])[0]
         raise CheckpointError(f"{folder}: no usable tokenizer ({reason})") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):

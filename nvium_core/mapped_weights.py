@@ -1,8 +1,8 @@
 """Loads a model for the CPU with memory-mapped weights, whose pages the system can reclaim.
 
 Native calls have their own copy of the weights, so PyTorch's copy should not take memory. Weights that differ from the
-file (dequantized, quantized, in another precision) are written to the user's cache once, as a model folder that later
-starts and replicas map too.
+stored ones, because they are dequantized, quantized or in another precision, cannot be mapped from the model's files.
+Such weights are written once to a model folder in the user's cache. Later starts and other replicas map this folder.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ from nvium_core.model.source import gguf_parts, is_gguf
 
 logger = logging.getLogger(__name__)
 
-VERSION = 3  # version of the cached folders, part of their path
+VERSION = 3  # version of the format of cached folders; their paths depend on it
 
 WEIGHTS_FILE, GROUPS_FILE = "model.safetensors", "groups.safetensors"
 
@@ -43,7 +43,7 @@ MIN_BYTES = 64 * 2**20  # smaller models are not cached
 MAX_SHARE = 0.25  # maximum share of the free disk space that one model may take
 
 MAX_IDLE_DAYS = 30
-"""Days without a load after which a cached model is removed. Checked whenever a model is written."""
+"""Days without use after which a cached model is removed. Writing a model to the cache removes these models."""
 
 
 def load_mapped(
@@ -53,7 +53,10 @@ def load_mapped(
     weights: Weights = "auto",
     exits: str | None = None,
 ) -> LoadedModel:
-    """Load like `load_model`. If the cache cannot be written, log why and keep the weights in memory."""
+    """Load a model like `load_model`, but map its weights if it is on a CPU.
+
+    If the cache cannot be written, log the reason and keep the weights in memory.
+    """
     if source is None or resolve_device(device).type != "cpu":
         return load_model(source, device, dtype, weights=weights, exits=exits)
     disable_progress_bar()
@@ -65,14 +68,14 @@ def load_mapped(
     loaded = read_cached(place, origin) or write_cached(
         load_model(str(origin), device, dtype, weights=weights, exits=str(added) if added else None), origin, place
     )
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc keeps freed memory, several times the weights
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # return freed memory, which glibc would keep
     if trim:
         trim(0)
     return replace(loaded, name=name, folder=origin.resolve())
 
 
 def cache_folder(origin: Path, dtype: Precision, weights: Weights, exits: Path | None = None) -> Path:
-    """Return the model's folder in the user's cache. Its name contains a digest of all that the weights depend on."""
+    """Return the model's folder in the user's cache. Its path depends on the model's files, options and `VERSION`."""
     files = [*gguf_parts(origin)] if origin.is_file() else [*sorted(origin.iterdir()), origin / PUBLISHED_EXTRAS]
     files += sorted(exits.iterdir()) if exits else []
     written = [(file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files if file.is_file()]
@@ -85,7 +88,10 @@ def digest(text: str) -> str:
 
 
 def write_cached(loaded: LoadedModel, origin: Path, place: Path) -> LoadedModel:
-    """Write the model to the cache and map it from there. Skip small models and models that are mostly mapped."""
+    """Write the model to the cache and return it mapped from there.
+
+    Return `loaded` itself if it is small, if most of its weights are already mapped, or if the cache cannot be written.
+    """
     num_bytes = sum(weight.nbytes for weight in loaded.model.parameters())
     if unmapped_bytes(loaded.model) < max(MIN_BYTES, num_bytes / 2):
         return loaded
@@ -106,7 +112,7 @@ def write_cached(loaded: LoadedModel, origin: Path, place: Path) -> LoadedModel:
 
 
 def unmapped_bytes(model: nn.Module) -> int:
-    """Return the bytes of weights that are not mapped from a file; 0 if the system does not report mappings."""
+    """Return the bytes of weights that are not mapped from a file. Return 0 if the system has no /proc/self/maps."""
     maps = Path("/proc/self/maps")
     if not maps.exists():
         return 0
@@ -117,7 +123,7 @@ def unmapped_bytes(model: nn.Module) -> int:
 
 
 def remove_outdated(place: Path) -> None:
-    """Remove earlier versions of this model, and models that are not used any more."""
+    """Remove earlier versions of this model, and models that were not used for `MAX_IDLE_DAYS`."""
     options = place.name.rpartition("-")[0]
     oldest = time.time() - MAX_IDLE_DAYS * 24 * 3600
     for folder in place.parent.parent.glob("*/*-*"):
@@ -127,7 +133,7 @@ def remove_outdated(place: Path) -> None:
 
 
 def write(loaded: LoadedModel, origin: Path, place: Path) -> None:
-    """Write a model folder, with the layers' groups in a separate file."""
+    """Write a model folder. The groups of quantized layers are in a separate file."""
     model = loaded.model
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     if model.config.tie_word_embeddings:
@@ -154,7 +160,7 @@ def write_groups(model: Nvium, folder: Path) -> None:
 
 
 def read_cached(place: Path, origin: Path) -> LoadedModel | None:
-    """Load a cached model. Return None if the cache has none. A damaged model is removed."""
+    """Load a cached model. If it is missing, return None. If it is damaged, also remove it."""
     if not place.exists():
         return None
     try:

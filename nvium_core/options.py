@@ -31,7 +31,7 @@ Name = Annotated[str, MinLen(1)]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """How a model is loaded."""
+    """Options for loading a model."""
 
     exits: Annotated[str | None, Doc("Folder or Hub name of early exits trained for the model (`nvium retrofit`).")] = (
         None
@@ -49,7 +49,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions(EngineConfig, ModelOptions):
-    """The options of `nvium serve`. A request's choices are its prompts times its `n`."""
+    """The options of `nvium serve`. A request has `n` choices for each of its prompts."""
 
     model: Annotated[str | None, Doc("Folder, Hub name or GGUF file [the bundled model].")] = None
     served_model_name: Annotated[tuple[Name, ...], Doc("Model names that requests may use [the folder's name].")] = ()

@@ -1,4 +1,4 @@
-"""Generated text in the terminal: tokens in the colour of their exit on stdout, statistics on stderr."""
+"""Prints generated text to stdout, each token in the colour of its exit. Prints statistics to stderr."""
 
 import signal
 import time
@@ -38,7 +38,7 @@ def continue_text(terminal: Terminal, llm: LLM, prompt: str, sampling: dict[str,
 def converse(
     terminal: Terminal, llm: LLM, read: Callable[[], str], system: str | None, sampling: dict[str, Any]
 ) -> None:
-    """Answer messages until `read` raises `EOFError`. The oldest turns are dropped when the context is full."""
+    """Answer messages until `read` raises `EOFError`. If the context is full, drop the oldest turns."""
     beginning: list[Message] = [{"role": "system", "content": system}] if system else []
     turns: list[Message] = []
     terminal.remarks.print(HELP, style="dim")
@@ -75,7 +75,7 @@ def stream_answer(
 
 @contextmanager
 def interruption() -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether Ctrl-C was pressed. Within the context, Ctrl-C never interrupts a Step."""
+    """Yield a function that returns whether Ctrl-C was pressed. Within this context, Ctrl-C has no other effect."""
     pressed: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _frame: pressed.append(number))
     try:

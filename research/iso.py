@@ -16,7 +16,7 @@ from nvium_core.bench.harness import Figures, Subject, load_subject
 from nvium_core.bench.shapes import random_weights
 from nvium_core.engine.device.processor import use_processor
 from nvium_core.engine.params import SamplingParams
-from nvium_core.evaluation.paired import Interval, Sample, interval, resolved
+from nvium_core.evaluation.paired import Interval, Sample, interval, with_interval
 from nvium_core.evaluation.predictions import EvaluationError
 from nvium_core.evaluation.report import Row, table
 from nvium_core.evaluation.suite import write_json
@@ -148,7 +148,7 @@ def markdown(figures: Figures) -> str:
     columns = ["model", "layers", "M parameters", "tokens/s", "MFLOPs a token", "tokens of equal FLOPs", "perplexity"]
     rows = [shown(name, of) for name, of in [(figures["model"], figures), *(("dense", of) for of in figures["dense"])]]
     rows += [shown(name, of) for name, of in papers(figures)]
-    depth = resolved(f"{figures['iso_speed_layers']:.1f}", figures["iso_speed_layers_interval"], nothing=0)
+    depth = with_interval(f"{figures['iso_speed_layers']:.1f}", figures["iso_speed_layers_interval"], level=0)
     return f"{table(columns, rows)}\n\nA dense model of {depth} layers takes as long per token."
 
 

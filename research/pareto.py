@@ -15,7 +15,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from nvium_core.bench.harness import Figures, shown
-from nvium_core.evaluation.paired import resolved
+from nvium_core.evaluation.paired import with_interval
 from nvium_core.evaluation.predictions import EvaluationError
 from nvium_core.evaluation.report import Row, table
 from research.paper import PARETO, SCALES, Point
@@ -69,10 +69,11 @@ def markdown(evaluations: Sequence[Figures]) -> str:
 
 def row(figures: Figures) -> Row:
     speed_up = figures.get("speed_up_percent") if figures.get("speed_up_over", DENSE) == DENSE else None
-    measured = None if speed_up is None else resolved(shown(speed_up), figures.get("speed_up_interval_percent"), 0)
+    bounds = figures.get("speed_up_interval_percent")
+    measured = None if speed_up is None else with_interval(shown(speed_up), bounds, 0)
     gain = figures.get("perplexity_gain_percent")
     if gain is not None:
-        gain = resolved(shown(gain), figures.get("perplexity_gain_interval_percent"), 0)
+        gain = with_interval(shown(gain), figures.get("perplexity_gain_interval_percent"), 0)
     shares, twin = figures.get("exit_shares"), figures.get("twin", {})
     return [
         figures["model"],

@@ -28,7 +28,7 @@ from nvium_core.bench.harness import Figures
 from nvium_core.choices import Schedule
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import EngineConfig, SamplingParams
-from nvium_core.evaluation.paired import Interval, interval, resolved
+from nvium_core.evaluation.paired import Interval, interval, with_interval
 from nvium_core.evaluation.report import table
 from nvium_core.evaluation.suite import check_dense, write_json
 from nvium_core.loading import LoadedModel, load_model
@@ -302,7 +302,7 @@ def as_markdown(figures: Figures) -> str:
 
 
 def ratios_shown(ratios: Mapping[str, float], intervals: Mapping[str, Sequence[float] | None]) -> list[str]:
-    return [resolved(f"{ratio:.3f}", intervals.get(name), nothing=1) for name, ratio in ratios.items()]
+    return [with_interval(f"{ratio:.3f}", intervals.get(name), level=1) for name, ratio in ratios.items()]
 
 
 def main(

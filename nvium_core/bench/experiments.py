@@ -1,6 +1,6 @@
-"""The experiments of `nvium bench` by name. Only the chosen one is imported.
+"""Runs an experiment of `nvium bench` by its name. Only the module of this experiment is imported.
 
-An experiment is a module with `measure(subject, …)`, whose keyword arguments are its options, and `table(figures)`.
+The module has the functions `measure(subject, …)`, whose keyword arguments are the options, and `table(figures)`.
 """
 
 import inspect
@@ -20,7 +20,7 @@ Experiment = Literal["peers", "schedules", "sampling", "profile"]
 
 
 def check(experiment: Experiment, given: Mapping[str, Any], json_file: Path | None = None) -> None:
-    """Raise `InvalidRequest` for an invalid option, before measuring anything."""
+    """Raise `InvalidRequest` for an unknown option or an invalid value. Call this before loading the model."""
     known = inspect.signature(_module(experiment).measure).parameters
     for option, value in given.items():
         require(option in known, option, f"not an option of the experiment {experiment}")
@@ -30,7 +30,7 @@ def check(experiment: Experiment, given: Mapping[str, Any], json_file: Path | No
 
 
 def measure(experiment: Experiment, subject: "Subject", given: Mapping[str, Any]) -> "Figures":
-    """Run an experiment. Return its results, with the experiment's name and the model, as JSON values."""
+    """Run an experiment. Return its name, a description of the model, and its results, as JSON values."""
     return {"experiment": experiment, **subject.as_dict(), **_module(experiment).measure(subject, **given)}
 
 

@@ -1,6 +1,7 @@
 """Shared parts of the experiments: the model to measure, timed runs, and interleaved turns.
 
-Contenders run in interleaved turns, so noise affects all of them alike. Speed-ups are medians of the ratios per turn.
+Contenders take turns, so that a slow phase of the machine affects all of them. Each turn gives a ratio of two speeds;
+a speed-up is the median of these ratios.
 """
 
 import math
@@ -39,7 +40,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The model to measure, with a short prompt. `file` is its GGUF file, if any."""
+    """The model to measure, with a short prompt. `file`: the GGUF file that the model was loaded from, if any."""
 
     name: str
     model: Nvium
@@ -72,7 +73,7 @@ def load_subject(
     weights: Weights = "auto",
     exits: str | None = None,
 ) -> Subject:
-    """Load a model, or build random weights of a shape. Raise `InvalidRequest` for contradictory options."""
+    """Load `model`, or build random weights of `shape`. Raise `InvalidRequest` for contradictory options."""
     require(routing is None or shape is not None, "routing", "requires shape: only random weights can be routed")
     if shape is None:
         return replace(subject_of(load_model(model, device, dtype, weights=weights, exits=exits)), weights=weights)
@@ -92,7 +93,10 @@ def subject_of(loaded: LoadedModel) -> Subject:
 
 
 def timed(engine: Engine, requests: Sequence[Request]) -> Generation:
-    """Run requests of one choice each to completion on an idle engine. Raise `EngineError` if one fails."""
+    """Run all requests to completion. Raise `EngineError` if a request fails.
+
+    The engine must be idle, and each request must have one choice.
+    """
     started = time.perf_counter()
     first_seconds: dict[str, float] = {}
     completions = {str(number): Completion() for number in range(len(requests))}
@@ -112,9 +116,10 @@ def timed(engine: Engine, requests: Sequence[Request]) -> Generation:
 def interleaved(
     contenders: Mapping[str, Callable[[int], Result]], repeats: int, label: str, seconds: float = math.inf
 ) -> dict[str, list[Result]]:
-    """Return each contender's results by turn, after a warm-up turn. Every other turn runs in reverse order.
+    """Run a warm-up turn and then `repeats` turns of each contender. Return the results, without the warm-up's.
 
-    A contender stops when its next turn would exceed its share of `seconds`, but runs at least one turn.
+    In every second turn the contenders run in reverse order. All contenders get an equal share of `seconds`. A
+    contender whose next turn would exceed its share stops, but not before its first result.
     """
     results: dict[str, list[Result]] = {name: [] for name in contenders}
     spent, allowed = dict.fromkeys(contenders, 0.0), seconds / len(contenders)
@@ -132,23 +137,21 @@ def interleaved(
 
 
 def median_ratio(values: Sequence[float], baselines: Sequence[float]) -> float:
-    """Return the median of the ratios per turn. Turns that only one list has are ignored."""
+    """Return the median over the turns of value / baseline. Ignore turns that are missing in one list."""
     return median(value / baseline for value, baseline in zip(values, baselines, strict=False))
 
 
 def conclusion(num_exits: int, gains: Mapping[int, float]) -> str:
-    """Return a sentence with the speed-up over full depth for each number of streams."""
+    """Return a sentence with the speed-ups over full depth. `gains`: number of streams → speed-up."""
     if num_exits == 1:
         return "The model has no early exits."
-    parts = [
-        f"{number} {'stream' if number == 1 else 'streams'} {times(gain)}as fast" for number, gain in gains.items()
-    ]
-    return f"Early exits make {', '.join(parts)} here."
+    parts = [f"{number} {'stream' if number == 1 else 'streams'} {times(gain)}" for number, gain in gains.items()]
+    return f"Compared with full depth, early exits make {', '.join(parts)}."
 
 
 def times(gain: float) -> str:
-    """Format a speed-up; empty if within 2%."""
-    return "" if abs(gain - 1) < 0.02 else f"{gain:.2f} times "
+    """Format a speed-up. A change below 2% is "equally fast"."""
+    return "equally fast" if abs(gain - 1) < 0.02 else f"{gain:.2f} times as fast"
 
 
 def numbers(text: str, option: str) -> tuple[float, ...]:
@@ -168,7 +171,7 @@ def counts(text: str, option: str) -> tuple[int, ...]:
 
 
 def shown(value: object) -> str:
-    """Format a value; floats have four digits."""
+    """Format a value. Floats get four significant digits."""
     if isinstance(value, float):
         return f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

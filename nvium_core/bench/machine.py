@@ -1,4 +1,4 @@
-"""Measures memory bandwidth and FLOP/s of the model's device, with this process's threads, in a few seconds."""
+"""Measures memory bandwidth and FLOP/s of the model's device in a few seconds, with PyTorch's number of threads."""
 
 import time
 from collections.abc import Callable
@@ -8,15 +8,15 @@ import torch
 
 from nvium_core.bench.harness import Figures
 
-BUFFER_BYTES = 2**30  # size of the buffer that is read, larger than all caches
-ENOUGH_SECONDS = 0.02  # matrices grow until a product takes this long
+BUFFER_BYTES = 2**30  # size of the buffer that is read; larger than the CPU's caches
+ENOUGH_SECONDS = 0.02  # the matrices grow until one product takes this long
 
 MIN_WIDTH, MAX_WIDTH = 128, 8192
 TRIES = 5
 
 
 def machine(like: torch.Tensor, buffer_bytes: int = BUFFER_BYTES, enough_seconds: float = ENOUGH_SECONDS) -> Figures:
-    """Measure bytes per second, and FLOP/s by precision. `like` has the device and precision of the model."""
+    """Measure bytes per second, and FLOP/s by precision. `like`: any tensor with the model's device and precision."""
     return {
         "bytes_per_second": read_rate(like.device, buffer_bytes),
         "flops_per_second": {
@@ -27,12 +27,12 @@ def machine(like: torch.Tensor, buffer_bytes: int = BUFFER_BYTES, enough_seconds
 
 
 def precisions(dtype: torch.dtype) -> list[torch.dtype]:
-    """Return the precisions that the engine may compute in: some CPUs widen 16-bit weights to float32."""
+    """Return the precisions in which the engine may compute. Some CPUs convert 16-bit weights to float32."""
     return [dtype, torch.float32] if dtype.itemsize == 2 else [dtype]
 
 
 def read_rate(device: torch.device, num_bytes: int) -> float:
-    """Measure bytes per second, as the faster of a sum and a matrix-vector product in float32."""
+    """Measure the bytes read per second by a sum and by a matrix-vector product, in float32. Return the higher rate."""
     buffer = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
     width = 4096 if num_bytes >= 2**24 else 64
     matrix, vector = buffer[: len(buffer) // width * width].view(-1, width), torch.zeros(width, device=device)
@@ -51,7 +51,7 @@ def arithmetic_rate(dtype: torch.dtype, device: torch.device, enough_seconds: fl
 
 
 def least_seconds(work: Callable[[], object]) -> float:
-    """Return the time of the fastest try after a warm-up."""
+    """Return the time of the fastest of `TRIES` runs, after a warm-up run."""
     times = []
     for _ in range(TRIES + 1):
         started = time.perf_counter()

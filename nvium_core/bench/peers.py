@@ -1,7 +1,7 @@
-"""Compares our engine with itself at full depth and with the dense twin in other engines.
+"""Compares our engine with itself at full depth, and with the dense twin in other engines.
 
-Each contender generates the same number of tokens per sequence from the same short prompt, prefill included. The twin
-has random weights, because speed does not depend on them. Contenders that cannot run are listed with the reason.
+Each contender generates the same number of tokens per sequence from the same short prompt. Times include prefill. The
+twin has random weights, because speed hardly depends on them. Contenders that cannot run are listed with the reason.
 """
 
 from collections import Counter
@@ -30,10 +30,10 @@ def measure(
     seconds: float = 60,
     buffer_bytes: int = BUFFER_BYTES,
 ) -> Figures:
-    """Measure a row for each number of sequences, and the machine.
+    """Measure all contenders at each number of sequences. Also measure the machine.
 
-    against: the optional contenders.
-    seconds: time limit of all turns; slow contenders run fewer turns.
+    against: names of the optional contenders.
+    seconds: time limit of all turns. Slow contenders run fewer turns.
     """
     workloads = own.workloads(subject, sequences, tokens)
     with lineup(subject, against) as chosen:
@@ -56,7 +56,7 @@ def measure(
 
 
 def compare(chosen: Lineup, workload: Workload, repeats: int, seconds: float) -> Figures:
-    """Measure all contenders at one number of sequences."""
+    """Measure all contenders on one workload."""
     with chosen.ready(workload) as contenders:
         label = f"{workload.num_sequences} sequences"
         counted = {name: checked_turn(name, contender, workload) for name, contender in contenders.items()}
@@ -75,7 +75,7 @@ def compare(chosen: Lineup, workload: Workload, repeats: int, seconds: float) ->
 
 
 def checked_turn(name: str, contender: Contender, workload: Workload) -> Contender:
-    """Wrap a contender, so that it raises `ContenderFailed` for a wrong number of tokens."""
+    """Wrap a contender to raise `ContenderFailed` if it generates a wrong number of tokens."""
 
     def turn(number: int) -> Generation:
         generated = contender(number)
@@ -91,7 +91,7 @@ def rates(turns: Sequence[Generation]) -> list[float]:
 
 
 def summary(turns: Sequence[Generation], workload: Workload) -> Figures:
-    """Return medians over the turns. `ms_per_token` is per sequence."""
+    """Return medians over the turns. `ms_per_token` is the time per token of one sequence."""
     return {
         "tokens_per_second": median(rates(turns)),
         "ms_per_token": 1000 * median(turn.seconds for turn in turns) / workload.num_tokens,
@@ -101,19 +101,19 @@ def summary(turns: Sequence[Generation], workload: Workload) -> Figures:
 
 
 def best_variants(contenders: Mapping[str, Figures]) -> dict[str, str]:
-    """Return the fastest variant of each peer, except ours."""
+    """Return contender → name of its fastest variant, for all contenders except ours."""
     by_speed = sorted(contenders.keys() - {OURS}, key=lambda name: contenders[name]["tokens_per_second"])
     return {name.partition("/")[0]: name for name in by_speed}
 
 
 def shares(turns: Sequence[Generation], num_exits: int) -> tuple[float, ...]:
-    """Return the observed p_k."""
+    """Return the share of the tokens that left at each exit."""
     exits = Counter(exit_ for turn in turns for exits in turn.exits for exit_ in exits)
     return tuple(exits[k] / exits.total() for k in range(1, num_exits + 1))
 
 
 def table(figures: Figures) -> Table:
-    columns = "at once", "contender", "tokens/s", "ms/token", "first ms", "ours over it"
+    columns = "sequences", "contender", "tokens/s", "ms/token", "first token ms", "our speed-up"
     result = Table(*columns, caption=Text("\n".join(remarks(figures))))
     for row in figures["rows"]:
         *_, last = row["contenders"]
@@ -125,7 +125,7 @@ def table(figures: Figures) -> Table:
 
 
 def remarks(figures: Figures) -> list[str]:
-    """Return a line for each contender that was skipped, then the speed-up."""
+    """Return a line for each skipped contender, then a sentence with the speed-ups."""
     left_out = [f"Skipped {peer}: {reason}." for peer, reason in figures["left_out"].items()]
     gains = {row["sequences"]: row["contenders"][BASELINE]["ours_over"] for row in figures["rows"]}
     return [*left_out, conclusion(figures["num_exits"], gains)]

@@ -16,7 +16,7 @@ from nvium_core.engine.params import SamplingParams
 
 
 def measure(subject: Subject, *, sequences: Sequence[int] = (1,), tokens: int = 64, repeats: int = 3) -> Figures:
-    """Measure a row for each number of sequences, of `tokens` tokens each, as the fastest of `repeats` runs."""
+    """Measure the time per token by part, at each number of sequences, in the fastest of `repeats` runs."""
     rows = []
     for workload in own.workloads(subject, sequences, tokens):
         engine = own.engine_for(subject.model, workload)
@@ -29,18 +29,19 @@ def measure(subject: Subject, *, sequences: Sequence[int] = (1,), tokens: int = 
 def by_part(engine: Engine, workload: Workload, turn: int) -> Figures:
     """Measure microseconds per token by part.
 
-    layers: the forward pass. It includes routers and heads unless native calls time them separately.
-    engine: everything else, such as scheduling, recording and calling the device.
+    layers: the forward pass. If native calls time routers and heads separately, these are not included.
+    engine: all remaining time, such as scheduling, recording and calling the device.
     """
     for seed in workload.seeds(turn):
         params = SamplingParams(max_tokens=workload.num_tokens, seed=seed, ignore_eos=True)
         engine.add(str(seed), workload.prompt, params)
-    before, layers, started = own_seconds(engine), 0.0, time.perf_counter()
+    before, layers, started = router_and_head_seconds(engine), 0.0, time.perf_counter()
     while engine.has_work:
         engine.step()
         layers += sum(report.seconds for report in engine.reports)
     total = time.perf_counter() - started
-    kernels = {"layers": layers} | {part: own_seconds(engine)[part] - seconds for part, seconds in before.items()}
+    after = router_and_head_seconds(engine)
+    kernels = {"layers": layers} | {part: after[part] - seconds for part, seconds in before.items()}
     parts = {**kernels, "engine": total - sum(kernels.values())}
     num_tokens = workload.num_tokens * workload.num_sequences
     return {
@@ -50,8 +51,8 @@ def by_part(engine: Engine, workload: Workload, turn: int) -> Figures:
     }
 
 
-def own_seconds(engine: Engine) -> dict[str, float]:
-    """Return the time that native calls spent in routers and heads, in seconds."""
+def router_and_head_seconds(engine: Engine) -> dict[str, float]:
+    """Return the seconds that native calls have spent in routers and in heads. Empty without native calls."""
     backend = engine.runner.backend
     return backend.part_seconds if isinstance(backend, NativeBackend) else {}
 

@@ -1,6 +1,6 @@
 """Measures each sampling mode: its cost over plain sampling at temperature 1, and its speed-up from early exits.
 
-All modes run in interleaved turns on one engine with the same seeds, with the schedules `race` and `whole`.
+Each mode runs with the schedule `race` and with `whole`. All runs take turns on one engine and use the same seeds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,17 +27,17 @@ MODES: dict[str, Mapping[str, Any]] = {
     "temperature 0": {"temperature": 0},
     "mixture": {"sampling": "mixture"},
 }
-"""Sampling parameters of each mode, beyond sampling from the exits at temperature 1."""
+"""Mode → its sampling parameters. By default a mode samples from the exits at temperature 1."""
 
 
 def measure(subject: Subject, *, sequences: Sequence[int] = (1, 8), tokens: int = 64, repeats: int = 9) -> Figures:
-    """Measure a row for each number of sequences, of `tokens` tokens each, prefill included."""
+    """Measure all modes at each number of sequences, with `tokens` tokens per sequence. Times include prefill."""
     rows = [compare(subject, workload, repeats) for workload in own.workloads(subject, sequences, tokens)]
     return {"ways": MODES, "tokens": tokens, "repeats": repeats, "rows": rows}
 
 
 def compare(subject: Subject, workload: Workload, repeats: int) -> Figures:
-    """Measure all modes at one number of sequences. Rates are in tokens per second."""
+    """Measure all modes on one workload. Rates are in tokens per second."""
     engine = own.engine_for(subject.model, workload)
     contenders = {}
     for mode, schedule in product(MODES, (OURS, BASELINE)):
@@ -53,7 +53,7 @@ def compare(subject: Subject, workload: Workload, repeats: int) -> Figures:
 def compared(
     turns: Sequence[Generation], dense: Sequence[Generation], plain: Sequence[Generation], workload: Workload
 ) -> Figures:
-    """Return the rates of one mode, and its median ratios to plain sampling and to full depth."""
+    """Return the rates of one mode, and their median ratios to plain sampling and to full depth."""
     return {
         **summary(turns, workload),
         "over_plain": median_ratio(rates(turns), rates(plain)),

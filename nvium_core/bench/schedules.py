@@ -18,13 +18,13 @@ SCHEDULES: tuple[Schedule, ...] = OURS, SWEEP, BASELINE
 def measure(
     subject: Subject, *, sequences: Sequence[int] = (1, 2, 4, 8), tokens: int = 256, repeats: int = 9
 ) -> Figures:
-    """Measure a row for each number of sequences, of `tokens` tokens each, prefill included."""
+    """Measure all schedules at each number of sequences, with `tokens` tokens per sequence. Times include prefill."""
     rows = [compare(subject, workload, repeats) for workload in own.workloads(subject, sequences, tokens)]
     return {"tokens": tokens, "repeats": repeats, "rows": rows}
 
 
 def compare(subject: Subject, workload: Workload, repeats: int) -> Figures:
-    """Measure all schedules at one number of sequences: tokens per second, and the median ratio to full depth."""
+    """Measure all schedules on one workload: tokens per second, and the median ratio to full depth."""
     engine = own.engine_for(subject.model, workload)
     contenders: dict[str, Contender] = {name: own.contender(engine, workload, name) for name in SCHEDULES}
     turns = interleaved(contenders, repeats, f"{workload.num_sequences} sequences")

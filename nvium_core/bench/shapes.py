@@ -1,4 +1,4 @@
-"""Random weights of a given shape, with routing forced to given shares, to measure speed without training.
+"""Models with random weights and given exit shares, to measure the speed of a shape without training.
 
 A shape is layers × width, such as "24x768". The other sizes follow the paper's tables.
 """
@@ -18,29 +18,29 @@ from nvium_core.model.config import NviumConfig
 from nvium_core.model.exits import CONTINUE, EXIT, Exit
 
 MLP_WIDTHS = {128: 344, 256: 688, 512: 1376, 768: 2048, 1024: 2736, 1536: 4096, 2048: 5632}
-"""`intermediate_size` by `hidden_size` (paper, scaling tables; 2048 as in 1B models)."""
+"""`hidden_size` → `intermediate_size`, from the paper's scaling tables. Width 2048 is that of common 1B models."""
 
-ROUTER_WIDTHS = {768: 512}  # router widths that differ from ⌊0.66 d⌋ in the authors' models
+ROUTER_WIDTHS = {768: 512}  # widths of the authors' routers that are not ⌊0.66 d⌋
 
 HEAD_WIDTH = 64
 CONTEXT = 1024
 WEIGHT_STD = 0.02
 
 PAPER_ROUTING = (0.145703, 0.259934, 0.344640, 0.246770)
-"""p_k of the paper's 24 × 768 4-vium, as printed; their sum is 0.997."""
+"""Exit shares p_k of the paper's 4-vium with shape 24 × 768. The printed shares add up to 0.997."""
 
 
 def random_weights(config: NviumConfig, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> NviumForCausalLM:
-    """Build a model with random weights (`fill`)."""
+    """Build a model and set its weights with `fill`."""
     with torch.device(device), init.no_init_weights():
         model: NviumForCausalLM = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
-    nn.Module.to(model, device)  # rotary frequencies are on the CPU
+    nn.Module.to(model, device)  # moves the rotary frequencies, which are always computed on the CPU
     fill(model, seed=0)
     return model
 
 
 def shape_config(shape: str, num_exits: int = 4, vocab_size: int = 32_000) -> NviumConfig:
-    """Return a configuration with evenly placed exits. Raise `InvalidRequest` for a wrong shape or too many exits."""
+    """Return a configuration with evenly placed exits. Raise `InvalidRequest` if shape or exits are not possible."""
     parts = re.fullmatch(r"([0-9]{1,4})x([0-9]{1,5})", shape)
     num_layers, width = (int(parts[1]), int(parts[2])) if parts else (0, 0)
     widths = ", ".join(map(str, MLP_WIDTHS))
@@ -62,7 +62,7 @@ def shape_config(shape: str, num_exits: int = 4, vocab_size: int = 32_000) -> Nv
 
 @torch.no_grad()
 def fill(model: NviumForCausalLM, seed: int) -> None:
-    """Set norms to 1, biases to 0 and all other weights to small normal numbers."""
+    """Set norms to 1 and biases to 0. Draw all other weights from Normal(0, WEIGHT_STD)."""
     generator = torch.Generator(model.device).manual_seed(seed)
     for name, parameter in model.named_parameters():
         if name.endswith("norm.weight"):
@@ -75,7 +75,10 @@ def fill(model: NviumForCausalLM, seed: int) -> None:
 
 @torch.no_grad()
 def force_routing(model: NviumForCausalLM, routing: Sequence[float]) -> None:
-    """Set p_k at every position to `routing`, normalised. Router heads keep only their biases, in float32 or better."""
+    """Make the exit shares p_k equal to `routing`, normalised, at every position.
+
+    The router heads get zero weights, so that only their biases decide. The biases are float32 or better.
+    """
     require(len(routing) == model.config.num_exits, "routing", f"must have {model.config.num_exits} shares")
     is_valid = min(routing) >= 0 and 0 < sum(routing) < float("inf")
     require(is_valid, "routing", f"must be non-negative and not all zero, got {list(routing)}")
@@ -89,7 +92,7 @@ def force_routing(model: NviumForCausalLM, routing: Sequence[float]) -> None:
 
 
 def exit_odds(routing: Sequence[float]) -> Iterator[torch.Tensor]:
-    """Yield (1 − w_k, w_k) of each early exit, with w_k = p_k / Σ_{j≥k} p_j, or 1 if the exit is never reached."""
+    """Yield (1 − w_k, w_k) for each early exit: w_k = p_k / Σ_{j≥k} p_j. If no token reaches exit k, w_k = 1."""
     for k, share in enumerate(routing[:-1]):
         rest = sum(routing[k + 1 :])
         odds_2 = torch.zeros(2, dtype=torch.float64)

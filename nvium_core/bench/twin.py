@@ -20,11 +20,11 @@ from nvium_core.model.univium import as_llama, shape_fields, univium_config
 from nvium_core.training.recipes.twins import added_mlp_width
 
 NO_PARTS = {"qkv_bias": False, "qk_norm": False, "no_rope_layers": (), "attention_bias": False, "mlp_bias": False}
-"""Fields of optional parts that a Llama does not have."""
+"""Configuration fields that remove the optional parts that a Llama does not have."""
 
 
 def dense_twin(model: Nvium, weights: Weights = "auto") -> Nvium:
-    """Build the twin on the model's device, in its precision and with the same quantization."""
+    """Build the model's twin on the same device, in the same precision and with the same quantization."""
     if is_llama(model.config):
         return model
     config = twin_config(model.config)
@@ -32,7 +32,8 @@ def dense_twin(model: Nvium, weights: Weights = "auto") -> Nvium:
         config.intermediate_size += -config.intermediate_size % GROUP
     twin = random_weights(config, dtype=model.dtype, device=model.device)
     if all(narrowed(weight).dtype == torch.bfloat16 for weight in model.model.layers.parameters()):
-        # The engine packs these layers in 16 bits, even if retrofitted exits are wider. So does a fair twin.
+        # The engine packs these layers in 16 bits, even if retrofitted exits need 32. For a fair comparison, round the
+        # twin's weights, so that the engine packs its layers in 16 bits too.
         with torch.no_grad():
             for weight in twin.parameters():
                 weight.copy_(weight.bfloat16())
@@ -45,7 +46,7 @@ def is_llama(config: NviumConfig) -> bool:
 
 
 def twin_config(config: NviumConfig) -> NviumConfig:
-    """Return the univium whose MLP is as wide as needed for as many parameters, a multiple of 8 (the authors' rule)."""
+    """Return a univium whose wider MLP gives it as many parameters. As in the paper, MLP widths are multiples of 8."""
     twin = univium_config(NviumConfig(**(shape_fields(config) | NO_PARTS)))
     missing = num_parameters(config) - num_parameters(twin)
     twin.intermediate_size += added_mlp_width(missing, config.hidden_size, config.num_hidden_layers)
@@ -57,7 +58,7 @@ def num_parameters(config: NviumConfig) -> int:
 
 
 def usable_llama(univium: Nvium) -> LlamaForCausalLM:
-    """Convert the twin to transformers' Llama, sharing its weights, without end-of-text."""
+    """Convert the twin to a Llama of transformers that shares the weights and ignores end-of-text."""
     llama = as_llama(univium).eval()
     llama.model.rotary_emb = LlamaRotaryEmbedding(llama.config).to(univium.device)
     llama.generation_config = GenerationConfig()

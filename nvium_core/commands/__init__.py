@@ -1,1 +1,1 @@
-"""The commands of `nvium`, one function each. They import late, so that help is instant."""
+"""The commands of `nvium`. Each is a function, and imports slow modules only when it runs, so that help is instant."""

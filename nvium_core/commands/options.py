@@ -1,4 +1,4 @@
-"""Turns dataclass fields (`nvium_core.options`) into options of a command; prints tables."""
+"""Turns the fields of a dataclass into options of a command. Prints tables."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -24,10 +24,10 @@ DeviceOption = Annotated[Device, typer.Option(help="auto is CUDA if available.")
 
 
 def takes(declaration: type, *names: str) -> Callable[[Command], Command]:
-    """Add an option to a command for each documented field of a dataclass, or only for the fields `names`.
+    """Add an option to a command for each field of a dataclass that has a `Doc`. `names` restricts the fields.
 
-    The command receives the options that the user has set as `**given`. The dataclass defines the other defaults.
-    A tuple becomes an option that may be repeated, and accepts several values separated by commas.
+    The command's `**given` has only the options that the user has set. The dataclass has the defaults of the others.
+    The option of a tuple field may be repeated, and accepts several values separated by commas.
     """
 
     def decorate(command: Command) -> Command:
@@ -51,13 +51,13 @@ def takes(declaration: type, *names: str) -> Callable[[Command], Command]:
 
 
 def chosen(declaration: type[Options], given: Mapping[str, Any], **fixed: Any) -> Options:
-    """Build the dataclass from the given options that are its fields."""
+    """Build the dataclass from `fixed` and from the options in `given` that are its fields."""
     names = {field.name for field in fields(declaration)}
     return declaration(**{name: value for name, value in given.items() if name in names}, **fixed)
 
 
 def declared_options(declaration: Any, names: tuple[str, ...]) -> Mapping[str, inspect.Parameter]:
-    """Return a parameter for each field, with the default None for an option that is not set."""
+    """Return a parameter of the command for each field. The default None means that the option is not set."""
     types, marked = get_type_hints(declaration), get_type_hints(declaration, include_extras=True)
     declared = {
         field.name: field.default
@@ -76,7 +76,7 @@ def parameter(name: str, kind: Any, hint: Any, default: object) -> inspect.Param
 
 
 def shown(default: object) -> str:
-    """Return the default in brackets; empty if the help text itself explains the default."""
+    """Return the default in brackets. Return nothing for an empty default, which the help text explains."""
     if default in (None, (), ""):
         return ""
     if isinstance(default, bool):

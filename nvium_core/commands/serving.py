@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def with_names_joined(arguments: list[str]) -> list[str]:
-    """Join the names of `serve MODEL --served-model-name a b`, as vLLM writes them, to `a,b`. MODEL must come first."""
+    """Change `serve MODEL --served-model-name a b`, as vLLM writes it, to `… a,b`. MODEL must come first."""
     option = "--served-model-name"
     if option not in arguments or arguments[0] != "serve" or arguments[1].startswith("-"):
         return arguments
@@ -26,8 +26,8 @@ def with_names_joined(arguments: list[str]) -> list[str]:
 @takes(ServerOptions)
 def serve(model: ModelArgument = None, **given: Any) -> None:
     """Serve a model over HTTP. Every option may also be set as NVIUM_… in the environment."""
-    # Handle SIGTERM until the server installs its own handler: a container's PID 1 ignores it by default. `os._exit`,
-    # because an import may swallow an exception.
+    # Exit on SIGTERM until the server installs its own handler, because PID 1 of a container ignores SIGTERM by
+    # default. Exit with `os._exit`, because a module that is being imported may swallow an exception.
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
     from server.settings import read_settings
 
@@ -36,7 +36,7 @@ def serve(model: ModelArgument = None, **given: Any) -> None:
 
 
 def runner(settings: "Settings") -> "Callable[[Settings], None]":
-    """Return the function that serves: in one process, or with Ray. Raise `SettingsError` if Ray is not installed."""
+    """Return the function that serves, in one process or with Ray. Raise `SettingsError` if Ray is missing."""
     from server.app import run
     from server.settings import RAY_DEFAULTS, SettingsError, set_defaults
 

@@ -17,11 +17,15 @@ MIN_PAIRS = 3
 Interval = tuple[float, float]
 
 Sample = NDArray[np.int64]
-"""Indices of pairs, [RESAMPLES, pairs]."""
+"""Bootstrap samples of a group of pairs: indices of the pairs that are drawn, [RESAMPLES, number of pairs]."""
 
 
 def interval(counts: Sequence[int], statistic: Callable[[list[Sample]], NDArray[np.float64]]) -> Interval | None:
-    """Return the 95% bootstrap interval of a statistic over groups of pairs; None if a group has fewer than three."""
+    """Return the 95% bootstrap interval of a statistic. Return None if a group has fewer than three pairs.
+
+    counts: number of pairs in each group.
+    statistic: takes one `Sample` per group, returns RESAMPLES values.
+    """
     if min(counts) < MIN_PAIRS:
         return None
     rng = np.random.default_rng(0)
@@ -48,7 +52,7 @@ def perplexity_gain(ours: Figures, dense: Figures) -> Figures:
 
 
 def by_work(by_document: Sequence[float] | NDArray[np.float64], works: Sequence[str] | None) -> NDArray[np.float64]:
-    """Sum values over the documents of each work. Without works, each document is a work."""
+    """Sum values over the documents of each work. If `works` is None, each document is a work."""
     values = np.asarray(by_document, dtype=np.float64)
     if works is None:
         return values
@@ -66,9 +70,9 @@ def perplexity_price(ours: Figures, other: Figures) -> Figures:
     }
 
 
-def resolved(value: str, bounds: Sequence[float] | None, nothing: float) -> str:
-    """Format a value with its interval, marked "level" if the interval contains `nothing`."""
+def with_interval(value: str, bounds: Sequence[float] | None, level: float) -> str:
+    """Format a value and its interval. Add ": level" if the interval contains `level`, the value of a tie."""
     if not bounds:
         return value
     low, high = bounds
-    return f"{value} ({low:.3g} to {high:.3g}{': level' if low <= nothing <= high else ''})"
+    return f"{value} ({low:.3g} to {high:.3g}{': level' if low <= level <= high else ''})"

@@ -19,7 +19,7 @@ from nvium_core.model.exits import EXIT
 from nvium_core.model.nvium import Nvium
 
 ROUNDING = 1e-5
-"""Tolerance of the propositions, in nats and in probability mass. Routers in float32 give errors near 2e-7."""
+"""Tolerance for checking the paper's propositions, in nats and in probability. Float32 routers cause errors of 2e-7."""
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 CONTEXT_PARTS = 4
@@ -28,26 +28,26 @@ CONFIDENCE_BINS = 15
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Means over all tokens of a text, including end-of-text tokens.
+    """Means over all tokens of a text, including end-of-text tokens. ℓ_k is −ln π_k of a token, ℓ_mix is −ln π_mix.
 
-    document_losses: Σ −ln p over the `document_tokens` of each document. Paired comparisons use them.
+    document_tokens, document_losses: number of tokens, and Σ ℓ_mix, of each document. Paired comparisons use them.
     perplexity: perplexity of π_mix.
     exit_perplexities: perplexity of each exit alone.
-    oracle_perplexity: perplexity with the best exit for each token, exp E[min_k ℓ_k] (paper, Proposition 3).
-    bound_violations: number of tokens outside min_k ℓ_k ≤ ℓ_mix ≤ max_k ℓ_k (Proposition 2). Must be 0.
-    mass_violations: number of tokens where π_mix does not sum to 1 (Proposition 1). Must be 0.
+    oracle_perplexity: perplexity if each token used its best exit, exp E[min_k ℓ_k] (paper, Proposition 3).
+    bound_violations: number of tokens that violate min_k ℓ_k ≤ ℓ_mix ≤ max_k ℓ_k (Proposition 2). Must be 0.
+    mass_violations: number of tokens for which π_mix does not sum to 1 (Proposition 1). Must be 0.
 
     exit_shares: mean p_k.
-    exit_posteriors: mean p_k π_k / π_mix of the target, the probability that exit k emitted it. Training on L_mix alone
-        makes shares and posteriors equal. β moves shares to shallower exits.
-    mean_depth: Σ p_k l_k / L.
-    routing_entropy: entropy of p in nats, at most log N.
-    router_means, router_deviations, router_quantiles: statistics of w_k of each early exit, with `QUANTILES`.
+    exit_posteriors: mean of p_k π_k / π_mix, the probability that exit k emitted the token. If the loss is L_mix alone,
+        training makes shares and posteriors equal. β moves shares to shallower exits.
+    mean_depth: mean of Σ_k p_k l_k / L.
+    routing_entropy: mean entropy of p in nats, at most ln N.
+    router_means, router_deviations, router_quantiles: mean, deviation and `QUANTILES` of w_k at each early exit.
 
-    accuracy: share of targets that are the argmax of π_mix.
-    calibration_error: mean |confidence − accuracy| over tokens, in bins of equal width.
-    reliability: the non-empty bins.
-    by_position: mean log π_mix by quarter of the context.
+    accuracy: share of the tokens that are the most probable one of π_mix.
+    calibration_error: mean of |confidence − accuracy| over bins of equal width, weighted by their tokens.
+    reliability: number of tokens, confidence and accuracy of each bin that is not empty.
+    by_position: mean log π_mix in each quarter of the context.
     """
 
     num_tokens: int
@@ -76,7 +76,7 @@ class Evaluation:
 def evaluate(
     model: Nvium, tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], show_progress: bool = False
 ) -> Evaluation:
-    """Predict every token of every document once, with at least half a context before it if available."""
+    """Predict every token of every document once, and compute all statistics. See `predictions`."""
     found, config = predictions(model, tokenizer, documents, show_progress), model.config
     return Evaluation(
         **text_loss(found.mix_nll, found.document, documents),
@@ -141,7 +141,7 @@ def calibration(found: Predictions) -> dict[str, Any]:
 
 
 def by_position(found: Predictions, context: int) -> list[dict[str, float]]:
-    """Return number and mean log π_mix of tokens by quarter of the context. Positions are 0-based within the window."""
+    """Return the number of tokens and their mean log π_mix in each quarter of the context. Positions are 0-based."""
     length = math.ceil(context / CONTEXT_PARTS)
     return [
         {"first": part * length, "last": (part + 1) * length - 1, "num_tokens": count, "mean_logprob": -nll / count}

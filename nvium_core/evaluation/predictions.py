@@ -1,6 +1,6 @@
-"""A model's predictions of every token of a text, computed in one pass, from which all statistics are derived.
+"""Predicts every token of a text in one pass. All statistics are derived from these predictions.
 
-Shapes: T targets, C targets of a chunk, E exits, D width, V vocabulary.
+A *target* is a token to predict. Shapes: T targets, C targets of a chunk, E exits, D width, V vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,22 +21,22 @@ CHUNK_ROWS = 128  # number of targets whose full distributions are in memory at 
 
 
 class EvaluationError(NviumError, ValueError):
-    """A model or text that cannot be evaluated."""
+    """The model or the text cannot be evaluated."""
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """Predictions of the targets of a window or text, on the CPU, in float64 whatever the model's precision.
+    """Predictions of all targets, on the CPU. Probabilities are float64 in any model precision.
 
     document: index of the target's document [T].
-    position: 0-based position of the token before the target, in its window [T].
+    position: position in the window of the token before the target, from 0 [T].
     log_w: log-probabilities of continuing and of exiting at each exit [T, E, 2].
     log_p: log p_k [T, E].
     exit_nll: −log π_k of the target [T, E].
-    explicit_nll: −log π_mix of the target, from π_mix over the whole vocabulary [T].
-    mass: Σ_v π_mix(v), which should be 1 [T].
-    top_prob: the maximum of π_mix [T].
-    top_is_target: whether the argmax of π_mix is the target [T].
+    explicit_nll: −log π_mix of the target, read from π_mix of the whole vocabulary [T].
+    mass: sum of π_mix over the vocabulary, which should be 1 [T].
+    top_prob: the largest probability of π_mix [T].
+    top_is_target: whether the target is the most probable token of π_mix [T].
     """
 
     document: Tensor
@@ -51,12 +51,12 @@ class Predictions:
 
     @property
     def mix_nll(self) -> Tensor:
-        """−log π_mix of the target [T], from `log_p` and `exit_nll`."""
+        """−log π_mix of the target, computed from `log_p` and `exit_nll` [T]."""
         return mixture.mixture_nll(self.log_p, self.exit_nll)
 
 
 class Window(NamedTuple):
-    """Tokens of a document. Those from index `first_target` on are targets."""
+    """Consecutive tokens of a document. The tokens from index `first_target` on are targets."""
 
     document: int
     token_ids: list[int]
@@ -66,7 +66,7 @@ class Window(NamedTuple):
 def predictions(
     model: Nvium, tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], show_progress: bool = False
 ) -> Predictions:
-    """Predict every token of every document, with at least half a context before it if available."""
+    """Predict every token of every document from the preceding tokens, at least half a context if there are so many."""
     context, progress = model.config.max_position_embeddings, "evaluating" if show_progress else None
     num_targets = sum(len(document_tokens(tokenizer, document)) - 1 for document in documents)
     found, filled = empty_predictions(num_targets, model.config.num_exits), 0
@@ -76,7 +76,7 @@ def predictions(
 
 
 def empty_predictions(num_targets: int, num_exits: int) -> Predictions:
-    """Allocate the arrays first: small results between large temporaries would fragment the heap."""
+    """Allocate all results at once. Allocating them one by one, between large temporaries, would fragment the heap."""
     sizes = {"log_w": (num_exits, 2), "log_p": (num_exits,), "exit_nll": (num_exits,)}
     kinds = {"document": torch.long, "position": torch.long}
     return Predictions(
@@ -90,7 +90,7 @@ def empty_predictions(num_targets: int, num_exits: int) -> Predictions:
 def text_windows(
     tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], context: int, progress: str | None = None
 ) -> Iterator[Window]:
-    """Yield the windows of a text. Every token of every document is a target once. `progress` labels the bar."""
+    """Yield windows in which every token of every document is a target once. `progress`: label of the progress bar."""
     for number, document in enumerate(track(documents, progress or "", disable=progress is None)):
         token_ids = document_tokens(tokenizer, document)
         for start, first_target, stop in windows(len(token_ids), context):
@@ -106,7 +106,7 @@ def document_tokens(tokenizer: PreTrainedTokenizerBase, document: str) -> list[i
 
 
 def windows(num_tokens: int, context: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (start, first target, stop) of overlapping windows. Every token but the first is a target exactly once."""
+    """Yield (start, first target, stop) of overlapping windows. Every token except the first is a target once."""
     first_target = 1
     while first_target < num_tokens:
         start = max(0, first_target - max(1, context // 2)) if first_target > 1 else 0
@@ -117,7 +117,7 @@ def windows(num_tokens: int, context: int) -> Iterator[tuple[int, int, int]]:
 
 @torch.inference_mode()
 def predict_window(model: Nvium, window: Window, found: Predictions, start: int) -> int:
-    """Write a window's predictions from row `start` on. Return the next free row."""
+    """Predict a window's targets and write the results to `found`, from index `start` on. Return the next index."""
     ids_BT = torch.tensor([window.token_ids], device=model.device)
     positions_BT = torch.arange(ids_BT.shape[1] - 1, device=model.device)[None]
     states = model.hidden_states(ids_BT[:, :-1], positions_BT, causal_attention())
@@ -135,10 +135,10 @@ def predict_window(model: Nvium, window: Window, found: Predictions, start: int)
 
 
 def predict(model: Nvium, states: list[Tensor], target_C: Tensor) -> dict[str, Tensor]:
-    """Compute the other fields of `Predictions` from the hidden states at the exits, E times [C, D].
+    """Compute all fields of `Predictions` except document and position. `states`: hidden state at each exit, [C, D].
 
-    Logits and log w have the model's precision. The rest is float64 in log space: in float32, π_k of 8,192 tokens may
-    sum to 1 ± 3e-5, and π_mix is 0 beyond 103 nats.
+    Logits and log w have the model's precision. All other steps use float64 and log space. In float32, π_k over 8,192
+    tokens may sum to 1 ± 3e-5, and a probability below e^−103 becomes 0.
     """
     log_w, outputs = model.exit_outputs(states)
     log_w_CE2 = log_w.double()

@@ -3,20 +3,20 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from nvium_core.bench.harness import Figures, shown
-from nvium_core.evaluation.paired import resolved
+from nvium_core.evaluation.paired import with_interval
 from nvium_core.evaluation.perplexity import QUANTILES
 
 Row = Sequence[object]
 
 
 def markdown(figures: Figures) -> str:
-    """Render the sections for which there are figures."""
+    """Render the heading, and each section whose figures exist."""
     parts = [heading(figures), *(section(figures) for key, section in SECTIONS if key in figures)]
     return "\n\n".join(parts) + "\n"
 
 
 def table(columns: Row, rows: Iterable[Row]) -> str:
-    """Render a table. Numbers have four digits; None is a dash."""
+    """Render a table. Floats get four significant digits, and None becomes a dash."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join(
         "| " + " | ".join("–" if value is None else shown(value) for value in line) + " |" for line in lines
@@ -33,7 +33,7 @@ def heading(figures: Figures) -> str:
 
 
 def size(figures: Figures) -> str:
-    """Describe parameters, training tokens (if known) and shape."""
+    """Describe the model's parameters and shape, and its training tokens if known."""
     tokens = figures["training_tokens"]
     trained = f" trained on {tokens:,} tokens" if tokens else ""
     return (
@@ -42,7 +42,7 @@ def size(figures: Figures) -> str:
 
 
 def quality(figures: Figures) -> str:
-    """Render the perplexity and share of each distribution."""
+    """Render the perplexities of π_mix, each exit, an oracle router and the twin. Exits also get their shares."""
     columns = ["distribution", "perplexity", "mean p_k", "posterior"]
     exits = zip(
         figures["exit_layers"],
@@ -63,7 +63,7 @@ def certainty(figures: Figures) -> str:
     gain = ""
     if "twin" in figures:
         bounds = figures.get("perplexity_gain_interval_percent")
-        percentage = resolved(f"{figures['perplexity_gain_percent']:.2f}%", bounds, nothing=0)
+        percentage = with_interval(f"{figures['perplexity_gain_percent']:.2f}%", bounds, level=0)
         works = figures.get("document_works")
         drawn = f"{len(set(works))} works" if works else f"{len(figures['document_tokens'])} documents"
         gain = f"Perplexity is {percentage} below the dense twin's (95% interval, resampling {drawn}). "
@@ -77,13 +77,13 @@ def certainty(figures: Figures) -> str:
 
 def rounding(figures: Figures) -> str:
     found = figures["rounding"]
-    price = resolved(f"{found['price_percent']:.2f}%", found["price_interval_percent"], nothing=0)
+    price = with_interval(f"{found['price_percent']:.2f}%", found["price_interval_percent"], level=0)
     exact = found["unrounded_perplexity"]
     return f"## Quantized weights\n\nPerplexity is {price} above that of the unquantized weights, {exact:.4f}."
 
 
 def by_position(figures: Figures) -> str:
-    """Render a row for each part of the context, next to the dense twin's if the parts are the same."""
+    """Render mean log π_mix for each part of the context. If the twin has the same part, add its value."""
     twins = {extent(part): part["mean_logprob"] for part in figures.get("twin", {}).get("by_position", [])}
     columns = ["positions", "tokens", "mean log π_mix", "dense twin", "difference"]
     rows = []
@@ -119,7 +119,7 @@ def routing(figures: Figures) -> str:
 
 
 def flops(figures: Figures) -> str:
-    """Render the FLOPs by part, in millions."""
+    """Render the MFLOPs per token by part of the model."""
     names = {
         "all_exits": "all exits (scoring)",
         "spoken": "generated token",
@@ -144,4 +144,4 @@ SECTIONS: Sequence[tuple[str, Callable[[Figures], str]]] = (
     ("exit_shares", routing),
     ("flops", flops),
 )
-"""Each section's required figure and function."""
+"""(figure that the section requires, function that renders the section)"""

@@ -26,9 +26,9 @@ def evaluate(
     twin: LoadedModel | None = None,
     show_progress: bool = True,
 ) -> Figures:
-    """Compute all figures, as JSON values. Raise `EvaluationError` for a twin that cannot be compared.
+    """Compute all figures, as JSON values. Raise `EvaluationError` if the twin or the works do not match.
 
-    works: the name of each document's work.
+    works: for each document, the name of its work, such as a book.
     unrounded: the same model without quantization.
     twin: a dense model to compare with.
     """
@@ -57,7 +57,7 @@ def check_dense(loaded: LoadedModel, twin: LoadedModel) -> None:
 
 
 def check_place(json_file: Path | None) -> None:
-    """Raise `EvaluationError` if the results could not be written, before measuring anything."""
+    """Raise `EvaluationError` if the folder of `json_file` does not exist. Call this before evaluating."""
     if json_file and not json_file.parent.is_dir():
         raise EvaluationError(f"json: no such folder: {json_file.parent}")
 
@@ -69,7 +69,7 @@ def digest(documents: Sequence[str]) -> Figures:
 
 
 def description(loaded: LoadedModel) -> Figures:
-    """Describe the model. A training run's model has the run's name, and its number of training tokens is known."""
+    """Describe the model. If it is in the folder of a training run, use the run's name and its number of tokens."""
     config, folder = loaded.model.config, loaded.folder
     run = folder.parent if folder and folder.name == MODEL_FOLDER else None
     return {

@@ -17,11 +17,11 @@ BACKBONES: dict[str, dict[str, Any]] = {
     "qwen3": {"qk_norm": True},
     "smollm3": {},
 }
-"""Supported `model_type` → fields that every model of this type has, beyond those in its configuration."""
+"""Supported `model_type` → `NviumConfig` fields that follow from the type and are missing in config.json."""
 
 
 def backbone_fields(model_type: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """Convert a Hugging Face configuration. Raise what transformers' configuration class raises."""
+    """Convert the fields of a Hugging Face config.json. Exceptions of transformers' configuration class propagate."""
     if (quantized := fields.pop("quantization_config", None)) is not None:
         method = quantized.get("quant_method")
         known = "float32, float16, bfloat16 and GGUF"
@@ -35,7 +35,7 @@ def backbone_fields(model_type: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _within_window(config: PreTrainedConfig) -> dict[str, Any]:
-    """Limit the context to the sliding window, within which sliding attention equals full attention."""
+    """Limit the context to the length of the sliding window. Sliding attention then equals full attention."""
     window = getattr(config, "sliding_window", None)
     layer_types = getattr(config, "layer_types", None) or ["sliding_attention"]
     if window is None or "sliding_attention" not in layer_types:

@@ -17,7 +17,7 @@ from nvium_core.model.exits import Adapter, Router
 from nvium_core.model.llama import Attend, RMSNorm, RotaryEmbedding, dense_attention
 from nvium_core.model.nvium import HUB_OPTIONS, Nvium, NviumOutput, generation_config, read_checked
 
-ROUTER_HEAD_STD = 0.4  # standard deviation of the router head's initial weights, times 1/√d (authors' code)
+ROUTER_HEAD_STD = 0.4  # initial router heads have this standard deviation, divided by √d (authors' code)
 
 
 class NviumForCausalLM(Nvium, PreTrainedModel, GenerationMixin):
@@ -30,7 +30,7 @@ class NviumForCausalLM(Nvium, PreTrainedModel, GenerationMixin):
     _no_split_modules = ["Layer"]
     _supports_sdpa = True
     supports_gradient_checkpointing = True
-    num_parameters = PreTrainedModel.num_parameters  # Trainer passes arguments that ours does not take
+    num_parameters = PreTrainedModel.num_parameters  # Trainer passes arguments that Nvium's does not have
 
     def __init__(self, config: NviumConfig) -> None:
         super().__init__(config, config)
@@ -58,12 +58,12 @@ class NviumForCausalLM(Nvium, PreTrainedModel, GenerationMixin):
 
     @classmethod
     def is_custom_code(cls) -> bool:
-        """Return False, so that transformers also calls `_init_weights` for modules that only have submodules."""
+        """Return False. Otherwise transformers does not call `_init_weights` for modules without own parameters."""
         return False
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialise with Normal(0, initializer_range), except for adapters and router heads (authors' code)."""
+        """Initialise with Normal(0, initializer_range). Adapters and router heads follow the authors' code."""
         super()._init_weights(module)
         width = self.config.hidden_size
         if isinstance(module, RMSNorm):

@@ -1,6 +1,6 @@
-"""Reads a model folder in our layout, the paper authors' published layout, or that of a Hugging Face Llama or relative.
+"""Reads a model folder in one of three layouts: ours, the authors' published one, or that of a Llama or relative.
 
-The result is a configuration and tensors under our names. Weights load from safetensors only.
+The result is a configuration, and tensors under our names. The weights must be safetensors.
 """
 
 import json
@@ -51,7 +51,7 @@ PUBLISHED_NAMES = {
 
 
 class CheckpointError(NviumError, ValueError):
-    """A model that cannot be loaded. The message names the file, field or tensor."""
+    """A model cannot be loaded. The message names the file, field or tensor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class Checkpoint:
 
 
 def read_checkpoint(source: str | PathLike[str], config: NviumConfig | None = None, **hub_options: Any) -> Checkpoint:
-    """Read a folder or Hub name. `config` replaces config.json; `hub_options` are passed to the Hub client."""
+    """Read a model from a folder or the Hub. `config` replaces config.json. The Hub client gets `hub_options`."""
     folder = resolve_folder(source, **hub_options)
     config = config or read_config(folder)
     tensors = {name: tensor for name, tensor in read_tensors(folder).items() if not RECOMPUTED.search(name)}
@@ -96,7 +96,7 @@ def read_checkpoint(source: str | PathLike[str], config: NviumConfig | None = No
 
 
 def resolve_folder(source: str | PathLike[str], **hub_options: Any) -> Path:
-    """Return the local folder of a path, or of a Hub name after downloading it."""
+    """Return a local folder. If `source` is a Hub name, first download the model."""
     folder = Path(source)
     if (folder / MODEL_FOLDER / "config.json").is_file() and not (folder / "config.json").exists():
         raise CheckpointError(f"{source}: is a training run; pass its model, {folder / MODEL_FOLDER}")
@@ -175,7 +175,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _drop_tied_heads(folder: Path, config: NviumConfig, tensors: dict[str, Tensor]) -> None:
-    """Drop stored copies of a tied head. If the head differs from the embedding, untie the configuration instead."""
+    """Drop stored copies of a tied head. If the stored head differs from the embedding, keep it and untie it."""
     if config.tie_word_embeddings and HEAD in tensors:
         if torch.equal(tensors.setdefault(EMBEDDING, tensors[HEAD]), tensors[HEAD]):
             del tensors[HEAD]
@@ -202,7 +202,7 @@ def one_line(error: BaseException) -> str:
 
 
 def weight_files(folder: Path) -> list[str]:
-    """Return the name of the single weight file or, as transformers does, the names of the shards in the index."""
+    """Return the name of the single weight file. If it is missing, return the names of the shards in the index."""
     if (folder / WEIGHTS).exists():
         return [WEIGHTS]
     index = folder / WEIGHTS_INDEX

@@ -23,13 +23,13 @@ WIDTHS = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads
 MAX_SIZES = {
     **dict.fromkeys((*WIDTHS, "max_position_embeddings"), MAX_WIDTH),
     "num_hidden_layers": 10_000,
-    "num_labels": 10_000,  # transformers builds a list of them for every model
+    "num_labels": 10_000,  # transformers builds a list of labels for every model
 }
 
-MAX_NUMBER = 1e30  # upper bound of other numbers: a JSON integer may overflow a float
+MAX_NUMBER = 1e30  # upper bound of other numbers, because a JSON integer may be too large for a float
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-"""Supported scalings. `dynamic` and `longrope` are not: they depend on the longest sequence of a batch."""
+"""Supported rope scalings. `dynamic` and `longrope` are missing, because they depend on a batch's longest sequence."""
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "silu": nn.SiLU,
@@ -39,8 +39,8 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 }
 
 FORMAT = 1
-"""Version of the model folder. Raise it for a new field that changes the computation, so that older versions reject the
-folder."""
+"""Version of the model folder's format. Increment it for a new field that changes the computation: an older nvium then
+rejects the folder instead of ignoring the field."""
 
 ROUTER_WIDTH_RATIO = 0.66  # the paper's router MLP is ⌊0.66 d⌋ wide
 
@@ -49,9 +49,9 @@ ROUTER_WIDTH_RATIO = 0.66  # the paper's router MLP is ⌊0.66 d⌋ wide
 class NviumConfig(PreTrainedConfig):
     """Configuration of an N-vium. `@strict` checks the types and calls the `validate_…` methods.
 
-    exit_layers: depths of the exits. None is a univium: one exit, after the last layer.
+    exit_layers: depths of the exits. None is a univium, with one exit after the last layer.
     router_hidden_size: None is the paper's ⌊0.66 d⌋.
-    adapter_hidden_size: None is d. 0 means no adapters; with a single exit the model is then exactly a Llama.
+    adapter_hidden_size: None is d, 0 is no adapters. A univium without adapters is exactly a Llama.
     qkv_bias: biases of the query, key and value projections, but not of the output projection (Qwen2).
     qk_norm: RMSNorm of every query and key head (Qwen3).
     no_rope_layers: indices of layers without rotary embedding (SmolLM3).
@@ -160,18 +160,18 @@ class NviumConfig(PreTrainedConfig):
 
     @property
     def num_exits(self) -> int:
-        """N, the last exit included."""
+        """N, including the last exit."""
         return len(self.exit_layers or [])
 
     @property
     def blocks(self) -> list[range]:
-        """The layer indices of each block: block k (0-based) runs layers l_k … l_{k+1} - 1."""
+        """The indices of each block's layers. Block k has the layers from l_k up to but not including l_{k+1}."""
         depths = [0, *(self.exit_layers or [])]
         return [range(shallow, deep) for shallow, deep in pairwise(depths)]
 
 
 def check_sizes(fields: Mapping[str, Any]) -> None:
-    """Raise `ValueError` for a size out of range. Other types than int are left to `@strict`."""
+    """Raise `ValueError` for an integer out of range. `@strict` checks the types."""
     for name, most in MAX_SIZES.items():
         value = fields.get(name)
         if isinstance(value, int) and not 1 <= value <= most:

@@ -36,7 +36,7 @@ class Router(nn.Module):
 
 
 def wide_linear(layer: nn.Linear, x_XD: Tensor) -> Tensor:
-    """Apply the layer in float32 or better, but under autocast (training) in autocast's precision."""
+    """Apply the layer in float32 or better. In training, under autocast, apply it in autocast's precision."""
     device = x_XD.device.type
     if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
         return precise_linear(layer, x_XD)
@@ -64,7 +64,7 @@ class Adapter(nn.Module):
 
 
 class Exit(nn.Module):
-    """Norm, adapter and router; the last exit has no router. The shared head W_lm belongs to the model."""
+    """Norm, adapter and router. The last exit has no router. The shared head W_lm belongs to the model."""
 
     def __init__(self, config: NviumConfig, is_last: bool) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Exit(nn.Module):
         return self.route(x_XD), self.adapter(x_XD)
 
     def route(self, x_XD: Tensor) -> Tensor:
-        """Return log w [X, 2] of normalised rows; at the last exit w = 1."""
+        """Return log w [X, 2] of normalised rows. At the last exit the probability of exiting is 1."""
         if self.router is not None:
             log_w_X2: Tensor = self.router(x_XD)
             return log_w_X2

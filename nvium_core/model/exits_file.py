@@ -1,7 +1,7 @@
 """Retrofitted exits, stored separately from their base model as `exits.safetensors` and `exits.json`.
 
-Base and exits together are an N-vium whose last exit computes exactly what the base computes, because its adapter is
-zero.
+Base and exits together are an N-vium. Its last exit computes exactly what the base computes, because the last exit's
+adapter is zero.
 """
 
 import hashlib
@@ -57,10 +57,10 @@ def describe_exits(config: NviumConfig, base: str, digest: str, **more: Any) -> 
 
 
 def write_exits(tensors: Mapping[str, Tensor], about: Mapping[str, Any], folder: Path) -> None:
-    """Write both files, each atomically."""
+    """Write exits.safetensors and exits.json. Each file is replaced atomically."""
     partial = folder / "partial"
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, metadata={"format": "pt"})
-    partial.chmod(0o644)  # safetensors may create files only the owner can read
+    partial.chmod(0o644)  # safetensors may make files readable by the owner only
     partial.replace(folder / EXITS_WEIGHTS)
     partial.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     partial.replace(folder / ABOUT)

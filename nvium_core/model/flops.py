@@ -28,22 +28,22 @@ class Flops:
 
 
 def flops_per_token(config: NviumConfig, num_positions: int) -> Flops:
-    """FLOPs with all exits, as in training and scoring, when attending to S = `num_positions`.
+    """FLOPs of a token that passes all exits and attends to S = `num_positions` positions, as in training and scoring.
 
-    L(8d² + 6dm) + 4LSd + N·2Vd + N·4d·d_a + (N−1)·4d·m_r; grouped-query attention reduces the 8d².
+    L(8d² + 6dm) + 4LSd + N·2Vd + N·4d·d_a + (N−1)·4d·m_r. Grouped-query attention makes the term 8d² smaller.
     """
     num_exits = config.num_exits
     return _flops(config, num_positions, num_layers=config.num_hidden_layers, heads=num_exits, routers=num_exits - 1)
 
 
 def generation_flops(config: NviumConfig, num_positions: int, exit_shares: Sequence[float]) -> Flops:
-    """FLOPs of a generated token: all layers, deferred ones included, one head with its adapter, and routers."""
+    """FLOPs of a generated token: all layers, also those after its exit, one head with its adapter, and the routers."""
     num_layers = config.num_hidden_layers
     return _flops(config, num_positions, num_layers=num_layers, heads=1, routers=mean_routers(exit_shares))
 
 
 def flops_until_emitted(config: NviumConfig, num_positions: int, exit_shares: Sequence[float]) -> Flops:
-    """FLOPs spent before a token is emitted: `generation_flops` without the deferred layers."""
+    """FLOPs spent before a token is emitted: `generation_flops` without the layers after its exit."""
     depths = zip(exit_shares, config.exit_layers or [], strict=True)
     num_layers = sum(share * depth for share, depth in depths) / sum(exit_shares)
     return _flops(config, num_positions, num_layers=num_layers, heads=1, routers=mean_routers(exit_shares))

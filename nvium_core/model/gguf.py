@@ -1,7 +1,7 @@
-"""Reads the configuration and weights of a GGUF file.
+"""Reads the configuration and weights of a GGUF file. `nvium_core.text.gguf_tokenizer` reads the tokenizer.
 
-Quantized weights are dequantized to bfloat16 unless the caller chooses another precision; the largest rounding error
-is logged. `nvium_core.text.gguf_tokenizer` reads the tokenizer.
+Quantized weights are dequantized to bfloat16, unless the caller chooses another precision. The largest rounding error
+is logged.
 """
 
 import logging
@@ -30,10 +30,10 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen3": {"qk_norm": True},
     "smollm3": {},
 }
-"""`general.architecture` → the parts that Llama does not have."""
+"""`general.architecture` → configuration fields of the parts that a Llama does not have."""
 
 INTERLEAVED = ("llama", "smollm3")
-"""Architectures whose query and key rows are stored as adjacent rotary pairs; ours are half a head apart."""
+"""Architectures that store the two query or key rows of a rotary pair side by side. Ours are half a head apart."""
 
 NO_ROPE_INTERVAL = 4  # every fourth layer of SmolLM3 has no rotary embedding; the files do not store this
 
@@ -85,7 +85,7 @@ HARMLESS = {"rope.scaling.original_context_length", "rope.scaling.finetuned", "t
 NEUTRAL: dict[str, Any] = {"attention.causal": True} | dict.fromkeys(
     ("attention.output_scale", "embedding_scale", "logit_scale", "residual_scale", "rope.scaling.attn_factor"), 1.0
 )
-"""Unsupported fields, and the only value (besides zero and empty) with which a file is accepted."""
+"""Unsupported field → its value without effect. A file with another value is rejected, unless it is zero or empty."""
 
 ENDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 NAMED_ENDS = {
@@ -95,20 +95,20 @@ NAMED_ENDS = {
     *("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
     *("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>"),
 }
-"""Tokens that end a text even if the file does not name them, as in llama.cpp (src/llama-vocab.cpp)."""
+"""Tokens that always end a text. A file may also name others. From llama.cpp (src/llama-vocab.cpp)."""
 
 EXACT = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Unquantized types. All others are dequantized to float32."""
+"""Unquantized types. Tensors of all other types are dequantized to float32 first."""
 
 KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL")
 
 LLAMA_3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA_3_CONTEXT = 8192
-"""`original_max_position_embeddings` of Llama 3.1 and later; the file stores only the resulting factors."""
+"""`original_max_position_embeddings` of Llama 3.1 and later. Files store only the factors that result from it."""
 
 
 class BoundedReader(gguf.GGUFReader):
-    """gguf's reader with a check for truncated files, and without a slow slice of the memory map per string."""
+    """gguf's reader with a check for truncated files. It also reads strings faster, without slicing the memory map."""
 
     def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
         stored = np.dtype(dtype).newbyteorder(override_order or self.byte_order)
@@ -119,7 +119,7 @@ class BoundedReader(gguf.GGUFReader):
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """An open GGUF file with one reader per shard; the first shard has the metadata."""
+    """An open GGUF file with one reader per shard. The first shard has the metadata."""
 
     path: Path
     readers: list[gguf.GGUFReader]
@@ -137,7 +137,7 @@ class GGUFFile:
         return name
 
     def shape(self, name: str, default: Any = None) -> Any:
-        """Return a field under the architecture's prefix."""
+        """Return a field whose name begins with the architecture, such as `llama.block_count`, or `default`."""
         return self.get(f"{self.architecture}.{name}", default)
 
     @cached_property
@@ -160,7 +160,7 @@ def open_gguf(path: Path) -> GGUFFile:
     try:
         written = [part.stat() for part in parts]
         file = _open(parts, *((state.st_mtime_ns, state.st_size) for state in written))
-    except Exception as error:  # the reader raises anything for damaged files
+    except Exception as error:  # damaged files raise various exceptions in the reader
         raise CheckpointError(f"{path}: not a valid GGUF file ({type(error).__name__}: {error})") from error
     if file.get("split.count", 1) not in (0, len(parts)):
         raise CheckpointError(f"{path}: is a shard of a split model; name the shards NAME-00001-of-0000N.gguf")
@@ -169,17 +169,17 @@ def open_gguf(path: Path) -> GGUFFile:
 
 @lru_cache(1)
 def _open(parts: tuple[Path, ...], *written: tuple[int, int]) -> GGUFFile:
-    """Open all shards, memory-mapped copy-on-write. The cache serves the tokenizer, the weights and the groups."""
+    """Open all shards, memory-mapped copy-on-write. Tokenizer, weights and groups are read from the same open file."""
     return GGUFFile(parts[0], [BoundedReader(part, "c") for part in parts])
 
 
 def close_gguf() -> None:
-    """Close the last opened file, because its vocabulary takes much memory."""
+    """Close the cached file, whose vocabulary takes much memory."""
     _open.cache_clear()
 
 
 def read_gguf(path: Path, config: NviumConfig | None = None, dtype: torch.dtype | None = None) -> Checkpoint:
-    """Read configuration and weights. `dtype` None keeps the file's precision (`stored_precision`)."""
+    """Read configuration and weights. If `dtype` is None, the weights get the `stored_precision`."""
     file = open_gguf(path)
     precision = dtype or stored_precision(file)
     config = config or read_config(file)
@@ -193,7 +193,7 @@ def read_gguf(path: Path, config: NviumConfig | None = None, dtype: torch.dtype 
 
 
 def stored_precision(file: GGUFFile) -> torch.dtype:
-    """Return the widest precision of the matrices, or bfloat16 if any is quantized."""
+    """Return the widest precision of the matrices. If any matrix is quantized, return bfloat16."""
     kinds = {tensor.tensor_type.name for tensor in file.tensors.values() if len(tensor.shape) > 1}
     if kinds <= EXACT.keys():
         return reduce(torch.promote_types, (EXACT[kind] for kind in kinds), torch.bfloat16)
@@ -208,7 +208,7 @@ def read_config(file: GGUFFile) -> NviumConfig:
         return NviumConfig(rope_parameters=_rope(file, fields), **fields)
     except CheckpointError:
         raise
-    except Exception as error:  # strict validation may raise anything
+    except Exception as error:  # invalid values raise various exceptions
         raise CheckpointError(f"{file.path}: {error.__cause__ or error}") from error
 
 
@@ -231,7 +231,7 @@ def _fields(file: GGUFFile) -> dict[str, Any]:
         fields["no_rope_layers"] = list(range(NO_ROPE_INTERVAL - 1, fields["num_hidden_layers"], NO_ROPE_INTERVAL))
     fields |= {"tie_word_embeddings": "output.weight" not in file.tensors, "adapter_hidden_size": 0}
     window = file.shape("attention.sliding_window")
-    if window:  # within its window a layer equals full attention
+    if window:  # sliding attention equals full attention if the context is not longer than the window
         fields["max_position_embeddings"] = min(window, fields["max_position_embeddings"])
     return fields
 
@@ -241,14 +241,14 @@ def _special_tokens(file: GGUFFile) -> dict[str, Any]:
     named = {name: file.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "padding", *ENDS)}
     ids = {token: index for index, token in enumerate(file.get("tokenizer.ggml.tokens", ())) if token in NAMED_ENDS}
     if {"<|return|>", "<|call|>"} <= ids.keys() or {"<|flush|>", "<|calls|>"} <= ids.keys():
-        ids.pop("<|end|>", None)  # ends a message, not the answer, in these formats (llama.cpp)
+        ids.pop("<|end|>", None)  # in these formats it ends a message, but not the answer (llama.cpp)
     ends = sorted({*ids.values(), *(named[name] for name in ENDS)} - {None})
     end = ends[0] if len(ends) == 1 else ends or None
     return {"bos_token_id": named["bos"], "eos_token_id": end, "pad_token_id": named["padding"]}
 
 
 def _rope(file: GGUFFile, fields: dict[str, Any]) -> dict[str, Any]:
-    """Read the rotary parameters. A factor without a type is linear; older files call it `rope.scale_linear`."""
+    """Read the rotary parameters. A scaling factor without a type is linear. Old files name it `rope.scale_linear`."""
     head_dim = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
     for name in HEAD_SIZES:
         if (size := file.shape(name, head_dim)) != head_dim:
@@ -273,7 +273,7 @@ def _llama_3_rope(file: GGUFFile, plain: dict[str, Any], head_dim: int) -> dict[
     frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, device="cpu")
     unscaled = plain["rope_theta"] ** (-torch.arange(0, head_dim, 2) / head_dim)
     if factors.shape != frequencies.shape or not torch.allclose(unscaled / frequencies, factors, rtol=1e-3):
-        raise CheckpointError(f"{file.path}: {ROPE_FACTORS} is not a llama3 rope scaling; no other is supported")
+        raise CheckpointError(f"{file.path}: {ROPE_FACTORS} must have the factors of a llama3 rope scaling")
     return parameters
 
 
@@ -288,7 +288,7 @@ def read_tensors(file: GGUFFile) -> Iterator[tuple[str, Tensor]]:
 
 
 def rows_in_our_order(file: GGUFFile, name: str, tensor: Tensor) -> Tensor:
-    """Reorder interleaved query and key rows so that rotary pairs are half a head apart."""
+    """Return a tensor in our row order: the two query or key rows of a rotary pair are half a head apart."""
     known = NAME.fullmatch(name)
     if not known or known["part"] not in ("attn_q", "attn_k") or file.architecture not in INTERLEAVED:
         return tensor
@@ -299,7 +299,7 @@ def rows_in_our_order(file: GGUFFile, name: str, tensor: Tensor) -> Tensor:
 
 
 def our_name(name: str) -> str:
-    """Map `blk.3.attn_q.weight` to `model.layers.3.self_attn.q_proj.weight`. Unknown names are kept."""
+    """Map `blk.3.attn_q.weight` to `model.layers.3.self_attn.q_proj.weight`. Return unknown names unchanged."""
     known = NAME.fullmatch(name)
     if not known:
         return name

@@ -1,10 +1,10 @@
 """Reads Q8_0, Q4_0 and Q4_1 matrices of a GGUF file as `Groups`, without rounding.
 
-A block of Q8_0 is a float16 scale and 32 int8 numbers. A block of Q4_0 is a float16 scale and 16 bytes: the low nibbles
-are numbers 0 to 15, the high nibbles numbers 16 to 31, each with an offset of 8. Q4_1 has a scale, a minimum, and
-nibbles without an offset.
+A group of Q8_0 is a float16 scale and 32 int8 numbers. A group of Q4_0 is a float16 scale and 16 bytes: their low
+nibbles are numbers 0 to 15, their high nibbles numbers 16 to 31. Each nibble is the number plus 8. A group of Q4_1 is a
+scale, a minimum, and 16 bytes whose nibbles are the numbers themselves.
 
-Shapes: N rows, D row length, G groups, X bytes of a block.
+Shapes: N rows, D row length, G groups, X bytes of a group.
 """
 
 import logging
@@ -31,7 +31,7 @@ def has_groups(file: GGUFFile) -> bool:
 
 @torch.no_grad()
 def load_groups(model: nn.Module, file: GGUFFile) -> None:
-    """Attach the file's groups to a float32 model, and round matrices of other quantized types to bfloat16."""
+    """Attach the file's groups to a float32 model. Round matrices of other quantized types to bfloat16."""
     held: set[nn.Module] = set()
     for name, groups in read_groups(file):
         layer = model.get_submodule(name.removesuffix(".weight"))
@@ -61,7 +61,7 @@ def _round(weight: Tensor) -> float:
 
 
 def _layer_weight(file: GGUFFile, name: str) -> str:
-    """Return our name of a matrix. A tied embedding gets the head's name, because only the head is a linear layer."""
+    """Return our name of a matrix. A tied embedding is named as the head, because only the head is a linear layer."""
     return HEAD if name == EMBEDDING and "output.weight" not in file.tensors else our_name(name)
 
 
@@ -69,17 +69,17 @@ def read_groups(file: GGUFFile) -> Iterator[tuple[str, Groups]]:
     """Read every matrix with a type in `GROUP_KINDS`, under our name, with query and key rows in our order."""
     for name, stored in file.tensors.items():
         if kind := GROUP_KINDS.get(stored.tensor_type.name):
-            blocks_NGX = torch.from_numpy(np.array(stored.data)).view(torch.uint8)
+            packed_NGX = torch.from_numpy(np.array(stored.data)).view(torch.uint8)
             num_rows = int(stored.shape[1])
-            blocks_NGX = blocks_NGX.view(num_rows, int(stored.shape[0]) // GROUP, -1)
-            blocks_NGX = rows_in_our_order(file, name, blocks_NGX).contiguous()
-            yield _layer_weight(file, name), _groups(kind, blocks_NGX)
+            packed_NGX = packed_NGX.view(num_rows, int(stored.shape[0]) // GROUP, -1)
+            packed_NGX = rows_in_our_order(file, name, packed_NGX).contiguous()
+            yield _layer_weight(file, name), _groups(kind, packed_NGX)
 
 
-def _groups(kind: GroupKind, blocks_NGX: Tensor) -> Groups:
+def _groups(kind: GroupKind, packed_NGX: Tensor) -> Groups:
     num_halves = 2 if kind == "q4_1" else 1
-    halves_NGX = blocks_NGX[..., : num_halves * HALF_BYTES].contiguous().view(torch.float16)
-    bytes_NGX = blocks_NGX[..., num_halves * HALF_BYTES :].contiguous()
+    halves_NGX = packed_NGX[..., : num_halves * HALF_BYTES].contiguous().view(torch.float16)
+    bytes_NGX = packed_NGX[..., num_halves * HALF_BYTES :].contiguous()
     if kind == "q8":
         numbers_NGX = bytes_NGX.view(torch.int8)
     else:

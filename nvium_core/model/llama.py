@@ -1,4 +1,4 @@
-"""The Llama backbone with the optional parts of its relatives, without exits.
+"""The backbone without exits: Llama, with the optional parts of Qwen, Mistral and SmolLM.
 
 Layers process *rows*: token positions in any arrangement. The caller passes attention as the function `attend`, so
 training (packed documents), `generate()` (a Hugging Face cache) and the engine (ragged rows, paged cache) run the same
@@ -18,7 +18,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from nvium_core.model.config import ACTIVATIONS, NviumConfig
 
 Attend = Callable[[Tensor, Tensor, Tensor, int], Tensor]
-"""(queries [X, H, P], keys [X, G, P], values [X, G, P], layer index) → [X, H, P]."""
+"""Attention of one layer: (queries [X, H, P], keys [X, G, P], values [X, G, P], layer index) → [X, H, P]."""
 
 Rotary = tuple[Tensor, Tensor]
 """Cosine and sine of each row's rotary angles, [X, P] each."""
@@ -70,7 +70,7 @@ class FusedLinear(NamedTuple):
 
 
 def fused(known: FusedLinear | None, *layers: nn.Linear) -> FusedLinear:
-    """Return `known` while it is valid, because CUDA graphs of other engines contain its address."""
+    """Fuse the layers. If `known` is still their fusion, return it: CUDA graphs may contain the address of `known`."""
     return known if known is not None and known.is_of(*layers) else FusedLinear.of(*layers)
 
 
@@ -150,7 +150,7 @@ class Layer(nn.Module):
 
 
 class Llama(nn.Module):
-    """Embedding and layers; the final norm belongs to the last exit."""
+    """Embedding and layers. The final norm belongs to the last exit."""
 
     _gradient_checkpointing_func: Callable[..., Tensor]
 
@@ -183,7 +183,7 @@ class Llama(nn.Module):
 
 
 class RotaryEmbedding(nn.Module):
-    """Rotary position embeddings. Angles are float32 in any model precision."""
+    """Rotary position embeddings. Angles are always float32."""
 
     def __init__(self, config: NviumConfig) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ class RotaryEmbedding(nn.Module):
         self.inv_freq = nn.Buffer(frequencies, persistent=False)
 
     def frequencies(self) -> tuple[Tensor, float]:
-        """Return the radians per position of each pair, and the scale of cosines and sines, always on the CPU."""
+        """Return each pair's radians per position, and the factor of cosines and sines. The tensors are on the CPU."""
         parameters, size = dict(self.config.rope_parameters or {}), self.config.head_dim or 0
         with torch.device("cpu"):
             if parameters["rope_type"] != "default":
@@ -216,7 +216,10 @@ def rotate(x_XHP: Tensor, rotary: Rotary) -> Tensor:
 
 
 def causal_attention(mask: Tensor | None = None) -> Attend:
-    """Return attention within a batch, X = [B, T]. `mask` [B, 1, T, T] is True where row t may attend to row s."""
+    """Return causal attention within the sequences of a batch, X = [B, T].
+
+    mask: [B, 1, T, T], True where position t may attend to position s. It replaces the causal mask.
+    """
 
     def attend(q_BTHP: Tensor, k_BTGP: Tensor, v_BTGP: Tensor, layer_index: int) -> Tensor:
         q_BHTP, k_BGTP, v_BGTP = (x.transpose(1, 2) for x in (q_BTHP, k_BTGP, v_BTGP))

@@ -1,6 +1,6 @@
 """The mathematics of the mixture: p_k, π_mix and the three losses, in log space.
 
-log w may be -inf, for a router that never continues or never exits. All functions handle it without NaN.
+log w is −inf if a router never continues or never exits. All functions accept −inf and do not return NaN.
 
 Shapes: X any row dimensions, E exits, V vocabulary.
 """
@@ -35,11 +35,11 @@ def mixture_nll(log_p_XE: Tensor, exit_nll_XE: Tensor) -> Tensor:
 def mean_depth(log_p_XE: Tensor, exit_layers: Sequence[int]) -> Tensor:
     """Return Σ_k p_k l_k / L of each row, [X]. The mean is L_compute."""
     depths_E = torch.tensor(exit_layers, dtype=log_p_XE.dtype, device=log_p_XE.device) / exit_layers[-1]
-    return (log_p_XE.exp() * depths_E).sum(-1)  # autocast would compute a matmul in bfloat16
+    return (log_p_XE.exp() * depths_E).sum(-1)  # not a matmul, which autocast would compute in bfloat16
 
 
 def balance_penalty(log_w_XE2: Tensor) -> Tensor:
-    """Return Σ_{k<N} (w_k − 1/(N−k+1))² of each row, [X]. The mean is L_balance; 0 if all exits are equally likely."""
+    """Return Σ_{k<N} (w_k − 1/(N−k+1))² of each row, [X]. The mean is L_balance. 0 if all exits are equally likely."""
     num_exits = log_w_XE2.shape[-2]
     w_XK = log_w_XE2[..., :-1, EXIT].exp()
     balanced_K = 1.0 / torch.arange(num_exits, 1, -1, dtype=w_XK.dtype, device=w_XK.device)

@@ -36,10 +36,11 @@ class NviumOutput(ModelOutput):
     loss: L_mix, which Trainer minimises.
     logits: log π_mix [B, T, V].
     exit_probs: p_k [B, T, E].
-    exit_logits: each exit's own logits [B, T, E, V], with `output_exit_logits`.
+    exit_logits: each exit's own logits [B, T, E, V]. None without `output_exit_logits`.
     mix_loss, compute_loss, balance_loss: L_mix, L_compute and L_balance.
     exit_losses: cross-entropy of each exit alone [E].
-    hidden_states: embeddings and output of each layer, before any norm, [B, T, D] each, with `output_hidden_states`.
+    hidden_states: embeddings and output of each layer, before any norm, [B, T, D] each. None without
+        `output_hidden_states`.
     last_hidden_state: the head's input at the last exit [B, T, D].
     """
 
@@ -127,7 +128,7 @@ class Nvium(nn.Module):
     def _states_after(
         self, parts: Iterable[Iterable[int]], h_BTD: Tensor, positions_BT: Tensor, attend: Attend
     ) -> list[Tensor]:
-        """Return the hidden state after each of these consecutive ranges of layers."""
+        """Run consecutive ranges of layers. Return the hidden state after each range."""
         rotary = self.model.rotary_emb(positions_BT, h_BTD.dtype)
         states = []
         for layers in parts:
@@ -141,7 +142,10 @@ class Nvium(nn.Module):
         return torch.stack(log_w, dim=-2), list(outputs)
 
     def forward(self, input_ids: Tensor, labels: Tensor | None = None, output_exit_logits: bool = False) -> NviumOutput:
-        """Run all layers and exits. `labels` [B, T] are token ids, −100 ignored; they are shifted here, as in HF."""
+        """Run all layers and exits.
+
+        labels: token ids [B, T]. Labels of −100 are ignored. As in transformers, the labels are shifted here.
+        """
         position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
         return self.forward_with_attention(input_ids, position_ids, causal_attention(), labels, output_exit_logits)
 
@@ -155,7 +159,7 @@ class Nvium(nn.Module):
         output_hidden_states: bool = False,
         logits_to_keep: int = 0,
     ) -> NviumOutput:
-        """`forward` with explicit positions and attention. `logits_to_keep` keeps the last positions; 0 keeps all."""
+        """Like `forward`, with given positions and attention. Keep the last `logits_to_keep` positions; 0 keeps all."""
         position_ids = position_ids.expand_as(input_ids)
         all_states = None
         if output_hidden_states:
@@ -210,7 +214,7 @@ def read_checked(
         raise CheckpointError(f"{checkpoint.folder}: num_hidden_layers is {num_layers}, but only {num_tensors} tensors")
     try:
         empty = kind.empty(checkpoint.config)
-    except Exception as error:  # odd values may raise anything
+    except Exception as error:  # invalid values raise various exceptions
         raise CheckpointError(f"{checkpoint.folder / 'config.json'}: {one_line(error)}") from error
     checkpoint.check_against(empty)
     return checkpoint, empty

@@ -1,4 +1,4 @@
-"""Quantized weights: groups of 32 numbers with a scale, like GGUF's Q8_0 and Q4_0, or scale and minimum, like Q4_1.
+"""Quantized weights: groups of 32 numbers. A group has a scale, as in GGUF's Q8_0 and Q4_0, or also a minimum (Q4_1).
 
 The model computes with the dequantized weights, in float32 or better. A layer also keeps its groups, which native
 kernels read instead to save bandwidth. `quantize` is idempotent: it recovers the groups of dequantized Q8_0 and Q4_0
@@ -23,7 +23,7 @@ LARGEST = {"q8": 127, "q4": -8}  # the number to which a group's largest element
 
 BOUNDS = {"q8": (-127, 127), "q4": (-8, 7)}
 
-LEAST: dict[GroupKind, int] = {"q4": -8, "q4_1": 0}  # value of four zero bits
+LEAST: dict[GroupKind, int] = {"q4": -8, "q4_1": 0}  # the number that four zero bits represent
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def quantize(weight_ND: Tensor, kind: Quantization) -> Groups:
 
 
 def set_groups(layer: nn.Linear, groups: Groups) -> None:
-    """Set the layer's weight to the dequantized groups. Raise `ValueError` if its precision would round them."""
+    """Set the layer's weight to the dequantized groups. Raise `ValueError` if the weight is not float32 or float64."""
     if layer.weight.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"{layer.weight.dtype} would round the dequantized weights; use float32")
     with torch.no_grad():
@@ -72,7 +72,7 @@ def attach_groups(layer: nn.Linear, groups: Groups) -> None:
 
 
 def groups_of(layer: nn.Linear) -> Groups | None:
-    """Return the layer's groups. Return None if there are none, or if the weight has changed since."""
+    """Return the layer's groups. Return None if the layer has no groups, or if its weight has been changed since."""
     groups = getattr(layer, "groups", None)
     weight_ND = layer.weight.detach()
     if isinstance(groups, Groups) and torch.equal(groups.dequantized(weight_ND.dtype).to(weight_ND.device), weight_ND):

@@ -16,7 +16,7 @@ PART = re.compile(r"-(\d{5})-of-(?!00000)(\d{5})(\.gguf)$", re.IGNORECASE)
 
 
 def is_gguf(source: object) -> bool:
-    """Return whether `source` is a GGUF file, by suffix or by magic number, because Ollama's blobs have no suffix."""
+    """Return whether `source` is a file with GGUF's suffix or magic number. Ollama's GGUF files have no suffix."""
     path = Path(str(source))
     if not path.is_file():
         return False
@@ -25,7 +25,10 @@ def is_gguf(source: object) -> bool:
 
 
 def gguf_parts(path: Path) -> tuple[Path, ...]:
-    """Return the file, or all shards given the first. Raise `CheckpointError` for a later shard or missing shards."""
+    """Return the file or, for the first shard of a split model, all shards.
+
+    Raise `CheckpointError` if `path` is another shard, or if shards are missing.
+    """
     named = PART.search(path.name)
     if not named:
         return (path,)

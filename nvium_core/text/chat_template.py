@@ -1,8 +1,9 @@
 """Tokenizes conversations with the tokenizer's chat template or, without one, with a plain template.
 
-Only the template may produce special tokens. In messages and tools they are plain text: each is cut after its first
-character before rendering, and the pieces between cuts are tokenized separately. For tokenizers that prepend a space to
-every text, each piece is tokenized after a line break, and the line break's tokens are dropped.
+Only the template may produce special tokens. If a message or tool contains the text of a special token, this text stays
+plain: before rendering, a mark is inserted after its first character, and the pieces between marks are tokenized
+separately. Some tokenizers prepend a space to every text. For these, each piece is tokenized after a line break, and
+the line break's tokens are dropped.
 """
 
 import json
@@ -28,7 +29,7 @@ Json = dict[str, Any]
 LAST_TOKENS = 16  # number of tokens at the end of a prompt in which `<think>` is searched
 
 PLAIN_STOPS = ("\nUser:", "\n\nUser:", "\nUser (", "\n\nUser (")
-"""Stop strings for the plain template: the model would write the next user turn."""
+"""Stop strings for the plain template. They begin the next user turn."""
 
 CHAT_TEMPLATE = """\
 {%- if tools %}
@@ -50,10 +51,10 @@ CHAT_TEMPLATE = """\
     {{- bos_token + 'Assistant:\\n' }}
 {%- endif %}
 """
-"""The template of models tuned here: every turn is a document that begins with its role.
+"""The template of models that nvium tunes: every turn is a document that begins with its role.
 
-Messages cannot contain end-of-text, the only special token, so a user cannot fake a turn. Rendering takes linear time
-and needs no sandbox process.
+Messages cannot contain end-of-text, the only special token, so a user cannot fake a turn. This template takes linear
+time, so it needs no sandbox process.
 """
 
 
@@ -61,9 +62,9 @@ and needs no sandbox process.
 class Conversation:
     """The input of a chat template.
 
-    adds_prompt: begin the assistant's turn.
-    continues: leave the last message open, so that the model continues it.
-    variables: more variables of the template.
+    adds_prompt: end the prompt with the beginning of the assistant's turn.
+    continues: leave the last message open, so that the model continues this message.
+    variables: additional variables for the template.
     """
 
     messages: Sequence[Json]
@@ -74,7 +75,7 @@ class Conversation:
 
 
 class ConversationError(NviumError, ValueError):
-    """Messages that the chat template rejects, or an invalid template."""
+    """The chat template is invalid, or it rejects the messages."""
 
 
 class ChatTemplate:
@@ -92,7 +93,7 @@ class ChatTemplate:
         self._is_plain = not tokenizer.chat_template
         template = tokenizer.chat_template
         if isinstance(template, dict):
-            template = template.get("tool_use", template["default"])  # as transformers, for conversations with tools
+            template = template.get("tool_use", template["default"])  # transformers renders tools with "tool_use"
         special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
         longest_first = sorted(map(re.escape, special), key=len, reverse=True)
         self._special = re.compile(f"(?=(?:{'|'.join(longest_first)}))(.)", re.DOTALL) if special else None
@@ -116,7 +117,7 @@ class ChatTemplate:
         return self.prompt(Conversation(messages, tools, adds_prompt))
 
     def prompt(self, conversation: Conversation, *, check: Callable[[str], object] | None = None) -> list[int]:
-        """Render, call `check` with the text, and tokenize. Raise `ConversationError` if the template rejects it."""
+        """Render, call `check` with the text, and tokenize. Raise `ConversationError` if rendering fails."""
         mark = secrets.token_hex(16)
         conversation = conversation if self._has_tools else tools_as_text(conversation)
         try:
@@ -125,7 +126,7 @@ class ChatTemplate:
             text.encode()
         except RecursionError as error:
             raise ConversationError("messages or tools are nested too deeply") from error
-        except UnicodeEncodeError as error:  # from escapes in a call's arguments or a tool's parameters
+        except UnicodeEncodeError as error:  # JSON escapes in a call's arguments or a tool's parameters
             raise ConversationError("messages and tools must be valid Unicode") from error
         if check:
             check(text.replace(mark, ""))
@@ -147,7 +148,7 @@ class ChatTemplate:
             return "tools" in template
 
     def reasoning_reader(self, prompt: Sequence[int], *, is_continued: bool = False) -> ReasoningReader:
-        """Return a reader for the answer to a prompt. `is_continued`: the prompt ends with the answer's beginning."""
+        """Return a reader for the answer to a prompt. `is_continued`: the prompt ends with a part of the answer."""
         if not self.thinks:
             return ReasoningReader("answer")
         if is_continued:
@@ -156,7 +157,7 @@ class ChatTemplate:
         return ReasoningReader("thinking" if end.rstrip().endswith(OPENING) else "start")
 
     def _cut(self, value: Any, mark: str) -> Any:
-        """Insert `mark` into every special token in the strings of a JSON value."""
+        """In all strings of a JSON value, insert `mark` after the first character of each special token."""
         if isinstance(value, str):
             return self._special.sub(rf"\g<1>{mark}", value) if self._special else value
         if isinstance(value, Mapping):
@@ -201,7 +202,7 @@ def check_readable(template: Any) -> None:
 
 
 def tools_as_text(conversation: Conversation) -> Conversation:
-    """Write the functions into the system message, and tool calls into the text of their messages."""
+    """Add the functions to the system message, and each message's tool calls to its text."""
     messages = [
         message | {"content": full_text(message), "tool_calls": None} if message.get("tool_calls") else message
         for message in conversation.messages
@@ -220,9 +221,9 @@ def functions(tools: Sequence[Json]) -> str:
 def plain(conversation: Conversation) -> str:
     """Render the plain template, which reads like a script.
 
-    Each turn is a line with the role, and the name in parentheses; then the text; then an empty line. The functions,
-    one per line, and the system message come first and have no role line. Tool calls have the format that the model
-    writes.
+    The functions come first, one per line, and then the system message. Each other turn begins with a line that has the
+    role and, in parentheses, the name if there is one. The text, tool calls in the model's format, and an empty line
+    follow.
     """
     turns = [functions(conversation.tools)] if conversation.tools else []
     turns += [plain_turn(message) for message in conversation.messages]

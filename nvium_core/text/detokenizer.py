@@ -16,7 +16,7 @@ REPLACEMENT = "\ufffd"
 """The decoder's replacement for bytes that are not UTF-8, such as part of a character."""
 
 CONTEXT_TOKENS = 8
-"""Number of prompt tokens decoded first, because the first token's text may depend on them."""
+"""Number of last prompt tokens to decode first. The text of the first generated token may depend on them."""
 
 
 class Detokenizer:
@@ -49,7 +49,7 @@ class Detokenizer:
         return text
 
     def flush(self) -> str:
-        """Return the remaining text without an incomplete character at its end."""
+        """Return the remaining text. Drop an incomplete character at its end."""
         text: str = self._tokenizer.decode(self._held, skip_special_tokens=self._skips_special)
         self._held.clear()
         return text.rstrip(REPLACEMENT)
@@ -57,7 +57,7 @@ class Detokenizer:
 
 @dataclass
 class StopStrings:
-    """Passes text through up to the first stop string, and buffers only text that may begin one."""
+    """Passes text through until the first stop string. Buffers only text that may begin a stop string."""
 
     stops: Sequence[str]
     include: bool = False
@@ -65,7 +65,7 @@ class StopStrings:
     _held: str = field(default="", init=False)
 
     def push(self, text: str) -> str:
-        """Add text and return the text that can be emitted; nothing after a match."""
+        """Add text and return the text that can be emitted. After a match, return nothing."""
         if not self.stops:
             return text
         if self.matched is not None:
@@ -85,7 +85,7 @@ class StopStrings:
         return text
 
     def _find(self, text: str, stop: str) -> tuple[int, int]:
-        """Return (end, start) of the first occurrence. If there is none, the end is beyond the text."""
+        """Return (end, start) of the first occurrence of `stop`. If there is none, the end is beyond the text."""
         start = text.find(stop)
         return (start + len(stop) if start >= 0 else len(text) + 1, start)
 

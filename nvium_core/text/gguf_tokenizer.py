@@ -19,10 +19,10 @@ from nvium_core.errors import NviumError
 logger = logging.getLogger(__name__)
 
 Fields = Callable[[str], Any]
-"""Returns a metadata field by name, None if missing."""
+"""Metadata field's name → its value, or None if it is missing."""
 
 CONTROL, USER_DEFINED = 3, 4
-"""`tokenizer.ggml.token_type` of special tokens, and of tokens that are matched before pre-tokenization."""
+"""Values of `tokenizer.ggml.token_type`: special tokens, and other tokens that are matched before pre-tokenization."""
 
 SPACE = "▁"
 CONTRACTIONS = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
@@ -32,7 +32,7 @@ UPPER = r"[^\r\n\p{L}\p{N}]?((?=[\p{L}])([^a-z]))+((?=[\p{L}])([^A-Z]))*"
 
 
 class TokenizerError(NviumError, ValueError):
-    """An unsupported tokenizer."""
+    """The tokenizer is not supported."""
 
 
 def split(*patterns: str) -> list[PreTokenizer]:
@@ -49,7 +49,7 @@ GPT_2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+
 DEFAULT = split(r"[\p{P}$+<=>^~|]+", GPT_2_WORDS, r"\p{N}+", "[0-9][0-9][0-9]")
 
 WHOLE_PIECES = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken")
-"""Pre-tokenizers for which a piece that is a token is never split by merges, and a text begins with BOS."""
+"""Pre-tokenizers with which a piece that is in the vocabulary becomes one token. A text then also begins with BOS."""
 
 PIECES = {"default": DEFAULT, "gpt-2": GPT_2, "tekken": TEKKEN}
 PIECES |= dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "minerva-7b"), SINGLE_DIGITS)
@@ -58,7 +58,10 @@ PIECES |= dict.fromkeys(("qwen2", "megrez", "deepseek-r1-qwen"), QWEN_2)
 
 
 def gguf_tokenizer(field: Fields, control: Container[str] = ()) -> PreTrainedTokenizerFast:
-    """Build the tokenizer. `control`: more special tokens. Raise `TokenizerError` if it is not supported."""
+    """Build the tokenizer. Raise `TokenizerError` if it is not supported.
+
+    control: tokens that are special even if the file has another type for them.
+    """
     kinds = {"gpt2": byte_level, "llama": sentence_piece}
     kind = field("tokenizer.ggml.model")
     if kind not in kinds:
@@ -87,7 +90,7 @@ NAMED = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 
 def chat_templates(field: Fields) -> str | dict[str, str] | None:
-    """Return the file's only template, or several by name."""
+    """Return the file's chat template. If the file has several, return name → template."""
     default: str | None = field("tokenizer.chat_template")
     others = {name: field(f"tokenizer.chat_template.{name}") for name in field("tokenizer.chat_templates") or ()}
     return {**({"default": default} if default else {}), **others} if others else default
@@ -116,7 +119,7 @@ def byte_level(field: Fields) -> Tokenizer:
 
 
 def sentence_piece(field: Fields) -> Tokenizer:
-    """Build a SentencePiece tokenizer as BPE: scores are merge priorities. The longer left part wins ties."""
+    """Build a SentencePiece tokenizer as BPE. Merges are sorted by score, equal scores by length of the left part."""
     tokens, scores = field("tokenizer.ggml.tokens"), field("tokenizer.ggml.scores")
     vocabulary = {token: index for index, token in enumerate(tokens)}
     merges = [

@@ -1,6 +1,6 @@
-"""Separates reasoning from the answer, in the format of Qwen3 and SmolLM3: `<think>`, reasoning, `</think>`, answer.
+"""Separates the reasoning from the answer in a model's output.
 
-Whitespace around the tags is dropped.
+The format is that of Qwen3 and SmolLM3: `<think>`, reasoning, `</think>`, answer. Whitespace around tags is dropped.
 """
 
 from dataclasses import dataclass, field
@@ -9,9 +9,7 @@ from typing import Literal, NamedTuple
 OPENING, CLOSING = "<think>", "</think>"
 
 
-class Thought(NamedTuple):
-    """Pieces of reasoning and of the answer."""
-
+class ReasoningAndAnswer(NamedTuple):
     reasoning: str
     answer: str
 
@@ -25,7 +23,7 @@ def thinks(template: object) -> bool:
 class ReasoningReader:
     """Splits a streamed output into reasoning and answer. The joined result does not depend on the chunks.
 
-    The initial `state` is "thinking" if the prompt ends with `<think>`, and "answer" if the model does not reason.
+    The initial `state` must be "thinking" if the prompt ends with `<think>`, and "answer" if the model does not reason.
     """
 
     state: Literal["start", "thinking", "between", "answer"] = "start"
@@ -33,10 +31,10 @@ class ReasoningReader:
     _num_read: int = field(default=0, init=False)
     _has_thought: bool = field(default=False, init=False)
     num_characters: int = field(default=0, init=False)
-    """Number of characters so far in the reasoning and its tags."""
+    """Number of characters read so far that belong to the reasoning or its tags."""
 
-    def push(self, text: str) -> Thought:
-        """Add text and return what can be emitted. Text that may become a tag, and spaces before it, are buffered."""
+    def push(self, text: str) -> ReasoningAndAnswer:
+        """Add text and return what can be emitted. Text that may begin a tag, and spaces before it, are buffered."""
         self._held += text
         self._num_read += len(text)
         reasoning = ""
@@ -47,12 +45,13 @@ class ReasoningReader:
         if self.state == "between":
             self._held = self._held.lstrip()
             self.state = "answer" if self._held else "between"
-        return Thought(reasoning, self.flush().answer if self.state == "answer" else "")
+        return ReasoningAndAnswer(reasoning, self.flush().answer if self.state == "answer" else "")
 
-    def flush(self) -> Thought:
+    def flush(self) -> ReasoningAndAnswer:
         """Return the buffered text at the end of the output."""
         held, self._held = self._held, ""
-        return Thought(held.rstrip(), "") if self.state == "thinking" else Thought("", held)
+        is_reasoning = self.state == "thinking"
+        return ReasoningAndAnswer(held.rstrip(), "") if is_reasoning else ReasoningAndAnswer("", held)
 
     def _start(self) -> None:
         begun = self._held.lstrip()

@@ -1,4 +1,4 @@
-"""Renders chat templates in a sandbox process, because a template is untrusted code. Its time and memory are limited.
+"""Renders chat templates in a sandbox process with limited time and memory, because a template is untrusted code.
 
 This file is also the program of that process: it reads conversations as lines of JSON on stdin and writes the rendered
 texts as lines of JSON to stdout.
@@ -21,25 +21,25 @@ Json = dict[str, Any]
 
 MAX_SECONDS = 1  # CPU time for one conversation
 MAX_BYTES = 256 * 2**20  # memory beyond that of the started process
-MAX_ANSWER_BYTES = 20_000_000  # the text as JSON
-MAX_REASON_CHARACTERS = 200  # of a template's error message, in our error
+MAX_ANSWER_BYTES = 20_000_000  # size of the rendered text as JSON
+MAX_REASON_CHARACTERS = 200  # a template's error message is cut to this length in our message
 
 NESTED = "cannot render messages or tools that are nested too deeply"
 
 
 class RenderingError(Exception):
-    """A failed rendering. The message is a predicate of "the model's chat template"."""
+    """Rendering failed. The message continues a sentence that begins with "the model's chat template"."""
 
 
 class Renderer:
-    """A pool of sandbox processes, started on demand: one per thread that renders at the same time."""
+    """A pool of sandbox processes. Threads that render at the same time use different processes."""
 
     def __init__(self) -> None:
         self._idle: list[subprocess.Popen[bytes]] = []
         os.register_at_fork(after_in_child=self._idle.clear)
 
     def render(self, **arguments: Any) -> str:
-        """Call `rendered` in a sandbox process. All arguments must be JSON values. Raise `RenderingError`."""
+        """Call `rendered` in a sandbox process. Arguments must be JSON values. Raise `RenderingError` on failure."""
         try:
             line = json.dumps(arguments).encode() + b"\n"
         except RecursionError as error:
@@ -69,7 +69,7 @@ class Renderer:
 
 
 def exchange(process: subprocess.Popen[bytes], line: bytes) -> bytes:
-    """Send a line and return the process's answer, empty if the process died."""
+    """Send a line and return the process's answer. The answer is empty if the process died."""
     assert process.stdin is not None and process.stdout is not None
     answer = b""
     with suppress(OSError):
@@ -87,7 +87,7 @@ RENDERER = Renderer()
 
 
 def rendered(template: str, messages: list[Json], **arguments: Any) -> str:
-    """Render a conversation with transformers; without messages, only compile the template. Raise `RenderingError`."""
+    """Render a conversation. Without messages, only compile the template. Raise `RenderingError` on failure."""
     conversation = [{name: value for name, value in message.items() if value is not None} for message in messages]
     try:
         texts = render_jinja_template([conversation] if conversation else [], chat_template=template, **arguments)[0]
@@ -95,7 +95,7 @@ def rendered(template: str, messages: list[Json], **arguments: Any) -> str:
         raise
     except Exception as error:  # a template may raise anything
         failure = "rejects the messages" if conversation else "cannot be parsed"
-        if isinstance(error, TemplateError) and error.message:  # messages of other errors would reveal code
+        if isinstance(error, TemplateError) and error.message:  # other errors' messages may reveal code
             failure += f": {error.message[:MAX_REASON_CHARACTERS]}"
         raise RenderingError(failure) from error
     return "".join(texts)
@@ -108,7 +108,7 @@ def limit_memory() -> None:
 
 
 def main() -> None:
-    """Answer every line. When a limit is exceeded, SIGPROF or an exit ends the process."""
+    """Answer every line. If a line exceeds the time limit, SIGPROF ends the process. Other limits end it by `_exit`."""
     limit_memory()
     for line in sys.stdin.buffer:
         signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)

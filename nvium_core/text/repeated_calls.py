@@ -22,7 +22,7 @@ class RepeatedCalls:
         self._reader = ToolCallReader(self.form)
 
     def push(self, text: str) -> str:
-        """Add text and return the text that can be emitted; nothing once `has_ended`."""
+        """Add text and return the text that can be emitted. If `has_ended`, return nothing."""
         certain = ""
         for character in "" if self.has_ended else text:
             self._held += character

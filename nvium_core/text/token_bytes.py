@@ -7,7 +7,7 @@ from tokenizers.decoders import ByteLevel
 
 
 class TokenBytes:
-    """Maps token ids to bytes. Keeps leading spaces and partial characters, which decoding single tokens would lose."""
+    """Maps token ids to bytes. Unlike decoding a single token, it keeps leading spaces and parts of characters."""
 
     def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
         self._bytes_of = bytes_of
@@ -28,7 +28,7 @@ class TokenBytes:
 
 
 def longest_token(tokenizer: Tokenizer) -> int | None:
-    """Return the number of characters of the longest token, or None if tokenization may drop characters."""
+    """Return the number of characters of the longest token. Return None if tokenization may drop characters."""
     added = tokenizer.get_added_tokens_decoder().values()
     is_lossless = isinstance(tokenizer.decoder, ByteLevel) and tokenizer.normalizer is None
     if not is_lossless or any(token.lstrip or token.rstrip for token in added):

@@ -1,7 +1,7 @@
 """The tool call formats of models, and a streaming parser.
 
-A call is a name and a JSON object of arguments. The format fixes all other characters; it is derived from the model's
-chat template.
+A call is a name and a JSON object of arguments. All characters around them are fixed by the format. The model's chat
+template tells which format the model uses.
 """
 
 from dataclasses import dataclass, field, replace
@@ -15,14 +15,14 @@ SPACE = " \n"  # whitespace that may precede a call at the beginning of an answe
 class CallFormat:
     """A tool call format.
 
-    An answer with calls is `before`, the calls separated by `between`, `after`. A call is `beginning`, its name,
-    `middle`, its arguments, `end`.
+    An answer with calls consists of `before`, the calls separated by `between`, and `after`. A call consists of
+    `beginning`, its name, `middle`, its arguments and `end`.
 
     id_mark: separates the name from the call's id.
-    trigger: opens a call after any text. Without a trigger an answer is either text or calls.
-    marker: a special token without text that may precede the calls.
-    tokens: the parts of the format that are special tokens, if the tokenizer has them.
-    id_length: length of a call's id, which some templates check; None for any length.
+    trigger: text that opens a call anywhere in an answer. Without a trigger, an answer has either text or calls.
+    marker: special token that may precede the calls. It has no text.
+    tokens: parts of the format that are special tokens in some tokenizers.
+    id_length: length of a call's id, which some templates check. None allows any length.
     """
 
     before: str = ""
@@ -45,7 +45,7 @@ PLAIN = CallFormat()
 """For models without a template: `{"name": …, "arguments": …}`, one per line."""
 
 HERMES = CallFormat(beginning='<tool_call>\n{"name": "', end="}\n</tool_call>", trigger="<tool_call>\n")
-"""Hermes and Qwen: the plain format in tags, after any text."""
+"""Hermes and Qwen: the plain format in tags. Text may precede the calls."""
 
 LLAMA = CallFormat(middle='", "parameters": ', between="; ", marker="<|python_tag|>")
 MISTRAL = CallFormat(before="[", between=", ", after="]", marker="[TOOL_CALLS]", id_length=9)
@@ -58,7 +58,10 @@ MISTRAL_ARGS = CallFormat(
     tokens=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
     id_length=9,
 )
-"""Mistral since tokenizer v11: special tokens before each name and each arguments object, after any text."""
+"""Mistral since tokenizer v11: a special token before each name and before each call's arguments.
+
+Text may precede the calls.
+"""
 
 MISTRAL_CALL_ID = replace(MISTRAL_ARGS, id_mark="[CALL_ID]")
 """`MISTRAL_ARGS` with the call's id after the name."""
@@ -72,9 +75,9 @@ SIGNS: dict[str, CallFormat | None] = {
     LLAMA.marker: LLAMA,
     '"parameters": ': LLAMA,
 }
-"""Substrings that identify a template's format, the most specific first.
+"""Substring of a template → its format. The most specific substrings come first.
 
-None is the format of Qwen3-Coder, whose arguments are not JSON.
+None stands for Qwen3-Coder's format, which is not supported, because its arguments are not JSON.
 """
 
 
@@ -121,7 +124,7 @@ class ToolCallReader:
         return parsed
 
     def flush(self) -> str:
-        """Return the buffered content at the end of the answer."""
+        """Return the buffered text at the end of the answer. Drop an incomplete call."""
         held, self.held = self.held, ""
         return held if self._state in ("start", "text") else ""
 
@@ -178,7 +181,7 @@ class ToolCallReader:
         return ContentAndCalls("", [])
 
     def _ends(self, character: str) -> bool:
-        """Return whether this character closes the arguments. Tracks strings and brackets."""
+        """Return whether this character closes the arguments. Call it for each character: it counts open brackets."""
         if self._in_string:
             self._in_string = self._escaped or character != '"'
             self._escaped = character == "\\" and not self._escaped

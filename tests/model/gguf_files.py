@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from nvium_core.bench.contenders.gguf_file import interleaved, write_shape
+from nvium_core.bench.contenders.gguf_file import rows_as_in_llama_cpp, write_shape
 
 KIND = gguf.GGMLQuantizationType
 
@@ -44,7 +44,7 @@ def write_gguf(
             continue
         theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert theirs is not None, name
-        rows = interleaved(name, tensor, config) if config.model_type in INTERLEAVED else tensor
+        rows = rows_as_in_llama_cpp(name, tensor, config) if config.model_type in INTERLEAVED else tensor
         stored = rows.float().numpy()
         stored_as = KIND[kind if tensor.dim() > 1 else "F32"]
         writer.add_tensor(theirs, blocks(stored, stored_as), raw_dtype=stored_as)

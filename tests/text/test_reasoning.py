@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvium_core.text.chat_template import ChatTemplate
-from nvium_core.text.reasoning import CLOSING, OPENING, ReasoningReader, Thought
+from nvium_core.text.reasoning import CLOSING, OPENING, ReasoningAndAnswer, ReasoningReader
 from tests.byte_model import load_byte_model, token_ids
 from tests.text.chunks import chunks
 
@@ -12,16 +12,17 @@ spaces = st.text(st.sampled_from(" \n"), max_size=3)
 cuts = st.lists(st.integers(0, 80))
 
 
-def read(reader: ReasoningReader, text: str, cuts: list[int]) -> Thought:
+def read(reader: ReasoningReader, text: str, cuts: list[int]) -> ReasoningAndAnswer:
     pieces = [*map(reader.push, chunks(text, cuts)), reader.flush()]
-    return Thought("".join(piece.reasoning for piece in pieces), "".join(piece.answer for piece in pieces))
+    reasoning, answers = zip(*pieces, strict=True)
+    return ReasoningAndAnswer("".join(reasoning), "".join(answers))
 
 
 @given(spaces, texts, spaces, texts, cuts)
 def test_reasoning_and_answer_do_not_depend_on_the_chunks(before, thought, after, answer, cuts):
     if CLOSING in thought + CLOSING[:-1]:
         return
-    expected = Thought(thought.strip(" \n"), answer.lstrip(" \n"))
+    expected = ReasoningAndAnswer(thought.strip(" \n"), answer.lstrip(" \n"))
     text = f"{thought}{CLOSING}{after}{answer}"
     reader, opened = ReasoningReader(), ReasoningReader("thinking")
     assert read(reader, before + OPENING + text, cuts) == read(opened, text, cuts) == expected

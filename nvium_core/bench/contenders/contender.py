@@ -1,6 +1,7 @@
-"""The interface of a contender.
+"""The interface of a contender, an engine with a model whose speed is measured.
 
-Every sequence has the same number of tokens, sampled at temperature 1 without truncation, ignoring end-of-text.
+A contender generates the same number of tokens for every sequence, and ignores end-of-text. By default it samples at
+temperature 1, without top-k or top-p.
 """
 
 from collections.abc import Callable
@@ -10,16 +11,16 @@ from nvium_core.errors import NviumError
 
 
 class NotAvailable(NviumError, RuntimeError):
-    """A contender that cannot run here. The message says why, and how to enable it."""
+    """A contender cannot run here. The message says why."""
 
 
 class ContenderFailed(NviumError, RuntimeError):
-    """A contender that failed during a run."""
+    """A contender failed during a run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """The workload: sequences with the same prompt and different seeds."""
+    """What a contender must generate: `num_tokens` tokens for each sequence, all with the same prompt."""
 
     prompt: list[int]
     num_sequences: int
@@ -27,17 +28,17 @@ class Workload:
 
     @property
     def num_positions(self) -> int:
-        """Length of a sequence at its end."""
+        """Length of a finished sequence, prompt included."""
         return len(self.prompt) + self.num_tokens
 
     def seeds(self, turn: int) -> range:
-        """Return a seed for each sequence, different in every turn."""
+        """Return one seed per sequence. Different turns have different seeds."""
         return range(turn * self.num_sequences, (turn + 1) * self.num_sequences)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generation:
-    """The result of a turn, with an entry for each sequence. Times are in seconds since the turn's start."""
+    """The result of a turn. Each list has one entry per sequence. Times are in seconds since the turn's start."""
 
     seconds: float
     first_token_seconds: list[float]
@@ -50,4 +51,4 @@ class Generation:
 
 
 Contender = Callable[[int], Generation]
-"""Generates one turn, given its number."""
+"""Runs a workload once, a *turn*. The argument is the number of the turn."""

@@ -1,4 +1,4 @@
-"""transformers' `generate`, on a batch of equal prompts (so without padding) with a KV cache."""
+"""transformers' `generate` as a contender. The prompts of a batch are equal, so they need no padding."""
 
 import time
 from typing import Any, Literal
@@ -11,11 +11,11 @@ from transformers.generation.streamers import BaseStreamer
 from nvium_core.bench.contenders.contender import Contender, Generation, Workload
 
 Cache = Literal["dynamic", "static"]
-"""A KV cache that grows with every token, or that has the full length from the start."""
+"""The KV cache: dynamic grows with every token, static has its full length from the start."""
 
 
 class TokenTimes(BaseStreamer):
-    """Records when tokens arrive. The first item is the prompt."""
+    """Records when tokens arrive. The first time is that of the prompt."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -24,7 +24,7 @@ class TokenTimes(BaseStreamer):
         self.times.append(time.perf_counter())
 
     def end(self) -> None:
-        """Required by the interface."""
+        """Do nothing. `BaseStreamer` requires this method."""
 
 
 def contender(llama: LlamaForCausalLM, workload: Workload, cache: Cache) -> Contender:

@@ -12,11 +12,11 @@ from nvium_core.model.nvium import Nvium
 from nvium_core.model.univium import as_llama
 
 Kind = Literal["f32", "f16", "bf16", "q8_0", "q4_0"]
-"""Type of the matrices. Vectors are float32."""
+"""GGUF type of the matrices. Vectors are always float32."""
 
 
 def write_gguf(univium: Nvium, file: Path, kind: Kind) -> None:
-    """Write weights and shape, without a tokenizer. Raise `NotAvailable` for a rope scaling."""
+    """Write the weights and the shape, but no tokenizer. Raise `NotAvailable` if the model scales its rotary angles."""
     gguf, config = import_module("gguf"), univium.config
     rope_type = (config.rope_parameters or {}).get("rope_type", "default")
     if rope_type != "default":
@@ -28,7 +28,7 @@ def write_gguf(univium: Nvium, file: Path, kind: Kind) -> None:
     for name, tensor in as_llama(univium).state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        stored = interleaved(name, tensor, config).float().cpu().numpy()
+        stored = rows_as_in_llama_cpp(name, tensor, config).float().cpu().numpy()
         stored_as = gguf.GGMLQuantizationType[kind.upper() if tensor.dim() > 1 else "F32"]
         data = gguf.quants.quantize(stored, stored_as)
         writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), data, raw_dtype=stored_as)
@@ -57,8 +57,11 @@ def write_shape(writer: Any, config: PreTrainedConfig) -> None:
         getattr(writer, f"add_{field}")(value)
 
 
-def interleaved(name: str, tensor: Tensor, config: PreTrainedConfig) -> Tensor:
-    """Reorder query and key rows to llama.cpp's rotary layout: pairs are adjacent instead of half a head apart."""
+def rows_as_in_llama_cpp(name: str, tensor: Tensor, config: PreTrainedConfig) -> Tensor:
+    """Reorder the rows of query and key projections: llama.cpp stores the two rows of a rotary pair side by side.
+
+    In our order the two rows are half a head apart. Return other tensors unchanged.
+    """
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     num_heads = next((number for part, number in heads.items() if f".{part}." in name), None)
     if num_heads is None:

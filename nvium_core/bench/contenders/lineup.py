@@ -1,4 +1,7 @@
-"""The contenders by name. A peer may have variants, such as "llama.cpp/f16", of which the fastest counts."""
+"""Chooses and builds the contenders of `nvium bench peers`.
+
+A contender may have variants, such as "llama.cpp/f16" and "llama.cpp/bf16". Ours is compared with the fastest variant.
+"""
 
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,11 +25,11 @@ OURS: Schedule = "race"
 SWEEP: Schedule = "sweep"
 BASELINE: Schedule = "whole"
 TWIN = "dense twin"
-"""Our engine: with the default schedule, with early exits only, at full depth, and with the dense twin."""
+"""Contenders in our engine: the model with the schedules `race`, `sweep` and `whole` (full depth), and its twin."""
 
-GENERATE, LLAMA_CPP = "generate", "llama.cpp"  # the dense twin in other engines
+GENERATE, LLAMA_CPP = "generate", "llama.cpp"  # the dense twin in transformers and in llama.cpp
 GIVEN_FILE = "llama.cpp with the file"  # llama.cpp with the GGUF file that the model was loaded from
-OTHERS = SWEEP, TWIN, GENERATE, LLAMA_CPP  # optional contenders, besides ours and the baseline
+OTHERS = SWEEP, TWIN, GENERATE, LLAMA_CPP  # optional contenders; `race` and `whole` always run
 
 HALF_BYTES = 2
 
@@ -38,8 +41,8 @@ class Lineup:
     """The contenders of an experiment.
 
     selected: names of the optional contenders.
-    files: GGUF files of the twin; the key None is the file that the model was loaded from.
-    left_out: contenders that cannot run, with the reason.
+    files: GGUF type → file with the twin. None → the GGUF file that the model was loaded from.
+    left_out: contender that cannot run → the reason.
     """
 
     subject: Subject
@@ -50,7 +53,11 @@ class Lineup:
 
     @contextmanager
     def ready(self, workload: Workload) -> Iterator[dict[str, Contender]]:
-        """Yield all contenders. One engine runs all schedules, because the weights' address changes speed by 10%."""
+        """Yield all contenders by name.
+
+        All schedules share one engine. A second engine with the same weights could differ in speed by 10%, because its
+        weights have another address.
+        """
         engine = own.engine_for(self.subject.model, workload)
         schedules = [name for name in (OURS, SWEEP, BASELINE) if name in {OURS, BASELINE, *self.selected}]
         contenders: dict[str, Contender] = {name: own.contender(engine, workload, name) for name in schedules}
@@ -58,7 +65,7 @@ class Lineup:
             yield contenders | self._with_the_twin(workload, stack)
 
     def _with_the_twin(self, workload: Workload, stack: ExitStack) -> dict[str, Contender]:
-        """Build the contenders that run the twin. Closing the stack frees them."""
+        """Build the contenders that run the twin or the given GGUF file. Closing `stack` frees llama.cpp's memory."""
         contenders: dict[str, Contender] = {}
         if TWIN in self.selected:
             contenders[TWIN] = own.contender(own.engine_for(self.twin, workload), workload, BASELINE)
@@ -70,7 +77,10 @@ class Lineup:
         return contenders
 
     def _generating(self, workload: Workload) -> dict[str, Contender]:
-        """Build `generate` with either cache. For 16-bit weights on a CPU, also in float32, which may be faster."""
+        """Build `generate` with each kind of KV cache.
+
+        If a CPU has 16-bit weights, also build `generate` in float32, which may be faster there.
+        """
         llama, caches = usable_llama(self.twin), get_args(generate.Cache)
         variants = {f"{GENERATE}/{cache}": generate.contender(llama, workload, cache) for cache in caches}
         if llama.device.type == "cpu" and llama.dtype.itemsize == HALF_BYTES:
@@ -80,10 +90,10 @@ class Lineup:
 
 @contextmanager
 def lineup(subject: Subject, selected: Collection[str] = OTHERS) -> Iterator[Lineup]:
-    """Choose contenders and write their files. The end of the context deletes the files."""
+    """Yield the chosen contenders. Their GGUF files exist only within this context."""
     known = BASELINE, *OTHERS
     for name in selected:
-        require(name in known, "against", f"must be some of {', '.join(known)}, got {name!r}")
+        require(name in known, "against", f"must be one or more of {', '.join(known)}, got {name!r}")
     found = Lineup(subject, dense_twin(subject.model, subject.weights), selected)
     with TemporaryDirectory() as folder:
         try:
@@ -95,7 +105,7 @@ def lineup(subject: Subject, selected: Collection[str] = OTHERS) -> Iterator[Lin
 
 
 def write_files(contenders: Lineup, folder: Path) -> None:
-    """Write the twin's GGUF files. Raise `NotAvailable` if llama.cpp cannot run."""
+    """Write the twin's GGUF files and list them in `contenders`. Raise `NotAvailable` if llama.cpp cannot run."""
     subject = contenders.subject
     llama_cpp.check_available(subject.model.device.type)
     for kind in kinds(subject.model.dtype, subject.weights):
@@ -106,7 +116,7 @@ def write_files(contenders: Lineup, folder: Path) -> None:
 
 
 def kinds(dtype: torch.dtype, weights: Weights = "auto") -> tuple[Kind, ...]:
-    """Return the GGUF types with as many bits as our weights: both 16-bit types, or f32."""
+    """Return the GGUF types that have as many bits as our weights. There are two for 16 bits."""
     if weights in QUANTIZED:
         return (QUANTIZED[weights],)
     return ("f16", "bf16") if dtype.itemsize == HALF_BYTES else ("f32",)

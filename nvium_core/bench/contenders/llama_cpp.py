@@ -1,4 +1,4 @@
-"""llama.cpp with a GGUF file, decoding all sequences in one batch. Requires the packages llama_cpp and gguf."""
+"""llama.cpp as a contender. It decodes all sequences in one batch. Requires the packages llama_cpp and gguf."""
 
 import ctypes
 import time
@@ -26,7 +26,7 @@ def check_available(device: str) -> None:
 
 
 def system_info() -> str | None:
-    """Return the CPU features that the installed llama.cpp uses; None if it is not installed."""
+    """Return the CPU features that the installed llama.cpp uses. Return None if llama.cpp is not installed."""
     if find_spec("llama_cpp") is None:
         return None
     info: bytes = import_module("llama_cpp").llama_print_system_info()
@@ -34,14 +34,14 @@ def system_info() -> str | None:
 
 
 class LlamaCpp:
-    """A loaded model with room for a workload. With f32 files, cache and attention are float32."""
+    """A model in llama.cpp, with a KV cache for `workload`. For an f32 file, cache and attention are float32 too."""
 
     def __init__(self, file: Path, kind: Kind | None, workload: Workload, threads: int) -> None:
         self._lib = lib = import_module("llama_cpp")
         self._log = lib.llama_log_callback(lambda *_: None)
         lib.llama_log_set(self._log, ctypes.c_void_p())
         lib.llama_backend_init()
-        self._race, self._batch_tokens = workload, workload.num_sequences * len(workload.prompt)
+        self._workload, self._batch_tokens = workload, workload.num_sequences * len(workload.prompt)
         self._model = lib.llama_model_load_from_file(str(file).encode(), lib.llama_model_default_params())
         if self._model is None:
             raise ContenderFailed(f"llama.cpp cannot load {file.name}")
@@ -54,17 +54,17 @@ class LlamaCpp:
 
     def _params(self, kind: Kind | None, threads: int) -> Any:
         params = self._lib.llama_context_default_params()
-        params.n_ctx = self._race.num_sequences * self._race.num_positions
-        params.n_seq_max = self._race.num_sequences
+        params.n_ctx = self._workload.num_sequences * self._workload.num_positions
+        params.n_seq_max = self._workload.num_sequences
         params.n_batch = params.n_ubatch = max(MIN_BATCH_TOKENS, self._batch_tokens)
         params.n_threads = params.n_threads_batch = threads
         if kind == "f32":
             params.type_k = params.type_v = self._lib.GGML_TYPE_F32
-            params.flash_attn_type = self._lib.LLAMA_FLASH_ATTN_TYPE_DISABLED  # rounds to float16 on a CPU
+            params.flash_attn_type = self._lib.LLAMA_FLASH_ATTN_TYPE_DISABLED  # on a CPU it rounds to float16
         return params
 
     def decode(self, rows: list[tuple[int, int, int, bool]]) -> None:
-        """Decode a batch of (token, position, sequence, whether logits are needed)."""
+        """Decode a batch of rows. A row is (token, position, sequence, whether its logits are needed)."""
         batch = self._batch
         assert len(rows) <= self._batch_tokens
         for row, (token, position, sequence, is_wanted) in enumerate(rows):
@@ -84,7 +84,7 @@ class LlamaCpp:
 
     @contextmanager
     def sampler(self, seed: int) -> Iterator[Any]:
-        """Yield a function that samples the next token of a row, at temperature 1 without truncation."""
+        """Yield a function that samples a token from a row's logits, at temperature 1, without top-k or top-p."""
         chain = self._lib.llama_sampler_chain_init(self._lib.llama_sampler_chain_default_params())
         self._lib.llama_sampler_chain_add(chain, self._lib.llama_sampler_init_dist(seed))
         try:

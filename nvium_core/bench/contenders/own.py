@@ -16,18 +16,18 @@ from nvium_core.engine.schedule.scheduler import policies_of
 from nvium_core.model.nvium import Nvium
 
 WARM_UP_TURNS, WARM_UP_TOKENS = 2, 320
-"""Warm-up of the schedule `race`: enough tokens per sequence for it to choose."""
+"""Warm-up of the schedule `race`, long enough for `race` to choose between its schedules. Tokens are per sequence."""
 
 
 def workloads(subject: Subject, sequences: Iterable[int], tokens: int) -> list[Workload]:
-    """Return a workload for each number of sequences. Raise `InvalidRequest` if `tokens` exceeds the context."""
+    """Return a workload for each number in `sequences`. Raise `InvalidRequest` if `tokens` exceeds the context."""
     room = subject.context - len(subject.prompt)
     require(tokens <= room, "tokens", f"must be at most {room}, the context after the prompt, got {tokens}")
     return [Workload(prompt=subject.prompt, num_sequences=number, num_tokens=tokens) for number in sequences]
 
 
 def engine_for(model: Nvium, workload: Workload, **config: Any) -> Engine:
-    """Build an engine whose cache is large enough for all sequences, without prefix caching."""
+    """Build an engine without prefix caching. Its KV cache has room for all sequences of the workload."""
     page_size = best_page_size(model.lm_head.weight)
     num_positions = max(workload.num_positions, len(workload.prompt) + WARM_UP_TOKENS)
     cache_tokens = workload.num_sequences * (-(-num_positions // page_size) + 1) * page_size
@@ -38,9 +38,10 @@ def engine_for(model: Nvium, workload: Workload, **config: Any) -> Engine:
 def contender(
     engine: Engine, workload: Workload, schedule: Schedule, params: SamplingParams | None = None
 ) -> Contender:
-    """Return our engine as a contender, with this schedule and these sampling parameters (None: temperature 1).
+    """Return a contender that runs `engine` with `schedule` and `params`. By default it samples at temperature 1.
 
-    The schedule `race` chooses during a warm-up here. Contenders on one engine do not share its choice.
+    With `race`, a warm-up runs here, so that `race` has chosen before the first turn. Contenders that share an engine
+    choose independently.
     """
     plain = params or SamplingParams(sampling="exits")
     race = Race(policies_of(schedule, engine.scheduler.num_blocks))
