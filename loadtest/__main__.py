@@ -1,7 +1,7 @@
 """Load test of a server: `python -m loadtest --base-url http://127.0.0.1:8000 --concurrency 1,2,4,8`.
 
-Exit codes: 0 all requests succeeded; 1 some failed; 2 invalid arguments; 130 interrupted by a signal, with the results
-so far written.
+Exit codes: 0 if all requests succeeded, 1 if some failed, 2 for invalid arguments. After SIGINT or SIGTERM, the test
+writes the results so far and exits with 130.
 """
 
 import argparse
@@ -36,14 +36,17 @@ def http_client(arguments: argparse.Namespace) -> httpx.AsyncClient:
 
 
 def stop_on_signals(client: LoadClient) -> None:
-    """Stop the test on SIGINT and SIGTERM. Only the main thread can handle signals."""
+    """Stop the test on SIGINT and SIGTERM. Outside the main thread, which alone can handle signals, do nothing."""
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, client.stop)
 
 
 async def run(arguments: argparse.Namespace, sweep: Sequence[Workload]) -> tuple[list[Point], bool]:
-    """Return the results, and whether the sweep is complete. Raise `ServerError` if the server cannot tokenize."""
+    """Run the workloads. Return their results, and whether all workloads have run.
+
+    Raise `ServerError` if `--prompt-tokens` is set and the server cannot tokenize.
+    """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     async with http_client(arguments) as http:
         client = LoadClient(http, model=arguments.model)
@@ -71,7 +74,7 @@ async def with_random_prompts(
 
 
 def record(arguments: argparse.Namespace, points: Sequence[Point], is_complete: bool) -> dict[str, Any]:
-    """Return the options, without the API key, and the results as JSON values."""
+    """Return the content of the JSON file: the options, except the API key, and the results."""
     used = {name: value for name, value in vars(arguments).items() if name not in ("api_key", "json")}
     return {"options": used, "complete": is_complete, "points": [point.to_json() for point in points]}
 
@@ -92,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.check(arguments)
         sweep = options.sweep(arguments)
         if arguments.json and arguments.json != options.STDOUT:
-            arguments.json.touch()  # fail before measuring if it cannot be written
+            arguments.json.touch()  # if the file cannot be written, fail now, before the measurement
     except (WorkloadError, OSError) as error:
         parser.error(str(error))
     try:

@@ -1,7 +1,7 @@
 """Sends a workload to a server over HTTP and records when streamed tokens arrive.
 
-Times are seconds since the start of the run. In the open loop, a request's latency counts from when the request was
-due, not from when it was sent. So a stalled server or a slow client cannot look fast.
+Times are seconds since the start of the run. In the open loop, latency starts at the time when the request was due,
+even if it was sent later. Otherwise a stalled server or a slow client would look fast.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ INTERRUPTED = "interrupted"
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """Time and number of tokens of a streamed chunk."""
+    """The arrival of a streamed chunk: its time and its number of tokens."""
 
     time: float
     num_tokens: int
@@ -32,7 +32,7 @@ class Arrival:
 
 @dataclass(kw_only=True, slots=True)
 class RequestResult:
-    """The result of one request. `error` is the kind of error, None if it succeeded."""
+    """The result of one request. `error` is the kind of error, or None if the request succeeded."""
 
     due: float
     sent: float = 0.0
@@ -47,7 +47,7 @@ class RequestResult:
 
     @property
     def num_tokens(self) -> int:
-        """Number of generated tokens: from the server's usage, otherwise as counted in the stream."""
+        """Return the number of generated tokens, as reported by the server or, without a report, as streamed."""
         return self._num_seen if self.num_reported_tokens is None else self.num_reported_tokens
 
     @property
@@ -60,9 +60,10 @@ class RequestResult:
 
     @property
     def inter_token_latencies(self) -> list[float]:
-        """One value per token after the first chunk: the gap before its chunk, divided by the chunk's tokens.
+        """Return one latency for each token after the first chunk.
 
-        If the server does not report the tokens of each chunk, all gaps are equal: the total time over all tokens.
+        A token's latency is the time since the previous chunk, divided by the number of tokens in the token's chunk.
+        If the server does not report the tokens of each chunk, every token after the first gets the mean latency.
         """
         if self.num_tokens != self._num_seen and self.num_tokens > 1 and self.arrivals:
             whole = self.arrivals[-1].time - self.arrivals[0].time
@@ -75,7 +76,7 @@ class RequestResult:
 
     @property
     def mean_inter_token_latency(self) -> float | None:
-        """Mean over tokens; None without a token after the first chunk."""
+        """Return the mean over tokens, or None if no token followed the first chunk."""
         gaps = self.inter_token_latencies
         return fmean(gaps) if gaps else None
 
@@ -85,11 +86,11 @@ class RequestResult:
 
 
 Send = Callable[[Request, float], Coroutine[None, None, None]]
-"""Sends a request, given the time it is due."""
+"""Sends a request. The second argument is the time at which the request is due."""
 
 
 class ServerError(Exception):
-    """A request that the server rejected or ended early."""
+    """The server rejected a request or ended its response early."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(kind, message)
@@ -98,7 +99,7 @@ class ServerError(Exception):
 
 
 class LoadClient:
-    """Runs workloads against one server, one at a time. Times count from the start of `run`."""
+    """Runs workloads against one server, one at a time. Times are seconds since the last call of `run`."""
 
     def __init__(self, http: httpx.AsyncClient, *, model: str = "default") -> None:
         self.http = http
@@ -112,7 +113,7 @@ class LoadClient:
     ) -> list[RequestResult]:
         """Run the workload and call `on_done` with each result. Return the results in order of completion.
 
-        After `stop`, no request is sent.
+        If `stop` is called, send no further request.
         """
         results: list[RequestResult] = []
 
@@ -135,7 +136,7 @@ class LoadClient:
         return results
 
     async def token_ids(self, text: str) -> list[int]:
-        """Return the distinct tokens of a text, sorted, from the server's `/tokenize`. Raise `ServerError`."""
+        """Return the distinct token ids of a text, sorted. Raise `ServerError` if the server's `/tokenize` fails."""
         body = {"model": self.model, "prompt": text, "add_special_tokens": False}
         try:
             response = (await self.http.post("/tokenize", json=body)).raise_for_status()
@@ -170,7 +171,7 @@ class LoadClient:
                 sent.create_task(send(request, request.arrival))
 
     async def send(self, request: Request, result: RequestResult) -> None:
-        """Stream one completion. Errors are recorded in the result and do not end the run."""
+        """Stream one completion, and record its tokens or its error in the result."""
         result.sent = self.now()
         try:
             async for data in self._events(request):
@@ -213,7 +214,7 @@ class LoadClient:
 
 
 def _note(data: str, time: float, result: RequestResult) -> None:
-    """Record an event. Raise `ServerError` for an error event or invalid data."""
+    """Record an event of the stream. Raise `ServerError` for an error event or invalid data."""
     try:
         chunk = json.loads(data)
         if "error" in chunk:
@@ -232,7 +233,7 @@ def _note(data: str, time: float, result: RequestResult) -> None:
 
 
 def _message(body: str | bytes) -> str:
-    """Return the message of an error in OpenAI's format; empty for other formats."""
+    """Return the message of an error in OpenAI's format. For other formats, return an empty text."""
     try:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, LookupError, TypeError):

@@ -36,7 +36,7 @@ def parser() -> OneLineParser:
     add("--api-key", type=api_key, metavar="KEY", help="sent as a bearer token")
     add(
         "--timeout",
-        type=seconds,
+        type=positive,
         default=300.0,
         metavar="SECONDS",
         help="time without data after which a request fails (300)",
@@ -71,8 +71,8 @@ def parser() -> OneLineParser:
     add("--prompt-tokens", type=lengths, metavar="N[:N]", help="random prompts of N tokens, or of a range")
 
     add = options.add_argument_group("results").add_argument
-    add("--target-ttft-ms", type=seconds, metavar="MS", help="goodput target: time to first token")
-    add("--target-itl-ms", type=seconds, metavar="MS", help="goodput target: mean inter-token latency")
+    add("--target-ttft-ms", type=positive, metavar="MS", help="goodput target: time to first token")
+    add("--target-itl-ms", type=positive, metavar="MS", help="goodput target: mean inter-token latency")
     add("--json", type=Path, metavar="FILE", help="write reports and all requests to this file; - is stdout")
     return options
 
@@ -88,7 +88,7 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def sweep(arguments: argparse.Namespace) -> list[Workload]:
-    """Return a workload for each level of load, without random prompts. Raise `WorkloadError` if one is invalid."""
+    """Return a workload for each concurrency or rate. Raise `WorkloadError` if an option or the prompts are invalid."""
     base = Workload(
         prompts=read_prompts(arguments.prompts, arguments.category) if arguments.prompts else DEFAULT_PROMPTS,
         num_requests=arguments.requests,
@@ -134,7 +134,7 @@ def lengths(text: str) -> Lengths:
 
 
 def several(number: Callable[[str], Number]) -> Callable[[str], list[Number]]:
-    """Return a parser of distinct numbers separated by commas."""
+    """Return an argparse type for distinct numbers separated by commas. `number` converts each of them."""
 
     def read(text: str) -> list[Number]:
         try:
@@ -158,12 +158,11 @@ def count(text: str) -> int:
     return int(text)
 
 
-def seconds(text: str) -> float:
-    """Parse a positive time, in seconds or milliseconds."""
+def positive(text: str) -> float:
     try:
-        time = float(text)
+        number = float(text)
     except ValueError:
-        time = math.nan
-    if not 0 < time < math.inf:
+        number = math.nan
+    if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"must be a positive number, got {text}")
-    return time
+    return number

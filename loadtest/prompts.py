@@ -10,7 +10,7 @@ from typing import Any, Self
 
 MULTI_TURN = "multi-turn"
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
-"""Categories of Spec-Bench's file. Spec-Bench's tables combine them as multi-turn."""
+"""Categories in Spec-Bench's file that Spec-Bench's tables combine as `multi-turn`."""
 
 
 class WorkloadError(ValueError):
@@ -19,7 +19,7 @@ class WorkloadError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A text or token ids."""
+    """A prompt: a text, or the ids of its tokens."""
 
     content: str | tuple[int, ...]
     category: str | None = None
@@ -65,16 +65,16 @@ DEFAULT_PROMPTS = tuple(
 
 
 def random_prompts(token_ids: Sequence[int], lengths: Lengths, count: int, seed: int) -> tuple[Prompt, ...]:
-    """Draw prompts from `token_ids`. All prompts differ, so prefix caching has no effect."""
+    """Draw `count` prompts of random tokens. The prompts differ, so the server's prefix cache cannot help."""
     draws = random.Random(seed)
     return tuple(Prompt(tuple(draws.choices(token_ids, k=lengths.draw(draws)))) for _ in range(count))
 
 
 def read_prompts(path: Path, categories: Sequence[str] = ()) -> tuple[Prompt, ...]:
-    """Read prompts from a .jsonl file (Spec-Bench's first turns, or `prompt`), or from a text with one per line.
+    """Read a prompt from each line of a file. In a .jsonl file, the prompt is the first of `turns`, else `prompt`.
 
-    Use only prompts of `categories`, or all prompts if `categories` is empty. Interleave the categories. Raise
-    `WorkloadError` if the file is invalid.
+    Use only prompts of `categories`, or all prompts if `categories` is empty. Take prompts from the categories in
+    turn. Raise `WorkloadError` if the file is invalid.
     """
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]

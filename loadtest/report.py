@@ -23,7 +23,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Self | None:
-        """Summarise values. Return None without values."""
+        """Summarise values. Return None if there are none."""
         ordered = sorted(values)
         if not ordered:
             return None
@@ -33,7 +33,7 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Latencies:
-    """Latencies of successful requests. Inter-token latencies are per token, other latencies per request."""
+    """Latencies of successful requests. `inter_token_latency` is over tokens, the others are over requests."""
 
     num_requests: int
     time_to_first_token: Spread | None
@@ -56,13 +56,13 @@ LATENCIES = ("time_to_first_token", "inter_token_latency", "latency")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Targets:
-    """Goodput targets in seconds; None means no target. `inter_token_latency` is for a request's mean."""
+    """Goodput targets in seconds; None means no target. A request's mean must meet `inter_token_latency`."""
 
     time_to_first_token: float | None = None
     inter_token_latency: float | None = None
 
     def are_met_by(self, result: RequestResult) -> bool:
-        """Return whether a request succeeded and met all targets. A request of one token has no inter-token latency."""
+        """Return whether a request succeeded and met all targets. A single token meets every inter-token target."""
         first, between = result.time_to_first_token, result.mean_inter_token_latency
         if result.error is not None or first is None:
             return False
@@ -72,10 +72,10 @@ class Targets:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """The results of one workload. Latencies cover successful requests, token counts cover all requests.
+    """The results of one workload. Latencies are of successful requests, token counts are of all requests.
 
-    num_good: number of requests that met the targets; None without targets.
-    lateness: how long after their due time requests were sent.
+    num_good: number of requests that met the targets, or None if there are no targets.
+    lateness: time from when a request was due until it was sent.
     """
 
     duration: float
@@ -123,11 +123,11 @@ class Report:
 
     @property
     def goodput(self) -> float | None:
-        """Requests per second that met the targets; None without targets."""
+        """Return how many requests per second met the targets, or None if there are no targets."""
         return None if self.num_good is None else self._per_second(self.num_good)
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON values in seconds and counts. Exits are keyed by their 1-based number."""
+        """Return JSON values. Times are in seconds. The keys of `exits` count exits from 1."""
         derived = ("num_succeeded", "num_failed", "tokens_per_second", "requests_per_second", "goodput")
         return asdict(self) | {name: getattr(self, name) for name in derived}
 
@@ -144,5 +144,5 @@ def _by_category(results: Iterable[RequestResult]) -> dict[str, list[RequestResu
 
 
 def _counts(values: Iterable[K]) -> dict[K, int]:
-    """Count each value, in ascending order of values."""
+    """Return how often each value occurs, in ascending order of the values."""
     return dict(sorted(Counter(values).items()))

@@ -10,7 +10,7 @@ from loadtest.workload import Workload
 
 OnDone = Callable[[RequestResult], None]
 Watch = Callable[[str, int], OnDone]
-"""Returns a function to call with each result, given a workload's name and number of requests."""
+"""Takes a workload's name and number of requests. Returns the function to call with each result."""
 
 KEPT = (
     "due",
@@ -25,7 +25,7 @@ KEPT = (
     "error",
     "message",
 )
-"""Fields of each request in the JSON."""
+"""Fields of a `RequestResult` that the JSON file contains."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +48,7 @@ class Point:
 
 
 def workloads(base: Workload, levels: Iterable[Mapping[str, Any]], warm_up: int) -> list[Workload]:
-    """Return the base workload at each level of load. All requests, including warm-ups, have different seeds."""
+    """Return a copy of `base` for each level of load. All requests, including warm-ups, have different seeds."""
     each = warm_up + base.num_requests
     return [replace(base, **level, first=k * each + warm_up) for k, level in enumerate(levels)]
 
@@ -56,7 +56,7 @@ def workloads(base: Workload, levels: Iterable[Mapping[str, Any]], warm_up: int)
 async def measure(
     client: LoadClient, sweep: Iterable[Workload], warm_up: int, targets: Targets, watch: Watch
 ) -> list[Point]:
-    """Measure one point per workload, until the client is stopped."""
+    """Measure each workload, after `warm_up` requests that do not count. Return early if the client is stopped."""
     points: list[Point] = []
     for load in sweep:
         if warm_up:

@@ -1,7 +1,7 @@
 """The requests of a load test: sizes, seeds and arrival times.
 
-Closed loop: `concurrency` users, each of which sends its next request when the last one has finished.
-Open loop: requests arrive as a Poisson process at `rate` per second, however slow the server is.
+Closed loop: `concurrency` users send requests. A user sends the next request when the last one has finished.
+Open loop: requests arrive as a Poisson process, `rate` per second on average. Arrivals do not wait for the server.
 """
 
 import math
@@ -17,7 +17,7 @@ DEFAULT_MAX_TOKENS = Lengths(64, 64)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request. `arrival` is in seconds since the start; the closed loop ignores it."""
+    """A request. `arrival` is in seconds since the start of the run. The closed loop ignores `arrival`."""
 
     prompt: Prompt
     max_tokens: int
@@ -31,8 +31,8 @@ class Request:
 class Workload:
     """The requests at one level of load.
 
-    rate: requests per second; None is the closed loop.
-    first: index of the first request. It keeps the seeds of several workloads different.
+    rate: requests per second in the open loop; None selects the closed loop.
+    first: index of the first request. A request's seed is `seed` plus its index, so workloads can have distinct seeds.
     """
 
     prompts: tuple[Prompt, ...] = DEFAULT_PROMPTS
@@ -61,7 +61,7 @@ class Workload:
         return f"concurrency {self.concurrency}" if self.rate is None else f"rate {self.rate:g}/s"
 
     def requests(self) -> Iterator[Request]:
-        """Yield the requests in order of arrival. If there are fewer prompts, they repeat."""
+        """Yield the requests in order of arrival. If there are fewer prompts than requests, prompts repeat."""
         for index, arrival in enumerate(self._arrivals(), self.first):
             prompt = self.prompts[index % len(self.prompts)]
             max_tokens = self.max_tokens.draw(random.Random(f"{self.seed} {index}"))

@@ -51,7 +51,7 @@ ENDPOINTS = {
 """Paths whose POST requests are recorded, with the endpoint's name in metrics and logs."""
 
 STOP_SECONDS = 5
-"""Timeout after draining, first for closing connections, then for stopping the engine."""
+"""Timeout for closing the connections after draining, and then again for stopping the engine."""
 
 
 def create_app(model: LoadedModel, settings: Settings) -> FastAPI:
@@ -61,7 +61,7 @@ def create_app(model: LoadedModel, settings: Settings) -> FastAPI:
 
 
 def assemble(service: Service, gate: Middleware | None = None, provider: TracerProvider | None = None) -> FastAPI:
-    """Create the app for a service. `gate` checks keys, `provider` exports traces."""
+    """Create the app for a service. `gate` is the middleware that checks keys, `provider` exports traces."""
     tracing = Tracing(provider, service.name) if provider else None
     app = bare_app(lifespan, middleware(service.settings, service.metrics, gate, tracing))
     app.state.service = service
@@ -83,7 +83,7 @@ def bare_app(lifespan: Callable[[FastAPI], Any], middleware: Iterable[Middleware
         redirect_slashes=False,
         lifespan=lifespan,
         middleware=list(middleware),
-        # FastAPI's own telemetry would log exception messages and trace each request twice
+        # off, because FastAPI's telemetry would log exception messages and trace each request a second time
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     install_error_handlers(app)
@@ -113,13 +113,13 @@ def middleware(
 
 
 def keys_gate(keys: KeyRing, settings: Settings, metrics: Metrics) -> Middleware | None:
-    """Return the middleware that requires a key; None if no keys are configured."""
+    """Return the middleware that requires a key, or None if no keys are configured."""
     return Middleware(KeyGate, keys=keys, metrics=metrics, metrics_open=settings.metrics_open) if keys else None
 
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Run the engine while the app runs. Warm it up first unless `run` has done so."""
+    """Run the engine while the app runs. Warm the engine up first, unless `run` has done so."""
     service: Service = app.state.service
     if not service.is_warm:
         service.warm_up()
@@ -127,14 +127,14 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        service.worker.stop(STOP_SECONDS)  # may block the event loop, because all connections are closed
+        service.worker.stop(STOP_SECONDS)  # blocks the event loop, which no connection needs any more
 
 
 def run(settings: Settings) -> None:
     """Load the model, serve it until SIGTERM or SIGINT, then finish running requests.
 
     Raise `CheckpointError`, `InvalidRequest`, `SettingsError` or `OSError` if the model, the settings or the address
-    cannot be used. If the service fails, exit with code `FAILURE`: a supervisor then restarts the process.
+    cannot be used. If the service fails, exit with code `FAILURE`, so that a supervisor restarts the process.
     """
     configure_logs(settings.log_level)
     disable_created_metrics()
@@ -151,8 +151,8 @@ def run(settings: Settings) -> None:
 
 
 def load(settings: Settings) -> Service:
-    """Load and log the model. Raise `CheckpointError` or `InvalidRequest` if it cannot be served."""
-    log_loading = log.info if sys.stderr.isatty() else log.debug  # at a terminal, a user is waiting
+    """Load the model and log its properties. Raise `CheckpointError` or `InvalidRequest` if it cannot be served."""
+    log_loading = log.info if sys.stderr.isatty() else log.debug  # a user at a terminal is waiting
     log_loading("loading", model=settings.model or "the bundled model")
     started = time.monotonic()
     loaded = load_mapped(settings.model, settings.device, settings.dtype, settings.weights, settings.exits)

@@ -1,4 +1,4 @@
-"""The errors of the HTTP API. Every response other than 2xx has the body of `ApiError.body`."""
+"""The errors of the HTTP API. The body of every error response is `ApiError.body`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from nvium_core.text.chat_template import ConversationError
 from server.schemas.aliases import ALIASES
 
 MAX_MESSAGE_CHARACTERS = 1000
-"""Longer messages are truncated: they may quote the request."""
+"""Longer messages are truncated, because a message may quote a long part of the request."""
 
 RETRY_STOPPED_SECONDS = 5
 
@@ -32,7 +32,7 @@ CONTEXT_EXCEEDED = "context_length_exceeded"
 TOO_COSTLY = "too_costly"
 
 WRONG_FIELD = "wrong_field:"
-"""Prefix of a pydantic error type. The name of the invalid field follows it."""
+"""Prefix of the type of our pydantic errors. The rest of the type is the name of the invalid field."""
 
 REJECTIONS = {
     "bodies_too_large": 503,
@@ -52,13 +52,13 @@ REJECTIONS = {
     "too_many_connections": 503,
     "unsupported_body": 415,
 }
-"""Codes with which the server rejects a request or a connection, with their HTTP status. Metrics count them."""
+"""HTTP status by error code, for rejected requests and connections. Metrics count rejections by code."""
 
 log = structlog.get_logger("nvium.server")
 
 
 class ApiError(Exception):
-    """An error sent to the client."""
+    """An error that the client receives as a response."""
 
     def __init__(
         self,
@@ -92,7 +92,10 @@ class ApiError(Exception):
 
 
 class InvalidField(ApiError):
-    """The message starts with the field's name, except for an exceeded context: clients match OpenAI's wording."""
+    """An invalid field of a request. The message starts with the field's name.
+
+    If the context is exceeded, the message has OpenAI's wording, because clients match it.
+    """
 
     def __init__(self, param: str, message: str, *, code: str | None = None) -> None:
         text = message if code == CONTEXT_EXCEEDED else f"{param}: {message}"
@@ -133,7 +136,7 @@ def internal_error(message: str = "the server failed to handle this request") ->
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Convert these exceptions into error responses. `LastResort` handles all others."""
+    """Convert known exceptions into error responses. `LastResort` handles unknown exceptions."""
     for kind in (ApiError, InvalidRequest, ConversationError, EngineError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, respond)
 
@@ -173,7 +176,7 @@ def from_engine(error: EngineError) -> ApiError:
 
 
 def from_http(error: HTTPException) -> ApiError:
-    """Convert the router's 404 and 405, and unreadable bodies, whose cause may be an `ApiError`."""
+    """Convert an error of the router or of reading the body. If its cause is an `ApiError`, return the cause."""
     if isinstance(error.__cause__, ApiError):
         return error.__cause__
     headers = error.headers or {}
@@ -203,16 +206,16 @@ def from_validation(error: RequestValidationError) -> ApiError:
 
 
 def as_sent(body: Any, place: Sequence[str | int]) -> str | None:
-    """Return the alias by which the client sent a field, or None if it used the field's own name."""
+    """Return the alias that the client used for a field, or None if the client used the field's own name."""
     if not isinstance(body, dict) or place[0] in body:
         return None
     return next((name for name, own in ALIASES.items() if own == place[0] and name in body), None)
 
 
 def path(body: Any, place: Sequence[str | int], kind: str) -> str:
-    """Format an error's location like `messages[0].content`, without the tags of union members.
+    """Format an error's location, such as `messages[0].content`. Omit the tags of union members.
 
-    Return only the top-level field for an item in a list of numbers or strings. `kind` is pydantic's error type.
+    For an item in a list of numbers or strings, return only the top-level field. `kind` is pydantic's error type.
     """
     is_nested = any(isinstance(part, str) and part.isidentifier() for part in place[1:])
     if not is_nested and kind not in ("model_type", "model_attributes_type", "dict_type"):

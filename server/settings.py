@@ -24,7 +24,7 @@ SECRET = ("api_keys", "otlp_endpoint")
 """Settings whose values never appear in errors or logs."""
 
 RAY_DEFAULTS = {"RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
-"""Log every line of every replica, send no usage reports, run replicas at normal priority."""
+"""Variables for Ray: log every line of every replica, send no usage reports, run replicas at normal priority."""
 
 
 class SettingsError(NviumError, ValueError):
@@ -73,7 +73,7 @@ class Settings(BaseSettings, ServerOptions):  # type: ignore[misc] # frozen belo
 
     @property
     def engine(self) -> EngineConfig:
-        """The engine's part of the settings. Raise `InvalidRequest` if they contradict each other."""
+        """Return the engine's settings. Raise `InvalidRequest` if they contradict each other."""
         return EngineConfig(**{field.name: getattr(self, field.name) for field in fields(EngineConfig)})
 
 

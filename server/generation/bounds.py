@@ -1,4 +1,4 @@
-"""Size limits on grammars: a large grammar is slow to compile and slow at every token."""
+"""Size limits on grammars. A large grammar takes long to compile, and long to compute the mask of each token."""
 
 import json
 import math
@@ -12,16 +12,19 @@ from server.generation.json_schema import DEFINITIONS, LISTS, NAMED, SINGLE, Sch
 MAX_CHARACTERS = 100_000
 MAX_DEPTH = 100
 MAX_ALTERNATIVES = 32
-"""Alternatives in one `anyOf` or `oneOf`, excluding constants. In a recursive schema, a token's cost is quadratic."""
+"""Limit of alternatives in `anyOf` or `oneOf`, not counting constants.
+
+In a recursive schema, the time per token grows with the square of this number.
+"""
 
 MAX_OPTIONAL_PROPERTIES = 500
-"""Optional properties of one object."""
+"""Limit of optional properties of one object."""
 
 MAX_PATTERNS = 16
-"""Distinct patterns in a schema. Merged schemas intersect patterns, which takes exponential time."""
+"""Limit of distinct patterns in a schema. Intersecting the patterns of merged schemas takes exponential time."""
 
 MAX_MULTIPLE = 10_000
-"""Maximum least common multiple of all `multipleOf` digits: the automaton has that many states."""
+"""Limit of the least common multiple of what `multiples_of` yields. llguidance needs this number of states."""
 
 SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -39,7 +42,7 @@ def subschemas(schema: Schema) -> Iterator[tuple[str, Schema]]:
 
 
 def check_size(schema: Schema) -> int:
-    """Return the length of the schema as JSON. Raise `UnusableGrammar` if it is too long or nested too deeply."""
+    """Return the length of the schema's JSON. Raise `UnusableGrammar` if it is too long or nested too deeply."""
     for _ in nodes(schema):
         pass
     size = len(json.dumps(schema))
@@ -67,7 +70,7 @@ def check_bounds(schema: Schema) -> None:
 
 
 def nodes(schema: Schema) -> Iterator[Mapping[str, Any]]:
-    """Yield every JSON object in a schema, breadth first. Raise `UnusableGrammar` if it is nested too deeply."""
+    """Yield every JSON object in a schema, breadth first. Raise `UnusableGrammar` if the schema is too deep."""
     level: list[Any] = [schema]
     for _ in range(MAX_DEPTH):
         yield from (node for node in level if isinstance(node, Mapping))
@@ -93,7 +96,7 @@ def patterns_of(node: Schema) -> Iterator[str]:
 
 
 def multiples_of(node: Schema) -> Iterator[int]:
-    """Yield the significant digits of `multipleOf` as an integer."""
+    """Yield the significant digits of a node's `multipleOf` as an integer: 25 for 0.25."""
     multiple = node.get("multipleOf")
     is_finite = type(multiple) is int or (isinstance(multiple, float) and math.isfinite(multiple))
     if multiple and is_finite:

@@ -8,7 +8,7 @@ from server.telemetry.record import RequestRecord
 
 
 async def start_chat(service: Service, chat: ChatRequest, record: RequestRecord, tenant: str) -> Generation:
-    """Admit the request, render its prompt and submit it to the engine. Release everything if any step raises."""
+    """Admit the request, render its prompt and submit it to the engine. If a step raises, undo all of them."""
     template = service.chat_template
     with service.admission.entered(chat.num_choices, tenant), chat.in_request_names():
         kept = chat.num_prompt_tokens_kept(service.engine.context)
@@ -36,7 +36,7 @@ def call_text(service: Service, chat: ChatRequest, *, has_begun: bool) -> CallTe
     if not chat.callable_tools():
         return CallText(chat.continued)
     shown = template.call_format.tokens if template.call_format else ()
-    repeats = chat.tool_choice == "required"  # some models repeat a required call endlessly
+    repeats = chat.tool_choice == "required"  # some models repeat a call endlessly if a call is required
     return CallText(
         chat.continued,
         has_begun=has_begun,

@@ -20,7 +20,7 @@ class Prompt:
     text: str | None = None
 
     def truncated(self, last: int | None) -> "Prompt":
-        """Return the prompt's last tokens, all of them if `last` is None."""
+        """Keep only the `last` last tokens of the prompt, or all tokens if `last` is None."""
         return self if last is None or len(self.token_ids) <= last else Prompt(self.token_ids[-last:])
 
 
@@ -33,16 +33,16 @@ class CallText:
     has_begun: bool = False
     """Whether the grammar accepted `continued` as the start of a call."""
     shown: Mapping[int, str] = field(default_factory=dict)
-    """Special tokens that become text, by id."""
+    """Special tokens that appear in the text although special tokens are skipped: their text, by token id."""
     ends_at_repeated: CallFormat | None = None
-    """End the answer before a repeated call in this format."""
+    """Format of calls. If given, the answer ends before a call that repeats an earlier call."""
 
 
 NO_CALLS = CallText()
 
 
 class ChoiceText:
-    """The text of choice number `index`. `stop_reason` never reports a token in `end_token_ids`."""
+    """The text of choice number `index`. If a token in `end_token_ids` ends the choice, `stop_reason` is None."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class ChoiceText:
         return offsets
 
     def take(self, events: Sequence[TokenEvent]) -> Delta:
-        """Return the text of these tokens, up to the token that ends the choice."""
+        """Return a delta with these tokens and their text, up to the token that ends the choice."""
         delta = Delta(self.index, self._echo)
         self._echo = ""
         for event in events:
@@ -99,7 +99,7 @@ class ChoiceText:
         return delta
 
     def end(self, reason: FinishReason) -> Delta:
-        """Return the held-back text of a choice that ends without a further token."""
+        """End the choice without a further token. Return a delta with the text that was held back."""
         text = self._echo + self._certain(self._detokenizer.flush()) + self._flush()
         return Delta(self.index, text, finish_reason=reason)
 
@@ -108,7 +108,7 @@ class ChoiceText:
         return self._stops.matched is not None or (self._repeated is not None and self._repeated.has_ended)
 
     def _certain(self, text: str) -> str:
-        """Return the text that can no longer become part of a stop string or a repeated call."""
+        """Append the text. Return what can no longer become part of a stop string or a repeated call."""
         certain = self._stops.push(text)
         return self._repeated.push(certain) if self._repeated else certain
 

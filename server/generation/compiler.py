@@ -1,6 +1,6 @@
 """Compiles grammars with llguidance, and finds the schema keyword that prevents compilation.
 
-Runs in separate processes that may crash. Knows a tokenizer, but no model, sequence or HTTP.
+Runs in separate processes that may crash. Independent of models, sequences and HTTP.
 """
 
 import re
@@ -28,14 +28,14 @@ LIMITS = LLParserLimits(
 MAX_REASON_CHARACTERS = 200
 
 SEARCH_SECONDS = 1.0
-"""CPU time for finding the keywords that prevent compilation."""
+"""Limit of the CPU time for finding the keywords that prevent compilation."""
 
 PLACE = re.compile(r"^at \d+\(\d+\): ")
 LISTING = re.compile(r"\n\s+1 \|.*", re.DOTALL)
 UNKNOWN = re.compile(r"Unimplemented keys: \[(.*?)\]")
 DETAIL = re.compile(r"^error: (.*)$", re.MULTILINE)
 FOREIGN = re.compile(r"Some\(|None\b|option|registry|\(And|Regex|not supported yet|many digits")
-"""Matches llguidance errors that name its internals."""
+"""Matches errors that name llguidance's internals. Clients get a plain message instead."""
 
 
 class Compiled(NamedTuple):
@@ -70,7 +70,7 @@ class Compiler:
         return Compiled(matcher, ignored)
 
     def _attempt(self, grammar: Grammar) -> tuple[LLMatcher | None, str]:
-        """Return the matcher, or None and the error."""
+        """Compile the grammar. Return the matcher, and the error, which is empty after success."""
         try:
             matcher = LLMatcher(self._tokenizer, grammar.text(), log_level=0, limits=LIMITS)
         except UnusableGrammar as error:
@@ -148,9 +148,9 @@ def definitions_of(root: dict[str, Any], node: Mapping[str, Any]) -> dict[str, d
 
 
 def first_error(matcher: LLMatcher) -> str:
-    """Compute the first two masks and return their error, if any.
+    """Compute the first two masks. Return the error, or an empty text.
 
-    In an object, the second mask may allow every property and so be the first to exceed a limit.
+    In an object, the second mask may allow every property. So the second mask may exceed a limit if the first does not.
     """
     probe = matcher.deep_copy()
     mask = int.from_bytes(probe.compute_bitmask(), "little")

@@ -1,6 +1,6 @@
-"""Structured outputs: turns grammars into token constraints. Separate processes compile them and compute the masks.
+"""Structured outputs: turns grammars into constraints on tokens.
 
-Knows a tokenizer, but no model, sequence or HTTP.
+Separate processes compile the grammars and compute the token masks. Independent of models, sequences and HTTP.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ FORK_SERVER = (
     "import sys, json; sys.path[:] = json.loads(sys.argv.pop()); sys.argv[0] = 'nvium'; "
     "from server.generation.grammar_process import main; main()"
 )
-"""Runs the fork server. With `nvium` as `argv[0]`, importing `nvium_core` does not import PyTorch."""
+"""Code that runs the fork server. With `nvium` as `argv[0]`, importing `nvium_core` does not import PyTorch."""
 
 log = structlog.get_logger("nvium.server")
 
@@ -46,7 +46,7 @@ class RequestConstraint(NamedTuple):
     ignored: Sequence[str] = ()
     """Paths of schema keywords that are not enforced."""
     has_begun: bool = False
-    """Whether the constraint has accepted the start of the answer, which is in the prompt."""
+    """Whether the constraint has accepted the part of the answer that is already in the prompt."""
 
 
 class Constraints:
@@ -60,7 +60,7 @@ class Constraints:
         backend.no_truncation()
         self._tokenizer_args = backend.to_str(), None, sorted(end_token_ids) or tokenizer.eos_token_id
         self._tokens: LLTokenizer | None = None
-        with suppress(ValueError):  # neither a byte-level tokenizer nor byte fallback
+        with suppress(ValueError):  # the tokenizer has neither byte-level tokens nor byte fallback
             self._tokens = LLTokenizer(*self._tokenizer_args)
         self._lock = threading.Lock()
         self._fork_server: Connection | None = None
@@ -69,8 +69,8 @@ class Constraints:
     def compile(self, field: str, grammar: Grammar, begun: str = "") -> RequestConstraint:
         """Return the constraint for an answer that starts with `begun`.
 
-        Block for a millisecond if the grammar is cached, otherwise for up to seconds. Raise `InvalidField` for a
-        grammar that is malformed, unsupported, unsatisfiable, too large or too costly.
+        This blocks for a millisecond if the grammar is cached, otherwise for up to several seconds. Raise
+        `InvalidField` for a grammar that is malformed, unsupported, unsatisfiable, too large or too costly.
         """
         if self._tokens is None:
             raise InvalidField(field, "not supported: the model's tokens are not bytes")
@@ -93,7 +93,7 @@ class Constraints:
         return RequestConstraint(constraint, [f"{field}.{place}" for place in compiled.ignored], bool(begun_token_ids))
 
     def _new_mask_process(self, pickled: bytes, beginnings: Sequence[Sequence[int]]) -> Connection:
-        """Start a mask process for the pickled grammar. `MaskServer` describes its messages."""
+        """Start a mask process for the pickled grammar. `MaskServer.run` describes the process's messages."""
         key = hashlib.sha256(pickled).digest()
         ours, theirs = socket.socketpair()
         with self._lock, theirs:
@@ -128,7 +128,7 @@ class Constraints:
         return pipe
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of a token. A special token yields its name, an id without a token yields nothing."""
+        """Return a token's bytes: for a special token, its name; for an id without a token, no bytes."""
         if token_id >= len(self._tokenizer):
             return b""
         if self._tokens is None:
@@ -139,7 +139,7 @@ class Constraints:
 
 
 def is_sent(pipe: Connection, handle: socket.socket) -> bool:
-    """Send a socket to a process. Close the pipe and return False if the process has ended."""
+    """Send a socket through the pipe to a process. If the process has ended, close the pipe and return False."""
     with suppress(OSError):
         send_handle(pipe, handle.fileno(), None)
         return True
@@ -148,17 +148,17 @@ def is_sent(pipe: Connection, handle: socket.socket) -> bool:
 
 
 class MaskClient:
-    """The connection to a request's mask process, after the process's first message."""
+    """The connection to a request's mask process. The process's first message has already been received."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
         self._num_awaited = Counter[int]()
-        """Outstanding replies by choice."""
+        """Number of outstanding replies for each choice."""
         self._replies: dict[int, tuple[int, bytes]] = {}
         self._num_choices = 0
 
     def begin(self, origin: int = 0) -> int:
-        """Start a choice from the state of `origin` and return its number. The first choice starts from the grammar."""
+        """Start a choice and return its number. Except for the first choice, copy the state of choice `origin`."""
         choice, self._num_choices = self._num_choices, self._num_choices + 1
         self.send(choice, BEGIN, origin)
         return choice
@@ -166,7 +166,7 @@ class MaskClient:
     def send(self, choice: int, token_id: int, origin: int = 0) -> None:
         """Request the mask after this token."""
         self._num_awaited[choice] += 1
-        with suppress(OSError):  # the process ended; the next read raises
+        with suppress(OSError):  # if the process has ended, the next read raises
             self._pipe.send_bytes(COMMAND.pack(choice, token_id, origin))
 
     def reply(self, choice: int, seconds: float | None) -> tuple[int, bytes] | None:
@@ -219,7 +219,7 @@ class GrammarConstraint:
 
 @dataclass(frozen=True)
 class AllowedTokens:
-    """Allows only the tokens that are in a bit mask and that `also`, if given, allows too."""
+    """Allows the tokens in a bit mask. If `also` is given, allows only those of them that `also` allows."""
 
     mask: int
     num_bytes: int
@@ -227,7 +227,7 @@ class AllowedTokens:
 
     @classmethod
     def of(cls, token_ids: Collection[int], vocab_size: int, also: Constraint | None) -> "AllowedTokens":
-        """Raise `InvalidField` if the ids are empty or outside the vocabulary."""
+        """Allow these tokens. Raise `InvalidField` if there are none or if one is outside the vocabulary."""
         if not token_ids or not all(0 <= token_id < vocab_size for token_id in token_ids):
             raise InvalidField("allowed_token_ids", f"must be a non-empty list of token ids in [0, {vocab_size})")
         mask = sum(1 << token_id for token_id in set(token_ids))

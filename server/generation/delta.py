@@ -23,7 +23,7 @@ class Delta:
     stop_reason: int | str | None = None
     """The stop string or stop token that ended the choice, otherwise None."""
     prompt_scores: list[Score] = field(default_factory=list)
-    """Scores of further prompt tokens."""
+    """Scores of prompt tokens that arrived since the last delta."""
 
     def extend(self, later: "Delta") -> None:
         self.text += later.text

@@ -29,7 +29,7 @@ from server.schemas.generation import GenerationRequest
 from server.telemetry.record import RequestRecord
 
 MAX_ALTERNATIVES = 2_000_000
-"""Most alternative log-probabilities in one response, at about 200 bytes each."""
+"""Limit of alternative log-probabilities in one response. Each takes about 200 bytes."""
 
 Events = Sequence[TokenEvent | PromptEvent]
 
@@ -38,7 +38,7 @@ class Choice:
     """One sequence of the engine, and its text.
 
     The first choice of a prompt is the `leader` of the prompt's other choices. If `is_scored`, the engine sends the
-    prompt's scores to the leader only, and every choice starts with them.
+    prompt's scores to the leader only. The deltas of every choice start with these scores.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Choice:
 
     @property
     def awaits_scores(self) -> bool:
-        """Return whether scores of the prompt are missing. They precede the choice's tokens."""
+        """Return whether this choice's tokens must wait, because its leader has not received all prompt scores."""
         return self._leader is not None and self._leader.num_unscored > 0
 
     def take(self, events: Events, admission: Admitted) -> Delta:
@@ -85,19 +85,19 @@ class Choice:
             delta.extend(self.text.end(of_prompt[-1].finish_reason))
 
     def note_admission(self, admission: Admitted) -> None:
-        """Record once when the choice left the queue."""
+        """At the first call, record that the choice has left the queue."""
         if not self._has_begun:
             self._has_begun = True
             self.num_cached_tokens = admission.num_cached_prompt_tokens
-            num_cached = self.num_cached_tokens if self._leader is None else 0  # choices share the prompt's rows
+            num_cached = self.num_cached_tokens if self._leader is None else 0  # count shared rows once
             self.record.left_queue(admission.at - self._submitted, num_cached)
 
 
 class Generation:
     """All choices of one request. The caller must close it, which cancels the unfinished choices.
 
-    At `deadline`, on the event loop's clock, running choices end with "length". If no choice has started, or prompt
-    scores are missing, the request fails instead: a client could not tell partial scores from complete ones.
+    At `deadline`, by the event loop's clock, running choices end with finish reason "length". The request fails instead
+    if no choice has started, or if prompt scores are missing: a client would take partial scores for complete scores.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ def start(
     """Submit every choice of an admitted request. Cancel all of them if anything raises.
 
     `stops` are stop strings in addition to the request's own. `ignored` are the paths of schema keywords that are not
-    enforced. Without a seed, each prompt gets a random one, which its choices share.
+    enforced. If the request has no seed, each prompt gets a random seed, which its choices share.
     """
     engine_requests = [
         EngineRequest(

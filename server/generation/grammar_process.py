@@ -7,7 +7,8 @@ grammar runs in its own process. Processes are forked in three levels:
     └── grammar process     has compiled one grammar; later requests reuse it
         └── mask process    computes the masks of one request's choices
 
-A process ends when its pipe closes or it exceeds its limit of CPU time or memory. Imports neither PyTorch nor HTTP.
+A process ends when its pipe closes, or when it exceeds its limit of CPU time or memory.
+Independent of PyTorch and HTTP.
 """
 
 import gc
@@ -28,32 +29,32 @@ from llguidance import LLMatcher, LLTokenizer
 from server.generation.compiler import Compiled, Compiler
 
 COMPILE_SECONDS = 2.5
-"""CPU time for compiling. All times in this module are CPU time."""
+"""Limit of the CPU time for compiling one grammar. All times in this module are CPU time."""
 
 MASK_BUDGET_SECONDS = 0.5
-"""CPU time that a request's masks may take at once: the initial and maximum budget."""
+"""Budget of CPU time for the masks of one request: the initial budget, which is also the maximum."""
 
 BUDGET_PER_TOKEN_SECONDS = 0.005
 """CPU time added to the budget with each token."""
 
 MEMORY_BYTES = 512 << 20
-"""Address space in addition to the fork server's."""
+"""Address space that a process may use in addition to the fork server's."""
 
 STACK_BYTES = 64 << 20
-"""Large, because llguidance recurses along chains of references."""
+"""Limit of the stack. It is large, because llguidance recurses along chains of references."""
 
 COMMAND = struct.Struct("iii")
-"""A choice, its next token, and, if the token is `BEGIN`, the choice whose state it copies."""
+"""A choice, its next token, and another choice. If the token is `BEGIN`, copy the state of that other choice."""
 
 BEGIN = -1
 
 REPLY = struct.Struct("iB")
-"""A choice and its state, followed by its mask."""
+"""A choice and its state. The choice's mask follows."""
 
 GOES_ON, OVER, TOO_COSTLY, BROKEN = range(4)
 
 NOT_ALLOWED = "doesn't satisfy the grammar"
-"""Identifies llguidance's error for a disallowed token. Its only other error is an exceeded limit."""
+"""Part of llguidance's error message for a disallowed token. All other errors mean an exceeded limit."""
 
 
 def main() -> None:
@@ -69,7 +70,7 @@ def main() -> None:
 
 
 def limit_resources() -> None:
-    os.nice(5)  # run behind the engine
+    os.nice(5)  # the engine has priority
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, hard = resource.getrlimit(resource.RLIMIT_STACK)
     with suppress(ValueError, OSError):
@@ -80,13 +81,13 @@ def limit_resources() -> None:
 
 
 def fork_for_each(pipe: Connection, work: Callable[[Connection], None]) -> None:
-    """Fork a child for each pipe that arrives through this pipe, until this pipe closes."""
+    """Receive pipes through `pipe` and fork a child for each of them. Return when `pipe` closes."""
     with suppress(EOFError, OSError, RuntimeError):
         while True:
             child = Connection(recv_handle(pipe))
             if os.fork() == 0:
                 try:
-                    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # hides llguidance's panics
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # hide llguidance's panics
                     pipe.close()
                     work(child)
                 finally:
@@ -95,14 +96,14 @@ def fork_for_each(pipe: Connection, work: Callable[[Connection], None]) -> None:
 
 
 def serve_grammar(pipe: Connection, compiler: Compiler) -> None:
-    allow(COMPILE_SECONDS)
+    limit_cpu_time(COMPILE_SECONDS)
     compiled = compiler.compile(pipe.recv())
-    allow(0)
+    limit_cpu_time(0)
     fork_for_each(pipe, lambda child: MaskServer(child, compiled).run())
 
 
-def allow(seconds: float) -> None:
-    """Let SIGPROF kill this process after this much more CPU time; 0 means no limit."""
+def limit_cpu_time(seconds: float) -> None:
+    """Let SIGPROF kill this process after `seconds` more of CPU time. 0 removes the limit."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
@@ -114,17 +115,17 @@ class MaskServer:
         self._seconds = MASK_BUDGET_SECONDS
 
     def run(self) -> None:
-        """Send the result of compiling and the accepted start of the answer. Then reply to each token with a mask."""
+        """Send the compilation's result and the accepted start of the answer. Then reply to each token with a mask."""
         beginnings = self._pipe.recv()
-        allow(MASK_BUDGET_SECONDS)
+        limit_cpu_time(MASK_BUDGET_SECONDS)
         self._pipe.send((self._compiled._replace(matcher=None), self._begun(beginnings)))
-        allow(0)
+        limit_cpu_time(0)
         while self._states:
             command = COMMAND.unpack(self._pipe.recv_bytes())
-            allow(self._seconds)
+            limit_cpu_time(self._seconds)
             started = time.process_time()
             state, mask = self._follow(*command)
-            allow(0)
+            limit_cpu_time(0)
             unused = max(0.0, self._seconds - (time.process_time() - started))
             self._seconds = min(MASK_BUDGET_SECONDS, unused + BUDGET_PER_TOKEN_SECONDS)
             self._pipe.send_bytes(REPLY.pack(command[0], state) + mask)

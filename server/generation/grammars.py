@@ -1,7 +1,7 @@
 """Grammars for structured outputs, in llguidance's variant of Lark.
 
-Generated JSON has no whitespace between tokens: a small model could emit blanks forever. Properties keep the schema's
-order. Knows no tokens, engines or HTTP.
+Generated JSON has no whitespace outside strings: otherwise a small model could emit spaces forever. Properties have the
+schema's order. Independent of tokenizers, engines and HTTP.
 """
 
 import json
@@ -22,18 +22,18 @@ from server.generation.keywords import enforceable
 FUNCTION_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 HEADER = '%llguidance {"no_forcing": true}\nstart: '
-"""The model samples fixed text too: finding forced tokens takes time linear in the text."""
+"""Start of a grammar. `no_forcing` skips the search for forced tokens, whose time is linear in the text."""
 
 BLANK = r"[ \n]*"
 """Whitespace that may precede the first call of an answer."""
 
-BETWEEN_PARTS = re.compile(r'("(?:[^"\\]|\\.)*(?:"|$))|\s+', re.DOTALL)
-"""Matches a JSON string, in group 1, or whitespace."""
+STRING_OR_SPACE = re.compile(r'("(?:[^"\\]|\\.)*(?:"|$))|\s+', re.DOTALL)
+"""Matches a JSON string (as group 1) or whitespace outside strings."""
 
 KEY = '"name"'
 
 LARK = re.compile(r"^[ \t]*(%llguidance\b|start[ \t]*:)", re.MULTILINE)
-"""Distinguishes Lark from GBNF."""
+"""Matches grammars in Lark. Other grammars are taken for GBNF."""
 
 
 class Grammar(ABC):
@@ -44,7 +44,10 @@ class Grammar(ABC):
         """Return the grammar in llguidance's variant of Lark. Raise `UnusableGrammar` if it is invalid."""
 
     def enforced(self) -> tuple[Self, list[str]]:
-        """Remove optional keywords that cannot be enforced, and return their paths. Raise `UnusableGrammar`."""
+        """Remove the keywords that `enforceable` removes. Return the grammar and the paths of unenforced keywords.
+
+        Raise `UnusableGrammar` if the grammar is too large.
+        """
         return self, []
 
     def schemas(self) -> "Iterator[tuple[str, JsonSchema]]":
@@ -52,7 +55,7 @@ class Grammar(ABC):
         return iter(())
 
     def compacted(self, text: str) -> str:
-        """Remove disallowed whitespace from the JSON in the start of an answer."""
+        """Remove the whitespace that the grammar forbids from JSON in `text`, the start of an answer."""
         return text
 
 
@@ -62,11 +65,11 @@ class JsonSchema(Grammar):
 
     schema: Schema
     closes: bool = True
-    """Close objects that declare `properties`."""
+    """Close objects that declare `properties`: forbid all other properties."""
     is_strict: bool = False
-    """Close objects without `properties` too."""
+    """Also close objects that declare no `properties`: they must be empty."""
     drops: bool = False
-    """Drop keywords that cannot be enforced instead of rejecting the schema."""
+    """Drop keywords that cannot be enforced. If False, reject a schema with such keywords."""
 
     def text(self) -> str:
         return HEADER + self.rule()
@@ -135,7 +138,7 @@ class Lark(Grammar):
         check_text(self.grammar)
         try:
             return self.grammar if LARK.search(self.grammar) else str(gbnf_to_lark(self.grammar))
-        except Exception as error:  # the converter raises undocumented types
+        except Exception as error:  # which types the converter raises is not documented
             raise UnusableGrammar("must be a valid Lark or GBNF grammar") from error
 
 
@@ -152,7 +155,7 @@ class Without(Grammar):
 
 
 def arguments(parameters: Schema | None = None, *, is_strict: bool = False, closes: bool = True) -> JsonSchema:
-    """Return the schema of a function's arguments. No parameters allow any object."""
+    """Return the schema of a function's arguments. If `parameters` is missing or empty, allow any object."""
     parameters = parameters or {}
     schema = parameters if "type" in parameters else {"type": "object", **parameters}
     return JsonSchema(schema, closes=closes, is_strict=is_strict, drops=not is_strict)
@@ -166,9 +169,12 @@ class ToolCalls(Grammar):
     """The schemas of the arguments, by function name."""
     call_format: CallFormat = PLAIN
     special: Mapping[str, int] = field(default_factory=dict)
-    """Ids of the format's delimiters that are special tokens."""
+    """Token ids of those delimiters of the format that are special tokens."""
     is_optional: bool = False
-    """Also allow text, or JSON that matches `otherwise`. An answer that starts like a call must be a call."""
+    """Allow an answer without calls: JSON that matches `otherwise`, or any text if `otherwise` is None.
+
+    An answer that starts like a call must be a call.
+    """
     is_parallel: bool = False
     otherwise: JsonSchema | None = None
 
@@ -216,7 +222,7 @@ class ToolCalls(Grammar):
         yield from self._text(has_text=self.is_optional and not self.otherwise)
 
     def _text(self, *, has_text: bool) -> Iterator[str]:
-        """Yield the rules for the text and for the opening of a call, one lexeme each."""
+        """Yield the rules for the text and for the opening of a call. Each rule is one lexeme."""
         fmt = self.call_format
         if fmt.trigger in self.special:
             yield f"begun: {'TEXT?' if has_text else ''} {self._literal(fmt.trigger)}"
@@ -247,7 +253,7 @@ class ToolCalls(Grammar):
             return f"{'begun' if is_first else ''} {named} {own_id} {self._literal(fmt.middle)}"
         opening = fmt.beginning + name + fmt.middle
         if is_first and self.otherwise and not fmt.before:
-            return f'"{{" {quoted(KEY)} {quoted(opening.removeprefix("{" + KEY))}'  # the tokens of the JSON lexer
+            return f'"{{" {quoted(KEY)} {quoted(opening.removeprefix("{" + KEY))}'  # split as the JSON lexer does
         if is_first:
             return f"/{BLANK if self.is_optional else ''}{pattern(fmt.before + opening)}/"
         return quoted(opening)
@@ -259,12 +265,12 @@ class ToolCalls(Grammar):
 
 
 def compact(text: str) -> str:
-    """Remove the whitespace between tokens from JSON, which may be incomplete."""
-    return BETWEEN_PARTS.sub(r"\1", text)
+    """Remove whitespace outside strings from JSON. The JSON may be incomplete."""
+    return STRING_OR_SPACE.sub(r"\1", text)
 
 
 def quoted(text: str) -> str:
-    """Return a Lark literal, or nothing for an empty text."""
+    """Return a Lark literal for the text. For an empty text, return an empty text."""
     return json.dumps(text) if text else ""
 
 

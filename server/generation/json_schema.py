@@ -1,13 +1,14 @@
-"""Rewrites a client's JSON schema for llguidance. The result describes the same texts, with these exceptions:
+"""Rewrites a client's JSON schema for llguidance. The result allows the same JSON, with these exceptions:
 
-- Objects that declare `properties` are closed by default. JSON Schema leaves them open, and a model would then invent
-  keys until it reaches its length limit. Objects merged by `$ref` and `allOf` count as one object.
-- A `format` that llguidance cannot check is an annotation.
-- `uniqueItems` is enforced by listing all arrays if the items have few values. Otherwise it is an annotation.
-- A constant property that distinguishes the alternatives of `oneOf` is required.
-- An alternative next to declared `properties` excludes the properties that only other alternatives declare.
+- By default, objects that declare `properties` are closed: they allow no other properties. In JSON Schema they are
+  open, and a model would invent properties up to its length limit. Schemas merged by `$ref` and `allOf` are closed
+  as one object.
+- A `format` that llguidance cannot check is not enforced.
+- `uniqueItems` is enforced if the items have few possible values: the result lists all arrays. Otherwise it is not.
+- If a property has a different constant in each alternative of `oneOf`, that property is required.
+- If a closed schema has alternatives, each alternative forbids the properties that only other alternatives declare.
 
-Knows no tokens, engines or HTTP.
+Independent of tokens, engines and HTTP.
 """
 
 import json
@@ -25,14 +26,14 @@ FORMATS = frozenset(
 """Formats that llguidance checks."""
 
 OPEN_SUFFIX = "-merged"
-"""Suffix of a definition's open copy. Schemas that merge the definition refer to its open copy."""
+"""Suffix for the name of a definition's open copy. Schemas that merge the definition refer to the open copy."""
 
 OPEN_REFERENCE = re.compile(rf'"\$ref": "([^"]*{OPEN_SUFFIX})"')
 
 MAX_VISITS = 500_000
 
 MAX_DISTINCT = 5
-"""Maximum number of item values for which all arrays without repetition are listed: 326 arrays."""
+"""If the items have more possible values, `uniqueItems` is not enforced. Five values have 326 arrays."""
 
 LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 NAMED = ("properties", "patternProperties", "dependentSchemas")
@@ -54,11 +55,11 @@ ANNOTATIONS = (
 
 
 class UnusableGrammar(ValueError):
-    """The grammar is malformed, unsupported or too large; the message says why."""
+    """A grammar is malformed, unsupported or too large. The message says why."""
 
 
 class Preparation:
-    """Rewrites one schema. `closes` closes objects that declare `properties`; `is_strict` closes all objects."""
+    """Rewrites one schema. `closes` and `is_strict` are explained at `JsonSchema`."""
 
     def __init__(self, schema: Schema, *, closes: bool, is_strict: bool) -> None:
         self._schema = schema
@@ -81,7 +82,7 @@ class Preparation:
         return node.get("uniqueItems") is True and node.get("maxItems") not in (0, 1) and self._distinct(node) is None
 
     def _distinct(self, node: Schema) -> list[list[Any]] | None:
-        """List all arrays without repetition. Return None if `uniqueItems` is not set or there are too many."""
+        """List all arrays without repeated items. Return None if `uniqueItems` is not set or the list is too long."""
         if node.get("uniqueItems") is not True or set(node) - {*OF_DISTINCT, *ANNOTATIONS, *DEFINITIONS}:
             return None
         values = constants(self._resolved(node.get("items")))
@@ -95,9 +96,9 @@ class Preparation:
         return [list(chosen) for length in lengths for chosen in permutations(items, length)]
 
     def _prepare(self, node: Any, *, is_merged: bool = False) -> Any:
-        """Prepare a schema. A merged schema stays open, because the schema that merges it is closed.
+        """Rewrite a schema. If it is merged into another schema, leave it open: the other schema is closed.
 
-        Return a value that is no schema unchanged: llguidance rejects it.
+        If `node` is not a schema, return it unchanged. llguidance will reject it.
         """
         if not is_object(node):
             return node
@@ -125,7 +126,7 @@ class Preparation:
         return value
 
     def _apart(self, node: Schema, alternatives: list[Any], ready: list[Any]) -> list[Any]:
-        """In a closed schema, exclude from each alternative the properties that only other alternatives declare."""
+        """If the schema is closed, forbid in each alternative the properties that only other alternatives declare."""
         is_open = any(key in node for key in (*CLOSING, "patternProperties"))
         if not self._closes or is_open or "properties" not in node:
             return ready
@@ -146,9 +147,9 @@ class Preparation:
         return (self._declared(node)[0] or {}) | dict.fromkeys(map(str, required))
 
     def _tag(self, alternatives: list[Any]) -> str | None:
-        """Find a property with different constants in each alternative.
+        """Find a property that has a different constant in each alternative. Return its name or None.
 
-        llguidance treats the alternatives as exclusive only if they require that property.
+        llguidance treats the alternatives as exclusive only if all of them require that property.
         """
         resolved = [self._resolved(alternative) for alternative in alternatives]
         names = declared(resolved[0]) if resolved else {}
@@ -174,7 +175,7 @@ class Preparation:
         return ready | {"properties": {**any_value, **declared(ready)}, "additionalProperties": False}
 
     def _declared(self, node: Schema) -> tuple[Names | None, bool]:
-        """Return the properties that a schema and its merged schemas declare, and whether any of them is open."""
+        """Return the properties that a schema and its merged schemas declare, and whether one of them is open."""
         members = list(self._merged(node))
         declaring = [member for member in members if isinstance(member.get("properties"), Mapping)]
         keys = (*CLOSING, "patternProperties")
@@ -184,7 +185,7 @@ class Preparation:
         return (names if declaring or is_strict else None), is_open
 
     def _merged(self, node: Schema) -> Iterator[Schema]:
-        """Yield the node and every schema merged into it. Alternatives count only next to declared properties."""
+        """Yield the node and every schema merged into it. If the node has `properties`, its alternatives count too."""
         waiting, seen = [node], set[int]()
         while waiting:
             member = waiting.pop(0)
@@ -203,7 +204,7 @@ class Preparation:
             raise UnusableGrammar("merges too many schemas")
 
     def _resolved(self, node: Any) -> Schema:
-        """Return the target of the node's `$ref`, or the node itself without one."""
+        """Return the target of the node's `$ref`. If the node has no `$ref`, return the node."""
         found = target(self._schema, node.get("$ref")) if isinstance(node, Mapping) and "$ref" in node else node
         return found if isinstance(found, Mapping) else {}
 
@@ -220,14 +221,14 @@ def target(schema: Schema, reference: Any) -> Any:
 
 
 def only_member(node: Schema) -> Schema | None:
-    """Return the sole member of an `allOf` whose schema otherwise has only annotations."""
+    """If the node has only annotations and an `allOf` with one member, return that member. Otherwise return None."""
     members = listed(node, "allOf")
     is_wrapper = len(members) == 1 and isinstance(members[0], Mapping) and not set(node) - {"allOf", *ANNOTATIONS}
     return members[0] if is_wrapper else None
 
 
 def needed(definitions: Mapping[str, Any], users: list[Any]) -> dict[str, Any]:
-    """Return the definitions that are referenced, directly or through other definitions."""
+    """Return the definitions that `users` refer to, directly or through other definitions."""
     found: dict[str, Any] = {}
     while users:
         names = {name.rsplit("/", 1)[-1] for name in OPEN_REFERENCE.findall(json.dumps(users))}
@@ -237,7 +238,7 @@ def needed(definitions: Mapping[str, Any], users: list[Any]) -> dict[str, Any]:
 
 
 def is_object(node: Any) -> bool:
-    """Return whether the node is an object whose `properties`, if any, is an object too."""
+    """Return whether the node is a JSON object. If it has `properties`, they must be a JSON object too."""
     return isinstance(node, Mapping) and isinstance(node.get("properties", {}), Mapping)
 
 
@@ -266,7 +267,7 @@ def with_required(name: str, node: Any) -> Any:
 
 
 def constants(schema: Any) -> set[str] | None:
-    """Return the values of `const` or `enum` as JSON, or None without either."""
+    """Return the values of `const` or `enum` as JSON texts. If the schema has neither, return None."""
     if not isinstance(schema, Mapping):
         return None
     if "const" in schema:

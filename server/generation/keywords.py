@@ -1,4 +1,4 @@
-"""Finds the keywords in a JSON schema that llguidance cannot enforce. Knows no tokens, engines or HTTP."""
+"""Finds the keywords in a JSON schema that llguidance cannot enforce. Independent of tokens, engines and HTTP."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -9,16 +9,16 @@ from server.generation.json_schema import ANNOTATIONS, DEFINITIONS, LISTS, NAMED
 UPPER, LOWER = ("maximum", "exclusiveMaximum"), ("minimum", "exclusiveMinimum")
 COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 REACH = 2**63 - 1
-"""llguidance cannot enforce bounds at or beyond this magnitude."""
+"""llguidance cannot enforce numeric bounds whose absolute value is this or more."""
 
 MAX_COUNT = 10**9
-"""No answer is long enough to reach larger counts."""
+"""Larger maximum counts are ignored, because no answer is long enough to reach them."""
 
 
 def enforceable(schema: Schema, *, drops: bool) -> tuple[dict[str, Any], list[str]]:
     """Remove keywords that constrain nothing. Return the schema and the paths of its unenforced keywords.
 
-    `drops` also removes all keywords that llguidance cannot enforce, and returns their paths.
+    With `drops`, remove also the keywords that llguidance cannot enforce, and include their paths.
     """
     filter_ = KeywordFilter(Preparation(schema, closes=True, is_strict=False), drops=drops)
     return filter_.apply(schema, ""), filter_.ignored
@@ -88,7 +88,7 @@ def is_unenforceable(key: str, value: Any) -> bool:
 
 
 def is_anything(schema: Any, also: Schema | None = None) -> bool:
-    """Return whether the schema allows every value."""
+    """Return whether the schema allows every value. Assume that `also` is such a schema."""
     if isinstance(schema, Mapping):
         return {key: value for key, value in schema.items() if key not in ANNOTATIONS} in ({}, also)
     return schema is True

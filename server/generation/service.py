@@ -1,4 +1,4 @@
-"""A served model with its engine, tokenizer, chat template, limits and metrics. Knows no HTTP."""
+"""A served model with its engine, tokenizer, chat template, limits and metrics. Independent of HTTP."""
 
 import hashlib
 import time
@@ -27,7 +27,7 @@ log = structlog.get_logger("nvium.server")
 
 ALIAS = "default"
 MAX_INLINE_CHARACTERS, MAX_INLINE_PROMPTS = 10_000, 16
-"""Larger inputs are tokenized on another thread."""
+"""Longer prompts, and more prompts, are tokenized on another thread."""
 
 NUM_TEXT_THREADS = 2
 """Threads that tokenize long texts, render templates and write long responses."""
@@ -36,7 +36,7 @@ NUM_COMPILING_THREADS = 16
 """Threads that wait for grammar processes."""
 
 PAUSE_SECONDS = 1
-"""Without a tick for this long, the process counts as suspended."""
+"""If no tick comes for this long, the process must have been suspended."""
 
 FINGERPRINT_SAMPLES = 64
 
@@ -104,9 +104,9 @@ class Service:
         }
 
     def warm_up(self) -> None:
-        """Generate briefly before the first request. This also starts the race of schedules."""
+        """Prepare the device and measure the schedules, before the first request."""
         log.info("warming up")
-        self.encode("Once")  # starts the tokenizer's threads while there is memory
+        self.encode("Once")  # start the tokenizer's threads now: there may be no memory later
         started = time.monotonic()
         self.engine.warm_up(remembers=True)
         log.info("warm", seconds=round(time.monotonic() - started, 3), processor=self.engine.runner.processor)
@@ -114,7 +114,7 @@ class Service:
 
     @property
     def is_live(self) -> bool:
-        """Return whether the engine and the threads make progress. A process that was just suspended counts as live."""
+        """Return whether the engine and the threads make progress. A process that has just been resumed is live."""
         busy_seconds = max(self.text_threads.busy_seconds, self.tokenizing_thread.busy_seconds)
         has_progressed = max(self.worker.seconds_since_progress, busy_seconds) < self.settings.stall_seconds
         return self.worker.is_alive and not self.has_failed and (has_progressed or self._has_paused)
@@ -151,7 +151,7 @@ class Service:
             raise engine_stopped()
 
     def check_model(self, name: str | None) -> str:
-        """Return the served name that a request means: its own, or the first for None and `default`.
+        """Return the name if it is a served name. For None and `default`, return the first served name.
 
         Raise `ApiError` for an unknown name.
         """
@@ -163,7 +163,7 @@ class Service:
         return self.name
 
     def max_tokens(self, asked: int | None, num_prompt_tokens: int, num_choices: int) -> int:
-        """Return `max_tokens` for each choice, at least 1: the engine rejects a prompt that fills the context."""
+        """Return `max_tokens` for each choice. If no room remains, return 1, and the engine rejects the prompt."""
         remaining = self.engine.context - num_prompt_tokens
         limit = max(1, min(remaining, self.limits.max_new_tokens // num_choices))
         if asked is None:
@@ -171,7 +171,7 @@ class Service:
         return min(asked, limit) if self.settings.clamp_max_tokens else asked
 
     def deadline(self, arrived: float) -> float | None:
-        """Return the deadline of a request, on the `time.monotonic()` clock like `arrived`."""
+        """Return the deadline of a request. The deadline and `arrived` are times by `time.monotonic()`."""
         seconds = self.settings.request_seconds
         return None if seconds is None else arrived + seconds
 
@@ -182,7 +182,7 @@ class Service:
             raise InvalidField(param, message, code=CONTEXT_EXCEEDED)
 
     async def tokenize_prompts(self, prompts: Sequence[str | list[int]], last: int | None = None) -> list[Prompt]:
-        """Tokenize text prompts. If `last` is given, keep only that many last tokens of each prompt."""
+        """Tokenize text prompts. If `last` is given, keep only the `last` last tokens of each prompt."""
         for prompt in prompts:
             if isinstance(prompt, str):
                 self.check_length("prompt", prompt)
@@ -193,7 +193,7 @@ class Service:
         return [prompt.truncated(last) for prompt in read]
 
     async def render_chat(self, conversation: Conversation, last: int | None = None) -> Prompt:
-        """Render a conversation with the chat template. If `last` is given, keep only that many last tokens."""
+        """Render a conversation with the chat template. If `last` is given, keep only the `last` last tokens."""
         check = partial(self.check_length, "messages")
         token_ids = await self.text_threads.run(partial(self.chat_template.prompt, conversation, check=check))
         return Prompt(token_ids).truncated(last)
@@ -219,7 +219,7 @@ class Service:
         return compiled._replace(constraint=AllowedTokens.of(allowed, self.vocab_size, compiled.constraint))
 
     def card(self, name: str) -> Model:
-        """Return the entry in `/v1/models` for one of the model's names."""
+        """Return the `/v1/models` entry for one of the model's names."""
         names = (*RequestLimits.model_fields, "max_queue", "max_body_bytes")
         return Model(
             id=name,
@@ -245,7 +245,10 @@ def tokenizer_info(loaded: LoadedModel, context: int) -> TokenizerInfo:
 
 
 def fingerprint(loaded: LoadedModel, settings: Settings, engine: Engine) -> str:
-    """Identify the weights (by samples of each tensor), dtype, schedule, and the CPU's instructions and threads."""
+    """Return an id of the weights, dtype, schedule, CPU instructions and number of threads.
+
+    Of each tensor, only a sample of its values counts.
+    """
     digest = hashlib.sha256()
     for name, tensor in sorted(loaded.model.state_dict().items()):
         digest.update(f"{name} {list(tensor.shape)} {sample(tensor)}".encode())

@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 
 
 class DaemonThreadPool(Executor):
-    """Threads that report how long their oldest task has run. Unlike `ThreadPoolExecutor`, exit does not wait."""
+    """A thread pool that reports how long its oldest task has run. The process exits without waiting for tasks."""
 
     def __init__(self, num_threads: int, name: str) -> None:
         self._tasks = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]]()
@@ -53,4 +53,4 @@ class DaemonThreadPool(Executor):
             except BaseException as error:
                 future.set_exception(error)
             self._started_at.pop(threading.get_ident(), None)
-            del future, task  # they reference the request's text
+            del future, task  # free the request's text before waiting for the next task

@@ -1,4 +1,4 @@
-"""Admission control: limits running and waiting choices, shares the limit among keys, and refuses while draining."""
+"""Admission control: limits running and waiting choices and shares the limit among keys. Refuses while draining."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ RETRY_QUEUE_SECONDS = 1
 
 
 class Admission:
-    """Counts each key's choices from admission to their end. Use it on the event loop only."""
+    """Counts the running and waiting choices of each key. Use it on the event loop only."""
 
     def __init__(self, capacity: int) -> None:
         self._shares = Shares(capacity)
@@ -39,7 +39,7 @@ class Admission:
 
     @contextmanager
     def entered(self, num_choices: int, key: str) -> Iterator[None]:
-        """Admit choices, and release them if the `with` block raises. If not, the caller must call `leave` for each."""
+        """Admit choices. If the `with` block raises, release them. If not, `leave` must be called for each choice."""
         self.enter(num_choices, key)
         try:
             yield

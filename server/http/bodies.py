@@ -1,4 +1,4 @@
-"""Middleware that reads request bodies. Bounds the size of each body and of all bodies, and the rate of parsing."""
+"""Middleware that reads request bodies. It limits the size of a body, the total size and the rate of parsing."""
 
 import asyncio
 from collections import deque
@@ -13,12 +13,15 @@ from server.telemetry.metrics import Metrics
 
 LARGE_BYTES = 100_000
 BYTES_PER_SECOND = 10_000_000
-"""Rate limit for parsing large bodies. Parsing is several times as fast, but blocks the event loop."""
+"""Rate limit for parsing large bodies. The limit is far below the parser's speed: parsing blocks the event loop."""
 
 MAX_STARTS_PER_TURN = 8
 
 MAX_CONTAINERS = 50_000
-"""Lists and objects per body. `[]` takes 30 times the memory of a string, and hundreds of times as long to parse."""
+"""Limit of lists and objects in a body.
+
+Compared to a string of the same length, lists `[]` take 30 times the memory, and hundreds of times as long to parse.
+"""
 
 CLOSE = {"connection": "close"}
 
@@ -26,8 +29,8 @@ CLOSE = {"connection": "close"}
 class Bodies(HttpMiddleware):
     """Reads each body completely before the app parses it. Refuses a body as soon as it is too large.
 
-    `max_bytes` bounds one body. `max_total_bytes` bounds the bodies of all open requests and is shared among keys. A
-    parsed body takes up to 15 times its size.
+    `max_bytes` limits one body. `max_total_bytes` limits the bodies of all open requests together. The total is shared
+    among keys. A parsed body takes up to 15 times its size.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int, max_total_bytes: int, metrics: Metrics) -> None:
@@ -51,7 +54,7 @@ class Bodies(HttpMiddleware):
             self._shares.give_back(len(body), scope["state"]["key_id"])
 
     async def _read(self, body: bytearray, scope: Scope, receive: Receive) -> bool:
-        """Read the body. Return False if the client disconnects before its end."""
+        """Read the body. Return False if the client disconnects before the body is complete."""
         declared = Headers(scope=scope).get("content-length", "0")
         if declared.isdecimal() and int(declared) > self._max_bytes:
             raise self._too_large()
@@ -80,7 +83,7 @@ class Bodies(HttpMiddleware):
 
 
 class StartLimiter:
-    """Limits how many requests start in one turn of the event loop, so streams can write in between.
+    """Limits how many requests start in one turn of the event loop, so that streams can write between turns.
 
     A large body first waits in a separate queue, for a time proportional to its size.
     """
@@ -118,7 +121,7 @@ class StartLimiter:
 def check_structure(body: bytearray) -> None:
     """Raise `Rejected` if the body has more than `MAX_CONTAINERS` lists and objects.
 
-    Brackets in strings do not count, but removing the strings is slow. So first count all brackets.
+    Brackets in strings do not count. Removing strings is slow, so remove them only if there are too many brackets.
     """
     if num_containers(body) > MAX_CONTAINERS and num_containers(without_strings(body)) > MAX_CONTAINERS:
         raise malformed(f"the body has more than {MAX_CONTAINERS} lists and objects")
@@ -133,7 +136,7 @@ def num_containers(text: bytes | bytearray) -> int:
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that returns the body in one message, then the later messages."""
+    """Return a `receive` that first returns the body in one message, then the messages of the given `receive`."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:

@@ -25,7 +25,7 @@ def bounded_config(
     listener: Listener | None = None,
     **more: Any,
 ) -> uvicorn.Config:
-    """Configure uvicorn with a limit of connections and, with TLS, of the listener's unfinished handshakes."""
+    """Configure uvicorn with a limit on connections. With TLS, also limit the listener's unfinished handshakes."""
     if listener:
         more["port"] = listener.getsockname()[1]
         if tls:
@@ -48,7 +48,7 @@ def bounded_config(
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_keep_alive=settings.http_keep_alive_seconds,  # type: ignore[arg-type]  # may be a fraction
+        timeout_keep_alive=settings.http_keep_alive_seconds,  # type: ignore[arg-type]  # a fraction works too
         backlog=min(BACKLOG, limit.num_connections),
         **more,
     )

@@ -1,4 +1,4 @@
-"""A client's connection: uvicorn's protocol, with bounds on slow and malicious clients."""
+"""A client's connection: uvicorn's protocol, with limits for slow and malicious clients."""
 
 import asyncio
 import select
@@ -20,29 +20,29 @@ from server.telemetry.logs import RateLimitedWarning
 from server.telemetry.metrics import Metrics
 
 FAST_PATH = "nvium.http.response.fast_path"
-"""The ASGI extension with the connection's `FastPath`."""
+"""Name of the ASGI extension that holds the connection's `FastPath`."""
 
 MAX_BYTES_AHEAD = 65_536
-"""Maximum number of bytes of pipelined requests that are read while the server answers another one."""
+"""While the server answers a request, it reads at most this many bytes of the client's next requests."""
 
 READ_BYTES = 65_536
 """Size of a read. With asyncio's default of 256 kB, every read would allocate its buffer by a system call."""
 
 GRACE_SECONDS = 1
-"""Delay before a connection is aborted, so that `EventStream` detects and records a slow client first."""
+"""Extra time before a connection is aborted. It lets `EventStream` detect and record a slow client first."""
 
 EXCESS_SECONDS = 1
-"""How long an excess connection may send nothing."""
+"""An excess connection that sends nothing for this long is refused."""
 
 log = structlog.get_logger("nvium.server")
 too_many = RateLimitedWarning("too many connections")
 
 
 class FastPath:
-    """Writes directly to the transport, for a response that has begun and whose client keeps up.
+    """Writes a response's body directly to the transport, if the response has begun and the client keeps up.
 
-    The client receives the same bytes as from an `http.response.body` message. Writing them directly saves the path
-    through all middleware, which would not change them, and through h11, which would only check them.
+    The client receives the same bytes as from an `http.response.body` message. Such a message would pass through all
+    middleware and through h11, which do not change its bytes.
     """
 
     def __init__(self, transport: asyncio.Transport, flow: FlowControl, *, is_chunked: bool) -> None:
@@ -58,7 +58,7 @@ class FastPath:
         self._transport.abort()
 
     def write(self, piece: bytes) -> None:
-        """Write a part of the body. It must not be empty: an empty chunk ends the body."""
+        """Write a part of the body. `piece` must not be empty, because an empty chunk ends the body."""
         assert piece
         self._transport.write(b"%x\r\n%b\r\n" % (len(piece), piece) if self._is_chunked else piece)
 
@@ -70,7 +70,7 @@ class Connection(H11Protocol):
       `arrival_seconds` of the connection.
     - An idle connection is closed in stages, unless a request has arrived in the meantime.
     - A client that reads nothing for `slow_client_seconds` is disconnected.
-    - A disconnect is detected while a request is answered, even if the client has pipelined further requests.
+    - A disconnect is detected while a request is answered, even if the client has already sent its next requests.
     - Malformed or oversized HTTP is answered in the API's error form.
     - An excess connection (beyond the limit) may send one probe. Other requests on it are refused.
     - `scope["state"]["received_at"]` is the time of the request's first bytes, by `time.monotonic()`.
@@ -156,7 +156,7 @@ class Connection(H11Protocol):
         self._cut_off = self.loop.call_later(self._cut_off_seconds, self._cut_off_unless_below, waiting)
 
     def _cut_off_unless_below(self, num_bytes: int) -> None:
-        """Abort the connection if the client has read nothing since `_time_cut_off`."""
+        """Abort the connection if the client has read nothing since the timer started, otherwise restart the timer."""
         if self.transport.get_write_buffer_size() < num_bytes:
             self._time_cut_off()
         else:
@@ -168,7 +168,10 @@ class Connection(H11Protocol):
             self._cut_off.cancel()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Unless a request has arrived, stop writing and wait for the client to close (RFC 9112, 9.6)."""
+        """Close an idle connection in stages: stop writing, then wait for the client to close (RFC 9112, 9.6).
+
+        If bytes have arrived in the meantime, try again later.
+        """
         if self.transport.is_closing():
             return
         if is_readable(self.transport):
@@ -190,7 +193,7 @@ class Connection(H11Protocol):
         self._refuse(self.conn.refusal or malformed(msg))
 
     def _time_arrival(self) -> None:
-        """Run the timer until the first request has arrived, and while a later one is arriving."""
+        """Run the timer until the first request is complete, and whenever a later request is incomplete."""
         is_first = cast("object | None", self.cycle) is None
         has_begun = self.conn.their_state is h11.IDLE and (is_first or self.conn.trailing_data[0])
         is_arriving = has_begun or self.conn.their_state is h11.SEND_BODY
@@ -201,7 +204,7 @@ class Connection(H11Protocol):
             self._arrival = None
 
     def _end_arrival(self) -> None:
-        """Respond with 408, or close silently if no byte has arrived."""
+        """Respond with 408. If no byte has arrived, close the connection without a response."""
         if self.conn.their_state is h11.SEND_BODY or self.conn.trailing_data[0]:
             message = f"the server did not receive the whole request within {self._arrival_seconds:g} seconds"
             self._refuse(Rejected("request_timeout", message))

@@ -1,4 +1,4 @@
-"""The limit of connections: the configured number, if file descriptors suffice, and some more for probes."""
+"""The limit on connections: the configured number, or fewer if file descriptors are short. Probes get some more."""
 
 import re
 import resource
@@ -11,7 +11,7 @@ from typing import Protocol
 from server.settings import SettingsError
 
 RESERVE = 96
-"""Descriptors reserved for files and excess connections, but at most a quarter of the limit of open files."""
+"""Descriptors reserved for files and excess connections. At most a quarter of the limit of open files is reserved."""
 
 EXCESS_SHARE = 3
 """A third of the reserve is for excess connections."""
@@ -25,12 +25,12 @@ class Refusable(Protocol):
 
 @dataclass(eq=False)
 class ConnectionLimit:
-    """At most `num_connections`, and `num_excess` more that may only send probes."""
+    """Allows `num_connections` connections, and `num_excess` more that may only send probes."""
 
     num_connections: int
     num_excess: int = RESERVE // EXCESS_SHARE
     _excess: OrderedDict[Refusable, bool] = field(default_factory=OrderedDict)
-    """Excess connections, oldest first, and whether each is answering a probe."""
+    """Excess connections, oldest first. The value is whether the connection's last request is a probe."""
 
     def add_excess(self, connection: Refusable) -> None:
         """Add an excess connection. If there are too many, refuse the oldest that has sent no probe."""
@@ -43,7 +43,7 @@ class ConnectionLimit:
         return connection in self._excess
 
     def admits(self, connection: Refusable, data: bytes) -> bool:
-        """Return whether the first bytes on an excess connection are a probe."""
+        """Return whether an excess connection may stay open: `data` must be a probe."""
         self._excess[connection] = PROBE.match(data) is not None
         return self._excess[connection]
 
@@ -53,7 +53,7 @@ class ConnectionLimit:
 
 
 def connection_limit(max_connections: int, descriptors_per_connection: int = 1) -> ConnectionLimit:
-    """Return `max_connections`, or fewer if descriptors are short. Raise `SettingsError` if there are none left."""
+    """Return `max_connections`, or fewer if descriptors are short. Raise `SettingsError` if none are left."""
     max_files = raised_limit()
     if max_files == resource.RLIM_INFINITY:
         return ConnectionLimit(max_connections)
@@ -68,7 +68,7 @@ def raised_limit() -> int:
     """Raise the soft limit of open files to the hard limit. Return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        with suppress(OSError, ValueError):  # some systems allow less than the hard limit
+        with suppress(OSError, ValueError):  # some systems refuse even the hard limit
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             return hard
     return soft

@@ -21,7 +21,7 @@ EXPOSED = (
 
 
 class Cors(CORSMiddleware):
-    """Starlette's middleware. Allows all request headers, because clients add their own, but no cookies."""
+    """Starlette's middleware. Allows all request headers, because clients add their own. Allows no cookies."""
 
     def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
         super().__init__(

@@ -25,7 +25,7 @@ FAILED_SECONDS = 5
 """Timeout for answering open requests after the service has failed."""
 
 GOODBYE_SECONDS = 2
-"""How long idle connections stay open while draining. A request that is on its way gets a 503, not a reset."""
+"""How long idle connections stay open while draining. A request sent in this time gets a 503 instead of a reset."""
 
 CLOSE = (b"connection", b"close")
 
@@ -89,7 +89,7 @@ class DrainingServer(uvicorn.Server):
         asyncio.get_running_loop().set_exception_handler(self._note_error)
         await super().startup(sockets)
         gc.collect()
-        gc.freeze()  # do not scan the model at each collection, which would pause all streams
+        gc.freeze()  # garbage collection must not scan the model: that would pause all streams
         settings = self._service.settings
         url = url_of(settings, self.config.port)
         log.info("ready", host=self.config.host, port=self.config.port, url=url, playground=settings.playground)
@@ -124,7 +124,7 @@ class DrainingServer(uvicorn.Server):
         self._service.admission.is_draining = True
 
     def _drain(self, seconds: float) -> None:
-        """Stop when all requests and connections have ended, or fail the open requests after `_drain_seconds`."""
+        """Stop once all requests and connections have ended. After `_drain_seconds`, fail open requests and stop."""
         num_present, connections = self._service.admission.num_present, self.server_state.connections
         if not self._is_logged:
             log.info("draining", choices=num_present, connections=len(connections), seconds=self._drain_seconds)

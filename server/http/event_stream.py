@@ -1,4 +1,4 @@
-"""A response of server-sent events, with keep-alive comments. It ends when its client disconnects."""
+"""A response of server-sent events, with keep-alive comments. The response ends when the client disconnects."""
 
 import asyncio
 import time
@@ -32,12 +32,12 @@ class EventSource(Protocol):
 class EventStream(Response):
     """Sends the events of a source. Events that arrive together are sent together.
 
-    The status line is sent with the first event or keep-alive, so an earlier failure gets its own status. After a later
-    failure, the stream ends with the events that `on_failure` returns. A client that reads nothing for
+    The status line is sent with the first event or keep-alive. A failure before that is answered with an error status.
+    After a later failure, the stream ends with the events that `on_failure` returns. A client that reads nothing for
     `slow_client_seconds` is disconnected. `on_close` is always called, even if nothing could be sent.
 
-    Once the response has begun, events take the fast path as soon as they arrive, as long as the client keeps up.
-    Otherwise a task writes them, which costs twice as much per event.
+    Once the response has begun, and while the client keeps up, events are written to the `FastPath` as soon as they
+    arrive. At other times a task writes the events, which takes twice as long per event.
     """
 
     media_type = "text/event-stream"
@@ -90,7 +90,7 @@ class EventStream(Response):
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _stream(self) -> None:
-        """Send the first event, the end, and all other events that do not take the fast path."""
+        """Send the first event, the events that cannot take the fast path, and the end of the response."""
         try:
             self._source.listen(self._arrived)
             while (events := self._source.take()) or not self._source.is_over:
@@ -107,7 +107,7 @@ class EventStream(Response):
         await self._send({"type": "http.response.body", "body": b""})
 
     def _arrived(self) -> None:
-        """Called by the source when events arrive. Must not raise."""
+        """Write arrived events to the fast path, or wake `_stream`. The source calls this; it must not raise."""
         if self._turn is None or self._turn.done():  # `_stream` is sending and will take the events
             return
         is_between_pieces = self._has_started and self._sending_since is None
@@ -141,7 +141,7 @@ class EventStream(Response):
                 await self._send_piece(KEEP_ALIVE)
 
     async def _watch(self) -> None:
-        """Raise `SlowClient` if sending takes too long. One timer per stream is cheaper than one per piece."""
+        """Raise `SlowClient` if sending takes too long. One timer per stream is cheaper than one timer per event."""
         while True:
             since = self._sending_since
             await asyncio.sleep(self._slow_client_seconds + (since - time.monotonic() if since else 0))

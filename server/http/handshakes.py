@@ -1,7 +1,7 @@
-"""Bounds TLS connections whose handshake is not complete.
+"""Limits TLS connections whose handshake is not complete.
 
-asyncio allows a minute per handshake, and uvicorn sees a connection only after it. Without this bound, clients that
-never complete the handshake would use up all file descriptors.
+asyncio allows a minute per handshake, and uvicorn sees a connection only after its handshake. Without this limit,
+clients that never complete the handshake would use up all file descriptors.
 """
 
 import socket
@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 class Handshakes:
     """Counts established connections and unfinished handshakes.
 
-    If there are more than `limit`, the oldest unfinished handshake is shut down. `has_room` is then False until its
+    If both together exceed `limit`, the oldest unfinished handshake is shut down. `has_room` is then False until that
     socket is closed.
     """
 
@@ -31,7 +31,7 @@ class Handshakes:
 
     @property
     def has_room(self) -> bool:
-        """Whether the shut-down socket is closed, which takes some turns of the event loop."""
+        """Return whether another connection may be accepted: no shut-down socket is still open."""
         if self._closing and self._closing.fileno() < 0:
             self._closing = None
         return self._closing is None

@@ -1,6 +1,6 @@
 """API keys: reads them, finds the owner of a key, and requires a key for each request.
 
-Only hashes of keys are stored. A server without keys is open.
+Only hashes of keys are stored. If no keys are configured, requests need no key.
 """
 
 import hmac
@@ -30,7 +30,7 @@ READING = ("GET", "HEAD")
 
 @dataclass(frozen=True)
 class ApiKey:
-    """A key's public id and its SHA-256. Keys with the same name share an id, so a new key can replace an old one."""
+    """A key's public id and its SHA-256. Keys with the same name share an id, so a new key can replace an old key."""
 
     id: str
     digest: bytes = field(repr=False)
@@ -87,7 +87,7 @@ class KeyRing:
 
 
 class KeyGate(Check):
-    """Requires a known key: answers 401 before the body is read. Records the key's id.
+    """Requires a known key and records the key's id. Otherwise answers 401, before the body is read.
 
     `metrics_open` makes /metrics public.
     """
@@ -119,7 +119,8 @@ def is_metrics(scope: Scope) -> bool:
 def bearer(headers: Headers) -> str:
     """Return the key in the `authorization` or `x-api-key` header.
 
-    Raise `Rejected` unless there is exactly one key: of two, a proxy may have checked the other.
+    Raise `Rejected` unless there is exactly one key. If there were two, a proxy could check one and this server the
+    other.
     """
     values = [*headers.getlist("authorization"), *(f"Bearer {key}" for key in headers.getlist("x-api-key"))]
     scheme, _, key = values[0].partition(" ") if len(values) == 1 else ("", "", "")

@@ -130,7 +130,8 @@ class Check(HttpMiddleware):
 class JsonBodies(Check):
     """Treats a body as JSON if it has no content type or a form's content type (the default of `curl -d`).
 
-    Answers 415 to an encoded body, and to a body that a browser's form could send: pages of any site have forms.
+    Answers 415 to an encoded body. Also answers 415 to a browser whose content type an HTML form could have: any site
+    can have a form that sends requests here.
     """
 
     TAKEN_FOR_JSON = ("", "application/x-www-form-urlencoded")
@@ -157,7 +158,7 @@ class HeadAsGet(HttpMiddleware):
 
 
 class RootPath(HttpMiddleware):
-    """Removes `--root-path` from paths, unless the proxy has removed it."""
+    """Removes `--root-path` from paths, unless a proxy has already removed it."""
 
     def __init__(self, app: ASGIApp, prefix: str) -> None:
         super().__init__(app)

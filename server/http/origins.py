@@ -17,9 +17,9 @@ ANY = "*"
 
 
 class OriginCheck(Check):
-    """Answers 403 to a `Host` that is not this server's, and to pages of origins that CORS does not allow.
+    """Answers 403 if `Host` does not name this server, or if the request comes from a page that CORS does not allow.
 
-    Checking `Host` prevents DNS rebinding. Any site may link to the playground.
+    Checking `Host` prevents DNS rebinding. A link to the playground is allowed on any page.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
@@ -47,7 +47,7 @@ class OriginCheck(Check):
 
 
 def name_of(host: str) -> str:
-    """Return the name or address in a `Host` header, without the port. Empty if the header is malformed."""
+    """Return the name or address in a `Host` header, without the port. If the header is malformed, return ""."""
     try:
         return (urlsplit(f"//{host}").hostname or "").removesuffix(".")
     except ValueError:

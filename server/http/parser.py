@@ -1,4 +1,4 @@
-"""HTTP parsing by h11, with bounds on requests that are cheap to send and expensive to parse."""
+"""HTTP parsing by h11, with limits for requests that are cheap to send and expensive to parse."""
 
 import re
 
@@ -11,14 +11,14 @@ MAX_HEAD_LINES = 128
 
 FREE_PIECES = 2_000
 BYTES_PER_PIECE = 256
-"""A body may have `FREE_PIECES` chunks of any size. Further chunks must average `BYTES_PER_PIECE`."""
+"""A body may have `FREE_PIECES` chunks of any size. Further chunks must have `BYTES_PER_PIECE` bytes on average."""
 
 BLANK_LINE = re.compile(rb"\n\r?\n")
 BARE_LINE_FEED = re.compile(rb"(?<!\r)\n")
 FOLDED_LINE = re.compile(rb"\n[ \t]")
 
 ABSOLUTE = re.compile(rb"https?://([^/?#]*)(.*)", re.IGNORECASE)
-"""A request target in absolute form."""
+"""Matches a request target in absolute form, such as `http://host/path`."""
 
 VERSIONS = (b"1.0", b"1.1")
 
@@ -30,7 +30,7 @@ class BoundedParser(h11.Connection):
     """The error to respond with."""
 
     is_head = False
-    """The current request is a HEAD request, so the response must have no body."""
+    """Whether the current request is a HEAD request. The response to it must have no body."""
 
     _num_pieces = 0
     _num_bytes = 0

@@ -1,4 +1,4 @@
-"""Limits each key's requests in any 60 seconds, with OpenAI's headers. Without keys, all clients share the limit."""
+"""Limits each key's requests in any 60 seconds, and sends OpenAI's headers. Without keys, all clients share a limit."""
 
 import math
 import time
@@ -17,7 +17,7 @@ WINDOW_SECONDS = 60
 
 
 class RateLimit(HttpMiddleware):
-    """Answers 429 before the body is read. Does not count public routes, /metrics and refused requests.
+    """Answers 429 before the body is read. Requests to public routes and /metrics, and refused requests do not count.
 
     Stores the times of at most `requests_per_minute` requests per key. `clock` returns monotonic seconds.
     """
@@ -38,7 +38,7 @@ class RateLimit(HttpMiddleware):
         now, times = self._clock(), self.times[scope["state"]["key_id"]]
         is_accepted = self._accept(now, times)
         remaining = self._per_minute - len(times)
-        seconds = times[0] + WINDOW_SECONDS - now  # until the oldest counted request leaves the window
+        seconds = times[0] + WINDOW_SECONDS - now  # time until the oldest counted request leaves the window
 
         async def limited_send(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -46,7 +46,7 @@ class Reloader:
         try:
             self._check_files()
             keys = read_keys(self._settings)
-            tls_context(self._settings)  # checks the pair: loading a mismatched pair would break the context in use
+            tls_context(self._settings)  # check the pair first: a mismatched pair would break the context in use
             if self._tls and self._settings.ssl_certfile:
                 load_certificate(self._tls, self._settings.ssl_certfile, self._settings.ssl_keyfile)
         except SettingsError as error:

@@ -3,13 +3,14 @@
 from collections import defaultdict
 
 MULTIPLE = 3
-"""A key may hold three times the free capacity. So one busy key gets 3/4 of the capacity, two get 3/7 each."""
+"""A key may hold at most three times the free capacity. One busy key gets 3/4 of the capacity, two get 3/7 each."""
 
 
 class Shares:
     """Divides a capacity among keys by dynamic thresholds, as network switches divide their buffers.
 
-    A key that holds nothing may take all that is free. So may the only key that has ever requested a share.
+    A key that holds nothing may take the whole free capacity. If only one key has ever requested a share, that key may
+    always take the whole free capacity.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -18,7 +19,10 @@ class Shares:
         self._held = defaultdict[str, int](int)
 
     def fits(self, amount: int, key: str, *, held_by_request: int = 0) -> bool:
-        """Return whether a key may take `amount` more for a request, and record that the key has requested it."""
+        """Return whether a key may take `amount` more for a request. Remember that the key has requested a share.
+
+        `held_by_request` is the amount that the request already holds.
+        """
         free = self.capacity - self.num_held - amount
         is_first = self._held[key] == held_by_request
         is_alone = len(self._held) == 1

@@ -1,4 +1,4 @@
-"""A server that runs while the model loads. It answers probes, and 503 to everything else."""
+"""A server that runs while the model loads. It answers 200 to `/livez`, and 503 to all other requests."""
 
 import os
 import socket
@@ -24,7 +24,7 @@ STOP_SECONDS = 1
 
 
 async def starting_app(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer as a live server that is not ready. Close each connection, so the next request reaches the real server."""
+    """Answer as a live server that is not ready. Close the connection, so that the next one reaches the real server."""
     retry = {"retry-after": str(RETRY_SECONDS)}
     loading = ApiError("the model is loading", status=503, code="not_ready", headers=retry)
     response = JSONResponse({"status": "ok"}) if scope["path"].endswith("/livez") else loading.response()

@@ -6,7 +6,7 @@ const PITCH = 13; // pixels from one row to the next
 const CELL = 11;
 const LANE = 26;
 const BAR = 18;
-const PROMPT = 26; // width of the prompt's column, which stands for many rows
+const PROMPT = 26; // width of the column for all rows of the prompt
 
 export class Drawing {
   #staircase;

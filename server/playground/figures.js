@@ -3,7 +3,7 @@
 import { element } from "./elements.js";
 
 const MIN_TOKENS = 16;
-const MIN_SECONDS = 0.05; // the chunks of a shorter run arrive together, so no speed is shown
+const MIN_SECONDS = 0.05; // show no speed for a shorter story: its chunks arrive together
 
 export class Figures {
   #place;
@@ -12,7 +12,7 @@ export class Figures {
   #first = null;
   #last = null;
   #numTokens = 0;
-  #numAtFirst = 0; // tokens of the first chunk
+  #numAtFirst = 0; // number of tokens in the first chunk
   #depths = 0;
   #numRuns = 0;
 

@@ -1,8 +1,8 @@
 /**
  * The text of a story, with a span per token.
  *
- * A chunk may contain several tokens, and text that was held back from earlier tokens, so offsets map characters to tokens.
- * The span of a token without visible text is empty: the end of text, half a character, part of a stop string.
+ * A chunk may contain several tokens, and held-back text of earlier tokens. So offsets map characters to tokens.
+ * The span of a token without visible text is empty: end-of-text, an incomplete character, a part of a stop string.
  */
 
 import { tone } from "./tones.js";
@@ -14,7 +14,7 @@ export class Story {
   #spans = [];
   #starts = []; // offset of each token's first character
   #numCharacters = 0;
-  #reachable = 0; // the token that the tab key reaches
+  #reachable = 0; // number of the token that the Tab key reaches
 
   /** `onPoint` receives the number of the token under the pointer or with the focus, counted from 0, or null. */
   constructor(output, onPoint) {

@@ -54,14 +54,14 @@ LOOK_BACK_SECONDS = 15
 
 DRAIN_POLL_SECONDS = 0.2
 MAX_GATEWAY_REQUESTS = 10_000
-"""Concurrent requests per gateway. Ray's proxy queues the others."""
+"""Limit of concurrent requests per gateway. Ray's proxy queues further requests."""
 
 APPLICATION = "nvium"
 DESCRIPTORS_PER_CLIENT = 2
-"""One for the client's connection, one for a connection to a replica."""
+"""File descriptors per client: one for its connection, one for a connection to a replica."""
 
 USER_ERROR = re.compile(r"^(?:nvium_core|server)\.[\w.]+: (.+)$", re.MULTILINE)
-"""The last line of a traceback that ends in one of this package's exceptions."""
+"""Matches the last line of a traceback of one of this package's exceptions."""
 
 QUIET_LOGS = LoggingConfig(log_level="WARNING", enable_access_log=False)
 
@@ -71,8 +71,8 @@ log = structlog.get_logger("nvium.server")
 class Replica:
     """A single-process server in a thread of a Ray actor. Only the gateway knows its port and secret.
 
-    `host` is the address to listen on; None means this machine's address in the cluster. The constructor raises the
-    errors of `server.app.run`.
+    `host` is the address to listen on. If None, listen on this machine's address in the cluster. The constructor
+    raises the errors that `server.app.run` raises.
     """
 
     def __init__(self, settings: Settings, host: str | None) -> None:
@@ -108,12 +108,12 @@ class Replica:
         return {SEQUENCES: self._service.admission.num_present}
 
     def check_health(self) -> None:
-        """Called by Ray, which replaces a replica that keeps raising."""
+        """Raise if the server makes no progress. Ray calls this, and replaces a replica that keeps raising."""
         if not (self._thread and self._thread.is_alive() and self._service.is_live):
             raise RuntimeError("the device thread makes no progress")
 
     def __del__(self) -> None:
-        """Called by Ray after the last request, or after `__init__` failed."""
+        """Stop the server. Ray calls this after the last request, or after `__init__` failed."""
         if self._thread:
             self._server.should_exit = True
             self._thread.join(STOP_SECONDS)
@@ -126,14 +126,14 @@ class AffineRouter(RequestRouter):  # type: ignore[misc]
     """
 
     def initialize_state(self, *, is_affine: bool = True) -> None:
-        """Called by Ray before the first request."""
+        """Initialize the state. Ray calls this before the first request."""
         self._is_affine = is_affine
         self._prefixes = PrefixHolders()
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Return the preferred replica, then the others in case it is full."""
+        """Return the preferred replica, then the other replicas, which Ray tries if the preferred replica is full."""
         digests, excluded = pending_request.args if pending_request and pending_request.args else ([], [])
         if pending_request:
             pending_request.routing_context.should_backoff = True
@@ -145,7 +145,7 @@ class AffineRouter(RequestRouter):  # type: ignore[misc]
         if self._is_affine:
             self._prefixes.note(digests, chosen)
         first = replicas.pop(chosen)
-        self.on_send_request(first.replica_id)  # counts this request in the replica's load
+        self.on_send_request(first.replica_id)  # add this request to the replica's load
         return [[first], list(replicas.values())]
 
     def _load(self, replica: RunningReplica) -> int:
@@ -191,7 +191,7 @@ def application(settings: Settings) -> serve.Application:
         max_ongoing_requests=MAX_GATEWAY_REQUESTS,
         graceful_shutdown_timeout_s=settings.drain_seconds,
         graceful_shutdown_wait_loop_s=DRAIN_POLL_SECONDS,
-        ray_actor_options={"num_cpus": 0},  # Ray may place it on any node
+        ray_actor_options={"num_cpus": 0},  # let Ray place the gateway on any node
         logging_config=QUIET_LOGS,
     )
     return deployment.bind(settings, replicas(settings))
@@ -207,7 +207,7 @@ class IngressGateway:
 
 
 class RayPool:
-    """A `Pool` of one Ray deployment's replicas."""
+    """A `Pool` with the replicas of one Ray deployment."""
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._handle = handle
@@ -281,7 +281,7 @@ def check_devices(device: str, num_replicas: int) -> None:
 
 
 def start_ray(num_replicas: int, *, shows_logs: bool = True) -> None:
-    """Start Ray with one CPU per replica, regardless of the machine's CPUs."""
+    """Start Ray with one CPU per replica, even if the machine has fewer CPUs."""
     ray.init(
         address="local",
         num_cpus=num_replicas,

@@ -21,7 +21,7 @@ GATEWAY_LABEL = "front"
 """The gateway's value of the metrics label `replica`. Dashboards depend on it."""
 
 LIST_SECONDS = 1.5
-"""Timeout for listing replicas. Ray waits for a replica that hangs."""
+"""Timeout for listing replicas. Without it, Ray would wait for a replica that hangs."""
 
 ANSWER_SECONDS = 2
 """Timeout for a replica's response to a probe or scrape."""
@@ -30,7 +30,7 @@ router = APIRouter()
 
 
 class Gateway:
-    """Forwards requests to replicas. Probes and scrapes cover all replicas."""
+    """Forwards requests to replicas. For a probe or scrape, asks all replicas."""
 
     def __init__(self, pool: Pool, settings: Settings) -> None:
         self.settings = settings
@@ -60,14 +60,14 @@ class Gateway:
         return await asyncio.to_thread(generate_latest, MergedPages(pages))
 
     async def _answers(self, path: str) -> dict[str, str]:
-        """Get a path from all replicas. Return the bodies by replica name, without failures and timeouts."""
+        """Get a path from all replicas. Return the bodies by replica name. Omit replicas that fail or time out."""
         addresses = await self._replicas()
         requests = [asyncio.wait_for(self.relay.get(address, path), ANSWER_SECONDS) for address in addresses]
         answers = await asyncio.gather(*requests, return_exceptions=True)
         return {address.name: page for address, page in zip(addresses, answers, strict=True) if isinstance(page, str)}
 
     async def _replicas(self) -> list[Address]:
-        """Return the current replicas, or the last known ones if Ray does not answer in time."""
+        """Return the current replicas. If Ray does not answer in time, return the last known replicas."""
         with suppress(TimeoutError):
             try:
                 self._known = await asyncio.wait_for(self._pool.all(), LIST_SECONDS)

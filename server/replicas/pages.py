@@ -10,7 +10,7 @@ LABEL = "replica"
 
 
 class MergedPages(Collector):
-    """The metrics of all pages, which are given by replica name."""
+    """The merged metrics. `pages` maps a replica's name to its page."""
 
     def __init__(self, pages: Mapping[str, str]) -> None:
         self._pages = pages

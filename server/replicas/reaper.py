@@ -1,6 +1,7 @@
 """`python -m server.replicas.reaper FOLDER`: kills the Ray processes left behind by a gateway that was killed.
 
-Standard input closes when the parent process ends. If the parent wrote `GOODBYE` first, the reaper does nothing.
+The reaper waits until its standard input closes, which means that the gateway has ended. If the gateway wrote `GOODBYE`
+before, the gateway ended normally and the reaper does nothing.
 """
 
 import os
@@ -14,14 +15,14 @@ from pathlib import Path
 
 GOODBYE = b"."
 ROUNDS, ROUND_SECONDS = 20, 0.5
-"""Kill repeatedly, because the processes may still be starting others."""
+"""Kill repeatedly, because the processes may be starting further processes."""
 
 
 @contextmanager
 def reaper_of(folder: str) -> Iterator[None]:
-    """If this process dies while the context is open, kill all processes with this folder on their command line.
+    """Start the reaper. If this process dies while the context is open, the reaper kills the session's processes.
 
-    All processes of a Ray session have the session's folder on their command line.
+    `folder` is the Ray session's folder, which all processes of the session have on their command line.
     """
     command = [sys.executable, "-m", "server.replicas.reaper", folder]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)  # noqa: S603 (our own)

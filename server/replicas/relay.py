@@ -1,7 +1,7 @@
 """Forwards requests to replicas and their responses to clients. Retries a request if its replica is lost.
 
-A whole response is forwarded once it is complete, a stream event by event. So the client notices a lost replica only
-if its stream has begun: the stream then ends with an error.
+A whole response is forwarded once it is complete. A stream is forwarded event by event. If a replica is lost after a
+stream has begun, the stream ends with an error. Otherwise the request is retried.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ from server.telemetry.metrics import Metrics
 from server.telemetry.record import RequestRecord
 
 MAX_ATTEMPTS = 5
-"""Attempts per request, including failed connections."""
+"""Limit of attempts per request, including failed connections."""
 
 MAX_DELIVERIES = 3
-"""Attempts that reached a replica. A request with which three replicas were lost may be the cause."""
+"""Limit of attempts that reach a replica. If three replicas fail on a request, the request may be the cause."""
 
 UNBOUNDED = 2**31
-"""Limit of open requests. Replicas bound their own queues."""
+"""The gateway does not limit open requests, because replicas limit their own queues."""
 
 RETRY_SECONDS = 5
 
@@ -55,12 +55,12 @@ HOP_BY_HOP = (b"connection", b"date", b"keep-alive", b"server", b"transfer-encod
 """Response headers that are not forwarded. The gateway's connection sets its own."""
 
 DEAD_PEER = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
-"""Socket options that close a connection after 25 seconds without its peer."""
+"""Socket options that close a connection if the peer does not respond for 25 seconds."""
 
 END_OF_EVENT = b"\n\n"
 
 STOPPED = b'"code": "engine_stopped"'
-"""Part of the response of a replica whose engine has stopped."""
+"""Text in the response of a replica whose engine has stopped."""
 
 SECRET = "x-nvium-secret"  # noqa: S105 (a header's name)
 KEY_ID = "x-nvium-key-id"
@@ -158,7 +158,7 @@ class Relay:
 
     @asynccontextmanager
     async def _chosen(self, digests: list[bytes], lost: Collection[str]) -> AsyncIterator[Address]:
-        """Choose a replica, preferably not a lost one. Release it in the background after the response."""
+        """Choose a replica, preferably one that is not in `lost`. After the response, release it in the background."""
         stack = AsyncExitStack()
         try:
             async with asyncio.timeout(WAIT_SECONDS):
@@ -189,7 +189,7 @@ class Exchange:
     def __init__(self, scope: Scope, send: Send, body: bytes) -> None:
         self.body = body
         self.has_begun = False
-        """Whether sending the response's head has begun."""
+        """Whether the response's head has been passed to `send`."""
         self.request_id: str = scope["state"]["request_id"]
         self._record: RequestRecord | None = scope["state"]["record"]
         self._method: str = scope["method"]
@@ -200,7 +200,7 @@ class Exchange:
         self._headers |= {"x-request-id": self.request_id, KEY_ID: scope["state"]["key_id"]}
         self._fast_path: FastPath | None = scope.get("extensions", {}).get(FAST_PATH)
         self._is_head_sent = False
-        """Whether the fast path may be used. Starlette sends the head with the first part of the body."""
+        """Whether the head has been written, as the fast path requires. The first part of the body triggers that."""
         self._send = send
 
     async def forward(self, session: aiohttp.ClientSession, address: Address) -> None:
@@ -254,7 +254,7 @@ class Exchange:
             self._is_head_sent = True
 
     def set_recorder(self, *, is_replica: bool) -> None:
-        """Set whether the replica or the gateway counts and logs the request."""
+        """Let the replica count and log the request if `is_replica`, otherwise the gateway."""
         if self._record:
             self._record.is_passed_on = is_replica
 
@@ -264,12 +264,12 @@ def no_replica() -> Rejected:
 
 
 def new_socket(address: tuple[Any, ...]) -> socket.socket:
-    """Create a socket to a replica that sends small writes at once and detects a dead machine."""
+    """Create a socket to a replica. The socket sends small writes at once and detects that the machine is dead."""
     family, kind, protocol, *_ = address
     made = socket.socket(family, kind, protocol)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, True)
     for name, value in DEAD_PEER.items():
-        with suppress(AttributeError):  # not every system has all of these options
+        with suppress(AttributeError):  # some systems lack some of these options
             made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return made

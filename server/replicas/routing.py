@@ -1,7 +1,7 @@
 """Chooses a replica for each request, and the number of replicas. Imports neither Ray nor an HTTP library.
 
-Prompt prefixes are stored as digests of the text, one per `BLOCK_CHARACTERS`, so the gateway needs no tokenizer. An
-entry may be stale, because a page was evicted or a replica is gone. Then only a cache hit is lost.
+Prompt prefixes are stored as digests of the text, one per `BLOCK_CHARACTERS`, so the gateway needs no tokenizer. A
+replica may no longer have a prefix that is stored for it. A request sent there misses the cache, with no other harm.
 """
 
 import json
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from ray.serve.config import AutoscalingContext
 
 BLOCK_CHARACTERS = 64
-"""Roughly the text of one cache page."""
+"""Characters per digest. A cache page holds about as much text."""
 
 MAX_BLOCKS = 128
 """Maximum prefix length, in blocks."""
 
 MAX_AHEAD = 4
-"""A preferred replica may have this many more requests than the least loaded one."""
+"""A replica is overloaded if it has more than this many requests above the least loaded replica."""
 
 MAX_DIGESTS = 100_000
 
 
 def prefix_digests(body: bytes) -> list[bytes]:
-    """Digest the prefixes of a request's prompt, shortest first. Empty if the prompt is short or missing."""
+    """Return digests of a prompt's prefixes, shortest first. If the prompt is short or missing, return none."""
     try:
         request = json.loads(body)
     except (ValueError, RecursionError):
@@ -97,9 +97,9 @@ class NoReplica(Exception):
 
 class Pool(Protocol):
     def chosen(self, digests: Sequence[bytes], excluded: Collection[str]) -> AbstractAsyncContextManager[Address]:
-        """Wait for a replica and add the request to its load while the context is open.
+        """Wait for a replica. Add the request to its load while the context is open.
 
-        Prefer one that is not excluded. Raise `NoReplica` if no replica will become available.
+        Prefer a replica that is not in `excluded`. Raise `NoReplica` if no replica will become available.
         """
 
     async def all(self) -> list[Address]:
@@ -111,7 +111,7 @@ SEQUENCES = "sequences"
 
 
 class BySequences:
-    """An autoscaling policy for Ray: a fixed number of sequences per replica. Ray applies bounds and delays."""
+    """An autoscaling policy for Ray: a fixed number of sequences per replica. Ray adds limits and delays."""
 
     def __init__(self, sequences_per_replica: int) -> None:
         self._sequences_per_replica = sequences_per_replica

@@ -40,7 +40,7 @@ def parsed(body: bytes) -> Any:
 
 
 def without_duplicates(members: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Raise `ApiError` for a duplicate key: a proxy may have checked the other value of that key."""
+    """Raise `ApiError` for a duplicate key. A proxy may have checked one value, and this server would use another."""
     made = dict(members)
     if len(made) < len(members):
         names = [name for name, _ in members]

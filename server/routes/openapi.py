@@ -1,4 +1,4 @@
-"""`GET /openapi.json`: describes every route except the playground's, with its request and all its responses.
+"""`GET /openapi.json`: describes every route except the playground's, with the route's request and responses.
 
 A test compares `ROUTES` with the app's routes.
 """
@@ -54,7 +54,7 @@ class Version(ResponseBody):
 
 @dataclass(frozen=True)
 class Route:
-    """A route. `answer` is the response's type, None for plain text. `chunk` is the type of a stream's events."""
+    """A route. `answer` is the response's type, or None for plain text. `chunk` is the type of a stream's events."""
 
     method: str
     path: str

@@ -42,7 +42,7 @@ class ResponseStore:
     def __init__(self) -> None:
         self._owned: defaultdict[str, OrderedDict[str, StoredResponse]] = defaultdict(OrderedDict)
         self._sizes: defaultdict[str, int] = defaultdict(int)
-        self._lock = Lock()  # long responses are written on other threads
+        self._lock = Lock()  # long responses are stored from other threads
 
     def find(self, owner: str, response_id: str) -> StoredResponse | None:
         with self._lock:
@@ -104,7 +104,7 @@ async def create_response(body: ResponseRequest, request: Request) -> HttpRespon
 
 @router.api_route("/v1/responses/{response_id}", methods=["GET", "DELETE"])
 async def stored_response(response_id: str, request: Request) -> HttpResponse:
-    """Both methods share a route, because the `allow` header of a 405 lists the methods of one route."""
+    """Return or delete a response. Both methods share a route, so that the `allow` header of a 405 lists both."""
     store, owner = request.app.state.response_store, request.state.key_id
     found: StoredResponse | None = store.find(owner, response_id)
     if found is None:

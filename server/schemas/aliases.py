@@ -17,4 +17,4 @@ ALIASES: dict[str, str] = {
     "truncate": "truncate_prompt_tokens",
     "return_full_text": "echo",
 }
-"""Fields by alias. An endpoint accepts an alias if it has the field and no other field of that name."""
+"""Maps an alias to its field. An endpoint accepts the alias if it has the field, and no field named like the alias."""

@@ -22,11 +22,11 @@ from pydantic_core import CoreSchema, PydanticCustomError, ValidationError
 from server.errors import WRONG_FIELD, InvalidField
 
 MAX_FIELDS = 1_000
-"""Most fields in one request object."""
+"""Limit of fields in a JSON object of a request."""
 
 
 class NeutralOnly:
-    """Marks an unsupported field. Only null and these neutral values, which have no effect, are accepted.
+    """Marks an unsupported field. The field accepts only null and `values`, which have no effect.
 
     `why` is appended to the message "not supported".
     """
@@ -67,7 +67,7 @@ class RequestBody(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, frozen=True, use_attribute_docstrings=True)
 
     aliases: ClassVar[Mapping[str, str]] = {}
-    """Fields by alias."""
+    """Maps an alias to its field."""
 
     @model_validator(mode="before")
     @classmethod
@@ -112,7 +112,7 @@ class RequestBody(BaseModel):
                 yield name
 
     def check_neutral(self, within: str = "") -> None:
-        """Raise `InvalidField` if an unsupported field has an effect."""
+        """Raise `InvalidField` if an unsupported field has a value that would have an effect."""
         for name, field in type(self).model_fields.items():
             for mark in field.metadata:
                 if isinstance(mark, NeutralOnly):
@@ -148,7 +148,7 @@ def or_null(schema: JsonSchemaValue) -> JsonSchemaValue:
 
 
 def described(message: str) -> WrapValidator:
-    """Replace the errors of all union members with one message."""
+    """Replace the validation errors of all members of a union with one message."""
 
     def validate(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         try:
@@ -178,7 +178,7 @@ def encodable(text: str) -> str:
 
 
 def at_most(num_items: int) -> BeforeValidator:
-    """Limit the size of a list or object before its items are validated: many invalid items are slow."""
+    """Limit the size of a list or object before its items are validated, because many invalid items take long."""
 
     def validate(value: Any) -> Any:
         if isinstance(value, list | dict) and len(value) > num_items:

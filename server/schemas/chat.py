@@ -40,14 +40,14 @@ class ChatRequest(TemplateOptions, GenerationRequest):
     """Number of alternatives, 0 to 20. Requires `logprobs`."""
 
     tool_choice: ToolChoice | None = None
-    """`none`, `auto` (text or calls; the default with tools), `required`, or one function, which is called once."""
+    """`none`, `auto` (text or calls; the default with tools), `required` (calls), or a function (one call of it)."""
     parallel_tool_calls: bool = True
     """Allow several calls in one answer."""
 
     safety_identifier: Text | None = None
     """Logged with the request instead of `user`."""
     prompt_cache_key: Annotated[Text | None, WithoutEffect()] = None
-    """The prefix cache is always shared."""
+    """All requests share the prefix cache."""
     prompt_cache_options: Annotated[Any, NeutralOnly({}, {"mode": "implicit"})] = None
     prompt_cache_retention: Annotated[Any, NeutralOnly("in_memory")] = None
     service_tier: Annotated[Any, NeutralOnly("auto", "default")] = None
@@ -157,7 +157,7 @@ class CalledFunction(TypedDict):
 
 
 class MadeToolCall(TypedDict):
-    """A tool call in a response, or the delta of one in a chunk."""
+    """A tool call in a response. In a chunk, the new part of a tool call."""
 
     index: NotRequired[int]
     id: NotRequired[str]
@@ -166,9 +166,9 @@ class MadeToolCall(TypedDict):
 
 
 class ChatMessage(TypedDict):
-    """The assistant's message, or in a chunk its new part.
+    """The assistant's message. In a chunk, the new part of the message.
 
-    In a choice's last chunk, `nvium` covers all tokens: clients that join chunks keep only the last `nvium`.
+    In a choice's last chunk, `nvium` covers all tokens of the choice: clients that join chunks keep the last `nvium`.
     """
 
     role: NotRequired[Literal["assistant"]]
@@ -176,7 +176,7 @@ class ChatMessage(TypedDict):
     reasoning_content: NotRequired[str]
     """The model's reasoning before the content, if any."""
     reasoning: NotRequired[str]
-    """The same text as `reasoning_content`: clients read either name."""
+    """The same text as `reasoning_content`. Some clients read this name."""
     refusal: NotRequired[None]
     tool_calls: NotRequired[list[MadeToolCall]]
     nvium: NotRequired[TokenExits]

@@ -42,7 +42,7 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """Return the prompts as a list. An empty list of token ids is one empty prompt."""
+        """Return the prompts as a list. An empty list is one prompt without tokens."""
         if isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int):
             return [self.prompt]  # type: ignore[list-item]
         return list(self.prompt)

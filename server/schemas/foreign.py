@@ -1,4 +1,4 @@
-"""Fields of other servers that would change the output and are not supported, with their neutral values.
+"""Unsupported fields of other servers that would change the output, with their values that have no effect.
 
 All other unknown fields are accepted, and named in the response header `x-nvium-ignored-params`.
 """

@@ -21,12 +21,12 @@ class OutputFormat(NamedTuple):
     param: str
     grammar: Grammar
     is_text: bool = False
-    """Whether the answer is text, which also ends at the stop strings of the chat template."""
+    """Whether the answer is text. Text also ends at the stop strings of the chat template."""
 
 
 class JsonSchemaFormat(RequestBody):
     name: FormatName
-    """The server does not use name and description."""
+    """`name` and `description` have no effect."""
     description: Text | None = None
     json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
     """By default, any object."""
@@ -80,7 +80,7 @@ class StructuredOutputs(RequestBody):
     whitespace_pattern: Annotated[Any, NeutralOnly(why=": generated JSON has no whitespace")] = None
 
     def output_format(self, *, closes: bool, param: str = "") -> OutputFormat:
-        """Return the format. Raise `InvalidField` unless exactly one field is set. Errors name `param`, if given."""
+        """Return the format. Raise `InvalidField` unless exactly one field is set. Errors name `param` if given."""
         given: dict[str, tuple[Any, Callable[[Any], Grammar]]] = {
             "regex": (self.regex, Regex),
             "choice": (self.choice, OneOf),
@@ -106,7 +106,7 @@ GUIDED = {
     "grammar": "grammar",
     "ebnf": "grammar",
 }
-"""Fields of `structured_outputs` by their top-level aliases."""
+"""Maps an alias at the top level to its field of `structured_outputs`."""
 
 
 def as_schema(param: str, schema: Any) -> dict[str, Any]:

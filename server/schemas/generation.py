@@ -63,7 +63,7 @@ class NviumOptions(RequestBody):
     """`exits`: sample from the exit that the routers choose. `mixture`: from the mixture of all exits. `original`: from
     the last exit. Default: `--sampling`, or the model's own."""
     early_exits: bool = True
-    """Return each token when it exits. `false` runs all layers first: the same tokens, later."""
+    """Return each token as soon as it exits. `false`: run all layers first. The tokens are the same."""
     metadata: bool = True
     """Return the exits of the tokens, in `nvium`."""
     text_offsets: bool = False
@@ -90,7 +90,7 @@ class GenerationRequest(RequestBody):
     top_p: float = 1.0
     """In (0, 1]. 1: off."""
     top_k: int = 0
-    """Sample from this many most probable tokens. 0 or −1: off."""
+    """Sample only from the `top_k` most probable tokens. 0 or −1: off."""
     min_p: float = 0
     """Minimum probability relative to the most probable token, 0 to 1. 0: off."""
     presence_penalty: float = 0
@@ -140,7 +140,7 @@ class GenerationRequest(RequestBody):
     skip_special_tokens: bool = True
     """Omit special tokens from the text."""
     metadata: Metadata | None = None
-    """Up to 16 pairs with keys of 64 and values of 512 characters. Returned with the answer, or in its last chunk."""
+    """Up to 16 pairs. Keys have up to 64 characters, values up to 512. Returned with the answer or its last chunk."""
 
     stream: bool = False
     """Send the answer as server-sent events."""
@@ -174,7 +174,7 @@ class GenerationRequest(RequestBody):
 
     @property
     def request_names(self) -> dict[str, str]:
-        """Return the names that this request used for fields of the engine, where they differ."""
+        """Return this request's names for the engine's fields, where the names differ."""
         return {own: name for name, own in self.resolved_aliases(self.model_extra or {}).items()}
 
     def output_format(self) -> OutputFormat | None:
@@ -199,7 +199,7 @@ class GenerationRequest(RequestBody):
 
     @contextmanager
     def in_request_names(self) -> Iterator[None]:
-        """In errors of the engine, replace field names by the names that this request used."""
+        """In the engine's errors, replace the engine's field names with the names that this request used."""
         try:
             yield
         except InvalidRequest as error:
@@ -218,7 +218,7 @@ class GenerationRequest(RequestBody):
     ) -> SamplingParams:
         """Return the engine's sampling parameters. Raise `InvalidRequest` for a value out of range.
 
-        The prompt and the answer get the same number of alternatives, the larger of the two.
+        The prompt and the answer get the same number of alternatives, the larger of the two requested numbers.
         """
         scored = [number for number in (logprobs, self.prompt_logprobs) if number is not None]
         return SamplingParams(
@@ -273,10 +273,10 @@ def loggable(name: str) -> str:
 
 
 class TokenExits(TypedDict):
-    """Arrays aligned by token.
+    """Arrays with one entry per token.
 
-    `exits` are 1-based and `exit_layers` are their depths in layers. `text_offsets` count characters of the choice's
-    text. `exit_probabilities` are p_k of the exit taken, `probabilities` those of all exits.
+    `exits` count from 1. `exit_layers` are the exits' depths in layers. `text_offsets` count characters of the choice's
+    text. `exit_probabilities` are p_k of the token's exit, `probabilities` are p_k of all exits.
     """
 
     token_ids: list[int]
@@ -288,7 +288,7 @@ class TokenExits(TypedDict):
 
 
 class ExitSummary(TypedDict):
-    """Tokens per exit over all choices, and the mean depth as a fraction of all layers."""
+    """The number of tokens per exit over all choices, and the mean depth as a fraction of all layers."""
 
     exit_counts: list[int]
     mean_depth: float
@@ -312,7 +312,7 @@ class PromptTokenIds(TypedDict, total=False):
 
 
 class PromptLogprob(TypedDict):
-    """log π_mix of a token, its rank among all tokens (null if beyond the alternatives), and its text."""
+    """log π_mix of a token, its rank and its text. The rank is null if the token is not among the alternatives."""
 
     logprob: float
     rank: int | None
@@ -320,7 +320,7 @@ class PromptLogprob(TypedDict):
 
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
-"""For each prompt token, the token itself and the alternatives by id. Null for the first token."""
+"""For each prompt token, the scores of the token and its alternatives, by token id. Null for the first token."""
 
 
 class ScoredPrompt(TypedDict, total=False):

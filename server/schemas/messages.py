@@ -25,7 +25,7 @@ NoToolCallId = Annotated[Any, NeutralOnly(why=": only for role tool")]
 
 class Part(RequestBody):
     prompt_cache_breakpoint: Annotated[dict[str, Any] | None, WithoutEffect()] = None
-    """The prefix cache is always shared."""
+    """All requests share the prefix cache."""
 
 
 class TextPart(Part):
@@ -150,7 +150,7 @@ KINDS = {
 
 def kind_of_message(message: Any) -> str | None:
     if not isinstance(message, dict):
-        return "prompt message"  # fails validation: not an object
+        return "prompt message"  # validation will reject it, because it is not an object
     role = message.get("role")
     return KINDS.get(role) if isinstance(role, str) else None
 

@@ -129,7 +129,7 @@ class ResponseRequest(RequestBody):
     user: Text | None = None
     safety_identifier: Text | None = None
     prompt_cache_key: Annotated[Text | None, WithoutEffect()] = None
-    """The prefix cache is always shared."""
+    """All requests share the prefix cache."""
     nvium: NviumOptions = NviumOptions()
 
     reasoning: Annotated[Any, Hint({})] = None
@@ -169,7 +169,7 @@ class ResponseRequest(RequestBody):
         return next((tool.name for tool in spaces if any(inner.name == function for inner in tool.tools)), None)
 
     def as_chat(self, earlier: Sequence[Json]) -> ChatRequest:
-        """Convert to a chat request after the messages of earlier responses. Raise `InvalidField`."""
+        """Convert to a chat request that starts with the `earlier` messages. Raise `InvalidField` if that fails."""
         self.check_neutral()
         check_foreign(self.model_extra or {})
         check_elsewhere(self.model_extra or {}, ChatRequest, "/v1/chat/completions")
@@ -203,7 +203,7 @@ RESPONSES_NAMES = {
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text",
 }
-"""The names of chat fields in this endpoint."""
+"""Maps a field of chat requests to its name in this endpoint."""
 
 
 class ChatAsResponse(ChatRequest):
@@ -230,11 +230,11 @@ TEXT_ITEMS = {
     "code_interpreter_call": "code",
     "mcp_list_tools": "server_label",
 }
-"""Types of items about hosted tools, with the field that is quoted: these items become text."""
+"""Items about hosted tools, which become text. Maps an item's type to the field that the text quotes."""
 
 
 def with_item(messages: list[Json], item: Mapping[str, Any], param: str) -> list[Json]:
-    """Append an item to chat messages. A call joins the assistant message before it, if there is one."""
+    """Append an item to chat messages. If the item is a call and the last message is the assistant's, join them."""
     kind = item.get("type", "message")
     if kind == "message":
         message = {"role": item.get("role"), "content": content(item.get("content"), f"{param}.content")}
@@ -312,7 +312,7 @@ class OutputItem(TypedDict):
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[list[OutputPart]]
     summary: NotRequired[list[Any]]
-    """Always empty: the reasoning is returned in full."""
+    """Always empty, because `content` has the full reasoning."""
     call_id: NotRequired[str]
     name: NotRequired[str]
     namespace: NotRequired[str]

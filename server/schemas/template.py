@@ -12,7 +12,7 @@ from server.schemas.messages import Message
 from server.schemas.tools import Tool, Tools, unique
 
 OWN_ARGUMENTS = {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters, "messages", "template"}
-"""Parameters of the renderer itself: `chat_template_kwargs` must not set them."""
+"""Parameters of the renderer, which `chat_template_kwargs` must not set."""
 
 
 class TemplateOptions(RequestBody):

@@ -1,7 +1,7 @@
 """Log lines on stderr: JSON, or sentences if stderr is a terminal.
 
-An exception's message may quote a request, so only types and tracebacks are logged. Exceptions that the engine logs
-keep their messages, because the engine handles no text.
+The message of an exception may quote a request, so only the exception's type and traceback are logged. Exceptions that
+the engine logs keep their messages, because the engine handles no text.
 """
 
 import logging
@@ -48,7 +48,7 @@ def configure_logs(level: str = "info") -> None:
 
 
 def log_warnings_and_unhandled() -> None:
-    """Log warnings and unhandled exceptions: if the interpreter wrote them to stderr, it could block the process."""
+    """Log warnings and unhandled exceptions. If the interpreter wrote them to stderr, the process could block."""
 
     def log_arguments(error: "threading.ExceptHookArgs | sys.UnraisableHookArgs") -> None:
         log_unhandled((error.exc_type, error.exc_value, error.exc_traceback))

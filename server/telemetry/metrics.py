@@ -14,7 +14,7 @@ from server.telemetry.sink import sink
 from server.telemetry.steps import StepMetrics
 
 EndReason = Literal["stop", "length", "tool_calls", "abort"]
-"""Why a choice ended. `abort` means that its request ended before the choice did."""
+"""Why a choice ended. `abort` means that the request ended before the choice."""
 
 Outcome = Literal["completed", "invalid", "rejected", "cancelled", "failed"]
 
@@ -116,7 +116,7 @@ class LogCollector(Collector):
 
 
 class WorkerCollector(Collector):
-    """Reads all engine metrics from one snapshot, so they are consistent."""
+    """Reads all engine metrics from one snapshot, so that the metrics are consistent."""
 
     def __init__(self, worker: EngineWorker) -> None:
         self._worker = worker

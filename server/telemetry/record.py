@@ -1,4 +1,4 @@
-"""The record of one request: counted in the metrics and logged in one line when the request ends. Contains no text."""
+"""The record of one request. When the request ends, the record is counted and logged in one line. It has no text."""
 
 import time
 from collections import Counter
@@ -24,7 +24,7 @@ class RequestRecord:
 
     If `is_passed_on`, the replica that answers counts and logs the request instead.
 
-    Times are by `time.monotonic()`. Each one is when the first choice reached that stage, or None.
+    Times are by `time.monotonic()`: when the first choice reached that stage, or None if no choice has reached it.
     """
 
     def __init__(self, metrics: Metrics, *, request_id: str, endpoint: str, received_at: float | None = None) -> None:
@@ -58,7 +58,7 @@ class RequestRecord:
     def left_queue(self, seconds: float, num_cached_prompt_tokens: int) -> None:
         """Record that a choice started to run after `seconds` in the queue, with these rows from the prefix cache."""
         assert self.queued_at is not None
-        seconds = max(0.0, seconds)  # the device thread may be faster than `admitted`
+        seconds = max(0.0, seconds)  # negative if the engine started the choice at once
         self._metrics.queue_time.observe(seconds)
         started_at = self.queued_at + seconds
         self.started_at = started_at if self.started_at is None else min(started_at, self.started_at)

@@ -30,7 +30,7 @@ class LogSink:
         self._thread = threading.Thread(target=self._run, name="nvium-log", daemon=True)
 
     def open(self, stream: TextIO | None) -> None:
-        """Start writing to a stream. None (the process has no stderr) drops all lines."""
+        """Start writing to a stream. If the stream is None, because the process has no stderr, drop all lines."""
         self._write_out = writer_to(stream)
         if not self._thread.is_alive():
             self._thread.start()
@@ -62,7 +62,7 @@ class LogSink:
 def writer_to(stream: TextIO | None) -> Write:
     """Return a function that writes to the stream's file descriptor.
 
-    Bypass the stream's buffer: it would keep the lines that do not fit on a full disk.
+    Bypass the stream's buffer, which would keep the lines that do not fit on a full disk.
     """
     if stream is None:
         return discard

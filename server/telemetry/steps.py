@@ -47,7 +47,7 @@ class StepMetrics(Collector):
         self._depths = Tally(depth_ratios)
 
     def observe(self, reports: Sequence[StepReport], events: Sequence[Event]) -> None:
-        """Record one turn of the engine. Steps of one report are recorded with their mean duration and rows."""
+        """Record one turn of the engine. Each Step counts with the mean duration and mean rows of its report."""
         for block, num_steps, num_rows, total_seconds in reports:
             seconds, rows = self._blocks[block - 1]
             seconds.observe(total_seconds / num_steps, num_steps)

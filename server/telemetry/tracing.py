@@ -43,7 +43,7 @@ def tracer_provider(settings: Settings) -> TracerProvider | None:
 
 
 def exporting_to(endpoint: str) -> TracerProvider:
-    """Return a provider that exports spans in the background and the remaining spans at exit."""
+    """Return a provider that exports spans in the background. At exit, it exports the remaining spans."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk import trace as sdk
@@ -65,7 +65,7 @@ class Tracing:
         self._model = model
 
     def trace(self, record: RequestRecord, headers: Headers) -> None:
-        """Export a finished request as part of the trace in its `traceparent`."""
+        """Export a finished request as part of the trace that its `traceparent` header names."""
         assert record.closed_at is not None
         operation = OPERATIONS.get(record.endpoint, record.endpoint)
         request = self._tracer.start_span(

@@ -27,11 +27,11 @@ class AnswerReader:
         self.calls = ToolCallReader(call_format) if call_format else None
         """None if no tool can be called: all text after the reasoning is content."""
         self.may_be_text = not has_tools or request.may_answer_in_text
-        """Whether an answer without a call is allowed. If not, an incomplete call is never content."""
+        """Whether an answer without a call is allowed. If it is not, an incomplete call never becomes content."""
         self._begun_calls: list[CallPiece] = []
-        """Calls that begin in the prompt, which the answer repeats."""
+        """Parts of calls at the end of the prompt. The first part of the answer repeats them."""
         self._begun_content = ""
-        """Text at the end of the prompt that may become a call, which the answer omits."""
+        """Text at the end of the prompt that may start a call. If it turns out to be content, the answer omits it."""
         answer = self.reasoning.push(start.continued).answer
         if self.calls and start.has_begun:
             self._begun_calls = self.calls.push(answer).calls

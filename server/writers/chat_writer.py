@@ -27,7 +27,7 @@ from server.writers.logprobs import chat_logprobs
 
 CHUNK: Literal["chat.completion.chunk"] = "chat.completion.chunk"
 NO_TOKEN_IDS: PromptTokenIds = {}
-"""For mypy: a chunk without prompt token ids."""
+"""Tells mypy that a chunk may lack prompt token ids."""
 
 
 class ChatWriter(ChunkWriter[ChatRequest]):
@@ -39,7 +39,7 @@ class ChatWriter(ChunkWriter[ChatRequest]):
         self._has_tools = self._readers[0].calls is not None
         self._is_text_first = self._readers[0].may_be_text
         self._streamed = [Delta(choice.index) for choice in generation.choices]
-        """The tokens streamed so far, by choice."""
+        """The tokens streamed so far, for each choice."""
 
     def whole(self, deltas: Sequence[Delta]) -> bytes:
         choices: list[ChatChoice] = [{"message": self._message(d), **self._chat_choice(d)} for d in deltas]
@@ -53,7 +53,7 @@ class ChatWriter(ChunkWriter[ChatRequest]):
         return to_json(response)
 
     def _opening(self) -> list[bytes]:
-        """Return a chunk with the role for each choice."""
+        """Return one chunk per choice, with the assistant's role."""
         message: ChatMessage = {"role": "assistant", "content": "" if self._is_text_first else None}
         first, *others = [self._chunk_of(Delta(choice.index), message) for choice in self.generation.choices]
         return [to_json({**first, **self._prompt_token_ids()}), *map(to_json, others)]
@@ -105,14 +105,14 @@ class ChatWriter(ChunkWriter[ChatRequest]):
         return chat_logprobs(self._service.vocabulary, token_ids, scores, self._request.top_logprobs or 0)
 
     def _prompt_token_ids(self) -> PromptTokenIds:
-        """Return the prompt's token ids for the top level: all choices share the prompt."""
+        """Return the prompt's token ids for the response's top level, because all choices share the prompt."""
         if not self._request.return_token_ids:
             return {}
         return {"prompt_token_ids": self.generation.choices[0].prompt.token_ids}
 
 
 def joined(pieces: Sequence[CallPiece]) -> dict[int, MadeToolCall]:
-    """Join the pieces of each call, by its number."""
+    """Join the pieces of each call. Return the calls by number."""
     calls: dict[int, MadeToolCall] = {}
     for piece in pieces:
         call = calls.setdefault(piece.number, {"function": {"arguments": ""}})

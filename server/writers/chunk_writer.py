@@ -16,7 +16,7 @@ from server.writers.writer import AnyRequest, Writer
 
 
 class ChunkWriter(Writer[AnyRequest]):
-    """Writes chunks, whose format subclasses define."""
+    """Writes a stream of chunks. Subclasses define the format of a chunk."""
 
     chunk_object: ClassVar[str]
     """The chunks' `object` field."""
@@ -70,7 +70,7 @@ class ChunkWriter(Writer[AnyRequest]):
         return self._with_summary({**self._envelope, "usage": self._usage()})
 
     def _chunk_fields(self) -> Generated:
-        """Return the common fields of a chunk. Call it after writing its choice: the last chunk has the summary."""
+        """Return the common fields of a chunk. Call it after writing the chunk's choice, which the summary counts."""
         fields = self._envelope.copy()
         if self._options.continuous_usage_stats:
             fields["usage"] = self._usage()

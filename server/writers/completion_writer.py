@@ -23,10 +23,10 @@ class CompletionWriter(ChunkWriter[CompletionRequest]):
         self._has_prompt: set[int] = set()
         """Choices whose prompt token ids have been written."""
         self._num_echoed: Counter[int] = Counter()
-        """By choice, the number of echoed prompt tokens whose scores have been written."""
+        """For each choice, the number of echoed prompt tokens whose scores have been written."""
 
     def whole(self, deltas: Sequence[Delta]) -> bytes:
-        """Write the best `n` choices of each prompt. The usage counts the tokens of all choices, returned or not."""
+        """Write the best `n` choices of each prompt. The usage counts all choices, including those not returned."""
         per_prompt = self._request.num_choices
         groups = [deltas[first : first + per_prompt] for first in range(0, len(deltas), per_prompt)]
         chosen = [delta for group in groups for delta in best(group, self._request.n, rank)]

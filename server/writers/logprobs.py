@@ -45,7 +45,7 @@ def alternatives(vocabulary: TokenBytes, token_id: int, score: Score, num_altern
 def prompt_logprobs(
     vocabulary: TokenBytes, token_ids: Sequence[int], scores: Iterable[Score], num_alternatives: int
 ) -> PromptLogprobs:
-    """Return vLLM's `prompt_logprobs`: for each token the most probable tokens and the token itself, by id."""
+    """Return vLLM's `prompt_logprobs`: for each token, the token itself and the most probable tokens, by id."""
     entries: PromptLogprobs = [None]
     for own_id, score in zip(token_ids[1:], scores, strict=True):
         ranks = {token_id: rank for rank, (token_id, _) in enumerate(score.top, start=1)}
