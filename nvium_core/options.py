@@ -41,7 +41,7 @@ class ModelOptions:
         "auto"
     )
     weights: Annotated[
-        Weights, Doc("Weight format; q8 and q4 quantize to 8 or 4 bits, with a scale per 32 weights.")
+        Weights, Doc("Weight format; native dequantizes GGUF weights, q8 and q4 quantize to 8 or 4 bits.")
     ] = "auto"
     instructions: Annotated[Instructions, Doc("CPU vector instructions; auto is the widest supported.")] = "auto"
     threads: Annotated[str, Doc("CPU threads; auto is PyTorch's choice.")] = "auto"
@@ -71,7 +71,8 @@ class ServerOptions(EngineConfig, ModelOptions):
     max_connections: Annotated[Positive, Doc("Maximum concurrent connections.")] = 4096
 
     api_keys: Annotated[
-        tuple[str, ...], Doc("KEY or NAME:KEY; other users can see arguments, so prefer a file [none].")
+        tuple[str, ...],
+        Doc("API keys, each KEY or NAME:KEY; users of the machine can see them, so prefer a file [none]."),
     ] = ()
     api_keys_file: Annotated[Path | None, Doc("File of API keys, one per line, with # comments.")] = None
     metrics_open: Annotated[bool, Doc("Serve /metrics without a key.")] = False

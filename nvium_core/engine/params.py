@@ -243,7 +243,9 @@ class EngineConfig:
     sampling: Annotated[
         Sampling | None, Doc("Distribution for requests that do not set nvium.sampling [the model's default].")
     ] = None
-    max_drafts: Annotated[int | None, Doc("Tokens drafted by prompt lookup; 0 disables drafts [as measured].")] = None
+    max_drafts: Annotated[
+        int | None, Doc("Maximum tokens of a draft; 0 disables drafts [the fastest, as measured].")
+    ] = None
     max_wait_steps: Annotated[int, Doc("After waiting this many Steps, a sequence is scheduled first.")] = 64
     cache_memory: Annotated[
         str | None, Doc("KV cache size, such as 2GiB or 10% of memory [as needed, at most 25%].")
