@@ -1,4 +1,4 @@
-"""Train CALM* and LayerSkip in the shape of a recipe's dense twin, and compare them with the twin.
+"""Train CALM* and LayerSkip with the shape of a recipe's dense twin, and compare them with the twin.
 
     python -m research.baselines train calm small --data train.txt.xz
     python -m research.baselines evaluate runs/small-calm/model --twin runs/small-dense/model --data valid.txt.xz
@@ -50,7 +50,7 @@ class Setting:
 
 
 def load_baseline(source: str, device: Device = "auto", dtype: Precision = "auto") -> LoadedModel:
-    """Load a CALM*, or a Llama, as which LayerSkip is saved. Raise `EvaluationError` for an N-vium."""
+    """Load a CALM* or LayerSkip model. LayerSkip is saved as a Llama. Raise `EvaluationError` for an N-vium."""
     loaded = load_model(source, device, dtype, CalmForCausalLM if is_calm(source) else Nvium)
     if not isinstance(loaded.model, CalmForCausalLM) and loaded.model.config.num_exits > 1:
         raise EvaluationError(f"{source}: must be a CALM* or a Llama, got an N-vium; use `nvium evaluate`")
@@ -100,7 +100,7 @@ def calm_setting(
 
 
 def layerskip_settings(loaded: LoadedModel, documents: Sequence[str], show_progress: bool) -> list[Setting]:
-    """Return LayerSkip's settings. All have the same loss, because drafts are verified."""
+    """Return LayerSkip's settings. All settings have the same loss, because all layers verify the drafts."""
     depth = loaded.model.config.num_hidden_layers
     drafts = [(exit_layer, length) for exit_layer, length in DRAFTS if exit_layer < depth]
     if not drafts:
@@ -120,7 +120,7 @@ def layerskip_setting(model: Nvium, figures: Figures, exit_layer: int, draft_len
 
 
 def quality(setting: Setting, loaded: LoadedModel, dense: Figures) -> Figures:
-    """Describe the model, its loss at this setting, and its gain over the dense twin."""
+    """Return the model's description, its loss at this setting, and its gain over the dense twin."""
     return {
         **description(loaded),
         "folder": loaded.name,
@@ -133,7 +133,7 @@ def quality(setting: Setting, loaded: LoadedModel, dense: Figures) -> Figures:
 
 
 def speed(setting: Setting, loaded: LoadedModel, answers: dict[str, Answers]) -> Figures:
-    """Compare times with the dense twin's. `early_share` is the share of early exits, or of accepted drafts."""
+    """Return the speed-up over the dense twin. `early_share` is the share of early exits, or of accepted drafts."""
     ours, depth = answers[setting.name], loaded.model.config.num_hidden_layers
     return plain_speed.compared_with_dense(ours, answers[DENSE]) | {"early_share": plain_speed.early_share(ours, depth)}
 
@@ -148,7 +148,7 @@ def protocol(prompt_set: PromptSet, trials: int) -> Figures:
 
 
 def baseline_recipe(method: str, name: str, settings: list[str]) -> Recipe:
-    """Return a recipe's dense twin, with exits after each quarter (CALM*) or every second layer (LayerSkip)."""
+    """Return a recipe's dense twin with exits: after each quarter for CALM*, after every second layer for LayerSkip."""
     dense = dense_twin(recipe_named(name, settings))
     num_exits = 4 if method == "calm" else dense.shape.num_layers // 2
     return replace(dense, shape=replace(dense.shape, num_exits=num_exits))

@@ -1,7 +1,7 @@
 """The model and training of CALM* (Schuster et al., arXiv 2207.07061, as in the N-vium paper).
 
-CALM* is an N-vium without adapters and routers: the largest probability at each exit decides whether a row exits there
-(`confidence`).
+CALM* is an N-vium without adapters and routers. A row leaves at the first exit where its largest probability is above a
+threshold (see `confidence`).
 
 Shapes: X any row dimensions, B windows, T tokens, E exits, D width.
 """
@@ -25,7 +25,7 @@ from nvium_core.training.objective.objective import ObjectiveResult, Phase, coun
 from nvium_core.training.train import Method
 
 THRESHOLDS = (0.9, 0.8, 0.7, 0.6)
-"""The N-vium paper's thresholds τ. Its exits follow layers 6, 12, 18 and 24 of 24."""
+"""The thresholds τ in the N-vium paper, whose CALM* model has exits after layers 6, 12, 18 and 24 of 24."""
 
 
 @strict
@@ -38,7 +38,7 @@ class CalmConfig(NviumConfig):
 
 
 class Continue(nn.Module):
-    """A router that never exits, so the model's forward pass is that of its last exit."""
+    """A router that never exits. With it, the model's `forward` returns the last exit's distribution."""
 
     def forward(self, x_XD: Tensor) -> Tensor:
         """Return log w [X, 2]."""
@@ -47,7 +47,7 @@ class Continue(nn.Module):
 
 
 class CalmForCausalLM(NviumForCausalLM):
-    """A Llama with an RMSNorm for each exit and a shared head. `logits` are the last exit's."""
+    """A Llama with an RMSNorm for each exit and a shared head. `forward` returns the last exit's logits."""
 
     config: CalmConfig
     config_class = CalmConfig
@@ -61,7 +61,7 @@ class CalmForCausalLM(NviumForCausalLM):
     def from_pretrained(  # type: ignore[override]
         cls, folder: str | os.PathLike[str], *, config: CalmConfig | None = None, **options: Any
     ) -> Self:
-        """Load a saved folder. Raise `CheckpointError` if a tensor is missing, extra or misshapen."""
+        """Load a saved folder. Raise `CheckpointError` if a tensor is missing, unexpected or of the wrong shape."""
         return super().from_pretrained(folder, config=config or read_config(folder), **options)
 
 
@@ -91,12 +91,12 @@ def config_values(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def build_calm(config: NviumConfig) -> CalmForCausalLM:
-    """Build a model with an N-vium's shape and exits, with random weights."""
+    """Build a CALM* model with the shape and exits of an N-vium's configuration, and random weights."""
     return CalmForCausalLM(CalmConfig(**(shape_fields(config) | {"adapter_hidden_size": 0})))
 
 
 def calm_objective(model: CalmForCausalLM, batch: Batch, phase: Phase) -> ObjectiveResult:
-    """Compute Σ l_k CE_k / Σ l_k. `exit_losses` are the CE_k [E], `mix_loss` is the last exit's."""
+    """Compute Σ l_k CE_k / Σ l_k from each exit's cross-entropy CE_k. `mix_loss` is the last exit's cross-entropy."""
     exit_losses_E = counted_mean(token_losses(model, batch).exit_nll, batch)
     depths_E = torch.tensor(model.config.exit_layers, dtype=exit_losses_E.dtype, device=exit_losses_E.device)
     loss = (depths_E * exit_losses_E).sum() / depths_E.sum()

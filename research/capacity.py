@@ -4,9 +4,11 @@
 
 A replica is a queue. At most `--max-sequences` requests run at once. If n requests run, they share rate(n) tokens per
 second, as measured by `nvium bench schedules --sequences 1,4,16 --json pace.json`. The rate is interpolated between the
-measured numbers and constant beyond them. Prompts are processed one at a time, at `--prefill` tokens per second.
-Requests are a Poisson process, split evenly among replicas. `--against REPORT` simulates the requests of a report of
-`python -m loadtest --rate … --json` on one replica, and compares the latencies with the report's.
+measured numbers of sequences, and constant beyond them. Prompts are processed one at a time, at `--prefill` tokens per
+second. Requests arrive as a Poisson process and are split evenly among replicas.
+
+`--against REPORT` takes a report of `python -m loadtest --rate … --json`. It simulates the report's requests on one
+replica, and compares the simulated latencies with the measured latencies.
 """
 
 import argparse
@@ -39,7 +41,7 @@ GROWTH = 8
 
 @dataclass(slots=True)
 class Request:
-    """A request: the times of its arrival, first and last token in seconds, and its lengths in tokens."""
+    """A request: its lengths in tokens, and the times in seconds of its arrival, first token and last token."""
 
     arrival: float
     num_prompt_tokens: int
@@ -53,7 +55,7 @@ class Request:
 
     @property
     def between_tokens(self) -> float:
-        """The mean time between tokens; 0 for a single token."""
+        """The mean time between tokens, or 0 for a single token."""
         return (self.last - self.first) / max(1, self.num_tokens - 1)
 
     @property
@@ -63,7 +65,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Replica:
-    """A replica. `pace` is tokens per second by number of running sequences, `prefill` prompt tokens per second."""
+    """A replica. `pace[n]` is the tokens per second of n sequences together. `prefill` is prompt tokens per second."""
 
     pace: Mapping[int, float]
     prefill: float
@@ -76,8 +78,8 @@ class Replica:
     def serve(self, requests: Sequence[Request]) -> None:
         """Set the requests' `first` and `last`. Requests must be sorted by `arrival`.
 
-        All running sequences emit at the same pace. `emitted` is the number of tokens that a sequence running from the
-        start would have emitted. A request ends when `emitted` has grown by the request's length.
+        All running sequences emit at the same pace. `emitted` is how many tokens a sequence would have emitted that ran
+        from the start. A request ends when `emitted` has grown by its number of tokens.
         """
         waiting, running = deque(requests), list[tuple[float, int]]()
         now = emitted = 0.0
@@ -110,7 +112,7 @@ class Demand:
     output_tokens: Lengths
 
     def requests(self, replicas: int, count: int) -> list[Request]:
-        """Draw the requests of one replica."""
+        """Draw `count` requests for one of several replicas."""
         draws = random.Random(0)
         arrivals = accumulate(draws.expovariate(self.rate / replicas) for _ in range(count))
         return [
@@ -145,7 +147,7 @@ def saturation(replica: Replica, demand: Demand, count: int = NUM_REQUESTS) -> f
 
 
 def outlook(replica: Replica, demand: Demand, target: Target, replicas: int, most: float) -> Outlook:
-    """Simulate replicas that each sustain `most` requests per second. The first tenth of the requests is a warm-up."""
+    """Simulate replicas that each sustain `most` requests per second. Ignore the first tenth of the requests."""
     requests = demand.requests(replicas, NUM_REQUESTS)
     replica.serve(requests)
     counted = requests[NUM_REQUESTS // 10 :]
@@ -171,9 +173,9 @@ def percentiles(requests: Sequence[Request]) -> dict[str, dict[int, float]]:
 
 
 def plan(replica: Replica, demand: Demand, target: Target) -> Iterator[Outlook]:
-    """Try increasing numbers of replicas until one meets the target or the replicas are idle.
+    """Try increasing numbers of replicas until the target is met or the replicas are almost idle.
 
-    The first number is the lowest that sustains the rate.
+    Start with the lowest number of replicas that sustains the rate.
     """
     most = saturation(replica, demand)
     replicas = math.ceil(demand.rate / most)

@@ -2,7 +2,7 @@
 
     python -m research.chat MODEL --data chats.jsonl
 
-Shapes: T tokens of a conversation, A of them in answers, E exits.
+Shapes: T tokens of a conversation, A tokens of its answers, E exits.
 """
 
 from argparse import ArgumentParser
@@ -34,9 +34,10 @@ from nvium_core.training.objective.loss import token_losses
 class ChatEvaluation:
     """Means over held-out answers, and over an answer sampled to each conversation's first question.
 
-    `answer_loss` is the mean −log π_mix in nats of the held-out answers' tokens, including end-of-text; `exit_shares`
+    `answer_loss` is the mean −log π_mix in nats of the held-out answers' tokens, including end-of-text. `exit_shares`
     and `mean_depth` (Σ p_k l_k / L) are means over the same tokens. `ended_share` is the share of sampled answers that
-    end before the context is full, `sampled_tokens` their mean length, and `sampled_depth` their mean l_k / L.
+    end before the context is full. `sampled_tokens` is the sampled answers' mean length, `sampled_depth` their mean
+    l_k / L.
     """
 
     num_conversations: int
@@ -50,7 +51,7 @@ class ChatEvaluation:
 
 
 def held_out(loaded: LoadedModel, data: Path, count: int) -> list[Example]:
-    """Select about `count` conversations from a chat file. Raise `EvaluationError` without a chat template."""
+    """Select up to `count` conversations from a chat file. Raise `EvaluationError` if there is no chat template."""
     if not loaded.tokenizer.chat_template:
         raise EvaluationError(f"{loaded.name}: has no chat template, so it cannot answer")
     examples = chat_examples(data, loaded.tokenizer, loaded.model.config.max_position_embeddings)
@@ -60,7 +61,7 @@ def held_out(loaded: LoadedModel, data: Path, count: int) -> list[Example]:
 def evaluate_chat(
     model: Nvium, examples: Sequence[Example], seed: int = 0, show_progress: bool = False
 ) -> ChatEvaluation:
-    """Score every answer of the conversations. At temperature 1, sample an answer to each first question."""
+    """Score every answer. Also sample an answer to each conversation's first question at temperature 1."""
     scores = [score(model, each) for each in track(examples, "scoring", disable=not show_progress)]
     log_p_AE, nll_A = (torch.cat(parts) for parts in zip(*scores, strict=True))
     depths = model.config.exit_layers or []
@@ -80,7 +81,7 @@ def evaluate_chat(
 
 @torch.inference_mode()
 def score(model: Nvium, example: Example) -> tuple[Tensor, Tensor]:
-    """Return log p [A, E] and −log π_mix [A] of a conversation's answers."""
+    """Return log p [A, E] and −log π_mix [A] of the tokens of a conversation's answers."""
     ids_BT = torch.from_numpy(example.tokens).to(model.device)[None]
     is_answer_T = torch.from_numpy(example.is_answer[1:])
     losses = token_losses(model, packed_batch(ids_BT[:, :-1], ids_BT[:, 1:], end_token=-1))

@@ -1,4 +1,4 @@
-"""Write generated text as a web page that colours tokens by exit and shows their depth and p_k."""
+"""Write generated text as a web page. Colours show the exit of each token, and tooltips its exit, p_k and time."""
 
 from collections.abc import Sequence
 from html import escape
@@ -11,7 +11,7 @@ from nvium_core.loading import LoadedModel
 from research.speed import OPENING_CHARACTERS, TimedToken, generate, warm_engine
 
 COLOURS = ("#8dd3c7", "#fdb462", "#bebada", "#fb8072", "#80b1d3", "#b3de69", "#fccde5", "#d9d9d9")
-"""Colours of the exits, repeated if there are more; black text is legible on all of them."""
+"""Colours of the exits. With more exits than colours, the colours repeat. Black text is legible on every colour."""
 
 SAMPLES, SAMPLE_TOKENS = 3, 200
 
@@ -36,7 +36,7 @@ li {{ display: inline-block; margin-right: 1.5em }} ul {{ padding: 0 }}
 
 
 def page(loaded: LoadedModel, texts: Sequence[tuple[Sequence[int], Sequence[TimedToken]]]) -> str:
-    """Render texts, each a prompt and its continuation."""
+    """Render prompts and their continuations as an HTML page."""
     exit_layers = loaded.model.config.exit_layers or []
     used = [token.exit for _, tokens in texts for token in tokens]
     legend = (
@@ -53,7 +53,7 @@ def page(loaded: LoadedModel, texts: Sequence[tuple[Sequence[int], Sequence[Time
 
 
 def paragraph(loaded: LoadedModel, prompt: Sequence[int], tokens: Sequence[TimedToken]) -> str:
-    """Render the prompt in grey, then a span per token, empty if the token ends inside a character."""
+    """Render the prompt in grey, then each token in colour. A token that ends inside a character shows no text."""
     tokenizer: Any = loaded.tokenizer.backend_tokenizer
     decoder = DecodeStream(list(prompt), skip_special_tokens=True)
     opening = loaded.tokenizer.decode(list(prompt), skip_special_tokens=True)

@@ -1,4 +1,4 @@
-"""CALM*'s rule: a row exits where its largest probability is above τ.
+"""CALM*'s rule: a row leaves at the first exit where its largest probability is above τ.
 
 The layers above the exit compute their keys and values from the row's state at the exit. `generate` applies the rule
 token by token. `confident_losses` applies it to all tokens of a known text at once, with the same result.
@@ -39,9 +39,10 @@ def generate(
     threshold: float,
     rng: random.Random | None = None,
 ) -> Generated:
-    """Generate exactly `max_tokens` tokens: greedy, or sampled if a generator is given.
+    """Generate exactly `max_tokens` tokens. They are sampled if `rng` is given, else greedy.
 
-    All rows of the prompt but the last pass all layers. Raise `ValueError` if the tokens do not fit into the context.
+    Except for the last, all rows of the prompt pass all layers. Raise `ValueError` if the tokens do not fit into the
+    context.
     """
     started = time.perf_counter()
     decoding, exit_layers = Decoding(model, prompt_ids, max_tokens), list[int]()
@@ -54,7 +55,7 @@ def generate(
 
 
 def leave_when_confident(decoding: Decoding, threshold: float) -> tuple[Tensor, int]:
-    """Run the front row until an exit is confident. Return that exit's logits [V] and its depth in layers."""
+    """Run the front row until an exit is confident. Return the exit's logits [V] and its depth in layers."""
     model, front, depth = decoding.model, decoding.front, decoding.model.config.num_hidden_layers
     h_RD = decoding.embed(decoding.token_ids[-1:])
     for number, layers in enumerate(model.config.blocks):
@@ -67,7 +68,7 @@ def leave_when_confident(decoding: Decoding, threshold: float) -> tuple[Tensor, 
 
 
 class ConfidentLosses(NamedTuple):
-    """For each target [B, T]: −log of its probability at its row's exit, and the exit's number from 0."""
+    """For each target [B, T]: the exit (from 0) at which its row leaves, and −log of its probability at this exit."""
 
     nll: Tensor
     exits: Tensor
@@ -77,7 +78,7 @@ class ConfidentLosses(NamedTuple):
 def confident_losses(model: CalmForCausalLM, batch: Batch, threshold: float) -> ConfidentLosses:
     """Compute the losses of a known text with the rule applied to every row.
 
-    A row that has exited keeps its state while the others pass further layers.
+    A row that has left keeps its state while other rows pass further layers.
     """
     h_BTD = model.model.embed_tokens(batch.inputs)
     rotary, attend = model.model.rotary_emb(batch.positions, h_BTD.dtype), causal_attention(batch.mask())
@@ -111,7 +112,7 @@ class TextLoss:
 
 @dataclass(frozen=True, kw_only=True)
 class CalmEvaluation(TextLoss):
-    """CALM* at one threshold. `exit_shares` are the shares of rows per exit, `mean_depth` is the mean l_k / L."""
+    """CALM* at one threshold. `exit_shares` is the share of rows per exit, and `mean_depth` the mean l_k / L."""
 
     threshold: float
     exit_shares: list[float]
@@ -125,7 +126,7 @@ def evaluate_calm(
     threshold: float,
     show_progress: bool = False,
 ) -> CalmEvaluation:
-    """Evaluate every token once, with at least half a context before it if available."""
+    """Evaluate every token once, after at least half a context or the document's whole beginning."""
     progress = f"τ = {threshold}" if show_progress else None
     parts = [
         window_losses(model, *window, threshold)
@@ -145,7 +146,7 @@ def evaluate_calm(
 def window_losses(
     model: CalmForCausalLM, document: int, token_ids: Sequence[int], first_target: int, threshold: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the documents, −log probabilities and exits of the targets token_ids[first_target:], each [T]."""
+    """Return the document number, −log probability and exit of the targets token_ids[first_target:], each [T]."""
     ids_BT = torch.tensor([token_ids], device=model.device)
     losses = confident_losses(model, packed_batch(ids_BT[:, :-1], ids_BT[:, 1:], end_token=-1), threshold)
     nll_T, exit_T = (losses.nll[0, first_target - 1 :].double().cpu(), losses.exits[0, first_target - 1 :].cpu())

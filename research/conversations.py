@@ -36,7 +36,7 @@ async def conversation(http: httpx.AsyncClient, number: int, num_turns: int, num
 
 
 async def prompt_tokens(http: httpx.AsyncClient) -> dict[str, float]:
-    """Read both prompt-token counters of `/metrics`, summed over replicas. Raise `httpx.HTTPError` on failure."""
+    """Return the counts of prompt tokens and cached prompt tokens of all replicas, or raise `httpx.HTTPError`."""
     page = (await http.get("/metrics")).raise_for_status().text
     samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
     return {

@@ -22,7 +22,7 @@ from nvium_core.model.nvium import Nvium
 
 @dataclass(frozen=True)
 class Generated:
-    """Generated tokens, the depth of each in layers, and the wall-clock time including prefill."""
+    """Generated tokens, the number of layers that each passed, and the wall-clock time including prefill."""
 
     token_ids: list[int]
     exit_layers: list[int]
@@ -67,12 +67,12 @@ class Decoding:
         return embedding(torch.tensor(token_ids, device=embedding.weight.device))
 
     def run(self, h_RD: Tensor, layers: Iterable[int], first: int) -> Tensor:
-        """Run the rows at positions first, first + 1, … through these layers."""
+        """Run rows through `layers`. The first row has position `first`, the next row `first` + 1, and so on."""
         rows = slice(first, first + len(h_RD))
         return self.model.model.run(h_RD, layers, self._rotary(rows), self._attend(rows))
 
     def fill(self, h_RD: Tensor, layers: Iterable[int], first: int) -> None:
-        """Write the keys and values of layers that the rows skip, computed from the rows unchanged."""
+        """Write keys and values for layers that the rows skip. Each layer computes them from the same `h_RD`."""
         rows = slice(first, first + len(h_RD))
         for index in layers:
             layer = cast(Layer, self.model.model.layers[index])
@@ -107,26 +107,26 @@ class Decoding:
 
 
 def head_logits(model: Nvium, exit_number: int, h_XD: Tensor) -> Tensor:
-    """Return the logits [X, V] of an exit, counted from 0, in float32 or better."""
+    """Return the logits [X, V] of an exit (from 0), in float32 or better."""
     exit_ = cast(Exit, model.exits[exit_number])
     logits_XV: Tensor = model.lm_head(exit_.adapter(exit_.norm(h_XD)))
     return logits_XV.to(torch.promote_types(logits_XV.dtype, torch.float32))
 
 
 def choose(logits_V: Tensor, rng: random.Random | None) -> int:
-    """Return the argmax without a generator, else a sampled token."""
+    """Return a sampled token if `rng` is given, else the argmax."""
     return int(logits_V.argmax()) if rng is None else draw(logits_V.softmax(-1), rng)
 
 
 def draw(weights_V: Tensor, rng: random.Random) -> int:
-    """Sample an index in proportion to unnormalised weights."""
+    """Sample an index with a probability proportional to its weight."""
     cumulative_V = weights_V.double().cumsum(-1)
     return int(torch.searchsorted(cumulative_V, rng.random() * cumulative_V[-1], right=True))
 
 
 @torch.inference_mode()
 def generate(model: Nvium, prompt_ids: Sequence[int], max_tokens: int, rng: random.Random | None = None) -> Generated:
-    """Generate exactly `max_tokens` tokens through all layers: greedy, or sampled if a generator is given."""
+    """Generate exactly `max_tokens` tokens through all layers. They are sampled if `rng` is given, else greedy."""
     started = time.perf_counter()
     decoding, depth = Decoding(model, prompt_ids, max_tokens), model.config.num_hidden_layers
     decoding.read_prompt()

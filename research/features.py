@@ -5,7 +5,7 @@ Each measurement is a ratio of the engine with the feature to the engine without
 - prefix: time to first token if the prompt's prefix is cached
 - chunks: longest gap in running streams during the prefill of a long prompt in chunks
 - logprobs: tokens per second with log-probabilities
-- deterministic: tokens per second with `deterministic`; also how many tokens depend on the batch
+- deterministic: tokens per second with `deterministic`; also how many tokens change if the requests share a batch
 - drafts: tokens per second of sampling `original` with drafts
 """
 
@@ -48,7 +48,7 @@ def prefix(subject: Subject, sequences: int, tokens: int, repeats: int) -> Figur
 
 
 def chunks(subject: Subject, sequences: int, tokens: int, repeats: int) -> Figures:
-    """Measure the longest gap in streams between a long prompt's arrival and its first token."""
+    """Measure the longest gap between tokens of running streams while a long prompt is processed."""
     length = subject.context - NEWCOMER_TOKENS
     engines = {
         "chunked": engine_of(subject, max_sequences=sequences + 1),
@@ -81,7 +81,7 @@ def random_tokens(subject: Subject, count: int, seed: object) -> list[int]:
 
 
 def listen(engine: Engine, times: Mapping[str, list[float]], is_over: Callable[[], bool]) -> None:
-    """Record the times of tokens until `is_over`."""
+    """Run the engine and record the time of each token until `is_over` returns True."""
     while engine.has_work and not is_over():
         events = engine.step()
         now = time.perf_counter()
@@ -133,7 +133,7 @@ def num_differing(some: Sequence[Sequence[int]], others: Sequence[Sequence[int]]
 
 
 def compared(contenders: Mapping[str, Callable[[int], float]], repeats: int, unit: str) -> Figures:
-    """Return each contender's median, and the median ratio of the first to the second."""
+    """Return the median of each of two contenders, and the median ratio of the first to the second contender."""
     turns = interleaved(contenders, repeats, unit)
     first, second = turns
     medians = {f"{name}_{unit}": median(values) for name, values in turns.items()}

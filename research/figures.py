@@ -26,7 +26,7 @@ def exit_names(figures: Figures) -> list[str]:
 
 
 def routing(figures: Figures) -> Figure:
-    """Plot mean p_k and the mean posterior, and the distribution of w_k."""
+    """Plot the mean p_k and the mean posterior of each exit, and the distribution of w_k."""
     figure, [shares, spread] = sheet(figures, 2, share_y=True)
     places, width = range(len(figures["exit_layers"])), 0.4
     shares.bar([x - width / 2 for x in places], figures["exit_shares"], width, label="mean p_k")
@@ -60,7 +60,7 @@ def perplexity(figures: Figures) -> Figure:
 
 
 def reliability(figures: Figures) -> Figure:
-    """Plot how often the most probable token was correct, by its probability."""
+    """Plot how often the most probable token was correct, as a function of its probability."""
     figure, [panel] = sheet(figures)
     rows = figures["reliability"]
     panel.plot([0, 1], [0, 1], color="black", linewidth=1)
@@ -71,7 +71,7 @@ def reliability(figures: Figures) -> Figure:
 
 
 def staircase(figures: Figures) -> Figure:
-    """Plot the median and quartiles of the time since the previous token, by exit, and each contender's mean."""
+    """Plot the time since the previous token: median and quartiles by exit, and each contender's mean."""
     figure, [panel] = sheet(figures)
     steps = [step for step in figures["latency"]["staircase"] if step["tokens"]]
     layers, medians = [step["layer"] for step in steps], [step["median"] for step in steps]
@@ -88,7 +88,7 @@ def staircase(figures: Figures) -> Figure:
 
 
 def retrofit_curve(figures: Figures) -> Figure:
-    """Plot, by depth, the mixture's perplexity increase over the original and how often their argmax is equal."""
+    """Plot, by depth, the mixture's perplexity increase over the original, and how often both have the same argmax."""
     figure, [price, same] = sheet(figures, 2)
     for name, text in figures["texts"].items():
         points = [point for point in text["points"] if point["asked_depth"]]
@@ -101,7 +101,7 @@ def retrofit_curve(figures: Figures) -> Figure:
 
 
 def bars(panel: Axes, name: str, points: Sequence[Figures], what: str, bounds: str) -> None:
-    """Plot a line with its intervals."""
+    """Plot a line with error bars."""
     values = [point[what] for point in points]
     sides = [[value - point[bounds][0] for point, value in zip(points, values, strict=True)]]
     sides += [[point[bounds][1] - value for point, value in zip(points, values, strict=True)]]
@@ -114,7 +114,7 @@ PLOTS: dict[str, tuple[str, Callable[[Figures], Figure]]] = {
     "reliability": ("reliability", reliability),
     "staircase": ("latency", staircase),
 }
-"""For each figure, the field of the evaluation that it needs, and the function that draws it."""
+"""For each figure, the evaluation's field that the figure needs, and the function that draws the figure."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

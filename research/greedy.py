@@ -29,9 +29,9 @@ UNDECIDED = -1
 class GreedyEvaluation:
     """Results at temperature 0 at every position of a text.
 
-    `agreement` is the share of positions whose certified token is the argmax of the explicit log π_mix; it must be 1.
-    `exit_counts` are the numbers of positions decided at each exit, and `early_share` is the share of positions decided
-    before the last exit. `mean_depth` is the mean l_k / L.
+    `agreement` is the share of positions whose certified token is the argmax of log π_mix. It must be 1. `exit_counts`
+    are the numbers of positions decided at each exit, and `early_share` is the share of positions decided before the
+    last exit. `mean_depth` is the mean l_k / L.
     """
 
     num_tokens: int
@@ -44,7 +44,7 @@ class GreedyEvaluation:
 def evaluate_greedy(
     model: Nvium, tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], show_progress: bool = False
 ) -> GreedyEvaluation:
-    """Evaluate every token once, with at least half a context before it if available."""
+    """Evaluate every token once, after at least half a context or the document's whole beginning."""
     num_agreeing, exit_counts_E = 0, torch.zeros(model.config.num_exits, dtype=torch.long)
     context, progress = model.config.max_position_embeddings, "deciding" if show_progress else None
     for _, token_ids, first_target in text_windows(tokenizer, documents, context, progress):
@@ -76,7 +76,7 @@ def decide(model: Nvium, token_ids: Sequence[int], first: int) -> tuple[Tensor, 
 
 
 def first_certain(exit_prob_TE: Tensor, exit_logits_TEV: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the token and the first exit (from 0) at which the partial mixture is certain, each [T]."""
+    """Return the certified token, and the first exit (from 0) that certifies it, each [T]."""
     remaining_TE = exit_prob_TE.sum(-1, keepdim=True) - exit_prob_TE.cumsum(-1)
     partial_mixture_TV = torch.zeros_like(exit_logits_TEV[:, 0], dtype=torch.float64)
     token_T = exit_T = torch.full_like(exit_prob_TE[:, 0], UNDECIDED, dtype=torch.long)

@@ -42,12 +42,12 @@ PROMPT = "prompt"
 
 
 def iso_flop_tokens(flops: float, dense_flops: float, num_tokens: float) -> float:
-    """Return D_dense = F / F_dense · D, the number of training tokens for which a dense model costs as many FLOPs."""
+    """Return F / F_dense · D: with so many training tokens, a dense model costs as many FLOPs as ours with D tokens."""
     return flops / dense_flops * num_tokens
 
 
 def iso_speed_layers(dense_milliseconds: Mapping[int, float], milliseconds: float) -> float:
-    """Return the depth in layers at which a dense model takes `milliseconds` per token, by linear regression."""
+    """Return, by linear regression, the number of layers with which a dense model takes `milliseconds` per token."""
     if len(dense_milliseconds) < 2:
         raise EvaluationError("the dense depth of equal speed needs times at two or more depths")
     per_layer, fixed = np.polyfit(list(dense_milliseconds), list(dense_milliseconds.values()), 1)
@@ -70,10 +70,10 @@ def iso_speed_interval(dense_milliseconds: Mapping[int, Sequence[float]], ours: 
 def evaluate_iso(
     subject: Subject, depths: Sequence[int], num_tokens: float, trials: int, show_progress: bool = True
 ) -> Figures:
-    """Compare a model with dense models of its width and several depths, which have random weights.
+    """Compare a model with dense models that have the same width, several depths and random weights.
 
-    `num_tokens` is the number of tokens that the model was trained on; 1 yields ratios. All models answer one prompt in
-    turns.
+    `num_tokens` is the number of tokens that the model was trained on. If it is 1, results are ratios to this number.
+    All models answer one prompt in turns.
     """
     if len(set(depths)) < 2 or min(depths) < 1:
         raise EvaluationError("--depths needs two or more numbers of layers")
@@ -108,7 +108,7 @@ def row(model: Nvium, times: Sequence[float], num_tokens: float) -> Figures:
 
 
 def dense_model(subject: Subject, depth: int) -> Nvium:
-    """Build a Llama of the model's width and `depth` layers, with random weights."""
+    """Build a Llama with the model's width, `depth` layers and random weights."""
     model = subject.model
     config = univium_config(model.config)
     config.num_hidden_layers, config.exit_layers = depth, [depth]
@@ -126,14 +126,14 @@ def trained_tokens(model: str | None, shape: str | None) -> int | None:
 
 
 def flops_of(model: Nvium) -> float:
-    """Return the forward FLOPs per token over the whole context."""
+    """Return the forward FLOPs of a token that attends to the whole context."""
     return float(flops_per_token(model.config, model.config.max_position_embeddings).total)
 
 
 def measured_times(
     subject: Subject, models: Mapping[int, Nvium], trials: int, show_progress: bool
 ) -> dict[str, list[float]]:
-    """Measure milliseconds per token in every trial: ours, and each dense model's by its number of layers."""
+    """Return milliseconds per token in every trial, by model: `OURS`, or a dense model's number of layers."""
     running = {OURS: warm_engine(subject.model, "sweep")}
     running |= {str(depth): warm_engine(model, "sweep") for depth, model in models.items()}
     num_tokens = min(MAX_NEW_TOKENS, running[OURS].context - len(subject.prompt))
@@ -144,7 +144,7 @@ def measured_times(
 
 
 def markdown(figures: Figures) -> str:
-    """Format a row per depth, the paper's rows, and the depth of equal speed."""
+    """Format a row for each model, the paper's rows, and the depth at which a dense model has equal speed."""
     columns = ["model", "layers", "M parameters", "tokens/s", "MFLOPs a token", "tokens of equal FLOPs", "perplexity"]
     rows = [shown(name, of) for name, of in [(figures["model"], figures), *(("dense", of) for of in figures["dense"])]]
     rows += [shown(name, of) for name, of in papers(figures)]

@@ -1,4 +1,4 @@
-"""LayerSkip's training (Elhoushi et al., arXiv 2404.16710): layer dropout, and losses of one head after many layers.
+"""LayerSkip's training (Elhoushi et al., arXiv 2404.16710): layer dropout, and losses of one head at many depths.
 
 The model is a plain Llama; `speculation` decodes with it.
 
@@ -28,7 +28,7 @@ Curriculum = Literal["gradual", "rotational"]
 DropoutInTime = Literal["exponential", "constant"]
 
 DRAFTS = ((6, 12), (4, 12), (4, 8), (6, 5), (2, 5), (2, 8))
-"""The N-vium paper's pairs of exit layer and draft length. Its early exits follow layers 2, 4 … 22 of 24."""
+"""Exit layers and draft lengths in the N-vium paper, whose LayerSkip has early exits after layers 2, 4 … 22 of 24."""
 
 
 class LayerSkipForCausalLM(NviumForCausalLM):
@@ -41,23 +41,24 @@ class LayerSkipForCausalLM(NviumForCausalLM):
     def save_pretrained(  # type: ignore[override]
         self, save_directory: str | os.PathLike[str], **options: Any
     ) -> None:
-        """Save as a `LlamaForCausalLM`, which `NviumForCausalLM` loads too. `options` are those of transformers."""
+        """Save as a `LlamaForCausalLM`, which `NviumForCausalLM` can load. Pass `options` to transformers."""
         as_llama(self).save_pretrained(save_directory, **options)
 
 
 def build_layerskip(config: NviumConfig) -> LayerSkipForCausalLM:
-    """Build a Llama with an N-vium's shape and random weights. Its early exits are the N-vium's."""
+    """Build a Llama with the shape and early exits of an N-vium's configuration, and random weights."""
     return LayerSkipForCausalLM(univium_config(config), (config.exit_layers or [])[:-1])
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSkip:
-    """The method's settings; defaults are the N-vium paper's.
+    """The method's settings. The defaults are the N-vium paper's.
 
-    - `max_dropout`: the last layer's dropout, at the end of training or, with `dropout_in_time` constant, throughout.
+    - `max_dropout`: the last layer's dropout at the end of training.
+    - `dropout_in_time`: `exponential` raises dropout from 0 during training. `constant` does not change it.
     - `early_loss_scale`: e_scale, from 0 (no early losses) to 1.
-    - `curriculum`: gradual enables early exits from the deepest to the shallowest during the first half of training;
-      rotational enables them in turn, for `rotation_period` steps each.
+    - `curriculum`: `gradual` enables early exits from the deepest to the shallowest during the first half of training.
+      `rotational` enables one early exit at a time, for `rotation_period` steps each.
     """
 
     max_dropout: float = 0.3
@@ -78,12 +79,12 @@ class LayerSkip:
                 f"{self.max_dropout} and {self.early_loss_scale}"
             )
 
-    # The enabled exits change during training, and each change would recompile.
+    # The enabled exits change during training, and PyTorch would recompile at each change.
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # PyTorch's
     def objective(self, model: LayerSkipForCausalLM, batch: Batch, phase: Phase) -> ObjectiveResult:
-        """Compute Σ ẽ(t, l) CE_l (LayerSkip, equation 5) in training mode, else a Llama's loss.
+        """In training mode, compute Σ ẽ(t, l) CE_l (LayerSkip, equation 5). Else compute a Llama's loss.
 
-        `mix_loss` is the last exit's cross-entropy, `dropped_share` the share of rows that skip a layer.
+        `mix_loss` is the last exit's cross-entropy. `dropped_share` is the share of rows that skip a layer.
         """
         num_layers, num_windows = model.config.num_hidden_layers, len(batch.inputs)
         weights, kept_LB = {num_layers: 1.0}, torch.ones(num_layers, num_windows, dtype=torch.bool)
@@ -98,12 +99,12 @@ class LayerSkip:
         )
 
     def dropout(self, num_layers: int, progress: float) -> list[float]:
-        """Return p_l = S · D_l · p_max (equation 2). D rises over layers and S over time, from 0 to 1 as 2^x − 1."""
+        """Return p_l = S · D_l · p_max (equation 2). As 2^x − 1, D rises over layers and S over time from 0 to 1."""
         in_time = 2**progress - 1 if self.dropout_in_time == "exponential" else 1
         return [in_time * (2 ** (layer / max(1, num_layers - 1)) - 1) * self.max_dropout for layer in range(num_layers)]
 
     def loss_weights(self, depths: Sequence[int], phase: Phase) -> dict[int, float]:
-        """Return the enabled exits' weights ẽ (equation 6) by depth. They sum to 1."""
+        """Return the enabled exits' weights ẽ (equation 6) by depth. The weights sum to 1."""
         *early, last = depths
         scales = {depth: self.early_loss_scale * sum(range(depth)) for depth in self.active(early, last, phase)}
         scales[last] = max(1, last - 1) + self.early_loss_scale * sum(range(last - 1))
@@ -118,14 +119,14 @@ class LayerSkip:
 
 
 def kept_layers(batch: Batch, step: int, dropout: list[float]) -> Tensor:
-    """Draw which windows pass which layers, bool [L, B]. Draws depend on the step and the window's tokens only."""
+    """Draw which layers each window passes, as bool [L, B]. A draw depends only on the step and the window's tokens."""
     digests = [zlib.crc32(window_T.tobytes()) for window_T in batch.inputs.numpy(force=True)]
     uniforms_BL = np.stack([np.random.default_rng((step, digest)).random(len(dropout)) for digest in digests])
     return torch.from_numpy(uniforms_BL >= np.array(dropout)).T
 
 
 def exit_losses(model: NviumForCausalLM, batch: Batch, kept_LB: Tensor, depths: Collection[int]) -> dict[int, Tensor]:
-    """Compute the shared head's cross-entropy at these depths. A dropped layer leaves its window unchanged."""
+    """Return the shared head's cross-entropy by depth. A window that skips a layer keeps its state."""
     h_BTD = model.model.embed_tokens(batch.inputs)
     rotary, attend = model.model.rotary_emb(batch.positions, h_BTD.dtype), causal_attention(batch.mask())
     losses = dict[int, Tensor]()

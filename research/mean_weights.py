@@ -2,7 +2,7 @@
 
     python -m research.mean_weights runs/stories-chat/model runs/stories-asked/model TARGET
 
-The configuration and tokenizer are the first model's.
+The configuration and the tokenizer are copied from the first model.
 """
 
 import shutil
@@ -36,7 +36,7 @@ def shapes(weights: dict[str, Tensor]) -> dict[str, torch.Size]:
 
 
 def mean(weights: Sequence[Tensor]) -> Tensor:
-    """Average in float32, and round once."""
+    """Average in float32, and round only the result."""
     return torch.stack([weight.float() for weight in weights]).mean(0).to(weights[0].dtype)
 
 

@@ -1,4 +1,4 @@
-"""Helpers of the speed measurements: model options, requests and reports."""
+"""What speed measurements share: options, requests and reports."""
 
 import json
 from argparse import ArgumentParser, Namespace
@@ -37,12 +37,12 @@ def load(args: Namespace) -> Subject:
 
 
 def engine_of(subject: Subject, **config: Any) -> Engine:
-    """Build a new engine; `config` are fields of `EngineConfig`."""
+    """Build a new engine. `config` are fields of `EngineConfig`."""
     return Engine(subject.model, EngineConfig(**config))
 
 
 def checked(event: Event) -> Any:
-    """Return the event. Raise `EngineError` if it is a failure."""
+    """Return the event. If it is a failure, raise its `EngineError`."""
     if isinstance(event, FailureEvent):
         raise event.error
     return event
@@ -57,7 +57,7 @@ def requests(prompt: Sequence[int], params: Sequence[SamplingParams]) -> list[Re
 
 
 def seeds(turn: int, count: int) -> range:
-    """Return seeds that differ in every turn."""
+    """Return `count` seeds that no other turn uses."""
     return range(turn * count, (turn + 1) * count)
 
 

@@ -1,9 +1,9 @@
 """Run all GPU measurements, the most important first: `python -m research.on_gpu`.
 
-Each part is a process with a time limit. All parts take half an hour; transformers' `generate` is last, because it
-compiles for minutes. Results are added to one JSON file, and parts in the file are not run again. The output of the
-parts goes to a log next to the file. `--seconds` limits the total time: a part that might exceed it is skipped.
-`--tiny` runs the same parts with small models on any machine.
+Each part is a process with a time limit. All parts together take half an hour. Transformers' `generate` is last,
+because it compiles for minutes. Results are added to one JSON file. A part with results in the file is not run again.
+The output of the parts goes to a log next to the file. `--seconds` limits the total time: a part that might exceed the
+limit is skipped. `--tiny` runs the same parts with small models on any machine.
 """
 
 import argparse
@@ -32,19 +32,19 @@ SHAPES, DENSE_1B = ("24x768", "36x768", "48x768"), "22x2048"
 COUNTS, DENSE_COUNTS, STREAMS = (8, 32, 64, 128, 256), (1, 32, 256), "32,256"
 PORT = 8765
 MAX_PRINTED_CHARACTERS = 3000
-"""Of a failed part's output; the log has the whole output."""
+"""If a part fails, only the end of its output is printed. The log has the whole output."""
 
 OF_ALL, OF_TESTS = ("platformdirs", "annotated_types", "typer", "rich"), ("pytest", "hypothesis")
 OF_SERVER = ("fastapi", "httpx", "llguidance", "opentelemetry", "pydantic_settings", "structlog", "uvicorn")
-"""Packages that the server needs and a machine with PyTorch may lack."""
+"""Packages that all parts, the tests and the server need. A machine with PyTorch may lack them."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A command whose results are its --json file or else its output.
+    """A command. Its results are the file that it writes with `--json`, or else its output.
 
-    `before` is a command to run first, `served` a server to run at the same time. `seconds` is the time limit of all
-    commands together. `statuses` are the exit codes that count as success.
+    `before` is a command to run first. `served` is the command of a server to run at the same time. `seconds` is the
+    time limit of all commands together. `statuses` are the exit codes that count as success.
     """
 
     name: str
@@ -128,14 +128,14 @@ def run(part: Part, scratch: Path, log: Path) -> Any:
 
 
 def log_since(log: Path, begun: int) -> str:
-    """Read the log from byte `begun` on."""
+    """Read the log from byte `begun` to its end."""
     return log.read_bytes()[begun:].decode(errors="replace")
 
 
 def run_command(command: tuple[str, ...], log: Path, end: float, statuses: tuple[int, ...] = (0,)) -> None:
-    """Run a command. Raise `SubprocessError` if it fails or is not done by `end`.
+    """Run a command. Raise `SubprocessError` if it fails, or still runs at time `end`.
 
-    At `end`, kill the command and its children, such as a compiler's workers.
+    At time `end`, kill the command and its children, such as a compiler's workers.
     """
     with log.open("ab") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, process_group=0)  # noqa: S603 (our own)
@@ -179,7 +179,7 @@ def wait_until_ready(process: subprocess.Popen[bytes], end: float) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the parts. Return 0 if all are done."""
+    """Run the parts. Return 0 if all parts succeed, else 1."""
     parser = argparse.ArgumentParser(prog="research.on_gpu", description=__doc__)
     parser.add_argument("--file", type=Path, default=Path("benchmarks/gpu.json"))
     parser.add_argument("--device", default="cuda")
@@ -199,10 +199,10 @@ def main(arguments: list[str] | None = None) -> int:
             for part in open_parts:
                 print(part.name, f"({part.seconds} s)", *part.command[1:])
             return 0
-        return min(1, sum(not is_done(part, args.file, Path(scratch), end) for part in open_parts))
+        return min(1, sum(not run_and_record(part, args.file, Path(scratch), end) for part in open_parts))
 
 
-def is_done(part: Part, file: Path, scratch: Path, end: float) -> bool:
+def run_and_record(part: Part, file: Path, scratch: Path, end: float) -> bool:
     """Run a part and add its results to the file. Return False if it is skipped or fails."""
     if part.missing:
         print(f"{part.name}: skipped, {', '.join(part.missing)} cannot be imported", flush=True)
@@ -221,7 +221,7 @@ def is_done(part: Part, file: Path, scratch: Path, end: float) -> bool:
 
 
 def known(file: Path) -> dict[str, Any]:
-    """Read the file's results by part."""
+    """Read the results in the file, by name of the part."""
     found: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.exists() else {}
     return found
 

@@ -3,10 +3,10 @@
     python -m research.overhead
     python -m research.overhead NAME,URL,PID …
 
-Contenders take turns. The engine alone runs in its own process with `--threads`; the server must run the same model
-with as many threads. With a process id (Linux), the results include the CPU time per token of three parts: the process
-with its descendants, the process alone, and the process's first thread, the event loop. The client parses only the end
-of a stream, because parsing each token would take as much CPU time as serving it.
+Contenders take turns. The engine alone runs in its own process with `--threads` threads. The server must run the same
+model with the same number of threads. If a process id is given (Linux only), the results include CPU times per token:
+of the process with its descendants, of the process alone, and of its first thread, which runs the event loop. The
+client parses only the end of a stream, because parsing each token would take as much CPU time as serving it.
 """
 
 import argparse
@@ -40,7 +40,7 @@ WARM_UP_RUNS = 3
 CLOCKS = ("processor", "first_process", "event_loop")
 USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
 TAIL_BYTES = 2_000
-"""A stream's last chunk, usage and end are shorter."""
+"""The client keeps only this many bytes of a stream. They include the usage and the end."""
 
 
 class StreamError(Exception):
@@ -55,14 +55,14 @@ class Server:
 
     @classmethod
     def parse(cls, text: str) -> "Server":
-        """Parse NAME,URL,PID. Raise `ValueError` if it is malformed."""
+        """Parse NAME,URL,PID. Raise `ValueError` if the text is malformed."""
         name, url, pid = text.split(",")
         return cls(name, url, int(pid))
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Tokens per second, and for each of `CLOCKS`, if known, µs of CPU time per token."""
+    """Tokens per second, and µs of CPU time per token for each of `CLOCKS` if the process id is known."""
 
     rate: float
     us_per_token: dict[str, float] = field(default_factory=dict)
@@ -80,7 +80,7 @@ def engine_rate(model: str | None, num_streams: int, num_tokens: int, num_thread
 
 
 async def stream(base_url: str, body: dict[str, Any]) -> int:
-    """Stream a completion. Return its number of tokens from its usage, or raise `StreamError`."""
+    """Stream a completion. Return the number of tokens in the stream's usage, or raise `StreamError`."""
     address = urlsplit(base_url)
     content = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\n"
@@ -120,7 +120,7 @@ def process_tree(pid: int) -> Iterator[int]:
 
 
 def cpu_seconds(pids: Sequence[int]) -> dict[str, float]:
-    """Return the CPU seconds used so far by each of `CLOCKS`; empty without processes."""
+    """Return the CPU seconds used so far, for each of `CLOCKS`. Without processes, return nothing."""
     if not pids:
         return {}
     nanoseconds, *_ = Path(f"/proc/{pids[0]}/task/{pids[0]}/schedstat").read_text(encoding="ascii").split()
@@ -142,7 +142,7 @@ Turn = Mapping[tuple[int, str], Measured]
 
 
 def take_turn(args: argparse.Namespace, servers: Sequence[Server | None], number: int) -> Turn:
-    """Measure every contender at every number of streams. None is the engine. Every other turn reverses the order."""
+    """Measure every contender at every number of streams. None is the engine. Odd turns reverse the contenders."""
     found: dict[tuple[int, str], Measured] = {}
     for server in servers[:: -1 if number % 2 else 1]:
         for streams in args.streams:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Point(NamedTuple):
-    """Speed-up and perplexity reduction relative to dense, both in percent."""
+    """Speed-up and perplexity reduction in percent, relative to the dense twin."""
 
     speed_up: float
     perplexity_gain: float
@@ -28,7 +28,7 @@ PARETO = {
     "CALM*": points((10.71, -1.54), (14.38, -2.46), (17.29, -3.80), (19.68, -5.58)),
     "LayerSkip": points(*((speed_up, -3.15) for speed_up in (-5.49, -1.21, 12.36, 21.75, 43.59, 46.41))),
 }
-"""The quality-speed figure; models of 24 layers and width 768 except the 1.5B."""
+"""The quality-speed figure. All models have 24 layers and width 768, except the 1.5B model."""
 
 RECIPE = "paper-24x768"
 
@@ -61,7 +61,7 @@ class Iso(NamedTuple):
 
 
 def iso(layers: int, millions: float, perplexity: float, tokens_per_second: float, gflops: float, steps: int) -> Iso:
-    """Convert a printed row, with steps of 262,144 tokens."""
+    """Convert a row of the paper's table. A training step reads 262,144 tokens."""
     return Iso(layers, millions * 1e6, perplexity, 1000 / tokens_per_second, gflops * 1e9, steps * 2.0**18)
 
 
@@ -69,7 +69,7 @@ ISO = {
     (36, 768): (iso(36, 311, 16.25, 48.86, 0.834, 23_731), iso(26, 233, 16.51, 48.36, 0.499, 39_646)),
     (48, 768): (iso(48, 396, 15.18, 38.80, 1.041, 30_211), iso(33, 283, 15.50, 39.23, 0.620, 50_729)),
 }
-"""4-viums by layers and width, each with the dense models of equal FLOPs and of equal speed."""
+"""By layers and width: a 4-vium, and the dense model with equal training FLOPs and equal speed."""
 
 SCALES = {
     (24, 128): Scale(13, 4.357, 4.188, 24.3, 53.8),
@@ -83,4 +83,4 @@ SCALES = {
     (36, 768): Scale(311, 2.826, 2.788, 53.6, 36.4),
     (48, 768): Scale(396, 2.769, 2.720, 58.2, 41.6),
 }
-"""4-viums by layers and width."""
+"""Rows of the scaling tables, by the 4-vium's layers and width."""

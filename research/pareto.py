@@ -2,9 +2,9 @@
 
     python -m research.pareto small.json calm.json --plot pareto.png --paper
 
-A point of the figure needs `model`, and `speed_up_percent` and `perplexity_gain_percent` relative to the dense twin. A
-line joins the points of one `family` or, for our own recipes, of one series such as `small-beta-…`. Error bars are 95%
-intervals.
+For a point in the figure, an evaluation needs the fields `model`, `speed_up_percent` and `perplexity_gain_percent`,
+relative to the dense twin. A line joins the points of one `family` or, for our own recipes, of one series such as
+`small-beta-…`. Error bars are 95% intervals.
 """
 
 import json
@@ -41,7 +41,7 @@ OURS = "N-vium"
 
 
 def read_evaluations(paths: Sequence[Path]) -> list[Figures]:
-    """Read files with one evaluation or a list of them. Raise `EvaluationError` naming an invalid file."""
+    """Read files with one evaluation or a list of evaluations. Raise `EvaluationError` naming an invalid file."""
     return [figures for path in paths for figures in read_file(path)]
 
 
@@ -87,7 +87,7 @@ def row(figures: Figures) -> Row:
 
 
 def papers(figures: Figures) -> Row | None:
-    """Return the paper's 4-vium of the same layers and width, or None for other methods."""
+    """Return the paper's results for a 4-vium with the same layers and width, or None if there are none."""
     scale = SCALES.get((figures.get("num_layers", 0), figures.get("width", 0)))
     if scale is None or len(figures.get("exit_layers", [])) != 4 or figures.get("family", OURS) != OURS:
         return None
@@ -95,7 +95,7 @@ def papers(figures: Figures) -> Row | None:
 
 
 def points(evaluations: Sequence[Figures]) -> dict[str, list[tuple[Point, Figures]]]:
-    """Return evaluations with a dense twin by series, from slow to fast. Raise `EvaluationError` if there are none."""
+    """Return evaluations with a dense twin, by series and in order of speed. Raise `EvaluationError` without any."""
     found: dict[str, list[tuple[Point, Figures]]] = {}
     for figures in evaluations:
         if "perplexity_gain_percent" in figures and row(figures)[-1] is not None:
@@ -107,7 +107,7 @@ def points(evaluations: Sequence[Figures]) -> dict[str, list[tuple[Point, Figure
 
 
 def series(figures: Figures) -> str:
-    """Return the family, or the recipe's name without its varying number."""
+    """Return the family, or the recipe's name without its last number, such as `small-beta`."""
     name, _, varied = figures["model"].rpartition("-")
     varies = name and varied.replace(".", "").replace("x", "").isdigit()
     return str(figures.get("family") or (name if varies else OURS))
@@ -120,7 +120,7 @@ def reach(value: float, interval: Sequence[float] | None) -> list[list[float]]:
 
 
 def draw(evaluations: Sequence[Figures], path: Path, *, with_paper: bool = False) -> None:
-    """Plot quality over speed, both relative to dense, with a line per family and the paper's points."""
+    """Plot quality over speed, both relative to dense, with a line per series and the paper's points."""
     figure = Figure((8, 5.5), dpi=120, layout="constrained")
     panel = figure.subplots()
     for name, those in points(evaluations).items():

@@ -1,7 +1,7 @@
 """Measure time per token without an engine, one sequence at a time, relative to the dense model.
 
-The protocol is that of `speed`. Tokens are sampled at temperature 1, and all answers have the same length. The time per
-token is an answer's total time, prefill included, divided by its number of tokens.
+The protocol is the same as in `research.speed`. Tokens are sampled at temperature 1, and all answers have the same
+length. The time per token is an answer's total time, prefill included, divided by its number of tokens.
 """
 
 import random
@@ -40,7 +40,7 @@ def measure(
 
 
 def compared_with_dense(ours: Answers, dense: Answers) -> Figures:
-    """Return the median time per token by category, and the speed-up: the mean over categories of median ratios."""
+    """Return the median time per token by category, and the speed-up: the median ratio, averaged over categories."""
     both = {"ours": ours, DENSE: dense}
     times = {category: {name: median(milliseconds(each[category])) for name, each in both.items()} for category in ours}
     ratios = {category: pairwise(milliseconds(dense[category]), milliseconds(ours[category])) for category in ours}

@@ -1,9 +1,9 @@
-"""Write a plain Llama of Llama 3.2 1B's shape with random bfloat16 weights, to measure speed and memory.
+"""Write a Llama with the shape of Llama 3.2 1B and random bfloat16 weights, to measure speed and memory.
 
     python -m research.random_folder FOLDER
 
-`--gguf` also writes FOLDER.gguf for llama.cpp. The tokenizer is the bundled model's, or that of `--tokenizer`, a model
-folder or GGUF file.
+`--gguf` also writes FOLDER.gguf for llama.cpp. `--tokenizer` is a model folder or GGUF file with the tokenizer to use.
+The default is the bundled model's tokenizer.
 """
 
 import argparse

@@ -2,9 +2,9 @@
 
     python -m research.ready NAME='COMMAND' …
 
-Commands take turns. A command runs until it prints the word `ready`; then it is terminated. On Linux, the results
-include CPU seconds of all threads and memory in bytes: `resident`, `own` (without file pages) and `peak`. The first
-turn fills file caches and is reported separately.
+Commands take turns. A command is terminated when it prints the word `ready`. On Linux, the results include CPU seconds
+of all threads and memory in bytes: `resident`, `own` (without mapped files) and `peak`. The first turn fills file
+caches and is reported separately.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def measure_start(command: str) -> Figures:
 
 
 def usage(pid: int) -> Figures:
-    """Return CPU seconds and memory of a process; nothing if it has ended, or if this is not Linux."""
+    """Return CPU seconds and memory of a process, or nothing if it has ended or the system is not Linux."""
     status, stat = Path(f"/proc/{pid}/status"), Path(f"/proc/{pid}/stat")
     if not status.exists():
         return {}
@@ -63,7 +63,7 @@ def usage(pid: int) -> Figures:
 
 
 def measured(commands: Sequence[str], turns: int) -> list[dict[str, Any]]:
-    """Return the first turn and the medians of the others, by command."""
+    """Return, for each command, its first turn and the medians of its other turns."""
     named = [command.partition("=")[::2] for command in commands]
     rounds = [[measure_start(command) for _, command in named] for _ in range(turns + 1)]
     rows = []

@@ -3,12 +3,12 @@
     python -m research.retrofit_curve BASE --exits EXITS --text conversations=EXITS/retrofit/self_talk.jsonl \\
         --unseen tales=tales.txt --json curve.json --plot curve.png
 
-The original is the last exit. The model was retrofitted on each `--text`, so only the held-out end of a `--text` is
-measured. All of each `--unseen` is measured. For each depth, the log-odds of all routers are shifted by one constant.
-Intervals contain 95% of bootstrap samples of the documents; mixture and original share the samples. Questions are
-answered at temperature 0, at the first text's depths.
+The original is the last exit. `--text` names a text of the retrofit, of which only the held-out end is measured.
+`--unseen` names another text, all of which is measured. For each depth, the log-odds of all routers are shifted by one
+constant. Intervals contain 95% of bootstrap samples of the documents. Mixture and original share the samples. Questions
+are answered at temperature 0, with the shifts found on the first text.
 
-Shapes: R rows, C of them at a time, K early exits, E exits, D width, V vocabulary, S shifts.
+Shapes: R rows, C rows of a chunk, K early exits, E exits, D width, V vocabulary, S shifts.
 """
 
 import math
@@ -46,13 +46,13 @@ DEPTHS = (0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
 ANSWERED_DEPTHS = (0.9, 0.85, 0.8)
 
 MOST_TOKENS = 10_000_000
-"""Maximum number of tokens of a text of documents."""
+"""Maximum number of tokens to read from a text of documents."""
 
 CHUNK_ROWS = 64
 
 
 class Rows(NamedTuple):
-    """The measured rows of a text. `outputs_RED` are the inputs of the head, `document_R` are document numbers."""
+    """The measured rows of a text. `outputs_RED` are the head's inputs, and `document_R` are the rows' documents."""
 
     log_odds_RK: Tensor
     outputs_RED: Tensor
@@ -61,7 +61,7 @@ class Rows(NamedTuple):
 
 
 class RowScores(NamedTuple):
-    """−log π_k of the targets, by exit and for the original; and for each shift, whether π_mix has its argmax."""
+    """−log π_k of the targets, by exit and for the original. `same_RS`: π_mix has the original's argmax, by shift."""
 
     nll_RE: Tensor
     original_R: Tensor
@@ -75,7 +75,7 @@ def curve(
     *,
     is_unseen: bool = False,
 ) -> Figures:
-    """Measure the unshifted routers and each depth on the text's held-out end, or on all of an unseen text."""
+    """Measure the unshifted routers and each depth on a text's held-out end or, if `is_unseen`, on the whole text."""
     layers = loaded.model.config.exit_layers or []
     context = min(MAX_CONTEXT, loaded.model.config.max_position_embeddings)
     text = read_text(path, loaded.tokenizer, context, MOST_TOKENS)
@@ -149,7 +149,7 @@ def point(
 
 
 def share_interval(counts: Sequence[float], tokens: Sequence[float]) -> list[float] | None:
-    """Return the bootstrap interval of a share over documents."""
+    """Return the interval of a share of tokens, by bootstrap over documents."""
 
     def shares(samples: list[Sample]) -> np.ndarray:
         found: np.ndarray = np.asarray(counts)[samples[0]].sum(1) / np.asarray(tokens)[samples[0]].sum(1)
@@ -171,7 +171,7 @@ QUESTIONS = {
     "Which animal says meow?": "cats?",
     "What is the opposite of hot?": "cold",
 }
-"""Questions, each with a pattern of the right answer."""
+"""Questions, each with a regular expression for the right answer."""
 
 MAX_TOKENS = 48
 

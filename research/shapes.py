@@ -53,7 +53,7 @@ def main(
 
 
 def gain(subject: Subject, tokens: int, repeats: int) -> Figures:
-    """Return the median ratio, and the ratio of each turn."""
+    """Return the median ratio of `sweep` to `whole`, and the ratio of each turn."""
     [workload] = own.workloads(subject, [1], tokens)
     engine = own.engine_for(subject.model, workload)
     contenders: dict[str, Contender] = {name: own.contender(engine, workload, name) for name in (SWEEP, BASELINE)}
@@ -64,7 +64,7 @@ def gain(subject: Subject, tokens: int, repeats: int) -> Figures:
 
 
 def draw(measured: list[Figures], image: Path) -> None:
-    """Plot the speed-up over the number of parameters; bars are the turns' quartiles."""
+    """Plot the speed-up over the number of parameters. Error bars are the quartiles of the turns."""
     rows = [row for row in measured if row["vocab"] == 8192]
     series: dict[tuple[str, int], list[Figures]] = {}
     for row in sorted(rows, key=lambda row: row["parameters"]):

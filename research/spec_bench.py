@@ -1,4 +1,4 @@
-"""Measure speed on Spec-Bench's prompts by category, in our protocol and in that of the authors' scripts.
+"""Measure speed on Spec-Bench's prompts by category, with our protocol and with that of the N-vium authors' scripts.
 
     python -m research.spec_bench MODEL --twin DENSE --questions question.jsonl --json spec-bench.json
 
@@ -80,21 +80,21 @@ def first_turn(line: str, place: str) -> tuple[str, str]:
 
 
 Totals = Mapping[str, Sequence[tuple[int, float]]]
-"""By category, the tokens and seconds of every answer."""
+"""By category, the number of tokens and the seconds of every answer."""
 
 
 def rate(answers: Sequence[tuple[int, float]]) -> float:
-    """Return the number of all tokens divided by all seconds."""
+    """Return the tokens of all answers divided by their seconds."""
     return sum(count for count, _ in answers) / sum(seconds for _, seconds in answers)
 
 
 def rate_ratio(ours: Totals, others: Totals) -> float:
-    """Return the ratio of our rate to the other's, over all categories together."""
+    """Return the ratio of our rate to the other model's rate, over all categories together."""
     return rate(list(chain(*ours.values()))) / rate(list(chain(*others.values())))
 
 
 def category_rate_ratio(ours: Totals, others: Totals) -> float:
-    """Return the ratio of our rate to the other's, averaged over categories."""
+    """Return the ratio of our rate to the other model's rate, averaged over categories."""
     return fmean(rate(ours[name]) / rate(others[name]) for name in ours)
 
 
@@ -117,7 +117,10 @@ def totals_interval(
     others: Totals,
     statistic: Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]],
 ) -> Interval | None:
-    """Bootstrap a statistic of both models' tokens and seconds [2, categories, resamples]. Samples are paired."""
+    """Return the bootstrap interval of a statistic of two models, with paired samples.
+
+    `statistic` takes the tokens and seconds of each model, [2, categories, resamples].
+    """
 
     def resampled(of: Totals, samples: list[Sample]) -> NDArray[np.float64]:
         pairs = zip(of.values(), samples, strict=True)
@@ -136,8 +139,8 @@ def as_paper(
 ) -> Figures:
     """Measure speed as the authors' scripts do.
 
-    Prompts are truncated to leave room for the answer (896 of 1,024 tokens), top-k is 50, and answers may end early.
-    Speed is the number of all tokens divided by all seconds, for each category and over all.
+    Prompts are truncated to leave room for the answer: to 896 tokens if the context is 1,024. Top-k is 50, and answers
+    may end early. Speed is the number of tokens divided by the seconds of all answers, by category and overall.
     """
     running = engines(loaded, twin)
     context = min(each.context for each in running.values())
@@ -166,7 +169,7 @@ def as_paper(
 
 
 def totals_of(answers: Answers) -> dict[str, list[tuple[int, float]]]:
-    """Return the tokens and seconds of every answer."""
+    """Return the number of tokens and the seconds of every answer."""
     return {
         category: [(len(answer), sum(token.seconds for token in answer)) for answer in of_category]
         for category, of_category in answers.items()

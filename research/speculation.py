@@ -1,7 +1,7 @@
 """LayerSkip's self-speculative decoding: an early exit drafts, the remaining layers verify. Both share a cache.
 
-The layers above the early exit process all drafted rows at once. The output is the last exit's: the same tokens if
-greedy, the same distribution if sampled.
+The layers above the early exit process all drafted rows at once. Greedy output has the same tokens as the last exit
+alone. Sampled output has the same distribution.
 
 Shapes: K drafted tokens, R = K + 1 rows, D width, V vocabulary.
 """
@@ -29,7 +29,7 @@ def generate(
 ) -> Generated:
     """Generate exactly `max_tokens` tokens, drafting `draft_length` at a time after `exit_layer` layers.
 
-    Tokens are greedy, or sampled if a generator is given. The result's `exit_layers` show which tokens were drafted.
+    Tokens are sampled if `rng` is given, else greedy. In the result, `exit_layers` is `exit_layer` for accepted drafts.
     Raise `ValueError` if the early exit is invalid or the tokens do not fit into the context.
     """
     depth = model.config.num_hidden_layers
@@ -47,7 +47,7 @@ def generate(
 
 
 def draft_and_verify(decoding: Decoding, exit_layer: int, num_drafts: int, rng: random.Random | None) -> list[int]:
-    """Return the accepted drafts and one more token from the last exit."""
+    """Draft tokens. Return the accepted drafts and one more token from the last exit."""
     model, front = decoding.model, decoding.front
     drafts, draft_logits, states = list[int](), list[Tensor](), list[Tensor]()
     for number in range(num_drafts + 1):
@@ -73,10 +73,10 @@ def agreed(drafts: Sequence[int], best: Sequence[int]) -> list[int]:
 def accepted(
     drafts: Sequence[int], draft_probs: Sequence[Tensor], probs: Sequence[Tensor], rng: random.Random
 ) -> list[int]:
-    """Speculative sampling (Leviathan et al., arXiv 2211.17192): return tokens distributed as `probs`, R times [V].
+    """Return tokens distributed as `probs`, by speculative sampling (Leviathan et al., arXiv 2211.17192).
 
-    Accept a draft x with probability min(1, p(x) / q(x)). Replace the first rejected draft by a sample of max(0, p −
-    q).
+    Let p be the last exit's distribution (`probs`) and q the draft's (`draft_probs`). Accept a draft x with probability
+    min(1, p(x) / q(x)). Replace the first rejected draft by a sample from max(0, p − q), normalised.
     """
     for number, (draft, q_V, p_V) in enumerate(zip(drafts, draft_probs, probs, strict=False)):
         if rng.random() * float(q_V[draft]) >= float(p_V[draft]):

@@ -46,7 +46,7 @@ Prompts = Mapping[str, Sequence[str]]
 """Prompts by category."""
 
 Ratios = Mapping[str, Sequence[float]]
-"""By category, the ratio of the other model's time to ours, for every pair."""
+"""By category, the ratio of the other model's time to ours, for every pair of answers in the same turn."""
 
 Clock = Callable[[], float]
 """Returns seconds."""
@@ -56,7 +56,7 @@ Reply = TypeVar("Reply")
 
 @dataclass(frozen=True, slots=True)
 class TimedToken:
-    """A token, its exit (from 1) with p_k, and the seconds since the previous token or the request."""
+    """A token, its exit (from 1), the exit's p_k, and the seconds since the previous token or since the request."""
 
     token_id: int
     exit: int
@@ -92,7 +92,7 @@ def tokenize_prompts(
 ) -> PromptSet:
     """Tokenize prompts. Answers get at most half of the context.
 
-    Prompts that are too long for the rest lose their beginning, or with `cut_end` their end.
+    A prompt that does not fit into the rest of the context loses its beginning or, if `cut_end`, its end.
     """
     num_tokens = min(num_tokens, context // 2)
     room = context - num_tokens
@@ -116,7 +116,7 @@ def take_turns(
 ) -> dict[str, dict[str, list[Reply]]]:
     """Return every generator's answers to every prompt in every trial, by category.
 
-    All generators answer a prompt before any answers the next one. Every other prompt reverses their order.
+    All generators answer a prompt before the next prompt. Every second prompt reverses the order of the generators.
     """
     answers: dict[str, dict[str, list[Reply]]] = {
         name: {category: [] for category in prompt_set.prompts} for name in generators
@@ -131,13 +131,13 @@ def take_turns(
 
 
 def generate(engine: Engine, prompt: Sequence[int], params: SamplingParams, clock: Clock = time.perf_counter) -> Answer:
-    """Continue a prompt on an idle engine. Raise `EngineError` if it fails."""
+    """Continue a prompt on an idle engine. Raise `EngineError` if the request fails."""
     last = clock()
     engine.add("answer", list(prompt), params)
     answer = Answer()
     while engine.has_work:
         events, now = engine.step(), clock()
-        for event in map(checked, events):  # the tokens of a Step share its time
+        for event in map(checked, events):  # divide the Step's time evenly among its tokens
             each = (now - last) / len(events)
             answer.append(TimedToken(event.token_id, event.exit, event.exit_probability, each))
         last = now if events else last
@@ -159,7 +159,7 @@ def engines(loaded: LoadedModel, twin: LoadedModel | None) -> dict[str, Engine]:
 def generators(
     running: Mapping[str, Engine], params: Callable[..., SamplingParams], clock: Clock = time.perf_counter
 ) -> dict[str, Callable[[list[int], int], Answer]]:
-    """Return for each engine a function from a prompt and a seed to an answer."""
+    """Return, for each engine, a function that takes a prompt and a seed and returns an answer."""
 
     def answer(engine: Engine, prompt: list[int], seed: int) -> Answer:
         return generate(engine, prompt, params(seed=seed), clock)
@@ -191,7 +191,7 @@ def measure(
 
 
 def compared(answers: Mapping[str, Answers], num_prompts: Mapping[str, int]) -> Figures:
-    """Return the median over each category's answers, and ratios averaged over categories."""
+    """Return each category's median times, and the ratios averaged over categories."""
     parts = {"": 0, "decoding_": 1}
     categories = {
         category: {"prompts": number}
@@ -207,7 +207,7 @@ def compared(answers: Mapping[str, Answers], num_prompts: Mapping[str, int]) -> 
 
 
 def milliseconds(answers: Sequence[Answer], first: int = 0) -> list[float]:
-    """Return each answer's milliseconds per token, from token `first` on; token 0 includes the prefill."""
+    """Return each answer's milliseconds per token, from token `first` on. The time of token 0 includes the prefill."""
     return [MILLISECONDS * fmean(token.seconds for token in answer[first:]) for answer in answers]
 
 
@@ -216,12 +216,12 @@ def medians(answers: Mapping[str, Answers], category: str, first: int) -> dict[s
 
 
 def ratios_of(other: Answers, ours: Answers, first: int) -> dict[str, list[float]]:
-    """Return the ratio of the other's time per token to ours, for each pair of answers in the same turn."""
+    """Return the ratio of the other model's time per token to ours, for each pair of answers in the same turn."""
     return {name: pairwise(milliseconds(other[name], first), milliseconds(ours[name], first)) for name in ours}
 
 
 def staircase(ours: Answers, exit_layers: Sequence[int]) -> list[dict[str, float | None]]:
-    """Return the time since the previous token by exit, without first tokens. An unused exit gets None."""
+    """Return, by exit, the quartiles of the time since the previous token, or None. First tokens do not count."""
     answers = [answer for of_category in ours.values() for answer in of_category]
     steps: list[dict[str, float | None]] = []
     for exit_, depth in enumerate(exit_layers, 1):
@@ -236,7 +236,7 @@ def pairwise(others: Sequence[float], ours: Sequence[float]) -> list[float]:
 
 
 def mean_ratio(ratios: Ratios) -> float:
-    """Return the mean over categories of the median over pairs."""
+    """Return the median ratio of the pairs, averaged over categories."""
     return fmean(median(of_category) for of_category in ratios.values())
 
 
@@ -252,7 +252,7 @@ def ratio_interval(ratios: Ratios) -> Interval | None:
 
 
 def speed_up_percent(ratios: Ratios) -> Figures:
-    """Return by how many percent ours is faster, with the interval."""
+    """Return the speed-up of our model in percent, with its interval."""
     found = ratio_interval(ratios)
     return {
         "speed_up_percent": 100 * (mean_ratio(ratios) - 1),
@@ -261,13 +261,13 @@ def speed_up_percent(ratios: Ratios) -> Figures:
 
 
 def openings(documents: Sequence[str], number: int = NUM_OPENINGS) -> dict[str, list[str]]:
-    """Return the openings of `number` documents as one category of prompts."""
+    """Return the openings of up to `number` documents, as one category of prompts."""
     spread = documents[:: max(1, len(documents) // number)][:number]
     return {OPENINGS: [document[:OPENING_CHARACTERS] for document in spread]}
 
 
 def speed_up(measured: Figures, over: str) -> Figures:
-    """Return times per token, and the speed-up over another contender in percent, with its interval."""
+    """Return times per token, and the speed-up over the contender `over` in percent, with its interval."""
     interval = measured["ratio_intervals"][over]
     return {
         "latency": measured,

@@ -2,8 +2,8 @@
 
     python -m research.stories MODEL [OTHER] --markdown stories.md --json stories.json
 
-The default is the bundled model. `--material fresh_stories.yaml` has openings and subjects that were not used to select
-a model.
+Without MODEL, the bundled model generates the stories. fresh_stories.yaml (`--material`) contains openings and subjects
+that were not used to select a model.
 """
 
 import re
@@ -34,7 +34,7 @@ TEMPERATURE = 0.7
 MAX_TOKENS = 400
 PLURALS = {"mouse": "mice"}
 END = 1 / 3
-"""The main character is searched in this last part of a story's words."""
+"""A story keeps its hero if this last part of its words mentions the hero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def material(file: Path = MATERIAL) -> dict[str, Any]:
 
 
 def continue_openings(loaded: LoadedModel, openings: dict[str, str], max_tokens: int = MAX_TOKENS) -> list[Story]:
-    """Continue each character's opening."""
+    """Continue the opening of each hero. `openings` maps heroes to openings."""
     prompts = [list(loaded.tokenizer(opening).input_ids) for opening in openings.values()]
     generated = completions(loaded, prompts, max_tokens)
     return [

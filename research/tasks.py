@@ -2,8 +2,8 @@
 
     python -m research.tasks MODEL --tasks arc_easy,mine [--folder tasks/]
 
-A task is one of the harness's own, or a .yaml file in `--folder`. The folder also contains the tasks' data files, so
-its tasks need no network.
+A task is one of the harness's own tasks, or a .yaml file in `--folder`. The folder also contains the data of its tasks,
+so these tasks need no network.
 """
 
 from argparse import ArgumentParser
@@ -43,7 +43,7 @@ def harness(part: str) -> Any:
 
 
 def scores(results: dict[str, Any]) -> dict[str, float]:
-    """Return the numeric metrics, named without their filters."""
+    """Return the numeric metrics. A name `METRIC,FILTER` of the harness becomes `METRIC`."""
     numbers = {name.partition(",")[0]: value for name, value in results.items() if isinstance(value, float | int)}
     return {name: float(value) for name, value in numbers.items()}
 

@@ -1,6 +1,6 @@
 """Compare text sampled with `exits` and `mixture` at several temperatures with human text.
 
-The model continues openings of documents. Its continuations are compared with the documents' own.
+The model continues openings of documents. The continuations are compared with the documents' own continuations.
 
     python -m research.temperature MODEL --data valid.txt.xz
 """
@@ -85,7 +85,7 @@ def openings(
 
 
 def continued(engine: Engine, originals: Sequence[Text], params: SamplingParams) -> list[Text]:
-    """Continue the openings with the model to the same lengths."""
+    """Continue the openings with the model, each to the length of the document's own continuation."""
     requests = [
         (text.prompt, replace(params, max_tokens=len(text.token_ids), seed=seed, ignore_eos=True))
         for seed, text in enumerate(originals)
@@ -106,7 +106,7 @@ def row(loaded: LoadedModel, texts: Sequence[Text], params: SamplingParams) -> R
 
 
 def advice(people: Quality, rows: Sequence[Row]) -> str:
-    """Report the temperature at which `exits` has the word variety of human text, and its repetitions."""
+    """Report at which temperature `exits` has as many distinct words as human text, and how many 4-grams repeat."""
     early = [row for row in rows if row["sampling"] == "exits"]
     alike = temperature_where("distinct_words", people.distinct_words, early)
     repeated = [f"{row['repeated_grams']:.1%} at {row['temperature']:g}" for row in early]
@@ -121,10 +121,10 @@ def equivalents(early: Sequence[Row], mixture: Sequence[Row]) -> str:
     """Report the temperatures at which tokens of `mixture` are as probable as tokens of `exits`."""
     others = [row for row in early if row["temperature"] != 1]
     pairs = [
-        f"{row['temperature']:g} as mixture at {temperature_where('mean_logprob', row['mean_logprob'], mixture)}"
+        f"exits {row['temperature']:g} and mixture {temperature_where('mean_logprob', row['mean_logprob'], mixture)}"
         for row in others
     ]
-    return f"Early exits sample tokens as probable at temperature {', at '.join(pairs)}." if pairs else ""
+    return f"At these temperatures, tokens are equally probable: {'; '.join(pairs)}." if pairs else ""
 
 
 def temperature_where(name: str, value: float, rows: Sequence[Row]) -> str:

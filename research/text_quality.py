@@ -36,7 +36,7 @@ class Quality:
 
     `mean_logprob` is log π_mix of the tokens at temperature 1, `mean_logprob_error` its standard error over texts.
     `entropy` is the entropy of the sampled distributions in nats. `repeated_grams` is the share of a text's 4-grams of
-    words that occurred before, `distinct_words` the share of distinct words.
+    words that occur earlier in the text, and `distinct_words` the share of distinct words.
     """
 
     mean_logprob: float
@@ -48,7 +48,7 @@ class Quality:
 
 @dataclass(frozen=True, kw_only=True)
 class ExitFrequencies:
-    """Exit frequencies and mean p_k. A `deviation` above 4 standard deviations is not due to chance."""
+    """Exit frequencies and mean p_k. `deviation` is in standard deviations of chance. It should not exceed 4."""
 
     exit_shares: list[float]
     expected_exit_shares: list[float]
@@ -80,7 +80,7 @@ def quality(tokenizer: PreTrainedTokenizerBase, texts: Sequence[Text], judgement
 def exit_frequencies(
     exit_layers: Sequence[int], texts: Sequence[Text], judgements: Sequence[Judgement]
 ) -> ExitFrequencies:
-    """Compare exits with p_k. Given p_k, exits are independent, so the variance of a count is Σ p_k (1 − p_k)."""
+    """Compare exit counts with p_k. Given p_k, exits are independent, so a count has the variance Σ p_k (1 − p_k)."""
     p_TE = torch.cat([judgement.exit_probs for judgement in judgements])
     exit_T = torch.tensor(list(chain.from_iterable(text.exits for text in texts))) - 1
     counts_E = exit_T.bincount(minlength=p_TE.shape[1]).double()
@@ -109,7 +109,7 @@ def judge(model: Nvium, text: Text, params: SamplingParams) -> Judgement:
 def sampled_distributions(
     p_TE: Tensor, exit_logits_TEV: Tensor, log_mixture_TV: Tensor, params: SamplingParams
 ) -> Tensor:
-    """Return the sampled distributions [T, V]: with f the temperature, Σ p_k f(π_k) or f(π_mix)."""
+    """Return the sampled distributions [T, V]: Σ p_k f(π_k), or f(π_mix) for `mixture`, where f is the temperature."""
     if params.sampling == "mixture":
         return (log_mixture_TV / params.temperature).softmax(-1)
     return (p_TE[..., None] * (exit_logits_TEV / params.temperature).softmax(-1)).sum(-2)
@@ -121,7 +121,7 @@ def entropy(probs_TV: Tensor) -> Tensor:
 
 
 def repeated_grams(words: Sequence[str]) -> float:
-    """Return the share of 4-grams of words that occurred before."""
+    """Return the share of 4-grams of words that occur earlier in the text."""
     grams = [tuple(words[i : i + GRAM_WORDS]) for i in range(len(words) - GRAM_WORDS + 1)]
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 

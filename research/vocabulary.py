@@ -5,8 +5,8 @@
     python -m research.vocabulary … --sizes 2048 --tokens 8e6
 
 A mixture of exits has an output of higher rank than a single softmax. A small vocabulary does not need the higher rank
-(softmax bottleneck). Without `--depths`, β is 0. Runs resume, and all are stored in one folder. After each run, the run
-and its twin are added to the JSON. Runs and twins in the JSON are not trained again.
+(softmax bottleneck). Without `--depths`, β is 0. All runs are stored in one folder, and interrupted runs resume. After
+each run, the results of the run and its twin are added to the JSON. Runs and twins in the JSON are not trained again.
 """
 
 import json
@@ -81,7 +81,7 @@ class Series:
         return any(case == case_of(figures) for figures in self.done)
 
     def run(self, case: Case) -> Figures:
-        """Train and evaluate a run and its twin. Return its results of `nvium evaluate --twin`."""
+        """Train and evaluate a run and its twin. Return results like those of `nvium evaluate --twin`."""
         ours = self.trained(RECIPE, case.name, case)
         found = vars(evaluate(ours.model, ours.tokenizer, self.documents))
         kept = ("num_tokens", "num_characters", "perplexity", "bits_per_character", "exit_shares", "mean_depth")
@@ -100,7 +100,7 @@ class Series:
         }
 
     def twin(self, case: Case) -> Figures:
-        """Return the twin's results, from an earlier run with the same twin if there is one."""
+        """Return the dense twin's results. If an earlier run has the same twin, reuse its results."""
         for figures in self.done:
             if replace(case_of(figures), depth=None) == replace(case, depth=None):
                 known: Figures = figures["twin"]

@@ -2,8 +2,8 @@
 
     python -m research.works valid.txt.xz SOURCES.tsv --split valid > works.txt
 
-The chapters of a book are adjacent. So a run of documents belongs to a source if it has as many documents and
-characters as the source. Every other document counts as a work.
+The chapters of a book are adjacent. So consecutive documents belong to a source if there are as many documents, with as
+many characters in total, as in the source. Every other document counts as a work of its own.
 """
 
 import csv
@@ -15,7 +15,7 @@ from nvium_core.training.data.corpus import read_documents
 
 
 def works_of(documents: Sequence[str], sources: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return the name of each document's work."""
+    """Return the title of each document's work."""
     largest_first = sorted(sources, key=lambda source: -int(source["documents"]))
     works = list[str]()
     while len(works) < len(documents):

@@ -76,10 +76,10 @@ def ask(
     target: Annotated[Path, typer.Argument(help=".jsonl to write, with conversations and plain texts.")],
     times: Annotated[int, typer.Option(help="Copies of each tale, each with other subjects.", min=1)] = 2,
     beside: Annotated[Path | None, typer.Option(help="Text, plain or .xz, whose pieces are mixed in.")] = None,
-    beside_share: Annotated[float, typer.Option(help="Its share of all characters.", min=0, max=0.9)] = 0.5,
+    beside_share: Annotated[float, typer.Option(help="Share of these pieces in all characters.", min=0, max=0.9)] = 0.5,
     seed: int = 0,
 ) -> None:
-    """Write questions answered by tales, and tales alone: each tale with other subjects, and two short tales."""
+    """Write questions answered by tales, and tales alone. Tales get other subjects. Two short tales follow each."""
     lines = [
         json.dumps({"text": line} if isinstance(line, str) else {"messages": line})
         for line in training_lines(read_documents(tales), times, seed)

@@ -68,7 +68,7 @@ def question_and_answer(kind: str, chosen: SubjectTale, random: Random, rng: np.
 
 
 def subjects(chosen: SubjectTale, random: Random) -> Iterable[str]:
-    """Return up to two nouns."""
+    """Return the nouns that a request names: one or two, or none if the tale has no known subject."""
     known = [noun for noun in (chosen.being, chosen.thing) if noun]
     if not (chosen.being and chosen.thing):
         return known

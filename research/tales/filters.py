@@ -79,7 +79,7 @@ class Filter:
         return list(self._checks)
 
     def reason_against(self, tale: Tale) -> Reason | None:
-        """Return the first reason to drop a tale, or None. Later tales are compared with a tale that is kept."""
+        """Return the first reason to drop a tale. If there is none, remember the tale and return None."""
         return next((reason for reason, is_so in self._checks.items() if is_so(tale)), None)
 
     def _strange_words(self, tale: Tale) -> float:
@@ -90,7 +90,7 @@ class Filter:
         return word in self._simple or word.removesuffix("'s") in self._simple or word.removesuffix("'s") == name
 
     def remember(self, text: str) -> None:
-        """Drop later near-duplicates of this text."""
+        """Make the filter drop later near-duplicates of this text."""
         self._is_known(text)
 
     def _is_known(self, text: str) -> bool:

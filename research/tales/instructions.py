@@ -26,7 +26,7 @@ BEGINNING_CHARACTERS = 6000
 
 MAX_TITLE_CHARACTERS = 80
 MIN_TOKENS = 64
-"""Minimum room for an answer."""
+"""Minimum number of free tokens for an answer."""
 
 CHARACTERS_PER_TOKEN = 6  # upper bound, to avoid tokenizing a whole novel
 
@@ -72,9 +72,9 @@ def tales(documents: Sequence[str]) -> list[Tale]:
 def instructions(
     documents: Sequence[str], diet: Diet, tokenizer: PreTrainedTokenizerBase, context: int, seed: int
 ) -> Iterator[Conversation]:
-    """Yield conversations of at most `context` tokens that tell documents, in the order of the diet.
+    """Yield conversations that tell the documents, in the order of the diet. Each has at most `context` tokens.
 
-    The result depends on the arguments only. A document is skipped if not even its first sentence fits.
+    The result depends only on the arguments. A document is skipped if not even its first sentence fits.
     """
     known, teller = tales(documents), Teller(tokenizer, context)
     for number, index in enumerate(diet.order(documents, np.random.default_rng(seed))):
@@ -91,7 +91,7 @@ class Teller:
     context: int
 
     def conversation(self, tale: Tale, rng: Rng) -> Conversation:
-        """Make a conversation with a request for the tale. Return an empty one if nothing fits."""
+        """Make a conversation with a request for the tale, or sometimes small talk. Return [] if nothing fits."""
         if rng.random() < SMALL_TALK_SHARE:
             return exchange(wordings.SMALL_TALK[rng.integers(len(wordings.SMALL_TALK))], rng)
         question, text = request_for(tale, rng)
@@ -115,10 +115,10 @@ class Teller:
 
 
 def divided(text: str, most_tokens: int, tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
-    """Split a text such that the first part has at most `most_tokens` tokens.
+    """Split a text so that the first part has at most `most_tokens` tokens.
 
-    If the whole text fits, it is the first part. Otherwise, the first part ends at a paragraph, or at a sentence if the
-    paragraph would leave half of the tokens unused. It is empty if no sentence fits.
+    If the whole text fits, it is the first part. Otherwise, the first part ends with a paragraph. If that would leave
+    half of the tokens unused, it ends with a sentence. If no sentence fits, it is empty.
     """
     begun = text[: most_tokens * CHARACTERS_PER_TOKEN]
     offsets = tokenizer(begun, add_special_tokens=False, return_offsets_mapping=True, verbose=False)["offset_mapping"]
@@ -137,7 +137,7 @@ def last_end(pattern: re.Pattern[str], text: str, limit: int) -> int:
 
 
 def opened(rng: Rng) -> Conversation:
-    """Return the turns before the request, which are usually none."""
+    """Return turns before the request: rarely a system message, rarely a greeting, usually nothing."""
     ordered = [system(chosen(wordings.SYSTEM, rng))] if rng.random() < SYSTEM_SHARE else []
     greeted = exchange(wordings.SMALL_TALK[0], rng) if rng.random() < GREETING_SHARE else []
     return ordered + greeted
@@ -171,7 +171,7 @@ def some_subjects(tale: Tale, rng: Rng) -> str:
 
 
 def worded(wordings_: Sequence[str], rng: Rng, **blanks: str | None) -> str:
-    """Fill the blanks of a random wording. Sometimes, drop its capital letter and its full stop."""
+    """Fill the blanks of a random wording. Sometimes, start it in lower case and drop its full stop."""
     wording = chosen(wordings_, rng)
     if rng.random() < CARELESS_SHARE and not wording.startswith("{"):
         wording = wording[0].lower() + wording[1:].rstrip(".!?")

@@ -1,7 +1,8 @@
 """Generate many tales in one batch, each row with its own plot.
 
-All rows always have the same number of tokens, so there is no padding or mask. While rows with shorter prompts already
-generate, the rest of a longer prompt is forced token by token. Finished rows are removed from time to time.
+The prefill stops at the end of the shortest prompt. From then on, rows with a longer prompt are forced to its next
+tokens, while other rows generate. So all rows always have the same number of tokens, and need no padding or mask.
+Finished rows are removed from time to time.
 
 Shapes: B rows, T tokens, S positions, D width, H query heads, G key heads, P head size, V vocabulary, C candidates.
 """
@@ -23,7 +24,7 @@ from research.tales.plots import Plot
 
 SYSTEM = "You tell simple stories."
 MIN_PART_TOKENS, ENOUGH, MAX_PART_TOKENS = 8, 20, 64
-"""Of a part's generated tokens: minimum, number from which the end of a sentence ends the part, and maximum."""
+"""Limits of a part's generated tokens. After `ENOUGH` tokens, the end of a sentence ends the part."""
 
 NGRAM = 5
 """No n-gram of this length may repeat in a tale."""
@@ -48,7 +49,7 @@ class Tale:
 
 
 class Punctuation:
-    """Sets of tokens: sentence ends, odd numbers of quotation marks, ends of parts, and tokens never sampled."""
+    """Sets of tokens that end a sentence, have an odd number of quotation marks, end a part, or are never sampled."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         texts = [str(tokenizer.decode([token])) for token in range(len(tokenizer))]
@@ -135,7 +136,7 @@ class Memory:
             q_BHTP, k_BGTP, v_BGTP = (x.transpose(1, 2) for x in (q_BTHP, k_BTGP, v_BTGP))
             return dense_attention(q_BHTP, k_BGTP, v_BGTP, None, is_causal=True).transpose(1, 2)
         rows, num_heads = k_BTGP.shape[0], k_BTGP.shape[2]
-        queries = q_BTHP.reshape(rows, num_heads, -1, q_BTHP.shape[-1])  # grouped by key head
+        queries = q_BTHP.reshape(rows, num_heads, -1, q_BTHP.shape[-1])  # query heads grouped by key head
         seen = F.scaled_dot_product_attention(queries, keys_BGSP[:, :, :end], values_BGSP[:, :, :end])
         return seen.reshape(q_BTHP.shape)
 
@@ -182,7 +183,7 @@ class Narrator:
         return Row(forced=deque([*request, *first]), parts=deque(rest), num_request_tokens=len(request))
 
     def _forward(self, tokens_BT: Tensor, memory: Memory) -> Tensor:
-        """Return the last hidden states [B, D]."""
+        """Run the tokens through all layers. Return the hidden states [B, D] of each row's last token."""
         llama = self.model.model
         h_BTD = llama.embed_tokens(tokens_BT)
         positions_T = torch.arange(memory.length, memory.length + tokens_BT.shape[1])
@@ -208,14 +209,14 @@ class Narrator:
         return [int(token) for token in chosen]
 
     def _next(self, row: Row, drawn: int) -> int:
-        """Return the row's next input. The input of a finished row is arbitrary."""
+        """Return the row's next input token. The input of a finished row has no effect, so return 0."""
         if row.is_done:
             return 0
         return row.next_forced() if drawn < 0 else row.choose(drawn, self.punctuation)
 
 
 def draw(logits_BV: Tensor, noise: torch.Generator) -> Tensor:
-    """Sample a token for each row [B] by the Gumbel-max trick over its candidates."""
+    """Sample a token for each row [B] by the Gumbel-max trick, over the tokens that min-p keeps."""
     scaled_BV = logits_BV / TEMPERATURE
     floor_B1 = scaled_BV.amax(-1, keepdim=True) + math.log(MIN_P)
     rows_C, tokens_C = (scaled_BV >= floor_B1).nonzero(as_tuple=True)

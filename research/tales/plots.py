@@ -51,7 +51,7 @@ def draw_sentences(random: Random, parts: Sequence[Sequence[str]]) -> list[str]:
 
 
 def draw_cast(random: Random, drawn: Mapping[str, Any]) -> dict[str, str]:
-    """Sample a word for every placeholder, from words in the form of plots.yaml."""
+    """Sample a word from `drawn` for every placeholder. `drawn` has the structure of plots.yaml."""
     she, them, her, self_ = random.choice(PRONOUNS)
     nouns = {field: random.choice(choices) for field, choices in drawn["nouns"].items()}
     nouns["being"] = drawn["children"][she] if random.random() < CHILD_SHARE else random.choice(drawn["beings"])

@@ -27,7 +27,7 @@ NAME_OF_A_NOUN_SHARE = 0.3
 """Probability that a name is a noun, such as Marble or Whisker."""
 
 ANYTHING_SHARE, INVENTED_NOUN_SHARE = 0.25, 0.3
-"""Probabilities of a noun of any kind and, if the request names the noun, of an invented noun."""
+"""Probabilities that a new noun is of any kind, and that it is invented (only if the request names the noun)."""
 
 MIN_MENTIONS = 3
 BEGINNING = 2  # number of sentences that may introduce the hero
@@ -71,7 +71,7 @@ def with_other_subjects(text: str, random: Random, *, may_invent: bool = False) 
 
 
 def draw_name(random: Random, known: str) -> str:
-    """Return the known name, or a noun as a name."""
+    """Return the name `known`, or sometimes a noun as a name."""
     return random.choice(more_words()["anything"]).capitalize() if random.random() < NAME_OF_A_NOUN_SHARE else known
 
 
@@ -90,7 +90,7 @@ def nouns(field: str) -> Sequence[str]:
 
 
 def with_other(text: str, noun: str, other: str) -> tuple[str, str]:
-    """Replace a noun by another, unless the tale contains the other noun or the plural of the first."""
+    """Replace `noun` by `other`, unless the tale contains `other` or the plural of `noun`."""
     if other in re.findall(r"\w+", text) or re.search(rf"\b{noun}e?s\b", text):
         return text, noun
     return with_other_noun(text, noun, other), other
@@ -104,7 +104,7 @@ def being_of(text: str) -> str | None:
 
 
 def thing_of(text: str) -> str | None:
-    """Return the plot's object or sight: a noun that is mentioned often, and once directly after "a"."""
+    """Return the plot's object or sight: a noun that is mentioned often, and at least once after "a" or "an"."""
     introduced = {*re.findall(r"\b[Aa]n? (\w+)", text)}
     known = [noun for field in THINGS for noun in words()["nouns"][field] if noun in introduced]
     return most_frequent(text, known, MIN_MENTIONS)
@@ -142,6 +142,6 @@ def is_about(field: str, parts: Sequence[Sequence[str]]) -> bool:
 
 
 def draw_details(random: Random) -> list[str]:
-    """Sample a detail for each sentence of a plot except its ending."""
+    """Sample a detail, or nothing, to follow each sentence of a plot. Nothing follows the ending."""
     details = [random.choice(choices) if random.random() < DETAIL_SHARE else "" for choices in more_words()["details"]]
     return [*details, ""]

@@ -1,6 +1,6 @@
 """Find the subjects of an English tale: nouns and names that are rare in other tales.
 
-Neighbouring words identify nouns and names.
+Nouns and names are recognised by the words next to them.
 """
 
 import math
@@ -12,13 +12,13 @@ NOUN_PHRASE = re.compile(
     r"\b(?i:(a|an|the)) ([a-z]{3,})"
     r"(?=[.,;:!?]| (?:and|as|at|came|did|from|had|has|in|is|of|said|that|to|was|went|were|who|with)\b)"
 )
-"""An article and a lower-case word. The following words exclude adjectives, so the word is nearly always a noun."""
+"""An article and a lower-case word. What must come next rarely follows an adjective, so the word is usually a noun."""
 
 NAME = re.compile(r"(?<=[a-z,] )[A-Z][a-z]{2,}\b(?!\.? [A-Z])")
 """A single capitalised word inside a sentence."""
 
 MIN_MENTIONS = 2
-COMMON_NOUN = 20  # occurrences in all tales from which a capitalised noun is a noun, not a name
+COMMON_NOUN = 20  # a capitalised word that occurs as a noun this often, in all tales, is not a name
 MIN_INDEFINITE_SHARE = 0.1  # share of mentions after "a" or "an"; uncountable nouns such as "water" have less
 NOT_SUBJECTS = re.compile(
     r"(day|time|way|one|other|matter|end|morning|evening|night|place|side|thing|kind|sort|part|case|point|word|couple)s?"
@@ -46,7 +46,7 @@ class Subjects:
         self._num_texts_with = Counter(subject for text in texts for subject in self._mentions(text))
 
     def of(self, text: str, most: int = 3) -> list[str]:
-        """Return phrases such as "a fox" or "Dorothy" with the highest mentions × log inverse frequency."""
+        """Return phrases such as "a fox" or "Dorothy". They rank highest by mentions × log inverse frequency."""
         weights = {subject: n * self._rarity(subject) for subject, n in self._mentions(text).items()}
         return sorted(weights, key=lambda subject: (-weights[subject], subject))[:most]
 
@@ -57,7 +57,7 @@ class Subjects:
         return {subject: n for subject, n in counts.items() if n >= MIN_MENTIONS}
 
     def _noun_subject(self, noun: str) -> str:
-        """Return the noun with the article of its first mention."""
+        """Return the noun with "a", "an" or, if these articles are rare before the noun, "the"."""
         indefinite = max(("a", noun), ("an", noun), key=self._phrases.__getitem__)
         is_usual = self._phrases[indefinite] > MIN_INDEFINITE_SHARE * self._num_nouns[noun]
         return f"{indefinite[0]} {noun}" if is_usual else f"the {noun}"

@@ -16,7 +16,7 @@ from research.tales.plots import draw_plot
 def tell_tales(
     narrator: Narrator, folder: Path, tales_per_shard: int, say: Callable[[str], None], first: int = 0
 ) -> None:
-    """Write shards until interrupted. A shard's tales depend on its number only."""
+    """Write shards until interrupted. A shard's tales depend only on the shard's number."""
     folder.mkdir(parents=True, exist_ok=True)
     for shard in count(first):
         if shard_file(folder, shard).exists():

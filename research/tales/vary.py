@@ -34,12 +34,12 @@ def with_other_subjects(tale: str, random: Random) -> str:
 
 
 def hero_of(tale: str) -> str | None:
-    """Return the plot name that occurs most often."""
+    """Return the name from plots.yaml that occurs most often in the tale."""
     return most_frequent(tale, [name for names in words()["names"].values() for name in names], least=1)
 
 
 def thing_of(tale: str) -> str | None:
-    """Return the object of the plot, or None if there is none or it also occurs in the plural."""
+    """Return the object of the plot, or None if there is none or its plural occurs, too."""
     thing = most_frequent(tale, words()["nouns"]["thing"], least=MIN_MENTIONS)
     return thing if thing and not re.search(rf"\b{thing}e?s\b", tale) else None
 
@@ -51,7 +51,7 @@ def most_frequent(tale: str, choices: Sequence[str], least: int) -> str | None:
 
 
 def other_name(hero: str, random: Random) -> str:
-    """Return another name with the hero's pronouns, or an invented one."""
+    """Return a random name with the hero's pronouns, or an invented name."""
     if random.random() < INVENTED_SHARE:
         return invented_name(random)
     [alike] = [names for names in words()["names"].values() if hero in names]

@@ -1,6 +1,6 @@
 """Wordings of requests, and of answers that are not stories.
 
-{title}, {subject} and {opening} are placeholders for those of a tale.
+{title}, {subject} and {opening} are replaced by the title, subject and opening of a tale.
 """
 
 ANYTHING = (
@@ -167,4 +167,4 @@ SMALL_TALK = (
         ),
     ),
 )
-"""Questions and possible answers."""
+"""Pairs of questions and answers. Each answer fits each question of its pair."""
