@@ -18,7 +18,7 @@ class DamagedFile(NviumError):
 
 
 def checksum(file: Path) -> str:
-    """Compute the CRC-32s of a file's pieces in parallel. Return the CRC-32 of these."""
+    """Compute the CRC-32s of a file's pieces in parallel. Return the CRC-32 of these CRC-32s."""
     if not file.stat().st_size:
         return ""
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:

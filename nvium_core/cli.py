@@ -60,7 +60,7 @@ def open_missing_streams() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is `descriptor`
 
 
 def spin_briefly() -> None:

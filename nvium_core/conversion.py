@@ -68,7 +68,7 @@ class Conversion:
         depths = ", ".join(map(str, self.exit_layers))
         kind = f"a {num_exits}-vium, exits after layers {depths}" if num_exits > 1 else "a univium (dense Llama)"
         numbers = f"{self.num_parameters:,} parameters in {str(self.dtype).removeprefix('torch.')}"
-        hint = "" if self.has_tokenizer else f"; no {TOKENIZER_FILE}: the server cannot load it"
+        hint = "" if self.has_tokenizer else f"; no {TOKENIZER_FILE}, so the server cannot load the folder"
         return f"{self.folder}: {kind}, {numbers}, {self.num_bytes / 1e6:,.1f} MB{hint}"
 
 

@@ -113,7 +113,7 @@ def gguf_precision(dtype: Precision, device: torch.device, is_quantized: bool) -
 
 
 def gguf_file_tokenizer(path: Path) -> PreTrainedTokenizerFast:
-    """Load the tokenizer of a GGUF file. Raise `CheckpointError` if it is unsupported or damaged."""
+    """Load the tokenizer of a GGUF file. Raise `CheckpointError` if the tokenizer is not supported or damaged."""
     from nvium_core.model.gguf import NAMED_ENDS, open_gguf
 
     file = open_gguf(path)

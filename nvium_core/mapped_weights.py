@@ -35,7 +35,7 @@ from nvium_core.model.source import gguf_parts, is_gguf
 
 logger = logging.getLogger(__name__)
 
-VERSION = 3  # version of the format of cached folders; their paths depend on it
+VERSION = 3  # format of cached folders, a part of their path
 
 WEIGHTS_FILE, GROUPS_FILE = "model.safetensors", "groups.safetensors"
 
@@ -43,7 +43,7 @@ MIN_BYTES = 64 * 2**20  # smaller models are not cached
 MAX_SHARE = 0.25  # maximum share of the free disk space that one model may take
 
 MAX_IDLE_DAYS = 30
-"""Days without use after which a cached model is removed. Writing a model to the cache removes these models."""
+"""Days without use after which a cached model is removed, as soon as another model is written to the cache."""
 
 
 def load_mapped(
@@ -160,7 +160,7 @@ def write_groups(model: Nvium, folder: Path) -> None:
 
 
 def read_cached(place: Path, origin: Path) -> LoadedModel | None:
-    """Load a cached model. If it is missing, return None. If it is damaged, also remove it."""
+    """Load a cached model. Return None if it is missing or damaged. Remove a damaged model."""
     if not place.exists():
         return None
     try:

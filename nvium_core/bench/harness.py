@@ -74,7 +74,7 @@ def load_subject(
     exits: str | None = None,
 ) -> Subject:
     """Load `model`, or build random weights of `shape`. Raise `InvalidRequest` for contradictory options."""
-    require(routing is None or shape is not None, "routing", "requires shape: only random weights can be routed")
+    require(routing is None or shape is not None, "routing", "requires shape, because it sets random weights")
     if shape is None:
         return replace(subject_of(load_model(model, device, dtype, weights=weights, exits=exits)), weights=weights)
     require(model is None and exits is None, "shape", "cannot be combined with model or exits")
@@ -118,8 +118,8 @@ def interleaved(
 ) -> dict[str, list[Result]]:
     """Run a warm-up turn and then `repeats` turns of each contender. Return the results, without the warm-up's.
 
-    In every second turn the contenders run in reverse order. All contenders get an equal share of `seconds`. A
-    contender whose next turn would exceed its share stops, but not before its first result.
+    In every second turn the contenders run in reverse order. All contenders get an equal share of `seconds`. Each
+    contender runs at least one turn after the warm-up. It then stops when its next turn would exceed its share.
     """
     results: dict[str, list[Result]] = {name: [] for name in contenders}
     spent, allowed = dict.fromkeys(contenders, 0.0), seconds / len(contenders)

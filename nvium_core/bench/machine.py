@@ -27,7 +27,7 @@ def machine(like: torch.Tensor, buffer_bytes: int = BUFFER_BYTES, enough_seconds
 
 
 def precisions(dtype: torch.dtype) -> list[torch.dtype]:
-    """Return the precisions in which the engine may compute. Some CPUs convert 16-bit weights to float32."""
+    """Return the precisions in which the engine may compute. Some CPUs compute with 16-bit weights in float32."""
     return [dtype, torch.float32] if dtype.itemsize == 2 else [dtype]
 
 

@@ -29,7 +29,7 @@ def measure(subject: Subject, *, sequences: Sequence[int] = (1,), tokens: int = 
 def by_part(engine: Engine, workload: Workload, turn: int) -> Figures:
     """Measure microseconds per token by part.
 
-    layers: the forward pass. If native calls time routers and heads separately, these are not included.
+    layers: the forward pass. If native calls time routers and heads separately, `layers` excludes both.
     engine: all remaining time, such as scheduling, recording and calling the device.
     """
     for seed in workload.seeds(turn):

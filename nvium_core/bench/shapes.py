@@ -18,9 +18,9 @@ from nvium_core.model.config import NviumConfig
 from nvium_core.model.exits import CONTINUE, EXIT, Exit
 
 MLP_WIDTHS = {128: 344, 256: 688, 512: 1376, 768: 2048, 1024: 2736, 1536: 4096, 2048: 5632}
-"""`hidden_size` → `intermediate_size`, from the paper's scaling tables. Width 2048 is that of common 1B models."""
+"""`hidden_size` → `intermediate_size`, from the paper's scaling tables. Width 2048 is not from the paper."""
 
-ROUTER_WIDTHS = {768: 512}  # widths of the authors' routers that are not ⌊0.66 d⌋
+ROUTER_WIDTHS = {768: 512}  # `hidden_size` → width of the authors' routers, where it is not ⌊0.66 d⌋
 
 HEAD_WIDTH = 64
 CONTEXT = 1024
@@ -40,7 +40,7 @@ def random_weights(config: NviumConfig, *, dtype: torch.dtype, device: torch.dev
 
 
 def shape_config(shape: str, num_exits: int = 4, vocab_size: int = 32_000) -> NviumConfig:
-    """Return a configuration with evenly placed exits. Raise `InvalidRequest` if shape or exits are not possible."""
+    """Return a configuration with evenly placed exits. Raise `InvalidRequest` for a wrong shape or too many exits."""
     parts = re.fullmatch(r"([0-9]{1,4})x([0-9]{1,5})", shape)
     num_layers, width = (int(parts[1]), int(parts[2])) if parts else (0, 0)
     widths = ", ".join(map(str, MLP_WIDTHS))

@@ -46,7 +46,7 @@ def is_llama(config: NviumConfig) -> bool:
 
 
 def twin_config(config: NviumConfig) -> NviumConfig:
-    """Return a univium whose wider MLP gives it as many parameters. As in the paper, MLP widths are multiples of 8."""
+    """Return a univium with as many parameters as `config`, by a wider MLP. The MLP's width is a multiple of 8."""
     twin = univium_config(NviumConfig(**(shape_fields(config) | NO_PARTS)))
     missing = num_parameters(config) - num_parameters(twin)
     twin.intermediate_size += added_mlp_width(missing, config.hidden_size, config.num_hidden_layers)

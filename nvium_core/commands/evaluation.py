@@ -16,7 +16,7 @@ def evaluate(
     twin: Annotated[str | None, typer.Option(help="A dense model to compare with.")] = None,
     works: Annotated[
         Path | None,
-        typer.Option(help="File with the work of each document, one per line; confidence intervals resample works."),
+        typer.Option(help="File with the name of each document's work, one per line. Intervals then resample works."),
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the results to this file.")] = None,
     **given: Any,

@@ -22,7 +22,7 @@ def bench(
     routing: Annotated[str | None, typer.Option(help="With --shape: exit shares p_1,p_2,… [the paper's].")] = None,
     sequences: Annotated[str | None, typer.Option(help="Batch sizes to measure, such as 1,8.")] = None,
     tokens: Annotated[int | None, typer.Option(help="Tokens to generate per sequence.")] = None,
-    repeats: Annotated[int | None, typer.Option(help="Number of measured runs, interleaved.")] = None,
+    repeats: Annotated[int | None, typer.Option(help="Number of measured runs of each contender.")] = None,
     against: Annotated[
         str | None, typer.Option(help="With peers: contenders, such as generate,llama.cpp [all].")
     ] = None,

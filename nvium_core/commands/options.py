@@ -24,9 +24,9 @@ DeviceOption = Annotated[Device, typer.Option(help="auto is CUDA if available.")
 
 
 def takes(declaration: type, *names: str) -> Callable[[Command], Command]:
-    """Add an option to a command for each field of a dataclass that has a `Doc`. `names` restricts the fields.
+    """Add an option to a command for each field of a dataclass that has a `Doc`. `names` selects some of these fields.
 
-    The command's `**given` has only the options that the user has set. The dataclass has the defaults of the others.
+    The command's `**given` has only the options that the user has set. All other options have the dataclass's defaults.
     The option of a tuple field may be repeated, and accepts several values separated by commas.
     """
 

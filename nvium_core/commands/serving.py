@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def with_names_joined(arguments: list[str]) -> list[str]:
-    """Change `serve MODEL --served-model-name a b`, as vLLM writes it, to `… a,b`. MODEL must come first."""
+    """Join the names in vLLM's syntax `serve MODEL --served-model-name a b` to `a,b`. MODEL must come first."""
     option = "--served-model-name"
     if option not in arguments or arguments[0] != "serve" or arguments[1].startswith("-"):
         return arguments

@@ -71,7 +71,7 @@ def perplexity_price(ours: Figures, other: Figures) -> Figures:
 
 
 def with_interval(value: str, bounds: Sequence[float] | None, level: float) -> str:
-    """Format a value and its interval. Add ": level" if the interval contains `level`, the value of a tie."""
+    """Format a value and its interval. Add ": level" if `level`, the value for no difference, is in the interval."""
     if not bounds:
         return value
     low, high = bounds

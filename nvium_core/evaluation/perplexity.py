@@ -42,9 +42,9 @@ class Evaluation:
         training makes shares and posteriors equal. β moves shares to shallower exits.
     mean_depth: mean of Σ_k p_k l_k / L.
     routing_entropy: mean entropy of p in nats, at most ln N.
-    router_means, router_deviations, router_quantiles: mean, deviation and `QUANTILES` of w_k at each early exit.
+    router_means, router_deviations, router_quantiles: mean, standard deviation and `QUANTILES` of each exit's w_k.
 
-    accuracy: share of the tokens that are the most probable one of π_mix.
+    accuracy: share of the tokens to which π_mix gives the highest probability.
     calibration_error: mean of |confidence − accuracy| over bins of equal width, weighted by their tokens.
     reliability: number of tokens, confidence and accuracy of each bin that is not empty.
     by_position: mean log π_mix in each quarter of the context.

@@ -29,7 +29,7 @@ class Predictions:
     """Predictions of all targets, on the CPU. Probabilities are float64 in any model precision.
 
     document: index of the target's document [T].
-    position: position in the window of the token before the target, from 0 [T].
+    position: position of the token before the target, counted from the start of the window [T].
     log_w: log-probabilities of continuing and of exiting at each exit [T, E, 2].
     log_p: log p_k [T, E].
     exit_nll: −log π_k of the target [T, E].
@@ -66,7 +66,7 @@ class Window(NamedTuple):
 def predictions(
     model: Nvium, tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], show_progress: bool = False
 ) -> Predictions:
-    """Predict every token of every document from the preceding tokens, at least half a context if there are so many."""
+    """Predict every token of every document from at least half a context of preceding tokens, or else from all."""
     context, progress = model.config.max_position_embeddings, "evaluating" if show_progress else None
     num_targets = sum(len(document_tokens(tokenizer, document)) - 1 for document in documents)
     found, filled = empty_predictions(num_targets, model.config.num_exits), 0
@@ -101,7 +101,7 @@ def document_tokens(tokenizer: PreTrainedTokenizerBase, document: str) -> list[i
     """Tokenize a document, with an end-of-text token before and after it."""
     end = tokenizer.eos_token_id
     if end is None:
-        raise EvaluationError("the tokenizer has no end-of-text token, which must separate documents")
+        raise EvaluationError("the tokenizer must have an end-of-text token, to separate documents")
     return [end, *tokenizer.encode(document, add_special_tokens=False, verbose=False), end]
 
 

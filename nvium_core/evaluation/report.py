@@ -42,7 +42,7 @@ def size(figures: Figures) -> str:
 
 
 def quality(figures: Figures) -> str:
-    """Render the perplexities of π_mix, each exit, an oracle router and the twin. Exits also get their shares."""
+    """Render the perplexities of π_mix, each exit, an oracle router and the twin. Add the exit shares."""
     columns = ["distribution", "perplexity", "mean p_k", "posterior"]
     exits = zip(
         figures["exit_layers"],

@@ -69,7 +69,7 @@ def digest(documents: Sequence[str]) -> Figures:
 
 
 def description(loaded: LoadedModel) -> Figures:
-    """Describe the model. If it is in the folder of a training run, use the run's name and its number of tokens."""
+    """Describe the model. A training run's model gets the run's name and its number of training tokens."""
     config, folder = loaded.model.config, loaded.folder
     run = folder.parent if folder and folder.name == MODEL_FOLDER else None
     return {

@@ -47,7 +47,7 @@ class NviumForCausalLM(Nvium, PreTrainedModel, GenerationMixin):
     ) -> Self:
         """Load a model like `Nvium.from_pretrained`; `options` (dtype, …) are those of transformers."""
         hub_options = {name: options.pop(name) for name in HUB_OPTIONS if name in options}
-        options.setdefault("dtype", options.pop("torch_dtype", "auto"))  # transformers' old name
+        options.setdefault("dtype", options.pop("torch_dtype", "auto"))  # the old name in transformers
         checkpoint, _ = read_checked(cls, folder, config, options["dtype"], exits, **hub_options)
         options["dtype"] = checkpoint.dtype if options["dtype"] == "auto" else options["dtype"]
         model: Self = super(Nvium, cls).from_pretrained(

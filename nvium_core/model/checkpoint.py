@@ -47,7 +47,7 @@ PUBLISHED_NAMES = {
     r"^router_final_norms\.(\d+)\.": r"exits.\1.router.norm.",
     r"^router_heads\.(\d+)\.": r"exits.\1.router.head.",
 }
-"""Published (and Llama) tensor names → ours. `{last}` is the index of the last exit."""
+"""Tensor names in the published layout → ours. `{last}` is the index of the last exit."""
 
 
 class CheckpointError(NviumError, ValueError):
@@ -96,7 +96,7 @@ def read_checkpoint(source: str | PathLike[str], config: NviumConfig | None = No
 
 
 def resolve_folder(source: str | PathLike[str], **hub_options: Any) -> Path:
-    """Return a local folder. If `source` is a Hub name, first download the model."""
+    """Return the model's local folder. If `source` is a Hub name, download the model first."""
     folder = Path(source)
     if (folder / MODEL_FOLDER / "config.json").is_file() and not (folder / "config.json").exists():
         raise CheckpointError(f"{source}: is a training run; pass its model, {folder / MODEL_FOLDER}")
@@ -175,7 +175,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _drop_tied_heads(folder: Path, config: NviumConfig, tensors: dict[str, Tensor]) -> None:
-    """Drop stored copies of a tied head. If the stored head differs from the embedding, keep it and untie it."""
+    """Drop stored copies of a tied head. If the stored head differs from the embedding, untie the configuration."""
     if config.tie_word_embeddings and HEAD in tensors:
         if torch.equal(tensors.setdefault(EMBEDDING, tensors[HEAD]), tensors[HEAD]):
             del tensors[HEAD]

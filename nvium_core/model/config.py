@@ -165,7 +165,7 @@ class NviumConfig(PreTrainedConfig):
 
     @property
     def blocks(self) -> list[range]:
-        """The indices of each block's layers. Block k has the layers from l_k up to but not including l_{k+1}."""
+        """The indices of each block's layers. A block has the layers between the previous exit and its own exit."""
         depths = [0, *(self.exit_layers or [])]
         return [range(shallow, deep) for shallow, deep in pairwise(depths)]
 
@@ -188,7 +188,7 @@ def check_end_token_ids(named: int | list[int] | None, vocab_size: int) -> None:
 
 
 def even_exit_layers(num_layers: int, num_exits: int) -> list[int]:
-    """Place the exits evenly, the paper's default: l_k = k · L / N. Raise `ValueError` unless N divides L."""
+    """Place the exits evenly, as in the paper: l_k = k · L / N. Raise `ValueError` unless N divides L."""
     if num_exits < 1 or num_layers % num_exits:
         raise ValueError(f"{num_layers} layers cannot be divided evenly among {num_exits} exits")
     return [k * num_layers // num_exits for k in range(1, num_exits + 1)]

@@ -1,4 +1,4 @@
-"""Exits, at which the model may emit a token after a block, and their routers.
+"""Exits and their routers. At an exit, the model may emit a token before it computes the remaining layers.
 
 Shapes: X any row dimensions, D width.
 """

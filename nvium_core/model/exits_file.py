@@ -30,7 +30,7 @@ from nvium_core.model.config import NviumConfig
 
 ABOUT = "exits.json"
 SHAPE = ("num_hidden_layers", "hidden_size", "vocab_size")
-"""Fields of the base that are compared before its digest, for a clearer error."""
+"""Fields of the base that are compared first. The error for a different field is clearer than for the digest."""
 
 EXIT_FIELDS = ("exit_layers", "router_hidden_size", "adapter_hidden_size", "router_temperature")
 DIGEST_VALUES = 4096
@@ -67,7 +67,7 @@ def write_exits(tensors: Mapping[str, Tensor], about: Mapping[str, Any], folder:
 
 
 def with_exits_of(base: Checkpoint, source: str | PathLike[str], **hub_options: Any) -> Checkpoint:
-    """Add the exits of a folder or Hub name to a base. Raise `CheckpointError` if they were made for another model."""
+    """Add the exits of a folder or Hub name to a base. Raise `CheckpointError` if the exits belong to another base."""
     folder = resolve_folder(source, **hub_options)
     about = read_about(folder / ABOUT)
     check_base(base, about, folder)

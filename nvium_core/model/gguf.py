@@ -95,7 +95,7 @@ NAMED_ENDS = {
     *("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
     *("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>"),
 }
-"""Tokens that always end a text. A file may also name others. From llama.cpp (src/llama-vocab.cpp)."""
+"""Tokens that always end a text, in addition to those that a file names. From llama.cpp (src/llama-vocab.cpp)."""
 
 EXACT = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Unquantized types. Tensors of all other types are dequantized to float32 first."""
@@ -104,7 +104,7 @@ KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "
 
 LLAMA_3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA_3_CONTEXT = 8192
-"""`original_max_position_embeddings` of Llama 3.1 and later. Files store only the factors that result from it."""
+"""`original_max_position_embeddings` of Llama 3.1 and later. GGUF files have only factors that are computed from it."""
 
 
 class BoundedReader(gguf.GGUFReader):
@@ -137,7 +137,7 @@ class GGUFFile:
         return name
 
     def shape(self, name: str, default: Any = None) -> Any:
-        """Return a field whose name begins with the architecture, such as `llama.block_count`, or `default`."""
+        """Return the field `ARCHITECTURE.name`, such as `llama.block_count`, or `default` if the field is missing."""
         return self.get(f"{self.architecture}.{name}", default)
 
     @cached_property
@@ -169,7 +169,7 @@ def open_gguf(path: Path) -> GGUFFile:
 
 @lru_cache(1)
 def _open(parts: tuple[Path, ...], *written: tuple[int, int]) -> GGUFFile:
-    """Open all shards, memory-mapped copy-on-write. Tokenizer, weights and groups are read from the same open file."""
+    """Open all shards, memory-mapped copy-on-write. Cached, because tokenizer, weights and groups use the same file."""
     return GGUFFile(parts[0], [BoundedReader(part, "c") for part in parts])
 
 
@@ -241,14 +241,14 @@ def _special_tokens(file: GGUFFile) -> dict[str, Any]:
     named = {name: file.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "padding", *ENDS)}
     ids = {token: index for index, token in enumerate(file.get("tokenizer.ggml.tokens", ())) if token in NAMED_ENDS}
     if {"<|return|>", "<|call|>"} <= ids.keys() or {"<|flush|>", "<|calls|>"} <= ids.keys():
-        ids.pop("<|end|>", None)  # in these formats it ends a message, but not the answer (llama.cpp)
+        ids.pop("<|end|>", None)  # in these formats, <|end|> does not end the answer, only a message (llama.cpp)
     ends = sorted({*ids.values(), *(named[name] for name in ENDS)} - {None})
     end = ends[0] if len(ends) == 1 else ends or None
     return {"bos_token_id": named["bos"], "eos_token_id": end, "pad_token_id": named["padding"]}
 
 
 def _rope(file: GGUFFile, fields: dict[str, Any]) -> dict[str, Any]:
-    """Read the rotary parameters. A scaling factor without a type is linear. Old files name it `rope.scale_linear`."""
+    """Read the rotary parameters. A scaling factor without a type is linear, as is the old field `scale_linear`."""
     head_dim = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
     for name in HEAD_SIZES:
         if (size := file.shape(name, head_dim)) != head_dim:
@@ -266,7 +266,7 @@ def _rope(file: GGUFFile, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _llama_3_rope(file: GGUFFile, plain: dict[str, Any], head_dim: int) -> dict[str, Any]:
-    """Return Llama 3's rotary parameters. Raise `CheckpointError` unless they reproduce the file's factors."""
+    """Return Llama 3's rotary parameters. Raise `CheckpointError` if the file has other factors."""
     factors = torch.from_numpy(np.array(file.tensors[ROPE_FACTORS].data, dtype=np.float32)).flatten()
     parameters = plain | LLAMA_3 | {"factor": factors.max().item(), "original_max_position_embeddings": LLAMA_3_CONTEXT}
     config = NviumConfig(head_dim=head_dim, rope_parameters=parameters)
@@ -288,7 +288,7 @@ def read_tensors(file: GGUFFile) -> Iterator[tuple[str, Tensor]]:
 
 
 def rows_in_our_order(file: GGUFFile, name: str, tensor: Tensor) -> Tensor:
-    """Return a tensor in our row order: the two query or key rows of a rotary pair are half a head apart."""
+    """Return a tensor in our row order, with the two query or key rows of a rotary pair half a head apart."""
     known = NAME.fullmatch(name)
     if not known or known["part"] not in ("attn_q", "attn_k") or file.architecture not in INTERLEAVED:
         return tensor

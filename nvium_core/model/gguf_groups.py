@@ -43,7 +43,7 @@ def load_groups(model: nn.Module, file: GGUFFile) -> None:
         layer.weight
         for name, layer in model.named_modules()
         if isinstance(layer, nn.Linear) and layer not in held
-        if types.get(f"{name}.weight", "BF16") not in EXACT  # retrofitted exits are not in the file
+        if types.get(f"{name}.weight", "BF16") not in EXACT  # retrofitted exits are missing in the file
     ]
     largest = max(map(_round, rounded), default=0.0)
     logger.info(

@@ -209,7 +209,7 @@ class RotaryEmbedding(nn.Module):
 
 
 def rotate(x_XHP: Tensor, rotary: Rotary) -> Tensor:
-    """Apply the rotary position embedding. All heads of a row share its angles."""
+    """Apply the rotary position embedding. All heads of a row have the same angles."""
     cos_XP, sin_XP = rotary
     first, second = x_XHP.chunk(2, dim=-1)
     return x_XHP * cos_XP.unsqueeze(-2) + torch.cat((-second, first), dim=-1) * sin_XP.unsqueeze(-2)

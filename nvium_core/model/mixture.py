@@ -39,7 +39,7 @@ def mean_depth(log_p_XE: Tensor, exit_layers: Sequence[int]) -> Tensor:
 
 
 def balance_penalty(log_w_XE2: Tensor) -> Tensor:
-    """Return Σ_{k<N} (w_k − 1/(N−k+1))² of each row, [X]. The mean is L_balance. 0 if all exits are equally likely."""
+    """Return Σ_{k<N} (w_k − 1/(N−k+1))² of each row, [X]. The mean is L_balance. It is 0 for equal exit shares."""
     num_exits = log_w_XE2.shape[-2]
     w_XK = log_w_XE2[..., :-1, EXIT].exp()
     balanced_K = 1.0 / torch.arange(num_exits, 1, -1, dtype=w_XK.dtype, device=w_XK.device)

@@ -122,7 +122,7 @@ class Nvium(nn.Module):
         return self.lm_head.weight.dtype
 
     def hidden_states(self, input_ids_BT: Tensor, positions_BT: Tensor, attend: Attend) -> list[Tensor]:
-        """Compute the hidden states at all exits, E times [B, T, D]."""
+        """Compute the hidden state [B, T, D] at each exit."""
         return self._states_after(self.config.blocks, self.model.embed_tokens(input_ids_BT), positions_BT, attend)
 
     def _states_after(
@@ -137,7 +137,7 @@ class Nvium(nn.Module):
         return states
 
     def exit_outputs(self, states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Compute the routing log w [X, E, 2] and the head inputs o_k, E times [X, D]."""
+        """Compute the routing log w [X, E, 2], and the head's input o_k [X, D] at each exit."""
         log_w, outputs = zip(*(exit_(h_XD) for exit_, h_XD in zip(self.exits, states, strict=True)), strict=True)
         return torch.stack(log_w, dim=-2), list(outputs)
 

@@ -47,7 +47,7 @@ class Groups:
 
 
 def quantize(weight_ND: Tensor, kind: Quantization) -> Groups:
-    """Round to the nearest numbers. Each group's scale maps its largest element to `LARGEST`."""
+    """Quantize a weight. The scale of a group maps its largest element to `LARGEST`. Other elements are rounded."""
     groups_NGX = weight_ND.detach().double().unflatten(1, (-1, GROUP))
     extreme_NG1 = groups_NGX.gather(-1, groups_NGX.abs().argmax(-1, keepdim=True))
     if kind == "q8":

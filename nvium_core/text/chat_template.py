@@ -126,7 +126,7 @@ class ChatTemplate:
             text.encode()
         except RecursionError as error:
             raise ConversationError("messages or tools are nested too deeply") from error
-        except UnicodeEncodeError as error:  # JSON escapes in a call's arguments or a tool's parameters
+        except UnicodeEncodeError as error:  # lone surrogates in a call's arguments or a tool's parameters
             raise ConversationError("messages and tools must be valid Unicode") from error
         if check:
             check(text.replace(mark, ""))
@@ -221,9 +221,8 @@ def functions(tools: Sequence[Json]) -> str:
 def plain(conversation: Conversation) -> str:
     """Render the plain template, which reads like a script.
 
-    The functions come first, one per line, and then the system message. Each other turn begins with a line that has the
-    role and, in parentheses, the name if there is one. The text, tool calls in the model's format, and an empty line
-    follow.
+    The functions come first, one per line, then the system message. Each other turn has a line with the role, the text,
+    the tool calls in the format that the model writes, and an empty line. A name follows the role in parentheses.
     """
     turns = [functions(conversation.tools)] if conversation.tools else []
     turns += [plain_turn(message) for message in conversation.messages]

@@ -119,7 +119,7 @@ def byte_level(field: Fields) -> Tokenizer:
 
 
 def sentence_piece(field: Fields) -> Tokenizer:
-    """Build a SentencePiece tokenizer as BPE. Merges are sorted by score, equal scores by length of the left part."""
+    """Build a SentencePiece tokenizer as BPE. Merges are sorted by score. In a tie the longer left part is first."""
     tokens, scores = field("tokenizer.ggml.tokens"), field("tokenizer.ggml.scores")
     vocabulary = {token: index for index, token in enumerate(tokens)}
     merges = [

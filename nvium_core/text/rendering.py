@@ -20,7 +20,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 Json = dict[str, Any]
 
 MAX_SECONDS = 1  # CPU time for one conversation
-MAX_BYTES = 256 * 2**20  # memory beyond that of the started process
+MAX_BYTES = 256 * 2**20  # additional memory for rendering
 MAX_ANSWER_BYTES = 20_000_000  # size of the rendered text as JSON
 MAX_REASON_CHARACTERS = 200  # a template's error message is cut to this length in our message
 
@@ -93,7 +93,7 @@ def rendered(template: str, messages: list[Json], **arguments: Any) -> str:
         texts = render_jinja_template([conversation] if conversation else [], chat_template=template, **arguments)[0]
     except (MemoryError, RecursionError):
         raise
-    except Exception as error:  # a template may raise anything
+    except Exception as error:  # a template may raise any exception
         failure = "rejects the messages" if conversation else "cannot be parsed"
         if isinstance(error, TemplateError) and error.message:  # other errors' messages may reveal code
             failure += f": {error.message[:MAX_REASON_CHARACTERS]}"

@@ -7,7 +7,7 @@ from nvium_core.text.tool_calls import CallFormat, ToolCallReader
 
 @dataclass
 class RepeatedCalls:
-    """Passes text through, but buffers a tool call until its name or arguments differ from all earlier calls."""
+    """Passes text through. Buffers a tool call until its name or arguments differ from those of all earlier calls."""
 
     form: CallFormat
     has_ended: bool = field(default=False, init=False)

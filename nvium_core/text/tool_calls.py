@@ -45,7 +45,7 @@ PLAIN = CallFormat()
 """For models without a template: `{"name": …, "arguments": …}`, one per line."""
 
 HERMES = CallFormat(beginning='<tool_call>\n{"name": "', end="}\n</tool_call>", trigger="<tool_call>\n")
-"""Hermes and Qwen: the plain format in tags. Text may precede the calls."""
+"""Hermes and Qwen: the format `PLAIN` in tags. Text may precede the calls."""
 
 LLAMA = CallFormat(middle='", "parameters": ', between="; ", marker="<|python_tag|>")
 MISTRAL = CallFormat(before="[", between=", ", after="]", marker="[TOOL_CALLS]", id_length=9)

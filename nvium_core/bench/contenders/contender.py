@@ -1,4 +1,4 @@
-"""The interface of a contender, an engine with a model whose speed is measured.
+"""The interface of contenders. A contender is an engine that runs a model.
 
 A contender generates the same number of tokens for every sequence, and ignores end-of-text. By default it samples at
 temperature 1, without top-k or top-p.
@@ -51,4 +51,4 @@ class Generation:
 
 
 Contender = Callable[[int], Generation]
-"""Runs a workload once, a *turn*. The argument is the number of the turn."""
+"""Runs a workload once. Such a run is a *turn*. The argument is the turn's number."""

@@ -79,7 +79,7 @@ class Lineup:
     def _generating(self, workload: Workload) -> dict[str, Contender]:
         """Build `generate` with each kind of KV cache.
 
-        If a CPU has 16-bit weights, also build `generate` in float32, which may be faster there.
+        For 16-bit weights on a CPU, also build `generate` in float32, which may be faster than 16 bits there.
         """
         llama, caches = usable_llama(self.twin), get_args(generate.Cache)
         variants = {f"{GENERATE}/{cache}": generate.contender(llama, workload, cache) for cache in caches}
@@ -116,7 +116,7 @@ def write_files(contenders: Lineup, folder: Path) -> None:
 
 
 def kinds(dtype: torch.dtype, weights: Weights = "auto") -> tuple[Kind, ...]:
-    """Return the GGUF types that have as many bits as our weights. There are two for 16 bits."""
+    """Return the GGUF types that have as many bits as our weights. For 16 bits these are f16 and bf16."""
     if weights in QUANTIZED:
         return (QUANTIZED[weights],)
     return ("f16", "bf16") if dtype.itemsize == HALF_BYTES else ("f32",)

@@ -16,7 +16,7 @@ from nvium_core.engine.schedule.scheduler import policies_of
 from nvium_core.model.nvium import Nvium
 
 WARM_UP_TURNS, WARM_UP_TOKENS = 2, 320
-"""Warm-up of the schedule `race`, long enough for `race` to choose between its schedules. Tokens are per sequence."""
+"""Warm-up of the schedule `race`: turns, and tokens per sequence. Afterwards `race` has chosen its faster schedule."""
 
 
 def workloads(subject: Subject, sequences: Iterable[int], tokens: int) -> list[Workload]:
@@ -40,8 +40,8 @@ def contender(
 ) -> Contender:
     """Return a contender that runs `engine` with `schedule` and `params`. By default it samples at temperature 1.
 
-    With `race`, a warm-up runs here, so that `race` has chosen before the first turn. Contenders that share an engine
-    choose independently.
+    With `race`, a warm-up runs here, so that `race` has chosen a schedule before the first turn. Contenders that share
+    an engine choose independently.
     """
     plain = params or SamplingParams(sampling="exits")
     race = Race(policies_of(schedule, engine.scheduler.num_blocks))
