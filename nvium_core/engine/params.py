@@ -61,11 +61,11 @@ class Kind(IntEnum):
 
     `EXITS`: the routers choose exit k, and the token is sampled from f(π_k). `ARGMAX`: the token is the argmax of
     Σ p_k g(π_k), emitted at the first exit after which no later exit can change it. `MIXTURE`: the token is sampled
-    from f(π_mix) at the last exit. `RACE`: the token is sampled from f(π_N) by an exponential race, which can verify
-    drafts; at temperature 0 it is the argmax.
+    from f(π_mix) at the last exit. `ORIGINAL`: the token is sampled from f(π_N) by an exponential race, which can
+    verify drafts. At temperature 0 it is the argmax.
     """
 
-    EXITS, ARGMAX, MIXTURE, RACE = range(4)
+    EXITS, ARGMAX, MIXTURE, ORIGINAL = range(4)
 
 
 class Draw(NamedTuple):
@@ -186,7 +186,7 @@ class SamplingParams:
     @property
     def kind(self) -> Kind:
         if self.sampling == "original":
-            return Kind.RACE
+            return Kind.ORIGINAL
         if self.sampling == "mixture":
             return Kind.MIXTURE
         return Kind.ARGMAX if self.is_greedy else Kind.EXITS

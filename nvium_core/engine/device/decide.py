@@ -30,10 +30,10 @@ Change = Callable[[Tensor], Tensor]
 
 
 def decide(model: Nvium, states_NSD: Tensor, blocks: range, inputs: Layout, variant: Variant) -> Tensor:
-    """Decide for front rows that have just passed these blocks, [4, F]. `Kind.RACE` decides at the last exit only."""
+    """Decide for front rows that have just passed these blocks, [4, F]. `Kind.ORIGINAL` decides at the last exit only."""
     kind_F, first_F, real_XF = inputs.whole_XR[Field.KIND], inputs.whole_XR[Field.FIRST], inputs.real_XR
     num_blocks = model.config.num_exits
-    is_exits_F, is_argmax_F, is_mixture_F, is_race_F = (kind_F == kind for kind in Kind)
+    is_exits_F, is_argmax_F, is_mixture_F, is_original_F = (kind_F == kind for kind in Kind)
     states_NFD = states_NSD[: blocks.stop, inputs.whole_XR[Field.FRONT_SLOT]]
     change = change_of(inputs, variant, model.config.vocab_size)
     log_continue_F = log_mixed_F = log_p_F = uniform_F = torch.zeros_like(real_XF[Field.UNIFORM])
@@ -59,12 +59,12 @@ def decide(model: Nvium, states_NSD: Tensor, blocks: range, inputs: Layout, vari
             argmax_F = torch.where(is_open_F, most_probable_F, argmax_F)
         is_finite_F = ~(log_w_exit_F + log_w_continue_F).isnan()
         is_here_F = is_open_F & (first_F <= block)
-        takes_F = (takes_F | (~is_finite_F & ~is_race_F)) & is_here_F
+        takes_F = (takes_F | (~is_finite_F & ~is_original_F)) & is_here_F
         is_sane_F = torch.where(takes_F, is_finite_F, is_sane_F)
         o_FD = torch.where(takes_F[:, None], own_FD, o_FD)
         exit_F = torch.where(takes_F, block, exit_F)
         uniform_F = torch.where(takes_F, real_XF[Field.UNIFORM + block], uniform_F)
-        log_p_F = torch.where(takes_F & ~is_race_F, log_continue_F + log_w_exit_F, log_p_F)
+        log_p_F = torch.where(takes_F & ~is_original_F, log_continue_F + log_w_exit_F, log_p_F)
         log_continue_F = torch.where(is_here_F, log_continue_F + log_w_continue_F, log_continue_F)
         is_open_F = is_open_F & ~takes_F
     logits_FV = model.lm_head(o_FD)
@@ -80,8 +80,8 @@ def decide(model: Nvium, states_NSD: Tensor, blocks: range, inputs: Layout, vari
     )
     logits_FV = change(logits_FV)
     token_F = draw(logits_FV, truncation, uniform_F)
-    if variant.races:
-        token_F = torch.where(is_race_F, race(logits_FV, truncation, uniform_F), token_F)
+    if variant.has_original:
+        token_F = torch.where(is_original_F, race(logits_FV, truncation, uniform_F), token_F)
     token_F = torch.where(is_argmax_F, argmax_F, token_F)
     token_F = torch.where(is_sane_F, token_F, NO_TOKEN).where(exit_F >= 0, GOES_ON)
     return torch.stack([exit_F.double(), token_F.double(), log_p_F, log_continue_F])

@@ -51,7 +51,7 @@ class Variant(NamedTuple):
     has_masks: bool = False
     is_ranked: bool = False
     mixes: bool = False
-    races: bool = False
+    has_original: bool = False
 
 
 class Layout(NamedTuple):
@@ -90,7 +90,7 @@ class Inputs:
             has_masks=any(front.sequence.constraint is not None for front in fronts),
             is_ranked=any(draw.is_ranked for draw in draws),
             mixes=Kind.ARGMAX in kinds or (is_last and Kind.MIXTURE in kinds),
-            races=Kind.RACE in kinds,
+            has_original=Kind.ORIGINAL in kinds,
         )
 
     def num_words(self, variant: Variant) -> int:
@@ -132,7 +132,7 @@ class Inputs:
         """Return how to sample. With a single exit, the argmax needs no certificate."""
         draw = sequence.draw
         is_certain = draw.kind is Kind.ARGMAX and self._num_blocks == 1
-        return draw._replace(kind=Kind.RACE, temperature=0.0) if is_certain else draw
+        return draw._replace(kind=Kind.ORIGINAL, temperature=0.0) if is_certain else draw
 
     def _write_rows(self, host: Layout, rows: Items[Rows], *, is_ahead: bool) -> None:
         position_R, page_size = positions(rows), self._cache.page_size
@@ -161,7 +161,7 @@ class Inputs:
         write_uniforms(self._key_R2, self._position_R, self._uniform_XR, count)
         uniform_XF = host.real_XR[Field.UNIFORM :, :count]
         uniform_XF[:] = self._uniform_XR[:, :count]
-        uniform_XF[self._num_blocks - 1, kind_F == Kind.RACE] = uniform_XF[0, kind_F == Kind.RACE]
+        uniform_XF[self._num_blocks - 1, kind_F == Kind.ORIGINAL] = uniform_XF[0, kind_F == Kind.ORIGINAL]
 
     def _write_changes(self, host: Layout, fronts: Items[Front]) -> None:
         """Write the changed logits. Padding repeats the first entry, which is written twice with the same value."""

@@ -52,7 +52,7 @@ class Sequence:
         self.choice = choice
         self.params = params
         self.draw = params.draw
-        self.is_original = self.draw.kind is Kind.RACE
+        self.is_original = self.draw.kind is Kind.ORIGINAL
         self.needs_scores = params.needs_scores
         self.seed = seed
         self.arrival = arrival

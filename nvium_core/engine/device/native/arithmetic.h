@@ -1,5 +1,5 @@
-// SIMD vectors of the build's register width, and the functions on them that a Llama needs. Uses GCC's vector extensions:
-// builds differ only in the width and in a few conversions that GCC compiles badly.
+// SIMD vectors as wide as the build's registers, and functions on vectors that a Llama needs. The code uses GCC's vector
+// extensions, so builds differ only in the width, and in a few conversions for which GCC generates slow code.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace nvium {
 
-// The upper half of a float, rounded to nearest, ties to even, as in PyTorch.
+// The upper 16 bits of a float. Conversion rounds to nearest, ties to even, as in PyTorch.
 struct BFloat16 {
   uint16_t bits;
 
@@ -33,7 +33,7 @@ struct BFloat16 {
   }
 };
 
-// Caches store T. Sums use A, float32 or better.
+// The cache stores numbers of type T, and sums have type Accumulator<T>: double for double, float for all others.
 template <typename T> struct AccumulatorOf { using type = float; };
 template <> struct AccumulatorOf<double> { using type = double; };
 template <typename T> using Accumulator = typename AccumulatorOf<T>::type;
@@ -53,7 +53,7 @@ template <typename E, int Bytes = kVectorBytes> struct VectorOf {
 };
 template <typename A> using Vector = typename VectorOf<A>::type;
 template <typename A> constexpr int64_t lanes = kVectorBytes / sizeof(A);
-// A vector of E with as many lanes as a Vector<A>.
+// A vector with elements of type E and with as many lanes as a Vector<A>.
 template <typename E, typename A> using Narrow = typename VectorOf<E, lanes<A> * sizeof(E)>::type;
 
 using floats = Vector<float>;
@@ -75,7 +75,7 @@ template <typename To, typename From> inline To bits_as(const From& from) {
 inline floats load(const float* from) { return bits_at<floats>(from); }
 inline doubles load(const double* from) { return bits_at<doubles>(from); }
 
-// Load one 8- or 16-bit integer per lane and widen to 32 bits. Intrinsics, because GCC emits several instructions.
+// Load one 8- or 16-bit integer per lane and widen each to 32 bits. The intrinsic is one instruction; GCC would emit several.
 #if defined(__AVX512F__)
 constexpr __mmask16 kAll = 0xFFFF;  // GCC 12 warns about the unmasked intrinsics
 inline ints widened(const uint16_t* from) { return (ints)_mm512_maskz_cvtepu16_epi32(kAll, bits_at<__m256i>(from)); }
@@ -107,7 +107,8 @@ template <typename V, typename A> inline void store(const V& v, A* to) { std::me
 template <typename V> struct MaskOf { using type = ints; };
 template <> struct MaskOf<doubles> { using type = longs; };
 
-// Split a and b into blocks of 2W lanes and add each block's halves. The order is a's first block, b's first, a's second, …
+// Split a and b into groups of 2W lanes, and add the two halves of each group. The results alternate: a's first group, b's
+// first group, a's second group, …
 template <int W, typename V, size_t... I> inline V folded(const V& a, const V& b, std::index_sequence<I...>) {
   constexpr int L = sizeof...(I);
   using Mask = typename MaskOf<V>::type;
@@ -115,7 +116,7 @@ template <int W, typename V, size_t... I> inline V folded(const V& a, const V& b
   return __builtin_shuffle(a, b, first) + __builtin_shuffle(a, b, first + W);
 }
 
-// The sums of `lanes` vectors, one per lane, all added in the same order. Overwrites the vectors.
+// Return a vector whose lane i is the sum of all lanes of sums[i]. Each sum is added in the same order. Overwrites `sums`.
 template <int W, typename A> inline Vector<A> totals(Vector<A>* sums) {
   for (int i = 0; i < W; ++i) sums[i] = folded<W>(sums[i], sums[i + W], std::make_index_sequence<lanes<A>>());
   if constexpr (W == 1)
@@ -129,7 +130,7 @@ template <int W, typename V, size_t... I> inline V exchanged(const V& v, std::in
   return __builtin_shuffle(v, other);
 }
 
-// The sum of a vector's lanes, in every lane. Adds in the order of `totals`.
+// Return a vector that has the sum of v's lanes in every lane. Adds in the same order as `totals`.
 template <typename A, int W = lanes<A> / 2> inline Vector<A> spread_total(const Vector<A>& v) {
   if constexpr (W == 0)
     return v;
@@ -139,19 +140,19 @@ template <typename A, int W = lanes<A> / 2> inline Vector<A> spread_total(const 
 
 template <typename A> inline A total(const Vector<A>& v) { return spread_total<A>(v)[0]; }
 
-// The sum of x, in every lane; `length` is a multiple of `lanes`.
+// Return a vector that has the sum of x in every lane. `length` must be a multiple of `lanes`.
 template <typename A> inline Vector<A> total_everywhere(const A* x, int64_t length) {
   Vector<A> sums{};
   for (int64_t i = 0; i < length; i += lanes<A>) sums += load(x + i);
   return spread_total<A>(sums);
 }
 
-// e^x to within a few ulp; x is clamped to ±87 and NaN stays NaN.
+// Return e^x to within a few ulp. x is clamped to ±87. NaN stays NaN.
 inline floats exp(floats x) {
   const floats bound = x - x + 87.0f;
   x = x < bound ? x : bound;
   x = x > -bound ? x : -bound;
-  const floats shifted = x * 1.44269504f + 12582912.0f;  // 1.5 · 2^23: rounds to an integer in the low bits
+  const floats shifted = x * 1.44269504f + 12582912.0f;  // adding 1.5 · 2^23 rounds to an integer
   const ints bits = bits_as<ints>(shifted);
   const floats whole = shifted - 12582912.0f;
   const floats rest = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
@@ -165,8 +166,8 @@ inline floats exp(floats x) {
   return sum * bits_as<floats>(power);
 }
 
-// e^x to within two ulp; 0 below `least` (at least -708), clamped above 708. With AVX-512 one shuffle looks up 2^(n/8), so the
-// polynomial has a lower degree.
+// Return e^x to within two ulp, or 0 if x < `least`, which must be at least -708. x is clamped to at most 708. With AVX-512,
+// one shuffle looks up 2^(n/8), so a polynomial of lower degree suffices.
 inline doubles exp(doubles x, double least = -708.0) {
   constexpr int kRoots = lanes<double> == 8 ? 8 : 1, kDegree = kRoots == 8 ? 8 : 13;
   constexpr double eighths[] = {1.0,
@@ -183,7 +184,7 @@ inline doubles exp(doubles x, double least = -708.0) {
   const longs vanishes = x < least;
   x = x > 708.0 ? doubles{} + 708.0 : x;  // NaN stays NaN
   x = bits_as<doubles>(bits_as<longs>(x) & ~vanishes);
-  const doubles shifted = x * (kRoots * 1.44269504088896338700) + 6755399441055744.0;  // 1.5 · 2^52
+  const doubles shifted = x * (kRoots * 1.44269504088896338700) + 6755399441055744.0;  // adding 1.5 · 2^52 rounds
   const longs bits = bits_as<longs>(shifted), root = bits & (kRoots - 1);
   const doubles whole = shifted - 6755399441055744.0;
   const doubles rest =
@@ -218,7 +219,7 @@ template <typename A> inline A exponentials(A* x, A offset, int64_t length) {
     sums += e;
   }
   A sum = total<A>(sums);
-  if (i < length) {  // the same exp as above, so equal inputs give equal results at every position
+  if (i < length) {  // use the same exp as above, so that equal inputs give equal results at every position
     A rest[lanes<A>] = {};
     std::copy(x + i, x + length, rest);
     store(exp(load(rest) - offset), rest);
@@ -250,7 +251,7 @@ template <typename A> inline A softplus(A x) { return std::max(x, A(0)) + std::l
 
 template <typename A> inline A gelu(A x) { return x * A(0.5) * (1 + std::erf(x * A(0.70710678118654752440))); }
 
-// Σ a_i b_i. The order of the sum depends only on the length.
+// Return Σ a_i b_i. The order of the additions depends only on `length`.
 template <typename A, typename T> inline A dot(const A* a, const T* b, int64_t length) {
   Vector<A> sums{};
   int64_t i = 0;
@@ -260,7 +261,7 @@ template <typename A, typename T> inline A dot(const A* a, const T* b, int64_t l
   return sum;
 }
 
-// Dot products of x and `lanes` rows of a matrix, `stride` apart, bitwise equal to `dot`.
+// Return the dot products of x and `lanes` rows of a matrix, bitwise equal to `dot`. Rows start `stride` elements apart.
 template <typename A, typename T> inline Vector<A> products(const A* x, const T* matrix, int64_t stride, int64_t length) {
   Vector<A> sums[lanes<A>]{};
   int64_t i = 0;
@@ -288,7 +289,7 @@ template <typename A, int W = lanes<A> / 2> inline void transpose_square(Vector<
   if constexpr (W > 1) transpose_square<A, W / 2>(rows);
 }
 
-// Transpose `lanes` rows of a matrix, `stride` apart, into tile [length, lanes].
+// Transpose `lanes` rows of a matrix into `tile` [length, lanes]. Rows start `stride` elements apart.
 template <typename A, typename T> inline void transpose(const T* matrix, int64_t stride, int64_t length, A* tile) {
   int64_t i = 0;
   for (; i + lanes<A> <= length; i += lanes<A>) {
@@ -301,7 +302,7 @@ template <typename A, typename T> inline void transpose(const T* matrix, int64_t
     for (int n = 0; n < lanes<A>; ++n) tile[i * lanes<A> + n] = static_cast<A>(matrix[n * stride + i]);
 }
 
-// Add the products of elements lane, lane + W, lane + 2W, … in the order of `total`.
+// Sum x[r][i] · tile[i] over i = lane, lane + W, lane + 2W, … Adds in the same order as `total`.
 template <int W, int R, typename A>
 inline void add_in_order(const A* const (&x)[R], const A* tile, int64_t whole, int64_t lane, Vector<A> (&sums)[R]) {
   if constexpr (W == lanes<A>) {
@@ -318,7 +319,7 @@ inline void add_in_order(const A* const (&x)[R], const A* tile, int64_t whole, i
   }
 }
 
-// `products` of R vectors and a transposed tile, bitwise equal.
+// Compute dot products of R vectors and the rows of a transposed tile. They are bitwise equal to the results of `products`.
 template <int R, typename A>
 inline void products_of_tile(const A* const (&x)[R], const A* tile, int64_t length, Vector<A> (&sums)[R]) {
   const int64_t whole = length / lanes<A> * lanes<A>;

@@ -1,7 +1,8 @@
-"""Runs a Step in one native call: rows pass blocks, fronts emit tokens, rows are scored.
+"""Runs a Step in one native call: computes its rows, emits the fronts' tokens, and scores rows.
 
-A call emits several tokens per sequence if no other request waits. Shapes: T context, P head size, N blocks, S cache
-slots, D width.
+If no other request waits, a call may emit several tokens per sequence.
+
+Shapes: T context, P head size.
 """
 
 import ctypes
@@ -25,8 +26,8 @@ from nvium_core.engine.schedule.step import Emission, Outcome, Run, Step, StepRe
 from nvium_core.model.nvium import Nvium
 
 MAX_RUN_ROWS = 32
-"""In float32, runs with more rows use AMX tiles or else PyTorch's layers, which are 1.3 times as fast for them. In
-bfloat16 all rows run natively, so results do not depend on the batch."""
+"""In float32, a run with more rows uses AMX tiles. If there are none, it uses PyTorch's layers, which are 1.3 times as
+fast as the native ones for such a run. In bfloat16 every run is native, so results do not depend on the batch."""
 
 RUN = struct.Struct("@6qPd2qP")  # `Run` of call.h
 EMISSION = struct.Struct("@qqd")  # `Emission` of call.h
@@ -64,9 +65,9 @@ class NativeCall(ctypes.Structure):
 
 
 class NativeBackend:
-    """Runs the models that `native.supports`.
+    """The backend for models that `native.supports` accepts.
 
-    In float32, long runs use AMX tiles or else PyTorch's layers, unless `is_deterministic`.
+    With `is_deterministic`, no run uses AMX tiles or PyTorch's layers, whatever its length (see `MAX_RUN_ROWS`).
     """
 
     tokens_ahead = MAX_EMISSIONS
@@ -109,9 +110,9 @@ class NativeBackend:
         """Nothing to prepare."""
 
     def run(self, step: Step, max_rows: int) -> StepResult:
-        """Run the Step natively, or in PyTorch's layers if a run is too long and there are no AMX tiles.
+        """Run the Step natively. If a run exceeds `MAX_RUN_ROWS` and there are no AMX tiles, use PyTorch's layers.
 
-        A run's length is its rows in the first block, or in the last block of a whole Step.
+        Rows are counted in the Step's first block, or in its last block if the Step is whole.
         """
         counted = step.blocks[-1 if step.whole else 0]
         is_long = any(run.stop - run.sequence.filled[counted] > self._max_run_rows for run in step.runs)
@@ -139,7 +140,7 @@ class NativeBackend:
 
     @property
     def part_seconds(self) -> dict[str, float]:
-        """Seconds that all calls so far have spent on routers and on the head."""
+        """Total seconds that all calls have spent on routers and on the head."""
         return {"router": self._call.router_seconds, "head": self._call.head_seconds}
 
     def _write_run(self, number: int, run: Run) -> None:
@@ -163,7 +164,7 @@ class NativeBackend:
         )
 
     def _outcome(self, number: int, run: Run, scores: list[Score]) -> Outcome:
-        """Read a run's outcome, and remove its scores from the list."""
+        """Return a run's outcome. Its scores are removed from the start of `scores`."""
         first, at = number * self._num_exits, number * MAX_EMISSIONS * EMISSION.size
         *_, log_reached, num_emitted, num_scored, _ = RUN.unpack_from(self._runs, number * RUN.size)
         own, scores[:] = scores[:num_scored], scores[num_scored:]
@@ -175,7 +176,7 @@ class NativeBackend:
         return Outcome(filled, log_reached, [Emission(*each) for each in emissions], own)
 
     def _prepare_scores(self, step: Step) -> None:
-        """Allocate scores for all rows that may pass the last block. The call sets the actual number."""
+        """Allocate memory for the scores of all rows that may pass the last block. The call sets `num_scored`."""
         scored = [run for run in step.runs if run.sequence.needs_scores]
         count = sum(max(0, run.stop - max(run.sequence.first_scored, run.sequence.filled[-1])) for run in scored)
         num_top = min(max((run.sequence.params.logprobs or 0 for run in scored), default=0), self._vocab_size)

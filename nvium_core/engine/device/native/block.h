@@ -1,8 +1,8 @@
-// Runs rows of any sequences through one block of a Llama or a related model, over a paged key/value cache. Computes
-// what the layers of nvium_core/model/llama.py compute, without the overhead of PyTorch's operators.
+// Runs rows of any sequences through one block of a Llama or a related model, with a paged key/value cache. It does the same
+// as the layers in nvium_core/model/llama.py, without the overhead of PyTorch's operators.
 //
-// Weights are read once for all rows. Activations inside the block are float32 or better. A row's results depend neither on
-// the other rows nor on the number of threads.
+// Weights are read once for all rows. Activations inside the block are float32 or better. A row's results do not depend on
+// the other rows or on the number of threads.
 //
 // Shapes: R rows, H query heads; others as in call.h.
 #pragma once
@@ -25,8 +25,8 @@ struct Range {
 };
 
 constexpr int64_t kGroupRows = 32;                   // maximum rows of a sequence that attend together
-constexpr int64_t kReadAheadBytes = 128 << 10;       // of keys or values, in the L2 cache
-constexpr int kTileRows = kRegisters == 32 ? 4 : 2;  // rows whose sums over keys fit in registers
+constexpr int64_t kReadAheadBytes = 128 << 10;       // bytes of keys or values to load into the L2 cache in advance
+constexpr int kTileRows = kRegisters == 32 ? 4 : 2;  // rows to process at once, few enough that their sums fit in registers
 
 template <typename T> class BlockForward {
   using A = Accumulator<T>;
@@ -105,7 +105,7 @@ template <typename T> class BlockForward {
     });
   }
 
-  // Add biases, normalise and rotate; write keys and values into the cache.
+  // Add biases, normalise and rotate the heads. Write keys and values into the cache.
   void cache_heads(const Layer<A>& layer, int64_t offset) {
     parallel(num_rows_, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) cache_row(layer, r, offset + own_slot(r) * slot_stride_);
@@ -150,8 +150,8 @@ template <typename T> class BlockForward {
     }
   }
 
-  // Rows of one sequence attend in groups, so each key and value is read once per group. The fewer rows in a group, the
-  // more heads run together.
+  // Attend in groups of rows of one sequence, so that each key and value is read once per group. The fewer rows a group has,
+  // the more heads one task processes.
   void attend(int64_t offset) {
     std::vector<int64_t> firsts;
     for (int64_t r = 0; r < num_rows_; ++r)
@@ -202,8 +202,8 @@ template <typename T> class BlockForward {
     });
   }
 
-  // Call use(key, count, slots) for each page, after reading the next pages in the order of addresses into the L2 cache.
-  // The order of the heads defeats the processor's prefetcher.
+  // Call use(key, count, slots) for each page. Pages are loaded into the L2 cache beforehand, in order of addresses, because
+  // `use` reads head by head, an order that the processor does not prefetch.
   template <typename Use> void each_page(int64_t row, int64_t end, Range heads, const T* cache, Use&& use) const {
     const int64_t first = column(heads.begin), width = column(heads.end - 1) + model_.head_size - first;
     const int64_t keys_ahead = kReadAheadBytes / static_cast<int64_t>(width * sizeof(T)), page_size = model_.page_size;
@@ -238,7 +238,7 @@ template <typename T> class BlockForward {
         scores[(r - rows.begin) * stride + key] = scale * dot(query(r, head), keys + key * slot_stride_, model_.head_size);
   }
 
-  // Scores of `lanes` consecutive keys of a page.
+  // Compute the attention scores of `lanes` consecutive keys of a page.
   void score_keys(int64_t row, int64_t end, int64_t head, const T* keys, A scale, A* scores, int64_t stride) const {
     const int64_t size = model_.head_size;
     if (end - row >= kTileRows) {
@@ -257,7 +257,7 @@ template <typename T> class BlockForward {
       store(scale * products(query(row, head), keys, slot_stride_, size), scores);
   }
 
-  // Add the values of `count` keys, weighted, to each row's sum.
+  // Add the weighted values of `count` keys to the sums of R rows.
   template <int R>
   void add_values(int64_t row, int64_t head, const T* values, int64_t key, int64_t count, const A* weights, int64_t stride) {
     int64_t p = 0;
@@ -271,7 +271,7 @@ template <typename T> class BlockForward {
           attended(row + r, head)[p] += weights[r * stride + key + i] * static_cast<A>(values[i * slot_stride_ + p]);
   }
 
-  // The same for N vectors from element p on, first over the keys that all R rows see.
+  // Do the same as `add_values` for N vectors from element p on. First come the keys to which all R rows attend.
   template <int R, int N>
   void add_vectors(
       int64_t row, int64_t head, const T* values, int64_t key, int64_t count, const A* weights, int64_t stride, int64_t p) {

@@ -1,6 +1,6 @@
 // The structs that Python fills. Their counterparts in weights.py and backend.py have the same fields in the same order.
 //
-// Shapes: N blocks (one exit each), L layers, S cache slots, D width, G key heads, P head size, V vocabulary.
+// Shapes: N blocks (one exit each), L layers, S cache slots, D width, H query heads, G key heads, P head size, V vocabulary.
 #pragma once
 
 #include "matrix.h"
@@ -8,7 +8,7 @@
 
 namespace nvium {
 
-// Biases [H * P] or [G * P] and norms [P] of heads are null where a layer has none.
+// Biases of heads are [H * P] or [G * P], and norms of heads are [P]. They are null if the layer has none.
 template <typename A> struct Layer {
   const A* attention_norm;
   Matrix q, k, v, o;
@@ -18,7 +18,7 @@ template <typename A> struct Layer {
   Matrix gate, up, down;
 };
 
-// Router and adapter are null where an exit has none.
+// The weights of router and adapter are null if the exit has none.
 template <typename A> struct Exit {
   const A* norm;
   Matrix fc1;
@@ -34,7 +34,7 @@ template <typename T> struct Model {
   int64_t num_threads, num_blocks, width, inner_width, num_heads, num_key_heads, head_size, router_width, adapter_width;
   int64_t vocab_size, page_size, num_slots;
   double eps, temperature;
-  const int64_t* first_layers;  // [N + 1]: the first layer of each block, and L
+  const int64_t* first_layers;  // [N + 1]: the first layer of each block, then L
   const Layer<Accumulator<T>>* layers;
   const Exit<Accumulator<T>>* exits;
   T *keys, *values;                  // [L, S, G, P]
@@ -47,20 +47,20 @@ template <typename T> struct Model {
   T* state(int64_t block, int64_t slot) const { return states + (block * num_slots + slot) * width; }
 };
 
-// A token, the block after which it was emitted, and log p_k of that exit.
+// A token, the block whose exit emitted it, and log p_k of this exit.
 struct Emission {
   int64_t token, block;
   double log_p;
 };
 
-// One sequence's part of a call: rows filled[k] … stop of block k. The front is the row of the sequence's last token.
+// One sequence's part of a call: rows filled[k] … stop - 1 of each block k. The front is the row of its last token.
 struct Run {
   int64_t seat, stop, num_tokens;
   int64_t limit;           // emit at most this many tokens
-  int64_t first_verified;  // kRace: first row whose next token the last exit draws
+  int64_t first_verified;  // kOriginal: the last exit draws the next token of this row and of later rows
   int64_t first_scored;    // first row to score
   int64_t* filled;         // [N]
-  double log_reached;      // log Π (1 − w_j) of the front so far
+  double log_reached;      // log Π (1 − w_j) over the exits that the front has passed
   int64_t num_emitted, num_scored;
   Emission* emissions;
 
@@ -72,8 +72,8 @@ struct BlockReport {
   double seconds;
 };
 
-// Scores of R rows: log-probabilities of the next tokens [R], the most probable tokens and their log-probabilities
-// [R, num_top], and p_k [R, N].
+// Scores of R rows. `logprobs` [R]: of the next tokens. `top_tokens`, `top_logprobs` [R, num_top]: the most probable tokens.
+// `exit_probabilities` [R, N]: p_k.
 struct Scores {
   int64_t num_rows, num_top;
   double* logprobs;
@@ -82,14 +82,14 @@ struct Scores {
 };
 
 struct Call {
-  int64_t first, stop;  // blocks
-  int64_t whole;        // every row passes all blocks; otherwise a run ends where its front emits
+  int64_t first, stop;  // run blocks first … stop - 1
+  int64_t whole;        // if 1, every row passes all blocks; if 0, a run ends at the block where its front emits
   int64_t num_runs;
   Run* runs;
   Seat* seats;
-  int64_t max_rows;  // unless whole, stop before a block with more rows; the first block always runs
-  double seconds;    // start no further token after this time
-  int64_t is_tiled;  // multiply with AMX tiles
+  int64_t max_rows;  // if not whole, stop before a block with more rows, except before the first block
+  double seconds;    // time budget: afterwards start no further token
+  int64_t is_tiled;  // 1: multiply with AMX tiles
   Scores scores;
   BlockReport* reports;  // [N]
   double router_seconds, head_seconds;

@@ -1,6 +1,7 @@
-// Decides whether front rows emit a token after a block. The reference is nvium_core/engine/device/decide.py.
+// Decides after a block which front rows emit a token. The reference is nvium_core/engine/device/decide.py.
 //
-// Exits' outputs are kept until a front needs the head. The head's weights are then read once for all kept outputs.
+// The head is a large matrix, so its multiplications are collected. An exit's output is *pending* until a token can be
+// decided. The head then multiplies all pending outputs of all such fronts at once.
 #pragma once
 
 #include <chrono>
@@ -12,13 +13,13 @@
 
 namespace nvium {
 
-constexpr double kMargin = 1e-9;  // ε of the certificate: larger than the rounding error of a sum of probabilities
+constexpr double kMargin = 1e-9;  // margin of the certificate, larger than the rounding error of a sum of probabilities
 
 class Clock {
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 
  public:
-  // Seconds since the last lap.
+  // Return the seconds since the last call.
   double lap() {
     const auto before = last_;
     last_ = std::chrono::steady_clock::now();
@@ -26,27 +27,26 @@ class Clock {
   }
 };
 
-// A front row. `pending` has its exits that still need the head. For kArgmax and kMixture, `mixture` is m_k = Σ p_j π_j
-// over the other exits that the row has passed.
+// A front row during a pass. For kArgmax and kMixture, `mixture` is m_k = Σ p_j π_j over the exits that the head has computed.
 template <typename A> struct Front {
+  // An exit whose output has been computed, but not yet its logits. For kOriginal, there is one entry per row to verify.
   struct Pending {
     int64_t block, row;
-    double log_p, remaining;
+    double log_p, remaining;  // log p_k of this exit, and the probability of all later exits
   };
-
   Run* run;
   const Seat* seat;
-  int64_t only;  // the only token that may follow, or kNoToken
+  int64_t only;  // the only token that the constraint allows; kNoToken if it allows several
   bool has_emitted = false;
-  int64_t num_exits = 0;  // evaluated so far, for kArgmax and kMixture
+  int64_t num_exits = 0;  // for kArgmax and kMixture: exits that are in `mixture` or pending
   std::vector<Pending> pending;
-  std::vector<A> outputs;  // of the pending exits [·, D]
+  std::vector<A> outputs;  // outputs of the pending exits [·, D]
   std::vector<double> mixture;
   double mass = 0;  // Σ p_k of `mixture`
 
   Front(Run& run, const Seat& seat, int64_t vocab_size) : run(&run), seat(&seat), only(seat.only_token(vocab_size)) {}
 
-  // No token is certain while later exits have half of the probability or more.
+  // Return whether later exits have less than half of the probability. If not, no token can have a certificate.
   bool may_be_certain() const { return std::exp(run->log_reached) < 0.5; }
 
   void emit(int64_t token, int64_t block, double log_p) {
@@ -62,12 +62,12 @@ template <typename T> class Decisions {
  public:
   Decisions(const Model<T>& model, Call& call) : model_(model), call_(call), last_(model.last()), width_(model.width) {}
 
-  // Route fronts that have just passed this block, and compute the outputs of exits that need the head.
+  // Route the fronts that have just passed this block. If a front needs the logits of this exit, make the exit pending.
   void route_fronts(int64_t block, const std::vector<F*>& fronts) {
     std::vector<Routed> rows;
     for (F* front : fronts) {
       const Run& run = *front->run;
-      if (front->seat->kind != kRace)
+      if (front->seat->kind != kOriginal)
         rows.push_back({front, run.stop - 1});
       else if (block == last_)
         for (int64_t row = run.first_verified; row < run.stop; ++row) rows.push_back({front, row});
@@ -96,7 +96,7 @@ template <typename T> class Decisions {
     }
   }
 
-  // Emit tokens of the fronts that can emit. `block` is the last block they have passed.
+  // Decide the tokens of all fronts that can emit. `block` is the last block that they have passed.
   void emit(int64_t block, std::vector<F>& fronts) {
     Clock clock;
     std::vector<F*> ready;
@@ -132,10 +132,10 @@ template <typename T> class Decisions {
     return uniform(front.seat->seed, front.seat->choice, row, block, purpose);
   }
 
-  // Update the front's log_reached. Return whether the exit's output is needed.
+  // Update the front's log_reached. Return whether the front needs the logits of this exit.
   bool needs_head(int64_t block, Routed& routed, double log_continue, double log_exit) {
     F& front = *routed.front;
-    if (front.seat->kind == kRace) return true;
+    if (front.seat->kind == kOriginal) return true;
     Run& run = *front.run;
     routed.log_p = run.log_reached + log_exit;
     run.log_reached += log_continue;
@@ -150,7 +150,7 @@ template <typename T> class Decisions {
     return front.num_exits == block;
   }
 
-  // Evaluate the exits before `block` from the states in the cache.
+  // Make all exits before `block` pending. Their outputs are computed from the states in the cache.
   void evaluate_earlier(F& front, int64_t block) {
     const int64_t row = front.run->stop - 1, slot = front.seat->slot(row, model_.page_size);
     std::vector<double> log_p(block);
@@ -175,7 +175,7 @@ template <typename T> class Decisions {
         case kExits:
           front.emit(draw(front, own, {front.seat->sampling, uniform_of(front, row, block, "token")}), block, log_p);
           break;
-        case kRace: {
+        case kOriginal: {
           const int64_t next = draw(front, own, {front.seat->sampling, uniform_of(front, row, 0, "token"), 1});
           front.emit(next, block, 0);
           front.has_emitted = next == kNoToken || row + 1 >= front.run->num_tokens || next != front.seat->tokens[row + 1];
@@ -204,7 +204,7 @@ template <typename T> class Decisions {
     return draw_row(changed.data(), vocab, request);
   }
 
-  // m_k += p π_k. For kArgmax, penalties, biases and masks apply to each π_k.
+  // Add p π_k to m_k. For kArgmax, first apply penalties, biases and masks to the exit's logits.
   void add(F& front, const A* logits, double p) const {
     front.mass += p;
     if (front.only != kNoToken) return;
@@ -237,7 +237,7 @@ template <typename T> class Decisions {
     if (is_last || highest - second > remaining + kMargin) front.emit(best, block, log_p);
   }
 
-  // Penalties, biases and masks apply to log π_mix.
+  // Apply penalties, biases and masks to log π_mix, then draw.
   int64_t draw_from_mixture(F& front, double uniform) const {
     if (front.only != kNoToken) return front.only;
     for (double& m : front.mixture) m = std::log(m);

@@ -1,4 +1,4 @@
-// Draws tokens by the inverse CDF or by a race. The reference is nvium_core/engine/device/sampling.py.
+// Draws tokens by the inverse CDF or by an exponential race. The reference is nvium_core/engine/device/sampling.py.
 #pragma once
 
 #include <numeric>
@@ -10,9 +10,9 @@
 namespace nvium {
 
 constexpr int64_t kNoToken = -1;
-constexpr int64_t kBlock = 256;  // weights in one partial sum
+constexpr int64_t kChunk = 256;  // weights per partial sum
 
-// Part of `Draw` of nvium_core/engine/params.py.
+// Four fields of `Draw` in nvium_core/engine/params.py.
 struct Sampling {
   double temperature, log_min_p, top_k, top_p;
 };
@@ -22,8 +22,8 @@ struct DrawRequest {
   double uniform, is_race = 0;
 };
 
-// The token with the smallest E / weight. E = -log u is an exponential variate; u is a hash of the uniform and the token.
-// The logarithm is computed only if 1 - u, a lower bound of E, could win.
+// Return the token with the smallest E / weight. E = -log u is an exponential variate; u is a hash of `uniform` and the token.
+// Because E is at least 1 - u, the logarithm is computed only for tokens with (1 - u) / weight below the best so far.
 inline int64_t first_of_race(const std::vector<double>& weights, double uniform) {
   const auto key = static_cast<uint64_t>(uniform * 0x1p53);
   double best = INFINITY;
@@ -40,7 +40,7 @@ inline int64_t first_of_race(const std::vector<double>& weights, double uniform)
   return first;
 }
 
-// Eight partial sums, each of every eighth number, so the order of the sum is the same in every build.
+// Eight partial sums: number i is added to sum i % 8. Every build therefore adds in the same order.
 struct PartialSums {
   static constexpr int64_t kCount = 8, kVectors = kCount / lanes<double>;
   doubles vectors[kVectors] = {};
@@ -54,7 +54,7 @@ struct PartialSums {
   }
 };
 
-// out = f(x) for a function of vectors of doubles. Returns the sum. Pads x with `padding`, for which f is 0.
+// Write f(x) to `out` and return its sum. f takes and returns vectors of doubles. x is padded with `padding`, where f is 0.
 template <typename A, typename F> double sum_of(const A* x, int64_t length, A padding, double* out, F f) {
   PartialSums sums;
   const auto take = [&](const A* from, double* to) {
@@ -77,45 +77,46 @@ template <typename A, typename F> double sum_of(const A* x, int64_t length, A pa
   return sums.total();
 }
 
-// Call f(first, length) for each block of [0, count).
-template <typename F> void each_block(int64_t count, F&& f) {
-  for (int64_t first = 0; first < count; first += kBlock) f(first, std::min(kBlock, count - first));
+// Call f(first, length) for each chunk of [0, count).
+template <typename F> void each_chunk(int64_t count, F&& f) {
+  for (int64_t first = 0; first < count; first += kChunk) f(first, std::min(kChunk, count - first));
 }
 
-// The first token whose cumulative weight exceeds the target. Finds the block first, then the token in it.
+// Return the first token whose cumulative weight exceeds `target`. Finds the chunk first, then the token in the chunk.
 inline int64_t inverse_cdf(const std::vector<double>& weights, const std::vector<double>& sums, double target) {
   double before = 0, mass = 0;
   int64_t first = 0, token = kNoToken;
-  for (size_t block = 0; block < sums.size() && mass <= target; ++block)
-    if (sums[block] > 0) first = block * kBlock, before = mass, mass += sums[block];
-  const int64_t end = std::min<int64_t>(first + kBlock, weights.size());
+  for (size_t chunk = 0; chunk < sums.size() && mass <= target; ++chunk)
+    if (sums[chunk] > 0) first = chunk * kChunk, before = mass, mass += sums[chunk];
+  const int64_t end = std::min<int64_t>(first + kChunk, weights.size());
   for (int64_t v = first; v < end && before <= target; ++v)
     if (weights[v] > 0) before += weights[token = v];
   return token;
 }
 
-// Draw a token with weights e^((x - peak) / temperature), after min-p, top-k and top-p. kNoToken unless all are finite.
+// Draw a token in proportion to its weight e^((logit - highest logit) / temperature), after min-p, top-k and top-p. Return
+// kNoToken if a weight is not finite.
 template <typename A> int64_t draw_row(const A* logits, int64_t vocab_size, const DrawRequest& request) {
   static thread_local std::vector<double> weights, sums;
   const auto& [temperature, log_min_p, top_k, top_p] = request.sampling;
   const A top = largest(logits, vocab_size);
   const double peak = top, divisor = temperature ? temperature : 1, least = std::max(log_min_p, -708.0);
-  const auto sum_blocks = [&](const auto* from, auto padding, auto f) {
+  const auto sum_chunks = [&](const auto* from, auto padding, auto f) {
     sums.clear();
-    each_block(vocab_size, [&](int64_t first, int64_t length) {
+    each_chunk(vocab_size, [&](int64_t first, int64_t length) {
       sums.push_back(sum_of(from + first, length, padding, &weights[first], f));
     });
     return std::accumulate(sums.begin(), sums.end(), 0.0);
   };
   weights.resize(vocab_size);
   double total = divisor == 1
-                     ? sum_blocks(logits, A(-INFINITY), [=](const doubles& x) { return exp(x - peak, least); })
-                     : sum_blocks(logits, A(-INFINITY), [=](const doubles& x) { return exp((x - peak) / divisor, least); });
+                     ? sum_chunks(logits, A(-INFINITY), [=](const doubles& x) { return exp(x - peak, least); })
+                     : sum_chunks(logits, A(-INFINITY), [=](const doubles& x) { return exp((x - peak) / divisor, least); });
   if (!std::isfinite(total)) return kNoToken;
   if (request.is_race && !temperature) return std::find(logits, logits + vocab_size, top) - logits;
   if (top_k || top_p < 1) {
     truncate(weights, total, static_cast<size_t>(top_k), top_p);
-    total = sum_blocks(weights.data(), 0.0, [](const doubles& weight) { return weight; });
+    total = sum_chunks(weights.data(), 0.0, [](const doubles& weight) { return weight; });
   }
   if (request.is_race) return first_of_race(weights, request.uniform);
   return inverse_cdf(weights, sums, request.uniform * total);

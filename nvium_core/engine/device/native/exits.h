@@ -1,4 +1,4 @@
-// Evaluates exits for a few rows: router, adapter and head, as nvium_core/model/exits.py.
+// Evaluates exits for a few rows: router, adapter and head. The reference is nvium_core/model/exits.py.
 //
 // Shapes: R rows; others as in call.h.
 #pragma once
@@ -21,7 +21,7 @@ void linear(int num_threads, const std::vector<A>& x, const Matrix& weight, cons
     for (int64_t i = 0; i < num_rows * count; ++i) y[i] += bias[i % count];
 }
 
-// Compute x = RMSNorm(h) [R, D] of the states in these slots, and log(1 − w), log w [R, 2] of the router.
+// Compute x [R, D], the RMSNorm of the states in these slots, and log_w [R, 2], the router's log(1 − w) and log w.
 template <typename T>
 void route(const Model<T>& model, int64_t block, const int64_t* slots, int64_t num_rows, Accumulator<T>* x,
            double* log_w) {
@@ -55,7 +55,7 @@ void route(const Model<T>& model, int64_t block, const int64_t* slots, int64_t n
   }
 }
 
-// x += down(SiLU(up(x))), for normed rows x [R, D].
+// Apply the exit's adapter to normed rows x [R, D]: x += down(SiLU(up(x))).
 template <typename T> void adapt(const Model<T>& model, int64_t block, std::vector<Accumulator<T>>& x) {
   using A = Accumulator<T>;
   const auto& exit = model.exits[block];
@@ -70,7 +70,7 @@ template <typename T> void adapt(const Model<T>& model, int64_t block, std::vect
   for (size_t i = 0; i < x.size(); ++i) x[i] += added[i];
 }
 
-// Compute log p_k of the first exits [R, num_exits] and their adapted states [R, num_exits, D].
+// For the first `num_exits` exits, compute log_p [R, num_exits] and the inputs of the head, outputs [R, num_exits, D].
 template <typename T>
 void evaluate_exits(const Model<T>& model, int64_t num_exits, const int64_t* slots, int64_t num_rows, double* log_p,
                     Accumulator<T>* outputs) {

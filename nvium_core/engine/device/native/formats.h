@@ -5,8 +5,9 @@
 
 namespace nvium {
 
-// A step has `kStep` elements of every lane in `kBytes` bytes; `unpack` returns one element of every lane. Quantized formats
-// store `kScales` IEEE halves per lane before each group of `kGroup` elements: a scale, or a scale and a minimum.
+// A step is the unit of packing: `kStep` elements of every lane, in `kBytes` bytes. `unpack` returns one element of every
+// lane. A quantized format has groups of `kGroup` elements. Each group starts with `kScales` IEEE halves per lane: a scale, or
+// a scale and a minimum.
 template <typename A> struct Plain {
   static constexpr int64_t kLanes = lanes<A>;
   static constexpr int kStep = 1, kBytes = kVectorBytes, kGroup = 0, kScales = 0;
@@ -17,7 +18,7 @@ struct OfFloats {
   static constexpr int64_t kLanes = lanes<float>;
 };
 
-struct Pairs : OfFloats {  // two bfloat16 in 32 bits, the first in the lower half
+struct Pairs : OfFloats {  // two bfloat16 numbers in 32 bits, the first in the lower half
   static constexpr int kStep = 2, kBytes = kVectorBytes, kGroup = 0, kScales = 0;
   static floats unpack(const char* at, int element) {
     const ints both = bits_at<ints>(at);
@@ -32,7 +33,7 @@ struct Bytes : OfFloats {
   }
 };
 
-struct Nibbles : OfFloats {  // 4 bits with an offset of 8, the first in the lower half of a byte
+struct Nibbles : OfFloats {  // 4-bit numbers with an offset of 8, two per byte, the first in the lower half
   static constexpr int kStep = 2, kBytes = kLanes, kGroup = 32, kScales = 1;
   static floats unpack(const char* at, int element) {
     const ints both = widened(reinterpret_cast<const uint8_t*>(at));
@@ -40,11 +41,11 @@ struct Nibbles : OfFloats {  // 4 bits with an offset of 8, the first in the low
   }
 };
 
-struct NibblesWithMin : Nibbles {  // the weight is min + scale · (number + 8)
+struct NibblesWithMin : Nibbles {  // a weight is minimum + scale · (unpacked number + 8)
   static constexpr int kScales = 2;
 };
 
-// Convert finite halves to floats, exactly. A half's bits, shifted into a float, are a number 2^112 times too small.
+// Convert finite IEEE halves to floats, exactly. The bits of a half, shifted into a float, are a number 2^112 times too small.
 inline floats halves(const char* at) {
   const ints bits = widened(reinterpret_cast<const uint16_t*>(at));
   const floats size = bits_as<floats>((bits & 0x7FFF) << 13) * 0x1p112f;

@@ -11,13 +11,13 @@ NVIUM_RUN(double, float64)
 NVIUM_RUN(float, float32)
 NVIUM_RUN(nvium::BFloat16, bfloat16)
 
-// The vector width that matrices must be packed for.
+// Return the width of this build's vectors. Matrices must be packed for this width.
 extern "C" int64_t vector_bytes() { return nvium::kVectorBytes; }
 
 extern "C" int64_t has_tiles() { return nvium::has_tiles(); }
 
-// keys [R, 2]: each row's seed and choice; positions [R]; out [2, N, stride], of which R columns are written: uniforms for
-// drawing tokens after each block, then for routing.
+// Compute uniforms of R rows, for drawing a token after each of the N blocks, then for routing. They are written to the first
+// R columns of out [2, N, stride]. keys [R, 2]: each row's seed and choice. positions [R].
 extern "C" void uniforms(const int64_t* keys, const int64_t* positions, int64_t num_rows, int64_t num_blocks,
                          double* out, int64_t stride) {
   for (const char* purpose : {"token", "route"})

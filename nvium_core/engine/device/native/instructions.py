@@ -15,14 +15,14 @@ _limit: str | None = None
 
 
 def instructions(choice: Instructions = "auto") -> str:
-    """Resolve the option `instructions`. Raise `InvalidRequest` if this processor lacks them."""
+    """Return the chosen instruction set; `auto` is the widest. Raise `InvalidRequest` if this processor lacks it."""
     names = available()
     require(choice in ("auto", *names), "instructions", f"must be auto, {', '.join(names)} here, got {choice!r}")
     return names[-1] if choice == "auto" else choice
 
 
 def limit(choice: Instructions) -> None:
-    """Let `auto` mean `choice` in this process. Raise `InvalidRequest` if this processor lacks the instructions."""
+    """Make `auto` mean `choice` in this process. Raise `InvalidRequest` if this processor lacks the instruction set."""
     global _limit  # noqa: PLW0603  per process, like PyTorch's number of threads
     _limit = None
     _limit = None if choice == "auto" else instructions(choice)

@@ -24,15 +24,15 @@ CHECKSUM = ".crc32"
 COMPILER = ("c++", "-std=c++20", "-O3", "-pthread", "-shared", "-fPIC", "-Wno-psabi")
 
 PRECISIONS = {torch.float64: "float64", torch.float32: "float32", torch.bfloat16: "bfloat16"}
-"""Suffix of the function that runs Steps, by the cache's precision."""
+"""By precision of the cache: suffix of the C++ function that runs Steps."""
 
 COUNT, REAL, POINTER = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 
 
 @cache
 def native_library(instructions: str | None = None) -> ctypes.CDLL | None:
-    """Return the library for these instructions, by default the widest available. The first call compiles it for about
-    half a minute. If compiling or loading fails, log a warning and return None."""
+    """Return the library for these instructions, by default the widest available. The first call compiles the library,
+    which takes half a minute. If compiling or loading fails, log a warning and return None."""
     instructions = instructions or available()[-1]
     shipped = FOLDER / file_name(instructions)
     try:
@@ -55,7 +55,7 @@ def native_library(instructions: str | None = None) -> ctypes.CDLL | None:
 
 
 def build(instructions: str, folder: Path) -> Path:
-    """Return the library's path, after compiling if needed. Raise `OSError` or `SubprocessError` if that fails."""
+    """Return the library's path. Compile it if needed. Raise `OSError` or `SubprocessError` if the compiler fails."""
     file = folder / file_name(instructions)
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(file.with_suffix(".lock")), tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -78,7 +78,7 @@ def is_intact(file: Path) -> bool:
 
 
 def file_name(instructions: str) -> str:
-    """Return the library's name, with a hash of sources and command, so that a stale library is never loaded."""
+    """Return the library's file name. It has a hash of sources and command, so that a stale library is never loaded."""
     content = b"".join(file.read_bytes() for file in sorted([FOLDER / SOURCE, *FOLDER.glob("*.h")]))
     digest = hashlib.sha256(content + " ".join(_command(instructions)).encode()).hexdigest()[:16]
     return f"nvium-{instructions}-{digest}.so"

@@ -1,8 +1,8 @@
-// Multiplies rows by a matrix [N, length], and RMSNorm.
+// Multiplies rows by a packed matrix [N, length]. Also has RMSNorm.
 //
 // A matrix is packed for the vector width of one build. A vector interleaves `lanes` rows of the matrix element by element, so
-// no sum crosses lanes. Up to kPanelVectors vectors form a panel, which interleaves them step by step (a step is one or two
-// elements), so memory is read in order. The last vector is padded with zeros.
+// that each lane sums one row. A panel is up to kPanelVectors vectors, interleaved step by step (a step is one or two
+// elements), so that memory is read in order. The last vector is padded with zeros.
 #pragma once
 
 #include "tiles.h"
@@ -19,9 +19,9 @@ struct Matrix {
 };
 
 template <typename A> constexpr int kPanelVectors = std::is_same_v<A, float> ? 4 : 1;
-// Vectors that many rows multiply at once.
+// Number of vectors to multiply at once if there are many rows.
 template <typename A> constexpr int kVectorsAtOnce = std::min(kPanelVectors<A>, kRegisters == 32 ? 4 : 2);
-// Rows whose sums of K vectors fit in registers.
+// Maximum rows to multiply by K vectors at once, few enough that all sums fit in registers.
 template <typename A, int K>
 constexpr int kMaxRows = std::is_same_v<A, float> ? (kRegisters == 32 ? 24 : 12) / std::max(K, 2) : 3;
 
@@ -33,14 +33,14 @@ struct Panel {
   int64_t vectors, first;
 };
 
-// Add the dot products of R rows of x and K vectors to `sums`. The order of each sum does not depend on R or K, so a row's
-// results do not depend on the batch. The call that starts with a panel's first vector prefetches all vectors.
+// Add the dot products of R rows of x and K vectors to `sums`. The order of the additions does not depend on R or K, so a
+// row's results do not depend on the batch. If `panel.first` is 0, prefetch all vectors of the panel.
 template <typename F, int R, int K, typename A>
 inline void add_products(const A* x, int64_t length, const char* steps, const Panel& panel, int64_t count,
                          Vector<A> (&sums)[K][R]) {
   const int64_t stride = panel.vectors * F::kBytes, prefetched = panel.first ? 0 : stride;
   const char* at = steps + panel.first * F::kBytes;
-  Vector<A> own[K][R];  // stays in registers; `sums` would be stored to memory at every step
+  Vector<A> own[K][R];  // a local copy stays in registers; `sums` would be stored to memory at every step
   for (int k = 0; k < K; ++k)
     for (int r = 0; r < R; ++r) own[k][r] = sums[k][r];
   for (int64_t s = 0; s < count; ++s, at += stride, x += F::kStep) {
@@ -89,7 +89,7 @@ void grouped_panel_products(const A* x, int64_t length, const Panel& panel, Vect
   }
 }
 
-// Call use(row, vector of the panel, products).
+// Multiply R rows by K vectors of a panel. Call use(row, vector, products) for each pair; `vector` counts within the panel.
 template <typename F, int R, int K, typename A, typename Use>
 void multiply(const A* x, int64_t length, const Panel& panel, Use&& use) {
   Vector<A> sums[K][R] = {};
@@ -101,7 +101,7 @@ void multiply(const A* x, int64_t length, const Panel& panel, Use&& use) {
     for (int k = 0; k < K; ++k) use(r, panel.first + k, sums[k][r]);
 }
 
-// `multiply` for 1 to R rows.
+// `multiply` for any number of rows from 1 to R.
 template <typename F, int R, int K, typename A, typename Use>
 void multiply_up_to(int64_t num_rows, const A* x, int64_t length, const Panel& panel, Use&& use) {
   if constexpr (R > 1)
@@ -109,7 +109,7 @@ void multiply_up_to(int64_t num_rows, const A* x, int64_t length, const Panel& p
   multiply<F, R, K>(x, length, panel, use);
 }
 
-// `multiply` for any number of rows, split evenly.
+// `multiply` for any number of rows, in parts of equal size.
 template <typename F, int K, typename A, typename Use>
 void multiply_all(int64_t num_rows, const A* x, int64_t length, const Panel& panel, Use&& use) {
   constexpr int64_t most = kMaxRows<A, K>;
@@ -119,8 +119,8 @@ void multiply_all(int64_t num_rows, const A* x, int64_t length, const Panel& pan
                                [&](int r, int64_t vector, const Vector<A>& products) { use(row + r, vector, products); });
 }
 
-// Few rows multiply all vectors of the panel at once, which gives the processor enough independent sums. Many rows multiply
-// fewer vectors at once, so that their sums fit in registers.
+// With few rows, multiply all vectors of the panel at once, which gives the processor enough independent sums. With many rows,
+// multiply fewer vectors at once, so that the sums fit in registers.
 template <typename F, typename A, typename Use>
 void multiply_panel(int64_t num_rows, const A* x, int64_t length, Panel panel, Use&& use) {
   constexpr int all = kPanelVectors<A>, some = kVectorsAtOnce<A>;
@@ -135,7 +135,7 @@ void multiply_panel(int64_t num_rows, const A* x, int64_t length, Panel panel, U
   }
 }
 
-// Bytes of one packed vector.
+// Return the bytes of one packed vector.
 template <typename F> constexpr int64_t packed_bytes(int64_t length) {
   const int64_t scales = F::kScales * 2 * F::kLanes, group = F::kGroup ? F::kGroup : F::kStep;
   return (length + group - 1) / group * (scales + group / F::kStep * F::kBytes);
@@ -144,7 +144,7 @@ template <typename F> constexpr int64_t packed_bytes(int64_t length) {
 template <typename A> constexpr int64_t panel_rows = kPanelVectors<A> * lanes<A>;
 template <typename A> constexpr int64_t num_panels(int64_t count) { return (count + panel_rows<A> - 1) / panel_rows<A>; }
 
-// Rows [R, length] to multiply, and their AMX tiles if tiles are used.
+// Rows [R, length] to multiply. `tiled`: the same rows as AMX tiles, or null if tiles are not used.
 template <typename A> struct Operand {
   const A* x;
   int64_t num_rows, length;
@@ -170,7 +170,8 @@ void project_as(const Operand<A>& in, const char* data, int64_t count, int64_t b
   }
 }
 
-// Σ_d x[r, d] W[n, d] for the n in panels [begin, end). Calls use(r, n, products, count) for count consecutive n.
+// Compute Σ_d x[r, d] W[n, d] for the rows n of W in panels [begin, end). Call use(r, n, products, count) with the products
+// of rows n … n + count - 1 of W.
 template <typename A, typename Use>
 void project(const Operand<A>& in, const Matrix& matrix, int64_t count, int64_t begin, int64_t end, Use&& use) {
   const auto as = [&](auto format) { project_as<decltype(format)>(in, matrix.data, count, begin, end, use); };
@@ -183,7 +184,7 @@ void project(const Operand<A>& in, const Matrix& matrix, int64_t count, int64_t 
   as(Plain<A>{});
 }
 
-// `project` into y [R, N].
+// Write the results of `project` to y [R, N].
 template <typename A>
 void project_into(const Operand<A>& in, const Matrix& matrix, int64_t count, int64_t begin, int64_t end, A* y) {
   project(in, matrix, count, begin, end, [&](int64_t r, int64_t n, const A* products, int64_t num) {

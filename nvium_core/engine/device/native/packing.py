@@ -16,7 +16,7 @@ GROUP_KINDS: dict[str, int] = {"q8": 3, "q4": 4, "q4_1": 5}  # `Format` of matri
 
 
 class Packed(NamedTuple):
-    """`Matrix` of matrix.h. The data is None if the model has no such matrix."""
+    """`Matrix` of matrix.h. `data` is None if the model has no such matrix."""
 
     kind: int
     data: Tensor | None
@@ -26,7 +26,7 @@ NOTHING = Packed(0, None)
 
 
 class Layout(NamedTuple):
-    """Lanes of a vector and vectors of a panel."""
+    """Number of lanes per vector, and of vectors per panel."""
 
     lanes: int
     panel_vectors: int
@@ -38,7 +38,7 @@ class Layout(NamedTuple):
 
 
 def pack(weight_ND: Tensor, layout: Layout) -> Packed:
-    """Pack a matrix. A step of bfloat16 is two numbers, moved as one int32."""
+    """Pack a matrix. For bfloat16 a step is two numbers, which are copied as one int32."""
     step = 2 if weight_ND.dtype == torch.bfloat16 else 1
     missing = -weight_ND.shape[1] % step, -weight_ND.shape[0] % layout.lanes
     if any(missing):
@@ -53,7 +53,7 @@ def pack(weight_ND: Tensor, layout: Layout) -> Packed:
 
 
 def pack_groups(groups: Groups, layout: Layout) -> Packed:
-    """Pack a quantized matrix. A group of a panel is the scales of all lanes, their minima if any, then the numbers."""
+    """Pack a quantized matrix. A panel's group has the scales of all lanes, the minima if any, then the numbers."""
     numbers_NGX = groups.numbers_ND.unflatten(1, (-1, GROUP))
     if groups.kind != "q8":
         low, high = (numbers_NGX - LEAST[groups.kind]).to(torch.uint8).unflatten(2, (-1, 2)).unbind(3)

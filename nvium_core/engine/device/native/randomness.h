@@ -1,4 +1,4 @@
-// Uniform numbers for routing and draws, as in nvium_core/engine/schedule/randomness.py.
+// Uniform numbers for routing and for drawing tokens. The reference is nvium_core/engine/schedule/randomness.py.
 #pragma once
 
 #include <bit>
@@ -7,7 +7,7 @@
 
 namespace nvium {
 
-// 8-byte BLAKE2b (RFC 7693) of a message of at most one block.
+// Return the 8-byte BLAKE2b hash (RFC 7693) of a message of at most 128 bytes.
 inline uint64_t blake2b_8(const uint64_t (&words)[16], uint64_t length) {
   constexpr uint64_t initial[8] = {0x6a09e667f3bcc908, 0xbb67ae8584caa73b, 0x3c6ef372fe94f82b, 0xa54ff53a5f1d36f1,
                                    0x510e527fade682d1, 0x9b05688c2b3e6c1f, 0x1f83d9abfb41bd6b, 0x5be0cd19137e2179};
@@ -18,11 +18,11 @@ inline uint64_t blake2b_8(const uint64_t (&words)[16], uint64_t length) {
       {12, 5, 1, 15, 14, 13, 4, 10, 0, 7, 6, 3, 9, 2, 8, 11}, {13, 11, 7, 14, 12, 1, 3, 9, 5, 0, 15, 4, 8, 6, 2, 10},
       {6, 15, 14, 9, 11, 3, 0, 8, 12, 2, 13, 7, 1, 4, 10, 5}, {10, 2, 8, 4, 7, 6, 1, 5, 15, 11, 9, 14, 3, 12, 13, 0}};
   uint64_t v[16];
-  const uint64_t first = initial[0] ^ 0x01010000 ^ 8;  // no key, one leaf, a digest of 8 bytes
+  const uint64_t first = initial[0] ^ 0x01010000 ^ 8;  // parameters: no key, fanout 1, depth 1, digest of 8 bytes
   for (int i = 0; i < 8; ++i) v[i] = v[i + 8] = initial[i];
   v[0] = first;
   v[12] ^= length;
-  v[14] = ~v[14];  // the last block
+  v[14] = ~v[14];  // marks the message's last block
   const auto mix = [&](int a, int b, int c, int d, uint64_t x, uint64_t y) {
     v[a] += v[b] + x, v[d] = std::rotr(v[d] ^ v[a], 32);
     v[c] += v[d], v[b] = std::rotr(v[b] ^ v[c], 24);
@@ -38,7 +38,7 @@ inline uint64_t blake2b_8(const uint64_t (&words)[16], uint64_t length) {
   return first ^ v[0] ^ v[8];
 }
 
-// A number in [0, 1) with 53 random bits. `purpose` has five letters.
+// Return a number in [0, 1) with 53 random bits. `purpose` must have five letters.
 inline double uniform(int64_t seed, int64_t choice, int64_t position, int64_t junction, const char* purpose) {
   const int64_t numbers[4] = {seed, choice, position, junction};
   uint64_t words[16] = {};

@@ -12,20 +12,21 @@
 
 namespace nvium {
 
-constexpr int64_t kHeadRows = 32;  // rows multiplied by the head at once
+constexpr int64_t kHeadRows = 32;  // maximum outputs that the head multiplies at once
 
 struct ScoredRow {
   int64_t slot, target;
   bool is_original;  // score with the last exit alone
 };
 
-// log Σ e^x; overwrites x.
+// Return log Σ e^x. Overwrites x.
 template <typename A> double log_sum_exp(A* x, int64_t length) {
   const A peak = largest(x, length);
   return peak + std::log(static_cast<double>(exponentials(x, peak, length)));
 }
 
-// log π_mix of one row's tokens, from the exits' logits [N, V] and log p_k − log Σ e^logit of each exit.
+// The distribution π_mix of one row. `logits` [N, V]: of all exits. `shifts` [N]: log p_k − log Σ e^logit of each exit, so that
+// logit + shift = log p_k π_k.
 template <typename A> class Mixture {
  public:
   Mixture(const A* logits, const double* shifts, int64_t num_exits, int64_t vocab_size)
@@ -39,7 +40,7 @@ template <typename A> class Mixture {
     return peak + std::log(sum);
   }
 
-  // The most probable tokens, best first; ties to the lowest id.
+  // Return the most probable tokens, best first. Among equally probable tokens the lowest id is first.
   std::vector<std::pair<double, int64_t>> top(int64_t count) const {
     using Candidate = std::pair<double, int64_t>;
     const auto before = [](const Candidate& a, const Candidate& b) {
@@ -51,7 +52,7 @@ template <typename A> class Mixture {
     const auto is_beaten = [&](int64_t token, int64_t length) {
       return is_full() && largest_share(token, length) + slack < heap.front().first;
     };
-    each_block(count ? vocab_size_ : 0, [&](int64_t first, int64_t length) {
+    each_chunk(count ? vocab_size_ : 0, [&](int64_t first, int64_t length) {
       if (is_beaten(first, length)) return;
       for (int64_t token = first; token < first + length; ++token) {
         if (is_beaten(token, 1)) continue;
@@ -66,7 +67,7 @@ template <typename A> class Mixture {
   }
 
  private:
-  // The largest log p_k π_k of any exit and any of these tokens. No token's log π_mix exceeds it by more than log N.
+  // Return the largest log p_k π_k of all exits k and `count` tokens. The log π_mix of these tokens is at most log N above it.
   double largest_share(int64_t token, int64_t count) const {
     double most = -INFINITY;
     for (int64_t e = 0; e < num_exits_; ++e)

@@ -10,10 +10,10 @@
 
 namespace nvium {
 
-// `Kind` of nvium_core/engine/params.py.
-enum Kind : int64_t { kExits, kArgmax, kMixture, kRace };
+// `Kind` in nvium_core/engine/params.py.
+enum Kind : int64_t { kExits, kArgmax, kMixture, kOriginal };
 
-// The penalties of one token's logit, and then its bias.
+// Changes of one token's logit. Penalties come first, then the bias.
 struct Change {
   double token, repetition, occurrence, bias;
 };
@@ -25,7 +25,7 @@ struct Seat {
   Kind kind;
   Sampling sampling;
   int64_t num_changes;
-  Change* changes;  // with room for one more change per emitted token
+  Change* changes;  // the array has room for one more change per token that a call may emit
   double presence, frequency, repetition;  // penalties of emitted tokens
   int64_t num_prompt_tokens;
   int64_t mask_bytes;
@@ -46,7 +46,7 @@ struct Seat {
 
   bool changes_logits() const { return num_changes || mask; }
 
-  // The only token that may follow, or kNoToken if several or none may.
+  // Return the only token that the mask allows, or kNoToken if the mask allows several tokens or none.
   int64_t only_token(int64_t vocab_size) const {
     int64_t only = kNoToken;
     for (int64_t byte = 0; mask && byte < std::min(mask_bytes, (vocab_size + 7) / 8); ++byte) {
@@ -58,7 +58,7 @@ struct Seat {
     return only;
   }
 
-  // Apply penalties, biases and the mask.
+  // Apply penalties, biases and the mask to logits.
   void change(double* logits, int64_t vocab_size) const {
     for (int64_t i = 0; i < num_changes; ++i) {
       const auto& [token, repetition, occurrence, bias] = changes[i];
@@ -73,7 +73,7 @@ struct Seat {
     }
   }
 
-  // Append an emitted token and penalise it, as `LogitChanges` in nvium_core/engine/schedule/logit_changes.py does.
+  // Append an emitted token and update its penalties. The reference is nvium_core/engine/schedule/logit_changes.py.
   void append(int64_t token, int64_t num_tokens) {
     tokens[num_tokens] = token;
     if (!presence && !frequency && repetition == 1) return;

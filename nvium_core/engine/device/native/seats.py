@@ -1,4 +1,4 @@
-"""Seats of native calls: the sequences' pages, tokens and sampling parameters, rewritten only when they change."""
+"""Seats for native calls: pages, tokens and sampling parameters of running sequences. Only changes are rewritten."""
 
 import ctypes
 from array import array
@@ -31,7 +31,7 @@ class NativeSeat(ctypes.Structure):
 
 
 class SeatMemory:
-    """The sequence that a seat was last written for, and the arrays that the seat points to."""
+    """The last sequence in a seat, and the arrays to which the seat points."""
 
     def __init__(self, sequence: Sequence, seat: NativeSeat, context: int) -> None:
         self.sequence = sequence
@@ -66,10 +66,10 @@ class Seats:
         if memory is None or memory.sequence is not sequence:
             self.memory[number] = memory = SeatMemory(sequence, seat, self._context + 1)
         pages = sequence.pages
-        if memory.page_list is not pages or memory.num_pages != len(pages):  # an admission makes a new list
+        if memory.page_list is not pages or memory.num_pages != len(pages):  # each admission makes a new list
             memory.page_list, memory.num_pages, memory.pages = pages, len(pages), array("q", pages)
             seat.pages = address(memory.pages)
-        start = min(sequence.filled[-1], sequence.num_verified - 1)  # PyTorch's layers may have emitted later tokens
+        start = min(sequence.filled[-1], sequence.num_verified - 1)  # PyTorch's layers may have emitted tokens
         memory.tokens[start : sequence.num_tokens] = array("q", sequence.token_ids[start:])
         if sequence.changes is not None:
             memory.changes = sequence.changes.entries + self._spare

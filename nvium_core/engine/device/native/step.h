@@ -1,4 +1,4 @@
-// Runs a Step in one call: rows pass blocks, and fronts emit tokens.
+// Runs a Step in one call: computes its rows, emits the fronts' tokens, and scores rows.
 #pragma once
 
 #include "decide.h"
@@ -23,7 +23,7 @@ template <typename T> class StepRun {
   }
 
  private:
-  // Emit at most one token per run, or verify drafts.
+  // Run the blocks once. Each run emits at most one token, or verifies its drafts.
   void pass() {
     std::vector<Run*> open;
     std::vector<F> fronts;
@@ -73,25 +73,25 @@ template <typename T> class StepRun {
     report.seconds += clock.lap();
   }
 
-  // A front that has exited in this pass is not routed again.
+  // Return whether the front must be routed: it must not if it has already exited in this pass.
   static bool is_routed(const F& front) {
     const bool has_exited = front.seat->kind == kExits && !front.pending.empty();
-    if (front.seat->kind == kRace) return front.run->first_verified < front.run->stop;
+    if (front.seat->kind == kOriginal) return front.run->first_verified < front.run->stop;
     return front.run->reaches_front() && !has_exited;
   }
 
   void append_emitted() {
     for (int64_t i = 0; i < call_.num_runs; ++i) {
       Run& run = call_.runs[i];
-      if (run.num_emitted <= num_passes_) continue;  // nothing emitted in this pass
+      if (run.num_emitted <= num_passes_) continue;  // this run has emitted nothing in this pass
       run.log_reached = 0;
       Seat& seat = call_.seats[run.seat];
-      if (seat.kind != kRace || run.first_verified + 1 == run.num_tokens)
+      if (seat.kind != kOriginal || run.first_verified + 1 == run.num_tokens)
         seat.append(run.emissions[run.num_emitted - 1].token, run.num_tokens);
     }
   }
 
-  // Advance the runs to their next tokens. If a run cannot emit another token in this call, change none and return false.
+  // Advance all runs to their next tokens. If a run cannot emit another token in this call, change no run and return false.
   bool advance_all() {
     for (int64_t i = 0; i < call_.num_runs; ++i) {
       const Run& run = call_.runs[i];

@@ -1,6 +1,6 @@
-// A thread pool for parallel loops. Each free thread, including the caller, takes the next part of the loop, so a descheduled
-// thread delays only one part. Idle threads poll briefly, then sleep. If other programs occupy the cores, waiting for
-// descheduled threads costs more than they contribute, so the caller runs alone for a while.
+// A thread pool for parallel loops. A loop is split into parts, and each free thread (the caller too) takes the next part. So
+// a descheduled thread delays only one part. Idle threads poll briefly, then sleep. If other programs occupy the cores, the
+// caller loses time by waiting for descheduled threads. The caller then runs all loops alone for a while.
 #pragma once
 
 #include <algorithm>
@@ -17,10 +17,10 @@
 namespace nvium {
 
 constexpr int64_t kPartsPerThread = 4;
-constexpr std::chrono::microseconds kPollTime{20};    // time before a polling thread gives up its core
-constexpr std::chrono::milliseconds kAloneTime{200};  // time before a lone caller uses the pool again
-constexpr std::chrono::milliseconds kMaxStalls{10};   // total time of stalls after which a caller runs alone
-constexpr int kStallShare = 4;                        // stalls of up to a quarter of the time are accepted
+constexpr std::chrono::microseconds kPollTime{20};    // a thread polls for this time before it gives up its core
+constexpr std::chrono::milliseconds kAloneTime{200};  // a caller that runs alone uses the pool again after this time
+constexpr std::chrono::milliseconds kMaxStalls{10};   // a caller runs alone after stalls of this total time
+constexpr int kStallShare = 4;                        // stalls may take 1/4 of the time without adding up
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -28,7 +28,7 @@ inline void pause() {
 #endif
 }
 
-// Poll for kPollTime. True as soon as the condition holds.
+// Poll a condition for up to kPollTime. Return true as soon as it holds, else false.
 template <typename Condition> bool poll(Condition&& condition) {
   const auto until = std::chrono::steady_clock::now() + kPollTime;
   do
@@ -49,7 +49,7 @@ class ThreadPool {
   }
 
   // Call f(begin, end) once for each part of [0, count), on at most num_threads threads. If another caller is using the pool,
-  // the whole range runs on this thread.
+  // call f for the whole range on this thread.
   template <typename F> void run(int num_threads, int64_t count, F&& f) {
     std::unique_lock lock(busy_, std::defer_lock);
     if (num_threads <= 1 || count <= 1 || !lock.try_lock() || is_alone()) return f(int64_t{0}, count);
@@ -78,7 +78,7 @@ class ThreadPool {
     return false;
   }
 
-  // Wait, and add the wait to `stalls_`. Time without stalls reduces `stalls_`.
+  // Wait for a condition, and add the time to `stalls_`. Time without stalls reduces `stalls_`.
   template <typename Condition> void wait_longer(Condition&& condition) {
     const auto start = Clock::now();
     do
@@ -98,7 +98,7 @@ class ThreadPool {
     }
   }
 
-  // A job does not end before all its parts are done, so its fields stay valid while this thread runs a part.
+  // Run parts of this job until none is left. The job's fields stay valid, because `run` waits until all parts are done.
   void take_parts(uint32_t job) {
     uint64_t left = left_.load(std::memory_order_acquire);
     while (left >> 32 == job && (left & 0xFFFFFFFF)) {
@@ -120,7 +120,7 @@ class ThreadPool {
   std::atomic<int> helpers_{0};
   std::atomic<int64_t> done_{0};
   std::atomic<uint32_t> job_{0};
-  std::atomic<uint64_t> left_{0};  // the job's number, and its parts that no thread has taken yet
+  std::atomic<uint64_t> left_{0};  // upper half: the job's number; lower half: the number of parts that no thread has taken
 };
 
 }  // namespace nvium

@@ -1,7 +1,7 @@
 // Multiplies many rows with AMX tiles, which multiply bfloat16 and accumulate in float32.
 //
-// A float32 is exactly the sum of three bfloat16; bfloat16 weights and 8-bit numbers need only one. So the products are as
-// precise as in float32, and two to three times as fast. The order of sums differs from matrix.h.
+// Every float32 is exactly the sum of three bfloat16 numbers. A bfloat16 weight or an 8-bit number needs only one. So the
+// results are as precise as in float32. Tiles are two to three times as fast as matrix.h, and add in a different order.
 #pragma once
 
 #include <vector>
@@ -17,12 +17,13 @@ namespace nvium {
 
 constexpr int64_t kTile = 16, kTileDepth = 32, kTileParts = 3;
 
-// Rows x [R, length] split into three parts [R / 16, length / 32, part, 16, 32], and the sum of each group of 32 elements.
+// Rows x [R, length], where each number is split into three parts. `parts`: [R / 16, length / 32, part, 16, 32]. `totals`
+// [R, length / 32]: the sum of each group of 32 elements.
 struct TiledRows {
   std::vector<uint16_t> parts;
   std::vector<float> totals;
 
-  // Resize for this many rows. The results of the padding rows are never read.
+  // Resize for `num_rows` rows, padded to whole tiles. The results of padding rows are never read.
   TiledRows& resized(int64_t num_rows, int64_t length) {
     const int64_t padded = (num_rows + 2 * kTile - 1) / (2 * kTile) * 2 * kTile;
     parts.resize(padded * length * kTileParts), totals.resize(padded * length / kTileDepth);
@@ -35,7 +36,7 @@ struct TiledRows {
 template <typename A> constexpr bool kMayTile = std::is_same_v<A, float>;
 constexpr int64_t kTileNumbers = kTile * kTileDepth;
 
-// True if the processor has AMX tiles and the kernel grants them to this process.
+// Return true if the processor has AMX tiles and the operating system grants them to this process.
 inline bool has_tiles() {
   static const bool granted = __builtin_cpu_supports("amx-bf16") && !syscall(SYS_arch_prctl, 0x1023, 18);
   return granted;
@@ -57,7 +58,7 @@ class TilesInUse {
   __attribute__((target("amx-tile"))) ~TilesInUse() { _tile_release(); }
 };
 
-// Move the first 8 bits of `left` into a bfloat16, in the upper half of each lane.
+// Return the leading 8 significant bits of `left` as a bfloat16 in the upper half of each lane, and subtract it from `left`.
 inline ints next_part(floats& left) {
   const ints part = bits_as<ints>(left) & static_cast<int32_t>(0xFFFF0000);
   left -= bits_as<floats>(part);
@@ -81,7 +82,7 @@ inline void split_rows(const float* x, int64_t length, int64_t begin, int64_t en
     }
 }
 
-// Only float32 weights need more than one bfloat16.
+// Number of bfloat16 parts of a weight: three for float32, else one.
 template <typename F> constexpr int64_t kPartsOf = std::is_same_v<F, Plain<float>> ? kTileParts : 1;
 
 // Unpack two vectors of a panel into tiles [group, part, vector, 16 pairs, 16 lanes].
@@ -105,7 +106,7 @@ void unpack_tiles(const char* panel, int64_t vectors, int64_t first, int64_t gro
   }
 }
 
-// Tiles 0 to 3 accumulate two row tiles (6 and 7) times two weight tiles (4 and 5).
+// Multiply two tiles of rows (tile registers 6 and 7) by two tiles of weights (4 and 5). Registers 0 to 3 hold the sums.
 template <int64_t Parts> inline void add_tiles(const uint16_t* rows, const uint16_t* next_rows, const ints* weights) {
 #pragma GCC unroll 3
   for (int64_t q = 0; q < Parts; ++q) {
@@ -130,7 +131,7 @@ inline void store_sums(floats* to) {
   _tile_stored(2, to + 32, 64); _tile_stored(3, to + 48, 64);
 }
 
-// Call use(row, vector of the panel, products).
+// Multiply rows by all vectors of a panel. Call use(row, vector, products) for each pair; `vector` counts within the panel.
 template <typename F, typename Use>
 void multiply_tiled(const TiledRows& x, int64_t num_rows, int64_t length, const char* panel, int64_t vectors, Use&& use) {
   constexpr int64_t parts = kPartsOf<F>, scale_bytes = 2 * F::kLanes;

@@ -7,16 +7,16 @@
 
 namespace nvium {
 
-constexpr double kFirstShare = 0x1p-6;   // initial threshold of top-p, as a share of the peak's weight
+constexpr double kFirstShare = 0x1p-6;   // initial threshold of top-p, relative to the largest weight
 constexpr double kNextShare = 0x1p-4;    // factor by which the threshold decreases
-constexpr double kLeastShare = 0x1p-40;  // below this threshold, top-p takes all tokens
+constexpr double kLeastShare = 0x1p-40;  // below this threshold, all tokens are candidates
 constexpr double kSumError = 1e-9;       // larger than the rounding error of a sum
-constexpr size_t kMaxSorted = 32;        // maximum candidates to sort
+constexpr size_t kMaxSorted = 32;        // a range with more candidates is halved before it is sorted
 
 struct Candidate {
   double weight;
   int64_t token;
-  // Heavier first; ties to the lower id.
+  // Order by descending weight. Among equal weights the lower id is first.
   bool operator<(const Candidate& other) const {
     return weight > other.weight || (weight == other.weight && token < other.token);
   }
@@ -30,7 +30,7 @@ inline double mass_of(const Candidates& found, size_t begin, size_t end) {
   return mass;
 }
 
-// Find the k heaviest tokens in one pass. Earlier tokens win ties.
+// Find the k heaviest tokens in one pass. Among equal weights, lower ids win.
 inline void find_heaviest(const std::vector<double>& weights, size_t k, Candidates& found) {
   const auto cut = [&] {
     std::nth_element(found.begin(), found.begin() + k - 1, found.end());
@@ -46,8 +46,8 @@ inline void find_heaviest(const std::vector<double>& weights, size_t k, Candidat
   if (found.size() > k) cut();
 }
 
-// Find the tokens above a threshold. Lower the threshold until their mass is more than top-p of the total. The peak's weight
-// is 1.
+// Find candidates for top-p: the tokens with a weight above a threshold. Lower the threshold until the candidates have more
+// than top-p of `total`. The largest weight must be 1.
 inline void find_mass(const std::vector<double>& weights, double total, double top_p, Candidates& found) {
   const double wanted = top_p + kSumError;
   for (double share = kFirstShare;; share *= kNextShare) {
@@ -59,8 +59,8 @@ inline void find_mass(const std::vector<double>& weights, double total, double t
   }
 }
 
-// Move the heaviest candidates to the front, as few as have this mass, and return their number, at least 1. Each iteration
-// halves the range that contains the last of these candidates.
+// Return how many of the heaviest candidates are needed to have `mass` in total, at least 1, and move these to the front.
+// Each iteration halves the range that contains the last needed candidate.
 inline size_t fewest_with(Candidates& found, double mass) {
   size_t begin = 0, end = found.size();
   double before = 0;
@@ -78,8 +78,8 @@ inline size_t fewest_with(Candidates& found, double mass) {
   return begin;
 }
 
-// Keep the k heaviest weights (0: all), and of these the fewest that have top-p of their mass, at least one. Zero the others.
-// `total` is the sum of all weights.
+// Zero all weights except the `top_k` heaviest (0: all), then all except the heaviest that have `top_p` of the remaining mass.
+// At least one weight remains. `total` is the sum of all weights.
 inline void truncate(std::vector<double>& weights, double total, size_t top_k, double top_p) {
   static thread_local Candidates kept;
   if (top_k)

@@ -13,9 +13,9 @@ from nvium_core.engine.schedule.randomness import ROUTE, TOKEN, uniform
 def write_uniforms(
     key_R2: NDArray[np.int64], position_R: NDArray[np.int64], out_XR: NDArray[np.float64], num_rows: int
 ) -> None:
-    """Write the first rows of `out_XR`, [2N, R]: uniforms to draw a token after each block, then to route there.
+    """Write to `out_XR` [2N, R]: uniforms for drawing a token after each block, then for routing after each block.
 
-    `key_R2`: seed and choice. Runs in C++, or in Python if there is no compiler.
+    Writes the first `num_rows` columns. `key_R2`: seed and choice. Runs in C++, or in Python if there is no compiler.
     """
     num_blocks, library = len(out_XR) // 2, native_library()
     if library is not None:

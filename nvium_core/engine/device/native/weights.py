@@ -28,8 +28,8 @@ class Pointers:
         self.array = (ctypes.c_void_p * len(words))(*words)
 
 
-class Blocks:
-    """Large blocks of memory, for which NumPy requests huge pages: reading weights then misses the TLB less often."""
+class Arena:
+    """Memory for packed weights, in large pieces. NumPy requests huge pages for these, which avoids TLB misses."""
 
     BYTES, ALIGNMENT = 32 << 20, 64
 
@@ -42,8 +42,8 @@ class Blocks:
         size = -(-len(data) // self.ALIGNMENT) * self.ALIGNMENT
         if len(self._free) < size:
             self._free = torch.from_numpy(np.empty(max(size, self.BYTES), np.uint8))
-        block, self._free = self._free.split([size, len(self._free) - size])
-        return packed._replace(data=block[: len(data)].copy_(data).view(packed.data.dtype))
+        own, self._free = self._free.split([size, len(self._free) - size])
+        return packed._replace(data=own[: len(data)].copy_(data).view(packed.data.dtype))
 
 
 def _words(weight: Weight) -> list[int | None]:
@@ -60,7 +60,7 @@ def is_plain(model: Nvium) -> bool:
         return False
     if {id(weight) for weight in model.parameters()} != {id(weight) for weight in _read(model)}:
         return False
-    # Biases of router heads are always in float32 or better.
+    # Skip the biases of router heads, which are always in float32 or better.
     precisions = {weight.dtype for name, weight in model.named_parameters() if not name.endswith("router.head.bias")}
     return len(precisions) == 1 and precisions <= KINDS.keys()
 
@@ -74,7 +74,7 @@ def _read(model: Nvium) -> Iterator[Tensor]:
 
 
 def narrowed(weight: Tensor) -> Tensor:
-    """Convert a weight to bfloat16 if the conversion is exact. A float64 weight is never converted."""
+    """Return the weight in bfloat16 if that is exact, else unchanged. A float64 weight is never converted."""
     narrow = weight.bfloat16()
     return narrow if weight.dtype != torch.float64 and torch.equal(narrow.to(weight.dtype), weight) else weight
 
@@ -110,16 +110,16 @@ def is_identity(adapter: nn.Module) -> bool:
 
 
 def pack_weights(model: Nvium, vector_bytes: int) -> tuple[Pointers, Pointers]:
-    """Pack the weights of all layers, and of all exits with their common head, for a build with this vector width.
+    """Pack the weights of all layers and all exits for a build with this vector width. The exits share one head.
 
-    Vectors are in float32 or better. Matrices stay quantized, or have the narrowest precision that is exact.
+    Biases and norms are float32 or better. A matrix stays quantized, or gets the narrowest precision that is exact.
     """
     precise = torch.promote_types(model.lm_head.weight.dtype, torch.float32)
     layout = Layout.of(vector_bytes, precise)
     linears = (layer for layer in model.modules() if isinstance(layer, nn.Linear) and precise == torch.float32)
     groups = {id(layer.weight): found for layer in linears if (found := groups_of(layer))}
 
-    blocks = Blocks()
+    arena = Arena()
 
     def packed(weight: Weight) -> Weight:
         if not isinstance(weight, Tensor):
@@ -127,8 +127,8 @@ def pack_weights(model: Nvium, vector_bytes: int) -> tuple[Pointers, Pointers]:
         if weight.dim() == 1:
             return weight.detach().to(precise).contiguous()
         if id(weight) in groups:
-            return blocks.copy(pack_groups(groups[id(weight)], layout))
-        return blocks.copy(pack(narrowed(weight.detach()), layout))
+            return arena.copy(pack_groups(groups[id(weight)], layout))
+        return arena.copy(pack(narrowed(weight.detach()), layout))
 
     layers = [packed(part) for layer in model.model.layers for part in layer_parts(cast(Layer, layer))]
     head, exits = packed(model.lm_head.weight), list[Weight]()

@@ -249,7 +249,7 @@ def test_drafts_are_accepted_up_to_the_first_wrong_one(instructions, num_right, 
     plain, cache = cache_of(MODEL), cache_of(MODEL)
     ways = LayersBackend(MODEL, plain), NativeBackend(MODEL, cache, max_sequences=1, instructions=instructions)
     (sequence,) = seated([([1, 2, 3], params)], plain)
-    assert sequence.draw.kind is Kind.RACE
+    assert sequence.draw.kind is Kind.ORIGINAL
     sequence.append_drafts(drafts)
     step = Step(range(3), [Run(sequence, sequence.num_tokens)])
     expected, found = (backend.run(step, ALL_ROWS).outcomes for backend in ways)

@@ -38,7 +38,7 @@ def library(instructions: Instructions) -> ctypes.CDLL:
 
 
 def draw_tokens(library: ctypes.CDLL, logits_RV: torch.Tensor, draws: list[Draw], uniform_R: list[float]) -> list[int]:
-    asked = [(*draw[1:5], u, draw.kind is Kind.RACE) for draw, u in zip(draws, uniform_R, strict=True)]
+    asked = [(*draw[1:5], u, draw.kind is Kind.ORIGINAL) for draw, u in zip(draws, uniform_R, strict=True)]
     asked_R6, token_R = torch.tensor(asked, dtype=torch.float64), torch.zeros(len(asked), dtype=torch.int64)
     library.draw(logits_RV.contiguous().data_ptr(), *logits_RV.shape, asked_R6.data_ptr(), token_R.data_ptr())
     return token_R.tolist()
