@@ -8,19 +8,19 @@ from typing import Protocol
 from nvium_core.engine.failures import ConstraintLimit, EngineError
 
 PATIENCE_SECONDS, MAX_PATIENCE_SECONDS = 0.0003, 0.005
-"""A Step waits for a slow constraint until its budget is used up: seconds earned per token, and maximum budget."""
+"""Steps wait for a slow constraint within its time budget: seconds added to the budget per token, and its maximum."""
 
 logger = logging.getLogger(__name__)
 
 
 class TooCostly(Exception):
-    """A constraint raises this when it cannot continue within its cost limits."""
+    """Raised by a constraint that cannot continue within its cost limits."""
 
 
 class Constraint(Protocol):
-    """Decides which token may come next. A request's constraint is a prototype that is forked for each choice.
+    """Decides which tokens may come next. A request's constraint is a prototype: each choice gets a fork.
 
-    Used by one thread at a time. An exception ends only the constrained sequence.
+    Used by one thread at a time. If a method raises, only the constrained sequence ends.
     """
 
     @property
@@ -46,20 +46,20 @@ class Constraint(Protocol):
 
 
 class ConstraintState:
-    """The constraint of one sequence. Never raises: after a failure it allows no token."""
+    """The constraint of one sequence. Its methods never raise: after a failure no token is allowed."""
 
     def __init__(self, prototype: Constraint) -> None:
         self.is_over = False
         self.error: EngineError | None = None
         self.patience = MAX_PATIENCE_SECONDS
-        """Seconds that the next Steps may wait for the mask."""
+        """Remaining time budget: seconds that Steps may wait for the next mask."""
         self._allowed: bytes | None = None
         with self._contained():
             self._constraint = prototype.fork()
 
     @property
     def allowed(self) -> bytes:
-        """`Constraint.allowed` for the next token, computed on first use."""
+        """Bit mask of the allowed tokens (see `Constraint.allowed`), computed on first use."""
         if self._allowed is None:
             with self._contained():
                 self._allowed = self._constraint.allowed()
@@ -80,7 +80,7 @@ class ConstraintState:
         return True
 
     def allows_any(self, vocab_size: int) -> bool:
-        """Whether the next token may be any of the vocabulary."""
+        """Whether at least one token of the vocabulary is allowed."""
         return int.from_bytes(self.allowed, "little") & ((1 << vocab_size) - 1) != 0
 
     @contextmanager

@@ -1,11 +1,11 @@
-"""Causal attention over the paged cache. Every row's key and value are written first.
+"""Causal attention over the paged cache. The rows' own keys and values are first written to the cache.
 
-`gathered` copies the pages into a padded tensor. It works on any device, and is the reference for the others.
-`in_place` uses the flash kernel, which reads the pages directly: half precision on CUDA, multiples of 256 per page.
-`ragged` and `ragged_in_place` do the same for runs of several rows.
+`gathered` copies the pages into a padded tensor. It works on any device, and is the reference.
+`in_place` uses the flash kernel, which reads the pages directly. The kernel needs CUDA, half precision and a page size
+that is a multiple of 256. Both take one row per sequence. `ragged` and `ragged_in_place` take runs of several rows.
 
-Shapes: R rows of a Step, B runs (rows of one sequence that attend together), Q rows of the longest run, W pages of a
-table, S = W · page size keys, H query heads, G key heads, P head size.
+Shapes: R rows of a Step, B runs, Q rows of the longest run, W pages of a table, S = W · page size keys, H query heads,
+G key heads, P head size.
 """
 
 import logging
@@ -30,7 +30,7 @@ from nvium_core.model.llama import Attend
 
 logger = logging.getLogger(__name__)
 
-MAX_GATHERED_KEYS = 65_536  # per call, which bounds memory
+MAX_GATHERED_KEYS = 65_536  # maximum keys per call, which bounds memory
 
 RunAttention = Callable[[PagedCache, Items[Rows], Tensor], Attend]
 """(cache, runs, cache slots [R]) → attention for runs of several rows."""
@@ -50,14 +50,14 @@ def gathered(cache: PagedCache, table_RW: Tensor, position_R: Tensor, slot_R: Te
 
 
 class GatheredKeys(NamedTuple):
-    """slot_BS: cache slots of each run's keys. mask_B1QS: True where a query attends to a key."""
+    """Keys to gather. slot_BS: cache slots of each run's keys. mask_B1QS: True where a query attends to a key."""
 
     slot_BS: Tensor
     mask_B1QS: Tensor
 
     @classmethod
     def of(cls, cache: PagedCache, table_BW: Tensor, position_BQ: Tensor) -> "GatheredKeys":
-        """Keys after a run's last row use the null slot, because a mask does not stop NaNs of other sequences."""
+        """Read the null slot for keys after a run's last row: the mask would not stop a NaN of another sequence."""
         within_page = torch.arange(cache.page_size, device=table_BW.device)
         slot_BS = (table_BW[:, :, None] * cache.page_size + within_page).flatten(1)
         key_S = torch.arange(slot_BS.shape[1], device=table_BW.device)
@@ -66,7 +66,7 @@ class GatheredKeys(NamedTuple):
 
 
 def ragged(cache: PagedCache, runs: Items[Rows], slot_R: Tensor) -> Attend:
-    """`gathered` for runs of any length, in batches of similar runs."""
+    """Attend with runs of any length, like `gathered`. Runs of similar length form a batch."""
     batches = [batch(cache, runs, numbers, slot_R.device) for numbers in group_similar(runs, cache.page_size)]
 
     def attend(q_RHP: Tensor, k_RGP: Tensor, v_RGP: Tensor, layer: int) -> Tensor:
@@ -83,8 +83,8 @@ def ragged(cache: PagedCache, runs: Items[Rows], slot_R: Tensor) -> Attend:
 class Batch(NamedTuple):
     """Runs that attend in one call. Shorter runs are padded with their last row.
 
-    row_BQ: rows of the Step, with padding. places: flat indices into [B · Q] of the rows without padding.
-    rows: rows of the Step at these indices.
+    row_BQ: indices of the runs' rows in the Step, with padding. places: flat indices into row_BQ, without padding.
+    rows: the elements of row_BQ at `places`.
     """
 
     row_BQ: Tensor
@@ -94,7 +94,7 @@ class Batch(NamedTuple):
 
 
 def group_similar(runs: Items[Rows], page_size: int) -> Iterable[list[int]]:
-    """Group runs into batches: long runs alone, short runs of similar length, padded to at most twice their pages."""
+    """Group runs into batches. A long run is alone. Short runs form a batch if padding at most doubles their pages."""
     batches: dict[tuple[int, int], list[int]] = defaultdict(list)
     for number, run in enumerate(runs):
         is_long = len(run.rows) > MAX_SHORT_RUN_ROWS
@@ -135,7 +135,7 @@ def in_place(cache: PagedCache, table_RW: Tensor, position_R: Tensor, slot_R: Te
 
 
 def ragged_in_place(cache: PagedCache, runs: Items[Rows], slot_R: Tensor) -> Attend:
-    """`in_place` for runs of any length."""
+    """Attend with runs of any length, like `in_place`."""
     lengths = [len(run.rows) for run in runs]
     first_query, num_keys = np.cumsum([0, *lengths]), np.array([run.rows.stop for run in runs])
     table_BW, num_keys_B, first_query_B = upload_all(slot_R.device, cache.tables(runs), num_keys, first_query)
@@ -153,10 +153,10 @@ def flash(
 ) -> Attend:
     """Attend with the flash kernel.
 
-    A long context is split among multiprocessors only for grouped queries or a single row. In other cases the split
-    kernel writes every row over the first (pytorch#194167).
+    The kernel may split a long context among multiprocessors only if queries are grouped or there is a single row. In
+    all other cases splitting is disabled, because the split kernel writes every row over the first (pytorch#194167).
     """
-    from torch.nn.attention.varlen import varlen_attn  # imports PyTorch's compiler, which takes a second
+    from torch.nn.attention.varlen import varlen_attn  # also imports PyTorch's compiler, which takes a second
 
     tables, used_B = table_BW.int(), num_keys_B.int()
     first_key = torch.cat([first_query[:1], used_B.cumsum(0, dtype=torch.int32)])
@@ -223,7 +223,10 @@ CHECK_TOLERANCE = 0.02
 
 @torch.inference_mode()
 def kernel_agrees(cache: PagedCache, num_heads: int, kernel: RowAttention) -> bool:
-    """Compare a kernel with `gathered` on rows with many, fewer and one key. Needs an empty cache and empties it."""
+    """Whether a kernel agrees with `gathered` on rows with many, fewer and one key. The cache must be empty.
+
+    Afterwards the cache is empty again.
+    """
     device, page_size = cache.keys.device, cache.page_size
     width = min(max(cache.null_page, 2), MAX_CHECKED_PAGES)
     longest = torch.arange(width, device=device).flip(0).clamp(max=cache.null_page - 1)
@@ -232,7 +235,7 @@ def kernel_agrees(cache: PagedCache, num_heads: int, kernel: RowAttention) -> bo
     position_R = torch.tensor([width * page_size - 1, (width - 1) * page_size + page_size // 2, 0], device=device)
     page_R1 = table_RW.gather(1, (position_R // page_size)[:, None])
     slot_R = page_R1[:, 0] * page_size + position_R % page_size
-    for count in (3, 1):  # a single row is split among processors
+    for count in (3, 1):  # for a single row, the kernel splits the keys among multiprocessors
         rows = (table_RW[:count], position_R[:count], slot_R[:count])
         if not agree(cache, num_heads, slot_R[:count], [partial(each, cache, *rows) for each in (kernel, gathered)]):
             return False
@@ -241,7 +244,7 @@ def kernel_agrees(cache: PagedCache, num_heads: int, kernel: RowAttention) -> bo
 
 @torch.inference_mode()
 def ragged_agrees(cache: PagedCache, num_heads: int) -> bool:
-    """Compare `ragged_in_place` with `ragged` on a long, a medium and a single-row run, as `kernel_agrees` does."""
+    """Whether `ragged_in_place` agrees with `ragged` on a long, a medium and a single-row run. See `kernel_agrees`."""
     pages = list(reversed(range(min(cache.null_page, MAX_CHECKED_PAGES))))
     half, last = cache.page_size // 2, len(pages) * cache.page_size - 1
     runs = []
@@ -254,9 +257,9 @@ def ragged_agrees(cache: PagedCache, num_heads: int) -> bool:
 
 
 def agree(cache: PagedCache, num_heads: int, slot_R: Tensor, kernels: Iterable[Callable[[], Attend]]) -> bool:
-    """Whether the kernels agree on random keys and peaked queries.
+    """Whether the kernels agree on random keys and queries.
 
-    The first head gives about half of its weight to its own key; the other heads attend to a few keys.
+    In the first head, about half of the attention goes to the row's own key. In other heads, most goes to a few keys.
     """
     generator = torch.Generator().manual_seed(0)
     num_keys = min(cache.null_page, MAX_CHECKED_PAGES) * cache.page_size

@@ -1,7 +1,7 @@
 """Decides after each block whether a front row emits a token or continues. The reference for native/decide.h.
 
-CUDA graphs can capture the decisions, because the host reads no value and all inputs are known before the call. The
-uniforms depend on positions, and the logit changes on earlier tokens. The cache has the states of earlier exits.
+CUDA graphs can capture the decisions, because the host reads no value, and all inputs are known before the call:
+uniforms depend on positions, logit changes depend on earlier tokens, and the cache has the states of earlier exits.
 
 Shapes: F fronts with padding, D width, V vocabulary, C changed logits, M mask words.
 """
@@ -23,14 +23,14 @@ GOES_ON = NO_TOKEN - 1  # token value of a front row that continues to the next 
 
 NUM_ANSWERS = 4
 EXIT_TAKEN, EMITTED, LOG_P, LOG_CONTINUE = range(NUM_ANSWERS)
-"""Rows of the float64 result: the exit or -1; the token, `NO_TOKEN` or `GOES_ON`; log p of the exit; log Π (1 − w_j).
-The probabilities cover only the blocks of this call."""
+"""Rows of the float64 result: the exit taken, or -1; the token, `NO_TOKEN` or `GOES_ON`; log p_k of the exit taken;
+log Π (1 − w_j). The last two include only the exits of this call's blocks."""
 
 Change = Callable[[Tensor], Tensor]
 
 
 def decide(model: Nvium, states_NSD: Tensor, blocks: range, inputs: Layout, variant: Variant) -> Tensor:
-    """Decide for front rows that have just passed these blocks, [4, F]. `Kind.ORIGINAL` decides at the last exit only."""
+    """Decide for front rows that have just passed these blocks. Return [4, F], the rows `EXIT_TAKEN` to `LOG_CONTINUE`."""
     kind_F, first_F, real_XF = inputs.whole_XR[Field.KIND], inputs.whole_XR[Field.FIRST], inputs.real_XR
     num_blocks = model.config.num_exits
     is_exits_F, is_argmax_F, is_mixture_F, is_original_F = (kind_F == kind for kind in Kind)
@@ -88,13 +88,13 @@ def decide(model: Nvium, states_NSD: Tensor, blocks: range, inputs: Layout, vari
 
 
 def probabilities(model: Nvium, o_FD: Tensor, change: Change, is_argmax_F: Tensor) -> Tensor:
-    """Return π of an exit, or g(π) for `Kind.ARGMAX`, in float64."""
+    """Return an exit's distribution π, or g(π) for `Kind.ARGMAX`, in float64."""
     logits_FV = model.lm_head(o_FD).double()
     return torch.where(is_argmax_F[:, None], change(logits_FV.clone()), logits_FV).softmax(-1)
 
 
 def change_of(inputs: Layout, variant: Variant, vocab_size: int) -> Change:
-    """Return g, which applies `LogitChanges` and the constraints' masks to logits in place."""
+    """Return the function g. It applies `LogitChanges` and the constraints' masks to logits in place."""
     front_C, token_C, *_ = inputs.entries_5C
     _, _, repetition_C, occurrence_C, bias_C = inputs.values_5C
 

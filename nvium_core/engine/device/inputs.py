@@ -20,7 +20,7 @@ from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Rows
 from nvium_core.model.config import NviumConfig
 
-MAX_FRONTS = 256  # per call, which bounds the memory of their distributions
+MAX_FRONTS = 256  # maximum front rows per call, which bounds memory
 
 
 class Front(NamedTuple):
@@ -33,7 +33,7 @@ class Front(NamedTuple):
 
 
 class Field(IntEnum):
-    """Inputs of a row, in float64 from TEMPERATURE on.
+    """Inputs of a row: int64, and from TEMPERATURE on float64.
 
     SOURCE: row of the previous pass that emitted this row's token, or -1. FIRST: first block after which a front row
     may emit. UNIFORM: 2N numbers, for the token at each exit, then for routing at each exit.
@@ -43,7 +43,7 @@ class Field(IntEnum):
 
 
 class Variant(NamedTuple):
-    """Sizes of the inputs and the required computations, which determine a CUDA graph."""
+    """Sizes of the inputs, and which computations are needed. Each variant has its own CUDA graph."""
 
     num_rows: int
     num_pages: int = 0
@@ -55,7 +55,7 @@ class Variant(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Views of a buffer. `whole` and `real` are the same words as int64 and float64, as are `entries` and `values`."""
+    """Views of a buffer. `whole` and `real` view the same words as int64 and as float64; so do `entries` and `values`."""
 
     whole_XR: Any
     real_XR: Any
@@ -81,7 +81,7 @@ class Inputs:
         self._padding_X1.view(np.float64)[[Field.TEMPERATURE, Field.LOG_MIN_P, Field.TOP_P], 0] = 1.0, -np.inf, 1.0
 
     def variant(self, fronts: Items[Front], *, is_last: bool) -> Variant:
-        """Return the variant of these front rows, without padding. `is_last`: the blocks include the last exit."""
+        """Return the variant for these front rows, without padding. `is_last`: the call includes the last exit."""
         draws = [self._draw(front.sequence) for front in fronts]
         kinds = {draw.kind for draw in draws}
         return Variant(
@@ -108,7 +108,10 @@ class Inputs:
     def write(
         self, buffer: Tensor, variant: Variant, rows: Items[Rows], fronts: Items[Front], *, is_ahead: bool = False
     ) -> Tensor:
-        """Write the inputs and return their words. With `is_ahead`, row r reads the token that row r just emitted."""
+        """Write the inputs into the buffer and return the used part of the buffer.
+
+        With `is_ahead`, row r reads the token that row r of the previous pass has emitted.
+        """
         here = self.layout(buffer, variant)
         host = Layout._make([*(view.numpy() for view in here[:-1]), here.words])
         host.whole_XR[:] = self._padding_X1
@@ -129,7 +132,7 @@ class Inputs:
         return [(self._num_fields, rows), (rows, variant.num_pages), (5, variant.num_changes), (rows, mask_words)]
 
     def _draw(self, sequence: Sequence) -> Draw:
-        """Return how to sample. With a single exit, the argmax needs no certificate."""
+        """Return how to sample. If the model has a single exit, the argmax needs no certificate."""
         draw = sequence.draw
         is_certain = draw.kind is Kind.ARGMAX and self._num_blocks == 1
         return draw._replace(kind=Kind.ORIGINAL, temperature=0.0) if is_certain else draw
@@ -164,7 +167,7 @@ class Inputs:
         uniform_XF[self._num_blocks - 1, kind_F == Kind.ORIGINAL] = uniform_XF[0, kind_F == Kind.ORIGINAL]
 
     def _write_changes(self, host: Layout, fronts: Items[Front]) -> None:
-        """Write the changed logits. Padding repeats the first entry, which is written twice with the same value."""
+        """Write the changed logits. Padding repeats the first entry: writing the same value again is harmless."""
         tables = [np.array(front.sequence.changes.entries if front.sequence.changes else ()) for front in fronts]
         entries_C4 = np.concatenate(tables).reshape(-1, NUM_FIELDS)
         count = len(entries_C4)
@@ -175,7 +178,7 @@ class Inputs:
 
 
 def packed_masks(sequences: Items[Sequence], num_bytes: int) -> NDArray[np.int64]:
-    """Pack the constraints' masks, 64 tokens per word, [F, words]. Missing bits are zeros; no constraint means ones."""
+    """Pack the constraints' masks, 64 tokens per word, [F, words]. Without a constraint, every token is allowed."""
     full = b"\xff" * num_bytes
     masks = [full if each.constraint is None else each.constraint.allowed[:num_bytes] for each in sequences]
     packed = b"".join(mask.ljust(num_bytes, b"\0") for mask in masks)

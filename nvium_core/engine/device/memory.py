@@ -1,8 +1,8 @@
 """Sizes in bytes of the key/value cache, of its pages, and of the buffers for sequences.
 
 A configured size is text: a number with a decimal unit ("512MB", "1.5GB") or a binary unit ("2GiB"), or a share of the
-device's memory ("10%"). The memory of a GPU is what the weights leave free. The memory of a CPU is what this process
-may use, which in a container is less than the machine has.
+device's memory ("10%"). On a GPU, this is a share of the memory that the weights leave free. On a CPU, it is a share of
+the memory that this process may use, which in a container is less than the machine's memory.
 """
 
 import os
@@ -22,7 +22,7 @@ from nvium_core.model.config import NviumConfig
 SIZE = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*(%|[KMGT]i?B)\s*", re.IGNORECASE)
 
 DRAW_COPIES = 8
-"""Upper bound on the float64 copies of the distributions during sampling: six on a CPU, two more for a GPU's sort."""
+"""Maximum float64 copies of the distributions that sampling holds in memory: six on a CPU, eight on a GPU, which sorts."""
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
@@ -47,7 +47,10 @@ class CacheSize:
 
 
 def cache_size(config: EngineConfig, model: NviumConfig, context: int, like: torch.Tensor) -> CacheSize:
-    """Size the cache. `like`: a tensor of the model. Raise `InvalidRequest` if the size is zero or does not fit."""
+    """Return the cache's size. `like`: any tensor with the model's device and precision.
+
+    Raise `InvalidRequest` if the size is zero or exceeds the memory.
+    """
     page_size = best_page_size(like) if config.page_size is None else config.page_size
     bytes_each = page_bytes(model, page_size, like.dtype)
     budget = DEFAULT_CACHE_MEMORY if config.cache_memory is None else config.cache_memory
@@ -85,7 +88,7 @@ def parse_cache_memory(text: str, device: torch.device) -> int:
 
 
 def device_memory(device: torch.device) -> int:
-    """Return the free bytes of a GPU after loading the weights, or the bytes that this process may use on a CPU."""
+    """Return the bytes that a GPU has free after loading the weights, or that this process may use on a CPU."""
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
@@ -97,7 +100,7 @@ def device_memory(device: torch.device) -> int:
 def control_group_limits(root: Path, membership: str) -> Iterator[int]:
     """Yield the memory limits of the process's control groups, versions 1 and 2, and of their parents.
 
-    In a container the groups may be mounted elsewhere, so the paths in `membership` need not exist.
+    Paths in `membership` that do not exist are skipped, because in a container the groups may be mounted elsewhere.
     """
     for line in membership.splitlines():
         _, controllers, group = line.split(":", 2)
@@ -117,5 +120,5 @@ def page_bytes(config: NviumConfig, page_size: int, dtype: torch.dtype) -> int:
 
 
 def seat_bytes(config: NviumConfig, max_sequences: int) -> int:
-    """Return the GPU bytes of the graph that samples for all sequences. Other graphs share its memory pool."""
+    """Return the GPU bytes that sampling for all sequences takes. All CUDA graphs share this memory."""
     return power_of_two(max_sequences) * config.vocab_size * DRAW_COPIES * torch.float64.itemsize

@@ -1,7 +1,7 @@
 """The tensors of the key/value cache and of hidden states.
 
-The cache stores each row's hidden state after every block it has passed. A Step therefore overwrites nothing that it
-reads and can be retried, and a row that has passed every block can be scored.
+The cache stores each row's hidden state after every block that the row has passed. So a Step can be retried, because it
+never overwrites its own inputs. And a row that has passed every block can be scored.
 
 Shapes: L layers, S cache slots, B runs, Q rows of the longest run, H query heads, G key heads, P head size, D width,
 R rows, W pages of the longest table, N blocks.
@@ -24,7 +24,7 @@ from nvium_core.model.llama import dense_attention
 HALF = (torch.bfloat16, torch.float16)
 
 KERNEL_PAGE_SIZE = 256
-"""PyTorch's FlashAttention 2 reads pages in place if their size is a multiple of this, in half precision only."""
+"""PyTorch's FlashAttention 2 can read pages in place in half precision, if their size is a multiple of this."""
 
 PAGE_SIZE = 16
 
@@ -37,18 +37,18 @@ def best_page_size(like: Tensor) -> int:
 
 
 class PagedCache:
-    """keys and values [L, S, G, P]; states_NSD."""
+    """The tensors `keys` and `values` [L, S, G, P], and `states_NSD`."""
 
     def __init__(self, config: NviumConfig, *, num_pages: int, page_size: int, like: Tensor) -> None:
         """`like` determines precision and device."""
         self.page_size = page_size
         self.null_page = num_pages
         self.null_slot = num_pages * page_size
-        """Always zero: masked keys are read too, and must not contain another sequence's NaN."""
+        """A slot of zeros, read in place of masked keys: a NaN in a masked key would spoil the result."""
         self.padding_slot = self.null_slot + 1
-        """Padding rows write here. Never read."""
+        """Padding rows write to this slot. It is never read."""
         self.num_slots = num_pages * page_size + max(2, page_size)
-        """A multiple of the page size, which kernels require."""
+        """Total slots: a multiple of the page size, because kernels require that."""
         heads = config.num_key_value_heads or config.num_attention_heads
         shape = (config.num_hidden_layers, self.num_slots, heads, config.head_dim or 0)
         self.keys = untouched_zeros(shape, like)
@@ -60,7 +60,7 @@ class PagedCache:
         self.values[layer, slot_R] = v_RGP
 
     def attend(self, q_BQHP: Tensor, slot_BS: Tensor, mask_B1QS: Tensor, layer: int) -> Tensor:
-        """Compute attention over the unmasked keys in each run's slots, [B, Q, H, P]."""
+        """Compute attention [B, Q, H, P] over the unmasked keys in each run's slots."""
         k_BGSP = self.keys[layer, slot_BS].transpose(1, 2)
         v_BGSP = self.values[layer, slot_BS].transpose(1, 2)
         with without_cudnn_attention():
@@ -99,7 +99,7 @@ def upload(words: Tensor, device: torch.device) -> Tensor:
 
 @contextmanager
 def without_cudnn_attention() -> Iterator[None]:
-    """Disable cuDNN's attention, which is PyTorch's choice on an H100 but builds a plan for every new shape.
+    """Disable cuDNN's attention, which PyTorch prefers on an H100. It is slow, because it plans anew for every shape.
 
     `sdpa_kernel` does the same with ten times the overhead.
     """
@@ -112,7 +112,7 @@ def without_cudnn_attention() -> Iterator[None]:
 
 
 def untouched_zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Return zeros that use physical CPU memory only once written, unlike PyTorch's own."""
+    """Return zeros. On a CPU, they take physical memory only when they are written, unlike PyTorch's zeros."""
     if like.device.type != "cpu":
         return like.new_zeros(shape)
     return torch.from_numpy(np.zeros(math.prod(shape) * like.dtype.itemsize, np.uint8)).view(like.dtype).view(shape)

@@ -23,20 +23,20 @@ logger = logging.getLogger(__name__)
 
 class Backend(Protocol):
     tokens_ahead: int
-    """Maximum tokens per sequence that one call may emit. 0 means one token."""
+    """Maximum tokens per sequence that one call may emit without drafts. 0 means one token."""
 
     @property
     def instructions(self) -> str | None:
-        """Instruction set and threads of native kernels, or "graphs"."""
+        """Instruction set of the native kernels, "graphs" for CUDA graphs, or None."""
 
     def prepare(self, config: EngineConfig) -> None:
-        """Compile or capture before the first Step."""
+        """Compile or capture what Steps need. Called before the first Step."""
 
     def run(self, step: Step, max_rows: int) -> StepResult:
-        """Run rows through blocks, decide at the front rows, score rows.
+        """Run a Step's rows through its blocks, decide which front rows emit, and score rows.
 
-        If `run` raises, nothing that a retry reads may have changed. A Step that is not whole stops before a block with
-        more than `max_rows` rows, but always runs its first block.
+        If `run` raises, it must not have changed anything that a retry reads. If the Step is not whole, it runs its
+        first block, and stops before a later block with more than `max_rows` rows.
         """
 
 
@@ -88,7 +88,7 @@ class Runner:
             with self._on_device():
                 return self.backend.run(step, self._max_rows)
         except MemoryError:
-            raise  # the process is at fault, not a sequence
+            raise  # the process is out of memory, which is not the fault of a sequence
         except Exception as error:
             if is_device_lost(error):
                 raise DeviceLost("the device has failed") from error
@@ -107,7 +107,7 @@ class Runner:
 
     @property
     def processor(self) -> str:
-        """Instruction set and threads of the native kernels, such as "avx2x4", or "graphs", or empty."""
+        """Native kernels: instruction set and threads, such as "avx2x4". CUDA graphs: "graphs". Otherwise empty."""
         instructions = self.backend.instructions or ""
         has_threads = instructions and self._device.type == "cpu"
         return f"{instructions}x{torch.get_num_threads()}" if has_threads else instructions
@@ -117,7 +117,7 @@ class Runner:
 
 
 def is_device_lost(error: Exception) -> bool:
-    """Whether all later calls on the device would fail too. Out of memory does not count."""
+    """Whether all later calls on the device will fail too. False if the device is only out of memory."""
     message = str(error)
     is_of_libraries = isinstance(error, RuntimeError) and message.startswith(("CUDA error", "cuDNN error"))
     is_of_device = is_of_libraries or isinstance(error, torch.AcceleratorError)

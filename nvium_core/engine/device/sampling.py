@@ -1,9 +1,9 @@
-"""Sampling from logits by the inverse CDF or a race, and the certified argmax of a mixture.
+"""Sampling from logits by the inverse CDF or by an exponential race, and the certified argmax of a mixture.
 
-The reference for native/draw.h. Weights have the logits' precision, at least float32. They are summed in float64 in
-token-id order, and the lowest id wins ties. The host reads no value, so CUDA graphs can capture sampling.
+The reference for native/draw.h. Weights have the logits' precision, at least float32. They are summed in float64, in
+order of token ids. Among equal weights the lowest id wins. CUDA graphs can capture sampling: the host reads no value.
 
-Shapes: R rows, V vocabulary, X weights, B blocks of BLOCK weights.
+Shapes: R rows, V vocabulary, X weights, C chunks of CHUNK weights.
 """
 
 from collections.abc import Sequence as Items
@@ -16,16 +16,19 @@ from torch.nn.functional import pad
 from nvium_core.engine.params import Draw
 from nvium_core.engine.schedule.step import NO_TOKEN
 
-BLOCK = 256
-"""Weights per partial sum; avoids a cumulative sum over the whole vocabulary."""
+CHUNK = 256
+"""Weights per partial sum. Sums of chunks avoid a cumulative sum over the whole vocabulary."""
 
 CERTAINTY_MARGIN = 1e-9
-"""ε of the certificate: larger than the float64 rounding error of a sum of probabilities."""
+"""Margin of the certificate, larger than the float64 rounding error of a sum of probabilities."""
 
 
 @dataclass(frozen=True)
 class Truncation:
-    """Sampling parameters by row. -inf, 0 and 1 disable the truncations. `is_ranked`: a row has top-k or top-p."""
+    """Sampling parameters of each row. A log min-p of -inf, a top-k of 0 and a top-p of 1 disable the truncation.
+
+    `is_ranked`: whether any row has top-k or top-p.
+    """
 
     temperature_R: Tensor
     log_min_p_R: Tensor
@@ -47,7 +50,7 @@ class Truncation:
 def draw(logits_RV: Tensor, truncation: Truncation, uniform_R: Tensor) -> Tensor:
     """Sample tokens, [R], after temperature, min-p, top-k and top-p. Rows with NaN or infinities get `NO_TOKEN`."""
     weight_RV = weights(logits_RV, truncation)
-    total_R1 = block_sums(weight_RV).sum(-1, keepdim=True)
+    total_R1 = chunk_sums(weight_RV).sum(-1, keepdim=True)
     token_R1 = first_beyond(weight_RV, uniform_R[:, None] * total_R1)
     return torch.where(total_R1.isfinite(), token_R1, NO_TOKEN)[:, 0]
 
@@ -55,9 +58,9 @@ def draw(logits_RV: Tensor, truncation: Truncation, uniform_R: Tensor) -> Tensor
 def race(logits_RV: Tensor, truncation: Truncation, uniform_R: Tensor) -> Tensor:
     """Sample one token per row by an exponential race: the token v with the smallest E_v / weight_v wins.
 
-    E_v is an exponential variate that depends only on the uniform and on v. The winner follows the weights'
-    distribution. For the same uniform, similar distributions mostly choose the same token. At temperature 0 the winner
-    is the argmax.
+    E_v is an exponential variate that depends only on the uniform and on v. A token wins with a probability in
+    proportion to its weight. For the same uniform, similar distributions mostly give the same token. At temperature 0
+    the winner is the argmax.
     """
     weight_RV = weights(logits_RV, truncation)
     time_RV = race_numbers(uniform_R, logits_RV.shape[-1]) / weight_RV
@@ -66,7 +69,7 @@ def race(logits_RV: Tensor, truncation: Truncation, uniform_R: Tensor) -> Tensor
 
 
 def race_numbers(uniform_R: Tensor, vocab_size: int) -> Tensor:
-    """Return exponential variates of mean 1, [R, V]: −log of SplitMix64 (Steele et al. 2014) of uniform and token."""
+    """Return exponential variates, [R, V]: −log of a hash of uniform and token (SplitMix64, Steele et al. 2014)."""
     key_R = (uniform_R * 2**53).long()
     x_RV = key_R[:, None] + torch.arange(1, vocab_size + 1, device=key_R.device) * GOLDEN
     for shift, factor in MIXING:
@@ -93,13 +96,13 @@ def weights(logits_RV: Tensor, truncation: Truncation) -> Tensor:
 
 
 def truncate(weight_RV: Tensor, truncation: Truncation) -> Tensor:
-    """Zero the weights outside the top k, then those outside the smallest set with top-p of the remaining mass."""
+    """Zero weights outside the top k, then weights outside the smallest set that has top-p of the remaining mass."""
     top_k_R1, top_p_R1 = truncation.top_k_R[:, None], truncation.top_p_R[:, None]
     token_V = torch.arange(weight_RV.shape[-1], device=weight_RV.device)
     sorted_RV, order_RV = weight_RV.sort(dim=-1, descending=True, stable=True)
     last_R1 = torch.where(top_k_R1 > 0, top_k_R1.clamp(max=len(token_V)), len(token_V)) - 1
     of_k_RV = sorted_RV.masked_fill(token_V > last_R1, 0)
-    mass_R1 = top_p_R1 * block_sums(of_k_RV).sum(-1, keepdim=True)
+    mass_R1 = top_p_R1 * chunk_sums(of_k_RV).sum(-1, keepdim=True)
     enough_R1 = first_beyond(of_k_RV, just_below(mass_R1))
     last_R1 = torch.where(top_p_R1 < 1, torch.minimum(last_R1, enough_R1), last_R1)
     least_R1, least_token_R1 = sorted_RV.gather(-1, last_R1), order_RV.gather(-1, last_R1)
@@ -108,18 +111,18 @@ def truncate(weight_RV: Tensor, truncation: Truncation) -> Tensor:
 
 
 def first_beyond(weight_RX: Tensor, target_R1: Tensor) -> Tensor:
-    """Return the first index whose cumulative weight exceeds the target, [R, 1], or the last one of nonzero weight."""
-    blocks_RBX = in_blocks(weight_RX)
-    ends_RB = block_sums(weight_RX).cumsum(-1)
-    block_R1 = first_above(ends_RB, target_R1)
-    own_RX = blocks_RBX.gather(1, block_R1[:, :, None].expand(-1, -1, BLOCK))[:, 0]
-    before_R1 = pad(ends_RB, (1, 0)).gather(-1, block_R1)
+    """Return the first index whose cumulative weight exceeds the target, else the last with a nonzero weight, [R, 1]."""
+    chunks_RCX = in_chunks(weight_RX)
+    ends_RC = chunk_sums(weight_RX).cumsum(-1)
+    chunk_R1 = first_above(ends_RC, target_R1)
+    own_RX = chunks_RCX.gather(1, chunk_R1[:, :, None].expand(-1, -1, CHUNK))[:, 0]
+    before_R1 = pad(ends_RC, (1, 0)).gather(-1, chunk_R1)
     place_R1 = first_above(before_R1 + own_RX.cumsum(-1, dtype=torch.float64), target_R1)
-    return (block_R1 * BLOCK + place_R1).clamp(max=weight_RX.shape[-1] - 1)
+    return (chunk_R1 * CHUNK + place_R1).clamp(max=weight_RX.shape[-1] - 1)
 
 
 def first_above(sums_RX: Tensor, target_R1: Tensor) -> Tensor:
-    """Return the first cumulative sum above the target, [R, 1], or the last that exceeds its predecessor."""
+    """Return the index of the first sum above the target, else of the last that exceeds its predecessor, [R, 1]."""
     reached_R1 = torch.minimum(target_R1, just_below(sums_RX[:, -1:]))
     return torch.searchsorted(sums_RX, reached_R1, right=True).clamp(max=sums_RX.shape[-1] - 1)
 
@@ -128,19 +131,19 @@ def just_below(x: Tensor) -> Tensor:
     return x.nextafter(torch.zeros_like(x))
 
 
-def in_blocks(weight_RX: Tensor) -> Tensor:
-    return pad(weight_RX, (0, -weight_RX.shape[-1] % BLOCK)).unflatten(-1, (-1, BLOCK))
+def in_chunks(weight_RX: Tensor) -> Tensor:
+    return pad(weight_RX, (0, -weight_RX.shape[-1] % CHUNK)).unflatten(-1, (-1, CHUNK))
 
 
-def block_sums(weight_RX: Tensor) -> Tensor:
-    """Sum each block of weights in float64, [R, B]."""
-    return in_blocks(weight_RX).sum(-1, dtype=torch.float64)
+def chunk_sums(weight_RX: Tensor) -> Tensor:
+    """Sum each chunk of weights in float64, [R, C]."""
+    return in_chunks(weight_RX).sum(-1, dtype=torch.float64)
 
 
 def certified_argmax(partial_mixture_RV: Tensor, remaining_R: Tensor) -> tuple[Tensor, Tensor]:
     """Return the argmax of the partial mixture m_k, [R], and whether no later exit can change it, [R].
 
-    The argmax is final once top1(m_k) − top2(m_k) exceeds the remaining mass r_k.
+    The argmax is final if the two largest elements of m_k differ by more than the probability of all later exits.
     """
     top_R2 = partial_mixture_RV.topk(2, dim=-1).values
     certain_R = top_R2[:, 0] - top_R2[:, 1] > remaining_R + CERTAINTY_MARGIN

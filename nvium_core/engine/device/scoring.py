@@ -1,4 +1,4 @@
-"""Scores of rows that have passed every block: log π_mix and all p_k, whichever exit emitted.
+"""Scores of rows that have passed every block: log π_mix of the next token, and p_k of all exits.
 
 Shapes: S rows to score, E exits, D width, V vocabulary.
 """
@@ -25,7 +25,10 @@ def scores(
     *,
     is_original: bool = False,
 ) -> Iterator[Score]:
-    """Yield scores of the targets in these cache slots. `is_original`: score by the last exit alone."""
+    """Yield a score for the row in each cache slot, whose next token is in `targets`.
+
+    `is_original`: score with the last exit alone.
+    """
     for first in range(0, len(targets), MAX_SCORED_ROWS):
         part = slice(first, first + MAX_SCORED_ROWS)
         states_ESD = states_ECD[:, torch.tensor(slots[part], device=states_ECD.device)]

@@ -1,1 +1,1 @@
-"""Runs Steps of few rows on a GPU as CUDA graphs. Without CUDA the captured functions are called, for tests."""
+"""Runs Steps of few rows on a GPU as CUDA graphs. Without CUDA, as in tests, the same functions run uncaptured."""

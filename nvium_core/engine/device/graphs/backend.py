@@ -1,9 +1,9 @@
-"""Runs Steps over fixed buffers: one copy of the inputs, one CUDA graph, one copy of the results.
+"""Runs Steps as CUDA graphs on fixed buffers: one copy of the inputs, one graph, one copy of the results.
 
-One graph runs a block with its decisions, another a pass through all blocks; both exist for each power of two of rows.
+There is one graph per block with its decisions, and one for a pass through all blocks, for each power of two of rows.
 While the host waits for the tokens of a pass, the device already runs the next pass, which reads the tokens in device
-memory. If the sequences have ended, the extra pass is harmless: it writes only rows after their last rows, which are
-written again before they are read. Long runs and Steps with very many changed logits use `LayersBackend`.
+memory. If the sequences have ended, this pass is harmless: it writes only rows after their last rows, and such rows
+are always written before they are read. Long runs and Steps with very many changed logits use `LayersBackend`.
 
 Shapes: R rows, with padding.
 """
@@ -46,12 +46,12 @@ TOKENS_AHEAD = 8
 MAX_ROWS = MAX_FRONTS
 MIN_CHANGES, MAX_CHANGES = 64, 4096
 
-MIN_WIDTH, WIDTH_RATIO = 8, 4  # page-table widths for gathered attention are a geometric sequence
+MIN_WIDTH, WIDTH_RATIO = 8, 4  # captured page-table widths for gathered attention: 8, 32, 128, … pages
 
 
 @dataclass
 class HostBuffers:
-    """Inputs and answers of a pass in host memory. `fence` is reached when the answers have been copied."""
+    """Inputs and answers of a pass in host memory. The device reaches `fence` when it has copied the answers."""
 
     inputs: Tensor
     answers: Tensor
@@ -73,7 +73,7 @@ class GraphsBackend(LayersBackend):
         with torch.no_grad():
             model.model.pack()
             for exit_ in model.exits[:-1]:
-                exit_.router.to(torch.promote_types(model.dtype, torch.float32))  # converted once
+                exit_.router.to(torch.promote_types(model.dtype, torch.float32))  # convert once, not in every call
         config, device = model.config, cache.keys.device
         self.attention: RowAttention = best_attention(cache, config.num_attention_heads)
         self._attend_runs = best_ragged(cache, config.num_attention_heads, self.attention)
@@ -102,7 +102,7 @@ class GraphsBackend(LayersBackend):
 
     @torch.inference_mode()
     def prepare(self, config: EngineConfig) -> None:
-        """Capture the graphs with and without top-k or top-p, largest first, because all share its memory."""
+        """Capture graphs with and without top-k or top-p. The largest is first, because the others use its memory."""
         if not self.replay.captures:
             return
         policies, every = policies_of(config.schedule, self.num_blocks), range(self.num_blocks)
@@ -122,7 +122,10 @@ class GraphsBackend(LayersBackend):
         logger.info("captured CUDA graphs in %.1f s, using %.0f MB", time.monotonic() - started, used)
 
     def pass_blocks(self, step: Step, blocks: range, parts: list[Progress]) -> Iterable[StepReport]:
-        """Launch each pass before reading the previous answers, until a limit, the time budget or a stop token."""
+        """Run passes until a run's limit, the time budget or a stop token.
+
+        Each pass is launched before the answers of the previous pass are read.
+        """
         started, num_passes = time.perf_counter(), 1
         rows = [part.rows(blocks[-1]) for part in parts]
         flight = self._launch(blocks, rows, self.fronts(blocks, parts))
@@ -153,7 +156,7 @@ class GraphsBackend(LayersBackend):
         return self._launch(blocks, rows, fronts, is_ahead=True)
 
     def _launch(self, blocks: range, rows: list[Rows], fronts: Fronts, *, is_ahead: bool = False) -> Flight | None:
-        """Launch a pass; return None if no graph fits the rows."""
+        """Launch a pass. Return None if no graph fits the rows or their changed logits."""
         own = [front for _, front in fronts]
         variant = self._padded(rows, self.inputs.variant(own, is_last=blocks.stop == self.num_blocks))
         if variant is None:
@@ -169,12 +172,12 @@ class GraphsBackend(LayersBackend):
 
     def _send(self, variant: Variant, rows: Items[Rows], fronts: Items[Front], *, is_ahead: bool = False) -> None:
         host = self.host_buffers[0]
-        host.fence.wait()  # until the device has read the previous inputs
+        host.fence.wait()  # wait until the device has read this buffer's previous inputs
         words = self.inputs.write(host.inputs, variant, rows, fronts, is_ahead=is_ahead)
         self._buffer[: len(words)].copy_(words, non_blocking=True)
 
     def _padded(self, rows: Items[Rows], variant: Variant) -> Variant | None:
-        """Return the variant padded to a captured size, or None if the rows or changed logits do not fit."""
+        """Return the variant, padded to a captured size. Return None if rows or changed logits are too many."""
         num_rows, num_changes = sum(len(own.rows) for own in rows), variant.num_changes
         if num_rows > MAX_ROWS or num_changes > MAX_CHANGES or max(len(own.rows) for own in rows) > MAX_SHORT_RUN_ROWS:
             return None
@@ -190,7 +193,7 @@ class GraphsBackend(LayersBackend):
         return variant.num_rows * variant.num_pages <= self._max_table
 
     def _take_answers(self, flight: Flight) -> bool:
-        """Wait for a pass and apply its decisions. Return True if a sequence has ended, which ends the Step."""
+        """Wait for a pass and apply its decisions. Return True if a sequence has ended, so the Step must end."""
         flight.buffers.fence.wait()
         take(flight.fronts, flight.buffers.answers)
         return any(
@@ -217,7 +220,7 @@ class GraphsBackend(LayersBackend):
 
 
 def widths(max_pages: int) -> list[int]:
-    """Return the captured page-table widths, up to the longest sequence's."""
+    """Return the page-table widths to capture, in pages. The last width is `max_pages`."""
     found = [MIN_WIDTH]
     while found[-1] < max_pages:
         found.append(found[-1] * WIDTH_RATIO)

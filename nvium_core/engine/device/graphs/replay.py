@@ -1,4 +1,4 @@
-"""Captures functions of fixed tensors as CUDA graphs and replays them. Without CUDA, the functions are called."""
+"""Captures functions of fixed tensors as CUDA graphs and replays them. Without CUDA, it calls the functions."""
 
 import logging
 from collections.abc import Callable, Hashable
@@ -31,8 +31,8 @@ class Fence:
 class Replay:
     """Captures and replays CUDA graphs.
 
-    All graphs share one memory pool, so only fixed tensors may be read after a replay. Warm-ups run a function several
-    times, so a function must be idempotent.
+    Functions must be idempotent, because warm-ups run them several times. They must write results to fixed tensors,
+    because all graphs share one memory pool: a replay may overwrite whatever another graph has allocated.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -44,10 +44,10 @@ class Replay:
         self._stream = torch.cuda.Stream(device) if self.captures else None
         """One stream for all warm-ups and captures, because PyTorch caches memory per stream."""
         self._failed: list[torch.cuda.CUDAGraph] = []
-        """Failed graphs. PyTorch's list of running captures may still point to them."""
+        """Failed graphs. They stay alive, because PyTorch's list of running captures may still point to them."""
 
     def run(self, name: Hashable, function: Callable[[], None]) -> None:
-        """Run the function, or replay its graph. A name must always mean the same function."""
+        """Replay the function's graph, after capturing it if needed. A name must always mean the same function."""
         if not self.captures:
             return call(function)
         self.capture(name, function)

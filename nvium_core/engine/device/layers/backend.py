@@ -1,4 +1,4 @@
-"""Runs Steps with PyTorch operators: any device, precision and model. The reference for other backends.
+"""Runs Steps with PyTorch operators, for any device, precision and model. The reference for other backends.
 
 Shapes: R rows of a block, D width.
 """
@@ -43,7 +43,7 @@ class Progress:
             self.filled[block] = max(self.filled[block], stop)
 
     def take(self, row: int, exit_taken: float, token_id: float, log_p: float, log_continue: float) -> None:
-        """Apply a decision: continue or emit. Drop tokens after a rejected draft."""
+        """Record a decision: the row continues or emits. Ignore it if the row follows a rejected draft."""
         sequence = self.run.sequence
         if sequence.is_original:
             drafts = sequence.token_ids[sequence.num_verified : row + 1]
@@ -90,7 +90,7 @@ class LayersBackend:
         return StepResult(outcomes, reports)
 
     def pass_blocks(self, step: Step, blocks: range, parts: list[Progress]) -> Iterable[StepReport]:
-        """Run the rows through some blocks of the Step and decide at the front rows."""
+        """Run the rows through these blocks of the Step, then decide which front rows emit."""
         started, num_rows = time.perf_counter(), list[int]()
         fronts = self.fronts(blocks, parts)
         for block in blocks:
