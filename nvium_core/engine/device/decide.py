@@ -30,7 +30,7 @@ Change = Callable[[Tensor], Tensor]
 
 
 def decide(model: Nvium, states_NSD: Tensor, blocks: range, inputs: Layout, variant: Variant) -> Tensor:
-    """Decide for front rows that have just passed these blocks. Return [4, F], the rows `EXIT_TAKEN` to `LOG_CONTINUE`."""
+    """Decide for front rows that have just passed these blocks. Return [4, F]: `EXIT_TAKEN` to `LOG_CONTINUE`."""
     kind_F, first_F, real_XF = inputs.whole_XR[Field.KIND], inputs.whole_XR[Field.FIRST], inputs.real_XR
     num_blocks = model.config.num_exits
     is_exits_F, is_argmax_F, is_mixture_F, is_original_F = (kind_F == kind for kind in Kind)

@@ -55,7 +55,7 @@ class Variant(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Views of a buffer. `whole` and `real` view the same words as int64 and as float64; so do `entries` and `values`."""
+    """Views of a buffer. `whole` and `real` are int64 and float64 views of the same words; so are `entries`, `values`."""
 
     whole_XR: Any
     real_XR: Any

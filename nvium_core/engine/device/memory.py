@@ -22,7 +22,7 @@ from nvium_core.model.config import NviumConfig
 SIZE = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*(%|[KMGT]i?B)\s*", re.IGNORECASE)
 
 DRAW_COPIES = 8
-"""Maximum float64 copies of the distributions that sampling holds in memory: six on a CPU, eight on a GPU, which sorts."""
+"""Maximum float64 copies of the distributions that sampling holds in memory: six on a CPU, eight on a GPU."""
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")

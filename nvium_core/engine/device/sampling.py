@@ -111,7 +111,7 @@ def truncate(weight_RV: Tensor, truncation: Truncation) -> Tensor:
 
 
 def first_beyond(weight_RX: Tensor, target_R1: Tensor) -> Tensor:
-    """Return the first index whose cumulative weight exceeds the target, else the last with a nonzero weight, [R, 1]."""
+    """Return the first index whose cumulative weight exceeds the target, else the last of nonzero weight, [R, 1]."""
     chunks_RCX = in_chunks(weight_RX)
     ends_RC = chunk_sums(weight_RX).cumsum(-1)
     chunk_R1 = first_above(ends_RC, target_R1)
