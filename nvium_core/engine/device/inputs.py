@@ -55,7 +55,7 @@ class Variant(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Views of a buffer. `whole` and `real` are int64 and float64 views of the same words; so are `entries`, `values`."""
+    """Views of a buffer. `real` has the same words as `whole`, but as float64, and `values` the same as `entries`."""
 
     whole_XR: Any
     real_XR: Any
