@@ -1,8 +1,8 @@
 """Loads a model for the CPU with memory-mapped weights, whose pages the system can reclaim.
 
-Native calls have their own copy of the weights, so PyTorch's copy should not take memory. Weights that differ from the
-stored ones, because they are dequantized, quantized or in another precision, cannot be mapped from the model's files.
-Such weights are written once to a model folder in the user's cache. Later starts and other replicas map this folder.
+Native calls have their own copy of the weights, so PyTorch's copy should not take memory. Weights that are dequantized,
+quantized or converted to another precision cannot be mapped from the model's files. These weights are written once to a
+model folder in the user's cache. Later starts and other replicas map this folder too.
 """
 
 import ctypes

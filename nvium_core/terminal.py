@@ -85,7 +85,7 @@ def interruption() -> Iterator[Callable[[], bool]]:
 
 
 def show(terminal: Terminal, llm: LLM, pieces: Stream, is_stopped: Callable[[], bool] = lambda: False) -> str:
-    """Print a stream until it ends or `is_stopped` returns true, then print statistics. Return its text."""
+    """Print a stream until it ends or `is_stopped` returns true, then print statistics. Return the stream's text."""
     exits: list[int] = []
     texts: list[str] = []
     started = time.monotonic()

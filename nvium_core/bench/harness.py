@@ -119,7 +119,7 @@ def interleaved(
     """Run a warm-up turn and then `repeats` turns of each contender. Return the results, without the warm-up's.
 
     In every second turn the contenders run in reverse order. All contenders get an equal share of `seconds`. Each
-    contender runs at least one turn after the warm-up. It then stops when its next turn would exceed its share.
+    contender runs at least one turn after the warm-up, and stops when its next turn would exceed its share.
     """
     results: dict[str, list[Result]] = {name: [] for name in contenders}
     spent, allowed = dict.fromkeys(contenders, 0.0), seconds / len(contenders)

@@ -66,7 +66,7 @@ class Window(NamedTuple):
 def predictions(
     model: Nvium, tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], show_progress: bool = False
 ) -> Predictions:
-    """Predict every token of every document from at least half a context of preceding tokens, or else from all."""
+    """Predict every token of every document from at least half a context of preceding tokens, or all if fewer."""
     context, progress = model.config.max_position_embeddings, "evaluating" if show_progress else None
     num_targets = sum(len(document_tokens(tokenizer, document)) - 1 for document in documents)
     found, filled = empty_predictions(num_targets, model.config.num_exits), 0

@@ -83,7 +83,7 @@ def rounding(figures: Figures) -> str:
 
 
 def by_position(figures: Figures) -> str:
-    """Render mean log π_mix for each part of the context. If the twin has the same part, add its value."""
+    """Render mean log π_mix for each part of the context. If the twin has the same part, add the twin's value."""
     twins = {extent(part): part["mean_logprob"] for part in figures.get("twin", {}).get("by_position", [])}
     columns = ["positions", "tokens", "mean log π_mix", "dense twin", "difference"]
     rows = []

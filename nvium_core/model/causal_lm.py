@@ -45,7 +45,7 @@ class NviumForCausalLM(Nvium, PreTrainedModel, GenerationMixin):
         exits: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> Self:
-        """Load a model like `Nvium.from_pretrained`; `options` (dtype, …) are those of transformers."""
+        """Load a model like `Nvium.from_pretrained`; `options`, such as dtype, are passed to transformers."""
         hub_options = {name: options.pop(name) for name in HUB_OPTIONS if name in options}
         options.setdefault("dtype", options.pop("torch_dtype", "auto"))  # the old name in transformers
         checkpoint, _ = read_checked(cls, folder, config, options["dtype"], exits, **hub_options)

@@ -37,7 +37,7 @@ def flops_per_token(config: NviumConfig, num_positions: int) -> Flops:
 
 
 def generation_flops(config: NviumConfig, num_positions: int, exit_shares: Sequence[float]) -> Flops:
-    """FLOPs of a generated token: all layers, also those after its exit, one head with its adapter, and the routers."""
+    """FLOPs of a generated token: layers before and after its exit, one head with its adapter, and the routers."""
     num_layers = config.num_hidden_layers
     return _flops(config, num_positions, num_layers=num_layers, heads=1, routers=mean_routers(exit_shares))
 

@@ -85,7 +85,7 @@ HARMLESS = {"rope.scaling.original_context_length", "rope.scaling.finetuned", "t
 NEUTRAL: dict[str, Any] = {"attention.causal": True} | dict.fromkeys(
     ("attention.output_scale", "embedding_scale", "logit_scale", "residual_scale", "rope.scaling.attn_factor"), 1.0
 )
-"""Unsupported field → its value without effect. A file with another value is rejected, unless it is zero or empty."""
+"""Unsupported field → the value that has no effect. A file with a different value is rejected. Zero is accepted."""
 
 ENDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 NAMED_ENDS = {
@@ -98,7 +98,7 @@ NAMED_ENDS = {
 """Tokens that always end a text, in addition to those that a file names. From llama.cpp (src/llama-vocab.cpp)."""
 
 EXACT = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Unquantized types. Tensors of all other types are dequantized to float32 first."""
+"""Unquantized types. Tensors of all other types are dequantized to float32."""
 
 KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL")
 
@@ -248,7 +248,7 @@ def _special_tokens(file: GGUFFile) -> dict[str, Any]:
 
 
 def _rope(file: GGUFFile, fields: dict[str, Any]) -> dict[str, Any]:
-    """Read the rotary parameters. A scaling factor without a type is linear, as is the old field `scale_linear`."""
+    """Read the rotary parameters. A scaling factor without a type is linear. Old files have `rope.scale_linear`."""
     head_dim = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
     for name in HEAD_SIZES:
         if (size := file.shape(name, head_dim)) != head_dim:
@@ -266,7 +266,7 @@ def _rope(file: GGUFFile, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _llama_3_rope(file: GGUFFile, plain: dict[str, Any], head_dim: int) -> dict[str, Any]:
-    """Return Llama 3's rotary parameters. Raise `CheckpointError` if the file has other factors."""
+    """Return Llama 3's rotary parameters. Raise `CheckpointError` if their factors differ from the file's."""
     factors = torch.from_numpy(np.array(file.tensors[ROPE_FACTORS].data, dtype=np.float32)).flatten()
     parameters = plain | LLAMA_3 | {"factor": factors.max().item(), "original_max_position_embeddings": LLAMA_3_CONTEXT}
     config = NviumConfig(head_dim=head_dim, rope_parameters=parameters)

@@ -1,4 +1,4 @@
-"""Quantized weights: groups of 32 numbers. A group has a scale, as in GGUF's Q8_0 and Q4_0, or also a minimum (Q4_1).
+"""Quantized weights: groups of 32 numbers with a scale, as in GGUF's Q8_0 and Q4_0. Groups of Q4_1 also have a minimum.
 
 The model computes with the dequantized weights, in float32 or better. A layer also keeps its groups, which native
 kernels read instead to save bandwidth. `quantize` is idempotent: it recovers the groups of dequantized Q8_0 and Q4_0

@@ -1,6 +1,6 @@
 """Streaming detokenization: never emits part of a character or of a stop string.
 
-The joined text does not depend on the chunks.
+The joined text does not depend on how it is split into chunks.
 """
 
 from collections.abc import Mapping, Sequence

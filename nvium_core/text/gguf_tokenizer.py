@@ -49,7 +49,7 @@ GPT_2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+
 DEFAULT = split(r"[\p{P}$+<=>^~|]+", GPT_2_WORDS, r"\p{N}+", "[0-9][0-9][0-9]")
 
 WHOLE_PIECES = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken")
-"""Pre-tokenizers with which a piece that is in the vocabulary becomes one token. A text then also begins with BOS."""
+"""Pre-tokenizers with which a piece that is in the vocabulary becomes one token. With these, a text begins with BOS."""
 
 PIECES = {"default": DEFAULT, "gpt-2": GPT_2, "tekken": TEKKEN}
 PIECES |= dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "minerva-7b"), SINGLE_DIGITS)
