@@ -130,7 +130,7 @@ class Engine:
                 yield event
 
     def generate(self, prompts: Iterable[Items[int]], params: SamplingParams | None = None) -> list[Completion]:
-        """Run prompts to completion on an idle engine. Return each prompt's best `n` completions, prompt by prompt."""
+        """Return the best `n` completions of each prompt, in the order of the prompts. The engine must be idle."""
         params = params or SamplingParams()
         choices: dict[str, list[Completion]] = {}
         try:
@@ -146,9 +146,9 @@ class Engine:
         return [chosen for completions in choices.values() for chosen in best(completions, params.n, rank)]
 
     def warm_up(self, *, remembers: bool = False) -> None:
-        """Prepare the device and measure the schedules for about a second, on an idle engine.
+        """Prepare the device, and measure the schedules for about a second. The engine must be idle.
 
-        With `remembers`, load and save the measurements of the same model, options and machine.
+        With `remembers`, save the measurements, and reuse those of the same model, options and machine.
         """
         require(not self.has_work, "engine", "must be idle for the warm-up")
         self.runner.prepare()
@@ -160,6 +160,6 @@ class Engine:
         self._recorder.check_integrity()
 
     def check_idle(self) -> None:
-        """Assert that an engine without work owns no sequences or pages: a cheap `check_integrity`."""
+        """Assert that an engine without work has no sequences and no owned pages. Cheaper than `check_integrity`."""
         assert not self.scheduler.running and not self.scheduler.waiting and not self._recorder.holds_back
         assert self.pool.num_free == self.pool.num_pages, "a page is leaked"

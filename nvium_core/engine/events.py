@@ -11,9 +11,9 @@ from nvium_core.engine.schedule.sequence import FinishReason
 
 
 class Score(NamedTuple):
-    """log π_mix of a token before f.
+    """A token's log-probability under π_mix, before f is applied.
 
-    `top`: the most probable tokens at the token's position, (id, log π_mix), best first. `exit_probabilities`: p_k of
+    `top`: the most probable tokens at the same position, best first, as (id, log π_mix). `exit_probabilities`: p_k of
     all exits at this position.
     """
 
@@ -26,8 +26,8 @@ class TokenEvent(NamedTuple):
     """An emitted token. `exit` counts from 1; `exit_probability` is p_k of that exit.
 
     `choice` is the index of the request's choice. `score` is set if the request asks for logprobs or probabilities; the
-    event is then delayed until the score is known. `is_stop`: the token is end-of-text or another stop token, not just
-    the last token that a constraint allows.
+    event is then delayed until the score is known. `is_stop`: the token is end-of-text or another stop token. It is
+    False if the output ends only because its constraint is complete.
     """
 
     sequence_id: str
@@ -42,7 +42,10 @@ class TokenEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PromptEvent:
-    """Scores of the next prompt tokens, in order, from the second token on. Ends a request with `max_tokens` 0."""
+    """Scores of the next prompt tokens, in order. The first prompt token has no score.
+
+    If `max_tokens` is 0, the last of these events ends the request.
+    """
 
     sequence_id: str
     scores: tuple[Score, ...]
@@ -95,12 +98,12 @@ class Completion:
 
     @property
     def mean_logprob(self) -> float:
-        """Mean log π_mix per token, if scores were requested."""
+        """Mean log π_mix per token; -inf if no scores were requested."""
         return mean_logprob(self.scores)
 
 
 def mean_logprob(scores: Items[Score]) -> float:
-    """Return the mean log π_mix per token, or -inf without tokens, which ranks an empty choice last."""
+    """Return the mean log π_mix per token. Without tokens, return -inf, so that an empty choice is ranked last."""
     return sum(score.logprob for score in scores) / len(scores) if scores else -math.inf
 
 
@@ -108,5 +111,5 @@ Choice = TypeVar("Choice")
 
 
 def best(choices: Items[Choice], n: int, rank: Callable[[Choice], float]) -> list[Choice]:
-    """Return the n best choices, best first. If there are at most n, return them in their order."""
+    """Return the `n` best choices, best first. If there are no more than `n`, return them in their original order."""
     return list(choices) if len(choices) <= n else sorted(choices, key=rank, reverse=True)[:n]

@@ -11,7 +11,7 @@ from nvium_core.model.nvium import Nvium
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of an engine. `context` and `cache_tokens` are in tokens; `end_token_ids` are the model's end-of-text."""
+    """Limits of an engine. `context` and `cache_tokens` are in tokens; `end_token_ids` are its end-of-text tokens."""
 
     context: int
     cache_tokens: int
@@ -41,13 +41,13 @@ class Limits:
 
     def _check_vocabulary(self, field: str, token_ids: Iterable[object]) -> None:
         for token in token_ids:
-            # NumPy's integers are valid too. `int` comes first, because that check is much faster.
+            # Integral accepts NumPy's integers too. `int` comes first, because its check is much faster.
             if not (isinstance(token, (int, Integral)) and 0 <= int(token) < self.vocab_size):
                 raise InvalidRequest(field, f"must be token ids in [0, {self.vocab_size}), got {token!r}")
 
 
 def eos_token_ids(model: Nvium) -> frozenset[int]:
-    """Return the end-of-text tokens from the generation configuration, or else from the model configuration."""
+    """Return the end-of-text tokens of the generation configuration, or, if it has none, of the model configuration."""
     found = getattr(model.generation_config, "eos_token_id", None)
     found = model.config.eos_token_id if found is None else found
     if found is None:

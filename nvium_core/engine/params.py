@@ -89,21 +89,21 @@ class Draw(NamedTuple):
 class SamplingParams:
     """Sampling parameters of a request.
 
-    They define f, which transforms the logits of the exit that emits, in this order: penalties, `logit_bias`,
-    `min_tokens`, `constraint` (these four are g); `temperature`; `min_p`, `top_k`, `top_p` of the remaining mass.
+    They define f, which transforms the logits of the exit that emits. The first part of f is g: penalties,
+    `logit_bias`, `min_tokens`, `constraint`. Then follow `temperature`, `min_p`, `top_k`, and `top_p` of what remains.
 
     - `max_tokens`: maximum number of generated tokens, end-of-text included. It may be 0 if the prompt is scored.
     - `temperature`: 0 selects the argmax of Σ p_k g(π_k).
     - `top_k`, `top_p`, `min_p`: 0, 1 and 0 disable them. `min_p` is relative to the most probable token.
-    - `presence_penalty`, `frequency_penalty`: subtracted from the logits of generated tokens, once or per occurrence.
+    - `presence_penalty`: subtracted from the logits of generated tokens. `frequency_penalty`: the same per occurrence.
     - `repetition_penalty`: divides positive and multiplies negative logits of generated and prompt tokens.
     - `min_tokens`: number of tokens before a stop token may be generated.
     - `stop_token_ids`: tokens that end the sequence, besides end-of-text. `ignore_eos` disables end-of-text.
     - `constraint`: restricts the next token, and ends the sequence if no token may follow.
-    - `seed`: None chooses a random seed. `choice`: index of the first choice; each choice has its own random numbers.
-    - `n`: number of choices to return, the best of `best_of` (None: n) by mean log π_mix.
+    - `seed`: None chooses a random seed. `choice`: index of the first choice. Each choice has its own random numbers.
+    - `best_of`: number of choices to generate (None: `n`). `n`: number to return, those with the best mean log π_mix.
     - `sampling`: "mixture" applies f to the explicit π_mix, so every token passes all exits. "original" applies f to
-      π_N alone, with drafts from the text. None is the model's default.
+      π_N alone, and drafts tokens by prompt lookup. None is the model's default.
     - `early_exits`: False runs all blocks for every token; the tokens are the same.
     - `logprobs`: number of alternatives to return with each token's log π_mix ("original": log π_N) before f.
       `prompt_logprobs` scores the prompt too.
@@ -227,9 +227,9 @@ class SamplingParams:
 class EngineConfig:
     """Limits and policies of an engine. Each field is also an option of `nvium serve` (`nvium_core.options`).
 
-    While sequences with few rows run, long runs (prompts) may use only `chunk_rows` of a Step. The key/value cache
-    holds `cache_tokens` positions, or as many as fit into `cache_memory`. If neither is set, it holds every sequence's
-    full context, within `DEFAULT_CACHE_MEMORY`.
+    While other sequences generate, long runs (prompts) may have at most `chunk_rows` rows per Step. The key/value cache
+    holds `cache_tokens` positions, or as many as fit into `cache_memory`. If neither is set, it holds the full context
+    of `max_sequences` sequences, or as much of it as fits into `DEFAULT_CACHE_MEMORY`.
     """
 
     schedule: Annotated[Schedule, Doc("Schedule; race measures whole and sweep, and runs the faster.")] = "race"
@@ -288,7 +288,7 @@ ROW_BOUNDS = {"cpu": RowBounds(256, 64), "cuda": RowBounds(8192, 2048)}
 
 
 def thread_count(text: str) -> int | None:
-    """Parse the option `threads`; return None for auto."""
+    """Parse the option `threads`. Return None for auto."""
     if text == "auto":
         return None
     require(text.isdecimal() and int(text) > 0, "threads", f"must be auto or a positive integer, got {text!r}")

@@ -1,7 +1,7 @@
 """Records the outcomes of Steps: advances staircases and creates events. Torch-free.
 
-A token that needs a score is held back until its row has passed every block. If a sequence's constraint is slow, the
-outcome of its Step is recorded once the constraint has decided whether the output is complete.
+A token that needs a score is held back until its score is known. If a sequence's constraint is slow, the outcome of
+its Step becomes events only when the constraint has decided whether the output is complete.
 """
 
 import math
@@ -17,7 +17,7 @@ from nvium_core.engine.schedule.sequence import FinishReason, Sequence
 from nvium_core.engine.schedule.step import NO_TOKEN, Emission, Outcome, Step
 
 IDLE_SECONDS = 0.01
-"""Maximum wait of an idle engine for constraints, after which the worker reads new requests."""
+"""Maximum time that an engine with nothing to run waits for constraints. Then the worker reads new requests."""
 
 
 class Recorder:
@@ -61,7 +61,7 @@ class Recorder:
         return events
 
     def settle(self, *, is_idle: bool) -> list[Event]:
-        """Conclude outcomes whose constraints are ready, or become ready within a short wait."""
+        """Wait briefly for slow constraints. Return the events of sequences whose constraints are ready."""
         events: list[Event] = []
         now = time.monotonic()
         until = now + (IDLE_SECONDS if is_idle else MAX_PATIENCE_SECONDS)
@@ -143,7 +143,7 @@ class Recorder:
             events.append(event)
 
     def _scored(self, sequence: Sequence, scores: Items[Score]) -> list[Event]:
-        """Return the events that these scores complete."""
+        """Add scores to held-back tokens and prompt tokens. Return their events."""
         num_of_prompt = max(0, sequence.num_prompt_tokens - 1 - sequence.num_scored)
         of_prompt, of_tokens = scores[:num_of_prompt], scores[num_of_prompt:]
         sequence.num_scored += len(scores)
@@ -171,7 +171,7 @@ class Recorder:
 
 
 def finish_reason(sequence: Sequence, token_id: int) -> FinishReason | None:
-    """Return why the token just emitted is the last token, or None if it is not."""
+    """Return why the sequence ends with this token, or None if it does not end."""
     if token_id in sequence.stop_token_ids or (sequence.constraint is not None and sequence.constraint.is_over):
         return "stop"
     return "length" if sequence.num_verified == sequence.max_length else None

@@ -29,14 +29,14 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """Time at which a choice was admitted, by `time.monotonic()`, and its number of cached prompt tokens."""
+    """When a choice was admitted (`time.monotonic()`), and how many of its prompt tokens came from the prefix cache."""
 
     at: float
     num_cached_prompt_tokens: int
 
 
 class TokenStream:
-    """Events of requests that were submitted together, for the event loop that submitted them.
+    """Events of requests that were submitted together. Use it only on the event loop that submitted them.
 
     The stream is over when every choice has ended or was cancelled. Call `take` from a listener, or after awaiting
     `arrival`. Finally, call `close`, which cancels unfinished choices.
@@ -61,11 +61,11 @@ class TokenStream:
         return not self._open
 
     def listen(self, listener: Callable[[], object]) -> None:
-        """Replace the listener, which the loop calls when events arrive or the stream may be over."""
+        """Set the only listener. The event loop calls it when events arrive or a choice is cancelled."""
         self._listener = listener
 
     async def arrival(self) -> None:
-        """Wait until events have arrived or the stream may be over."""
+        """Wait until `take` has events to return, a choice is cancelled, or the stream is over."""
         if self._open and not self._events:
             arrived = asyncio.Event()
             self.listen(arrived.set)
@@ -77,11 +77,11 @@ class TokenStream:
         return list(self._wanted(events))
 
     def cancel(self, key: ChoiceKey) -> None:
-        """Cancel a choice without blocking; its events end. Do nothing if the choice has ended."""
+        """Cancel a choice without blocking. It gets no more events. Do nothing if the choice has ended."""
         if key in self._open:
             self._open.remove(key)
             self._cancel(key)
-            self.loop.call_soon(self._listener)  # not directly, because the listener may be the caller
+            self.loop.call_soon(self._listener)  # a direct call might recurse: the listener may be the caller
 
     def close(self) -> None:
         for key in list(self._open):
@@ -89,7 +89,7 @@ class TokenStream:
         self._on_close(self)
 
     def failures(self, error: EngineError) -> list[Event]:
-        """Return a failure event for every choice. The stream ignores the events of choices that have ended."""
+        """Return a failure event for every choice. `take` ignores the events of choices that have already ended."""
         return [FailureEvent(sequence_id, error, choice) for sequence_id, choice in self.keys]
 
     def deliver(self, events: list[Event]) -> None:

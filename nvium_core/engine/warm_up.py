@@ -28,7 +28,7 @@ VERSION = 2  # format of the race files, part of their name
 
 
 def warm_up(engine: "Engine", *, remembers: bool) -> None:
-    """Race the schedules at the sizes without a cached result."""
+    """Measure the schedules for those `SIZES` that have no cached result."""
     room = min(engine.context, engine.pool.num_pages * engine.pool.page_size) - 1
     engine.generate([[0]], SamplingParams(max_tokens=min(4, room), seed=0, ignore_eos=True))
     race = engine.scheduler.schedules
@@ -36,14 +36,14 @@ def warm_up(engine: "Engine", *, remembers: bool) -> None:
         return
     file = race_file(engine) if remembers else None
     if file:
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # a missing or damaged file
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # the file may be missing or damaged
             race.remember(json.loads(file.read_text(encoding="utf-8")))
     sizes = [size for size in SIZES if size <= engine.config.max_sequences and not race.is_decided(size)]
     until = time.monotonic() + SECONDS
     for size in sizes:
         generate(engine, size, until)
     if file and sizes:
-        with suppress(OSError):  # an unwritable cache
+        with suppress(OSError):  # the folder may not be writable
             file.parent.mkdir(parents=True, exist_ok=True)
             scratch = file.with_suffix(f".{os.getpid()}")
             scratch.write_text(json.dumps(race.as_dict()), encoding="utf-8")
@@ -51,7 +51,7 @@ def warm_up(engine: "Engine", *, remembers: bool) -> None:
 
 
 def generate(engine: "Engine", num_sequences: int, until: float) -> None:
-    """Generate until the race is decided, or until this time."""
+    """Generate tokens until the race is decided, but not after the time `until`."""
     race = engine.scheduler.schedules
     room = min(engine.context, engine.pool.num_pages * engine.pool.page_size // num_sequences)
     max_tokens = min(MAX_TOKENS, room - PROMPT_TOKENS)
@@ -67,7 +67,7 @@ def generate(engine: "Engine", num_sequences: int, until: float) -> None:
 
 
 def race_file(engine: "Engine") -> Path:
-    """Return the race file. Its name is a digest of everything that affects the speed, except the machine's load."""
+    """Return the file of measurements. Its name is a digest of all that affects speed, except the machine's load."""
     model = engine.runner.model
     shape = {
         name: value for name, value in model.config.to_dict().items() if isinstance(value, int | float | str | list)

@@ -1,4 +1,4 @@
-"""Runs an engine on its own thread, so that engine and asyncio program do not block each other."""
+"""Runs an engine on its own thread, so that the engine and the asyncio program do not block each other."""
 
 import logging
 import math
@@ -26,7 +26,7 @@ OUT_OF_MEMORY = 1
 IDLE_WAIT_SECONDS = 0.5  # heartbeat period of an idle worker
 
 Observe = Callable[[Items[StepReport], Items[Event]], None]
-"""Receives the reports and events of every Step."""
+"""Called with the reports and events of every Step."""
 
 Deliveries = Mapping[TokenStream, list[Event]]
 
@@ -46,11 +46,11 @@ class WorkerState:
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
     piggyback_speedup: float = math.nan
-    """Tokens per second relative to whole passes, for the current number of sequences; nan until measured."""
+    """Speedup of the fastest schedule over `whole`, for the current number of sequences; nan until measured."""
 
 
 class EngineWorker:
-    """Queues requests for an engine and delivers its events. `observe` is called on the engine's thread."""
+    """Queues requests for an engine and delivers the engine's events. `observe` is called on the engine's thread."""
 
     def __init__(self, engine: Engine, observe: Observe | None = None) -> None:
         self.engine = engine
@@ -59,7 +59,7 @@ class EngineWorker:
         """Whether the engine has ended, or is ending, because of a failure."""
         self._observe = observe
         self._streams: dict[ChoiceKey, TokenStream] = {}
-        """Streams of running choices."""
+        """The stream of each unfinished choice."""
         self._open_streams: dict[TokenStream, None] = {}
         """Streams that are not closed. They fail if the engine ends."""
         self._numbers = count()
@@ -101,7 +101,7 @@ class EngineWorker:
         stream = TokenStream(keys, self._cancel, self._forget)
         self._open_streams[stream] = None
         self._commands.put(lambda: self._add(by_id, tenant, stream))
-        if self._has_ended:  # checked after put(): the thread may have ended in between
+        if self._has_ended:  # check after put(), because the thread may have ended before it
             self._forget(stream)
             raise EngineStopped(STOPPED)
         return stream
@@ -135,7 +135,7 @@ class EngineWorker:
             if stream := self._streams.get(key := (sequence.id, sequence.choice)):
                 stream.admissions.setdefault(key, Admitted(started, sequence.num_cached_prompt_tokens or 0))
         if self._observe:
-            self._observe(self.engine.reports, events)  # before delivery: clients see counted tokens only
+            self._observe(self.engine.reports, events)  # before delivery, so that clients see no uncounted token
         self._deliver(events)
 
     def _deliver(self, events: Items[Event]) -> None:
@@ -169,7 +169,7 @@ class EngineWorker:
             self._hand_over({stream: stream.failures(error) for stream in list(self._open_streams)})
 
     def _take_commands(self) -> bool:
-        """Run queued commands. Without work, wait up to a heartbeat for a command. Return False to stop."""
+        """Run queued commands. If the engine has no work, first wait for one. Return False if the worker must stop."""
         try:
             command = self._commands.get(block=not self.engine.has_work, timeout=IDLE_WAIT_SECONDS)
             while command is not None:
@@ -180,10 +180,10 @@ class EngineWorker:
             return True
 
     def _drain_commands(self) -> None:
-        """Run the queued commands, so that their streams fail like all others."""
+        """Run the commands that are still queued, so that their streams fail like all other streams."""
         while not self._commands.empty():
             if command := self._commands.get():
-                with suppress(Exception):  # the engine may be broken
+                with suppress(Exception):  # the engine may have failed
                     command()
 
     def _add(self, requests: dict[str, EngineRequest], tenant: str, stream: TokenStream) -> None:
@@ -203,10 +203,10 @@ class EngineWorker:
         self.engine.cancel(*key)
 
     def _hand_over(self, deliveries: Deliveries) -> None:
-        """Deliver events with one call into each event loop."""
+        """Deliver events, with a single call per event loop."""
         for loop in {stream.loop for stream in deliveries}:
             own = {stream: delivery for stream, delivery in deliveries.items() if stream.loop is loop}
-            with suppress(RuntimeError):  # the loop has closed
+            with suppress(RuntimeError):  # the loop may be closed
                 loop.call_soon_threadsafe(hand_over, own)
 
 

@@ -1,6 +1,6 @@
-"""Drafts tokens for the last exit by prompt lookup (`ngrams`), if they are likely to be accepted. Torch-free.
+"""Drafts tokens by prompt lookup (`ngrams`), if the last exit is likely to accept them. Torch-free.
 
-A race measures which number of draft tokens gives the most tokens per second.
+A race measures which limit on the number of draft tokens gives the most tokens per second.
 """
 
 from collections.abc import Sequence as Items
@@ -9,8 +9,8 @@ from nvium_core.engine.schedule.ngrams import HitRates, copied
 from nvium_core.engine.schedule.race import Race
 from nvium_core.engine.schedule.sequence import Sequence
 
-RACED_LIMITS = 0, 2, 6  # limits on draft tokens per sequence that the race compares
-MIN_ACCEPTANCE = 0.3  # estimated probability that all drafts are accepted
+RACED_LIMITS = 0, 2, 6  # the limits on draft tokens per sequence that the race compares
+MIN_ACCEPTANCE = 0.3  # minimum estimated probability that all draft tokens are accepted
 
 
 class Drafting:
@@ -20,11 +20,11 @@ class Drafting:
         self.is_off = max_drafts == 0
         self._race = Race(RACED_LIMITS if max_drafts is None else (max_drafts,))
         self._hit_rates = {False: HitRates(), True: HitRates()}
-        """Acceptance statistics, separately for temperature 0 (True)."""
+        """Hit rates of requests at temperature 0 (True) and of all other requests (False)."""
         self.num_drafted = self.num_accepted = 0
 
     def drafts_for(self, sequence: Sequence, num_running: int) -> Items[int]:
-        """Return the tokens that followed an earlier occurrence of the last tokens."""
+        """Return draft tokens: the tokens that followed an earlier occurrence of the sequence's last tokens."""
         if self.is_off or not sequence.may_draft or sequence.num_drafts:
             return ()
         match = sequence.find_match(self._hit_rates[sequence.params.temperature == 0])

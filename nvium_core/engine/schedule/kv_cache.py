@@ -1,11 +1,12 @@
 """Ownership of the key/value cache's pages. The tensors are in `PagedCache`.
 
 A page stores `page_size` consecutive positions of a sequence, for all layers. Position t of a sequence is in slot
-pages[t // page_size] · page_size + t % page_size. A page is in one of three states:
+pages[t // page_size] · page_size + t % page_size. A page is *complete* if every block has computed all its positions.
+A page is in one of three states:
 
-    free      no owner, no content to keep
-    owned     by one sequence or, if it is full and has passed every block, by all sequences that share its prefix
-    kept      full, complete, no owner: shared again by its content, or evicted, least recently used first
+    free      it has no owner, and its content is not needed
+    owned     by one sequence or, if it is complete, by all sequences that share its prefix
+    kept      it is complete but has no owner: a later sequence with this prefix can own it, until it is evicted
 """
 
 from collections import Counter
@@ -28,7 +29,7 @@ class PagePool:
         self.page_size = page_size
         self.keeps_pages = keeps_pages
         self.num_rows_found = 0
-        """Total rows found in the prefix cache."""
+        """Total rows that sequences have taken from the prefix cache."""
         self._free = list(range(num_pages - 1, -1, -1))
         self._kept: dict[int, None] = {}  # in the order of their last use
         self._num_owners = [0] * num_pages
@@ -57,7 +58,7 @@ class PagePool:
         return True
 
     def release(self, sequence: Sequence) -> None:
-        """Release all pages. Later pages will be evicted first, because `find` needs the earlier ones."""
+        """Release all pages. A sequence's last page is the first to be evicted, because `find` needs earlier pages."""
         for page in reversed(sequence.pages):
             self._num_owners[page] -= 1
             if self._num_owners[page] == 0:
@@ -68,7 +69,7 @@ class PagePool:
         sequence.pages.clear()
 
     def publish(self, sequence: Sequence, since: int) -> None:
-        """Register the pages that rows from `since` on have completed, except pages whose content is registered."""
+        """Register the complete pages from row `since` on for `find`. Skip content that is already registered."""
         complete = sequence.filled[-1] // self.page_size if self.keeps_pages else 0
         for index in range(since // self.page_size, complete):
             digest, page = self._digests(sequence, complete)[index], sequence.pages[index]
@@ -83,7 +84,7 @@ class PagePool:
                 del self._page_of[self._digest_of.pop(page)]
 
     def find(self, sequence: Sequence) -> list[int]:
-        """Find the registered pages of the sequence's first rows."""
+        """Return the registered pages that have the same content as the sequence's first pages."""
         found = []
         for digest in self._digests(sequence, sequence.num_cacheable_rows // self.page_size):
             if digest not in self._page_of:
@@ -92,11 +93,11 @@ class PagePool:
         return found
 
     def num_free_without(self, pages: Iterable[int]) -> int:
-        """Return the number of available pages if these were owned."""
+        """Return how many pages would be available if these pages had owners."""
         return self.num_free - sum(page in self._kept for page in pages)
 
     def share(self, sequence: Sequence, pages: list[int]) -> None:
-        """Start a sequence without pages on the pages that `find` returned."""
+        """Give the pages that `find` returned to a sequence that has no pages."""
         for page in pages:
             self._kept.pop(page, None)
             self._num_owners[page] += 1
@@ -124,7 +125,7 @@ class PagePool:
         return page
 
     def _digests(self, sequence: Sequence, num_pages: int) -> list[bytes]:
-        """Return digests of the first pages. Each covers its tokens, all earlier tokens and the salt."""
+        """Return digests of the first pages. A digest covers the page's tokens, all earlier tokens and the salt."""
         digests = sequence.page_digests
         for index in range(len(digests), num_pages):
             tokens = sequence.token_ids[index * self.page_size : (index + 1) * self.page_size]

@@ -1,6 +1,6 @@
-"""Penalties, `logit_bias` and `min_tokens` of a sequence: all of g (`SamplingParams`) but the constraint. Torch-free.
+"""Penalties, `logit_bias` and `min_tokens` of a sequence: g (see `SamplingParams`) without the constraint. Torch-free.
 
-There is one entry per affected token, updated with every generated token.
+Each affected token has an entry. Generated tokens update the entries.
 """
 
 import math
@@ -54,7 +54,7 @@ class LogitChanges:
             self._early = frozenset()
 
     def _entry(self, token_id: int) -> int:
-        """Return the index of the token's entry, which is added if missing."""
+        """Return the index of the token's entry. Add the entry if it is missing."""
         if token_id not in self._index:
             self._index[token_id] = len(self.entries)
             bias = -math.inf if token_id in self._early else self._params.logit_bias.get(token_id, 0.0)

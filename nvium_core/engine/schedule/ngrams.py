@@ -14,14 +14,17 @@ INITIAL_HIT_RATES = {8: 0.75, 4: 0.55, 2: 0.3, 1: 0.1}
 """Initial hit rates by length, measured with SmolLM2-135M-Instruct at temperature 1."""
 
 PRIOR_WEIGHT = 8
-"""Weight of other texts' hit rate, as a number of matches in this text. The initial rate weighs four times as much."""
+"""The hit rate of other texts counts like this many matches in a text. Initial hit rates count four times as much."""
 
-DECAY = 0.5 ** (1 / 2000)  # decay per match: half is left after 2,000 matches
-MAX_LOOKBACK = 4096  # tokens indexed before the first lookup, at about 700 bytes each
+DECAY = 0.5 ** (1 / 2000)  # factor per match: after 2,000 more matches, a match counts half
+MAX_LOOKBACK = 4096  # maximum tokens that a lookup adds to the index, at about 700 bytes each
 
 
 class Match(NamedTuple):
-    """The last `length` tokens also occurred before `end`. `hit_rate` estimates how often the next token is equal."""
+    """The last `length` tokens also occur earlier in the text, and there end before index `end`.
+
+    `hit_rate`: estimated probability that the next token equals the token at `end`.
+    """
 
     length: int
     end: int
@@ -29,7 +32,7 @@ class Match(NamedTuple):
 
 
 class HitRates:
-    """Hit rates of matches by length, over all texts."""
+    """By length of a match: how often the next token was equal too, over all texts."""
 
     def __init__(self) -> None:
         self._found = dict.fromkeys(LENGTHS, 4.0 * PRIOR_WEIGHT)
@@ -44,7 +47,7 @@ class HitRates:
 
 
 class Ngrams:
-    """Index of a growing text, with the hit rates of its matches. `others` are the hit rates of similar texts."""
+    """Index of a growing text's n-grams, and hit rates of its matches. `others`: hit rates of similar texts."""
 
     def __init__(self, others: HitRates) -> None:
         self._others = others
@@ -54,7 +57,7 @@ class Ngrams:
         self._found, self._right = Counter[int](), Counter[int]()
 
     def find(self, token_ids: Items[int], stop: int) -> Match | None:
-        """Return the match of the longest n-gram that ends at `stop` and occurred before."""
+        """Return the match of the longest n-gram that ends at `stop` and also occurs earlier. None if there is none."""
         self._learn(token_ids, stop)
         for end in range(max(self._num_indexed, stop - MAX_LOOKBACK), stop):
             for length in LENGTHS:
@@ -69,7 +72,7 @@ class Ngrams:
         return self._last
 
     def _learn(self, token_ids: Items[int], stop: int) -> None:
-        """Update the hit rates with the last match, whether or not it was drafted."""
+        """Update the hit rates with the last match, even if no token was drafted."""
         if self._last is not None and stop > self._num_indexed:
             length, end, _ = self._last
             is_right = token_ids[end] == token_ids[self._num_indexed]
@@ -79,5 +82,5 @@ class Ngrams:
 
 
 def copied(token_ids: Items[int], end: int, stop: int, number: int) -> list[int]:
-    """Return the `number` tokens after `end`. If there are fewer before `stop`, repeat them."""
+    """Return `number` tokens from index `end` on. If there are fewer before `stop`, repeat them."""
     return [token_ids[end + ahead % (stop - end)] for ahead in range(number)]

@@ -1,8 +1,8 @@
 """Measures while serving which of several candidates, such as schedules, emits the most tokens per second. Torch-free.
 
-For each number of sequences, in powers of two, the candidates take turns in short windows, forth and back (A B B A). A
-candidate wins over the first if its mean log ratio exceeds two standard errors. The winner then runs alone long enough
-to make the overhead of measuring negligible. The mean is a moving average, so old rounds lose weight.
+There is one race per power of two of running sequences. Candidates take turns in short windows; a round is A B B A. A
+candidate beats the first candidate if the mean log of their speed ratio exceeds two standard errors. The winner then
+runs alone, so long that the overhead of measuring is negligible. The mean is a moving average: old rounds lose weight.
 """
 
 import math
@@ -10,18 +10,18 @@ from collections import defaultdict
 from collections.abc import Sequence as Items
 from typing import Any, Generic, TypeVar
 
-WINDOW_TOKENS = 16  # tokens per sequence in a window, without its first Step
-MIN_ROUNDS = 4  # rounds before the first decision, without pauses
-AVERAGED_ROUNDS = 24  # length of the moving average
-MIN_STANDARD_ERRORS = 2.0  # lead that a winner needs
-MAX_OVERHEAD = 0.005  # share of all tokens that measuring may cost
+WINDOW_TOKENS = 16  # length of a window in tokens per sequence; its first Step does not count
+MIN_ROUNDS = 4  # rounds before the first decision; there are no pauses between them
+AVERAGED_ROUNDS = 24  # length of the moving average in rounds
+MIN_STANDARD_ERRORS = 2.0  # a winner's minimum lead, in standard errors
+MAX_OVERHEAD = 0.005  # share of throughput that measuring may cost
 MIN_PAUSE_TOKENS, MAX_PAUSE_TOKENS = 256, 16_384  # pause between rounds, in tokens per sequence
 
 Candidate = TypeVar("Candidate")
 
 
 class SizeRace(Generic[Candidate]):
-    """The race for one number of sequences."""
+    """The race for one power of two of running sequences."""
 
     def __init__(self, candidates: Items[Candidate]) -> None:
         self.candidates = candidates
@@ -59,7 +59,7 @@ class SizeRace(Generic[Candidate]):
                 self._end_turn(*self._window)
 
     def interrupt(self) -> None:
-        """Restart the window after Steps of another size. Finished windows still count."""
+        """Restart the window, because Steps with another number of sequences ran. Finished windows still count."""
         self._window = None
 
     @property
@@ -132,13 +132,13 @@ class Race(Generic[Candidate]):
         return self._candidates[self._by_size[size].current]
 
     def observe(self, num_sequences: int, num_tokens: int, seconds: float) -> None:
-        """Record a Step of the candidate that `choose` returned, with its total tokens."""
+        """Record a Step of the candidate that `choose` returned. `num_tokens` is the total of all sequences."""
         if self._last_size == num_sequences.bit_length():
             self._by_size[self._last_size].observe(num_tokens / num_sequences, seconds)
 
     @property
     def ratio(self) -> float:
-        """Speedup over the baseline at the last number of sequences; nan until measured."""
+        """Speedup of the winner over the baseline at the last number of sequences; nan until measured."""
         return self._by_size[self._last_size].ratio if self._last_size in self._by_size else math.nan
 
     def winner(self, num_sequences: int) -> Candidate:

@@ -1,7 +1,7 @@
 """Admission, the choice of the next Step, and preemption when pages run out. Torch-free.
 
-A run of many rows, such as a prompt, is *long*. Long runs would stall short runs. So if both kinds wait, they
-alternate, and the long runs share a smaller row budget.
+A run of many rows, such as a prompt, is *long*. Long runs would delay short runs. So if both kinds wait, Steps of long
+runs and Steps of short runs alternate, and a Step of long runs has a smaller row budget.
 """
 
 from bisect import insort
@@ -21,7 +21,7 @@ from nvium_core.engine.schedule.waiting_line import WaitingLine
 MAX_SHORT_RUN_ROWS = 16  # longer runs are *long*
 
 SECONDS_AHEAD = 0.004
-"""Time budget of a call that emits several tokens per sequence. Short, for smooth streaming and low latency."""
+"""Time budget of a call that emits several tokens per sequence. It is short, for smooth streaming and low latency."""
 
 POLICIES: dict[Schedule, tuple[Schedule, ...]] = {
     "race": ("whole", "sweep"),
@@ -30,8 +30,8 @@ POLICIES: dict[Schedule, tuple[Schedule, ...]] = {
     "synchronous": ("whole",),
     "sweep": ("sweep",),
 }
-"""The policies that each schedule races, the baseline first. `whole` runs all blocks for every row. `sweep` is the
-paper's loop, batched: it runs the deepest block that enough sequences wait for, deferred rows included."""
+"""The policies that each schedule compares, the baseline first. `whole` runs all blocks for every row. `sweep` is the
+paper's loop with batching: it runs the deepest block for which enough sequences wait, together with deferred rows."""
 
 
 def policies_of(schedule: Schedule, num_blocks: int) -> tuple[Schedule, ...]:
@@ -61,7 +61,7 @@ class Scheduler:
         self.waiting = WaitingLine()
         self.running: list[Sequence] = []
         self.admitted: list[Sequence] = []
-        """Sequences that the last `schedule` admitted."""
+        """Sequences that the last call of `schedule` admitted."""
         self.num_preemptions = 0
         self._seats = list(range(config.max_sequences - 1, -1, -1))
         self._num_steps = self._num_running = 0
@@ -86,7 +86,7 @@ class Scheduler:
         return None
 
     def observe(self, step: Step, num_tokens: int, seconds: float) -> None:
-        """Record a Step's time in the races. Steps with long runs do not count, nor do Steps that had to be whole."""
+        """Record a Step's time in the races, unless it had long runs or had to be whole."""
         if not (self._long_ran or self._is_forced):
             self.schedules.observe(self._num_running, num_tokens, seconds)
             if any(run.sequence.is_original for run in step.runs):
@@ -125,7 +125,7 @@ class Scheduler:
             assert len(sequence.pages) >= self.pool.num_pages_for(sequence.filled[0])
 
     def _admit(self) -> Iterator[Sequence]:
-        """Admit waiting sequences while seats are free, and pages for all their tokens and one page more."""
+        """Admit waiting sequences while seats and pages are free. Reserve pages for their tokens, and one more each."""
         promised = self._num_promised_pages()
         while self._seats and (sequence := self.waiting.first(self._is_held)):
             found = self.pool.find(sequence)
@@ -137,7 +137,7 @@ class Scheduler:
             yield sequence
 
     def _num_promised_pages(self) -> int:
-        """Return the number of pages that running sequences still need, for their tokens and one page more each."""
+        """Return how many free pages are reserved for running sequences: for their tokens, and one more each."""
         return sum(max(0, 1 + self.pool.num_pages_for(s.num_tokens) - len(s.pages)) for s in self.running)
 
     def _seat(self, sequence: Sequence, found: list[int]) -> None:
@@ -155,7 +155,10 @@ class Scheduler:
         return leader is not sequence and self.prefills_for_others(leader)
 
     def _turn(self, ready: list[Sequence]) -> list[Sequence]:
-        """Return the sequences for the next Step. Long and short runs alternate, unless a sequence is overdue."""
+        """Return the sequences for the next Step: all with long runs, or all with short runs.
+
+        The two kinds alternate, unless a sequence is overdue.
+        """
         long = {sequence for sequence in ready if self._is_long(sequence)}
         is_mixed = 0 < len(long) < len(ready)
         longest_waiting = min(ready, key=attrgetter("last_step"))
@@ -166,7 +169,7 @@ class Scheduler:
         return sorted(turn, key=self._precedence)
 
     def _precedence(self, sequence: Sequence) -> tuple[bool, int]:
-        """Sort key: overdue sequences first, then long runs by arrival, short runs by their last Step."""
+        """Sort key: overdue sequences come first. Then long runs are in order of arrival, short runs of last Step."""
         is_overdue = self._is_overdue(sequence)
         return not is_overdue, sequence.arrival if self._long_ran and not is_overdue else sequence.last_step
 
@@ -192,7 +195,7 @@ class Scheduler:
         return sequence.deepest_pending_block if is_leader else sequence.ready_block
 
     def _choose(self, ready: dict[Sequence, int]) -> int:
-        """Return the deepest block that enough sequences wait for, or the block of an overdue sequence."""
+        """Return the deepest block for which enough sequences wait. If a sequence is overdue, return its block."""
         longest_waiting = min(ready, key=attrgetter("last_step"))
         if self._is_overdue(longest_waiting):
             return ready[longest_waiting]
@@ -240,7 +243,7 @@ class Scheduler:
         return max(1, min(self.tokens_ahead, room, *(s.max_length - s.num_tokens for s in granted)))
 
     def _make_room(self, sequence: Sequence, num_positions: int, granted: Container[Sequence]) -> bool:
-        """Allocate pages. Preempt the youngest sequences if needed; return False if `sequence` was preempted itself."""
+        """Allocate pages. If needed, preempt the youngest sequences. Return False if that includes `sequence`."""
         while not self.pool.grow(sequence, num_positions):
             victim = next((s for s in reversed(self.running) if s not in granted), sequence)
             self.preempt(victim)

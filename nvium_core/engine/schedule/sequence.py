@@ -26,7 +26,7 @@ SCORE_WINDOW = 32
 
 
 class Sequence:
-    """One choice of a request. Row t has passed block k iff t < filled[k]; num_rows ≥ filled[0] ≥ filled[1] ≥ …"""
+    """One choice of a request. Block k has computed the rows t < filled[k], and num_rows ≥ filled[0] ≥ filled[1] ≥ …"""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Sequence:
         self.id = request_id
         self.tenant = tenant
         self.priority = priority
-        """The lowest of a tenant's priorities is admitted first."""
+        """Of a tenant's sequences, those with the lowest number are admitted first."""
         self.cache_salt = cache_salt
         """Only sequences with the same salt share pages."""
         self.choice = choice
@@ -72,7 +72,7 @@ class Sequence:
         self.finish_reason: FinishReason | None = None if params.max_tokens else "length"
         """Set when the last token has been emitted. The sequence then ends, unless it owes scores."""
         self.num_scored = 0 if params.prompt_logprobs and choice == params.choice else len(prompt) - 1
-        """Rows below this number have their scores, or need none. Only the first choice scores the prompt."""
+        """All rows before this row have scores or need none. Only the first choice scores the prompt."""
         self.filled = [0] * num_blocks
         self.pages: list[int] = []
         self.page_digests: list[bytes] = []
@@ -81,7 +81,7 @@ class Sequence:
         self.num_cached_prompt_tokens: int | None = None
         """Prompt rows found in the cache at the first admission; None before."""
         self.last_step = 0
-        """Number of the scheduler's Step that last ran this sequence."""
+        """Number of the last Step that ran this sequence."""
         self.log_reached = 0.0
         """log Π (1 − w_j) over the exits that the front row has passed."""
 
@@ -100,11 +100,11 @@ class Sequence:
 
     @property
     def num_cacheable_rows(self) -> int:
-        """Rows that may come from the prefix cache: before the front and before any row to score."""
+        """Number of rows that may come from the prefix cache: they are before the front and need no scores."""
         return min(self.num_scored, self.num_rows - 1) if self.needs_scores else self.num_rows - 1
 
     def pending_rows(self, block: int) -> range:
-        """Rows that have reached this block and not passed it."""
+        """Rows that have passed the previous block but not this block."""
         if block:
             return range(self.filled[block], self.filled[block - 1])
         num_rows = len(self.token_ids) - (self.finish_reason is not None)
@@ -112,7 +112,7 @@ class Sequence:
 
     @property
     def _score_limit(self) -> int:
-        """Maximum rows that may have passed the first block: the prompt's, or `SCORE_WINDOW` more than are scored."""
+        """Maximum rows that the first block may compute: the prompt, or `SCORE_WINDOW` rows beyond the scored rows."""
         return max(self.num_scored + SCORE_WINDOW, self.num_prompt_tokens - 1)
 
     @property
@@ -153,7 +153,7 @@ class Sequence:
 
     @property
     def num_deferred_rows(self) -> int:
-        """Number of rows before the front that have not passed every block; 0 before the first emitted token."""
+        """Number of rows before the front that have not passed every block; 0 until a token has been emitted."""
         return self.num_tokens - 1 - min(self.filled[-1], self.num_tokens - 1) if self.num_generated else 0
 
     def append(self, token_id: int) -> None:
@@ -168,25 +168,25 @@ class Sequence:
 
     @property
     def num_verified(self) -> int:
-        """Number of tokens without drafts."""
+        """Number of tokens, not counting drafts."""
         return len(self.token_ids) - self.num_drafts
 
     @property
     def may_run_ahead(self) -> bool:
-        """Whether one call may emit several tokens, because no token needs work that the host does after another."""
+        """Whether one call may emit several tokens, because the host has nothing to do between two tokens."""
         is_free = self.constraint is None and (self.changes is None or self.changes.may_run_ahead)
         return is_free and not (self.needs_scores or self.num_drafts) and self.finish_reason is None
 
     @property
     def may_draft(self) -> bool:
-        """Whether another draft token can help. Requests with scores or adjusted logits are not drafted."""
+        """Whether another draft token may be appended. Requests with scores or adjusted logits get no drafts."""
         if not self.is_original or self.draw.is_adjusted or self.needs_scores or self.finish_reason is not None:
             return False
         return self.num_tokens + 1 < self.max_length
 
     @property
     def first_verified(self) -> int:
-        """First row whose next token the last exit samples; `num_tokens` if there is none."""
+        """First row whose next token is not yet decided, with `original` sampling. Otherwise `num_tokens`."""
         return self.num_verified - 1 if self.is_original and self.finish_reason is None else self.num_tokens
 
     def append_drafts(self, token_ids: Items[int]) -> None:
@@ -198,12 +198,12 @@ class Sequence:
             self.num_drafts += 1
 
     def find_match(self, others: HitRates) -> Match | None:
-        """Find an earlier occurrence of the last verified tokens. `others`: statistics of similar sequences."""
+        """Find an earlier occurrence of the last verified tokens. `others`: hit rates of similar sequences."""
         self._ngrams = self._ngrams or Ngrams(others)
         return self._ngrams.find(self.token_ids, self.num_verified)
 
     def verify(self, token_id: int) -> bool:
-        """Append the last exit's next token. If the next draft differs, drop all drafts and return False."""
+        """Append a token sampled by the last exit. If the next draft differs, drop all drafts and return False."""
         if self.num_drafts and self.token_ids[self.num_verified] == token_id:
             self.num_drafts -= 1
             return True
@@ -220,7 +220,7 @@ class Sequence:
             self.filled = [min(filled, num_rows) for filled in self.filled]
 
     def start_at(self, num_rows: int) -> None:
-        """Mark these rows as passed by every block: their pages were found in the cache."""
+        """Mark the first `num_rows` rows as computed by every block: their pages were found in the cache."""
         self.filled = [num_rows] * len(self.filled)
 
     def reset(self) -> None:

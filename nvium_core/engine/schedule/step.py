@@ -7,11 +7,11 @@ from typing import NamedTuple
 from nvium_core.engine.events import Score, StepReport
 from nvium_core.engine.schedule.sequence import Sequence
 
-NO_TOKEN = -1  # result of sampling from logits with NaN or infinities
+NO_TOKEN = -1  # result of sampling if the logits have NaN or infinities
 
 
 class Run(NamedTuple):
-    """One sequence's part of a Step: rows filled[k] … stop - 1 of each block k, and at most `limit` tokens."""
+    """One sequence's part of a Step: rows filled[k] … stop - 1 of each block k. It emits at most `limit` tokens."""
 
     sequence: Sequence
     stop: int
@@ -33,8 +33,8 @@ class Rows(NamedTuple):
 class Step:
     """Rows of some sequences to run through these blocks.
 
-    `whole`: every row passes all blocks; otherwise a run stops where its front row emits. `seconds`: time budget for
-    runs whose `limit` allows several tokens.
+    If `whole`, every row passes all blocks. If not, a run stops at the block where its front row emits. `seconds`: time
+    budget of a Step that may emit several tokens per sequence.
     """
 
     blocks: range
@@ -54,8 +54,8 @@ class Emission(NamedTuple):
 class Outcome(NamedTuple):
     """Outcome of a run. If `error` is set, the other fields are meaningless.
 
-    `filled`: the new staircase. `log_reached`: log Π (1 − w_j) of the front row, 0 if it has just emitted. `scores`:
-    scores of the rows that passed the last block.
+    `filled`: the new staircase. `log_reached`: log Π (1 − w_j) over the exits that the front row has passed; 0 if it
+    has just emitted. `scores`: scores of the rows that have passed the last block in this Step.
     """
 
     filled: list[int]

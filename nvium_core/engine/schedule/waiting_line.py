@@ -1,8 +1,8 @@
 """The queue of waiting sequences, in which tenants take turns.
 
 Within a tenant the lowest priority number goes first, then the earliest request. Preempted sequences go before all
-others. All operations take constant time, except `first`, which is linear in the held requests and in the priorities
-of a tenant.
+other sequences. `first` takes time in proportion to the held requests and the priorities of a tenant. All other
+operations take constant time.
 """
 
 from collections import OrderedDict
@@ -15,7 +15,7 @@ Requests = dict[str, dict[Sequence, None]]
 """The waiting choices of each request, by request id, in order of arrival."""
 
 Queue = dict[int, Requests]
-"""The requests of each priority."""
+"""Requests by priority."""
 
 
 class WaitingLine:
@@ -45,22 +45,20 @@ class WaitingLine:
         self._num_waiting += 1
 
     def first(self, is_held: Callable[[Sequence], bool]) -> Sequence | None:
-        """Return the next sequence that is not held. A tenant keeps its turn while its sequences are held.
-
-        If a choice of a request is held, its later choices must be held too.
-        """
+        """Return the next sequence for which `is_held` is False. While all sequences of a tenant are held, the tenant
+        keeps its turn. If a choice of a request is held, its later choices must be held too."""
         heads = (next(iter(choices)) for choices in self._new_requests())
         return next((sequence for sequence in chain(self._preempted, heads) if not is_held(sequence)), None)
 
     def take(self, sequence: Sequence) -> None:
-        """Remove a sequence to run it, which uses its tenant's turn unless the sequence was preempted."""
+        """Remove a sequence in order to run it. This uses up its tenant's turn, unless the sequence was preempted."""
         is_turn = sequence not in self._preempted
         self.remove(sequence)
         if is_turn and sequence.tenant in self._tenants:
             self._tenants.move_to_end(sequence.tenant)
 
     def remove(self, sequence: Sequence) -> None:
-        """Remove a waiting sequence without using its tenant's turn."""
+        """Remove a waiting sequence. Its tenant keeps its turn."""
         self._num_waiting -= 1
         if sequence in self._preempted:
             del self._preempted[sequence]
