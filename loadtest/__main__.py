@@ -36,7 +36,7 @@ def http_client(arguments: argparse.Namespace) -> httpx.AsyncClient:
 
 
 def stop_on_signals(client: LoadClient) -> None:
-    """Stop the test on SIGINT and SIGTERM. Outside the main thread, which alone can handle signals, do nothing."""
+    """On the main thread, stop the test on SIGINT and SIGTERM. Other threads cannot handle signals."""
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, client.stop)

@@ -47,7 +47,7 @@ class RequestResult:
 
     @property
     def num_tokens(self) -> int:
-        """Return the number of generated tokens, as reported by the server or, without a report, as streamed."""
+        """Return the server's count of generated tokens. If the server sent no count, count the streamed tokens."""
         return self._num_seen if self.num_reported_tokens is None else self.num_reported_tokens
 
     @property

@@ -71,7 +71,7 @@ def random_prompts(token_ids: Sequence[int], lengths: Lengths, count: int, seed:
 
 
 def read_prompts(path: Path, categories: Sequence[str] = ()) -> tuple[Prompt, ...]:
-    """Read a prompt from each line of a file. In a .jsonl file, the prompt is the first of `turns`, else `prompt`.
+    """Read one prompt per line. A line of a .jsonl file has `prompt` or `turns`, whose first item is the prompt.
 
     Use only prompts of `categories`, or all prompts if `categories` is empty. Take prompts from the categories in
     turn. Raise `WorkloadError` if the file is invalid.

@@ -62,7 +62,7 @@ class Targets:
     inter_token_latency: float | None = None
 
     def are_met_by(self, result: RequestResult) -> bool:
-        """Return whether a request succeeded and met all targets. A single token meets every inter-token target."""
+        """Return whether a request succeeded and met all targets. With one token, it meets any inter-token target."""
         first, between = result.time_to_first_token, result.mean_inter_token_latency
         if result.error is not None or first is None:
             return False

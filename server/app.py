@@ -51,7 +51,7 @@ ENDPOINTS = {
 """Paths whose POST requests are recorded, with the endpoint's name in metrics and logs."""
 
 STOP_SECONDS = 5
-"""Timeout for closing the connections after draining, and then again for stopping the engine."""
+"""Timeout for each of the two steps after draining: closing the connections and stopping the engine."""
 
 
 def create_app(model: LoadedModel, settings: Settings) -> FastAPI:

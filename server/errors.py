@@ -32,7 +32,7 @@ CONTEXT_EXCEEDED = "context_length_exceeded"
 TOO_COSTLY = "too_costly"
 
 WRONG_FIELD = "wrong_field:"
-"""Prefix of the type of our pydantic errors. The rest of the type is the name of the invalid field."""
+"""Prefix of the type of a custom pydantic error. The rest of the type is the name of the invalid field."""
 
 REJECTIONS = {
     "bodies_too_large": 503,
@@ -170,7 +170,7 @@ def from_engine(error: EngineError) -> ApiError:
         log.warning("a grammar exceeded its limits while sampling")
         return ApiError(str(error), code=TOO_COSTLY)
     if isinstance(error, NoTokenAllowed):
-        message = f"{error}: check that allowed_token_ids and bad_words do not contradict it"
+        message = f"{error}: check that allowed_token_ids and bad_words do not contradict the output format"
         return ApiError(message, code="no_token_allowed")
     return engine_stopped() if isinstance(error, EngineStopped) else internal_error(str(error))
 

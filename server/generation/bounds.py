@@ -1,4 +1,4 @@
-"""Size limits on grammars. A large grammar takes long to compile, and long to compute the mask of each token."""
+"""Size limits on grammars. With a large grammar, compiling takes long, and so does the mask of each token."""
 
 import json
 import math
@@ -24,7 +24,7 @@ MAX_PATTERNS = 16
 """Limit of distinct patterns in a schema. Intersecting the patterns of merged schemas takes exponential time."""
 
 MAX_MULTIPLE = 10_000
-"""Limit of the least common multiple of what `multiples_of` yields. llguidance needs this number of states."""
+"""Limit of the least common multiple of the integers from `multiples_of`. llguidance needs that many states."""
 
 SURROGATES = re.compile("[\ud800-\udfff]")
 

@@ -8,7 +8,7 @@ from server.telemetry.record import RequestRecord
 
 
 async def start_chat(service: Service, chat: ChatRequest, record: RequestRecord, tenant: str) -> Generation:
-    """Admit the request, render its prompt and submit it to the engine. If a step raises, undo all of them."""
+    """Admit the request, render its prompt and submit it to the engine. If a step raises, undo the previous steps."""
     template = service.chat_template
     with service.admission.entered(chat.num_choices, tenant), chat.in_request_names():
         kept = chat.num_prompt_tokens_kept(service.engine.context)

@@ -33,9 +33,9 @@ class CallText:
     has_begun: bool = False
     """Whether the grammar accepted `continued` as the start of a call."""
     shown: Mapping[int, str] = field(default_factory=dict)
-    """Special tokens that appear in the text although special tokens are skipped: their text, by token id."""
+    """Text of the special tokens that are never skipped, by token id."""
     ends_at_repeated: CallFormat | None = None
-    """Format of calls. If given, the answer ends before a call that repeats an earlier call."""
+    """If given, the answer ends before a call in this format that repeats an earlier call."""
 
 
 NO_CALLS = CallText()

@@ -34,7 +34,7 @@ PLACE = re.compile(r"^at \d+\(\d+\): ")
 LISTING = re.compile(r"\n\s+1 \|.*", re.DOTALL)
 UNKNOWN = re.compile(r"Unimplemented keys: \[(.*?)\]")
 DETAIL = re.compile(r"^error: (.*)$", re.MULTILINE)
-FOREIGN = re.compile(r"Some\(|None\b|option|registry|\(And|Regex|not supported yet|many digits")
+INTERNALS = re.compile(r"Some\(|None\b|option|registry|\(And|Regex|not supported yet|many digits")
 """Matches errors that name llguidance's internals. Clients get a plain message instead."""
 
 
@@ -150,7 +150,7 @@ def definitions_of(root: dict[str, Any], node: Mapping[str, Any]) -> dict[str, d
 def first_error(matcher: LLMatcher) -> str:
     """Compute the first two masks. Return the error, or an empty text.
 
-    In an object, the second mask may allow every property. So the second mask may exceed a limit if the first does not.
+    In an object, the second mask may allow every property. So it may exceed a limit even if the first mask does not.
     """
     probe = matcher.deep_copy()
     mask = int.from_bytes(probe.compute_bitmask(), "little")
@@ -168,6 +168,6 @@ def reason(error: str, key: str = "") -> str:
     line = detail.group(1) if detail else text.removeprefix("failed to compile JSON schema: ").split("\n")[0]
     if "Unsatisfiable" in line:
         return f"{key} allows no value" if key else "no value satisfies it"
-    if FOREIGN.search(line):
+    if INTERNALS.search(line):
         return f"{key} cannot be enforced" if key else "it cannot be enforced"
     return line if len(line) <= MAX_REASON_CHARACTERS else f"{line[:MAX_REASON_CHARACTERS]}…"

@@ -85,7 +85,7 @@ class Constraints:
             compiled: Compiled
             compiled, begun_token_ids = pipe.recv()
         except (EOFError, OSError) as error:
-            log.warning("a grammar process died: out of time, out of memory or a crash", field=field)
+            log.warning("a grammar process ended: out of time, out of memory or a crash", field=field)
             raise InvalidField(field, "takes too much time or memory to compile", code=TOO_COSTLY) from error
         if compiled.error is not None:
             raise InvalidField(field, compiled.error)
@@ -98,7 +98,7 @@ class Constraints:
         ours, theirs = socket.socketpair()
         with self._lock, theirs:
             pipe = self._cached.pop(key, None)
-            if pipe is None or not is_sent(pipe, theirs):
+            if pipe is None or not send_socket(pipe, theirs):
                 pipe = self._new_grammar_process(pickled)
                 send_handle(pipe, theirs.fileno(), None)
             self._cached[key] = pipe
@@ -111,7 +111,7 @@ class Constraints:
     def _new_grammar_process(self, pickled: bytes) -> Connection:
         ours, theirs = socket.socketpair()
         with theirs:
-            if self._fork_server is None or not is_sent(self._fork_server, theirs):
+            if self._fork_server is None or not send_socket(self._fork_server, theirs):
                 self._fork_server = self._new_fork_server()
                 send_handle(self._fork_server, theirs.fileno(), None)
         pipe = Connection(ours.detach())
@@ -128,7 +128,7 @@ class Constraints:
         return pipe
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return a token's bytes: for a special token, its name; for an id without a token, no bytes."""
+        """Return a token's bytes. For a special token, return its name. For an id without a token, return no bytes."""
         if token_id >= len(self._tokenizer):
             return b""
         if self._tokens is None:
@@ -138,10 +138,10 @@ class Constraints:
         return b"\xff" + decoded if is_marked else decoded
 
 
-def is_sent(pipe: Connection, handle: socket.socket) -> bool:
+def send_socket(pipe: Connection, sent: socket.socket) -> bool:
     """Send a socket through the pipe to a process. If the process has ended, close the pipe and return False."""
     with suppress(OSError):
-        send_handle(pipe, handle.fileno(), None)
+        send_handle(pipe, sent.fileno(), None)
         return True
     pipe.close()
     return False
@@ -158,7 +158,7 @@ class MaskClient:
         self._num_choices = 0
 
     def begin(self, origin: int = 0) -> int:
-        """Start a choice and return its number. Except for the first choice, copy the state of choice `origin`."""
+        """Start a choice and return its number. If it is not the first choice, copy the state of choice `origin`."""
         choice, self._num_choices = self._num_choices, self._num_choices + 1
         self.send(choice, BEGIN, origin)
         return choice
@@ -219,7 +219,7 @@ class GrammarConstraint:
 
 @dataclass(frozen=True)
 class AllowedTokens:
-    """Allows the tokens in a bit mask. If `also` is given, allows only those of them that `also` allows."""
+    """Allows the tokens in a bit mask. If the constraint `also` is given, a token must satisfy `also` too."""
 
     mask: int
     num_bytes: int

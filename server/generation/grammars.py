@@ -22,7 +22,7 @@ from server.generation.keywords import enforceable
 FUNCTION_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 HEADER = '%llguidance {"no_forcing": true}\nstart: '
-"""Start of a grammar. `no_forcing` skips the search for forced tokens, whose time is linear in the text."""
+"""Start of a grammar. `no_forcing` skips the search for forced tokens, which takes time linear in the text."""
 
 BLANK = r"[ \n]*"
 """Whitespace that may precede the first call of an answer."""
@@ -55,7 +55,7 @@ class Grammar(ABC):
         return iter(())
 
     def compacted(self, text: str) -> str:
-        """Remove the whitespace that the grammar forbids from JSON in `text`, the start of an answer."""
+        """Remove forbidden whitespace from the JSON in `text`, which is the start of an answer."""
         return text
 
 
@@ -138,7 +138,7 @@ class Lark(Grammar):
         check_text(self.grammar)
         try:
             return self.grammar if LARK.search(self.grammar) else str(gbnf_to_lark(self.grammar))
-        except Exception as error:  # which types the converter raises is not documented
+        except Exception as error:  # the converter's exceptions are not documented
             raise UnusableGrammar("must be a valid Lark or GBNF grammar") from error
 
 

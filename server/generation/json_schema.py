@@ -4,7 +4,7 @@
   open, and a model would invent properties up to its length limit. Schemas merged by `$ref` and `allOf` are closed
   as one object.
 - A `format` that llguidance cannot check is not enforced.
-- `uniqueItems` is enforced if the items have few possible values: the result lists all arrays. Otherwise it is not.
+- `uniqueItems` is enforced only if the items have few possible values. The result then lists all arrays.
 - If a property has a different constant in each alternative of `oneOf`, that property is required.
 - If a closed schema has alternatives, each alternative forbids the properties that only other alternatives declare.
 
@@ -33,7 +33,7 @@ OPEN_REFERENCE = re.compile(rf'"\$ref": "([^"]*{OPEN_SUFFIX})"')
 MAX_VISITS = 500_000
 
 MAX_DISTINCT = 5
-"""If the items have more possible values, `uniqueItems` is not enforced. Five values have 326 arrays."""
+"""`uniqueItems` is enforced for at most this many possible items. Five items give 326 arrays."""
 
 LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 NAMED = ("properties", "patternProperties", "dependentSchemas")
@@ -238,7 +238,7 @@ def needed(definitions: Mapping[str, Any], users: list[Any]) -> dict[str, Any]:
 
 
 def is_object(node: Any) -> bool:
-    """Return whether the node is a JSON object. If it has `properties`, they must be a JSON object too."""
+    """Return whether the node is a JSON object. Its `properties`, if present, must be a JSON object too."""
     return isinstance(node, Mapping) and isinstance(node.get("properties", {}), Mapping)
 
 

@@ -8,7 +8,7 @@ from server.generation.json_schema import ANNOTATIONS, DEFINITIONS, LISTS, NAMED
 
 UPPER, LOWER = ("maximum", "exclusiveMaximum"), ("minimum", "exclusiveMinimum")
 COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
-REACH = 2**63 - 1
+MAX_BOUND = 2**63 - 1
 """llguidance cannot enforce numeric bounds whose absolute value is this or more."""
 
 MAX_COUNT = 10**9
@@ -56,7 +56,7 @@ class KeywordFilter:
 def constrains(node: Schema, key: str, value: Any) -> bool:
     """Return whether the keyword could exclude a value that the model can generate."""
     if key in (*UPPER, *LOWER) and is_number(value):
-        return not (value >= REACH if key in UPPER else value <= -REACH)
+        return not (value >= MAX_BOUND if key in UPPER else value <= -MAX_BOUND)
     if key in COUNTS and key.startswith("max") and is_number(value):
         return bool(value <= MAX_COUNT)
     return key not in MAY_CONSTRAIN or MAY_CONSTRAIN[key](node, value)
@@ -78,12 +78,12 @@ MAY_CONSTRAIN: dict[str, Callable[[Schema, Any], bool]] = {
     **dict.fromkeys(("dependencies", "dependentRequired", "dependentSchemas"), has_dependents),
     **dict.fromkeys(("$dynamicAnchor", "$recursiveAnchor"), lambda *_: False),
 }
-"""Keywords that llguidance does not support. Each function returns whether the keyword constrains its schema."""
+"""Keywords that llguidance does not support. The function returns whether the keyword constrains its schema."""
 
 
 def is_unenforceable(key: str, value: Any) -> bool:
     return key in (*MAY_CONSTRAIN, "$dynamicRef", "$recursiveRef") or (
-        key in (*UPPER, *LOWER) and is_number(value) and abs(value) >= REACH
+        key in (*UPPER, *LOWER) and is_number(value) and abs(value) >= MAX_BOUND
     )
 
 

@@ -27,7 +27,7 @@ log = structlog.get_logger("nvium.server")
 
 ALIAS = "default"
 MAX_INLINE_CHARACTERS, MAX_INLINE_PROMPTS = 10_000, 16
-"""Longer prompts, and more prompts, are tokenized on another thread."""
+"""If the prompts have more characters, or if there are more prompts, another thread tokenizes them."""
 
 NUM_TEXT_THREADS = 2
 """Threads that tokenize long texts, render templates and write long responses."""
@@ -176,7 +176,7 @@ class Service:
         return None if seconds is None else arrived + seconds
 
     def check_length(self, param: str, text: str) -> None:
-        """Raise `InvalidField` if the text cannot fit the context, without tokenizing it."""
+        """Raise `InvalidField` if the text is certainly too long for the context. Do not tokenize it."""
         if self._longest_token and len(text) > self.engine.context * self._longest_token:
             message = f"This model's maximum context length is {self.engine.context} tokens, and the text has more."
             raise InvalidField(param, message, code=CONTEXT_EXCEEDED)

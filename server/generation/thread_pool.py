@@ -39,7 +39,7 @@ class DaemonThreadPool(Executor):
         return now - max(self._restarted_at, min(list(self._started_at.values()), default=now))
 
     def restart_clock(self) -> None:
-        """Measure running tasks from now on, because the process was suspended."""
+        """Count the time of running tasks from now on. Call this after the process was suspended."""
         self._restarted_at = time.monotonic()
 
     def _run(self) -> None:

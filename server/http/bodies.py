@@ -73,7 +73,7 @@ class Bodies(HttpMiddleware):
             raise self._too_large()
         if not self._shares.fits(len(piece), key, held_by_request=len(body)):
             limit = f"the limit of {self._shares.capacity} bytes, or this key's share"
-            message = f"bodies of in-flight requests fill {limit}; retry later"
+            message = f"the bodies of open requests have reached {limit}; retry later"
             raise Rejected("bodies_too_large", message, retry_after_seconds=1, headers=CLOSE)
         self._shares.take(len(piece), key)
         body += piece

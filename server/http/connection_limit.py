@@ -1,4 +1,4 @@
-"""The limit on connections: the configured number, or fewer if file descriptors are short. Probes get some more."""
+"""The limit on connections: the configured number, or fewer if file descriptors are short. Probes may use some more."""
 
 import re
 import resource

@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 async def disconnected(receive: Receive) -> None:
-    """Return when the client disconnects."""
+    """Wait until the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

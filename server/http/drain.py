@@ -132,6 +132,6 @@ class DrainingServer(uvicorn.Server):
         if num_present == 0:
             self.should_exit = not connections or seconds > min(GOODBYE_SECONDS, self._drain_seconds)
         elif seconds > self._drain_seconds:
-            log.warning("stopping although requests are still running", choices=num_present)
+            log.warning("stopping before all requests have finished", choices=num_present)
             self._service.give_up()
             self.should_exit = True

@@ -20,7 +20,7 @@ LINE_ENDS = {"\u2028".encode(): b"\\u2028", "\u2029".encode(): b"\\u2029", "\x85
 class EventSource(Protocol):
     @property
     def is_over(self) -> bool:
-        """Whether all events have been taken."""
+        """Return whether all events have been taken."""
 
     def listen(self, listener: Callable[[], object]) -> None:
         """Call the listener whenever events arrive."""

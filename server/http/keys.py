@@ -62,7 +62,7 @@ def parsed(place: str, text: str) -> ApiKey:
     if not text:
         raise SettingsError(f"{place}: the key is empty")
     if not (entry := ENTRY.fullmatch(text)):
-        raise SettingsError(f"{place}: must be KEY or NAME:KEY in visible ASCII characters other than : # and ,")
+        raise SettingsError(f"{place}: must be KEY or NAME:KEY; a key is visible ASCII without : # and ,")
     digest = sha256(entry["key"].encode()).digest()
     return ApiKey(entry["name"] or digest.hex()[:8], digest)
 
@@ -87,7 +87,7 @@ class KeyRing:
 
 
 class KeyGate(Check):
-    """Requires a known key and records the key's id. Otherwise answers 401, before the body is read.
+    """Answers 401 to a request without a known key, before the body is read. Records the key's id.
 
     `metrics_open` makes /metrics public.
     """

@@ -9,7 +9,7 @@ BACKLOG = 2048
 """Length of the accept queue."""
 
 MAX_ACCEPTS_PER_TURN = 4
-"""Limit of connections accepted per turn of the event loop. Closing an excess connection takes some turns."""
+"""Connections accepted per turn of the event loop. Few, because closing an excess connection takes some turns."""
 
 
 class Listener(socket.socket):

@@ -130,8 +130,8 @@ class Check(HttpMiddleware):
 class JsonBodies(Check):
     """Treats a body as JSON if it has no content type or a form's content type (the default of `curl -d`).
 
-    Answers 415 to an encoded body. Also answers 415 to a browser whose content type an HTML form could have: any site
-    can have a form that sends requests here.
+    Answers 415 to an encoded body. Also answers 415 to a browser's request that an HTML form could have sent, because
+    any site can have a form that sends requests to this server.
     """
 
     TAKEN_FOR_JSON = ("", "application/x-www-form-urlencoded")

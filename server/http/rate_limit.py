@@ -17,7 +17,7 @@ WINDOW_SECONDS = 60
 
 
 class RateLimit(HttpMiddleware):
-    """Answers 429 before the body is read. Requests to public routes and /metrics, and refused requests do not count.
+    """Answers 429 before the body is read. Refused requests and requests to public routes or /metrics do not count.
 
     Stores the times of at most `requests_per_minute` requests per key. `clock` returns monotonic seconds.
     """

@@ -7,7 +7,7 @@ from server.settings import Settings, SettingsError
 
 
 def tls_context(settings: Settings) -> ssl.SSLContext | None:
-    """Return None if no certificate is configured. Raise `SettingsError` if the files cannot be used."""
+    """Load the certificate, or return None if there is none. Raise `SettingsError` if the files cannot be used."""
     certificate, key = settings.ssl_certfile, settings.ssl_keyfile
     if certificate is None:
         if key is not None:
@@ -38,5 +38,5 @@ def check_readable(name: str, file: Path) -> None:
 
 
 def password_required() -> str:
-    """Called by OpenSSL for an encrypted key, instead of a prompt on the terminal."""
+    """Reject an encrypted key. OpenSSL calls this instead of asking for the password on the terminal."""
     raise SettingsError("ssl_keyfile: the key must not be encrypted; restrict the file's permissions instead")

@@ -1,4 +1,4 @@
-/** Creates elements from text and elements, never from HTML. */
+/** Creates elements from text and other elements, never from HTML. */
 
 export function element(tag, name, ...content) {
   const made = document.createElement(tag);

@@ -1,4 +1,4 @@
-/** Shows a run's time to first token, throughput and mean depth. */
+/** Shows a story's time to first token, throughput and mean depth. */
 
 import { element } from "./elements.js";
 
@@ -46,7 +46,7 @@ export class Figures {
     );
   }
 
-  /** Return the tokens per second after the first chunk, or undefined for a short run. */
+  /** Return the tokens per second after the first chunk, or undefined for a short story. */
   #speed() {
     const seconds = (this.#last - this.#first) / 1000;
     const numTokens = this.#numTokens - this.#numAtFirst;

@@ -26,7 +26,7 @@ async function loadModel() {
   document.body.classList.toggle("with-exits", model.exitLayers.length > 1);
 }
 
-/** Describe the exits. Empty for a dense model, which has one exit. */
+/** Describe the exits. Return an empty text for a dense model, which has one exit. */
 function exitsOf({ exitLayers }) {
   if (exitLayers.length === 1) return "";
   return `, exits after ${exitLayers.slice(0, -1).join(", ")} and ${exitLayers.at(-1)}`;
@@ -77,7 +77,7 @@ async function compare(body, signal) {
         times.push(performance.now());
       }
     } catch {
-      return; // the story itself is complete
+      return; // the story is complete, only the durations are missing
     }
     milliseconds[earlyExits] += times.at(-1) - times[0];
   }
@@ -85,7 +85,7 @@ async function compare(body, signal) {
   part("gain").textContent = `Generating it twice more took ${early} with early exits, and ${dense} without.`;
 }
 
-/** Run one task at a time. A new task stops a running task that `yields`; otherwise the new task is ignored. */
+/** Run one task at a time. A new task stops a running task that `yields`. If it does not, ignore the new task. */
 async function runAlone(work, yields = false) {
   if (running && !running.yields) return;
   running?.stop.abort();

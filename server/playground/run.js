@@ -89,7 +89,7 @@ export class Run {
     ];
   }
 
-  /** Describe when the blocks that a token skipped were computed. */
+  /** Describe when the blocks above the token's exit were computed. */
   #skipped(row, exit) {
     const blocks = Array.from({ length: this.staircase.numBlocks - exit }, (_, index) => exit + 1 + index);
     return blocks.map((block) => {

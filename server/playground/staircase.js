@@ -17,7 +17,7 @@ export class Staircase {
     return this.#exits.length;
   }
 
-  /** Add the next token's exit. Return the Steps of its row as {block, first, last}, with the first and last row. */
+  /** Add the next token's exit. Return the Steps that emit it as {block, first, last}, with the first and last row. */
   emit(exit) {
     const last = this.#exits.push(exit) - 1;
     return Array.from({ length: exit }, (_, lower) => {
@@ -32,7 +32,7 @@ export class Staircase {
     return (this.#fronts[block - 1].at(-1) ?? -1) + 1;
   }
 
-  /** Return the rows deferred before a block, from `first` up to but excluding `end`. */
+  /** Return the rows deferred before a block: from `first` (included) to `end` (excluded). */
   deferred(block) {
     return { first: this.filled(block), end: block === 1 ? this.numRows : this.filled(block - 1) };
   }

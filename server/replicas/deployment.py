@@ -120,7 +120,7 @@ class Replica:
 
 
 class AffineRouter(RequestRouter):  # type: ignore[misc]
-    """Ray's request router with prefix affinity.
+    """Ray's request router with prefix affinity: it prefers a replica that has a request's prefix in its cache.
 
     A request's arguments are its prefix digests (`routing.prefix_digests`) and the names of excluded replicas.
     """

@@ -52,7 +52,7 @@ IDLE_SECONDS = 15
 TARGET = re.compile(rb"/[!-~]*")
 FORWARDED = ("accept", "content-type", "traceparent", "tracestate")
 HOP_BY_HOP = (b"connection", b"date", b"keep-alive", b"server", b"transfer-encoding")
-"""Response headers that are not forwarded. The gateway's connection sets its own."""
+"""Response headers that are not forwarded, because the gateway's connection sets them itself."""
 
 DEAD_PEER = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
 """Socket options that close a connection if the peer does not respond for 25 seconds."""
@@ -200,7 +200,7 @@ class Exchange:
         self._headers |= {"x-request-id": self.request_id, KEY_ID: scope["state"]["key_id"]}
         self._fast_path: FastPath | None = scope.get("extensions", {}).get(FAST_PATH)
         self._is_head_sent = False
-        """Whether the head has been written, as the fast path requires. The first part of the body triggers that."""
+        """Whether the fast path may be used: the head has been sent, together with the first part of the body."""
         self._send = send
 
     async def forward(self, session: aiohttp.ClientSession, address: Address) -> None:

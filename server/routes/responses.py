@@ -35,8 +35,8 @@ class StoredResponse(NamedTuple):
 class ResponseStore:
     """Recent responses by API key id and response id, in this process's memory.
 
-    Above `MAX_STORED` or `MAX_STORED_CHARACTERS`, the key with the most characters loses its least recently used
-    response. Replicas do not share responses, and a restart loses them.
+    If a limit, `MAX_STORED` or `MAX_STORED_CHARACTERS`, is exceeded, the key with the most characters loses its least
+    recently used response. Replicas do not share responses, and a restart loses them.
     """
 
     def __init__(self) -> None:

@@ -79,7 +79,7 @@ class RequestBody(BaseModel):
         given = {name: value for name, value in body.items() if value is not None}
         for name, own in cls.resolved_aliases(given).items():
             if given.setdefault(own, given[name]) != given[name]:
-                message = f"must equal {own}, of which it is an alias"
+                message = f"must equal {own}, because it is an alias of {own}"
                 raise PydanticCustomError(WRONG_FIELD + name, message)
         return given
 
@@ -178,7 +178,7 @@ def encodable(text: str) -> str:
 
 
 def at_most(num_items: int) -> BeforeValidator:
-    """Limit the size of a list or object before its items are validated, because many invalid items take long."""
+    """Limit the size of a list or object before its items are validated. Validating many invalid items takes long."""
 
     def validate(value: Any) -> Any:
         if isinstance(value, list | dict) and len(value) > num_items:
@@ -190,7 +190,7 @@ def at_most(num_items: int) -> BeforeValidator:
 
 Text = Annotated[str, AfterValidator(encodable)]
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-"""A 64-bit integer. JSON integers can be too long for Python to print."""
+"""A 64-bit integer. Without a limit, an integer in JSON could be too long for Python to print."""
 
 
 def check(condition: bool, param: str, message: str) -> None:

@@ -40,7 +40,7 @@ class ChatRequest(TemplateOptions, GenerationRequest):
     """Number of alternatives, 0 to 20. Requires `logprobs`."""
 
     tool_choice: ToolChoice | None = None
-    """`none`, `auto` (text or calls; the default with tools), `required` (calls), or a function (one call of it)."""
+    """`none`: no calls. `auto` (the default with tools): text or calls. `required`: calls. A function: one call."""
     parallel_tool_calls: bool = True
     """Allow several calls in one answer."""
 
@@ -128,7 +128,7 @@ class ChatRequest(TemplateOptions, GenerationRequest):
     def check(self, limits: RequestLimits) -> None:
         super().check(limits)
         given = {self.max_tokens, self.max_completion_tokens} - {None}
-        check(len(given) < 2, "max_tokens", "must equal max_completion_tokens, of which it is an alias")
+        check(len(given) < 2, "max_tokens", "must equal max_completion_tokens, because it is an alias")
         self.check_template(self.messages)
         asks_for_logprobs = self.logprobs or not self.top_logprobs
         check(asks_for_logprobs, "top_logprobs", "only allowed when logprobs is true")

@@ -71,13 +71,13 @@ class CompletionRequest(GenerationRequest):
         num_prompts = len(self.prompts)
         allowed = limits.max_prompts
         check(num_prompts <= allowed, "prompt", f"must have at most {allowed} prompts, got {num_prompts}")
-        if self.best_of is not None:  # `SamplingParams` checks that it is not below n
+        if self.best_of is not None:  # `SamplingParams` checks that `best_of` is at least `n`
             check(self.best_of <= limits.max_n, "best_of", f"must be at most {limits.max_n}, got {self.best_of}")
             check(not self.stream or self.best_of == self.n, "best_of", "must equal n when stream is true")
 
 
 class CompletionLogprobs(TypedDict):
-    """Arrays aligned by token. A prompt's first token has null. `text_offset` counts characters."""
+    """Arrays with one entry per token. A prompt's first token has null scores. `text_offset` counts characters."""
 
     tokens: list[str]
     token_logprobs: list[float | None]

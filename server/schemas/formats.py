@@ -47,10 +47,10 @@ class ResponseFormat(RequestBody):
     grammar: Annotated[Any, NeutralOnly(why="; use `structured_outputs.grammar`")] = None
 
     def output_format(self, *, closes: bool) -> OutputFormat | None:
-        """Return the format, or None for text. Raise `InvalidField`."""
+        """Return the format, or None for text. Raise `InvalidField` if fields contradict each other."""
         param = "response_format.json_schema"
         has_schema = self.json_schema is not None or (self.type == "json_schema" and self.object_schema is not None)
-        check(has_schema == (self.type == "json_schema"), param, "is required with, and only with, type json_schema")
+        check(has_schema == (self.type == "json_schema"), param, "must be given if, and only if, type is json_schema")
         if self.object_schema is not None:
             fits = self.type != "text" and self.json_schema is None
             check(fits, "response_format.schema", "is only allowed with type json_object")
@@ -110,7 +110,7 @@ GUIDED = {
 
 
 def as_schema(param: str, schema: Any) -> dict[str, Any]:
-    """Parse a schema that may be a JSON string. Raise `InvalidField`."""
+    """Return the schema, which may be a JSON string. Raise `InvalidField` if it is not a JSON object."""
     if isinstance(schema, dict):
         return schema
     try:

@@ -103,9 +103,9 @@ class GenerationRequest(RequestBody):
     """Biases added to logits, −100 to 100 by token id."""
 
     stop: Stops = []
-    """At most four stop strings of at most 10,000 characters."""
+    """At most four stop strings, each of at most 10,000 characters."""
     stop_token_ids: Annotated[list[int], at_most(1024)] = []
-    """Token ids that end the answer, like end-of-text."""
+    """Token ids that end the answer, in addition to end-of-text."""
     min_tokens: int = 0
     """Minimum number of tokens."""
     ignore_eos: bool = False

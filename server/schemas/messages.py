@@ -13,7 +13,7 @@ from server.schemas.body import NeutralOnly, RequestBody, Text, WithoutEffect, a
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 4096
-"""Maximum number of content parts in all messages: validating them blocks the event loop."""
+"""Maximum number of content parts in all messages. Validating them blocks the event loop."""
 
 
 Name = Annotated[str, Field(pattern=r"^[^\s<|\\/>]{1,64}$"), AfterValidator(encodable)]
@@ -105,7 +105,7 @@ class Message(RequestBody):
         return "\n".join(part.text for part in self.content) if isinstance(self.content, list) else self.content or ""
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message for the chat template, with role developer as system."""
+        """Return the message for the chat template. Role `developer` becomes `system`."""
         role = "system" if self.role == "developer" else self.role
         named = {name: getattr(self, name) for name in ("name", "tool_call_id", "reasoning_content")}
         fields = {"role": role, "content": self.text, **{k: v for k, v in named.items() if v is not None}}

@@ -39,7 +39,7 @@ class TokenizeRequest(TemplateOptions):
 
 
 class Tokens(ResponseBody):
-    """`token_strs` are the tokens' names in the vocabulary, or null."""
+    """`token_strs` are the tokens' names in the vocabulary, or null if they are not requested."""
 
     count: int
     max_model_len: int

@@ -22,9 +22,9 @@ log = structlog.get_logger("nvium.request")
 class RequestRecord:
     """The times, tokens and outcome of one request.
 
-    If `is_passed_on`, the replica that answers counts and logs the request instead.
+    If `is_passed_on`, a replica counts and logs the request, so the gateway does not.
 
-    Times are by `time.monotonic()`: when the first choice reached that stage, or None if no choice has reached it.
+    Times are by `time.monotonic()`. Each is the time at which the first choice reached the stage, or None before that.
     """
 
     def __init__(self, metrics: Metrics, *, request_id: str, endpoint: str, received_at: float | None = None) -> None:
@@ -56,7 +56,7 @@ class RequestRecord:
         self._metrics.prompt_tokens.inc(num_prompt_tokens)
 
     def left_queue(self, seconds: float, num_cached_prompt_tokens: int) -> None:
-        """Record that a choice started to run after `seconds` in the queue, with these rows from the prefix cache."""
+        """Record that a choice started after `seconds` in the queue, with this many tokens from the prefix cache."""
         assert self.queued_at is not None
         seconds = max(0.0, seconds)  # negative if the engine started the choice at once
         self._metrics.queue_time.observe(seconds)

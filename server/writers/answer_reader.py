@@ -25,11 +25,11 @@ class AnswerReader:
         call_format = template.call_format if has_tools else None
         self.reasoning = template.reasoning_reader(choice.prompt.token_ids, is_continued=bool(start.continued))
         self.calls = ToolCallReader(call_format) if call_format else None
-        """None if no tool can be called: all text after the reasoning is content."""
+        """None if no tool can be called. Then all text after the reasoning is content."""
         self.may_be_text = not has_tools or request.may_answer_in_text
         """Whether an answer without a call is allowed. If it is not, an incomplete call never becomes content."""
         self._begun_calls: list[CallPiece] = []
-        """Parts of calls at the end of the prompt. The first part of the answer repeats them."""
+        """Calls that begin in the prompt. The first delta of the answer repeats the parts in the prompt."""
         self._begun_content = ""
         """Text at the end of the prompt that may start a call. If it turns out to be content, the answer omits it."""
         answer = self.reasoning.push(start.continued).answer

@@ -33,7 +33,7 @@ def completion_logprobs(
 
 
 def alternatives(vocabulary: TokenBytes, token_id: int, score: Score, num_alternatives: int) -> dict[str, float]:
-    """Return the most probable tokens and the token itself, by name, in descending order."""
+    """Return the log-probabilities of the token and its alternatives by token name, in descending order."""
     by_id = dict(score.top[:num_alternatives])
     by_id.setdefault(token_id, score.logprob)
     best: dict[str, float] = {}
@@ -66,7 +66,7 @@ def prompt_logprobs(
 def chat_logprobs(
     vocabulary: TokenBytes, token_ids: Sequence[int], scores: Iterable[Score | None], num_alternatives: int
 ) -> ChatLogprobs:
-    """Return the entries of `/v1/chat/completions`, each with `num_alternatives`."""
+    """Return the entries of `/v1/chat/completions`, each with `num_alternatives` alternatives."""
     scored = [(token_id, score) for token_id, score in zip(token_ids, scores, strict=True) if score]
     entries: list[TokenLogprob] = [
         {

@@ -93,7 +93,7 @@ class Writer(ABC, Generic[AnyRequest]):
         return {"exit_counts": counts, "mean_depth": layers_run / (max(1, sum(counts)) * self._service.num_layers)}
 
     def _usage(self) -> Usage:
-        """Count each prompt once, and the generated tokens of all choices."""
+        """Return the usage. It counts each prompt once, and the generated tokens of all choices."""
         leaders = self.generation.choices[:: self._request.num_choices]
         num_prompt, num_generated = sum(len(choice.prompt.token_ids) for choice in leaders), self._num_generated
         return {
