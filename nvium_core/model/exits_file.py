@@ -30,7 +30,7 @@ from nvium_core.model.config import NviumConfig
 
 ABOUT = "exits.json"
 SHAPE = ("num_hidden_layers", "hidden_size", "vocab_size")
-"""Fields of the base that are compared first. The error for a different field is clearer than for the digest."""
+"""Fields of the base that are compared first. An error about a field is clearer than one about the digest."""
 
 EXIT_FIELDS = ("exit_layers", "router_hidden_size", "adapter_hidden_size", "router_temperature")
 DIGEST_VALUES = 4096
