@@ -38,7 +38,7 @@ class CalmConfig(NviumConfig):
 
 
 class Continue(nn.Module):
-    """A router that never exits. With it, the model's `forward` returns the last exit's distribution."""
+    """A router that never exits. With this router, the model's `forward` returns the last exit's distribution."""
 
     def forward(self, x_XD: Tensor) -> Tensor:
         """Return log w [X, 2]."""

@@ -78,8 +78,8 @@ class Replica:
     def serve(self, requests: Sequence[Request]) -> None:
         """Set the requests' `first` and `last`. Requests must be sorted by `arrival`.
 
-        All running sequences emit at the same pace. `emitted` is how many tokens a sequence would have emitted that ran
-        from the start. A request ends when `emitted` has grown by its number of tokens.
+        All running sequences emit at the same pace. `emitted` is the number of tokens that an endless sequence has
+        emitted since the start. A request ends when `emitted` has grown by the request's length.
         """
         waiting, running = deque(requests), list[tuple[float, int]]()
         now = emitted = 0.0
@@ -112,7 +112,7 @@ class Demand:
     output_tokens: Lengths
 
     def requests(self, replicas: int, count: int) -> list[Request]:
-        """Draw `count` requests for one of several replicas."""
+        """Draw `count` requests to one of `replicas` replicas."""
         draws = random.Random(0)
         arrivals = accumulate(draws.expovariate(self.rate / replicas) for _ in range(count))
         return [

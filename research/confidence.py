@@ -68,7 +68,7 @@ def leave_when_confident(decoding: Decoding, threshold: float) -> tuple[Tensor, 
 
 
 class ConfidentLosses(NamedTuple):
-    """For each target [B, T]: the exit (from 0) at which its row leaves, and −log of its probability at this exit."""
+    """For each target [B, T]: −log of its probability at the exit where its row leaves, and this exit (from 0)."""
 
     nll: Tensor
     exits: Tensor
@@ -126,7 +126,7 @@ def evaluate_calm(
     threshold: float,
     show_progress: bool = False,
 ) -> CalmEvaluation:
-    """Evaluate every token once, after at least half a context or the document's whole beginning."""
+    """Evaluate every token once. It sees at least half a context, or everything before it in the document."""
     progress = f"τ = {threshold}" if show_progress else None
     parts = [
         window_losses(model, *window, threshold)

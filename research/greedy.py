@@ -44,7 +44,7 @@ class GreedyEvaluation:
 def evaluate_greedy(
     model: Nvium, tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], show_progress: bool = False
 ) -> GreedyEvaluation:
-    """Evaluate every token once, after at least half a context or the document's whole beginning."""
+    """Evaluate every token once. It sees at least half a context, or everything before it in the document."""
     num_agreeing, exit_counts_E = 0, torch.zeros(model.config.num_exits, dtype=torch.long)
     context, progress = model.config.max_position_embeddings, "deciding" if show_progress else None
     for _, token_ids, first_target in text_windows(tokenizer, documents, context, progress):
@@ -68,7 +68,7 @@ def as_shares(num_agreeing: int, exit_counts_E: Tensor, exit_layers: Sequence[in
 
 @torch.inference_mode()
 def decide(model: Nvium, token_ids: Sequence[int], first: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the certified token, its exit (from 0) and the argmax of log π_mix after token_ids[first:], each [T]."""
+    """Return the next token after each of token_ids[first:], [T]: certified, its exit (from 0), and argmax π_mix."""
     out = model(torch.tensor([token_ids], device=model.device), output_exit_logits=True)
     exit_prob_TE, exit_logits_TEV = out.exit_probs[0, first:].double(), out.exit_logits[0, first:]
     explicit_T = mixture.log_mixture(exit_prob_TE.log(), exit_logits_TEV).argmax(-1)

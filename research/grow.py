@@ -1,4 +1,4 @@
-"""Make a wider and deeper copy of a model for further training. It computes the same function (arXiv 1511.05641).
+"""Make a wider and deeper copy of a model, which computes the same function and can be trained (arXiv 1511.05641).
 
     python -m research.grow SOURCE TARGET --layers 24 --width 256 --heads 4 --mlp-width 704
 
@@ -24,7 +24,7 @@ from nvium_core.training.run_folder import write_model
 def grown(
     model: NviumForCausalLM, *, layers: int, width: int, heads: int, mlp_width: int, seed: int = 0
 ) -> NviumForCausalLM:
-    """Grow a model. Raise `ValueError` if `layers` is no multiple of the model's layers, or another size shrinks."""
+    """Grow a model. Raise `ValueError` if `layers` is not a multiple of the model's, or if another size shrinks."""
     torch.manual_seed(seed)
     old = model.config
     repeats, remainder = divmod(layers, old.num_hidden_layers)
@@ -70,7 +70,7 @@ def silence(model: NviumForCausalLM) -> None:
 def copy_module(source: nn.Module, target: nn.Module) -> None:
     for (_, part), (_, larger) in zip(source.named_modules(), target.named_modules(), strict=True):
         for weight, place in zip(part.parameters(recurse=False), larger.parameters(recurse=False), strict=True):
-            # RMSNorm divides by a row's root mean square, which zeros in the new channels lower
+            # zeros in new channels lower the root mean square, so RMSNorm divides by less; compensate
             scale = (len(weight) / len(place)) ** 0.5 if isinstance(part, RMSNorm) else 1.0
             copy(weight * scale, place)
 

@@ -1,6 +1,6 @@
 """Measure time and peak memory of the exits' training losses, computed from whole logits and in chunks.
 
-Each measurement runs in its own process, so that it has its own peak.
+Each measurement runs in its own process, so that the peaks are independent.
 """
 
 import json
@@ -53,7 +53,7 @@ def measure(shape: str, tokens: int, repeats: int, device: str) -> Figures:
 
 
 def pass_cost(method: str, sizes: tuple[int, int, int, int], device: str, threads: int) -> Figures:
-    """Run two passes. Return the duration of the second, and by how much memory rose at the peak of both."""
+    """Run two passes. Return the seconds of the second pass, and the peak of both minus the memory at the start."""
     torch.set_num_threads(threads)
     num_exits, num_rows, width, vocab_size = sizes
     head_VD = torch.randn(vocab_size, width, device=device, requires_grad=True)
@@ -74,7 +74,7 @@ def pass_cost(method: str, sizes: tuple[int, int, int, int], device: str, thread
 
 
 def process_bytes(name: str) -> int:
-    """Read a field of /proc/self/status. Unlike `getrusage`, its peak does not include the parent process."""
+    """Read a field of /proc/self/status. Unlike that of `getrusage`, its peak excludes the parent process."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 

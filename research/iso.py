@@ -42,14 +42,14 @@ PROMPT = "prompt"
 
 
 def iso_flop_tokens(flops: float, dense_flops: float, num_tokens: float) -> float:
-    """Return F / F_dense · D: with so many training tokens, a dense model costs as many FLOPs as ours with D tokens."""
+    """Return F / F_dense · D, with which a dense model's training costs as many FLOPs as ours with D tokens."""
     return flops / dense_flops * num_tokens
 
 
 def iso_speed_layers(dense_milliseconds: Mapping[int, float], milliseconds: float) -> float:
     """Return, by linear regression, the number of layers with which a dense model takes `milliseconds` per token."""
     if len(dense_milliseconds) < 2:
-        raise EvaluationError("the dense depth of equal speed needs times at two or more depths")
+        raise EvaluationError("to find the dense depth of equal speed, measure two or more depths")
     per_layer, fixed = np.polyfit(list(dense_milliseconds), list(dense_milliseconds.values()), 1)
     return float((milliseconds - fixed) / per_layer)
 
@@ -72,8 +72,8 @@ def evaluate_iso(
 ) -> Figures:
     """Compare a model with dense models that have the same width, several depths and random weights.
 
-    `num_tokens` is the number of tokens that the model was trained on. If it is 1, results are ratios to this number.
-    All models answer one prompt in turns.
+    `num_tokens` is the number of tokens that the model was trained on. If it is 1, a dense model's number of tokens is
+    relative to ours. All models answer one prompt in turns.
     """
     if len(set(depths)) < 2 or min(depths) < 1:
         raise EvaluationError("--depths needs two or more numbers of layers")

@@ -80,7 +80,7 @@ class LayerSkip:
             )
 
     # The enabled exits change during training, and PyTorch would recompile at each change.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # PyTorch's
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # PyTorch has no types for it
     def objective(self, model: LayerSkipForCausalLM, batch: Batch, phase: Phase) -> ObjectiveResult:
         """In training mode, compute Σ ẽ(t, l) CE_l (LayerSkip, equation 5). Else compute a Llama's loss.
 
@@ -99,7 +99,7 @@ class LayerSkip:
         )
 
     def dropout(self, num_layers: int, progress: float) -> list[float]:
-        """Return p_l = S · D_l · p_max (equation 2). As 2^x − 1, D rises over layers and S over time from 0 to 1."""
+        """Return p_l = S · D_l · p_max (equation 2). D rises over layers, S over time, each as 2^x − 1 from 0 to 1."""
         in_time = 2**progress - 1 if self.dropout_in_time == "exponential" else 1
         return [in_time * (2 ** (layer / max(1, num_layers - 1)) - 1) * self.max_dropout for layer in range(num_layers)]
 

@@ -41,7 +41,7 @@ def mean(weights: Sequence[Tensor]) -> Tensor:
 
 
 def main(
-    models: Annotated[list[Path], typer.Argument(help="Folders of models of one shape, then the target folder.")],
+    models: Annotated[list[Path], typer.Argument(help="Folders of models with equal shapes, then the target folder.")],
 ) -> None:
     """Average the weights of models."""
     *sources, target = models

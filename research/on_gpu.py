@@ -184,7 +184,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--file", type=Path, default=Path("benchmarks/gpu.json"))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--only", nargs="*", help="names of parts to run")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="skip parts that may take longer in total")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="skip parts that might not end in this time")
     parser.add_argument("--list", action="store_true", help="print the commands and exit")
     parser.add_argument("--tiny", action="store_true")
     args = parser.parse_args(arguments)
@@ -208,7 +208,7 @@ def run_and_record(part: Part, file: Path, scratch: Path, end: float) -> bool:
         print(f"{part.name}: skipped, {', '.join(part.missing)} cannot be imported", flush=True)
         return False
     if part.seconds > end - time.monotonic():
-        print(f"{part.name}: skipped, it may take {part.seconds} s", flush=True)
+        print(f"{part.name}: skipped, because it may take {part.seconds} s", flush=True)
         return False
     file.parent.mkdir(parents=True, exist_ok=True)
     found = run(part, scratch, file.with_suffix(".log"))

@@ -120,7 +120,7 @@ def process_tree(pid: int) -> Iterator[int]:
 
 
 def cpu_seconds(pids: Sequence[int]) -> dict[str, float]:
-    """Return the CPU seconds used so far, for each of `CLOCKS`. Without processes, return nothing."""
+    """Return the CPU seconds used so far, for each of `CLOCKS`, or {} without processes."""
     if not pids:
         return {}
     nanoseconds, *_ = Path(f"/proc/{pids[0]}/task/{pids[0]}/schedstat").read_text(encoding="ascii").split()
@@ -142,7 +142,7 @@ Turn = Mapping[tuple[int, str], Measured]
 
 
 def take_turn(args: argparse.Namespace, servers: Sequence[Server | None], number: int) -> Turn:
-    """Measure every contender at every number of streams. None is the engine. Odd turns reverse the contenders."""
+    """Measure every contender at every number of streams. None stands for the engine. Odd turns reverse the order."""
     found: dict[tuple[int, str], Measured] = {}
     for server in servers[:: -1 if number % 2 else 1]:
         for streams in args.streams:
@@ -185,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     add("servers", type=Server.parse, nargs="*", metavar="NAME,URL,PID", help="servers to compare with the first one")
     add("--base-url", default="http://127.0.0.1:8000", help="server to compare with the engine, without /v1")
-    add("--pid", type=int, help="process id of that server (Linux)")
+    add("--pid", type=int, help="process id of the server at --base-url (Linux)")
     add("--model", help="model of the engine [the bundled model]")
     add("--threads", default="1", help="threads of the engine [1]")
     add("--streams", type=int, nargs="+", default=[1, 8, 32], help="numbers of concurrent streams")

@@ -95,7 +95,7 @@ def papers(figures: Figures) -> Row | None:
 
 
 def points(evaluations: Sequence[Figures]) -> dict[str, list[tuple[Point, Figures]]]:
-    """Return evaluations with a dense twin, by series and in order of speed. Raise `EvaluationError` without any."""
+    """Return the evaluations with a dense twin, by series and speed. Raise `EvaluationError` if there are none."""
     found: dict[str, list[tuple[Point, Figures]]] = {}
     for figures in evaluations:
         if "perplexity_gain_percent" in figures and row(figures)[-1] is not None:

@@ -61,7 +61,7 @@ class Rows(NamedTuple):
 
 
 class RowScores(NamedTuple):
-    """−log π_k of the targets, by exit and for the original. `same_RS`: π_mix has the original's argmax, by shift."""
+    """−log π_k of the targets, for every exit and for the original. `same_RS`: π_mix has the original's argmax."""
 
     nll_RE: Tensor
     original_R: Tensor

@@ -116,7 +116,7 @@ def take_turns(
 ) -> dict[str, dict[str, list[Reply]]]:
     """Return every generator's answers to every prompt in every trial, by category.
 
-    All generators answer a prompt before the next prompt. Every second prompt reverses the order of the generators.
+    All generators answer one prompt, then all answer the next. Their order is reversed at every second prompt.
     """
     answers: dict[str, dict[str, list[Reply]]] = {
         name: {category: [] for category in prompt_set.prompts} for name in generators
@@ -221,7 +221,7 @@ def ratios_of(other: Answers, ours: Answers, first: int) -> dict[str, list[float
 
 
 def staircase(ours: Answers, exit_layers: Sequence[int]) -> list[dict[str, float | None]]:
-    """Return, by exit, the quartiles of the time since the previous token, or None. First tokens do not count."""
+    """Return quartiles of the time since the previous token, by exit. Omit first tokens. An unused exit has None."""
     answers = [answer for of_category in ours.values() for answer in of_category]
     steps: list[dict[str, float | None]] = []
     for exit_, depth in enumerate(exit_layers, 1):

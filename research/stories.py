@@ -34,7 +34,7 @@ TEMPERATURE = 0.7
 MAX_TOKENS = 400
 PLURALS = {"mouse": "mice"}
 END = 1 / 3
-"""A story keeps its hero if this last part of its words mentions the hero."""
+"""A story keeps its hero if the last third of its words mentions the hero."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class Quality:
 
 @dataclass(frozen=True, kw_only=True)
 class ExitFrequencies:
-    """Exit frequencies and mean p_k. `deviation` is in standard deviations of chance. It should not exceed 4."""
+    """Exit frequencies and mean p_k. `deviation` is their largest difference in standard deviations, rarely above 4."""
 
     exit_shares: list[float]
     expected_exit_shares: list[float]
@@ -109,7 +109,7 @@ def judge(model: Nvium, text: Text, params: SamplingParams) -> Judgement:
 def sampled_distributions(
     p_TE: Tensor, exit_logits_TEV: Tensor, log_mixture_TV: Tensor, params: SamplingParams
 ) -> Tensor:
-    """Return the sampled distributions [T, V]: Σ p_k f(π_k), or f(π_mix) for `mixture`, where f is the temperature."""
+    """Return the sampled distributions [T, V]: Σ p_k f(π_k), or f(π_mix) for `mixture`. f applies the temperature."""
     if params.sampling == "mixture":
         return (log_mixture_TV / params.temperature).softmax(-1)
     return (p_TE[..., None] * (exit_logits_TEV / params.temperature).softmax(-1)).sum(-2)

@@ -18,7 +18,7 @@ from nvium_core.training.recipes.catalogue import recipe_named
 
 
 def measure(recipe_name: str, options: RunOptions, num_steps: int) -> Figures:
-    """Time training steps with one forward and backward pass each. The first step compiles and is reported apart."""
+    """Time training steps of one forward and backward pass each. The first step, which compiles, has its own field."""
     recipe = recipe_named(recipe_name, [])
     run = run_on_random_tokens(recipe, options, options.rows_per_pass)
     first = timed_step(run)

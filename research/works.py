@@ -2,8 +2,8 @@
 
     python -m research.works valid.txt.xz SOURCES.tsv --split valid > works.txt
 
-The chapters of a book are adjacent. So consecutive documents belong to a source if there are as many documents, with as
-many characters in total, as in the source. Every other document counts as a work of its own.
+The chapters of a book are adjacent. So consecutive documents belong to a source if their number and their total length
+are those of the source. Every other document counts as a work of its own.
 """
 
 import csv

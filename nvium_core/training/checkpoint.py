@@ -27,7 +27,7 @@ State = dict[str, Any]
 STATE, PREVIOUS, PARTIAL = "state.pt", "state.previous.pt", "state.partial"
 PARTS = {"model", "optimizers", "beta", "step", "recipe"}
 FORMAT = 2
-"""Version of the checkpoint format. Files without one have version 1. Increment it if `Recipe`'s fields change."""
+"""Version of the checkpoint format, 1 for files without a version. Increment it if `Recipe`'s fields change."""
 
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 

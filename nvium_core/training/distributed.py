@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from nvium_core.choices import Sharding
 
 TIMEOUT = timedelta(hours=2)
-"""Timeout of collective operations. It must be longer than one process takes to tokenize a large file."""
+"""Timeout of collective operations. While a process tokenizes a large file, the other processes wait this long."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Processes:
         return self.rank == 0
 
     def share(self, count: int) -> range:
-        """Return this process's slice of range(count). Raise `ValueError` if the slices would differ in size."""
+        """Return this process's slice of range(count). Raise `ValueError` if it cannot be divided evenly."""
         if count % self.count:
             raise ValueError(f"{count} windows per step do not divide evenly among {self.count} processes")
         size = count // self.count
@@ -82,7 +82,7 @@ def is_first_here() -> bool:
 
 
 def own_device(device: torch.device) -> torch.device:
-    """Return this process's device. Under torchrun, it is the GPU with the number of the process's local rank."""
+    """Return this process's device. Under torchrun, the process with local rank n uses GPU n."""
     if device.type == "cuda" and dist.is_torchelastic_launched():
         return torch.device("cuda", dist.get_node_local_rank())
     return device

@@ -37,7 +37,7 @@ class Estimate:
 
 
 def dry_run(recipe: Recipe, options: RunOptions, flops_per_second: float | None = None) -> Estimate:
-    """Estimate a run from one training step. If `flops_per_second` is given, use it and build no model."""
+    """Estimate a run from one training step or, if given, from `flops_per_second` without building the model."""
     flops = training_flops(recipe, options.checkpoint_activations)
     if flops_per_second is not None:
         return Estimate(recipe=recipe, flops=flops, seconds=flops / flops_per_second, peak_bytes=None)

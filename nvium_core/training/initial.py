@@ -15,7 +15,7 @@ from nvium_core.training.recipes.twins import RUN
 
 
 def with_initial_shape(recipe: Recipe) -> Recipe:
-    """Return the recipe with the shape of its initial model, and with the smaller context of the two.
+    """Return the recipe with the shape of its initial model. The context is the smaller of both contexts.
 
     Raise `TrainingError` if `initial` is the model of another recipe that has not been trained yet, and
     `CheckpointError` if the model cannot be read.
@@ -53,14 +53,17 @@ def with_initial_shape(recipe: Recipe) -> Recipe:
 
 
 def initial_model(recipe: Recipe, vocab_size: int, end_token: int) -> NviumForCausalLM:
-    """Build a random model or load `initial`, in float32. Raise `CheckpointError` or `TrainingError` if unusable."""
+    """Load `initial`, or build a model with random weights. Its dtype is float32.
+
+    Raise `CheckpointError` or `TrainingError` if `initial` cannot be used.
+    """
     if recipe.initial is None:
         return NviumForCausalLM(recipe.shape.config(vocab_size, end_token))
     model = NviumForCausalLM.from_pretrained(recipe.initial, dtype=torch.float32)
     if vocab_size > model.config.vocab_size:
         raise TrainingError(
             f"{recipe.initial}: the vocabulary has {model.config.vocab_size} tokens, fewer than the tokenizer's "
-            f"{vocab_size}; choose another one with --set tokenizer=NAME"
+            f"{vocab_size}; choose another tokenizer with --set tokenizer=NAME"
         )
     return model
 
@@ -85,14 +88,14 @@ def given_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase | None:
 
 
 def give_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Set the default template if there is none.
+    """Set the default chat template if the tokenizer has none.
 
-    Raise `ValueError` if begin-of-text and end-of-text are different tokens, because the default template needs one.
+    The default template requires that begin-of-text and end-of-text are the same token. Raise `ValueError` if not.
     """
     if tokenizer.chat_template:
         return
     if tokenizer.bos_token is None or tokenizer.bos_token != tokenizer.eos_token:
         raise ValueError(
-            "the tokenizer has no chat template, and the default one needs the same token for bos_token and eos_token"
+            "the tokenizer has no chat template, and the default template requires that bos_token equals eos_token"
         )
     tokenizer.chat_template = CHAT_TEMPLATE

@@ -41,8 +41,8 @@ class OptimizerSettings:
 class Muon(Optimizer):
     """Muon (Keller Jordan): momentum with all singular values set to about one, for matrices only.
 
-    It computes the same as `torch.optim.Muon`, which updates one matrix at a time in bfloat16. This class updates all
-    matrices of one shape at once, in the device's `fast_dtype`. It is five times faster on a CPU without bfloat16.
+    The result is that of `torch.optim.Muon`, which updates one matrix at a time in bfloat16. This class updates all
+    matrices of one shape at once, in the device's `fast_dtype`. On a CPU without bfloat16, it is five times faster.
     """
 
     def __init__(self, matrices: Iterable[Tensor], lr: float, weight_decay: float = 0.1) -> None:
@@ -122,7 +122,7 @@ def split_parameters(model: PreTrainedModel) -> tuple[list[Tensor], list[Tensor]
 
 
 def parameter_groups(model: nn.Module, parameters: Sequence[Tensor], weight_decay: float) -> list[dict[str, Any]]:
-    """Return two groups, as in the paper: matrices with weight decay, and biases, norms and embeddings without."""
+    """Return two groups. As in the paper, biases, norms and embeddings have no weight decay, matrices have some."""
     undecayed = {
         id(parameter)
         for module in model.modules()

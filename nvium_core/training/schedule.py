@@ -25,7 +25,7 @@ class LearningRate:
 
     def __post_init__(self) -> None:
         if not (self.maximum > 0 and 0 <= self.warmup < 1):
-            raise ValueError(f"maximum must be positive and warmup in [0, 1), got {self.maximum} and {self.warmup}")
+            raise ValueError(f"maximum must be positive, and warmup in [0, 1); got {self.maximum} and {self.warmup}")
         if not (0 <= self.final_ratio <= 1 and 0 < self.decay <= 1):
             raise ValueError(f"final_ratio must be in [0, 1] and decay in (0, 1], got {self.final_ratio}, {self.decay}")
 

@@ -45,7 +45,7 @@ CHANGEABLE = {"total_tokens", "epochs", "checkpoint_every", "evaluations"}
 
 @dataclass(frozen=True)
 class Method:
-    """What to train: `build` returns a model, given the recipe, the vocabulary size and the end-of-text token."""
+    """How to build and train a model. `build` takes the recipe, the vocabulary size and the end-of-text token."""
 
     build: Callable[[Recipe, int, int], PreTrainedModel]
     objective: ObjectiveFunction
@@ -151,7 +151,7 @@ class TrainingRun:
         return self.recipe.total_tokens / (self.stream.num_windows(context) * context)
 
     def tokens_summary(self) -> str:
-        """Return a line about the tokens read, with a warning if they are too few to compare models from scratch."""
+        """Return a line about the tokens read. Warn if they are too few to compare models trained from scratch."""
         tokens = self.recipe.total_tokens
         ratio = tokens / numel(self.model)
         line = f"{tokens:,} tokens read, {ratio:.2g} per parameter"

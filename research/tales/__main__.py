@@ -46,7 +46,7 @@ def pack(
     target: Annotated[Path, typer.Argument(help=".xz file to write, with counts in a .json file of the same name.")],
     words_from: Annotated[Path, typer.Option(help="Text, plain or .xz, whose frequent words tales may use.")],
     first: Annotated[int, typer.Option(help="Number of the first shard.", min=0)] = 0,
-    last: Annotated[int | None, typer.Option(help="Number of the last shard [the last one].", min=0)] = None,
+    last: Annotated[int | None, typer.Option(help="Number of the last shard [the highest].", min=0)] = None,
     after: Annotated[Path | None, typer.Option(help="Packed .xz to append the tales to; may be the target.")] = None,
     unlike: Annotated[
         list[Path] | None, typer.Option(help="Text whose near-duplicates are dropped; may be repeated.")
@@ -79,7 +79,7 @@ def ask(
     beside_share: Annotated[float, typer.Option(help="Share of these pieces in all characters.", min=0, max=0.9)] = 0.5,
     seed: int = 0,
 ) -> None:
-    """Write questions answered by tales, and tales alone. Tales get other subjects. Two short tales follow each."""
+    """Write questions answered by tales, and tales alone. For each tale, there are two short tales in addition."""
     lines = [
         json.dumps({"text": line} if isinstance(line, str) else {"messages": line})
         for line in training_lines(read_documents(tales), times, seed)

@@ -30,7 +30,7 @@ SUBJECTS_SHARES = {"thing": 0.6, "being": 0.2, "both": 0.2}
 
 
 def training_lines(tales: Sequence[str], times: int, seed: int) -> Iterator[Line]:
-    """Yield `times` lines for each tale, reshuffled each time, with short tales in between."""
+    """Yield `times` lines for each tale, in a new order each time, and `SHORT_TALES` short tales after each line."""
     random, rng = Random(seed), np.random.default_rng(seed)
     often = [tale for tale in tales for _ in range(THING_TIMES if thing_of(tale) else 1)]
     for _ in range(times):

@@ -17,7 +17,7 @@ LONG_SENTENCE_WORDS = 4
 
 MAX_STRANGE_WORD_SHARE = 0.02
 MIN_COUNT = 20
-"""Minimum number of occurrences of a simple word in the reference text."""
+"""A word is simple if it occurs at least this often in the reference text."""
 
 MAX_OTHER_NAMES = 2
 """Maximum number of names in a tale besides its hero's."""

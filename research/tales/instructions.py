@@ -22,7 +22,7 @@ SHORT_CHARACTERS = 1500
 """Maximum length of a short tale. Short tales are always told completely."""
 
 BEGINNING_CHARACTERS = 6000
-"""Subjects are searched in this many first characters of a tale."""
+"""A tale's subjects are searched in its beginning, up to this many characters."""
 
 MAX_TITLE_CHARACTERS = 80
 MIN_TOKENS = 64
@@ -117,8 +117,8 @@ class Teller:
 def divided(text: str, most_tokens: int, tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
     """Split a text so that the first part has at most `most_tokens` tokens.
 
-    If the whole text fits, it is the first part. Otherwise, the first part ends with a paragraph. If that would leave
-    half of the tokens unused, it ends with a sentence. If no sentence fits, it is empty.
+    If the whole text fits, it is the first part. Otherwise, the first part ends with a paragraph or, if a paragraph
+    would leave half of the tokens unused, with a sentence. If no sentence fits, the first part is empty.
     """
     begun = text[: most_tokens * CHARACTERS_PER_TOKEN]
     offsets = tokenizer(begun, add_special_tokens=False, return_offsets_mapping=True, verbose=False)["offset_mapping"]

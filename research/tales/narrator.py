@@ -1,8 +1,8 @@
 """Generate many tales in one batch, each row with its own plot.
 
-The prefill stops at the end of the shortest prompt. From then on, rows with a longer prompt are forced to its next
-tokens, while other rows generate. So all rows always have the same number of tokens, and need no padding or mask.
-Finished rows are removed from time to time.
+The prefill stops at the end of the shortest prompt. After that, rows with longer prompts read the rest of the prompt
+token by token, while other rows generate. So all rows always have the same number of tokens, and need no padding or
+mask. Finished rows are removed from time to time.
 
 Shapes: B rows, T tokens, S positions, D width, H query heads, G key heads, P head size, V vocabulary, C candidates.
 """
@@ -62,7 +62,7 @@ class Punctuation:
 
 @dataclass(kw_only=True, slots=True)
 class Row:
-    """An unfinished tale. `forced` are the next tokens that are not sampled."""
+    """An unfinished tale. `forced` are the next tokens, which are given and not sampled."""
 
     forced: deque[int]
     parts: deque[list[int]]
@@ -97,7 +97,7 @@ class Row:
         self.token_ids.append(token)
 
     def choose(self, token: int, punctuation: Punctuation) -> int:
-        """Append the sampled token. If it ends the part, return the first forced token of the next part instead."""
+        """Append and return the sampled token. If it ends a part, return the first forced token of the next part."""
         if token in punctuation.breaks:
             self.is_whole = not self.is_quoting and self.token_ids[-1] in punctuation.ends
             self.next_part()

@@ -12,13 +12,13 @@ NOUN_PHRASE = re.compile(
     r"\b(?i:(a|an|the)) ([a-z]{3,})"
     r"(?=[.,;:!?]| (?:and|as|at|came|did|from|had|has|in|is|of|said|that|to|was|went|were|who|with)\b)"
 )
-"""An article and a lower-case word. What must come next rarely follows an adjective, so the word is usually a noun."""
+"""An article, a lower-case word, and punctuation or a word that rarely follows an adjective. So the word is a noun."""
 
 NAME = re.compile(r"(?<=[a-z,] )[A-Z][a-z]{2,}\b(?!\.? [A-Z])")
 """A single capitalised word inside a sentence."""
 
 MIN_MENTIONS = 2
-COMMON_NOUN = 20  # a capitalised word that occurs as a noun this often, in all tales, is not a name
+COMMON_NOUN = 20  # if the tales contain a word this often as a noun, it is not a name when capitalised
 MIN_INDEFINITE_SHARE = 0.1  # share of mentions after "a" or "an"; uncountable nouns such as "water" have less
 NOT_SUBJECTS = re.compile(
     r"(day|time|way|one|other|matter|end|morning|evening|night|place|side|thing|kind|sort|part|case|point|word|couple)s?"
@@ -46,7 +46,7 @@ class Subjects:
         self._num_texts_with = Counter(subject for text in texts for subject in self._mentions(text))
 
     def of(self, text: str, most: int = 3) -> list[str]:
-        """Return phrases such as "a fox" or "Dorothy". They rank highest by mentions × log inverse frequency."""
+        """Return the phrases with the highest mentions × log inverse frequency, such as "a fox" or "Dorothy"."""
         weights = {subject: n * self._rarity(subject) for subject, n in self._mentions(text).items()}
         return sorted(weights, key=lambda subject: (-weights[subject], subject))[:most]
 

@@ -7,7 +7,7 @@ from random import Random
 from research.tales.plots import article, words
 
 INVENTED_SHARE = 0.5
-"""Share of names made of random syllables. Most of them occur only once."""
+"""Share of new names that are made of random syllables. Most invented names occur only once."""
 
 SYLLABLES = (2, 2, 3)
 """An invented name has one of these numbers of syllables, chosen at random."""

@@ -39,7 +39,7 @@ def prepare_conversations(
 
 
 def validation_conversations(recipe: Recipe, data: Path, tokenizer: PreTrainedTokenizerBase) -> PackedConversations:
-    """Return the first conversations of a held-out file, with about `validation_tokens` tokens in total."""
+    """Return the first conversations of a held-out file, up to a total of `validation_tokens` tokens."""
     examples = chat_examples(data, tokenizer, recipe.shape.context, recipe.answers_only)
     ends = accumulate(len(each) for each in examples)
     kept = [each for each, end in zip(examples, ends, strict=True) if end <= recipe.validation_tokens]

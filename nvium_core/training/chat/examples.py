@@ -68,7 +68,8 @@ def conversation_example(conversation: Conversation, tokenizer: PreTrainedTokeni
         prompt = prompt_tokens(conversation[:index], tokenizer)
         if prompt[: len(tokens)] != tokens:
             raise DataError(
-                "the chat template changes an answer when another message follows; put each answer on its own line"
+                "the chat template changes an answer when another message follows; "
+                "split the conversation so that every line has only one answer"
             )
         text = tokenizer.encode(message["content"], add_special_tokens=False, verbose=False)
         answer = [*text, tokenizer.eos_token_id]

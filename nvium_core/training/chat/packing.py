@@ -54,7 +54,7 @@ class PackedConversations:
         return len(examples_by_window(self._num_rows, context, self.together))
 
     def _window(self, numbers: Sequence[int], context: int) -> NDArray[np.int64]:
-        """Return a window's tensors [F, T] in the order of `Batch`. An example's last token is only a target."""
+        """Return a window's tensors [F, T] in the order of `Batch`. An example's last token is never an input."""
         window_FT = np.full((5, context), self.end_token)
         inputs_T, targets_T, positions_T, documents_T, counted_T = window_FT
         positions_T[:], documents_T[:], counted_T[:] = np.arange(context), len(numbers), False
@@ -70,14 +70,14 @@ class PackedConversations:
 
 @cache
 def examples_by_window(num_rows: tuple[int, ...], context: int, together: bool) -> list[list[int]]:
-    """Return each window's examples, by index. Raise `DataError` if an example is longer than the context."""
+    """Return, for each window, the indices of its examples. Raise `DataError` if an example exceeds the context."""
     if max(num_rows) > context:
         raise DataError(f"a conversation of {max(num_rows) + 1} tokens is too long for a context of {context} tokens")
     return packed(num_rows, context) if together else [[number] for number in range(len(num_rows))]
 
 
 def packed(num_rows: Sequence[int], context: int) -> list[list[int]]:
-    """Pack examples into windows by best-fit decreasing. Return each window's examples, by index."""
+    """Pack examples into windows by best-fit decreasing. Return, for each window, the indices of its examples."""
     windows = list[list[int]]()
     rooms = list[tuple[int, int]]()  # (free rows, index of the window), sorted
     for number in sorted(range(len(num_rows)), key=num_rows.__getitem__, reverse=True):

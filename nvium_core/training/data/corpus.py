@@ -33,7 +33,7 @@ def corpus_files(path: Path) -> list[Path]:
         return [path]
     files = sorted(each for each in path.rglob("*") if kind(each) in READERS and each.is_file())
     if not files:
-        raise DataError(f"{path}: no files ending in {', '.join(READERS)}, plain or .gz, .xz, .zst")
+        raise DataError(f"{path}: no {', '.join(READERS)} files, uncompressed or with .gz, .xz or .zst appended")
     return files
 
 

@@ -44,10 +44,10 @@ class Diet:
 
     def __post_init__(self) -> None:
         if min(self.simple_epochs, self.other_epochs) < 0 or max(self.simple_epochs, self.other_epochs) == 0:
-            raise ValueError("simple_epochs and other_epochs must not be negative or both 0")
+            raise ValueError("simple_epochs and other_epochs must not be negative, and one of them must be positive")
 
     def readings(self, documents: Sequence[str], seed: int) -> list[str]:
-        """Repeat each document as often as the mixture requires, and shuffle them."""
+        """Repeat each document as often as the mixture requires, and shuffle the result."""
         rng = np.random.default_rng(seed)
         order = self.order(documents, rng)
         untitled = rng.random(len(order)) < self.untitled_share

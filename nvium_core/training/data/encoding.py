@@ -28,7 +28,7 @@ def encoded(
         following = next(source, None)
         tokens = encode(batch, tokenizer)
         if following or is_followed:
-            tokens = tokens[:-1]  # the next tokens start with an end-of-text
+            tokens = tokens[:-1]  # the next batch or stream starts with an end-of-text
         part = tokens[:max_tokens]
         yield part
         batch, max_tokens = following, max_tokens - len(part)

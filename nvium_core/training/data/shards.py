@@ -23,8 +23,8 @@ def write_shards(
 ) -> int:
     """Write the first `max_tokens` tokens of a corpus to an empty folder. Return the number of tokens written.
 
-    Every process must call this. In each round, every process tokenizes one file. The last round is the one that
-    reaches `max_tokens`.
+    Every process must call this. In each round, every process tokenizes one file. The rounds end when there are
+    `max_tokens` tokens.
     """
     files, num_tokens = corpus_files(data), 0
     for first in range(0, len(files), processes.count):

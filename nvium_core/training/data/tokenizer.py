@@ -39,7 +39,7 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, context: int) -> 
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write tokenizer.json and tokenizer_config.json, which contains the chat template, for any `AutoTokenizer`."""
+    """Write tokenizer.json, and tokenizer_config.json with the chat template. Any `AutoTokenizer` can load them."""
     tokenizer.save_pretrained(folder)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -50,7 +50,7 @@ def prepare_documents(
 
 
 def token_files(folder: Path) -> tuple[Path, Path]:
-    """Return both places for tokens in a run's folder: the file for a plain text, and the shard folder for a corpus."""
+    """Return where a run's folder stores tokens: the file for a plain text, and the shard folder for a corpus."""
     return folder / "tokens.npy", folder / "tokens"
 
 
@@ -87,7 +87,8 @@ def make_shards(recipe: Recipe, data: Path, shards: Path, processes: Processes) 
     """Tokenize as much of a corpus as the run reads. Every process must call this."""
     if recipe.diet != Diet():
         raise DataError(
-            f"{data}: a corpus does not support a data mixture; pass a single text file, or a recipe without a diet"
+            f"{data}: a streamed corpus does not support a data mixture; "
+            "pass a single .txt or .txt.xz file, or a recipe without a diet"
         )
     if processes.is_first:
         make_tokenizer(recipe, first_documents(documents_of(data), MAX_TOKENIZER_CHARACTERS), shards.parent)
@@ -153,7 +154,7 @@ def text_origin(recipe: Recipe, data: Path) -> dict[str, Any]:
 
 
 def text_digest(path: Path) -> str:
-    """Return the SHA-256 of a file, or of a folder's file names and sizes, because its contents may be large."""
+    """Return the SHA-256 of a file. For a folder, which may be large, hash only the files' names and sizes."""
     try:
         if path.is_dir():
             listed = [f"{each.relative_to(path)} {each.stat().st_size}" for each in corpus_files(path)]

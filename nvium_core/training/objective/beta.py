@@ -12,7 +12,7 @@ from typing import Any
 
 from nvium_core.errors import NviumError
 
-VALIDATION_LOSS = "validation_loss"  # the field of log.jsonl with L_mix on the validation text
+VALIDATION_LOSS = "validation_loss"  # field of log.jsonl: L_mix on the validation text
 GAIN = 0.05  # gain of the depth controller per step, in runs of at least LONG_RUN steps
 SMOOTHING = 0.98  # decay of the depth's moving average per step, in runs of at least LONG_RUN steps
 LONG_RUN = 3000  # runs of fewer steps steer faster
@@ -65,7 +65,7 @@ class BetaControl:
 
 
 def speed_up(num_steps: int) -> float:
-    """Return the factor by which a short run steers faster. It is a root, because models respond with a delay."""
+    """Return how many times faster to steer in a short run. The root limits it, because models respond with a delay."""
     return max(1.0, math.sqrt(LONG_RUN / num_steps))
 
 

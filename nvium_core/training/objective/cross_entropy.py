@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from nvium_core.model.nvium import token_nll
 
 CHUNK_ROWS = 1024
-MAX_LOGITS = 2**26  # more logits are computed in chunks
+MAX_LOGITS = 2**26  # if there are more logits, they are computed in chunks
 
 
 def head_nll(output_XD: Tensor, head_VD: Tensor, target_X: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ class TokenLosses:
 
 
 def token_losses(model: Nvium, batch: Batch) -> TokenLosses:
-    """Run the model. Unlike the model's `forward`, do not compute log π_mix of all tokens in the vocabulary."""
+    """Run the model. Unlike the model's `forward`, this does not compute the whole distribution π_mix."""
     states = model.hidden_states(batch.inputs, batch.positions, causal_attention(batch.mask()))
     log_w, outputs = model.exit_outputs(states)
     nll = [head_nll(o_BTD, model.lm_head.weight, batch.targets) for o_BTD in outputs]

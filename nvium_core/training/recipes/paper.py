@@ -31,7 +31,7 @@ NUM_EXITS = (1, 2, 3, 4, 6, 8, 12)
 SINGLE_EXITS = (2, 6, 10, 14, 18, 22)
 
 ISOFLOP = {26: 39_646, 33: 50_729}
-"""Training steps of two dense models by their number of layers. The paper compares them with 4-viums of 36 and 48."""
+"""Training steps of dense models by layers. The paper compares these models with 4-viums of 36 and 48 layers."""
 
 SFT_CONVERSATIONS = 892_375
 SFT_BATCH = 128
@@ -167,4 +167,4 @@ PAPER: dict[str, Callable[[], Recipe]] = {
     **{f"paper-isoflop-{layers}x768": partial(dense_of_layers, layers, steps) for layers, steps in ISOFLOP.items()},
     **{f"paper-sft-{layers}x768": partial(tuned, layers) for layers in DEPTHS},
 }
-"""The tables' dense models are missing, because they are the twins of these recipes, such as `paper-24x768-dense`."""
+"""The dense models of the paper's tables are the twins of these recipes, such as `paper-24x768-dense`."""

@@ -23,7 +23,7 @@ class RecipeError(NviumError, ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """The model's shape. If a tokenizer is trained on the text, `vocab_size` is its size.
+    """The model's shape. If a tokenizer is trained on the text, `vocab_size` is the tokenizer's size.
 
     Exits are evenly spaced unless `exit_layers` is set. `router_width` and `adapter_width` are inner widths. None means
     the paper's: ⌊0.66 `width`⌋ for routers and `width` for adapters. If `adapter_width` is 0, there are no adapters. If

@@ -24,7 +24,7 @@ def with_settings(recipe: Recipe, settings: Iterable[str]) -> Recipe:
 
 @dataclass(frozen=True)
 class Change:
-    """A field's new value, and the settings that set it. The value of a nested dataclass is its fields' changes."""
+    """A field's new value, and the settings that set it. For a nested dataclass, `value` maps fields to changes."""
 
     value: Any
     settings: tuple[str, ...]

@@ -11,7 +11,7 @@ from nvium_core.training.schedule import LearningRate, RouterWarmup
 
 
 def tales() -> Recipe:
-    """Return a 6.5M model with four exits, for books. Training takes 78 minutes on one core with bfloat16."""
+    """Return a recipe for books: 6.5M parameters and four exits. Training takes 78 minutes on a core with bfloat16."""
     return Recipe(
         shape=ModelShape(
             num_layers=12, width=192, mlp_width=512, num_heads=3, num_exits=4, vocab_size=2048, context=1024
@@ -57,7 +57,7 @@ def stories() -> Recipe:
 
 
 def stories_24() -> Recipe:
-    """Return a 24M model for synthetic stories only. It is deep enough for early exits to save time."""
+    """Return a recipe for synthetic stories only: 24M parameters, and enough layers for early exits to save time."""
     recipe = stories()
     shape = replace(recipe.shape, num_layers=24, width=256, mlp_width=swiglu_width(256), num_heads=4)
     return replace(

@@ -13,7 +13,7 @@ RUN = re.compile(r"runs/([^/]+)/model")
 
 
 def dense_twin(recipe: Recipe) -> Recipe:
-    """Remove exits and adapters, and widen the MLPs in multiples of 8 until no parameters are missing.
+    """Remove exits and adapters, and widen the MLPs in multiples of 8 to at least the same number of parameters.
 
     The authors use this rule, and it reproduces the widths in the paper. If the recipe starts from another recipe's
     model, the twin starts from the twin of that recipe.
@@ -27,7 +27,7 @@ def dense_twin(recipe: Recipe) -> Recipe:
 
 
 def added_mlp_width(num_missing: int, width: int, num_layers: int) -> int:
-    """Return by how much to widen the MLPs to add at least `num_missing` parameters, as a multiple of 8."""
+    """Return the smallest multiple of 8 that, added to the MLPs' width, adds at least `num_missing` parameters."""
     per_multiple = WIDTH_MULTIPLE * 3 * width * num_layers
     return WIDTH_MULTIPLE * -(-num_missing // per_multiple)
 

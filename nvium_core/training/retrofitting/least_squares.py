@@ -34,7 +34,7 @@ class LeastSquares:
 
 @torch.no_grad()
 def set_map(adapter: Adapter, map_DD: Tensor) -> None:
-    """Set weights such that x + down(SiLU(up(x))) equals x M. With fewer than 2 D inner units, approximate M."""
+    """Make the adapter x + down(SiLU(up(x))) equal to x M. With fewer than 2 D inner units, approximate M."""
     up, down = adapter.up, adapter.down
     left, sizes, right = torch.linalg.svd(map_DD.double() - torch.eye(len(map_DD), dtype=torch.float64))
     rank = min(len(sizes), len(up.weight) // 2)

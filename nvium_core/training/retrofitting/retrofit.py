@@ -60,7 +60,7 @@ def retrofit(settings: RetrofitSettings, tokenizer: PreTrainedTokenizerFast) -> 
 
 
 def check_target(target: Path) -> None:
-    """Raise `RetrofitError` unless the folder does not exist, is empty or contains a retrofit."""
+    """Raise `RetrofitError` if the folder has contents, but no retrofit to resume."""
     if target.exists() and not (target / STATE_FOLDER).is_dir() and (target.is_file() or any(target.iterdir())):
         raise RetrofitError(f"{target}: not empty, and has no retrofit to resume; choose another folder")
 
@@ -103,7 +103,7 @@ def licence(source: Path) -> str | None:
 
 
 def files(settings: RetrofitSettings, base: NviumForCausalLM, tokenizer: PreTrainedTokenizerFast) -> Iterator[Path]:
-    """Yield the training files: `data`, and a file of conversations that this function lets the model generate."""
+    """Yield the training files: `data`, and a file of conversations, which the model generates here."""
     if settings.data:
         yield settings.data
     if num_tokens := settings.self_talk_tokens:

@@ -82,7 +82,7 @@ def write_self_talk(start: Callable[[], SelfTalk], file: Path, num_tokens: int, 
                 lines.append(json.dumps({"messages": messages, "seed": each, "tokens": count}, ensure_ascii=False))
                 num_written += count
         if num_written == num_before:
-            raise DataError(f"the model ended none of its {num_conversations} generated requests; pass --data")
+            raise DataError(f"the model completed none of {num_conversations} generated conversations; pass --data")
         partial = file.with_name(f"partial-{file.name}")
         partial.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
         partial.replace(file)

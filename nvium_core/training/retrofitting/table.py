@@ -79,8 +79,8 @@ def _measure_rows(model: WithExits, rows: Rows) -> tuple[Tensor, ...]:
 
 
 def _measure_chunk(head_VD: Tensor, log_p_RE: Tensor, target_R: Tensor, *outputs: Tensor) -> tuple[Tensor, ...]:
-    """Return −log π_k of the targets, KL to the base and p, all [R, E]; −log π_mix of the targets, and whether the
-    mixture and the base have the same argmax, both [R].
+    """Return −log π_k of the targets, KL from the base, p_k, −log π_mix of the targets, and whether the argmax of the
+    mixture is that of the base. The first three are [R, E], the others [R].
     """
     logits_REV = torch.stack([F.linear(o_RD.to(head_VD.dtype), head_VD).float() for o_RD in outputs], 1)
     log_REV = logits_REV.log_softmax(-1)

@@ -107,5 +107,5 @@ def test_auto_tokenizer_and_the_server_load_the_template_from_a_saved_folder(tmp
 def test_a_tokenizer_with_other_special_tokens_needs_its_own_template():
     other = train_tokenizer(["a"], 280, context=64)
     other.eos_token = "a"
-    with pytest.raises(ValueError, match="needs the same token for bos_token and eos_token"):
+    with pytest.raises(ValueError, match="requires that bos_token equals eos_token"):
         give_chat_template(other)

@@ -55,5 +55,5 @@ def test_unicode_line_separators_do_not_end_a_line(tmp_path):
 
 
 def test_a_model_whose_requests_never_end_is_refused(tmp_path):
-    with pytest.raises(DataError, match="ended none of its 5 generated requests"):
+    with pytest.raises(DataError, match="completed none of 5 generated conversations"):
         write_self_talk(lambda: talk(end_scale=-1e4), tmp_path / "file.jsonl", 10, lambda _: None)
