@@ -66,7 +66,7 @@ def parser() -> OneLineParser:
         "--prompts",
         type=Path,
         metavar="FILE",
-        help=".jsonl (Spec-Bench's, or with `prompt`) or text, a prompt per line",
+        help="one prompt per line: text, or .jsonl with `prompt` or `turns` (Spec-Bench)",
     )
     add("--prompt-tokens", type=lengths, metavar="N[:N]", help="random prompts of N tokens, or of a range")
 

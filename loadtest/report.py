@@ -33,7 +33,7 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Latencies:
-    """Latencies of successful requests. `inter_token_latency` is over tokens, the others are over requests."""
+    """Latencies of successful requests. `inter_token_latency` summarises tokens, the other two summarise requests."""
 
     num_requests: int
     time_to_first_token: Spread | None

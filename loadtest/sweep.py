@@ -12,7 +12,7 @@ OnDone = Callable[[RequestResult], None]
 Watch = Callable[[str, int], OnDone]
 """Takes a workload's name and number of requests. Returns the function to call with each result."""
 
-KEPT = (
+REQUEST_FIELDS = (
     "due",
     "sent",
     "time_to_first_token",
@@ -43,7 +43,7 @@ class Point:
             "concurrency": None if self.workload.rate else self.workload.concurrency,
             "rate": self.workload.rate,
             "report": self.report.to_json(),
-            "requests": [{name: getattr(result, name) for name in KEPT} for result in results],
+            "requests": [{name: getattr(result, name) for name in REQUEST_FIELDS} for result in results],
         }
 
 

@@ -127,7 +127,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        service.worker.stop(STOP_SECONDS)  # blocks the event loop, which no connection needs any more
+        service.worker.stop(STOP_SECONDS)  # may block the event loop: all connections are closed
 
 
 def run(settings: Settings) -> None:

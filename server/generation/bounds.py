@@ -12,19 +12,19 @@ from server.generation.json_schema import DEFINITIONS, LISTS, NAMED, SINGLE, Sch
 MAX_CHARACTERS = 100_000
 MAX_DEPTH = 100
 MAX_ALTERNATIVES = 32
-"""Limit of alternatives in `anyOf` or `oneOf`, not counting constants.
+"""Maximum number of alternatives in `anyOf` or `oneOf`, not counting constants.
 
 In a recursive schema, the time per token grows with the square of this number.
 """
 
 MAX_OPTIONAL_PROPERTIES = 500
-"""Limit of optional properties of one object."""
+"""Maximum number of optional properties of one object."""
 
 MAX_PATTERNS = 16
-"""Limit of distinct patterns in a schema. Intersecting the patterns of merged schemas takes exponential time."""
+"""Maximum number of distinct patterns in a schema. Intersecting patterns of merged schemas takes exponential time."""
 
 MAX_MULTIPLE = 10_000
-"""Limit of the least common multiple of the integers from `multiples_of`. llguidance needs that many states."""
+"""Maximum least common multiple of the integers from `multiples_of`. llguidance needs that many states."""
 
 SURROGATES = re.compile("[\ud800-\udfff]")
 

@@ -28,7 +28,7 @@ LIMITS = LLParserLimits(
 MAX_REASON_CHARACTERS = 200
 
 SEARCH_SECONDS = 1.0
-"""Limit of the CPU time for finding the keywords that prevent compilation."""
+"""Maximum CPU time for finding the keywords that prevent compilation."""
 
 PLACE = re.compile(r"^at \d+\(\d+\): ")
 LISTING = re.compile(r"\n\s+1 \|.*", re.DOTALL)

@@ -29,7 +29,7 @@ from server.schemas.generation import GenerationRequest
 from server.telemetry.record import RequestRecord
 
 MAX_ALTERNATIVES = 2_000_000
-"""Limit of alternative log-probabilities in one response. Each takes about 200 bytes."""
+"""Maximum number of alternative log-probabilities in one response. Each takes about 200 bytes."""
 
 Events = Sequence[TokenEvent | PromptEvent]
 

@@ -29,7 +29,7 @@ from llguidance import LLMatcher, LLTokenizer
 from server.generation.compiler import Compiled, Compiler
 
 COMPILE_SECONDS = 2.5
-"""Limit of the CPU time for compiling one grammar. All times in this module are CPU time."""
+"""Maximum CPU time for compiling one grammar. All times in this module are CPU time."""
 
 MASK_BUDGET_SECONDS = 0.5
 """Budget of CPU time for the masks of one request: the initial budget, which is also the maximum."""
@@ -41,7 +41,7 @@ MEMORY_BYTES = 512 << 20
 """Address space that a process may use in addition to the fork server's."""
 
 STACK_BYTES = 64 << 20
-"""Limit of the stack. It is large, because llguidance recurses along chains of references."""
+"""Maximum size of the stack. It is large, because llguidance recurses along chains of references."""
 
 COMMAND = struct.Struct("iii")
 """A choice, its next token, and another choice. If the token is `BEGIN`, copy the state of that other choice."""

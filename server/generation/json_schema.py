@@ -185,7 +185,7 @@ class Preparation:
         return (names if declaring or is_strict else None), is_open
 
     def _merged(self, node: Schema) -> Iterator[Schema]:
-        """Yield the node and every schema merged into it. If the node has `properties`, its alternatives count too."""
+        """Yield the node and every schema merged into it. If the node has `properties`, merge its alternatives too."""
         waiting, seen = [node], set[int]()
         while waiting:
             member = waiting.pop(0)

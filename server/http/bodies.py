@@ -18,7 +18,7 @@ BYTES_PER_SECOND = 10_000_000
 MAX_STARTS_PER_TURN = 8
 
 MAX_CONTAINERS = 50_000
-"""Limit of lists and objects in a body.
+"""Maximum number of lists and objects in a body.
 
 Compared to a string of the same length, lists `[]` take 30 times the memory, and hundreds of times as long to parse.
 """

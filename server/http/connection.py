@@ -204,7 +204,7 @@ class Connection(H11Protocol):
             self._arrival = None
 
     def _end_arrival(self) -> None:
-        """Respond with 408. If no byte has arrived, close the connection without a response."""
+        """Refuse a request that took too long with 408. If no byte has arrived, close without a response."""
         if self.conn.their_state is h11.SEND_BODY or self.conn.trailing_data[0]:
             message = f"the server did not receive the whole request within {self._arrival_seconds:g} seconds"
             self._refuse(Rejected("request_timeout", message))

@@ -85,7 +85,7 @@ async function compare(body, signal) {
   part("gain").textContent = `Generating it twice more took ${early} with early exits, and ${dense} without.`;
 }
 
-/** Run one task at a time. A new task stops a running task that `yields`. If it does not, ignore the new task. */
+/** Run one task at a time. If the running task `yields`, a new task stops it. Otherwise the new task is ignored. */
 async function runAlone(work, yields = false) {
   if (running && !running.yields) return;
   running?.stop.abort();

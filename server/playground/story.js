@@ -16,7 +16,7 @@ export class Story {
   #numCharacters = 0;
   #reachable = 0; // number of the token that the Tab key reaches
 
-  /** `onPoint` receives the number of the token with the pointer or focus, counted from 0, or null without one. */
+  /** `onPoint` receives the number, counted from 0, of the token that has the pointer or the focus. Null: no token. */
   constructor(output, onPoint) {
     this.#output = output;
     const point = (event) => onPoint(this.#number(event.target));

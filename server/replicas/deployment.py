@@ -54,7 +54,7 @@ LOOK_BACK_SECONDS = 15
 
 DRAIN_POLL_SECONDS = 0.2
 MAX_GATEWAY_REQUESTS = 10_000
-"""Limit of concurrent requests per gateway. Ray's proxy queues further requests."""
+"""Maximum number of concurrent requests per gateway. Ray's proxy queues further requests."""
 
 APPLICATION = "nvium"
 DESCRIPTORS_PER_CLIENT = 2
@@ -281,7 +281,7 @@ def check_devices(device: str, num_replicas: int) -> None:
 
 
 def start_ray(num_replicas: int, *, shows_logs: bool = True) -> None:
-    """Start Ray with one CPU per replica, even if the machine has fewer CPUs."""
+    """Start Ray with as many CPUs as replicas, no matter how many CPUs the machine has."""
     ray.init(
         address="local",
         num_cpus=num_replicas,

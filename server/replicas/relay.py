@@ -33,10 +33,10 @@ from server.telemetry.metrics import Metrics
 from server.telemetry.record import RequestRecord
 
 MAX_ATTEMPTS = 5
-"""Limit of attempts per request, including failed connections."""
+"""Maximum number of attempts per request, including failed connections."""
 
 MAX_DELIVERIES = 3
-"""Limit of attempts that reach a replica. If three replicas fail on a request, the request may be the cause."""
+"""Maximum number of attempts that reach a replica. If three replicas fail, the request may be the cause."""
 
 UNBOUNDED = 2**31
 """The gateway does not limit open requests, because replicas limit their own queues."""

@@ -22,7 +22,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, ValidationError
 from server.errors import WRONG_FIELD, InvalidField
 
 MAX_FIELDS = 1_000
-"""Limit of fields in a JSON object of a request."""
+"""Maximum number of fields in a JSON object of a request."""
 
 
 class NeutralOnly:

@@ -1,4 +1,4 @@
-"""The record of one request. When the request ends, the record is counted and logged in one line. It has no text."""
+"""The record of one request. When the request ends, metrics count it and one log line shows it. It has no text."""
 
 import time
 from collections import Counter
@@ -58,7 +58,7 @@ class RequestRecord:
     def left_queue(self, seconds: float, num_cached_prompt_tokens: int) -> None:
         """Record that a choice started after `seconds` in the queue, with this many tokens from the prefix cache."""
         assert self.queued_at is not None
-        seconds = max(0.0, seconds)  # negative if the engine started the choice at once
+        seconds = max(0.0, seconds)  # the engine may start a choice before its submission is timed
         self._metrics.queue_time.observe(seconds)
         started_at = self.queued_at + seconds
         self.started_at = started_at if self.started_at is None else min(started_at, self.started_at)
