@@ -147,7 +147,7 @@ def saturation(replica: Replica, demand: Demand, count: int = NUM_REQUESTS) -> f
 
 
 def outlook(replica: Replica, demand: Demand, target: Target, replicas: int, most: float) -> Outlook:
-    """Simulate replicas that each sustain `most` requests per second. Ignore the first tenth of the requests."""
+    """Simulate replicas that each sustain `most` requests per second. The first tenth of requests is a warm-up."""
     requests = demand.requests(replicas, NUM_REQUESTS)
     replica.serve(requests)
     counted = requests[NUM_REQUESTS // 10 :]

@@ -68,7 +68,7 @@ def as_shares(num_agreeing: int, exit_counts_E: Tensor, exit_layers: Sequence[in
 
 @torch.inference_mode()
 def decide(model: Nvium, token_ids: Sequence[int], first: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the next token after each of token_ids[first:], [T]: certified, its exit (from 0), and argmax π_mix."""
+    """Return the certified token, its exit (from 0) and the argmax of log π_mix for positions from `first` on, [T]."""
     out = model(torch.tensor([token_ids], device=model.device), output_exit_logits=True)
     exit_prob_TE, exit_logits_TEV = out.exit_probs[0, first:].double(), out.exit_logits[0, first:]
     explicit_T = mixture.log_mixture(exit_prob_TE.log(), exit_logits_TEV).argmax(-1)

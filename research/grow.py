@@ -1,4 +1,4 @@
-"""Make a wider and deeper copy of a model, which computes the same function and can be trained (arXiv 1511.05641).
+"""Make a wider and deeper copy of a model, for further training, that computes the same function (arXiv 1511.05641).
 
     python -m research.grow SOURCE TARGET --layers 24 --width 256 --heads 4 --mlp-width 704
 
@@ -70,7 +70,7 @@ def silence(model: NviumForCausalLM) -> None:
 def copy_module(source: nn.Module, target: nn.Module) -> None:
     for (_, part), (_, larger) in zip(source.named_modules(), target.named_modules(), strict=True):
         for weight, place in zip(part.parameters(recurse=False), larger.parameters(recurse=False), strict=True):
-            # zeros in new channels lower the root mean square, so RMSNorm divides by less; compensate
+            # new channels are zero, which lowers the mean square in RMSNorm; smaller weights compensate
             scale = (len(weight) / len(place)) ** 0.5 if isinstance(part, RMSNorm) else 1.0
             copy(weight * scale, place)
 

@@ -42,7 +42,7 @@ PROMPT = "prompt"
 
 
 def iso_flop_tokens(flops: float, dense_flops: float, num_tokens: float) -> float:
-    """Return F / F_dense · D, with which a dense model's training costs as many FLOPs as ours with D tokens."""
+    """Return the number of tokens on which a dense model trains for the same FLOPs: D_dense = F / F_dense · D."""
     return flops / dense_flops * num_tokens
 
 

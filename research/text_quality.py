@@ -48,7 +48,7 @@ class Quality:
 
 @dataclass(frozen=True, kw_only=True)
 class ExitFrequencies:
-    """Exit frequencies and mean p_k. `deviation` is their largest difference in standard deviations, rarely above 4."""
+    """Exit frequencies and mean p_k. `deviation` is their largest difference, in standard deviations of chance."""
 
     exit_shares: list[float]
     expected_exit_shares: list[float]

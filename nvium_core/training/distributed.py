@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from nvium_core.choices import Sharding
 
 TIMEOUT = timedelta(hours=2)
-"""Timeout of collective operations. While a process tokenizes a large file, the other processes wait this long."""
+"""Timeout of collective operations. Other processes wait this long while one process tokenizes a large file."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Processes:
         return self.rank == 0
 
     def share(self, count: int) -> range:
-        """Return this process's slice of range(count). Raise `ValueError` if it cannot be divided evenly."""
+        """Return this process's slice of range(count). Raise `ValueError` if `count` does not divide evenly."""
         if count % self.count:
             raise ValueError(f"{count} windows per step do not divide evenly among {self.count} processes")
         size = count // self.count
@@ -61,7 +61,7 @@ class Processes:
 
 @contextmanager
 def joined_processes(device: torch.device) -> Iterator[Processes]:
-    """Under torchrun, join the process group and make `device` the process's current GPU. Else do nothing."""
+    """Under torchrun, join the process group and make `device` the current GPU. Else yield a single process."""
     if not dist.is_torchelastic_launched():
         yield Processes()
         return

@@ -15,7 +15,7 @@ from nvium_core.training.recipes.twins import RUN
 
 
 def with_initial_shape(recipe: Recipe) -> Recipe:
-    """Return the recipe with the shape of its initial model. The context is the smaller of both contexts.
+    """Return the recipe with the shape of its initial model. The context is at most the recipe's and the model's.
 
     Raise `TrainingError` if `initial` is the model of another recipe that has not been trained yet, and
     `CheckpointError` if the model cannot be read.
@@ -53,7 +53,7 @@ def with_initial_shape(recipe: Recipe) -> Recipe:
 
 
 def initial_model(recipe: Recipe, vocab_size: int, end_token: int) -> NviumForCausalLM:
-    """Load `initial`, or build a model with random weights. Its dtype is float32.
+    """Load `initial` in float32, or build a model with random weights.
 
     Raise `CheckpointError` or `TrainingError` if `initial` cannot be used.
     """

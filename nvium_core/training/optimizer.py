@@ -122,7 +122,7 @@ def split_parameters(model: PreTrainedModel) -> tuple[list[Tensor], list[Tensor]
 
 
 def parameter_groups(model: nn.Module, parameters: Sequence[Tensor], weight_decay: float) -> list[dict[str, Any]]:
-    """Return two groups. As in the paper, biases, norms and embeddings have no weight decay, matrices have some."""
+    """Return matrices with weight decay, and biases, norms and embeddings without weight decay, as in the paper."""
     undecayed = {
         id(parameter)
         for module in model.modules()

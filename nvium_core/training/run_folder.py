@@ -56,7 +56,7 @@ def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fold
         shutil.rmtree(partial, ignore_errors=True)
         disable_progress_bar()
         model.save_pretrained(partial)
-        if model.generation_config.eos_token_id == model.config.eos_token_id:  # the file would add nothing
+        if model.generation_config.eos_token_id == model.config.eos_token_id:  # generation_config.json adds nothing
             (partial / GENERATION_CONFIG_NAME).unlink(missing_ok=True)
         save_tokenizer(tokenizer, partial)
         (partial / SAFE_WEIGHTS_NAME).chmod(0o644)  # transformers writes a file that only the owner can read

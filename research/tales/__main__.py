@@ -79,7 +79,7 @@ def ask(
     beside_share: Annotated[float, typer.Option(help="Share of these pieces in all characters.", min=0, max=0.9)] = 0.5,
     seed: int = 0,
 ) -> None:
-    """Write questions answered by tales, and tales alone. For each tale, there are two short tales in addition."""
+    """Write questions answered by tales, and tales alone. Two short tales made from plots follow each tale."""
     lines = [
         json.dumps({"text": line} if isinstance(line, str) else {"messages": line})
         for line in training_lines(read_documents(tales), times, seed)

@@ -22,7 +22,7 @@ SHORT_CHARACTERS = 1500
 """Maximum length of a short tale. Short tales are always told completely."""
 
 BEGINNING_CHARACTERS = 6000
-"""A tale's subjects are searched in its beginning, up to this many characters."""
+"""Subjects of a tale are taken from this many characters at its beginning."""
 
 MAX_TITLE_CHARACTERS = 80
 MIN_TOKENS = 64

@@ -84,7 +84,6 @@ class Row:
         return repeated | punctuation.breaks if self.num_own_in_part < MIN_PART_TOKENS else repeated
 
     def next_forced(self) -> int:
-        """Return the next forced token."""
         token = self.forced.popleft()
         if self.num_request_tokens:
             self.num_request_tokens -= 1

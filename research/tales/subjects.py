@@ -12,13 +12,13 @@ NOUN_PHRASE = re.compile(
     r"\b(?i:(a|an|the)) ([a-z]{3,})"
     r"(?=[.,;:!?]| (?:and|as|at|came|did|from|had|has|in|is|of|said|that|to|was|went|were|who|with)\b)"
 )
-"""An article, a lower-case word, and punctuation or a word that rarely follows an adjective. So the word is a noun."""
+"""An article and a lower-case word. After it comes punctuation or a word that rarely follows adjectives."""
 
 NAME = re.compile(r"(?<=[a-z,] )[A-Z][a-z]{2,}\b(?!\.? [A-Z])")
 """A single capitalised word inside a sentence."""
 
 MIN_MENTIONS = 2
-COMMON_NOUN = 20  # if the tales contain a word this often as a noun, it is not a name when capitalised
+COMMON_NOUN = 20  # a capitalised word counts as a noun if the tales contain it this often as a lower-case noun
 MIN_INDEFINITE_SHARE = 0.1  # share of mentions after "a" or "an"; uncountable nouns such as "water" have less
 NOT_SUBJECTS = re.compile(
     r"(day|time|way|one|other|matter|end|morning|evening|night|place|side|thing|kind|sort|part|case|point|word|couple)s?"

@@ -59,8 +59,7 @@ def chat_examples(
     """Read and tokenize a chat file, and truncate conversations to `context` tokens.
 
     If `answers_only`, drop conversations whose first `context` tokens contain no answer. Print how many conversations
-    were truncated or dropped.
-    Raise `DataError` naming the file and line if a line is invalid.
+    were truncated or dropped. Raise `DataError` naming the file and line if a line is invalid.
     """
     console = Console(stderr=True)
     whole = list(track(encoded(path, tokenizer), "tokenizing", console=console, transient=True))

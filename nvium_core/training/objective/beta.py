@@ -65,7 +65,7 @@ class BetaControl:
 
 
 def speed_up(num_steps: int) -> float:
-    """Return how many times faster to steer in a short run. The root limits it, because models respond with a delay."""
+    """Return the factor by which to steer faster in a short run. Models respond with a delay, hence the square root."""
     return max(1.0, math.sqrt(LONG_RUN / num_steps))
 
 

@@ -1,4 +1,4 @@
-"""Recipes of story models, such as the bundled model. Training takes hours on two CPU cores, or minutes on a GPU."""
+"""Recipes of story models, such as the bundled model. Two CPU cores can train them. A GPU needs only minutes."""
 
 from collections.abc import Callable
 from dataclasses import replace
