@@ -88,7 +88,7 @@ def read_file(name: str, file: Path) -> str:
 
 
 def set_defaults(variables: Mapping[str, str]) -> None:
-    """Set environment variables that are unset. Call this before importing a library that reads them."""
+    """Set those environment variables that are not set yet. Call this before importing a library that reads them."""
     for name, value in variables.items():
         os.environ.setdefault(name, value)
 

@@ -47,7 +47,7 @@ class ChatRequest(TemplateOptions, GenerationRequest):
     safety_identifier: Text | None = None
     """Logged with the request instead of `user`."""
     prompt_cache_key: Annotated[Text | None, WithoutEffect()] = None
-    """All requests share the prefix cache."""
+    """No effect, because all requests share the prefix cache."""
     prompt_cache_options: Annotated[Any, NeutralOnly({}, {"mode": "implicit"})] = None
     prompt_cache_retention: Annotated[Any, NeutralOnly("in_memory")] = None
     service_tier: Annotated[Any, NeutralOnly("auto", "default")] = None

@@ -25,7 +25,7 @@ NoToolCallId = Annotated[Any, NeutralOnly(why=": only for role tool")]
 
 class Part(RequestBody):
     prompt_cache_breakpoint: Annotated[dict[str, Any] | None, WithoutEffect()] = None
-    """All requests share the prefix cache."""
+    """No effect, because all requests share the prefix cache."""
 
 
 class TextPart(Part):

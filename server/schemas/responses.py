@@ -129,7 +129,7 @@ class ResponseRequest(RequestBody):
     user: Text | None = None
     safety_identifier: Text | None = None
     prompt_cache_key: Annotated[Text | None, WithoutEffect()] = None
-    """All requests share the prefix cache."""
+    """No effect, because all requests share the prefix cache."""
     nvium: NviumOptions = NviumOptions()
 
     reasoning: Annotated[Any, Hint({})] = None

@@ -20,7 +20,7 @@ class TokenizeRequest(TemplateOptions):
     messages: Messages | None = None
     """The messages of a chat."""
     add_special_tokens: bool | None = None
-    """Add the tokenizer's special tokens to a prompt, by default `true`. Not with messages."""
+    """Add the tokenizer's special tokens to a prompt, by default `true`. Not allowed with messages."""
     return_token_strs: bool = False
     """Return the tokens' names in the vocabulary."""
 

@@ -29,7 +29,7 @@ class AnswerReader:
         self.may_be_text = not has_tools or request.may_answer_in_text
         """Whether an answer without a call is allowed. If it is not, an incomplete call never becomes content."""
         self._begun_calls: list[CallPiece] = []
-        """Calls that begin in the prompt. The first delta of the answer repeats the parts in the prompt."""
+        """Calls that begin in the prompt. The first delta of the answer repeats their beginnings."""
         self._begun_content = ""
         """Text at the end of the prompt that may start a call. If it turns out to be content, the answer omits it."""
         answer = self.reasoning.push(start.continued).answer
