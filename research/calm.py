@@ -37,7 +37,7 @@ class CalmConfig(NviumConfig):
     adapter_hidden_size: int | None = 0
 
 
-class Continue(nn.Module):
+class NeverExit(nn.Module):
     """A router that never exits. With this router, the model's `forward` returns the last exit's distribution."""
 
     def forward(self, x_XD: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class CalmForCausalLM(NviumForCausalLM):
     def __init__(self, config: CalmConfig) -> None:
         super().__init__(config)
         for exit_ in self.exits[:-1]:
-            exit_.router = Continue()
+            exit_.router = NeverExit()
 
     @classmethod
     def from_pretrained(  # type: ignore[override]

@@ -17,10 +17,10 @@ from nvium_core.training.data.corpus import read_documents
 from nvium_core.training.data.documents import Diet
 from nvium_core.training.initial import give_chat_template
 from research.tales.ask import training_lines
-from research.tales.beside import pieces_of
 from research.tales.instructions import instructions
 from research.tales.narrator import Narrator
 from research.tales.pack import SEPARATOR, pack_tales
+from research.tales.replay import pieces_of
 from research.tales.tell import tell_tales
 from research.tales.vary import varied
 

@@ -31,7 +31,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Losses:
-    """KL of each exit to the base [R, E], −log π_k of the targets [R, E], the base's −log π_N [R], and log p [R, E]."""
+    """KL from base to exit [R, E], −log π_k of the targets [R, E], the base's −log π_N [R], and log p [R, E]."""
 
     kl_RE: Tensor
     nll_RE: Tensor

@@ -1,4 +1,4 @@
-"""Replay: pieces of earlier training text, mixed into new data so that the model does not forget."""
+"""Replay: pieces of earlier training text, mixed into new data so that the model does not forget the earlier text."""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
