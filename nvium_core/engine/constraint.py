@@ -8,7 +8,7 @@ from typing import Protocol
 from nvium_core.engine.failures import ConstraintLimit, EngineError
 
 PATIENCE_SECONDS, MAX_PATIENCE_SECONDS = 0.0003, 0.005
-"""Steps wait for a slow constraint within its time budget: seconds added to the budget per token, and its maximum."""
+"""Steps wait for a slow constraint until its time budget is used up. Seconds added per token, and maximum budget."""
 
 logger = logging.getLogger(__name__)
 

@@ -89,13 +89,13 @@ class Draw(NamedTuple):
 class SamplingParams:
     """Sampling parameters of a request.
 
-    They define f, which transforms the logits of the exit that emits. The first part of f is g: penalties,
-    `logit_bias`, `min_tokens`, `constraint`. Then follow `temperature`, `min_p`, `top_k`, and `top_p` of what remains.
+    They define f, which transforms the logits of the exit that emits. f starts with g: penalties, `logit_bias`,
+    `min_tokens`, `constraint`. Then follow `temperature`, `min_p`, `top_k`, and `top_p` of the remaining mass.
 
     - `max_tokens`: maximum number of generated tokens, end-of-text included. It may be 0 if the prompt is scored.
     - `temperature`: 0 selects the argmax of Σ p_k g(π_k).
-    - `top_k`, `top_p`, `min_p`: 0, 1 and 0 disable them. `min_p` is relative to the most probable token.
-    - `presence_penalty`: subtracted from the logits of generated tokens. `frequency_penalty`: the same per occurrence.
+    - `top_k`, `top_p`, `min_p`: disabled by 0, 1 and 0 respectively. `min_p` is relative to the most probable token.
+    - `presence_penalty`: subtracted from the logits of generated tokens. `frequency_penalty`: subtracted per occurrence.
     - `repetition_penalty`: divides positive and multiplies negative logits of generated and prompt tokens.
     - `min_tokens`: number of tokens before a stop token may be generated.
     - `stop_token_ids`: tokens that end the sequence, besides end-of-text. `ignore_eos` disables end-of-text.
@@ -193,7 +193,7 @@ class SamplingParams:
 
     @property
     def draw(self) -> Draw:
-        """How to sample. A greedy mixture is expressed as top-k with k = 1."""
+        """How to sample. A mixture at temperature 0 is sampled with a top-k of 1."""
         kind = self.kind
         is_greedy_mixture = kind is Kind.MIXTURE and self.is_greedy
         return Draw(

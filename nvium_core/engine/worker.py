@@ -101,7 +101,7 @@ class EngineWorker:
         stream = TokenStream(keys, self._cancel, self._forget)
         self._open_streams[stream] = None
         self._commands.put(lambda: self._add(by_id, tenant, stream))
-        if self._has_ended:  # check after put(), because the thread may have ended before it
+        if self._has_ended:  # check after put(): a thread that has ended runs no command
             self._forget(stream)
             raise EngineStopped(STOPPED)
         return stream
@@ -135,7 +135,7 @@ class EngineWorker:
             if stream := self._streams.get(key := (sequence.id, sequence.choice)):
                 stream.admissions.setdefault(key, Admitted(started, sequence.num_cached_prompt_tokens or 0))
         if self._observe:
-            self._observe(self.engine.reports, events)  # before delivery, so that clients see no uncounted token
+            self._observe(self.engine.reports, events)  # count tokens before clients see them
         self._deliver(events)
 
     def _deliver(self, events: Items[Event]) -> None:

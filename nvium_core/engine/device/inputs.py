@@ -33,7 +33,7 @@ class Front(NamedTuple):
 
 
 class Field(IntEnum):
-    """Inputs of a row: int64, and from TEMPERATURE on float64.
+    """Inputs of a row. Fields before TEMPERATURE are int64, all others float64.
 
     SOURCE: row of the previous pass that emitted this row's token, or -1. FIRST: first block after which a front row
     may emit. UNIFORM: 2N numbers, for the token at each exit, then for routing at each exit.
@@ -55,7 +55,7 @@ class Variant(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Views of a buffer. `real` has the same words as `whole`, but as float64, and `values` the same as `entries`."""
+    """Views of a buffer. `real` shows the words of `whole` as float64, and `values` those of `entries`."""
 
     whole_XR: Any
     real_XR: Any

@@ -93,7 +93,7 @@ def tokens_of(runs: Items[Rows]) -> list[int]:
 
 
 def upload(words: Tensor, device: torch.device) -> Tensor:
-    """Copy without waiting for the device. PyTorch keeps the pinned memory until the copy is done."""
+    """Copy to the device without waiting for the copy. PyTorch keeps the pinned memory until the copy is done."""
     return (words.pin_memory() if device.type == "cuda" else words).to(device, non_blocking=True)
 
 

@@ -25,8 +25,7 @@ def scores(
     *,
     is_original: bool = False,
 ) -> Iterator[Score]:
-    """Yield a score for the row in each cache slot, whose next token is in `targets`.
-
+    """Yield the scores of rows. `slots`: their cache slots. `targets`: their next tokens.
     `is_original`: score with the last exit alone.
     """
     for first in range(0, len(targets), MAX_SCORED_ROWS):

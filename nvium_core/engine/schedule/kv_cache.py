@@ -69,7 +69,7 @@ class PagePool:
         sequence.pages.clear()
 
     def publish(self, sequence: Sequence, since: int) -> None:
-        """Register the complete pages from row `since` on for `find`. Skip content that is already registered."""
+        """Register complete pages from row `since` on, so that `find` returns them. Skip content already registered."""
         complete = sequence.filled[-1] // self.page_size if self.keeps_pages else 0
         for index in range(since // self.page_size, complete):
             digest, page = self._digests(sequence, complete)[index], sequence.pages[index]

@@ -86,7 +86,7 @@ class Scheduler:
         return None
 
     def observe(self, step: Step, num_tokens: int, seconds: float) -> None:
-        """Record a Step's time in the races, unless it had long runs or had to be whole."""
+        """Record a Step for the races of schedules and draft limits, unless it had long runs or had to be whole."""
         if not (self._long_ran or self._is_forced):
             self.schedules.observe(self._num_running, num_tokens, seconds)
             if any(run.sequence.is_original for run in step.runs):
@@ -169,7 +169,7 @@ class Scheduler:
         return sorted(turn, key=self._precedence)
 
     def _precedence(self, sequence: Sequence) -> tuple[bool, int]:
-        """Sort key: overdue sequences come first. Then long runs are in order of arrival, short runs of last Step."""
+        """Sort key: overdue sequences come first. Long runs are sorted by arrival, short runs by their last Step."""
         is_overdue = self._is_overdue(sequence)
         return not is_overdue, sequence.arrival if self._long_ran and not is_overdue else sequence.last_step
 

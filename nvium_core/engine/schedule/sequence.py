@@ -186,7 +186,7 @@ class Sequence:
 
     @property
     def first_verified(self) -> int:
-        """First row whose next token is not yet decided, with `original` sampling. Otherwise `num_tokens`."""
+        """With `original` sampling: first row whose next token the last exit must decide. Otherwise `num_tokens`."""
         return self.num_verified - 1 if self.is_original and self.finish_reason is None else self.num_tokens
 
     def append_drafts(self, token_ids: Items[int]) -> None:

@@ -102,7 +102,7 @@ class GraphsBackend(LayersBackend):
 
     @torch.inference_mode()
     def prepare(self, config: EngineConfig) -> None:
-        """Capture graphs with and without top-k or top-p. The largest is first, because the others use its memory."""
+        """Capture graphs with and without top-k or top-p. The largest is first: the others reuse its memory."""
         if not self.replay.captures:
             return
         policies, every = policies_of(config.schedule, self.num_blocks), range(self.num_blocks)

@@ -88,7 +88,7 @@ struct Call {
   Run* runs;
   Seat* seats;
   int64_t max_rows;  // if not whole, stop before a block with more rows, except before the first block
-  double seconds;    // time budget: afterwards start no further token
+  double seconds;    // time budget: after this time, start no further token
   int64_t is_tiled;  // 1: multiply with AMX tiles
   Scores scores;
   BlockReport* reports;  // [N]

@@ -54,7 +54,8 @@ struct PartialSums {
   }
 };
 
-// Write f(x) to `out` and return its sum. f takes and returns vectors of doubles. x is padded with `padding`, where f is 0.
+// Write f(x) to `out` and return the sum of `out`. f takes and returns vectors of doubles. x is padded to whole vectors with
+// `padding`, for which f must be 0.
 template <typename A, typename F> double sum_of(const A* x, int64_t length, A padding, double* out, F f) {
   PartialSums sums;
   const auto take = [&](const A* from, double* to) {

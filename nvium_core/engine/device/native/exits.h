@@ -70,7 +70,7 @@ template <typename T> void adapt(const Model<T>& model, int64_t block, std::vect
   for (size_t i = 0; i < x.size(); ++i) x[i] += added[i];
 }
 
-// For the first `num_exits` exits, compute log_p [R, num_exits] and the inputs of the head, outputs [R, num_exits, D].
+// For the first `num_exits` exits, compute log p_k [R, num_exits] and the exits' outputs [R, num_exits, D].
 template <typename T>
 void evaluate_exits(const Model<T>& model, int64_t num_exits, const int64_t* slots, int64_t num_rows, double* log_p,
                     Accumulator<T>* outputs) {

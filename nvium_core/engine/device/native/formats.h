@@ -45,7 +45,7 @@ struct NibblesWithMin : Nibbles {  // a weight is minimum + scale · (unpacked n
   static constexpr int kScales = 2;
 };
 
-// Convert finite IEEE halves to floats, exactly. The bits of a half, shifted into a float, are a number 2^112 times too small.
+// Convert finite IEEE halves to floats, exactly. Shifting a half's bits into a float makes the number 2^112 times too small.
 inline floats halves(const char* at) {
   const ints bits = widened(reinterpret_cast<const uint16_t*>(at));
   const floats size = bits_as<floats>((bits & 0x7FFF) << 13) * 0x1p112f;

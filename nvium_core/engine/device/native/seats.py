@@ -69,7 +69,7 @@ class Seats:
         if memory.page_list is not pages or memory.num_pages != len(pages):  # each admission makes a new list
             memory.page_list, memory.num_pages, memory.pages = pages, len(pages), array("q", pages)
             seat.pages = address(memory.pages)
-        start = min(sequence.filled[-1], sequence.num_verified - 1)  # PyTorch's layers may have emitted tokens
+        start = min(sequence.filled[-1], sequence.num_verified - 1)  # includes tokens that PyTorch's layers emitted
         memory.tokens[start : sequence.num_tokens] = array("q", sequence.token_ids[start:])
         if sequence.changes is not None:
             memory.changes = sequence.changes.entries + self._spare

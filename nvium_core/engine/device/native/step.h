@@ -73,7 +73,7 @@ template <typename T> class StepRun {
     report.seconds += clock.lap();
   }
 
-  // Return whether the front must be routed: it must not if it has already exited in this pass.
+  // Return whether the front must be routed. A front that has already exited in this pass must not.
   static bool is_routed(const F& front) {
     const bool has_exited = front.seat->kind == kExits && !front.pending.empty();
     if (front.seat->kind == kOriginal) return front.run->first_verified < front.run->stop;

@@ -20,7 +20,7 @@ constexpr int64_t kPartsPerThread = 4;
 constexpr std::chrono::microseconds kPollTime{20};    // a thread polls for this time before it gives up its core
 constexpr std::chrono::milliseconds kAloneTime{200};  // a caller that runs alone uses the pool again after this time
 constexpr std::chrono::milliseconds kMaxStalls{10};   // a caller runs alone after stalls of this total time
-constexpr int kStallShare = 4;                        // stalls may take 1/4 of the time without adding up
+constexpr int kStallShare = 4;                        // `stalls_` grows only if stalls take more than 1/4 of the time
 
 inline void pause() {
 #if defined(__x86_64__)

@@ -78,8 +78,8 @@ inline size_t fewest_with(Candidates& found, double mass) {
   return begin;
 }
 
-// Zero all weights except the `top_k` heaviest (0: all), then all except the heaviest that have `top_p` of the remaining mass.
-// At least one weight remains. `total` is the sum of all weights.
+// Keep only the `top_k` heaviest weights (0 keeps all). Of these keep only the heaviest that have `top_p` of their mass, but
+// at least one. Set all other weights to zero. `total` is the sum of all weights.
 inline void truncate(std::vector<double>& weights, double total, size_t top_k, double top_p) {
   static thread_local Candidates kept;
   if (top_k)
