@@ -95,7 +95,7 @@ class SamplingParams:
     - `max_tokens`: maximum number of generated tokens, end-of-text included. It may be 0 if the prompt is scored.
     - `temperature`: 0 selects the argmax of Σ p_k g(π_k).
     - `top_k`, `top_p`, `min_p`: disabled by 0, 1 and 0 respectively. `min_p` is relative to the most probable token.
-    - `presence_penalty`: subtracted from the logits of generated tokens. `frequency_penalty`: subtracted per occurrence.
+    - `presence_penalty`: subtracted from the logits of generated tokens. `frequency_penalty`: once per occurrence.
     - `repetition_penalty`: divides positive and multiplies negative logits of generated and prompt tokens.
     - `min_tokens`: number of tokens before a stop token may be generated.
     - `stop_token_ids`: tokens that end the sequence, besides end-of-text. `ignore_eos` disables end-of-text.

@@ -21,10 +21,7 @@ MAX_LOOKBACK = 4096  # maximum tokens that a lookup adds to the index, at about 
 
 
 class Match(NamedTuple):
-    """The last `length` tokens also occur earlier in the text, and there end before index `end`.
-
-    `hit_rate`: estimated probability that the next token equals the token at `end`.
-    """
+    """The last `length` tokens also occur just before index `end`. `hit_rate`: how likely the token at `end` is next."""
 
     length: int
     end: int
@@ -32,7 +29,7 @@ class Match(NamedTuple):
 
 
 class HitRates:
-    """By length of a match: how often the next token was equal too, over all texts."""
+    """How often a match predicted the next token, by length of the match, over all texts."""
 
     def __init__(self) -> None:
         self._found = dict.fromkeys(LENGTHS, 4.0 * PRIOR_WEIGHT)

@@ -1,8 +1,9 @@
 """Measures while serving which of several candidates, such as schedules, emits the most tokens per second. Torch-free.
 
-There is one race per power of two of running sequences. Candidates take turns in short windows; a round is A B B A. A
-candidate beats the first candidate if the mean log of their speed ratio exceeds two standard errors. The winner then
-runs alone, so long that the overhead of measuring is negligible. The mean is a moving average: old rounds lose weight.
+There is one race for each size: 1, 2 to 3, 4 to 7, … running sequences. In a round the candidates take turns in short
+windows, in the order A B B A. A candidate beats the first if the mean log of their speed ratio exceeds two standard
+errors. The winner then runs alone, so long that the overhead of measuring is negligible. The mean is a moving average,
+so old rounds lose weight.
 """
 
 import math
@@ -21,7 +22,7 @@ Candidate = TypeVar("Candidate")
 
 
 class SizeRace(Generic[Candidate]):
-    """The race for one power of two of running sequences."""
+    """The race for one size, that is a range of numbers of running sequences."""
 
     def __init__(self, candidates: Items[Candidate]) -> None:
         self.candidates = candidates
@@ -59,7 +60,7 @@ class SizeRace(Generic[Candidate]):
                 self._end_turn(*self._window)
 
     def interrupt(self) -> None:
-        """Restart the window, because Steps with another number of sequences ran. Finished windows still count."""
+        """Restart the window, because Steps of another size came in between. Finished windows still count."""
         self._window = None
 
     @property

@@ -1,4 +1,4 @@
-"""Random numbers of the engine. A number depends on what is decided, not on when or in which batch."""
+"""Random numbers of the engine. A number depends only on what it decides, not on the time or the batch."""
 
 import secrets
 import struct
