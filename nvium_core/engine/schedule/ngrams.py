@@ -21,7 +21,7 @@ MAX_LOOKBACK = 4096  # maximum tokens that a lookup adds to the index, at about 
 
 
 class Match(NamedTuple):
-    """The last `length` tokens also occur just before index `end`. `hit_rate`: how likely the token at `end` is next."""
+    """The last `length` tokens also occur just before `end`. `hit_rate`: how likely the token at `end` is next."""
 
     length: int
     end: int
