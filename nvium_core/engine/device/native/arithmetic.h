@@ -1,5 +1,5 @@
-// SIMD vectors as wide as the build's registers, and functions on vectors that a Llama needs. The code uses GCC's vector
-// extensions, so builds differ only in the width, and in a few conversions for which GCC generates slow code.
+// SIMD vectors as wide as the build's registers, and the functions on them that a Llama needs. With GCC's vector
+// extensions, builds differ only in the width, and in a few conversions for which GCC generates slow code.
 #pragma once
 
 #include <algorithm>
@@ -75,7 +75,7 @@ template <typename To, typename From> inline To bits_as(const From& from) {
 inline floats load(const float* from) { return bits_at<floats>(from); }
 inline doubles load(const double* from) { return bits_at<doubles>(from); }
 
-// Load one 8- or 16-bit integer per lane and widen each to 32 bits. The intrinsic is one instruction; GCC would emit several.
+// Load one 8- or 16-bit integer per lane and widen it to 32 bits. An intrinsic is faster than GCC's own code.
 #if defined(__AVX512F__)
 constexpr __mmask16 kAll = 0xFFFF;  // GCC 12 warns about the unmasked intrinsics
 inline ints widened(const uint16_t* from) { return (ints)_mm512_maskz_cvtepu16_epi32(kAll, bits_at<__m256i>(from)); }
@@ -107,8 +107,8 @@ template <typename V, typename A> inline void store(const V& v, A* to) { std::me
 template <typename V> struct MaskOf { using type = ints; };
 template <> struct MaskOf<doubles> { using type = longs; };
 
-// Split a and b into groups of 2W lanes, and add the two halves of each group. The results alternate: a's first group, b's
-// first group, a's second group, …
+// Split a and b into groups of 2W lanes, and add the two halves of each group. The results alternate: a's first group,
+// b's first group, a's second group, …
 template <int W, typename V, size_t... I> inline V folded(const V& a, const V& b, std::index_sequence<I...>) {
   constexpr int L = sizeof...(I);
   using Mask = typename MaskOf<V>::type;
@@ -116,7 +116,7 @@ template <int W, typename V, size_t... I> inline V folded(const V& a, const V& b
   return __builtin_shuffle(a, b, first) + __builtin_shuffle(a, b, first + W);
 }
 
-// Return a vector whose lane i is the sum of all lanes of sums[i]. Each sum is added in the same order. Overwrites `sums`.
+// Return a vector whose lane i is the sum of the lanes of sums[i]. All sums add in the same order. Overwrites `sums`.
 template <int W, typename A> inline Vector<A> totals(Vector<A>* sums) {
   for (int i = 0; i < W; ++i) sums[i] = folded<W>(sums[i], sums[i + W], std::make_index_sequence<lanes<A>>());
   if constexpr (W == 1)
@@ -166,8 +166,8 @@ inline floats exp(floats x) {
   return sum * bits_as<floats>(power);
 }
 
-// Return e^x to within two ulp, or 0 if x < `least`, which must be at least -708. x is clamped to at most 708. With AVX-512,
-// one shuffle looks up 2^(n/8), so a polynomial of lower degree suffices.
+// Return e^x to within two ulp, or 0 if x < `least`, which must be at least -708. x is clamped to at most 708. With
+// AVX-512, one shuffle looks up 2^(n/8), so a polynomial of lower degree suffices.
 inline doubles exp(doubles x, double least = -708.0) {
   constexpr int kRoots = lanes<double> == 8 ? 8 : 1, kDegree = kRoots == 8 ? 8 : 13;
   constexpr double eighths[] = {1.0,
@@ -261,7 +261,7 @@ template <typename A, typename T> inline A dot(const A* a, const T* b, int64_t l
   return sum;
 }
 
-// Return the dot products of x and `lanes` rows of a matrix, bitwise equal to `dot`. Rows start `stride` elements apart.
+// Return the dot products of x and `lanes` rows of a matrix, bitwise equal to `dot`. Rows are `stride` elements apart.
 template <typename A, typename T> inline Vector<A> products(const A* x, const T* matrix, int64_t stride, int64_t length) {
   Vector<A> sums[lanes<A>]{};
   int64_t i = 0;
@@ -289,7 +289,7 @@ template <typename A, int W = lanes<A> / 2> inline void transpose_square(Vector<
   if constexpr (W > 1) transpose_square<A, W / 2>(rows);
 }
 
-// Transpose `lanes` rows of a matrix into `tile` [length, lanes]. Rows start `stride` elements apart.
+// Transpose `lanes` rows of a matrix into `tile` [length, lanes]. Rows are `stride` elements apart.
 template <typename A, typename T> inline void transpose(const T* matrix, int64_t stride, int64_t length, A* tile) {
   int64_t i = 0;
   for (; i + lanes<A> <= length; i += lanes<A>) {
@@ -319,7 +319,7 @@ inline void add_in_order(const A* const (&x)[R], const A* tile, int64_t whole, i
   }
 }
 
-// Compute dot products of R vectors and the rows of a transposed tile. They are bitwise equal to the results of `products`.
+// Compute the dot products of R vectors and the rows of a transposed tile, bitwise equal to `products`.
 template <int R, typename A>
 inline void products_of_tile(const A* const (&x)[R], const A* tile, int64_t length, Vector<A> (&sums)[R]) {
   const int64_t whole = length / lanes<A> * lanes<A>;

@@ -1,8 +1,8 @@
-// Runs rows of any sequences through one block of a Llama or a related model, with a paged key/value cache. It does the same
-// as the layers in nvium_core/model/llama.py, without the overhead of PyTorch's operators.
+// Runs rows of any sequences through one block of a Llama or a related model, with a paged key/value cache. It does the
+// same as the layers in nvium_core/model/llama.py, without the overhead of PyTorch's operators.
 //
-// Weights are read once for all rows. Activations inside the block are float32 or better. A row's results do not depend on
-// the other rows or on the number of threads.
+// Weights are read once for all rows. Activations inside the block are float32 or better. A row's results do not depend
+// on the other rows or on the number of threads.
 //
 // Shapes: R rows, H query heads; others as in call.h.
 #pragma once
@@ -26,7 +26,7 @@ struct Range {
 
 constexpr int64_t kGroupRows = 32;                   // maximum rows of a sequence that attend together
 constexpr int64_t kReadAheadBytes = 128 << 10;       // bytes of keys or values to load into the L2 cache in advance
-constexpr int kTileRows = kRegisters == 32 ? 4 : 2;  // rows to process at once, few enough that their sums fit in registers
+constexpr int kTileRows = kRegisters == 32 ? 4 : 2;  // rows to process at once, so that their sums fit in registers
 
 template <typename T> class BlockForward {
   using A = Accumulator<T>;
@@ -150,8 +150,8 @@ template <typename T> class BlockForward {
     }
   }
 
-  // Attend in groups of rows of one sequence, so that each key and value is read once per group. The fewer rows a group has,
-  // the more heads one task processes.
+  // Attend in groups of rows of one sequence, so that each key and value is read once per group. The fewer rows a group
+  // has, the more heads one task processes.
   void attend(int64_t offset) {
     std::vector<int64_t> firsts;
     for (int64_t r = 0; r < num_rows_; ++r)
@@ -202,8 +202,8 @@ template <typename T> class BlockForward {
     });
   }
 
-  // Call use(key, count, slots) for each page. Pages are loaded into the L2 cache beforehand, in order of addresses, because
-  // `use` reads head by head, an order that the processor does not prefetch.
+  // Call use(key, count, slots) for each page. Pages are loaded into the L2 cache beforehand, in order of addresses,
+  // because `use` reads head by head, an order that the processor does not prefetch.
   template <typename Use> void each_page(int64_t row, int64_t end, Range heads, const T* cache, Use&& use) const {
     const int64_t first = column(heads.begin), width = column(heads.end - 1) + model_.head_size - first;
     const int64_t keys_ahead = kReadAheadBytes / static_cast<int64_t>(width * sizeof(T)), page_size = model_.page_size;

@@ -1,6 +1,6 @@
-// The structs that Python fills. Their counterparts in weights.py and backend.py have the same fields in the same order.
+// The structs that Python fills. Their counterparts in weights.py and backend.py have the same fields, in this order.
 //
-// Shapes: N blocks (one exit each), L layers, S cache slots, D width, H query heads, G key heads, P head size, V vocabulary.
+// Shapes: N blocks and exits, L layers, S cache slots, D width, H query heads, G key heads, P head size, V vocabulary.
 #pragma once
 
 #include "matrix.h"
@@ -72,8 +72,8 @@ struct BlockReport {
   double seconds;
 };
 
-// Scores of R rows. `logprobs` [R]: of the next tokens. `top_tokens`, `top_logprobs` [R, num_top]: the most probable tokens.
-// `exit_probabilities` [R, N]: p_k.
+// Scores of R rows. `logprobs` [R]: of the next tokens. `top_tokens`, `top_logprobs` [R, num_top]: the most probable
+// tokens. `exit_probabilities` [R, N]: p_k.
 struct Scores {
   int64_t num_rows, num_top;
   double* logprobs;

@@ -27,9 +27,9 @@ class Clock {
   }
 };
 
-// A front row during a pass. For kArgmax and kMixture, `mixture` is m_k = Σ p_j π_j over the exits that the head has computed.
+// A front row during a pass. For kArgmax and kMixture, `mixture` is m_k = Σ p_j π_j over the exits with known logits.
 template <typename A> struct Front {
-  // An exit whose output has been computed, but not yet its logits. For kOriginal, there is one entry per row to verify.
+  // An exit whose output has been computed, but not yet its logits. For kOriginal, one entry per row to verify.
   struct Pending {
     int64_t block, row;
     double log_p, remaining;  // log p_k of this exit, and the probability of all later exits

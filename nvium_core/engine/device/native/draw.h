@@ -22,8 +22,8 @@ struct DrawRequest {
   double uniform, is_race = 0;
 };
 
-// Return the token with the smallest E / weight. E = -log u is an exponential variate; u is a hash of `uniform` and the token.
-// Because E is at least 1 - u, the logarithm is computed only for tokens with (1 - u) / weight below the best so far.
+// Return the token with the smallest E / weight. E = -log u is an exponential variate; u is a hash of `uniform` and the
+// token. E is at least 1 - u, so a token with (1 - u) / weight above the smallest so far needs no logarithm.
 inline int64_t first_of_race(const std::vector<double>& weights, double uniform) {
   const auto key = static_cast<uint64_t>(uniform * 0x1p53);
   double best = INFINITY;
@@ -54,8 +54,8 @@ struct PartialSums {
   }
 };
 
-// Write f(x) to `out` and return the sum of `out`. f takes and returns vectors of doubles. x is padded to whole vectors with
-// `padding`, for which f must be 0.
+// Write f(x) to `out` and return the sum of `out`. f takes and returns vectors of doubles. x is padded to whole vectors
+// with `padding`, for which f must be 0.
 template <typename A, typename F> double sum_of(const A* x, int64_t length, A padding, double* out, F f) {
   PartialSums sums;
   const auto take = [&](const A* from, double* to) {
@@ -95,8 +95,8 @@ inline int64_t inverse_cdf(const std::vector<double>& weights, const std::vector
   return token;
 }
 
-// Draw a token in proportion to its weight e^((logit - highest logit) / temperature), after min-p, top-k and top-p. Return
-// kNoToken if a weight is not finite.
+// Draw a token in proportion to its weight e^((logit - highest logit) / temperature), after min-p, top-k and top-p.
+// Return kNoToken if a weight is not finite.
 template <typename A> int64_t draw_row(const A* logits, int64_t vocab_size, const DrawRequest& request) {
   static thread_local std::vector<double> weights, sums;
   const auto& [temperature, log_min_p, top_k, top_p] = request.sampling;

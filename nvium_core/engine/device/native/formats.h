@@ -5,9 +5,9 @@
 
 namespace nvium {
 
-// A step is the unit of packing: `kStep` elements of every lane, in `kBytes` bytes. `unpack` returns one element of every
-// lane. A quantized format has groups of `kGroup` elements. Each group starts with `kScales` IEEE halves per lane: a scale, or
-// a scale and a minimum.
+// A step is the unit of packing: `kStep` elements of every lane, in `kBytes` bytes. `unpack` returns one element of
+// every lane. A quantized format has groups of `kGroup` elements. Each group starts with `kScales` IEEE halves per
+// lane: a scale, or a scale and a minimum.
 template <typename A> struct Plain {
   static constexpr int64_t kLanes = lanes<A>;
   static constexpr int kStep = 1, kBytes = kVectorBytes, kGroup = 0, kScales = 0;
@@ -45,7 +45,7 @@ struct NibblesWithMin : Nibbles {  // a weight is minimum + scale · (unpacked n
   static constexpr int kScales = 2;
 };
 
-// Convert finite IEEE halves to floats, exactly. Shifting a half's bits into a float makes the number 2^112 times too small.
+// Convert finite IEEE halves to floats, exactly. A half's bits in a float are a number that is 2^112 times too small.
 inline floats halves(const char* at) {
   const ints bits = widened(reinterpret_cast<const uint16_t*>(at));
   const floats size = bits_as<floats>((bits & 0x7FFF) << 13) * 0x1p112f;

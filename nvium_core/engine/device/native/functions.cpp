@@ -16,8 +16,8 @@ extern "C" int64_t vector_bytes() { return nvium::kVectorBytes; }
 
 extern "C" int64_t has_tiles() { return nvium::has_tiles(); }
 
-// Compute uniforms of R rows, for drawing a token after each of the N blocks, then for routing. They are written to the first
-// R columns of out [2, N, stride]. keys [R, 2]: each row's seed and choice. positions [R].
+// Compute uniforms of R rows, for drawing a token after each of the N blocks, then for routing. They are written to the
+// first R columns of out [2, N, stride]. keys [R, 2]: each row's seed and choice. positions [R].
 extern "C" void uniforms(const int64_t* keys, const int64_t* positions, int64_t num_rows, int64_t num_blocks,
                          double* out, int64_t stride) {
   for (const char* purpose : {"token", "route"})

@@ -1,8 +1,8 @@
 // Multiplies rows by a packed matrix [N, length]. Also has RMSNorm.
 //
-// A matrix is packed for the vector width of one build. A vector interleaves `lanes` rows of the matrix element by element, so
-// that each lane sums one row. A panel is up to kPanelVectors vectors, interleaved step by step (a step is one or two
-// elements), so that memory is read in order. The last vector is padded with zeros.
+// A matrix is packed for the vector width of one build. A vector interleaves `lanes` rows of the matrix element by
+// element, so that each lane sums one row. A panel is up to kPanelVectors vectors, interleaved step by step (a step is
+// one or two elements), so that memory is read in order. The last vector is padded with zeros.
 #pragma once
 
 #include "tiles.h"
@@ -33,8 +33,8 @@ struct Panel {
   int64_t vectors, first;
 };
 
-// Add the dot products of R rows of x and K vectors to `sums`. The order of the additions does not depend on R or K, so a
-// row's results do not depend on the batch. If `panel.first` is 0, prefetch all vectors of the panel.
+// Add the dot products of R rows of x and K vectors to `sums`. The order of the additions does not depend on R or K, so
+// a row's results do not depend on the batch. If `panel.first` is 0, prefetch all vectors of the panel.
 template <typename F, int R, int K, typename A>
 inline void add_products(const A* x, int64_t length, const char* steps, const Panel& panel, int64_t count,
                          Vector<A> (&sums)[K][R]) {
@@ -89,7 +89,7 @@ void grouped_panel_products(const A* x, int64_t length, const Panel& panel, Vect
   }
 }
 
-// Multiply R rows by K vectors of a panel. Call use(row, vector, products) for each pair; `vector` counts within the panel.
+// Multiply R rows by K vectors of a panel. Call use(row, vector, products) with the vector's number in the panel.
 template <typename F, int R, int K, typename A, typename Use>
 void multiply(const A* x, int64_t length, const Panel& panel, Use&& use) {
   Vector<A> sums[K][R] = {};
@@ -119,8 +119,8 @@ void multiply_all(int64_t num_rows, const A* x, int64_t length, const Panel& pan
                                [&](int r, int64_t vector, const Vector<A>& products) { use(row + r, vector, products); });
 }
 
-// With few rows, multiply all vectors of the panel at once, which gives the processor enough independent sums. With many rows,
-// multiply fewer vectors at once, so that the sums fit in registers.
+// With few rows, multiply all vectors of the panel at once, which gives the processor enough independent sums. With
+// many rows, multiply fewer vectors at once, so that the sums fit in registers.
 template <typename F, typename A, typename Use>
 void multiply_panel(int64_t num_rows, const A* x, int64_t length, Panel panel, Use&& use) {
   constexpr int all = kPanelVectors<A>, some = kVectorsAtOnce<A>;
@@ -170,8 +170,8 @@ void project_as(const Operand<A>& in, const char* data, int64_t count, int64_t b
   }
 }
 
-// Compute Σ_d x[r, d] W[n, d] for the rows n of W in panels [begin, end). Call use(r, n, products, count) with the products
-// of rows n … n + count - 1 of W.
+// Compute Σ_d x[r, d] W[n, d] for the rows n of W in panels [begin, end). Call use(r, n, products, count) with the
+// products of rows n … n + count - 1 of W.
 template <typename A, typename Use>
 void project(const Operand<A>& in, const Matrix& matrix, int64_t count, int64_t begin, int64_t end, Use&& use) {
   const auto as = [&](auto format) { project_as<decltype(format)>(in, matrix.data, count, begin, end, use); };

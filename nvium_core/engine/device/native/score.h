@@ -25,8 +25,8 @@ template <typename A> double log_sum_exp(A* x, int64_t length) {
   return peak + std::log(static_cast<double>(exponentials(x, peak, length)));
 }
 
-// The distribution π_mix of one row. `logits` [N, V]: of all exits. `shifts` [N]: log p_k − log Σ e^logit of each exit, so that
-// logit + shift = log p_k π_k.
+// The distribution π_mix of one row. `logits` [N, V]: of all exits. `shifts` [N]: log p_k − log Σ e^logit of each exit,
+// so that logit + shift = log p_k π_k.
 template <typename A> class Mixture {
  public:
   Mixture(const A* logits, const double* shifts, int64_t num_exits, int64_t vocab_size)
@@ -67,7 +67,7 @@ template <typename A> class Mixture {
   }
 
  private:
-  // Return the largest log p_k π_k of all exits k and `count` tokens. The log π_mix of these tokens is at most log N above it.
+  // Return the largest log p_k π_k of all exits k and `count` tokens. Their log π_mix is at most log N above it.
   double largest_share(int64_t token, int64_t count) const {
     double most = -INFINITY;
     for (int64_t e = 0; e < num_exits_; ++e)

@@ -81,7 +81,7 @@ struct Seat {
     Change* const own = std::find_if(changes, end, [&](const Change& each) { return each.token == token; });
     if (own == end) *own = {static_cast<double>(token), 1, 0, 0}, ++num_changes;
     const auto count = std::count(tokens + num_prompt_tokens, tokens + num_tokens + 1, token);
-    const volatile double of_count = frequency * count;  // prevents a fused multiply-add, which rounds differently from Python
+    const volatile double of_count = frequency * count;  // no fused multiply-add: it rounds unlike Python
     own->repetition = repetition, own->occurrence = presence + of_count;
   }
 };

@@ -91,7 +91,7 @@ template <typename T> class StepRun {
     }
   }
 
-  // Advance all runs to their next tokens. If a run cannot emit another token in this call, change no run and return false.
+  // Advance all runs to their next tokens. If a run may not emit another token, change no run and return false.
   bool advance_all() {
     for (int64_t i = 0; i < call_.num_runs; ++i) {
       const Run& run = call_.runs[i];

@@ -1,6 +1,6 @@
-// A thread pool for parallel loops. A loop is split into parts, and each free thread (the caller too) takes the next part. So
-// a descheduled thread delays only one part. Idle threads poll briefly, then sleep. If other programs occupy the cores, the
-// caller loses time by waiting for descheduled threads. The caller then runs all loops alone for a while.
+// A thread pool for parallel loops. A loop is split into parts, and each free thread (the caller too) takes the next
+// part. So a descheduled thread delays only one part. Idle threads poll briefly, then sleep. If other programs occupy
+// the cores, waiting for descheduled threads would cost time. The caller then runs all loops alone for a while.
 #pragma once
 
 #include <algorithm>
@@ -48,8 +48,8 @@ class ThreadPool {
     return *pool;
   }
 
-  // Call f(begin, end) once for each part of [0, count), on at most num_threads threads. If another caller is using the pool,
-  // call f for the whole range on this thread.
+  // Call f(begin, end) once for each part of [0, count), on at most num_threads threads. If another caller is using the
+  // pool, call f for the whole range on this thread.
   template <typename F> void run(int num_threads, int64_t count, F&& f) {
     std::unique_lock lock(busy_, std::defer_lock);
     if (num_threads <= 1 || count <= 1 || !lock.try_lock() || is_alone()) return f(int64_t{0}, count);
@@ -98,7 +98,7 @@ class ThreadPool {
     }
   }
 
-  // Run parts of this job until none is left. The job's fields stay valid, because `run` waits until all parts are done.
+  // Run parts of this job until none is left. The job's fields stay valid, because `run` waits until all are done.
   void take_parts(uint32_t job) {
     uint64_t left = left_.load(std::memory_order_acquire);
     while (left >> 32 == job && (left & 0xFFFFFFFF)) {
@@ -120,7 +120,7 @@ class ThreadPool {
   std::atomic<int> helpers_{0};
   std::atomic<int64_t> done_{0};
   std::atomic<uint32_t> job_{0};
-  std::atomic<uint64_t> left_{0};  // upper half: the job's number; lower half: the number of parts that no thread has taken
+  std::atomic<uint64_t> left_{0};  // upper half: the job's number; lower half: how many parts no thread has taken
 };
 
 }  // namespace nvium

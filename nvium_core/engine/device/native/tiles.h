@@ -1,7 +1,7 @@
 // Multiplies many rows with AMX tiles, which multiply bfloat16 and accumulate in float32.
 //
-// Every float32 is exactly the sum of three bfloat16 numbers. A bfloat16 weight or an 8-bit number needs only one. So the
-// results are as precise as in float32. Tiles are two to three times as fast as matrix.h, and add in a different order.
+// Every float32 is exactly the sum of three bfloat16 numbers. A bfloat16 weight or an 8-bit number needs only one. So
+// the results are as precise as in float32. Tiles are two to three times as fast as matrix.h. They add in another order.
 #pragma once
 
 #include <vector>
@@ -17,8 +17,8 @@ namespace nvium {
 
 constexpr int64_t kTile = 16, kTileDepth = 32, kTileParts = 3;
 
-// Rows x [R, length], where each number is split into three parts. `parts`: [R / 16, length / 32, part, 16, 32]. `totals`
-// [R, length / 32]: the sum of each group of 32 elements.
+// Rows x [R, length], where each number is split into three parts. `parts`: [R / 16, length / 32, part, 16, 32].
+// `totals` [R, length / 32]: the sum of each group of 32 elements.
 struct TiledRows {
   std::vector<uint16_t> parts;
   std::vector<float> totals;
@@ -58,7 +58,7 @@ class TilesInUse {
   __attribute__((target("amx-tile"))) ~TilesInUse() { _tile_release(); }
 };
 
-// Return the leading 8 significant bits of `left` as a bfloat16 in the upper half of each lane, and subtract it from `left`.
+// Move the leading 8 significant bits of `left` into a bfloat16. Return it in the upper half of each lane.
 inline ints next_part(floats& left) {
   const ints part = bits_as<ints>(left) & static_cast<int32_t>(0xFFFF0000);
   left -= bits_as<floats>(part);
@@ -106,7 +106,7 @@ void unpack_tiles(const char* panel, int64_t vectors, int64_t first, int64_t gro
   }
 }
 
-// Multiply two tiles of rows (tile registers 6 and 7) by two tiles of weights (4 and 5). Registers 0 to 3 hold the sums.
+// Multiply two tiles of rows (registers 6 and 7) by two tiles of weights (4 and 5). Registers 0 to 3 hold the sums.
 template <int64_t Parts> inline void add_tiles(const uint16_t* rows, const uint16_t* next_rows, const ints* weights) {
 #pragma GCC unroll 3
   for (int64_t q = 0; q < Parts; ++q) {
@@ -131,7 +131,7 @@ inline void store_sums(floats* to) {
   _tile_stored(2, to + 32, 64); _tile_stored(3, to + 48, 64);
 }
 
-// Multiply rows by all vectors of a panel. Call use(row, vector, products) for each pair; `vector` counts within the panel.
+// Multiply rows by all vectors of a panel. Call use(row, vector, products) with the vector's number in the panel.
 template <typename F, typename Use>
 void multiply_tiled(const TiledRows& x, int64_t num_rows, int64_t length, const char* panel, int64_t vectors, Use&& use) {
   constexpr int64_t parts = kPartsOf<F>, scale_bytes = 2 * F::kLanes;

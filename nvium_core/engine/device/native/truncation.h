@@ -46,8 +46,8 @@ inline void find_heaviest(const std::vector<double>& weights, size_t k, Candidat
   if (found.size() > k) cut();
 }
 
-// Find candidates for top-p: the tokens with a weight above a threshold. Lower the threshold until the candidates have more
-// than top-p of `total`. The largest weight must be 1.
+// Find candidates for top-p: the tokens with a weight above a threshold. Lower the threshold until the candidates have
+// more than top-p of `total`. The largest weight must be 1.
 inline void find_mass(const std::vector<double>& weights, double total, double top_p, Candidates& found) {
   const double wanted = top_p + kSumError;
   for (double share = kFirstShare;; share *= kNextShare) {
@@ -59,8 +59,8 @@ inline void find_mass(const std::vector<double>& weights, double total, double t
   }
 }
 
-// Return how many of the heaviest candidates are needed to have `mass` in total, at least 1, and move these to the front.
-// Each iteration halves the range that contains the last needed candidate.
+// Return how many of the heaviest candidates are needed to have `mass` in total, at least 1, and move these to the
+// front. Each iteration halves the range that contains the last needed candidate.
 inline size_t fewest_with(Candidates& found, double mass) {
   size_t begin = 0, end = found.size();
   double before = 0;
@@ -78,8 +78,8 @@ inline size_t fewest_with(Candidates& found, double mass) {
   return begin;
 }
 
-// Keep only the `top_k` heaviest weights (0 keeps all). Of these keep only the heaviest that have `top_p` of their mass, but
-// at least one. Set all other weights to zero. `total` is the sum of all weights.
+// Keep only the `top_k` heaviest weights (0 keeps all). Of these keep only the heaviest that have `top_p` of their
+// mass, but at least one. Set all other weights to zero. `total` is the sum of all weights.
 inline void truncate(std::vector<double>& weights, double total, size_t top_k, double top_p) {
   static thread_local Candidates kept;
   if (top_k)
