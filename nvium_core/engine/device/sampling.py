@@ -122,7 +122,7 @@ def first_beyond(weight_RX: Tensor, target_R1: Tensor) -> Tensor:
 
 
 def first_above(sums_RX: Tensor, target_R1: Tensor) -> Tensor:
-    """Return the index of the first sum above the target, else of the last that exceeds its predecessor, [R, 1]."""
+    """Return the index of the first sum above the target, else of the last sum above its predecessor, [R, 1]."""
     reached_R1 = torch.minimum(target_R1, just_below(sums_RX[:, -1:]))
     return torch.searchsorted(sums_RX, reached_R1, right=True).clamp(max=sums_RX.shape[-1] - 1)
 

@@ -26,6 +26,7 @@ def scores(
     is_original: bool = False,
 ) -> Iterator[Score]:
     """Yield the scores of rows. `slots`: their cache slots. `targets`: their next tokens.
+
     `is_original`: score with the last exit alone.
     """
     for first in range(0, len(targets), MAX_SCORED_ROWS):

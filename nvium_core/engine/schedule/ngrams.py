@@ -14,7 +14,7 @@ INITIAL_HIT_RATES = {8: 0.75, 4: 0.55, 2: 0.3, 1: 0.1}
 """Initial hit rates by length, measured with SmolLM2-135M-Instruct at temperature 1."""
 
 PRIOR_WEIGHT = 8
-"""Weight of the hit rate over all texts, in matches of this text. The initial hit rate weighs four times as much."""
+"""Weight of the hit rate over all texts, as a number of matches. The initial hit rate weighs four times as much."""
 
 DECAY = 0.5 ** (1 / 2000)  # factor per match: after 2,000 more matches, a match counts half
 MAX_LOOKBACK = 4096  # maximum tokens that a lookup adds to the index, at about 700 bytes each

@@ -1,6 +1,6 @@
 """Runs a Step in one native call: computes its rows, emits the fronts' tokens, and scores rows.
 
-If no other request waits, a call may emit several tokens per sequence.
+If every running sequence takes part with its front row, a call may emit several tokens per sequence.
 
 Shapes: T context, P head size.
 """

@@ -42,7 +42,7 @@ template <typename A> struct Front {
   std::vector<Pending> pending;
   std::vector<A> outputs;  // outputs of the pending exits [·, D]
   std::vector<double> mixture;
-  double mass = 0;  // Σ p_k of `mixture`
+  double mass = 0;  // Σ p_j over the exits in `mixture`
 
   Front(Run& run, const Seat& seat, int64_t vocab_size) : run(&run), seat(&seat), only(seat.only_token(vocab_size)) {}
 
