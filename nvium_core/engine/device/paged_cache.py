@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nvium_core.engine.device.arena import zeros
 from nvium_core.engine.schedule.step import Rows
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.llama import dense_attention
@@ -112,7 +113,7 @@ def without_cudnn_attention() -> Iterator[None]:
 
 
 def untouched_zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Return zeros. On a CPU, they take physical memory only when they are written, unlike PyTorch's zeros."""
+    """Return zeros. On a CPU, they take physical memory only when they are written."""
     if like.device.type != "cpu":
         return like.new_zeros(shape)
-    return torch.from_numpy(np.zeros(math.prod(shape) * like.dtype.itemsize, np.uint8)).view(like.dtype).view(shape)
+    return zeros(math.prod(shape) * like.dtype.itemsize).view(like.dtype).view(shape)

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from typing import cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from nvium_core.engine.device.arena import Arena
 from nvium_core.engine.device.native.packing import KINDS, NOTHING, Layout, Packed, pack, pack_groups
 from nvium_core.model.exits import Adapter, Exit
 from nvium_core.model.llama import Layer
@@ -26,24 +26,6 @@ class Pointers:
         self.weights = weights
         words = [word for weight in weights for word in _words(weight)]
         self.array = (ctypes.c_void_p * len(words))(*words)
-
-
-class Arena:
-    """Memory for packed weights, in large pieces. NumPy requests huge pages for these, which avoids TLB misses."""
-
-    BYTES, ALIGNMENT = 32 << 20, 64
-
-    def __init__(self) -> None:
-        self._free = torch.empty(0, dtype=torch.uint8)
-
-    def copy(self, packed: Packed) -> Packed:
-        assert packed.data is not None
-        data = packed.data.view(torch.uint8)
-        size = -(-len(data) // self.ALIGNMENT) * self.ALIGNMENT
-        if len(self._free) < size:
-            self._free = torch.from_numpy(np.empty(max(size, self.BYTES), np.uint8))
-        own, self._free = self._free.split([size, len(self._free) - size])
-        return packed._replace(data=own[: len(data)].copy_(data).view(packed.data.dtype))
 
 
 def _words(weight: Weight) -> list[int | None]:
@@ -126,9 +108,10 @@ def pack_weights(model: Nvium, vector_bytes: int) -> tuple[Pointers, Pointers]:
             return weight
         if weight.dim() == 1:
             return weight.detach().to(precise).contiguous()
-        if id(weight) in groups:
-            return arena.copy(pack_groups(groups[id(weight)], layout))
-        return arena.copy(pack(narrowed(weight.detach()), layout))
+        group = groups.get(id(weight))
+        matrix = pack_groups(group, layout) if group else pack(narrowed(weight.detach()), layout)
+        assert matrix.data is not None
+        return Packed(matrix.kind, arena.copy(matrix.data))
 
     layers = [packed(part) for layer in model.model.layers for part in layer_parts(cast(Layer, layer))]
     head, exits = packed(model.lm_head.weight), list[Weight]()
