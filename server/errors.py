@@ -127,8 +127,10 @@ def invalid_key(message: str) -> Rejected:
     return Rejected("invalid_api_key", message, headers={"www-authenticate": "Bearer"})
 
 
-def engine_stopped() -> Rejected:
-    return Rejected("engine_stopped", "the engine has stopped", retry_after_seconds=RETRY_STOPPED_SECONDS)
+def engine_stopped(
+    message: str = "the server shut down before the answer was complete; send the request again",
+) -> Rejected:
+    return Rejected("engine_stopped", message, retry_after_seconds=RETRY_STOPPED_SECONDS)
 
 
 def internal_error(message: str = "the server failed to handle this request") -> ApiError:

@@ -176,8 +176,8 @@ class SamplingParams:
         require(0 < self.top_p <= 1, "top_p", f"must be in (0, 1], got {self.top_p}")
         num_biases = len(self.logit_bias)
         require(num_biases <= MAX_BIASES, "logit_bias", f"must have at most {MAX_BIASES} tokens, got {num_biases}")
-        for bias in self.logit_bias.values():
-            require_between(bias, "logit_bias", -100, 100)
+        for token, bias in self.logit_bias.items():
+            require(-100 <= bias <= 100, "logit_bias", f"must be between -100 and 100, got {bias} for token {token}")
 
     @property
     def is_greedy(self) -> bool:

@@ -19,6 +19,7 @@ from nvium_core.engine.failures import EngineError, EngineStopped
 from nvium_core.engine.token_stream import Admitted, ChoiceKey, EngineRequest, TokenStream, key_of
 
 STOPPED = "the engine has stopped"
+FAILED = "the server's model has failed and needs a restart; retry later"
 
 OUT_OF_MEMORY = 1
 """Exit code after a MemoryError: the process exits immediately, and a supervisor restarts it."""
@@ -165,7 +166,7 @@ class EngineWorker:
         finally:
             self._has_ended = True
             self._drain_commands()
-            error = EngineError("the engine has failed") if self.has_failed else EngineStopped(STOPPED)
+            error = EngineError(FAILED) if self.has_failed else EngineStopped(STOPPED)
             self._hand_over({stream: stream.failures(error) for stream in list(self._open_streams)})
 
     def _take_commands(self) -> bool:

@@ -30,11 +30,12 @@ MAX_REASON_CHARACTERS = 200
 SEARCH_SECONDS = 1.0
 """Maximum CPU time for finding the keywords that prevent compilation."""
 
+POSITION = re.compile(r"^(\d+)\((\d+)\): ")
 PLACE = re.compile(r"^at \d+\(\d+\): ")
 LISTING = re.compile(r"\n\s+1 \|.*", re.DOTALL)
 UNKNOWN = re.compile(r"Unimplemented keys: \[(.*?)\]")
 DETAIL = re.compile(r"^error: (.*)$", re.MULTILINE)
-INTERNALS = re.compile(r"Some\(|None\b|option|registry|\(And|Regex|not supported yet|many digits")
+INTERNALS = re.compile(r"Some\(|None\b|' option|registry|\(And|Regex|not supported yet|many digits")
 """Matches errors that name llguidance's internals. Clients get a plain message instead."""
 
 
@@ -161,13 +162,17 @@ def first_error(matcher: LLMatcher) -> str:
 
 def reason(error: str, key: str = "") -> str:
     """Rewrite an llguidance error as one plain line. `key` is the schema keyword at fault."""
-    text = LISTING.sub("", PLACE.sub("", error))
+    text = POSITION.sub(r"line \1, column \2: ", LISTING.sub("", PLACE.sub("", error)))
     detail = DETAIL.search(text)
     if UNKNOWN.search(text):
         return f"not supported: {key}"
     line = detail.group(1) if detail else text.removeprefix("failed to compile JSON schema: ").split("\n")[0]
-    if "Unsatisfiable" in line:
+    if "Invalid type: " in line:
+        kind = line.removeprefix("Invalid type: ")[:100]
+        return f"type must be null, boolean, integer, number, string, array or object, got {kind!r}"
+    if "Unsatisfiable" in line and key != "type":
         return f"{key} allows no value" if key else "no value satisfies it"
     if INTERNALS.search(line):
         return f"{key} cannot be enforced" if key else "it cannot be enforced"
+    line = line.removeprefix("Unsatisfiable schema: ")
     return line if len(line) <= MAX_REASON_CHARACTERS else f"{line[:MAX_REASON_CHARACTERS]}…"

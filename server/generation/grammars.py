@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from llguidance import regex_to_lark
-from llguidance.gbnf_to_lark import gbnf_to_lark
+from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
 from nvium_core.text.tool_calls import PLAIN, CallFormat
 from server.generation.bounds import MAX_CHARACTERS, check, check_bounds, check_size, check_text
@@ -139,7 +139,13 @@ class Lark(Grammar):
         try:
             return self.grammar if LARK.search(self.grammar) else str(gbnf_to_lark(self.grammar))
         except Exception as error:  # the converter's exceptions are not documented
-            raise UnusableGrammar("must be a valid Lark or GBNF grammar") from error
+            is_plain = type(error) in (Exception, GbnfToLarkError)  # other exceptions name internals
+            cause = f": {str(error).splitlines()[0][:200]}" if is_plain else ""
+            raise UnusableGrammar(f"must be a valid Lark or GBNF grammar{cause}") from error
+
+    def enforced(self) -> tuple[Self, list[str]]:
+        self.text()  # raises if the grammar is invalid
+        return self, []
 
 
 @dataclass(frozen=True)
@@ -192,6 +198,9 @@ class ToolCalls(Grammar):
             f"all parameters together must have at most {MAX_CHARACTERS} characters",
         )
         enforced, ignored = dict[str, JsonSchema](), list[str]()
+        for name, schema in self.functions.items():
+            kind = str(schema.schema.get("type", "object"))[:100]
+            check(kind == "object", f"the parameters of {name} must have type object, got {kind}")
         for path, schema in self.schemas():
             enforced[path], dropped = schema.enforced()
             ignored += [f"{path}.{keyword}" for keyword in dropped]
@@ -240,10 +249,7 @@ class ToolCalls(Grammar):
     def _arguments(self, name: str, schema: JsonSchema) -> str:
         is_name = FUNCTION_NAME.fullmatch(name) is not None
         check(is_name, f"a function's name must have 1 to 64 letters, digits, _ or -, got {name[:100]!r}")
-        typed = {"type": "object", **schema.schema}
-        kind = str(typed["type"])[:100]
-        check(kind == "object", f"the parameters of {name} must have type object, got {kind}")
-        return replace(schema, schema=typed).rule()
+        return replace(schema, schema={"type": "object", **schema.schema}).rule()
 
     def _opening(self, name: str, is_first: bool) -> str:
         fmt = self.call_format

@@ -148,7 +148,7 @@ class Service:
         if self.admission.is_draining:
             raise draining()
         if not self.worker.is_alive:
-            raise engine_stopped()
+            raise engine_stopped("the server's model has failed and needs a restart; retry later")
 
     def check_model(self, name: str | None) -> str:
         """Return the name if it is a served name. For None and `default`, return the first served name.

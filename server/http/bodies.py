@@ -72,14 +72,14 @@ class Bodies(HttpMiddleware):
         if len(body) + len(piece) > self._max_bytes:
             raise self._too_large()
         if not self._shares.fits(len(piece), key, held_by_request=len(body)):
-            limit = f"the limit of {self._shares.capacity} bytes, or this key's share"
+            limit = f"the limit of {self._shares.capacity:,} bytes, or this key's share"
             message = f"the bodies of open requests have reached {limit}; retry later"
             raise Rejected("bodies_too_large", message, retry_after_seconds=1, headers=CLOSE)
         self._shares.take(len(piece), key)
         body += piece
 
     def _too_large(self) -> Rejected:
-        return Rejected("body_too_large", f"the request body exceeds {self._max_bytes} bytes", headers=CLOSE)
+        return Rejected("body_too_large", f"the request body exceeds {self._max_bytes:,} bytes", headers=CLOSE)
 
 
 class StartLimiter:

@@ -54,7 +54,7 @@ class BoundedParser(h11.Connection):
         end = BLANK_LINE.search(data)
         head = data[: end.start()] if end else data
         if len(head) > MAX_HEAD_BYTES or head.count(b"\n") > MAX_HEAD_LINES:
-            message = f"the request head exceeds {MAX_HEAD_BYTES} bytes or {MAX_HEAD_LINES} lines"
+            message = f"the request head exceeds {MAX_HEAD_BYTES:,} bytes or {MAX_HEAD_LINES} lines"
             self._refuse(Rejected("head_too_large", message))
         if BARE_LINE_FEED.search(data[: end.end()] if end else data):
             self._refuse(malformed("header lines must end with CRLF"))

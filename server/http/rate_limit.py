@@ -52,7 +52,7 @@ class RateLimit(HttpMiddleware):
             await self._app(scope, receive, limited_send)
         else:
             retry = math.ceil(seconds)
-            message = f"rate limit of {self._per_minute} requests per minute exceeded; retry in {retry} s"
+            message = f"the rate limit of {self._per_minute:,} per minute is exceeded; retry in {retry} s"
             error = Rejected("rate_limit_exceeded", message, retry_after_seconds=retry)
             await refuse(error, self._metrics, scope, receive, limited_send)
 

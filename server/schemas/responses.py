@@ -255,7 +255,8 @@ def with_item(messages: list[Json], item: Mapping[str, Any], param: str) -> list
     if kind == "reasoning":
         text = content(item.get("content"), f"{param}.content")
         return [*messages, {"role": "assistant", "content": "", "reasoning_content": text}] if text else messages
-    raise InvalidField(f"{param}.type", f"{str(kind)[:100]!r} is not supported")
+    supported = ", ".join(("message", "reasoning", *ARGUMENTS, *OUTPUTS, *TEXT_ITEMS, MORE_TOOLS))
+    raise InvalidField(f"{param}.type", f"{str(kind)[:100]!r} is not supported; must be one of {supported}")
 
 
 def with_call(messages: list[Json], call: Json) -> list[Json]:

@@ -18,7 +18,7 @@ from nvium_core.text.token_bytes import longest_token
 from nvium_core.text.tool_calls import PLAIN
 from server.errors import InvalidField
 from server.generation.constraints import Constraints
-from server.generation.grammars import ANY_OBJECT, Grammar, JsonSchema, OneOf, Regex, Schema, ToolCalls, arguments
+from server.generation.grammars import ANY_OBJECT, Grammar, JsonSchema, Lark, OneOf, Regex, Schema, ToolCalls, arguments
 from tests.byte_model import END_OF_TEXT, byte_level_tokenizer, byte_tokenizer, load_byte_model, token_ids
 from tests.server.grammar_samples import (
     COSTLY_PATTERNS,
@@ -291,13 +291,17 @@ def test_unusable_patterns_and_choices_are_refused(grammar: Grammar) -> None:
     ("grammar", "message"),
     [
         (Regex("(a"), "the_field: unclosed group"),
-        (JsonSchema({"type": "strin"}), "the_field: Invalid type: strin"),
+        (Lark("root ::= option"), "the_field: must be a valid Lark or GBNF grammar: Rule 'option' not found"),
+        (Lark("start: option"), 'the_field: unknown name: "option"'),
+        (Lark('start: "a'), "the_field: line 1, column 10: lexer error"),
+        (JsonSchema({"type": "strin"}), "the_field: type must be null, boolean, .* or object, got 'strin'"),
+        (JsonSchema({"type": "integer", "minimum": 5, "maximum": 1}), r"the_field: minimum \(5\) is greater .* \(1\)"),
         (JsonSchema({"$ref": "#"}), "the_field: no text satisfies it"),
         (JsonSchema({"items": {"not": {"type": "null"}}}), "the_field: items: not supported: not"),
         (JsonSchema({"allOf": [either(i) for i in range(8)]}), ".*too complex.*"),  # its second mask
         (calls_of({}), "the_field: must be a non-empty list of functions"),
         *((calls_of({name: None}), ".*function's name.*") for name in ("", "a b", 'a"', "ä", "a" * 65, "a\n")),
-        *((calls_of({"f": {"type": kind}}), ".*must have type object.*") for kind in ("string", ["object", "null"])),
+        *((calls_of({"f": {"type": kind}}), ".*must have type object.*") for kind in ("strin", ["object", "null"])),
     ],
 )
 def test_refusals_name_the_field_and_the_reason(grammar: Grammar, message: str) -> None:
