@@ -7,8 +7,28 @@ class NviumError(Exception):
     """An error that the user can correct. The message says how."""
 
 
+REPHRASED = {
+    r"^Extra inputs are not permitted$": "is unknown",
+    r"^Field required$": "is missing",
+    r"^Got unexpected extra argument\S* \((\S+).*\)$": r"unexpected argument '\1'",
+    r", unable to .*| after validation, not \d+$": "",
+    r"\b(Input|List|Tuple|String|Dictionary) should": "must",
+    r"must be a valid integer.*": "must be an integer",
+    r"must be a valid boolean": "must be true or false",
+    r"must be a valid (list|tuple)": "must be a list",
+    r"must be a valid dictionary.*": "must be an object",
+    r"must be a valid (number|string)": r"must be a \1",
+    r"must be less than inf$": "must be a finite number",
+    r"(?<=\d) item$": " entry",
+    r"(?<=\d) items$": " entries",
+}
+"""Phrases of pydantic and click → plain English."""
+
+
 def plain(message: str) -> str:
-    """Rephrase an error message of pydantic or click in plain English."""
-    words = {"Extra inputs are not permitted": "is unknown", "Field required": "is missing"}
-    shortened = re.sub(r"Value error, |, unable to parse .*", "", message)
-    return words.get(message) or shortened.replace("Input should be", "must be")
+    """Rephrase an error message of pydantic or click in plain English. Keep the text of our own `ValueError`s."""
+    if message.startswith("Value error, "):
+        return message.removeprefix("Value error, ")
+    for phrase, words in REPHRASED.items():
+        message = re.sub(phrase, words, message)
+    return message

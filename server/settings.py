@@ -7,6 +7,8 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import fields
+from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, get_origin
 
@@ -52,6 +54,12 @@ def as_endpoint(url: str) -> str:
     return url
 
 
+def as_buckets(bounds: tuple[float, ...]) -> tuple[float, ...]:
+    if not all(low < high < inf for low, high in pairwise((0.0, *bounds))):
+        raise ValueError("must be increasing positive numbers, such as 0.1,0.5,1")
+    return bounds
+
+
 class Settings(BaseSettings, ServerOptions):  # type: ignore[misc] # frozen below, which mypy cannot see
     model_config = SettingsConfigDict(
         env_prefix="NVIUM_", frozen=True, extra="forbid", hide_input_in_errors=True, enable_decoding=False
@@ -63,6 +71,7 @@ class Settings(BaseSettings, ServerOptions):  # type: ignore[misc] # frozen belo
     otlp_endpoint: Annotated[Annotated[str, AfterValidator(as_endpoint)] | None, Field(repr=False, exclude=True)] = (
         ServerOptions.otlp_endpoint
     )
+    latency_buckets: Annotated[tuple[float, ...], AfterValidator(as_buckets)] = ServerOptions.latency_buckets
 
     @field_validator("*", mode="before")
     @classmethod
@@ -100,12 +109,17 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
         _ = settings.engine
     except ValidationError as error:
         first = error.errors()[0]
-        name, message = ".".join(map(str, first["loc"])), plain(first["msg"])
-        setting = first["loc"][0]
+        setting, *place = first["loc"]
+        entry = "".join(f", entry {index + 1}" for index in place if isinstance(index, int))
         # an unknown setting may be a misspelt secret, so its value is not quoted either
         is_quotable = setting in Settings.model_fields and setting not in SECRET
         value = f", got {first['input']!r}" if is_quotable else ""
-        raise SettingsError(f"{name}: {message}{value}") from error
+        raise SettingsError(f"{name_of(setting, given)}{entry}: {plain(first['msg'])}{value}") from error
     except InvalidRequest as error:
-        raise SettingsError(str(error)) from error
+        raise SettingsError(f"{name_of(error.field, given)}: {error.message}") from error
     return settings
+
+
+def name_of(setting: Any, given: Mapping[str, Any]) -> str:
+    """Return the setting's name, or that of its environment variable if the value came from there."""
+    return str(setting) if setting in given else f"NVIUM_{setting}".upper()
