@@ -24,7 +24,7 @@ from tests.random_models import random_model
 PARAMS = SamplingParams(max_tokens=40, seed=5, ignore_eos=True)
 
 schedules = pytest.mark.parametrize("schedule", get_args(Schedule))
-needs_compiler = pytest.mark.skipif(native.native_library() is None, reason="needs a C++ compiler")
+needs_compiler = pytest.mark.skipif(native.native_library(native.instructions()) is None, reason="needs a C++ compiler")
 
 
 class Fickle(Race[Schedule]):

@@ -73,7 +73,7 @@ def random_ids(rows: int, length: int) -> Tensor:
 def test_the_log_probabilities_are_those_of_transformers_and_all_but_full_attention_biases_run_natively(pair):
     theirs, ours = pair
     assert ours.config.num_exits == 1
-    if native.native_library():
+    if native.native_library(native.instructions()):
         assert native.supports(ours) == (not ours.config.attention_bias)
     input_ids = random_ids(2, LONGEST)
     expected = theirs(input_ids).logits.log_softmax(-1)

@@ -14,7 +14,7 @@ from filelock import FileLock
 from platformdirs import user_cache_path
 
 from nvium_core.checksums import checksum, sync
-from nvium_core.engine.device.native.instructions import FLAGS, available
+from nvium_core.engine.device.native.instructions import FLAGS
 
 logger = logging.getLogger(__name__)
 
@@ -30,20 +30,19 @@ COUNT, REAL, POINTER = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 
 
 @cache
-def native_library(instructions: str | None = None) -> ctypes.CDLL | None:
-    """Return the library for these instructions, by default the widest available. The first call compiles the library,
-    which takes half a minute. If compiling or loading fails, log a warning and return None."""
-    instructions = instructions or available()[-1]
+def native_library(instructions: str) -> ctypes.CDLL | None:
+    """Return the library for these instructions. The first call compiles the library, which takes half a minute. If
+    compiling or loading fails, log a warning and return None."""
     shipped = FOLDER / file_name(instructions)
     try:
         file = shipped if is_intact(shipped) else build(instructions, user_cache_path("nvium"))
         library = ctypes.CDLL(str(file))
     except (OSError, subprocess.SubprocessError) as error:
         output = (getattr(error, "stderr", None) or b"").decode(errors="replace").splitlines()
-        cause = next((line for line in output if "error:" in line), error)
-        logger.warning(
-            "no native layers, so PyTorch's slower layers run. Install a C++20 compiler such as g++. %s", cause
-        )
+        cause = next((line for line in output if "error:" in line), str(error))
+        if isinstance(error, FileNotFoundError):
+            cause = f"no C++ compiler ({COMPILER[0]}) on PATH; install one, such as g++"
+        logger.warning("no native layers, so PyTorch's slower layers run: %s", cause)
         return None
     for precision in PRECISIONS.values():
         run = getattr(library, f"run_{precision}")

@@ -6,6 +6,7 @@ Shapes: N blocks, R rows.
 import numpy as np
 from numpy.typing import NDArray
 
+from nvium_core.engine.device.native.instructions import available
 from nvium_core.engine.device.native.library import native_library
 from nvium_core.engine.schedule.randomness import ROUTE, TOKEN, uniform
 
@@ -17,7 +18,7 @@ def write_uniforms(
 
     Writes the first `num_rows` columns. `key_R2`: seed and choice. Runs in C++, or in Python if there is no compiler.
     """
-    num_blocks, library = len(out_XR) // 2, native_library()
+    num_blocks, library = len(out_XR) // 2, native_library(available()[-1])
     if library is not None:
         keys, positions, out = (array.ctypes.data for array in (key_R2, position_R, out_XR))
         library.uniforms(keys, positions, num_rows, num_blocks, out, out_XR.shape[1])

@@ -3,15 +3,17 @@ import logging
 import subprocess
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from nvium_core import Engine, EngineConfig, InvalidRequest, SamplingParams
 from nvium_core.engine.device import native
 from nvium_core.engine.device.native import library
+from nvium_core.engine.device.native.uniforms import write_uniforms
 from nvium_core.engine.events import Completion
 from tests.random_models import random_model
 
-has_compiler = pytest.mark.skipif(native.native_library() is None, reason="no C++ compiler here")
+has_compiler = pytest.mark.skipif(native.native_library(native.instructions()) is None, reason="no C++ compiler here")
 
 
 def tokens_and_exits(completions: list[Completion]) -> list[tuple[list[int], list[int]]]:
@@ -67,8 +69,15 @@ def no_library_yet() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_library_yet")
-@pytest.mark.parametrize("compiler", [("no-such-compiler",), ("false",), ("sh", "-c", "seq 300 >&2; false")])
-def test_without_a_compiler_the_layers_run_and_a_warning_is_logged(tmp_path, monkeypatch, caplog, compiler):
+@pytest.mark.parametrize(
+    ("compiler", "cause"),
+    [
+        (("no-such-compiler",), "no C++ compiler (no-such-compiler) on PATH"),
+        (("false",), "returned non-zero"),
+        (("sh", "-c", "seq 300 >&2; echo 'error: odd' >&2; false"), "run: error: odd"),
+    ],
+)
+def test_without_a_compiler_the_layers_run_and_one_warning_is_logged(tmp_path, monkeypatch, caplog, compiler, cause):
     model, prompts = random_model([1, 2]), [[1, 2, 3], [4]]
     params = SamplingParams(max_tokens=8, seed=3, ignore_eos=True)
     expected = tokens_and_exits(Engine(model).generate(prompts, params))
@@ -77,8 +86,9 @@ def test_without_a_compiler_the_layers_run_and_a_warning_is_logged(tmp_path, mon
     native.native_library.cache_clear()
     with caplog.at_level(logging.WARNING):
         assert tokens_and_exits(Engine(model).generate(prompts, params)) == expected
+        write_uniforms(np.zeros((0, 2), np.int64), np.zeros(0, np.int64), np.zeros((2, 0)), 0)
     [warning] = (message for message in caplog.messages if "no native layers" in message)
-    assert "\n" not in warning
+    assert cause in warning and "\n" not in warning
     assert not native.supports(model)
     assert list(tmp_path.glob("*.so")) == []
 
@@ -88,7 +98,7 @@ def test_a_read_only_cache_is_not_fatal(tmp_path, monkeypatch):
     file = tmp_path / "file"
     file.touch()
     monkeypatch.setattr(library, "user_cache_path", lambda name: file / "below")
-    assert native.native_library() is None
+    assert native.native_library(native.instructions()) is None
 
 
 @has_compiler
