@@ -160,7 +160,7 @@ def atomic_folder(place: Path) -> Iterator[Path]:
             yield folder
             folder.replace(place)
     except (OSError, SafetensorError) as error:
-        raise ConversionError(f"{place}: cannot be written ({error})") from error
+        raise ConversionError(f"{place}: cannot be written ({getattr(error, 'strerror', None) or error})") from error
 
 
 def write_config(config: NviumConfig, precision: torch.dtype, folder: Path) -> None:

@@ -125,7 +125,7 @@ class LLM:
         return self._pieces(tokens, **self._chat_sampling(tokens, sampling))
 
     def _tokens(self, text: str) -> list[int]:
-        token_ids: list[int] = self.loaded.tokenizer(text).input_ids
+        token_ids: list[int] = self.loaded.tokenizer(text, verbose=False).input_ids
         return token_ids
 
     def _chat_sampling(self, prompt: Sequence[int], sampling: dict[str, Any]) -> dict[str, Any]:

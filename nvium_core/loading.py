@@ -71,7 +71,7 @@ def quantize_as(model: Nvium, weights: Weights) -> None:
         try:
             quantize_model(model, weights)
         except ValueError as error:
-            raise CheckpointError(f"cannot quantize to {weights}: {error}") from error
+            raise CheckpointError(f"weights: {weights} requires dtype float32: {error}") from error
 
 
 def model_name(source: Path) -> str:
@@ -175,6 +175,8 @@ def fast_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, mistral_format=False)
     except Exception as error:  # damaged files raise various exceptions in transformers and tokenizers
         reason = (str(error).splitlines() or [repr(error)])[0]
+        if not (folder / "tokenizer.json").exists():
+            raise CheckpointError(f"{folder}: no tokenizer.json; a fast tokenizer is required") from error
         raise CheckpointError(f"{folder}: no usable tokenizer ({reason})") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise CheckpointError(f"{folder}: no tokenizer.json; a fast tokenizer is required")

@@ -29,6 +29,7 @@ from nvium_core.conversion import atomic_folder, write_config
 from nvium_core.errors import NviumError
 from nvium_core.loading import LoadedModel, load_model, load_tokenizer, model_name, resolve_device
 from nvium_core.model.checkpoint import PUBLISHED_EXTRAS, resolve_folder
+from nvium_core.model.exits_file import exits_folder
 from nvium_core.model.nvium import Nvium
 from nvium_core.model.quantized import GroupKind, Groups, attach_groups, groups_of
 from nvium_core.model.source import gguf_parts, is_gguf
@@ -63,7 +64,7 @@ def load_mapped(
     path = Path(source)
     origin = path if is_gguf(path) else resolve_folder(path)
     name = path.stem if is_gguf(path) else model_name(path)
-    added = resolve_folder(exits) if exits else None
+    added = exits_folder(exits) if exits else None
     place = cache_folder(origin, dtype, weights, added)
     loaded = read_cached(place, origin) or write_cached(
         load_model(str(origin), device, dtype, weights=weights, exits=str(added) if added else None), origin, place

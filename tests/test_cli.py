@@ -45,7 +45,8 @@ def test_each_line_of_standard_input_is_answered_in_a_chat(nvium, monkeypatch, m
 def test_a_port_in_use_is_one_line_and_exit_code_2(nvium, model_folder):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert f"127.0.0.1:{port}" in nvium.refuses("serve", model_folder, "--port", port)
+        complaint = f"cannot listen on 127.0.0.1:{port}: Address already in use; choose another --port\n"
+        assert complaint in nvium.refuses("serve", model_folder, "--port", port)
 
 
 def test_a_model_is_evaluated_to_a_table_and_a_file(nvium, model_folder, tmp_path):
@@ -67,6 +68,9 @@ def test_a_model_is_evaluated_to_a_table_and_a_file(nvium, model_folder, tmp_pat
         (["generate", "--max-tokens", "many"], "--max-tokens"),
         (["generate", "MODEL", "--temperature", "3"], "temperature"),
         (["generate", "MODEL", "--max-tokens", "100000"], "max_tokens"),
+        (["generate", "MODEL", "--prompt", "\udcff"], "prompt: must be valid UTF-8 text\n"),
+        (["generate", "MODEL", "--exits", "missing"], "exits: missing: no such folder, file or Hub name\n"),
+        (["generate", "MODEL", "more"], "unexpected argument 'more'\n"),
         (["evaluate", "MODEL"], "--data"),
         (["evaluate", "MODEL", "--data", "no-such-file"], "no-such-file"),
         (["evaluate", "MODEL", "--data", "x", "--json", "no-such-folder/x.json"], "no-such-folder"),
@@ -76,7 +80,7 @@ def test_a_model_is_evaluated_to_a_table_and_a_file(nvium, model_folder, tmp_pat
         (["bench", "--model", "MODEL", "--sequences", "0"], "sequences"),
         (["serve", "no-such-folder", "--port", "0"], "no-such-folder"),
         (["serve", "MODEL", "--port", "99999"], "port: must be less than"),
-        (["serve", "MODEL", "--port", "abc"], "'--port': must be a valid integer\n"),
+        (["serve", "MODEL", "--port", "abc"], "'--port': must be an integer\n"),
         (["serve", "MODEL", "--chat-template", "no-such-file"], "no-such-file: No such file or directory\n"),
         (["chat", "no-such-folder", "--top-p", "2"], "top_p: must be in (0, 1]"),
         (["serve", "MODEL", "--context", "1", "--port", "0"], "context"),

@@ -7,7 +7,7 @@ import typer
 
 from nvium_core.choices import SUGGESTED, Sampling
 from nvium_core.commands.options import ModelArgument, chosen, takes
-from nvium_core.engine.params import EngineConfig
+from nvium_core.engine.params import EngineConfig, InvalidRequest
 from nvium_core.options import ModelOptions
 
 BUNDLED = "The bundled model only writes short tales. Ask it: Tell me a tale of a fox. Then enter /reset."
@@ -37,7 +37,11 @@ def generate(
     """Continue a prompt in the terminal, each token coloured by its exit. Statistics go to standard error."""
     from nvium_core import terminal
 
-    text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
+    try:
+        text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
+        text.encode()
+    except UnicodeError as error:
+        raise InvalidRequest("prompt", "must be valid UTF-8 text") from error
     params = {"max_tokens": max_tokens, "seed": seed, "temperature": temperature, "top_p": top_p, "sampling": sampling}
     terminal.continue_text(terminal.Terminal(), language_model(model, given), text, params)
 

@@ -102,8 +102,10 @@ def resolve_folder(source: str | PathLike[str], **hub_options: Any) -> Path:
         raise CheckpointError(f"{source}: is a training run; pass its model, {folder / MODEL_FOLDER}")
     if folder.is_dir():
         return folder
-    if folder.exists() or folder.is_absolute() or len(folder.parts) != 2:
-        raise CheckpointError(f"{source}: no such model folder or GGUF file")
+    if folder.exists():
+        raise CheckpointError(f"{source}: not a GGUF file; pass a model folder or a GGUF file")
+    if folder.is_absolute() or len(folder.parts) != 2:
+        raise CheckpointError(f"{source}: no such folder, file or Hub name")
     try:
         folder = Path(snapshot_download(str(source), allow_patterns=HUB_FILES, **hub_options))
         if not (folder / WEIGHTS).exists() and (shards := weight_files(folder)):
@@ -167,11 +169,21 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{folder}: no {WEIGHTS}; weights must be safetensors or GGUF")
     tensors: dict[str, Tensor] = {}
     for shard in shards:
-        try:
-            tensors |= load_file(folder / shard)
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{folder / shard}: {error}") from error
+        tensors |= read_safetensors(folder / shard)
     return tensors
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror or error}") from error
+    except SafetensorError as error:
+        raise damaged(path, error) from error
+
+
+def damaged(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{path}: damaged or incomplete ({one_line(error)}); download or copy it again")
 
 
 def _drop_tied_heads(folder: Path, config: NviumConfig, tensors: dict[str, Tensor]) -> None:
@@ -236,5 +248,7 @@ def _renamed(folder: Path, tensors: dict[str, Tensor], num_exits: int) -> dict[s
 def parse_file(path: Path, parser: Callable[[str], Any]) -> Any:
     try:
         return parser(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise CheckpointError(f"{path}: {one_line(error)}") from error
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}") from error
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise CheckpointError(f"{path}: not valid {path.suffix[1:].upper()}: {one_line(error)}") from error

@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from nvium_core.model.checkpoint import (
@@ -24,6 +23,8 @@ from nvium_core.model.checkpoint import (
     CheckpointError,
     check_numbers,
     one_line,
+    parse_file,
+    read_safetensors,
     resolve_folder,
 )
 from nvium_core.model.config import NviumConfig
@@ -68,7 +69,7 @@ def write_exits(tensors: Mapping[str, Tensor], about: Mapping[str, Any], folder:
 
 def with_exits_of(base: Checkpoint, source: str | PathLike[str], **hub_options: Any) -> Checkpoint:
     """Add the exits of a folder or Hub name to a base. Raise `CheckpointError` if the exits belong to another base."""
-    folder = resolve_folder(source, **hub_options)
+    folder = exits_folder(source, **hub_options)
     about = read_about(folder / ABOUT)
     check_base(base, about, folder)
     try:
@@ -93,11 +94,16 @@ def with_exits_of(base: Checkpoint, source: str | PathLike[str], **hub_options: 
     )
 
 
-def read_about(path: Path) -> dict[str, Any]:
+def exits_folder(source: str | PathLike[str], **hub_options: Any) -> Path:
+    """Return the exits' local folder, like `resolve_folder`. An error names the option."""
     try:
-        about = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: cannot read exits ({one_line(error)})") from error
+        return resolve_folder(source, **hub_options)
+    except CheckpointError as error:
+        raise CheckpointError(f"exits: {error}") from error
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    about = parse_file(path, json.loads)
     if not isinstance(about, dict) or not isinstance(about.get("base"), dict):
         raise CheckpointError(f"{path}: must be a JSON object with the object `base`")
     return about
@@ -118,10 +124,7 @@ def check_base(base: Checkpoint, about: dict[str, Any], folder: Path) -> None:
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
     path = folder / EXITS_WEIGHTS
-    try:
-        tensors = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: {one_line(error)}") from error
+    tensors = read_safetensors(path)
     check_numbers(folder, tensors)
     if others := [name for name in tensors if not name.startswith("exits.")]:
         raise CheckpointError(f"{path}: unexpected tensor {others[0]}; all names must begin with `exits.`")

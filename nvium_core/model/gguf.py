@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from nvium_core.model.checkpoint import Checkpoint, CheckpointError
+from nvium_core.model.checkpoint import Checkpoint, CheckpointError, damaged
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.source import gguf_parts
 
@@ -161,7 +161,7 @@ def open_gguf(path: Path) -> GGUFFile:
         written = [part.stat() for part in parts]
         file = _open(parts, *((state.st_mtime_ns, state.st_size) for state in written))
     except Exception as error:  # damaged files raise various exceptions in the reader
-        raise CheckpointError(f"{path}: not a valid GGUF file ({type(error).__name__}: {error})") from error
+        raise damaged(path, error) from error
     if file.get("split.count", 1) not in (0, len(parts)):
         raise CheckpointError(f"{path}: is a shard of a split model; name the shards NAME-00001-of-0000N.gguf")
     return file

@@ -60,7 +60,7 @@ def quantize(weight_ND: Tensor, kind: Quantization) -> Groups:
 def set_groups(layer: nn.Linear, groups: Groups) -> None:
     """Set the layer's weight to the dequantized groups. Raise `ValueError` if the weight is not float32 or float64."""
     if layer.weight.dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"{layer.weight.dtype} would round the dequantized weights; use float32")
+        raise ValueError(f"{layer.weight.dtype} would round the dequantized weights")
     with torch.no_grad():
         layer.weight.copy_(groups.dequantized(layer.weight.dtype))
     attach_groups(layer, groups)

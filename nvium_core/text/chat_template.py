@@ -131,7 +131,7 @@ class ChatTemplate:
         if check:
             check(text.replace(mark, ""))
         first, *others = text.split(mark)
-        begun: list[int] = self._tokenizer(first, add_special_tokens=self._is_plain).input_ids
+        begun: list[int] = self._tokenizer(first, add_special_tokens=self._is_plain, verbose=False).input_ids
         lead, num_dropped = ("\n", len(self._break)) if self._has_prefix else ("", 0)
         continued = [lead + piece for piece in others]
         pieces = self._tokenizer.backend_tokenizer.encode_batch_fast(continued, add_special_tokens=False)

@@ -1,6 +1,7 @@
 """The listening socket. It accepts a few connections at a time."""
 
 import socket
+from errno import EADDRINUSE
 from typing import Any
 
 from server.http.handshakes import Handshakes
@@ -51,4 +52,6 @@ def listen(host: str, port: int) -> Listener:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
         return Listener(listener)
     except OSError as error:
-        raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+        reason = (error.strerror or str(error)).partition(" (while attempting")[0]
+        advice = "; choose another --port" if error.errno == EADDRINUSE else ""
+        raise OSError(f"cannot listen on {host}:{port}: {reason}{advice}") from error

@@ -82,12 +82,12 @@ def test_damaged_exits_are_rejected(base, exits, tmp_path):
 
     about = json.loads((exits / "exits.json").read_text())
     places = {
-        "cannot read exits": damaged("{"),
+        "not valid JSON": damaged("{"),
         "must be a JSON object": damaged("[]"),
         "exits.json: .*exit_layers": damaged(json.dumps(about | {"exit_layers": [3, 1, 4]})),
         "unexpected tensor exits.1": damaged(json.dumps(about | {"exit_layers": [3, 4]})),
         "exits.safetensors: ": damaged("", "exits.safetensors"),
-        "no such model folder": tmp_path / "nowhere",
+        "exits: .*no such folder": tmp_path / "nowhere",
     }
     for reason, place in places.items():
         with pytest.raises(CheckpointError, match=reason):

@@ -92,7 +92,7 @@ def test_custom_code_of_a_folder_is_not_run(folder, mark, monkeypatch):
     (folder / "tokenizer.json").unlink()
     custom = {"auto_map": {"AutoTokenizer": ["custom.Custom", None]}, "tokenizer_class": "Custom"}
     write(folder / "tokenizer_config.json", custom)
-    with pytest.raises(CheckpointError, match="no usable tokenizer"):
+    with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
         load(folder)
     write(folder / "config.json", {"model_type": "custom", "architectures": ["Custom"]})
     with pytest.raises(CheckpointError, match="model_type 'custom'"):

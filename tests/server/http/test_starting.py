@@ -142,7 +142,7 @@ def test_a_server_that_loads_becomes_ready_on_the_same_address(model_folder: Pat
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no such model folder"):
+    with pytest.raises(ValueError, match="no such folder"):
         run(Settings(model=str(tmp_path / "none"), port=0))
 
 
