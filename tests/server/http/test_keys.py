@@ -226,7 +226,7 @@ def test_a_key_file_has_a_key_per_line_with_names_and_comments(tmp_path: Path) -
         ({"api_keys": "a:b:sk-secret"}, "api_keys, entry 1: must be"),
         ({"api_keys": "sk secret"}, "api_keys, entry 1: must be"),
         ({"api_keys": "sk-secretü"}, "api_keys, entry 1: must be"),
-        ({"api_keys": [5]}, "api_keys.0"),
+        ({"api_keys": [5]}, "api_keys, entry 1: must be a string"),
         ({"api_key": "sk-secret"}, "api_key"),
         ({"api_keys_file": "no-such-file"}, "api_keys_file: cannot read no-such-file: No such file"),
         ({"api_keys_file": "."}, "api_keys_file: cannot read .: Is a directory"),

@@ -17,11 +17,8 @@ _limit: str | None = None
 def instructions(choice: Instructions = "auto") -> str:
     """Return the chosen instruction set; `auto` is the widest. Raise `InvalidRequest` if this processor lacks it."""
     names = available()
-    require(
-        choice in ("auto", *names),
-        "instructions",
-        f"must be one of auto, {', '.join(names)} on this processor, got {choice!r}",
-    )
+    message = f"must be one of auto, {', '.join(names)} on this processor, got {choice!r}"
+    require(choice in ("auto", *names), "instructions", message)
     return names[-1] if choice == "auto" else choice
 
 
