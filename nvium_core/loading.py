@@ -121,7 +121,7 @@ def gguf_file_tokenizer(path: Path) -> PreTrainedTokenizerFast:
         return gguf_tokenizer(file.get, NAMED_ENDS)
     except TokenizerError as error:
         raise CheckpointError(f"{path}: {error}") from error
-    except Exception as error:  # inconsistent lists raise various exceptions in tokenizers
+    except Exception as error:  # contradictory token lists raise various exceptions
         raise CheckpointError(f"{path}: invalid tokenizer ({type(error).__name__}: {one_line(error)})") from error
 
 

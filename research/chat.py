@@ -81,7 +81,7 @@ def evaluate_chat(
 
 @torch.inference_mode()
 def score(model: Nvium, example: Example) -> tuple[Tensor, Tensor]:
-    """Return log p [A, E] and −log π_mix [A] of the tokens of a conversation's answers."""
+    """Return log p [A, E] of every exit and −log π_mix [A], for all tokens of a conversation's answers."""
     ids_BT = torch.from_numpy(example.tokens).to(model.device)[None]
     is_answer_T = torch.from_numpy(example.is_answer[1:])
     losses = token_losses(model, packed_batch(ids_BT[:, :-1], ids_BT[:, 1:], end_token=-1))

@@ -53,7 +53,7 @@ def grown(
 
 
 def silence(model: NviumForCausalLM) -> None:
-    """Set to zero all weights that write to the residual stream or to a router's norm."""
+    """Zero the embedding and the last matrix of each attention, MLP, adapter and router, so that nothing is added."""
     model.model.embed_tokens.weight.zero_()
     for module in model.modules():
         match module:

@@ -191,7 +191,7 @@ def measure(
 
 
 def compared(answers: Mapping[str, Answers], num_prompts: Mapping[str, int]) -> Figures:
-    """Return each category's median times, and the ratios averaged over categories."""
+    """Return median times per category, and the ratio of each model's time to ours, averaged over categories."""
     parts = {"": 0, "decoding_": 1}
     categories = {
         category: {"prompts": number}

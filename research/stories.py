@@ -69,7 +69,7 @@ def continue_openings(loaded: LoadedModel, openings: dict[str, str], max_tokens:
 
 
 def answers(loaded: LoadedModel, subjects: Sequence[str], max_tokens: int = MAX_TOKENS) -> list[str]:
-    """Answer a request for a story about each subject."""
+    """Let the model answer one request per subject for a story about it."""
     requests = [user(material()["request"].format(subject=subject)) for subject in subjects]
     prompts = [prompt_tokens([request], loaded.tokenizer) for request in requests]
     return [decoded(loaded, each) for each in completions(loaded, prompts, max_tokens)]

@@ -80,7 +80,8 @@ def prepared(
     if options.validation:
         validation = validation_text(recipe, options.validation, tokenizer)
         if validation.num_windows(recipe.shape.context) < processes.count:
-            raise TrainingError(f"{options.validation}: too short, each of {processes.count} processes needs a window")
+            least = processes.count * recipe.shape.context + 1
+            raise TrainingError(f"{options.validation}: too short; must have at least {least} tokens")
     return TrainingRun(recipe, options, tokenizer, stream, validation, device, processes, method)
 
 

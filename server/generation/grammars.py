@@ -139,7 +139,7 @@ class Lark(Grammar):
         try:
             return self.grammar if LARK.search(self.grammar) else str(gbnf_to_lark(self.grammar))
         except Exception as error:  # the converter's exceptions are not documented
-            is_plain = type(error) in (Exception, GbnfToLarkError)  # other exceptions name internals
+            is_plain = type(error) in (Exception, GbnfToLarkError)  # the texts of other exceptions name internals
             cause = f": {str(error).splitlines()[0][:200]}" if is_plain else ""
             raise UnusableGrammar(f"must be a valid Lark or GBNF grammar{cause}") from error
 

@@ -38,7 +38,10 @@ def url_of(settings: Settings, port: int) -> str:
 
 
 class Drainable(Protocol):
-    """The service or gateway behind an app. The event loop calls `tick` ten times a second."""
+    """What an app drains at shutdown: a server's service, or the gateway in front of replicas.
+
+    The event loop calls `tick` ten times a second.
+    """
 
     settings: Settings
     admission: Admission

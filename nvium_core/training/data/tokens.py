@@ -129,15 +129,13 @@ def check_length(num_tokens: int, context: int, data: Path) -> None:
 def read_tokens(folder: Path) -> Tokens | ShardedTokens:
     """Memory-map a folder's tokens."""
     whole, shards = token_files(folder)
-    return ShardedTokens([mapped(path) for path in sorted(shards.iterdir())]) if shards.is_dir() else mapped(whole)
-
-
-def mapped(path: Path) -> Tokens:
+    is_sharded = shards.is_dir()
     try:
-        tokens: Tokens = np.load(path, mmap_mode="r")
+        parts = [np.load(path, mmap_mode="r") for path in (sorted(shards.iterdir()) if is_sharded else [whole])]
     except (ValueError, EOFError) as error:
-        raise TrainingError(f"{path}: damaged ({error}); delete it to start over") from error
-    return tokens
+        made = shards if is_sharded else whole
+        raise TrainingError(f"{made}: damaged ({error}); delete it, and the text is tokenized again") from error
+    return ShardedTokens(parts) if is_sharded else parts[0]
 
 
 def text_origin(recipe: Recipe, data: Path) -> dict[str, Any]:
@@ -170,7 +168,7 @@ def check_origin(path: Path, origin: dict[str, Any]) -> None:
     try:
         others = differences(json.loads(path.read_text(encoding="utf-8")), origin)
     except (OSError, ValueError) as error:
-        raise TrainingError(f"{path}: {error}; delete tokens.npy in its folder to start over") from error
+        raise TrainingError(f"{path}: {error}; delete the folder's tokens to make them again") from error
     if others:
         raise TrainingError(
             f"{path.parent}: the folder's tokens were made with another {', '.join(sorted(others))}; "

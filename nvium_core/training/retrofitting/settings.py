@@ -56,7 +56,7 @@ class RetrofitSettings:
         if self.exits_learn == "text" and not self.data:
             raise RetrofitError("exits_learn=text requires a text; pass --data")
         if not self.data and not self.self_talk_tokens:
-            raise RetrofitError("self_talk must be at least 1 without --data")
+            raise RetrofitError("self_talk: must be at least 1 without --data")
         return added
 
     @property

@@ -73,7 +73,8 @@ template <typename T> class StepRun {
     report.seconds += clock.lap();
   }
 
-  // Return whether the front must be routed. A front that has already exited in this pass must not.
+  // Return whether this block's exit runs for the front. In `original`, it runs if rows await verification. Otherwise it
+  // runs unless the front has already exited in this pass.
   static bool is_routed(const F& front) {
     const bool has_exited = front.seat->kind == kExits && !front.pending.empty();
     if (front.seat->kind == kOriginal) return front.run->first_verified < front.run->stop;

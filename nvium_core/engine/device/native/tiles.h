@@ -1,7 +1,8 @@
 // Multiplies many rows with AMX tiles, which multiply bfloat16 and accumulate in float32.
 //
 // Every float32 is exactly the sum of three bfloat16 numbers. A bfloat16 weight or an 8-bit number needs only one. So
-// the results are as precise as in float32. Tiles are two to three times as fast as matrix.h. They add in another order.
+// the results are as precise as in float32. Tiles are two to three times as fast as
+// matrix.h. They sum in another order, so the last bits of a result may differ.
 #pragma once
 
 #include <vector>
