@@ -67,7 +67,7 @@ def span(text: str, token: TimedToken) -> str:
 
 
 def samples(loaded: LoadedModel, documents: Sequence[str]) -> str:
-    """Render openings of documents continued by the model."""
+    """Render how the model continues the openings of documents."""
     engine = warm_engine(loaded.model, "sweep")
     texts = []
     for seed, document in enumerate(documents[:SAMPLES]):

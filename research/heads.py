@@ -74,7 +74,7 @@ def pass_cost(method: str, sizes: tuple[int, int, int, int], device: str, thread
 
 
 def process_bytes(name: str) -> int:
-    """Read a field of /proc/self/status. The peak of `getrusage` would include the parent process."""
+    """Read a field of /proc/self/status, in bytes. `getrusage` is unsuitable: its peak includes the parent process."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 

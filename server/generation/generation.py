@@ -250,7 +250,10 @@ def check_size(service: Service, params: SamplingParams, requests: Sequence[Engi
     if num_new > limit:
         raise InvalidRequest("max_tokens", f"prompts × choices × max_tokens must be at most {limit}, got {num_new}")
     if num_scored > limit:
-        raise InvalidRequest("prompt", f"at most {limit} prompt tokens can be scored, got {num_scored}")
+        message = (
+            f"with log-probabilities of the prompt, choices × prompt tokens must be at most {limit}, got {num_scored}"
+        )
+        raise InvalidRequest("prompt", message)
     if num_alternatives > MAX_ALTERNATIVES:
         message = f"tokens × alternatives must be at most {MAX_ALTERNATIVES}, got {num_alternatives}"
         raise InvalidRequest("logprobs", message)

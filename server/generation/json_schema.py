@@ -82,7 +82,7 @@ class Preparation:
         return node.get("uniqueItems") is True and node.get("maxItems") not in (0, 1) and self._distinct(node) is None
 
     def _distinct(self, node: Schema) -> list[list[Any]] | None:
-        """List all arrays without repeated items. Return None if `uniqueItems` is not set or the list is too long."""
+        """List the arrays that a `uniqueItems` schema allows. Return None for other schemas, or for too long a list."""
         if node.get("uniqueItems") is not True or set(node) - {*OF_DISTINCT, *ANNOTATIONS, *DEFINITIONS}:
             return None
         values = constants(self._resolved(node.get("items")))

@@ -173,7 +173,7 @@ def test_origins_are_normalised_as_browsers_send_them() -> None:
     assert Settings(cors_origins="HTTPS://App.Example").cors_origins == (HOME,)
     assert Settings(cors_origins="*").cors_origins == ("*",)
     for wrong in ("app.example", HOME + "/", HOME + "/page", "", f"{HOME},", "null"):
-        with pytest.raises(SettingsError, match=r"^cors_origins\.\d: must be an origin"):
+        with pytest.raises(SettingsError, match=r"^cors_origins, entry \d: must be an origin"):
             read_settings({"cors_origins": wrong})
 
 

@@ -1,7 +1,7 @@
 // Decides after a block which front rows emit a token. The reference is nvium_core/engine/device/decide.py.
 //
-// The head is a large matrix, so its multiplications are collected. An exit's output is *pending* until a token can be
-// decided. The head then multiplies all pending outputs of all such fronts at once.
+// The head is a large matrix, so it multiplies many outputs at once. An exit's output is *pending* until its front may
+// emit a token. Then the head computes the logits of all pending outputs of all fronts that may emit.
 #pragma once
 
 #include <chrono>
@@ -29,7 +29,7 @@ class Clock {
 
 // A front row during a pass. For kArgmax and kMixture, `mixture` is m_k = Σ p_j π_j over the exits with known logits.
 template <typename A> struct Front {
-  // An exit whose output has been computed, but not yet its logits. For kOriginal, one entry per row to verify.
+  // An exit whose output has been computed, but whose logits have not. For kOriginal, one entry per row to verify.
   struct Pending {
     int64_t block, row;
     double log_p, remaining;  // log p_k of this exit, and the probability of all later exits

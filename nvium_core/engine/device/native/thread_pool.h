@@ -78,7 +78,7 @@ class ThreadPool {
     return false;
   }
 
-  // Wait for a condition, and add the time to `stalls_`. Time without stalls reduces `stalls_`.
+  // Wait for a condition, and add the time to `stalls_`. First subtract 1/kStallShare of the time since the last stall.
   template <typename Condition> void wait_longer(Condition&& condition) {
     const auto start = Clock::now();
     do
