@@ -16,7 +16,7 @@ from rich.progress import track
 from torch import Tensor
 
 from nvium_core.engine.engine import Engine
-from nvium_core.engine.events import Completion, FailureEvent
+from nvium_core.engine.events import Completion
 from nvium_core.engine.params import SamplingParams
 from nvium_core.evaluation.predictions import EvaluationError
 from nvium_core.evaluation.report import table
@@ -107,11 +107,8 @@ def sampled(engine: Engine, requests: Sequence[tuple[list[int], SamplingParams]]
     for number, (prompt, params) in enumerate(requests):
         engine.add(str(number), prompt, params)
     completions = [Completion() for _ in requests]
-    while engine.has_work:
-        for event in engine.step():
-            if isinstance(event, FailureEvent):
-                raise event.error
-            completions[int(event.sequence_id)].append(event)
+    for event in engine.run():
+        completions[int(event.sequence_id)].append(event)
     return completions
 
 

@@ -122,4 +122,5 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
 
 def name_of(setting: Any, given: Mapping[str, Any]) -> str:
     """Return the setting's name, or that of its environment variable if the value came from there."""
-    return str(setting) if setting in given else f"NVIUM_{setting}".upper()
+    variable = f"NVIUM_{setting}".upper()
+    return variable if setting not in given and variable in os.environ else str(setting)

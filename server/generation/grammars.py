@@ -139,13 +139,10 @@ class Lark(Grammar):
         try:
             return self.grammar if LARK.search(self.grammar) else str(gbnf_to_lark(self.grammar))
         except Exception as error:  # the converter's exceptions are not documented
+            reason, _, _ = str(error).partition("\n")
             is_plain = type(error) in (Exception, GbnfToLarkError)  # the texts of other exceptions name internals
-            cause = f": {str(error).splitlines()[0][:200]}" if is_plain else ""
+            cause = f": {reason[:200]}" if is_plain else ""
             raise UnusableGrammar(f"must be a valid Lark or GBNF grammar{cause}") from error
-
-    def enforced(self) -> tuple[Self, list[str]]:
-        self.text()  # raises if the grammar is invalid
-        return self, []
 
 
 @dataclass(frozen=True)
