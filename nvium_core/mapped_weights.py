@@ -181,8 +181,9 @@ def read_groups(model: Nvium, folder: Path) -> None:
     if not (folder / GROUPS_FILE).exists():
         return
     with safe_open(folder / GROUPS_FILE, "pt") as file:
+        stored = set(file.keys())
         for name, kind in file.metadata().items():
             numbers, scales = file.get_tensor(f"{name}.numbers"), file.get_tensor(f"{name}.scales")
-            minima = file.get_tensor(f"{name}.minima") if kind == "q4_1" else None
+            minima = file.get_tensor(f"{name}.minima") if f"{name}.minima" in stored else None
             groups = Groups(cast(GroupKind, kind), numbers, scales, minima)
             attach_groups(cast(nn.Linear, model.get_submodule(name)), groups)

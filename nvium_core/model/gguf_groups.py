@@ -1,26 +1,37 @@
-"""Reads Q8_0, Q4_0 and Q4_1 matrices of a GGUF file as `Groups`, without rounding.
+"""Reads quantized matrices of a GGUF file as `Groups`, without rounding.
 
-A group of Q8_0 is a float16 scale and 32 int8 numbers. A group of Q4_0 is a float16 scale and 16 bytes: their low
-nibbles are numbers 0 to 15, their high nibbles numbers 16 to 31. Each nibble is the number plus 8. A group of Q4_1 is a
-scale, a minimum, and 16 bytes whose nibbles are the numbers themselves.
-
-Shapes: N rows, D row length, G groups, X bytes of a group.
+Shapes: N rows, D row length, B blocks of a row, G groups, X bytes of a row or block.
 """
 
 import logging
 from collections.abc import Iterator
+from typing import Any
 
+import gguf
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nvium_core.model.gguf import EXACT, GGUFFile, our_name, rows_in_our_order
-from nvium_core.model.quantized import GROUP, LEAST, GroupKind, Groups, set_groups
+from nvium_core.model.quantized import GroupKind, Groups, set_groups
 
 logger = logging.getLogger(__name__)
 
-GROUP_KINDS: dict[str, GroupKind] = {"Q8_0": "q8", "Q4_0": "q4", "Q4_1": "q4_1"}
-HALF_BYTES = 2
+Bytes = NDArray[np.uint8]
+
+GROUP_KINDS: dict[str, GroupKind] = {
+    "Q8_0": "q8",
+    "Q5_0": "q8",
+    "IQ4_NL": "q8",
+    "Q4_0": "q4",
+    "Q4_1": "q4_1",
+    "Q4_K": "q4_k",
+    "Q6_K": "q6_k",
+}
+"""Type of a GGUF matrix → its kind here. Numbers of 5 and 6 bits, and those of IQ4_NL's table, take 8 bits."""
+
+ONE, ZERO = np.float16(1).tobytes(), np.float16(0).tobytes()
 EMBEDDING, HEAD = "token_embd.weight", "lm_head.weight"
 
 
@@ -68,21 +79,41 @@ def _layer_weight(file: GGUFFile, name: str) -> str:
 def read_groups(file: GGUFFile) -> Iterator[tuple[str, Groups]]:
     """Read every matrix with a type in `GROUP_KINDS`, under our name, with query and key rows in our order."""
     for name, stored in file.tensors.items():
-        if kind := GROUP_KINDS.get(stored.tensor_type.name):
-            packed_NGX = torch.from_numpy(np.array(stored.data)).view(torch.uint8)
-            num_rows = int(stored.shape[1])
-            packed_NGX = packed_NGX.view(num_rows, int(stored.shape[0]) // GROUP, -1)
-            packed_NGX = rows_in_our_order(file, name, packed_NGX).contiguous()
-            yield _layer_weight(file, name), _groups(kind, packed_NGX)
+        if stored.tensor_type.name in GROUP_KINDS:
+            rows_NX = rows_in_our_order(file, name, torch.from_numpy(np.array(stored.data)).view(torch.uint8))
+            yield _layer_weight(file, name), _groups(stored.tensor_type, rows_NX.numpy())
 
 
-def _groups(kind: GroupKind, packed_NGX: Tensor) -> Groups:
-    num_halves = 2 if kind == "q4_1" else 1
-    halves_NGX = packed_NGX[..., : num_halves * HALF_BYTES].contiguous().view(torch.float16)
-    bytes_NGX = packed_NGX[..., num_halves * HALF_BYTES :].contiguous()
-    if kind == "q8":
-        numbers_NGX = bytes_NGX.view(torch.int8)
-    else:
-        numbers_NGX = torch.cat([bytes_NGX & 15, bytes_NGX >> 4], -1).to(torch.int8) + LEAST[kind]
-    scales_NG, *minima = (half_NG.contiguous() for half_NG in halves_NGX.unbind(-1))
-    return Groups(kind, numbers_NGX.flatten(1), scales_NG, *minima)
+def _groups(kind: gguf.GGMLQuantizationType, rows_NX: Bytes) -> Groups:
+    """Split rows of blocks into scales, minima and numbers. Blocks with a scale of 1 dequantize to their numbers."""
+    _, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    blocks_NBX = rows_NX.reshape(len(rows_NX), -1, block_bytes)
+    ones_NBX = blocks_NBX.copy()
+    minima_NBG: Any = None
+    match kind.name:
+        case "Q4_K":
+            factors_NBG, minimum_factors_NBG = (
+                part.reshape(*blocks_NBX.shape[:2], -1)
+                for part in gguf.quants.Q4_K.get_scale_min(blocks_NBX[..., 4:16].reshape(-1, 12))
+            )
+            halves_NBX = _halves(blocks_NBX[..., :4]).astype(np.float32)
+            scales_NBG, minima_NBG = halves_NBX[..., :1] * factors_NBG, -halves_NBX[..., 1:] * minimum_factors_NBG
+            ones_NBX[..., :16] = [*ONE, *ZERO, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1]
+        case "Q6_K":
+            scales_NBG = _halves(blocks_NBX[..., 208:]).astype(np.float32) * blocks_NBX[..., 192:208].view(np.int8)
+            ones_NBX[..., 192:] = [1] * 16 + [*ONE]
+        case "Q4_1":
+            scales_NBG, minima_NBG = np.split(_halves(blocks_NBX[..., :4]), 2, axis=-1)
+            ones_NBX[..., :4] = [*ONE, *ZERO]
+        case _:
+            scales_NBG = _halves(blocks_NBX[..., :2])
+            ones_NBX[..., :2] = [*ONE]
+    numbers_ND = gguf.dequantize(ones_NBX.reshape(rows_NX.shape), kind).astype(np.int8)
+    scales_NG, *minima_NG = (
+        torch.from_numpy(part.reshape(len(rows_NX), -1)) for part in (scales_NBG, minima_NBG) if part is not None
+    )
+    return Groups(GROUP_KINDS[kind.name], torch.from_numpy(numbers_ND), scales_NG, *minima_NG)
+
+
+def _halves(bytes_NBX: Bytes) -> Any:
+    return np.ascontiguousarray(bytes_NBX).view(np.float16)

@@ -1,10 +1,10 @@
-"""Quantized weights: groups of 32 numbers with a scale, as in GGUF's Q8_0 and Q4_0. Groups of Q4_1 also have a minimum.
+"""Quantized weights: groups of numbers with a scale, as in GGUF's Q8_0 and Q4_0. Some kinds also have a minimum.
 
 The model computes with the dequantized weights, in float32 or better. A layer also keeps its groups, which native
 kernels read instead to save bandwidth. `quantize` is idempotent: it recovers the groups of dequantized Q8_0 and Q4_0
 weights.
 
-Shapes: N rows, D row length, G groups.
+Shapes: N rows, D row length, G groups, X numbers of a group.
 """
 
 from dataclasses import dataclass
@@ -17,30 +17,33 @@ from nvium_core.choices import Quantization
 
 GROUP = 32
 
-GroupKind = Literal["q8", "q4", "q4_1"]
+GroupKind = Literal["q8", "q4", "q4_1", "q4_k", "q6_k"]
 
 LARGEST = {"q8": 127, "q4": -8}  # the number to which a group's largest element is mapped
 
 BOUNDS = {"q8": (-127, 127), "q4": (-8, 7)}
 
-LEAST: dict[GroupKind, int] = {"q4": -8, "q4_1": 0}  # the number that four zero bits represent
+LEAST: dict[GroupKind, int] = {"q4": -8, "q4_1": 0, "q4_k": 0}  # the number that four zero bits represent
 
 
 @dataclass(frozen=True)
 class Groups:
-    """weight[n, d] = scale[n, d / 32] · number[n, d] + minimum[n, d / 32]."""
+    """weight[n, d] = scale[n, d / X] · number[n, d] + minimum[n, d / X], where X is 32, or 16 for q6_k."""
 
     kind: GroupKind
     numbers_ND: Tensor
-    """int8; −8 to 7 for q4, 0 to 15 for q4_1"""
+    """int8; −8 to 7 for q4, 0 to 15 for q4_1 and q4_k"""
     scales_NG: Tensor
-    """float16"""
+    """float16, or float32 for q4_k and q6_k"""
     minima_NG: Tensor | None = None
-    """float16, for q4_1 only"""
+    """like the scales, for q4_1 and q4_k only"""
+
+    def numbers_by_group(self) -> Tensor:
+        """Return the numbers as [N, G, X]."""
+        return self.numbers_ND.unflatten(1, (self.scales_NG.shape[1], -1))
 
     def dequantized(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        numbers_NGX = self.numbers_ND.to(dtype).unflatten(1, (-1, GROUP))
-        weight_NGX = numbers_NGX * self.scales_NG.to(dtype)[..., None]
+        weight_NGX = self.numbers_by_group().to(dtype) * self.scales_NG.to(dtype)[..., None]
         if self.minima_NG is not None:
             weight_NGX += self.minima_NG.to(dtype)[..., None]
         return weight_NGX.flatten(1)

@@ -9,17 +9,16 @@ from torch import nn
 from nvium_core.loading import gguf_precision
 from nvium_core.model.causal_lm import NviumForCausalLM
 from nvium_core.model.gguf import open_gguf
-from nvium_core.model.gguf_groups import load_groups, read_groups
+from nvium_core.model.gguf_groups import GROUP_KINDS, load_groups, read_groups
 from nvium_core.model.quantized import groups_of
 from tests.model.gguf_files import KIND, blocks, close, write_gguf
 from tests.model.test_backbones import random_model
 from tests.model.test_gguf import WIDE
 
-KINDS = {"Q8_0": "q8", "Q4_0": "q4", "Q4_1": "q4_1"}
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", GROUP_KINDS)
 @pytest.mark.parametrize("make", ["llama", "qwen2"])
 def test_dequantized_groups_equal_the_librarys_bit_for_bit(make, kind, tmp_path):
     """A Llama's query and key rows are also reordered."""
@@ -30,7 +29,7 @@ def test_dequantized_groups_equal_the_librarys_bit_for_bit(make, kind, tmp_path)
     layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
     held = {name: groups for name, layer in layers if (groups := groups_of(layer))}
     assert len(held) == 8  # seven matrices of the layer, and the head
-    assert {groups.kind for groups in held.values()} == {KINDS[kind]}
+    assert {groups.kind for groups in held.values()} == {GROUP_KINDS[kind]}
     for name, groups in held.items():
         assert torch.equal(groups.dequantized(), before[f"{name}.weight"]), name
     for name, weight in model.named_parameters():
@@ -62,7 +61,7 @@ def test_other_types_become_bfloat16_and_the_rounding_error_is_logged(tmp_path, 
 
 
 def write_mixed(path: Path) -> None:
-    """Write a Q4_0 file with a Q6_K head, as llama.cpp does."""
+    """Write a Q4_0 file with a Q5_K head."""
     theirs = random_model("qwen2", WIDE)
     plain = gguf.GGUFReader(write_gguf(path.with_name("plain.gguf"), theirs, "Q4_0"))
     writer = gguf.GGUFWriter(path, "qwen2")
@@ -72,7 +71,7 @@ def write_mixed(path: Path) -> None:
     for tensor in plain.tensors:
         data, kind = tensor.data, tensor.tensor_type
         if tensor.name == "output.weight":
-            kind = KIND["Q6_K"]
+            kind = KIND["Q5_K"]
             data = blocks(theirs.lm_head.weight.detach().numpy(), kind)
         writer.add_tensor(tensor.name, data, raw_dtype=kind)
     close(writer)

@@ -9,7 +9,7 @@
 
 namespace nvium {
 
-enum Format : int64_t { kFloat64, kFloat32, kBFloat16, kQ8, kQ4, kQ4WithMin };
+enum Format : int64_t { kFloat64, kFloat32, kBFloat16, kQ8, kQ4, kQ4WithMin, kQ4K, kQ6K };
 
 struct Matrix {
   int64_t kind;
@@ -69,7 +69,7 @@ void panel_products(const A* x, int64_t length, const Panel& panel, Vector<A> (&
 
 template <typename F, int R, int K, typename A>
 void grouped_panel_products(const A* x, int64_t length, const Panel& panel, Vector<A> (&sums)[K][R]) {
-  constexpr int64_t scale_bytes = 2 * lanes<A>, all_scales = F::kScales * scale_bytes, steps = F::kGroup / F::kStep;
+  constexpr int64_t scale_bytes = F::kScaleBytes, all_scales = F::kScales * scale_bytes, steps = F::kGroup / F::kStep;
   const char* group = panel.data;
   for (int64_t i = 0; i < length; i += F::kGroup, group += panel.vectors * (all_scales + steps * F::kBytes)) {
     Vector<A> own[K][R] = {};
@@ -79,10 +79,10 @@ void grouped_panel_products(const A* x, int64_t length, const Panel& panel, Vect
       for (int r = 0; r < R; ++r) totals[r] = total_everywhere<A>(x + r * length + i, F::kGroup);
     for (int k = 0; k < K; ++k) {
       const char* at = group + (panel.first + k) * scale_bytes;
-      const Vector<A> scale = halves(at);
+      const Vector<A> scale = F::scale(at);
       for (int r = 0; r < R; ++r) sums[k][r] += scale * own[k][r];
       if constexpr (F::kScales == 2) {
-        const Vector<A> offset = halves(at + panel.vectors * scale_bytes) + scale * 8;
+        const Vector<A> offset = F::scale(at + panel.vectors * scale_bytes) + scale * 8;
         for (int r = 0; r < R; ++r) sums[k][r] += offset * totals[r];
       }
     }
@@ -137,7 +137,7 @@ void multiply_panel(int64_t num_rows, const A* x, int64_t length, Panel panel, U
 
 // Return the bytes of one packed vector.
 template <typename F> constexpr int64_t packed_bytes(int64_t length) {
-  const int64_t scales = F::kScales * 2 * F::kLanes, group = F::kGroup ? F::kGroup : F::kStep;
+  const int64_t scales = F::kScales * F::kScaleBytes, group = F::kGroup ? F::kGroup : F::kStep;
   return (length + group - 1) / group * (scales + group / F::kStep * F::kBytes);
 }
 
@@ -161,7 +161,7 @@ void project_as(const Operand<A>& in, const char* data, int64_t count, int64_t b
       const int64_t n = (before + vector) * lanes<A>;
       use(r, n, reinterpret_cast<const A*>(&products), std::min(lanes<A>, count - n));
     };
-    if constexpr (kMayTile<A>)
+    if constexpr (kMayTile<A> && F::kGroup % kTileDepth == 0)
       if (in.tiled) {
         multiply_tiled<F>(*in.tiled, in.num_rows, in.length, at, here, use_vector);
         continue;
@@ -176,9 +176,11 @@ template <typename A, typename Use>
 void project(const Operand<A>& in, const Matrix& matrix, int64_t count, int64_t begin, int64_t end, Use&& use) {
   const auto as = [&](auto format) { project_as<decltype(format)>(in, matrix.data, count, begin, end, use); };
   if constexpr (std::is_same_v<A, float>) {
-    if (matrix.kind == kQ8) return as(Bytes{});
-    if (matrix.kind == kQ4) return as(Nibbles{});
-    if (matrix.kind == kQ4WithMin) return as(NibblesWithMin{});
+    if (matrix.kind == kQ8) return as(Q8{});
+    if (matrix.kind == kQ4) return as(Q4{});
+    if (matrix.kind == kQ4WithMin) return as(Q4WithMin{});
+    if (matrix.kind == kQ4K) return as(Q4K{});
+    if (matrix.kind == kQ6K) return as(Q6K{});
     if (matrix.kind == kBFloat16) return as(Pairs{});
   }
   as(Plain<A>{});

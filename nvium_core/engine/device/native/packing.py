@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from nvium_core.model.quantized import GROUP, LEAST, Groups
+from nvium_core.model.quantized import LEAST, GroupKind, Groups
 
 KINDS = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2}
-GROUP_KINDS: dict[str, int] = {"q8": 3, "q4": 4, "q4_1": 5}  # `Format` of matrix.h
+GROUP_KINDS: dict[GroupKind, int] = {"q8": 3, "q4": 4, "q4_1": 5, "q4_k": 6, "q6_k": 7}  # `Format` of matrix.h
 
 
 class Packed(NamedTuple):
@@ -54,8 +54,8 @@ def pack(weight_ND: Tensor, layout: Layout) -> Packed:
 
 def pack_groups(groups: Groups, layout: Layout) -> Packed:
     """Pack a quantized matrix. A panel's group has the scales of all lanes, the minima if any, then the numbers."""
-    numbers_NGX = groups.numbers_ND.unflatten(1, (-1, GROUP))
-    if groups.kind != "q8":
+    numbers_NGX = groups.numbers_by_group()
+    if groups.kind in LEAST:
         low, high = (numbers_NGX - LEAST[groups.kind]).to(torch.uint8).unflatten(2, (-1, 2)).unbind(3)
         numbers_NGX = low | high << 4
     minima = [] if groups.minima_NG is None else [groups.minima_NG[..., None]]

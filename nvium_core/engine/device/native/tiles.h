@@ -89,7 +89,7 @@ template <typename F> constexpr int64_t kPartsOf = std::is_same_v<F, Plain<float
 // Unpack two vectors of a panel into tiles [group, part, vector, 16 pairs, 16 lanes].
 template <typename F>
 void unpack_tiles(const char* panel, int64_t vectors, int64_t first, int64_t groups, std::vector<ints>& tiles) {
-  constexpr int64_t parts = kPartsOf<F>, scales = F::kScales * 2 * F::kLanes;
+  constexpr int64_t parts = kPartsOf<F>, scales = F::kScales * F::kScaleBytes;
   tiles.assign(groups * parts * 2 * kTile, ints{});
   const int64_t here = std::min<int64_t>(2, vectors - first);
   for (int64_t g = 0; g < groups; ++g) {
@@ -135,7 +135,7 @@ inline void store_sums(floats* to) {
 // Multiply rows by all vectors of a panel. Call use(row, vector, products) with the vector's number in the panel.
 template <typename F, typename Use>
 void multiply_tiled(const TiledRows& x, int64_t num_rows, int64_t length, const char* panel, int64_t vectors, Use&& use) {
-  constexpr int64_t parts = kPartsOf<F>, scale_bytes = 2 * F::kLanes;
+  constexpr int64_t parts = kPartsOf<F>, scale_bytes = F::kScaleBytes;
   const int64_t groups = length / kTileDepth, row_tile = groups * kTileParts * kTileNumbers;
   static thread_local std::vector<ints> weights;
   const TilesInUse tiles;
@@ -155,11 +155,11 @@ void multiply_tiled(const TiledRows& x, int64_t num_rows, int64_t length, const 
           const char* scales = panel + g * vectors * (F::kScales * scale_bytes + kTileDepth / F::kStep * F::kBytes);
           for (int64_t v = 0; v < here; ++v) {
             const char* at = scales + (first + v) * scale_bytes;
-            const floats scale = halves(at);
+            const floats scale = F::scale(at);
             for (int64_t i : {v, 2 + v})
               for (int64_t r = 0; r < kTile; ++r) sums[i * kTile + r] += scale * own[i * kTile + r];
             if constexpr (F::kScales == 2) {
-              const floats offset = halves(at + vectors * scale_bytes) + scale * 8;
+              const floats offset = F::scale(at + vectors * scale_bytes) + scale * 8;
               for (int64_t i : {v, 2 + v})
                 for (int64_t r = 0; r < kTile; ++r)
                   sums[i * kTile + r] += offset * x.totals[(row + i / 2 * kTile + r) * groups + g];

@@ -142,14 +142,14 @@ def test_models_of_other_shapes_and_precisions_equal_the_layers(instructions, dt
     assert_equal_to_layers(random_model([1, 2, 3], dtype=dtype, spread=0.5, **SHAPES[shape]), instructions)
 
 
-@pytest.mark.parametrize("kind", ["q8", "q4", "q4_1"])
+@pytest.mark.parametrize("kind", ["q8", "q4", "q4_1", "q4_k", "q6_k"])
 def test_quantized_weights_equal_the_dequantized_layers(instructions, kind):
     model = random_model([1, 2, 3], dtype=torch.float32, width=64, vocab_size=50, spread=0.5)
     round_to(model, kind)
     assert_equal_to_layers(model, instructions)
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "q8", "q4", "q4_1"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "q8", "q4", "q4_1", "q4_k", "q6_k"])
 @pytest.mark.parametrize("width", [64, 96, 80])
 def test_tiles_multiply_like_the_layers(instructions, kind, width):
     """A width of 80 does not fill tiles, so none are used."""

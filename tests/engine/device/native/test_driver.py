@@ -23,7 +23,7 @@ SANITIZERS = "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1",
 VECTOR_BYTES = {"baseline": 16, "avx2": 32, "avx512": 64}
 VOCAB_SIZE = 70
 
-WEIGHTS = "float32", "bfloat16", "q8", "q4", "q4_1"
+WEIGHTS = "float32", "bfloat16", "q8", "q4", "q4_1", "q4_k", "q6_k"
 
 
 def model_with(weights: str) -> NviumForCausalLM:
