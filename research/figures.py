@@ -54,7 +54,6 @@ def perplexity(figures: Figures) -> Figure:
     drawn = panel.bar(list(bars), list(bars.values()), color=colours[: len(bars)])
     panel.bar_label(drawn, fmt="%.4g")
     panel.set_yscale("log")
-    panel.tick_params(axis="y", which="minor", labelleft=False)
     label(panel, "", "perplexity")
     return figure
 
@@ -71,16 +70,12 @@ def reliability(figures: Figures) -> Figure:
 
 
 def staircase(figures: Figures) -> Figure:
-    """Plot the time since the previous token: median and quartiles by exit, and each contender's mean."""
+    """Plot the median and quartiles of the time since the previous token, by exit."""
     figure, [panel] = sheet(figures)
     steps = [step for step in figures["latency"]["staircase"] if step["tokens"]]
     layers, medians = [step["layer"] for step in steps], [step["median"] for step in steps]
     ranges = [[step["median"] - step["low"] for step in steps], [step["high"] - step["median"] for step in steps]]
     panel.errorbar(layers, medians, yerr=ranges, fmt="o-", capsize=4, label="by exit")
-    for name, colour in (("early exits", "tab:green"), ("full depth", "tab:gray"), ("dense", "tab:orange")):
-        times = [each["decoding_milliseconds"].get(name) for each in figures["latency"]["categories"].values()]
-        if all(times):
-            panel.axhline(sum(times) / len(times), color=colour, linestyle="--", label=f"{name}, mean")
     panel.set_xticks(layers)
     panel.set_ylim(bottom=0)
     label(panel, "layer of the exit", "ms since the previous token")

@@ -13,14 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nvium_core.bench.harness import Figures, Subject, load_subject
-from nvium_core.bench.shapes import random_weights
+from nvium_core.bench.twin import random_rival
 from nvium_core.engine.device.processor import use_processor
 from nvium_core.engine.params import SamplingParams
 from nvium_core.evaluation.paired import Interval, Sample, interval, with_interval
 from nvium_core.evaluation.predictions import EvaluationError
 from nvium_core.evaluation.report import Row, table
 from nvium_core.evaluation.suite import write_json
-from nvium_core.loading import quantize_as
 from nvium_core.model.flops import flops_per_token
 from nvium_core.model.nvium import Nvium
 from nvium_core.model.univium import univium_config
@@ -112,9 +111,7 @@ def dense_model(subject: Subject, depth: int) -> Nvium:
     model = subject.model
     config = univium_config(model.config)
     config.num_hidden_layers, config.exit_layers = depth, [depth]
-    dense = random_weights(config, dtype=model.dtype, device=model.device)
-    quantize_as(dense, subject.weights)
-    return dense
+    return random_rival(model, config, subject.weights)
 
 
 def trained_tokens(model: str | None, shape: str | None) -> int | None:

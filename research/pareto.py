@@ -8,6 +8,7 @@ relative to the dense twin. A line joins the points of one `family` or, for our 
 """
 
 import json
+import re
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,6 +39,7 @@ COLUMNS = (
 PAPERS_COLUMNS = ("paper: gain, %", "theoretical, %", "measured, %")
 DENSE = "dense"
 OURS = "N-vium"
+SETTING = re.compile(r"-[\d.]+$")
 
 
 def read_evaluations(paths: Sequence[Path]) -> list[Figures]:
@@ -107,10 +109,8 @@ def points(evaluations: Sequence[Figures]) -> dict[str, list[tuple[Point, Figure
 
 
 def series(figures: Figures) -> str:
-    """Return the family, or the recipe's name without its last number, such as `small-beta`."""
-    name, _, varied = figures["model"].rpartition("-")
-    varies = name and varied.replace(".", "").replace("x", "").isdigit()
-    return str(figures.get("family") or (name if varies else OURS))
+    """Return the family, or the recipe's name without its last number, such as `small-beta` for `small-beta-0.1`."""
+    return str(figures.get("family") or SETTING.sub("", figures["model"]))
 
 
 def reach(value: float, interval: Sequence[float] | None) -> list[list[float]]:

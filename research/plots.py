@@ -14,6 +14,8 @@ def sheet(figures: Figures, num_panels: int = 1, *, share_y: bool = False) -> tu
     figure = Figure(SIZE_INCHES, dpi=DOTS_PER_INCH, layout="constrained")
     figure.suptitle(f"{figures['model']}, {figures['dtype']}, {figures['device']}", fontsize="medium")
     panels = figure.subplots(1, num_panels, squeeze=False, sharey=share_y)[0]
+    for panel in panels:
+        panel.tick_params(labelleft=True)
     return figure, list(panels)
 
 

@@ -26,15 +26,16 @@ from nvium_core.evaluation.suite import description, write_json
 from nvium_core.loading import LoadedModel, load_model
 from nvium_core.training.chat.conversations import user
 from nvium_core.training.chat.examples import prompt_tokens
+from nvium_core.training.data.corpus import read_documents
 from research.chat import sampled
-from research.tales.filters import WORD, repeats_a_sentence
+from research.tales.filters import WORD, keeps_hero, repeats_a_sentence
 
 MATERIAL = Path(__file__).with_name("stories.yaml")
-TEMPERATURE = 0.7
+TALES = Path(__file__).parents[1] / "data" / "tales" / "tales.txt.xz"
+NOUNS = [Path(__file__).with_name("tales") / name for name in ("plots.yaml", "asked.yaml")]
+TEMPERATURE, TOP_P = 0.7, 0.95
 MAX_TOKENS = 400
 PLURALS = {"mouse": "mice"}
-END = 1 / 3
-"""A story keeps its hero if the last third of its words mentions the hero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,7 @@ class Story:
 
     @property
     def keeps_its_hero(self) -> bool:
-        words = WORD.findall(self.text)
-        return self.hero in {word.removesuffix("'s") for word in words[-max(1, round(len(words) * END)) :]}
+        return keeps_hero(self.hero, self.text)
 
 
 @cache
@@ -77,7 +77,7 @@ def answers(loaded: LoadedModel, subjects: Sequence[str], max_tokens: int = MAX_
 
 def completions(loaded: LoadedModel, prompts: Sequence[list[int]], max_tokens: int) -> list[Completion]:
     """Complete the prompts, each with its own seed."""
-    params = SamplingParams(max_tokens=max_tokens, temperature=TEMPERATURE)
+    params = SamplingParams(max_tokens=max_tokens, temperature=TEMPERATURE, top_p=TOP_P)
     requests = [(prompt, replace(params, seed=seed)) for seed, prompt in enumerate(prompts)]
     return sampled(Engine(loaded.model, EngineConfig(max_sequences=8)), requests)
 
@@ -100,13 +100,30 @@ COUNTS: dict[str, Callable[[Story], bool]] = {
 }
 
 
+@cache
+def trained_words() -> frozenset[str]:
+    """Return the words of the tales and nouns from which the bundled model's training text was made."""
+    texts = [*read_documents(TALES), *(file.read_text(encoding="utf-8") for file in NOUNS)]
+    return frozenset(word.lower() for text in texts for word in WORD.findall(text))
+
+
+def unknown_words_per_thousand(by_prompt: Sequence[tuple[str, str]]) -> float:
+    """Return how many words in a thousand occur neither in the training text nor in the prompt."""
+    words = [(prompt, word.removesuffix("'s")) for prompt, text in by_prompt for word in WORD.findall(text)]
+    unknown = sum(word.lower() not in trained_words() and word not in prompt for prompt, word in words)
+    return 1000 * unknown / max(1, len(words))
+
+
 def figures(loaded: LoadedModel, stories: Sequence[Story], subjects: Sequence[str], texts: Sequence[str]) -> Figures:
+    told = [*((story.opening, story.text) for story in stories), *zip(subjects, texts, strict=True)]
     kept = sum(keeps_to(subject, answer) for subject, answer in zip(subjects, texts, strict=True))
     return {
         **description(loaded),
         "temperature": TEMPERATURE,
+        "top_p": TOP_P,
         "num_stories": len(stories),
         **{name: sum(map(holds, stories)) for name, holds in COUNTS.items()},
+        "unknown_words_per_thousand": unknown_words_per_thousand(told),
         "median_words": median(len(WORD.findall(story.text)) for story in stories),
         "num_asked": len(subjects),
         "keep_to_their_subject": kept,

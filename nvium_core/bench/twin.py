@@ -30,15 +30,21 @@ def dense_twin(model: Nvium, weights: Weights = "auto") -> Nvium:
     config = twin_config(model.config)
     if weights in get_args(Quantization):
         config.intermediate_size += -config.intermediate_size % GROUP
-    twin = random_weights(config, dtype=model.dtype, device=model.device)
+    return random_rival(model, config, weights)
+
+
+@torch.no_grad()
+def random_rival(model: Nvium, config: NviumConfig, weights: Weights) -> Nvium:
+    """Build a model with random weights that the engine packs in as many bits as the other model's layers.
+
+    If the layers' weights are exact in bfloat16, the random weights are rounded to it.
+    """
+    rival = random_weights(config, dtype=model.dtype, device=model.device)
     if all(narrowed(weight).dtype == torch.bfloat16 for weight in model.model.layers.parameters()):
-        # The engine packs these layers in 16 bits, even if retrofitted exits need 32. For a fair comparison, round the
-        # twin's weights, so that the engine packs its layers in 16 bits too.
-        with torch.no_grad():
-            for weight in twin.parameters():
-                weight.copy_(weight.bfloat16())
-    quantize_as(twin, weights)
-    return twin
+        for weight in rival.parameters():
+            weight.copy_(weight.bfloat16())
+    quantize_as(rival, weights)
+    return rival
 
 
 def is_llama(config: NviumConfig) -> bool:

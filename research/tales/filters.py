@@ -69,6 +69,7 @@ class Filter:
             "not plain English letters": lambda tale: not tale.text.isascii(),
             "open quotation": lambda tale: any(part.count('"') % 2 for part in tale.text.split("\n")),
             "repeated sentence": lambda tale: repeats_a_sentence(tale.text),
+            "no hero at the end": lambda tale: not keeps_hero(tale.name, tale.text),
             "strange words": lambda tale: self._strange_words(tale) > MAX_STRANGE_WORD_SHARE,
             "too many names": lambda tale: num_other_names(tale) > MAX_OTHER_NAMES,
             "near-duplicate": lambda tale: self._is_known(tale.text),
@@ -109,6 +110,12 @@ def repeats_a_sentence(text: str) -> bool:
     sentences = [sentence.strip(" \"'").lower() for sentence in SENTENCE_END.split(text)]
     long = [sentence for sentence in sentences if len(sentence.split()) >= LONG_SENTENCE_WORDS]
     return len(set(long)) < len(long) or any(one == other for one, other in pairwise(sentences))
+
+
+def keeps_hero(name: str, text: str) -> bool:
+    """Return True if the last third of the words mentions the hero."""
+    words = WORD.findall(text)
+    return name in {word.removesuffix("'s") for word in words[-max(1, round(len(words) / 3)) :]}
 
 
 def num_other_names(tale: Tale) -> int:

@@ -15,7 +15,7 @@ from research.tales.tell import write_shard
 from tests.byte_model import END_OF_TEXT, byte_level_tokenizer
 from tests.random_models import small_config
 
-SENTENCE = "The small dog ran over the green hill to see what was behind the old red barn on the other side"
+SENTENCE = "The small dog ran over the green hill with Mia to see what was behind the old red barn on that side"
 GOOD = " ".join(f"{SENTENCE} {n}." for n in ["one", "two", "three", "four", "five", "six"])
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}|{% endfor %}"
 TALES = Path(__file__).parents[2] / "data" / "tales"
@@ -62,6 +62,7 @@ def test_a_tale_has_all_forced_sentences_in_order_with_generated_text_in_between
         ("not plain English letters", tale(GOOD + " Café.")),
         ("open quotation", tale(GOOD + ' "Yes.')),
         ("repeated sentence", tale(f"{GOOD} {SENTENCE} one.")),
+        ("no hero at the end", tale(GOOD, name="Max")),
         ("strange words", tale(GOOD + " A zyxw qwvut xyzzy.")),
         ("too many names", tale(GOOD + " She saw Max, and Tom, and Lily.")),
         ("near-duplicate", tale(GOOD + " The dog.")),
