@@ -16,6 +16,7 @@ from itertools import count
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Event, FailureEvent, StepReport
 from nvium_core.engine.failures import EngineError, EngineStopped
+from nvium_core.engine.schedule.scheduler import SECONDS_AHEAD
 from nvium_core.engine.token_stream import Admitted, ChoiceKey, EngineRequest, TokenStream, key_of
 
 STOPPED = "the engine has stopped"
@@ -63,6 +64,9 @@ class EngineWorker:
         """The stream of each unfinished choice."""
         self._open_streams: dict[TokenStream, None] = {}
         """Streams that are not closed. They fail if the engine ends."""
+        self._collected: defaultdict[TokenStream, list[Event]] = defaultdict(list)
+        """Events that have not been handed over yet."""
+        self._handed_over = -math.inf
         self._numbers = count()
         self._has_ended = False
         self._beat = time.monotonic()
@@ -137,18 +141,24 @@ class EngineWorker:
                 stream.admissions.setdefault(key, Admitted(started, sequence.num_cached_prompt_tokens or 0))
         if self._observe:
             self._observe(self.engine.reports, events)  # count tokens before clients see them
-        self._deliver(events)
+        self._collect(events)
 
-    def _deliver(self, events: Items[Event]) -> None:
-        by_stream: defaultdict[TokenStream, list[Event]] = defaultdict(list)
+    def _collect(self, events: Items[Event]) -> None:
         for event in events:
             key = key_of(event)
             if stream := self._streams.get(key):
-                by_stream[stream].append(event)
+                self._collected[stream].append(event)
                 if isinstance(event, FailureEvent) or event.finish_reason:
                     del self._streams[key]
-        if by_stream:
-            self._hand_over(by_stream)
+
+    def _flush(self) -> None:
+        """Hand over the collected events. Those of a lone sequence wait for up to `SECONDS_AHEAD`: each call wakes the
+        event loop, which takes longer than a token of a small model."""
+        is_early = self.state.num_running == 1 and self._beat - self._handed_over < SECONDS_AHEAD
+        if self._collected and not is_early:
+            self._handed_over = self._beat
+            self._hand_over(self._collected)
+            self._collected = defaultdict(list)
 
     def _loop(self) -> None:
         try:
@@ -158,6 +168,7 @@ class EngineWorker:
                 if not self.engine.has_work:
                     self.engine.check_idle()
                     self._note_progress()
+                self._flush()
         except MemoryError:
             os._exit(OUT_OF_MEMORY)
         except BaseException:  # a panic in a Rust library is not an Exception
@@ -166,6 +177,7 @@ class EngineWorker:
         finally:
             self._has_ended = True
             self._drain_commands()
+            self._hand_over(self._collected)
             error = EngineError(FAILED) if self.has_failed else EngineStopped(STOPPED)
             self._hand_over({stream: stream.failures(error) for stream in list(self._open_streams)})
 

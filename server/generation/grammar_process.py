@@ -43,13 +43,20 @@ MEMORY_BYTES = 512 << 20
 STACK_BYTES = 64 << 20
 """Maximum size of the stack. It is large, because llguidance recurses along chains of references."""
 
-COMMAND = struct.Struct("iii")
-"""A choice, its next token, and another choice. If the token is `BEGIN`, copy the state of that other choice."""
+COMMAND = struct.Struct("iiii")
+"""A choice, its next token, another choice, and the core on which to compute the mask, or `ANY_CORE`.
+
+If the token is `BEGIN`, copy the state of the other choice.
+"""
 
 BEGIN = -1
 
+ANY_CORE = -1
+
 REPLY = struct.Struct("iB")
 """A choice and its state. The choice's mask follows."""
+
+CORES = os.sched_getaffinity(0) if sys.platform == "linux" else set[int]()
 
 GOES_ON, OVER, TOO_COSTLY, BROKEN = range(4)
 
@@ -113,6 +120,7 @@ class MaskServer:
         self._compiled = compiled
         self._states: dict[int, LLMatcher] = {} if compiled.matcher is None else {0: compiled.matcher}
         self._seconds = MASK_BUDGET_SECONDS
+        self._core = ANY_CORE
 
     def run(self) -> None:
         """Send the compilation's result and the accepted start of the answer. Then reply to each token with a mask."""
@@ -121,7 +129,8 @@ class MaskServer:
         self._pipe.send((self._compiled._replace(matcher=None), self._begun(beginnings)))
         limit_cpu_time(0)
         while self._states:
-            command = COMMAND.unpack(self._pipe.recv_bytes())
+            *command, core = COMMAND.unpack(self._pipe.recv_bytes())
+            self._move_to(core)
             limit_cpu_time(self._seconds)
             started = time.process_time()
             state, mask = self._follow(*command)
@@ -129,6 +138,11 @@ class MaskServer:
             unused = max(0.0, self._seconds - (time.process_time() - started))
             self._seconds = min(MASK_BUDGET_SECONDS, unused + BUDGET_PER_TOKEN_SECONDS)
             self._pipe.send_bytes(REPLY.pack(command[0], state) + mask)
+
+    def _move_to(self, core: int) -> None:
+        if core != self._core:
+            self._core = core
+            os.sched_setaffinity(0, CORES if core == ANY_CORE else {core})
 
     def _begun(self, beginnings: list[list[int]]) -> list[int]:
         """Advance the grammar by the first token sequence that it accepts, and return that sequence."""
