@@ -108,9 +108,9 @@ def trained_words() -> frozenset[str]:
 
 
 def unknown_words_per_thousand(by_prompt: Sequence[tuple[str, str]]) -> float:
-    """Return how many words in a thousand occur neither in the training text nor in the prompt."""
+    """Return how many words in a thousand, not counting names, are neither in the training text nor in the prompt."""
     words = [(prompt, word.removesuffix("'s")) for prompt, text in by_prompt for word in WORD.findall(text)]
-    unknown = sum(word.lower() not in trained_words() and word not in prompt for prompt, word in words)
+    unknown = sum(word.islower() and word not in trained_words() and word not in prompt for prompt, word in words)
     return 1000 * unknown / max(1, len(words))
 
 

@@ -76,8 +76,8 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_wheel_contains_the_model_the_page_and_the_native_sources_but_no_tests(unpacked):
     for name in (
-        "nvium_core/checkpoints/stories-9m/model.safetensors",
-        "nvium_core/checkpoints/stories-9m/tokenizer.json",
+        "nvium_core/checkpoints/stories-24m/model.safetensors",
+        "nvium_core/checkpoints/stories-24m/tokenizer.json",
         "nvium_core/engine/device/native/functions.cpp",
         "nvium_core/engine/device/native/step.h",
         "server/playground/index.html",
@@ -93,10 +93,10 @@ SERVE = "import nvium_core, server, sys; print(nvium_core.__file__, server.__fil
 
 @pytest.mark.slow
 def test_a_wheel_serves_the_bundled_model_without_the_repository(unpacked, tmp_path):
-    model = unpacked / "nvium_core" / "checkpoints" / "stories-9m"
+    model = unpacked / "nvium_core" / "checkpoints" / "stories-24m"
     variables = {"PYTHONPATH": str(unpacked), "PYTHONSAFEPATH": "1"}
     with server_process(model, tmp_path, SERVE, variables) as server:
-        asked = {"model": "stories-9m", "prompt": "Once upon a time", "max_tokens": 4, "seed": 1}
+        asked = {"model": "stories-24m", "prompt": "Once upon a time", "max_tokens": 4, "seed": 1}
         [choice] = server.http.post("/v1/completions", json=asked).json()["choices"]
         assert len(choice["nvium"]["exits"]) == 4
         assert 'id="prompt"' in server.http.get("/").text

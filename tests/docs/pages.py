@@ -18,7 +18,7 @@ PAGES = (
     "benchmarks/README.md",
     "data/tales/README.md",
     "tests/conformance/README.md",
-    "nvium_core/checkpoints/stories-9m/README.md",
+    "nvium_core/checkpoints/stories-24m/README.md",
 )
 
 
