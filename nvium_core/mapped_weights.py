@@ -36,7 +36,7 @@ from nvium_core.model.source import gguf_parts, is_gguf
 
 logger = logging.getLogger(__name__)
 
-VERSION = 3  # format of cached folders, a part of their path
+VERSION = 4  # format of cached folders, a part of their path
 
 WEIGHTS_FILE, GROUPS_FILE = "model.safetensors", "groups.safetensors"
 

@@ -102,16 +102,19 @@ COUNTS: dict[str, Callable[[Story], bool]] = {
 
 @cache
 def trained_words() -> frozenset[str]:
-    """Return the words of the tales and nouns from which the bundled model's training text was made."""
+    """Return the words of the tales, and the nouns that were put into them for training."""
     texts = [*read_documents(TALES), *(file.read_text(encoding="utf-8") for file in NOUNS)]
-    return frozenset(word.lower() for text in texts for word in WORD.findall(text))
+    return frozenset(word.lower().removesuffix("'s") for text in texts for word in WORD.findall(text))
 
 
 def unknown_words_per_thousand(by_prompt: Sequence[tuple[str, str]]) -> float:
-    """Return how many words in a thousand, not counting names, are neither in the training text nor in the prompt."""
-    words = [(prompt, word.removesuffix("'s")) for prompt, text in by_prompt for word in WORD.findall(text)]
-    unknown = sum(word.islower() and word not in trained_words() and word not in prompt for prompt, word in words)
-    return 1000 * unknown / max(1, len(words))
+    """Return how many words in a thousand are in lower case, and neither in the tales nor in the prompt."""
+    num_words = num_unknown = 0
+    for prompt, text in by_prompt:
+        words, known = WORD.findall(text), trained_words().union(WORD.findall(prompt))
+        num_words += len(words)
+        num_unknown += sum(word.islower() and word.removesuffix("'s") not in known for word in words)
+    return 1000 * num_unknown / max(1, num_words)
 
 
 def figures(loaded: LoadedModel, stories: Sequence[Story], subjects: Sequence[str], texts: Sequence[str]) -> Figures:

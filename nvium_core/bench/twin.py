@@ -35,9 +35,9 @@ def dense_twin(model: Nvium, weights: Weights = "auto") -> Nvium:
 
 @torch.no_grad()
 def random_rival(model: Nvium, config: NviumConfig, weights: Weights) -> Nvium:
-    """Build a model with random weights that the engine packs in as many bits as the other model's layers.
+    """Build a model with random weights. If the other model's layers are exact in bfloat16, so is this model.
 
-    If the layers' weights are exact in bfloat16, the random weights are rounded to it.
+    The engine packs weights in the fewest bits that are exact.
     """
     rival = random_weights(config, dtype=model.dtype, device=model.device)
     if all(narrowed(weight).dtype == torch.bfloat16 for weight in model.model.layers.parameters()):

@@ -16,7 +16,7 @@ from itertools import count
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Event, FailureEvent, StepReport
 from nvium_core.engine.failures import EngineError, EngineStopped
-from nvium_core.engine.schedule.scheduler import SECONDS_AHEAD
+from nvium_core.engine.schedule import scheduler
 from nvium_core.engine.token_stream import Admitted, ChoiceKey, EngineRequest, TokenStream, key_of
 
 STOPPED = "the engine has stopped"
@@ -147,18 +147,23 @@ class EngineWorker:
         for event in events:
             key = key_of(event)
             if stream := self._streams.get(key):
+                if isinstance(event, FailureEvent):
+                    self._release()  # a stream drops the tokens that come together with a failure
                 self._collected[stream].append(event)
                 if isinstance(event, FailureEvent) or event.finish_reason:
                     del self._streams[key]
 
     def _flush(self) -> None:
-        """Hand over the collected events. Those of a lone sequence wait for up to `SECONDS_AHEAD`: each call wakes the
-        event loop, which takes longer than a token of a small model."""
-        is_early = self.state.num_running == 1 and self._beat - self._handed_over < SECONDS_AHEAD
-        if self._collected and not is_early:
-            self._handed_over = self._beat
-            self._hand_over(self._collected)
-            self._collected = defaultdict(list)
+        """Hand over the collected events. Those of a lone sequence wait for up to `SECONDS_AHEAD` and a Step, because
+        waking the event loop takes longer than a token of a small model."""
+        is_early = self._beat - self._handed_over < scheduler.SECONDS_AHEAD
+        if self._collected and not (is_early and self.state.num_running == 1):
+            self._release()
+
+    def _release(self) -> None:
+        self._handed_over = self._beat
+        self._hand_over(self._collected)
+        self._collected = defaultdict(list)
 
     def _loop(self) -> None:
         try:

@@ -109,9 +109,8 @@ def _groups(kind: gguf.GGMLQuantizationType, rows_NX: Bytes) -> Groups:
             scales_NBG = _halves(blocks_NBX[..., :2])
             ones_NBX[..., :2] = [*ONE]
     numbers_ND = gguf.dequantize(ones_NBX.reshape(rows_NX.shape), kind).astype(np.int8)
-    scales_NG, *minima_NG = (
-        torch.from_numpy(part.reshape(len(rows_NX), -1)) for part in (scales_NBG, minima_NBG) if part is not None
-    )
+    parts = [part.reshape(len(rows_NX), -1) for part in (scales_NBG, minima_NBG) if part is not None]
+    scales_NG, *minima_NG = (torch.from_numpy(np.ascontiguousarray(part)) for part in parts)
     return Groups(GROUP_KINDS[kind.name], torch.from_numpy(numbers_ND), scales_NG, *minima_NG)
 
 

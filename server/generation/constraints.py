@@ -34,13 +34,15 @@ from server.generation.grammars import Grammar
 MAX_CACHED_GRAMMARS = 16
 """Number of compiled grammars that stay cached, each in its own process."""
 
+TOKENS_APART = 32
+
 FORK_SERVER = (
     "import sys, json; sys.path[:] = json.loads(sys.argv.pop()); sys.argv[0] = 'nvium'; "
     "from server.generation.grammar_process import main; main()"
 )
 """Code that runs the fork server. With `nvium` as `argv[0]`, importing `nvium_core` does not import PyTorch."""
 
-current_core: Callable[[], int] = getattr(ctypes.CDLL(None), "sched_getcpu", lambda: ANY_CORE)
+current_core: Callable[[], int] = getattr(ctypes.PyDLL(None), "sched_getcpu", lambda: ANY_CORE)
 
 log = structlog.get_logger("nvium.server")
 
@@ -154,7 +156,8 @@ def send_socket(pipe: Connection, sent: socket.socket) -> bool:
 class MaskClient:
     """The connection to a request's mask process. The process's first message has already been received.
 
-    A lone mask process runs on the core of the engine's thread, which waits for it: to wake another core takes 50 µs.
+    The mask process of a lone choice runs on the core of the engine's thread, which waits for it, because waking
+    another core takes 50 µs. After a late mask it may use any core for `TOKENS_APART` tokens: the engine goes on then.
     """
 
     clients = WeakSet["MaskClient"]()
@@ -162,7 +165,7 @@ class MaskClient:
     def __init__(self, pipe: Connection) -> None:
         self.clients.add(self)
         self._pipe = pipe
-        self._is_late = False
+        self._tokens_apart = 0
         self._num_awaited = Counter[int]()
         """Number of outstanding replies for each choice."""
         self._replies: dict[int, tuple[int, bytes]] = {}
@@ -177,7 +180,9 @@ class MaskClient:
     def send(self, choice: int, token_id: int, origin: int = 0) -> None:
         """Request the mask after this token."""
         self._num_awaited[choice] += 1
-        core = ANY_CORE if self._is_late or len(self.clients) > 1 else current_core()
+        is_lone = len(self.clients) == 1 and self._num_choices <= 2  # a prototype and its fork
+        core = current_core() if is_lone and not self._tokens_apart else ANY_CORE
+        self._tokens_apart = max(0, self._tokens_apart - 1)
         with suppress(OSError):  # if the process has ended, the next read raises
             self._pipe.send_bytes(COMMAND.pack(choice, token_id, origin, core))
 
@@ -185,8 +190,8 @@ class MaskClient:
         """Return the choice's state and mask, or None after the timeout. Raise `TooCostly` if the process ended."""
         try:
             while self._num_awaited[choice]:
-                self._is_late = not self._pipe.poll(seconds)
-                if self._is_late:
+                if not self._pipe.poll(seconds):
+                    self._tokens_apart = TOKENS_APART
                     return None
                 message = self._pipe.recv_bytes()
                 number, state = REPLY.unpack_from(message)

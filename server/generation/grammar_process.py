@@ -142,7 +142,8 @@ class MaskServer:
     def _move_to(self, core: int) -> None:
         if core != self._core:
             self._core = core
-            os.sched_setaffinity(0, CORES if core == ANY_CORE else {core})
+            with suppress(OSError):  # the core may be forbidden by now
+                os.sched_setaffinity(0, CORES if core == ANY_CORE else {core})
 
     def _begun(self, beginnings: list[list[int]]) -> list[int]:
         """Advance the grammar by the first token sequence that it accepts, and return that sequence."""

@@ -6,7 +6,7 @@ import { key, request, suggest } from "./request.js";
 import { Run } from "./run.js";
 import { KeyNeeded, Trouble } from "./trouble.js";
 
-const OPENING = { max_tokens: 160, seed: 3 }; // options of the story that is written when the page opens
+const OPENING = { max_tokens: 160, seed: 12 }; // options of the story that is written when the page opens
 const ENDINGS = { stop: "ended", length: "reached its length" };
 
 const part = (id) => document.getElementById(id);

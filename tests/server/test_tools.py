@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvium_core import LoadedModel
+from nvium_core.engine.schedule import scheduler
 from tests.byte_model import EXIT_LAYERS, NAME, load_byte_model, token_ids
 from tests.random_models import random_model
 from tests.server.live_server import LiveServer, live_server, template_server
@@ -95,7 +96,10 @@ def joined(pieces: list[Json], name: str) -> str:
 
 
 @pytest.mark.usefixtures("one_by_one")
-def test_a_streamed_call_starts_with_its_name_and_its_arguments_follow_in_pieces(server: LiveServer) -> None:
+def test_a_streamed_call_starts_with_its_name_and_its_arguments_follow_in_pieces(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "SECONDS_AHEAD", 0.0)  # a chunk for every token
     with answering(server.app, CALL):
         first, *choices = streamed(server, tools=TOOLS, tool_choice=NAMED)
     assert first["delta"] == {"role": "assistant", "content": None}

@@ -1,13 +1,10 @@
 """Grammars accept the same texts as jsonschema, `re` and string comparison."""
 
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
-from multiprocessing import Pipe
 from typing import Any
-from weakref import WeakSet
 
 import jsonschema
 import pytest
@@ -20,10 +17,7 @@ from nvium_core import Completion, Constraint, Engine, LoadedModel, SamplingPara
 from nvium_core.text.token_bytes import longest_token
 from nvium_core.text.tool_calls import PLAIN
 from server.errors import InvalidField
-from server.generation import constraints
-from server.generation.compiler import Compiled
-from server.generation.constraints import Constraints, MaskClient
-from server.generation.grammar_process import ANY_CORE, COMMAND, GOES_ON, REPLY, MaskServer
+from server.generation.constraints import Constraints
 from server.generation.grammars import ANY_OBJECT, Grammar, JsonSchema, Lark, OneOf, Regex, Schema, ToolCalls, arguments
 from tests.byte_model import END_OF_TEXT, byte_level_tokenizer, byte_tokenizer, load_byte_model, token_ids
 from tests.server.grammar_samples import (
@@ -400,41 +394,3 @@ def test_there_is_no_bound_if_tokenizing_drops_text(change: object) -> None:
     assert longest_token(tokenizer) == len(END_OF_TEXT)
     change(tokenizer)  # type: ignore[operator]
     assert longest_token(tokenizer) is None
-
-
-def test_a_lone_mask_process_that_is_not_late_shares_the_engine_s_core(monkeypatch):
-    monkeypatch.setattr(constraints, "current_core", lambda: 3)
-    monkeypatch.setattr(MaskClient, "clients", WeakSet())
-    ours, theirs = Pipe()
-    client = MaskClient(ours)
-
-    def core_of_next_token():
-        client.send(0, 65)
-        theirs.send_bytes(REPLY.pack(0, GOES_ON))
-        return COMMAND.unpack(theirs.recv_bytes())[3]
-
-    assert core_of_next_token() == 3
-    assert client.reply(0, 1) is not None
-    client.send(0, 65)
-    assert client.reply(0, 0) is None
-    theirs.recv_bytes()
-    theirs.send_bytes(REPLY.pack(0, GOES_ON))
-    assert core_of_next_token() == ANY_CORE
-    assert client.reply(0, 1) is not None
-    assert core_of_next_token() == 3
-    other = MaskClient(theirs)
-    assert core_of_next_token() == ANY_CORE
-    del other
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
-def test_a_mask_process_moves_to_a_core_and_back():
-    before = os.sched_getaffinity(0)
-    masks = MaskServer(Pipe()[0], Compiled(None, []))
-    try:
-        masks._move_to(min(before))
-        assert os.sched_getaffinity(0) == {min(before)}
-        masks._move_to(ANY_CORE)
-        assert os.sched_getaffinity(0) == before
-    finally:
-        os.sched_setaffinity(0, before)

@@ -2,6 +2,7 @@
 
 import ctypes
 from array import array
+from weakref import ref
 
 from nvium_core.engine.device.native.library import COUNT, POINTER, REAL, fields
 from nvium_core.engine.device.native.weights import address
@@ -31,10 +32,10 @@ class NativeSeat(ctypes.Structure):
 
 
 class SeatMemory:
-    """The last sequence in a seat, and the arrays to which the seat points."""
+    """The arrays to which a seat points, and its last sequence, which this does not keep alive."""
 
     def __init__(self, sequence: Sequence, seat: NativeSeat, context: int) -> None:
-        self.sequence = sequence
+        self.sequence = ref(sequence)
         self.page_list: list[int] | None = None
         self.num_pages = 0
         self.pages = array("q")
@@ -63,7 +64,7 @@ class Seats:
         number = sequence.seat
         assert number is not None
         seat, memory = self.array[number], self.memory[number]
-        if memory is None or memory.sequence is not sequence:
+        if memory is None or memory.sequence() is not sequence:
             self.memory[number] = memory = SeatMemory(sequence, seat, self._context + 1)
         pages = sequence.pages
         if memory.page_list is not pages or memory.num_pages != len(pages):  # each admission makes a new list
