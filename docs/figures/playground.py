@@ -62,7 +62,7 @@ def take(browser: Browser, url: str, file: Path) -> None:
         for _ in range(NUM_STORIES):
             page.reload()
             page.locator("#status", has_text=" after ").wait_for(timeout=1000 * ANSWER_SECONDS)
-            page.wait_for_timeout(500)  # the gain appears last
+            page.locator("#gain:not(:empty)").wait_for(timeout=1000 * ANSWER_SECONDS)  # it appears last
         page.screenshot(path=file, full_page=True)
 
 
