@@ -21,7 +21,9 @@ from nvium_core import (
     TokenEvent,
     TokenStream,
 )
+from nvium_core.engine.device.native.backend import NativeBackend
 from nvium_core.engine.device.runner import Runner
+from nvium_core.engine.schedule import scheduler
 from nvium_core.engine.schedule.step import Step, StepResult
 from tests.random_models import random_model
 
@@ -160,6 +162,32 @@ async def test_requests_submitted_together_share_a_stream_with_a_key_per_choice(
     alone = [c.token_ids for request in requests for c in Engine(MODEL).generate([request.token_ids], request.params)]
     assert list(received.values()) == alone
     assert stream.admissions.keys() == received.keys()
+
+
+async def test_tokens_before_a_failure_arrive_although_a_lone_stream_is_handed_over_rarely(monkeypatch):
+    monkeypatch.setattr(scheduler, "SECONDS_AHEAD", 60.0)
+    monkeypatch.setattr(NativeBackend, "tokens_ahead", 0)
+    worker = EngineWorker(Engine(MODEL))
+    backend = worker.engine.runner.backend
+    run = backend.run
+
+    def failing(step: Step, max_rows: int) -> StepResult:
+        if step.runs[0].sequence.num_tokens > 8:
+            raise RuntimeError("a defect")
+        return run(step, max_rows)
+
+    monkeypatch.setattr(backend, "run", failing)
+    worker.start()
+    received = []
+
+    async def receive() -> None:
+        async for events in batches(submit(worker, [1, 2], PARAMS)):
+            received.extend(events)
+
+    with pytest.raises(EngineError, match="forward pass failed"):
+        await receive()
+    worker.stop(timeout=5)
+    assert len(received) >= 6
 
 
 async def test_a_cancelled_choice_ends_and_the_others_continue(worker):
