@@ -1,7 +1,7 @@
 """Requests that an asyncio program submits to an engine, and the stream of their events."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
@@ -72,9 +72,27 @@ class TokenStream:
             await arrived.wait()
 
     def take(self) -> list[TokenEvent | PromptEvent]:
-        """Return the events since the last call. Raise `EngineError` if a choice has failed."""
+        """Return the events since the last call. Raise `EngineError` if a choice failed before any of them.
+
+        If a choice failed after some of them, the next call raises.
+        """
         events, self._events = self._events, []
-        return list(self._wanted(events))
+        taken = list[TokenEvent | PromptEvent]()
+        for number, event in enumerate(events):
+            key = key_of(event)
+            if key not in self._open:
+                continue
+            if isinstance(event, FailureEvent):
+                if taken:
+                    self._events = events[number:]
+                    self.loop.call_soon(self._listener)
+                    return taken
+                self._open.remove(key)
+                raise event.error
+            if event.finish_reason:
+                self._open.remove(key)
+            taken.append(event)
+        return taken
 
     def cancel(self, key: ChoiceKey) -> None:
         """Cancel a choice without blocking. It gets no more events. Do nothing if the choice has ended."""
@@ -96,19 +114,6 @@ class TokenStream:
         """Append events; called on the event loop."""
         self._events += events
         self._listener()
-
-    def _wanted(self, events: list[Event]) -> Iterator[TokenEvent | PromptEvent]:
-        """Yield the events of choices that have not ended. Raise the error of a choice that failed."""
-        for event in events:
-            key = key_of(event)
-            if key not in self._open:
-                continue
-            if isinstance(event, FailureEvent):
-                self._open.remove(key)
-                raise event.error
-            if event.finish_reason:
-                self._open.remove(key)
-            yield event
 
 
 def key_of(event: Event) -> ChoiceKey:

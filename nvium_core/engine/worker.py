@@ -147,8 +147,6 @@ class EngineWorker:
         for event in events:
             key = key_of(event)
             if stream := self._streams.get(key):
-                if isinstance(event, FailureEvent):
-                    self._release()  # a stream drops the tokens that come together with a failure
                 self._collected[stream].append(event)
                 if isinstance(event, FailureEvent) or event.finish_reason:
                     del self._streams[key]
@@ -158,12 +156,9 @@ class EngineWorker:
         waking the event loop takes longer than a token of a small model."""
         is_early = self._beat - self._handed_over < scheduler.SECONDS_AHEAD
         if self._collected and not (is_early and self.state.num_running == 1):
-            self._release()
-
-    def _release(self) -> None:
-        self._handed_over = self._beat
-        self._hand_over(self._collected)
-        self._collected = defaultdict(list)
+            self._handed_over = self._beat
+            self._hand_over(self._collected)
+            self._collected = defaultdict(list)
 
     def _loop(self) -> None:
         try:

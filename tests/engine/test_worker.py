@@ -164,7 +164,7 @@ async def test_requests_submitted_together_share_a_stream_with_a_key_per_choice(
     assert stream.admissions.keys() == received.keys()
 
 
-async def test_tokens_before_a_failure_arrive_although_a_lone_stream_is_handed_over_rarely(monkeypatch):
+async def test_tokens_before_a_failure_arrive_although_they_are_handed_over_together(monkeypatch):
     monkeypatch.setattr(scheduler, "SECONDS_AHEAD", 60.0)
     monkeypatch.setattr(NativeBackend, "tokens_ahead", 0)
     worker = EngineWorker(Engine(MODEL))
