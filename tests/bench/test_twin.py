@@ -2,8 +2,10 @@ import pytest
 import torch
 
 from nvium_core import NviumForCausalLM
+from nvium_core.bench.harness import Subject
 from nvium_core.bench.shapes import shape_config
 from nvium_core.bench.twin import dense_twin, is_llama, num_parameters, twin_config, usable_llama
+from research.iso import dense_model
 from tests.model.test_backbones import random_model as random_backbone
 from tests.random_models import random_model
 
@@ -38,13 +40,14 @@ def test_the_twin_of_another_backbone_is_a_llama(make, tmp_path):
     usable_llama(twin)
 
 
+@pytest.mark.parametrize("build", [dense_twin, lambda model: dense_model(Subject("m", model, [1]), 1)])
 @pytest.mark.parametrize(("is_narrow", "kept_bits"), [(True, 16), (False, 32)])
-def test_the_twin_has_the_precision_of_the_model_s_layers(is_narrow, kept_bits):
+def test_dense_models_have_the_precision_of_the_model_s_layers(build, is_narrow, kept_bits):
     model = random_model([1, 2], dtype=torch.float32)
     if is_narrow:  # as in a retrofit: layers of 16 bits, exits of 32
         for weight in model.model.layers.parameters():
             weight.data.copy_(weight.bfloat16())
-    twin = dense_twin(model)
+    twin = build(model)
     assert twin.dtype == torch.float32
     rounded = [torch.equal(weight.bfloat16().float(), weight) for weight in twin.parameters() if weight.dim() > 1]
     assert all(rounded) if kept_bits == 16 else not any(rounded)

@@ -113,9 +113,8 @@ def check_python(words: Sequence[str]) -> None:
         options_of = {"loadtest": "loadtest.options", "tests.faults": "tests.faults.__main__"}
         sources = source_of(options_of.get(words[1], words[1]))
     used = {word.partition("=")[0] for word in words if word.startswith("--")}
-    nodes = list(ast.walk(ast.parse(sources)))
-    known = {node.value for node in nodes if isinstance(node, ast.Constant)}
-    known |= {"--" + node.arg.replace("_", "-") for node in nodes if isinstance(node, ast.arg)}  # options of typer
+    known = {node.value for node in ast.walk(ast.parse(sources)) if isinstance(node, ast.Constant)}
+    known |= {f"--{name}".replace("_", "-") for name in re.findall(r"^    (\w+): Annotated", sources, re.MULTILINE)}
     assert used <= known, f"{words}: no {used - known}"
     if list(words[:3]) == ["-m", "pytest", "-m"]:
         markers = PROJECT["tool"]["pytest"]["ini_options"]["markers"]

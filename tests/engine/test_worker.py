@@ -21,15 +21,11 @@ from nvium_core import (
     TokenEvent,
     TokenStream,
 )
-from nvium_core.engine.device.native.backend import NativeBackend
 from nvium_core.engine.device.runner import Runner
-from nvium_core.engine.schedule import scheduler
 from nvium_core.engine.schedule.step import Step, StepResult
 from tests.random_models import random_model
 
 PARAMS = SamplingParams(max_tokens=12, seed=3, ignore_eos=True)
-
-
 MODEL = random_model([1, 3], context=512)
 
 
@@ -164,30 +160,14 @@ async def test_requests_submitted_together_share_a_stream_with_a_key_per_choice(
     assert stream.admissions.keys() == received.keys()
 
 
-async def test_tokens_before_a_failure_arrive_although_they_are_handed_over_together(monkeypatch):
-    monkeypatch.setattr(scheduler, "SECONDS_AHEAD", 60.0)
-    monkeypatch.setattr(NativeBackend, "tokens_ahead", 0)
-    worker = EngineWorker(Engine(MODEL))
-    backend = worker.engine.runner.backend
-    run = backend.run
-
-    def failing(step: Step, max_rows: int) -> StepResult:
-        if step.runs[0].sequence.num_tokens > 8:
-            raise RuntimeError("a defect")
-        return run(step, max_rows)
-
-    monkeypatch.setattr(backend, "run", failing)
-    worker.start()
-    received = []
-
-    async def receive() -> None:
-        async for events in batches(submit(worker, [1, 2], PARAMS)):
-            received.extend(events)
-
-    with pytest.raises(EngineError, match="forward pass failed"):
-        await receive()
-    worker.stop(timeout=5)
-    assert len(received) >= 6
+async def test_tokens_before_a_failure_arrive_although_they_are_handed_over_together():
+    stream = TokenStream([("a", 0)], lambda key: None, lambda stream: None)
+    tokens = [TokenEvent("a", token_id, 1, 1.0, None) for token_id in (5, 6)]
+    stream.deliver([*tokens, *stream.failures(EngineError("a defect"))])
+    assert stream.take() == tokens and not stream.is_over
+    await stream.arrival()
+    with pytest.raises(EngineError, match="a defect"):
+        stream.take()
 
 
 async def test_a_cancelled_choice_ends_and_the_others_continue(worker):

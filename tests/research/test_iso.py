@@ -1,10 +1,7 @@
 import pytest
-import torch
 
-from nvium_core.bench.harness import Subject
-from research.iso import dense_model, iso_flop_tokens, iso_speed_interval
+from research.iso import iso_flop_tokens, iso_speed_interval
 from tests.model.paper_flops import PER_MILLE, paper_flops
-from tests.random_models import random_model
 
 
 @pytest.mark.parametrize(
@@ -24,11 +21,3 @@ def test_an_interval_of_equal_speed_needs_three_turns_and_contains_the_estimate(
     assert found[0] < 9 < found[1]
     steady = iso_speed_interval({6: [1.0] * 3, 12: [2.0] * 3}, [1.5] * 3)
     assert steady == pytest.approx((9, 9))
-
-
-def test_dense_models_are_rounded_to_the_16_bits_in_which_the_model_s_layers_are_packed():
-    model = random_model([1, 2], dtype=torch.float32)
-    for weight in model.model.layers.parameters():
-        weight.data.copy_(weight.bfloat16())
-    dense = dense_model(Subject("rounded", model, [1]), 1)
-    assert all(torch.equal(weight.bfloat16().float(), weight) for weight in dense.parameters())
