@@ -157,7 +157,8 @@ class MaskClient:
     """The connection to a request's mask process. The process's first message has already been received.
 
     The mask process of a lone choice runs on the core of the engine's thread, which waits for it, because waking
-    other cores takes 45 µs a mask. After a late mask it may use any core for `TOKENS_APART` tokens: the engine goes on then.
+    other cores takes 45 µs a mask. After a late mask it may use any core for `TOKENS_APART` tokens: the engine goes
+    on then.
     """
 
     clients = WeakSet["MaskClient"]()
