@@ -18,7 +18,6 @@ from transformers import PreTrainedTokenizerBase
 
 from nvium_core.evaluation.perplexity import text_loss
 from nvium_core.evaluation.predictions import text_windows
-from nvium_core.model.llama import causal_attention
 from nvium_core.model.nvium import token_nll
 from nvium_core.training.data.windows import Batch, packed_batch
 from research.calm import CalmForCausalLM
@@ -81,7 +80,7 @@ def confident_losses(model: CalmForCausalLM, batch: Batch, threshold: float) -> 
     A row that has left keeps its state while other rows pass further layers.
     """
     h_BTD = model.model.embed_tokens(batch.inputs)
-    rotary, attend = model.model.rotary_emb(batch.positions, h_BTD.dtype), causal_attention(batch.mask())
+    rotary, attend = model.model.rotary_emb(batch.positions, h_BTD.dtype), batch.attention()
     exits_BT = torch.full_like(batch.inputs, len(model.exits) - 1)
     nll_BT, inside_BT = torch.zeros_like(h_BTD[..., 0]), torch.ones_like(batch.inputs, dtype=torch.bool)
     for number, layers in enumerate(model.config.blocks):

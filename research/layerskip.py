@@ -17,7 +17,6 @@ from torch import Tensor
 
 from nvium_core.model.causal_lm import NviumForCausalLM
 from nvium_core.model.config import NviumConfig
-from nvium_core.model.llama import causal_attention
 from nvium_core.model.univium import as_llama, univium_config
 from nvium_core.training.data.windows import Batch
 from nvium_core.training.objective.cross_entropy import head_nll
@@ -128,7 +127,7 @@ def kept_layers(batch: Batch, step: int, dropout: list[float]) -> Tensor:
 def exit_losses(model: NviumForCausalLM, batch: Batch, kept_LB: Tensor, depths: Collection[int]) -> dict[int, Tensor]:
     """Return the shared head's cross-entropy by depth. A window that skips a layer keeps its state."""
     h_BTD = model.model.embed_tokens(batch.inputs)
-    rotary, attend = model.model.rotary_emb(batch.positions, h_BTD.dtype), causal_attention(batch.mask())
+    rotary, attend = model.model.rotary_emb(batch.positions, h_BTD.dtype), batch.attention()
     losses = dict[int, Tensor]()
     for layer, kept_B in enumerate(kept_LB):
         passed_BTD = model.model.run(h_BTD, [layer], rotary, attend)

@@ -7,7 +7,7 @@ layers. Parameter names are Hugging Face's.
 Shapes: X any row dimensions, D width, H query heads, G key/value heads, P head size, I inner width.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -224,6 +224,20 @@ def causal_attention(mask: Tensor | None = None) -> Attend:
     def attend(q_BTHP: Tensor, k_BTGP: Tensor, v_BTGP: Tensor, layer_index: int) -> Tensor:
         q_BHTP, k_BGTP, v_BGTP = (x.transpose(1, 2) for x in (q_BTHP, k_BTGP, v_BTGP))
         return dense_attention(q_BHTP, k_BGTP, v_BGTP, mask, is_causal=mask is None).transpose(1, 2)
+
+    return attend
+
+
+def document_attention(lengths: Sequence[int]) -> Attend:
+    """Return causal attention within each document of a batch X = [B, T], without a mask.
+
+    lengths: the documents' numbers of rows, in order. No document crosses the end of a row of the batch.
+    """
+
+    def attend(q_BTHP: Tensor, k_BTGP: Tensor, v_BTGP: Tensor, layer_index: int) -> Tensor:
+        by_document = (x.flatten(0, 1).transpose(0, 1)[None].split(lengths, dim=2) for x in (q_BTHP, k_BTGP, v_BTGP))
+        seen = [dense_attention(q, k, v, None, is_causal=True) for q, k, v in zip(*by_document, strict=True)]
+        return torch.cat(seen, dim=2).transpose(1, 2).reshape(q_BTHP.shape)
 
     return attend
 

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from nvium_core.model import mixture
-from nvium_core.model.llama import causal_attention
 from nvium_core.model.nvium import Nvium
 from nvium_core.training.data.windows import Batch
 from nvium_core.training.objective.cross_entropy import head_nll
@@ -24,7 +23,7 @@ class TokenLosses:
 
 def token_losses(model: Nvium, batch: Batch) -> TokenLosses:
     """Run the model. Unlike the model's `forward`, this does not compute the whole distribution π_mix."""
-    states = model.hidden_states(batch.inputs, batch.positions, causal_attention(batch.mask()))
+    states = model.hidden_states(batch.inputs, batch.positions, batch.attention())
     log_w, outputs = model.exit_outputs(states)
     nll = [head_nll(o_BTD, model.lm_head.weight, batch.targets) for o_BTD in outputs]
     return TokenLosses(log_w, mixture.log_exit_probs(log_w), torch.stack(nll, dim=-1))

@@ -12,7 +12,6 @@ from nvium_core.model import mixture
 from nvium_core.model.causal_lm import NviumForCausalLM
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.exits import CONTINUE, EXIT, Exit
-from nvium_core.model.llama import causal_attention
 from nvium_core.training.data.windows import Batch
 from nvium_core.training.retrofitting.distillation import head_kl, teacher_of
 
@@ -72,7 +71,7 @@ class WithExits:
     def rows(self, batch: Batch) -> Rows:
         """Run the backbone and the exits' norms. Gradients reach only the early exits' norms."""
         counted_R = batch.counted.flatten()
-        attend = causal_attention(batch.mask())
+        attend = batch.attention()
         last_exit = self.model.exits[-1]
         assert isinstance(last_exit, Exit)
         with torch.no_grad():

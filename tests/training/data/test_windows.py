@@ -33,7 +33,7 @@ def test_positions_and_documents_restart_at_each_end_of_text_and_a_row_attends_t
 def outputs(batch: Batch) -> Tensor:
     model = random_model([1, 2])
     with torch.no_grad():
-        states = model.hidden_states(batch.inputs, batch.positions, causal_attention(batch.mask()))
+        states = model.hidden_states(batch.inputs, batch.positions, batch.attention())
         return model.lm_head(model.exit_outputs(states)[1][-1])
 
 
@@ -50,6 +50,16 @@ def test_a_packed_document_has_the_logits_it_has_alone():
     with torch.no_grad():
         expected = alone(WINDOW[:, 7:11], output_exit_logits=True).exit_logits[..., -1, :]
     torch.testing.assert_close(outputs(batch_of(WINDOW))[:, 7:11], expected)
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=13, max_size=13), min_size=1, max_size=3))
+@settings(max_examples=30, deadline=None)
+def test_attention_by_document_is_that_of_the_mask(windows):
+    batch = batch_of(torch.tensor(windows))
+    q_BTHP, k_BTGP, v_BTGP = torch.randn(3, len(windows), 12, 4, 8)
+    q_BTHP = torch.cat((q_BTHP, -q_BTHP), dim=2)
+    expected = causal_attention(batch.mask())(q_BTHP, k_BTGP, v_BTGP, 0)
+    torch.testing.assert_close(batch.attention()(q_BTHP, k_BTGP, v_BTGP, 0), expected)
 
 
 @settings(max_examples=40, deadline=None)
