@@ -10,12 +10,7 @@ Model = TypeVar("Model", bound=NviumForCausalLM)
 
 
 def random_model(
-    exit_layers: list[int],
-    *,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float64,
-    spread: float = 1.0,
-    **shape: Any,
+    exit_layers: list[int], *, seed: int = 0, dtype: torch.dtype = torch.float64, spread: float = 1.0, **shape: Any
 ) -> NviumForCausalLM:
     """Build a model of a `small_config` with random weights (`randomized`)."""
     return randomized(NviumForCausalLM(small_config(exit_layers, **shape)).to(dtype).eval(), seed, spread)

@@ -16,8 +16,7 @@ def llm() -> LLM:
 
 
 def by_hand(prompt: str, **sampling: object) -> list[int]:
-    params = SamplingParams(**sampling)
-    [completion] = Engine(LOADED.model).generate([LOADED.tokenizer(prompt).input_ids], params)
+    [completion] = Engine(LOADED.model).generate([LOADED.tokenizer(prompt).input_ids], SamplingParams(**sampling))
     return completion.token_ids
 
 

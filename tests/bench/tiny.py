@@ -5,5 +5,4 @@ from tests.random_models import random_model
 
 
 def tiny_subject(context: int = 256) -> Subject:
-    model = random_model([1, 2, 4], vocab_size=61, context=context)
-    return Subject("tiny", model, [1, 2, 3, 4, 5])
+    return Subject("tiny", random_model([1, 2, 4], vocab_size=61, context=context), [1, 2, 3, 4, 5])

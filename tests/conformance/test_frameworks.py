@@ -11,7 +11,6 @@ MAX_TOKENS = 12
 
 pytestmark = pytest.mark.conformance
 
-
 NOT_FOUND = ["OpenAIModelNotFoundError", 404, "model_not_found"]
 REFUSED = ["OpenAIInvalidRequestError", 400, None, "temperature"]
 

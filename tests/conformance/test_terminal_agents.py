@@ -97,7 +97,6 @@ def test_aider_edits_a_file(record, tmp_path):
     editing = ("--edit-format", "whole", "--map-tokens", "0", "--message", "Say it.")
     with live_server(load_byte_model(context=65536)) as server, answering(server.app, "told.txt\n```\nseen\n```\n"):
         model = ("--model", f"openai/{NAME}", "--openai-api-base", f"{server.url}/v1", "--openai-api-key", "none")
-        environment = {"HOME": str(tmp_path)}
-        run([aider, *model, *quietly, *editing, told], seconds=240, cwd=tmp_path, environment=environment)
+        run([aider, *model, *quietly, *editing, told], seconds=240, cwd=tmp_path, environment={"HOME": str(tmp_path)})
     assert told.read_text(encoding="utf-8") == "seen\n"
     record("aider", run([aider, "--version"], seconds=120).split()[-1], requests=1)

@@ -42,7 +42,6 @@ def test_promtool_accepts_the_names_units_and_help_of_the_metrics(server):
 
 
 def test_the_autoscalers_metrics_exist_and_the_adapter_serves_them(page):
-    adapter = yaml.safe_load((ROOT / "deploy" / "helm" / "prometheus-adapter.yaml").read_text())
-    [rule] = adapter["rules"]["custom"]
+    [rule] = yaml.safe_load((ROOT / "deploy" / "helm" / "prometheus-adapter.yaml").read_text())["rules"]["custom"]
     [pattern] = re.findall(r'__name__=~"(.*?)"', rule["seriesQuery"])
     assert {name for name in page.series if re.fullmatch(pattern, name)} == set(pod_metrics(EVERYTHING))

@@ -69,8 +69,7 @@ def test_each_token_is_allowed_and_its_mask_is_computed_once(temperature, sampli
 
 def test_the_prototype_is_not_advanced_and_each_choice_has_its_own_state():
     script = Script([{3, 5, 9}, {2, 4, 6}, {1}])
-    params = SamplingParams(seed=0, n=3, best_of=4, constraint=script)
-    completions = Engine(MODEL).generate([[1, 2], [3]], params)
+    completions = Engine(MODEL).generate([[1, 2], [3]], SamplingParams(seed=0, n=3, best_of=4, constraint=script))
     assert script.tokens == []
     assert script.calls.count("fork") == 8
     assert len({tuple(completion.token_ids) for completion in completions}) > 1

@@ -17,7 +17,6 @@ PREFIX = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7]
 
 precisions = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 
-
 pytestmark = pytest.mark.skipif(native.native_library(native.instructions()) is None, reason="needs a C++ compiler")
 
 

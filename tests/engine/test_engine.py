@@ -45,8 +45,7 @@ def generated(engine: Engine, seed: int, *, ignore_eos: bool) -> list[int]:
 
 
 def test_requests_without_a_seed_differ():
-    params = SamplingParams(max_tokens=20, ignore_eos=True)
-    first, second = Engine(MODEL).generate([[1], [1]], params)
+    first, second = Engine(MODEL).generate([[1], [1]], SamplingParams(max_tokens=20, ignore_eos=True))
     assert first.token_ids != second.token_ids
 
 

@@ -59,7 +59,6 @@ distributions = st.fixed_dictionaries(
 )
 """Parameters of f."""
 
-
 rules = st.builds(
     Rule,
     seed=st.integers(0, 99),
@@ -199,8 +198,7 @@ def test_a_quantized_model_equals_the_model_with_its_dequantized_weights(kind):
 
 def test_exit_probabilities_are_those_of_algorithm_1():
     model = random_model([1, 2, 4], seed=3)
-    params = SamplingParams(max_tokens=12, seed=5, ignore_eos=True)
-    (completion,) = Engine(model).generate([[1, 2, 3]], params)
+    (completion,) = Engine(model).generate([[1, 2, 3]], SamplingParams(max_tokens=12, seed=5, ignore_eos=True))
     spoken = reference.sample(model, [1, 2, 3], 12, partial(randomness.uniform, 5, 0))
     assert completion.exit_probabilities == pytest.approx([s.exit_probability for s in spoken], abs=1e-12)
 

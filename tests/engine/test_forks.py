@@ -23,7 +23,6 @@ PARAMS = SamplingParams(max_tokens=5, seed=11, n=4, ignore_eos=True)
 
 schedules = pytest.mark.parametrize("schedule", ["optimal", "sweep", "synchronous"])
 
-
 MODEL = small_model()
 
 
@@ -45,8 +44,7 @@ def test_the_full_pages_of_a_prompt_are_computed_once(schedule):
 @pytest.mark.parametrize("length", [1, 4, 5, 11])
 def test_choices_equal_single_requests(schedule, temperature, length):
     params = replace(PARAMS, temperature=temperature)
-    together = engine_with(MODEL, schedule).generate([PROMPT[:length]], params)
-    for choice, completion in enumerate(together):
+    for choice, completion in enumerate(engine_with(MODEL, schedule).generate([PROMPT[:length]], params)):
         single = alone(MODEL, PROMPT[:length], replace(params, choice=choice))
         assert (completion.token_ids, completion.exits) == (single.token_ids, single.exits)
 

@@ -174,8 +174,7 @@ def test_no_page_of_a_wrong_draft_is_shared():
 @pytest.mark.parametrize("wish", [{"logprobs": 2}, {"logprobs": 0, "prompt_logprobs": True}, {"probabilities": True}])
 def test_log_probabilities_are_those_of_the_last_exit(wish):
     model = agreeing_model()
-    params = replace(LONG, **wish)
-    (found,) = Engine(model, EngineConfig(max_drafts=3)).generate([PROMPTS[0]], params)
+    (found,) = Engine(model, EngineConfig(max_drafts=3)).generate([PROMPTS[0]], replace(LONG, **wish))
     token_ids = PROMPTS[0] + found.token_ids
     with torch.no_grad():
         out = model(torch.tensor([token_ids]), output_exit_logits=True)
@@ -199,8 +198,7 @@ def test_a_draft_is_not_emitted_before_it_is_verified():
 
 @pytest.mark.parametrize("max_drafts", [0, 3])
 def test_a_retrofitted_llama_generates_the_same_tokens(tmp_path, max_drafts):
-    llama = random_llama(num_hidden_layers=4, vocab_size=50, bos_token_id=0, eos_token_id=0)
-    folder = llama_folder(tmp_path, llama)
+    folder = llama_folder(tmp_path, random_llama(num_hidden_layers=4, vocab_size=50, bos_token_id=0, eos_token_id=0))
     original = NviumForCausalLM.from_pretrained(folder)
     model = retrofitted(original, [1, 2, 4])
     model.config.default_sampling = "original"

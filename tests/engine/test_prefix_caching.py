@@ -27,7 +27,6 @@ from tests.engine.driving import (
 PARAMS = SamplingParams(max_tokens=6, seed=2, ignore_eos=True)
 NUM_BLOCKS = 3
 
-
 MODEL = small_model()
 
 

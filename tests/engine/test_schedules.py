@@ -55,8 +55,7 @@ def test_tokens_and_exits_equal_algorithm_1_however_passes_and_staircases_altern
 def test_one_call_emits_several_tokens(schedule, temperature, monkeypatch):
     monkeypatch.setattr("nvium_core.engine.schedule.scheduler.SECONDS_AHEAD", 1000 * SECONDS_AHEAD)
     engine = Engine(random_model([1, 2, 3], context=64), EngineConfig(schedule=schedule))
-    params = SamplingParams(max_tokens=40, seed=5, temperature=temperature, ignore_eos=True)
-    engine.add("x", [1, 2, 3], params)
+    engine.add("x", [1, 2, 3], SamplingParams(max_tokens=40, seed=5, temperature=temperature, ignore_eos=True))
     calls = []
     while engine.has_work:
         calls.append(len(engine.step()))
@@ -70,8 +69,7 @@ def test_a_pass_emits_a_token_of_every_sequence():
     for number in range(5):
         engine.add(str(number), [1, 2, number], SamplingParams(max_tokens=6, seed=number, ignore_eos=True))
     while engine.has_work:
-        events = engine.step()
-        assert sorted({event.sequence_id for event in events}) == list("01234")
+        assert sorted({event.sequence_id for event in engine.step()}) == list("01234")
         assert [report.block for report in engine.reports] == [1, 2, 3]
         assert len({report.num_steps for report in engine.reports}) == 1
 
@@ -80,8 +78,7 @@ def test_a_sequence_without_early_exits_makes_all_steps_whole_and_pauses_the_rac
     model = random_model([1, 2, 4], context=64)
     engine = Engine(model, EngineConfig(schedule="race"))
     for name, early_exits, max_tokens in (("long", True, 30), ("whole", False, 10)):
-        params = replace(PARAMS, early_exits=early_exits, max_tokens=max_tokens)
-        engine.add(name, [1, 2, 3], params)
+        engine.add(name, [1, 2, 3], replace(PARAMS, early_exits=early_exits, max_tokens=max_tokens))
     engine.step()
     while len(engine.scheduler.running) == 2:
         engine.step()

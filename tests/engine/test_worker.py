@@ -71,8 +71,7 @@ async def test_streams_equal_the_output_of_the_engine(worker):
 
 
 async def test_leaving_a_stream_early_frees_its_sequence(worker):
-    stream = submit(worker, [1], SamplingParams(max_tokens=500, ignore_eos=True))
-    iterator = batches(stream)
+    iterator = batches(submit(worker, [1], SamplingParams(max_tokens=500, ignore_eos=True)))
     await anext(iterator)
     await iterator.aclose()
     await until(lambda: not worker.engine.has_work)
@@ -189,8 +188,7 @@ async def test_events_accumulate_until_they_are_taken(worker):
 
 async def test_tenants_are_admitted_in_turn():
     worker = EngineWorker(Engine(MODEL, EngineConfig(max_sequences=1)))
-    tenants = ["many", "many", "many", "few"]
-    streams = [submit(worker, [1], PARAMS, tenant) for tenant in tenants]
+    streams = [submit(worker, [1], PARAMS, tenant) for tenant in ["many", "many", "many", "few"]]
     worker.start()
     await asyncio.gather(*map(collect, streams))
     worker.stop(timeout=5)

@@ -81,8 +81,7 @@ def test_the_propositions_hold_in_float32_however_improbable_the_text(spread):
 
 def test_a_mixture_outside_its_exits_is_counted():
     sound = window_predictions(random_model([1, 2, 4]), [1, 2, 3, 4], 1)
-    heavy = replace(sound, explicit_nll=sound.explicit_nll - 5)
-    assert exit_losses(heavy)["bound_violations"] == 3
+    assert exit_losses(replace(sound, explicit_nll=sound.explicit_nll - 5))["bound_violations"] == 3
     assert exit_losses(replace(sound, mass=sound.mass + 0.1))["mass_violations"] == 3
 
 

@@ -80,12 +80,7 @@ class Cluster(ServerProcess):
 
 @contextmanager
 def cluster(
-    model_folder: Path,
-    log: Path,
-    *,
-    prepare: Prepare | None = None,
-    num_replicas: int = 2,
-    **options: object,
+    model_folder: Path, log: Path, *, prepare: Prepare | None = None, num_replicas: int = 2, **options: object
 ) -> Iterator[Cluster]:
     """Start replicas, wait until they are ready, and start a gateway. `prepare` runs in the gateway's process."""
     own = {name: value for name, value in options.items() if name not in ("api_keys", "port")}

@@ -76,8 +76,7 @@ async def soaked(server: ServerProcess, given: argparse.Namespace) -> dict[str, 
     async with asyncio.TaskGroup() as group:
         group.create_task(load.run(server.url, given.clients))
         samples = await watched(server, load, given.seconds, given.every)
-    last = await asyncio.to_thread(resources, server)
-    return {"counts": load.counts, "samples": samples, "afterwards": last}
+    return {"counts": load.counts, "samples": samples, "afterwards": await asyncio.to_thread(resources, server)}
 
 
 def main() -> None:

@@ -169,8 +169,7 @@ def attack(url: str, bodies: Iterator[Json], until: float, seen: Counter[str], f
 def campaign(url: str, seconds: float, seed: int, folder: Path) -> Json:
     watch, seen, until = Watch(url), Counter[str](), time.monotonic() + seconds
     watchers = [threading.Thread(target=each) for each in (watch.look, watch.neighbour)]
-    chances = [random.Random(f"{seed} {number}") for number in range(2)]
-    bodies = [map(form, repeat(chance)) for chance in chances]
+    bodies = [map(form, repeat(random.Random(f"{seed} {number}"))) for number in range(2)]
     attackers = [threading.Thread(target=attack, args=(url, each, until, seen, folder, watch)) for each in bodies]
     for thread in [*watchers, *attackers]:
         thread.start()

@@ -34,8 +34,7 @@ async def test_the_request_body_follows_the_workload():
 
 async def test_the_closed_loop_never_exceeds_its_concurrency():
     server = FakeServer(events=STORY, gap=0.002)
-    results = await results_of(server, Workload(num_requests=9, concurrency=3))
-    assert len(results) == 9
+    assert len(await results_of(server, Workload(num_requests=9, concurrency=3))) == 9
     assert server.most_running == 3
 
 

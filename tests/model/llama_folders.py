@@ -18,7 +18,6 @@ LLAMA_3_ROPE = {
     "original_max_position_embeddings": 16,
 }
 
-
 SHAPE: dict[str, Any] = {
     "vocab_size": 61,
     "hidden_size": 32,

@@ -68,8 +68,7 @@ def test_exits_of_another_model_are_rejected(base, exits, tmp_path):
     deeper = llama_folder(tmp_path / "deeper", random_llama(**SHAPE | {"num_hidden_layers": 5}))
     with pytest.raises(CheckpointError, match=r"made for base with num_hidden_layers 4, but .*deeper has 5"):
         NviumForCausalLM.from_pretrained(deeper, exits=exits)
-    whole = NviumForCausalLM.from_pretrained(base, exits=exits)
-    whole.save_pretrained(tmp_path / "whole")
+    NviumForCausalLM.from_pretrained(base, exits=exits).save_pretrained(tmp_path / "whole")
     with pytest.raises(CheckpointError, match="whole already has exits"):
         NviumForCausalLM.from_pretrained(tmp_path / "whole", exits=exits)
 

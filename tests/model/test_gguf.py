@@ -32,8 +32,7 @@ def test_a_file_gives_the_log_probabilities_of_transformers(make, tmp_path):
     theirs = random_model(make, MAKES[make])
     ours = NviumForCausalLM.from_pretrained(write_gguf(tmp_path / "model.gguf", theirs), dtype=torch.float32)
     input_ids = random_ids(2, 40)
-    expected = theirs(input_ids).logits.log_softmax(-1)
-    torch.testing.assert_close(ours(input_ids).logits, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours(input_ids).logits, theirs(input_ids).logits.log_softmax(-1), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -89,9 +88,8 @@ LLAMA_3 = LLAMA_3_ROPE | {"rope_theta": 500_000.0, "original_max_position_embedd
 
 def stretched_llama() -> tuple[PreTrainedModel, Tensor]:
     """Build a model with Llama 3's rope scaling, and the factors that its file stores."""
-    shape = {"head_dim": 64, "num_hidden_layers": 1}
     stretched, plain = (
-        random_model("llama", shape | {"rope_parameters": rope})
+        random_model("llama", {"head_dim": 64, "num_hidden_layers": 1, "rope_parameters": rope})
         for rope in (LLAMA_3, {"rope_type": "default", "rope_theta": LLAMA_3["rope_theta"]})
     )
     return stretched, plain.model.rotary_emb.inv_freq / stretched.model.rotary_emb.inv_freq

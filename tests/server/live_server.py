@@ -47,8 +47,7 @@ class LiveServer:
 
     def chat(self, text: str = "Hello", **body: Any) -> httpx.Response:
         messages = [{"role": "user", "content": text}]
-        asked = {"model": NAME, "messages": messages, "seed": 1, **body}
-        return self.http.post("/v1/chat/completions", json=asked)
+        return self.http.post("/v1/chat/completions", json={"model": NAME, "messages": messages, "seed": 1, **body})
 
     def gauge(self, name: str) -> float:
         """Return the value of a metric, given with its labels, summed over all replicas."""

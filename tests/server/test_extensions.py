@@ -66,8 +66,7 @@ def test_allowed_tokens_that_contradict_the_form_are_a_400(server: LiveServer, s
     refused = server.complete(allowed_token_ids=token_ids("x"), **asked)
     assert refused.status_code == 400
     assert error_of(refused)["code"] == "no_token_allowed"
-    later = server.complete(allowed_token_ids=token_ids("{"), **asked)
-    assert '"no_token_allowed"' in later.text
+    assert '"no_token_allowed"' in server.complete(allowed_token_ids=token_ids("{"), **asked).text
 
 
 def test_a_prompt_is_truncated_to_its_last_tokens_or_to_leave_room_for_the_answer(server: LiveServer) -> None:
@@ -86,8 +85,7 @@ def test_prompt_logprobs_have_vllms_format(server: LiveServer, number: int) -> N
     asked: Json = {"max_tokens": 1, "seed": 1}
     echoed = server.complete(prompt="abc", echo=True, logprobs=number, **asked).json()["choices"][0]["logprobs"]
     for more in ({}, {"n": 2}, {"logprobs": 5}):
-        body = server.complete(prompt="abc", prompt_logprobs=number, **asked, **more).json()
-        for choice in body["choices"]:
+        for choice in server.complete(prompt="abc", prompt_logprobs=number, **asked, **more).json()["choices"]:
             none, *entries = choice["prompt_logprobs"]
             assert none is None
             own = [entry[str(token_id)] for token_id, entry in zip(token_ids("bc"), entries, strict=True)]
@@ -213,8 +211,7 @@ def test_tokens_are_counted_for_each_key(byte_model: LoadedModel) -> None:
 def test_original_samples_from_the_last_exit(server: LiveServer) -> None:
     asked: Json = {"nvium": {"sampling": "original"}, "max_tokens": 30, "ignore_eos": True, "seed": 3}
     whole = server.complete(**asked).json()["choices"][0]
-    again = server.complete(**asked, n=2).json()["choices"][0]
-    assert whole["nvium"]["token_ids"] == again["nvium"]["token_ids"]
+    assert whole["nvium"]["token_ids"] == server.complete(**asked, n=2).json()["choices"][0]["nvium"]["token_ids"]
     assert set(whole["nvium"]["exit_probabilities"]) == {1.0}
     assert whole["text"] != server.complete(**asked | {"nvium": {}}).json()["choices"][0]["text"]
     greedy = [server.complete(**asked, temperature=0, logprobs=logprobs).json()["choices"][0] for logprobs in (None, 1)]

@@ -39,8 +39,7 @@ async def test_a_list_of_1024_prompts_is_answered_in_order(server: LiveServer) -
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_the_maximum_number_of_choices_is_allowed_and_no_more(server: LiveServer, path: str) -> None:
-    answer = await asked(server.url, asking(path, max_tokens=2, n=128))
-    assert sorted(answer.spoken()) == list(range(128))
+    assert sorted((await asked(server.url, asking(path, max_tokens=2, n=128))).spoken()) == list(range(128))
     refused = await asked(server.url, asking(path, max_tokens=2, n=129))
     assert (refused.status, error_of(refused)["param"]) == (400, "n")
 
@@ -48,8 +47,7 @@ async def test_the_maximum_number_of_choices_is_allowed_and_no_more(server: Live
 async def test_the_context_can_be_filled_to_its_last_token(byte_model: LoadedModel) -> None:
     """A text that cannot fit is refused without tokenizing it."""
     with live_server(byte_model, context=100) as server:
-        answer = await asked(server.url, asking(max_tokens=96))
-        assert len(answer.spoken()[0]) == 96
+        assert len((await asked(server.url, asking(max_tokens=96))).spoken()[0]) == 96
         text = "a" * 100_000
         for refused, param in (
             (asking(max_tokens=97), "max_tokens"),
@@ -143,9 +141,8 @@ async def test_pipelined_requests_are_answered_in_order(server: LiveServer, stre
 
 
 async def test_more_pipelined_requests_than_the_read_buffer_are_answered(server: LiveServer) -> None:
-    data = asking(max_tokens=2, user="x" * 90_000)
     async with connected(server.url) as connection:
-        sending = asyncio.create_task(connection.send(data * 4))
+        sending = asyncio.create_task(connection.send(asking(max_tokens=2, user="x" * 90_000) * 4))
         assert [(await connection.answer()).status for _ in range(4)] == [200] * 4
         await sending
     wait_until(lambda: server.service.admission.num_present == 0)

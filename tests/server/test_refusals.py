@@ -230,8 +230,7 @@ def test_a_lone_surrogate_is_not_an_internal_error(server: LiveServer, field: st
 
 
 def test_too_many_content_parts_are_refused(server: LiveServer) -> None:
-    parts = [{"type": "text", "text": "a"}] * 2100
-    messages = [{"role": "user", "content": parts}] * 2
+    messages = [{"role": "user", "content": [{"type": "text", "text": "a"}] * 2100}] * 2
     error = error_of(server.chat(messages=messages))
     assert (error["param"], "at most 4096 content parts" in error["message"]) == ("messages", True)
 

@@ -32,8 +32,7 @@ def test_lists_are_comma_separated(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings.cors_origins == ("https://a.example", "http://b.example:3000")
     assert settings.served_model_name == ("gpt-x", "story")
     assert settings.latency_buckets == (0.1, 1.0)
-    given = {"api_keys": "sk-a,sk-b", "cors_origins": "*", "served_model_name": "a,b"}
-    settings = read_settings(given)
+    settings = read_settings({"api_keys": "sk-a,sk-b", "cors_origins": "*", "served_model_name": "a,b"})
     assert list(settings.api_keys) == ["sk-a", "sk-b"]
     assert (settings.cors_origins, settings.served_model_name) == (("*",), ("a", "b"))
 
@@ -73,9 +72,7 @@ def test_wrong_settings_are_refused_in_one_line(name: str, value: object) -> Non
     assert "\n" not in str(refused.value)
 
 
-def test_each_setting_is_an_option_of_serve_with_its_help_and_default(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_each_setting_is_an_option_of_serve_with_its_help_and_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NVIUM_CALIBRATIONS")
     shown = " ".join(CliRunner().invoke(cli.app, ["serve", "--help"], env={"COLUMNS": "1000"}).stdout.split())
     assert Settings.model_fields.keys() == {field.name for field in fields(ServerOptions)}

@@ -20,8 +20,7 @@ def test_text_is_decoded_however_it_is_split_into_tokens(text, cuts):
     pieces = chunks(text.encode(), cuts)
     vocabulary = list(dict.fromkeys(pieces))
     ids = [vocabulary.index(piece) + 1 for piece in pieces]
-    detokenizer = Detokenizer(byte_level_tokenizer(vocabulary))
-    assert detokenized(detokenizer, ids) == text.rstrip(REPLACEMENT)
+    assert detokenized(Detokenizer(byte_level_tokenizer(vocabulary)), ids) == text.rstrip(REPLACEMENT)
 
 
 @given(strategies.text("aé中🦊", min_size=1))

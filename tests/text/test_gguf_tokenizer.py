@@ -155,5 +155,4 @@ def test_ties_of_scores_merge_the_longer_left_part_first():
         "tokenizer.ggml.scores": [0.0] * 3 + [-1e9] + [-1.0] * 5,
         "tokenizer.ggml.token_type": [UNKNOWN, CONTROL, CONTROL] + [NORMAL] * 6,
     }
-    made = gguf_tokenizer(fields.get)
-    assert made.tokenize(" " * 18) == [SPACE * 16, SPACE * 3]
+    assert gguf_tokenizer(fields.get).tokenize(" " * 18) == [SPACE * 16, SPACE * 3]

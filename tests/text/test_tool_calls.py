@@ -28,7 +28,6 @@ names = st.from_regex(r"[a-zA-Z0-9_-]{1,64}", fullmatch=True)
 styles = st.sampled_from([{"separators": (",", ":")}, {"indent": 1}, {"ensure_ascii": False}])
 cuts = st.lists(st.integers(0, 200))
 
-
 formats = st.sampled_from([PLAIN, HERMES, LLAMA, MISTRAL, MISTRAL_ARGS])
 
 

@@ -37,5 +37,4 @@ def test_a_dry_run_measures_time_and_memory_and_writes_nothing(tmp_path):
 def test_the_time_of_a_run_is_the_sum_of_its_passes(monkeypatch):
     monkeypatch.setattr(module, "timed_step", lambda run: 0.5)
     recipe = recipe_named("tiny", [])
-    estimate = dry_run(recipe, NOWHERE)
-    assert estimate.seconds == pytest.approx(recipe.total_tokens / pass_rows(recipe, NOWHERE) * 0.5)
+    assert dry_run(recipe, NOWHERE).seconds == pytest.approx(recipe.total_tokens / pass_rows(recipe, NOWHERE) * 0.5)

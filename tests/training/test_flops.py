@@ -23,8 +23,7 @@ def test_training_costs_what_pytorch_counts(name):
 
 
 def test_long_windows_count_for_their_share_of_the_tokens():
-    settings = ["short_context=32", "long_context_share=0.25"]
-    recipe = recipe_named("tiny", settings)
+    recipe = recipe_named("tiny", ["short_context=32", "long_context_share=0.25"])
     short, long = (token_flops(recipe, context) for context in (32, 128))
     assert training_flops(recipe) == pytest.approx(1_000_000 * (0.75 * short + 0.25 * long), rel=1e-6)
     assert training_flops(recipe_named("tiny", [])) == 1_000_000 * long

@@ -28,8 +28,7 @@ def test_a_recipe_adopts_the_shape_of_its_initial_model_and_the_shorter_context(
     other = replace(small_recipe("shape.width=64", "shape.num_exits=1", "shape.context=128"), initial=recipe.initial)
     shape = with_initial_shape(other).shape
     assert (shape.width, shape.exit_depths, shape.context) == (32, [1, 2], 64)
-    shorter = replace(small_recipe("shape.context=32"), initial=recipe.initial)
-    assert with_initial_shape(shorter).shape.context == 32
+    assert with_initial_shape(replace(small_recipe("shape.context=32"), initial=recipe.initial)).shape.context == 32
     assert with_initial_shape(small_recipe()) == small_recipe()
     chat = with_initial_shape(recipe_named("stories-chat", [f"initial={recipe.initial}"]))
     assert (chat.shape.width, chat.shape.context, chat.short_context) == (32, 64, 64)

@@ -22,8 +22,7 @@ def shown(width: int, description: str) -> list[str]:
 @pytest.mark.parametrize("num_exits", [4, 12])
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_a_line_starts_with_the_step_and_the_time_left(width, num_exits):
-    description = describe(REPORT | {"exit_probs": [1 / num_exits] * num_exits})
-    [line] = shown(width, description)
+    [line] = shown(width, describe(REPORT | {"exit_probs": [1 / num_exits] * num_exits}))
     assert line.startswith("1234/3906 -:--:-- loss 3.123")
 
 

@@ -12,8 +12,7 @@ from nvium_core.training.schedule import LearningRate, RouterWarmup
     [(0.0, 0.0), (0.05, 0.5), (0.1, 1.0), (0.325, 0.1 + 0.9 * (1 + math.sqrt(0.5)) / 2), (0.55, 0.55), (1.0, 0.1)],
 )
 def test_the_learning_rate_rises_linearly_and_falls_as_a_cosine(progress, rate):
-    schedule = LearningRate(maximum=2.0, warmup=0.1, final_ratio=0.1)
-    assert schedule.share_at(progress) == pytest.approx(rate)
+    assert LearningRate(maximum=2.0, warmup=0.1, final_ratio=0.1).share_at(progress) == pytest.approx(rate)
 
 
 @pytest.mark.parametrize("shape", ["linear", "cosine"])
@@ -24,8 +23,7 @@ def test_a_stable_rate_decays_at_the_end(shape, progress, left):
 
 
 def test_a_cosine_decay_equals_transformers_schedule():
-    model = torch.nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=1.0)
     theirs = get_wsd_schedule(optimizer, 10, 100, num_stable_steps=890, min_lr_ratio=0.1)
     schedule = LearningRate(maximum=2e-4, kind="wsd", decay_shape="cosine")
     for step in range(1000):

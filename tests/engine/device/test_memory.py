@@ -113,8 +113,7 @@ def test_sampling_needs_no_more_memory_than_is_reserved(is_ranked):
         draw(logits_RV, truncation, one_R / 2)
     events = [each for each in profiled.profiler.kineto_results.events() if each.name() == "[memory]"]
     taken = accumulate(each.nbytes() for each in sorted(events, key=lambda each: each.start_ns()))
-    config = random_model([1, 2], vocab_size=4096).config
-    counted = seat_bytes(config, 8)
+    counted = seat_bytes(random_model([1, 2], vocab_size=4096).config, 8)
     assert counted / 4 < max(taken) <= counted
 
 

@@ -67,8 +67,7 @@ PENALTIES = {"presence_penalty": 0.4, "frequency_penalty": 0.3, "repetition_pena
 
 
 def greedy(model: NviumForCausalLM, prompt: list[int], **asked: object) -> Completion:
-    params = SamplingParams(max_tokens=10, temperature=0, ignore_eos=True, **asked)
-    return Engine(model).generate([prompt], params)[0]
+    return Engine(model).generate([prompt], SamplingParams(max_tokens=10, temperature=0, ignore_eos=True, **asked))[0]
 
 
 def penalized(logits_V: torch.Tensor, prompt: list[int], generated: list[int]) -> torch.Tensor:

@@ -8,13 +8,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from nvium_core.engine.device.sampling import (
-    NO_TOKEN,
-    Truncation,
-    certified_argmax,
-    draw,
-    first_beyond,
-)
+from nvium_core.engine.device.sampling import NO_TOKEN, Truncation, certified_argmax, draw, first_beyond
 from nvium_core.engine.params import SamplingParams
 from tests.reference import Params, invert, truncated
 
@@ -24,7 +18,6 @@ def float64(values: object) -> torch.Tensor:
 
 
 logit_rows = st.lists(st.sampled_from([-2.0, -1.0, 0.0, 0.5]) | st.floats(-8, 8, width=16), min_size=5, max_size=5)
-
 
 wishes = st.fixed_dictionaries(
     {
@@ -53,8 +46,7 @@ def test_samples_equal_the_reference_row_by_row(rows):
     params = truncation(*(SamplingParams(**wishes) for wishes in asked))
     weights = [truncated(row, Params(**wishes)) for row, wishes, _ in rows]
     assume(not any(map(is_between_two, weights, uniform)))
-    tokens = draw(float64(logits), params, float64(uniform)).tolist()
-    assert tokens == [*map(invert, weights, uniform)]
+    assert draw(float64(logits), params, float64(uniform)).tolist() == [*map(invert, weights, uniform)]
 
 
 @given(st.lists(logit_rows, min_size=1, max_size=4), st.floats(0, 1, exclude_max=True), wishes)
@@ -66,15 +58,13 @@ def test_temperature_0_selects_the_most_probable_token(logits, uniform, wishes):
 
 def test_equal_logits_are_truncated_to_the_lowest_ids():
     for uniform, token in ((0.0, 0), (0.49, 0), (0.51, 1), (0.999999, 1)):
-        tokens = draw(torch.zeros(1, 6), truncation(SamplingParams(top_k=2)), float64([uniform]))
-        assert tokens.tolist() == [token]
+        assert draw(torch.zeros(1, 6), truncation(SamplingParams(top_k=2)), float64([uniform])).tolist() == [token]
 
 
 def test_min_p_is_relative_to_the_most_probable_token():
     logits = float64([[0.0, math.log(0.5), math.log(0.49), 0.0]])
     params = truncation(SamplingParams(min_p=0.495))
-    drawn = {int(draw(logits, params, float64([u / 100]))) for u in range(100)}
-    assert drawn == {0, 1, 3}
+    assert {int(draw(logits, params, float64([u / 100]))) for u in range(100)} == {0, 1, 3}
 
 
 def test_the_most_probable_token_survives_any_top_p():
@@ -118,8 +108,7 @@ def test_samples_of_a_large_vocabulary_equal_the_reference(asked):
 
 
 def test_the_argmax_is_certain_only_if_the_remaining_mass_cannot_change_it_and_ties_go_to_the_lowest_id():
-    partial = float64([[0.5, 0.2, 0.1], [0.5, 0.2, 0.1]])
-    token, certain = certified_argmax(partial, float64([0.2, 0.3]))
+    token, certain = certified_argmax(float64([[0.5, 0.2, 0.1]] * 2), float64([0.2, 0.3]))
     assert token.tolist() == [0, 0]
     assert certain.tolist() == [True, False]
     token, _ = certified_argmax(float64([[0.1, 0.4, 0.4]]), float64([0.0]))

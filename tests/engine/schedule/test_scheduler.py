@@ -26,8 +26,7 @@ def scheduler_with(
 ) -> Scheduler:
     pool = PagePool(num_pages, page_size=2)
     limits = {"max_sequences": max_sequences, "max_rows_per_step": max_rows}
-    config = EngineConfig(schedule=schedule, **limits, **settings)
-    return Scheduler(pool, config, num_blocks=num_blocks)
+    return Scheduler(pool, EngineConfig(schedule=schedule, **limits, **settings), num_blocks=num_blocks)
 
 
 def newcomer(scheduler: Scheduler, arrival: int, num_tokens: int) -> Sequence:
@@ -114,8 +113,7 @@ def test_the_youngest_is_preempted_when_pages_run_out_and_keeps_its_tokens():
     scheduler = scheduler_with(num_pages=4)
     old, young = newcomer(scheduler, 0, 4), newcomer(scheduler, 1, 2)
     carry_out(next_step(scheduler), exiting={"0", "1"})
-    step = next_step(scheduler)
-    assert [run.sequence for run in step.runs] == [old]
+    assert [run.sequence for run in next_step(scheduler).runs] == [old]
     assert scheduler.num_preemptions == 1
     assert young.filled == [0, 0, 0]
     assert young.num_tokens == 3

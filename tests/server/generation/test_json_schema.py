@@ -43,8 +43,7 @@ def test_an_object_is_closed_if_it_declares_properties_or_is_strict() -> None:
 )
 def test_merged_schemas_are_closed_as_one_object(schema: Json) -> None:
     assert allowed(DEFINED | schema, {"a": 1}, {"a": "1"}, {"a": 1, "c": 2}) == [True, False, False]
-    both = {"a": 1, "b": 2}, {"b": 2, "a": 1}
-    assert any(allowed(DEFINED | schema, *both))
+    assert any(allowed(DEFINED | schema, {"a": 1, "b": 2}, {"b": 2, "a": 1}))
 
 
 def test_a_definition_is_closed_where_it_is_used_at_every_depth_and_open_where_it_is_merged() -> None:
@@ -62,8 +61,7 @@ def test_alternatives_are_closed_individually_and_with_their_shared_properties()
     assert allowed(shared, {"k": 1, "a": 1, "b": "no integer"}, {"k": 1, "a": 1, "b": 2}) == [False, False]
     referred = DEFINED | shared | {"anyOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}]}
     assert allowed(referred, {"k": 1, "a": 1}, {"k": 1, "b": 1}, {"k": 1, "a": 1, "b": "x"}) == [True, True, False]
-    opened = shared | {"additionalProperties": True}
-    assert allowed(opened, {"k": 1, "a": 1, "b": "free"}) == [True]
+    assert allowed(shared | {"additionalProperties": True}, {"k": 1, "a": 1, "b": "free"}) == [True]
 
 
 @pytest.mark.parametrize("name", ["path", "password", "binary", "json-pointer", "iri", "int32", "regex", "my-own"])

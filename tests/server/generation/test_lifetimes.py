@@ -226,7 +226,6 @@ def test_choices_that_have_not_started_are_empty_and_ignored_by_best_of(slow_ser
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_partial_prompt_scores_are_an_error(slow_server: LiveServer, stream: bool) -> None:
-    prompts = ["a" * 3000] * 30
-    response = slow_server.complete(prompt=prompts, echo=True, logprobs=1, max_tokens=0, stream=stream)
+    response = slow_server.complete(prompt=["a" * 3000] * 30, echo=True, logprobs=1, max_tokens=0, stream=stream)
     assert "deadline_exceeded" in response.text
     assert stream or response.status_code == 503

@@ -57,8 +57,7 @@ async def test_the_host_of_an_absolute_target_is_checked(server: LiveServer, tar
 @pytest.mark.parametrize("headers", FOREIGN_PAGES)
 def test_a_page_of_another_origin_is_refused(server: LiveServer, headers: dict[str, str]) -> None:
     for content_type in ("application/json", "text/plain", FORM):
-        asked = {"content-type": content_type, **headers}
-        refused = server.http.post("/v1/completions", content=BODY, headers=asked)
+        refused = server.http.post("/v1/completions", content=BODY, headers={"content-type": content_type, **headers})
         assert (refused.status_code, error_of(refused)["code"]) == (403, "origin_not_allowed")
     assert server.http.get("/v1/models", headers=headers).status_code == 403
     preflight = headers | {"access-control-request-method": "POST"}

@@ -27,7 +27,6 @@ from tests.server.server_process import ServerProcess
 MAX_LOG_BYTES = 20_000
 NUM_PROBES = 20
 
-
 files_at_most = partial(resource.setrlimit, resource.RLIMIT_NOFILE)
 """Limits the descriptors to a soft and a hard number."""
 
@@ -106,8 +105,7 @@ async def test_an_excess_connection_is_closed_after_one_probe(byte_model: Loaded
 
 @pytest.mark.slow
 async def test_the_soft_limit_of_files_is_raised_to_the_hard_one(model_folder: Path, tmp_path: Path) -> None:
-    prepare = partial(files_at_most, (100, 2_000))
-    with forked_server(model_folder, tmp_path / "log", prepare=prepare) as server:
+    with forked_server(model_folder, tmp_path / "log", prepare=partial(files_at_most, (100, 2_000))) as server:
         with silent_clients(server, 400):
             assert (await asked(server.url, asking(max_tokens=2))).status == 200
         assert '"allowed"' in server.log()  # 4,096 are more than 2,000 files

@@ -18,14 +18,7 @@ from tests.server.log_lines import log_lines
 from tests.server.raw_client import JSON, asked, request
 
 SAFE = re.compile(r"[A-Za-z0-9._-]{1,128}")
-UNSAFE = [
-    "a b",
-    "x" * 129,
-    "é",
-    "a\x1b[31mred",
-    'a","outcome":"completed',
-    "",
-]
+UNSAFE = ["a b", "x" * 129, "é", "a\x1b[31mred", 'a","outcome":"completed', ""]
 
 
 async def fail() -> None:
@@ -110,8 +103,7 @@ def test_a_proxy_may_keep_or_remove_its_prefix(byte_model: LoadedModel) -> None:
             assert server.http.get(f"{prefix}/livez").status_code == 200
             assert server.http.get(f"{prefix}/v1/models").status_code == 401
             assert server.http.get(f"{prefix}/v1/models", headers=key).status_code == 200
-            document = server.http.get(f"{prefix}/openapi.json", headers=key).json()
-            assert document["servers"] == [{"url": "/llm"}]
+            assert server.http.get(f"{prefix}/openapi.json", headers=key).json()["servers"] == [{"url": "/llm"}]
         assert server.http.get("/llmv1/models", headers=key).status_code == 404
 
 

@@ -94,14 +94,12 @@ def test_a_stream_takes_the_fast_path_and_equals_the_whole_response(
     body = BODY | {"max_tokens": 2000}  # a short response may be complete before the event loop writes
     streamed = https.post("/v1/completions", json=body | {"stream": True}).text
     whole = https.post("/v1/completions", json=body).json()
-    texts = [event["choices"][0]["text"] for event in events_of(streamed)]
-    assert "".join(texts) == whole["choices"][0]["text"]
+    assert "".join(event["choices"][0]["text"] for event in events_of(streamed)) == whole["choices"][0]["text"]
     assert pieces
 
 
 async def test_a_client_that_disconnects_frees_its_seat(encrypted: LiveServer, trusting: ssl.SSLContext) -> None:
-    url = encrypted.url.replace("http", "https", 1)
-    async with httpx.AsyncClient(base_url=url, verify=trusting) as client:
+    async with httpx.AsyncClient(base_url=encrypted.url.replace("http", "https", 1), verify=trusting) as client:
         stream = client.stream("POST", "/v1/completions", json=BODY | {"stream": True, "max_tokens": 4000})
         async with stream as response:
             await anext(response.aiter_bytes())
@@ -265,8 +263,7 @@ def signal_during_log_lines() -> None:
 def test_sighup_reloads_the_keys_even_during_a_log_line(model_folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("sk-old")
-    prepare = signal_during_log_lines
-    with forked_server(model_folder, tmp_path / "log", prepare=prepare, api_keys_file=file) as server:
+    with forked_server(model_folder, tmp_path / "log", prepare=signal_during_log_lines, api_keys_file=file) as server:
 
         def status(key: str) -> int:
             asked = {"model": "default", "prompt": "Once", "max_tokens": 2}

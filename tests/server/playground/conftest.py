@@ -25,7 +25,6 @@ FLAGS = (
     "--disable-features=LocalNetworkAccessChecks",
 )
 
-
 PROMPT = "Once upon a time"
 SECONDS = 60
 

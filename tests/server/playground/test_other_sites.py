@@ -43,10 +43,9 @@ FORM = """target => {
 @pytest.fixture
 def evil(chromium: Browser, tales: LiveServer) -> Iterator[Page]:
     """A page at http://evil.example, at the server's port."""
-    port = tales.http.base_url.port
     with chromium.new_page() as page:
         page.route("**/attack", lambda route: route.fulfill(content_type="text/html", body="<body></body>"))
-        page.goto(f"http://evil.example:{port}/attack")
+        page.goto(f"http://evil.example:{tales.http.base_url.port}/attack")
         yield page
 
 

@@ -31,8 +31,7 @@ def answer(server: LiveServer, **body: Any) -> dict[str, Any]:
 
 def texts_of(choice: dict[str, Any]) -> list[str]:
     """Return the text of each token."""
-    offsets = [*choice["nvium"]["text_offsets"], None]
-    return [choice["text"][start:end] for start, end in pairwise(offsets)]
+    return [choice["text"][start:end] for start, end in pairwise([*choice["nvium"]["text_offsets"], None])]
 
 
 def test_a_story_has_the_tokens_exits_and_figures_of_the_api(visit: Visit) -> None:

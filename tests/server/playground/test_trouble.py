@@ -107,8 +107,7 @@ def test_an_error_event_in_a_stream_is_reported(chromium: Browser, byte_model: L
 
 
 def test_the_page_of_a_dense_model_does_not_mention_exits(chromium: Browser) -> None:
-    tokenizer = load_byte_model().tokenizer
-    dense = LoadedModel("dense", random_model([4], vocab_size=257, context=128), tokenizer)
+    dense = LoadedModel("dense", random_model([4], vocab_size=257, context=128), load_byte_model().tokenizer)
     with visiting_own(chromium, dense) as visit:
         expect(visit.page.locator("#model")).to_have_text("dense, 4 layers")
         visit.write(length=5)

@@ -1,8 +1,6 @@
 """Runs tests of the single-process server against a gateway with two replicas."""
 
-from tests.server.generation.test_structured_outputs import (
-    test_an_answer_matches_its_regex_or_is_one_of_the_choices,
-)
+from tests.server.generation.test_structured_outputs import test_an_answer_matches_its_regex_or_is_one_of_the_choices
 from tests.server.http.test_disconnects import test_a_disconnect_is_detected_within_a_second
 from tests.server.http.test_parser import (
     test_malformed_http_and_requests_that_a_proxy_may_parse_differently_are_refused as test_malformed_http_is_refused,

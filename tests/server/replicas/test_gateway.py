@@ -134,8 +134,7 @@ async def test_a_stream_in_any_pieces_is_forwarded_in_whole_events(cuts: list[in
 
 
 async def test_lost_replicas_are_counted_on_the_metrics_page() -> None:
-    pool = ScriptedPool([SILENT, whole(b"{}"), stream(BODY, sent=len(EVENTS[0]))])
-    async with gateway_for(pool) as (url, _):
+    async with gateway_for(ScriptedPool([SILENT, whole(b"{}"), stream(BODY, sent=len(EVENTS[0]))])) as (url, _):
         for _ in range(2):
             await asked(url, COMPLETION)
         page = (await asked(url, request("/metrics", method="GET"), "GET")).body.decode()

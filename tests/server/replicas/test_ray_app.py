@@ -87,8 +87,7 @@ async def test_a_replica_killed_under_load_breaks_only_the_streams_that_it_had_b
     num_broken, num_moved = server.gauge("nvium_broken_streams_total"), server.gauge("nvium_moved_requests_total")
     assert num_broken - lost[0] == sum(broken)
     assert num_moved - lost[1] >= NUM_WHOLE // 4
-    repeated = await asked(server.url, asking(PATHS[0], max_tokens=LONG, seed=0))
-    assert repeated.spoken() == answers[0].spoken()
+    assert (await asked(server.url, asking(PATHS[0], max_tokens=LONG, seed=0))).spoken() == answers[0].spoken()
     wait_until(lambda: len(replicas(server)) == 2, seconds=90)
     assert len(replicas(server) - names) == 1
     assert len(set(replica_processes()) - set(processes)) == 1
@@ -154,8 +153,7 @@ async def test_sigterm_lets_requests_at_replicas_finish(model_folder: Path, tmp_
             assert (refused.status, refused.json()["error"]["code"]) == (503, "draining")
             assert not is_broken(await connection.rest())
             assert server.exit_code(seconds=30) == 0
-    outcomes = re.findall(r'"outcome": "(\w+)"', server.log())
-    assert sorted(outcomes) == ["completed", "rejected"]
+    assert sorted(re.findall(r'"outcome": "(\w+)"', server.log())) == ["completed", "rejected"]
 
 
 def test_an_error_says_how_to_install_ray() -> None:

@@ -70,8 +70,7 @@ def test_a_stream_begins_with_roles_and_ends_each_choice_with_its_reason(server:
     assert [chunk.get("prompt_token_ids") for chunk in chunks] == [PROMPT] + [None] * (len(chunks) - 1)
     assert [number for number, chunk in enumerate(chunks) if "nvium" in chunk] == [len(chunks) - 1]
     assert sum(chunks[-1]["nvium"]["exit_counts"]) == 8
-    without = streamed(server, max_tokens=3, nvium={"metadata": False})
-    assert "nvium" not in without[-1]["choices"][0]["delta"]
+    assert "nvium" not in streamed(server, max_tokens=3, nvium={"metadata": False})[-1]["choices"][0]["delta"]
 
 
 def test_logprobs_of_partial_characters_contain_their_bytes(server: LiveServer) -> None:
@@ -186,8 +185,7 @@ def test_clamp_max_tokens_shortens_a_limit_beyond_the_context(byte_model: Loaded
             assert response.json()["usage"]["total_tokens"] == 40
             assert response.headers["x-nvium-ignored-params"] == name
         assert server.complete(ignore_eos=True, n_predict=8000).headers["x-nvium-ignored-params"] == "n_predict"
-        asked = {"model": NAME, "input": "a", "max_output_tokens": 8000}
-        response = server.http.post("/v1/responses", json=asked)
+        response = server.http.post("/v1/responses", json={"model": NAME, "input": "a", "max_output_tokens": 8000})
         assert response.headers["x-nvium-ignored-params"] == "max_output_tokens"
         assert "x-nvium-ignored-params" not in server.chat(max_tokens=2).headers
         assert error_of(server.complete(prompt="a" * 50))["code"] == "context_length_exceeded"

@@ -44,8 +44,7 @@ def test_special_tokens_are_added_unless_disabled() -> None:
 
 def test_messages_have_the_tokens_of_a_chats_prompt(server: LiveServer) -> None:
     messages = [{"role": "user", "content": f"Hello {END_OF_TEXT}"}]
-    tool = {"type": "function", "function": {"name": "f"}}
-    for tools in ([], [tool]):
+    for tools in ([], [{"type": "function", "function": {"name": "f"}}]):
         body = {"model": NAME, "messages": messages, "max_tokens": 1, "return_token_ids": True, "tools": tools}
         choice = {"tool_choice": "required"} if tools else {}
         chat = server.http.post("/v1/chat/completions", json=body | choice).json()

@@ -142,7 +142,7 @@ def test_logprobs_equal_the_engines(server: LiveServer, byte_model: LoadedModel)
 
 
 def test_an_echoed_prompt_is_scored_with_null_first(server: LiveServer, byte_model: LoadedModel) -> None:
-    expected = engine_scores(byte_model, token_ids(PROMPT), max_tokens=0)
+    expected = [score.logprob for score in engine_scores(byte_model, token_ids(PROMPT), max_tokens=0).prompt_scores]
     for prompt in (PROMPT, token_ids(PROMPT)):
         choice = server.complete(prompt=prompt, max_tokens=0, echo=True, logprobs=1).json()["choices"][0]
         assert choice["text"] == PROMPT
@@ -150,8 +150,7 @@ def test_an_echoed_prompt_is_scored_with_null_first(server: LiveServer, byte_mod
         logprobs = choice["logprobs"]
         assert logprobs["token_logprobs"][0] is None
         assert logprobs["top_logprobs"][0] is None
-        scores = [score.logprob for score in expected.prompt_scores]
-        assert logprobs["token_logprobs"][1:] == pytest.approx(scores, abs=1e-9)
+        assert logprobs["token_logprobs"][1:] == pytest.approx(expected, abs=1e-9)
 
 
 def test_one_token_after_an_echoed_prompt_is_scored_with_it(server: LiveServer) -> None:
@@ -163,8 +162,7 @@ def test_one_token_after_an_echoed_prompt_is_scored_with_it(server: LiveServer) 
 
 
 def test_the_alternatives_contain_the_sampled_token_with_the_same_logprob(server: LiveServer) -> None:
-    body = server.complete(max_tokens=40, echo=True, logprobs=2, ignore_eos=True).json()
-    logprobs = body["choices"][0]["logprobs"]
+    logprobs = server.complete(max_tokens=40, echo=True, logprobs=2, ignore_eos=True).json()["choices"][0]["logprobs"]
     for token, logprob, top in list(
         zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True)
     )[1:]:

@@ -16,8 +16,7 @@ HARD = [f"{n}\n\n{words('rare', n * 20, 20)}" for n in range(200)]
 
 def test_simplicity_is_the_share_of_the_thousand_most_common_words():
     half = f"{words('x', 0, 10)} {words('rarest', 0, 10)}"
-    shares = simplicity([*SIMPLE, *HARD, half])
-    assert shares.tolist() == [1.0] * 200 + [0.0] * 200 + [0.5]
+    assert simplicity([*SIMPLE, *HARD, half]).tolist() == [1.0] * 200 + [0.0] * 200 + [0.5]
 
 
 def test_part_of_an_epoch_reads_that_share_of_documents_in_an_order_that_depends_on_the_seed_only():
@@ -43,8 +42,7 @@ def test_the_simplest_share_of_characters_counts_as_simple():
 
 
 def test_a_share_of_the_readings_has_no_title_if_requested():
-    titled = sum("\n\n" in text for text in Diet(untitled_share=0.5).readings(SIMPLE, seed=0))
-    assert 70 <= titled <= 130
+    assert 70 <= sum("\n\n" in text for text in Diet(untitled_share=0.5).readings(SIMPLE, seed=0)) <= 130
     assert all("\n\n" in text for text in Diet().readings(SIMPLE, seed=0))
 
 

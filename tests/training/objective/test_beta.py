@@ -68,8 +68,7 @@ def test_settings_select_the_controller(tmp_path):
     lines = [{"step": 1, "mix_loss": 5.0}, {"step": 2, "mix_loss": 4.0, "validation_loss": 4.5}]
     log.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     assert beta_control(BetaSettings(initial=0.1), 100) == BetaControl(beta=0.1)
-    steering = beta_control(BetaSettings(initial=0.1, depth=0.7), 30)
-    assert steering == DepthSteering(beta=0.1, target=0.7, speed_up=10)
+    assert beta_control(BetaSettings(initial=0.1, depth=0.7), 30) == DepthSteering(beta=0.1, target=0.7, speed_up=10)
     adaptive = beta_control(BetaSettings(initial=0.0, adaptive=True), 100, log)
     assert adaptive == AdaptiveBeta(beta=0.0, dense_losses=[(2, 4.5)])
 

@@ -21,8 +21,7 @@ def kl_over_all(early: Tensor, top: int) -> Tensor:
     p, log_q = (LAST @ HEAD.T).softmax(-1), (early @ HEAD.T).log_softmax(-1)
     order = p.argsort(descending=True)
     p, q = p.gather(1, order), log_q.exp().gather(1, order)
-    grouped = (torch.cat([x[:, :top], x[:, top:].sum(1, keepdim=True)], 1) for x in (p, q))
-    p, q = grouped
+    p, q = (torch.cat([x[:, :top], x[:, top:].sum(1, keepdim=True)], 1) for x in (p, q))
     return (p * (p / q).log()).sum(1)
 
 

@@ -151,8 +151,7 @@ def loss_over_all_logits(run: module.RetrofitRun, window: int, exits_learn: Exit
 
 def test_without_a_text_a_chat_model_generates_its_training_conversations(nvium, monkeypatch, chatty, data, tmp_path):
     both = RetrofitSettings(source=str(chatty), target=tmp_path / "both", data=data, self_talk=1_000, tokens=TOKENS)
-    found = command.retrofit(both, source_tokenizer(str(chatty)))
-    assert found.keys() == {"text", "conversations"}
+    assert command.retrofit(both, source_tokenizer(str(chatty))).keys() == {"text", "conversations"}
     monkeypatch.setenv("COLUMNS", "120")
     printed = nvium("retrofit", chatty, tmp_path / "alone", "--exits", "1,3", "--tokens", 3000)
     assert "of 1,000 tokens" in printed.out + printed.err

@@ -14,8 +14,7 @@ def settings(**more: Any) -> RetrofitSettings:
 
 
 @pytest.mark.parametrize(
-    ("exits", "layers"),
-    [("4", [8, 15, 22, 30]), ("2", [15, 30]), ("12,18,24", [12, 18, 24, 30]), ("12,30", [12, 30])],
+    ("exits", "layers"), [("4", [8, 15, 22, 30]), ("2", [15, 30]), ("12,18,24", [12, 18, 24, 30]), ("12,30", [12, 30])]
 )
 def test_exits_are_evenly_spaced_or_at_the_given_layers(exits, layers):
     added = settings(exits=exits).check(LLAMA)

@@ -25,10 +25,8 @@ def test_windows_of_a_text_contain_every_token(tmp_path, tokenizer):
     examples = text.training + text.held_out
     assert max(map(len, examples)) == CONTEXT + 1
     assert all(each.is_answer.all() for each in examples)
-    targets = np.concatenate([each.tokens[1:] for each in examples])
-    assert tokenizer.decode(targets) == "".join(DOCUMENTS)
-    held_out = sum(map(len, text.held_out))
-    assert 0 < held_out <= 0.1 * sum(map(len, examples))
+    assert tokenizer.decode(np.concatenate([each.tokens[1:] for each in examples])) == "".join(DOCUMENTS)
+    assert 0 < sum(map(len, text.held_out)) <= 0.1 * sum(map(len, examples))
 
 
 def test_only_answers_of_conversations_count(tmp_path, tokenizer):

@@ -59,8 +59,7 @@ def slow_varlen_attn(
         elif own_hidden := list(hidden(length)):
             is_seen_QS = is_seen_QS.tril(length - num_rows)
             is_seen_QS[:, own_hidden] = False
-        is_grouped = given["enable_gqa"]
-        answer = F.scaled_dot_product_attention(q_HQP, k_HSP, v_HSP, is_seen_QS, enable_gqa=is_grouped)
+        answer = F.scaled_dot_product_attention(q_HQP, k_HSP, v_HSP, is_seen_QS, enable_gqa=given["enable_gqa"])
         out_RHP[own] = answer.transpose(0, 1)
     return out_RHP
 
@@ -157,14 +156,12 @@ def test_a_missing_kernel_is_logged_in_one_line(caplog):
 
 
 def test_on_a_cpu_keys_are_gathered_from_small_pages():
-    like = torch.zeros(1, dtype=torch.bfloat16)
-    assert best_page_size(like) == 16
+    assert best_page_size(torch.zeros(1, dtype=torch.bfloat16)) == 16
     assert best_attention(empty_cache(), num_heads=4) is gathered
 
 
 def run_of(first: int, stop: int) -> Rows:
-    sequence = Sequence("s", [0] * stop, SamplingParams(), seed=0, num_blocks=1, arrival=0)
-    return Rows(sequence, range(first, stop))
+    return Rows(Sequence("s", [0] * stop, SamplingParams(), seed=0, num_blocks=1, arrival=0), range(first, stop))
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 20)), min_size=1, max_size=5), st.integers(0, 99))

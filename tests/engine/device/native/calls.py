@@ -66,8 +66,7 @@ def carry(backend: Backend, sequences: Items[Sequence], most: int = 5) -> list[O
         for sequence, outcome in zip(pending, result.outcomes, strict=True):
             sequence.filled = outcome.filled
             sequence.num_scored += len(outcome.scores)
-            scores = [*found[sequence].scores, *outcome.scores]
-            found[sequence] = outcome._replace(scores=scores)
+            found[sequence] = outcome._replace(scores=[*found[sequence].scores, *outcome.scores])
     return list(found.values())
 
 

@@ -77,11 +77,7 @@ endings: st.SearchStrategy[dict[str, Any]] = st.just({}) | st.just({"min_tokens"
 endings |= st.builds(lambda own: {"constraint": Masks(own)}, st.lists(masks, min_size=1, max_size=3))
 scoring = st.sampled_from([{}, {"logprobs": 0}, {"logprobs": 3, "prompt_logprobs": True}, {"probabilities": True}])
 truncation = st.fixed_dictionaries(
-    {
-        "top_k": st.sampled_from([0, 0, 4]),
-        "top_p": st.sampled_from([1.0, 0.7]),
-        "min_p": st.sampled_from([0.0, 0.03]),
-    }
+    {"top_k": st.sampled_from([0, 0, 4]), "top_p": st.sampled_from([1.0, 0.7]), "min_p": st.sampled_from([0.0, 0.03])}
 )
 wishes = st.tuples(
     st.sampled_from(KINDS[:6]),
@@ -227,8 +223,7 @@ def test_a_call_of_several_tokens_equals_as_many_calls(instructions, kinds, limi
         emissions: list[list[Emission]] = [[] for _ in sequences]
         for _ in found[0].emissions:
             runs = [Run(sequence, sequence.num_tokens) for sequence in sequences]
-            outcomes = layers.run(Step(range(3), runs, whole), ALL_ROWS).outcomes
-            for number, outcome in enumerate(outcomes):
+            for number, outcome in enumerate(layers.run(Step(range(3), runs, whole), ALL_ROWS).outcomes):
                 take(sequences[number], outcome)
                 emissions[number] += outcome.emissions
         expected = [Outcome(s.filled, 0.0, own) for s, own in zip(sequences, emissions, strict=True)]
