@@ -73,8 +73,15 @@ class Case:
 class Series:
     """The runs on one text, and their results."""
 
-    def __init__(self, options: RunOptions, validation: Path, changes: Sequence[str], done: list[Figures]) -> None:
-        self.options, self.changes, self.done = options, changes, done
+    def __init__(
+        self,
+        options: RunOptions,
+        validation: Path,
+        changes: Sequence[str],
+        done: list[Figures],
+        works: Sequence[str] | None = None,
+    ) -> None:
+        self.options, self.changes, self.done, self.works = options, changes, done, works
         self.documents = read_documents(validation)
 
     def has(self, case: Case) -> bool:
@@ -96,7 +103,7 @@ class Series:
             "asked_depth": case.depth,
             **{name: found[name] for name in kept},
             "twin": twin,
-            **perplexity_gain(found, twin),
+            **perplexity_gain(found | {"document_works": self.works}, twin),
         }
 
     def twin(self, case: Case) -> Figures:
@@ -125,6 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(prog="python -m research.vocabulary", description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--validation", type=Path, required=True)
+    parser.add_argument("--works", type=Path, help="as for nvium evaluate: intervals resample works")
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--folder", type=Path, default=Path("runs/vocabulary"))
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
@@ -134,7 +142,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--set", dest="changes", action="append", default=[], help="as for nvium train")
     args = parser.parse_args(arguments)
     done: list[Figures] = json.loads(args.json.read_text(encoding="utf-8")) if args.json.exists() else []
-    series = Series(RunOptions(data=args.data, folder=args.folder), args.validation, args.changes, done)
+    works = args.works.read_text(encoding="utf-8").splitlines() if args.works else None
+    series = Series(RunOptions(data=args.data, folder=args.folder), args.validation, args.changes, done, works)
     for seed, depth, size in product(args.seeds, args.depths, args.sizes):
         case = Case(size, seed, depth, round(args.tokens))
         if not series.has(case):
