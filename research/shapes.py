@@ -83,6 +83,7 @@ def draw(measured: list[Figures], image: Path) -> None:
     for threads, panel in enumerate(panels, 1):
         panel.axhline(1, color="gray")
         label(panel, f"million parameters, {threads} thread{'s' * (threads > 1)}", "speed-up by early exits")
+        panel.legend(loc="lower right", ncols=2, fontsize="small")
     figure.savefig(image, dpi=DOTS_PER_INCH)
 
 

@@ -17,8 +17,8 @@ from nvium_core.model.causal_lm import NviumForCausalLM
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.exits import CONTINUE, EXIT, Exit
 
-MLP_WIDTHS = {128: 344, 256: 688, 512: 1376, 768: 2048, 1024: 2736, 1536: 4096, 2048: 5632}
-"""`hidden_size` → `intermediate_size`, from the paper's scaling tables. Width 2048 is not from the paper."""
+MLP_WIDTHS = {128: 344, 192: 512, 256: 688, 384: 1024, 512: 1376, 768: 2048, 1024: 2736, 1536: 4096, 2048: 5632}
+"""`hidden_size` → `intermediate_size`, from the paper's scaling tables; widths 192, 384 and 2048 are our own."""
 
 ROUTER_WIDTHS = {768: 512}  # `hidden_size` → width of the authors' routers, where it is not ⌊0.66 d⌋
 
