@@ -26,7 +26,7 @@ OTHER_HERO_SHARE, OTHER_NOUN_SHARE = 0.9, 0.8
 NAME_OF_A_NOUN_SHARE = 0.3
 """Probability that a name is a noun, such as Marble or Whisker."""
 
-ANYTHING_SHARE, INVENTED_NOUN_SHARE = 0.25, 0.3
+ANYTHING_SHARE, INVENTED_NOUN_SHARE = 0.25, 0.08
 """Probabilities that a new noun is of any kind, and that it is invented (only if the request names the noun)."""
 
 MIN_MENTIONS = 3

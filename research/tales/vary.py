@@ -6,8 +6,8 @@ from random import Random
 
 from research.tales.plots import article, words
 
-INVENTED_SHARE = 0.5
-"""Share of new names that are made of random syllables. Most invented names occur only once."""
+INVENTED_SHARE, BLENDED_SHARE = 0.7, 0.6
+"""Share of new names that are invented, and share of these that blend two names. Most of them occur only once."""
 
 SYLLABLES = (2, 2, 3)
 """An invented name has one of these numbers of syllables, chosen at random."""
@@ -59,6 +59,10 @@ def other_name(hero: str, random: Random) -> str:
 
 
 def invented_name(random: Random) -> str:
+    """Return random syllables, or the beginning of a name with the end of another, so that no name is predictable."""
+    if random.random() < BLENDED_SHARE:
+        first, last = random.sample([name for names in words()["names"].values() for name in names], 2)
+        return str(first[: random.randint(2, len(first))] + last[random.randint(1, len(last) - 1) :].lower())
     of = words()["syllables"]
     syllables = [random.choice(of["onsets"]) + random.choice(of["vowels"]) for _ in range(random.choice(SYLLABLES))]
     return "".join([*syllables, random.choice(of["codas"])]).capitalize()

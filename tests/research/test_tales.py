@@ -1,6 +1,7 @@
 import json
 import lzma
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from research.tales.narrator import MAX_PART_TOKENS, Narrator, Tale
 from research.tales.pack import SEPARATOR, pack_tales, read_packed
 from research.tales.plots import Plot
 from research.tales.tell import write_shard
+from research.tales.vary import invented_name
 from tests.byte_model import END_OF_TEXT, byte_level_tokenizer
 from tests.random_models import small_config
 
@@ -102,3 +104,9 @@ def test_kept_tales_are_packed_with_counts(shards):
 
 def test_no_held_out_tale_is_in_the_training_text():
     assert not set(read_packed(TALES / "held-out.txt.xz")[0]) & set(read_packed(TALES / "tales.txt.xz")[0])
+
+
+def test_invented_names_are_single_words_that_hardly_repeat():
+    names = [invented_name(Random(seed)) for seed in range(500)]
+    assert all(name.isalpha() and name.istitle() for name in names)
+    assert len(set(names)) > 480
