@@ -2,15 +2,25 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import cache
 from random import Random
 
+from tokenizers import Tokenizer
+
+from nvium_core.loading import bundled_model
 from research.tales.plots import article, words
 
-INVENTED_SHARE, BLENDED_SHARE = 0.7, 0.6
-"""Share of new names that are invented, and share of these that blend two names. Most of them occur only once."""
+INVENTED_SHARE = 0.75
+"""Share of new names that are invented. Most invented names occur only once."""
+
+PIECES_SHARE = 0.75
+"""Share of invented names that end with tokens. The others are made of syllables."""
 
 SYLLABLES = (2, 2, 3)
 """An invented name has one of these numbers of syllables, chosen at random."""
+
+PIECES = (1, 1, 1, 2)
+"""One of these numbers of tokens, chosen at random, follows the beginning of a known name."""
 
 OTHER_THING_SHARE = 0.5
 MIN_MENTIONS = 2
@@ -59,13 +69,19 @@ def other_name(hero: str, random: Random) -> str:
 
 
 def invented_name(random: Random) -> str:
-    """Return random syllables, or the beginning of a name with the end of another, so that no name is predictable."""
-    if random.random() < BLENDED_SHARE:
-        first, last = random.sample([name for names in words()["names"].values() for name in names], 2)
-        return str(first[: random.randint(2, len(first))] + last[random.randint(1, len(last) - 1) :].lower())
+    if random.random() < PIECES_SHARE:
+        known = random.choice([name for names in words()["names"].values() for name in names])
+        return str(known[: random.randint(1, 3)] + "".join(random.choices(word_pieces(), k=random.choice(PIECES))))
     of = words()["syllables"]
     syllables = [random.choice(of["onsets"]) + random.choice(of["vowels"]) for _ in range(random.choice(SYLLABLES))]
     return "".join([*syllables, random.choice(of["codas"])]).capitalize()
+
+
+@cache
+def word_pieces() -> list[str]:
+    """Return the bundled tokenizer's tokens inside words. A model can only copy tokens that it was trained on."""
+    vocabulary = Tokenizer.from_file(str(bundled_model() / "tokenizer.json")).get_vocab()
+    return sorted(token for token in vocabulary if re.fullmatch("[a-z]{2,7}", token))
 
 
 def with_other_noun(tale: str, noun: str, other: str) -> str:
