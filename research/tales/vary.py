@@ -10,14 +10,8 @@ from tokenizers import Tokenizer
 from nvium_core.loading import bundled_model
 from research.tales.plots import article, words
 
-INVENTED_SHARE = 0.75
-"""Share of new names that are invented. Most invented names occur only once."""
-
-PIECES_SHARE = 0.75
-"""Share of invented names that end with tokens. The others are made of syllables."""
-
-SYLLABLES = (2, 2, 3)
-"""An invented name has one of these numbers of syllables, chosen at random."""
+INVENTED_SHARE, PIECES_SHARE = 0.75, 0.5
+"""Share of new names that are invented, and share of these that end with tokens. The others blend two known names."""
 
 PIECES = (1, 1, 1, 2)
 """One of these numbers of tokens, chosen at random, follows the beginning of a known name."""
@@ -69,12 +63,10 @@ def other_name(hero: str, random: Random) -> str:
 
 
 def invented_name(random: Random) -> str:
+    first, second = random.sample([name for names in words()["names"].values() for name in names], 2)
     if random.random() < PIECES_SHARE:
-        known = random.choice([name for names in words()["names"].values() for name in names])
-        return str(known[: random.randint(1, 3)] + "".join(random.choices(word_pieces(), k=random.choice(PIECES))))
-    of = words()["syllables"]
-    syllables = [random.choice(of["onsets"]) + random.choice(of["vowels"]) for _ in range(random.choice(SYLLABLES))]
-    return "".join([*syllables, random.choice(of["codas"])]).capitalize()
+        return str(first[: random.randint(1, 3)] + "".join(random.choices(word_pieces(), k=random.choice(PIECES))))
+    return str(first[: random.randint(2, len(first))] + second[random.randint(1, len(second) - 1) :])
 
 
 @cache
