@@ -3,7 +3,8 @@
     python -m research.router_inputs BASE --exits EXITS --text EXITS/retrofit/self_talk.jsonl --json inputs.json
 
 Base and exits are frozen, so each row's losses are computed once. Then routers are trained on most of the text, with
-−log π_mix and a penalty on depth, and measured on the rest, with their log-odds shifted to each depth. Their inputs:
+−log π_mix and a penalty on depth, and measured on the rest, with their log-odds shifted to each depth. The exits were
+trained on a part of the rest, so prices are a little low, for all inputs alike. The inputs:
 
 - state: the exit's normed hidden state, as in nvium.
 - state and top two: also the exit's two largest log-probabilities. They need the exit's head before its router.
