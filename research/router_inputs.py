@@ -8,7 +8,7 @@ trained on a part of the rest, so prices are a little low, for all inputs alike.
 
 - state: the exit's normed hidden state, as in nvium.
 - state and top two: also the exit's two largest log-probabilities. They need the exit's head before its router.
-- state and KL: also the KL from the last exit to this one. No router can know it; it bounds the gain.
+- state and KL: also the KL from the last exit to this one. No router can know it: an optimistic estimate.
 
 Shapes: R rows, D width, K early exits, E exits, F features.
 """
@@ -37,7 +37,7 @@ DEPTHS = (0.9, 0.85, 0.8)
 TRAINING_SHARE = 0.8
 EPOCHS, BATCH_ROWS, RATE, WEIGHT_DECAY = 6, 256, 3e-4, 0.1
 PENALTIES = (0.3, 0.6, 1.2)
-"""β of the depth penalty. Each depth takes the best of them."""
+"""β of the depth penalty. Each depth takes the price of the best of them on the measured rows."""
 
 
 class Rows(NamedTuple):

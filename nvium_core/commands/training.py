@@ -24,9 +24,7 @@ def train(
         list[str], typer.Option("--set", help="Override a setting: key=value, such as learning_rate.maximum=1e-3.")
     ] = [],  # noqa: B006 (typer copies it)
     device: DeviceOption = "auto",
-    compile: Annotated[
-        bool | None, typer.Option(help="Compile the model: slow to start, faster on long runs [on CUDA].")
-    ] = None,
+    compile: Annotated[bool, typer.Option(help="Compile the model: slow to start, faster on long runs.")] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Estimate memory and time without training.")] = False,
     flops_per_second: Annotated[
         float | None, typer.Option(help="With --dry-run: the device's FLOP/s, such as 4e14 [measured].", min=1)
@@ -48,12 +46,11 @@ def train(
         raise typer.BadParameter("--flops-per-second requires --dry-run")
     if data is None and not dry_run:
         raise typer.BadParameter("--data is required")
-    chosen = resolve_device(device)
     options = RunOptions(
         data=data or Path(),
         folder=folder or Path("runs") / recipe,
-        device=str(chosen),
-        compile=chosen.type == "cuda" if compile is None else compile,
+        device=str(resolve_device(device)),
+        compile=compile,
         **given,
     )
     named = recipe_named(recipe, settings)

@@ -16,6 +16,9 @@ INVENTED_SHARE, PIECES_SHARE = 0.75, 0.5
 PIECES = (1, 1, 1, 2)
 """One of these numbers of tokens, chosen at random, follows the beginning of a known name."""
 
+RUDE = re.compile("shit|cunt|fuck|dick|cock|nig|tit|poo|sex|rape|slut|whor|anus|penis|bast|piss")
+"""Names that contain these letters are drawn again."""
+
 OTHER_THING_SHARE = 0.5
 MIN_MENTIONS = 2
 
@@ -63,6 +66,13 @@ def other_name(hero: str, random: Random) -> str:
 
 
 def invented_name(random: Random) -> str:
+    """Return a new name. The text depends on the bundled model's tokenizer."""
+    while RUDE.search(name := blended_name(random).lower()):
+        pass
+    return name.capitalize()
+
+
+def blended_name(random: Random) -> str:
     first, second = random.sample([name for names in words()["names"].values() for name in names], 2)
     if random.random() < PIECES_SHARE:
         return str(first[: random.randint(1, 3)] + "".join(random.choices(word_pieces(), k=random.choice(PIECES))))

@@ -46,8 +46,8 @@ class Batch:
         return Batch(inputs, targets, positions, documents, counted, self.is_causal)
 
     def attention(self) -> Attend:
-        """Return attention within documents: on a CPU document by document, which takes half as long as a mask."""
-        if self.is_causal or self.inputs.is_cuda or torch.compiler.is_compiling():
+        """Return attention within documents: on a CPU, unless compiled, one by one, in half the time of a mask."""
+        if self.is_causal or self.inputs.device.type != "cpu" or torch.compiler.is_compiling():
             return causal_attention(self.mask())
         places_BT = self.documents + torch.arange(len(self.documents))[:, None] * (self.documents.max() + 1)
         return document_attention(places_BT.unique_consecutive(return_counts=True)[1].tolist())
