@@ -1,4 +1,4 @@
-"""The commands `tell`, `pack`, `vary`, `ask` and `instruct`."""
+"""The commands `tell`, `pack` and `ask`."""
 
 import json
 from functools import partial
@@ -8,21 +8,17 @@ from typing import Annotated
 
 import torch
 import typer
+from torch import nn
 from transformers import AutoTokenizer
 
 from nvium_core.errors import NviumError
 from nvium_core.model.causal_lm import NviumForCausalLM
-from nvium_core.model.checkpoint import read_config
 from nvium_core.training.data.corpus import read_documents
-from nvium_core.training.data.documents import Diet
-from nvium_core.training.initial import give_chat_template
 from research.tales.ask import training_lines
-from research.tales.instructions import instructions
 from research.tales.narrator import Narrator
-from research.tales.pack import SEPARATOR, pack_tales
+from research.tales.pack import pack_tales
 from research.tales.replay import pieces_of
 from research.tales.tell import tell_tales
-from research.tales.vary import varied
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -33,11 +29,14 @@ def tell(
     folder: Annotated[Path, typer.Argument(help="Folder of the shards.")],
     tales_per_shard: Annotated[int, typer.Option(help="Tales per shard, which are generated as a batch.", min=1)] = 128,
     first: Annotated[int, typer.Option(help="Number of the first shard.", min=0)] = 0,
+    every: Annotated[int, typer.Option(help="Write every n-th shard only, so that n processes can share.", min=1)] = 1,
+    device: str = "cpu",
 ) -> None:
     """Write tales until interrupted, starting with the first missing shard."""
     teller = NviumForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
+    nn.Module.to(teller, device)
     narrator = Narrator(teller, AutoTokenizer.from_pretrained(model, trust_remote_code=False))
-    tell_tales(narrator, folder, tales_per_shard, partial(typer.echo, err=True), first)
+    tell_tales(narrator, folder, tales_per_shard, partial(typer.echo, err=True), first, every)
 
 
 @app.command()
@@ -60,17 +59,6 @@ def pack(
 
 
 @app.command()
-def vary(
-    tales: Annotated[Path, typer.Argument(help="Text of tales, plain or .xz.")],
-    target: Annotated[Path, typer.Argument(help="Text to write.")],
-    times: Annotated[int, typer.Option(help="Copies of each tale, the first one unchanged.", min=1)] = 4,
-    seed: int = 0,
-) -> None:
-    """Write every tale several times with other names, and often other objects."""
-    target.write_text(SEPARATOR.join(varied(read_documents(tales), times, seed)) + "\n", encoding="utf-8")
-
-
-@app.command()
 def ask(
     tales: Annotated[Path, typer.Argument(help="Text of tales, plain or .xz.")],
     target: Annotated[Path, typer.Argument(help=".jsonl to write, with conversations and plain texts.")],
@@ -90,23 +78,6 @@ def ask(
         lines += [json.dumps({"text": piece}) for piece in pieces]
         Random(seed).shuffle(lines)
     target.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-
-
-@app.command()
-def instruct(
-    tales: Annotated[Path, typer.Argument(help="Text of tales, plain or .xz.")],
-    target: Annotated[Path, typer.Argument(help=".jsonl to write, with conversations.")],
-    model: Annotated[Path, typer.Option(help="Model to fine-tune; its tokenizer and context limit the answers.")],
-    times: Annotated[float, typer.Option(help="Mean number of conversations per tale.", min=0.01)] = 2.0,
-    seed: int = 0,
-) -> None:
-    """Write requests answered by tales. A long tale takes several turns."""
-    tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
-    give_chat_template(tokenizer)
-    context = read_config(model).max_position_embeddings
-    diet = Diet(simple_epochs=times, other_epochs=times)
-    made = instructions(read_documents(tales), diet, tokenizer, context, seed)
-    target.write_text("".join(json.dumps({"messages": conversation}) + "\n" for conversation in made), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -4,14 +4,14 @@ A third of the tales are generated tales whose subjects are replaced. The others
 the model learns to copy the subject from the prompt instead of memorising it.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from random import Random
 
 import numpy as np
 
-from nvium_core.training.chat.conversations import Line, assistant, user
+from nvium_core.training.chat.conversations import Conversation, Line, assistant, system, user
 from research.tales import wordings
-from research.tales.instructions import OPENING, exchange, opened, worded
 from research.tales.plots import article
 from research.tales.subject_tales import SubjectTale, short_tale, thing_of, with_other_subjects
 
@@ -28,6 +28,11 @@ BY_SUBJECT = ("subject", "short")
 SUBJECTS_SHARES = {"thing": 0.6, "being": 0.2, "both": 0.2}
 """Probabilities of what a request names if the tale has both a being and an object."""
 
+SYSTEM_SHARE, GREETING_SHARE, CARELESS_SHARE = 0.1, 0.05, 0.2
+OPENING = re.compile(r"[^\n]{20,240}?[.!?][\"']?(?=\s)")
+
+Rng = np.random.Generator
+
 
 def training_lines(tales: Sequence[str], times: int, seed: int) -> Iterator[Line]:
     """Yield `times` lines for each tale, in a new order each time, and `SHORT_TALES` short tales after each line."""
@@ -39,7 +44,7 @@ def training_lines(tales: Sequence[str], times: int, seed: int) -> Iterator[Line
                 yield line(text, random, rng)
 
 
-def line(tale: str | None, random: Random, rng: np.random.Generator) -> Line:
+def line(tale: str | None, random: Random, rng: Rng) -> Line:
     """Make a line from a tale with replaced subjects, or from a short tale if `tale` is None."""
     [kind] = random.choices([*KINDS], [*KINDS.values()])
     if kind == "talk":
@@ -54,7 +59,7 @@ def line(tale: str | None, random: Random, rng: np.random.Generator) -> Line:
     return [*opened(rng), user(question), assistant(answer)]
 
 
-def question_and_answer(kind: str, chosen: SubjectTale, random: Random, rng: np.random.Generator) -> tuple[str, str]:
+def question_and_answer(kind: str, chosen: SubjectTale, random: Random, rng: Rng) -> tuple[str, str]:
     if kind == "opening" and (opening := OPENING.match(chosen.text)):
         return worded(wordings.CONTINUE, rng, opening=opening.group()), chosen.text[opening.end() :].lstrip()
     if kind == "named" and chosen.being and chosen.hero:
@@ -78,3 +83,28 @@ def subjects(chosen: SubjectTale, random: Random) -> Iterable[str]:
 
 def with_article(noun: str) -> str:
     return f"{article(noun)} {noun}"
+
+
+def opened(rng: Rng) -> Conversation:
+    """Return turns before the request: rarely a system message, rarely a greeting, usually nothing."""
+    ordered = [system(chosen(wordings.SYSTEM, rng))] if rng.random() < SYSTEM_SHARE else []
+    greeted = exchange(wordings.SMALL_TALK[0], rng) if rng.random() < GREETING_SHARE else []
+    return ordered + greeted
+
+
+def exchange(talk: tuple[Sequence[str], Sequence[str]], rng: Rng) -> Conversation:
+    questions, answers = talk
+    return [user(worded(questions, rng)), assistant(chosen(answers, rng))]
+
+
+def worded(wordings_: Sequence[str], rng: Rng, **blanks: str | None) -> str:
+    """Fill the blanks of a random wording. Sometimes, start it in lower case and drop its full stop."""
+    wording = chosen(wordings_, rng)
+    if rng.random() < CARELESS_SHARE and not wording.startswith("{"):
+        wording = wording[0].lower() + wording[1:].rstrip(".!?")
+    return wording.format(**blanks)
+
+
+def chosen(words: Sequence[str], rng: Rng, shares: Sequence[float] | None = None) -> str:
+    weights = np.array(shares or [1.0] * len(words))
+    return words[rng.choice(len(words), p=weights / weights.sum())]

@@ -123,7 +123,9 @@ class Memory:
         config = model.config
         heads, size = config.num_key_value_heads or config.num_attention_heads, config.head_dim or 0
         shape = (2, num_rows, heads, MAX_POSITIONS, size)
-        self.layers = [torch.empty(shape, dtype=model.dtype) for _ in range(config.num_hidden_layers)]
+        self.layers = [
+            torch.empty(shape, dtype=model.dtype, device=model.device) for _ in range(config.num_hidden_layers)
+        ]
         self.length = 0
 
     def attend(self, q_BTHP: Tensor, k_BTGP: Tensor, v_BTGP: Tensor, layer_index: int) -> Tensor:
@@ -140,7 +142,8 @@ class Memory:
         return seen.reshape(q_BTHP.shape)
 
     def keep(self, rows: list[int]) -> None:
-        self.layers = [layer[:, rows] for layer in self.layers]
+        for index, layer in enumerate(self.layers):  # one at a time, which saves memory
+            self.layers[index] = layer[:, rows]
 
 
 class Narrator:
@@ -148,17 +151,18 @@ class Narrator:
         self.model, self.tokenizer = model, tokenizer
         self._last_exit = cast(Exit, model.exits[-1])
         self.punctuation = Punctuation(tokenizer)
+        self._never = torch.tensor(sorted(self.punctuation.never), dtype=torch.long, device=model.device)
 
     @torch.inference_mode()
     def tell(self, plots: list[Plot], seed: int) -> list[Tale]:
         """Generate a tale for each plot."""
-        noise = torch.Generator().manual_seed(seed)
+        noise = torch.Generator(self.model.device).manual_seed(seed)
         rows = [self._row(plot) for plot in plots]
         active, memory = rows, Memory(self.model, len(rows))
         shortest = min(len(row.forced) for row in rows)
         tokens = [[row.next_forced() for _ in range(shortest)] for row in rows]
         while memory.length + len(tokens[0]) < MAX_POSITIONS:
-            h_BD = self._forward(torch.tensor(tokens), memory)
+            h_BD = self._forward(torch.tensor(tokens, device=self.model.device), memory)
             drawn = self._draw([not (row.forced or row.is_done) for row in active], h_BD, active, noise)
             tokens = [[self._next(row, token)] for row, token in zip(active, drawn, strict=True)]
             kept = [index for index, row in enumerate(active) if not row.is_done]
@@ -185,7 +189,7 @@ class Narrator:
         """Run the tokens through all layers. Return the hidden states [B, D] of each row's last token."""
         llama = self.model.model
         h_BTD = llama.embed_tokens(tokens_BT)
-        positions_T = torch.arange(memory.length, memory.length + tokens_BT.shape[1])
+        positions_T = torch.arange(memory.length, memory.length + tokens_BT.shape[1], device=tokens_BT.device)
         rotary = llama.rotary_emb(positions_T[None], h_BTD.dtype)
         h_BTD = llama.run(h_BTD, range(len(llama.layers)), rotary, memory.attend)
         memory.length += tokens_BT.shape[1]
@@ -193,19 +197,20 @@ class Narrator:
 
     def _draw(self, wanted: list[bool], h_BD: Tensor, rows: list[Row], noise: torch.Generator) -> list[int]:
         """Sample a token for each row that `wanted` selects. Other rows get −1."""
-        chosen = torch.full((len(rows),), -1)
+        chosen = [-1] * len(rows)
         indices = [index for index, is_wanted in enumerate(wanted) if is_wanted]
         if indices:
             logits_BV = self.model.lm_head(self._last_exit.norm(h_BD[indices])).float()
-            logits_BV[:, list(self.punctuation.never)] = -torch.inf
+            logits_BV[:, self._never] = -torch.inf
             banned = [
                 (place, token) for place, index in enumerate(indices) for token in rows[index].banned(self.punctuation)
             ]
             if banned:
                 places, tokens = zip(*banned, strict=True)
                 logits_BV[list(places), list(tokens)] = -torch.inf
-            chosen[indices] = draw(logits_BV, noise)
-        return [int(token) for token in chosen]
+            for index, token in zip(indices, draw(logits_BV, noise).tolist(), strict=True):
+                chosen[index] = token
+        return chosen
 
     def _next(self, row: Row, drawn: int) -> int:
         """Return the row's next input token. The input of a finished row has no effect, so return 0."""
@@ -219,8 +224,8 @@ def draw(logits_BV: Tensor, noise: torch.Generator) -> Tensor:
     scaled_BV = logits_BV / TEMPERATURE
     floor_B1 = scaled_BV.amax(-1, keepdim=True) + math.log(MIN_P)
     rows_C, tokens_C = (scaled_BV >= floor_B1).nonzero(as_tuple=True)
-    gumbel_C = -torch.empty(len(rows_C)).exponential_(generator=noise).log()
-    scores_C = scaled_BV[rows_C, tokens_C] + gumbel_C
-    best_B = torch.full((len(logits_BV),), -torch.inf).scatter_reduce(0, rows_C, scores_C, "amax")
+    kept_C = scaled_BV[rows_C, tokens_C]
+    scores_C = kept_C - torch.empty_like(kept_C).exponential_(generator=noise).log()
+    best_B = torch.full_like(scaled_BV[:, 0], -torch.inf).scatter_reduce(0, rows_C, scores_C, "amax")
     is_best_C = scores_C == best_B[rows_C]
-    return torch.zeros(len(logits_BV), dtype=torch.long).scatter(0, rows_C[is_best_C], tokens_C[is_best_C])
+    return torch.zeros_like(best_B, dtype=torch.long).scatter(0, rows_C[is_best_C], tokens_C[is_best_C])

@@ -10,8 +10,7 @@ from typing import Any
 
 import yaml
 
-from research.tales.plots import draw_cast, draw_sentences, words
-from research.tales.vary import (
+from research.tales.names import (
     INVENTED_SHARE,
     hero_of,
     invented_name,
@@ -20,6 +19,7 @@ from research.tales.vary import (
     replaced,
     with_other_noun,
 )
+from research.tales.plots import draw_cast, draw_sentences, words
 
 MORE_WORDS = Path(__file__).with_name("asked.yaml")
 OTHER_HERO_SHARE, OTHER_NOUN_SHARE = 0.9, 0.8

@@ -14,11 +14,11 @@ from research.tales.plots import draw_plot
 
 
 def tell_tales(
-    narrator: Narrator, folder: Path, tales_per_shard: int, say: Callable[[str], None], first: int = 0
+    narrator: Narrator, folder: Path, tales_per_shard: int, say: Callable[[str], None], first: int = 0, every: int = 1
 ) -> None:
-    """Write shards until interrupted. A shard's tales depend only on the shard's number."""
+    """Write every `every`-th shard until interrupted. A shard's tales depend only on the shard's number."""
     folder.mkdir(parents=True, exist_ok=True)
-    for shard in count(first):
+    for shard in count(first, every):
         if shard_file(folder, shard).exists():
             continue
         began, cpu_began = time.time(), time.process_time()

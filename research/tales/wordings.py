@@ -1,6 +1,6 @@
 """Wordings of requests, and of answers that are not stories.
 
-{title}, {subject} and {opening} are replaced by the title, subject and opening of a tale.
+{subject} and {opening} are replaced by the subject and opening of a tale.
 """
 
 ANYTHING = (
@@ -16,19 +16,6 @@ ANYTHING = (
     "Surprise me with a tale.",
     "Write a tale.",
     "A story, please.",
-)
-
-BY_TITLE = (
-    'Tell me the story "{title}".',
-    'Do you know the tale called "{title}"?',
-    "Please tell me {title}.",
-    'Write a story with the title "{title}".',
-    'I want to hear "{title}".',
-    "Tell me the story of {title}.",
-    'Can you tell me the tale "{title}"?',
-    'Write a tale called "{title}".',
-    "How does {title} go?",
-    "Title: {title}",
 )
 
 BY_SUBJECT = (
@@ -76,18 +63,6 @@ CONTINUE = (
     "Finish this story for me.\n\n{opening}",
     "Here is how it begins: {opening} Tell me the rest.",
     "{opening}\n\nGo on.",
-)
-
-GO_ON = (
-    "Go on.",
-    "And then?",
-    "What happened next?",
-    "Please continue.",
-    "How does it go on?",
-    "Tell me more.",
-    "More, please!",
-    "And what happened after that?",
-    "Continue the story.",
 )
 
 SYSTEM = (

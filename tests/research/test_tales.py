@@ -9,11 +9,11 @@ from transformers import PreTrainedTokenizerFast
 
 from nvium_core.model.causal_lm import NviumForCausalLM
 from research.tales.filters import Filter, simple_words
+from research.tales.names import invented_name
 from research.tales.narrator import MAX_PART_TOKENS, Narrator, Tale
 from research.tales.pack import SEPARATOR, pack_tales, read_packed
 from research.tales.plots import Plot
 from research.tales.tell import write_shard
-from research.tales.vary import invented_name
 from tests.byte_model import END_OF_TEXT, byte_level_tokenizer
 from tests.random_models import small_config
 

@@ -2,11 +2,13 @@
 
 import warnings
 from functools import partial
+from inspect import signature
 from itertools import takewhile
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention.varlen import varlen_attn
 
 from nvium_core import Completion, Engine, EngineConfig, NviumForCausalLM, SamplingParams
 from nvium_core.engine.device.attention import gathered, in_place, ragged_in_place
@@ -80,8 +82,9 @@ def test_output_in_bfloat16_begins_like_that_of_a_cpu(schedule, num_key_heads, d
         num_alike += alike
     assert num_alike >= 8 * 4
     backend = engine.runner.backend
-    assert backend.attention is (in_place if device == "cuda" else gathered)
-    assert device == "cpu" or backend._attend_runs is ragged_in_place
+    has_kernel = device == "cuda" and "enable_gqa" in signature(varlen_attn).parameters  # PyTorch 2.11 lacks it
+    assert backend.attention is (in_place if has_kernel else gathered)
+    assert not has_kernel or backend._attend_runs is ragged_in_place
 
 
 @anywhere
@@ -112,4 +115,4 @@ def test_decoding_waits_for_the_device_by_events_alone(num_sequences, device):
             engine.step()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    assert not [wait for wait in waits if "synchroniz" in str(wait.message)]
+    assert not [str(wait.message) for wait in waits if "synchroniz" in str(wait.message)]

@@ -1,7 +1,7 @@
-"""Replace the names and objects of tales, so a model learns to copy subjects instead of memorising them."""
+"""Find and replace the names and objects of tales. Many names are invented, so that a model learns to copy them."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from random import Random
 
@@ -19,25 +19,7 @@ PIECES = (1, 1, 1, 2)
 RUDE = re.compile("shit|cunt|fuck|dick|cock|nig|tit|poo|sex|rape|slut|whor|anus|penis|bast|piss")
 """Names that contain these letters are drawn again."""
 
-OTHER_THING_SHARE = 0.5
 MIN_MENTIONS = 2
-
-
-def varied(tales: Sequence[str], times: int, seed: int) -> Iterator[str]:
-    """Yield each tale `times` times, reshuffled every time. The first time, tales are unchanged."""
-    random = Random(seed)
-    for turn in range(times):
-        for tale in random.sample(tales, len(tales)):
-            yield with_other_subjects(tale, random) if turn else tale
-
-
-def with_other_subjects(tale: str, random: Random) -> str:
-    if hero := hero_of(tale):
-        tale = replaced(tale, hero, other_name(hero, random))
-    thing = thing_of(tale)
-    if thing and random.random() < OTHER_THING_SHARE:
-        tale = with_other_noun(tale, thing, random.choice(words()["nouns"]["thing"]))
-    return tale
 
 
 def hero_of(tale: str) -> str | None:
