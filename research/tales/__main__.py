@@ -63,14 +63,16 @@ def ask(
     tales: Annotated[Path, typer.Argument(help="Text of tales, plain or .xz.")],
     target: Annotated[Path, typer.Argument(help=".jsonl to write, with conversations and plain texts.")],
     times: Annotated[int, typer.Option(help="Copies of each tale, each with other subjects.", min=1)] = 2,
+    short_tales: Annotated[int, typer.Option(help="Short tales after each tale.", min=0)] = 2,
+    new_names: Annotated[bool, typer.Option(help="Invent names even where the request does not name the hero.")] = True,
     beside: Annotated[Path | None, typer.Option(help="Text, plain or .xz, whose pieces are mixed in.")] = None,
     beside_share: Annotated[float, typer.Option(help="Share of these pieces in all characters.", min=0, max=0.9)] = 0.5,
     seed: int = 0,
 ) -> None:
-    """Write questions answered by tales, and tales alone. Two short tales made from plots follow each tale."""
+    """Write questions answered by tales, and tales alone. Short tales made from plots follow each tale."""
     lines = [
         json.dumps({"text": line} if isinstance(line, str) else {"messages": line})
-        for line in training_lines(read_documents(tales), times, seed)
+        for line in training_lines(read_documents(tales), times, seed, short_tales=short_tales, new_names=new_names)
     ]
     if beside:
         num_characters = round(sum(map(len, lines)) * beside_share / (1 - beside_share))

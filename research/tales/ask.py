@@ -18,8 +18,8 @@ from research.tales.subject_tales import SubjectTale, short_tale, thing_of, with
 THING_TIMES = 3
 """Tales about an object or a sight occur this many times as often as others."""
 
-SHORT_TALES = 2
-"""Number of short tales for each generated tale."""
+HERO_IN_REQUEST = ("named", "opening")
+"""Kinds of lines whose request names the hero."""
 
 KINDS = {"text": 0.3, "subject": 0.41, "named": 0.06, "short": 0.08, "opening": 0.08, "anything": 0.04, "talk": 0.03}
 """Probabilities of the kinds of lines. `text` is a tale without a request."""
@@ -34,25 +34,25 @@ OPENING = re.compile(r"[^\n]{20,240}?[.!?][\"']?(?=\s)")
 Rng = np.random.Generator
 
 
-def training_lines(tales: Sequence[str], times: int, seed: int) -> Iterator[Line]:
-    """Yield `times` lines for each tale, in a new order each time, and `SHORT_TALES` short tales after each line."""
+def training_lines(
+    tales: Sequence[str], times: int, seed: int, *, short_tales: int = 2, new_names: bool = True
+) -> Iterator[Line]:
+    """Yield `times` lines for each tale, in a new order each time, and `short_tales` short tales after each line."""
     random, rng = Random(seed), np.random.default_rng(seed)
     often = [tale for tale in tales for _ in range(THING_TIMES if thing_of(tale) else 1)]
     for _ in range(times):
         for tale in random.sample(often, len(often)):
-            for text in (tale, *[None] * SHORT_TALES):
-                yield line(text, random, rng)
+            for text in (tale, *[None] * short_tales):
+                yield line(text, random, rng, new_names)
 
 
-def line(tale: str | None, random: Random, rng: Rng) -> Line:
+def line(tale: str | None, random: Random, rng: Rng, new_names: bool) -> Line:
     """Make a line from a tale with replaced subjects, or from a short tale if `tale` is None."""
     [kind] = random.choices([*KINDS], [*KINDS.values()])
     if kind == "talk":
         return exchange(random.choice(wordings.SMALL_TALK), rng)
-    may_invent = kind in BY_SUBJECT
-    chosen = (
-        with_other_subjects(tale, random, may_invent=may_invent) if tale else short_tale(random, may_invent=may_invent)
-    )
+    words = {"may_invent": kind in BY_SUBJECT, "new_names": new_names or kind in HERO_IN_REQUEST}
+    chosen = with_other_subjects(tale, random, **words) if tale else short_tale(random, **words)
     if kind == "text":
         return chosen.text
     question, answer = question_and_answer(kind, chosen, random, rng)

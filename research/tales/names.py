@@ -40,11 +40,14 @@ def most_frequent(tale: str, choices: Sequence[str], least: int) -> str | None:
 
 
 def other_name(hero: str, random: Random) -> str:
-    """Return a random name with the hero's pronouns, or an invented name."""
-    if random.random() < INVENTED_SHARE:
-        return invented_name(random)
+    """Return an invented name, or a known one."""
+    return invented_name(random) if random.random() < INVENTED_SHARE else known_name(hero, random)
+
+
+def known_name(hero: str, random: Random) -> str:
+    """Return a random name from plots.yaml with the hero's pronouns."""
     [alike] = [names for names in words()["names"].values() if hero in names]
-    return random.choice(alike)
+    return str(random.choice(alike))
 
 
 def invented_name(random: Random) -> str:

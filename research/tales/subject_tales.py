@@ -14,6 +14,7 @@ from research.tales.names import (
     INVENTED_SHARE,
     hero_of,
     invented_name,
+    known_name,
     most_frequent,
     other_name,
     replaced,
@@ -57,11 +58,12 @@ def more_words() -> dict[str, Any]:
     return read
 
 
-def with_other_subjects(text: str, random: Random, *, may_invent: bool = False) -> SubjectTale:
+def with_other_subjects(text: str, random: Random, *, may_invent: bool = False, new_names: bool = True) -> SubjectTale:
     """Replace the name, kind and object of a tale, each with some probability."""
     hero, being, thing = hero_of(text), being_of(text), thing_of(text)
     if hero and random.random() < OTHER_HERO_SHARE:
-        text, hero = replaced(text, hero, name := draw_name(random, other_name(hero, random))), name
+        name = draw_name(random, other_name(hero, random)) if new_names else known_name(hero, random)
+        text, hero = replaced(text, hero, name), name
     if being and random.random() < OTHER_NOUN_SHARE:
         text, being = with_other(text, being, draw_noun("being", random, may_invent))
     if thing and random.random() < OTHER_NOUN_SHARE:
@@ -110,10 +112,11 @@ def thing_of(text: str) -> str | None:
     return most_frequent(text, known, MIN_MENTIONS)
 
 
-def short_tale(random: Random, *, may_invent: bool = False) -> SubjectTale:
+def short_tale(random: Random, *, may_invent: bool = False, new_names: bool = True) -> SubjectTale:
     """Make a tale from a plot's sentences. Details follow some of them."""
     cast = draw_cast(random, drawn_nouns(random, may_invent))
-    cast["name"] = draw_name(random, invented_name(random) if random.random() < INVENTED_SHARE else cast["name"])
+    if new_names:
+        cast["name"] = draw_name(random, invented_name(random) if random.random() < INVENTED_SHARE else cast["name"])
     parts = draw_parts(random)
     opening, *others = draw_sentences(random, parts)
     if random.random() < OTHER_OPENING_SHARE:

@@ -7,7 +7,8 @@ from typer.testing import CliRunner
 from nvium_core.training.chat.conversations import read_conversations
 from research.tales.__main__ import app
 from research.tales.pack import SEPARATOR
-from research.tales.subject_tales import with_other_subjects
+from research.tales.plots import words
+from research.tales.subject_tales import short_tale, with_other_subjects
 
 OTTER = (
     "Long ago a shy otter named Lara lived by the river. Lara was a quiet otter.\n\n"
@@ -35,3 +36,11 @@ def test_the_command_writes_a_file_that_training_reads(tmp_path):
     # a tale with a thing three times, the other once, and two short ones after each
     assert len(read) == 5 * (3 + 1) * 3
     assert {type(json.loads(line)) for line in (tmp_path / "asked.jsonl").read_text().splitlines()} == {dict}
+
+
+def test_without_new_names_only_known_names_occur_unless_the_request_names_the_hero():
+    known = {name for names in words()["names"].values() for name in names}
+    told = [short_tale(Random(seed), new_names=False) for seed in range(50)]
+    told += [with_other_subjects(OTTER, Random(seed), new_names=False) for seed in range(50)]
+    assert {each.hero for each in told} <= known
+    assert not {short_tale(Random(seed)).hero for seed in range(50)} <= known

@@ -70,7 +70,7 @@ def stories_24() -> Recipe:
 def stories_chat() -> Recipe:
     """Return a recipe that fine-tunes `stories-24` on conversations, with a second decay of the learning rate.
 
-    The weights of the bundled model are the mean of two such runs on tales and requests only.
+    The bundled model is the mean of two such runs on tales and requests, followed by two shorter ones.
     """
     recipe = stories_24()
     return replace(
