@@ -1,6 +1,6 @@
 """Average the weights of models, such as a model and its fine-tuned version (Wortsman et al., arXiv 2109.01903).
 
-    python -m research.mean_weights runs/stories-chat/model runs/stories-asked/model TARGET
+    python -m research.mean_weights last-11/model last-12/model TARGET
 
 The configuration and the tokenizer are copied from the first model.
 """

@@ -1,7 +1,7 @@
 """Fine-tuning data: questions answered by tales, and tales alone, so that the model can still continue plain text.
 
-A third of the tales are generated tales whose subjects are replaced. The others are short tales made from a plot. So
-the model learns to copy the subject from the prompt instead of memorising it.
+By default, two short tales made from plots follow each generated tale, whose subjects are replaced. So the model learns
+to copy the subject from the prompt instead of memorising it.
 """
 
 import re
@@ -105,6 +105,5 @@ def worded(wordings_: Sequence[str], rng: Rng, **blanks: str | None) -> str:
     return wording.format(**blanks)
 
 
-def chosen(words: Sequence[str], rng: Rng, shares: Sequence[float] | None = None) -> str:
-    weights = np.array(shares or [1.0] * len(words))
-    return words[rng.choice(len(words), p=weights / weights.sum())]
+def chosen(words: Sequence[str], rng: Rng) -> str:
+    return words[rng.choice(len(words), p=np.full(len(words), 1 / len(words)))]

@@ -19,18 +19,10 @@ PIECES = (1, 1, 1, 2)
 RUDE = re.compile("shit|cunt|fuck|dick|cock|nig|tit|poo|sex|rape|slut|whor|anus|penis|bast|piss")
 """Names that contain these letters are drawn again."""
 
-MIN_MENTIONS = 2
-
 
 def hero_of(tale: str) -> str | None:
     """Return the name from plots.yaml that occurs most often in the tale."""
     return most_frequent(tale, [name for names in words()["names"].values() for name in names], least=1)
-
-
-def thing_of(tale: str) -> str | None:
-    """Return the object of the plot, or None if there is none or its plural occurs, too."""
-    thing = most_frequent(tale, words()["nouns"]["thing"], least=MIN_MENTIONS)
-    return thing if thing and not re.search(rf"\b{thing}e?s\b", tale) else None
 
 
 def most_frequent(tale: str, choices: Sequence[str], least: int) -> str | None:
