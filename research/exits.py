@@ -20,6 +20,7 @@ from nvium_core.bench.contenders.contender import Generation
 from nvium_core.bench.harness import Figures, Subject, interleaved, median_ratio, timed
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import EngineConfig, SamplingParams
+from nvium_core.loading import quantize_as
 from nvium_core.model.exits import Exit
 from nvium_core.model.llama import causal_attention
 from nvium_core.model.nvium import Nvium
@@ -47,6 +48,7 @@ def measure(subject: Subject, sequences: Sequence[int], depths: Sequence[float],
     """Return a row of results for each number of sequences and each depth."""
     params = SamplingParams(max_tokens=tokens, sampling="exits", ignore_eos=True)
     layers, original = subject.model.config.exit_layers or [], last_exit_of(subject.model)
+    quantize_as(original, subject.weights)
     log_odds_RK = text_log_odds(subject.model, original_texts(subject, original, params))
     rows = []
     for number in sequences:

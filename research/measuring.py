@@ -3,6 +3,7 @@
 import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -33,7 +34,8 @@ def parser(name: str, description: str | None) -> ArgumentParser:
 
 def load(args: Namespace) -> Subject:
     use_processor("auto", args.threads)
-    return subject_of(load_model(args.model, args.device, args.dtype, weights=args.weights))
+    loaded = load_model(args.model, args.device, args.dtype, weights=args.weights)
+    return replace(subject_of(loaded), weights=args.weights)
 
 
 def engine_of(subject: Subject, **config: Any) -> Engine:
