@@ -118,7 +118,7 @@ def unknown_words_per_thousand(by_prompt: Sequence[tuple[str, str]]) -> float:
 
 
 def figures(loaded: LoadedModel, stories: Sequence[Story], subjects: Sequence[str], texts: Sequence[str]) -> Figures:
-    told = [*((story.opening, story.text) for story in stories), *zip(subjects, texts, strict=True)]
+    by_prompt = [*((story.opening, story.text) for story in stories), *zip(subjects, texts, strict=True)]
     kept = sum(keeps_to(subject, answer) for subject, answer in zip(subjects, texts, strict=True))
     return {
         **description(loaded),
@@ -126,7 +126,7 @@ def figures(loaded: LoadedModel, stories: Sequence[Story], subjects: Sequence[st
         "top_p": TOP_P,
         "num_stories": len(stories),
         **{name: sum(map(holds, stories)) for name, holds in COUNTS.items()},
-        "unknown_words_per_thousand": unknown_words_per_thousand(told),
+        "unknown_words_per_thousand": unknown_words_per_thousand(by_prompt),
         "median_words": median(len(WORD.findall(story.text)) for story in stories),
         "num_asked": len(subjects),
         "keep_to_their_subject": kept,

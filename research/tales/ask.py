@@ -106,4 +106,5 @@ def worded(wordings_: Sequence[str], rng: Rng, **blanks: str | None) -> str:
 
 
 def chosen(words: Sequence[str], rng: Rng) -> str:
-    return words[rng.choice(len(words), p=np.full(len(words), 1 / len(words)))]
+    shares = np.full(len(words), 1 / len(words))  # without them, seeds would make other data
+    return words[rng.choice(len(words), p=shares)]
