@@ -193,10 +193,10 @@ class LLM:
         return (event for event in self.engine.run() if isinstance(event, TokenEvent))
 
     def _append(self, answers: dict[str, list[_Answer]], event: TokenEvent) -> Piece:
-        answer = answers[event.sequence_id][event.choice]
+        answer = answers[event.request_id][event.choice]
         piece = answer.append(event)
         if answer.stops.matched is not None:
-            self.engine.cancel(event.sequence_id, event.choice)
+            self.engine.cancel(event.request_id, event.choice)
         return piece
 
     def _cancel(self, answers: dict[str, list[_Answer]]) -> None:

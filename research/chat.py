@@ -108,7 +108,7 @@ def sampled(engine: Engine, requests: Sequence[tuple[list[int], SamplingParams]]
         engine.add(str(number), prompt, params)
     completions = [Completion() for _ in requests]
     for event in engine.run():
-        completions[int(event.sequence_id)].append(event)
+        completions[int(event.request_id)].append(event)
     return completions
 
 

@@ -86,7 +86,7 @@ def listen(engine: Engine, times: Mapping[str, list[float]], is_over: Callable[[
         events = engine.step()
         now = time.perf_counter()
         for event in events:
-            times[checked(event).sequence_id].append(now)
+            times[checked(event).request_id].append(now)
 
 
 def logprobs(subject: Subject, sequences: int, tokens: int, repeats: int) -> Figures:

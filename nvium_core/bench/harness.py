@@ -103,8 +103,8 @@ def timed(engine: Engine, requests: Sequence[Request]) -> Generation:
     for number, (prompt, params) in enumerate(requests):
         engine.add(str(number), prompt, params)
     for event in engine.run():
-        completions[event.sequence_id].append(event)
-        first_seconds.setdefault(event.sequence_id, time.perf_counter() - started)
+        completions[event.request_id].append(event)
+        first_seconds.setdefault(event.request_id, time.perf_counter() - started)
     return Generation(
         seconds=time.perf_counter() - started,
         first_token_seconds=[first_seconds[name] for name in completions],

@@ -58,7 +58,7 @@ class Engine:
 
     def add(
         self,
-        sequence_id: str,
+        request_id: str,
         token_ids: Items[int],
         params: SamplingParams | None = None,
         *,
@@ -76,12 +76,12 @@ class Engine:
         default = self.config.sampling or self.model_config.default_sampling
         if params.sampling is None and default != "exits":
             params = replace(params, sampling=default)
-        require(sequence_id not in self._recorder.requests, "sequence_id", f"{sequence_id!r} is already running")
+        require(request_id not in self._recorder.requests, "request_id", f"{request_id!r} is already running")
         seed = random_seed() if params.seed is None else params.seed
         self._recorder.add(
             [
                 Sequence(
-                    sequence_id,
+                    request_id,
                     token_ids,
                     params,
                     seed=seed,
@@ -97,9 +97,9 @@ class Engine:
             ]
         )
 
-    def cancel(self, sequence_id: str, choice: int | None = None) -> None:
+    def cancel(self, request_id: str, choice: int | None = None) -> None:
         """End a request, or one of its choices, immediately. Unknown and finished requests are ignored."""
-        for sequence in list(self._recorder.requests.get(sequence_id, [])):
+        for sequence in list(self._recorder.requests.get(request_id, [])):
             if choice in (None, sequence.choice):
                 self._recorder.end(sequence)
 
@@ -138,10 +138,10 @@ class Engine:
                 self.add(f"generate-{number}", prompt, params)
                 choices[f"generate-{number}"] = [Completion() for _ in range(params.num_choices)]
             for event in self.run():
-                choices[event.sequence_id][event.choice - params.choice].append(event)
+                choices[event.request_id][event.choice - params.choice].append(event)
         finally:
-            for sequence_id in choices:
-                self.cancel(sequence_id)
+            for request_id in choices:
+                self.cancel(request_id)
         rank = attrgetter("mean_logprob")
         return [chosen for completions in choices.values() for chosen in best(completions, params.n, rank)]
 

@@ -30,7 +30,7 @@ class TokenEvent(NamedTuple):
     False if the output ends only because its constraint is complete.
     """
 
-    sequence_id: str
+    request_id: str
     token_id: int
     exit: int
     exit_probability: float
@@ -47,7 +47,7 @@ class PromptEvent:
     If `max_tokens` is 0, the last of these events ends the request.
     """
 
-    sequence_id: str
+    request_id: str
     scores: tuple[Score, ...]
     finish_reason: FinishReason | None
     choice: int = 0
@@ -57,7 +57,7 @@ class PromptEvent:
 class FailureEvent:
     """A sequence failed and has ended. Other sequences are not affected."""
 
-    sequence_id: str
+    request_id: str
     error: EngineError
     choice: int = 0
 

@@ -37,7 +37,7 @@ class Recorder:
 
     def add(self, sequences: list[Sequence]) -> None:
         """Add all choices of a request."""
-        self.requests[sequences[0].id] = sequences
+        self.requests[sequences[0].request_id] = sequences
         for sequence in sequences:
             sequence.siblings = sequences
             self._scheduler.add(sequence)
@@ -51,8 +51,8 @@ class Recorder:
         self._scheduler.remove(sequence)
         self._held_back.pop(sequence, None)
         self._unsettled.pop(sequence, None)
-        if not self.requests[sequence.id]:
-            del self.requests[sequence.id]
+        if not self.requests[sequence.request_id]:
+            del self.requests[sequence.request_id]
 
     def record(self, step: Step, outcomes: Items[Outcome]) -> list[Event]:
         events: list[Event] = []
@@ -136,7 +136,9 @@ class Recorder:
     def _emit(self, sequence: Sequence, token_id: int, block: int, probability: float, events: list[Event]) -> None:
         sequence.finish_reason = reason = finish_reason(sequence, token_id)
         is_stop = reason is not None and token_id in sequence.stop_token_ids
-        event = TokenEvent(sequence.id, token_id, block + 1, probability, reason, sequence.choice, None, is_stop)
+        event = TokenEvent(
+            sequence.request_id, token_id, block + 1, probability, reason, sequence.choice, None, is_stop
+        )
         if sequence.needs_scores:
             self._held_back.setdefault(sequence, deque()).append(event)
         else:
@@ -150,7 +152,7 @@ class Recorder:
         events: list[Event] = []
         if of_prompt:
             reason = sequence.finish_reason if sequence.params.max_tokens == 0 and not sequence.owes_scores else None
-            events.append(PromptEvent(sequence.id, tuple(of_prompt), reason, sequence.choice))
+            events.append(PromptEvent(sequence.request_id, tuple(of_prompt), reason, sequence.choice))
         events += [self._held_back[sequence].popleft()._replace(score=score) for score in of_tokens]
         return events
 
@@ -158,7 +160,7 @@ class Recorder:
         """End a sequence, and remove its possibly corrupt pages from the prefix cache."""
         self._pool.forget(sequence)
         self.end(sequence)
-        return FailureEvent(sequence.id, EngineError(message), sequence.choice)
+        return FailureEvent(sequence.request_id, EngineError(message), sequence.choice)
 
     def _fail_to_emit(self, sequence: Sequence) -> FailureEvent:
         """End a sequence that has no valid next token, because of its constraint or of NaN logits."""
@@ -167,7 +169,7 @@ class Recorder:
             return self._fail(sequence, "the model's output is not finite")
         self.end(sequence)
         error = constraint.error or NoTokenAllowed("the request's constraint allows no token of the vocabulary")
-        return FailureEvent(sequence.id, error, sequence.choice)
+        return FailureEvent(sequence.request_id, error, sequence.choice)
 
 
 def finish_reason(sequence: Sequence, token_id: int) -> FinishReason | None:

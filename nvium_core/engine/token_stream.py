@@ -22,9 +22,9 @@ class EngineRequest:
     priority: int = 0
     cache_salt: str = ""
 
-    def keys(self, sequence_id: str) -> list[ChoiceKey]:
+    def keys(self, request_id: str) -> list[ChoiceKey]:
         first = self.params.choice
-        return [(sequence_id, choice) for choice in range(first, first + self.params.num_choices)]
+        return [(request_id, choice) for choice in range(first, first + self.params.num_choices)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class TokenStream:
 
     def failures(self, error: EngineError) -> list[Event]:
         """Return a failure event for every choice. `take` ignores the events of choices that have already ended."""
-        return [FailureEvent(sequence_id, error, choice) for sequence_id, choice in self.keys]
+        return [FailureEvent(request_id, error, choice) for request_id, choice in self.keys]
 
     def deliver(self, events: list[Event]) -> None:
         """Append events; called on the event loop."""
@@ -117,4 +117,4 @@ class TokenStream:
 
 
 def key_of(event: Event) -> ChoiceKey:
-    return event.sequence_id, event.choice
+    return event.request_id, event.choice

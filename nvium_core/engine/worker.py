@@ -137,7 +137,7 @@ class EngineWorker:
         events = self.engine.step()
         self._note_progress()
         for sequence in self.engine.scheduler.admitted:
-            if stream := self._streams.get(key := (sequence.id, sequence.choice)):
+            if stream := self._streams.get(key := (sequence.request_id, sequence.choice)):
                 stream.admissions.setdefault(key, Admitted(started, sequence.num_cached_prompt_tokens or 0))
         if self._observe:
             self._observe(self.engine.reports, events)  # count tokens before clients see them
@@ -201,9 +201,9 @@ class EngineWorker:
 
     def _add(self, requests: dict[str, EngineRequest], tenant: str, stream: TokenStream) -> None:
         self._streams |= dict.fromkeys(stream.keys, stream)
-        for sequence_id, request in requests.items():
+        for request_id, request in requests.items():
             self.engine.add(
-                sequence_id,
+                request_id,
                 request.token_ids,
                 request.params,
                 tenant=tenant,

@@ -171,7 +171,7 @@ def by_key(events: Events) -> dict[ChoiceKey, list[TokenEvent | PromptEvent]]:
     """Group events by choice. The first choice of each prompt precedes the prompt's other choices."""
     grouped: dict[ChoiceKey, list[TokenEvent | PromptEvent]] = {}
     for event in events:
-        grouped.setdefault((event.sequence_id, event.choice), []).append(event)
+        grouped.setdefault((event.request_id, event.choice), []).append(event)
     return dict(sorted(grouped.items(), key=lambda item: item[0][1]))
 
 

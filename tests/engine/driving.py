@@ -46,7 +46,7 @@ def drained(engine: Engine) -> dict[Key, Completion]:
     told: dict[Key, Completion] = defaultdict(Completion)
     for event in events_of(engine):
         assert not isinstance(event, FailureEvent), event
-        told[event.sequence_id, event.choice].append(event)
+        told[event.request_id, event.choice].append(event)
     assert engine.pool.num_free == engine.pool.num_pages
     return dict(told)
 

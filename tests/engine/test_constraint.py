@@ -97,7 +97,7 @@ def test_an_event_distinguishes_a_stop_token_from_the_last_token_of_constrained_
     engine.add("satisfied", [1], SamplingParams(seed=0, constraint=Script([{5}, {6}])))
     engine.add("stopped", [1], SamplingParams(seed=0, constraint=Script([{5}, {END_OF_TEXT}])))
     told = [event for event in events_of(engine) if isinstance(event, TokenEvent)]
-    stops = {name: [event.is_stop for event in told if event.sequence_id == name] for name in ("satisfied", "stopped")}
+    stops = {name: [event.is_stop for event in told if event.request_id == name] for name in ("satisfied", "stopped")}
     assert stops == {"satisfied": [False, False], "stopped": [False, True]}
 
 
@@ -138,9 +138,9 @@ def test_a_failing_constraint_ends_its_own_sequence_and_no_step_is_repeated(
     failures = []
     for event in events_of(engine):
         if isinstance(event, FailureEvent):
-            failures.append((event.sequence_id, message in str(event.error)))
-        elif isinstance(event, TokenEvent) and event.sequence_id in told:
-            told[event.sequence_id].append(event.token_id)
+            failures.append((event.request_id, message in str(event.error)))
+        elif isinstance(event, TokenEvent) and event.request_id in told:
+            told[event.request_id].append(event.token_id)
     assert failures == [("guilty", True)]
     assert told == {name: completion.token_ids for name, completion in expected.items()}
 
@@ -182,9 +182,9 @@ def test_a_slow_constraint_delays_no_other_sequence_and_changes_no_token(schedul
         engine.add("constrained", [1, 2], SamplingParams(seed=0, logprobs=logprobs, constraint=kind(turns)))
         engine.add("free", [1, 2], SamplingParams(seed=1, max_tokens=4, ignore_eos=True))
         events = [event for event in events_of(engine) if isinstance(event, TokenEvent)]
-        told[kind] = [event for event in events if event.sequence_id == "constrained"]
+        told[kind] = [event for event in events if event.request_id == "constrained"]
     assert [event.token_id for event in told[Script]] == [event.token_id for event in told[Late]]
     assert [event.finish_reason for event in told[Late]] == [None, None, None, "stop"]
     assert [event.score is None for event in told[Late]] == [logprobs is None] * 4
-    assert events[-1].sequence_id == "constrained"
-    assert [event.sequence_id for event in events].index("constrained") > 0
+    assert events[-1].request_id == "constrained"
+    assert [event.request_id for event in events].index("constrained") > 0

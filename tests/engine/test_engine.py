@@ -205,8 +205,8 @@ def test_cancelling_frees_everything_at_once_and_unknown_ids_are_ignored():
     engine.add("running", [1, 2, 3])
     engine.add("waiting", [1, 2, 3])
     engine.step()
-    for sequence_id in ("running", "waiting", "waiting", "nobody"):
-        engine.cancel(sequence_id)
+    for request_id in ("running", "waiting", "waiting", "nobody"):
+        engine.cancel(request_id)
     engine.check_integrity()
     assert not engine.has_work
     assert engine.scheduler.pool.usage == 0
@@ -222,8 +222,8 @@ def test_output_that_is_not_finite_fails_the_sequence_and_no_other(temperature):
     engine.add("sick", [5], SamplingParams(temperature=temperature))
     engine.add("well", [1], SamplingParams(max_tokens=3, temperature=temperature, ignore_eos=True, top_k=1, seed=1))
     events = list(events_of(engine))
-    assert [type(event) for event in events if event.sequence_id == "sick"] == [FailureEvent]
-    assert 1 <= sum(event.sequence_id == "well" and isinstance(event, TokenEvent) for event in events) <= 3
+    assert [type(event) for event in events if event.request_id == "sick"] == [FailureEvent]
+    assert 1 <= sum(event.request_id == "well" and isinstance(event, TokenEvent) for event in events) <= 3
 
 
 def test_a_duplicate_id_is_refused_and_reports_have_the_rows_of_each_block():
@@ -242,7 +242,7 @@ class LateFaultBackend(WrappedBackend):
 
     def run(self, step: Step, max_rows: int) -> StepResult:
         result = super().run(step, max_rows)
-        if any("poisoned" in run.sequence.id for run in step.runs):
+        if any("poisoned" in run.sequence.request_id for run in step.runs):
             self.num_crowded_failures += len(step.runs) > 1
             raise RuntimeError("poisoned")
         return result
@@ -261,6 +261,6 @@ def test_a_step_that_fails_late_leaves_its_other_sequences_as_they_were(schedule
     tokens: dict[str, list[int]] = defaultdict(list)
     for event in events_of(engine):
         if isinstance(event, TokenEvent):
-            tokens[event.sequence_id].append(event.token_id)
+            tokens[event.request_id].append(event.token_id)
     assert [tokens[f"good-{seed}"] for seed in range(12)] == undisturbed
     assert engine.runner.backend.num_crowded_failures > 0

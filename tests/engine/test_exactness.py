@@ -140,7 +140,7 @@ def served(engine: Engine, plan: list[Request]) -> Events:
                 engine.cancel(str(i))
         for event in engine.step():
             if isinstance(event, TokenEvent):
-                events_of[int(event.sequence_id), event.choice].append(event)
+                events_of[int(event.request_id), event.choice].append(event)
             else:
                 assert isinstance(event, PromptEvent)
         engine.check_integrity()

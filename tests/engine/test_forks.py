@@ -147,5 +147,5 @@ def test_a_request_is_admitted_while_choices_before_it_are_held():
     engine.add("forked", PROMPT * 3, PARAMS)
     engine.add("behind", [1, 2], replace(PARAMS, n=1))
     engine.step()
-    assert [(s.id, s.choice) for s in engine.scheduler.running] == [("forked", 0), ("behind", 0)]
+    assert [(s.request_id, s.choice) for s in engine.scheduler.running] == [("forked", 0), ("behind", 0)]
     assert len(drained(engine)) == 5

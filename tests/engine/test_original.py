@@ -268,7 +268,7 @@ def test_200000_tokens_many_of_them_drafted_follow_the_last_exit_given_their_tex
         while engine.has_work:
             for event in engine.step():
                 assert isinstance(event, TokenEvent)
-                texts[event.sequence_id].append(event.token_id)
+                texts[event.request_id].append(event.token_id)
         counts = torch.histc(places(model, torch.tensor([*texts.values()]), len(PROMPTS[0])), 40, 0, 1)
         assert counts.sum() == num_draws
         assert (chisquare(counts.tolist()).pvalue > 1e-3) == (sampling == "original")

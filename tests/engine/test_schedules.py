@@ -69,7 +69,7 @@ def test_a_pass_emits_a_token_of_every_sequence():
     for number in range(5):
         engine.add(str(number), [1, 2, number], SamplingParams(max_tokens=6, seed=number, ignore_eos=True))
     while engine.has_work:
-        assert sorted({event.sequence_id for event in engine.step()}) == list("01234")
+        assert sorted({event.request_id for event in engine.step()}) == list("01234")
         assert [report.block for report in engine.reports] == [1, 2, 3]
         assert len({report.num_steps for report in engine.reports}) == 1
 
@@ -117,7 +117,7 @@ def test_a_lost_device_ends_the_engine_and_other_errors_end_their_sequences(erro
             engine.step()
         assert engine.has_work
     else:
-        assert [event.sequence_id for event in events_of(engine)] == ["0", "1", "2"]
+        assert [event.request_id for event in events_of(engine)] == ["0", "1", "2"]
 
 
 def test_without_native_kernels_the_layers_run_and_deterministic_is_refused(monkeypatch):

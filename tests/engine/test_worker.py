@@ -153,7 +153,7 @@ async def test_requests_submitted_together_share_a_stream_with_a_key_per_choice(
     async for events in batches(stream):
         for event in events:
             assert isinstance(event, TokenEvent)
-            received[event.sequence_id, event.choice].append(event.token_id)
+            received[event.request_id, event.choice].append(event.token_id)
     alone = [c.token_ids for request in requests for c in Engine(MODEL).generate([request.token_ids], request.params)]
     assert list(received.values()) == alone
     assert stream.admissions.keys() == received.keys()
@@ -174,7 +174,7 @@ async def test_a_cancelled_choice_ends_and_the_others_continue(worker):
     cancelled, *others = stream.keys
     received: Counter[ChoiceKey] = Counter()
     async for events in batches(stream):
-        received.update((event.sequence_id, event.choice) for event in events)
+        received.update((event.request_id, event.choice) for event in events)
         stream.cancel(cancelled)
     assert [received[key] for key in others] == [500, 500]
     assert 0 < received[cancelled] < 500

@@ -43,7 +43,7 @@ class Sequence:
         priority: int = 0,
         cache_salt: str = "",
     ) -> None:
-        self.id = request_id
+        self.request_id = request_id
         self.tenant = tenant
         self.priority = priority
         """Of a tenant's sequences, those with the lowest number are admitted first."""

@@ -35,7 +35,7 @@ class WaitingLine:
     def add(self, sequence: Sequence) -> None:
         """Append a new sequence to its tenant's queue. A new tenant gets the last turn."""
         requests = self._tenants.setdefault(sequence.tenant, {}).setdefault(sequence.priority, {})
-        requests.setdefault(sequence.id, {})[sequence] = None
+        requests.setdefault(sequence.request_id, {})[sequence] = None
         self._num_waiting += 1
 
     def put_back(self, sequence: Sequence) -> None:
@@ -65,10 +65,10 @@ class WaitingLine:
             return
         queue = self._tenants[sequence.tenant]
         requests = queue[sequence.priority]
-        choices = requests[sequence.id]
+        choices = requests[sequence.request_id]
         del choices[sequence]
         if not choices:
-            del requests[sequence.id]
+            del requests[sequence.request_id]
         if not requests:
             del queue[sequence.priority]
         if not queue:

@@ -60,7 +60,7 @@ class SelfTalk:
             params = SamplingParams(max_tokens=max_tokens, seed=seed, stop_token_ids=self._stop_token_ids)
             self._engine.add(str(seed), prompt, params)
         for event in self._engine.run():
-            completions[int(event.sequence_id)].append(event)
+            completions[int(event.request_id)].append(event)
         return completions
 
     def _text(self, token_ids: list[int]) -> str:

@@ -43,9 +43,9 @@ def carry_out(step: Step, exiting: set[str] = frozenset()) -> None:
         for block in step.blocks:
             asked = run.reaches_front and sequence.filled[block] < run.stop
             sequence.filled[block] = max(sequence.filled[block], run.stop)
-            if asked and sequence.id in exiting and not step.whole:
+            if asked and sequence.request_id in exiting and not step.whole:
                 break
-        if run.reaches_front and sequence.id in exiting:
+        if run.reaches_front and sequence.request_id in exiting:
             sequence.append(0)
 
 
@@ -106,7 +106,7 @@ def test_sweep_runs_the_deepest_block_with_all_sequences_that_wait_for_it():
         newcomer(scheduler, arrival, 2)
     carry_out(next_step(scheduler), exiting={"1"})
     step = next_step(scheduler)
-    assert (step.blocks, [run.sequence.id for run in step.runs]) == (range(1, 2), ["0", "2"])
+    assert (step.blocks, [run.sequence.request_id for run in step.runs]) == (range(1, 2), ["0", "2"])
 
 
 def test_the_youngest_is_preempted_when_pages_run_out_and_keeps_its_tokens():
@@ -127,7 +127,7 @@ def test_sequences_beyond_the_limit_wait_their_turn_and_a_seat_has_one_owner():
     assert len(next_step(scheduler).runs) == 2
     scheduler.remove(first)
     next_step(scheduler)
-    assert [s.id for s in scheduler.running] == ["1", "2"]
+    assert [s.request_id for s in scheduler.running] == ["1", "2"]
     scheduler.check_integrity()
     second.seat = scheduler.running[1].seat
     with pytest.raises(AssertionError, match="seat"):
@@ -155,7 +155,7 @@ def test_a_lone_sequence_may_take_every_page_and_none_overtakes_one_that_waits_f
     newcomer(scheduler, 1, 10)
     newcomer(scheduler, 2, 1)
     next_step(scheduler)
-    assert [sequence.id for sequence in scheduler.running] == ["0"]
+    assert [sequence.request_id for sequence in scheduler.running] == ["0"]
 
 
 def test_choices_that_wait_for_their_leader_delay_no_other_request():
@@ -165,10 +165,10 @@ def test_choices_that_wait_for_their_leader_delay_no_other_request():
         sequence.siblings = choices
     newcomer(scheduler, 3, 2)
     carry_out(next_step(scheduler))
-    assert [sequence.id for sequence in scheduler.running] == ["0", "3"]
+    assert [sequence.request_id for sequence in scheduler.running] == ["0", "3"]
     scheduler.remove(choices[0])
     next_step(scheduler)
-    assert [sequence.id for sequence in scheduler.running] == ["1", "3"]
+    assert [sequence.request_id for sequence in scheduler.running] == ["1", "3"]
 
 
 def test_admitted_sequences_and_their_cached_prompt_tokens_are_reported():
@@ -205,7 +205,7 @@ def test_short_runs_alternate_with_long_runs_which_share_a_chunk_unless_they_are
     turns = []
     for _ in range(3):
         step = next_step(scheduler)
-        turns.append([(run.sequence.id, run.stop) for run in step.runs])
+        turns.append([(run.sequence.request_id, run.stop) for run in step.runs])
         carry_out(step)
     assert turns == [[("0", 6)], [("2", 3), ("3", 2)], [("0", 12)]]
     scheduler = scheduler_with(num_pages=200, chunk_rows=6)
@@ -264,7 +264,7 @@ def test_with_short_runs_long_runs_get_at_most_a_chunk_in_every_other_step(workl
 
 def emit_at_random(scheduler: Scheduler, step: Step, rng: random.Random) -> None:
     is_last = step.blocks[-1] == scheduler.num_blocks - 1
-    carry_out(step, exiting={run.sequence.id for run in step.runs if is_last or rng.random() < 0.4})
+    carry_out(step, exiting={run.sequence.request_id for run in step.runs if is_last or rng.random() < 0.4})
 
 
 @given(
@@ -297,7 +297,7 @@ def test_no_running_sequence_is_passed_over_for_long(workload):
 )
 def test_every_sequence_finishes_whatever_the_limits(workload):
     scheduler, sequences, rng = workload
-    unfinished = {sequence.id: sequence.num_tokens + 8 for sequence in sequences}
+    unfinished = {sequence.request_id: sequence.num_tokens + 8 for sequence in sequences}
     for _ in range(20_000):
         step = scheduler.schedule()
         if step is None:
@@ -307,8 +307,8 @@ def test_every_sequence_finishes_whatever_the_limits(workload):
         assert all(scheduler.pool.num_pages_for(run.stop) <= len(run.sequence.pages) for run in step.runs)
         emit_at_random(scheduler, step, rng)
         for run in step.runs:
-            if run.sequence.num_tokens == unfinished[run.sequence.id]:
-                del unfinished[run.sequence.id]
+            if run.sequence.num_tokens == unfinished[run.sequence.request_id]:
+                del unfinished[run.sequence.request_id]
                 scheduler.remove(run.sequence)
         scheduler.check_integrity()
     assert not unfinished

@@ -45,7 +45,7 @@ wishes = st.builds(
 
 
 def key_of(each: Sequence | Event) -> Key:
-    return each.id if isinstance(each, Sequence) else each.sequence_id, each.choice
+    return each.request_id, each.choice
 
 
 class FaultyBackend(WrappedBackend):

@@ -63,7 +63,7 @@ class Waiting(RuleBasedStateMachine):
         self.last_taken: dict[tuple[str, int], int] = {}
 
     def is_held(self, sequence: Sequence) -> bool:
-        return sequence.id in self.held
+        return sequence.request_id in self.held
 
     @rule(
         tenant=st.sampled_from(TENANTS),
