@@ -8,6 +8,7 @@ class NviumError(Exception):
 
 
 REPHRASED = {
+    r"(?<=: )Value error, ": "",
     r"^Extra inputs are not permitted$": "is unknown",
     r"^Field required$": "is missing",
     r"^Got unexpected extra argument\S* \((\S+).*\)$": r"unexpected argument '\1'",

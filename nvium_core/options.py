@@ -59,7 +59,9 @@ class ServerOptions(EngineConfig, ModelOptions):
     root_path: Annotated[str, Doc("URL path under which a proxy serves this server, such as /llm.")] = ""
     log_level: Annotated[LogLevel, Doc("Lowest severity to log.")] = "info"
 
-    max_queue: Annotated[int, Ge(0), Doc("Maximum number of waiting sequences.")] = 1024
+    max_queue: Annotated[int, Ge(0), Doc("Maximum number of waiting sequences; 0 refuses what cannot run at once.")] = (
+        1024
+    )
     max_prompts: Annotated[Positive, Doc("Maximum prompts per request.")] = 1024
     max_n: Annotated[Positive, Doc("Maximum choices per prompt.")] = 128
     max_new_tokens: Annotated[Positive, Doc("Maximum tokens per request: choices × max_tokens.")] = 262_144

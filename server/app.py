@@ -32,7 +32,7 @@ from server.http.starting import starting_server
 from server.http.tls import tls_context
 from server.routes import chat, completions, health, models, openapi, playground, responses, tokens
 from server.routes import metrics as metrics_page
-from server.settings import Settings
+from server.settings import Settings, injected_variables
 from server.telemetry.logs import configure_logs
 from server.telemetry.metrics import Metrics
 from server.telemetry.tracing import Tracing, tracer_provider
@@ -145,6 +145,8 @@ def run(settings: Settings) -> None:
             service = load(settings)
             service.warm_up()
         app = assemble(service, keys_gate(keys, settings, service.metrics), provider)
+        if ignored := injected_variables():
+            log.info("ignored variables that Kubernetes sets for a service", names=ignored)
         log.info("access", api_keys=len(keys), requests_per_minute=settings.requests_per_minute, tls=tls is not None)
         config = uvicorn_config(app, settings, tls, listener=listener, timeout_graceful_shutdown=STOP_SECONDS)
         DrainingServer(config, service, reloader).run(sockets=[listener])

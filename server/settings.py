@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import fields
+from difflib import get_close_matches
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -21,6 +22,12 @@ from nvium_core.errors import plain
 ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")
 PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 ENDPOINT = re.compile(r"https?://[^/\s]+(/\S*)?")
+
+VARIABLES = "NVIUM_"
+INJECTED = re.compile(
+    r"NVIUM_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)=.*|PORT(_\d+_[A-Z]+)?=[a-z]+://.*|PORT_\d+_[A-Z]+_\w+=.*)"
+)
+"""Matches NAME=VALUE of variables that Kubernetes adds to every pod for a service whose name begins with `nvium`."""
 
 SECRET = ("api_keys", "otlp_endpoint")
 """Settings whose values never appear in errors or logs."""
@@ -62,7 +69,7 @@ def as_buckets(bounds: tuple[float, ...]) -> tuple[float, ...]:
 
 class Settings(BaseSettings, ServerOptions):  # type: ignore[misc] # frozen below, which mypy cannot see
     model_config = SettingsConfigDict(
-        env_prefix="NVIUM_", frozen=True, extra="forbid", hide_input_in_errors=True, enable_decoding=False
+        env_prefix=VARIABLES, frozen=True, extra="forbid", hide_input_in_errors=True, enable_decoding=False
     )
 
     api_keys: Annotated[tuple[str, ...], Field(repr=False, exclude=True)] = ServerOptions.api_keys
@@ -86,6 +93,10 @@ class Settings(BaseSettings, ServerOptions):  # type: ignore[misc] # frozen belo
         return EngineConfig(**{field.name: getattr(self, field.name) for field in fields(EngineConfig)})
 
 
+VARIABLE_OF = {name: f"{VARIABLES}{name}".upper() for name in Settings.model_fields}
+"""Setting → its environment variable."""
+
+
 def read_file(name: str, file: Path) -> str:
     """Read a text file that the setting `name` refers to. Raise `SettingsError` if it cannot be read."""
     try:
@@ -104,6 +115,11 @@ def set_defaults(variables: Mapping[str, str]) -> None:
 
 def read_settings(given: Mapping[str, Any]) -> Settings:
     """Read settings from `given`, then the environment, then the defaults. Raise `SettingsError` if one is invalid."""
+    ignored = injected_variables()
+    if unknown := own_variables().keys() - {*ignored, *VARIABLE_OF.values()}:
+        raise SettingsError(f"{min(unknown)}: is unknown; {hint(min(unknown))}")
+    if VARIABLE_OF["port"] in ignored:
+        given = {"port": ServerOptions.port, **given}
     try:
         settings = Settings(**given)
         _ = settings.engine
@@ -120,7 +136,22 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
     return settings
 
 
+def own_variables() -> dict[str, str]:
+    """Return the environment's variables that begin with `NVIUM_`, in capitals, because their case does not matter."""
+    return {name.upper(): value for name, value in os.environ.items() if name.upper().startswith(VARIABLES)}
+
+
+def injected_variables() -> list[str]:
+    """Return the names of those variables that Kubernetes has added."""
+    return [name for name, value in own_variables().items() if INJECTED.fullmatch(f"{name}={value}")]
+
+
+def hint(unknown: str) -> str:
+    close = get_close_matches(unknown.removeprefix(VARIABLES).lower(), VARIABLE_OF, n=1)
+    return f"did you mean {VARIABLE_OF[close[0]]}?" if close else "unset it, or set an option of `nvium serve --help`"
+
+
 def name_of(setting: Any, given: Mapping[str, Any]) -> str:
     """Return the setting's name, or that of its environment variable if the value came from there."""
-    variable = f"NVIUM_{setting}".upper()
-    return variable if setting not in given and variable in os.environ else str(setting)
+    variable = VARIABLE_OF.get(setting, "")
+    return variable if setting not in given and variable in own_variables() else str(setting)

@@ -44,6 +44,10 @@ def runner(settings: "Settings") -> "Callable[[Settings], None]":
         if settings.max_replicas is not None:
             raise SettingsError("max_replicas: requires replicas, the initial number")
         return run
+    if settings.max_replicas is not None and settings.max_replicas < settings.replicas:
+        raise SettingsError(
+            f"max_replicas: must be at least replicas ({settings.replicas}), got {settings.max_replicas}"
+        )
     set_defaults(RAY_DEFAULTS)
     try:
         from server.replicas import deployment

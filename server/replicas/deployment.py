@@ -162,7 +162,7 @@ def replicas(settings: Settings, host: str | None = None) -> serve.Application:
         name="Replica",
         autoscaling_config=AutoscalingConfig(
             min_replicas=least,
-            max_replicas=max(least, settings.max_replicas or least),
+            max_replicas=settings.max_replicas or least,
             upscale_delay_s=settings.upscale_seconds,
             downscale_delay_s=settings.downscale_seconds,
             look_back_period_s=LOOK_BACK_SECONDS,
@@ -240,7 +240,7 @@ def run(settings: Settings) -> None:
     configure_logs(settings.log_level)
     disable_created_metrics()
     keys, tls = KeyRing(read_keys(settings)), tls_context(settings)
-    most = max(settings.replicas or 1, settings.max_replicas or 1)
+    most = settings.max_replicas or settings.replicas or 1
     check_devices(settings.device, most)
     (reloader := Reloader(settings, keys, tls)).listen()
     with listen(settings.host, settings.port) as listener, ExitStack() as stack:
