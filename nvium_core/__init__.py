@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nvium_core.choices import SUGGESTED as SUGGESTED
     from nvium_core.choices import Device as Device
     from nvium_core.choices import Precision as Precision
     from nvium_core.choices import Sampling as Sampling
@@ -36,6 +35,8 @@ if TYPE_CHECKING:
     from nvium_core.engine.params import EngineConfig as EngineConfig
     from nvium_core.engine.params import InvalidRequest as InvalidRequest
     from nvium_core.engine.params import SamplingParams as SamplingParams
+    from nvium_core.engine.sampling_defaults import sampling_defaults as sampling_defaults
+    from nvium_core.engine.sampling_defaults import with_defaults as with_defaults
     from nvium_core.engine.token_stream import Admitted as Admitted
     from nvium_core.engine.token_stream import ChoiceKey as ChoiceKey
     from nvium_core.engine.token_stream import EngineRequest as EngineRequest

@@ -10,8 +10,6 @@ Weights = Literal["auto", "native", "q8", "q4"]
 Schedule = Literal["race", "whole", "sweep", "optimal", "synchronous"]
 Sampling = Literal["exits", "mixture", "original"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+GenerationDefaults = Literal["auto", "off"]
 ExitTarget = Literal["original", "text"]
 Sharding = Literal["ddp", "fsdp"]
-
-SUGGESTED = {"temperature": 0.7, "top_p": 0.95}
-"""Sampling parameters for readable text. At the API's default, temperature 1, a small model rambles."""

@@ -4,10 +4,11 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nvium_core.choices import Device, Precision, Weights
+from nvium_core.choices import Device, GenerationDefaults, Precision, Weights
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Completion, TokenEvent, best
 from nvium_core.engine.params import ContextLengthExceeded, EngineConfig, SamplingParams
+from nvium_core.engine.sampling_defaults import sampling_defaults, with_defaults
 from nvium_core.engine.schedule.sequence import FinishReason
 from nvium_core.loading import LoadedModel
 from nvium_core.mapped_weights import load_mapped
@@ -86,6 +87,8 @@ class LLM:
 
     model: a folder, Hub name or GGUF file; None is the bundled model.
     exits: folder or Hub name of retrofitted exits for the model.
+    generation_config: auto takes defaults from the model's generation_config.json or GGUF file, for parameters that a
+        call leaves out; off takes those of `SamplingParams`.
     engine_options: fields of `EngineConfig`.
 
     The methods take these keywords as `sampling`: the fields of `SamplingParams`, `stop` (a string or several) and
@@ -100,9 +103,11 @@ class LLM:
         device: Device = "auto",
         dtype: Precision = "auto",
         weights: Weights = "auto",
+        generation_config: GenerationDefaults = "auto",
         **engine_options: Any,
     ) -> None:
         self.loaded = model if isinstance(model, LoadedModel) else load_mapped(model, device, dtype, weights, exits)
+        self.sampling_defaults = sampling_defaults(self.loaded.model, generation_config)
         self.engine = Engine(self.loaded.model, EngineConfig(**engine_options))
         self._template = ChatTemplate(self.loaded.tokenizer)
         self._num_requests = 0
@@ -172,7 +177,7 @@ class LLM:
         include_stop_str_in_output: bool = False,
         **sampling: Any,
     ) -> tuple[SamplingParams, dict[str, list[_Answer]]]:
-        params, stops = SamplingParams(**sampling), as_strings(stop)
+        params, stops = SamplingParams(**with_defaults(sampling, self.sampling_defaults)), as_strings(stop)
         tokenizer = self.loaded.tokenizer.backend_tokenizer
         answers: dict[str, list[_Answer]] = {}
         try:

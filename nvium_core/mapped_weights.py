@@ -145,6 +145,8 @@ def write(loaded: LoadedModel, origin: Path, place: Path) -> None:
         write_groups(model, folder)
         if is_gguf(origin):
             loaded.tokenizer.save_pretrained(folder)
+            if loaded.model.generation_config:
+                loaded.model.generation_config.save_pretrained(folder)
         elif (origin / GENERATION_CONFIG_NAME).exists():
             shutil.copyfile(origin / GENERATION_CONFIG_NAME, folder / GENERATION_CONFIG_NAME)
         checksums.seal(folder)

@@ -21,7 +21,7 @@ from typing import Annotated
 from annotated_types import Ge, Interval, MinLen
 from typing_extensions import Doc
 
-from nvium_core.choices import Device, Instructions, LogLevel, Precision, Weights
+from nvium_core.choices import Device, GenerationDefaults, Instructions, LogLevel, Precision, Weights
 from nvium_core.engine.params import EngineConfig
 
 Positive = Annotated[int, Ge(1)]
@@ -53,6 +53,9 @@ class ServerOptions(EngineConfig, ModelOptions):
 
     model: Annotated[str | None, Doc("Folder, Hub name or GGUF file [the bundled model].")] = None
     served_model_name: Annotated[tuple[Name, ...], Doc("Model names that requests may use [the folder's name].")] = ()
+    generation_config: Annotated[
+        GenerationDefaults, Doc("Defaults of sampling parameters; auto is the model's own, off is OpenAI's.")
+    ] = "auto"
     chat_template: Annotated[Path | None, Doc("File with a chat template to use instead of the model's own.")] = None
     host: Annotated[str, Doc("Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, Interval(ge=0, le=65535), Doc("Port to listen on; 0 picks a free one.")] = 8000

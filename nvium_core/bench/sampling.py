@@ -14,13 +14,12 @@ from nvium_core.bench.contenders.contender import Generation, Workload
 from nvium_core.bench.contenders.lineup import BASELINE, OURS
 from nvium_core.bench.harness import Figures, Subject, interleaved, median_ratio
 from nvium_core.bench.peers import checked_turn, rates, summary
-from nvium_core.choices import SUGGESTED
 from nvium_core.engine.params import SamplingParams
 
 PLAIN = "plain"
 MODES: dict[str, Mapping[str, Any]] = {
     PLAIN: {},
-    "suggested": SUGGESTED,
+    "top-p": {"temperature": 0.7, "top_p": 0.95},
     "top-k": {"top_k": 40},
     "min-p": {"min_p": 0.05},
     "penalty": {"presence_penalty": 1},

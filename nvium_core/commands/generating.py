@@ -5,32 +5,35 @@ from typing import Annotated, Any
 
 import typer
 
-from nvium_core.choices import SUGGESTED, Sampling
+from nvium_core.choices import Sampling
 from nvium_core.commands.options import ModelArgument, chosen, takes
 from nvium_core.engine.params import EngineConfig, InvalidRequest
-from nvium_core.options import ModelOptions
+from nvium_core.options import ModelOptions, ServerOptions
 
 BUNDLED = "The bundled model only writes short tales. Ask it: Tell me a tale of a fox. Then enter /reset."
 ENGINE_OPTIONS = "schedule", "deterministic", "max_drafts"
 
 SeedOption = Annotated[int | None, typer.Option(help="For reproducible sampling: same seed, same text.")]
-TemperatureOption = Annotated[float, typer.Option(help="0 takes the most probable token.")]
+TemperatureOption = Annotated[
+    float | None, typer.Option(help="0 takes the most probable token [the model's default, else 1].")
+]
 SamplingOption = Annotated[
     Sampling | None,
     typer.Option(help="Sample from the exit taken, from the mixture or from the last exit [the model's default]."),
 ]
-TopPOption = Annotated[float, typer.Option(help="Nucleus sampling.")]
+TopPOption = Annotated[float | None, typer.Option(help="Nucleus sampling [the model's default, else 1].")]
 
 
 @takes(ModelOptions)
+@takes(ServerOptions, "generation_config")
 @takes(EngineConfig, *ENGINE_OPTIONS)
 def generate(
     model: ModelArgument = None,
     prompt: Annotated[str, typer.Option(help="The text to continue; - reads standard input.")] = "Once upon a time",
     max_tokens: Annotated[int, typer.Option(help="Maximum number of tokens to generate.")] = 128,
     seed: SeedOption = None,
-    temperature: TemperatureOption = SUGGESTED["temperature"],
-    top_p: TopPOption = SUGGESTED["top_p"],
+    temperature: TemperatureOption = None,
+    top_p: TopPOption = None,
     sampling: SamplingOption = None,
     **given: Any,
 ) -> None:
@@ -42,11 +45,12 @@ def generate(
         text.encode()
     except UnicodeError as error:
         raise InvalidRequest("prompt", "must be valid UTF-8 text") from error
-    params = {"max_tokens": max_tokens, "seed": seed, "temperature": temperature, "top_p": top_p, "sampling": sampling}
+    params = chosen_params(max_tokens=max_tokens, seed=seed, temperature=temperature, top_p=top_p, sampling=sampling)
     terminal.continue_text(terminal.Terminal(), language_model(model, given), text, params)
 
 
 @takes(ModelOptions)
+@takes(ServerOptions, "generation_config")
 @takes(EngineConfig, *ENGINE_OPTIONS)
 def chat(
     model: ModelArgument = None,
@@ -55,17 +59,15 @@ def chat(
         int | None, typer.Option(help="Maximum number of tokens per answer [the rest of the context].")
     ] = None,
     seed: SeedOption = None,
-    temperature: TemperatureOption = SUGGESTED["temperature"],
-    top_p: TopPOption = SUGGESTED["top_p"],
+    temperature: TemperatureOption = None,
+    top_p: TopPOption = None,
     sampling: SamplingOption = None,
     **given: Any,
 ) -> None:
     """Chat with a model through its chat template; each line of standard input is a message."""
     from nvium_core import SamplingParams, terminal
 
-    params: dict[str, Any] = {"seed": seed, "temperature": temperature, "top_p": top_p, "sampling": sampling}
-    if max_tokens is not None:
-        params["max_tokens"] = max_tokens
+    params = chosen_params(max_tokens=max_tokens, seed=seed, temperature=temperature, top_p=top_p, sampling=sampling)
     SamplingParams(**params)  # check the values before loading the model
     llm, streams = language_model(model, given), terminal.Terminal()
     if model is None:
@@ -75,10 +77,16 @@ def chat(
     terminal.converse(streams, llm, lambda: input("> " if sys.stdin.isatty() else ""), system, params)
 
 
+def chosen_params(**given: Any) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if value is not None}
+
+
 def language_model(model: str | None, given: dict[str, Any]) -> Any:
     from nvium_core import LLM
 
     options = chosen(ModelOptions, given)
-    engine = {name: given[name] for name in (*ENGINE_OPTIONS, "instructions", "threads") if name in given}
+    engine = {
+        name: given[name] for name in (*ENGINE_OPTIONS, "instructions", "threads", "generation_config") if name in given
+    }
     loading = {name: getattr(options, name) for name in ("exits", "device", "dtype", "weights")}
     return LLM(model, **loading, max_sequences=1, **engine)

@@ -6,7 +6,7 @@ The result is a configuration, and tensors under our names. The weights must be 
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -56,11 +56,15 @@ class CheckpointError(NviumError, ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A model read from `folder`: its configuration, and its tensors under our names."""
+    """A model read from `folder`: its configuration, and its tensors under our names.
+
+    sampling: sampling parameters that a GGUF file suggests, under transformers' names.
+    """
 
     config: NviumConfig
     tensors: dict[str, Tensor]
     folder: Path
+    sampling: dict[str, float] = field(default_factory=dict)
 
     @property
     def dtype(self) -> torch.dtype:

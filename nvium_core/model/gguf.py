@@ -87,6 +87,15 @@ NEUTRAL: dict[str, Any] = {"attention.causal": True} | dict.fromkeys(
 )
 """Unsupported field → the value that has no effect. A file with a different value is rejected. Zero is accepted."""
 
+SAMPLING = {
+    "temperature": "temp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
+"""Sampling parameters → the file's names, without the prefix `general.sampling`."""
+
 ENDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 NAMED_ENDS = {
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),
@@ -189,7 +198,16 @@ def read_gguf(path: Path, config: NviumConfig | None = None, dtype: torch.dtype 
         if tensors[name].dtype != tensor.dtype:
             largest = max(largest, (tensors[name].to(tensor.dtype) - tensor).abs().max().item())
     logger.info("%s: loaded weights in %s, largest rounding error %.2g", path.name, str(precision)[6:], largest)
-    return Checkpoint(config=config, tensors=tensors, folder=path)
+    return Checkpoint(config=config, tensors=tensors, folder=path, sampling=sampling_fields(file))
+
+
+def sampling_fields(file: GGUFFile) -> dict[str, float]:
+    """Read the suggested sampling parameters. Raise `CheckpointError` for one that is not a number."""
+    found = {ours: file.get(f"general.sampling.{theirs}") for ours, theirs in SAMPLING.items()}
+    try:
+        return {name: float(str(np.float32(value))) for name, value in found.items() if value is not None}
+    except ValueError as error:
+        raise CheckpointError(f"{file.path}: general.sampling: {error}") from error
 
 
 def stored_precision(file: GGUFFile) -> torch.dtype:

@@ -221,8 +221,10 @@ def read_checked(
 
 
 def generation_config(checkpoint: Checkpoint) -> GenerationConfig | None:
-    """Read generation_config.json, if it exists. Raise `CheckpointError` if it is invalid."""
+    """Read generation_config.json, if it exists, or a GGUF file's fields. Raise `CheckpointError` if it is invalid."""
     folder = checkpoint.folder
+    if checkpoint.sampling:
+        return GenerationConfig(**checkpoint.sampling, do_sample=True)
     if not (folder / GENERATION_CONFIG_NAME).exists():
         return None
     try:

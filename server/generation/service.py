@@ -4,11 +4,11 @@ import hashlib
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import structlog
 
-from nvium_core import SUGGESTED, Engine, EngineWorker, LoadedModel
+from nvium_core import Engine, EngineWorker, LoadedModel, sampling_defaults, with_defaults
 from nvium_core.text.chat_template import ChatTemplate, Conversation
 from nvium_core.text.token_bytes import TokenBytes, longest_token
 from server.errors import CONTEXT_EXCEEDED, ApiError, InvalidField, engine_stopped
@@ -17,11 +17,14 @@ from server.generation.constraints import AllowedTokens, Constraints, RequestCon
 from server.generation.thread_pool import DaemonThreadPool
 from server.http.admission import Admission, draining
 from server.schemas.formats import OutputFormat
-from server.schemas.generation import RequestLimits
+from server.schemas.generation import GenerationRequest, RequestLimits
 from server.schemas.models import Model
+from server.schemas.responses import ResponseRequest
 from server.schemas.tokens import TokenizerInfo
 from server.settings import Settings, read_file
 from server.telemetry.metrics import Metrics
+
+Body = TypeVar("Body", bound=GenerationRequest | ResponseRequest)
 
 log = structlog.get_logger("nvium.server")
 
@@ -38,6 +41,8 @@ NUM_COMPILING_THREADS = 16
 PAUSE_SECONDS = 1
 """If no tick comes for this long, the process must have been suspended."""
 
+NEUTRAL = {"temperature": 1.0, "top_p": 1.0}
+
 FINGERPRINT_SAMPLES = 64
 
 
@@ -50,6 +55,7 @@ class Service:
         self.name = self.names[0]
         if settings.chat_template:
             loaded.tokenizer.chat_template = read_file("chat_template", settings.chat_template)
+        self.sampling_defaults = sampling_defaults(loaded.model, settings.generation_config)
         self.created = int(time.time())
         self.num_layers = loaded.model.config.num_hidden_layers
         self.vocab_size = loaded.model.config.vocab_size
@@ -89,6 +95,8 @@ class Service:
             cache_bytes=cache.num_bytes,
             cache_pages=cache.num_pages,
         )
+        if self.sampling_defaults:
+            log.info("sampling defaults of the model; --generation-config off ignores them", **self.sampling_defaults)
         if cache.num_tokens < self.engine.context:
             log.warning("the KV cache is smaller than the context and limits requests", tokens=cache.num_tokens)
 
@@ -162,6 +170,13 @@ class Service:
             raise ApiError(message, status=404, param="model", code="model_not_found")
         return self.name
 
+    def with_defaults(self, body: Body) -> Body:
+        """Give the model's own defaults to sampling fields that a request leaves out."""
+        given = dict.fromkeys(body.model_fields_set) | {"sampling": body.nvium.sampling}
+        added = with_defaults(given, self.sampling_defaults).items() - given.items()
+        fields = {name: value for name, value in added if name in type(body).model_fields}
+        return cast(Body, body.model_copy(update=fields))
+
     def max_tokens(self, asked: int | None, num_prompt_tokens: int, num_choices: int) -> int:
         """Return `max_tokens` for each choice. If no room remains, return 1, and the engine rejects the prompt."""
         remaining = self.engine.context - num_prompt_tokens
@@ -226,7 +241,11 @@ class Service:
             created=self.created,
             max_model_len=self.engine.context,
             limits={name: getattr(self.settings, name) for name in names},
-            nvium={"exit_layers": self.exit_layers, "num_layers": self.num_layers, "suggested": SUGGESTED},
+            nvium={
+                "exit_layers": self.exit_layers,
+                "num_layers": self.num_layers,
+                "suggested": NEUTRAL | self.sampling_defaults,
+            },
         )
 
     def _read(self, prompts: Sequence[str | list[int]]) -> list[Prompt]:

@@ -15,6 +15,7 @@ router = APIRouter(route_class=JsonRoute)
 @router.post("/v1/chat/completions")
 async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
     service, record = checked(request, body)
+    body = service.with_defaults(body)
     generated = await start_chat(service, body, record, request.state.key_id)
     writer = ChatWriter(service, body, generated, f"chatcmpl-{record.request_id}")
     return await answer(request, body, writer)

@@ -15,6 +15,7 @@ router = APIRouter(route_class=JsonRoute)
 @router.post("/v1/completions")
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     service, record = checked(request, body)
+    body = service.with_defaults(body)
     tenant = request.state.key_id
     num_choices = len(body.prompts) * body.num_choices
     with service.admission.entered(num_choices, tenant), body.in_request_names():

@@ -11,6 +11,7 @@ from starlette.responses import Response as HttpResponse
 
 from server.errors import ApiError
 from server.generation.chat import start_chat
+from server.generation.service import Service
 from server.routes.json_route import JsonRoute
 from server.schemas.responses import DeletedResponse, Json, Response, ResponseRequest, with_item
 from server.writers.answer import answer, checked
@@ -90,8 +91,10 @@ async def create_response(body: ResponseRequest, request: Request) -> HttpRespon
     store: ResponseStore = request.app.state.response_store
     owner = request.state.key_id
     before = earlier(store, owner, body.previous_response_id)
-    chat = body.as_chat(before)
-    service, record = checked(request, chat)
+    service: Service = request.app.state.service
+    body = service.with_defaults(body)
+    chat = service.with_defaults(body.as_chat(before))
+    _, record = checked(request, chat)
     generated = await start_chat(service, chat, record, owner)
 
     def keep(response: Response) -> None:

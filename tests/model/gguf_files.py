@@ -80,7 +80,9 @@ SCALES = {
 
 def add_fields(writer: gguf.GGUFWriter, fields: Mapping[str, Any]) -> None:
     for name, value in fields.items():
-        add = {str: writer.add_string, int: writer.add_uint32, list: writer.add_array}[type(value)]
+        add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32, list: writer.add_array}[
+            type(value)
+        ]
         add(name, value)
 
 

@@ -35,6 +35,14 @@ def test_a_file_gives_the_log_probabilities_of_transformers(make, tmp_path):
     torch.testing.assert_close(ours(input_ids).logits, theirs(input_ids).logits.log_softmax(-1), rtol=0, atol=1e-5)
 
 
+def test_the_suggested_sampling_is_read(tmp_path):
+    fields = {"temp": 0.6, "top_k": 40, "penalty_repeat": 1.1, "mirostat": 0}
+    tokenizer = {"tokenizer.ggml.model": "no_vocab", **{f"general.sampling.{name}": fields[name] for name in fields}}
+    path = write_gguf(tmp_path / "model.gguf", random_model("llama", MAKES["llama"]), tokenizer=tokenizer)
+    read = NviumForCausalLM.from_pretrained(path).generation_config
+    assert (read.temperature, read.top_k, read.repetition_penalty, read.top_p) == (0.6, 40, 1.1, None)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_type_is_dequantized_as_by_the_library(kind, tmp_path):
     theirs = random_model("qwen2", WIDE)

@@ -26,7 +26,7 @@ def test_a_strict_client_lists_and_finds_the_model(server: LiveServer) -> None:
         assert card["nvium"] == {
             "exit_layers": EXIT_LAYERS,
             "num_layers": 4,
-            "suggested": {"temperature": 0.7, "top_p": 0.95},
+            "suggested": {"temperature": 1.0, "top_p": 1.0},
         }
         assert card["limits"]["max_n"] == 128
 
