@@ -1,6 +1,7 @@
 """The errors of the HTTP API. The body of every error response is `ApiError.body`."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -30,6 +31,18 @@ RETRY_STOPPED_SECONDS = 5
 
 CONTEXT_EXCEEDED = "context_length_exceeded"
 TOO_COSTLY = "too_costly"
+
+MISSING, WRONG_TYPE, OUT_OF_RANGE = "missing_required_parameter", "invalid_type", "out_of_range"
+INVALID, UNKNOWN, UNSUPPORTED = "invalid_value", "unknown_parameter", "unsupported_parameter"
+"""Codes of validation errors."""
+
+CODES = {
+    r"missing": MISSING,
+    r"extra_forbidden": UNKNOWN,
+    r".*(_type|_parsing|_from_float)|described|wrong_field:": WRONG_TYPE,
+    r"(greater|less)_than.*|.*too_(short|long|many)|finite_number": OUT_OF_RANGE,
+}
+"""Maps patterns of pydantic's types of errors, and of ours, to codes. All other types have the code `INVALID`."""
 
 WRONG_FIELD = "wrong_field:"
 """Prefix of the type of a custom pydantic error. The rest of the type is the name of the invalid field."""
@@ -97,7 +110,7 @@ class InvalidField(ApiError):
     If the context is exceeded, the message has OpenAI's wording, because clients match it.
     """
 
-    def __init__(self, param: str, message: str, *, code: str | None = None) -> None:
+    def __init__(self, param: str, message: str, *, code: str = INVALID) -> None:
         text = message if code == CONTEXT_EXCEEDED else f"{param}: {message}"
         super().__init__(text, param=param, code=code)
 
@@ -155,7 +168,7 @@ def as_api_error(error: Exception) -> ApiError:
         case ApiError():
             return error
         case InvalidRequest():
-            code = CONTEXT_EXCEEDED if isinstance(error, ContextLengthExceeded) else None
+            code = CONTEXT_EXCEEDED if isinstance(error, ContextLengthExceeded) else OUT_OF_RANGE
             return InvalidField(error.field, error.message, code=code)
         case ConversationError():
             return InvalidField("messages", str(error))
@@ -182,29 +195,34 @@ def from_http(error: HTTPException) -> ApiError:
     if isinstance(error.__cause__, ApiError):
         return error.__cause__
     headers = error.headers or {}
-    messages = {
-        HTTPStatus.NOT_FOUND: "no such endpoint; GET /openapi.json lists all endpoints",
-        HTTPStatus.METHOD_NOT_ALLOWED: f"this endpoint accepts {headers.get('Allow', 'other methods')}",
+    known = {
+        HTTPStatus.NOT_FOUND: ("no such endpoint; GET /openapi.json lists all endpoints", "unknown_url"),
+        HTTPStatus.METHOD_NOT_ALLOWED: (
+            f"this endpoint accepts {headers.get('Allow', 'other methods')}",
+            "method_not_allowed",
+        ),
     }
-    message = messages.get(HTTPStatus(error.status_code), str(error.detail))
-    return ApiError(message, status=error.status_code, headers=headers)
+    message, code = known.get(HTTPStatus(error.status_code), (str(error.detail), None))
+    return ApiError(message, status=error.status_code, code=code, headers=headers)
 
 
 def from_validation(error: RequestValidationError) -> ApiError:
     """Convert the first validation error of a body."""
     first = error.errors()[0]
-    place = first["loc"][1:]
-    if first["type"] == "json_invalid":
-        what = first["ctx"]["error"].removesuffix(" at")
-        return ApiError(f"the body is not valid JSON: {what} at character {place[0]}")
+    place, code = first["loc"][1:], code_of(first["type"])
     if first["type"] in ("missing", "model_attributes_type") and not place:
-        return ApiError("the body must be a JSON object, sent with content-type application/json")
+        return ApiError("the body must be a JSON object", code=WRONG_TYPE)
     message = plain(first["msg"])
     if decisive := first["type"].partition(WRONG_FIELD)[2]:
         return InvalidField(path(error.body, (*place, decisive), "missing"), message)
     if not place:
-        return ApiError(f"invalid body: {message}")
-    return InvalidField(as_sent(error.body, place) or path(error.body, place, first["type"]), message)
+        return ApiError(f"invalid body: {message}", code=code)
+    return InvalidField(as_sent(error.body, place) or path(error.body, place, first["type"]), message, code=code)
+
+
+def code_of(kind: str) -> str:
+    """Return the code for a pydantic type of error."""
+    return next((code for pattern, code in CODES.items() if re.fullmatch(pattern, kind)), INVALID)
 
 
 def as_sent(body: Any, place: Sequence[str | int]) -> str | None:

@@ -6,22 +6,19 @@ from collections import deque
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import Rejected, malformed
+from server.errors import Rejected
 from server.http.middleware import HttpMiddleware, refuse
 from server.http.shares import Shares
+from server.schemas.json_text import reading_seconds
 from server.telemetry.metrics import Metrics
 
-LARGE_BYTES = 100_000
-BYTES_PER_SECOND = 10_000_000
-"""Rate limit for parsing large bodies. The limit is far below the parser's speed: parsing blocks the event loop."""
+COSTLY_SECONDS = 0.001
+"""Bodies that take longer to parse and validate are costly: they block the event loop."""
+
+WAIT_RATIO = 2
+"""Costly bodies start one at a time, each after waiting for this multiple of its own time."""
 
 MAX_STARTS_PER_TURN = 8
-
-MAX_CONTAINERS = 50_000
-"""Maximum number of lists and objects in a body.
-
-Compared to a string of the same length, lists `[]` take 30 times the memory, and hundreds of times as long to parse.
-"""
 
 CLOSE = {"connection": "close"}
 
@@ -44,7 +41,7 @@ class Bodies(HttpMiddleware):
         body = bytearray()
         try:
             if await self._read(body, scope, receive):
-                await self._start_limiter.wait(len(body))
+                await self._start_limiter.wait(reading_seconds(body))
                 await self._app(scope, replayed(bytes(body), receive), send)
             elif record := scope["state"]["record"]:
                 record.aborted("disconnected")
@@ -65,7 +62,6 @@ class Bodies(HttpMiddleware):
             if piece := message.get("body"):
                 self._add(body, piece, scope["state"]["key_id"])
             if not message.get("more_body"):
-                check_structure(body)
                 return True
 
     def _add(self, body: bytearray, piece: bytes, key: str) -> None:
@@ -85,19 +81,20 @@ class Bodies(HttpMiddleware):
 class StartLimiter:
     """Limits how many requests start in one turn of the event loop, so that streams can write between turns.
 
-    A large body first waits in a separate queue, for a time proportional to its size.
+    A request with a costly body first waits in a separate queue, for a time proportional to its cost.
     """
 
     def __init__(self) -> None:
-        self._large_bodies = asyncio.Lock()
+        self._costly_bodies = asyncio.Lock()
         self._waiting = deque[asyncio.Future[None]]()
         self._num_started = 0
         """Requests started in this turn."""
 
-    async def wait(self, num_bytes: int) -> None:
-        if num_bytes > LARGE_BYTES:
-            async with self._large_bodies:
-                await asyncio.sleep(num_bytes / BYTES_PER_SECOND)
+    async def wait(self, seconds: float) -> None:
+        """Wait for the turn of a request whose body takes `seconds` to parse and validate."""
+        if seconds > COSTLY_SECONDS:
+            async with self._costly_bodies:
+                await asyncio.sleep(seconds * WAIT_RATIO)
         loop = asyncio.get_running_loop()
         if self._num_started == MAX_STARTS_PER_TURN:
             self._waiting.append(place := loop.create_future())
@@ -116,23 +113,6 @@ class StartLimiter:
                 self._num_started += 1
         if self._num_started:
             loop.call_soon(self._start_turn, loop)
-
-
-def check_structure(body: bytearray) -> None:
-    """Raise `Rejected` if the body has more than `MAX_CONTAINERS` lists and objects.
-
-    Brackets in strings do not count. Removing strings is slow, so remove them only if there are too many brackets.
-    """
-    if num_containers(body) > MAX_CONTAINERS and num_containers(without_strings(body)) > MAX_CONTAINERS:
-        raise malformed(f"the body has more than {MAX_CONTAINERS} lists and objects")
-
-
-def without_strings(body: bytearray) -> bytes:
-    return b"".join(bytes(body).replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2])
-
-
-def num_containers(text: bytes | bytearray) -> int:
-    return text.count(b"[") + text.count(b"{")
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:

@@ -128,14 +128,14 @@ class Check(HttpMiddleware):
 
 
 class JsonBodies(Check):
-    """Treats a body as JSON if it has no content type or a form's content type (the default of `curl -d`).
+    """Treats a body as JSON if it has no content type or the default type of `curl -d`. Answers 415 to other types.
 
-    Answers 415 to an encoded body. Also answers 415 to a browser's request that an HTML form could have sent, because
-    any site can have a form that sends requests to this server.
+    Also answers 415 to an encoded body, and to a browser's request that an HTML form could have sent, because any site
+    can have a form that sends requests to this server.
     """
 
+    JSON = re.compile(r"application/([^/]*\+)?json")
     TAKEN_FOR_JSON = ("", "application/x-www-form-urlencoded")
-    SENT_BY_FORMS = (*TAKEN_FOR_JSON, "multipart/form-data", "text/plain")
     SENT_BY_BROWSERS = ("origin", "sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest")
 
     def check(self, scope: Scope, headers: MutableHeaders) -> None:
@@ -143,11 +143,14 @@ class JsonBodies(Check):
         if encoding not in ("", "identity"):
             message = f"content-encoding: {encoding[:50]!r} is not supported, send the body unencoded"
             raise Rejected("unsupported_body", message)
-        is_from_browser = any(name in headers for name in self.SENT_BY_BROWSERS)
-        if scope["method"] == "POST" and is_from_browser and media_type(headers) in self.SENT_BY_FORMS:
+        given = media_type(headers)
+        if scope["method"] != "POST" or self.JSON.fullmatch(given):
+            return
+        if given not in self.TAKEN_FOR_JSON:
+            raise Rejected("unsupported_body", f"content-type: {given[:50]!r} is not supported, send application/json")
+        if any(name in headers for name in self.SENT_BY_BROWSERS):
             raise Rejected("unsupported_body", "content-type: browsers must send application/json")
-        if media_type(headers) in self.TAKEN_FOR_JSON:
-            headers["content-type"] = "application/json"
+        headers["content-type"] = "application/json"
 
 
 class HeadAsGet(HttpMiddleware):

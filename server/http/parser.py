@@ -32,6 +32,9 @@ class BoundedParser(h11.Connection):
     is_head = False
     """Whether the current request is a HEAD request. The response to it must have no body."""
 
+    _num_checked = 0
+    """Bytes of the head that have been checked. A head may arrive byte by byte, so check it only at line ends."""
+
     _num_pieces = 0
     _num_bytes = 0
 
@@ -41,6 +44,7 @@ class BoundedParser(h11.Connection):
             self._check_head(self.trailing_data[0])
         event = super().next_event()
         if isinstance(event, h11.Request):
+            self._num_checked = 0
             event = in_origin_form(event)
             self.is_head = event.method == b"HEAD"
             self._check_framing(event)
@@ -51,6 +55,9 @@ class BoundedParser(h11.Connection):
 
     def _check_head(self, data: bytes) -> None:
         """Check the head before h11 parses it: h11 is slow for many lines."""
+        news, self._num_checked = data[max(0, self._num_checked - 1) :], len(data)
+        if b"\n" not in news and len(data) <= MAX_HEAD_BYTES:
+            return
         end = BLANK_LINE.search(data)
         head = data[: end.start()] if end else data
         if len(head) > MAX_HEAD_BYTES or head.count(b"\n") > MAX_HEAD_LINES:

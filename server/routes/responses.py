@@ -13,7 +13,8 @@ from server.errors import ApiError
 from server.generation.chat import start_chat
 from server.generation.service import Service
 from server.routes.json_route import JsonRoute
-from server.schemas.responses import DeletedResponse, Json, Response, ResponseRequest, with_item
+from server.schemas.response_items import Json, add_item
+from server.schemas.responses import DeletedResponse, Response, ResponseRequest
 from server.writers.answer import answer, checked
 from server.writers.response_writer import ResponseWriter
 
@@ -56,7 +57,7 @@ class ResponseStore:
         """Store a response and its conversation. A response with the same id (`x-request-id`) is replaced."""
         conversation = list(messages)
         for item in response["output"]:
-            conversation = with_item(conversation, item, "output")
+            add_item(conversation, item, "output")
         stored = StoredResponse(to_json(response).decode(), json.dumps(conversation))
         with self._lock:
             self._drop(owner, response["id"])

@@ -1,28 +1,32 @@
 """Base classes of all bodies: null means the default, and unknown fields are accepted and reported."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, ClassVar
 
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
+    GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     ValidatorFunctionWrapHandler,
     WrapValidator,
     model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, PydanticCustomError, ValidationError
+from pydantic_core import CoreSchema, PydanticCustomError, ValidationError, core_schema
 
-from server.errors import WRONG_FIELD, InvalidField
+from server.errors import UNSUPPORTED, WRONG_FIELD, InvalidField
 
 MAX_FIELDS = 1_000
 """Maximum number of fields in a JSON object of a request."""
+
+TOO_MANY = "too_many"
 
 
 class NeutralOnly:
@@ -41,7 +45,7 @@ class NeutralOnly:
     def check(self, param: str, value: Any) -> None:
         if not self.is_neutral(value):
             allowed = " or ".join(json.dumps(allowed) for allowed in (*self.values, None))
-            raise InvalidField(param, f"not supported{self.why}; must be {allowed}")
+            raise InvalidField(param, f"not supported{self.why}; must be {allowed}", code=UNSUPPORTED)
 
     def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         return {"enum": list(self.values)} if self.values else {"type": "null"}
@@ -75,8 +79,11 @@ class RequestBody(BaseModel):
         if not isinstance(body, dict):
             return body
         if len(body) > MAX_FIELDS:
-            raise PydanticCustomError("too_many", f"must have at most {MAX_FIELDS} fields, got {len(body)}")
-        given = {name: value for name, value in body.items() if value is not None}
+            raise PydanticCustomError(TOO_MANY, f"must have at most {MAX_FIELDS} fields, got {len(body)}")
+        given = {name: value for name, value in body.items() if value is not None} if None in body.values() else body
+        if not cls.aliases:
+            return given
+        given = dict(given)
         for name, own in cls.resolved_aliases(given).items():
             if given.setdefault(own, given[name]) != given[name]:
                 message = f"must equal {own}, because it is an alias of {own}"
@@ -84,9 +91,9 @@ class RequestBody(BaseModel):
         return given
 
     @classmethod
-    def resolved_aliases(cls, given: Iterable[str]) -> dict[str, str]:
+    def resolved_aliases(cls, given: Container[str]) -> dict[str, str]:
         """Return the aliases among these names, each with its field."""
-        names = {name: cls.aliases[name] for name in given if name in cls.aliases and name not in cls.model_fields}
+        names = {name: own for name, own in cls.aliases.items() if name in given and name not in cls.model_fields}
         return {name: own for name, own in names.items() if own in cls.model_fields}
 
     @classmethod
@@ -98,35 +105,35 @@ class RequestBody(BaseModel):
                 fields["properties"][name] = or_null(field)
         return schema
 
-    @property
-    def unknown_fields(self) -> list[str]:
-        """Return the paths of ignored fields, such as `messages[0].weight`."""
-        unknown_within = [f"{name}.{unknown}" for name, body in self._nested() for unknown in body.unknown_fields]
+    def unknown_fields(self) -> Iterator[str]:
+        """Yield the paths of ignored fields, such as `messages[0].weight`."""
         extra = self.model_extra or {}
         known = self.resolved_aliases(extra)
-        return [*self._hints(), *(name for name in extra if name not in known), *unknown_within]
+        yield from self._hints()
+        yield from (name for name in extra if name not in known)
+        yield from (f"{name}.{unknown}" for name, body in self._nested() for unknown in body.unknown_fields())
 
     def _hints(self) -> Iterator[str]:
-        for name, field in type(self).model_fields.items():
-            if any(isinstance(mark, Hint) and not mark.is_neutral(getattr(self, name)) for mark in field.metadata):
+        for name, mark in marks(type(self)):
+            if isinstance(mark, Hint) and not mark.is_neutral(getattr(self, name)):
                 yield name
 
     def check_neutral(self, within: str = "") -> None:
         """Raise `InvalidField` if an unsupported field has a value that would have an effect."""
-        for name, field in type(self).model_fields.items():
-            for mark in field.metadata:
-                if isinstance(mark, NeutralOnly):
-                    mark.check(within + name, getattr(self, name))
+        given = self.model_fields_set
+        for name, mark in marks(type(self)):
+            if name in given:
+                mark.check(within + name, getattr(self, name))
         for name, body in self._nested():
             body.check_neutral(f"{within}{name}.")
 
     def _nested(self) -> "Iterator[tuple[str, RequestBody]]":
-        for name in type(self).model_fields:
+        for name in sorted(self.model_fields_set & type(self).model_fields.keys()):
             value = getattr(self, name)
             if isinstance(value, RequestBody):
                 yield name, value
-            elif isinstance(value, list):
-                yield from ((f"{name}[{i}]", item) for i, item in enumerate(value) if isinstance(item, RequestBody))
+            elif isinstance(value, list) and value and isinstance(value[0], RequestBody):
+                yield from ((f"{name}[{i}]", item) for i, item in enumerate(value))
 
 
 class ResponseBody(BaseModel):
@@ -139,6 +146,13 @@ class ResponseBody(BaseModel):
         return self.model_dump_json(exclude_unset=True)
 
 
+@cache
+def marks(body: type[RequestBody]) -> list[tuple[str, NeutralOnly]]:
+    """Return the fields of a body that are unsupported or have no effect, with their marks."""
+    fields = body.model_fields.items()
+    return [(name, mark) for name, field in fields for mark in field.metadata if isinstance(mark, NeutralOnly)]
+
+
 def or_null(schema: JsonSchemaValue) -> JsonSchemaValue:
     """Make the schema of a field nullable. Title, description and default stay at the top level."""
     about = {key: value for key, value in schema.items() if key in ("title", "description", "default")}
@@ -148,13 +162,14 @@ def or_null(schema: JsonSchemaValue) -> JsonSchemaValue:
 
 
 def described(message: str) -> WrapValidator:
-    """Replace the validation errors of all members of a union with one message."""
+    """Replace the validation errors of all members of a union with one message, unless there are too many items."""
 
     def validate(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         try:
             return handler(value)
         except ValidationError as error:
-            raise PydanticCustomError("described", message) from error
+            too_many = next((each["msg"] for each in error.errors() if each["type"] == TOO_MANY), None)
+            raise PydanticCustomError(TOO_MANY if too_many else "described", too_many or message) from error
 
     return WrapValidator(validate)
 
@@ -177,15 +192,29 @@ def encodable(text: str) -> str:
     return text
 
 
-def at_most(num_items: int) -> BeforeValidator:
-    """Limit the size of a list or object before its items are validated. Validating many invalid items takes long."""
+@dataclass(frozen=True)
+class AtMost:
+    """Limits a list or object: counts its items before validating them, and a list's validation stops at an error.
 
-    def validate(value: Any) -> Any:
-        if isinstance(value, list | dict) and len(value) > num_items:
-            raise PydanticCustomError("too_many", f"must have at most {num_items} entries, got {len(value)}")
-        return value
+    Without limits, pydantic would validate all items, and describe the error of each. Every list needs this mark, and
+    every object whose values are validated.
+    """
 
-    return BeforeValidator(validate)
+    num_items: int
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema: Any = handler(source)
+        kind: Any = {"list": list, "dict": dict}[schema["type"]]
+        schema["max_length"] = self.num_items
+        if kind is list:
+            schema["fail_fast"] = True
+
+        def count(value: Any) -> Any:
+            if isinstance(value, kind) and len(value) > self.num_items:
+                raise PydanticCustomError(TOO_MANY, f"must have at most {self.num_items} entries, got {len(value)}")
+            return value
+
+        return core_schema.no_info_before_validator_function(count, schema)
 
 
 Text = Annotated[str, AfterValidator(encodable)]

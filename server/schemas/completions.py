@@ -2,11 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
 from typing_extensions import TypedDict
 
 from nvium_core import Constraint, SamplingParams
-from server.schemas.body import Int64, NeutralOnly, Text, check, described
+from server.schemas.body import AtMost, Int64, NeutralOnly, Text, check, described
 from server.schemas.generation import (
     NO_LIMIT,
     Generated,
@@ -16,10 +15,11 @@ from server.schemas.generation import (
     RequestLimits,
     ScoredPrompt,
 )
+from server.schemas.json_text import MAX_VALUES
 
-TokenIds = Annotated[list[int], Field(fail_fast=True)]
+TokenIds = Annotated[list[int], AtMost(MAX_VALUES)]
 Prompts = Annotated[
-    Text | Annotated[list[Text], Field(fail_fast=True)] | TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)],
+    Text | Annotated[list[Text], AtMost(MAX_VALUES)] | TokenIds | Annotated[list[TokenIds], AtMost(MAX_VALUES)],
     described(
         "must be a string (valid Unicode), a list of strings, a list of token ids, or a list of lists of token ids"
     ),

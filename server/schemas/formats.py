@@ -1,18 +1,19 @@
 """The format of an answer: OpenAI's `response_format` and vLLM's `structured_outputs`."""
 
-import json
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
 from server.errors import InvalidField
+from server.generation.bounds import MAX_CHARACTERS
 from server.generation.grammars import ANY_OBJECT, Grammar, JsonSchema, Lark, OneOf, Regex
-from server.schemas.body import NeutralOnly, RequestBody, Text, check, described
+from server.schemas.body import AtMost, NeutralOnly, RequestBody, Text, check, described
+from server.schemas.json_text import JsonError, parsed
 
 FormatName = Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 Schema = Annotated[dict[str, Any] | Text | None, described("must be a JSON schema, as an object or a string")]
-Choices = Annotated[list[Text], Field(fail_fast=True)]
+Choices = Annotated[list[Text], AtMost(MAX_CHARACTERS)]
 
 
 class OutputFormat(NamedTuple):
@@ -114,8 +115,8 @@ def as_schema(param: str, schema: Any) -> dict[str, Any]:
     if isinstance(schema, dict):
         return schema
     try:
-        read = json.loads(schema)
-    except (ValueError, RecursionError) as error:
-        raise InvalidField(param, "must be a JSON schema, as an object or a string") from error
+        read = parsed(schema.encode())
+    except JsonError as error:
+        raise InvalidField(param, f"must be a JSON schema, as an object or a string; it {error}") from error
     check(isinstance(read, dict), param, "must be a JSON object")
     return dict(read)

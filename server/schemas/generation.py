@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 from nvium_core import Constraint, InvalidRequest, SamplingParams
 from server.generation.grammars import Without
 from server.schemas.aliases import ALIASES
-from server.schemas.body import Int64, NeutralOnly, RequestBody, ResponseBody, Text, at_most, check, described
+from server.schemas.body import AtMost, Int64, NeutralOnly, RequestBody, ResponseBody, Text, check, described
 from server.schemas.foreign import check_foreign
 from server.schemas.formats import GUIDED, Choices, OutputFormat, ResponseFormat, Schema, StructuredOutputs
 
@@ -26,7 +26,7 @@ MAX_STOP_CHARACTERS = 10_000
 TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 
 Stops = Annotated[
-    Text | Annotated[list[Text], Field(fail_fast=True)],
+    Text | Annotated[list[Text], AtMost(1024)],
     described("must be a string or a list of strings of valid Unicode"),
 ]
 
@@ -37,7 +37,7 @@ def short(metadata: dict[str, str]) -> dict[str, str]:
     return metadata
 
 
-Metadata = Annotated[dict[Text, Text], at_most(16), AfterValidator(short)]
+Metadata = Annotated[dict[Text, Text], AtMost(16), AfterValidator(short)]
 
 
 class RequestLimits(ResponseBody):
@@ -99,12 +99,12 @@ class GenerationRequest(RequestBody):
     """−2 to 2, subtracted once for each occurrence. 0: off."""
     repetition_penalty: float = 1
     """0.01 to 2, applied to all tokens so far including the prompt. 1: off."""
-    logit_bias: Annotated[dict[str, float], at_most(1024)] = {}
+    logit_bias: Annotated[dict[str, float], AtMost(1024)] = {}
     """Biases added to logits, −100 to 100 by token id."""
 
     stop: Stops = []
     """At most four stop strings, each of at most 10,000 characters."""
-    stop_token_ids: Annotated[list[int], at_most(1024)] = []
+    stop_token_ids: Annotated[list[int], AtMost(1024)] = []
     """Token ids that end the answer, in addition to end-of-text."""
     min_tokens: int = 0
     """Minimum number of tokens."""
@@ -125,9 +125,9 @@ class GenerationRequest(RequestBody):
     regex: Text | None = None
     grammar: Text | None = None
     ebnf: Text | None = None
-    bad_words: Annotated[list[Text], at_most(64)] = []
+    bad_words: Annotated[list[Text], AtMost(64)] = []
     """At most 64 strings that the answer must not contain."""
-    allowed_token_ids: Annotated[list[int], at_most(100_000)] | None = None
+    allowed_token_ids: Annotated[list[int], AtMost(100_000)] | None = None
     """The only tokens that may be sampled. End-of-text must be listed too."""
     truncate_prompt_tokens: Annotated[Int64, Field(ge=-1)] | None = None
     """Keep only this many tokens at the end of each prompt. −1: as many as leave room for `max_tokens`."""

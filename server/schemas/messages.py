@@ -9,12 +9,11 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from server.schemas.body import NeutralOnly, RequestBody, Text, WithoutEffect, at_most, encodable, tagged
+from server.schemas.body import TOO_MANY, AtMost, NeutralOnly, RequestBody, Text, WithoutEffect, encodable, tagged
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 4096
-"""Maximum number of content parts in all messages. Validating them blocks the event loop."""
-
+"""Maximum number of content parts and tool calls in all messages. Validating them blocks the event loop."""
 
 Name = Annotated[str, Field(pattern=r"^[^\s<|\\/>]{1,64}$"), AfterValidator(encodable)]
 OnlyAssistant = Annotated[Any, NeutralOnly(why=": only for role assistant")]
@@ -56,10 +55,10 @@ def kind_of_content(content: Any) -> str | None:
 
 ContentPart = Annotated[
     Annotated[TextPart, Tag("text part")] | Annotated[RefusalPart, Tag("refusal part")],
-    tagged(kind_of_part, by="type", message="must be text or refusal"),
+    tagged(kind_of_part, by="type", message="must be text or refusal; images, audio and files are not supported"),
 ]
 Content = Annotated[
-    Annotated[Text, Tag("one text")] | Annotated[list[ContentPart], Field(fail_fast=True), Tag("text parts")],
+    Annotated[Text, Tag("one text")] | Annotated[list[ContentPart], AtMost(MAX_PARTS), Tag("text parts")],
     tagged(kind_of_content, message="must be a string or a list of text parts"),
 ]
 
@@ -130,7 +129,7 @@ class AssistantMessage(Message):
     refusal: Text | None = None
     reasoning_content: Text | None = None
     """The reasoning of an earlier answer, also accepted as `reasoning`. Templates may use it."""
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True), at_most(1024)] = []
+    tool_calls: Annotated[list[ToolCall], AtMost(MAX_PARTS)] = []
     prefix: bool = False
     """On the last message, the same as `continue_final_message`."""
     partial: bool = False
@@ -164,15 +163,14 @@ AnyMessage = Annotated[
 
 
 def with_few_parts(messages: Any) -> Any:
-    if not isinstance(messages, list):
-        return messages
-    contents = (message.get("content") for message in messages if isinstance(message, dict))
-    num_parts = sum(len(content) for content in contents if isinstance(content, list))
+    """Count the parts and calls of all messages, before each message is validated."""
+    given = [message for message in messages if isinstance(message, dict)] if isinstance(messages, list) else []
+    lists = [message[name] for name in ("content", "tool_calls") for message in given if name in message]
+    num_parts = sum(len(parts) for parts in lists if isinstance(parts, list))
     if num_parts > MAX_PARTS:
-        raise PydanticCustomError("too_many", f"must have at most {MAX_PARTS} content parts, got {num_parts}")
+        message = f"must have at most {MAX_PARTS} content parts and tool calls, got {num_parts}"
+        raise PydanticCustomError(TOO_MANY, message)
     return messages
 
 
-Messages = Annotated[
-    list[AnyMessage], Field(min_length=1, fail_fast=True), BeforeValidator(with_few_parts), at_most(MAX_MESSAGES)
-]
+Messages = Annotated[list[AnyMessage], Field(min_length=1), AtMost(MAX_MESSAGES), BeforeValidator(with_few_parts)]

@@ -1,25 +1,34 @@
 """`POST /v1/responses`: requests, their conversion to chat requests, and responses."""
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from server.errors import InvalidField
 from server.schemas.aliases import ALIASES
-from server.schemas.body import Hint, Int64, NeutralOnly, RequestBody, Text, WithoutEffect, at_most, check, described
+from server.schemas.body import (
+    TOO_MANY,
+    AtMost,
+    Hint,
+    Int64,
+    NeutralOnly,
+    RequestBody,
+    Text,
+    WithoutEffect,
+    check,
+    described,
+)
 from server.schemas.chat import ChatRequest
 from server.schemas.foreign import check_elsewhere, check_foreign
-from server.schemas.generation import ExitSummary, Metadata, NviumOptions, TokenExits
-from server.schemas.messages import MAX_MESSAGES
+from server.schemas.generation import ExitSummary, Metadata, NviumOptions, Stops, TokenExits
+from server.schemas.messages import MAX_MESSAGES, MAX_PARTS
+from server.schemas.response_items import MORE_TOOLS, Json, add_item
 from server.schemas.tools import MAX_TOOLS, FunctionName
 
-Json = dict[str, Any]
-
 LOGPROBS = "message.output_text.logprobs"
-PARTS = ("input_text", "output_text", "reasoning_text", "text", "refusal")
 CHAT_FIELDS = (
     *("model", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos", "stream"),
     *("user", "safety_identifier", "metadata", "parallel_tool_calls"),
@@ -50,17 +59,31 @@ class ResponseTool(FunctionTool):
 
     type: Text
     """`function`, or `namespace` with `tools`. Other tools are ignored."""
-    tools: Annotated[list[FunctionTool], Field(fail_fast=True), at_most(MAX_TOOLS)] = []
+    tools: Annotated[list[FunctionTool], AtMost(MAX_TOOLS)] = []
 
-    @property
-    def unknown_fields(self) -> list[str]:
-        return super().unknown_fields if self.type in ("function", "namespace") else [self.type]
+    def unknown_fields(self) -> Iterator[str]:
+        return super().unknown_fields() if self.type in ("function", "namespace") else iter([self.type])
 
     def functions(self, param: str) -> Iterator[FunctionTool]:
         yield from super().functions(param)
         if self.type == "namespace":
             for number, tool in enumerate(self.tools):
                 yield from tool.functions(f"{param}.tools[{number}]")
+
+
+def with_few_functions(tools: Any) -> Any:
+    """Count the tools and the functions of their namespaces, before each tool is validated."""
+    given = tools if isinstance(tools, list) else []
+    inner = [tool["tools"] for tool in given if isinstance(tool, dict) and isinstance(tool.get("tools"), list)]
+    if (number := len(given) + sum(map(len, inner))) > MAX_TOOLS:
+        raise PydanticCustomError(
+            TOO_MANY, f"must have at most {MAX_TOOLS} tools with those of namespaces, got {number}"
+        )
+    return tools
+
+
+ResponseTools = Annotated[list[ResponseTool], AtMost(MAX_TOOLS), BeforeValidator(with_few_functions)]
+TOOLS_READER = TypeAdapter[list[ResponseTool]](ResponseTools)
 
 
 class NamedResponseTool(RequestBody):
@@ -98,7 +121,7 @@ class ResponseRequest(RequestBody):
 
     model: Text
     input: Annotated[
-        Text | Annotated[list[Json], Field(min_length=1), at_most(MAX_MESSAGES)],
+        Text | Annotated[list[Json], Field(min_length=1), AtMost(MAX_MESSAGES)],
         described("must be a string or a list of items"),
     ]
     """A user message, or a list of messages, function calls and their outputs."""
@@ -114,11 +137,11 @@ class ResponseRequest(RequestBody):
     top_k: int = 0
     min_p: float = 0
     seed: int | None = None
-    stop: Text | list[Text] = []
+    stop: Stops = []
     ignore_eos: bool = False
     stream: bool = False
     stream_options: ResponseStreamOptions | None = None
-    tools: Annotated[list[ResponseTool], Field(fail_fast=True), at_most(MAX_TOOLS)] = []
+    tools: ResponseTools = []
     tool_choice: Annotated[
         Literal["none", "auto", "required"] | NamedResponseTool,
         described('must be "none", "auto", "required" or {"type": "function", "name": …}'),
@@ -151,9 +174,11 @@ class ResponseRequest(RequestBody):
         if isinstance(self.input, str):
             return [{"role": "user", "content": self.input}]
         messages: list[Json] = []
+        num_parts = sum(len(parts) for item in self.input for parts in item.values() if isinstance(parts, list))
+        check(num_parts <= MAX_PARTS, "input", f"must have at most {MAX_PARTS} content parts, got {num_parts}")
         for number, item in enumerate(self.input):
             if item.get("type") != MORE_TOOLS:
-                messages = with_item(messages, item, f"input[{number}]")
+                add_item(messages, item, f"input[{number}]")
         return messages
 
     def functions(self) -> list[FunctionTool]:
@@ -161,7 +186,9 @@ class ResponseRequest(RequestBody):
         given = [(f"tools[{number}]", tool) for number, tool in enumerate(self.tools)]
         for number, item in enumerate(self.input if isinstance(self.input, list) else []):
             if item.get("type") == MORE_TOOLS:
-                given += [(f"input[{number}].tools", tool) for tool in more_tools(item, f"input[{number}].tools")]
+                param = f"input[{number}].tools"
+                given += [(param, tool) for tool in more_tools(item, param)]
+                check(len(given) <= MAX_TOOLS, param, f"all tools together must be at most {MAX_TOOLS}")
         return [function for param, tool in given for function in tool.functions(param)]
 
     def namespace(self, function: str) -> str | None:
@@ -212,89 +239,12 @@ class ChatAsResponse(ChatRequest):
         return RESPONSES_NAMES
 
 
-MORE_TOOLS = "additional_tools"
-
-ARGUMENTS: dict[str, Callable[[Json], tuple[Any, Any]]] = {
-    "function_call": lambda item: (item.get("name"), item.get("arguments")),
-    "custom_tool_call": lambda item: (item.get("name"), json.dumps({"input": item.get("input")})),
-    "local_shell_call": lambda item: ("local_shell", json.dumps(item.get("action"))),
-    "mcp_call": lambda item: (item.get("name"), item.get("arguments")),
-}
-"""For each type of item that is a call, a function that returns the call's name and arguments."""
-
-OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
-
-TEXT_ITEMS = {
-    "web_search_call": "action",
-    "file_search_call": "queries",
-    "code_interpreter_call": "code",
-    "mcp_list_tools": "server_label",
-}
-"""Items about hosted tools, which become text. Maps an item's type to the field that the text quotes."""
-
-
-def with_item(messages: list[Json], item: Mapping[str, Any], param: str) -> list[Json]:
-    """Append an item to chat messages. If the item is a call and the last message is the assistant's, join them."""
-    kind = item.get("type", "message")
-    if kind == "message":
-        message = {"role": item.get("role"), "content": content(item.get("content"), f"{param}.content")}
-        if message["role"] == "assistant" and is_only_reasoning(messages):
-            return [*messages[:-1], messages[-1] | message]
-        return [*messages, message]
-    if kind in ARGUMENTS:
-        name, arguments = ARGUMENTS[kind](dict(item))
-        call_id = item.get("call_id") or item.get("id")
-        call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-        messages = with_call(messages, call)
-        has_output = item.get("output") is not None
-        return [*messages, tool_message(call_id, item["output"], param)] if has_output else messages
-    if kind in OUTPUTS:
-        return [*messages, tool_message(item.get("call_id") or item.get("id"), item.get("output"), param)]
-    if kind in TEXT_ITEMS:
-        return [*messages, {"role": "assistant", "content": f"[{kind}: {json.dumps(item.get(TEXT_ITEMS[kind]))}]"}]
-    if kind == "reasoning":
-        text = content(item.get("content"), f"{param}.content")
-        return [*messages, {"role": "assistant", "content": "", "reasoning_content": text}] if text else messages
-    supported = ", ".join(("message", "reasoning", *ARGUMENTS, *OUTPUTS, *TEXT_ITEMS, MORE_TOOLS))
-    raise InvalidField(f"{param}.type", f"{str(kind)[:100]!r} is not supported; must be one of {supported}")
-
-
-def with_call(messages: list[Json], call: Json) -> list[Json]:
-    if messages and messages[-1]["role"] == "assistant":
-        return [*messages[:-1], messages[-1] | {"tool_calls": [*messages[-1].get("tool_calls", []), call]}]
-    return [*messages, {"role": "assistant", "content": None, "tool_calls": [call]}]
-
-
-def tool_message(call_id: Any, output: Any, param: str) -> Json:
-    return {"role": "tool", "content": content(output, f"{param}.output"), "tool_call_id": call_id}
-
-
 def more_tools(item: Json, param: str) -> list[ResponseTool]:
     """Return the tools in an input item. Raise `InvalidField` if they are invalid."""
     try:
-        return TypeAdapter(list[ResponseTool]).validate_python(item.get("tools"))
+        return TOOLS_READER.validate_python(item.get("tools"))
     except ValidationError as error:
         raise InvalidField(param, error.errors()[0]["msg"]) from error
-
-
-def is_only_reasoning(messages: Sequence[Json]) -> bool:
-    last = messages[-1] if messages else {}
-    return "reasoning_content" in last and not last["content"] and "tool_calls" not in last
-
-
-def content(parts: Any, param: str) -> str | None:
-    """Join text parts with newlines. Raise `InvalidField` for parts other than text."""
-    if parts is None or isinstance(parts, str):
-        return parts
-    check(isinstance(parts, list), param, "must be a string or a list of text parts")
-    texts = []
-    for number, part in enumerate(parts):
-        kind = part.get("type") if isinstance(part, dict) else None
-        check(kind in PARTS, f"{param}[{number}].type", f"{str(kind)[:100]!r} is not supported; must be text")
-        text = part.get("refusal" if kind == "refusal" else "text")
-        check(isinstance(text, str), f"{param}[{number}].text", "must be a string")
-        texts.append(text)
-    return "\n".join(texts)
 
 
 class OutputPart(TypedDict):

@@ -7,7 +7,9 @@ from typing import Annotated, Any
 from transformers import PreTrainedTokenizerBase
 
 from nvium_core.text.chat_template import Conversation
-from server.schemas.body import RequestBody, at_most, check
+from server.errors import InvalidField
+from server.schemas.body import AtMost, RequestBody, check
+from server.schemas.json_text import JsonError, check_counts
 from server.schemas.messages import Message
 from server.schemas.tools import Tool, Tools, unique
 
@@ -21,7 +23,7 @@ class TemplateOptions(RequestBody):
     """Start the assistant's turn at the end of the prompt. By default `true`, unless the last message is continued."""
     continue_final_message: bool = False
     """Continue the last message, which must be the assistant's."""
-    chat_template_kwargs: Annotated[dict[str, Any], at_most(64)] = {}
+    chat_template_kwargs: Annotated[dict[str, Any], AtMost(64)] = {}
     """Variables for the chat template, except arguments of `apply_chat_template`."""
     enable_thinking: bool | None = None
     """The template variable of the same name."""
@@ -48,6 +50,11 @@ class TemplateOptions(RequestBody):
         thinking = self.chat_template_kwargs.get("enable_thinking", self.enable_thinking)
         agrees = self.enable_thinking in (None, thinking)
         check(agrees, "enable_thinking", "must equal chat_template_kwargs.enable_thinking")
+        arguments = [call.function.arguments for message in messages for call in message.tool_calls]
+        try:
+            check_counts(*(text.encode() for text in arguments))
+        except JsonError as error:
+            raise InvalidField("messages", f"the JSON in the arguments of tool calls {error}") from error
         for number, message in enumerate(messages[:-1]):
             param = f"messages[{number}].{'prefix' if message.prefix else 'partial'}"
             check(not (message.prefix or message.partial), param, "only the last message can be continued")

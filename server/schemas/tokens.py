@@ -2,10 +2,9 @@
 
 from typing import Annotated
 
-from pydantic import Field
-
-from server.schemas.body import RequestBody, ResponseBody, Text, check
+from server.schemas.body import AtMost, RequestBody, ResponseBody, Text, check
 from server.schemas.foreign import check_foreign
+from server.schemas.json_text import MAX_VALUES
 from server.schemas.messages import Messages
 from server.schemas.template import TemplateOptions
 
@@ -50,7 +49,7 @@ class Tokens(ResponseBody):
 class DetokenizeRequest(RequestBody):
     model: Text | None = None
     """The model's id, or `default`."""
-    tokens: Annotated[list[int], Field(fail_fast=True)]
+    tokens: Annotated[list[int], AtMost(MAX_VALUES)]
     """Token ids."""
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from server.generation.grammars import JsonSchema, arguments
-from server.schemas.body import RequestBody, Text, at_most, check, described
+from server.schemas.body import AtMost, RequestBody, Text, check, described
 
 FunctionName = Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
@@ -41,7 +41,7 @@ class Tool(RequestBody):
         return {"type": self.type, "function": function}
 
 
-Tools = Annotated[list[Tool], Field(fail_fast=True), at_most(MAX_TOOLS)]
+Tools = Annotated[list[Tool], AtMost(MAX_TOOLS)]
 
 
 class NamedFunction(RequestBody):

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from itertools import chain, islice
 from typing import Any
 
 import structlog
@@ -22,6 +23,9 @@ from server.writers.writer import Writer
 
 MAX_INLINE_TOKENS = 2_000
 """Longer responses are serialized on another thread."""
+
+MAX_IGNORED_CHARACTERS = 1_000
+"""Length of the header that names ignored fields, and so their maximum number."""
 
 HARMFUL_IN_HEADER = re.compile("[^][A-Za-z0-9_.-]")
 
@@ -80,5 +84,6 @@ def failure_events(error: Exception, record: RequestRecord) -> list[bytes]:
 
 def ignored_params(body: RequestBody, more: Sequence[str] = ()) -> dict[str, str]:
     """Return the header that names the ignored fields and `more`. Unsafe characters become `?`."""
-    names = [HARMFUL_IN_HEADER.sub("?", name) or "?" for name in (*body.unknown_fields, *more)]
-    return {"x-nvium-ignored-params": ", ".join(names)[:1000].rstrip(", ")} if names else {}
+    first = islice(chain(body.unknown_fields(), more), MAX_IGNORED_CHARACTERS)
+    names = [HARMFUL_IN_HEADER.sub("?", name[:MAX_IGNORED_CHARACTERS]) or "?" for name in first]
+    return {"x-nvium-ignored-params": ", ".join(names)[:MAX_IGNORED_CHARACTERS].rstrip(", ")} if names else {}

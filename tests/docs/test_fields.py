@@ -6,7 +6,7 @@ from openai.types import chat, completion_create_params, shared_params
 
 from docs.tables import options
 from docs.tables.fields import endpoints, fields
-from server.errors import CONTEXT_EXCEEDED, REJECTIONS, TOO_COSTLY
+from server.errors import CODES, CONTEXT_EXCEEDED, INVALID, REJECTIONS, TOO_COSTLY, UNSUPPORTED
 from server.routes.openapi import ROUTES
 from server.schemas.body import RequestBody
 from server.schemas.chat import ChatRequest
@@ -44,7 +44,8 @@ def test_the_page_lists_the_response_extensions():
 
 def test_the_page_has_every_error_code_and_no_other():
     sources = "".join(file.read_text() for file in (ROOT / "server").rglob("*.py"))
-    codes = {*re.findall(r'\bcode ?= ?"(\w+)"', sources), *REJECTIONS, CONTEXT_EXCEEDED, TOO_COSTLY}
+    codes = {*re.findall(r'\bcode ?= ?"(\w+)"', sources), *REJECTIONS, *CODES.values(), INVALID}
+    codes |= {CONTEXT_EXCEEDED, TOO_COSTLY, UNSUPPORTED, "unknown_url", "method_not_allowed"}
     assert first_cells("## Errors") == codes
 
 

@@ -172,7 +172,7 @@ def test_an_unsupported_field_is_accepted_only_with_its_neutral_values(body: typ
         for value in mark.values:
             asked = body.model_validate(start | {name: value})
             checked(asked)
-            assert asked.unknown_fields == ([name] if name in foreign else [])
+            assert [*asked.unknown_fields()] == ([name] if name in foreign else [])
         if not isinstance(mark, WithoutEffect):
             with pytest.raises(InvalidField) as refused:
                 checked(body.model_validate(start | {name: "something"}))
@@ -189,7 +189,7 @@ def test_an_alias_sets_the_field(body: type[GenerationRequest], start: Json) -> 
         if own in body.model_fields and name not in body.model_fields:
             for asked in ({name: value}, {name: value, own: value}):
                 request = body.model_validate(start | asked)
-                assert (getattr(request, own), request.unknown_fields) == (value, [])
+                assert (getattr(request, own), [*request.unknown_fields()]) == (value, [])
 
 
 def test_values_that_turn_a_field_off_are_accepted(server: LiveServer) -> None:

@@ -16,11 +16,11 @@ MAX_BODY_BYTES = 2_000_000
 HEAVY: list[tuple[str, dict[str, Any]]] = [
     ("stop_token_ids", {"stop_token_ids": ["a"] * 390_000}),
     ("stop_token_ids", {"stop_token_ids": [5] * 390_000, "prompt": ["a"] * 1_000}),
-    ("stop", {"stop": [5] * 600_000}),
+    ("stop", {"stop": [5] * 390_000}),
     ("stop", {"stop": "a" * 10_001}),
-    ("logit_bias", {"logit_bias": {str(number): "a" for number in range(110_000)}}),
-    ("prompt", {"prompt": [5] * 600_000 + ["a"]}),
-    ("prompt", {"prompt": [5] * 600_000}),
+    ("logit_bias", {"logit_bias": {str(number): "a" for number in range(90_000)}}),
+    ("prompt", {"prompt": [5] * 390_000 + ["a"]}),
+    ("prompt", {"prompt": [5] * 390_000}),
     ("max_tokens", {"max_tokens": 10**4299, "n": 128}),
     ("model", {"model": "a" * 1_900_000}),
 ]

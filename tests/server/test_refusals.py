@@ -235,10 +235,29 @@ def test_too_many_content_parts_are_refused(server: LiveServer) -> None:
     assert (error["param"], "at most 4096 content parts" in error["message"]) == ("messages", True)
 
 
-def test_another_content_type_is_refused(server: LiveServer) -> None:
+@pytest.mark.parametrize("kind", ["text/xml", "text/plain", "multipart/form-data; boundary=a", "application/xjson"])
+def test_another_content_type_is_refused(server: LiveServer, kind: str) -> None:
     content = json.dumps({"model": NAME, "prompt": "a"})
-    response = server.http.post("/v1/completions", content=content, headers={"content-type": "text/xml"})
+    response = server.http.post("/v1/completions", content=content, headers={"content-type": kind})
+    assert (response.status_code, error_of(response)["code"]) == (415, "unsupported_body")
     assert "application/json" in error_of(response)["message"]
+
+
+@pytest.mark.parametrize(
+    ("code", "body"),
+    [
+        ("missing_required_parameter", {"prompt": None}),
+        ("invalid_type", {"max_tokens": "5"}),
+        ("invalid_type", {"stop": 5}),
+        ("out_of_range", {"temperature": 2.5}),
+        ("out_of_range", {"stop_token_ids": [1] * 1_025}),
+        ("invalid_value", {"nvium": {"sampling": "greedy"}}),
+        ("unknown_parameter", {"nvium": {"metdata": False}}),
+        ("unsupported_parameter", {"suffix": "a"}),
+    ],
+)
+def test_the_code_of_a_validation_error_is_its_kind(server: LiveServer, code: str, body: Json) -> None:
+    assert error_of(server.complete(**body))["code"] == code
 
 
 def test_an_exceeded_context_is_refused_with_its_numbers(server: LiveServer) -> None:
@@ -294,8 +313,8 @@ def test_unknown_routes_and_methods_have_the_same_error_format(
         (b"{'a': 1}", "the body is not valid JSON: Expecting property name", None),
         (b'{"model":"bytes","prompt":', "the body is not valid JSON: Expecting value at character 26", None),
         (b"\x00", "the body is not valid JSON", None),
-        (b'{"n": ' + b"9" * 5000 + b"}", "There was an error parsing the body", None),
-        (b'{"a": ' + b"[" * 100_000, "the body has more than 50000 lists", None),
+        (b'{"n": ' + b"9" * 5000 + b"}", "the body has an integer of too many digits", None),
+        (b'{"a": ' + b"[" * 100_000, "the body has more than 50,000 lists", None),
         (b'{"prompt":' + b"[" * 40_000 + b"]" * 40_000 + b"}", "the body is nested too deeply", None),
         (b'{"model":"bytes","prompt":"\xff"}', "the body is not valid UTF-8: invalid start byte at byte 27", None),
         (b'{"model":"bytes","prompt":"\xed\xa0\x80"}', "the body is not valid UTF-8", None),

@@ -93,7 +93,7 @@ def reader(kind: Any) -> Callable[..., Any]:
             check_generation(asked)
         elif isinstance(asked, TokenizeRequest):
             asked.check()
-        json.dumps(body.unknown_fields)
+        json.dumps([*body.unknown_fields()])
         return Response("read")
 
     read.__annotations__["body"] = kind

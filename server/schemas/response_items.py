@@ -1,0 +1,91 @@
+"""Converts input items of `/v1/responses` to chat messages."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from server.errors import InvalidField
+from server.schemas.body import check
+
+Json = dict[str, Any]
+
+PARTS = ("input_text", "output_text", "reasoning_text", "text", "refusal")
+
+MORE_TOOLS = "additional_tools"
+
+ARGUMENTS: dict[str, Callable[[Json], tuple[Any, Any]]] = {
+    "function_call": lambda item: (item.get("name"), item.get("arguments")),
+    "custom_tool_call": lambda item: (item.get("name"), json.dumps({"input": item.get("input")})),
+    "local_shell_call": lambda item: ("local_shell", json.dumps(item.get("action"))),
+    "mcp_call": lambda item: (item.get("name"), item.get("arguments")),
+}
+"""For each type of item that is a call, a function that returns the call's name and arguments."""
+
+OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
+
+TEXT_ITEMS = {
+    "web_search_call": "action",
+    "file_search_call": "queries",
+    "code_interpreter_call": "code",
+    "mcp_list_tools": "server_label",
+}
+"""Items about hosted tools, which become text. Maps an item's type to the field that the text quotes."""
+
+
+def add_item(messages: list[Json], item: Mapping[str, Any], param: str) -> None:
+    """Append an item to chat messages. If the item is a call and the last message is the assistant's, join them."""
+    kind = str(item.get("type", "message"))
+    if kind in ARGUMENTS:
+        add_call(messages, item, *ARGUMENTS[kind](dict(item)))
+        if item.get("output") is None:
+            return
+        kind = OUTPUTS[0]
+    message = message_of(item, kind, param)
+    if kind == "message" and message["role"] == "assistant" and is_only_reasoning(messages):
+        messages[-1] |= message
+    elif message:
+        messages.append(message)
+
+
+def message_of(item: Mapping[str, Any], kind: str, param: str) -> Json:
+    """Return the chat message of an item that is not a call. For reasoning without text, return an empty object."""
+    if kind == "message":
+        return {"role": item.get("role"), "content": content(item.get("content"), f"{param}.content")}
+    if kind in OUTPUTS:
+        output = content(item.get("output"), f"{param}.output")
+        return {"role": "tool", "content": output, "tool_call_id": item.get("call_id") or item.get("id")}
+    if kind in TEXT_ITEMS:
+        return {"role": "assistant", "content": f"[{kind}: {json.dumps(item.get(TEXT_ITEMS[kind]))}]"}
+    if kind == "reasoning":
+        text = content(item.get("content"), f"{param}.content")
+        return {"role": "assistant", "content": "", "reasoning_content": text} if text else {}
+    supported = ", ".join(("message", "reasoning", *ARGUMENTS, *OUTPUTS, *TEXT_ITEMS, MORE_TOOLS))
+    raise InvalidField(f"{param}.type", f"{kind[:100]!r} is not supported; must be one of {supported}")
+
+
+def add_call(messages: list[Json], item: Mapping[str, Any], name: Any, arguments: Any) -> None:
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": None})
+    call_id = item.get("call_id") or item.get("id")
+    call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    messages[-1].setdefault("tool_calls", []).append(call)
+
+
+def is_only_reasoning(messages: Sequence[Json]) -> bool:
+    last = messages[-1] if messages else {}
+    return "reasoning_content" in last and not last["content"] and "tool_calls" not in last
+
+
+def content(parts: Any, param: str) -> str | None:
+    """Join text parts with newlines. Raise `InvalidField` for parts other than text."""
+    if parts is None or isinstance(parts, str):
+        return parts
+    check(isinstance(parts, list), param, "must be a string or a list of text parts")
+    texts = []
+    for number, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, dict) else None
+        check(kind in PARTS, f"{param}[{number}].type", f"{str(kind)[:100]!r} is not supported; must be text")
+        text = part.get("refusal" if kind == "refusal" else "text")
+        check(isinstance(text, str), f"{param}[{number}].text", "must be a string")
+        texts.append(text)
+    return "\n".join(texts)

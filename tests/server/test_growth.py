@@ -1,0 +1,167 @@
+"""Reading grows no faster than what is read, right or wrong: each reader gets n and 4 n bytes of every shape.
+
+Processor time of the event loop's thread is measured, because that is how long other clients wait.
+"""
+
+import asyncio
+import gc
+import json
+import math
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import h11
+import pytest
+
+import server.http.bodies
+from server.http.parser import MAX_HEAD_BYTES, BoundedParser
+from tests.fuzzing.targets.schemas import BODIES, RESPONSE, answer, schemas_app
+
+MAX_BODY_BYTES = 1_990_000
+SMALL_BODY_BYTES, NUM_TEMPLATES = 100_000, 8
+MAX_GROWTH = 6
+SLACK_SECONDS = 0.01
+"""Allowed in addition, because a busy machine makes short times vary."""
+
+MAX_SECONDS = 0.1
+TRIES = 5
+
+SHAPES: dict[str, Callable[[int], str]] = {
+    "numbers": lambda n: f"[{'1,' * (n // 2)}1]",
+    "floats": lambda n: f"[{'1e9,' * (n // 4)}1e9]",
+    "strings": lambda n: '["",' + '"",' * (n // 3) + '""]',
+    "strings and a number": lambda n: "[" + '"a",' * (n // 4) + "1]",
+    "empty lists": lambda n: f"[{'[],' * (n // 3)}[]]",
+    "empty objects": lambda n: "[" + "{}," * (n // 3) + "{}]",
+    "objects": lambda n: "[" + '{"type":"function","role":"user","content":[1]},' * (n // 48) + "{}]",
+    "names": lambda n: "{" + names(n) + "}",
+    "a name twice": lambda n: "{" + names(n) + ',"0":2}',
+    "lists in a string": lambda n: f'"[{"[]," * (n // 3)}[]]"',
+    "a string": lambda n: f'"{"a" * n}"',
+    "line breaks": lambda n: '"' + r"\n" * (n // 2) + '"',
+    "surrogates": lambda n: '"' + r"\ud83d" * (n // 6) + '"',
+    "quotes": lambda n: '"' * n,
+    "an integer": lambda n: "9" * n,
+    "depth": lambda n: "[" * n,
+}
+
+
+def names(num_bytes: int) -> str:
+    return ",".join(f'"{number}":1' for number in range(num_bytes // 9))
+
+
+PLACE = "the place"
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+SAMPLES: dict[str, Any] = {
+    "/v1/completions": {"model": "default", "prompt": "a"},
+    "/v1/chat/completions": {
+        "model": "default",
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "a"}]},
+            {"role": "assistant", "tool_calls": [CALL]},
+        ],
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"enum": [1]}}}],
+    },
+    "/v1/responses": RESPONSE | {"input": [*RESPONSE["input"], {"type": "additional_tools", "tools": [{"type": "x"}]}]},
+    "/tokenize": {"prompt": "a"},
+    "/detokenize": {"tokens": [1]},
+}
+
+
+def with_place(value: Any) -> Iterator[Any]:
+    """Yield copies of a JSON value, each with another part replaced by `PLACE`."""
+    yield PLACE
+    if isinstance(value, dict):
+        yield from (value | {name: inner} for name, item in value.items() for inner in with_place(item))
+    elif isinstance(value, list):
+        yield from ([*value[:i], inner, *value[i + 1 :]] for i, item in enumerate(value) for inner in with_place(item))
+
+
+def templates(path: str) -> list[str]:
+    """Return bodies for a path, each with `PLACE` in a field or within one."""
+    sample = SAMPLES[path]
+    fields = [sample | {name: PLACE} for name in (*BODIES[path].model_fields, "an unknown one") if name not in sample]
+    return [json.dumps(made) for made in (*with_place(sample), *fields)]
+
+
+class Reader:
+    """The app up to validation, on an event loop of its own."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._app = schemas_app()
+
+    def seconds(self, path: str, body: bytes) -> float:
+        started = time.thread_time()
+        status, _ = self.loop.run_until_complete(answer(self._app, path, body))
+        assert status in (200, 400, 413), status
+        return time.thread_time() - started
+
+
+@pytest.fixture
+def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
+    monkeypatch.setattr(server.http.bodies, "WAIT_RATIO", 0)
+    gc.collect()
+    gc.freeze()  # as the server does
+    made = Reader()
+    yield made
+    made.loop.close()
+    gc.unfreeze()
+
+
+def check_growth(seconds: Callable[[int], float], most: int, what: object, limit: float = MAX_SECONDS) -> None:
+    """Check the time for `most` bytes, and that it is at most in proportion to the time for a quarter of them."""
+    for _ in range(TRIES):
+        part, whole = seconds(most // 4), seconds(most)
+        if whole < min(limit, MAX_GROWTH * part + SLACK_SECONDS):
+            return
+    raise AssertionError(f"{what}: {part:.3f} s for a quarter, {whole:.3f} s for {most:,} bytes")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("size", [SMALL_BODY_BYTES, pytest.param(MAX_BODY_BYTES, marks=pytest.mark.slow)])
+def test_the_time_to_read_a_body_is_proportional_to_its_size(reader: Reader, path: str, shape: str, size: int) -> None:
+    made = {length: SHAPES[shape](length) for length in (size // 4, size)}
+    all_templates = templates(path)
+    few = random.Random(shape).sample(all_templates, min(NUM_TEMPLATES, len(all_templates)))
+    for template in few if size == SMALL_BODY_BYTES else all_templates:
+        before, _, after = template.partition(f'"{PLACE}"')
+        bodies = {length: f"{before}{text}{after}".encode() for length, text in made.items()}
+        check_growth(lambda length, bodies=bodies: reader.seconds(path, bodies[length]), size, (path, template, shape))
+
+
+def nodes(schema: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(schema, dict):
+        yield schema
+    for inner in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list | tuple) else ():
+        yield from nodes(inner)
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_every_list_is_counted_before_its_items_are_validated_until_the_first_error(path: str) -> None:
+    found = [node for node in nodes(BODIES[path].__pydantic_core_schema__) if node.get("type") in ("list", "dict")]
+    assert found
+    for node in found:
+        is_list = node["type"] == "list"
+        is_validated = is_list or node.get("values_schema", {"type": "any"})["type"] != "any"
+        assert not is_validated or node.get("max_length"), node
+        assert not is_list or node.get("fail_fast"), node
+
+
+@pytest.mark.parametrize("pause", ["", "\n", "\r\nx:"])
+def test_the_time_to_read_a_head_that_arrives_byte_by_byte_is_proportional_to_its_size(pause: str) -> None:
+    def seconds(length: int) -> float:
+        parser = BoundedParser(h11.SERVER, MAX_HEAD_BYTES)
+        head = f"GET / HTTP/1.1\r\nhost: a\r\nx:{'y' * length}{pause}".encode()
+        started = time.thread_time()
+        with suppress(h11.RemoteProtocolError):  # a line feed without a carriage return
+            for byte in head:
+                parser.receive_data(bytes([byte]))
+                parser.next_event()
+        return time.thread_time() - started
+
+    check_growth(seconds, 16_000, pause, limit=math.inf)
