@@ -7,6 +7,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Annotated, NamedTuple, get_args
 
+import numpy as np
 from typing_extensions import Doc
 
 from nvium_core.choices import Instructions, Sampling, Schedule
@@ -69,20 +70,25 @@ class Kind(IntEnum):
 
 
 class Draw(NamedTuple):
-    """How tokens are sampled from logits. `is_adjusted`: penalties, biases, `min_tokens` or a constraint change the
-    logits first."""
+    """How a token is sampled from logits. The fields and their order are those of `Draw` in native/draw.h.
 
-    kind: Kind
-    temperature: float
-    log_min_p: float
-    top_k: int
-    top_p: float
-    is_adjusted: bool
+    A log min-p of -inf, a top-k of 0 and a top-p of 1 disable the truncation.
+    """
+
+    kind: int = Kind.EXITS
+    temperature: float = 1.0
+    log_min_p: float = -math.inf
+    top_k: int = 0
+    top_p: float = 1.0
 
     @property
     def is_ranked(self) -> bool:
         """Whether top-k or top-p truncates, which requires sorting."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1)
+
+
+DRAW = np.dtype([(name, np.float64 if kind is float else np.int64) for name, kind in Draw.__annotations__.items()])
+"""`Draw` as a record of 8-byte words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,15 +208,13 @@ class SamplingParams:
             log_min_p=math.log(self.min_p) if self.min_p and not is_greedy_mixture else -math.inf,
             top_k=1 if is_greedy_mixture else self.top_k,
             top_p=self.top_p,
-            is_adjusted=bool(
-                self.constraint is not None
-                or self.presence_penalty
-                or self.frequency_penalty
-                or self.repetition_penalty != 1
-                or self.logit_bias
-                or self.min_tokens
-            ),
         )
+
+    @property
+    def is_adjusted(self) -> bool:
+        """Whether penalties, biases, `min_tokens` or a constraint change the logits before they are sampled."""
+        has_penalties = self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1
+        return bool(has_penalties or self.logit_bias or self.min_tokens or self.constraint is not None)
 
     @property
     def num_choices(self) -> int:

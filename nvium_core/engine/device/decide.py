@@ -12,8 +12,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from nvium_core.engine.device.inputs import Field, Layout, Variant
-from nvium_core.engine.device.sampling import Truncation, certified_argmax, draw, race
+from nvium_core.engine.device.inputs import InputViews, Variant
+from nvium_core.engine.device.sampling import certified_argmax, draw, race
 from nvium_core.engine.params import Kind
 from nvium_core.engine.schedule.step import NO_TOKEN
 from nvium_core.model.exits import CONTINUE, EXIT, Exit
@@ -29,14 +29,15 @@ log Π (1 − w_j). The last two include only the exits of this call's blocks.""
 Change = Callable[[Tensor], Tensor]
 
 
-def decide(model: Nvium, states_NSD: Tensor, blocks: range, inputs: Layout, variant: Variant) -> Tensor:
+def decide(model: Nvium, states_NSD: Tensor, blocks: range, inputs: InputViews, variant: Variant) -> Tensor:
     """Decide for front rows that have just passed these blocks. Return [4, F]: `EXIT_TAKEN` to `LOG_CONTINUE`."""
-    kind_F, first_F, real_XF = inputs.whole_XR[Field.KIND], inputs.whole_XR[Field.FIRST], inputs.real_XR
+    rows = inputs.rows
+    kind_F, first_F, uniform_F2N = rows["kind"], rows["first"], rows["uniform"]
     num_blocks = model.config.num_exits
     is_exits_F, is_argmax_F, is_mixture_F, is_original_F = (kind_F == kind for kind in Kind)
-    states_NFD = states_NSD[: blocks.stop, inputs.whole_XR[Field.FRONT_SLOT]]
+    states_NFD = states_NSD[: blocks.stop, rows["front_slot"]]
     change = change_of(inputs, variant, model.config.vocab_size)
-    log_continue_F = log_mixed_F = log_p_F = uniform_F = torch.zeros_like(real_XF[Field.UNIFORM])
+    log_continue_F = log_mixed_F = log_p_F = uniform_F = torch.zeros_like(uniform_F2N[:, 0, 0])
     mixture_FV = torch.zeros_like(log_p_F)[:, None]
     is_open_F = kind_F >= 0
     is_sane_F, o_FD = is_open_F, torch.zeros_like(states_NFD[0])
@@ -50,7 +51,7 @@ def decide(model: Nvium, states_NSD: Tensor, blocks: range, inputs: Layout, vari
             log_mixed_F = log_mixed_F + log_w_continue_F
         if block not in blocks:
             continue
-        takes_F = is_exits_F & (real_XF[Field.UNIFORM + num_blocks + block] < log_w_exit_F.exp())
+        takes_F = is_exits_F & (uniform_F2N[:, 1, block] < log_w_exit_F.exp())
         if block == num_blocks - 1:
             takes_F = takes_F | ~is_exits_F
         if variant.mixes:
@@ -63,7 +64,7 @@ def decide(model: Nvium, states_NSD: Tensor, blocks: range, inputs: Layout, vari
         is_sane_F = torch.where(takes_F, is_finite_F, is_sane_F)
         o_FD = torch.where(takes_F[:, None], own_FD, o_FD)
         exit_F = torch.where(takes_F, block, exit_F)
-        uniform_F = torch.where(takes_F, real_XF[Field.UNIFORM + block], uniform_F)
+        uniform_F = torch.where(takes_F, uniform_F2N[:, 0, block], uniform_F)
         log_p_F = torch.where(takes_F & ~is_original_F, log_continue_F + log_w_exit_F, log_p_F)
         log_continue_F = torch.where(is_here_F, log_continue_F + log_w_continue_F, log_continue_F)
         is_open_F = is_open_F & ~takes_F
@@ -71,17 +72,11 @@ def decide(model: Nvium, states_NSD: Tensor, blocks: range, inputs: Layout, vari
     logits_FV = logits_FV.to(torch.promote_types(logits_FV.dtype, torch.float32))
     if variant.mixes:
         logits_FV = torch.where(is_mixture_F[:, None], mixture_FV.log(), logits_FV)
-    truncation = Truncation(
-        real_XF[Field.TEMPERATURE],
-        real_XF[Field.LOG_MIN_P],
-        inputs.whole_XR[Field.TOP_K],
-        real_XF[Field.TOP_P],
-        is_ranked=variant.is_ranked,
-    )
     logits_FV = change(logits_FV)
-    token_F = draw(logits_FV, truncation, uniform_F)
+    token_F = draw(logits_FV, rows, uniform_F, is_ranked=variant.is_ranked)
     if variant.has_original:
-        token_F = torch.where(is_original_F, race(logits_FV, truncation, uniform_F), token_F)
+        winner_F = race(logits_FV, rows, uniform_F, is_ranked=variant.is_ranked)
+        token_F = torch.where(is_original_F, winner_F, token_F)
     token_F = torch.where(is_argmax_F, argmax_F, token_F)
     token_F = torch.where(is_sane_F, token_F, NO_TOKEN).where(exit_F >= 0, GOES_ON)
     return torch.stack([exit_F.double(), token_F.double(), log_p_F, log_continue_F])
@@ -93,7 +88,7 @@ def probabilities(model: Nvium, o_FD: Tensor, change: Change, is_argmax_F: Tenso
     return torch.where(is_argmax_F[:, None], change(logits_FV.clone()), logits_FV).softmax(-1)
 
 
-def change_of(inputs: Layout, variant: Variant, vocab_size: int) -> Change:
+def change_of(inputs: InputViews, variant: Variant, vocab_size: int) -> Change:
     """Return the function g. It applies `LogitChanges` and the constraints' masks to logits in place."""
     front_C, token_C, *_ = inputs.entries_5C
     _, _, repetition_C, occurrence_C, bias_C = inputs.values_5C

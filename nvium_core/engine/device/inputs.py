@@ -1,10 +1,10 @@
 """Inputs of a Step's rows and front rows, which the host packs into one buffer of 8-byte words.
 
-Shapes: R rows or fronts with padding, F fronts, W pages of a table, C changed logits, M words of a mask, N blocks.
+Shapes: R rows or fronts with padding, F fronts, X words of a row, W pages of a table, C changed logits, M words of a
+mask, N blocks.
 """
 
 from collections.abc import Sequence as Items
-from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,13 +12,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nvium_core.engine.device.native.uniforms import write_uniforms
-from nvium_core.engine.device.paged_cache import PagedCache, positions, tokens_of
-from nvium_core.engine.params import Draw, Kind
+from nvium_core.engine.device.paged_cache import Integers, PagedCache, positions, tokens_of
+from nvium_core.engine.params import DRAW, Draw, Kind
 from nvium_core.engine.schedule.logit_changes import NUM_FIELDS
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Rows
 from nvium_core.model.config import NviumConfig
+
+Records = NDArray[np.void]
+"""Rows of `row_type`."""
 
 MAX_FRONTS = 256  # maximum front rows per call, which bounds memory
 
@@ -30,16 +32,6 @@ class Front(NamedTuple):
     row: int
     slot: int
     first: int
-
-
-class Field(IntEnum):
-    """Inputs of a row. Fields before TEMPERATURE are int64, all others float64.
-
-    SOURCE: row of the previous pass that emitted this row's token, or -1. FIRST: first block after which a front row
-    may emit. UNIFORM: 2N numbers, for the token at each exit, then for routing at each exit.
-    """
-
-    TOKEN, SOURCE, POSITION, SLOT, FRONT_SLOT, KIND, FIRST, TOP_K, TEMPERATURE, LOG_MIN_P, TOP_P, UNIFORM = range(12)
 
 
 class Variant(NamedTuple):
@@ -54,11 +46,10 @@ class Variant(NamedTuple):
     has_original: bool = False
 
 
-class Layout(NamedTuple):
-    """Views of a buffer. `real` shows the words of `whole` as float64, and `values` those of `entries`."""
+class InputViews(NamedTuple):
+    """Views of a buffer. `rows`: a column [R] for each field of `row_type`. `values` are `entries` as float64."""
 
-    whole_XR: Any
-    real_XR: Any
+    rows: dict[str, Any]
     table_RW: Any
     entries_5C: Any
     values_5C: Any
@@ -66,23 +57,27 @@ class Layout(NamedTuple):
     words: Tensor
 
 
+def row_type(num_exits: int) -> np.dtype[np.void]:
+    """Return the layout of a row, in words of 8 bytes.
+
+    `source`: row of the previous pass that emitted this row's token, or -1. `first`: first block after which a front
+    row may emit. `uniform`: numbers for drawing a token at each exit, then for routing at each exit.
+    """
+    names = "token", "source", "position", "slot", "front_slot", "first"
+    return np.dtype([*((name, "<i8") for name in names), *DRAW.descr, ("uniform", "<f8", (2, num_exits))])
+
+
 class Inputs:
     def __init__(self, cache: PagedCache, config: NviumConfig) -> None:
         self._cache = cache
-        self._num_blocks = config.num_exits
-        self._num_fields = Field.UNIFORM + 2 * config.num_exits
         self._mask_words = -(-config.vocab_size // 64)
-        self._position_R = np.zeros(MAX_FRONTS, np.int64)
-        self._uniform_XR = np.zeros((2 * config.num_exits, MAX_FRONTS))
-        self._key_R2 = np.zeros((MAX_FRONTS, 2), np.int64)
-        self._padding_X1 = np.zeros((self._num_fields, 1), np.int64)
-        self._padding_X1[[Field.SLOT, Field.FRONT_SLOT]] = cache.padding_slot
-        self._padding_X1[Field.SOURCE] = -1
-        self._padding_X1.view(np.float64)[[Field.TEMPERATURE, Field.LOG_MIN_P, Field.TOP_P], 0] = 1.0, -np.inf, 1.0
+        self._row_type = row_type(config.num_exits)
+        padding, slot = Draw(), cache.padding_slot
+        self._padding = np.array((0, -1, 0, slot, slot, 0, *padding, 0.0), self._row_type)
 
     def variant(self, fronts: Items[Front], *, is_last: bool) -> Variant:
         """Return the variant for these front rows, without padding. `is_last`: the call includes the last exit."""
-        draws = [self._draw(front.sequence) for front in fronts]
+        draws = {front.sequence.draw for front in fronts}
         kinds = {draw.kind for draw in draws}
         return Variant(
             num_rows=len(fronts),
@@ -96,14 +91,15 @@ class Inputs:
     def num_words(self, variant: Variant) -> int:
         return sum(height * width for height, width in self._shapes(variant))
 
-    def layout(self, buffer: Tensor, variant: Variant) -> Layout:
-        shapes = self._shapes(variant)
-        lengths = [height * width for height, width in shapes]
-        words = buffer[: sum(lengths)]
-        whole, table, entries, masks = (
-            part.view(shape) for part, shape in zip(words.split(lengths), shapes, strict=True)
-        )
-        return Layout(whole, whole.view(torch.float64), table, entries, entries.view(torch.float64), masks, words)
+    def views(self, buffer: Tensor, variant: Variant) -> InputViews:
+        words = buffer[: self.num_words(variant)]
+        row_RX, table, entries, masks = self._parts(words, variant)
+        number_RX, rows = row_RX.view(torch.float64), dict[str, Tensor]()
+        for name, (kind, place, *_) in (self._row_type.fields or {}).items():
+            words_RX = number_RX if kind.base == np.float64 else row_RX
+            own_RX = words_RX[:, place // 8 :][:, : kind.itemsize // 8]
+            rows[name] = own_RX.unflatten(1, kind.shape) if kind.shape else own_RX[:, 0]
+        return InputViews(rows, table, entries, entries.view(torch.float64), masks, words)
 
     def write(
         self, buffer: Tensor, variant: Variant, rows: Items[Rows], fronts: Items[Front], *, is_ahead: bool = False
@@ -112,69 +108,64 @@ class Inputs:
 
         With `is_ahead`, row r reads the token that row r of the previous pass has emitted.
         """
-        here = self.layout(buffer, variant)
-        host = Layout._make([*(view.numpy() for view in here[:-1]), here.words])
-        host.whole_XR[:] = self._padding_X1
-        host.table_RW[:] = self._cache.null_page
+        words = buffer[: self.num_words(variant)]
+        words_RX, table_RW, entries_5C, masks_RM = (part.numpy() for part in self._parts(words, variant))
+        row_R = words_RX.view(self._row_type)[:, 0]
+        row_R[:] = self._padding
+        table_RW[:] = self._cache.null_page
         if rows:
-            self._write_rows(host, rows, is_ahead=is_ahead)
+            self._write_rows(row_R, table_RW, rows, is_ahead=is_ahead)
         if fronts:
-            self._write_fronts(host, fronts)
+            write_fronts(row_R[: len(fronts)], fronts)
         if variant.num_changes:
-            self._write_changes(host, fronts)
+            write_changes(entries_5C, fronts)
         if variant.has_masks:
-            host.masks_RM[len(fronts) :] = -1
-            host.masks_RM[: len(fronts)] = packed_masks([front.sequence for front in fronts], 8 * self._mask_words)
-        return here.words
+            masks_RM[len(fronts) :] = -1
+            masks_RM[: len(fronts)] = packed_masks([front.sequence for front in fronts], 8 * self._mask_words)
+        return words
 
     def _shapes(self, variant: Variant) -> list[tuple[int, int]]:
         rows, mask_words = variant.num_rows, self._mask_words if variant.has_masks else 0
-        return [(self._num_fields, rows), (rows, variant.num_pages), (5, variant.num_changes), (rows, mask_words)]
+        row_words = self._row_type.itemsize // 8
+        return [(rows, row_words), (rows, variant.num_pages), (5, variant.num_changes), (rows, mask_words)]
 
-    def _draw(self, sequence: Sequence) -> Draw:
-        """Return how to sample. If the model has a single exit, the argmax needs no certificate."""
-        draw = sequence.draw
-        is_certain = draw.kind is Kind.ARGMAX and self._num_blocks == 1
-        return draw._replace(kind=Kind.ORIGINAL, temperature=0.0) if is_certain else draw
+    def _parts(self, words: Tensor, variant: Variant) -> list[Tensor]:
+        shapes = self._shapes(variant)
+        parts = words.split([height * width for height, width in shapes])
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
-    def _write_rows(self, host: Layout, rows: Items[Rows], *, is_ahead: bool) -> None:
+    def _write_rows(self, row_R: Records, table_RW: Integers, rows: Items[Rows], *, is_ahead: bool) -> None:
         position_R, page_size = positions(rows), self._cache.page_size
         count = len(position_R)
         own_BW = self._cache.tables(rows)
-        table_RW = own_BW.repeat([len(own.rows) for own in rows], 0)
-        host.table_RW[:count, : own_BW.shape[1]] = table_RW
-        page_R = table_RW[np.arange(count), position_R // page_size]
-        host.whole_XR[Field.POSITION, :count] = position_R
-        host.whole_XR[Field.SLOT, :count] = page_R * page_size + position_R % page_size
-        field, values = (Field.SOURCE, np.arange(count)) if is_ahead else (Field.TOKEN, tokens_of(rows))
-        host.whole_XR[field, :count] = values
+        own_RW = own_BW.repeat([len(own.rows) for own in rows], 0)
+        table_RW[:count, : own_BW.shape[1]] = own_RW
+        page_R = own_RW[np.arange(count), position_R // page_size]
+        row_R["position"][:count] = position_R
+        row_R["slot"][:count] = page_R * page_size + position_R % page_size
+        field, values = ("source", np.arange(count)) if is_ahead else ("token", tokens_of(rows))
+        row_R[field][:count] = values
 
-    def _write_fronts(self, host: Layout, fronts: Items[Front]) -> None:
-        count, draws = len(fronts), [self._draw(front.sequence) for front in fronts]
-        kind_F = np.array([draw.kind for draw in draws])
-        host.whole_XR[Field.FRONT_SLOT, :count] = [front.slot for front in fronts]
-        host.whole_XR[Field.KIND, :count] = kind_F
-        host.whole_XR[Field.FIRST, :count] = [front.first for front in fronts]
-        host.whole_XR[Field.TOP_K, :count] = [draw.top_k for draw in draws]
-        host.real_XR[Field.TEMPERATURE, :count] = [draw.temperature for draw in draws]
-        host.real_XR[Field.LOG_MIN_P, :count] = [draw.log_min_p for draw in draws]
-        host.real_XR[Field.TOP_P, :count] = [draw.top_p for draw in draws]
-        self._position_R[:count] = [front.row for front in fronts]
-        self._key_R2[:count] = [(front.sequence.seed, front.sequence.choice) for front in fronts]
-        write_uniforms(self._key_R2, self._position_R, self._uniform_XR, count)
-        uniform_XF = host.real_XR[Field.UNIFORM :, :count]
-        uniform_XF[:] = self._uniform_XR[:, :count]
-        uniform_XF[self._num_blocks - 1, kind_F == Kind.ORIGINAL] = uniform_XF[0, kind_F == Kind.ORIGINAL]
 
-    def _write_changes(self, host: Layout, fronts: Items[Front]) -> None:
-        """Write the changed logits. Padding repeats the first entry: writing the same value again is harmless."""
-        tables = [np.array(front.sequence.changes.entries if front.sequence.changes else ()) for front in fronts]
-        entries_C4 = np.concatenate(tables).reshape(-1, NUM_FIELDS)
-        count = len(entries_C4)
-        host.entries_5C[0, :count] = np.repeat(np.arange(len(tables)), [len(table) // NUM_FIELDS for table in tables])
-        host.entries_5C[1, :count] = entries_C4[:, 0]
-        host.values_5C[2:, :count] = entries_C4[:, 1:].T
-        host.entries_5C[:, count:] = host.entries_5C[:, :1]
+def write_fronts(row_F: Records, fronts: Items[Front]) -> None:
+    uniforms = b"".join([front.sequence.uniforms.at(front.row) for front in fronts])
+    row_F["uniform"] = np.frombuffer(uniforms).reshape(len(fronts), 2, -1)
+    row_F["front_slot"] = [front.slot for front in fronts]
+    row_F["first"] = [front.first for front in fronts]
+    row_F[[*Draw._fields]] = np.frombuffer(b"".join([front.sequence.draw_bytes for front in fronts]), DRAW)
+    is_original_F, token_FN = row_F["kind"] == Kind.ORIGINAL, row_F["uniform"][:, 0]
+    token_FN[is_original_F, -1] = token_FN[is_original_F, 0]
+
+
+def write_changes(entries_5C: Integers, fronts: Items[Front]) -> None:
+    """Write the changed logits. Padding repeats the first entry: writing the same value again is harmless."""
+    tables = [np.array(front.sequence.changes.entries if front.sequence.changes else ()) for front in fronts]
+    entries_C4 = np.concatenate(tables).reshape(-1, NUM_FIELDS)
+    count = len(entries_C4)
+    entries_5C[0, :count] = np.repeat(np.arange(len(tables)), [len(table) // NUM_FIELDS for table in tables])
+    entries_5C[1, :count] = entries_C4[:, 0]
+    entries_5C.view(np.float64)[2:, :count] = entries_C4[:, 1:].T
+    entries_5C[:, count:] = entries_5C[:, :1]
 
 
 def packed_masks(sequences: Items[Sequence], num_bytes: int) -> NDArray[np.int64]:

@@ -6,14 +6,12 @@ order of token ids. Among equal weights the lowest id wins. CUDA graphs can capt
 Shapes: R rows, V vocabulary, X weights, C chunks of CHUNK weights.
 """
 
-from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from nvium_core.engine.params import Draw
 from nvium_core.engine.schedule.step import NO_TOKEN
 
 CHUNK = 256
@@ -23,48 +21,31 @@ CERTAINTY_MARGIN = 1e-9
 """Margin of the certificate, larger than the float64 rounding error of a sum of probabilities."""
 
 
-@dataclass(frozen=True)
-class Truncation:
-    """Sampling parameters of each row. A log min-p of -inf, a top-k of 0 and a top-p of 1 disable the truncation.
+Columns = Mapping[str, Tensor]
+"""The fields of `Draw` by name, [R] each."""
+
+
+def draw(logits_RV: Tensor, draws: Columns, uniform_R: Tensor, *, is_ranked: bool) -> Tensor:
+    """Sample tokens, [R], after temperature, min-p, top-k and top-p. Rows with NaN or infinities get `NO_TOKEN`.
 
     `is_ranked`: whether any row has top-k or top-p.
     """
-
-    temperature_R: Tensor
-    log_min_p_R: Tensor
-    top_k_R: Tensor
-    top_p_R: Tensor
-    is_ranked: bool
-
-    @classmethod
-    def of(cls, draws: Items[Draw], device: torch.device) -> "Truncation":
-        return cls(
-            torch.tensor([draw.temperature for draw in draws], dtype=torch.float64, device=device),
-            torch.tensor([draw.log_min_p for draw in draws], dtype=torch.float64, device=device),
-            torch.tensor([draw.top_k for draw in draws], device=device),
-            torch.tensor([draw.top_p for draw in draws], dtype=torch.float64, device=device),
-            is_ranked=any(draw.is_ranked for draw in draws),
-        )
-
-
-def draw(logits_RV: Tensor, truncation: Truncation, uniform_R: Tensor) -> Tensor:
-    """Sample tokens, [R], after temperature, min-p, top-k and top-p. Rows with NaN or infinities get `NO_TOKEN`."""
-    weight_RV = weights(logits_RV, truncation)
+    weight_RV = weights(logits_RV, draws, is_ranked=is_ranked)
     total_R1 = chunk_sums(weight_RV).sum(-1, keepdim=True)
     token_R1 = first_beyond(weight_RV, uniform_R[:, None] * total_R1)
     return torch.where(total_R1.isfinite(), token_R1, NO_TOKEN)[:, 0]
 
 
-def race(logits_RV: Tensor, truncation: Truncation, uniform_R: Tensor) -> Tensor:
+def race(logits_RV: Tensor, draws: Columns, uniform_R: Tensor, *, is_ranked: bool) -> Tensor:
     """Sample one token per row by an exponential race: the token v with the smallest E_v / weight_v wins.
 
     E_v is an exponential variate that depends only on the uniform and on v. A token wins with a probability in
     proportion to its weight. For the same uniform, similar distributions mostly give the same token. At temperature 0
     the winner is the argmax.
     """
-    weight_RV = weights(logits_RV, truncation)
+    weight_RV = weights(logits_RV, draws, is_ranked=is_ranked)
     time_RV = race_numbers(uniform_R, logits_RV.shape[-1]) / weight_RV
-    token_R = torch.where(truncation.temperature_R == 0, logits_RV.argmax(-1), time_RV.argmin(-1))
+    token_R = torch.where(draws["temperature"] == 0, logits_RV.argmax(-1), time_RV.argmin(-1))
     return torch.where(weight_RV.sum(-1).isfinite(), token_R, NO_TOKEN)
 
 
@@ -86,18 +67,18 @@ def shifted(x: Tensor, by: int) -> Tensor:
     return (x >> by) & ((1 << (64 - by)) - 1)
 
 
-def weights(logits_RV: Tensor, truncation: Truncation) -> Tensor:
+def weights(logits_RV: Tensor, draws: Columns, *, is_ranked: bool) -> Tensor:
     """Return e^((x − max) / temperature), or 0 for truncated tokens. Rows with NaN or infinities become NaN."""
     x_RV = logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32))
-    temperature_R = truncation.temperature_R.where(truncation.temperature_R > 0, 1.0)
+    temperature_R = draws["temperature"].where(draws["temperature"] > 0, 1.0)
     below_RV = (x_RV - x_RV.amax(-1, keepdim=True)) / temperature_R.to(x_RV.dtype)[:, None]
-    weight_RV = below_RV.masked_fill(below_RV < truncation.log_min_p_R.to(x_RV.dtype)[:, None], -torch.inf).exp()
-    return truncate(weight_RV, truncation) if truncation.is_ranked else weight_RV
+    weight_RV = below_RV.masked_fill(below_RV < draws["log_min_p"].to(x_RV.dtype)[:, None], -torch.inf).exp()
+    return truncate(weight_RV, draws) if is_ranked else weight_RV
 
 
-def truncate(weight_RV: Tensor, truncation: Truncation) -> Tensor:
+def truncate(weight_RV: Tensor, draws: Columns) -> Tensor:
     """Zero weights outside the top k, then weights outside the smallest set that has top-p of the remaining mass."""
-    top_k_R1, top_p_R1 = truncation.top_k_R[:, None], truncation.top_p_R[:, None]
+    top_k_R1, top_p_R1 = draws["top_k"][:, None], draws["top_p"][:, None]
     token_V = torch.arange(weight_RV.shape[-1], device=weight_RV.device)
     sorted_RV, order_RV = weight_RV.sort(dim=-1, descending=True, stable=True)
     last_R1 = torch.where(top_k_R1 > 0, top_k_R1.clamp(max=len(token_V)), len(token_V)) - 1

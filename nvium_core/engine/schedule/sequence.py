@@ -12,12 +12,16 @@ Blocks and positions count from 0 in code. A sequence knows nothing of devices, 
 """
 
 from collections.abc import Sequence as Items
+from functools import cached_property
 from typing import Literal
 
+import numpy as np
+
 from nvium_core.engine.constraint import ConstraintState
-from nvium_core.engine.params import Kind, SamplingParams
+from nvium_core.engine.params import DRAW, Kind, SamplingParams
 from nvium_core.engine.schedule.logit_changes import LogitChanges
 from nvium_core.engine.schedule.ngrams import HitRates, Match, Ngrams
+from nvium_core.engine.schedule.randomness import Uniforms
 
 FinishReason = Literal["stop", "length"]
 
@@ -51,8 +55,11 @@ class Sequence:
         """Only sequences with the same salt share pages."""
         self.choice = choice
         self.params = params
-        self.draw = params.draw
-        self.is_original = self.draw.kind is Kind.ORIGINAL
+        is_certain = params.kind is Kind.ARGMAX and num_blocks == 1
+        self.draw = params.draw._replace(kind=Kind.ORIGINAL, temperature=0.0) if is_certain else params.draw
+        """How to sample. If the model has a single exit, the argmax needs no certificate."""
+        self.draw_bytes = np.array([self.draw], DRAW).tobytes()
+        self.is_original = params.kind is Kind.ORIGINAL
         self.needs_scores = params.needs_scores
         self.seed = seed
         self.arrival = arrival
@@ -60,7 +67,7 @@ class Sequence:
         self.constraint = None if params.constraint is None else ConstraintState(params.constraint)
         self.awaits_constraint = self.constraint is not None
         """Whether the constraint has not yet computed the next mask."""
-        self.changes = LogitChanges(params, prompt, stop_token_ids) if self.draw.is_adjusted else None
+        self.changes = LogitChanges(params, prompt, stop_token_ids) if params.is_adjusted else None
         self.token_ids = list(prompt)
         self.num_prompt_tokens = len(prompt)
         self.max_length = len(prompt) + params.max_tokens
@@ -84,6 +91,10 @@ class Sequence:
         """Number of the last Step that ran this sequence."""
         self.log_reached = 0.0
         """log Π (1 − w_j) over the exits that the front row has passed."""
+
+    @cached_property
+    def uniforms(self) -> Uniforms:
+        return Uniforms(self.seed, self.choice, len(self.filled))
 
     @property
     def num_tokens(self) -> int:
@@ -180,14 +191,16 @@ class Sequence:
     @property
     def may_draft(self) -> bool:
         """Whether another draft token may be appended. Requests with scores or adjusted logits get no drafts."""
-        if not self.is_original or self.draw.is_adjusted or self.needs_scores or self.finish_reason is not None:
+        if not self.is_original or self.changes is not None or self.needs_scores or self.finish_reason is not None:
             return False
         return self.num_tokens + 1 < self.max_length
 
     @property
     def first_verified(self) -> int:
-        """With `original` sampling: first row whose next token the last exit must decide. Otherwise `num_tokens`."""
-        return self.num_verified - 1 if self.is_original and self.finish_reason is None else self.num_tokens
+        """First row whose next token the last exit must decide, if the kind is `ORIGINAL`. Otherwise `num_tokens`."""
+        return (
+            self.num_verified - 1 if self.draw.kind is Kind.ORIGINAL and self.finish_reason is None else self.num_tokens
+        )
 
     def append_drafts(self, token_ids: Items[int]) -> None:
         """Append draft tokens up to the first that would end the sequence."""

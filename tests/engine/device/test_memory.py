@@ -20,7 +20,9 @@ from nvium_core.engine.device.memory import (
     seat_bytes,
 )
 from nvium_core.engine.device.paged_cache import PagedCache
-from nvium_core.engine.device.sampling import Truncation, draw
+from nvium_core.engine.device.sampling import draw
+from nvium_core.engine.params import Draw
+from tests.engine.device.columns import columns
 from tests.random_models import random_model
 
 CPU = torch.device("cpu")
@@ -108,9 +110,9 @@ def test_the_bytes_of_a_page_are_those_that_the_cache_allocates(dtype):
 def test_sampling_needs_no_more_memory_than_is_reserved(is_ranked):
     """Measured by the CPU's allocator."""
     logits_RV, one_R = torch.zeros(8, 4096, dtype=torch.bfloat16), torch.ones(8, dtype=torch.float64)
-    truncation = Truncation(one_R, -one_R, one_R.long() * 0, one_R * 0.9, is_ranked)
+    draws = columns([Draw(log_min_p=-1.0, top_p=0.9)] * 8)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        draw(logits_RV, truncation, one_R / 2)
+        draw(logits_RV, draws, one_R / 2, is_ranked=is_ranked)
     events = [each for each in profiled.profiler.kineto_results.events() if each.name() == "[memory]"]
     taken = accumulate(each.nbytes() for each in sorted(events, key=lambda each: each.start_ns()))
     counted = seat_bytes(random_model([1, 2], vocab_size=4096).config, 8)

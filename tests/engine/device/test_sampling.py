@@ -8,8 +8,9 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from nvium_core.engine.device.sampling import NO_TOKEN, Truncation, certified_argmax, draw, first_beyond
+from nvium_core.engine.device.sampling import NO_TOKEN, certified_argmax, draw, first_beyond
 from nvium_core.engine.params import SamplingParams
+from tests.engine.device.columns import columns
 from tests.reference import Params, invert, truncated
 
 
@@ -30,8 +31,9 @@ wishes = st.fixed_dictionaries(
 rows = st.tuples(logit_rows, wishes, st.floats(0, 1, exclude_max=True))
 
 
-def truncation(*params: SamplingParams) -> Truncation:
-    return Truncation.of([each.draw for each in params], torch.device("cpu"))
+def drawn(logits: torch.Tensor, params: list[SamplingParams], uniform: torch.Tensor) -> list[int]:
+    draws = [each.draw for each in params]
+    return draw(logits, columns(draws), uniform, is_ranked=any(each.is_ranked for each in draws)).tolist()
 
 
 def is_between_two(weights: list[float], uniform: float) -> bool:
@@ -43,46 +45,46 @@ def is_between_two(weights: list[float], uniform: float) -> bool:
 @given(st.lists(rows, min_size=1, max_size=6))
 def test_samples_equal_the_reference_row_by_row(rows):
     logits, asked, uniform = zip(*rows, strict=True)
-    params = truncation(*(SamplingParams(**wishes) for wishes in asked))
+    params = [SamplingParams(**wishes) for wishes in asked]
     weights = [truncated(row, Params(**wishes)) for row, wishes, _ in rows]
     assume(not any(map(is_between_two, weights, uniform)))
-    assert draw(float64(logits), params, float64(uniform)).tolist() == [*map(invert, weights, uniform)]
+    assert drawn(float64(logits), params, float64(uniform)) == [*map(invert, weights, uniform)]
 
 
 @given(st.lists(logit_rows, min_size=1, max_size=4), st.floats(0, 1, exclude_max=True), wishes)
 def test_temperature_0_selects_the_most_probable_token(logits, uniform, wishes):
     params = SamplingParams(**{**wishes, "temperature": 0, "min_p": 0.0}, sampling="mixture")
-    tokens = draw(float64(logits), truncation(*[params] * len(logits)), float64([uniform] * len(logits)))
-    assert tokens.tolist() == [row.index(max(row)) for row in logits]
+    tokens = drawn(float64(logits), [params] * len(logits), float64([uniform] * len(logits)))
+    assert tokens == [row.index(max(row)) for row in logits]
 
 
 def test_equal_logits_are_truncated_to_the_lowest_ids():
     for uniform, token in ((0.0, 0), (0.49, 0), (0.51, 1), (0.999999, 1)):
-        assert draw(torch.zeros(1, 6), truncation(SamplingParams(top_k=2)), float64([uniform])).tolist() == [token]
+        assert drawn(torch.zeros(1, 6), [SamplingParams(top_k=2)], float64([uniform])) == [token]
 
 
 def test_min_p_is_relative_to_the_most_probable_token():
     logits = float64([[0.0, math.log(0.5), math.log(0.49), 0.0]])
-    params = truncation(SamplingParams(min_p=0.495))
-    assert {int(draw(logits, params, float64([u / 100]))) for u in range(100)} == {0, 1, 3}
+    params = SamplingParams(min_p=0.495)
+    assert {drawn(logits, [params], float64([u / 100]))[0] for u in range(100)} == {0, 1, 3}
 
 
 def test_the_most_probable_token_survives_any_top_p():
-    params = truncation(SamplingParams(temperature=2.0, top_k=1, top_p=5e-324))
-    assert draw(torch.tensor([[0.0, 3.0, 1.0]]), params, float64([0.9])).tolist() == [1]
+    params = SamplingParams(temperature=2.0, top_k=1, top_p=5e-324)
+    assert drawn(torch.tensor([[0.0, 3.0, 1.0]]), [params], float64([0.9])) == [1]
 
 
 def test_an_impossible_token_is_never_sampled_and_hides_no_other():
     logits = float64([[-torch.inf, 0.0, -torch.inf, 0.0]])
     for params in (SamplingParams(), SamplingParams(top_k=3, top_p=0.9, min_p=0.1, temperature=0.5)):
-        drawn = [int(draw(logits, truncation(params), float64([u]))) for u in (0.0, 0.49, 0.51, 1 - 2.0**-53)]
-        assert drawn == [1, 1, 3, 3]
+        tokens = [drawn(logits, [params], float64([u]))[0] for u in (0.0, 0.49, 0.51, 1 - 2.0**-53)]
+        assert tokens == [1, 1, 3, 3]
 
 
 def test_a_row_of_impossible_tokens_samples_no_token():
     logits = float64([[-torch.inf, -torch.inf], [0.0, 1.0]])
     for params in (SamplingParams(), SamplingParams(top_p=0.5), SamplingParams(temperature=0, sampling="mixture")):
-        assert draw(logits, truncation(params, params), float64([0.3, 0.9])).tolist() == [NO_TOKEN, 1]
+        assert drawn(logits, [params, params], float64([0.3, 0.9])) == [NO_TOKEN, 1]
 
 
 sparse_weights = st.lists(st.sampled_from([0.0, 0.0, 0.25, 1.0]), min_size=1, max_size=40)
@@ -102,7 +104,7 @@ def test_samples_of_a_large_vocabulary_equal_the_reference(asked):
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(6, 700, generator=generator, dtype=torch.float64).round(decimals=1) * 2
     uniform = torch.rand(6, generator=generator, dtype=torch.float64)
-    tokens = draw(logits, truncation(*[SamplingParams(**asked)] * 6), uniform).tolist()
+    tokens = drawn(logits, [SamplingParams(**asked)] * 6, uniform)
     kept = [truncated(row, Params(**asked)) for row in logits.tolist()]
     assert tokens == [invert(weights, u) for weights, u in zip(kept, uniform.tolist(), strict=True)]
 

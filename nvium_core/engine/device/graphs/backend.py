@@ -30,7 +30,7 @@ from nvium_core.engine.device.attention import (
 )
 from nvium_core.engine.device.decide import EMITTED, NUM_ANSWERS, decide
 from nvium_core.engine.device.graphs.replay import Fence, Replay
-from nvium_core.engine.device.inputs import MAX_FRONTS, Field, Front, Variant
+from nvium_core.engine.device.inputs import MAX_FRONTS, Front, Variant
 from nvium_core.engine.device.layers.backend import Fronts, LayersBackend, Progress, take
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.events import StepReport
@@ -204,13 +204,13 @@ class GraphsBackend(LayersBackend):
 
     def forward_and_decide(self, blocks: range, variant: Variant) -> None:
         """Compute the answers from the inputs in the buffer. CUDA graphs capture this function."""
-        inputs, backbone = self.inputs.layout(self._buffer, variant), self.model.model
-        slot_R, position_R, source_R = (inputs.whole_XR[field] for field in (Field.SLOT, Field.POSITION, Field.SOURCE))
+        inputs, backbone = self.inputs.views(self._buffer, variant), self.model.model
+        slot_R, position_R, source_R = (inputs.rows[name] for name in ("slot", "position", "source"))
         if blocks.start:
             h_RD = self.cache.states_NSD[blocks.start - 1, slot_R]
         else:
             emitted_R = self._previous[source_R.clamp(min=0)].clamp(min=0).long()
-            h_RD = backbone.embed_tokens(torch.where(source_R < 0, inputs.whole_XR[Field.TOKEN], emitted_R))
+            h_RD = backbone.embed_tokens(torch.where(source_R < 0, inputs.rows["token"], emitted_R))
         attend = self.attention(self.cache, inputs.table_RW, position_R, slot_R)
         rotary = backbone.rotary_emb(position_R, h_RD.dtype)
         for block in blocks:

@@ -136,7 +136,7 @@ class LayersBackend:
         variant = self.inputs.variant(own, is_last=blocks.stop == self.num_blocks)
         buffer = torch.zeros(self.inputs.num_words(variant), dtype=torch.long)
         words = upload(self.inputs.write(buffer, variant, [], own), self.cache.keys.device)
-        take(fronts, decide(self.model, self.cache.states_NSD, blocks, self.inputs.layout(words, variant), variant))
+        take(fronts, decide(self.model, self.cache.states_NSD, blocks, self.inputs.views(words, variant), variant))
 
     def _scored(self, part: Progress) -> list[Score]:
         """Score the rows that have just passed the last block."""

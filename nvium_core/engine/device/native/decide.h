@@ -67,7 +67,7 @@ template <typename T> class Decisions {
     std::vector<Routed> rows;
     for (F* front : fronts) {
       const Run& run = *front->run;
-      if (front->seat->kind != kOriginal)
+      if (front->seat->draw.kind != kOriginal)
         rows.push_back({front, run.stop - 1});
       else if (block == last_)
         for (int64_t row = run.first_verified; row < run.stop; ++row) rows.push_back({front, row});
@@ -128,14 +128,14 @@ template <typename T> class Decisions {
     double log_p = 0, remaining = 0;
   };
 
-  double uniform_of(const F& front, int64_t row, int64_t block, const char* purpose) const {
+  double uniform_of(const F& front, int64_t row, int64_t block, Purpose purpose) const {
     return uniform(front.seat->seed, front.seat->choice, row, block, purpose);
   }
 
   // Update the front's log_reached. Return whether the front needs the logits of this exit.
   bool needs_head(int64_t block, Routed& routed, double log_continue, double log_exit) {
     F& front = *routed.front;
-    if (front.seat->kind == kOriginal) return true;
+    if (front.seat->draw.kind == kOriginal) return true;
     Run& run = *front.run;
     routed.log_p = run.log_reached + log_exit;
     run.log_reached += log_continue;
@@ -144,8 +144,8 @@ template <typename T> class Decisions {
       front.emit(kNoToken, block, routed.log_p);
       return false;
     }
-    if (front.seat->kind == kExits) return uniform_of(front, run.stop - 1, block, "route") < std::exp(log_exit);
-    if (front.num_exits < block && (block == last_ || (front.seat->kind == kArgmax && front.may_be_certain())))
+    if (front.seat->draw.kind == kExits) return uniform_of(front, run.stop - 1, block, kRoute) < std::exp(log_exit);
+    if (front.num_exits < block && (block == last_ || (front.seat->draw.kind == kArgmax && front.may_be_certain())))
       evaluate_earlier(front, block);
     return front.num_exits == block;
   }
@@ -163,20 +163,20 @@ template <typename T> class Decisions {
 
   bool can_emit(int64_t block, const F& front) const {
     if (front.has_emitted || front.pending.empty()) return false;
-    if (front.seat->kind == kExits || block == last_) return true;
-    return front.seat->kind == kArgmax && front.may_be_certain();
+    if (front.seat->draw.kind == kExits || block == last_) return true;
+    return front.seat->draw.kind == kArgmax && front.may_be_certain();
   }
 
   void decide(F& front, const A* logits) const {
     for (size_t i = 0; i < front.pending.size() && !front.has_emitted; ++i) {
       const auto& [block, row, log_p, remaining] = front.pending[i];
       const A* own = logits + (front.only == kNoToken ? i * model_.vocab_size : 0);
-      switch (front.seat->kind) {
+      switch (front.seat->draw.kind) {
         case kExits:
-          front.emit(draw(front, own, {front.seat->sampling, uniform_of(front, row, block, "token")}), block, log_p);
+          front.emit(draw(front, own, uniform_of(front, row, block, kDraw)), block, log_p);
           break;
         case kOriginal: {
-          const int64_t next = draw(front, own, {front.seat->sampling, uniform_of(front, row, 0, "token"), 1});
+          const int64_t next = draw(front, own, uniform_of(front, row, 0, kDraw));
           front.emit(next, block, 0);
           front.has_emitted = next == kNoToken || row + 1 >= front.run->num_tokens || next != front.seat->tokens[row + 1];
           break;
@@ -187,21 +187,21 @@ template <typename T> class Decisions {
           break;
         case kMixture:
           add(front, own, std::exp(log_p));
-          if (block == last_) front.emit(draw_from_mixture(front, uniform_of(front, row, block, "token")), block, log_p);
+          if (block == last_) front.emit(draw_from_mixture(front, uniform_of(front, row, block, kDraw)), block, log_p);
       }
     }
     front.pending.clear(), front.outputs.clear();
   }
 
   // Apply penalties, biases and masks, then draw.
-  int64_t draw(const F& front, const A* logits, const DrawRequest& request) const {
+  int64_t draw(const F& front, const A* logits, double uniform) const {
     if (front.only != kNoToken) return front.only;
     const int64_t vocab = model_.vocab_size;
-    if (!front.seat->changes_logits()) return draw_row(logits, vocab, request);
+    if (!front.seat->changes_logits()) return draw_row(logits, vocab, front.seat->draw, uniform);
     static thread_local std::vector<double> changed;
     changed.assign(logits, logits + vocab);
     front.seat->change(changed.data(), vocab);
-    return draw_row(changed.data(), vocab, request);
+    return draw_row(changed.data(), vocab, front.seat->draw, uniform);
   }
 
   // Add p π_k to m_k. For kArgmax, first apply penalties, biases and masks to the exit's logits.
@@ -211,7 +211,7 @@ template <typename T> class Decisions {
     const int64_t vocab = model_.vocab_size;
     static thread_local std::vector<double> weights;
     weights.assign(logits, logits + vocab);
-    if (front.seat->kind == kArgmax) front.seat->change(weights.data(), vocab);
+    if (front.seat->draw.kind == kArgmax) front.seat->change(weights.data(), vocab);
     const double total = exponentials(weights.data(), largest(weights.data(), vocab), vocab);
     front.mixture.resize(vocab);
     const double share = p / total;
@@ -242,7 +242,7 @@ template <typename T> class Decisions {
     if (front.only != kNoToken) return front.only;
     for (double& m : front.mixture) m = std::log(m);
     front.seat->change(front.mixture.data(), front.mixture.size());
-    return draw_row(front.mixture.data(), front.mixture.size(), {front.seat->sampling, uniform});
+    return draw_row(front.mixture.data(), front.mixture.size(), front.seat->draw, uniform);
   }
 
   const Model<T>& model_;

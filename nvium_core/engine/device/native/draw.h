@@ -1,7 +1,9 @@
 // Draws tokens by the inverse CDF or by an exponential race. The reference is nvium_core/engine/device/sampling.py.
 #pragma once
 
+#include <cstddef>
 #include <numeric>
+#include <type_traits>
 #include <vector>
 
 #include "arithmetic.h"
@@ -12,15 +14,27 @@ namespace nvium {
 constexpr int64_t kNoToken = -1;
 constexpr int64_t kChunk = 256;  // weights per partial sum
 
-// Four fields of `Draw` in nvium_core/engine/params.py.
-struct Sampling {
-  double temperature, log_min_p, top_k, top_p;
+// `Kind` in nvium_core/engine/params.py.
+enum Kind : int64_t { kExits, kArgmax, kMixture, kOriginal };
+
+// `Draw` in nvium_core/engine/params.py.
+struct Draw {
+  int64_t kind;
+  double temperature, log_min_p;
+  int64_t top_k;
+  double top_p;
 };
 
-struct DrawRequest {
-  Sampling sampling;
-  double uniform, is_race = 0;
+#ifdef NVIUM_DRAW  // the fields in Python, passed by library.py
+#define NVIUM_FIELD(type, name) type name;
+#define NVIUM_IS_EQUAL(type, name) \
+  static_assert(std::is_same_v<type, decltype(Draw::name)> && offsetof(PythonDraw, name) == offsetof(Draw, name));
+struct PythonDraw {
+  NVIUM_DRAW(NVIUM_FIELD)
 };
+NVIUM_DRAW(NVIUM_IS_EQUAL)
+static_assert(sizeof(PythonDraw) == sizeof(Draw));
+#endif
 
 // Return the token with the smallest E / weight. E = -log u is an exponential variate; u is a hash of `uniform` and the
 // token. E is at least 1 - u, so a token with (1 - u) / weight above the smallest so far needs no logarithm.
@@ -97,9 +111,9 @@ inline int64_t inverse_cdf(const std::vector<double>& weights, const std::vector
 
 // Draw a token in proportion to its weight e^((logit - highest logit) / temperature), after min-p, top-k and top-p.
 // Return kNoToken if a weight is not finite.
-template <typename A> int64_t draw_row(const A* logits, int64_t vocab_size, const DrawRequest& request) {
+template <typename A> int64_t draw_row(const A* logits, int64_t vocab_size, const Draw& draw, double uniform) {
   static thread_local std::vector<double> weights, sums;
-  const auto& [temperature, log_min_p, top_k, top_p] = request.sampling;
+  const auto& [kind, temperature, log_min_p, top_k, top_p] = draw;
   const A top = largest(logits, vocab_size);
   const double peak = top, divisor = temperature ? temperature : 1, least = std::max(log_min_p, -708.0);
   const auto sum_chunks = [&](const auto* from, auto padding, auto f) {
@@ -114,13 +128,13 @@ template <typename A> int64_t draw_row(const A* logits, int64_t vocab_size, cons
                      ? sum_chunks(logits, A(-INFINITY), [=](const doubles& x) { return exp(x - peak, least); })
                      : sum_chunks(logits, A(-INFINITY), [=](const doubles& x) { return exp((x - peak) / divisor, least); });
   if (!std::isfinite(total)) return kNoToken;
-  if (request.is_race && !temperature) return std::find(logits, logits + vocab_size, top) - logits;
+  if (kind == kOriginal && !temperature) return std::find(logits, logits + vocab_size, top) - logits;
   if (top_k || top_p < 1) {
-    truncate(weights, total, static_cast<size_t>(top_k), top_p);
+    truncate(weights, total, top_k, top_p);
     total = sum_chunks(weights.data(), 0.0, [](const doubles& weight) { return weight; });
   }
-  if (request.is_race) return first_of_race(weights, request.uniform);
-  return inverse_cdf(weights, sums, request.uniform * total);
+  if (kind == kOriginal) return first_of_race(weights, uniform);
+  return inverse_cdf(weights, sums, uniform * total);
 }
 
 }  // namespace nvium

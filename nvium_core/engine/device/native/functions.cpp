@@ -15,13 +15,3 @@ NVIUM_RUN(nvium::BFloat16, bfloat16)
 extern "C" int64_t vector_bytes() { return nvium::kVectorBytes; }
 
 extern "C" int64_t has_tiles() { return nvium::has_tiles(); }
-
-// Compute uniforms of R rows, for drawing a token after each of the N blocks, then for routing. They are written to the
-// first R columns of out [2, N, stride]. keys [R, 2]: each row's seed and choice. positions [R].
-extern "C" void uniforms(const int64_t* keys, const int64_t* positions, int64_t num_rows, int64_t num_blocks,
-                         double* out, int64_t stride) {
-  for (const char* purpose : {"token", "route"})
-    for (int64_t block = 0; block < num_blocks; ++block, out += stride)
-      for (int64_t r = 0; r < num_rows; ++r)
-        out[r] = nvium::uniform(keys[2 * r], keys[2 * r + 1], positions[r], block, purpose);
-}

@@ -9,12 +9,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from filelock import FileLock
 from platformdirs import user_cache_path
 
 from nvium_core.checksums import checksum, sync
 from nvium_core.engine.device.native.instructions import FLAGS
+from nvium_core.engine.params import DRAW
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +51,6 @@ def native_library(instructions: str) -> ctypes.CDLL | None:
         run.argtypes, run.restype = [POINTER, POINTER], None
     for function in (library.vector_bytes, library.has_tiles):
         function.argtypes, function.restype = [], COUNT
-    library.uniforms.argtypes, library.uniforms.restype = [POINTER, POINTER, COUNT, COUNT, POINTER, COUNT], None
     return library
 
 
@@ -89,4 +90,10 @@ def fields(kind: type["ctypes._SimpleCData[Any]"], names: str) -> list[tuple[str
 
 
 def _command(instructions: str) -> tuple[str, ...]:
-    return (*COMPILER, *FLAGS[instructions])
+    return (*COMPILER, *FLAGS[instructions], draw_fields())
+
+
+def draw_fields() -> str:
+    """Return a definition for the compiler: the fields of `Draw`, which draw.h compares with its own."""
+    types = {np.dtype(np.float64): "double", np.dtype(np.int64): "int64_t"}
+    return "-DNVIUM_DRAW(F)=" + "".join(f"F({types[DRAW[name]]}, {name})" for name in DRAW.names or ())

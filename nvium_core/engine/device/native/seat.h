@@ -10,9 +10,6 @@
 
 namespace nvium {
 
-// `Kind` in nvium_core/engine/params.py.
-enum Kind : int64_t { kExits, kArgmax, kMixture, kOriginal };
-
 // Changes of one token's logit. Penalties come first, then the bias.
 struct Change {
   double token, repetition, occurrence, bias;
@@ -22,8 +19,7 @@ struct Seat {
   const int64_t* pages;
   int64_t* tokens;  // prompt, answer and drafts; a call appends the tokens that it emits
   int64_t seed, choice;
-  Kind kind;
-  Sampling sampling;
+  Draw draw;
   int64_t num_changes;
   Change* changes;  // the array has room for one more change per token that a call may emit
   double presence, frequency, repetition;  // penalties of emitted tokens
@@ -32,7 +28,6 @@ struct Seat {
   const uint8_t* mask;  // one bit per token, 1 if the token may follow; null if every token may
   int64_t num_stops;
   const int64_t* stops;
-  int64_t is_original;  // score with the last exit alone
 
   int64_t slot(int64_t position, int64_t page_size) const {
     return pages[position / page_size] * page_size + position % page_size;

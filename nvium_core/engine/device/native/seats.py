@@ -4,9 +4,11 @@ import ctypes
 from array import array
 from weakref import ref
 
+import numpy as np
+
 from nvium_core.engine.device.native.library import COUNT, POINTER, REAL, fields
 from nvium_core.engine.device.native.weights import address
-from nvium_core.engine.params import MAX_DRAFTS
+from nvium_core.engine.params import DRAW, MAX_DRAFTS, Draw
 from nvium_core.engine.schedule.logit_changes import NUM_FIELDS
 from nvium_core.engine.schedule.sequence import Sequence
 
@@ -18,8 +20,8 @@ class NativeSeat(ctypes.Structure):
 
     _fields_ = (
         *fields(POINTER, "pages tokens"),
-        *fields(COUNT, "seed choice kind"),
-        *fields(REAL, "temperature log_min_p top_k top_p"),
+        *fields(COUNT, "seed choice"),
+        *((name, REAL if DRAW[name] == np.float64 else COUNT) for name in Draw._fields),
         ("num_changes", COUNT),
         ("changes", POINTER),
         *fields(REAL, "presence frequency repetition"),
@@ -27,7 +29,6 @@ class NativeSeat(ctypes.Structure):
         ("mask", ctypes.c_char_p),
         ("num_stops", COUNT),
         ("stops", POINTER),
-        ("is_original", COUNT),
     )
 
 
@@ -46,8 +47,9 @@ class SeatMemory:
         params = sequence.params
         seat.presence, seat.frequency = params.presence_penalty, params.frequency_penalty
         seat.repetition, seat.num_prompt_tokens = params.repetition_penalty, sequence.num_prompt_tokens
-        seat.seed, seat.choice, seat.is_original = sequence.seed, sequence.choice, sequence.is_original
-        seat.kind, seat.temperature, seat.log_min_p, seat.top_k, seat.top_p, _ = sequence.draw
+        seat.seed, seat.choice = sequence.seed, sequence.choice
+        for name, value in zip(Draw._fields, sequence.draw, strict=True):
+            setattr(seat, name, value)
         seat.tokens, seat.num_stops, seat.stops = address(self.tokens), len(self.stops), address(self.stops)
         seat.num_changes, seat.changes, seat.mask_bytes, seat.mask = 0, None, 0, None
 

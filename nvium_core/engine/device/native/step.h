@@ -76,8 +76,8 @@ template <typename T> class StepRun {
   // Return whether this block's exit runs for the front. In `original`, it runs if rows await verification. Otherwise it
   // runs unless the front has already exited in this pass.
   static bool is_routed(const F& front) {
-    const bool has_exited = front.seat->kind == kExits && !front.pending.empty();
-    if (front.seat->kind == kOriginal) return front.run->first_verified < front.run->stop;
+    const bool has_exited = front.seat->draw.kind == kExits && !front.pending.empty();
+    if (front.seat->draw.kind == kOriginal) return front.run->first_verified < front.run->stop;
     return front.run->reaches_front() && !has_exited;
   }
 
@@ -87,7 +87,7 @@ template <typename T> class StepRun {
       if (run.num_emitted <= num_passes_) continue;  // this run has emitted nothing in this pass
       run.log_reached = 0;
       Seat& seat = call_.seats[run.seat];
-      if (seat.kind != kOriginal || run.first_verified + 1 == run.num_tokens)
+      if (seat.draw.kind != kOriginal || run.first_verified + 1 == run.num_tokens)
         seat.append(run.emissions[run.num_emitted - 1].token, run.num_tokens);
     }
   }
@@ -116,7 +116,7 @@ template <typename T> class StepRun {
       const Seat& seat = call_.seats[run.seat];
       for (int64_t row = first_scored[i]; row < run.filled[model_.last()]; ++row, ++run.num_scored) {
         const int64_t target = std::max(int64_t{0}, seat.tokens[row + 1]);
-        rows.push_back({seat.slot(row, model_.page_size), target, seat.is_original != 0});
+        rows.push_back({seat.slot(row, model_.page_size), target, seat.draw.kind == kOriginal});
       }
     }
     if (!rows.empty()) score(model_, rows, call_.scores);

@@ -2,6 +2,7 @@ import ctypes
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -10,8 +11,11 @@ from hypothesis import strategies as st
 from nvium_core.choices import Instructions
 from nvium_core.engine.device import sampling
 from nvium_core.engine.device.native.instructions import FLAGS
-from nvium_core.engine.params import Draw, Kind, SamplingParams
+from nvium_core.engine.device.native.library import draw_fields
+from nvium_core.engine.params import DRAW, Draw, SamplingParams
+from nvium_core.engine.schedule.randomness import PURPOSES, uniform
 from nvium_core.engine.schedule.step import NO_TOKEN
+from tests.engine.device.columns import columns
 from tests.engine.device.native.compiling import compiled
 
 logits = st.sampled_from([-math.inf, -2.0, -1.0, 0.0, 0.5]) | st.floats(-900, 900, width=32)
@@ -31,17 +35,28 @@ rows = st.tuples(logit_rows, wishes, uniforms)
 
 @pytest.fixture(scope="session")
 def library(instructions: Instructions) -> ctypes.CDLL:
-    library = ctypes.CDLL(str(compiled("draw.cpp", "c++", "-O2", "-shared", "-fPIC", *FLAGS[instructions])))
+    library = ctypes.CDLL(
+        str(compiled("draw.cpp", "c++", "-O2", "-shared", "-fPIC", draw_fields(), *FLAGS[instructions]))
+    )
     pointer, count = ctypes.c_void_p, ctypes.c_int64
-    library.draw.argtypes, library.draw.restype = [pointer, count, count, pointer, pointer], None
+    library.draw.argtypes, library.draw.restype = [pointer, count, count, pointer, pointer, pointer], None
+    library.uniform.argtypes, library.uniform.restype = [count] * 5, ctypes.c_double
     return library
 
 
 def draw_tokens(library: ctypes.CDLL, logits_RV: torch.Tensor, draws: list[Draw], uniform_R: list[float]) -> list[int]:
-    asked = [(*draw[1:5], u, draw.kind is Kind.ORIGINAL) for draw, u in zip(draws, uniform_R, strict=True)]
-    asked_R6, token_R = torch.tensor(asked, dtype=torch.float64), torch.zeros(len(asked), dtype=torch.int64)
-    library.draw(logits_RV.contiguous().data_ptr(), *logits_RV.shape, asked_R6.data_ptr(), token_R.data_ptr())
+    draw_R, token_R, logits_RV = np.array(draws, DRAW), np.zeros(len(draws), np.int64), logits_RV.contiguous()
+    arrays = (array.ctypes.data for array in (draw_R, np.array(uniform_R), token_R))
+    library.draw(logits_RV.data_ptr(), *logits_RV.shape, *arrays)
     return token_R.tolist()
+
+
+keys = st.tuples(st.integers(-(2**63), 2**63 - 1), *[st.integers(0, 2**31 - 1)] * 3)
+
+
+@given(keys, st.sampled_from(PURPOSES))
+def test_random_numbers_equal_those_of_numpy(library, key, purpose):
+    assert library.uniform(*key, PURPOSES.index(purpose)) == uniform(*key, purpose)
 
 
 @given(st.lists(rows, min_size=1, max_size=5), ways)
@@ -49,9 +64,8 @@ def test_draws_equal_those_of_pytorch(library, rows, way):
     logits, asked, uniform = zip(*rows, strict=True)
     logits_RV, params = torch.tensor(logits, dtype=torch.float64), [SamplingParams(**each) for each in asked]
     draws = [replace(each, sampling=way).draw for each in params]
-    truncation = sampling.Truncation.of(draws, logits_RV.device)
     pick = sampling.race if way == "original" else sampling.draw
-    expected = pick(logits_RV, truncation, torch.tensor(uniform, dtype=torch.float64)).tolist()
+    expected = pick(logits_RV, columns(draws), torch.tensor(uniform, dtype=torch.float64), is_ranked=True).tolist()
     for row, (token, other) in enumerate(zip(draw_tokens(library, logits_RV, draws, uniform), expected, strict=True)):
         assert token == other or is_at_an_edge(logits_RV[row], params[row], uniform[row])
 
@@ -71,8 +85,8 @@ def test_truncation_of_a_large_vocabulary_keeps_what_a_full_sort_keeps(
         logits_RV = logits_RV.round(decimals=1)
     logits_RV, draws = logits_RV.repeat(40, 1), [SamplingParams(**asked).draw] * 120
     evenly = [(number + 0.4637) / 120 for number in range(120)]
-    truncation = sampling.Truncation.of(draws, torch.device("cpu"))
-    tokens = sampling.draw(logits_RV, truncation, torch.tensor(evenly, dtype=torch.float64)).tolist()
+    uniform_R = torch.tensor(evenly, dtype=torch.float64)
+    tokens = sampling.draw(logits_RV, columns(draws), uniform_R, is_ranked=True).tolist()
     assert draw_tokens(library, logits_RV, draws, evenly) == tokens
 
 
