@@ -180,6 +180,9 @@ def fast_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
         raise CheckpointError(f"{folder}: no usable tokenizer ({reason})") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise CheckpointError(f"{folder}: no tokenizer.json; a fast tokenizer is required")
+    # a stored padding or truncation would change every text that is encoded
+    tokenizer.backend_tokenizer.no_padding()
+    tokenizer.backend_tokenizer.no_truncation()
     if not isinstance(tokenizer.model_max_length, int | float):  # transformers compares prompt lengths with this
         raise CheckpointError(f"{folder / 'tokenizer_config.json'}: model_max_length must be a number")
     return tokenizer

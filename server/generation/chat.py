@@ -36,7 +36,7 @@ def call_text(service: Service, chat: ChatRequest, *, has_begun: bool) -> CallTe
     if not chat.callable_tools():
         return CallText(chat.continued)
     shown = template.call_format.tokens if template.call_format else ()
-    may_loop = chat.tool_choice == "required"  # some models repeat a required call endlessly
+    may_loop = not chat.may_answer_in_text  # some models repeat a required call endlessly
     return CallText(
         chat.continued,
         has_begun=has_begun,

@@ -61,10 +61,11 @@ class Constraints:
     def __init__(self, tokenizer: PreTrainedTokenizerFast, end_token_ids: Collection[int]) -> None:
         self._tokenizer = tokenizer
         self._added = frozenset(tokenizer.added_tokens_decoder)
-        backend = tokenizer.backend_tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-        backend.no_padding()
-        backend.no_truncation()
-        self._tokenizer_args = backend.to_str(), None, sorted(end_token_ids) or tokenizer.eos_token_id
+        self._tokenizer_args = (
+            tokenizer.backend_tokenizer.to_str(),
+            None,
+            sorted(end_token_ids) or tokenizer.eos_token_id,
+        )
         self._tokens: LLTokenizer | None = None
         with suppress(ValueError):  # the tokenizer has neither byte-level tokens nor byte fallback
             self._tokens = LLTokenizer(*self._tokenizer_args)

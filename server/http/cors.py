@@ -27,7 +27,7 @@ class Cors(CORSMiddleware):
         super().__init__(
             app,
             allow_origins=origins,
-            allow_methods=("GET", "HEAD", "POST"),
+            allow_methods=("GET", "HEAD", "POST", "DELETE"),
             allow_headers=("*",),
             expose_headers=EXPOSED,
         )

@@ -23,6 +23,7 @@ COMMENT = re.compile(r"(?:^|\s)#.*")
 
 PROBES = ("/livez", "/readyz", "/health")
 METRICS = "/metrics"
+MODELS = "/v1/models"
 PAGE = "/"
 ASSETS = "/assets/"
 READING = ("GET", "HEAD")
@@ -114,8 +115,17 @@ def is_public(scope: Scope) -> bool:
     return (path in PROBES or path == PAGE or path.startswith(ASSETS)) and scope["method"] in READING
 
 
+def is_probe(scope: Scope) -> bool:
+    return scope["path"] in PROBES and scope["method"] in READING
+
+
 def is_metrics(scope: Scope) -> bool:
     return scope["path"] == METRICS and scope["method"] in READING
+
+
+def is_free(scope: Scope) -> bool:
+    """Return whether the request costs nothing, so that it does not count against the rate limit."""
+    return is_public(scope) or is_metrics(scope) or (scope["path"].startswith(MODELS) and scope["method"] in READING)
 
 
 def bearer(headers: Headers) -> str:

@@ -8,7 +8,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Scope
 
 from server.errors import Rejected
-from server.http.keys import PAGE
+from server.http.keys import PAGE, is_probe
 from server.http.middleware import Check
 from server.settings import Settings
 from server.telemetry.metrics import Metrics
@@ -32,6 +32,8 @@ class OriginCheck(Check):
         self._checks_host = ANY not in settings.allowed_hosts
 
     def check(self, scope: Scope, headers: Headers) -> None:
+        if is_probe(scope):  # it changes nothing, and load balancers send any `Host`
+            return
         host, origin = headers.get("host", ""), headers.get("origin")
         name = name_of(host)
         is_own = name in self._names or name.endswith(self._domains) or is_own_address(name, scope)

@@ -9,7 +9,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import Rejected
-from server.http.keys import is_metrics, is_public
+from server.http.keys import is_free
 from server.http.middleware import HttpMiddleware, refuse
 from server.telemetry.metrics import Metrics
 
@@ -17,7 +17,7 @@ WINDOW_SECONDS = 60
 
 
 class RateLimit(HttpMiddleware):
-    """Answers 429 before the body is read. Refused requests and requests to public routes or /metrics do not count.
+    """Answers 429 before the body is read. Refused requests and requests that cost nothing do not count.
 
     Stores the times of at most `requests_per_minute` requests per key. `clock` returns monotonic seconds.
     """
@@ -32,7 +32,7 @@ class RateLimit(HttpMiddleware):
         self.times = defaultdict[str, deque[float]](deque)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if is_public(scope) or is_metrics(scope):
+        if is_free(scope):
             await self._app(scope, receive, send)
             return
         now, times = self._clock(), self.times[scope["state"]["key_id"]]

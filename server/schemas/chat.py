@@ -9,7 +9,7 @@ from nvium_core import Constraint, SamplingParams
 from nvium_core.text.chat_template import Conversation
 from nvium_core.text.tool_calls import PLAIN, CallFormat
 from server.errors import InvalidField
-from server.generation.grammars import JsonSchema, ToolCalls
+from server.generation.grammars import JsonSchema, ToolCalls, Without
 from server.schemas.body import Hint, Int64, NeutralOnly, Text, WithoutEffect, check
 from server.schemas.formats import OutputFormat
 from server.schemas.generation import (
@@ -25,7 +25,7 @@ from server.schemas.generation import (
 )
 from server.schemas.messages import Messages
 from server.schemas.template import TemplateOptions
-from server.schemas.tools import NamedTool, Tool, ToolChoice, callable_tools
+from server.schemas.tools import AllowedTools, NamedTool, Tool, ToolChoice, callable_tools
 
 
 class ChatRequest(TemplateOptions, GenerationRequest):
@@ -40,7 +40,8 @@ class ChatRequest(TemplateOptions, GenerationRequest):
     """Number of alternatives, 0 to 20. Requires `logprobs`."""
 
     tool_choice: ToolChoice | None = None
-    """`none`: no calls. `auto` (the default with tools): text or calls. `required`: calls. A function: one call."""
+    """`none`: no calls. `auto` (the default with tools): text or calls. `required`: calls. A function: one call.
+    `allowed_tools`: `auto` or `required` with some of the tools. An output format applies to text only."""
     parallel_tool_calls: bool = True
     """Allow several calls in one answer."""
 
@@ -83,7 +84,9 @@ class ChatRequest(TemplateOptions, GenerationRequest):
 
     @property
     def may_answer_in_text(self) -> bool:
-        return self.tool_choice in (None, "auto")
+        return self.tool_choice in (None, "auto") or (
+            isinstance(self.tool_choice, AllowedTools) and self.tool_choice.allowed_tools.mode == "auto"
+        )
 
     @property
     def continued(self) -> str:
@@ -102,8 +105,11 @@ class ChatRequest(TemplateOptions, GenerationRequest):
             return text
         if calls is None:
             raise InvalidField("tools", "not supported: the model's chat template uses the call format of Qwen3-Coder")
-        is_schema = text is None or (self.may_answer_in_text and isinstance(text.grammar, JsonSchema))
-        check(is_schema, "tool_choice", "cannot be combined with another output format")
+        if text is not None and not isinstance(text.grammar, JsonSchema):
+            fits = not self.may_answer_in_text and not isinstance(text.grammar, Without)
+            check(fits, text.param, "cannot be combined with tools that the model may call")
+        if not self.may_answer_in_text:  # the format applies to text only
+            text = None
         grammar = ToolCalls(
             {tool.function.name: tool.function.arguments(closes=not self.nvium.open_objects) for tool in tools},
             calls,

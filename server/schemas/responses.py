@@ -91,12 +91,33 @@ class NamedResponseTool(RequestBody):
     name: Text
 
 
+class AllowedResponseTools(RequestBody):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedResponseTool], Field(min_length=1), AtMost(MAX_TOOLS)]
+
+
+def as_chat_choice(choice: Any) -> Any:
+    """Convert a tool choice to the form of chat requests."""
+    if isinstance(choice, NamedResponseTool):
+        return {"type": "function", "function": {"name": choice.name}}
+    if isinstance(choice, AllowedResponseTools):
+        chosen = {"mode": choice.mode, "tools": [as_chat_choice(tool) for tool in choice.tools]}
+        return {"type": "allowed_tools", "allowed_tools": chosen}
+    return choice
+
+
 class TextFormat(RequestBody):
     type: Literal["text", "json_object", "json_schema"]
     name: Text = "answer"
     description: Text | None = None
     json_schema: Json | None = Field(default=None, alias="schema")
     strict: bool = False
+
+    def echoed(self) -> Json:
+        """Return the format as responses show it."""
+        is_schema = self.type == "json_schema"
+        return self.model_dump(by_alias=True, exclude_none=True) if is_schema else {"type": self.type}
 
     def as_chat(self) -> Json:
         if self.type != "json_schema":
@@ -143,8 +164,11 @@ class ResponseRequest(RequestBody):
     stream_options: ResponseStreamOptions | None = None
     tools: ResponseTools = []
     tool_choice: Annotated[
-        Literal["none", "auto", "required"] | NamedResponseTool,
-        described('must be "none", "auto", "required" or {"type": "function", "name": …}'),
+        Literal["none", "auto", "required"] | NamedResponseTool | AllowedResponseTools,
+        described(
+            'must be "none", "auto", "required", {"type": "function", "name": …} or '
+            '{"type": "allowed_tools", "mode": …, "tools": …}'
+        ),
     ] = "auto"
     parallel_tool_calls: bool = True
     text: TextOptions = TextOptions()
@@ -203,9 +227,7 @@ class ResponseRequest(RequestBody):
         included = self.include if isinstance(self.include, list) else []
         check(LOGPROBS not in included, "include", f"{LOGPROBS} is not supported; use `/v1/chat/completions`")
         system = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
-        choice: Any = self.tool_choice
-        if isinstance(choice, NamedResponseTool):
-            choice = {"type": "function", "function": {"name": choice.name}}
+        choice = as_chat_choice(self.tool_choice)
         tools = [tool.as_chat() for tool in self.functions()]
         body = {name: getattr(self, name) for name in CHAT_FIELDS} | {
             "messages": [*system, *earlier, *self.messages()],

@@ -53,9 +53,22 @@ class NamedTool(RequestBody):
     function: NamedFunction
 
 
+class ToolSubset(RequestBody):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1), AtMost(MAX_TOOLS)]
+
+
+class AllowedTools(RequestBody):
+    type: Literal["allowed_tools"]
+    allowed_tools: ToolSubset
+
+
 ToolChoice = Annotated[
-    Literal["none", "auto", "required"] | NamedTool,
-    described('must be "none", "auto", "required" or {"type": "function", "function": {"name": …}}'),
+    Literal["none", "auto", "required"] | NamedTool | AllowedTools,
+    described(
+        'must be "none", "auto", "required", {"type": "function", "function": {"name": …}} or '
+        '{"type": "allowed_tools", "allowed_tools": {"mode": …, "tools": …}}'
+    ),
 ]
 
 
@@ -78,6 +91,8 @@ def callable_tools(tools: list[Tool], choice: ToolChoice | None) -> list[Tool]:
     check(bool(tools), "tool_choice", "requires tools")
     if choice == "required":
         return tools
-    named = [tool for tool in tools if tool.function.name == choice.function.name]
-    check(bool(named), "tool_choice", f"{choice.function.name!r} is not among the tools")
-    return named
+    chosen = choice.allowed_tools.tools if isinstance(choice, AllowedTools) else [choice]
+    names, known = [named.function.name for named in chosen], {tool.function.name for tool in tools}
+    unknown = next((name for name in names if name not in known), None)
+    check(unknown is None, "tool_choice", f"{unknown!r} is not among the tools")
+    return [tool for tool in tools if tool.function.name in names]

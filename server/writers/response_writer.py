@@ -185,7 +185,7 @@ def new_response(asked: ResponseRequest, response_id: str, model: str) -> Respon
         "previous_response_id": asked.previous_response_id,
         "store": asked.store,
         "temperature": asked.temperature,
-        "text": asked.text.model_dump(by_alias=True, exclude_none=True),
+        "text": asked.text.model_dump(exclude_none=True, exclude={"format"}) | {"format": asked.text.format.echoed()},
         "tool_choice": asked.tool_choice if isinstance(asked.tool_choice, str) else asked.tool_choice.model_dump(),
         "tools": [tool.model_dump(exclude_unset=True) for tool in asked.tools],
         "top_p": asked.top_p,

@@ -8,6 +8,7 @@ import pytest
 from fastapi import FastAPI, Response
 
 from nvium_core import LoadedModel
+from server.http.keys import PROBES
 from server.http.protection import PROTECTIVE
 from server.settings import Settings, SettingsError, read_settings
 from tests.byte_model import NAME
@@ -30,10 +31,11 @@ def open_to_some(byte_model: LoadedModel) -> Iterator[LiveServer]:
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "localhost.evil.example", "10.9.8.7", "[::2]:1"])
-@pytest.mark.parametrize("path", ["/", "/livez", "/v1/models", "/metrics"])
-def test_an_unknown_host_is_refused(server: LiveServer, host: str, path: str) -> None:
+@pytest.mark.parametrize("path", ["/", "/v1/models", "/metrics"])
+def test_an_unknown_host_is_refused_except_for_probes(server: LiveServer, host: str, path: str) -> None:
     refused = server.http.get(path, headers={"host": host})
     assert (refused.status_code, error_of(refused)["code"]) == (403, "host_not_allowed")
+    assert [server.http.get(probe, headers={"host": host}).status_code for probe in PROBES] == [200] * 3
 
 
 def test_the_machines_names_and_allowed_hosts_are_accepted(server: LiveServer, open_to_some: LiveServer) -> None:
@@ -149,7 +151,7 @@ def test_a_page_of_an_allowed_origin_may_read_every_response_and_our_headers(sha
         assert ours <= set(exposed)
 
 
-@pytest.mark.parametrize(("origin", "method"), [("https://evil.example", "POST"), ("null", "POST"), (HOME, "DELETE")])
+@pytest.mark.parametrize(("origin", "method"), [("https://evil.example", "POST"), ("null", "POST"), (HOME, "PATCH")])
 def test_another_origin_or_method_is_refused_in_the_error_form(shared: LiveServer, origin: str, method: str) -> None:
     response = preflight(shared, origin, method)
     assert response.status_code == 400

@@ -112,10 +112,10 @@ async def test_a_key_cannot_fill_the_memory_for_bodies(byte_model: LoadedModel) 
 
 
 PER_MINUTE = 4
-EXEMPT = ("/livez", "/readyz", "/health", "/", "/assets/page.js", "/metrics")
+EXEMPT = ("/v1/models", "/livez", "/readyz", "/health", "/", "/assets/page.js", "/metrics")
 
 
-@given(st.lists(st.tuples(st.sampled_from(["", "alice", "bob"]), st.sampled_from(["/v1/models", "/nope", *EXEMPT]))))
+@given(st.lists(st.tuples(st.sampled_from(["", "alice", "bob"]), st.sampled_from(["/version", "/nope", *EXEMPT]))))
 async def test_the_limit_applies_to_each_key(requests: list[tuple[str, str]]) -> None:
     reached = Reached()
     layer = RateLimit(reached, PER_MINUTE, Metrics([1.0], [1.0]))
@@ -136,7 +136,7 @@ async def test_the_limit_applies_to_any_60_seconds(requests: list[tuple[str, flo
     accepted: list[tuple[str, float]] = []
     for key_id, seconds in requests:
         now += seconds
-        [start, *_] = await called(layer, "GET", "/v1/models", key_id=key_id)
+        [start, *_] = await called(layer, "GET", "/version", key_id=key_id)
         within = [at for other, at in accepted if other == key_id and at > now - 60]
         assert start["status"] == (200 if len(within) < PER_MINUTE else 429)
         if start["status"] == 200:
@@ -154,7 +154,8 @@ async def test_only_the_times_within_the_limit_are_stored() -> None:
 def test_responses_show_the_remaining_requests_and_refusals_when_to_retry(byte_model: LoadedModel) -> None:
     with live_server(byte_model, api_keys="alice:sk-a,bob:sk-b", requests_per_minute=2) as server:
         alice = bearer("sk-a") | {"x-request-id": "mine"}
-        answers = [server.http.get("/v1/models", headers=alice) for _ in range(3)]
+        assert server.http.get("/v1/models", headers=alice).status_code == 200
+        answers = [server.http.get("/version", headers=alice) for _ in range(3)]
         assert [answer.status_code for answer in answers] == [200, 200, 429]
         assert [answer.headers["x-ratelimit-limit-requests"] for answer in answers] == ["2"] * 3
         assert [answer.headers["x-ratelimit-remaining-requests"] for answer in answers] == ["1", "0", "0"]
@@ -168,15 +169,15 @@ def test_responses_show_the_remaining_requests_and_refusals_when_to_retry(byte_m
         assert 0 < int(answers[2].headers["retry-after"]) <= 60
         assert f"retry in {answers[2].headers['retry-after']} s" in error["message"]
 
-        assert server.http.get("/v1/models", headers=bearer("sk-b")).status_code == 200
-        assert server.http.get("/v1/models").status_code == 401
+        assert server.http.get("/version", headers=bearer("sk-b")).status_code == 200
+        assert server.http.get("/version").status_code == 401
         assert server.http.get("/livez", headers=bearer("sk-a")).status_code == 200
         page = server.http.get("/metrics", headers=bearer("sk-a")).text
         assert 'nvium_rejected_total{reason="rate_limit_exceeded"} 1.0' in page
 
 
 def test_without_keys_all_clients_share_the_limit(byte_model: LoadedModel, server: LiveServer) -> None:
-    assert not any(name.startswith("x-ratelimit") for name in server.http.get("/v1/models").headers)
+    assert not any(name.startswith("x-ratelimit") for name in server.http.get("/version").headers)
     with live_server(byte_model, requests_per_minute=1) as limited:
         completions = limited.client().completions
         assert completions.create(model=NAME, prompt="Once", max_tokens=1).choices
