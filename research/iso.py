@@ -23,7 +23,7 @@ from nvium_core.evaluation.suite import write_json
 from nvium_core.model.flops import flops_per_token
 from nvium_core.model.nvium import Nvium
 from nvium_core.model.univium import univium_config
-from nvium_core.training.recipes.paper import PAPER
+from nvium_core.training.recipes.catalogue import recipe_named
 from nvium_core.training.run_folder import tokens_read
 from research import paper
 from research.speed import (
@@ -117,8 +117,7 @@ def dense_model(subject: Subject, depth: int) -> Nvium:
 def trained_tokens(model: str | None, shape: str | None) -> int | None:
     """Return how many tokens a run's model or the paper's model was trained on, or None if unknown."""
     if shape:
-        recipe = PAPER.get(f"paper-{shape}")
-        return recipe().total_tokens if recipe else None
+        return recipe_named(f"paper-{shape}", []).total_tokens
     return tokens_read(Path(model).parent) if model else None
 
 

@@ -111,9 +111,10 @@ def test_neither_help_nor_errors_reveal_a_key(nvium, monkeypatch):
 
 
 def test_recipes_are_listed_by_name(nvium, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("COLUMNS", "80")
     listed = nvium("recipes").out
-    assert all(f" {name} " in listed for name in ("tales", "small", "paper-24x768", "paper-beta-0.3"))
+    assert all(f" {name} " in listed for name in ("tales", "small", "paper-24x768", "paper-sft-24x768"))
+    assert "…" not in listed and len(listed.splitlines()) <= 25
 
 
 def test_a_dry_run_needs_no_text_and_trains_nothing(nvium, monkeypatch, tmp_path):

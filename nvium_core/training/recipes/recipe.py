@@ -25,9 +25,9 @@ class RecipeError(NviumError, ValueError):
 class ModelShape:
     """The model's shape. If a tokenizer is trained on the text, `vocab_size` is the tokenizer's size.
 
-    Exits are evenly spaced unless `exit_layers` is set. `router_width` and `adapter_width` are inner widths. None means
-    the paper's: ⌊0.66 `width`⌋ for routers and `width` for adapters. If `adapter_width` is 0, there are no adapters. If
-    `num_kv_heads` is None, every head has its own keys and values.
+    Exits are evenly spaced unless `exit_layers` is set, which also sets `num_exits`. `router_width` and `adapter_width`
+    are inner widths. None means the paper's: ⌊0.66 `width`⌋ for routers and `width` for adapters. If `adapter_width` is
+    0, there are no adapters. If `num_kv_heads` is None, every head has its own keys and values.
     """
 
     num_layers: int
@@ -45,17 +45,15 @@ class ModelShape:
 
     def __post_init__(self) -> None:
         counts = ("num_layers", "width", "mlp_width", "num_heads", "num_exits", "vocab_size", "context")
+        if self.exit_layers:
+            object.__setattr__(self, "num_exits", len(self.exit_layers))
         for name in counts:
             check(getattr(self, name) >= 1, f"{name} must be at least 1")
 
     @property
     def exit_depths(self) -> list[int]:
         """The number of layers before each exit, l_1 … l_N. Raise `ValueError` for exits that the model cannot have."""
-        if not self.exit_layers:
-            return even_exit_layers(self.num_layers, self.num_exits)
-        count = len(self.exit_layers)
-        check(count == self.num_exits, f"exit_layers has {count} layers, but num_exits is {self.num_exits}")
-        return list(self.exit_layers)
+        return list(self.exit_layers) or even_exit_layers(self.num_layers, self.num_exits)
 
     def config(self, vocab_size: int, end_token: int) -> NviumConfig:
         return NviumConfig(

@@ -12,12 +12,17 @@ NUMBERS: dict[type, str] = {int: "an integer such as 100000", float: "a number s
 
 
 def with_settings(recipe: Recipe, settings: Iterable[str]) -> Recipe:
-    """Apply settings to a recipe. The last setting of a key wins. Raise `RecipeError` naming invalid settings."""
+    """Apply settings to a recipe. The last setting of a key wins. Raise `RecipeError` naming invalid settings.
+
+    A number of exits alone replaces the recipe's list of exits by evenly spaced exits.
+    """
     changes: dict[str, Change] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals:
             raise RecipeError(f"--set {setting}: expected key=value")
+        if key == "shape.num_exits":
+            recipe = replace(recipe, shape=replace(recipe.shape, exit_layers=()))
         _add(changes, recipe, key.split("."), value, setting)
     return _changed(recipe, changes)
 

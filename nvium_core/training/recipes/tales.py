@@ -1,6 +1,5 @@
 """Recipes of story models. Two CPU cores can train all but `stories-24`, which takes eight minutes on an H200."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -84,11 +83,3 @@ def stories_chat() -> Recipe:
         beta=BetaSettings(initial=0.0085, depth=0.635),
         optimizer=OptimizerSettings(muon_rate=0.002),
     )
-
-
-TALES: dict[str, Callable[[], Recipe]] = {
-    "tales": tales,
-    "stories": stories,
-    "stories-24": stories_24,
-    "stories-chat": stories_chat,
-}

@@ -6,7 +6,7 @@ import torch
 from transformers import initialization as init
 
 from nvium_core.training.optimizer import OptimizerSettings
-from nvium_core.training.recipes.catalogue import RECIPES, recipe_named
+from nvium_core.training.recipes.catalogue import EXAMPLES, RECIPES, recipe_named
 from nvium_core.training.recipes.paper import scaling
 from nvium_core.training.recipes.parameters import num_parameters
 from nvium_core.training.recipes.recipe import ModelShape, RecipeError
@@ -56,7 +56,7 @@ def parameters_on_meta(shape: ModelShape) -> int:
 
 
 def test_every_recipe_and_its_twin_have_the_same_parameters_and_text():
-    for name in RECIPES:
+    for name in (*RECIPES, *EXAMPLES):
         recipe, twin = recipe_named(name, []), recipe_named(f"{name}-dense", [])
         assert recipe.num_steps > 1, name
         assert num_parameters(recipe.shape) == parameters_on_meta(recipe.shape), name
@@ -85,12 +85,13 @@ def test_dense_twins_are_as_wide_as_the_authors():
     for width, expected in TWIN_WIDTHS.items():
         assert [dense_twin(scaling(layers, width)).shape.mlp_width for layers in DEPTHS] == expected
     for num_exits, mlp_width in TWIN_WIDTHS_BY_EXITS.items():
-        assert recipe_named(f"paper-exits-{num_exits}-dense", []).shape.mlp_width == mlp_width
+        assert recipe_named("paper-24x768-dense", [f"shape.num_exits={num_exits}"]).shape.mlp_width == mlp_width
 
 
 def test_a_recipe_with_an_adaptive_beta_and_its_twin_have_the_same_evaluations():
-    for name in ("small-adaptive", "paper-48x1536"):
-        recipe, twin = recipe_named(name, []), recipe_named(f"{name}-dense", [])
+    small = ["beta.adaptive=true", "evaluations=20"]
+    for name, settings in {"small": small, "paper-48x1536": []}.items():
+        recipe, twin = recipe_named(name, settings), recipe_named(f"{name}-dense", settings)
         assert recipe.beta.adaptive and not twin.beta.adaptive
         assert 1 < recipe.evaluations == twin.evaluations < recipe.num_steps
 
@@ -102,7 +103,6 @@ def test_a_twin_follows_the_settings_and_the_initial_model_of_its_recipe():
     assert twin == dense_twin(recipe_named("tiny", settings))
     assert recipe_named("paper-sft-24x768", []).initial == "runs/paper-24x768/model"
     assert recipe_named("paper-sft-24x768-dense", []).initial == "runs/paper-24x768-dense/model"
-    assert recipe_named("paper-isoflop-26x768-dense", []) == recipe_named("paper-isoflop-26x768", [])
 
 
 def test_instruction_tuning_follows_the_authors():
@@ -118,7 +118,9 @@ def test_instruction_tuning_follows_the_authors():
 
 
 def test_an_unknown_recipe_is_refused_with_suggestions():
-    with pytest.raises(RecipeError, match=r"'paper-24x769'; did you mean .*paper-24x768.*\? `nvium recipes` lists all"):
+    with pytest.raises(RecipeError, match=r"'papr-24x768'; did you mean paper-24x768.*\? `nvium recipes` lists all"):
+        recipe_named("papr-24x768", [])
+    with pytest.raises(RecipeError, match=r"recipe paper-24x769: the width must be one of 128, .*1536"):
         recipe_named("paper-24x769", [])
     with pytest.raises(RecipeError, match=r"^unknown recipe 'huge'; `nvium recipes` lists all recipes$"):
         recipe_named("huge", [])

@@ -11,9 +11,14 @@ def test_settings_change_only_the_named_fields_such_as_the_layers_of_exits():
     assert (changed.shape.width, changed.learning_rate.maximum, changed.total_tokens) == (96, 1e-4, 1_000_000)
     assert changed.shape.num_layers == recipe_named("tiny", []).shape.num_layers
     assert changed.learning_rate.warmup == recipe_named("tiny", []).learning_rate.warmup
-    shape = recipe_named("tiny", ["shape.exit_layers=1,4", "shape.num_exits=2"]).shape
-    assert shape.config(512, end_token=0).exit_layers == [1, 4]
-    assert recipe_named("small", ["shape.exit_layers="]).shape.exit_depths == [3, 6, 9, 12]
+
+
+def test_a_list_of_exits_sets_their_number_and_a_number_alone_replaces_a_list():
+    shape = recipe_named("tiny", ["shape.exit_layers=1,4"]).shape
+    assert (shape.num_exits, shape.config(512, end_token=0).exit_layers) == (2, [1, 4])
+    assert recipe_named("tiny", ["shape.exit_layers=1,4", "shape.num_exits=3"]).shape.exit_depths == [1, 4]
+    assert recipe_named("paper-6x768", []).shape.exit_depths == [1, 2, 4, 6]
+    assert recipe_named("paper-6x768", ["shape.num_exits=3"]).shape.exit_depths == [2, 4, 6]
 
 
 def test_an_error_names_all_settings_that_contradict_one_another():
@@ -63,7 +68,6 @@ def test_an_invalid_setting_is_refused_by_name(setting, complaint):
     [
         ("shape.num_exits=3", "divided evenly"),
         ("shape.num_heads=5", "multiple of num_attention_heads"),
-        ("shape.exit_layers=1,4", "exit_layers has 2 layers, but num_exits is 4"),
         ("shape.exit_layers=1,3,2,4", "increasing"),
         ("short_context=512", "at most shape.context"),
         ("tokens_per_step=2000", "multiple of the context, 128"),
