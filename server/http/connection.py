@@ -14,6 +14,7 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from server.errors import ApiError, Rejected, malformed
 from server.http.connection_limit import ConnectionLimit
 from server.http.handshakes import Handshakes
+from server.http.lingering import Lingering
 from server.http.parser import MAX_HEAD_BYTES, BoundedParser
 from server.http.protection import protect
 from server.telemetry.logs import RateLimitedWarning
@@ -72,6 +73,7 @@ class Connection(H11Protocol):
     - A client that reads nothing for `slow_client_seconds` is disconnected.
     - A disconnect is detected while a request is answered, even if the client has already sent its next requests.
     - Malformed or oversized HTTP is answered in the API's error form.
+    - If a request is answered before it is read, the connection closes in stages, so that the answer arrives.
     - An excess connection (beyond the limit) may send one probe. Other requests on it are refused.
     - `scope["state"]["received_at"]` is the time of the request's first bytes, by `time.monotonic()`.
     - `scope["extensions"]` contains the connection's `FastPath`.
@@ -100,9 +102,11 @@ class Connection(H11Protocol):
         self._arrival: asyncio.TimerHandle | None = None
         self._cut_off: asyncio.TimerHandle | None = None
         self._is_leaving = False
+        self._was_refused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(cast("asyncio.Transport", transport))
+        self._lingering = Lingering(cast("asyncio.Transport", transport), self._must_linger)
+        super().connection_made(cast("asyncio.Transport", self._lingering))
         cast("Any", transport).max_size = READ_BYTES
         if self._handshakes:
             self._handshakes.end(transport.get_extra_info("socket").fileno())
@@ -114,6 +118,8 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._limit.release(self)
+        self._limit.num_lingering -= self._lingering.is_lingering
+        self._lingering.forget()
         if self._handshakes:
             self._handshakes.leave()
         for timer in (self._arrival, self._cut_off):
@@ -121,7 +127,9 @@ class Connection(H11Protocol):
                 timer.cancel()
 
     def data_received(self, data: bytes) -> None:
-        if self._is_leaving:
+        if self._lingering.is_lingering:
+            self._lingering.discard(data)
+        if self._lingering.is_lingering or self._is_leaving:
             return
         if self._limit.is_excess(self):
             if len(self.connections) <= self._limit.num_connections:
@@ -223,6 +231,7 @@ class Connection(H11Protocol):
 
     def _refuse(self, error: ApiError) -> None:
         """Respond with an error in place of the app, and close the connection."""
+        self._was_refused = True
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self.transport.is_closing():
             scope = cast("dict[str, Any] | None", self.scope) or {}
             self._metrics.rejected.labels(error.code).inc()
@@ -239,6 +248,14 @@ class Connection(H11Protocol):
             for event in (head, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
+
+    def _must_linger(self) -> bool:
+        """Return whether a part of the request may be unread, and few other connections linger."""
+        is_unread = self._was_refused or self.conn.their_state is h11.SEND_BODY
+        if not is_unread or self._limit.num_lingering >= self._limit.num_excess:
+            return False
+        self._limit.num_lingering += 1
+        return True
 
 
 def is_readable(transport: asyncio.BaseTransport) -> bool:

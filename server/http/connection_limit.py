@@ -29,6 +29,8 @@ class ConnectionLimit:
 
     num_connections: int
     num_excess: int = RESERVE // EXCESS_SHARE
+    num_lingering: int = 0
+    """Connections that were answered and are still read from, at most `num_excess`."""
     _excess: OrderedDict[Refusable, bool] = field(default_factory=OrderedDict)
     """Excess connections, oldest first. The value is whether the connection's last request is a probe."""
 

@@ -1,0 +1,69 @@
+"""A response that is sent before its request was read arrives, although the client is still sending."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from nvium_core import LoadedModel
+from server.http.parser import MAX_HEAD_BYTES
+from tests.server.http.test_parser import get
+from tests.server.live_server import LiveServer, live_server
+from tests.server.raw_client import JSON, PATHS, connected, request
+
+LARGE = b" " * 9_000_000
+TIMES = 20
+
+EARLY = {
+    "a declared length": (413, request(PATHS[0], LARGE, headers=JSON)),
+    "chunks": (413, request(PATHS[0], LARGE, headers=JSON, is_chunked=True)),
+    "a malformed request": (400, get("no colon") + LARGE),
+    "a large head": (431, get("x: " + "y" * MAX_HEAD_BYTES) + LARGE),
+}
+
+
+async def status(url: str, data: bytes) -> int:
+    """Send everything before reading, as many clients do, and return the status, or 0 after a reset."""
+    async with connected(url) as connection:
+        try:
+            connection.writer.write(data)
+            await connection.writer.drain()
+            return (await connection.answer()).status
+        except (ConnectionError, asyncio.IncompleteReadError):
+            return 0
+
+
+@pytest.mark.parametrize("case", EARLY)
+async def test_an_early_response_arrives(server: LiveServer, case: str) -> None:
+    expected, data = EARLY[case]
+    assert Counter([await status(server.url, data) for _ in range(TIMES)]) == {expected: TIMES}
+
+
+async def test_the_refusal_of_an_excess_connection_arrives(byte_model: LoadedModel) -> None:
+    with live_server(byte_model, max_connections=1) as server:
+        async with connected(server.url):
+            assert await status(server.url, request(PATHS[0], LARGE, headers=JSON)) == 503
+
+
+async def test_the_refusal_of_a_late_request_arrives(byte_model: LoadedModel) -> None:
+    late = request(PATHS[0], LARGE[:1_000_000], headers=JSON)
+    with live_server(byte_model, arrival_seconds=0.5) as server:
+        async with connected(server.url) as connection:
+            await connection.send(late[:100_000])
+            await asyncio.sleep(1)
+            await connection.send(late[100_000:900_000])
+            assert (await connection.answer()).status == 408
+
+
+async def test_a_client_that_never_ends_is_cut_off(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.http.lingering.LINGER_BYTES", 1_000_000)
+
+    async def send_endlessly() -> None:
+        while True:
+            connection.writer.write(LARGE)
+            await connection.writer.drain()
+
+    async with connected(server.url) as connection:
+        await connection.send(request(PATHS[0], LARGE, headers=JSON))
+        with pytest.raises(ConnectionError):
+            await send_endlessly()
