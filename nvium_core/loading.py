@@ -118,7 +118,9 @@ def gguf_file_tokenizer(path: Path) -> PreTrainedTokenizerFast:
 
     file = open_gguf(path)
     try:
-        return gguf_tokenizer(file.get, NAMED_ENDS)
+        tokenizer = gguf_tokenizer(file.get, NAMED_ENDS)
+        tokenizer.name_or_path = str(path)  # for error messages
+        return tokenizer
     except TokenizerError as error:
         raise CheckpointError(f"{path}: {error}") from error
     except Exception as error:  # contradictory token lists raise various exceptions

@@ -4,8 +4,9 @@ The result is a configuration, and tensors under our names. The weights must be 
 """
 
 import json
+import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 import yaml
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, StrictDataclassError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -23,9 +24,16 @@ from nvium_core.errors import NviumError
 from nvium_core.model.backbones import BACKBONES, backbone_fields
 from nvium_core.model.config import NviumConfig, check_sizes
 
+logger = logging.getLogger(__name__)
+
 MODEL_FOLDER = "model"  # in the folder of a training run
 RECIPE_FILE = "recipe.json"  # in the folder of a training run
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
+SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
+ADAPTER_CONFIG = "adapter_config.json"  # of a LoRA adapter
+SUFFIXES = (".json", ".model", ".jinja", ".yaml", ".safetensors")
+MAX_TEXT_BYTES = 2**28  # of a file that is not weights; the largest tokenizers have 35 MB
+MAX_TENSORS = 20_000  # far more than any real model has; reading a name costs more than its bytes
 EXITS_WEIGHTS = "exits.safetensors"  # retrofitted exits, without their base model
 HUB_FILES = ["*.json", "*.model", "*.jinja", "README.md", ".hydra/config.yaml", WEIGHTS, EXITS_WEIGHTS]
 PUBLISHED_EXTRAS = Path(".hydra/config.yaml")  # the published layout's configuration of the exits
@@ -58,12 +66,14 @@ class CheckpointError(NviumError, ValueError):
 class Checkpoint:
     """A model read from `folder`: its configuration, and its tensors under our names.
 
+    exits_folder: the folder of the exits, if they come from another folder.
     sampling: sampling parameters that a GGUF file suggests, under transformers' names.
     """
 
     config: NviumConfig
     tensors: dict[str, Tensor]
     folder: Path
+    exits_folder: Path | None = None
     sampling: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -85,13 +95,31 @@ class Checkpoint:
             if expected[name] != found[name]
         ]
         if problems:
+            if cause := cause_of(expected.keys(), found.keys()):
+                raise CheckpointError(f"{self.folder}: {cause}")
+            is_exits = all(" exits." in problem for problem in problems)
+            place = self.exits_folder if self.exits_folder and is_exits else self.folder
             more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
-            raise CheckpointError(f"{self.folder}: " + "; ".join(sorted(problems)[:5]) + more)
+            raise CheckpointError(f"{place}: " + "; ".join(sorted(problems)[:5]) + more)
+
+
+def cause_of(expected: Set[str], found: Set[str]) -> str | None:
+    """Return the reason why tensor names differ, if it is a known one."""
+    if lora := [name for name in found if ".lora_" in name]:
+        return f"tensor {min(lora)} belongs to a LoRA adapter; merge the adapter into the model"
+    known = EMBEDDING if EMBEDDING in expected else min(expected)
+    if prefixed := [name for name in found - expected if name.endswith(f".{known}")]:
+        prefix = min(prefixed).removesuffix(known)
+        return f"tensor names begin with {prefix!r}; remove this prefix"
+    if known.removeprefix("model.") in found:
+        return "tensor names lack the prefix 'model.': this is a model without its head; save it as a causal LM"
+    return None
 
 
 def read_checkpoint(source: str | PathLike[str], config: NviumConfig | None = None, **hub_options: Any) -> Checkpoint:
     """Read a model from a folder or the Hub. `config` replaces config.json. The Hub client gets `hub_options`."""
     folder = resolve_folder(source, **hub_options)
+    check_adapter(folder)
     config = config or read_config(folder)
     tensors = {name: tensor for name, tensor in read_tensors(folder).items() if not RECOMPUTED.search(name)}
     check_numbers(folder, tensors)
@@ -105,6 +133,7 @@ def resolve_folder(source: str | PathLike[str], **hub_options: Any) -> Path:
     if (folder / MODEL_FOLDER / "config.json").is_file() and not (folder / "config.json").exists():
         raise CheckpointError(f"{source}: is a training run; pass its model, {folder / MODEL_FOLDER}")
     if folder.is_dir():
+        check_files(folder)
         return folder
     if folder.exists():
         raise CheckpointError(f"{source}: not a GGUF file; pass a model folder or a GGUF file")
@@ -112,12 +141,31 @@ def resolve_folder(source: str | PathLike[str], **hub_options: Any) -> Path:
         raise CheckpointError(f"{source}: no such folder, file or Hub name")
     try:
         folder = Path(snapshot_download(str(source), allow_patterns=HUB_FILES, **hub_options))
-        if not (folder / WEIGHTS).exists() and (shards := weight_files(folder)):
+        if shards := sorted({*weight_map(folder).values()}):
             snapshot_download(str(source), allow_patterns=shards, **hub_options)
         return folder
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(f"{source}: no such folder, and the download from the Hub failed ({reason})") from error
+
+
+def check_files(folder: Path) -> None:
+    """Raise `CheckpointError` unless the files are regular: a pipe would block, and a device would never end."""
+    for file in [*folder.iterdir(), folder / PUBLISHED_EXTRAS]:
+        if file.suffix in SUFFIXES and file.exists():
+            if not file.is_file():
+                raise CheckpointError(f"{file}: is not a regular file")
+            if file.suffix != ".safetensors" and (num_bytes := file.stat().st_size) > MAX_TEXT_BYTES:
+                raise CheckpointError(f"{file}: has {num_bytes:,} bytes; at most {MAX_TEXT_BYTES:,} are read")
+
+
+def check_adapter(folder: Path) -> None:
+    """Raise `CheckpointError` for a LoRA adapter, alone or in a model's folder."""
+    if (folder / ADAPTER_CONFIG).exists():
+        raise CheckpointError(
+            f"{folder}: has a LoRA adapter ({ADAPTER_CONFIG}), which is not supported; merge it into its base model, "
+            "such as with PEFT's merge_and_unload"
+        )
 
 
 def read_config(folder: Path) -> NviumConfig:
@@ -167,18 +215,43 @@ def _published_fields(path: Path, num_layers: Any) -> dict[str, Any]:
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Read every tensor of the folder's safetensors file or shards, under its stored name."""
-    shards = weight_files(folder)
-    if not shards:
-        raise CheckpointError(f"{folder}: no {WEIGHTS}; weights must be safetensors or GGUF")
+    """Read the safetensors file or, if there is an index, the tensors that the index names from their shards."""
+    index = weight_map(folder)
+    shards = {*index.values()}
+    if index and (folder / WEIGHTS).exists() and not any((folder / shard).exists() for shard in shards):
+        logger.warning("%s is ignored: the folder has none of its files, but %s", folder / WEIGHTS_INDEX, WEIGHTS)
+        index = {}
+    if not index:
+        return read_safetensors(single_file(folder))
+    if missing := sorted(shard for shard in shards if not (folder / shard).exists()):
+        raise CheckpointError(f"{folder}: incomplete download: {', '.join(missing[:5])} missing; download it again")
+    if WEIGHTS not in shards and (folder / WEIGHTS).exists():
+        logger.warning("%s is ignored: %s names other files", folder / WEIGHTS, WEIGHTS_INDEX)
     tensors: dict[str, Tensor] = {}
-    for shard in shards:
-        tensors |= read_safetensors(folder / shard)
+    for shard in sorted(shards):
+        found = read_safetensors(folder / shard)
+        names = {name for name, place in index.items() if place == shard}
+        if lacking := names - found.keys():
+            raise CheckpointError(f"{folder / shard}: lacks tensor {min(lacking)}, which {WEIGHTS_INDEX} expects there")
+        if stale := found.keys() - names:
+            logger.warning("%s: tensor %s is ignored: %s does not expect it there", shard, min(stale), WEIGHTS_INDEX)
+        tensors |= {name: found[name] for name in found if name in names}
     return tensors
+
+
+def single_file(folder: Path) -> Path:
+    """Return the only safetensors file. Raise `CheckpointError` if it is missing."""
+    if (folder / WEIGHTS).exists():
+        return folder / WEIGHTS
+    if any(SHARD.fullmatch(file.name) for file in folder.iterdir()):
+        raise CheckpointError(f"{folder}: has shards, but no {WEIGHTS_INDEX}; download it too")
+    raise CheckpointError(f"{folder}: no {WEIGHTS}; weights must be safetensors or GGUF")
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
+        with safe_open(path, "pt") as file:
+            check_count(path, len(file.keys()))
         return load_file(path)
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror or error}") from error
@@ -217,21 +290,25 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or repr(error)
 
 
-def weight_files(folder: Path) -> list[str]:
-    """Return the name of the single weight file. If it is missing, return the names of the shards in the index."""
-    if (folder / WEIGHTS).exists():
-        return [WEIGHTS]
-    index = folder / WEIGHTS_INDEX
-    if not index.exists():
-        return []
+def weight_map(folder: Path) -> dict[str, str]:
+    """Return the shard of each tensor according to the index; nothing if there is no index."""
+    path = folder / WEIGHTS_INDEX
+    if not path.exists():
+        return {}
     try:
-        names = set(parse_file(index, json.loads)["weight_map"].values())
-    except (KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{index}: not a valid shard index ({error!r})") from error
-    for name in names:
+        index: dict[str, Any] = dict(parse_file(path, json.loads)["weight_map"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: not a valid shard index ({error!r})") from error
+    check_count(path, len(index))
+    for name in index.values():
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise CheckpointError(f"{index}: {name!r} is not a safetensors file name without folders")
-    return sorted(names)
+            raise CheckpointError(f"{path}: {name!r} is not a safetensors file name without folders")
+    return index
+
+
+def check_count(path: Path, num_tensors: int) -> None:
+    if num_tensors > MAX_TENSORS:
+        raise CheckpointError(f"{path}: has {num_tensors:,} tensors; at most {MAX_TENSORS:,} are supported")
 
 
 def _renamed(folder: Path, tensors: dict[str, Tensor], num_exits: int) -> dict[str, Tensor]:

@@ -180,11 +180,11 @@ def check_sizes(fields: Mapping[str, Any]) -> None:
         raise ValueError("max_position_embeddings must be at least 2: one token and its successor")
 
 
-def check_end_token_ids(named: int | list[int] | None, vocab_size: int) -> None:
+def check_end_token_ids(named: Any, vocab_size: int) -> None:
     """Raise `ValueError` for an `eos_token_id` outside the vocabulary."""
-    for token_id in [named] if isinstance(named, int) else named or []:
-        if not 0 <= token_id < vocab_size:
-            raise ValueError(f"eos_token_id must be in [0, {vocab_size}), got {token_id}")
+    ids = named if isinstance(named, list | tuple) else [] if named is None else [named]
+    if any(not isinstance(token_id, int) or not 0 <= token_id < vocab_size for token_id in ids):
+        raise ValueError(f"eos_token_id must be an integer in [0, {vocab_size}), or a list of them; got {named}")
 
 
 def even_exit_layers(num_layers: int, num_exits: int) -> list[int]:

@@ -78,14 +78,20 @@ def with_exits_of(base: Checkpoint, source: str | PathLike[str], **hub_options: 
     except (KeyError, TypeError, ValueError, StrictDataclassError) as error:
         raise CheckpointError(f"{folder / ABOUT}: {one_line(error.__cause__ or error)}") from error
     last = f"exits.{config.num_exits - 1}"
+    added, width, inner = read_weights(folder), config.hidden_size, config.adapter_hidden_size or 0
+    adapter = added.get("exits.0.adapter.up.weight")
+    if inner and (adapter is None or list(adapter.shape) != [inner, width]):  # before allocating that many zeros
+        raise CheckpointError(
+            f"{folder / ABOUT}: adapter_hidden_size is {inner}, but {EXITS_WEIGHTS} has other adapters"
+        )
     tensors = dict(base.tensors)
     norm = tensors.pop("exits.0.norm.weight")  # the base's only norm becomes that of the last exit
-    width, inner = config.hidden_size, config.adapter_hidden_size or 0
     return replace(
         base,
         config=config,
+        exits_folder=folder,
         tensors=tensors
-        | read_weights(folder)
+        | added
         | {
             f"{last}.norm.weight": norm,
             f"{last}.adapter.up.weight": norm.new_zeros(inner, width),

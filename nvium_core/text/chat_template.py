@@ -88,7 +88,7 @@ class ChatTemplate:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        check_readable(tokenizer.chat_template)
+        check_readable(tokenizer)
         self._tokenizer = tokenizer
         self._is_plain = not tokenizer.chat_template
         template = tokenizer.chat_template
@@ -183,11 +183,13 @@ class ChatTemplate:
             raise ConversationError(f"the model's chat template {error}") from error
 
 
-def check_readable(template: Any) -> None:
+def check_readable(tokenizer: PreTrainedTokenizerFast) -> None:
     """Raise `ConversationError` unless every template can be parsed."""
+    template: Any = tokenizer.chat_template
+    place = f"{tokenizer.name_or_path}: " if tokenizer.name_or_path else ""
     if isinstance(template, dict) and "default" not in template:
         raise ConversationError(
-            f"the model has chat templates {', '.join(map(str, template))}, but no default; choose one with "
+            f"{place}the model has chat templates {', '.join(map(str, template))}, but no default; choose one with "
             "--chat-template FILE"
         )
     for text in template.values() if isinstance(template, dict) else [template] if template else []:
@@ -198,7 +200,7 @@ def check_readable(template: Any) -> None:
                 raise RenderingError("cannot be parsed")
             RENDERER.render(template=text, messages=[])
         except RenderingError as error:
-            raise ConversationError(f"the model's chat template {error}") from error
+            raise ConversationError(f"{place}the chat template {error}") from error
 
 
 def tools_as_text(conversation: Conversation) -> Conversation:

@@ -24,6 +24,9 @@ Fields = Callable[[str], Any]
 CONTROL, USER_DEFINED = 3, 4
 """Values of `tokenizer.ggml.token_type`: special tokens, and other tokens that are matched before pre-tokenization."""
 
+MAX_PIECE = 512
+"""Maximum characters of a SentencePiece token. Every split of a token may be a merge, so long ones cost time."""
+
 SPACE = "▁"
 CONTRACTIONS = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -73,6 +76,9 @@ def gguf_tokenizer(field: Fields, control: Container[str] = ()) -> PreTrainedTok
             is_special = token in control or kind_of == CONTROL
             tokenizer.add_tokens([AddedToken(token, special=is_special, normalized=False)])
     named = {name: field(f"tokenizer.ggml.{theirs}_token_id") for name, theirs in NAMED.items()}
+    for name, token in named.items():
+        if token is not None and not 0 <= token < len(tokens):
+            raise TokenizerError(f"tokenizer.ggml.{NAMED[name]}_token_id must be in [0, {len(tokens)}), got {token}")
     special = {f"{name}_token": tokens[token] for name, token in named.items() if token is not None}
     begin, end = special.get("bos_token"), special.get("eos_token")
     frame = f"{begin} $A" if begin and begins_with_bos(field, kind) else "$A"
@@ -121,6 +127,10 @@ def byte_level(field: Fields) -> Tokenizer:
 def sentence_piece(field: Fields) -> Tokenizer:
     """Build a SentencePiece tokenizer as BPE. Merges are sorted by score. In a tie the longer left part is first."""
     tokens, scores = field("tokenizer.ggml.tokens"), field("tokenizer.ggml.scores")
+    if (longest := max(map(len, tokens), default=0)) > MAX_PIECE:
+        raise TokenizerError(
+            f"tokenizer.ggml.tokens: a token has {longest:,} characters; at most {MAX_PIECE} are supported"
+        )
     vocabulary = {token: index for index, token in enumerate(tokens)}
     merges = [
         (-scores[index], -place, place - len(token), token[:place], token[place:])

@@ -54,6 +54,7 @@ class Service:
         self.names = settings.served_model_name or (loaded.name,)
         self.name = self.names[0]
         if settings.chat_template:
+            loaded.tokenizer.name_or_path = str(settings.chat_template)
             loaded.tokenizer.chat_template = read_file("chat_template", settings.chat_template)
         self.sampling_defaults = sampling_defaults(loaded.model, settings.generation_config)
         self.created = int(time.time())

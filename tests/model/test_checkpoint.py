@@ -1,4 +1,7 @@
+import json
+import os
 import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from nvium_core import CheckpointError, NviumForCausalLM
+from nvium_core.model.checkpoint import MAX_TENSORS
 from nvium_core.model.nvium import Nvium
 from tests.model.llama_folders import edit_tensors, llama_folder, random_llama
 from tests.random_models import random_model
@@ -129,10 +133,102 @@ def test_damaged_files_are_rejected_by_name(folder):
         (folder / name).write_bytes(whole)
 
 
-def test_a_single_file_has_precedence_over_an_index(folder):
+@pytest.fixture
+def sharded(folder: Path) -> Path:
+    """The model of `folder` in two shards with an index."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    parts = {f"model-0000{n}-of-00002.safetensors": names[n - 1 :: 2] for n in (1, 2)}
+    for file, part in parts.items():
+        save_file({name: tensors[name] for name in part}, folder / file, metadata={"format": "pt"})
+    index = {"weight_map": {name: file for file, part in parts.items() for name in part}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    return folder
+
+
+def ones(names: Iterable[str]) -> dict[str, Tensor]:
+    return {name: torch.ones(1) for name in names}
+
+
+def test_the_index_decides_about_a_stray_file_and_a_stale_tensor(sharded, caplog):
+    expected = NviumForCausalLM.from_pretrained(sharded)
+    save_file(ones(expected.state_dict()), sharded / "model.safetensors", metadata={"format": "pt"})
+    second = sharded / "model-00002-of-00002.safetensors"
+    tensors = load_file(second)
+    stale = min(load_file(sharded / "model-00001-of-00002.safetensors"))
+    save_file(tensors | ones([stale]), second, metadata={"format": "pt"})
+    assert_same_weights(expected, NviumForCausalLM.from_pretrained(sharded))
+    assert "model.safetensors is ignored: model.safetensors.index.json names other files" in caplog.text
+    assert f"model-00002-of-00002.safetensors: tensor {stale} is ignored" in caplog.text
+
+
+def test_an_index_without_any_of_its_files_is_ignored_beside_a_whole_model(folder, caplog):
     expected = NviumForCausalLM.from_pretrained(folder)
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "gone.safetensors"}}', encoding="utf-8")
     assert_same_weights(expected, NviumForCausalLM.from_pretrained(folder))
+    assert "model.safetensors.index.json is ignored" in caplog.text
+
+
+def renamed(folder: Path, rename: Callable[[str], str]) -> None:
+    file = folder / "model.safetensors"
+    save_file({rename(name): tensor for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a missing shard": (
+        lambda folder: (folder / "model-00002-of-00002.safetensors").unlink(),
+        "incomplete download: model-00002-of-00002.safetensors missing",
+    ),
+    "shards without an index": (
+        lambda folder: (folder / "model.safetensors.index.json").unlink(),
+        "has shards, but no model.safetensors.index.json",
+    ),
+    "a shard without its tensors": (
+        lambda folder: save_file(ones("a"), folder / "model-00001-of-00002.safetensors", metadata={"format": "pt"}),
+        "model-00001-of-00002.safetensors: lacks tensor exits.0.adapter.down.weight, which",
+    ),
+    "a LoRA adapter": (
+        lambda folder: (folder / "adapter_config.json").write_text("{}"),
+        "has a LoRA adapter .adapter_config.json.*merge it",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_an_incomplete_or_foreign_folder_is_refused_by_its_cause(kind, sharded):
+    break_it, cause = BROKEN[kind]
+    break_it(sharded)
+    with pytest.raises(CheckpointError, match=cause):
+        NviumForCausalLM.from_pretrained(sharded)
+
+
+@pytest.mark.parametrize(
+    ("rename", "cause"),
+    [
+        (lambda name: f"base_model.model.{name}", "names begin with 'base_model.model.'; remove this prefix"),
+        (lambda name: name.removeprefix("model."), "names lack the prefix 'model.'"),
+        (lambda name: name.replace("q_proj.", "q_proj.lora_A."), "belongs to a LoRA adapter"),
+    ],
+)
+def test_names_with_a_common_difference_are_refused_by_their_cause(rename, cause, folder):
+    renamed(folder, rename)
+    with pytest.raises(CheckpointError, match=cause):
+        NviumForCausalLM.from_pretrained(folder)
+
+
+def test_too_many_tensors_are_refused_before_they_are_read(folder):
+    edit_tensors(folder, lambda tensors: tensors.update({f"x{n}": torch.zeros(0) for n in range(MAX_TENSORS)}))
+    with pytest.raises(CheckpointError, match=r"has 20,0\d\d tensors; at most 20,000"):
+        NviumForCausalLM.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_files_that_are_not_regular_are_refused_without_reading_them(name, folder):
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    with pytest.raises(CheckpointError, match=rf"{name}: is not a regular file"):
+        NviumForCausalLM.from_pretrained(folder)
 
 
 def test_a_tied_configuration_with_a_different_head_is_untied(tmp_path):

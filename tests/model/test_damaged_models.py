@@ -44,6 +44,7 @@ def folder(tmp_path: Path) -> Path:
         {"max_position_embeddings": 0},
         {"eos_token_id": 99_999},
         {"eos_token_id": [0, -1]},
+        {"eos_token_id": 1.5},
         {"rms_norm_eps": -1.0},
         {"rms_norm_eps": float("nan")},
         {"rope_parameters": {"rope_type": "default", "rope_theta": 0}},
@@ -85,6 +86,12 @@ def test_weights_that_are_not_finite_are_rejected_by_name(folder, value):
     name = "model.layers.1.mlp.up_proj.weight"
     edit_tensors(folder, lambda tensors: tensors[name][3, 5].fill_(value))
     assert name in load_error(folder)
+
+
+@pytest.mark.parametrize("named", [1.5, "x", [1.5], -1])
+def test_an_invalid_end_of_text_token_is_rejected_by_name(folder, named):
+    write(folder / "generation_config.json", {"eos_token_id": named})
+    assert "generation_config.json: eos_token_id must be an integer in [0, 257)" in load_error(folder)
 
 
 def test_a_maximum_length_that_is_not_a_number_is_rejected(folder):

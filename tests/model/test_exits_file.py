@@ -4,6 +4,7 @@ from shutil import copytree
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from nvium_core import CheckpointError, NviumForCausalLM, load_mapped
 from nvium_core.model.checkpoint import read_config
@@ -85,9 +86,14 @@ def test_damaged_exits_are_rejected(base, exits, tmp_path):
         "must be a JSON object": damaged("[]"),
         "exits.json: .*exit_layers": damaged(json.dumps(about | {"exit_layers": [3, 1, 4]})),
         "unexpected tensor exits.1": damaged(json.dumps(about | {"exit_layers": [3, 4]})),
+        "exits.json: adapter_hidden_size is 16777216, but": damaged(json.dumps(about | {"adapter_hidden_size": 2**24})),
         "exits.safetensors: ": damaged("", "exits.safetensors"),
         "exits: .*no such folder": tmp_path / "nowhere",
     }
+    lacking = places["damaged-[0-9]+: missing tensor exits.0.router"] = damaged("{}", "README.md")
+    tensors = load_file(lacking / "exits.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if "router.fc1" not in name}
+    save_file(kept, lacking / "exits.safetensors", metadata={"format": "pt"})
     for reason, place in places.items():
         with pytest.raises(CheckpointError, match=reason):
             NviumForCausalLM.from_pretrained(base, exits=place)

@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from nvium_core.loading import gguf_file_tokenizer
-from nvium_core.text.gguf_tokenizer import CONTROL, PIECES, SPACE, USER_DEFINED, gguf_tokenizer
+from nvium_core.text.gguf_tokenizer import CONTROL, PIECES, SPACE, USER_DEFINED, TokenizerError, gguf_tokenizer
 from tests.byte_model import byte_symbols
 from tests.model.gguf_files import add_fields, close
 from tests.public_model import needs_smollm, smollm
@@ -156,3 +156,12 @@ def test_ties_of_scores_merge_the_longer_left_part_first():
         "tokenizer.ggml.token_type": [UNKNOWN, CONTROL, CONTROL] + [NORMAL] * 6,
     }
     assert gguf_tokenizer(fields.get).tokenize(" " * 18) == [SPACE * 16, SPACE * 3]
+
+
+def test_tokens_that_cost_too_much_and_ids_outside_the_vocabulary_are_refused():
+    fields = sentence_piece_fields()
+    long = fields | {"tokenizer.ggml.tokens": [*fields["tokenizer.ggml.tokens"], "a" * 100_000]}
+    with pytest.raises(TokenizerError, match="a token has 100,000 characters; at most 512"):
+        gguf_tokenizer(long.get)
+    with pytest.raises(TokenizerError, match=r"bos_token_id must be in \[0, \d+\), got -1"):
+        gguf_tokenizer((fields | {"tokenizer.ggml.bos_token_id": -1}).get)
