@@ -46,6 +46,8 @@ def main() -> None:
         fail(plain(error.format_message()))  # type: ignore[attr-defined]
     except (NviumError, OSError) as error:
         fail(str(error))
+    except MemoryError:
+        fail("not enough memory; try a smaller model or quantization, --cache-memory or --max-sequences")
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     sys.exit(status if isinstance(status, int) else 0)

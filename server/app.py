@@ -1,7 +1,6 @@
 """The ASGI app for one model, and `run`, which serves it until SIGTERM or SIGINT."""
 
 import ssl
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
@@ -154,8 +153,7 @@ def run(settings: Settings) -> None:
 
 def load(settings: Settings) -> Service:
     """Load the model and log its properties. Raise `CheckpointError` or `InvalidRequest` if it cannot be served."""
-    log_loading = log.info if sys.stderr.isatty() else log.debug  # a user at a terminal is waiting
-    log_loading("loading", model=settings.model or "the bundled model")
+    log.info("loading", model=settings.model or "the bundled model")
     started = time.monotonic()
     loaded = load_mapped(settings.model, settings.device, settings.dtype, settings.weights, settings.exits)
     service = Service(loaded, settings)

@@ -123,3 +123,11 @@ def test_a_dry_run_needs_no_text_and_trains_nothing(nvium, monkeypatch, tmp_path
     output = nvium("train", "paper-48x1536-dense", "--dry-run", "--flops-per-second", "4e14").out
     assert "1,485,719,040" in output and "tokens/s" in output
     assert list(tmp_path.iterdir()) == []
+
+
+def test_running_out_of_memory_is_one_line(nvium, monkeypatch, model_folder):
+    def exhausted(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("nvium_core.commands.generating.language_model", exhausted)
+    assert "not enough memory" in nvium.refuses("generate", model_folder)

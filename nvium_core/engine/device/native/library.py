@@ -4,7 +4,6 @@ import ctypes
 import hashlib
 import logging
 import subprocess
-import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -58,11 +57,11 @@ def build(instructions: str, folder: Path) -> Path:
     """Return the library's path. Compile it if needed. Raise `OSError` or `SubprocessError` if the compiler fails."""
     file = folder / file_name(instructions)
     folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(file.with_suffix(".lock")), tempfile.TemporaryDirectory(dir=folder) as scratch:
+    made = file.with_suffix(".partial")  # one name, so that an interrupted compilation leaves nothing to collect
+    with FileLock(file.with_suffix(".lock")):
         if not is_intact(file):
             if file.exists():
                 logger.warning("%s is damaged: compiling it again", file)
-            made = Path(scratch) / file.name
             command = [*_command(instructions), str(FOLDER / SOURCE), "-o", str(made)]
             subprocess.run(command, check=True, capture_output=True)  # noqa: S603  a fixed command
             sync(made)
