@@ -3,6 +3,7 @@
 `gathered` copies the pages into a padded tensor. It works on any device, and is the reference.
 `in_place` uses the flash kernel, which reads the pages directly. The kernel needs CUDA, half precision and a page size
 that is a multiple of 256. Both take one row per sequence. `ragged` and `ragged_in_place` take runs of several rows.
+fused/attention.py has both in Triton.
 
 Shapes: R rows of a Step, B runs, Q rows of the longest run, W pages of a table, S = W · page size keys, H query heads,
 G key heads, P head size.
@@ -14,8 +15,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from functools import partial
+from importlib.util import find_spec
 from textwrap import shorten
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,23 +32,33 @@ from nvium_core.model.llama import Attend
 
 logger = logging.getLogger(__name__)
 
+TRITON_TYPES = (*HALF, torch.float32)
+
 MAX_GATHERED_KEYS = 65_536  # maximum keys per call, which bounds memory
 
-RunAttention = Callable[[PagedCache, Items[Rows], Tensor], Attend]
-"""(cache, runs, cache slots [R]) → attention for runs of several rows."""
+Read = Callable[[Tensor, int], Tensor]
+"""(queries [R, H, P], layer index) → attention to the cached keys, [R, H, P]."""
 
-RowAttention = Callable[[PagedCache, Tensor, Tensor, Tensor], Attend]
-"""(cache, page tables [R, W], positions [R], cache slots [R]) → attention for one row per sequence."""
+RunAttention = Callable[[PagedCache, Items[Rows]], Read]
+"""(cache, runs) → attention for runs of several rows."""
+
+RowAttention = Callable[[PagedCache, Tensor, Tensor], Read]
+"""(cache, page tables [R, W], positions [R]) → attention for one row per sequence."""
 
 
-def gathered(cache: PagedCache, table_RW: Tensor, position_R: Tensor, slot_R: Tensor) -> Attend:
-    keys = GatheredKeys.of(cache, table_RW, position_R[:, None])
+def written(cache: PagedCache, slot_R: Tensor, read: Read) -> Attend:
+    """Return attention that first writes the rows' keys and values to their cache slots."""
 
     def attend(q_RHP: Tensor, k_RGP: Tensor, v_RGP: Tensor, layer: int) -> Tensor:
         cache.write(layer, slot_R, k_RGP, v_RGP)
-        return cache.attend(q_RHP[:, None], *keys, layer)[:, 0]
+        return read(q_RHP, layer)
 
     return attend
+
+
+def gathered(cache: PagedCache, table_RW: Tensor, position_R: Tensor) -> Read:
+    keys = GatheredKeys.of(cache, table_RW, position_R[:, None])
+    return lambda q_RHP, layer: cache.attend(q_RHP[:, None], *keys, layer)[:, 0]
 
 
 class GatheredKeys(NamedTuple):
@@ -65,12 +77,11 @@ class GatheredKeys(NamedTuple):
         return cls(slot_BS, (key_S <= position_BQ[:, :, None])[:, None])
 
 
-def ragged(cache: PagedCache, runs: Items[Rows], slot_R: Tensor) -> Attend:
+def ragged(cache: PagedCache, runs: Items[Rows]) -> Read:
     """Attend with runs of any length, like `gathered`. Runs of similar length form a batch."""
-    batches = [batch(cache, runs, numbers, slot_R.device) for numbers in group_similar(runs, cache.page_size)]
+    batches = [batch(cache, runs, numbers, cache.keys.device) for numbers in group_similar(runs, cache.page_size)]
 
-    def attend(q_RHP: Tensor, k_RGP: Tensor, v_RGP: Tensor, layer: int) -> Tensor:
-        cache.write(layer, slot_R, k_RGP, v_RGP)
+    def attend(q_RHP: Tensor, layer: int) -> Tensor:
         out_RHP = torch.empty_like(q_RHP)
         for each in batches:
             out_BQHP = cache.attend(q_RHP[each.row_BQ], *each.keys, layer)
@@ -129,28 +140,20 @@ def power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def in_place(cache: PagedCache, table_RW: Tensor, position_R: Tensor, slot_R: Tensor) -> Attend:
+def in_place(cache: PagedCache, table_RW: Tensor, position_R: Tensor) -> Read:
     first_query = torch.arange(len(position_R) + 1, dtype=torch.int32, device=position_R.device)
-    return flash(cache, table_RW, position_R + 1, slot_R, first_query, max_queries=1)
+    return flash(cache, table_RW, position_R + 1, first_query, max_queries=1)
 
 
-def ragged_in_place(cache: PagedCache, runs: Items[Rows], slot_R: Tensor) -> Attend:
+def ragged_in_place(cache: PagedCache, runs: Items[Rows]) -> Read:
     """Attend with runs of any length, like `in_place`."""
     lengths = [len(run.rows) for run in runs]
     first_query, num_keys = np.cumsum([0, *lengths]), np.array([run.rows.stop for run in runs])
-    table_BW, num_keys_B, first_query_B = upload_all(slot_R.device, cache.tables(runs), num_keys, first_query)
-    return flash(cache, table_BW, num_keys_B, slot_R, first_query_B.int(), max_queries=max(lengths))
+    table_BW, num_keys_B, first_query_B = upload_all(cache.keys.device, cache.tables(runs), num_keys, first_query)
+    return flash(cache, table_BW, num_keys_B, first_query_B.int(), max_queries=max(lengths))
 
 
-def flash(
-    cache: PagedCache,
-    table_BW: Tensor,
-    num_keys_B: Tensor,
-    slot_R: Tensor,
-    first_query: Tensor,
-    *,
-    max_queries: int,
-) -> Attend:
+def flash(cache: PagedCache, table_BW: Tensor, num_keys_B: Tensor, first_query: Tensor, *, max_queries: int) -> Read:
     """Attend with the flash kernel.
 
     The kernel may split a long context among multiprocessors only if queries are grouped or there is a single row. In
@@ -163,9 +166,9 @@ def flash(
     max_keys = table_BW.shape[1] * cache.page_size
     pages = (-1, cache.page_size)
 
-    def attend(q_RHP: Tensor, k_RGP: Tensor, v_RGP: Tensor, layer: int) -> Tensor:
-        cache.write(layer, slot_R, k_RGP, v_RGP)
-        is_grouped = q_RHP.shape[1] != k_RGP.shape[1]
+    def attend(q_RHP: Tensor, layer: int) -> Tensor:
+        is_grouped = q_RHP.shape[1] != cache.keys.shape[2]
+        grouping: dict[str, Any] = {"enable_gqa": True} if is_grouped else {}  # PyTorch 2.11 lacks it
         is_split = max_queries == 1 and (is_grouped or len(q_RHP) == 1)
         out_RHP = varlen_attn(
             q_RHP,
@@ -176,7 +179,7 @@ def flash(
             max_queries,
             max_keys,
             window_size=(-1, 0) if max_queries > 1 else (-1, -1),  # a window disables the fast path of grouped queries
-            enable_gqa=is_grouped,
+            **grouping,
             seqused_k=used_B,
             block_table=tables,
             num_splits=None if is_split else 1,
@@ -188,32 +191,43 @@ def flash(
 
 
 def best_attention(cache: PagedCache, num_heads: int) -> RowAttention:
-    """Return `in_place` if the kernel supports this cache and agrees with `gathered`, else `gathered`."""
-    if cache.keys.device.type != "cuda" or cache.keys.dtype not in HALF:
-        return gathered
-    if cache.page_size % KERNEL_PAGE_SIZE:
-        message = "page_size %d uses the slower gathered attention; use a multiple of %d for flash attention"
-        logger.warning(message, cache.page_size, KERNEL_PAGE_SIZE)
-        return gathered
-    return in_place if works("rows", partial(kernel_agrees, cache, num_heads, in_place)) else gathered
+    """Return the first kernel that supports this cache and agrees with `gathered`, else `gathered`."""
+    for name, rows, _ in kernels(cache):
+        if works(f"{name} attention for rows", partial(kernel_agrees, cache, num_heads, rows)):
+            return rows
+    return gathered
 
 
-def best_ragged(cache: PagedCache, num_heads: int, rows: RowAttention) -> RunAttention:
-    """Return `ragged_in_place` if `rows` uses the kernel and the kernel agrees with `ragged`, else `ragged`."""
-    if rows is gathered:
-        return ragged
-    return ragged_in_place if works("long runs", partial(ragged_agrees, cache, num_heads)) else ragged
+def best_ragged(cache: PagedCache, num_heads: int) -> RunAttention:
+    """Return the first kernel that supports this cache and agrees with `ragged`, else `ragged`."""
+    for name, _, runs in kernels(cache):
+        if works(f"{name} attention for long runs", partial(ragged_agrees, cache, num_heads, runs)):
+            return runs
+    return ragged
+
+
+def kernels(cache: PagedCache) -> Iterable[tuple[str, RowAttention, RunAttention]]:
+    """Yield the kernels that may support this cache, the fastest first."""
+    if cache.keys.device.type != "cuda":
+        return
+    if cache.keys.dtype in HALF and cache.page_size % KERNEL_PAGE_SIZE == 0:
+        yield "flash", in_place, ragged_in_place
+    if cache.keys.dtype in TRITON_TYPES and find_spec("triton"):
+        from nvium_core.engine.device.fused.attention import in_tiles, ragged_in_tiles
+
+        yield "Triton", in_tiles, ragged_in_tiles
 
 
 def works(name: str, agrees: Callable[[], bool]) -> bool:
+    """Whether a kernel agrees with its reference. If not, log the cause."""
     try:
         if agrees():
             return True
-    except (RuntimeError, TypeError, ValueError) as error:
+    except Exception as error:  # a compiler raises its own errors
         cause = shorten(str(error), 200, placeholder=" …")  # the message lists every supported device
-        logger.warning("flash attention for %s is not available: %s", name, cause)
+        logger.warning("%s is not available: %s", name, cause)
     else:
-        logger.warning("flash attention for %s gives wrong results on this device and is not used", name)
+        logger.warning("%s gives wrong results on this device and is not used", name)
     return False
 
 
@@ -236,15 +250,15 @@ def kernel_agrees(cache: PagedCache, num_heads: int, kernel: RowAttention) -> bo
     page_R1 = table_RW.gather(1, (position_R // page_size)[:, None])
     slot_R = page_R1[:, 0] * page_size + position_R % page_size
     for count in (3, 1):  # for a single row, the kernel splits the keys among multiprocessors
-        rows = (table_RW[:count], position_R[:count], slot_R[:count])
+        rows = (table_RW[:count], position_R[:count])
         if not agree(cache, num_heads, slot_R[:count], [partial(each, cache, *rows) for each in (kernel, gathered)]):
             return False
     return True
 
 
 @torch.inference_mode()
-def ragged_agrees(cache: PagedCache, num_heads: int) -> bool:
-    """Whether `ragged_in_place` agrees with `ragged` on a long, a medium and a single-row run. See `kernel_agrees`."""
+def ragged_agrees(cache: PagedCache, num_heads: int, kernel: RunAttention) -> bool:
+    """Whether a kernel agrees with `ragged` on a long, a medium and a single-row run. See `kernel_agrees`."""
     pages = list(reversed(range(min(cache.null_page, MAX_CHECKED_PAGES))))
     half, last = cache.page_size // 2, len(pages) * cache.page_size - 1
     runs = []
@@ -253,10 +267,10 @@ def ragged_agrees(cache: PagedCache, num_heads: int) -> bool:
         sequence.pages = pages
         runs.append(Rows(sequence, rows))
     slot_R = torch.from_numpy(cache.slots(runs)).to(cache.keys.device)
-    return agree(cache, num_heads, slot_R, [partial(each, cache, runs, slot_R) for each in (ragged_in_place, ragged)])
+    return agree(cache, num_heads, slot_R, [partial(each, cache, runs) for each in (kernel, ragged)])
 
 
-def agree(cache: PagedCache, num_heads: int, slot_R: Tensor, kernels: Iterable[Callable[[], Attend]]) -> bool:
+def agree(cache: PagedCache, num_heads: int, slot_R: Tensor, reads: Iterable[Callable[[], Read]]) -> bool:
     """Whether the kernels agree on random keys and queries.
 
     In the first head, about half of the attention goes to the row's own key. In other heads, most goes to a few keys.
@@ -275,7 +289,8 @@ def agree(cache: PagedCache, num_heads: int, slot_R: Tensor, kernels: Iterable[C
     q_RHP, k_RGP, v_RGP = (x.to(cache.keys) for x in (q_RHP, k_RGP, random(len(slot_R), num_key_heads)))
     for tensor in (cache.keys, cache.values):
         tensor[0, used] = random(len(used), num_key_heads).to(tensor)
-    found = [kernel()(q_RHP, k_RGP, v_RGP, 0) for kernel in kernels]
+    cache.write(0, slot_R, k_RGP, v_RGP)
+    found = [read()(q_RHP, 0) for read in reads]
     for tensor in (cache.keys, cache.values):
         tensor[0, used] = 0
     return all(torch.allclose(found[0], other, rtol=0, atol=CHECK_TOLERANCE) for other in found[1:])

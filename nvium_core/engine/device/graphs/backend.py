@@ -15,20 +15,24 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from nvium_core.engine.device.attention import (
+    CHECK_TOLERANCE,
     MAX_GATHERED_KEYS,
+    TRITON_TYPES,
     RowAttention,
     best_attention,
     best_ragged,
     gathered,
     power_of_two,
+    works,
+    written,
 )
-from nvium_core.engine.device.decide import EMITTED, NUM_ANSWERS, decide
+from nvium_core.engine.device.decide import EMITTED, EXIT_TAKEN, NUM_ANSWERS, decide
 from nvium_core.engine.device.graphs.replay import Fence, Replay
 from nvium_core.engine.device.inputs import MAX_FRONTS, Front, Variant
 from nvium_core.engine.device.layers.backend import Fronts, LayersBackend, Progress, take
@@ -39,6 +43,9 @@ from nvium_core.engine.schedule.scheduler import MAX_SHORT_RUN_ROWS, policies_of
 from nvium_core.engine.schedule.step import NO_TOKEN, Rows, Step
 from nvium_core.model.llama import Attend
 from nvium_core.model.nvium import Nvium
+
+if TYPE_CHECKING:
+    from nvium_core.engine.device.fused.passes import FusedPass
 
 logger = logging.getLogger(__name__)
 
@@ -68,15 +75,24 @@ class Flight(NamedTuple):
 class GraphsBackend(LayersBackend):
     tokens_ahead = TOKENS_AHEAD
 
-    def __init__(self, model: Nvium, cache: PagedCache, *, make_fence: Callable[[torch.device], Fence] = Fence) -> None:
+    def __init__(
+        self,
+        model: Nvium,
+        cache: PagedCache,
+        *,
+        make_fence: Callable[[torch.device], Fence] = Fence,
+        is_fused: bool | None = None,
+        attention: RowAttention | None = None,
+    ) -> None:
+        """`is_fused`: use Triton's kernels; None does so if they agree with the layers on this device."""
         super().__init__(model, cache)
         with torch.no_grad():
             model.model.pack()
             for exit_ in model.exits[:-1]:
                 exit_.router.to(torch.promote_types(model.dtype, torch.float32))  # convert once, not in every call
         config, device = model.config, cache.keys.device
-        self.attention: RowAttention = best_attention(cache, config.num_attention_heads)
-        self._attend_runs = best_ragged(cache, config.num_attention_heads, self.attention)
+        self.attention = attention or best_attention(cache, config.num_attention_heads)
+        self._attend_runs = best_ragged(cache, config.num_attention_heads)
         max_pages = -(-min(config.max_position_embeddings, cache.null_slot) // cache.page_size)
         is_gathered = self.attention is gathered
         self.widths = widths(max_pages) if is_gathered else [max_pages]
@@ -95,6 +111,10 @@ class GraphsBackend(LayersBackend):
             for _ in range(2)
         ]
         self.replay = Replay(device)
+        self._fused: FusedPass | None = None
+        if is_fused or (is_fused is None and self.replay.captures and cache.keys.dtype in TRITON_TYPES):
+            is_used = works("the fused pass in Triton", self._fuse)
+            self._fused = self._fused if is_fused or is_used else None
 
     @property
     def instructions(self) -> str | None:
@@ -120,6 +140,23 @@ class GraphsBackend(LayersBackend):
                 self.replay.capture((blocks, variant), partial(self.forward_and_decide, blocks, variant))
         used = (free - free_memory(self.cache.keys.device)) / 1e6
         logger.info("captured CUDA graphs in %.1f s, using %.0f MB", time.monotonic() - started, used)
+
+    def _fuse(self) -> bool:
+        """Build the fused pass. Return whether its states and answers agree with the layers', on padding rows."""
+        from nvium_core.engine.device.fused.passes import FusedPass  # noqa: PLC0415 (needs Triton)
+
+        fused, states = FusedPass(self.model, self.cache, self.attention), self.cache.states_NSD
+        variant, found = Variant(2, self.widths[0]), list[tuple[Tensor, Tensor]]()
+        with torch.inference_mode():
+            for self._fused in (None, fused):
+                self._send(variant, [], [])
+                self.host_buffers[0].fence.set()
+                self.forward_and_decide(range(self.num_blocks), variant)
+                found.append((states[:, self.cache.padding_slot].clone(), self.answers[EXIT_TAKEN, :2].clone()))
+                states[:, self.cache.padding_slot] = 0
+        (expected, exits), (own, own_exits) = found
+        tolerance = CHECK_TOLERANCE * float(expected.abs().max())
+        return torch.allclose(own, expected, rtol=0, atol=tolerance) and torch.equal(own_exits, exits)
 
     def pass_blocks(self, step: Step, blocks: range, parts: list[Progress]) -> Iterable[StepReport]:
         """Run passes until a run's limit, the time budget or a stop token.
@@ -147,7 +184,7 @@ class GraphsBackend(LayersBackend):
         return [StepReport(block + 1, num_passes, num_rows, seconds) for block in blocks]
 
     def attend(self, rows: Items[Rows], slot_R: Tensor) -> Attend:
-        return self._attend_runs(self.cache, rows, slot_R)
+        return written(self.cache, slot_R, self._attend_runs(self.cache, rows))
 
     def _launch_ahead(self, blocks: range, parts: list[Progress], num_passes: int) -> Flight | None:
         last = [part.run.stop - 1 + num_passes for part in parts]
@@ -205,13 +242,16 @@ class GraphsBackend(LayersBackend):
     def forward_and_decide(self, blocks: range, variant: Variant) -> None:
         """Compute the answers from the inputs in the buffer. CUDA graphs capture this function."""
         inputs, backbone = self.inputs.views(self._buffer, variant), self.model.model
+        if self._fused is not None:
+            self._fused.run(blocks, inputs, self._previous, self.answers, variant)
+            return
         slot_R, position_R, source_R = (inputs.rows[name] for name in ("slot", "position", "source"))
         if blocks.start:
             h_RD = self.cache.states_NSD[blocks.start - 1, slot_R]
         else:
             emitted_R = self._previous[source_R.clamp(min=0)].clamp(min=0).long()
             h_RD = backbone.embed_tokens(torch.where(source_R < 0, inputs.rows["token"], emitted_R))
-        attend = self.attention(self.cache, inputs.table_RW, position_R, slot_R)
+        attend = written(self.cache, slot_R, self.attention(self.cache, inputs.table_RW, position_R))
         rotary = backbone.rotary_emb(position_R, h_RD.dtype)
         for block in blocks:
             h_RD = backbone.run(h_RD, self.model.config.blocks[block], rotary, attend)

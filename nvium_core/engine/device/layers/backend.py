@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nvium_core.engine.device.attention import ragged, upload_all
+from nvium_core.engine.device.attention import ragged, upload_all, written
 from nvium_core.engine.device.decide import GOES_ON, decide
 from nvium_core.engine.device.inputs import MAX_FRONTS, Front, Inputs
 from nvium_core.engine.device.paged_cache import PagedCache, positions, tokens_of, upload
@@ -115,7 +115,7 @@ class LayersBackend:
         cache.states_NSD[block, slot_R] = backbone.run(h_RD, self.model.config.blocks[block], rotary, attend)
 
     def attend(self, rows: Items[Rows], slot_R: Tensor) -> Attend:
-        return ragged(self.cache, rows, slot_R)
+        return written(self.cache, slot_R, ragged(self.cache, rows))
 
     def fronts(self, blocks: range, parts: Items[Progress]) -> Fronts:
         """Return the rows whose next token is decided after these blocks: front rows, and rows to verify."""

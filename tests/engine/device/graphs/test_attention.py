@@ -16,13 +16,14 @@ from nvium_core import SamplingParams
 from nvium_core.engine.device import paged_cache
 from nvium_core.engine.device.attention import (
     best_attention,
-    best_ragged,
     gathered,
     group_similar,
     in_place,
     kernel_agrees,
     ragged,
+    ragged_agrees,
     ragged_in_place,
+    works,
 )
 from nvium_core.engine.device.paged_cache import PagedCache, best_page_size
 from nvium_core.engine.schedule.scheduler import MAX_SHORT_RUN_ROWS
@@ -59,7 +60,9 @@ def slow_varlen_attn(
         elif own_hidden := list(hidden(length)):
             is_seen_QS = is_seen_QS.tril(length - num_rows)
             is_seen_QS[:, own_hidden] = False
-        answer = F.scaled_dot_product_attention(q_HQP, k_HSP, v_HSP, is_seen_QS, enable_gqa=given["enable_gqa"])
+        answer = F.scaled_dot_product_attention(
+            q_HQP, k_HSP, v_HSP, is_seen_QS, enable_gqa=given.get("enable_gqa", False)
+        )
         out_RHP[own] = answer.transpose(0, 1)
     return out_RHP
 
@@ -127,7 +130,7 @@ def test_a_faulty_kernel_is_refused(fault, num_key_heads, monkeypatch):
 def test_a_faulty_kernel_is_refused_for_long_runs(fault, monkeypatch):
     monkeypatch.setattr(varlen, "varlen_attn", partial(faulty, fault or ""))
     cache = empty_cache(40, dtype=torch.bfloat16)
-    assert best_ragged(cache, 4, in_place) is (ragged if fault else ragged_in_place)
+    assert works("flash", partial(ragged_agrees, cache, 4, ragged_in_place)) == (fault is None)
     assert not cache.keys.any()
 
 
@@ -141,14 +144,14 @@ def test_keys_are_split_only_for_grouped_queries_or_one_row(num_heads, num_rows,
 
     monkeypatch.setattr(varlen, "varlen_attn", noting)
     cache, rows = empty_cache(), torch.arange(num_rows)
-    q_RHP, k_RGP = torch.zeros(num_rows, num_heads, 8), torch.zeros(num_rows, 2, 8)
-    in_place(cache, rows[:, None], rows, rows * 8)(q_RHP, k_RGP, k_RGP, 0)
+    q_RHP = torch.zeros(num_rows, num_heads, 8)
+    in_place(cache, rows[:, None], rows)(q_RHP, 0)
     assert asked == [num_splits]
 
 
 def test_a_missing_kernel_is_logged_in_one_line(caplog):
     """PyTorch's error lists all devices that have the operator, in about sixty lines."""
-    assert best_ragged(empty_cache(), 4, in_place) is ragged
+    assert not works("flash attention for long runs", partial(ragged_agrees, empty_cache(), 4, ragged_in_place))
     (record,) = caplog.records
     assert record.getMessage().startswith("flash attention for long runs is not available: ")
     assert "\n" not in record.getMessage()
@@ -174,12 +177,11 @@ def test_in_place_attention_of_runs_equals_gathering(lengths, seed):
     runs = [run_of(before, before + rows) for before, rows in lengths]
     for run in runs:
         run.sequence.pages = [next(pages) for _ in range(-(-run.rows.stop // 8))]
-    slot_R = torch.from_numpy(cache.slots(runs))
-    q_RHP, k_RGP, v_RGP = (torch.randn(len(slot_R), heads, 8, generator=generator) for heads in (4, 2, 2))
+    q_RHP = torch.randn(sum(len(run.rows) for run in runs), 4, 8, generator=generator)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(varlen, "varlen_attn", slow_varlen_attn)
-        found = ragged_in_place(cache, runs, slot_R)(q_RHP, k_RGP, v_RGP, 0)
-    torch.testing.assert_close(found, ragged(cache, runs, slot_R)(q_RHP, k_RGP, v_RGP, 0), rtol=0, atol=1e-5)
+        found = ragged_in_place(cache, runs)(q_RHP, 0)
+    torch.testing.assert_close(found, ragged(cache, runs)(q_RHP, 0), rtol=0, atol=1e-5)
 
 
 def test_a_long_context_does_not_pad_short_ones():

@@ -108,9 +108,11 @@ def test_decoding_waits_for_the_device_by_events_alone(num_sequences, device):
         engine.add(str(number), [1, 2, 3], SamplingParams(max_tokens=60, seed=number, ignore_eos=True))
     engine.step()
     engine.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its first call in a process warns that the mode is a prototype
+        torch.cuda.set_sync_debug_mode("warn")
     with warnings.catch_warnings(record=True) as waits:
         warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
         try:
             engine.step()
         finally:

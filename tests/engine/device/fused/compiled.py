@@ -1,0 +1,45 @@
+"""Compile the kernels of some passes for an H100, which needs no GPU: `python -m tests.engine.device.fused.compiled`.
+
+Not under Triton's interpreter.
+"""
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from nvium_core.engine.device.fused.attention import in_tiles
+from nvium_core.engine.device.inputs import Variant
+from tests.engine.device.fused.nodes import meta_backend, nodes_of
+from tests.engine.device.fused.test_nodes import SHAPES
+
+H100 = GPUTarget("cuda", 90, 32)
+TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64", torch.int64: "*i64"}
+
+
+def type_of(value: Any) -> str:
+    return TYPES[value.dtype] if isinstance(value, Tensor) else "fp32" if isinstance(value, float) else "i32"
+
+
+def main() -> None:
+    done: set[tuple[Any, ...]] = set()
+    for config in SHAPES.values():
+        backend = meta_backend(config, is_fused=True, attention=in_tiles)
+        for variant in (Variant(1, 4), Variant(64, 4), Variant(16, 4, mixes=True)):
+            for kernel, arguments, constants in nodes_of(backend, range(config.num_exits), variant).launches:
+                names = kernel.arg_names
+                types = dict(zip(names, map(type_of, arguments), strict=False))
+                key = (kernel, *types.items(), *((name, str(value)) for name, value in constants.items()))
+                if key not in done:
+                    done.add(key)
+                    values = {(names.index(name),): value for name, value in constants.items()}
+                    source = ASTSource(kernel, types | dict.fromkeys(constants, "constexpr"), values)
+                    compiled = triton.compile(source, target=H100)
+                    print(kernel.__name__, len(compiled.asm["cubin"]), "bytes")  # noqa: T201 (a command)
+
+
+if __name__ == "__main__":
+    main()

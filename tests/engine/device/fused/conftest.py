@@ -1,0 +1,5 @@
+"""Without a GPU, Triton's interpreter runs the kernels."""
+
+import pytest
+
+pytest.importorskip("triton")

@@ -1,0 +1,71 @@
+"""With Triton's kernels, tokens and exits of every kind of request equal Algorithm 1's in float64."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from nvium_core import Engine, EngineConfig, NviumForCausalLM, SamplingParams
+from nvium_core.engine.device.attention import works
+from nvium_core.engine.device.fused.attention import in_tiles
+from nvium_core.engine.device.fused.layers import FusedLayers
+from nvium_core.engine.device.graphs.backend import GraphsBackend
+from nvium_core.engine.device.paged_cache import PagedCache
+from tests.engine.automaton import Automaton, Rule
+from tests.engine.driving import alone, engine_on, together
+from tests.random_models import random_model
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # NumPy's, of infinities in the interpreter
+    pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's compiler has no float64 products"),
+]
+
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.7, "min_p": 0.1},
+    {"top_k": 3},
+    {"top_p": 0.6},
+    {"top_k": 5, "top_p": 0.5, "temperature": 1.5},
+    {"temperature": 0.0},
+    {"sampling": "mixture"},
+    {"sampling": "mixture", "temperature": 0.0},
+    {"sampling": "mixture", "top_p": 0.5},
+    {"sampling": "original"},
+    {"sampling": "original", "top_p": 0.7},
+    {"sampling": "original", "temperature": 0.0},
+    {"presence_penalty": 1.0, "repetition_penalty": 1.3, "logit_bias": {3: 1.0}, "min_tokens": 2},
+    {"presence_penalty": 1.0, "temperature": 0.0},
+    {"constraint": Automaton(Rule(1, 17, 5, 3, 1.0))},
+    {"constraint": Automaton(Rule(1, 17, 5, 3, 1.0)), "temperature": 0.0},
+    {"logprobs": 2},
+]
+
+
+def fused_engine(model: NviumForCausalLM, config: EngineConfig) -> Engine:
+    def make_backend(model: NviumForCausalLM, cache: PagedCache, config: EngineConfig) -> GraphsBackend:
+        return GraphsBackend(model, cache, is_fused=True, attention=in_tiles)
+
+    return engine_on(make_backend, model, replace(config, deterministic=False))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["sweep", "whole"])
+@pytest.mark.parametrize("kinds", [KINDS[:6], KINDS[6:12], KINDS[12:]], ids=["exits", "mixture", "changes"])
+def test_every_kind_of_token_equals_algorithm_1(kinds, schedule):
+    model = random_model([1, 2, 4], seed=5)
+    plan = [([1, 2, n], SamplingParams(max_tokens=4, seed=n, ignore_eos=True, **kind)) for n, kind in enumerate(kinds)]
+    engine = fused_engine(model, EngineConfig(max_sequences=8, schedule=schedule))
+    for (prompt, each), found in zip(plan, together(engine, plan), strict=True):
+        expected = alone(model, prompt, each)
+        assert (found.token_ids, found.exits) == (expected.token_ids, expected.exits)
+
+
+@pytest.mark.parametrize("exits", [[2], [1, 2]])
+def test_a_faulty_kernel_leaves_the_pass_to_the_layers(exits, monkeypatch, caplog):
+    model = random_model(exits, seed=5)
+    cache = PagedCache(model.config, num_pages=4, page_size=16, like=model.lm_head.weight)
+    assert GraphsBackend(model, cache, is_fused=True)._fuse()
+    monkeypatch.setattr(FusedLayers, "_activated", lambda self, layer, x_RD: layer.mlp.up_proj(x_RD))
+    assert not works("the fused pass", GraphsBackend(model, cache, is_fused=True)._fuse)
+    assert "the fused pass gives wrong results" in caplog.text
