@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nvium_core.choices import Device as Device
+    from nvium_core.choices import FinishReason as FinishReason
     from nvium_core.choices import Precision as Precision
     from nvium_core.choices import Sampling as Sampling
     from nvium_core.choices import Schedule as Schedule
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from nvium_core.engine.token_stream import ChoiceKey as ChoiceKey
     from nvium_core.engine.token_stream import EngineRequest as EngineRequest
     from nvium_core.engine.token_stream import TokenStream as TokenStream
+    from nvium_core.engine.warm_up import warm_up as warm_up
     from nvium_core.engine.worker import EngineWorker as EngineWorker
     from nvium_core.engine.worker import Observe as Observe
     from nvium_core.engine.worker import WorkerState as WorkerState

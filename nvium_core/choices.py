@@ -1,4 +1,4 @@
-"""The values that options accept, on the command line, in the environment and in Python."""
+"""The values that options accept, on the command line, in the environment and in Python, and that results have."""
 
 from typing import Literal
 
@@ -7,9 +7,10 @@ Precision = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 Instructions = Literal["auto", "baseline", "avx2", "avx512", "neon"]
 Quantization = Literal["q8", "q4"]
 Weights = Literal["auto", "native", "q8", "q4"]
-Schedule = Literal["race", "whole", "sweep", "optimal", "synchronous"]
+Schedule = Literal["race", "whole", "sweep"]
 Sampling = Literal["exits", "mixture", "original"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 GenerationDefaults = Literal["auto", "off"]
 ExitTarget = Literal["original", "text"]
 Sharding = Literal["ddp", "fsdp"]
+FinishReason = Literal["stop", "length"]

@@ -22,6 +22,8 @@ REPHRASED = {
     r"must be less than inf$": "must be a finite number",
     r"(?<=\d) item$": " entry",
     r"(?<=\d) items$": " entries",
+    r"'optimal' is not one of .*|must be 'race'.*, got 'optimal'$": "'optimal' is called 'race' now",
+    r"'synchronous' is not one of .*|must be 'race'.*, got 'synchronous'$": "'synchronous' is called 'whole' now",
 }
 """Phrases of pydantic and click → plain English."""
 

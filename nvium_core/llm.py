@@ -4,12 +4,11 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nvium_core.choices import Device, GenerationDefaults, Precision, Weights
+from nvium_core.choices import Device, FinishReason, GenerationDefaults, Precision, Weights
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Completion, TokenEvent, best
 from nvium_core.engine.params import ContextLengthExceeded, EngineConfig, SamplingParams
 from nvium_core.engine.sampling_defaults import sampling_defaults, with_defaults
-from nvium_core.engine.schedule.sequence import FinishReason
 from nvium_core.loading import LoadedModel
 from nvium_core.mapped_weights import load_mapped
 from nvium_core.text.chat_template import ChatTemplate

@@ -21,8 +21,8 @@ from typing import Annotated
 from annotated_types import Ge, Interval, MinLen
 from typing_extensions import Doc
 
-from nvium_core.choices import Device, GenerationDefaults, Instructions, LogLevel, Precision, Weights
-from nvium_core.engine.params import EngineConfig
+from nvium_core.choices import Device, GenerationDefaults, LogLevel, Precision, Weights
+from nvium_core.engine.params import EngineConfig, ProcessorOptions
 
 Positive = Annotated[int, Ge(1)]
 Seconds = Annotated[float, Interval(gt=0, lt=inf)]
@@ -30,7 +30,7 @@ Name = Annotated[str, MinLen(1)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions:
+class ModelOptions(ProcessorOptions):
     """Options for loading a model."""
 
     exits: Annotated[str | None, Doc("Folder or Hub name of early exits trained for the model (`nvium retrofit`).")] = (
@@ -43,8 +43,6 @@ class ModelOptions:
     weights: Annotated[
         Weights, Doc("Weight format; native dequantizes GGUF weights, q8 and q4 quantize to 8 or 4 bits.")
     ] = "auto"
-    instructions: Annotated[Instructions, Doc("CPU vector instructions; auto is the widest supported.")] = "auto"
-    threads: Annotated[str, Doc("CPU threads; auto is PyTorch's choice.")] = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)

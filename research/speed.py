@@ -152,7 +152,7 @@ def warm_engine(model: Nvium, schedule: Schedule) -> Engine:
 
 
 def engines(loaded: LoadedModel, twin: LoadedModel | None) -> dict[str, Engine]:
-    found = {OURS: warm_engine(loaded.model, "sweep"), FULL_DEPTH: warm_engine(loaded.model, "synchronous")}
+    found = {OURS: warm_engine(loaded.model, "sweep"), FULL_DEPTH: warm_engine(loaded.model, "whole")}
     return found | {DENSE: warm_engine(twin.model, "sweep")} if twin else found
 
 

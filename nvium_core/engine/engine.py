@@ -20,7 +20,6 @@ from nvium_core.engine.schedule.kv_cache import PagePool
 from nvium_core.engine.schedule.randomness import random_seed
 from nvium_core.engine.schedule.scheduler import Scheduler
 from nvium_core.engine.schedule.sequence import Sequence
-from nvium_core.engine.warm_up import warm_up
 from nvium_core.model.nvium import Nvium
 
 
@@ -73,6 +72,19 @@ class Engine:
         """
         params = params or SamplingParams()
         self.limits.check(token_ids, params)
+        self.add_checked(request_id, token_ids, params, tenant=tenant, priority=priority, cache_salt=cache_salt)
+
+    def add_checked(
+        self,
+        request_id: str,
+        token_ids: Items[int],
+        params: SamplingParams,
+        *,
+        tenant: str,
+        priority: int,
+        cache_salt: str,
+    ) -> None:
+        """Queue a request that `limits` has checked."""
         default = self.config.sampling or self.model_config.default_sampling
         if params.sampling is None and default != "exits":
             params = replace(params, sampling=default)
@@ -144,15 +156,6 @@ class Engine:
                 self.cancel(request_id)
         rank = attrgetter("mean_logprob")
         return [chosen for completions in choices.values() for chosen in best(completions, params.n, rank)]
-
-    def warm_up(self, *, remembers: bool = False) -> None:
-        """Prepare the device, and measure the schedules for about a second. The engine must be idle.
-
-        With `remembers`, save the measurements, and reuse those of the same model, options and machine.
-        """
-        require(not self.has_work, "engine", "must be idle for the warm-up")
-        self.runner.prepare()
-        warm_up(self, remembers=remembers)
 
     def check_integrity(self) -> None:
         """Assert that pages and seats have the right owners, and that all staircases are monotone."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
+from nvium_core.choices import FinishReason
 from nvium_core.engine.failures import EngineError
-from nvium_core.engine.schedule.sequence import FinishReason
 
 
 class Score(NamedTuple):

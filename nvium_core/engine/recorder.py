@@ -9,11 +9,12 @@ import time
 from collections import deque
 from collections.abc import Sequence as Items
 
+from nvium_core.choices import FinishReason
 from nvium_core.engine.constraint import MAX_PATIENCE_SECONDS
 from nvium_core.engine.events import Event, FailureEvent, PromptEvent, Score, TokenEvent
 from nvium_core.engine.failures import EngineError, NoTokenAllowed
 from nvium_core.engine.schedule.scheduler import Scheduler
-from nvium_core.engine.schedule.sequence import FinishReason, Sequence
+from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import NO_TOKEN, Emission, Outcome, Step
 
 IDLE_SECONDS = 0.01

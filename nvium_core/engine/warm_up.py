@@ -8,15 +8,12 @@ import time
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from platformdirs import user_cache_path
 
-from nvium_core.engine.params import SamplingParams
-
-if TYPE_CHECKING:
-    from nvium_core.engine.engine import Engine
+from nvium_core.engine.engine import Engine
+from nvium_core.engine.params import SamplingParams, require
 
 SIZES = 1, 2
 """Numbers of sequences to measure at start-up. Larger numbers are measured while serving."""
@@ -27,8 +24,13 @@ PROMPT_TOKENS, MAX_TOKENS = 8, 512
 VERSION = 2  # format of the race files, part of their name
 
 
-def warm_up(engine: "Engine", *, remembers: bool) -> None:
-    """Measure the schedules for those `SIZES` that have no cached result."""
+def warm_up(engine: Engine, *, remembers: bool = False) -> None:
+    """Prepare the device, and measure the schedules for about a second. The engine must be idle.
+
+    With `remembers`, save the measurements, and reuse those of the same model, options and machine.
+    """
+    require(not engine.has_work, "engine", "must be idle for the warm-up")
+    engine.runner.prepare()
     room = min(engine.context, engine.pool.num_pages * engine.pool.page_size) - 1
     engine.generate([[0]], SamplingParams(max_tokens=min(4, room), seed=0, ignore_eos=True))
     race = engine.scheduler.schedules
@@ -50,7 +52,7 @@ def warm_up(engine: "Engine", *, remembers: bool) -> None:
             scratch.replace(file)
 
 
-def generate(engine: "Engine", num_sequences: int, until: float) -> None:
+def generate(engine: Engine, num_sequences: int, until: float) -> None:
     """Generate tokens until the race is decided, but not after the time `until`."""
     race = engine.scheduler.schedules
     room = min(engine.context, engine.pool.num_pages * engine.pool.page_size // num_sequences)
@@ -66,7 +68,7 @@ def generate(engine: "Engine", num_sequences: int, until: float) -> None:
             engine.cancel(f"warm-up-{number}")
 
 
-def race_file(engine: "Engine") -> Path:
+def race_file(engine: Engine) -> Path:
     """Return the file of measurements. Its name is a digest of all that affects speed, except the machine's load."""
     model = engine.runner.model
     shape = {

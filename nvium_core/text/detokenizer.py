@@ -5,12 +5,9 @@ The joined text does not depend on how it is split into chunks.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
-
-FinishReason = Literal["stop", "length"]
 
 REPLACEMENT = "\ufffd"
 """The decoder's replacement for bytes that are not UTF-8, such as part of a character."""

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer
 
-from nvium_core import TokenEvent
-from nvium_core.text.detokenizer import REPLACEMENT, Detokenizer, FinishReason, StopStrings
+from nvium_core import FinishReason, TokenEvent
+from nvium_core.text.detokenizer import REPLACEMENT, Detokenizer, StopStrings
 from nvium_core.text.repeated_calls import RepeatedCalls
 from nvium_core.text.tool_calls import CallFormat
 from server.generation.delta import Delta

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from nvium_core import Score, TokenEvent
-from nvium_core.text.detokenizer import FinishReason
+from nvium_core import FinishReason, Score, TokenEvent
 
 
 @dataclass(slots=True)

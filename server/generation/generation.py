@@ -4,10 +4,8 @@ Whole and streamed responses are built from the same deltas, so they agree.
 """
 
 import asyncio
-import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 from nvium_core import (
@@ -196,7 +194,7 @@ def start(
     engine_requests = [
         EngineRequest(
             prompt.token_ids,
-            replace(params, seed=secrets.randbits(63) if request.seed is None else request.seed),
+            params,
             request.priority,
             request.cache_salt or "",
         )
@@ -214,9 +212,9 @@ def start(
         calls=calls,
     )
     prompt_of_choice = [prompt for prompt in prompts for _ in range(params.num_choices)]
-    texts = [text_of(index, prompt) for index, prompt in enumerate(prompt_of_choice)]
     stream = service.worker.submit(engine_requests, tenant)
     try:
+        texts = [text_of(index, prompt) for index, prompt in enumerate(prompt_of_choice)]
         record.admitted(sum(len(prompt.token_ids) for prompt in prompts))
         choices = choices_of(texts, record, params)
         leave = partial(service.admission.leave, key=tenant)

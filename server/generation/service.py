@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 import structlog
 
-from nvium_core import Engine, EngineWorker, LoadedModel, sampling_defaults, with_defaults
+from nvium_core import Engine, EngineWorker, LoadedModel, sampling_defaults, warm_up, with_defaults
 from nvium_core.text.chat_template import ChatTemplate, Conversation
 from nvium_core.text.token_bytes import TokenBytes, longest_token
 from server.errors import CONTEXT_EXCEEDED, ApiError, InvalidField, engine_stopped
@@ -117,7 +117,7 @@ class Service:
         log.info("warming up")
         self.encode("Once")  # start the tokenizer's threads now: there may be no memory later
         started = time.monotonic()
-        self.engine.warm_up(remembers=True)
+        warm_up(self.engine, remembers=True)
         log.info("warm", seconds=round(time.monotonic() - started, 3), processor=self.engine.runner.processor)
         self.is_warm = True
 

@@ -2,13 +2,15 @@
 
 from typing import Literal, NamedTuple
 
+from nvium_core import FinishReason
 from nvium_core.text.tool_calls import CallPiece, ToolCallReader
 from server.generation.delta import Delta
 from server.generation.generation import Choice
 from server.generation.service import Service
 from server.schemas.chat import ChatRequest
 
-FinishReason = Literal["stop", "length", "tool_calls"]
+AnswerEnd = FinishReason | Literal["tool_calls"]
+"""The `finish_reason` of a chat."""
 
 
 class AnswerPart(NamedTuple):
@@ -52,7 +54,7 @@ class AnswerReader:
             content, self._begun_content = content.removeprefix(self._begun_content), ""
         return AnswerPart(reasoning, content, pieces)
 
-    def finish_reason(self, delta: Delta) -> FinishReason | None:
+    def finish_reason(self, delta: Delta) -> AnswerEnd | None:
         """Return the finish reason of a delta that has been read."""
         has_called = self.calls is not None and self.calls.is_complete
         return "tool_calls" if delta.finish_reason == "stop" and has_called else delta.finish_reason

@@ -21,7 +21,7 @@ from server.schemas.chat import (
     MadeToolCall,
 )
 from server.schemas.generation import PromptTokenIds
-from server.writers.answer_reader import AnswerReader, FinishReason
+from server.writers.answer_reader import AnswerEnd, AnswerReader
 from server.writers.chunk_writer import ChunkWriter
 from server.writers.logprobs import chat_logprobs
 
@@ -94,7 +94,7 @@ class ChatWriter(ChunkWriter[ChatRequest]):
         fields["finish_reason"] = self._finish_reason(delta)
         return {**fields, "logprobs": self._logprobs(delta)}
 
-    def _finish_reason(self, delta: Delta) -> FinishReason | None:
+    def _finish_reason(self, delta: Delta) -> AnswerEnd | None:
         return self._readers[delta.index].finish_reason(delta)
 
     def _logprobs(self, delta: Delta) -> ChatLogprobs | None:

@@ -12,7 +12,7 @@ from server.generation.generation import Generation
 from server.generation.service import Service
 from server.schemas.chat import ChatRequest
 from server.schemas.responses import OutputItem, OutputPart, Response, ResponseEvent, ResponseRequest, ResponseUsage
-from server.writers.answer_reader import AnswerReader, FinishReason
+from server.writers.answer_reader import AnswerEnd, AnswerReader
 from server.writers.writer import Writer
 
 TextKind = Literal["message", "reasoning"]
@@ -98,7 +98,7 @@ class ResponseWriter(Writer[ChatRequest]):
         self._keep(response)
         yield self._event(f"response.{response['status']}", response=response)
 
-    def _finish_reason(self, delta: Delta) -> FinishReason | None:
+    def _finish_reason(self, delta: Delta) -> AnswerEnd | None:
         return self._reader.finish_reason(delta)
 
     def _response_usage(self) -> ResponseUsage:

@@ -56,7 +56,7 @@ def small_model(context: int = 64) -> NviumForCausalLM:
     return random_model([1, 2, 3], seed=5, width=8, num_heads=2, num_key_heads=1, context=context)
 
 
-def engine_with(model: NviumForCausalLM, schedule: Schedule = "synchronous", **settings: object) -> Engine:
+def engine_with(model: NviumForCausalLM, schedule: Schedule = "whole", **settings: object) -> Engine:
     return Engine(model, EngineConfig(schedule=schedule, page_size=PAGE_SIZE, **settings))
 
 

@@ -21,7 +21,7 @@ NUM_SHARED = 8
 """Rows of the prompt in full pages before the front row."""
 PARAMS = SamplingParams(max_tokens=5, seed=11, n=4, ignore_eos=True)
 
-schedules = pytest.mark.parametrize("schedule", ["optimal", "sweep", "synchronous"])
+schedules = pytest.mark.parametrize("schedule", ["race", "sweep", "whole"])
 
 MODEL = small_model()
 

@@ -37,7 +37,7 @@ def num_rows_found(engine: Engine, prompt: list[int], params: SamplingParams = P
     return engine.pool.num_rows_found - before
 
 
-@pytest.mark.parametrize("schedule", ["optimal", "sweep", "synchronous"])
+@pytest.mark.parametrize("schedule", ["race", "sweep", "whole"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_repeated_request_uses_the_cache_and_gets_the_same_output(schedule, temperature):
     params = SamplingParams(max_tokens=20, seed=2, temperature=temperature, ignore_eos=True)

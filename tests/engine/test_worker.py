@@ -20,6 +20,7 @@ from nvium_core import (
     StepReport,
     TokenEvent,
     TokenStream,
+    warm_up,
 )
 from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.schedule.step import Step, StepResult
@@ -111,7 +112,7 @@ async def test_stopping_fails_running_requests_and_later_ones_are_refused():
 async def test_every_step_is_observed_once_with_its_events_and_the_speedup_is_reported():
     steps: list[tuple[Sequence[StepReport], Sequence[Event]]] = []
     worker = EngineWorker(Engine(MODEL), observe=lambda reports, events: steps.append((reports, events)))
-    worker.engine.warm_up()
+    warm_up(worker.engine)
     worker.start()
     tokens = await collect(submit(worker, [1], PARAMS))
     await until(lambda: worker.state.num_running == 0)

@@ -59,7 +59,7 @@ def test_all_contenders_answer_every_prompt_in_every_trial(loaded):
 def test_measured_answers_equal_the_engines(loaded):
     params = SamplingParams(max_tokens=12, seed=4, ignore_eos=True)
     spoken = speed.generate(Engine(loaded.model), [1, 2, 3], params)
-    [completion] = Engine(loaded.model, EngineConfig(schedule="synchronous")).generate([[1, 2, 3]], params)
+    [completion] = Engine(loaded.model, EngineConfig(schedule="whole")).generate([[1, 2, 3]], params)
     assert [token.token_id for token in spoken] == completion.token_ids
     assert [token.exit for token in spoken] == completion.exits
     assert all(token.seconds >= 0 for token in spoken)

@@ -25,9 +25,7 @@ SECONDS_AHEAD = 0.004
 
 POLICIES: dict[Schedule, tuple[Schedule, ...]] = {
     "race": ("whole", "sweep"),
-    "optimal": ("whole", "sweep"),
     "whole": ("whole",),
-    "synchronous": ("whole",),
     "sweep": ("sweep",),
 }
 """The policies that each schedule compares, the baseline first. `whole` runs all blocks for every row. `sweep` is the

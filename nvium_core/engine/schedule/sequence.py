@@ -13,17 +13,15 @@ Blocks and positions count from 0 in code. A sequence knows nothing of devices, 
 
 from collections.abc import Sequence as Items
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 
+from nvium_core.choices import FinishReason
 from nvium_core.engine.constraint import ConstraintState
 from nvium_core.engine.params import DRAW, Kind, SamplingParams
 from nvium_core.engine.schedule.logit_changes import LogitChanges
 from nvium_core.engine.schedule.ngrams import HitRates, Match, Ngrams
 from nvium_core.engine.schedule.randomness import Uniforms
-
-FinishReason = Literal["stop", "length"]
 
 SCORE_WINDOW = 32
 """Maximum rows of a sequence that wait for scores, which bounds the delay of a log-probability."""

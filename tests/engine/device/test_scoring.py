@@ -36,7 +36,7 @@ LONG_PROMPT = [(7 * t + t // 5) % VOCAB_SIZE for t in range(50)]
 PARAMS = SamplingParams(max_tokens=40, seed=7, ignore_eos=True, logprobs=3)
 EXACT = {"abs": 1e-10, "rel": 0}
 
-schedules = pytest.mark.parametrize("schedule", ["optimal", "sweep", "synchronous"])
+schedules = pytest.mark.parametrize("schedule", ["race", "sweep", "whole"])
 
 
 def check_scores(model: NviumForCausalLM, prompt: list[int], completion: Completion, *, num_top: int) -> None:
@@ -191,7 +191,7 @@ scored_requests = st.tuples(
 
 configs = st.builds(
     EngineConfig,
-    schedule=st.sampled_from(["optimal", "sweep", "synchronous"]),
+    schedule=st.sampled_from(["race", "sweep", "whole"]),
     max_sequences=st.integers(1, 3),
     max_rows_per_step=st.integers(1, 24),
     chunk_rows=st.integers(1, 8),
