@@ -1,0 +1,205 @@
+"""Train an N-vium and its dense twin side by side until a time is up, and compare their perplexity.
+
+    python -m research.paper_pair --data train.txt.xz --validation valid.txt.xz --minutes 9 --folder runs/pair
+
+Both models read the same windows in the same order. They take turns of `--turn` steps, so that they have always taken
+nearly the same number of steps. The learning rate is constant until four fifths of the time have passed, and then
+decays. The time includes the tokenizing and the compiling, but not the evaluation at the end.
+
+The same command continues an interrupted run. FOLDER/parts/ has the last turn's weights in bfloat16, in files below
+16 MiB. Copy this folder to continue on another machine; the optimisers' moments then start at zero.
+"""
+
+import io
+import json
+import shutil
+import time
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nvium_core.evaluation.paired import perplexity_gain
+from nvium_core.evaluation.perplexity import evaluate
+from nvium_core.evaluation.suite import description, twin_figures, write_json
+from nvium_core.loading import load_model
+from nvium_core.training.data.corpus import read_documents
+from nvium_core.training.data.tokens import token_files
+from nvium_core.training.distributed import Processes
+from nvium_core.training.options import RunOptions
+from nvium_core.training.recipes.catalogue import DENSE, recipe_named
+from nvium_core.training.train import TrainingRun, prepared
+
+DECAY = 0.2
+PART_BYTES = 15 * 2**20
+OURS, TWIN = "nvium", "dense"
+SCHEDULE = ("learning_rate.kind=wsd", f"learning_rate.decay={DECAY}")
+TINY = (
+    *("shape.num_layers=2", "shape.num_exits=2", "shape.width=32", "shape.mlp_width=48", "shape.vocab_size=280"),
+    *("shape.context=64", "short_context=64", "tokens_per_step=256", "total_tokens=15360"),
+)
+TINY_RECIPE, TINY_TURN = "tiny", 5
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to train, on which text, and for how long."""
+
+    recipe: str
+    settings: tuple[str, ...]
+    data: Path
+    validation: Path
+    folder: Path
+    seconds: float
+    turn: int
+    device: str = "cpu"
+    compile: bool = False
+
+    def run(self, name: str, total_tokens: int | None) -> TrainingRun:
+        """Prepare a model's run, from its checkpoint or from `parts/` if there is one."""
+        recipe = recipe_named(self.recipe + (DENSE if name == TWIN else ""), [*SCHEDULE, *self.settings])
+        total = total_tokens or recipe.total_tokens
+        options = RunOptions(data=self.data, folder=self.folder / name, device=self.device, compile=self.compile)
+        options.folder.mkdir(parents=True, exist_ok=True)
+        share_text(self.folder / OURS, options.folder)
+        recipe = replace(recipe, total_tokens=total, checkpoint_every=self.turn)
+        run = prepared(recipe, options, torch.device(self.device), Processes())
+        run.resume()
+        return run
+
+
+def share_text(source: Path, target: Path) -> None:
+    """Copy the tokenizer and the tokens of the first model's run, so that the text is tokenized once."""
+    if source == target or (target / "text.json").exists():
+        return
+    for path in (source / "tokenizer", *token_files(source), source / "text.json"):
+        if path.exists():
+            (shutil.copytree if path.is_dir() else shutil.copy)(path, target / path.name)
+
+
+def train_pair(plan: Plan) -> dict[str, TrainingRun]:
+    """Train both models to the end of the time or of the recipe, whichever is first."""
+    began = time.monotonic()
+    total = known_total(plan.folder)
+    runs = {name: plan.run(name, total) for name in (OURS, TWIN)}
+    unpack(runs, plan.folder / "parts")
+    while (step := min(run.step for run in runs.values())) < runs[OURS].num_steps:
+        is_late = time.monotonic() - began >= (1 - DECAY) * plan.seconds
+        if is_late and total is None and is_past_warmup(runs[OURS]):
+            total = decay_from(max(run.step for run in runs.values()), runs)
+            write_json({"total_tokens": total}, plan.folder / "total.json")
+        goal = min(step - step % plan.turn + plan.turn, runs[OURS].num_steps)
+        for name, run in runs.items():
+            advance(run, goal)
+            print(f"{name}: step {run.step:,} of {run.num_steps:,}, {time.monotonic() - began:.0f} s", flush=True)
+        pack(runs, plan.folder / "parts")
+    return runs
+
+
+def advance(run: TrainingRun, goal: int) -> None:
+    steps = run.steps()
+    while run.step < goal:
+        next(steps)
+    steps.close()
+    run.save()
+
+
+def is_past_warmup(run: TrainingRun) -> bool:
+    recipe = run.recipe
+    return run.progress >= max(recipe.learning_rate.warmup, recipe.router_warmup.share)
+
+
+def decay_from(step: int, runs: dict[str, TrainingRun]) -> int:
+    """Shorten both runs so that the decay begins at this step. Return the new number of tokens."""
+    num_steps = min(runs[OURS].num_steps, -(-step * 100 // round(100 * (1 - DECAY))))
+    total = num_steps * runs[OURS].recipe.tokens_per_step
+    for run in runs.values():
+        run.recipe = replace(run.recipe, total_tokens=total)
+    return total
+
+
+def known_total(folder: Path) -> int | None:
+    """Return the number of tokens to which an interrupted run was shortened, or None."""
+    file = folder / "total.json"
+    return int(json.loads(file.read_text(encoding="utf-8"))["total_tokens"]) if file.exists() else None
+
+
+def pack(runs: dict[str, TrainingRun], folder: Path) -> None:
+    """Write weights in bfloat16, steps and β to files below 16 MiB."""
+    state = {name: packed(run) for name, run in runs.items()}
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    content, partial = buffer.getvalue(), folder.with_name("parts.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    for number, start in enumerate(range(0, len(content), PART_BYTES)):
+        (partial / f"{number:02}").write_bytes(content[start : start + PART_BYTES])
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+
+
+def packed(run: TrainingRun) -> dict[str, Any]:
+    weights = {name: weight.to("cpu", torch.bfloat16) for name, weight in run.model.state_dict().items()}
+    return {"model": weights, "step": run.step, "beta": run.beta.state()}
+
+
+def unpack(runs: dict[str, TrainingRun], folder: Path) -> None:
+    """Load `parts/` into runs without a checkpoint."""
+    if not folder.is_dir() or any(run.step for run in runs.values()):
+        return
+    content = b"".join(path.read_bytes() for path in sorted(folder.iterdir()))
+    state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    for name, run in runs.items():
+        run.model.load_state_dict(state[name]["model"])
+        run.step = state[name]["step"]
+        run.beta.restore(state[name]["beta"])
+
+
+def compared(runs: dict[str, TrainingRun], plan: Plan) -> dict[str, Any]:
+    """Evaluate both exported models on the validation text."""
+    ours, twin = (load_model(str(runs[name].export()), plan.device) for name in (OURS, TWIN))
+    documents = read_documents(plan.validation)
+    quality = evaluate(ours.model, ours.tokenizer, documents)
+    figures = description(ours) | vars(quality)
+    dense = twin_figures(twin, documents, False)
+    steps = {name: run.step for name, run in runs.items()}
+    return {"steps": steps, **figures, "twin": dense, **perplexity_gain(figures, dense)}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = ArgumentParser("research.paper_pair", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="training text")
+    parser.add_argument("--validation", type=Path, required=True, help="held-out text")
+    parser.add_argument("--minutes", type=float, required=True)
+    parser.add_argument("--folder", type=Path, default=Path("runs/paper-pair"))
+    parser.add_argument("--recipe", default="paper-24x128")
+    parser.add_argument("--set", dest="settings", action="append", default=[], help="as for nvium train")
+    parser.add_argument("--turn", type=int, default=100, help="steps of one model before the other's turn")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--eager", action="store_true", help="do not compile")
+    parser.add_argument("--tiny", action="store_true", help="a model that any machine trains in seconds")
+    args = parser.parse_args(arguments)
+    plan = Plan(
+        recipe=TINY_RECIPE if args.tiny else args.recipe,
+        settings=(*(TINY if args.tiny else ()), *args.settings),
+        data=args.data,
+        validation=args.validation,
+        folder=args.folder,
+        seconds=60 * args.minutes,
+        turn=TINY_TURN if args.tiny else args.turn,
+        device=args.device,
+        compile=not (args.eager or args.tiny),
+    )
+    figures = compared(train_pair(plan), plan)
+    write_json(figures, args.folder / "pair.json")
+    print(
+        f"perplexity {figures['perplexity']:.4g}, twin {figures['twin']['perplexity']:.4g}: gain "
+        f"{figures['perplexity_gain_percent']:.2f}% at mean depth {figures['mean_depth']:.2f}, {figures['steps']}"
+    )
+
+
+if __name__ == "__main__":
+    main()
