@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from nvium_core.choices import Device
 from nvium_core.evaluation.paired import perplexity_gain
 from nvium_core.evaluation.perplexity import evaluate
 from nvium_core.evaluation.suite import description, twin_figures, write_json
@@ -55,7 +56,7 @@ class Plan:
     folder: Path
     seconds: float
     turn: int
-    device: str = "cpu"
+    device: Device = "cpu"
     compile: bool = False
 
     def run(self, name: str, total_tokens: int | None) -> TrainingRun:
