@@ -11,8 +11,12 @@ from server.http.connection import Connection
 from server.http.connection_limit import ConnectionLimit
 from server.http.handshakes import Handshakes
 from server.http.listener import BACKLOG, Listener
+from server.http.unread import UnreadBytes
 from server.settings import Settings
 from server.telemetry.metrics import Metrics
+
+UNREAD_RATIO = 8
+"""The limit on unread bytes of responses, as a multiple of `--max-present-bytes`."""
 
 
 def bounded_config(
@@ -37,6 +41,7 @@ def bounded_config(
         limit=limit,
         metrics=metrics,
         handshakes=listener.handshakes if listener else None,
+        unread=UnreadBytes(UNREAD_RATIO * settings.max_present_bytes),
     )
     return uvicorn.Config(
         app,

@@ -2,6 +2,7 @@
 
 import asyncio
 import select
+import sys
 import time
 import uuid
 from typing import Any, cast
@@ -17,6 +18,7 @@ from server.http.handshakes import Handshakes
 from server.http.lingering import Lingering
 from server.http.parser import MAX_HEAD_BYTES, BoundedParser
 from server.http.protection import protect
+from server.http.unread import UnreadBytes
 from server.telemetry.logs import RateLimitedWarning
 from server.telemetry.metrics import Metrics
 
@@ -31,6 +33,9 @@ READ_BYTES = 65_536
 
 GRACE_SECONDS = 1
 """Extra time before a connection is aborted. It lets `EventStream` detect and record a slow client first."""
+
+MIN_BYTES_PER_SECOND = 1_000
+"""A client that leaves more than asyncio's write buffer of 64 KiB unread must read at least this fast."""
 
 EXCESS_SECONDS = 1
 """An excess connection that sends nothing for this long is refused."""
@@ -70,7 +75,8 @@ class Connection(H11Protocol):
     - A request must arrive completely within `arrival_seconds` of its first byte. The first request must arrive within
       `arrival_seconds` of the connection.
     - An idle connection is closed in stages, unless a request has arrived in the meantime.
-    - A client that reads nothing for `slow_client_seconds` is disconnected.
+    - A client that reads less than `MIN_BYTES_PER_SECOND` in `slow_client_seconds` is disconnected.
+    - All clients together leave at most a limited number of bytes unread.
     - A disconnect is detected while a request is answered, even if the client has already sent its next requests.
     - Malformed or oversized HTTP is answered in the API's error form.
     - If a request is answered before it is read, the connection closes in stages, so that the answer arrives.
@@ -89,12 +95,14 @@ class Connection(H11Protocol):
         limit: ConnectionLimit,
         metrics: Metrics,
         handshakes: Handshakes | None = None,
+        unread: UnreadBytes | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self._metrics = metrics
         self.conn = BoundedParser(h11.SERVER, MAX_HEAD_BYTES)
         self._limit = limit
+        self._unread = unread or UnreadBytes(sys.maxsize)
         self._handshakes = handshakes
         self._arrival_seconds = arrival_seconds
         self._cut_off_seconds = slow_client_seconds + GRACE_SECONDS
@@ -118,6 +126,7 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._limit.release(self)
+        self._unread.remove(self)
         self._limit.num_lingering -= self._lingering.is_lingering
         self._lingering.forget()
         if self._handshakes:
@@ -158,20 +167,42 @@ class Connection(H11Protocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         self._time_cut_off()
+        self._unread.add(self)
 
     def _time_cut_off(self) -> None:
         waiting = self.transport.get_write_buffer_size()
         self._cut_off = self.loop.call_later(self._cut_off_seconds, self._cut_off_unless_below, waiting)
 
     def _cut_off_unless_below(self, num_bytes: int) -> None:
-        """Abort the connection if the client has read nothing since the timer started, otherwise restart the timer."""
-        if self.transport.get_write_buffer_size() < num_bytes:
+        """Abort the connection if the client read too slowly since the timer started, otherwise restart the timer."""
+        if num_bytes - self.num_unread >= MIN_BYTES_PER_SECOND * self._cut_off_seconds:
             self._time_cut_off()
         else:
-            self.transport.abort()
+            self.cut_off()
+
+    @property
+    def key(self) -> str:
+        return str(self._state.get("key_id", ""))
+
+    @property
+    def num_unread(self) -> int:
+        return self.transport.get_write_buffer_size()
+
+    def cut_off(self) -> None:
+        """Abort the connection of a slow client."""
+        if record := self._state.get("record"):
+            record.aborted("slow_client")
+        self.transport.abort()
+
+    @property
+    def _state(self) -> dict[str, Any]:
+        """The state of the current request."""
+        scope = cast("dict[str, Any] | None", self.scope) or {}
+        return cast("dict[str, Any]", scope.get("state", {}))
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._unread.remove(self)
         if self._cut_off:
             self._cut_off.cancel()
 
@@ -233,9 +264,8 @@ class Connection(H11Protocol):
         """Respond with an error in place of the app, and close the connection."""
         self._was_refused = True
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self.transport.is_closing():
-            scope = cast("dict[str, Any] | None", self.scope) or {}
             self._metrics.rejected.labels(error.code).inc()
-            response, request_id = error.response(), scope.get("state", {}).get("request_id") or uuid.uuid4().hex
+            response, request_id = error.response(), self._state.get("request_id") or uuid.uuid4().hex
             if error.code == "too_many_connections":
                 too_many.log(allowed=self._limit.num_connections)
             else:
