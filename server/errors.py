@@ -22,6 +22,7 @@ from nvium_core import (
 )
 from nvium_core.errors import plain
 from nvium_core.text.chat_template import ConversationError
+from nvium_core.text.sandbox import HelperStuck
 from server.schemas.aliases import ALIASES
 
 MAX_MESSAGE_CHARACTERS = 1000
@@ -146,13 +147,18 @@ def engine_stopped(
     return Rejected("engine_stopped", message, retry_after_seconds=RETRY_STOPPED_SECONDS)
 
 
+def deadline_exceeded() -> Rejected:
+    return Rejected("deadline_exceeded", "the request timed out before the server could answer it")
+
+
 def internal_error(message: str = "the server failed to handle this request") -> ApiError:
     return ApiError(message, status=500, code="internal_error")
 
 
 def install_error_handlers(app: FastAPI) -> None:
     """Convert known exceptions into error responses. `LastResort` handles unknown exceptions."""
-    for kind in (ApiError, InvalidRequest, ConversationError, EngineError, RequestValidationError, HTTPException):
+    of_ours = ApiError, InvalidRequest, ConversationError, EngineError, HelperStuck
+    for kind in (*of_ours, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, respond)
 
 
@@ -165,8 +171,8 @@ async def respond(request: Request, error: Exception) -> Response:
 
 def as_api_error(error: Exception) -> ApiError:
     match error:
-        case ApiError():
-            return error
+        case ApiError() | HelperStuck():
+            return error if isinstance(error, ApiError) else deadline_exceeded()
         case InvalidRequest():
             code = CONTEXT_EXCEEDED if isinstance(error, ContextLengthExceeded) else OUT_OF_RANGE
             return InvalidField(error.field, error.message, code=code)

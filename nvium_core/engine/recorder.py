@@ -67,6 +67,8 @@ class Recorder:
         now = time.monotonic()
         until = now + (IDLE_SECONDS if is_idle else MAX_PATIENCE_SECONDS)
         for sequence, outcome in list(self._unsettled.items()):
+            if sequence.seat is None and outcome is None:  # a constraint starts its work at the first question
+                continue
             constraint, started = sequence.constraint, now
             assert constraint is not None
             left = max(0.0, until - started)

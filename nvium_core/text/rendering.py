@@ -1,21 +1,14 @@
-"""Renders chat templates in a sandbox process with limited time and memory, because a template is untrusted code.
-
-This file is also the program of that process: it reads conversations as lines of JSON on stdin and writes the rendered
-texts as lines of JSON to stdout.
-"""
+"""Renders chat templates in a helper process with limited time and memory, because a template is untrusted code."""
 
 import json
 import os
-import resource
-import signal
-import subprocess
-import sys
-from contextlib import suppress
-from pathlib import Path
+from multiprocessing.connection import Connection
 from typing import Any
 
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
+
+from nvium_core.text.sandbox import Helper, HelperLost, HelperStuck, limit_cpu_time, limit_memory
 
 Json = dict[str, Any]
 
@@ -32,55 +25,37 @@ class RenderingError(Exception):
 
 
 class Renderer:
-    """A pool of sandbox processes. Threads that render at the same time use different processes."""
+    """A pool of helpers. Threads that render at the same time use different helpers."""
 
     def __init__(self) -> None:
-        self._idle: list[subprocess.Popen[bytes]] = []
+        self._idle: list[Helper] = []
         os.register_at_fork(after_in_child=self._idle.clear)
 
     def render(self, **arguments: Any) -> str:
-        """Call `rendered` in a sandbox process. Arguments must be JSON values. Raise `RenderingError` on failure."""
+        """Call `rendered` in a helper. Arguments must be JSON values. Raise `RenderingError` on failure."""
         try:
-            line = json.dumps(arguments).encode() + b"\n"
+            message = json.dumps(arguments).encode()
         except RecursionError as error:
             raise RenderingError(NESTED) from error
-        process = self._idle_process()
-        answer = exchange(process, line)
-        if not answer:
-            raise RenderingError(f"exceeds {MAX_SECONDS} s, {MAX_BYTES >> 20} MB or the maximum length of text")
-        self._idle.append(process)
-        reply: Json = json.loads(answer)
+        helper = self._idle_helper()
+        try:
+            reply: Json = json.loads(helper.ask(message))
+        except HelperStuck:
+            raise
+        except HelperLost as error:
+            limits = f"{MAX_SECONDS} s, {MAX_BYTES >> 20} MB or the maximum length of text"
+            raise RenderingError(f"exceeds {limits}") from error
+        self._idle.append(helper)
         if "error" in reply:
             raise RenderingError(reply["error"])
         return str(reply["text"])
 
-    def _idle_process(self) -> subprocess.Popen[bytes]:
+    def _idle_helper(self) -> Helper:
         while self._idle:
-            process = self._idle.pop()
-            if process.poll() is None:
-                return process
-        return subprocess.Popen(  # noqa: S603 # this file
-            [sys.executable, "-I", __file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C must not end the process while the server drains
-        )
-
-
-def exchange(process: subprocess.Popen[bytes], line: bytes) -> bytes:
-    """Send a line and return the process's answer. The answer is empty if the process died."""
-    assert process.stdin is not None and process.stdout is not None
-    answer = b""
-    with suppress(OSError):
-        process.stdin.write(line)
-        process.stdin.flush()
-        answer = process.stdout.readline()
-    if not answer:
-        process.kill()
-        with suppress(OSError):
-            process.communicate()
-    return answer
+            helper = self._idle.pop()
+            if not helper.has_news:
+                return helper
+        return Helper.spawn(f"{__name__}:serve")
 
 
 RENDERER = Renderer()
@@ -101,36 +76,26 @@ def rendered(template: str, messages: list[Json], **arguments: Any) -> str:
     return "".join(texts)
 
 
-def limit_memory() -> None:
-    with suppress(OSError, ValueError):  # macOS rejects the limit
-        size = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (size + MAX_BYTES,) * 2)
-
-
-def main() -> None:
-    """Answer every line. If a line exceeds the time limit, SIGPROF ends the process. Other limits end it by `_exit`."""
-    limit_memory()
-    for line in sys.stdin.buffer:
-        signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)
+def serve(pipe: Connection) -> None:
+    """Answer every message. If a message exceeds a limit, end the process."""
+    limit_memory(MAX_BYTES)
+    while True:
+        message = pipe.recv_bytes()
+        limit_cpu_time(MAX_SECONDS)
         try:
-            answer = answered(line)
+            answer = answered(message)
         except MemoryError:
             os._exit(1)
         if len(answer) > MAX_ANSWER_BYTES:
             os._exit(1)
-        sys.stdout.buffer.write(answer + b"\n")
-        sys.stdout.buffer.flush()
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        pipe.send_bytes(answer)
+        limit_cpu_time(0)
 
 
-def answered(line: bytes) -> bytes:
+def answered(message: bytes) -> bytes:
     try:
-        return json.dumps({"text": rendered(**json.loads(line))}).encode()
+        return json.dumps({"text": rendered(**json.loads(message))}).encode()
     except RecursionError:
         return json.dumps({"error": NESTED}).encode()
     except RenderingError as error:
         return json.dumps({"error": str(error)}).encode()
-
-
-if __name__ == "__main__":
-    main()

@@ -5,19 +5,12 @@ Separate processes compile the grammars and compute the token masks. Independent
 
 import ctypes
 import hashlib
-import json
-import os
 import pickle
-import socket
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from multiprocessing.reduction import send_handle
-from multiprocessing.util import spawnv_passfds
 from typing import NamedTuple
 from weakref import WeakSet
 
@@ -26,6 +19,7 @@ from llguidance import LLTokenizer
 from transformers import PreTrainedTokenizerFast
 
 from nvium_core import Constraint, TooCostly
+from nvium_core.text.sandbox import PATIENCE_SECONDS, Helper, HelperLost, HelperStuck
 from server.errors import TOO_COSTLY, InvalidField
 from server.generation.compiler import Compiled
 from server.generation.grammar_process import ANY_CORE, BEGIN, BROKEN, COMMAND, GOES_ON, OVER, REPLY
@@ -35,12 +29,6 @@ MAX_CACHED_GRAMMARS = 16
 """Number of compiled grammars that stay cached, each in its own process."""
 
 TOKENS_APART = 32
-
-FORK_SERVER = (
-    "import sys, json; sys.path[:] = json.loads(sys.argv.pop()); sys.argv[0] = 'nvium'; "
-    "from server.generation.grammar_process import main; main()"
-)
-"""Code that runs the fork server. With `nvium` as `argv[0]`, importing `nvium_core` does not import PyTorch."""
 
 current_core: Callable[[], int] = getattr(ctypes.PyDLL(None), "sched_getcpu", lambda: ANY_CORE)
 
@@ -70,69 +58,80 @@ class Constraints:
         with suppress(ValueError):  # the tokenizer has neither byte-level tokens nor byte fallback
             self._tokens = LLTokenizer(*self._tokenizer_args)
         self._lock = threading.Lock()
-        self._fork_server: Connection | None = None
-        self._cached: dict[bytes, Connection] = {}
+        self._fork_server: Helper | None = None
+        self._cached: dict[bytes, GrammarProcess] = {}
 
     def compile(self, field: str, grammar: Grammar, begun: str = "") -> RequestConstraint:
         """Return the constraint for an answer that starts with `begun`.
 
-        This blocks for a millisecond if the grammar is cached, otherwise for up to several seconds. Raise
-        `InvalidField` for a grammar that is malformed, unsupported, unsatisfiable, too large or too costly.
+        This returns at once if the grammar is cached, otherwise it blocks for up to several seconds. Raise
+        `InvalidField` for a grammar that is malformed, unsupported, unsatisfiable, too large or too costly, and
+        `HelperStuck` if no process compiles it in time.
         """
         if self._tokens is None:
             raise InvalidField(field, "not supported: the model's tokens are not bytes")
         texts = [text for text in dict.fromkeys((begun, grammar.compacted(begun))) if text]
         beginnings = [self._tokenizer(text, add_special_tokens=False).input_ids for text in texts]
         try:
-            pickled = pickle.dumps(grammar)
+            pickled = pickle.dumps((grammar, beginnings))
         except RecursionError as error:
             raise InvalidField(field, "nested too deeply") from error
         try:
-            pipe = self._new_mask_process(pickled, beginnings)
-            compiled: Compiled
-            compiled, begun_token_ids = pipe.recv()
-        except (EOFError, OSError) as error:
+            compiled = self._compiled(pickled)
+        except HelperStuck:
+            log.warning("a grammar process did not answer in time and was killed", field=field)
+            raise
+        except HelperLost as error:
             log.warning("a grammar process ended: out of time, out of memory or a crash", field=field)
             raise InvalidField(field, "takes too much time or memory to compile", code=TOO_COSTLY) from error
         if compiled.error is not None:
             raise InvalidField(field, compiled.error)
-        constraint = GrammarConstraint(MaskClient(pipe))
-        return RequestConstraint(constraint, [f"{field}.{place}" for place in compiled.ignored], bool(begun_token_ids))
+        constraint = GrammarConstraint(MaskClient(lambda: self._new_mask_process(pickled)))
+        return RequestConstraint(constraint, [f"{field}.{place}" for place in compiled.ignored], compiled.has_begun)
 
-    def _new_mask_process(self, pickled: bytes, beginnings: Sequence[Sequence[int]]) -> Connection:
-        """Start a mask process for the pickled grammar. `MaskServer.run` describes the process's messages."""
+    def _compiled(self, pickled: bytes) -> Compiled:
+        """Compile in a new process, or return a cached result. If the fork server ended before, try once more."""
+        process = self._grammar_process(pickled)
+        try:
+            return process.compiled()
+        except HelperLost:
+            self._forget(pickled, process)
+            if process.helper.has_begun:
+                raise
+        return self._grammar_process(pickled).compiled()
+
+    def _grammar_process(self, pickled: bytes) -> "GrammarProcess":
+        """Return the process of a grammar, which may still compile it. Do not wait for it."""
         key = hashlib.sha256(pickled).digest()
-        ours, theirs = socket.socketpair()
-        with self._lock, theirs:
-            pipe = self._cached.pop(key, None)
-            if pipe is None or not send_socket(pipe, theirs):
-                pipe = self._new_grammar_process(pickled)
-                send_handle(pipe, theirs.fileno(), None)
-            self._cached[key] = pipe
+        with self._lock:
+            process = self._cached.pop(key, None) or GrammarProcess(self._fork(), pickled)
+            self._cached[key] = process
             if len(self._cached) > MAX_CACHED_GRAMMARS:
-                self._cached.pop(next(iter(self._cached))).close()
-        masks = Connection(ours.detach())
-        masks.send(beginnings)
-        return masks
+                self._cached.pop(next(iter(self._cached)))
+        return process
 
-    def _new_grammar_process(self, pickled: bytes) -> Connection:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            if self._fork_server is None or not send_socket(self._fork_server, theirs):
-                self._fork_server = self._new_fork_server()
-                send_handle(self._fork_server, theirs.fileno(), None)
-        pipe = Connection(ours.detach())
-        pipe.send_bytes(pickled)
-        return pipe
+    def _forget(self, pickled: bytes, process: "GrammarProcess") -> None:
+        key = hashlib.sha256(pickled).digest()
+        with self._lock:
+            if self._cached.get(key) is process:
+                del self._cached[key]
 
-    def _new_fork_server(self) -> Connection:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-c", FORK_SERVER, str(theirs.fileno()), json.dumps(sys.path)]
-            spawnv_passfds(os.fsencode(sys.executable), command, [theirs.fileno()])
-        pipe = Connection(ours.detach())
-        pipe.send(self._tokenizer_args)
-        return pipe
+    def _new_mask_process(self, pickled: bytes) -> Helper:
+        """Start a mask process without waiting for it. If the grammar is no longer cached, it is compiled again."""
+        process = self._grammar_process(pickled)
+        try:
+            return process.helper.fork()
+        except HelperLost:
+            self._forget(pickled, process)
+        return self._grammar_process(pickled).helper.fork()
+
+    def _fork(self) -> Helper:
+        if self._fork_server is not None:
+            with suppress(HelperLost):
+                return self._fork_server.fork()
+        self._fork_server = Helper.spawn("server.generation.grammar_process:main")
+        self._fork_server.send(pickle.dumps(self._tokenizer_args))
+        return self._fork_server.fork()
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return a token's bytes. For a special token, return its name. For an id without a token, return no bytes."""
@@ -145,17 +144,26 @@ class Constraints:
         return b"\xff" + decoded if is_marked else decoded
 
 
-def send_socket(pipe: Connection, sent: socket.socket) -> bool:
-    """Send a socket through the pipe to a process. If the process has ended, close the pipe and return False."""
-    with suppress(OSError):
-        send_handle(pipe, sent.fileno(), None)
-        return True
-    pipe.close()
-    return False
+class GrammarProcess:
+    """A process that compiles one grammar, and then forks mask processes."""
+
+    def __init__(self, helper: Helper, pickled: bytes) -> None:
+        self.helper = helper
+        helper.send(pickled)
+        self._compiled: Compiled | None = None
+        self._lock = threading.Lock()
+
+    def compiled(self) -> Compiled:
+        """Wait for the result. Raise `HelperLost` if the process ends before."""
+        with self._lock:
+            while self._compiled is None:
+                if reply := self.helper.receive():
+                    self._compiled = pickle.loads(reply)  # noqa: S301 # from our own process
+            return self._compiled
 
 
 class MaskClient:
-    """The connection to a request's mask process. The process's first message has already been received.
+    """The connection to a request's mask process.
 
     The mask process of a lone choice runs on the core of the engine's thread, which waits for it, because waking
     other cores takes 45 µs a mask. After a late mask it may use any core for `TOKENS_APART` tokens: the engine goes
@@ -164,9 +172,12 @@ class MaskClient:
 
     clients = WeakSet["MaskClient"]()
 
-    def __init__(self, pipe: Connection) -> None:
+    def __init__(self, start: Callable[[], Helper]) -> None:
         self.clients.add(self)
-        self._pipe = pipe
+        self._start = start
+        self._helper: Helper | None = None
+        """None until the first reply is needed, which is when the request has a seat."""
+        self._unsent: list[bytes] = []
         self._tokens_apart = 0
         self._num_awaited = Counter[int]()
         """Number of outstanding replies for each choice."""
@@ -185,21 +196,32 @@ class MaskClient:
         is_lone = len(self.clients) == 1 and self._num_choices <= 2  # a prototype and its fork
         core = current_core() if is_lone and not self._tokens_apart else ANY_CORE
         self._tokens_apart = max(0, self._tokens_apart - 1)
-        with suppress(OSError):  # if the process has ended, the next read raises
-            self._pipe.send_bytes(COMMAND.pack(choice, token_id, origin, core))
+        self._unsent.append(COMMAND.pack(choice, token_id, origin, core))
+        if self._helper:
+            with suppress(HelperLost):  # the next read raises
+                self._send_all(self._helper)
 
-    def reply(self, choice: int, seconds: float | None) -> tuple[int, bytes] | None:
+    def _send_all(self, helper: Helper) -> None:
+        for command in self._unsent:
+            helper.send(command)
+        self._unsent.clear()
+
+    def reply(self, choice: int, seconds: float = PATIENCE_SECONDS) -> tuple[int, bytes] | None:
         """Return the choice's state and mask, or None after the timeout. Raise `TooCostly` if the process ended."""
         try:
+            if self._helper is None:
+                self._helper = self._start()
+                self._send_all(self._helper)
             while self._num_awaited[choice]:
-                if not self._pipe.poll(seconds):
+                if (message := self._helper.receive(seconds)) is None:
                     self._tokens_apart = TOKENS_APART
                     return None
-                message = self._pipe.recv_bytes()
                 number, state = REPLY.unpack_from(message)
                 self._replies[number] = state, message[REPLY.size :]
                 self._num_awaited[number] -= 1
-        except (EOFError, OSError) as error:
+        except HelperStuck:
+            raise
+        except HelperLost as error:
             raise TooCostly("the grammar exceeded its time or memory limit") from error
         return self._replies[choice]
 
@@ -228,7 +250,7 @@ class GrammarConstraint:
         return GrammarConstraint(self._masks, self._choice)
 
     def _state(self) -> tuple[int, bytes]:
-        reply = self._masks.reply(self._choice, None)
+        reply = self._masks.reply(self._choice)
         assert reply is not None
         if reply[0] not in (GOES_ON, OVER):
             if reply[0] == BROKEN:

@@ -19,7 +19,7 @@ from nvium_core import (
     TokenEvent,
     TokenStream,
 )
-from server.errors import Rejected
+from server.errors import deadline_exceeded
 from server.generation.choice_text import NO_CALLS, CallText, ChoiceText, Prompt
 from server.generation.delta import Delta
 from server.generation.service import Service
@@ -150,7 +150,7 @@ class Generation:
 
     def _expire(self) -> list[Delta]:
         if not self._stream.admissions or any(choice.num_unscored for choice in self._open.values()):
-            raise Rejected("deadline_exceeded", "the request timed out before the server could answer it")
+            raise deadline_exceeded()
         deltas = [choice.text.end("length") for choice in self._open.values()]
         for key in list(self._open):
             self._end(key)

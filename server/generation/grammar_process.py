@@ -5,27 +5,24 @@ grammar runs in its own process. Processes are forked in three levels:
 
     fork server             has loaded the tokenizer
     └── grammar process     has compiled one grammar; later requests reuse it
-        └── mask process    computes the masks of one request's choices
+        └── mask process    computes the masks of one running request's choices
 
-A process ends when its pipe closes, or when it exceeds its limit of CPU time or memory.
 Independent of PyTorch and HTTP.
 """
 
 import gc
 import os
+import pickle
 import resource
-import signal
 import struct
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import recv_handle
-from pathlib import Path
 
 from llguidance import LLMatcher, LLTokenizer
 
+from nvium_core.text.sandbox import limit_cpu_time, limit_memory, serve_forks
 from server.generation.compiler import Compiled, Compiler
 
 COMPILE_SECONDS = 2.5
@@ -64,71 +61,50 @@ NOT_ALLOWED = "doesn't satisfy the grammar"
 """Part of llguidance's error message for a disallowed token. All other errors mean an exceeded limit."""
 
 
-def main() -> None:
-    """Run the fork server. `argv[1]` is the descriptor of its pipe, whose first message is the tokenizer."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
-        signal.signal(number, signal.SIG_IGN)
-    pipe = Connection(int(sys.argv[1]))
-    with suppress(EOFError):
-        compiler = Compiler(LLTokenizer(*pipe.recv()))
-        limit_resources()
-        gc.freeze()
-        fork_for_each(pipe, lambda child: serve_grammar(child, compiler))
-
-
-def limit_resources() -> None:
+def main(pipe: Connection) -> None:
+    """Run the fork server. The first message is the tokenizer."""
+    compiler = Compiler(LLTokenizer(*pickle.loads(pipe.recv_bytes())))  # noqa: S301 # from the server
     os.nice(5)  # the engine has priority
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, hard = resource.getrlimit(resource.RLIMIT_STACK)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, hard))
-    if (statm := Path("/proc/self/statm")).exists():
-        num_bytes = int(statm.read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (num_bytes + MEMORY_BYTES,) * 2)
-
-
-def fork_for_each(pipe: Connection, work: Callable[[Connection], None]) -> None:
-    """Receive pipes through `pipe` and fork a child for each of them. Return when `pipe` closes."""
-    with suppress(EOFError, OSError, RuntimeError):
-        while True:
-            child = Connection(recv_handle(pipe))
-            if os.fork() == 0:
-                try:
-                    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # hide llguidance's panics
-                    pipe.close()
-                    work(child)
-                finally:
-                    os._exit(0)
-            child.close()
+    limit_memory(MEMORY_BYTES)
+    gc.freeze()
+    serve_forks(pipe, lambda forked: serve_grammar(forked, compiler))
 
 
 def serve_grammar(pipe: Connection, compiler: Compiler) -> None:
+    """Compile a grammar and send the result. Then fork a mask process for each request."""
+    grammar, beginnings = pickle.loads(pipe.recv_bytes())  # noqa: S301 # from the server
     limit_cpu_time(COMPILE_SECONDS)
-    compiled = compiler.compile(pipe.recv())
+    compiled = compiler.compile(grammar)
+    if compiled.matcher:
+        compiled = begun(compiled, compiled.matcher, beginnings)
     limit_cpu_time(0)
-    fork_for_each(pipe, lambda child: MaskServer(child, compiled).run())
+    pipe.send_bytes(pickle.dumps(compiled._replace(matcher=None)))
+    if matcher := compiled.matcher:
+        serve_forks(pipe, lambda forked: MaskServer(forked, matcher).run())
 
 
-def limit_cpu_time(seconds: float) -> None:
-    """Let SIGPROF kill this process after `seconds` more of CPU time. 0 removes the limit."""
-    signal.setitimer(signal.ITIMER_PROF, seconds)
+def begun(compiled: Compiled, matcher: LLMatcher, beginnings: list[list[int]]) -> Compiled:
+    """Advance the grammar by the first of the token sequences that it accepts."""
+    for token_ids in beginnings:
+        advanced = matcher.deep_copy()
+        if advanced.consume_tokens(token_ids) and not advanced.is_stopped():
+            return compiled._replace(matcher=advanced, has_begun=True)
+    return compiled
 
 
 class MaskServer:
-    def __init__(self, pipe: Connection, compiled: Compiled) -> None:
+    def __init__(self, pipe: Connection, matcher: LLMatcher) -> None:
         self._pipe = pipe
-        self._compiled = compiled
-        self._states: dict[int, LLMatcher] = {} if compiled.matcher is None else {0: compiled.matcher}
+        self._states = {0: matcher}
         self._seconds = MASK_BUDGET_SECONDS
         self._core = ANY_CORE
 
     def run(self) -> None:
-        """Send the compilation's result and the accepted start of the answer. Then reply to each token with a mask."""
-        beginnings = self._pipe.recv()
-        limit_cpu_time(MASK_BUDGET_SECONDS)
-        self._pipe.send((self._compiled._replace(matcher=None), self._begun(beginnings)))
-        limit_cpu_time(0)
-        while self._states:
+        """Reply to each command with a mask."""
+        while True:
             *command, core = COMMAND.unpack(self._pipe.recv_bytes())
             self._move_to(core)
             limit_cpu_time(self._seconds)
@@ -144,15 +120,6 @@ class MaskServer:
             self._core = core
             with suppress(OSError):  # the core may be forbidden by now
                 os.sched_setaffinity(0, CORES if core == ANY_CORE else {core})
-
-    def _begun(self, beginnings: list[list[int]]) -> list[int]:
-        """Advance the grammar by the first token sequence that it accepts, and return that sequence."""
-        for token_ids in beginnings if self._states else ():
-            matcher = self._states[0].deep_copy()
-            if matcher.consume_tokens(token_ids) and not matcher.is_stopped():
-                self._states[0] = matcher
-                return token_ids
-        return []
 
     def _follow(self, choice: int, token_id: int, origin: int) -> tuple[int, bytes]:
         if token_id == BEGIN and choice != origin:

@@ -1,8 +1,10 @@
 """A served model with its engine, tokenizer, chat template, limits and metrics. Independent of HTTP."""
 
+import asyncio
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -10,8 +12,9 @@ import structlog
 
 from nvium_core import Engine, EngineWorker, LoadedModel, sampling_defaults, warm_up, with_defaults
 from nvium_core.text.chat_template import ChatTemplate, Conversation
+from nvium_core.text.sandbox import HELPERS
 from nvium_core.text.token_bytes import TokenBytes, longest_token
-from server.errors import CONTEXT_EXCEEDED, ApiError, InvalidField, engine_stopped
+from server.errors import CONTEXT_EXCEEDED, ApiError, InvalidField, deadline_exceeded, engine_stopped
 from server.generation.choice_text import Prompt
 from server.generation.constraints import AllowedTokens, Constraints, RequestConstraint
 from server.generation.thread_pool import DaemonThreadPool
@@ -35,8 +38,8 @@ MAX_INLINE_CHARACTERS, MAX_INLINE_PROMPTS = 10_000, 16
 NUM_TEXT_THREADS = 2
 """Threads that tokenize long texts, render templates and write long responses."""
 
-NUM_COMPILING_THREADS = 16
-"""Threads that wait for grammar processes."""
+NUM_COMPILING_THREADS = 4
+"""Threads that wait for grammar processes, and so the number of grammars that are compiled at the same time."""
 
 PAUSE_SECONDS = 1
 """If no tick comes for this long, the process must have been suspended."""
@@ -80,6 +83,7 @@ class Service:
         self.tokenizing_thread = DaemonThreadPool(1, "nvium-tokenize")
         """The thread of `/tokenize` and `/detokenize`, which may take seconds."""
         self._compiling_threads = DaemonThreadPool(NUM_COMPILING_THREADS, "nvium-compile")
+        self._pools = self.text_threads, self.tokenizing_thread, self._compiling_threads
         self.is_warm = False
         self._ticked: float | None = None
 
@@ -124,7 +128,7 @@ class Service:
     @property
     def is_live(self) -> bool:
         """Return whether the engine and the threads make progress. A process that has just been resumed is live."""
-        busy_seconds = max(self.text_threads.busy_seconds, self.tokenizing_thread.busy_seconds)
+        busy_seconds = max(pool.busy_seconds for pool in self._pools)
         has_progressed = max(self.worker.seconds_since_progress, busy_seconds) < self.settings.stall_seconds
         return self.worker.is_alive and not self.has_failed and (has_progressed or self._has_paused)
 
@@ -133,10 +137,15 @@ class Service:
         return self._ticked is not None and time.monotonic() - self._ticked > PAUSE_SECONDS
 
     def tick(self) -> None:
-        """Detect that the process was suspended. The event loop calls this ten times a second."""
+        """Detect that the process was suspended, and limit the helpers' memory once a second.
+
+        The event loop calls this ten times a second.
+        """
         if self._has_paused:
-            for watched in (self.worker, self.text_threads, self.tokenizing_thread):
+            for watched in (self.worker, *self._pools):
                 watched.restart_clock()
+        if int(time.monotonic()) > int(self._ticked or 0):
+            HELPERS.limit_memory()
         self._ticked = time.monotonic()
 
     @property
@@ -190,6 +199,15 @@ class Service:
         """Return the deadline of a request. The deadline and `arrived` are times by `time.monotonic()`."""
         seconds = self.settings.request_seconds
         return None if seconds is None else arrived + seconds
+
+    @asynccontextmanager
+    async def within_deadline(self, arrived: float) -> AsyncIterator[None]:
+        """Raise `Rejected` if the context is still open at the deadline of a request."""
+        try:
+            async with asyncio.timeout_at(self.deadline(arrived)):
+                yield
+        except TimeoutError:
+            raise deadline_exceeded() from None
 
     def check_length(self, param: str, text: str) -> None:
         """Raise `InvalidField` if the text is certainly too long for the context. Do not tokenize it."""

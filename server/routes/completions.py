@@ -20,9 +20,11 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     num_choices = len(body.prompts) * body.num_choices
     with service.admission.entered(num_choices, tenant), body.in_request_names():
         kept = body.num_prompt_tokens_kept(service.engine.context)
-        prompts = await service.tokenize_prompts(body.prompts, kept)
+        output_format = body.output_format()
+        async with service.within_deadline(record.arrived_at):
+            prompts = await service.tokenize_prompts(body.prompts, kept)
+            compiled = await service.constraint(output_format, body.allowed_token_ids)
         longest = max(len(prompt.token_ids) for prompt in prompts)
-        compiled = await service.constraint(body.output_format(), body.allowed_token_ids)
         params = body.params(compiled.constraint, service.max_tokens(body.requested_max_tokens, longest, num_choices))
         generated = start(
             service, body, params, prompts, record, tenant=tenant, echo=body.echo, ignored=compiled.ignored

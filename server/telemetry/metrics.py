@@ -9,6 +9,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from nvium_core import EngineWorker
+from nvium_core.text.sandbox import HELPERS
 from server.errors import REJECTIONS
 from server.telemetry.sink import sink
 from server.telemetry.steps import StepMetrics
@@ -44,7 +45,7 @@ class Metrics:
         self._add_histograms(latency_buckets)
         self.steps = StepMetrics(depth_ratios)
         self.registry.register(self.steps)
-        self.registry.register(LogCollector())
+        self.registry.register(ProcessCounts())
         ProcessCollector(registry=self.registry)
         Info("nvium_build", "Version of nvium.", registry=self.registry).info({"version": version("nvium")})
 
@@ -110,8 +111,13 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-class LogCollector(Collector):
+class ProcessCounts(Collector):
+    """Counts of this process: lost log lines, and helper processes."""
+
     def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily("nvium_helpers", "Helper processes.", len(HELPERS))
+        yield GaugeMetricFamily("nvium_helper_memory_bytes", "Memory of forked helpers.", HELPERS.num_forked_bytes)
+        yield CounterMetricFamily("nvium_killed_helpers", "Helpers killed: no answer, or memory.", HELPERS.num_killed)
         yield CounterMetricFamily("nvium_dropped_log_lines", "Log lines that could not be written.", sink.num_dropped)
 
 

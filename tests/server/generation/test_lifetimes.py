@@ -24,7 +24,6 @@ from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.schedule.step import Step, StepResult
 from server.generation.choice_text import ChoiceText, Prompt
 from server.generation.generation import Choice, Generation, choices_of
-from server.generation.service import Service
 from server.http.drain import FAILURE
 from server.telemetry.metrics import Metrics
 from server.telemetry.record import RequestRecord
@@ -49,7 +48,7 @@ def test_a_request_that_cannot_be_submitted_releases_its_admission(
     assert server.complete(n=3, max_tokens=2).status_code == 200
 
 
-@pytest.mark.parametrize("of_server", [(RequestRecord, "admitted"), (Service, "deadline"), (Choice, "__init__")])
+@pytest.mark.parametrize("of_server", [(RequestRecord, "admitted"), (Generation, "__init__"), (Choice, "__init__")])
 def test_a_failure_after_submission_cancels_the_sequences(
     server: LiveServer, monkeypatch: pytest.MonkeyPatch, of_server: tuple[type, str]
 ) -> None:
