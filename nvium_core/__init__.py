@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from nvium_core.llm import TextCompletion as TextCompletion
     from nvium_core.loading import LoadedModel as LoadedModel
     from nvium_core.loading import load_model as load_model
-    from nvium_core.mapped_weights import load_mapped as load_mapped
     from nvium_core.model.causal_lm import NviumForCausalLM as NviumForCausalLM
     from nvium_core.model.checkpoint import CheckpointError as CheckpointError
     from nvium_core.model.config import NviumConfig as NviumConfig

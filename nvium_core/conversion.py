@@ -21,7 +21,6 @@ from rich.console import Console
 from rich.progress import track
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME
 
 from nvium_core.choices import Precision
@@ -93,12 +92,13 @@ def convert(
     """
     place = check_target(Path(target))
     wanted = None if dtype == "auto" else getattr(torch, dtype)
-    checkpoint = read_source(source, dtype=wanted, exits=exits, **hub_options)
+    checkpoint = read_source(source, exits=exits, **hub_options)
     has_tokenizer = check(checkpoint)
-    precision = wanted or reduce(torch.promote_types, (tensor.dtype for tensor in checkpoint.tensors.values()))
+    widest = reduce(torch.promote_types, (tensor.dtype for tensor in checkpoint.tensors.values()))
+    precision = wanted or (checkpoint.dtype if is_gguf(source) else widest)
     with atomic_folder(place) as folder:
         write_config(checkpoint.config, precision, folder)
-        write_tensors(checkpoint.tensors, precision, max_shard_bytes, folder)
+        write_tensors(checkpoint, precision, max_shard_bytes, folder)
         if is_gguf(source):
             gguf_file_tokenizer(checkpoint.folder).save_pretrained(folder)
         for file in companions(checkpoint.folder):
@@ -170,13 +170,14 @@ def write_config(config: NviumConfig, precision: torch.dtype, folder: Path) -> N
     config.to_json_file(folder / CONFIG_NAME)
 
 
-def write_tensors(tensors: dict[str, Tensor], precision: torch.dtype, max_shard_bytes: int, folder: Path) -> None:
+def write_tensors(checkpoint: Checkpoint, precision: torch.dtype, max_shard_bytes: int, folder: Path) -> None:
     """Write one safetensors file or, above `max_shard_bytes`, numbered shards and an index, like `save_pretrained`."""
-    sizes = {name: torch.empty_like(tensors[name], dtype=precision, device="meta") for name in sorted(tensors)}
+    tensors = checkpoint.tensors
+    sizes = {name: torch.empty(tensors[name].shape, dtype=precision, device="meta") for name in sorted(tensors)}
     split = split_torch_state_dict_into_shards(sizes, max_shard_size=max_shard_bytes)
     shards = split.filename_to_tensors.items()
     for file, names in track(shards, "writing", len(shards), console=Console(stderr=True), transient=True):
-        shard = {name: tensors[name].to(precision).contiguous() for name in names}
+        shard = {name: checkpoint.numbers(name, precision).contiguous() for name in names}
         save_file(shard, folder / file, metadata={"format": "pt"})
         shutil.copymode(folder / CONFIG_NAME, folder / file)  # safetensors may make files readable by the owner only
     if split.is_sharded:

@@ -9,8 +9,7 @@ from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Completion, TokenEvent, best
 from nvium_core.engine.params import ContextLengthExceeded, EngineConfig, SamplingParams
 from nvium_core.engine.sampling_defaults import sampling_defaults, with_defaults
-from nvium_core.loading import LoadedModel
-from nvium_core.mapped_weights import load_mapped
+from nvium_core.loading import LoadedModel, load_model
 from nvium_core.text.chat_template import ChatTemplate
 from nvium_core.text.detokenizer import Detokenizer, StopStrings
 
@@ -105,7 +104,9 @@ class LLM:
         generation_config: GenerationDefaults = "auto",
         **engine_options: Any,
     ) -> None:
-        self.loaded = model if isinstance(model, LoadedModel) else load_mapped(model, device, dtype, weights, exits)
+        if not isinstance(model, LoadedModel):
+            model = load_model(model, device, dtype, weights=weights, exits=exits)
+        self.loaded = model
         self.sampling_defaults = sampling_defaults(self.loaded.model, generation_config)
         self.engine = Engine(self.loaded.model, EngineConfig(**engine_options))
         self._template = ChatTemplate(self.loaded.tokenizer)

@@ -11,9 +11,10 @@ from transformers.utils.logging import disable_progress_bar
 
 from nvium_core.choices import Device, Precision, Quantization, Weights
 from nvium_core.model.checkpoint import MODEL_FOLDER, RECIPE_FILE, CheckpointError, one_line, resolve_folder
+from nvium_core.model.gguf import NAMED_ENDS, close_gguf, open_gguf
 from nvium_core.model.nvium import Nvium
-from nvium_core.model.quantized import quantize_model
 from nvium_core.model.source import is_gguf
+from nvium_core.model.stored import quantize_model
 from nvium_core.text.gguf_tokenizer import TokenizerError, gguf_tokenizer
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
@@ -43,26 +44,30 @@ def load_model(
 ) -> LoadedModel:
     """Load a folder, Hub name or GGUF file; None is the bundled model. Raise `CheckpointError` if it cannot be loaded.
 
+    On a CPU the matrices stay as their files store them (`StoredMatrix`), and can be read only. `materialise` replaces
+    them by ordinary parameters.
+
     device: auto is CUDA if available.
     dtype: auto is float32 on a CPU and bfloat16 on CUDA (float16 before compute capability 8). With auto on a CPU, a
-        GGUF file keeps its own precision.
+        GGUF file without quantized matrices keeps its own precision.
     kind: class of the model.
-    weights: q8 and q4 quantize backbone and head. With auto on a CPU, a GGUF file keeps the quantized types that the
-        engine supports; its other quantized types become bfloat16.
+    weights: q8 and q4 quantize backbone and head. native rounds the quantized matrices of a GGUF file, to bfloat16 if
+        `dtype` is auto.
     exits: folder or Hub name of retrofitted exits for the model.
     """
     disable_progress_bar()
     path = Path(source) if source else bundled_model()
-    place = resolve_device(device)
-    if is_gguf(path):
-        loaded = load_gguf(path, place, dtype, kind, weights, exits)
-        quantize_as(loaded.model, weights)
-        return loaded
-    folder = resolve_folder(path)
-    model = kind.from_pretrained(folder, dtype=resolve_dtype(dtype, place), exits=exits).eval()
-    nn.Module.to(model, place)
+    place, of_file = resolve_device(device), is_gguf(path)
+    folder = path if of_file else resolve_folder(path)
+    precision = gguf_precision(folder, dtype, place, weights) if of_file else resolve_dtype(dtype, place)
+    model = kind.from_pretrained(folder, dtype=precision, exits=exits, is_stored=place.type == "cpu").eval()
+    tokenizer = gguf_file_tokenizer(path) if of_file else fast_tokenizer(folder)
+    close_gguf()
+    check_vocabulary(tokenizer, model, folder)
     quantize_as(model, weights)
-    return LoadedModel(model_name(path), model, load_tokenizer(folder, model), folder.resolve())
+    if place.type != "cpu":
+        nn.Module.to(model, place)
+    return LoadedModel(path.stem if of_file else model_name(path), model, tokenizer, folder.resolve())
 
 
 def quantize_as(model: Nvium, weights: Weights) -> None:
@@ -81,41 +86,18 @@ def model_name(source: Path) -> str:
     return path.parent.name if is_runs else path.name
 
 
-def load_gguf(
-    path: Path,
-    device: torch.device,
-    dtype: Precision,
-    kind: type[Nvium],
-    weights: Weights,
-    exits: str | None = None,
-) -> LoadedModel:
-    """Load a GGUF file like `load_model`, but do not quantize it. The model is named after the file."""
-    from nvium_core.model.gguf import close_gguf, open_gguf
-    from nvium_core.model.gguf_groups import has_groups, load_groups
-
-    tokenizer = gguf_file_tokenizer(path)
-    keeps_groups = weights == "auto" and dtype == "auto" and device.type == "cpu" and has_groups(open_gguf(path))
-    is_quantized = keeps_groups or weights in get_args(Quantization)
-    model = kind.from_pretrained(path, dtype=gguf_precision(dtype, device, is_quantized), exits=exits).eval()
-    if keeps_groups:
-        load_groups(model, open_gguf(path))
-    close_gguf()
-    nn.Module.to(model, device)
-    check_vocabulary(tokenizer, model, path)
-    return LoadedModel(path.stem, model, tokenizer, path.resolve())
-
-
-def gguf_precision(dtype: Precision, device: torch.device, is_quantized: bool) -> torch.dtype | Literal["auto"]:
+def gguf_precision(
+    path: Path, dtype: Precision, device: torch.device, weights: Weights
+) -> torch.dtype | Literal["auto"]:
     """Return the precision in which to load a GGUF file. Only float32 holds dequantized weights exactly."""
     if dtype != "auto" or device.type != "cpu":
         return resolve_dtype(dtype, device)
-    return torch.float32 if is_quantized else "auto"
+    stays_quantized = weights == "auto" and open_gguf(path).is_quantized
+    return torch.float32 if stays_quantized or weights in get_args(Quantization) else "auto"
 
 
 def gguf_file_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     """Load the tokenizer of a GGUF file. Raise `CheckpointError` if the tokenizer is not supported or damaged."""
-    from nvium_core.model.gguf import NAMED_ENDS, open_gguf
-
     file = open_gguf(path)
     try:
         tokenizer = gguf_tokenizer(file.get, NAMED_ENDS)

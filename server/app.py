@@ -13,7 +13,7 @@ from opentelemetry.trace import TracerProvider
 from prometheus_client import disable_created_metrics
 from starlette.middleware import Middleware
 
-from nvium_core import LoadedModel, load_mapped
+from nvium_core import LoadedModel, load_model
 from server.errors import install_error_handlers
 from server.generation.service import Service
 from server.http.bodies import Bodies
@@ -155,7 +155,7 @@ def load(settings: Settings) -> Service:
     """Load the model and log its properties. Raise `CheckpointError` or `InvalidRequest` if it cannot be served."""
     log.info("loading", model=settings.model or "the bundled model")
     started = time.monotonic()
-    loaded = load_mapped(settings.model, settings.device, settings.dtype, settings.weights, settings.exits)
+    loaded = load_model(settings.model, settings.device, settings.dtype, weights=settings.weights, exits=settings.exits)
     service = Service(loaded, settings)
     log.info(
         "loaded",

@@ -27,17 +27,16 @@ LOADING, EVALUATION, BENCH = f"{CORE}.loading", f"{CORE}.evaluation", f"{CORE}.b
 SCHEDULE, DEVICE = f"{ENGINE}.schedule", f"{ENGINE}.device"
 ASKED_AND_TOLD = (f"{ENGINE}.params", f"{ENGINE}.events", f"{ENGINE}.constraint", f"{ENGINE}.failures")
 TEXT, LLM = f"{CORE}.text", f"{CORE}.llm"
-CONVERSION, TERMINAL, MAPPED = f"{CORE}.conversion", f"{CORE}.terminal", f"{CORE}.mapped_weights"
+CONVERSION, TERMINAL = f"{CORE}.conversion", f"{CORE}.terminal"
 
 MAY_IMPORT = {
     WORDS: (),
     ERRORS: (),
-    CHECKSUMS: (ERRORS,),
+    CHECKSUMS: (),
     MODEL: (WORDS, ERRORS, MODEL),
     LOADING: (WORDS, ERRORS, MODEL, TEXT),
     CONVERSION: (WORDS, ERRORS, MODEL, LOADING),
-    MAPPED: (WORDS, ERRORS, CHECKSUMS, MODEL, LOADING, CONVERSION),
-    LLM: (WORDS, ERRORS, MODEL, LOADING, MAPPED, ENGINE, TEXT),
+    LLM: (WORDS, ERRORS, MODEL, LOADING, ENGINE, TEXT),
     TERMINAL: (WORDS, ERRORS, MODEL, LOADING, ENGINE, LLM),
     ENGINE: (WORDS, ERRORS, MODEL, ENGINE),
     TRAINING: (WORDS, ERRORS, MODEL, TEXT, TRAINING),
@@ -170,8 +169,8 @@ def test_scheduling_needs_no_torch():
 
 
 def test_serving_imports_neither_transformers_models_nor_a_compiler_nor_training():
-    slow = {"torch._dynamo", "transformers.modeling_utils", "matplotlib", "gguf", TRAINING, f"{CORE}.bench"}
-    assert modules_after_importing("server.app", MAPPED, LLM) & slow == set()
+    slow = {"torch._dynamo", "transformers.modeling_utils", "matplotlib", TRAINING, f"{CORE}.bench"}
+    assert modules_after_importing("server.app", LLM) & slow == set()
 
 
 def test_only_the_settings_read_the_environment():

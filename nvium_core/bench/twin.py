@@ -11,11 +11,11 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from nvium_core.bench.shapes import random_weights
 from nvium_core.choices import Quantization, Weights
-from nvium_core.engine.device.native.weights import narrowed
+from nvium_core.engine.device.native.packing import fits_bfloat16
 from nvium_core.loading import quantize_as
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.nvium import Nvium
-from nvium_core.model.quantized import GROUP
+from nvium_core.model.stored import GROUP
 from nvium_core.model.univium import as_llama, shape_fields, univium_config
 from nvium_core.training.recipes.twins import added_mlp_width
 
@@ -40,7 +40,7 @@ def random_rival(model: Nvium, config: NviumConfig, weights: Weights) -> Nvium:
     The engine packs weights in the fewest bits that are exact.
     """
     rival = random_weights(config, dtype=model.dtype, device=model.device)
-    if all(narrowed(weight).dtype == torch.bfloat16 for weight in model.model.layers.parameters()):
+    if all(fits_bfloat16(weight) for weight in model.model.layers.parameters()):
         for weight in rival.parameters():
             weight.copy_(weight.bfloat16())
     quantize_as(rival, weights)

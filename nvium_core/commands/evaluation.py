@@ -25,7 +25,7 @@ def evaluate(
     from rich.console import Console
     from rich.markdown import Markdown
 
-    from nvium_core import load_mapped
+    from nvium_core import load_model
     from nvium_core.engine.device.processor import use_processor
     from nvium_core.evaluation import suite
     from nvium_core.evaluation.report import markdown
@@ -35,14 +35,15 @@ def evaluate(
     documents = list(documents_of(data))
     options = ModelOptions(**given)
     use_processor(options.instructions, options.threads)
-    loaded = load_mapped(model, options.device, options.dtype, options.weights, options.exits)
+    device, dtype, exits = options.device, options.dtype, options.exits
+    loaded = load_model(model, device, dtype, weights=options.weights, exits=exits)
     is_rounded = options.weights in ("q8", "q4")
     figures = suite.evaluate(
         loaded,
         documents,
         works=works.read_text(encoding="utf-8").splitlines() if works else None,
-        unrounded=load_mapped(model, options.device, options.dtype, "native", options.exits) if is_rounded else None,
-        twin=load_mapped(twin, options.device, options.dtype) if twin else None,
+        unrounded=load_model(model, device, dtype, weights="native", exits=exits) if is_rounded else None,
+        twin=load_model(twin, device, dtype) if twin else None,
     )
     figures["text"]["file"] = data.name
     Console().print(Markdown(markdown(figures)))

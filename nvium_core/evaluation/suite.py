@@ -13,6 +13,7 @@ from nvium_core.evaluation.predictions import EvaluationError
 from nvium_core.loading import LoadedModel
 from nvium_core.model.checkpoint import MODEL_FOLDER
 from nvium_core.model.flops import flops_per_token, flops_until_emitted, generation_flops
+from nvium_core.model.stored import materialise
 from nvium_core.training.data.documents import END_OF_TEXT
 from nvium_core.training.run_folder import tokens_read
 
@@ -32,6 +33,9 @@ def evaluate(
     unrounded: the same model without quantization.
     twin: a dense model to compare with.
     """
+    for each in (loaded, unrounded, twin):
+        if each:
+            materialise(each.model)
     if twin:
         check_dense(loaded, twin)
     if works is not None and len(works) != len(documents):

@@ -48,11 +48,10 @@ class NviumForCausalLM(Nvium, PreTrainedModel, GenerationMixin):
         """Load a model like `Nvium.from_pretrained`; `options`, such as dtype, are passed to transformers."""
         hub_options = {name: options.pop(name) for name in HUB_OPTIONS if name in options}
         options.setdefault("dtype", options.pop("torch_dtype", "auto"))  # the old name in transformers
-        checkpoint, _ = read_checked(cls, folder, config, options["dtype"], exits, **hub_options)
+        checkpoint, _ = read_checked(cls, folder, config, exits, **hub_options)
         options["dtype"] = checkpoint.dtype if options["dtype"] == "auto" else options["dtype"]
-        model: Self = super(Nvium, cls).from_pretrained(
-            None, config=checkpoint.config, state_dict=checkpoint.tensors, **options
-        )
+        tensors = {name: checkpoint.numbers(name, options["dtype"]) for name in checkpoint.tensors}
+        model: Self = super(Nvium, cls).from_pretrained(None, config=checkpoint.config, state_dict=tensors, **options)
         model.generation_config = generation_config(checkpoint) or model.generation_config
         return model
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from nvium_core.errors import NviumError
 from nvium_core.model.backbones import BACKBONES, backbone_fields
 from nvium_core.model.config import NviumConfig, check_sizes
+from nvium_core.model.stored import StoredMatrix
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +65,9 @@ class CheckpointError(NviumError, ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A model read from `folder`: its configuration, and its tensors under our names.
+    """A model read from `folder`: its configuration, and its tensors under our names. Matrices are `StoredMatrix`.
 
+    dtype: precision of the stored weights.
     exits_folder: the folder of the exits, if they come from another folder.
     sampling: sampling parameters that a GGUF file suggests, under transformers' names.
     """
@@ -73,13 +75,25 @@ class Checkpoint:
     config: NviumConfig
     tensors: dict[str, Tensor]
     folder: Path
+    dtype: torch.dtype
     exits_folder: Path | None = None
     sampling: dict[str, float] = field(default_factory=dict)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Precision of the stored weights."""
-        return next(iter(self.tensors.values())).dtype
+    def numbers(self, name: str, dtype: torch.dtype) -> Tensor:
+        """Return an ordinary tensor. Raise `CheckpointError` if it has NaN or infinite values."""
+        tensor = self.tensors[name]
+        if not isinstance(tensor, StoredMatrix):
+            return tensor.to(dtype)
+        numbers = tensor.numbers()
+        check_finite(numbers, tensor.place)
+        return numbers.to(dtype)
+
+    def stored(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Return all tensors in a precision; the matrices stay as they are stored."""
+        return {
+            name: tensor.with_dtype(dtype) if isinstance(tensor, StoredMatrix) else tensor.to(dtype)
+            for name, tensor in self.tensors.items()
+        }
 
     def check_against(self, model: nn.Module) -> None:
         """Raise `CheckpointError` unless tensor names and shapes equal the model's."""
@@ -122,9 +136,10 @@ def read_checkpoint(source: str | PathLike[str], config: NviumConfig | None = No
     check_adapter(folder)
     config = config or read_config(folder)
     tensors = {name: tensor for name, tensor in read_tensors(folder).items() if not RECOMPUTED.search(name)}
-    check_numbers(folder, tensors)
+    tensors = stored_matrices(folder, tensors)
     _drop_tied_heads(folder, config, tensors)
-    return Checkpoint(config=config, tensors=_renamed(folder, tensors, config.num_exits), folder=folder)
+    dtype = next((tensor.dtype for tensor in tensors.values()), torch.float32)
+    return Checkpoint(config=config, tensors=_renamed(folder, tensors, config.num_exits), folder=folder, dtype=dtype)
 
 
 def resolve_folder(source: str | PathLike[str], **hub_options: Any) -> Path:
@@ -276,14 +291,27 @@ def _drop_tied_heads(folder: Path, config: NviumConfig, tensors: dict[str, Tenso
             raise CheckpointError(f"{folder}: tensor {name} must equal the head; separate heads are not supported")
 
 
-def check_numbers(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Raise `CheckpointError` for weights that are not finite floats."""
-    for name, tensor in tensors.items():
-        if tensor.dtype not in STORED.values():
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            raise CheckpointError(f"{folder}: tensor {name} has dtype {dtype}; supported: {', '.join(STORED)}")
-        if tensor.numel() and not all(map(torch.isfinite, torch.aminmax(tensor))):
-            raise CheckpointError(f"{folder}: tensor {name} has NaN or infinite values")
+def stored_matrices(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the matrices as `StoredMatrix`. Raise `CheckpointError` for tensors that are not finite floats.
+
+    The numbers of a matrix are checked when it is packed or converted, so that no page is read twice.
+    """
+    return {name: _stored(tensor, f"{folder}: tensor {name}") for name, tensor in tensors.items()}
+
+
+def _stored(tensor: Tensor, name: str) -> Tensor:
+    if tensor.dtype not in STORED.values():
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        raise CheckpointError(f"{name} has dtype {dtype}; supported: {', '.join(STORED)}")
+    if tensor.dim() == 2:
+        return StoredMatrix(tensor, place=name)
+    check_finite(tensor, name)
+    return tensor
+
+
+def check_finite(tensor: Tensor, name: str) -> None:
+    if tensor.numel() and not all(map(torch.isfinite, torch.aminmax(tensor))):
+        raise CheckpointError(f"{name} has NaN or infinite values")
 
 
 def one_line(error: BaseException) -> str:

@@ -21,13 +21,14 @@ from nvium_core.model.checkpoint import (
     EXITS_WEIGHTS,
     Checkpoint,
     CheckpointError,
-    check_numbers,
     one_line,
     parse_file,
     read_safetensors,
     resolve_folder,
+    stored_matrices,
 )
 from nvium_core.model.config import NviumConfig
+from nvium_core.model.stored import plain
 
 ABOUT = "exits.json"
 SHAPE = ("num_hidden_layers", "hidden_size", "vocab_size")
@@ -44,7 +45,8 @@ def digest_of(tensors: Mapping[str, Tensor], config: NviumConfig) -> str:
     for name in sorted(tensors):
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        values = tensors[name].detach().flatten()[:DIGEST_VALUES].to(torch.bfloat16).contiguous()
+        rows = plain(tensors[name].detach()[:DIGEST_VALUES])
+        values = rows.flatten()[:DIGEST_VALUES].to(torch.bfloat16).contiguous()
         digest.update(f"{name} {list(tensors[name].shape)}".encode())
         digest.update(values.view(torch.int16).cpu().numpy().tobytes())
     return digest.hexdigest()
@@ -131,7 +133,6 @@ def check_base(base: Checkpoint, about: dict[str, Any], folder: Path) -> None:
 def read_weights(folder: Path) -> dict[str, Tensor]:
     path = folder / EXITS_WEIGHTS
     tensors = read_safetensors(path)
-    check_numbers(folder, tensors)
     if others := [name for name in tensors if not name.startswith("exits.")]:
         raise CheckpointError(f"{path}: unexpected tensor {others[0]}; all names must begin with `exits.`")
-    return tensors
+    return stored_matrices(folder, tensors)

@@ -1,8 +1,4 @@
-"""Reads the configuration and weights of a GGUF file. `nvium_core.text.gguf_tokenizer` reads the tokenizer.
-
-Quantized weights are dequantized to bfloat16, unless the caller chooses another precision. The largest rounding error
-is logged.
-"""
+"""Reads the configuration and weights of a GGUF file. `nvium_core.text.gguf_tokenizer` reads the tokenizer."""
 
 import logging
 import re
@@ -18,9 +14,9 @@ import torch
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from nvium_core.model.checkpoint import Checkpoint, CheckpointError, damaged
+from nvium_core.model.checkpoint import Checkpoint, CheckpointError, check_finite, damaged
 from nvium_core.model.config import NviumConfig
-from nvium_core.model.source import gguf_parts
+from nvium_core.model.stored import FLOATS, StoredMatrix
 
 logger = logging.getLogger(__name__)
 
@@ -106,14 +102,39 @@ NAMED_ENDS = {
 }
 """Tokens that always end a text, in addition to those that a file names. From llama.cpp (src/llama-vocab.cpp)."""
 
-EXACT = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Unquantized types. Tensors of all other types are dequantized to float32."""
+EXACT = {kind.name: dtype for dtype, kind in FLOATS.items() if dtype != torch.float64}
+"""Types of unquantized tensors."""
 
-KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL")
+KINDS = (
+    *EXACT,
+    *("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"),
+)
+"""Types of supported matrices."""
 
 LLAMA_3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA_3_CONTEXT = 8192
 """`original_max_position_embeddings` of Llama 3.1 and later. GGUF files have only factors that are computed from it."""
+
+
+PART = re.compile(r"-(\d{5})-of-(?!00000)(\d{5})(\.gguf)$", re.IGNORECASE)
+
+
+def gguf_parts(path: Path) -> tuple[Path, ...]:
+    """Return the file or, for the first shard of a split model, all shards.
+
+    Raise `CheckpointError` if `path` is another shard, or if shards are missing.
+    """
+    named = PART.search(path.name)
+    if not named:
+        return (path,)
+    number, count, suffix = int(named[1]), int(named[2]), named[3]
+    begin = path.name[: named.start()]
+    parts = tuple(path.with_name(f"{begin}-{part:05}-of-{count:05}{suffix}") for part in range(1, count + 1))
+    if number != 1:
+        raise CheckpointError(f"{path}: is shard {number} of {count}; pass the first shard, {parts[0].name}")
+    if missing := [part.name for part in parts if not part.is_file()]:
+        raise CheckpointError(f"{path}: is shard 1 of {count}, but the folder lacks {', '.join(missing[:5])}")
+    return parts
 
 
 class BoundedReader(gguf.GGUFReader):
@@ -153,6 +174,14 @@ class GGUFFile:
     def tensors(self) -> dict[str, gguf.ReaderTensor]:
         return {tensor.name: tensor for reader in self.readers for tensor in reader.tensors}
 
+    @property
+    def matrix_kinds(self) -> set[str]:
+        return {tensor.tensor_type.name for tensor in self.tensors.values() if len(tensor.shape) > 1}
+
+    @property
+    def is_quantized(self) -> bool:
+        return not self.matrix_kinds <= EXACT.keys()
+
     def check_fields(self) -> None:
         """Raise `CheckpointError` for an unsupported field that would change the computation."""
         prefix = f"{self.architecture}."
@@ -187,18 +216,17 @@ def close_gguf() -> None:
     _open.cache_clear()
 
 
-def read_gguf(path: Path, config: NviumConfig | None = None, dtype: torch.dtype | None = None) -> Checkpoint:
-    """Read configuration and weights. If `dtype` is None, the weights get the `stored_precision`."""
+def read_gguf(path: Path, config: NviumConfig | None = None) -> Checkpoint:
+    """Read configuration and weights. The matrices stay as they are stored."""
     file = open_gguf(path)
-    precision = dtype or stored_precision(file)
-    config = config or read_config(file)
-    tensors, largest = dict[str, Tensor](), 0.0
-    for name, tensor in read_tensors(file):
-        tensors[name] = tensor.to(precision)
-        if tensors[name].dtype != tensor.dtype:
-            largest = max(largest, (tensors[name].to(tensor.dtype) - tensor).abs().max().item())
-    logger.info("%s: loaded weights in %s, largest rounding error %.2g", path.name, str(precision)[6:], largest)
-    return Checkpoint(config=config, tensors=tensors, folder=path, sampling=sampling_fields(file))
+    tensors = dict(read_tensors(file))
+    return Checkpoint(
+        config=config or read_config(file),
+        tensors=tensors,
+        folder=path,
+        dtype=stored_precision(file),
+        sampling=sampling_fields(file),
+    )
 
 
 def sampling_fields(file: GGUFFile) -> dict[str, float]:
@@ -212,10 +240,9 @@ def sampling_fields(file: GGUFFile) -> dict[str, float]:
 
 def stored_precision(file: GGUFFile) -> torch.dtype:
     """Return the widest precision of the matrices. If any matrix is quantized, return bfloat16."""
-    kinds = {tensor.tensor_type.name for tensor in file.tensors.values() if len(tensor.shape) > 1}
-    if kinds <= EXACT.keys():
-        return reduce(torch.promote_types, (EXACT[kind] for kind in kinds), torch.bfloat16)
-    return torch.bfloat16
+    if file.is_quantized:
+        return torch.bfloat16
+    return reduce(torch.promote_types, (EXACT[kind] for kind in file.matrix_kinds), torch.bfloat16)
 
 
 def read_config(file: GGUFFile) -> NviumConfig:
@@ -300,20 +327,23 @@ def read_tensors(file: GGUFFile) -> Iterator[tuple[str, Tensor]]:
     for name, stored in file.tensors.items():
         if name != ROPE_FACTORS:
             try:
-                yield our_name(name), rows_in_our_order(file, name, read_tensor(file, stored))
+                yield our_name(name), read_tensor(file, stored)
             except (RuntimeError, TypeError, ValueError) as error:
                 raise CheckpointError(f"{file.path}: {name}: {error}") from error
 
 
-def rows_in_our_order(file: GGUFFile, name: str, tensor: Tensor) -> Tensor:
-    """Return a tensor in our row order, with the two query or key rows of a rotary pair half a head apart."""
+def rows_in_our_order(file: GGUFFile, name: str, num_rows: int) -> Tensor | None:
+    """Return the indices of stored rows in our order, with the two rows of a rotary pair half a head apart.
+
+    None if the orders are equal.
+    """
     known = NAME.fullmatch(name)
     if not known or known["part"] not in ("attn_q", "attn_k") or file.architecture not in INTERLEAVED:
-        return tensor
+        return None
     num_heads = file.shape("attention.head_count")
     if known["part"] == "attn_k":
         num_heads = file.shape("attention.head_count_kv", num_heads)
-    return tensor.view(num_heads, -1, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
+    return torch.arange(num_rows).view(num_heads, -1, 2).transpose(1, 2).flatten()
 
 
 def our_name(name: str) -> str:
@@ -326,11 +356,19 @@ def our_name(name: str) -> str:
 
 
 def read_tensor(file: GGUFFile, stored: gguf.ReaderTensor) -> Tensor:
-    kind = stored.tensor_type.name
-    if kind not in KINDS:
-        raise CheckpointError(f"{file.path}: {stored.name} has type {kind}; supported: {', '.join(KINDS)}")
+    """Return a stored matrix, or an ordinary vector."""
+    kind, place = stored.tensor_type, f"{file.path}: {stored.name}"
+    if kind.name not in KINDS:
+        raise CheckpointError(f"{place} has type {kind.name}; supported: {', '.join(KINDS)}")
     shape = [int(size) for size in reversed(stored.shape)]
-    if kind in EXACT:
-        numbers = stored.data.reshape(-1).view(f"u{EXACT[kind].itemsize}")
-        return torch.from_numpy(np.require(numbers, requirements="A")).view(EXACT[kind]).view(shape)
-    return torch.from_numpy(gguf.dequantize(stored.data, stored.tensor_type)).view(shape)
+    rows = rows_in_our_order(file, stored.name, shape[0])
+    if kind.name not in EXACT and len(shape) == 1:
+        raise CheckpointError(f"{place} has type {kind.name}, but is a vector; supported: {', '.join(EXACT)}")
+    if kind.name not in EXACT:
+        return StoredMatrix(torch.from_numpy(stored.data).view(torch.uint8), kind, rows=rows, place=place)
+    numbers = stored.data.reshape(-1).view(f"u{EXACT[kind.name].itemsize}")
+    tensor = torch.from_numpy(np.require(numbers, requirements="A")).view(EXACT[kind.name]).view(shape)
+    if len(shape) == 2:
+        return StoredMatrix(tensor, rows=rows, place=place)
+    check_finite(tensor, place)
+    return tensor if rows is None else tensor[rows]

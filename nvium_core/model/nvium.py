@@ -6,7 +6,7 @@ Shapes: B sequences, T tokens, D width, E exits, V vocabulary; X any row dimensi
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeVar
 
@@ -23,6 +23,7 @@ from nvium_core.model.config import NviumConfig, check_end_token_ids
 from nvium_core.model.exits import Exit
 from nvium_core.model.llama import Attend, Llama, causal_attention
 from nvium_core.model.source import read_source
+from nvium_core.model.stored import materialise
 
 Model = TypeVar("Model", bound="Nvium")
 
@@ -86,16 +87,22 @@ class Nvium(nn.Module):
         config: NviumConfig | None = None,
         dtype: torch.dtype | Literal["auto"] = "auto",
         exits: str | os.PathLike[str] | None = None,
+        is_stored: bool = False,
         **hub_options: Any,
     ) -> Self:
         """Load a folder, Hub name or GGUF file: our layout, the authors' published one, or a Llama or relative.
 
-        `exits` is the folder or Hub name of exits retrofitted to this model. Raise `CheckpointError` if a tensor is
-        missing, unexpected or of the wrong shape.
+        exits: folder or Hub name of exits retrofitted to this model.
+        is_stored: keep matrices as `StoredMatrix`, which are read-only.
+
+        Raise `CheckpointError` if a tensor is missing, unexpected or of the wrong shape.
         """
-        checkpoint, model = read_checked(cls, folder, config, dtype, exits, **hub_options)
+        checkpoint, model = read_checked(cls, folder, config, exits, **hub_options)
         precision = checkpoint.dtype if dtype == "auto" else dtype
-        tensors = {name: tensor.to(precision) for name, tensor in checkpoint.tensors.items()}
+        if is_stored:
+            tensors = checkpoint.stored(precision)
+        else:
+            tensors = {name: checkpoint.numbers(name, precision) for name in checkpoint.tensors}
         if checkpoint.config.tie_word_embeddings:
             tensors[HEAD] = tensors[EMBEDDING]
         model.load_state_dict(tensors, assign=True)
@@ -108,6 +115,11 @@ class Nvium(nn.Module):
         """Build a model without weights, on the meta device."""
         with torch.device("meta"):
             return cls(config)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move or convert the model. It then has ordinary parameters, because stored matrices are read-only."""
+        materialise(self)
+        return super()._apply(fn, recurse)
 
     def num_parameters(self) -> int:
         """Return the number of parameters. A tied head counts once."""
@@ -203,12 +215,11 @@ def read_checked(
     kind: type[Model],
     source: str | os.PathLike[str],
     config: NviumConfig | None,
-    dtype: torch.dtype | Literal["auto"],
     exits: str | os.PathLike[str] | None,
     **hub_options: Any,
 ) -> tuple[Checkpoint, Model]:
     """Read a checkpoint and build its model without weights. Raise `CheckpointError` unless all tensors match."""
-    checkpoint = read_source(source, config, None if dtype == "auto" else dtype, exits, **hub_options)
+    checkpoint = read_source(source, config, exits, **hub_options)
     num_layers, num_tensors = checkpoint.config.num_hidden_layers, len(checkpoint.tensors)
     if num_tensors < num_layers:  # before building any layer
         raise CheckpointError(f"{checkpoint.folder}: num_hidden_layers is {num_layers}, but only {num_tensors} tensors")

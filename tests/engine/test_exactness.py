@@ -13,7 +13,7 @@ from scipy.stats import chisquare
 from nvium_core import Engine, EngineConfig, NviumForCausalLM, PromptEvent, SamplingParams, TokenEvent
 from nvium_core.choices import Schedule
 from nvium_core.engine.schedule import randomness
-from nvium_core.model.quantized import quantize_model
+from nvium_core.model.stored import quantize_model
 from tests import reference
 from tests.engine.automaton import Automaton, Rule
 from tests.random_models import random_model

@@ -52,15 +52,17 @@ def write_gguf(
     return path
 
 
-def blocks(stored: "np.ndarray[Any, Any]", kind: gguf.GGMLQuantizationType) -> "np.ndarray[Any, Any]":
-    """Quantize the matrix. If the library cannot, return random blocks with moderate scales."""
+def blocks(
+    stored: "np.ndarray[Any, Any]", kind: gguf.GGMLQuantizationType, size: float = 0.01
+) -> "np.ndarray[Any, Any]":
+    """Quantize the matrix. If the library cannot, return random blocks with scales of this size."""
     try:
         return gguf.quantize(stored, kind)
     except NotImplementedError:
         per_block, num_bytes = gguf.GGML_QUANT_SIZES[kind]
         rows, row_blocks = stored.shape[0], stored.shape[1] // per_block
         random = np.random.default_rng(0).integers(0, 256, (rows, row_blocks, num_bytes), dtype=np.uint8)
-        scale = np.frombuffer(np.float16(0.01).tobytes(), np.uint8)
+        scale = np.frombuffer(np.float16(size).tobytes(), np.uint8)
         for place in SCALES[kind.name]:
             random[:, :, place : place + 2] = scale
         return random.reshape(rows, -1)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from nvium_core import CheckpointError, NviumForCausalLM, load_mapped
+from nvium_core import CheckpointError, NviumForCausalLM, load_model
 from nvium_core.model.checkpoint import read_config
 from nvium_core.model.exits_file import describe_exits, digest_of, write_exits
 from nvium_core.training.retrofitting.settings import with_exits
@@ -53,7 +53,7 @@ def test_generate_runs_base_and_exits_and_convert_merges_them(nvium, base, exits
     one, other = NviumForCausalLM.from_pretrained(merged), NviumForCausalLM.from_pretrained(base, exits=exits)
     assert one.config.exit_layers == [1, 3, 4] and one.config.default_sampling == "original"
     assert all(torch.equal(weight, other.state_dict()[name]) for name, weight in one.state_dict().items())
-    loaded = load_mapped(str(base), "cpu", "auto", "auto", str(exits))
+    loaded = load_model(str(base), "cpu", exits=str(exits))
     assert loaded.name == "base" and loaded.model.config.num_exits == 3
 
 

@@ -16,16 +16,15 @@ def zeros(num_bytes: int) -> Tensor:
 
 
 class Arena:
-    """Memory for copies of tensors, in large pieces."""
+    """Memory in large pieces."""
 
     def __init__(self) -> None:
         self._free = zeros(0)
 
-    def copy(self, tensor_N: Tensor) -> Tensor:
-        """Return a copy that starts at a cache line, [N]."""
-        content = tensor_N.view(torch.uint8)
-        size = -(-len(content) // CACHE_LINE) * CACHE_LINE
+    def zeros(self, num_bytes: int) -> Tensor:
+        """Return zero bytes that start at a cache line, [N]."""
+        size = -(-num_bytes // CACHE_LINE) * CACHE_LINE
         if len(self._free) < size:
             self._free = zeros(max(size, PIECE_BYTES))
-        copied, self._free = self._free[: len(content)], self._free[size:]
-        return copied.copy_(content).view(tensor_N.dtype)
+        own, self._free = self._free[:num_bytes], self._free[size:]
+        return own

@@ -17,6 +17,7 @@ from nvium_core.engine.failures import DeviceLost
 from nvium_core.engine.params import EngineConfig, require
 from nvium_core.engine.schedule.step import Outcome, Step, StepResult
 from nvium_core.model.nvium import Nvium
+from nvium_core.model.stored import materialise
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ def best_backend(model: Nvium, cache: PagedCache, config: EngineConfig) -> Backe
         )
     message = "requires a CPU, a C++ compiler and a model that the C++ kernels support"
     require(not config.deterministic, "deterministic", message)
+    materialise(model)  # PyTorch's layers read every weight in every pass
     return GraphsBackend(model, cache) if model.device.type == "cuda" else LayersBackend(model, cache)
 
 

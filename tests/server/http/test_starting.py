@@ -118,13 +118,13 @@ def status(http: httpx.Client, path: str) -> int:
 
 def slow_to_load() -> None:
     """Delay the loading of the model in the server's process."""
-    load_mapped = app.load_mapped
+    load_model = app.load_model
 
     def slowly(*given: Any, **more: Any) -> LoadedModel:
         threading.Event().wait(LOADS_FOR)
-        return load_mapped(*given, **more)
+        return load_model(*given, **more)
 
-    app.load_mapped = slowly
+    app.load_model = slowly
 
 
 def test_a_server_that_loads_becomes_ready_on_the_same_address(model_folder: Path, tmp_path: Path) -> None:

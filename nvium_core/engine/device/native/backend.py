@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from nvium_core.choices import Instructions
-from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.device.native.instructions import instructions as resolved
 from nvium_core.engine.device.native.library import COUNT, POINTER, PRECISIONS, REAL, fields, native_library
+from nvium_core.engine.device.native.packing import Packer
 from nvium_core.engine.device.native.seats import MAX_EMISSIONS, Seats
 from nvium_core.engine.device.native.weights import address, pack_weights
 from nvium_core.engine.device.paged_cache import PagedCache
@@ -25,9 +25,8 @@ from nvium_core.engine.params import EngineConfig
 from nvium_core.engine.schedule.step import Emission, Outcome, Run, Step, StepResult
 from nvium_core.model.nvium import Nvium
 
-MAX_RUN_ROWS = 32
-"""In float32, a run with more rows uses AMX tiles. If there are none, it uses PyTorch's layers, which are 1.3 times as
-fast as the native ones for such a run. In bfloat16 every run is native, so results do not depend on the batch."""
+MAX_UNTILED_ROWS = 32
+"""In float32, a run with more rows uses AMX tiles, if there are any."""
 
 RUN = struct.Struct("@6qPd2qP")  # `Run` of call.h
 EMISSION = struct.Struct("@qqd")  # `Emission` of call.h
@@ -40,7 +39,9 @@ class NativeModel(ctypes.Structure):
         *fields(COUNT, "num_threads num_blocks width inner_width num_heads num_key_heads head_size"),
         *fields(COUNT, "router_width adapter_width vocab_size page_size num_slots"),
         *fields(REAL, "eps temperature"),
-        *fields(POINTER, "first_layers layers exits keys values cos sin states embedding"),
+        *fields(POINTER, "first_layers layers exits keys values cos sin states"),
+        *fields(COUNT, "embedding_kind"),
+        *fields(POINTER, "embedding"),
     )
 
 
@@ -67,7 +68,7 @@ class NativeCall(ctypes.Structure):
 class NativeBackend:
     """The backend for models that `native.supports` accepts.
 
-    With `is_deterministic`, no run uses AMX tiles or PyTorch's layers, whatever its length (see `MAX_RUN_ROWS`).
+    With `is_deterministic`, no run uses AMX tiles, whatever its length (see `MAX_UNTILED_ROWS`).
     """
 
     tokens_ahead = MAX_EMISSIONS
@@ -85,13 +86,15 @@ class NativeBackend:
         library = native_library(self.instructions)
         assert library is not None
         self.num_threads = torch.get_num_threads()
-        dtype = model.lm_head.weight.dtype
-        self._max_run_rows = sys.maxsize if is_deterministic or dtype == torch.bfloat16 else MAX_RUN_ROWS
+        dtype = model.dtype
         self._has_tiles = dtype == torch.float32 and bool(library.has_tiles())
-        self._layers = LayersBackend(model, cache)
+        self._max_untiled_rows = sys.maxsize if is_deterministic else MAX_UNTILED_ROWS
         self._num_exits, self._vocab_size = model.config.num_exits, model.config.vocab_size
         self._run_native = getattr(library, f"run_{PRECISIONS[dtype]}")
-        self._weights = pack_weights(model, library.vector_bytes())
+        packer = Packer(library, self.num_threads)
+        self._weights = pack_weights(model, packer)
+        is_tied = model.model.embed_tokens.weight is model.lm_head.weight
+        self._embedding_kind, self._embedding = packer.embedding(model.model.embed_tokens.weight, is_packed=is_tied)
         self._model = self._native_model(model, cache)
         self._seats = Seats(max_sequences, model.config.max_position_embeddings)
         self._runs = bytearray(RUN.size * max_sequences)
@@ -110,23 +113,18 @@ class NativeBackend:
         """Nothing to prepare."""
 
     def run(self, step: Step, max_rows: int) -> StepResult:
-        """Run the Step natively. If a run exceeds `MAX_RUN_ROWS` and there are no AMX tiles, use PyTorch's layers.
-
-        Rows are counted in the Step's first block, or in its last block if the Step is whole.
-        """
+        """Run the Step. Rows are counted in its first block, or in its last block if the Step is whole."""
         counted = step.blocks[-1 if step.whole else 0]
-        is_long = any(run.stop - run.sequence.filled[counted] > self._max_run_rows for run in step.runs)
-        if is_long and not self._has_tiles:
-            return self._layers.run(step, max_rows)
+        is_long = any(run.stop - run.sequence.filled[counted] > self._max_untiled_rows for run in step.runs)
         call = self._call
-        call.is_tiled = is_long
+        call.is_tiled = self._has_tiles and is_long
         for number, run in enumerate(step.runs):
             self._write_run(number, run)
         self._prepare_scores(step)
         ctypes.memset(self._reports, 0, ctypes.sizeof(self._reports))
         call.first, call.stop, call.whole = step.blocks[0], step.blocks[-1] + 1, step.whole
         call.num_runs, call.seconds = len(step.runs), step.seconds
-        call.max_rows = min(max_rows, self._max_run_rows)
+        call.max_rows = max_rows
         self._model.num_threads = self.num_threads
         self._run_native(ctypes.byref(self._model), ctypes.byref(call))
         scores = self._read_scores()
@@ -209,7 +207,7 @@ class NativeBackend:
 
     def _native_model(self, model: Nvium, cache: PagedCache) -> NativeModel:
         config, (layers, exits) = model.config, self._weights
-        precise = torch.promote_types(model.lm_head.weight.dtype, torch.float32)
+        precise = torch.promote_types(model.dtype, torch.float32)
         cos_TP, sin_TP = model.model.rotary_emb(torch.arange(config.max_position_embeddings), precise)
         self._tensors = {
             "keys": cache.keys,
@@ -217,7 +215,7 @@ class NativeBackend:
             "cos": cos_TP.contiguous(),
             "sin": sin_TP.contiguous(),
             "states": cache.states_NSD,
-            "embedding": model.model.embed_tokens.weight.detach().contiguous(),
+            "embedding": self._embedding,
         }
         self._first_layers = array("q", [*(block.start for block in config.blocks), config.num_hidden_layers])
         return NativeModel(
@@ -237,5 +235,6 @@ class NativeBackend:
             first_layers=address(self._first_layers),
             layers=ctypes.addressof(layers.array),
             exits=ctypes.addressof(exits.array),
+            embedding_kind=self._embedding_kind,
             **{name: tensor.data_ptr() for name, tensor in self._tensors.items()},
         )

@@ -49,9 +49,13 @@ template <typename T> class BlockForward {
 
   void run(int64_t block) {
     for (int64_t r = 0; r < num_rows_; ++r) {
-      const T* h = block ? model_.state(block - 1, own_slot(r))
-                         : model_.embedding + rows_[r].seat->tokens[position(r)] * model_.width;
-      for (int64_t d = 0; d < model_.width; ++d) hidden_[r * model_.width + d] = static_cast<A>(h[d]);
+      A* hidden = &hidden_[r * model_.width];
+      if (block) {
+        const T* h = model_.state(block - 1, own_slot(r));
+        for (int64_t d = 0; d < model_.width; ++d) hidden[d] = static_cast<A>(h[d]);
+      } else {
+        embed(rows_[r].seat->tokens[position(r)], hidden);
+      }
     }
     for (int64_t i = model_.first_layers[block]; i < model_.first_layers[block + 1]; ++i) {
       const Layer<A>& layer = model_.layers[i];
@@ -72,6 +76,13 @@ template <typename T> class BlockForward {
   }
 
  private:
+  // Read a token's embedding, rounded to T.
+  void embed(int64_t token, A* out) const {
+    const int64_t kind = model_.embedding_kind, width = model_.width;
+    read_row(kind, model_.embedding + token * row_bytes(kind, width), width, out);
+    for (int64_t d = 0; d < width; ++d) out[d] = static_cast<A>(static_cast<T>(out[d]));
+  }
+
   int64_t position(int64_t row) const { return rows_[row].position; }
 
   int64_t num_keys(int64_t row) const { return position(row) + 1; }

@@ -3,6 +3,7 @@
 // Shapes: N blocks and exits, L layers, S cache slots, D width, H query heads, G key heads, P head size, V vocabulary.
 #pragma once
 
+#include "blocks.h"
 #include "matrix.h"
 #include "seat.h"
 
@@ -40,7 +41,8 @@ template <typename T> struct Model {
   T *keys, *values;                  // [L, S, G, P]
   const Accumulator<T> *cos, *sin;   // [context, P]
   T* states;                         // [N, S, D]: the output of each block
-  const T* embedding;                // [V, D]
+  int64_t embedding_kind;            // `Stored`
+  const char* embedding;             // [V, D], as stored
 
   int64_t last() const { return num_blocks - 1; }
 

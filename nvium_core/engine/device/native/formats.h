@@ -66,5 +66,6 @@ using Q4 = Grouped<Nibbles, false>;
 using Q4WithMin = Grouped<Nibbles, true>;
 using Q4K = Grouped<Nibbles, true, false>;
 using Q6K = Grouped<Bytes, false, false, 16>;
+using Q8WithMin = Grouped<Bytes, true, false, 16>;
 
 }  // namespace nvium

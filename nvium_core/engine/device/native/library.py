@@ -50,6 +50,10 @@ def native_library(instructions: str) -> ctypes.CDLL | None:
         run.argtypes, run.restype = [POINTER, POINTER], None
     for function in (library.vector_bytes, library.has_tiles):
         function.argtypes, function.restype = [], COUNT
+    library.packed_bytes.argtypes, library.packed_bytes.restype = [COUNT, COUNT], COUNT
+    library.packed_lanes.argtypes, library.packed_lanes.restype = [COUNT], COUNT
+    library.all_finite.argtypes, library.all_finite.restype = [POINTER, COUNT], COUNT
+    library.pack.argtypes, library.pack.restype = [POINTER, COUNT, COUNT, POINTER], COUNT
     return library
 
 

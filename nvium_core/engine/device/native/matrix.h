@@ -9,7 +9,7 @@
 
 namespace nvium {
 
-enum Format : int64_t { kFloat64, kFloat32, kBFloat16, kQ8, kQ4, kQ4WithMin, kQ4K, kQ6K };
+enum Format : int64_t { kFloat64, kFloat32, kBFloat16, kQ8, kQ4, kQ4WithMin, kQ4K, kQ6K, kQ8WithMin };
 
 struct Matrix {
   int64_t kind;
@@ -181,6 +181,7 @@ void project(const Operand<A>& in, const Matrix& matrix, int64_t count, int64_t 
     if (matrix.kind == kQ4WithMin) return as(Q4WithMin{});
     if (matrix.kind == kQ4K) return as(Q4K{});
     if (matrix.kind == kQ6K) return as(Q6K{});
+    if (matrix.kind == kQ8WithMin) return as(Q8WithMin{});
     if (matrix.kind == kBFloat16) return as(Pairs{});
   }
   as(Plain<A>{});

@@ -1,18 +1,47 @@
 """Packs matrices for the native functions; matrix.h describes the format.
 
-Shapes: N rows, padded to whole vectors; D their length; R rows of a panel; S steps; G groups; X numbers or bytes.
+A matrix is packed straight from its stored form, a few rows at a time, in C++ (pack.h).
+
+Shapes: N rows, D their length.
 """
 
-from typing import NamedTuple
+import ctypes
+import mmap
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from pathlib import Path
+from typing import NamedTuple, cast
 
 import torch
+from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
-from torch.nn.functional import pad
 
-from nvium_core.model.quantized import LEAST, GroupKind, Groups
+from nvium_core.engine.device.arena import Arena
+from nvium_core.engine.device.native.library import COUNT, POINTER, fields
+from nvium_core.model.checkpoint import CheckpointError
+from nvium_core.model.stored import FLOATS, StoredMatrix, plain
 
-KINDS = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2}
-GROUP_KINDS: dict[GroupKind, int] = {"q8": 3, "q4": 4, "q4_1": 5, "q4_k": 6, "q6_k": 7}  # `Format` of matrix.h
+FLOAT64, FLOAT32, BFLOAT16 = 0, 1, 2
+FLOAT_FORMATS = {torch.float64: FLOAT64, torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
+FORMATS = {
+    Kind.BF16: BFLOAT16,
+    **dict.fromkeys((Kind.Q8_0, Kind.Q5_0, Kind.IQ4_NL), 3),
+    Kind.Q4_0: 4,
+    Kind.Q4_1: 5,
+    Kind.Q4_K: 6,
+    **dict.fromkeys((Kind.Q6_K, Kind.Q3_K, Kind.IQ4_XS), 7),
+    **dict.fromkeys((Kind.Q5_K, Kind.Q5_1, Kind.Q2_K), 8),
+}
+"""Type of a stored matrix → its packed `Format` of matrix.h, if sums are in float32. All are exact."""
+
+ROWS_AT_ONCE = 1024
+"""Rows that are packed together: whole panels of every build."""
+
+
+class StoredRows(ctypes.Structure):
+    """`StoredRows` of pack.h."""
+
+    _fields_ = (*fields(COUNT, "stored"), *fields(POINTER, "data"), *fields(COUNT, "first num_rows length num_all"))
 
 
 class Packed(NamedTuple):
@@ -25,47 +54,100 @@ class Packed(NamedTuple):
 NOTHING = Packed(0, None)
 
 
-class Layout(NamedTuple):
-    """Number of lanes per vector, and of vectors per panel."""
+class Packer:
+    """Packs matrices with the functions of one build."""
 
-    lanes: int
-    panel_vectors: int
+    def __init__(self, library: ctypes.CDLL, num_threads: int) -> None:
+        self._library = library
+        self._num_threads = num_threads
+        self._arena = Arena()
+        self._files = mapped_files()
 
-    @classmethod
-    def of(cls, vector_bytes: int, dtype: torch.dtype) -> "Layout":
-        """`dtype`: the precision of sums, float32 or float64."""
-        return cls(vector_bytes // dtype.itemsize, 4 if dtype == torch.float32 else 1)
+    def pack(self, weight_ND: Tensor) -> Packed:
+        """Pack a matrix. Raise `CheckpointError` if a matrix of a file has NaN or infinite values."""
+        form = packed_format(weight_ND)
+        packed = self._arena.zeros(self.num_bytes(form, *weight_ND.shape))
+
+        def pack(rows: StoredRows) -> int:
+            return cast(int, self._library.pack(ctypes.byref(rows), form, self._num_threads, packed.data_ptr()))
+
+        self._each_part(weight_ND, form, pack)
+        return Packed(form, packed)
+
+    def embedding(self, weight_ND: Tensor, *, is_packed: bool) -> tuple[int, Tensor]:
+        """Return an embedding's type, and its rows as stored. Its numbers are checked, unless it is packed too."""
+        matrix = as_stored(weight_ND)
+
+        def check(rows: StoredRows) -> int:
+            return cast(int, self._library.all_finite(ctypes.byref(rows), self._num_threads))
+
+        if not is_packed:
+            self._each_part(weight_ND, FORMATS.get(matrix.kind, FLOAT64), check)
+        return matrix.kind, matrix.held().contiguous()
+
+    def _each_part(self, weight_ND: Tensor, form: int, use: Callable[[StoredRows], int]) -> None:
+        """Call `use` for all rows, a part at a time. It returns whether their numbers are finite."""
+        matrix, is_finite = as_stored(weight_ND), True
+        for first in range(0, len(matrix), ROWS_AT_ONCE):
+            part = matrix.at(slice(first, first + ROWS_AT_ONCE))
+            kind, held = stored_for(form, part)
+            rows = StoredRows(kind, held.data_ptr(), first, len(held), matrix.shape[1], len(matrix))
+            is_finite &= bool(use(rows))
+            if matrix is weight_ND:
+                release(part, self._files)
+        if matrix.place and not is_finite:
+            raise CheckpointError(f"{matrix.place} has NaN or infinite values")
+
+    def num_bytes(self, form: int, num_rows: int, length: int) -> int:
+        """Return the bytes that a packed matrix takes."""
+        lanes: int = self._library.packed_lanes(form)
+        bytes_each: int = self._library.packed_bytes(form, length)
+        return -(-num_rows // lanes) * bytes_each
 
 
-def pack(weight_ND: Tensor, layout: Layout) -> Packed:
-    """Pack a matrix. For bfloat16 a step is two numbers, which are copied as one int32."""
-    step = 2 if weight_ND.dtype == torch.bfloat16 else 1
-    missing = -weight_ND.shape[1] % step, -weight_ND.shape[0] % layout.lanes
-    if any(missing):
-        weight_ND = pad(weight_ND, (0, missing[0], 0, missing[1]))
-    steps_NS = weight_ND.contiguous().view(torch.int32) if step == 2 else weight_ND
-    num_rows, num_steps = layout.panel_vectors * layout.lanes, steps_NS.shape[1]
-    packed = torch.empty(steps_NS.numel(), dtype=steps_NS.dtype)
-    panels = packed.split(num_rows * num_steps)
-    for panel, rows_RS in zip(panels, steps_NS.split(num_rows), strict=True):
-        panel.view(num_steps, -1).copy_(rows_RS.T)
-    return Packed(KINDS[weight_ND.dtype], packed.view(weight_ND.dtype))
+def as_stored(weight_ND: Tensor) -> StoredMatrix:
+    return weight_ND if isinstance(weight_ND, StoredMatrix) else StoredMatrix(weight_ND.detach())
 
 
-def pack_groups(groups: Groups, layout: Layout) -> Packed:
-    """Pack a quantized matrix. A panel's group has the scales of all lanes, the minima if any, then the numbers."""
-    numbers_NGX = groups.numbers_by_group()
-    if groups.kind in LEAST:
-        low, high = (numbers_NGX - LEAST[groups.kind]).to(torch.uint8).unflatten(2, (-1, 2)).unbind(3)
-        numbers_NGX = low | high << 4
-    minima = [] if groups.minima_NG is None else [groups.minima_NG[..., None]]
-    parts = [_panel_bytes(part, layout) for part in (groups.scales_NG[..., None], *minima, numbers_NGX)]
-    panels = [torch.cat(panel, 1).flatten() for panel in zip(*parts, strict=True)]
-    return Packed(GROUP_KINDS[groups.kind], torch.cat(panels))
+def packed_format(weight_ND: Tensor) -> int:
+    """Return the `Format` of the packed matrix: that of its stored type, or the narrowest floats that are exact."""
+    matrix = as_stored(weight_ND)
+    if matrix.dtype == torch.float32 and matrix.kind in FORMATS:
+        return FORMATS[matrix.kind]
+    if matrix.dtype == torch.float32 and fits_bfloat16(matrix):
+        return BFLOAT16
+    return FLOAT_FORMATS[matrix.dtype]
 
 
-def _panel_bytes(groups_NGX: Tensor, layout: Layout) -> list[Tensor]:
-    """Return the bytes of each panel, [G, bytes], with the lanes interleaved."""
-    padded_NGX = pad(groups_NGX, (0, 0, 0, 0, 0, -len(groups_NGX) % layout.lanes))
-    panels = padded_NGX.split(layout.panel_vectors * layout.lanes)
-    return [panel_NGX.permute(1, 2, 0).contiguous().flatten(1).view(torch.uint8) for panel_NGX in panels]
+def stored_for(form: int, part: StoredMatrix) -> tuple[int, Tensor]:
+    """Return rows as C++ packs them into a format, with their type: as they are stored, or as floats."""
+    if FORMATS.get(part.kind) == form:
+        return part.kind, part.held().contiguous()
+    dtype = next(dtype for dtype, of_floats in FLOAT_FORMATS.items() if of_floats == form)
+    return FLOATS[dtype], part.numbers().to(dtype).contiguous()
+
+
+def fits_bfloat16(weight_ND: Tensor) -> bool:
+    """Whether every number of a matrix is a bfloat16."""
+    parts = (plain(weight_ND[first : first + ROWS_AT_ONCE]) for first in range(0, len(weight_ND), ROWS_AT_ONCE))
+    return all(torch.equal(part.bfloat16().to(part.dtype), part) for part in parts)
+
+
+def mapped_files() -> list[range]:
+    """Return the addresses of all files that are mapped into this process. Empty if the system does not list them."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        return []
+    lines = (line.split(maxsplit=5) for line in maps.read_text(encoding="utf-8", errors="replace").splitlines())
+    return [range(*(int(end, 16) for end in fields[0].split("-"))) for fields in lines if fields[4] != "0"]
+
+
+def release(matrix: StoredMatrix, files: Items[range]) -> None:
+    """Let the system reclaim the matrix's pages, if they are a file's. A later read maps them again."""
+    content = matrix.content
+    while isinstance(content, StoredMatrix):
+        content = content.content
+    first = -(-content.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    size = (content.data_ptr() + content.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
+    if size > 0 and any(file.start <= first and first + size <= file.stop for file in files):
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), mmap.MADV_DONTNEED)

@@ -9,12 +9,11 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from nvium_core.engine.device.arena import Arena
-from nvium_core.engine.device.native.packing import KINDS, NOTHING, Layout, Packed, pack, pack_groups
+from nvium_core.engine.device.native.packing import FLOAT_FORMATS, NOTHING, Packed, Packer
 from nvium_core.model.exits import Adapter, Exit
 from nvium_core.model.llama import Layer
 from nvium_core.model.nvium import Nvium
-from nvium_core.model.quantized import groups_of
+from nvium_core.model.stored import plain
 
 Weight = Tensor | Packed | bool | None
 
@@ -44,7 +43,7 @@ def is_plain(model: Nvium) -> bool:
         return False
     # Skip the biases of router heads, which are always in float32 or better.
     precisions = {weight.dtype for name, weight in model.named_parameters() if not name.endswith("router.head.bias")}
-    return len(precisions) == 1 and precisions <= KINDS.keys()
+    return len(precisions) == 1 and precisions <= FLOAT_FORMATS.keys()
 
 
 def _read(model: Nvium) -> Iterator[Tensor]:
@@ -53,12 +52,6 @@ def _read(model: Nvium) -> Iterator[Tensor]:
     layers = (layer_parts(cast(Layer, layer)) for layer in model.model.layers)
     exits = (exit_parts(cast(Exit, exit_)) for exit_ in model.exits)
     yield from (part for parts in (*layers, *exits) for part in parts if isinstance(part, Tensor))
-
-
-def narrowed(weight: Tensor) -> Tensor:
-    """Return the weight in bfloat16 if that is exact, else unchanged. A float64 weight is never converted."""
-    narrow = weight.bfloat16()
-    return narrow if weight.dtype != torch.float64 and torch.equal(narrow.to(weight.dtype), weight) else weight
 
 
 def layer_parts(layer: Layer) -> list[Weight]:
@@ -88,30 +81,22 @@ def exit_parts(exit_: Exit) -> list[Weight]:
 
 def is_identity(adapter: nn.Module) -> bool:
     """Whether the adapter adds zero, as at the last exit of a retrofitted model."""
-    return isinstance(adapter, Adapter) and not adapter.down.weight.any() and bool(adapter.up.weight.isfinite().all())
+    if not isinstance(adapter, Adapter):
+        return False
+    return not plain(adapter.down.weight).any() and bool(plain(adapter.up.weight).isfinite().all())
 
 
-def pack_weights(model: Nvium, vector_bytes: int) -> tuple[Pointers, Pointers]:
-    """Pack the weights of all layers and all exits for a build with this vector width. The exits share one head.
+def pack_weights(model: Nvium, packer: Packer) -> tuple[Pointers, Pointers]:
+    """Pack the weights of all layers and all exits. The exits share one head.
 
     Biases and norms are float32 or better. A matrix stays quantized, or gets the narrowest precision that is exact.
     """
-    precise = torch.promote_types(model.lm_head.weight.dtype, torch.float32)
-    layout = Layout.of(vector_bytes, precise)
-    linears = (layer for layer in model.modules() if isinstance(layer, nn.Linear) and precise == torch.float32)
-    groups = {id(layer.weight): found for layer in linears if (found := groups_of(layer))}
-
-    arena = Arena()
+    precise = torch.promote_types(model.dtype, torch.float32)
 
     def packed(weight: Weight) -> Weight:
         if not isinstance(weight, Tensor):
             return weight
-        if weight.dim() == 1:
-            return weight.detach().to(precise).contiguous()
-        group = groups.get(id(weight))
-        matrix = pack_groups(group, layout) if group else pack(narrowed(weight.detach()), layout)
-        assert matrix.data is not None
-        return Packed(matrix.kind, arena.copy(matrix.data))
+        return weight.detach().to(precise).contiguous() if weight.dim() == 1 else packer.pack(weight)
 
     layers = [packed(part) for layer in model.model.layers for part in layer_parts(cast(Layer, layer))]
     head, exits = packed(model.lm_head.weight), list[Weight]()

@@ -17,7 +17,6 @@ from nvium_core.engine.device.runner import Backend
 from nvium_core.engine.params import Kind
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import NO_TOKEN, Emission, Outcome, Run, Step
-from nvium_core.model.quantized import GROUP
 from tests.engine.device.native.calls import (
     ALL_ROWS,
     KINDS,
@@ -29,6 +28,7 @@ from tests.engine.device.native.calls import (
     seated,
 )
 from tests.random_models import random_model
+from tests.rounded import KINDS as KINDS_OF_BLOCKS
 from tests.rounded import round_to
 
 VOCAB_SIZE = 17
@@ -119,9 +119,8 @@ def test_steps_on_any_staircase_equal_those_of_the_layers(instructions, asked, p
         ends = [data.draw(st.integers(pending(s, block).start + 1, pending(s, block).stop)) for s in chosen]
         blocks = range(block, data.draw(st.integers(block + 1, 3)))
         step = Step(blocks, [Run(*each) for each in zip(chosen, ends, strict=True)], whole=data.draw(st.booleans()))
-        max_rows = data.draw(st.integers(1, native._max_run_rows))  # the layers would run a block with more rows
-        takes_layers = data.draw(st.booleans())
-        expected, found = layers.run(step, max_rows), (native._layers if takes_layers else native).run(step, max_rows)
+        max_rows = data.draw(st.integers(1, 40))
+        expected, found = layers.run(step, max_rows), native.run(step, max_rows)
         assert_alike(found.outcomes, expected.outcomes, 1e-10)
         assert [each[:3] for each in found.reports] == [each[:3] for each in expected.reports]
         done = [s for s, outcome in zip(chosen, expected.outcomes, strict=True) if not take(s, outcome)]
@@ -138,22 +137,22 @@ def test_models_of_other_shapes_and_precisions_equal_the_layers(instructions, dt
     assert_equal_to_layers(random_model([1, 2, 3], dtype=dtype, spread=0.5, **SHAPES[shape]), instructions)
 
 
-@pytest.mark.parametrize("kind", ["q8", "q4", "q4_1", "q4_k", "q6_k"])
+@pytest.mark.parametrize("kind", KINDS_OF_BLOCKS)
 def test_quantized_weights_equal_the_dequantized_layers(instructions, kind):
-    model = random_model([1, 2, 3], dtype=torch.float32, width=64, vocab_size=50, spread=0.5)
+    model = random_model([1, 2, 3], dtype=torch.float32, width=256, vocab_size=50, spread=0.5)
     round_to(model, kind)
     assert_equal_to_layers(model, instructions)
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "q8", "q4", "q4_1", "q4_k", "q6_k"])
-@pytest.mark.parametrize("width", [64, 96, 80])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("width", [64, 96, 80, 256])
 def test_tiles_multiply_like_the_layers(instructions, kind, width):
     """A width of 80 does not fill tiles, so none are used."""
     heads = {"num_heads": width // 16, "num_key_heads": width // 16}
     model = random_model([1, 2, 3], dtype=torch.float32, width=width, vocab_size=50, spread=0.5, **heads)
     if kind == "bfloat16":
         model.bfloat16().float()
-    elif kind != "float32" and width % GROUP == 0:
+    elif kind != "float32":
         round_to(model, kind)
     assert_equal_to_layers(model, instructions, is_tiled=True)
 
@@ -162,7 +161,7 @@ def tiled(native: NativeBackend) -> NativeBackend:
     """Use tiles for every row."""
     if not native._has_tiles:
         pytest.skip("no AMX tiles here")
-    native._max_run_rows = 0
+    native._max_untiled_rows = 0
     return native
 
 

@@ -23,11 +23,12 @@ SANITIZERS = "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1",
 VECTOR_BYTES = {"baseline": 16, "avx2": 32, "avx512": 64}
 VOCAB_SIZE = 70
 
-WEIGHTS = "float32", "bfloat16", "q8", "q4", "q4_1", "q4_k", "q6_k"
+WEIGHTS = "float32", "bfloat16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K", "Q5_K"
 
 
 def model_with(weights: str) -> NviumForCausalLM:
-    shape = {"width": 96, "num_heads": 3, "num_key_heads": 1, "vocab_size": VOCAB_SIZE}
+    width, num_heads = (256, 4) if weights.endswith("_K") else (96, 3)
+    shape = {"width": width, "num_heads": num_heads, "num_key_heads": 1, "vocab_size": VOCAB_SIZE}
     model = random_model([1, 2, 3], dtype=torch.float32, **shape, qkv_bias=True, qk_norm=True)
     force_routing(model, (0.4, 0.3, 0.3))
     if weights == "bfloat16":

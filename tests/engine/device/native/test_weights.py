@@ -6,11 +6,16 @@ import torch
 from nvium_core import NviumForCausalLM
 from nvium_core.engine.device import native
 from nvium_core.engine.device.native import weights
-from nvium_core.engine.device.native.packing import NOTHING, Packed
+from nvium_core.engine.device.native.packing import BFLOAT16, FLOAT32, FLOAT64, NOTHING, Packed, Packer, packed_format
 from tests.random_models import random_model
 from tests.rounded import round_to
 
-VECTOR_BYTES = 32
+
+def packer() -> Packer:
+    library = native.native_library(native.instructions())
+    if library is None:
+        pytest.skip("no C++ compiler here")
+    return Packer(library, num_threads=2)
 
 
 @pytest.mark.parametrize("parts", [{"attention_bias": True}, {"mlp_bias": True}, {"hidden_act": "gelu"}])
@@ -38,7 +43,7 @@ def test_a_model_of_mixed_precision_runs_through_the_layers():
 
 
 def packed_exits(model: NviumForCausalLM) -> list[Items[weights.Weight]]:
-    parts = weights.pack_weights(model, VECTOR_BYTES)[1].weights
+    parts = weights.pack_weights(model, packer())[1].weights
     size = len(parts) // len(model.exits)
     return [parts[first : first + size] for first in range(0, len(parts), size)]
 
@@ -50,16 +55,16 @@ def test_exits_share_one_packed_head():
 
 def test_a_matrix_is_narrowed_only_if_that_is_exact():
     matrix = torch.ones(3, 4)
-    assert weights.narrowed(matrix).dtype == torch.bfloat16
+    assert packed_format(matrix) == BFLOAT16
     matrix[0, 0] = 1 + 2**-20
-    assert weights.narrowed(matrix) is matrix
-    assert weights.narrowed(torch.ones(3, 4, dtype=torch.float64)).dtype == torch.float64
+    assert packed_format(matrix) == FLOAT32
+    assert packed_format(torch.ones(3, 4, dtype=torch.float64)) == FLOAT64
 
 
 def test_quantized_matrices_stay_quantized():
     model = random_model([1], dtype=torch.float32, width=64)
-    round_to(model, "q4")
-    layers, _ = weights.pack_weights(model, VECTOR_BYTES)
+    round_to(model, "Q4_0")
+    layers, _ = weights.pack_weights(model, packer())
     assert [weight.kind for weight in layers.weights if isinstance(weight, Packed)] == [4] * 7
 
 
