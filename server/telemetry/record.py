@@ -1,5 +1,6 @@
 """The record of one request. When the request ends, metrics count it and one log line shows it. It has no text."""
 
+import re
 import time
 from collections import Counter
 
@@ -15,6 +16,9 @@ ABORTED = ("disconnected", "slow_client")
 
 CLIENT_CLOSED_REQUEST = 499
 """Status of a request whose client disconnected before the response."""
+
+FIELD = re.compile(r"[a-z0-9_.\[\]]{1,80}")
+"""Matches the path of a request's field."""
 
 log = structlog.get_logger("nvium.request")
 
@@ -36,6 +40,7 @@ class RequestRecord:
         self.status: int | None = None
         self.finish_reasons: list[str] = []
         self.abort_cause: str | None = None
+        self.error: ApiError | None = None
         self.num_prompt_tokens = 0
         self.num_cached_prompt_tokens: int | None = None
         self.is_passed_on = False
@@ -84,7 +89,7 @@ class RequestRecord:
 
     def refused(self, error: ApiError) -> None:
         """Record an error that was sent to the client, as the response or within a stream."""
-        self.abort_cause = error.code or error.type
+        self.error, self.abort_cause = error, error.code or error.type
         if error.status in REJECTED and error.code:
             self._metrics.rejected.labels(error.code).inc()
 
@@ -124,7 +129,15 @@ class RequestRecord:
             first_token_seconds=seconds_between(self.arrived_at, self.first_token_at),
             total_seconds=seconds_between(self.arrived_at, self.closed_at),
             abort_cause=self.abort_cause,
+            param=self._param,
+            code=self.error.code if self.error else None,
         )
+
+    @property
+    def _param(self) -> str | None:
+        """Return the refused field. A name that the client made up may contain anything, so it becomes `?`."""
+        param = self.error.param if self.error else None
+        return param if param is None or FIELD.fullmatch(param) else "?"
 
     def _count(self, seconds: float) -> None:
         metrics = self._metrics

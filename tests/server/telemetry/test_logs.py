@@ -98,14 +98,14 @@ def test_a_request_is_logged_in_one_line(watched: LiveServer, stream: bool) -> N
 @pytest.mark.parametrize(
     ("body", "headers", "expected"),
     [
-        ({"max_tokens": -2}, {}, (400, "invalid", "invalid_request_error")),
+        ({"max_tokens": -2}, {}, (400, "invalid", "out_of_range")),
         ({"max_tokens": 5000}, {}, (400, "invalid", "context_length_exceeded")),
-        ({"stop": [SECRET, 5]}, {}, (400, "invalid", "invalid_request_error")),
-        ({"logit_bias": {SECRET: 1}}, {}, (400, "invalid", "invalid_request_error")),
+        ({"stop": [SECRET, 5]}, {}, (400, "invalid", "invalid_type")),
+        ({"logit_bias": {SECRET: 1}}, {}, (400, "invalid", "invalid_value")),
         ({"model": SECRET}, {}, (404, "invalid", "model_not_found")),
         ({}, {"authorization": f"Bearer {SECRET}"}, (401, "rejected", "invalid_api_key")),
         ({"prompt": SECRET * 500}, {}, (413, "rejected", "body_too_large")),
-        ({"n": 100, "prompt": [SECRET] * 20}, {}, (400, "invalid", "invalid_request_error")),
+        ({"n": 100, "prompt": [SECRET] * 20}, {}, (400, "invalid", "invalid_value")),
     ],
 )
 def test_a_refusal_is_logged_in_one_line_with_its_cause(
@@ -115,6 +115,8 @@ def test_a_refusal_is_logged_in_one_line_with_its_cause(
         watched.http.post("/v1/completions", json=BODY | body, headers=headers)
     [line] = log.lines
     assert (line["status"], line["outcome"], line["abort_cause"]) == expected
+    assert line["code"] == expected[2]
+    assert line["param"] in (None, *body)
     assert line["key_id"] == ("" if expected[0] == 401 else "alice")
     assert line["completion_tokens"] == 0
 

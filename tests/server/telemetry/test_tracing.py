@@ -18,6 +18,7 @@ from nvium_core import LoadedModel
 from server.app import assemble, keys_gate
 from server.generation.service import Service
 from server.http.keys import KeyRing, read_keys
+from server.http.middleware import JsonBodies
 from server.settings import Settings, SettingsError
 from server.telemetry.metrics import Metrics
 from server.telemetry.record import RequestRecord
@@ -127,7 +128,7 @@ def test_a_refused_request_is_a_span_without_phases(byte_model: LoadedModel) -> 
     with traced_server(byte_model, api_keys="alice:sk-a") as (server, spans):
         for body, key, status, cause in (
             (BODY, "sk-b", 401, "invalid_api_key"),
-            (BODY | {"n": 0}, "sk-a", 400, "invalid_request_error"),
+            (BODY | {"n": 0}, "sk-a", 400, "invalid_value"),
             (BODY | {"model": SECRET}, "sk-a", 404, "model_not_found"),
         ):
             server.http.post("/v1/completions", json=body, headers=bearer(key))
@@ -199,7 +200,10 @@ def test_an_aborted_requests_last_phase_lasts_until_its_end(
 
 
 @pytest.mark.parametrize("ending", ["", "/", "/v1/traces"])
-def test_spans_are_exported_to_the_configured_endpoint(byte_model: LoadedModel, ending: str) -> None:
+def test_spans_are_exported_to_the_configured_endpoint(
+    byte_model: LoadedModel, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(JsonBodies, "TAKEN_FOR_JSON", ("", "application/x-protobuf"))  # the collector is an app of ours
     received: list[bytes] = []
 
     def collect(app: FastAPI) -> None:
