@@ -85,7 +85,9 @@ def test_weights_that_are_not_floats_are_rejected_by_name(folder, dtype):
 def test_weights_that_are_not_finite_are_rejected_by_name(folder, value):
     name = "model.layers.1.mlp.up_proj.weight"
     edit_tensors(folder, lambda tensors: tensors[name][3, 5].fill_(value))
-    assert name in load_error(folder)
+    model = load_model(str(folder), "cpu", "float32").model
+    with pytest.raises(CheckpointError, match=f"tensor {name} has NaN or infinite values"):  # while packing
+        Engine(model, EngineConfig(context=16))
 
 
 @pytest.mark.parametrize("named", [1.5, "x", [1.5], -1])
