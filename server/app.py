@@ -1,9 +1,10 @@
 """The ASGI app for one model, and `run`, which serves it until SIGTERM or SIGINT."""
 
 import ssl
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import structlog
@@ -51,6 +52,9 @@ ENDPOINTS = {
 
 STOP_SECONDS = 5
 """Timeout for each of the two steps after draining: closing the connections and stopping the engine."""
+
+SLOW_SECONDS = 1.0
+"""A faster load logs only that it is done, so that a wrong command line prints a single line."""
 
 
 def create_app(model: LoadedModel, settings: Settings) -> FastAPI:
@@ -151,12 +155,26 @@ def run(settings: Settings) -> None:
         DrainingServer(config, service, reloader).run(sockets=[listener])
 
 
+@contextmanager
+def logged_if_slow(phase: str, **fields: object) -> Iterator[None]:
+    """Log a phase that takes more than `SLOW_SECONDS`, while it runs."""
+    timer = threading.Timer(SLOW_SECONDS, log.info, [phase], fields)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def load(settings: Settings) -> Service:
     """Load the model and log its properties. Raise `CheckpointError` or `InvalidRequest` if it cannot be served."""
-    log.info("loading", model=settings.model or "the bundled model")
     started = time.monotonic()
-    loaded = load_model(settings.model, settings.device, settings.dtype, weights=settings.weights, exits=settings.exits)
-    service = Service(loaded, settings)
+    with logged_if_slow("loading", model=settings.model or "the bundled model"):
+        loaded = load_model(
+            settings.model, settings.device, settings.dtype, weights=settings.weights, exits=settings.exits
+        )
+        service = Service(loaded, settings)
     log.info(
         "loaded",
         model=loaded.name,
