@@ -282,7 +282,7 @@ class Connection(H11Protocol):
     def _must_linger(self) -> bool:
         """Return whether a part of the request may be unread, and few other connections linger."""
         is_unread = self._was_refused or self.conn.their_state is h11.SEND_BODY
-        if not is_unread or self._limit.num_lingering >= self._limit.num_excess:
+        if not is_unread or not self._limit.may_linger:
             return False
         self._limit.num_lingering += 1
         return True

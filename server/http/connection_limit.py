@@ -30,7 +30,7 @@ class ConnectionLimit:
     num_connections: int
     num_excess: int = RESERVE // EXCESS_SHARE
     num_lingering: int = 0
-    """Connections that were answered and are still read from, at most `num_excess`."""
+    """Connections that were answered and are still read from. They share the places of excess connections."""
     _excess: OrderedDict[Refusable, bool] = field(default_factory=OrderedDict)
     """Excess connections, oldest first. The value is whether the connection's last request is a probe."""
 
@@ -40,6 +40,11 @@ class ConnectionLimit:
         if len(self._excess) > self.num_excess:
             oldest = next(excess for excess, has_probe in self._excess.items() if not has_probe)
             oldest.refuse_as_too_many()
+
+    @property
+    def may_linger(self) -> bool:
+        """Whether an answered connection may stay open until its request is read."""
+        return self.num_lingering + len(self._excess) < self.num_excess
 
     def is_excess(self, connection: Refusable) -> bool:
         return connection in self._excess
