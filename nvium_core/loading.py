@@ -60,7 +60,8 @@ def load_model(
     place, of_file = resolve_device(device), is_gguf(path)
     folder = path if of_file else resolve_folder(path)
     precision = gguf_precision(folder, dtype, place, weights) if of_file else resolve_dtype(dtype, place)
-    model = kind.from_pretrained(folder, dtype=precision, exits=exits, is_stored=place.type == "cpu").eval()
+    stored = {"is_stored": True} if place.type == "cpu" and kind is Nvium else {}  # transformers' models cannot be
+    model = kind.from_pretrained(folder, dtype=precision, exits=exits, **stored).eval()
     tokenizer = gguf_file_tokenizer(path) if of_file else fast_tokenizer(folder)
     close_gguf()
     check_vocabulary(tokenizer, model, folder)

@@ -17,5 +17,5 @@ def round_to(model: NviumForCausalLM, kind: str) -> None:
     for name, layer in model.named_modules():
         is_whole = isinstance(layer, nn.Linear) and layer.in_features % gguf.GGML_QUANT_SIZES[Kind[kind]][0] == 0
         if is_whole and name.startswith(("model.layers.", "lm_head")):
-            stored = torch.from_numpy(blocks(layer.weight.detach().float().numpy(), Kind[kind], 4e-5))
+            stored = torch.from_numpy(blocks(layer.weight.detach().float().numpy(), Kind[kind], 2e-5))
             layer.weight = nn.Parameter(StoredMatrix(stored, Kind[kind], layer.weight.dtype), requires_grad=False)

@@ -361,6 +361,8 @@ def read_tensor(file: GGUFFile, stored: gguf.ReaderTensor) -> Tensor:
     if kind.name not in KINDS:
         raise CheckpointError(f"{place} has type {kind.name}; supported: {', '.join(KINDS)}")
     shape = [int(size) for size in reversed(stored.shape)]
+    if not shape:
+        raise CheckpointError(f"{place} has no dimensions")
     rows = rows_in_our_order(file, stored.name, shape[0])
     if kind.name not in EXACT and len(shape) == 1:
         raise CheckpointError(f"{place} has type {kind.name}, but is a vector; supported: {', '.join(EXACT)}")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nvium_core.text import sandbox
-from nvium_core.text.sandbox import HELPERS, Helper, HelperLost, HelperStuck, serve_forks
+from nvium_core.text.sandbox import HELPERS, Helper, HelperLost, Helpers, HelperStuck, serve_forks
 
 HERE = __name__
 
@@ -108,13 +108,14 @@ def test_a_helper_dies_with_its_object(forker: Helper) -> None:
 def test_the_largest_fork_is_killed_if_all_together_are_too_large(
     monkeypatch: pytest.MonkeyPatch, forker: Helper
 ) -> None:
+    monkeypatch.setattr(sandbox, "HELPERS", own := Helpers())
     small, large = forker.fork(), forker.fork()
     assert small.ask(b"1000") and large.ask(b"50000000")
-    HELPERS.limit_memory()
-    assert 40_000_000 < HELPERS.num_forked_bytes < 100_000_000
+    own.limit_memory()
+    assert 40_000_000 < own.num_forked_bytes < 100_000_000
     assert large.ask(b"1") == b"1"
     monkeypatch.setattr(sandbox, "MAX_FORKED_BYTES", 30_000_000)
-    HELPERS.limit_memory()
+    own.limit_memory()
     with pytest.raises(HelperLost):
         large.ask(b"1")
     assert small.ask(b"1") == b"1"

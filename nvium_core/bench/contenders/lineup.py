@@ -20,6 +20,7 @@ from nvium_core.bench.twin import dense_twin, usable_llama
 from nvium_core.choices import Schedule, Weights
 from nvium_core.engine.params import require
 from nvium_core.model.nvium import Nvium
+from nvium_core.model.stored import materialise
 
 OURS: Schedule = "race"
 SWEEP: Schedule = "sweep"
@@ -81,6 +82,7 @@ class Lineup:
 
         For 16-bit weights on a CPU, also build `generate` in float32, which may be faster than 16 bits there.
         """
+        materialise(self.twin)
         llama, caches = usable_llama(self.twin), get_args(generate.Cache)
         variants = {f"{GENERATE}/{cache}": generate.contender(llama, workload, cache) for cache in caches}
         if llama.device.type == "cpu" and llama.dtype.itemsize == HALF_BYTES:
