@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -60,7 +60,7 @@ def load_model(
     place, of_file = resolve_device(device), is_gguf(path)
     folder = path if of_file else resolve_folder(path)
     precision = gguf_precision(folder, dtype, place, weights) if of_file else resolve_dtype(dtype, place)
-    stored = {"is_stored": True} if place.type == "cpu" and kind is Nvium else {}  # transformers' models cannot be
+    stored: dict[str, Any] = {"is_stored": True} if place.type == "cpu" and kind is Nvium else {}
     model = kind.from_pretrained(folder, dtype=precision, exits=exits, **stored).eval()
     tokenizer = gguf_file_tokenizer(path) if of_file else fast_tokenizer(folder)
     close_gguf()
