@@ -5,6 +5,7 @@ python -m research.iso --model runs/small/model --depths 6,9,12
 
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -24,6 +25,7 @@ from nvium_core.model.flops import flops_per_token
 from nvium_core.model.nvium import Nvium
 from nvium_core.model.univium import univium_config
 from nvium_core.training.recipes.catalogue import recipe_named
+from nvium_core.training.recipes.recipe import RecipeError
 from nvium_core.training.run_folder import tokens_read
 from research import paper
 from research.speed import (
@@ -117,7 +119,9 @@ def dense_model(subject: Subject, depth: int) -> Nvium:
 def trained_tokens(model: str | None, shape: str | None) -> int | None:
     """Return how many tokens a run's model or the paper's model was trained on, or None if unknown."""
     if shape:
-        return recipe_named(f"paper-{shape}", []).total_tokens
+        with suppress(RecipeError):
+            return recipe_named(f"paper-{shape}", []).total_tokens
+        return None
     return tokens_read(Path(model).parent) if model else None
 
 

@@ -171,14 +171,14 @@ async def respond(request: Request, error: Exception) -> Response:
 
 def as_api_error(error: Exception) -> ApiError:
     match error:
-        case ApiError() | HelperStuck():
-            return error if isinstance(error, ApiError) else deadline_exceeded()
+        case ApiError():
+            return error
         case InvalidRequest():
             code = CONTEXT_EXCEEDED if isinstance(error, ContextLengthExceeded) else OUT_OF_RANGE
             return InvalidField(error.field, error.message, code=code)
         case ConversationError():
             return InvalidField("messages", str(error))
-        case EngineError():
+        case EngineError() | HelperStuck():
             return from_engine(error)
         case RequestValidationError():
             return from_validation(error)
@@ -186,7 +186,9 @@ def as_api_error(error: Exception) -> ApiError:
             return from_http(error) if isinstance(error, HTTPException) else internal_error()
 
 
-def from_engine(error: EngineError) -> ApiError:
+def from_engine(error: EngineError | HelperStuck) -> ApiError:
+    if isinstance(error, HelperStuck):
+        return deadline_exceeded()
     if isinstance(error, ConstraintLimit):
         log.warning("a grammar exceeded its limits while sampling")
         return ApiError(str(error), code=TOO_COSTLY)

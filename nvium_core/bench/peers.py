@@ -58,7 +58,7 @@ def measure(
 def compare(chosen: Lineup, workload: Workload, repeats: int, seconds: float) -> Figures:
     """Measure all contenders on one workload."""
     with chosen.ready(workload) as contenders:
-        label = f"{workload.num_sequences} sequence{'s'[: workload.num_sequences - 1]}"
+        label = "1 sequence" if workload.num_sequences == 1 else f"{workload.num_sequences} sequences"
         counted = {name: checked_turn(name, contender, workload) for name, contender in contenders.items()}
         turns = interleaved(counted, repeats, label, seconds)
     ours = rates(turns[OURS])

@@ -1,8 +1,8 @@
 """Helper processes for untrusted input: chat templates and grammars.
 
-A helper may crash, or exceed its limits of CPU time and memory: then its pipe closes. A helper that does not answer
-within `PATIENCE_SECONDS` is killed. `HELPERS` limits their memory together. A helper dies with its
-parent, even if the parent was killed.
+If a helper crashes, or exceeds its limits of CPU time or memory, its pipe closes. A helper that does not answer within
+`PATIENCE_SECONDS` is killed. `HELPERS` limits the memory of all helpers together. A helper dies with its parent, even
+if the parent was killed.
 """
 
 import ctypes

@@ -16,6 +16,7 @@ from starlette.types import Message
 from nvium_core.text.tool_calls import PLAIN
 from server.app import bare_app, middleware
 from server.http.middleware import LastResort
+from server.routes.json_route import JsonRoute
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.generation import GenerationRequest, RequestLimits
@@ -81,6 +82,7 @@ def schemas_app() -> FastAPI:
     """Return an app whose routes only validate. Unhandled exceptions are raised instead of answered."""
     around = [layer for layer in middleware(Settings(), Metrics([1.0], [1.0]), None) if layer.cls is not LastResort]
     app = bare_app(lambda _: nullcontext(), around)
+    app.router.route_class = JsonRoute
     for path, kind in BODIES.items():
         app.post(path)(reader(kind))
     return app

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from nvium_core.engine.device.attention import power_of_two
 from nvium_core.engine.device.decide import EMITTED, EXIT_TAKEN, change_of
-from nvium_core.engine.device.fused import draws
+from nvium_core.engine.device.fused import draws, routing
 from nvium_core.engine.device.fused.launch import launch, wide_of
 from nvium_core.engine.device.inputs import InputViews, Variant
 from nvium_core.engine.device.paged_cache import PagedCache
@@ -86,7 +86,7 @@ class FusedDecisions:
         sizes = (slot_F.stride(0), states.shape[1], len(slot_F), width, config.rms_norm_eps, len(routed))
         tensors = (states[used.start :], slot_F, self._norm_ND[used.start :], x_NFD, x_KFD)
         grid, size = (len(slot_F), len(used)), power_of_two(width)
-        launch(draws.normalise_exits, grid, *tensors, *sizes, wide=wide_of(states), size=size)
+        launch(routing.normalise_exits, grid, *tensors, *sizes, wide=wide_of(states), size=size)
         if routed:
             own = {name: weight[routed.start : routed.stop] for name, weight in routers.items()}
             y_KFI = torch.baddbmm(own["fc1.bias"][:, None], x_KFD, own["fc1.weight"].mT)
@@ -94,7 +94,7 @@ class FusedDecisions:
             parts = (own["norm.weight"], own["head.weight"], own["head.bias"], log_w_KF2)
             last = (len(slot_F), width, config.rms_norm_eps, config.router_temperature)
             grid = (len(slot_F), len(routed))
-            launch(draws.route, grid, y_KFD, *parts, *last, wide=wide_of(y_KFD), size=size)
+            launch(routing.route, grid, y_KFD, *parts, *last, wide=wide_of(y_KFD), size=size)
         return x_NFD, log_w_KF2
 
     def _outputs(self, used: range, x_NFD: Tensor, exit_F: Tensor | None) -> Tensor:
@@ -111,7 +111,7 @@ class FusedDecisions:
         grid = (num_fronts, -(-width // WIDTH_BLOCK), 1 if selects else num_exits)
         tensors = (x_NFD, delta_NFD, x_NFD if exit_F is None else exit_F, o_XD)
         flags = {"selects": selects, "has_delta": bool(self._adapters), "block": WIDTH_BLOCK}
-        launch(draws.add_outputs, grid, *tensors, num_fronts, width, used.start, **flags)
+        launch(routing.add_outputs, grid, *tensors, num_fronts, width, used.start, **flags)
         return o_XD
 
     def _choose(
@@ -129,7 +129,7 @@ class FusedDecisions:
         uniform_F = torch.empty(num_fronts, dtype=torch.float64, device=uniform.device)
         ranks = (exit_F, exit_F, exit_F) if mixture is None else mixture[-3:]
         launch(
-            draws.choose_exits,
+            routing.choose_exits,
             (num_fronts,),
             *(log_w_KF2, rows["kind"], rows["first"], uniform, *ranks, answers_4F[EXIT_TAKEN]),
             *(exit_F, argmax_F, uniform_F, num_fronts, rows["kind"].stride(0), uniform.stride(2), answers_4F.stride(0)),

@@ -8,122 +8,8 @@ same order. Weights are float32, or float64 for float64 logits. Sums of weights 
 import triton
 import triton.language as tl
 
-from nvium_core.engine.device.fused.kernels import normalised
-
 ARGMAX, MIXTURE, ORIGINAL = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 NO_TOKEN, GOES_ON = tl.constexpr(-1), tl.constexpr(-2)
-MARGIN = tl.constexpr(1e-9)
-
-
-@triton.jit
-def normalise_exits(
-    states, slot, weight, x_out, router_out, stride, num_slots, num_fronts, width, eps, num_routed,
-    wide: tl.constexpr, size: tl.constexpr,
-):  # fmt: skip
-    """Normalise a front's state at an exit. Program (front, exit). Routers, if any, get a copy in their precision."""
-    front, number = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    at = tl.arange(0, size)
-    inside = at < width
-    h = tl.load(states + (number * num_slots + tl.load(slot + front * stride)) * width + at, mask=inside, other=0.0)
-    x = normalised(h, tl.load(weight + number * width + at, mask=inside, other=0.0), width, eps, wide)
-    to = (number * num_fronts + front) * width + at
-    tl.store(x_out + to, x, mask=inside)
-    if number < num_routed:
-        tl.store(router_out + to, x, mask=inside)
-
-
-@triton.jit
-def route(
-    y, norm, head, bias, log_w, num_fronts, width, eps, temperature,
-    wide: tl.constexpr, size: tl.constexpr,
-):  # fmt: skip
-    """The end of a router: norm, head and log softmax. Program (front, exit); `log_w` is [exits, fronts, 2]."""
-    front, number = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    at = tl.arange(0, size)
-    inside = at < width
-    own = tl.load(y + (number * num_fronts + front) * width + at, mask=inside, other=0.0)
-    x = normalised(own, tl.load(norm + number * width + at, mask=inside, other=0.0), width, eps, wide).to(wide)
-    goes_on = tl.sum(x * tl.load(head + 2 * number * width + at, mask=inside, other=0.0), 0)
-    leaves = tl.sum(x * tl.load(head + (2 * number + 1) * width + at, mask=inside, other=0.0), 0)
-    goes_on = (goes_on + tl.load(bias + 2 * number)) / temperature
-    leaves = (leaves + tl.load(bias + 2 * number + 1)) / temperature
-    top = tl.maximum(goes_on, leaves)
-    both = top + tl.log(tl.exp(goes_on - top) + tl.exp(leaves - top))
-    to = log_w + 2 * (number * num_fronts + front)
-    tl.store(to, goes_on - both)
-    tl.store(to + 1, leaves - both)
-
-
-@triton.jit
-def choose_exits(
-    log_w, kind, first, uniform, best, second, place, answers, exits, tokens, uniforms,
-    num_fronts, stride, uniform_stride, answer_stride,
-    start: tl.constexpr, stop: tl.constexpr, num_blocks: tl.constexpr, base: tl.constexpr, mixes: tl.constexpr,
-):  # fmt: skip
-    """Choose a front's exit. `exits`: the exit, −1 without, −2 for NaN. `tokens`: the mixture's argmax, if `mixes`.
-
-    `log_w` begins at exit `base`. `best`, `second` and `place` are `rank_mixtures`'.
-    """
-    front = tl.program_id(0)
-    own_kind, own_first = tl.load(kind + front * stride), tl.load(first + front * stride)
-    chosen = tl.full((), -1, tl.int64)
-    is_sane = chosen < 0
-    token = tl.full((), -2, tl.int64)
-    log_continue = tl.full((), 0, tl.float64)
-    log_mixed, log_p, drawn = log_continue, log_continue, log_continue
-    for block in tl.static_range(base, stop):
-        log_on, log_off = tl.full((), float("-inf"), tl.float64), tl.full((), 0, tl.float64)
-        if block < num_blocks - 1:
-            at = log_w + 2 * ((block - base) * num_fronts + front)
-            log_on, log_off = tl.load(at).to(tl.float64), tl.load(at + 1).to(tl.float64)
-        log_mixed += log_on
-        if block >= start:
-            takes = (own_kind == 0) & (
-                tl.load(uniform + front * stride + (num_blocks + block) * uniform_stride) < tl.exp(log_off)
-            )
-            if block == num_blocks - 1:
-                takes = takes | (own_kind != 0)
-            is_finite = (log_on + log_off) == (log_on + log_off)
-            if mixes:
-                own = block * num_fronts + front
-                top = tl.load(best + own)
-                gap = top - tl.load(second + own)
-                takes = takes | ((own_kind == ARGMAX) & (gap > tl.exp(log_mixed) + MARGIN))
-                is_number = tl.abs(top) < float("inf")
-                token = tl.where(chosen == -1, tl.where(is_number, tl.load(place + own), NO_TOKEN), token)
-            is_here = (chosen == -1) & (own_first <= block)
-            takes = (takes | ((is_finite == 0) & (own_kind != ORIGINAL))) & is_here
-            is_sane = tl.where(takes, is_finite, is_sane)
-            drawn = tl.where(takes, tl.load(uniform + front * stride + block * uniform_stride), drawn)
-            log_p = tl.where(takes & (own_kind != ORIGINAL), log_continue + log_off, log_p)
-            log_continue = tl.where(is_here, log_continue + log_on, log_continue)
-            chosen = tl.where(takes, block, chosen)
-    tl.store(answers + front, chosen.to(tl.float64))
-    tl.store(answers + 2 * answer_stride + front, log_p)
-    tl.store(answers + 3 * answer_stride + front, log_continue)
-    tl.store(exits + front, tl.where((chosen >= 0) & (is_sane == 0), -2, chosen))
-    tl.store(tokens + front, token)
-    tl.store(uniforms + front, drawn)
-
-
-@triton.jit
-def add_outputs(
-    x, delta, exits, out, num_fronts, width, base,
-    selects: tl.constexpr, has_delta: tl.constexpr, block: tl.constexpr,
-):  # fmt: skip
-    """The head's input x + adapter(x): of the front's exit (`selects`), or of exit program_id(2)."""
-    front = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * block + tl.arange(0, block)
-    inside = at < width
-    if selects:
-        number, to = tl.maximum(tl.load(exits + front) - base, 0), front
-    else:
-        number = tl.program_id(2).to(tl.int64)
-        to = number * num_fronts + front
-    o = tl.load(x + (number * num_fronts + front) * width + at, mask=inside, other=0.0)
-    if has_delta:
-        o += tl.load(delta + (number * num_fronts + front) * width + at, mask=inside, other=0.0)
-    tl.store(out + to * width + at, o, mask=inside)
 
 
 @triton.jit
@@ -174,6 +60,25 @@ def mass_from(
 
 
 @triton.jit
+def least_kept(
+    logits, vocab, peak, divisor, least, low, target,
+    counts: tl.constexpr, block: tl.constexpr, narrow: tl.constexpr, bits: tl.constexpr, bits_of_1: tl.constexpr,
+):  # fmt: skip
+    """Bisect the bits of the largest weight w, at least `low`, so that the weights from w on reach the target.
+
+    `counts`: the target is a number of weights, otherwise their sum.
+    """
+    high = tl.full((), bits_of_1 + 1, bits)
+    while high - low > 1:
+        middle = low + (high - low) // 2
+        mass, count = mass_from(logits, vocab, peak, divisor, least, middle.to(narrow, bitcast=True), 0, block, narrow)
+        reaches = (count if counts else mass) >= target
+        low = tl.where(reaches, middle, low)
+        high = tl.where(reaches, high, middle)
+    return low
+
+
+@triton.jit
 def truncate(
     logits, vocab, peak, divisor, least, total, top_k, top_p,
     block: tl.constexpr, narrow: tl.constexpr, bits: tl.constexpr, bits_of_1: tl.constexpr,
@@ -183,12 +88,7 @@ def truncate(
     mass = total
     if top_k > 0:
         wanted = tl.minimum(top_k, vocab)
-        high = tl.full((), bits_of_1 + 1, bits)
-        while high - low > 1:
-            middle = low + (high - low) // 2
-            _, count = mass_from(logits, vocab, peak, divisor, least, middle.to(narrow, bitcast=True), 0, block, narrow)
-            low = tl.where(count >= wanted, middle, low)
-            high = tl.where(count >= wanted, high, middle)
+        low = least_kept(logits, vocab, peak, divisor, least, low, wanted, True, block, narrow, bits, bits_of_1)
         floor = low.to(narrow, bitcast=True)
         above, count = mass_from(logits, vocab, peak, divisor, least, floor, 1, block, narrow)
         num_ties = wanted - count
@@ -196,12 +96,7 @@ def truncate(
     if top_p < 1:
         target = top_p * mass
         of_k = low
-        high = tl.full((), bits_of_1 + 1, bits)
-        while high - low > 1:
-            middle = low + (high - low) // 2
-            found, _ = mass_from(logits, vocab, peak, divisor, least, middle.to(narrow, bitcast=True), 0, block, narrow)
-            low = tl.where(found >= target, middle, low)
-            high = tl.where(found >= target, high, middle)
+        low = least_kept(logits, vocab, peak, divisor, least, low, target, False, block, narrow, bits, bits_of_1)
         floor = low.to(narrow, bitcast=True)
         above, _ = mass_from(logits, vocab, peak, divisor, least, floor, 1, block, narrow)
         each = tl.where(low > 0, floor.to(tl.float64), 1.0)
@@ -242,7 +137,56 @@ def race_times(uniform, at, weight):
 
 
 @triton.jit
-def sample_tokens(  # noqa: C901, PLR0912 (Triton inlines all of a row's cases)
+def raced_token(
+    logits, vocab, peak, divisor, least, floor, num_ties, uniform,
+    block: tl.constexpr, narrow: tl.constexpr,
+):  # fmt: skip
+    """The token with the smallest race time."""
+    token, seen = tl.full((), NO_TOKEN, tl.int64), tl.full((), 0, tl.int64)
+    fastest = tl.full((), float("inf"), tl.float64)
+    for begin in range(0, vocab, block):
+        kept, seen = kept_weights(logits, begin, vocab, peak, divisor, least, floor, num_ties, seen, block, narrow)
+        time = race_times(uniform, begin + tl.arange(0, block), kept)
+        here = tl.min(time, 0)
+        first = begin + tl.min(tl.where(time == here, tl.arange(0, block), block), 0)
+        token = tl.where(here < fastest, first.to(tl.int64), token)
+        fastest = tl.minimum(fastest, here)
+    return token
+
+
+@triton.jit
+def kept_total(
+    logits, vocab, peak, divisor, least, floor, num_ties,
+    block: tl.constexpr, narrow: tl.constexpr,
+):  # fmt: skip
+    total, seen = tl.full((), 0, tl.float64), tl.full((), 0, tl.int64)
+    for begin in range(0, vocab, block):
+        kept, seen = kept_weights(logits, begin, vocab, peak, divisor, least, floor, num_ties, seen, block, narrow)
+        total += tl.sum(kept.to(tl.float64), 0)
+    return total
+
+
+@triton.jit
+def drawn_token(
+    logits, vocab, peak, divisor, least, floor, num_ties, target,
+    block: tl.constexpr, narrow: tl.constexpr,
+):  # fmt: skip
+    """The first token up to which the weights exceed the target, or the last of positive weight."""
+    before, seen = tl.full((), 0, tl.float64), tl.full((), 0, tl.int64)
+    found, last = tl.full((), -1, tl.int64), tl.full((), -1, tl.int64)
+    for begin in range(0, vocab, block):
+        kept, seen = kept_weights(logits, begin, vocab, peak, divisor, least, floor, num_ties, seen, block, narrow)
+        at = begin + tl.arange(0, block)
+        ends = before + tl.cumsum(kept.to(tl.float64), 0)
+        beyond = tl.min(tl.where((ends > target) & (kept > 0), at, vocab), 0).to(tl.int64)
+        found = tl.where((found < 0) & (beyond < vocab), beyond, found)
+        last = tl.maximum(last, tl.max(tl.where(kept > 0, at, -1), 0).to(tl.int64))
+        before += tl.sum(kept.to(tl.float64), 0)
+    return tl.where(found >= 0, found, last)
+
+
+@triton.jit
+def sample_tokens(
     logits, kind, temperature, log_min_p, top_k, top_p, exits, tokens, uniforms, emitted, stride, vocab,
     block: tl.constexpr, narrow: tl.constexpr, bits: tl.constexpr, bits_of_1: tl.constexpr,
 ):  # fmt: skip
@@ -250,60 +194,28 @@ def sample_tokens(  # noqa: C901, PLR0912 (Triton inlines all of a row's cases)
     front = tl.program_id(0).to(tl.int64)
     own_exit, own_kind = tl.load(exits + front), tl.load(kind + front * stride)
     token = tl.where(own_exit == -1, GOES_ON, NO_TOKEN).to(tl.int64)
-    if own_exit >= 0:
-        if own_kind == ARGMAX:
-            token = tl.load(tokens + front)
-        else:
-            own = logits + front * vocab
-            heat, uniform = tl.load(temperature + front * stride), tl.load(uniforms + front)
-            divisor = tl.where(heat > 0, heat, 1.0).to(narrow)
-            least = tl.load(log_min_p + front * stride).to(narrow)
-            k, p = tl.load(top_k + front * stride), tl.load(top_p + front * stride)
-            peak, best = peak_of(own, vocab, block, narrow)
-            total = total_of(own, vocab, peak, divisor, least, block, narrow)
-            if total < float("inf"):  # not NaN
-                if (own_kind == ORIGINAL) & (heat == 0):
-                    token = best
-                else:
-                    floor, num_ties = tl.full((), -1.0, narrow), tl.full((), 0, tl.int64)
-                    if (k > 0) | (p < 1):
-                        floor, num_ties = truncate(
-                            own, vocab, peak, divisor, least, total, k, p, block, narrow, bits, bits_of_1
-                        )
-                    seen = tl.full((), 0, tl.int64)
-                    if own_kind == ORIGINAL:
-                        fastest = tl.full((), float("inf"), tl.float64)
-                        for begin in range(0, vocab, block):
-                            kept, seen = kept_weights(
-                                own, begin, vocab, peak, divisor, least, floor, num_ties, seen, block, narrow
-                            )
-                            time = race_times(uniform, begin + tl.arange(0, block), kept)
-                            here = tl.min(time, 0)
-                            first = begin + tl.min(tl.where(time == here, tl.arange(0, block), block), 0)
-                            token = tl.where(here < fastest, first.to(tl.int64), token)
-                            fastest = tl.minimum(fastest, here)
-                    else:
-                        if floor >= 0:
-                            total = tl.full((), 0, tl.float64)
-                            for begin in range(0, vocab, block):
-                                kept, seen = kept_weights(
-                                    own, begin, vocab, peak, divisor, least, floor, num_ties, seen, block, narrow
-                                )
-                                total += tl.sum(kept.to(tl.float64), 0)
-                        seen = tl.full((), 0, tl.int64)
-                        before, target = tl.full((), 0, tl.float64), uniform * total
-                        found, last = tl.full((), -1, tl.int64), tl.full((), -1, tl.int64)
-                        for begin in range(0, vocab, block):
-                            kept, seen = kept_weights(
-                                own, begin, vocab, peak, divisor, least, floor, num_ties, seen, block, narrow
-                            )
-                            at = begin + tl.arange(0, block)
-                            ends = before + tl.cumsum(kept.to(tl.float64), 0)
-                            beyond = tl.min(tl.where((ends > target) & (kept > 0), at, vocab), 0).to(tl.int64)
-                            found = tl.where((found < 0) & (beyond < vocab), beyond, found)
-                            last = tl.maximum(last, tl.max(tl.where(kept > 0, at, -1), 0).to(tl.int64))
-                            before += tl.sum(kept.to(tl.float64), 0)
-                        token = tl.where(found >= 0, found, last)
+    if (own_exit >= 0) & (own_kind == ARGMAX):
+        token = tl.load(tokens + front)
+    elif own_exit >= 0:
+        own = logits + front * vocab
+        heat, uniform = tl.load(temperature + front * stride), tl.load(uniforms + front)
+        divisor = tl.where(heat > 0, heat, 1.0).to(narrow)
+        least = tl.load(log_min_p + front * stride).to(narrow)
+        k, p = tl.load(top_k + front * stride), tl.load(top_p + front * stride)
+        peak, best = peak_of(own, vocab, block, narrow)
+        total = total_of(own, vocab, peak, divisor, least, block, narrow)
+        floor, num_ties = tl.full((), -1.0, narrow), tl.full((), 0, tl.int64)
+        is_finite = total < float("inf")  # False for NaN too
+        is_argmax = (own_kind == ORIGINAL) & (heat == 0)
+        if is_finite & (is_argmax == 0) & ((k > 0) | (p < 1)):
+            floor, num_ties = truncate(own, vocab, peak, divisor, least, total, k, p, block, narrow, bits, bits_of_1)
+            total = kept_total(own, vocab, peak, divisor, least, floor, num_ties, block, narrow)
+        if is_finite & is_argmax:
+            token = best
+        elif is_finite & (own_kind == ORIGINAL):
+            token = raced_token(own, vocab, peak, divisor, least, floor, num_ties, uniform, block, narrow)
+        elif is_finite:
+            token = drawn_token(own, vocab, peak, divisor, least, floor, num_ties, uniform * total, block, narrow)
     tl.store(emitted + front, token.to(tl.float64))
 
 

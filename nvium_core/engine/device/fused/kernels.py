@@ -1,8 +1,7 @@
 """Triton kernels of a pass over few rows. Each replaces several of PyTorch's, because on a GPU a launch costs 2 µs.
 
-`layers.py` launches them. Every program computes one row, or one head of a row. Sums are float32, or
-float64 for float64 inputs. Masked elements are never read. `stride` is
-the distance in words between the fields of successive rows.
+`layers.py` and `attention.py` launch them. A program computes one row, or one head of a row. Sums are float32, or
+float64 for float64 inputs. `stride` is the distance in words between the fields of successive rows.
 """
 
 import triton
