@@ -18,11 +18,14 @@ MAX_VALUES = 400_000
 MAX_NAMES = 100_000
 """Maximum number of colons outside strings, and so of names in objects."""
 
-LIMITS = ((b"[{", MAX_CONTAINERS, "lists and objects"), (b",", MAX_VALUES, "values"), (b":", MAX_NAMES, "names"))
+LIMITS = (
+    (b"[{", MAX_CONTAINERS, "lists and objects", 5e-6),
+    (b",", MAX_VALUES, "values", 2e-7),
+    (b":", MAX_NAMES, "names", 5e-7),
+)
+"""Characters, their maximum number outside strings, what they stand for, and seconds to parse and validate each."""
 
-SECONDS = ((b"[{", 5e-6), (b",", 2e-7), (b":", 5e-7))
 SECONDS_PER_BYTE = 1e-8
-"""Estimated time to parse and validate each character of `SECONDS`, and each byte, at worst."""
 
 
 class JsonError(ValueError):
@@ -69,14 +72,15 @@ def check_counts(*texts: bytes | bytearray) -> None:
 
     Characters in strings do not count. Removing strings is slow, so remove them only if there are too many.
     """
-    for characters, most, names in LIMITS:
+    for characters, most, names, _ in LIMITS:
         if count(texts, characters) > most and count(map(without_strings, texts), characters) > most:
             raise JsonError(f"has more than {most:,} {names}")
 
 
 def reading_seconds(text: bytes | bytearray) -> float:
-    """Estimate the time to parse and validate JSON, at worst."""
-    return len(text) * SECONDS_PER_BYTE + sum(count([text], each) * seconds for each, seconds in SECONDS)
+    """Estimate the time to parse and validate JSON, at worst. Beyond the limits, a text is not parsed."""
+    counted = sum(min(count([text], each), most) * seconds for each, most, _, seconds in LIMITS)
+    return len(text) * SECONDS_PER_BYTE + counted
 
 
 def without_strings(text: bytes | bytearray) -> bytes:
