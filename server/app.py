@@ -1,6 +1,7 @@
 """The ASGI app for one model, and `run`, which serves it until SIGTERM or SIGINT."""
 
 import ssl
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -157,8 +158,8 @@ def run(settings: Settings) -> None:
 
 @contextmanager
 def logged_if_slow(phase: str, **fields: object) -> Iterator[None]:
-    """Log a phase that takes more than `SLOW_SECONDS`, while it runs."""
-    timer = threading.Timer(SLOW_SECONDS, log.info, [phase], fields)
+    """Log a phase that takes more than `SLOW_SECONDS`, while it runs. Log it at once for a user at a terminal."""
+    timer = threading.Timer(0 if sys.stderr.isatty() else SLOW_SECONDS, log.info, [phase], fields)
     timer.daemon = True
     timer.start()
     try:
