@@ -183,7 +183,8 @@ SECONDS = 1.5
 
 @pytest.fixture(scope="module")
 def slow_server(byte_model: LoadedModel) -> Iterator[LiveServer]:
-    with live_server(byte_model, max_sequences=1, request_seconds=SECONDS) as live:
+    """With the schedule `sweep`, all tokens might still wait for their scores when the time is up."""
+    with live_server(byte_model, max_sequences=1, request_seconds=SECONDS, schedule="whole") as live:
         yield slowed_down(live)
 
 
