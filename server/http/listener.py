@@ -32,8 +32,11 @@ class Listener(socket.socket):
             if is_full or self._num_accepts > MAX_ACCEPTS_PER_TURN:
                 raise BlockingIOError
             accepted = super().accept()
-        except OSError:
+        except BlockingIOError:
             self._num_accepts = 0
+            raise
+        except OSError:  # asyncio logs it, waits a second, but before that tries again as often as the queue is long
+            self._num_accepts = MAX_ACCEPTS_PER_TURN
             raise
         if self.handshakes:
             self.handshakes.begin(accepted[0])

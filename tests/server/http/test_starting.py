@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import resource
 import signal
 import socket
@@ -89,18 +88,25 @@ def test_keys_can_be_reloaded_while_the_model_loads(model_folder: Path, tmp_path
     assert [each.status_code for each in statuses] == [401, 200]
 
 
-AS_PID_1 = 'trap "" TERM; exec "$0" -m nvium_core.cli serve "$1" --port "$2"'
+AS_PID_1 = 'trap "" TERM; exec "$0" -c "$1" serve "$2" --port "$3"'
 """Start with SIGTERM ignored, as the first process of a container does."""
+
+LOADS_FOREVER = """
+import threading
+from nvium_core import cli
+from server import app
+app.load_model = lambda *given, **more: threading.Event().wait()
+cli.main()
+"""
 
 
 @pytest.mark.slow
 def test_sigterm_ends_a_server_while_it_loads(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "config.json")  # nobody writes it
     port = free_port()
-    server = subprocess.Popen(["sh", "-c", AS_PID_1, sys.executable, tmp_path, str(port)])
+    server = subprocess.Popen(["sh", "-c", AS_PID_1, sys.executable, LOADS_FOREVER, tmp_path, str(port)])
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}") as http:
-            wait_until(lambda: status(http, "/livez") == 200, seconds=120)
+            wait_until(lambda: status(http, "/livez") == 200, seconds=60)
         server.terminate()
         assert server.wait(timeout=30) == 0
     finally:
