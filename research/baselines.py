@@ -27,8 +27,7 @@ from nvium_core.training.recipes.catalogue import recipe_named
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.recipes.twins import dense_twin
 from nvium_core.training.train import train
-from research import calm as calm_module
-from research import confidence, decoding, layerskip, pareto, plain_speed, speculation
+from research import confidence, decoding, pareto, plain_speed, speculation
 from research.calm import THRESHOLDS, CalmForCausalLM, is_calm
 from research.confidence import evaluate_calm
 from research.layerskip import DRAFTS
@@ -151,14 +150,14 @@ def baseline_recipe(method: str, name: str, settings: list[str]) -> Recipe:
     """Return a recipe's dense twin with exits: after each quarter for CALM*, after every second layer for LayerSkip."""
     dense = dense_twin(recipe_named(name, settings))
     num_exits = 4 if method == "calm" else dense.shape.num_layers // 2
-    return replace(dense, shape=replace(dense.shape, num_exits=num_exits))
+    shape = replace(dense.shape, num_exits=num_exits)
+    return replace(dense, shape=shape, model=f"research.{method}.model", objective=f"research.{method}.objective")
 
 
 def run_training(args: Namespace) -> None:
-    method = {"calm": calm_module.METHOD, "layerskip": layerskip.METHOD}[args.method]
     folder = args.folder or Path("runs") / f"{args.recipe}-{args.method}"
     options = RunOptions(data=args.data, folder=folder)
-    print(train(baseline_recipe(args.method, args.recipe, args.settings), options, method))
+    print(train(baseline_recipe(args.method, args.recipe, args.settings), options))
 
 
 def run_evaluation(args: Namespace) -> None:

@@ -22,7 +22,7 @@ from nvium_core.model.univium import shape_fields
 from nvium_core.training.data.windows import Batch
 from nvium_core.training.objective.loss import token_losses
 from nvium_core.training.objective.objective import ObjectiveResult, Phase, counted_mean
-from nvium_core.training.train import Method
+from nvium_core.training.recipes.recipe import Recipe
 
 THRESHOLDS = (0.9, 0.8, 0.7, 0.6)
 """The thresholds τ in the N-vium paper, whose CALM* model has exits after layers 6, 12, 18 and 24 of 24."""
@@ -95,7 +95,12 @@ def build_calm(config: NviumConfig) -> CalmForCausalLM:
     return CalmForCausalLM(CalmConfig(**(shape_fields(config) | {"adapter_hidden_size": 0})))
 
 
-def calm_objective(model: CalmForCausalLM, batch: Batch, phase: Phase) -> ObjectiveResult:
+def model(recipe: Recipe, vocab_size: int, end_token: int) -> CalmForCausalLM:
+    """Build a recipe's model."""
+    return build_calm(recipe.shape.config(vocab_size, end_token))
+
+
+def objective(model: CalmForCausalLM, batch: Batch, phase: Phase) -> ObjectiveResult:
     """Compute Σ l_k CE_k / Σ l_k from each exit's cross-entropy CE_k. `mix_loss` is the last exit's cross-entropy."""
     exit_losses_E = counted_mean(token_losses(model, batch).exit_nll, batch)
     depths_E = torch.tensor(model.config.exit_layers, dtype=exit_losses_E.dtype, device=exit_losses_E.device)
@@ -103,10 +108,6 @@ def calm_objective(model: CalmForCausalLM, batch: Batch, phase: Phase) -> Object
     metric_E = exit_losses_E.detach()
     return ObjectiveResult(loss, {"mix_loss": metric_E[-1], "exit_losses": metric_E})
 
-
-METHOD = Method(
-    lambda recipe, vocab_size, end_token: build_calm(recipe.shape.config(vocab_size, end_token)), calm_objective
-)
 
 AutoConfig.register("calm", CalmConfig)
 AutoModelForCausalLM.register(CalmConfig, CalmForCausalLM)

@@ -21,7 +21,7 @@ from nvium_core.model.univium import as_llama, univium_config
 from nvium_core.training.data.windows import Batch
 from nvium_core.training.objective.cross_entropy import head_nll
 from nvium_core.training.objective.objective import ObjectiveResult, Phase, counted_mean
-from nvium_core.training.train import Method
+from nvium_core.training.recipes.recipe import Recipe
 
 Curriculum = Literal["gradual", "rotational"]
 DropoutInTime = Literal["exponential", "constant"]
@@ -138,7 +138,9 @@ def exit_losses(model: NviumForCausalLM, batch: Batch, kept_LB: Tensor, depths: 
     return losses
 
 
-METHOD = Method(
-    lambda recipe, vocab_size, end_token: build_layerskip(recipe.shape.config(vocab_size, end_token)),
-    LayerSkip().objective,
-)
+def model(recipe: Recipe, vocab_size: int, end_token: int) -> LayerSkipForCausalLM:
+    """Build a recipe's model."""
+    return build_layerskip(recipe.shape.config(vocab_size, end_token))
+
+
+objective = LayerSkip().objective

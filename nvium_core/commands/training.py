@@ -23,6 +23,9 @@ def train(
     settings: Annotated[
         list[str], typer.Option("--set", help="Override a setting: key=value, such as learning_rate.maximum=1e-3.")
     ] = [],  # noqa: B006 (typer copies it)
+    seeds: Annotated[
+        str | None, typer.Option(help="Train once per seed, such as 1,2,3, and print the mean and spread.")
+    ] = None,
     device: DeviceOption = "auto",
     compile: Annotated[bool, typer.Option(help="Compile the model: slow to start, faster on long runs.")] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Estimate memory and time without training.")] = False,
@@ -40,6 +43,7 @@ def train(
     from nvium_core.training.distributed import is_first_here
     from nvium_core.training.heap import keep_freed_memory
     from nvium_core.training.recipes.catalogue import recipe_named
+    from nvium_core.training.seeds import train_seeds
     from nvium_core.training.train import train as run
 
     if flops_per_second and not dry_run:
@@ -58,9 +62,21 @@ def train(
         show(dry.table(dry.dry_run(named, options, flops_per_second)))
         return
     keep_freed_memory()
+    if seeds:
+        shown = train_seeds(named, options, parsed_seeds(seeds))
+        if is_first_here():
+            show(shown)
+        return
     written = run(named, options)
     if is_first_here():
         print(f"Model written to {written}")
+
+
+def parsed_seeds(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise typer.BadParameter(f"--seeds: must be integers such as 1,2,3, got {text!r}") from error
 
 
 def recipes() -> None:

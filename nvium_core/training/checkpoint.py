@@ -26,14 +26,17 @@ State = dict[str, Any]
 
 STATE, PREVIOUS, PARTIAL = "state.pt", "state.previous.pt", "state.partial"
 PARTS = {"model", "optimizers", "beta", "step", "recipe"}
-FORMAT = 2
+FORMAT = 3
 """Version of the checkpoint format, 1 for files without a version. Increment it if `Recipe`'s fields change."""
 
-WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
 
 
 def gather(model: nn.Module, optimizers: Sequence[Optimizer]) -> State:
-    """Gather the weights and optimiser states on the CPU of the first process. Every process must call this."""
+    """Gather the trainable weights and optimiser states on the CPU of the first process.
+
+    Every process must call this.
+    """
     weights, moments = get_state_dict(model, list(optimizers), options=WHOLE)
     return {"model": weights, "optimizers": moments}
 
@@ -45,7 +48,8 @@ def gather_weights(model: nn.Module) -> dict[str, Any]:
 
 def scatter(state: State, model: nn.Module, optimizers: Sequence[Optimizer], processes: Processes) -> None:
     """Load a gathered state. Each process loads its own shard."""
-    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=processes.count > 1)
+    is_whole = all(parameter.requires_grad for parameter in model.parameters())
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=processes.count > 1, strict=is_whole)
     set_state_dict(
         model,
         list(optimizers),

@@ -100,7 +100,7 @@ def parallelize(objective: nn.Module, layers: nn.ModuleList, sharding: Sharding,
     return objective
 
 
-def gradient_sync(module: nn.Module, enabled: bool) -> AbstractContextManager[None]:
+def gradient_sync(module: object, enabled: bool) -> AbstractContextManager[None]:
     """Return a context for backward passes. Gradients are averaged over processes only if `enabled`."""
     if isinstance(module, FSDPModule):
         module.set_requires_gradient_sync(enabled)

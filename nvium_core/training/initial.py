@@ -8,9 +8,11 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from nvium_core.model.causal_lm import NviumForCausalLM
 from nvium_core.model.checkpoint import read_config, resolve_folder
+from nvium_core.model.config import NviumConfig
 from nvium_core.text.chat_template import CHAT_TEMPLATE
 from nvium_core.training.errors import TrainingError
-from nvium_core.training.recipes.recipe import Recipe, RecipeError
+from nvium_core.training.extension import imported
+from nvium_core.training.recipes.recipe import ModelShape, Recipe, RecipeError
 from nvium_core.training.recipes.twins import RUN
 
 
@@ -29,8 +31,16 @@ def with_initial_shape(recipe: Recipe) -> Recipe:
         )
     config = read_config(resolve_folder(recipe.initial))
     context = min(recipe.shape.context, config.max_position_embeddings)
-    shape = replace(
-        recipe.shape,
+    adopted = replace(recipe, shape=shape_of(config, context), short_context=min(recipe.short_context, context))
+    try:
+        adopted.check_together()
+    except ValueError as error:
+        raise RecipeError(f"{recipe.initial}: {error}") from error
+    return adopted
+
+
+def shape_of(config: NviumConfig, context: int) -> ModelShape:
+    return ModelShape(
         num_layers=config.num_hidden_layers,
         width=config.hidden_size,
         mlp_width=config.intermediate_size,
@@ -44,12 +54,16 @@ def with_initial_shape(recipe: Recipe) -> Recipe:
         adapter_width=config.adapter_hidden_size,
         tied_head=config.tie_word_embeddings,
     )
-    adopted = replace(recipe, shape=shape, short_context=min(recipe.short_context, context))
-    try:
-        adopted.check_together()
-    except ValueError as error:
-        raise RecipeError(f"{recipe.initial}: {error}") from error
-    return adopted
+
+
+def built_model(recipe: Recipe, vocab_size: int, end_token: int) -> NviumForCausalLM:
+    """Build the recipe's model for a vocabulary, with the recipe's routers."""
+    build = imported(recipe.model) if recipe.model else initial_model
+    model: NviumForCausalLM = build(recipe, vocab_size, end_token)
+    if recipe.router:
+        for exit_ in model.exits[:-1]:
+            exit_.router = imported(recipe.router)(model.config)
+    return model
 
 
 def initial_model(recipe: Recipe, vocab_size: int, end_token: int) -> NviumForCausalLM:

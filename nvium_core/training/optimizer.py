@@ -2,14 +2,16 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
+from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from nvium_core.model.llama import RMSNorm
+from nvium_core.training.extension import imported
 from nvium_core.training.precision import fast_dtype
 
 ADAM_EPSILON = 1e-8
@@ -23,9 +25,11 @@ ROUTER_OUTCOMES = 2
 class OptimizerSettings:
     """AdamW's and Muon's hyperparameters; the defaults are the paper's.
 
-    `weight_decay` does not apply to norms, biases and embeddings. `muon_rate` 0 disables Muon.
+    `weight_decay` does not apply to norms, biases and embeddings. `muon_rate` 0 disables Muon. `name` is the class that
+    replaces AdamW, such as `torch.optim.NAdam`.
     """
 
+    name: str = "torch.optim.AdamW"
     weight_decay: float = 0.1
     betas: tuple[float, ...] = (0.9, 0.95)
     clip_norm: float = 1.0
@@ -96,13 +100,23 @@ def orthogonalized(matrices_MDE: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def optimizers(model: PreTrainedModel, rate: float, settings: OptimizerSettings) -> list[Optimizer]:
-    """Return AdamW, preceded by Muon if `muon_rate` is set. A group's `maximum_lr` is its peak learning rate."""
+    """Return AdamW or the optimiser in its place, preceded by Muon if `muon_rate` is set.
+
+    An optimiser gets `betas`, `eps` and `fused` if it takes them. A group's `maximum_lr` is its peak learning rate.
+    """
     matrices, rest = split_parameters(model) if settings.muon_rate else ([], list(model.parameters()))
     groups = parameter_groups(model, rest, settings.weight_decay)
-    beta1, beta2 = settings.betas
-    created: list[Optimizer] = [AdamW(groups, lr=rate, betas=(beta1, beta2), eps=ADAM_EPSILON, fused=True)]
+    kind = imported(settings.name)
+    options = {"betas": settings.betas, "eps": ADAM_EPSILON, "fused": True}
+    taken = {name: value for name, value in options.items() if name in signature(kind).parameters}
+    created: list[Optimizer] = [kind(groups, lr=rate, **taken)]
     if matrices:
         created.insert(0, Muon(matrices, settings.muon_rate, settings.weight_decay))
+    return with_maximum_rates(created)
+
+
+def with_maximum_rates(created: list[Optimizer]) -> list[Optimizer]:
+    """Record each group's learning rate as its peak, `maximum_lr`."""
     for optimizer in created:
         for group in optimizer.param_groups:
             group["maximum_lr"] = group["lr"]

@@ -22,8 +22,13 @@ class RunOptions:
     dense_log: Annotated[Path | None, Doc("log.jsonl of a dense run, for an adaptive β.")] = None
     sharding: Annotated[Sharding, Doc("How several processes hold the model.")] = "ddp"
     rows_per_pass: Annotated[int, Doc("Maximum tokens per forward pass; limits memory.")] = 16_384
+    logger: Annotated[str, Doc("Where to log besides log.jsonl: tensorboard, wandb or tensorboard,wandb.")] = ""
     checkpoint_activations: Annotated[bool, Doc("Recompute activations in the backward pass to save memory.")] = False
 
     def __post_init__(self) -> None:
         if self.rows_per_pass < 1:
             raise TrainingError(f"rows_per_pass must be at least 1, got {self.rows_per_pass}")
+
+    @property
+    def loggers(self) -> list[str]:
+        return [name.strip() for name in self.logger.split(",") if name.strip()]

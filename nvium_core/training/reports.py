@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -92,12 +93,19 @@ def follow(run: Followed, console: Console, any_process: Callable[[bool], bool] 
             bar.update(task, completed=run.step, description=describe(report))
             now = time.monotonic()
             if bar.disable and (now - last_line >= LINE_SECONDS or run.step == run.num_steps):
-                console.print(f"step {run.step:,}/{run.num_steps:,} · {describe(report)}", highlight=False)
+                left = timedelta(seconds=round(bar.tasks[0].time_remaining or 0))
+                line = f"step {run.step:,}/{run.num_steps:,} · {describe(report)}"
+                console.print(f"{line} · {left} left" if left else line, highlight=False, soft_wrap=True)
                 last_line = now
             if any_process(is_interrupted()):
                 run.save()
                 console.print(f"stopped after step {run.step}; run the same command to resume", highlight=False)
                 raise KeyboardInterrupt
+
+
+def note(line: str) -> None:
+    """Print a line about a phase to standard error."""
+    Console(stderr=True).print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from nvium_core.training.distributed import Processes
 from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.catalogue import recipe_named
 from nvium_core.training.recipes.recipe import Recipe
-from nvium_core.training.train import NVIUM, Method, TrainingRun, prepared
+from nvium_core.training.train import TrainingRun, prepared
 
 WORDS = [
     *("the", "a", "cat", "dog", "hen", "fox", "ran", "sat", "saw"),
@@ -76,9 +76,9 @@ def options(folder: Path, **changes: Any) -> RunOptions:
     return RunOptions(data=data if data.exists() else small_corpus(data), folder=folder, **changes)
 
 
-def start(recipe: Recipe, run_options: RunOptions, method: Method = NVIUM) -> TrainingRun:
+def start(recipe: Recipe, run_options: RunOptions) -> TrainingRun:
     """Start a run as `train` does: resumed if the folder has a checkpoint."""
-    run = prepared(recipe, run_options, torch.device(run_options.device), Processes(), method)
+    run = prepared(recipe, run_options, torch.device(run_options.device), Processes())
     run.resume()
     return run
 

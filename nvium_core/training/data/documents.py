@@ -54,7 +54,8 @@ class Diet:
         return [without_title(documents[i]) if bare else documents[i] for i, bare in zip(order, untitled, strict=True)]
 
     def order(self, documents: Sequence[str], rng: np.random.Generator) -> NDArray[np.int64]:
-        times = np.floor(self._epochs(documents) + rng.random(len(documents))).astype(int)
+        epochs = self.simple_epochs if self.simple_epochs == self.other_epochs else self._epochs(documents)
+        times = np.floor(epochs + rng.random(len(documents))).astype(int)
         return rng.permutation(np.repeat(np.arange(len(documents)), times))
 
     def _epochs(self, documents: Sequence[str]) -> NDArray[np.float64]:

@@ -7,6 +7,7 @@ have to fit into memory.
 import hashlib
 import json
 import shutil
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +18,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from nvium_core.training.data.corpus import corpus_files, documents_of, is_corpus, read_documents
 from nvium_core.training.data.documents import DataError, Diet
-from nvium_core.training.data.encoding import encode, encoded
+from nvium_core.training.data.encoding import encoded
 from nvium_core.training.data.shards import write_shards
 from nvium_core.training.data.tokenizer import save_tokenizer, train_tokenizer
 from nvium_core.training.data.windows import PackedStream, ShardedTokens, Tokens
@@ -25,6 +26,7 @@ from nvium_core.training.distributed import Processes
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.initial import given_tokenizer
 from nvium_core.training.recipes.recipe import Recipe
+from nvium_core.training.reports import note
 
 MAX_TOKENIZER_CHARACTERS = 2**28  # a tokenizer is trained on about this many characters of a corpus
 
@@ -75,10 +77,13 @@ def make_tokens(recipe: Recipe, data: Path, folder: Path, origin: dict[str, Any]
 
 
 def make_stream(recipe: Recipe, data: Path, file: Path) -> None:
-    """Tokenize a text in memory, in the order of the recipe's data mixture."""
+    """Tokenize as much of a text as the run reads. With `epochs` or a data mixture, tokenize all of it."""
     documents = read_documents(data)
     tokenizer = make_tokenizer(recipe, documents, file.parent)
-    tokens = encode(recipe.diet.readings(documents, recipe.seed), tokenizer)
+    reads_all = recipe.epochs > 0 or recipe.diet != Diet()
+    max_tokens = sys.maxsize if reads_all else recipe.total_tokens + 1
+    note(f"tokenizing {data}" + ("" if reads_all else f", up to {max_tokens:,} tokens"))
+    tokens = np.concatenate(list(encoded(recipe.diet.readings(documents, recipe.seed), tokenizer, max_tokens)))
     check_length(len(tokens), recipe.longest_window, data)
     np.save(file, tokens)
 
@@ -95,14 +100,18 @@ def make_shards(recipe: Recipe, data: Path, shards: Path, processes: Processes) 
         shutil.rmtree(shards, ignore_errors=True)
         shards.mkdir()
     processes.wait()
+    if processes.is_first:
+        note(f"tokenizing up to {recipe.total_tokens + 1:,} tokens of {data}")
     count = write_shards(data, recipe.total_tokens + 1, saved_tokenizer(shards.parent), shards, processes)
     check_length(count, recipe.longest_window, data)
 
 
 def make_tokenizer(recipe: Recipe, documents: Iterable[str], folder: Path) -> PreTrainedTokenizerBase:
     """Save and reload the recipe's tokenizer. If the recipe has none, train a tokenizer on the documents."""
-    shape = recipe.shape
-    tokenizer = given_tokenizer(recipe) or train_tokenizer(documents, shape.vocab_size, shape.context)
+    shape, tokenizer = recipe.shape, given_tokenizer(recipe)
+    if tokenizer is None:
+        note(f"training a tokenizer of {shape.vocab_size:,} tokens")
+        tokenizer = train_tokenizer(documents, shape.vocab_size, shape.context)
     save_tokenizer(tokenizer, folder / "tokenizer")
     return saved_tokenizer(folder)
 

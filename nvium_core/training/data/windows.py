@@ -6,7 +6,7 @@ Shapes: B windows, T tokens.
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -39,10 +39,16 @@ class Batch:
     is_causal: bool = False
 
     def to(self, device: torch.device) -> "Batch":
-        """Copy the batch to a device, asynchronously on a GPU."""
-        parts = (self.inputs, self.targets, self.positions, self.documents, self.counted)
-        pinned = (x.pin_memory() if device.type == "cuda" else x for x in parts)
-        inputs, targets, positions, documents, counted = (x.to(device, non_blocking=True) for x in pinned)
+        """Copy the batch to a device, asynchronously if it is in pinned memory."""
+        return self._each(lambda x: x.to(device, non_blocking=True))
+
+    def pinned_for(self, device: torch.device) -> "Batch":
+        """Move the batch to pinned memory if the device is a GPU."""
+        return self._each(Tensor.pin_memory) if device.type == "cuda" else self
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        tensors = (self.inputs, self.targets, self.positions, self.documents, self.counted)
+        inputs, targets, positions, documents, counted = map(change, tensors)
         return Batch(inputs, targets, positions, documents, counted, self.is_causal)
 
     def attention(self) -> Attend:

@@ -84,6 +84,8 @@ class Recipe:
     - `packing`: if True, pack several conversations into a window. If False, each conversation has its own window.
     - `answers_only`: if True, only answers count in the loss. If False, all tokens of a conversation count.
     - `evaluations`: number of evaluations on the validation text. They are evenly spaced, and the last is at the end.
+    - `model`, `router`, `objective`: names such as `package.module.NAME` of what replaces ours: a function that builds
+      the model, the class of routers, and the loss.
     """
 
     shape: ModelShape
@@ -106,6 +108,9 @@ class Recipe:
     checkpoint_every: int = 200
     evaluations: int = 1
     validation_tokens: int = 200_000
+    model: str | None = None
+    router: str | None = None
+    objective: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("total_tokens", "tokens_per_step", "short_context", "checkpoint_every"):

@@ -23,7 +23,7 @@ from nvium_core.training.chat.packing import PackedConversations
 from nvium_core.training.data.documents import DataError
 from nvium_core.training.data.tokens import text_digest
 from nvium_core.training.precision import fast_dtype
-from nvium_core.training.reports import follow
+from nvium_core.training.reports import follow, note
 from nvium_core.training.retrofitting.model import WithExits
 from nvium_core.training.retrofitting.router_shift import shift_to_depth
 from nvium_core.training.retrofitting.run import STATE_FOLDER, RetrofitRun
@@ -50,9 +50,9 @@ def retrofit(settings: RetrofitSettings, tokenizer: PreTrainedTokenizerFast) -> 
         run, texts = prepared(settings, source, config, tokenizer)
         run.resume()
         num_tokens = sum(len(each) for text in texts for each in text.training)
-        log(f"{num_tokens:,} tokens of text, {run.num_steps:,} steps; starting with least squares")
+        note(f"{num_tokens:,} tokens of text, {run.num_steps:,} steps; starting with least squares")
         follow(run, Console(stderr=True))
-        log(f"shifting routers to depth {settings.depth:g}, and measuring on held-out text")
+        note(f"shifting routers to depth {settings.depth:g}, and measuring on held-out text")
         shift = shift_to_depth(run.model, run.stream, run.context, settings.depth)
         results = {text.kind: measured(run.model, windows(text.held_out, tokenizer), run.context) for text in texts}
         run.write(shift=shift, measured={kind: asdict(each) for kind, each in results.items()})
@@ -110,14 +110,10 @@ def files(settings: RetrofitSettings, base: NviumForCausalLM, tokenizer: PreTrai
         file = settings.target / STATE_FOLDER / SELF_TALK
 
         def report(num_written: int) -> None:
-            log(f"{file}: {num_written:,} of {num_tokens:,} tokens")
+            note(f"{file}: {num_written:,} of {num_tokens:,} tokens")
 
         write_self_talk(partial(SelfTalk, base, tokenizer), file, num_tokens, report)
         yield file
-
-
-def log(line: str) -> None:
-    Console(stderr=True).print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def windows(examples: list[Example], tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> PackedConversations:

@@ -5,6 +5,7 @@ import pytest
 import torch
 from transformers import initialization as init
 
+from nvium_core.training.initial import initial_model
 from nvium_core.training.optimizer import OptimizerSettings
 from nvium_core.training.recipes.catalogue import EXAMPLES, RECIPES, recipe_named
 from nvium_core.training.recipes.paper import scaling
@@ -12,7 +13,6 @@ from nvium_core.training.recipes.parameters import num_parameters
 from nvium_core.training.recipes.recipe import ModelShape, RecipeError
 from nvium_core.training.recipes.twins import dense_twin
 from nvium_core.training.schedule import LearningRate
-from nvium_core.training.train import NVIUM
 
 DEPTHS = (6, 12, 24, 36, 48)
 PAPER_MILLIONS = {"24x128": 13, "24x256": 36, "24x512": 112, "24x768": 226, "24x1024": 381, "24x1536": 806}
@@ -50,7 +50,7 @@ TWIN_WIDTHS_BY_EXITS = {2: 2112, 3: 2144, 4: 2184, 6: 2248, 8: 2320, 12: 2464}
 def parameters_on_meta(shape: ModelShape) -> int:
     recipe = replace(recipe_named("tiny", []), shape=shape, tokenizer="any")
     with torch.device("meta"), init.no_init_weights():
-        model = NVIUM.build(recipe, shape.vocab_size, 0)
+        model = initial_model(recipe, shape.vocab_size, 0)
     model.tie_weights()
     return sum(parameter.numel() for parameter in model.parameters())
 

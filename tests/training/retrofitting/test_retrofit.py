@@ -12,8 +12,9 @@ from nvium_core.loading import source_tokenizer
 from nvium_core.model import mixture
 from nvium_core.model.exits import CONTINUE, EXIT
 from nvium_core.training.data.documents import DataError
-from nvium_core.training.data.windows import Windows
+from nvium_core.training.data.windows import Batch, Windows
 from nvium_core.training.errors import TrainingError
+from nvium_core.training.reports import Report
 from nvium_core.training.retrofitting import model as model_module
 from nvium_core.training.retrofitting import retrofit as command
 from nvium_core.training.retrofitting import run as module
@@ -126,12 +127,13 @@ def test_the_gradients_of_exits_equal_those_over_all_logits(exits_learn, llama, 
     asked = replace(settings(llama, data, tmp_path), exits_learn=exits_learn)
     run, _ = command.prepared(asked, llama, asked.check(command.source_config(llama)), source_tokenizer(str(llama)))
     run.step, weights = run.num_steps - 1, run.model.exit_weights()
-    windows = range(run.step * run.windows_of_a_step, run.num_steps * run.windows_of_a_step)
+    num_windows = run.recipe.windows_of_a_step(0)
+    windows = range(run.step * num_windows, run.num_steps * num_windows)
     losses = [loss_over_all_logits(run, window, exits_learn) for window in windows]
     expected = torch.autograd.grad(torch.stack(losses).mean(), weights)
     taken = list[Tensor | None]()
-    monkeypatch.setattr(run.optimizer, "step", lambda: taken.extend(weight.grad for weight in weights))
-    run.train_step()
+    monkeypatch.setattr(run.optimizers[0], "step", lambda: taken.extend(weight.grad for weight in weights))
+    run.train_step(run.batches_of(run.step))
     for found, gradient in zip(taken, expected, strict=True):
         torch.testing.assert_close(found, gradient, rtol=0.05, atol=0.01 * gradient.abs().max().item())
 
@@ -170,11 +172,11 @@ def test_a_resumed_retrofit_equals_an_uninterrupted_one(exits_learn, llama, data
     retrofit(whole)
     steps = module.RetrofitRun.train_step
 
-    def interrupted(run: module.RetrofitRun) -> module.Report:
+    def interrupted(run: module.RetrofitRun, batches: list[Batch]) -> Report:
         if run.step == 7:
             run.save()
             raise KeyboardInterrupt
-        return steps(run)
+        return steps(run, batches)
 
     monkeypatch.setattr(module.RetrofitRun, "train_step", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -184,17 +186,18 @@ def test_a_resumed_retrofit_equals_an_uninterrupted_one(exits_learn, llama, data
     retrofit(parts)
     one, other = (with_exits(each).state_dict() for each in (whole, parts))
     assert all(torch.equal(one[name], other[name]) for name in one)
-    check_only_the_same_retrofit_resumes(parts, llama)
+    check_only_the_same_retrofit_resumes(parts, llama, monkeypatch)
 
 
-def check_only_the_same_retrofit_resumes(asked: RetrofitSettings, llama: Path) -> None:
+def check_only_the_same_retrofit_resumes(asked: RetrofitSettings, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = source_tokenizer(str(llama))
     run, _ = command.prepared(asked, llama, asked.check(command.source_config(llama)), tokenizer)
     for name in ("text", "base", "tokens", "exits_learn"):
-        own, run.recipe[name] = run.recipe[name], "another"
-        with pytest.raises(TrainingError, match=f"contains a retrofit with another {name}"):
-            run.resume()
-        run.recipe[name] = own
+        other = run.description() | {name: "another"}
+        with monkeypatch.context() as changed:
+            changed.setattr(run, "description", lambda other=other: other)
+            with pytest.raises(TrainingError, match=f"retrofit with another {name}"):
+                run.resume()
     run.resume()
     assert run.step == run.num_steps
 

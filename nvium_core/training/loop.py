@@ -1,0 +1,207 @@
+"""The training loop: optimiser steps, log, checkpoints and resumption, for `nvium train` and `nvium retrofit`."""
+
+import math
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from nvium_core.training.checkpoint import State, gather, read_state, scatter, write_state
+from nvium_core.training.data.loader import prefetched
+from nvium_core.training.data.windows import Batch, Windows
+from nvium_core.training.distributed import Processes, gradient_sync
+from nvium_core.training.errors import TrainingError
+from nvium_core.training.loggers import KINDS, Logger
+from nvium_core.training.objective.beta import BetaControl
+from nvium_core.training.objective.objective import ObjectiveResult, Phase
+from nvium_core.training.recipes.recipe import Recipe
+from nvium_core.training.reports import Report, RunLog
+
+
+class Run:
+    """A run in progress: model, optimisers, β and the current step.
+
+    - `objective`: computes loss and metrics from a batch and a phase.
+    - `clipped`: groups of parameters. Each group's gradient is clipped to `recipe.optimizer.clip_norm`.
+    - `checkpointed`: the module whose trainable parameters a checkpoint contains.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: Path,
+        stream: Windows,
+        *,
+        checkpointed: nn.Module,
+        objective: Callable[[Batch, Phase], ObjectiveResult],
+        optimizers: Sequence[Optimizer],
+        clipped: Sequence[Sequence[nn.Parameter]],
+        beta: BetaControl,
+        rows_per_pass: int,
+        processes: Processes | None = None,
+        autocast_dtype: torch.dtype = torch.float32,
+        loggers: Sequence[str] = (),
+    ) -> None:
+        self.recipe, self.folder, self.stream = recipe, folder, stream
+        self.checkpointed, self.objective, self.optimizers = checkpointed, objective, optimizers
+        self.clipped, self.beta, self.rows_per_pass = clipped, beta, rows_per_pass
+        self.processes, self.loggers = processes or Processes(), loggers
+        self.device, self.autocast_dtype = next(checkpointed.parameters()).device, autocast_dtype
+        self.step = 0
+
+    @property
+    def num_steps(self) -> int:
+        return self.recipe.num_steps
+
+    @property
+    def progress(self) -> float:
+        return self.step / self.num_steps
+
+    def steps(self) -> Generator[Report, None, None]:
+        """Train to the end, yielding a report after every step."""
+        self.begin()
+        kinds = [RunLog, *(KINDS[name] for name in self.loggers)] if self.processes.is_first else []
+        logs: list[Logger] = [kind(self.folder, self.step) for kind in kinds]
+        try:
+            for batches in prefetched(map(self.batches_of, range(self.step, self.num_steps))):
+                report = self.train_step(batches) | self.evaluation()
+                for log in logs:
+                    log.write(report)
+                if self.is_checkpoint_due:
+                    self.save()
+                yield report
+        finally:
+            for log in logs:
+                log.close()
+        self.save()
+
+    def begin(self) -> None:
+        """Do what precedes the first step."""
+
+    def evaluation(self) -> Report:
+        """Return what an evaluation adds to the report of a step."""
+        return {}
+
+    @property
+    def is_checkpoint_due(self) -> bool:
+        return self.step % self.recipe.checkpoint_every == 0
+
+    def batches_of(self, step: int) -> list[Batch]:
+        """Return this process's windows of a step, in batches of at most `rows_per_pass` tokens."""
+        progress = step / self.num_steps
+        context, num_windows = self.recipe.context_at(progress), self.recipe.windows_of_a_step(progress)
+        own, per_pass = self.processes.share(num_windows), max(1, self.rows_per_pass // context)
+        batches = (
+            self.stream.batch(step * num_windows + first, min(per_pass, own.stop - first), context)
+            for first in range(own.start, own.stop, per_pass)
+        )
+        return [batch.pinned_for(self.device) for batch in batches]
+
+    def train_step(self, batches: Sequence[Batch]) -> Report:
+        """Take one optimiser step. Gradients are accumulated over the batches."""
+        started, phase = time.monotonic(), self.phase()
+        _, beta = self.loss_weights()
+        metrics = self.read(self.accumulate(batches, phase), self.clip())
+        self.update()
+        if "mean_depth" in metrics and not self.recipe.router_warmup.active(phase.progress):
+            self.beta.observe_depth(metrics["mean_depth"])
+        return {
+            "step": self.step,
+            **{name: rounded(value) for name, value in metrics.items()},
+            "beta": rounded(beta),
+            "tokens_per_second": round(self.recipe.tokens_per_step / (time.monotonic() - started)),
+        }
+
+    def phase(self) -> Phase:
+        alpha, beta = (torch.tensor(weight, device=self.device) for weight in self.loss_weights())
+        return Phase(self.step, self.progress, alpha, beta)
+
+    def loss_weights(self) -> tuple[float, float]:
+        """Return α and β of this step: only α during the router warm-up, and only β afterwards."""
+        warmup = self.recipe.router_warmup
+        return (warmup.alpha, 0.0) if warmup.active(self.progress) else (0.0, self.beta.beta)
+
+    def accumulate(self, batches: Sequence[Batch], phase: Phase) -> dict[str, Tensor]:
+        """Accumulate gradients batch by batch. Return this process's share of the metrics' means."""
+        counts = [batch.counted.sum().to(self.device, non_blocking=True) for batch in batches]
+        num_counted = self.processes.total(torch.stack(counts).sum()).clamp_min(1)
+        metrics: dict[str, Tensor] = {}
+        for number, (batch, count) in enumerate(zip(batches, counts, strict=True), 1):
+            share = count / num_counted
+            with gradient_sync(self.objective, enabled=number == len(batches)):
+                with self.autocast():
+                    result = self.objective(batch.to(self.device), phase)
+                (share * self.processes.count * result.loss).backward()
+            for name, value in result.metrics.items():
+                metrics[name] = metrics.get(name, 0) + share * value
+        return metrics
+
+    def autocast(self) -> torch.autocast:
+        enabled = self.autocast_dtype is not torch.float32
+        return torch.autocast(self.device.type, self.autocast_dtype, enabled=enabled)
+
+    def clip(self) -> Tensor:
+        """Clip the gradients. Return the sum of the groups' norms before clipping."""
+        norms = [nn.utils.clip_grad_norm_(group, self.recipe.optimizer.clip_norm) for group in self.clipped]
+        return torch.stack([norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]).sum()
+
+    def read(self, metrics: dict[str, Tensor], norm: Tensor) -> dict[str, Any]:
+        """Add up the metrics of all processes, and copy them to the host at once.
+
+        Raise `TrainingError` if the loss or the norm of the gradients is not finite.
+        """
+        total = self.processes.total(torch.cat([value.flatten() for value in metrics.values()]))
+        *flat, norm_value = torch.cat([total, norm[None].to(total.dtype)]).tolist()
+        found: dict[str, Any] = {}
+        for name, value in metrics.items():
+            own, flat = flat[: value.numel()], flat[value.numel() :]
+            found[name] = own if value.dim() else own[0]
+        if not math.isfinite(found["mix_loss"] + norm_value):
+            raise TrainingError(f"the loss is not finite at step {self.step + 1}; the last checkpoint is intact")
+        return found
+
+    def update(self) -> None:
+        """Apply the gradients at this step's learning rate."""
+        share = self.recipe.learning_rate.share_at((self.step + 1) / self.num_steps)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = share * group["maximum_lr"]
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+
+    def save(self) -> None:
+        """Write a checkpoint."""
+        state = gather(self.checkpointed, self.optimizers)
+        if self.processes.is_first:
+            own = {"recipe": self.description(), "step": self.step, "beta": self.beta.state()}
+            write_state(state | own, self.folder)
+        self.processes.wait()
+
+    def resume(self) -> None:
+        """Continue from the checkpoint, if there is one. Raise `TrainingError` if it belongs to another run."""
+        state = read_state(self.folder)
+        if state is None:
+            return
+        self.check_resumable(state)
+        self.step = state["step"]
+        self.beta.restore(state["beta"])
+        scatter(state, self.checkpointed, self.optimizers, self.processes)
+
+    def description(self) -> dict[str, Any]:
+        """Return everything that the run's weights depend on."""
+        return asdict(self.recipe)
+
+    def check_resumable(self, state: State) -> None:
+        """Raise `TrainingError` if a checkpoint belongs to another run."""
+        raise NotImplementedError
+
+
+def rounded(value: float | list[float]) -> float | list[float]:
+    return [round(number, 5) for number in value] if isinstance(value, list) else round(value, 5)
