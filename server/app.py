@@ -25,7 +25,7 @@ from server.http.cors import Cors
 from server.http.drain import DrainingServer
 from server.http.keys import KeyGate, KeyRing, read_keys
 from server.http.listener import listen
-from server.http.middleware import HeadAsGet, JsonBodies, LastResort, RequestContext, RootPath
+from server.http.middleware import AsGet, JsonBodies, LastResort, RequestContext
 from server.http.origins import OriginCheck
 from server.http.rate_limit import RateLimit
 from server.http.reloader import Reloader
@@ -36,6 +36,7 @@ from server.routes import metrics as metrics_page
 from server.settings import Settings, injected_variables
 from server.telemetry.logs import configure_logs
 from server.telemetry.metrics import Metrics
+from server.telemetry.record import OTHER
 from server.telemetry.tracing import Tracing, tracer_provider
 
 log = structlog.get_logger("nvium.server")
@@ -49,7 +50,10 @@ ENDPOINTS = {
     "/detokenize": "detokenize",
     "/v1/detokenize": "detokenize",
 }
-"""Paths whose POST requests are recorded, with the endpoint's name in metrics and logs."""
+"""Maps paths of POST requests to the endpoint's name in metrics and logs. All other requests are `OTHER`."""
+
+METHODS = sorted({"HEAD", *(route.method.upper() for route in openapi.ROUTES)})
+"""Methods that CORS allows."""
 
 STOP_SECONDS = 5
 """Timeout for each of the two steps after draining: closing the connections and stopping the engine."""
@@ -61,7 +65,7 @@ SLOW_SECONDS = 1.0
 def create_app(model: LoadedModel, settings: Settings) -> FastAPI:
     """Create the app for one model. Raise `InvalidRequest` or `SettingsError` if the settings do not fit the model."""
     service, keys = Service(model, settings), KeyRing(read_keys(settings))
-    return assemble(service, keys_gate(keys, settings, service.metrics), tracer_provider(settings))
+    return assemble(service, keys_gate(keys, settings), tracer_provider(settings))
 
 
 def assemble(service: Service, gate: Middleware | None = None, provider: TracerProvider | None = None) -> FastAPI:
@@ -70,7 +74,7 @@ def assemble(service: Service, gate: Middleware | None = None, provider: TracerP
     app = bare_app(lifespan, middleware(service.settings, service.metrics, gate, tracing))
     app.state.service = service
     app.state.response_store = responses.ResponseStore()
-    service.metrics.create_series(ENDPOINTS.values())
+    service.metrics.create_series([*ENDPOINTS.values(), OTHER])
     for routes in (completions, chat, responses, tokens, models, health, metrics_page, openapi):
         app.include_router(routes.router)
     if service.settings.playground:
@@ -98,27 +102,25 @@ def middleware(
     settings: Settings, metrics: Metrics, gate: Middleware | None, tracing: Tracing | None = None
 ) -> Iterator[Middleware]:
     """Yield the middleware around the routes, outermost first."""
-    if settings.root_path:
-        yield Middleware(RootPath, prefix=settings.root_path)
-    yield Middleware(RequestContext, metrics=metrics, endpoints=ENDPOINTS, tracing=tracing)
+    root_path = settings.root_path
+    yield Middleware(RequestContext, metrics=metrics, endpoints=ENDPOINTS, tracing=tracing, root_path=root_path)
     if gate is None:
-        yield Middleware(OriginCheck, settings=settings, metrics=metrics)
+        yield Middleware(OriginCheck, settings=settings)
     if settings.cors_origins:
-        yield Middleware(Cors, origins=settings.cors_origins)
+        yield Middleware(Cors, origins=settings.cors_origins, methods=METHODS)
     yield Middleware(LastResort)
     if gate:
         yield gate
     if settings.requests_per_minute:
-        yield Middleware(RateLimit, requests_per_minute=settings.requests_per_minute, metrics=metrics)
-    yield Middleware(JsonBodies, metrics=metrics)
-    max_bytes, max_total_bytes = settings.max_body_bytes, settings.max_present_bytes
-    yield Middleware(Bodies, max_bytes=max_bytes, max_total_bytes=max_total_bytes, metrics=metrics)
-    yield Middleware(HeadAsGet)
+        yield Middleware(RateLimit, requests_per_minute=settings.requests_per_minute)
+    yield Middleware(JsonBodies)
+    yield Middleware(Bodies, max_bytes=settings.max_body_bytes, max_total_bytes=settings.max_present_bytes)
+    yield Middleware(AsGet)
 
 
-def keys_gate(keys: KeyRing, settings: Settings, metrics: Metrics) -> Middleware | None:
+def keys_gate(keys: KeyRing, settings: Settings) -> Middleware | None:
     """Return the middleware that requires a key, or None if no keys are configured."""
-    return Middleware(KeyGate, keys=keys, metrics=metrics, metrics_open=settings.metrics_open) if keys else None
+    return Middleware(KeyGate, keys=keys, metrics_open=settings.metrics_open) if keys else None
 
 
 @asynccontextmanager
@@ -148,7 +150,7 @@ def run(settings: Settings) -> None:
         with starting_server(listener, settings, tls):
             service = load(settings)
             service.warm_up()
-        app = assemble(service, keys_gate(keys, settings, service.metrics), provider)
+        app = assemble(service, keys_gate(keys, settings), provider)
         if ignored := injected_variables():
             log.info("ignored variables that Kubernetes sets for a service", names=ignored)
         log.info("access", api_keys=len(keys), requests_per_minute=settings.requests_per_minute, tls=tls is not None)

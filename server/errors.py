@@ -45,6 +45,10 @@ CODES = {
 }
 """Maps patterns of pydantic's types of errors, and of ours, to codes. All other types have the code `INVALID`."""
 
+NO_ENDPOINT = (
+    "no such endpoint: embeddings, images, audio and files are not supported; GET /openapi.json lists the rest"
+)
+
 WRONG_FIELD = "wrong_field:"
 """Prefix of the type of a custom pydantic error. The rest of the type is the name of the invalid field."""
 
@@ -164,8 +168,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
 async def respond(request: Request, error: Exception) -> Response:
     refusal = as_api_error(error)
-    if record := request.scope.get("state", {}).get("record"):
-        record.refused(refusal)
+    request.state.record.refused(refusal)
     return refusal.response()
 
 
@@ -204,7 +207,7 @@ def from_http(error: HTTPException) -> ApiError:
         return error.__cause__
     headers = error.headers or {}
     known = {
-        HTTPStatus.NOT_FOUND: ("no such endpoint; GET /openapi.json lists all endpoints", "unknown_url"),
+        HTTPStatus.NOT_FOUND: (NO_ENDPOINT, "unknown_url"),
         HTTPStatus.METHOD_NOT_ALLOWED: (
             f"this endpoint accepts {headers.get('Allow', 'other methods')}",
             "method_not_allowed",

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, get_args
 from pydantic.fields import FieldInfo
 
 from docs.tables.table import Cell, Table, table
-from server.http.keys import PROBES
+from server.http.paths import PROBES
 from server.routes.openapi import ROUTES
 from server.schemas.body import Hint, NeutralOnly, RequestBody, WithoutEffect
 from server.schemas.chat import ChatRequest

@@ -10,7 +10,6 @@ from server.errors import Rejected
 from server.http.middleware import HttpMiddleware, refuse
 from server.http.shares import Shares
 from server.schemas.json_text import reading_seconds
-from server.telemetry.metrics import Metrics
 
 COSTLY_SECONDS = 0.001
 """Bodies that take longer to parse and validate are costly: they block the event loop."""
@@ -30,11 +29,10 @@ class Bodies(HttpMiddleware):
     among keys. A parsed body takes up to 15 times its size.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int, max_total_bytes: int, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, max_total_bytes: int) -> None:
         super().__init__(app)
         self._max_bytes = max_bytes
         self._shares = Shares(max(max_bytes, max_total_bytes))
-        self._metrics = metrics
         self._start_limiter = StartLimiter()
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -43,10 +41,10 @@ class Bodies(HttpMiddleware):
             if await self._read(body, scope, receive):
                 await self._start_limiter.wait(reading_seconds(body))
                 await self._app(scope, replayed(bytes(body), receive), send)
-            elif record := scope["state"]["record"]:
-                record.aborted("disconnected")
+            else:
+                scope["state"]["record"].aborted("disconnected")
         except Rejected as error:
-            await refuse(error, self._metrics, scope, receive, send)
+            await refuse(error, scope, receive, send)
         finally:
             self._shares.give_back(len(body), scope["state"]["key_id"])
 

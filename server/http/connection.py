@@ -8,7 +8,6 @@ import uuid
 from typing import Any, cast
 
 import h11
-import structlog
 from uvicorn.protocols.http.flow_control import CLOSE_HEADER, FlowControl
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
@@ -21,6 +20,7 @@ from server.http.protection import protect
 from server.http.unread import UnreadBytes
 from server.telemetry.logs import RateLimitedWarning
 from server.telemetry.metrics import Metrics
+from server.telemetry.record import RequestRecord
 
 FAST_PATH = "nvium.http.response.fast_path"
 """Name of the ASGI extension that holds the connection's `FastPath`."""
@@ -40,7 +40,6 @@ MIN_BYTES_PER_SECOND = 1_000
 EXCESS_SECONDS = 1
 """An excess connection that sends nothing for this long is refused."""
 
-log = structlog.get_logger("nvium.server")
 too_many = RateLimitedWarning("too many connections")
 
 
@@ -264,12 +263,7 @@ class Connection(H11Protocol):
         """Respond with an error in place of the app, and close the connection."""
         self._was_refused = True
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self.transport.is_closing():
-            self._metrics.rejected.labels(error.code).inc()
-            response, request_id = error.response(), self._state.get("request_id") or uuid.uuid4().hex
-            if error.code == "too_many_connections":
-                too_many.log(allowed=self._limit.num_connections)
-            else:
-                log.info("refused", request_id=request_id, status=error.status, code=error.code)
+            response, request_id = error.response(), self._record_refusal(error).request_id
             protect(response.headers)
             headers = [*response.raw_headers, (b"connection", b"close"), (b"x-request-id", request_id.encode())]
             reason = STATUS_PHRASES[error.status]
@@ -278,6 +272,26 @@ class Connection(H11Protocol):
             for event in (head, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
+
+    def _record_refusal(self, error: ApiError) -> RequestRecord:
+        """Record the error in the record of the request that is being received, which the app closes, or in a new one.
+
+        Excess connections share a log line, because there may be many.
+        """
+        is_received = self.conn.our_state is h11.SEND_RESPONSE
+        record: RequestRecord | None = self._state.get("record") if is_received else None
+        if record is None:
+            record = RequestRecord(self._metrics, request_id=uuid.uuid4().hex, received_at=self._received_at)
+        record.refused(error)
+        record.status = error.status
+        is_excess = error.code == "too_many_connections"
+        if is_excess:
+            too_many.log(allowed=self._limit.num_connections)
+        if is_received:
+            self._state["record"] = record
+        else:
+            record.close(is_routine=is_excess)
+        return record
 
     def _must_linger(self) -> bool:
         """Return whether a part of the request may be unread, and few other connections linger."""

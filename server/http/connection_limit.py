@@ -16,7 +16,7 @@ RESERVE = 96
 EXCESS_SHARE = 3
 """A third of the reserve is for excess connections."""
 
-PROBE = re.compile(rb"(?:GET|HEAD) /(?:livez|readyz|health) HTTP/1\.")
+PROBE = re.compile(rb"(?:(?:GET|HEAD) /(?:livez|readyz|health)|OPTIONS /) HTTP/1\.")
 
 
 class Refusable(Protocol):

@@ -1,6 +1,6 @@
 """CORS: lets pages of other origins call this server from a browser. Off unless origins are configured."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
@@ -23,11 +23,11 @@ EXPOSED = (
 class Cors(CORSMiddleware):
     """Starlette's middleware. Allows all request headers, because clients add their own. Allows no cookies."""
 
-    def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, origins: Collection[str], methods: Sequence[str]) -> None:
         super().__init__(
             app,
             allow_origins=origins,
-            allow_methods=("GET", "HEAD", "POST", "DELETE"),
+            allow_methods=methods,
             allow_headers=("*",),
             expose_headers=EXPOSED,
         )

@@ -15,18 +15,11 @@ from starlette.types import ASGIApp, Scope
 
 from server.errors import invalid_key
 from server.http.middleware import Check
+from server.http.paths import is_metrics, is_public
 from server.settings import Settings, SettingsError, read_file
-from server.telemetry.metrics import Metrics
 
 ENTRY = re.compile(r"(?:(?P<name>[A-Za-z0-9._-]{1,64}):\s*)?(?P<key>(?:(?![:#,])[!-~])+)")
 COMMENT = re.compile(r"(?:^|\s)#.*")
-
-PROBES = ("/livez", "/readyz", "/health")
-METRICS = "/metrics"
-MODELS = "/v1/models"
-PAGE = "/"
-ASSETS = "/assets/"
-READING = ("GET", "HEAD")
 
 
 @dataclass(frozen=True)
@@ -95,8 +88,8 @@ class KeyGate(Check):
     `metrics_open` makes /metrics public.
     """
 
-    def __init__(self, app: ASGIApp, keys: KeyRing, metrics: Metrics, metrics_open: bool) -> None:
-        super().__init__(app, metrics)
+    def __init__(self, app: ASGIApp, keys: KeyRing, metrics_open: bool) -> None:
+        super().__init__(app)
         self._keys = keys
         self._metrics_open = metrics_open
 
@@ -107,25 +100,6 @@ class KeyGate(Check):
         if key_id is None:
             raise invalid_key("the key is unknown")
         set_key(scope, key_id)
-
-
-def is_public(scope: Scope) -> bool:
-    """Return whether this is a request for a probe, the playground or its assets."""
-    path: str = scope["path"]
-    return (path in PROBES or path == PAGE or path.startswith(ASSETS)) and scope["method"] in READING
-
-
-def is_probe(scope: Scope) -> bool:
-    return scope["path"] in PROBES and scope["method"] in READING
-
-
-def is_metrics(scope: Scope) -> bool:
-    return scope["path"] == METRICS and scope["method"] in READING
-
-
-def is_free(scope: Scope) -> bool:
-    """Return whether the request costs nothing, so that it does not count against the rate limit."""
-    return is_public(scope) or is_metrics(scope) or (scope["path"].startswith(MODELS) and scope["method"] in READING)
 
 
 def bearer(headers: Headers) -> str:
@@ -143,5 +117,4 @@ def bearer(headers: Headers) -> str:
 
 def set_key(scope: Scope, key_id: str) -> None:
     scope["state"]["key_id"] = key_id
-    if record := scope["state"]["record"]:
-        record.key_id = key_id
+    scope["state"]["record"].key_id = key_id

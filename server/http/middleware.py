@@ -1,4 +1,4 @@
-"""ASGI middleware for request ids, records, unexpected errors, content types and path prefixes."""
+"""ASGI middleware for request ids, records, path prefixes, unexpected errors and content types."""
 
 import asyncio
 import re
@@ -8,13 +8,15 @@ from collections.abc import Mapping
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
 from server.errors import ApiError, Rejected, engine_stopped, internal_error
+from server.http.paths import CHECK, is_free
 from server.http.protection import protect
 from server.telemetry.metrics import Metrics
-from server.telemetry.record import RequestRecord
+from server.telemetry.record import OTHER, RequestRecord
 from server.telemetry.tracing import Tracing
 
 SAFE_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -37,51 +39,65 @@ class HttpMiddleware(ABC):
 
 
 class RequestContext(HttpMiddleware):
-    """The outermost middleware. Gives each request an id, and each response security headers.
+    """The outermost middleware. Gives each request an id and a record, and each response security headers.
 
-    `endpoints` maps paths to names. POST requests to these paths are recorded.
+    `endpoints` maps the paths of POST requests to their names in records. `root_path` is removed from paths, unless a
+    proxy has already removed it.
     """
 
     def __init__(
-        self, app: ASGIApp, metrics: Metrics, endpoints: Mapping[str, str], tracing: Tracing | None = None
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        endpoints: Mapping[str, str],
+        tracing: Tracing | None = None,
+        root_path: str = "",
     ) -> None:
         super().__init__(app)
         self._metrics = metrics
         self._endpoints = endpoints
         self._tracing = tracing
+        self._root_path = root_path
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app, prefix = self._app, self._root_path
+        if prefix and scope["path"] == prefix:
+            app = RedirectResponse(f"{prefix}/", 308)
+        elif prefix and scope["path"].startswith(f"{prefix}/"):
+            scope = {**scope, **{name: scope[name][len(prefix) :] for name in ("path", "raw_path")}}
         headers = Headers(scope=scope)
         request_id = headers.get("x-request-id", "")
         if not SAFE_REQUEST_ID.fullmatch(request_id):
             request_id = uuid.uuid4().hex
+        state = scope.setdefault("state", {})
         record = self._open(scope, request_id)
-        scope.setdefault("state", {}).update(request_id=request_id, key_id="", record=record)
+        state.update(request_id=record.request_id, key_id="", record=record)
 
         async def framed_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 sent = MutableHeaders(scope=message)
-                sent["x-request-id"] = request_id
+                sent["x-request-id"] = record.request_id
                 protect(sent)
-                if record:
-                    record.status = message["status"]
+                record.status = message["status"]
             await send(message)
 
-        with bound_contextvars(request_id=request_id):
+        with bound_contextvars(request_id=record.request_id):
             try:
-                await self._app(scope, receive, framed_send)
+                await app(scope, receive, framed_send)
             finally:
-                if record:
-                    record.close()
-                    if self._tracing:
-                        self._tracing.trace(record, headers)
+                record.close(is_routine=is_free(scope) and record.outcome == "completed")
+                if self._tracing and record.endpoint != OTHER:
+                    self._tracing.trace(record, headers)
 
-    def _open(self, scope: Scope, request_id: str) -> RequestRecord | None:
-        endpoint = self._endpoints.get(scope["path"]) if scope["method"] == "POST" else None
-        if endpoint is None:
-            return None
-        received_at = scope.get("state", {}).get("received_at")
-        return RequestRecord(self._metrics, request_id=request_id, endpoint=endpoint, received_at=received_at)
+    def _open(self, scope: Scope, request_id: str) -> RequestRecord:
+        """Return the request's record, which exists if the connection has already refused the request."""
+        state, target = scope["state"], f"{scope['method']} {scope['path']}"
+        record: RequestRecord = state.get("record") or RequestRecord(
+            self._metrics, request_id=request_id, received_at=state.get("received_at")
+        )
+        record.endpoint = self._endpoints.get(scope["path"], OTHER) if scope["method"] == "POST" else OTHER
+        record.target = target if record.endpoint == OTHER else None
+        return record
 
 
 class LastResort(HttpMiddleware):
@@ -102,18 +118,13 @@ class LastResort(HttpMiddleware):
             if not is_stopping:
                 log.exception("a request failed")
             error = engine_stopped() if is_stopping else internal_error()
-            if record := scope["state"]["record"]:
-                record.refused(error)
+            scope["state"]["record"].refused(error)
             if not has_started:
                 await error.response()(scope, receive, send)
 
 
 class Check(HttpMiddleware):
     """A middleware that refuses a request if `check` raises `ApiError`."""
-
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        super().__init__(app)
-        self._metrics = metrics
 
     @abstractmethod
     def check(self, scope: Scope, headers: MutableHeaders) -> None: ...
@@ -122,7 +133,7 @@ class Check(HttpMiddleware):
         try:
             self.check(scope, MutableHeaders(scope=scope))
         except ApiError as error:
-            await refuse(error, self._metrics, scope, receive, send)
+            await refuse(error, scope, receive, send)
             return
         await self._app(scope, receive, send)
 
@@ -153,35 +164,20 @@ class JsonBodies(Check):
         headers["content-type"] = "application/json"
 
 
-class HeadAsGet(HttpMiddleware):
-    """Handles HEAD as GET. uvicorn omits the body."""
+class AsGet(HttpMiddleware):
+    """Handles HEAD as GET, and HAProxy's check as `GET /readyz`. uvicorn omits the body of a response to HEAD."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if (scope["method"], scope["path"]) == CHECK:
+            scope = {**scope, "method": "GET", "path": "/readyz", "raw_path": b"/readyz"}
         await self._app({**scope, "method": "GET"} if scope["method"] == "HEAD" else scope, receive, send)
-
-
-class RootPath(HttpMiddleware):
-    """Removes `--root-path` from paths, unless a proxy has already removed it."""
-
-    def __init__(self, app: ASGIApp, prefix: str) -> None:
-        super().__init__(app)
-        self._prefix = prefix
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"].startswith(f"{self._prefix}/"):
-            path = scope["path"].removeprefix(self._prefix)
-            scope = {**scope, "path": path, "raw_path": scope["raw_path"].removeprefix(self._prefix.encode())}
-        await self._app(scope, receive, send)
 
 
 def media_type(headers: Headers) -> str:
     return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-async def refuse(error: ApiError, metrics: Metrics, scope: Scope, receive: Receive, send: Send) -> None:
-    """Send a middleware's error as the response, and count it."""
-    if record := scope["state"]["record"]:
-        record.refused(error)
-    else:
-        metrics.rejected.labels(error.code).inc()
+async def refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Send a middleware's error as the response, and record it."""
+    scope["state"]["record"].refused(error)
     await error.response()(scope, receive, send)

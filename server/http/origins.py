@@ -8,10 +8,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Scope
 
 from server.errors import Rejected
-from server.http.keys import PAGE, is_probe
 from server.http.middleware import Check
+from server.http.paths import PAGE, is_probe
 from server.settings import Settings
-from server.telemetry.metrics import Metrics
 
 ANY = "*"
 
@@ -22,8 +21,8 @@ class OriginCheck(Check):
     Checking `Host` prevents DNS rebinding. A link to the playground is allowed on any page.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
-        super().__init__(app, metrics)
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        super().__init__(app)
         self._origins = settings.cors_origins
         own = socket.gethostname().lower()
         names = {"localhost", own, own.partition(".")[0], settings.host, *settings.allowed_hosts}

@@ -9,9 +9,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import Rejected
-from server.http.keys import is_free
 from server.http.middleware import HttpMiddleware, refuse
-from server.telemetry.metrics import Metrics
+from server.http.paths import is_free
 
 WINDOW_SECONDS = 60
 
@@ -22,11 +21,8 @@ class RateLimit(HttpMiddleware):
     Stores the times of at most `requests_per_minute` requests per key. `clock` returns monotonic seconds.
     """
 
-    def __init__(
-        self, app: ASGIApp, requests_per_minute: int, metrics: Metrics, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, app: ASGIApp, requests_per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(app)
-        self._metrics = metrics
         self._clock = clock
         self._per_minute = requests_per_minute
         self.times = defaultdict[str, deque[float]](deque)
@@ -54,7 +50,7 @@ class RateLimit(HttpMiddleware):
             retry = math.ceil(seconds)
             message = f"the rate limit of {self._per_minute:,} per minute is exceeded; retry in {retry} s"
             error = Rejected("rate_limit_exceeded", message, retry_after_seconds=retry)
-            await refuse(error, self._metrics, scope, receive, limited_send)
+            await refuse(error, scope, receive, limited_send)
 
     def _accept(self, now: float, times: deque[float]) -> bool:
         """Remove times outside the window. Add this request and return True if it is within the limit."""

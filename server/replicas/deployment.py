@@ -85,7 +85,7 @@ class Replica:
         )
         self._secret = secrets.token_urlsafe(32)
         self._service = load(settings)
-        gate = Middleware(GatewayOnly, secret=self._secret, metrics=self._service.metrics)
+        gate = Middleware(GatewayOnly, secret=self._secret)
         app = assemble(self._service, gate, tracer_provider(settings))
         config = uvicorn_config(app, settings, None, port=port, timeout_graceful_shutdown=STOP_SECONDS)
         self._server = DrainingServer(config, self._service)

@@ -83,7 +83,7 @@ def gateway_app(gateway: Gateway, keys: KeyRing | None = None) -> FastAPI:
         async with gateway.relay.opened():
             yield
 
-    gate = keys_gate(keys or KeyRing(), gateway.settings, gateway.metrics)
+    gate = keys_gate(keys or KeyRing(), gateway.settings)
     app = bare_app(lifespan, middleware(gateway.settings, gateway.metrics, gate))
     app.state.service = gateway
     app.include_router(router)

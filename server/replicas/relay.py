@@ -71,8 +71,8 @@ log = structlog.get_logger("nvium.server")
 class GatewayOnly(Check):
     """Replaces `KeyGate` in a replica. Requires the gateway's secret and reads the key id that the gateway sends."""
 
-    def __init__(self, app: ASGIApp, secret: str, metrics: Metrics) -> None:
-        super().__init__(app, metrics)
+    def __init__(self, app: ASGIApp, secret: str) -> None:
+        super().__init__(app)
         self._secret = secret
 
     def check(self, scope: Scope, headers: Headers) -> None:
@@ -127,8 +127,8 @@ class Relay:
             body: bytes = (await receive())["body"]  # `Bodies` sends the whole body in one message
             exchange = Exchange(scope, send, body)
             is_sent = await unless_disconnected(self._forward(exchange), receive)
-            if is_sent is None and (record := scope["state"]["record"]):
-                record.aborted("disconnected")
+            if is_sent is None:
+                scope["state"]["record"].aborted("disconnected")
         finally:
             self.admission.leave()
 
@@ -191,7 +191,7 @@ class Exchange:
         self.has_begun = False
         """Whether the response's head has been passed to `send`."""
         self.request_id: str = scope["state"]["request_id"]
-        self._record: RequestRecord | None = scope["state"]["record"]
+        self._record: RequestRecord = scope["state"]["record"]
         self._method: str = scope["method"]
         query: bytes = scope["query_string"]
         self._target = (scope["raw_path"] + (b"?" + query if query else b"")).decode("latin-1")
@@ -219,8 +219,7 @@ class Exchange:
     async def break_off(self) -> None:
         """End a stream with an error because its replica is lost."""
         error = ApiError("the replica failed while it was answering", status=503, code="replica_lost")
-        if self._record:
-            self._record.refused(error)
+        self._record.refused(error)
         await self._send_events(framed([to_json(error.body), DONE]))
         await self._send({"type": "http.response.body", "body": b""})
 
@@ -255,8 +254,7 @@ class Exchange:
 
     def set_recorder(self, *, is_replica: bool) -> None:
         """Let the replica count and log the request if `is_replica`, otherwise the gateway."""
-        if self._record:
-            self._record.is_passed_on = is_replica
+        self._record.is_passed_on = is_replica
 
 
 def no_replica() -> Rejected:

@@ -15,6 +15,7 @@ async def list_models(request: Request) -> ModelList:
 
 
 @router.get("/v1/models/{model_id:path}")
-async def get_model(model_id: str, request: Request) -> Model:
+async def get_model(model_id: str, request: Request) -> Model | ModelList:
+    """Return one model. `/v1/models/` lists all models."""
     service: Service = request.app.state.service
-    return service.card(service.check_model(model_id))
+    return service.card(service.check_model(model_id)) if model_id else await list_models(request)

@@ -18,6 +18,7 @@ SENTENCES = {
     "stopped": "Stopped.",
     "request": "{endpoint}: {status} {outcome}, {prompt_tokens} tokens in, {completion_tokens} out, "
     "{total_seconds:.2f} s",
+    "other request": "{target}: {status} {outcome}, {total_seconds:.2f} s",
     "access": "",
 }
 """Sentence templates by event. An empty sentence hides the event."""
@@ -38,6 +39,8 @@ def sentence(event: Mapping[str, Any]) -> str:
     name = str(event.get("event", ""))
     if name == "ready" and not event.get("playground"):
         name = "ready, no playground"
+    if name == "request" and event.get("target"):
+        name = "other request"
     try:
         return SENTENCES[name].format_map(event)
     except (KeyError, TypeError, ValueError):  # no template, or a field is missing or None

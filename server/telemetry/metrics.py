@@ -19,7 +19,7 @@ EndReason = Literal["stop", "length", "tool_calls", "abort"]
 
 Outcome = Literal["completed", "invalid", "rejected", "cancelled", "failed"]
 
-STATUSES = (200, 400, 401, 403, 404, 408, 413, 415, 429, 499, 500, 503)
+STATUSES = (200, 400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 499, 500, 503)
 """HTTP status codes of responses. 499 means that the client disconnected first."""
 
 FROM_1_MS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)

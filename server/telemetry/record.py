@@ -7,10 +7,13 @@ from collections import Counter
 import structlog
 
 from nvium_core import TokenEvent
-from server.errors import ApiError
+from server.errors import REJECTIONS, ApiError
 from server.telemetry.metrics import EndReason, Metrics, Outcome
 
-REJECTED = (401, 403, 413, 415, 429, 503)
+OTHER = "other"
+"""The endpoint of requests that no route records by name, and of those refused before they reach a route."""
+
+REJECTED = (401, 403, 408, 413, 415, 429, 431, 503)
 
 ABORTED = ("disconnected", "slow_client")
 
@@ -19,6 +22,9 @@ CLIENT_CLOSED_REQUEST = 499
 
 FIELD = re.compile(r"[a-z0-9_.\[\]]{1,80}")
 """Matches the path of a request's field."""
+
+TARGET = re.compile(r"[A-Z]{1,10} [A-Za-z0-9._~:/-]{1,200}")
+"""Matches a method and a path that are safe to log."""
 
 log = structlog.get_logger("nvium.request")
 
@@ -31,10 +37,19 @@ class RequestRecord:
     Times are by `time.monotonic()`. Each is the time at which the first choice reached the stage, or None before that.
     """
 
-    def __init__(self, metrics: Metrics, *, request_id: str, endpoint: str, received_at: float | None = None) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        *,
+        request_id: str,
+        endpoint: str = OTHER,
+        received_at: float | None = None,
+    ) -> None:
         self._metrics = metrics
         self.request_id = request_id
         self.endpoint = endpoint
+        self.target: str | None = None
+        """The method and path of a request to no endpoint in particular."""
         self.key_id = ""
         self.user: str | None = None
         self.status: int | None = None
@@ -90,12 +105,13 @@ class RequestRecord:
     def refused(self, error: ApiError) -> None:
         """Record an error that was sent to the client, as the response or within a stream."""
         self.error, self.abort_cause = error, error.code or error.type
-        if error.status in REJECTED and error.code:
+        if error.code in REJECTIONS:
             self._metrics.rejected.labels(error.code).inc()
 
     def aborted(self, cause: str) -> None:
         """Record that the client ended the response early. `cause` is `disconnected` or `slow_client`."""
-        self.abort_cause = cause
+        if not self.error:
+            self.abort_cause = cause
 
     @property
     def outcome(self) -> Outcome:
@@ -107,16 +123,19 @@ class RequestRecord:
             return "failed"
         return "invalid" if self.status >= 400 else "completed"
 
-    def close(self) -> None:
+    def close(self, *, is_routine: bool = False) -> None:
+        """Count and log the request. A routine request is logged at level `debug`."""
         self.closed_at = time.monotonic()
         if self.is_passed_on:
             return
         self._count(self.closed_at - self.arrived_at)
-        log.info(
+        write = log.debug if is_routine else log.info
+        write(
             "request",
             request_id=self.request_id,
             key_id=self.key_id,
             endpoint=self.endpoint,
+            target=self.target and (self.target if TARGET.fullmatch(self.target) else "?"),
             user=self.user,
             outcome=self.outcome,
             status=self.status,
@@ -146,7 +165,7 @@ class RequestRecord:
         metrics.key_tokens.labels(key, "prompt").inc(self.num_prompt_tokens)
         metrics.key_tokens.labels(key, "generated").inc(self.exit_counts.total())
         metrics.responses.labels(self.endpoint, self.status or CLIENT_CLOSED_REQUEST).inc()
-        if self.outcome == "completed":
+        if self.outcome == "completed" and self.endpoint != OTHER:
             metrics.request_latency.observe(seconds)
             if self.num_prompt_tokens:
                 metrics.request_prompt_tokens.observe(self.num_prompt_tokens)

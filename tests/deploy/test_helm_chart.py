@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from server.app import STOP_SECONDS
-from server.http.keys import PROBES
+from server.http.paths import PROBES
 from server.settings import Settings, read_settings
 from tests.deploy.helm import CASES, CHART, EVERYTHING, rendered, run_helm
 from tests.deploy.shipped import DASHBOARD, MONITORING

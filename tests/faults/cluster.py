@@ -34,7 +34,7 @@ def serve_replica(settings: Settings) -> None:
     configure_logs()
     with listen(settings.host, settings.port) as listener:
         service = load(settings)
-        app = assemble(service, Middleware(GatewayOnly, secret=SECRET, metrics=service.metrics))
+        app = assemble(service, Middleware(GatewayOnly, secret=SECRET))
         config = uvicorn_config(app, settings, None, timeout_graceful_shutdown=STOP_SECONDS)
         DrainingServer(config, service).run(sockets=[listener])
 

@@ -8,7 +8,7 @@ import pytest
 from fastapi import FastAPI, Response
 
 from nvium_core import LoadedModel
-from server.http.keys import PROBES
+from server.http.paths import PROBES
 from server.http.protection import PROTECTIVE
 from server.settings import Settings, SettingsError, read_settings
 from tests.byte_model import NAME

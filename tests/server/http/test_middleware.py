@@ -70,7 +70,7 @@ async def test_an_id_is_kept_if_and_only_if_it_is_safe(sent: str, twice: bool) -
     reached = Reached()
     frame = RequestContext(reached, Metrics([1.0], [1.0]), {})
     headers = [("x-request-id", sent), ("x-request-id", "second")][: 2 if twice else 1]
-    [start, _] = await called(frame, "GET", "/", headers)
+    [start, _] = await called(frame, "GET", "/", headers, record=None)
     [received] = [value.decode() for name, value in start["headers"] if name == b"x-request-id"]
     assert SAFE.fullmatch(received)
     assert (received == sent) == bool(SAFE.fullmatch(sent))
@@ -81,7 +81,7 @@ async def test_requests_without_an_id_get_different_ones() -> None:
     reached = Reached()
     frame = RequestContext(reached, Metrics([1.0], [1.0]), {})
     for _ in range(3):
-        await called(frame, "GET", "/")
+        await called(frame, "GET", "/", record=None)
     assert len({state["request_id"] for state in reached.states}) == 3
 
 
@@ -105,6 +105,17 @@ def test_a_proxy_may_keep_or_remove_its_prefix(byte_model: LoadedModel) -> None:
             assert server.http.get(f"{prefix}/v1/models", headers=key).status_code == 200
             assert server.http.get(f"{prefix}/openapi.json", headers=key).json()["servers"] == [{"url": "/llm"}]
         assert server.http.get("/llmv1/models", headers=key).status_code == 404
+        assert server.http.get("/llm").headers["location"] == "/llm/"
+
+
+async def test_haproxys_default_check_is_answered_as_the_readiness_probe(server: LiveServer) -> None:
+    check = b"OPTIONS / HTTP/1.0\r\n\r\n"
+    assert (await asked(server.url, check)).status == 200
+    server.service.admission.is_draining = True
+    try:
+        assert (await asked(server.url, check)).status == 503
+    finally:
+        server.service.admission.is_draining = False
 
 
 @pytest.mark.parametrize("path", ["llm", "/a b", "/a//b", "/a?b", "/%2e"])

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from nvium_core import LoadedModel
 from server.http.rate_limit import RateLimit
 from server.http.shares import MULTIPLE, Shares
-from server.telemetry.metrics import Metrics
 from tests.byte_model import NAME
 from tests.server.http.test_keys import Reached, bearer, called
 from tests.server.live_server import LiveServer, live_server, wait_until
@@ -118,7 +117,7 @@ EXEMPT = ("/v1/models", "/livez", "/readyz", "/health", "/", "/assets/page.js", 
 @given(st.lists(st.tuples(st.sampled_from(["", "alice", "bob"]), st.sampled_from(["/version", "/nope", *EXEMPT]))))
 async def test_the_limit_applies_to_each_key(requests: list[tuple[str, str]]) -> None:
     reached = Reached()
-    layer = RateLimit(reached, PER_MINUTE, Metrics([1.0], [1.0]))
+    layer = RateLimit(reached, PER_MINUTE)
     counted: Counter[str] = Counter()
     for key_id, path in requests:
         [start, *_] = await called(layer, "GET", path, key_id=key_id)
@@ -132,7 +131,7 @@ async def test_the_limit_applies_to_each_key(requests: list[tuple[str, str]]) ->
 @given(st.lists(st.tuples(st.sampled_from(["alice", "bob"]), st.sampled_from([0.0, 0.5, 14.5, 29.75, 60.0]))))
 async def test_the_limit_applies_to_any_60_seconds(requests: list[tuple[str, float]]) -> None:
     now = 0.0
-    layer = RateLimit(Reached(), PER_MINUTE, Metrics([1.0], [1.0]), clock=lambda: now)
+    layer = RateLimit(Reached(), PER_MINUTE, clock=lambda: now)
     accepted: list[tuple[str, float]] = []
     for key_id, seconds in requests:
         now += seconds
@@ -144,7 +143,7 @@ async def test_the_limit_applies_to_any_60_seconds(requests: list[tuple[str, flo
 
 
 async def test_only_the_times_within_the_limit_are_stored() -> None:
-    layer = RateLimit(Reached(), PER_MINUTE, Metrics([1.0], [1.0]))
+    layer = RateLimit(Reached(), PER_MINUTE)
     for _ in range(50):
         for key_id in ("alice", "bob"):
             await called(layer, "POST", "/v1/completions", key_id=key_id)

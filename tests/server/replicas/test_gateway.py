@@ -172,7 +172,7 @@ async def test_a_draining_gateway_refuses_requests_and_can_end_open_ones() -> No
 async def test_a_replica_answers_only_its_gateway(byte_model: LoadedModel) -> None:
     def build(model: LoadedModel, options: Settings) -> object:
         service = Service(model, options)
-        return assemble(service, Middleware(GatewayOnly, secret=SECRET, metrics=service.metrics))
+        return assemble(service, Middleware(GatewayOnly, secret=SECRET))
 
     with live_server(byte_model, build=build) as replica:
         for path in ("/v1/models", "/metrics", "/livez", "/nowhere"):

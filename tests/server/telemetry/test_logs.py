@@ -21,7 +21,8 @@ from tests.byte_model import NAME
 from tests.server.http.test_keys import bearer
 from tests.server.live_server import LiveServer, live_server, wait_until
 from tests.server.log_lines import LogLines, log_lines
-from tests.server.raw_client import error_of
+from tests.server.raw_client import JSON as JSON_TYPE
+from tests.server.raw_client import asked, error_of, request
 
 SECRET = "the-fox-told-nobody"
 KEY = "sk-never-told"
@@ -121,6 +122,65 @@ def test_a_refusal_is_logged_in_one_line_with_its_cause(
     assert line["completion_tokens"] == 0
 
 
+OTHERS = [
+    ("GET /nope", (404, "invalid", "unknown_url")),
+    ("PUT /v1/models", (405, "invalid", "method_not_allowed")),
+    ("POST /v1/embeddings", (404, "invalid", "unknown_url")),
+]
+
+
+@pytest.mark.parametrize(("target", "expected"), OTHERS)
+def test_a_request_to_no_named_endpoint_has_a_line_and_a_series(
+    watched: LiveServer, target: str, expected: tuple[int, str, str]
+) -> None:
+    status, outcome, _ = expected
+    series = [
+        f'responses_total{{endpoint="other",status="{status}"}}',
+        f'requests_total{{endpoint="other",outcome="{outcome}"}}',
+    ]
+    before = [watched.gauge(f"nvium_{name}") for name in series]
+    with secretive() as log:
+        watched.http.request(*target.split())
+    [line] = log.lines
+    assert (line["status"], line["outcome"], line["code"]) == expected
+    assert (line["endpoint"], line["target"], line["key_id"]) == ("other", target, "alice")
+    assert [watched.gauge(f"nvium_{name}") for name in series] == [before[0] + 1, before[1] + 1]
+
+
+async def test_what_the_connection_refuses_has_a_line_and_a_series(watched: LiveServer) -> None:
+    name = 'nvium_responses_total{endpoint="other",status="400"}'
+    before = watched.gauge(name)
+    with secretive() as log:
+        answer = await asked(watched.url, b"GET /a b HTTP/1.1\r\n\r\n")
+    [line] = log.lines
+    assert line["request_id"] == answer.headers["x-request-id"]
+    assert (line["endpoint"], line["status"], line["code"]) == ("other", 400, "malformed_request")
+    assert watched.gauge(name) == before + 1
+
+
+async def test_a_body_that_breaks_off_is_one_refusal(watched: LiveServer) -> None:
+    broken = request("/v1/completions", b"{", headers=JSON_TYPE | bearer(KEY), is_chunked=True)
+    with secretive() as log:
+        answer = await asked(watched.url, broken.replace(b"\r\n0\r\n", b"\r\nzz\r\n"))
+    [line] = log.lines
+    assert line["request_id"] == answer.headers["x-request-id"]
+    assert (answer.status, line["endpoint"], line["status"], line["code"]) == (
+        400,
+        "completions",
+        400,
+        "malformed_request",
+    )
+
+
+def test_probes_and_public_files_have_no_line_unless_they_fail(watched: LiveServer) -> None:
+    with log_lines() as log:
+        for path in ("/livez", "/readyz", "/", "/metrics", "/v1/models"):
+            assert watched.http.get(path).status_code == 200
+        watched.http.get("/assets/nope.js")
+        watched.http.get("/version")
+    assert [line["target"] for line in log.lines] == ["GET /assets/nope.js", "GET /version"]
+
+
 def test_a_disconnect_is_logged_with_the_tokens_generated_so_far(watched: LiveServer) -> None:
     body = BODY | {"max_tokens": 4000, "stream": True}
     with secretive() as log, watched.http.stream("POST", "/v1/completions", json=body) as response:
@@ -148,10 +208,10 @@ def test_no_log_line_quotes_the_body(watched: LiveServer, fields: dict[str, Any]
 
 
 def test_an_exception_is_logged_without_its_message(watched: LiveServer) -> None:
-    with secretive() as log:
+    with secretive(num_lines=2) as log:
         response = watched.http.post("/quoting", content=SECRET)
     assert (response.status_code, error_of(response)["code"]) == (500, "internal_error")
-    [line] = log.lines
+    [line, _] = log.lines
     assert line["request_id"] == "mine"
     assert "ValidationError" in line["exception"]
     assert line["exception"].endswith("QuotingError")
@@ -160,19 +220,19 @@ def test_an_exception_is_logged_without_its_message(watched: LiveServer) -> None
 
 
 def test_the_exception_of_a_background_task_is_logged_without_its_message(watched: LiveServer) -> None:
-    with secretive() as log:
+    with secretive(num_lines=2) as log:
         watched.http.post("/leaves-a-task", content=SECRET)
         wait_until(watched.app.state.task.done)
         watched.app.state.task = None
-    [line] = log.lines
+    [_, line] = log.lines
     assert line["event"] == "Task exception was never retrieved"
     assert line["exception"].endswith("QuotingError")
 
 
 def test_a_failure_in_a_stream_is_logged_with_the_requests_id(watched: LiveServer) -> None:
-    with secretive(num_lines=2) as log, pytest.raises(httpx.RemoteProtocolError):
+    with secretive(num_lines=3) as log, pytest.raises(httpx.RemoteProtocolError):
         watched.http.post("/breaks-off", content=SECRET)
-    failure, incomplete = log.lines
+    failure, _, incomplete = log.lines
     assert failure["request_id"] == "mine"
     assert failure["exception"].endswith("QuotingError")
     assert incomplete["event"] == "ASGI callable returned without completing response."

@@ -58,7 +58,7 @@ class Spans:
 
 def build(provider: TracerProvider, model: LoadedModel, settings: Settings) -> FastAPI:
     service = Service(model, settings)
-    return assemble(service, keys_gate(KeyRing(read_keys(settings)), settings, service.metrics), provider)
+    return assemble(service, keys_gate(KeyRing(read_keys(settings)), settings), provider)
 
 
 @contextmanager

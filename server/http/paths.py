@@ -1,0 +1,31 @@
+"""Requests that are special by their path: probes, public pages, and those that cost nothing."""
+
+from starlette.types import Scope
+
+PROBES = ("/livez", "/readyz", "/health")
+METRICS = "/metrics"
+MODELS = "/v1/models"
+PAGE = "/"
+ASSETS = "/assets/"
+READING = ("GET", "HEAD")
+CHECK = ("OPTIONS", PAGE)
+"""HAProxy's default check, which this server answers as `GET /readyz`."""
+
+
+def is_public(scope: Scope) -> bool:
+    """Return whether this is a request for a probe, the playground or its assets."""
+    is_page = (scope["path"] == PAGE or scope["path"].startswith(ASSETS)) and scope["method"] in READING
+    return is_page or is_probe(scope)
+
+
+def is_probe(scope: Scope) -> bool:
+    return (scope["path"] in PROBES and scope["method"] in READING) or (scope["method"], scope["path"]) == CHECK
+
+
+def is_metrics(scope: Scope) -> bool:
+    return scope["path"] == METRICS and scope["method"] in READING
+
+
+def is_free(scope: Scope) -> bool:
+    """Return whether the request costs nothing, so that it does not count against the rate limit."""
+    return is_public(scope) or is_metrics(scope) or (scope["path"].startswith(MODELS) and scope["method"] in READING)
