@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, ValidationError, core_schema
 
-from server.errors import UNSUPPORTED, WRONG_FIELD, InvalidField
+from server.errors import INVALID, UNSUPPORTED, WRONG_FIELD, InvalidField
 
 MAX_FIELDS = 1_000
 """Maximum number of fields in a JSON object of a request."""
@@ -219,10 +219,9 @@ class AtMost:
 
 Text = Annotated[str, AfterValidator(encodable)]
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-"""A 64-bit integer. Without a limit, an integer in JSON could be too long for Python to print."""
 
 
-def check(condition: bool, param: str, message: str) -> None:
+def check(condition: bool, param: str, message: str, *, code: str = INVALID) -> None:
     """Raise `InvalidField` for this parameter unless the condition holds."""
     if not condition:
-        raise InvalidField(param, message)
+        raise InvalidField(param, message, code=code)

@@ -10,7 +10,7 @@ from nvium_core.text.chat_template import Conversation
 from nvium_core.text.tool_calls import PLAIN, CallFormat
 from server.errors import InvalidField
 from server.generation.grammars import JsonSchema, ToolCalls, Without
-from server.schemas.body import Hint, Int64, NeutralOnly, Text, WithoutEffect, check
+from server.schemas.body import Hint, NeutralOnly, Text, WithoutEffect, check
 from server.schemas.formats import OutputFormat
 from server.schemas.generation import (
     NO_LIMIT,
@@ -30,9 +30,9 @@ from server.schemas.tools import AllowedTools, NamedTool, Tool, ToolChoice, call
 
 class ChatRequest(TemplateOptions, GenerationRequest):
     messages: Messages
-    max_completion_tokens: Int64 | None = None
+    max_completion_tokens: int | None = None
     """By default and with −1, the rest of the context. `--max-new-tokens` limits all choices together."""
-    max_tokens: Int64 | None = None
+    max_tokens: int | None = None
     """Deprecated name of `max_completion_tokens`. If both are given, they must be equal."""
     logprobs: bool = False
     """Return log π_mix (with `nvium.sampling: original`, log π_N) of every token."""
@@ -136,8 +136,17 @@ class ChatRequest(TemplateOptions, GenerationRequest):
         given = {self.max_tokens, self.max_completion_tokens} - {None}
         check(len(given) < 2, "max_tokens", "must equal max_completion_tokens, because it is an alias")
         self.check_template(self.messages)
+        self._check_tool_messages()
         asks_for_logprobs = self.logprobs or not self.top_logprobs
         check(asks_for_logprobs, "top_logprobs", "only allowed when logprobs is true")
+
+    def _check_tool_messages(self) -> None:
+        called = set[str]()
+        for number, message in enumerate(self.messages):
+            called.update(call.id for call in message.tool_calls)
+            fits = message.role != "tool" or message.tool_call_id in called
+            param = self.request_names.get("messages", f"messages[{number}].tool_call_id")
+            check(fits, param, f"no earlier message has a tool call with the id {message.tool_call_id!r:.100}")
 
 
 class TopLogprob(TypedDict):

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from typing_extensions import TypedDict
 
 from nvium_core import Constraint, SamplingParams
-from server.schemas.body import AtMost, Int64, NeutralOnly, Text, check, described
+from server.schemas.body import AtMost, NeutralOnly, Text, check, described
 from server.schemas.generation import (
     NO_LIMIT,
     Generated,
@@ -29,7 +29,7 @@ Prompts = Annotated[
 class CompletionRequest(GenerationRequest):
     prompt: Prompts
     """A string, a list of token ids, or a list of either with at most `--max-prompts` prompts."""
-    max_tokens: Int64 = 16
+    max_tokens: int = 16
     """−1: the rest of the context. 0 with `echo`: only score the prompt."""
     best_of: int | None = None
     """Generate this many choices, return the `n` with the highest mean log-probability. Must equal `n` in a stream."""

@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from nvium_core import Constraint, InvalidRequest, SamplingParams
+from server.errors import OUT_OF_RANGE
 from server.generation.grammars import Without
 from server.schemas.aliases import ALIASES
 from server.schemas.body import AtMost, Int64, NeutralOnly, RequestBody, ResponseBody, Text, check, described
@@ -249,13 +250,16 @@ class GenerationRequest(RequestBody):
         """Raise `InvalidField` if a field is out of range or not supported."""
         self.check_neutral()
         check_foreign(self.model_extra or {})
-        check(1 <= self.n <= limits.max_n, "n", f"must be between 1 and {limits.max_n}, got {self.n}")
-        check(len(self.stops) <= MAX_STOP_STRINGS, "stop", f"must have at most {MAX_STOP_STRINGS} strings")
+        is_few = 1 <= self.n <= limits.max_n
+        check(is_few, "n", f"must be between 1 and {limits.max_n}, got {self.n}", code=OUT_OF_RANGE)
+        is_few = len(self.stops) <= MAX_STOP_STRINGS
+        check(is_few, "stop", f"must have at most {MAX_STOP_STRINGS} strings", code=OUT_OF_RANGE)
         check(all(self.stops), "stop", "must not contain an empty string")
         longest = max(map(len, self.stops), default=0)
         message = f"strings must have at most {MAX_STOP_CHARACTERS} characters, got {longest}"
-        check(longest <= MAX_STOP_CHARACTERS, "stop", message)
-        check(self.truncate_prompt_tokens != 0, "truncate_prompt_tokens", "must be at least 1, or -1")
+        check(longest <= MAX_STOP_CHARACTERS, "stop", message, code=OUT_OF_RANGE)
+        is_some = self.truncate_prompt_tokens != 0
+        check(is_some, "truncate_prompt_tokens", "must be at least 1, or -1", code=OUT_OF_RANGE)
         check(not self.stream or self.prompt_logprobs is None, "prompt_logprobs", "not supported when stream is true")
         check(self.stream or self.stream_options is None, "stream_options", "only allowed when stream is true")
         self.output_format()

@@ -84,7 +84,11 @@ def content(parts: Any, param: str) -> str | None:
     texts = []
     for number, part in enumerate(parts):
         kind = part.get("type") if isinstance(part, dict) else None
-        check(kind in PARTS, f"{param}[{number}].type", f"{str(kind)[:100]!r} is not supported; must be text")
+        check(
+            kind in PARTS,
+            f"{param}[{number}].type",
+            f"{str(kind)[:100]!r} is not supported; must be text, because images, audio and files are not",
+        )
         text = part.get("refusal" if kind == "refusal" else "text")
         check(isinstance(text, str), f"{param}[{number}].text", "must be a string")
         texts.append(text)

@@ -7,13 +7,13 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from server.errors import InvalidField
+from nvium_core.errors import plain
+from server.errors import InvalidField, code_of
 from server.schemas.aliases import ALIASES
 from server.schemas.body import (
     TOO_MANY,
     AtMost,
     Hint,
-    Int64,
     NeutralOnly,
     RequestBody,
     Text,
@@ -58,7 +58,7 @@ class ResponseTool(FunctionTool):
     """A function, a `namespace` of functions, or a hosted tool, which is ignored."""
 
     type: Text
-    """`function`, or `namespace` with `tools`. Other tools are ignored."""
+    """`function`, or `namespace` with `tools`. Custom and hosted tools are ignored."""
     tools: Annotated[list[FunctionTool], AtMost(MAX_TOOLS)] = []
 
     def unknown_fields(self) -> Iterator[str]:
@@ -152,7 +152,7 @@ class ResponseRequest(RequestBody):
     """A recent response to continue. The server keeps responses in memory."""
     store: bool = True
     """Keep the response, so its id can be used as `previous_response_id`."""
-    max_output_tokens: Int64 | None = None
+    max_output_tokens: int | None = None
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -242,7 +242,7 @@ class ResponseRequest(RequestBody):
         except ValidationError as error:
             first = error.errors()[0]
             name = RESPONSES_NAMES.get(str(first["loc"][0]), str(first["loc"][0]))
-            raise InvalidField(name, first["msg"]) from error
+            raise InvalidField(name, plain(first["msg"]), code=code_of(first["type"])) from error
 
 
 RESPONSES_NAMES = {
@@ -266,7 +266,8 @@ def more_tools(item: Json, param: str) -> list[ResponseTool]:
     try:
         return TOOLS_READER.validate_python(item.get("tools"))
     except ValidationError as error:
-        raise InvalidField(param, error.errors()[0]["msg"]) from error
+        first = error.errors()[0]
+        raise InvalidField(param, plain(first["msg"]), code=code_of(first["type"])) from error
 
 
 class OutputPart(TypedDict):

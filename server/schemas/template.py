@@ -11,7 +11,7 @@ from server.errors import InvalidField
 from server.schemas.body import AtMost, RequestBody, check
 from server.schemas.json_text import JsonError, check_counts
 from server.schemas.messages import Message
-from server.schemas.tools import Tool, Tools, unique
+from server.schemas.tools import CustomTool, Tool, Tools, unique
 
 OWN_ARGUMENTS = {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters, "messages", "template"}
 """Parameters of the renderer, which `chat_template_kwargs` must not set."""
@@ -31,7 +31,7 @@ class TemplateOptions(RequestBody):
     def continues(self, messages: Sequence[Message]) -> bool:
         return self.continue_final_message or bool(messages[-1].prefix or messages[-1].partial)
 
-    def conversation_of(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
+    def conversation_of(self, messages: Sequence[Message], tools: Sequence[Tool | CustomTool]) -> Conversation:
         """Return the arguments of the chat template. Raise `InvalidField` if tools contradict each other."""
         continues = self.continues(messages)
         thinks = {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}

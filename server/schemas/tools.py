@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, Tag
 
 from server.generation.grammars import JsonSchema, arguments
-from server.schemas.body import AtMost, RequestBody, Text, check, described
+from server.schemas.body import AtMost, Hint, RequestBody, Text, check, described, tagged
 
 FunctionName = Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
@@ -41,7 +41,22 @@ class Tool(RequestBody):
         return {"type": self.type, "function": function}
 
 
-Tools = Annotated[list[Tool], AtMost(MAX_TOOLS)]
+class CustomTool(RequestBody):
+    type: Literal["custom"]
+    custom: Annotated[Any, Hint()] = None
+    """Custom tools are ignored; use functions."""
+
+
+def kind_of_tool(tool: Any) -> str | None:
+    kind = tool.get("type", "function") if isinstance(tool, dict) else "function"
+    return f"{kind} tool" if kind in ("function", "custom") else None
+
+
+AnyTool = Annotated[
+    Annotated[Tool, Tag("function tool")] | Annotated[CustomTool, Tag("custom tool")],
+    tagged(kind_of_tool, by="type", message="must be 'function'"),
+]
+Tools = Annotated[list[AnyTool], AtMost(MAX_TOOLS)]
 
 
 class NamedFunction(RequestBody):
@@ -72,18 +87,18 @@ ToolChoice = Annotated[
 ]
 
 
-def unique(tools: Sequence[Tool]) -> list[Tool]:
-    """Remove duplicates. Raise `InvalidField` if different functions share a name."""
+def unique(tools: Sequence[Tool | CustomTool]) -> list[Tool]:
+    """Return the functions without duplicates. Raise `InvalidField` if different functions share a name."""
     by_name: dict[str, Tool] = {}
-    for tool in tools:
+    for tool in (tool for tool in tools if isinstance(tool, Tool)):
         is_same = by_name.setdefault(tool.function.name, tool) == tool
         check(is_same, "tools", f"different functions have the same name {tool.function.name}")
     return [*by_name.values()]
 
 
-def callable_tools(tools: list[Tool], choice: ToolChoice | None) -> list[Tool]:
+def callable_tools(given: Sequence[Tool | CustomTool], choice: ToolChoice | None) -> list[Tool]:
     """Return the tools that the model may call. Raise `InvalidField` if `choice` does not fit them."""
-    tools = unique(tools)
+    tools = unique(given)
     if choice is None or choice == "auto":
         return tools
     if choice == "none":

@@ -40,6 +40,8 @@ class ChatWriter(ChunkWriter[ChatRequest]):
         self._is_text_first = self._readers[0].may_be_text
         self._streamed = [Delta(choice.index) for choice in generation.choices]
         """The tokens streamed so far, for each choice."""
+        self._hidden: dict[int, Delta] = {}
+        """Deltas without text, such as the syntax of a call. The choice's next chunk contains their tokens."""
 
     def whole(self, deltas: Sequence[Delta]) -> bytes:
         choices: list[ChatChoice] = [{"message": self._message(d), **self._chat_choice(d)} for d in deltas]
@@ -58,7 +60,17 @@ class ChatWriter(ChunkWriter[ChatRequest]):
         first, *others = [self._chunk_of(Delta(choice.index), message) for choice in self.generation.choices]
         return [to_json({**first, **self._prompt_token_ids()}), *map(to_json, others)]
 
-    def _chunk(self, delta: Delta) -> ChatChunk:
+    def _events(self, delta: Delta) -> list[bytes]:
+        message = self._new_part(delta)
+        if hidden := self._hidden.pop(delta.index, None):
+            hidden.extend(delta)
+            delta = hidden
+        if message or delta.finish_reason:
+            return [to_json(self._chunk(delta, message))]
+        self._hidden[delta.index] = delta
+        return []
+
+    def _new_part(self, delta: Delta) -> ChatMessage:
         reasoning, content, calls = self._readers[delta.index].read(delta)
         is_empty = delta.finish_reason or self._has_tools or reasoning
         message: ChatMessage = {"content": content} if content or not is_empty else {}
@@ -66,6 +78,9 @@ class ChatWriter(ChunkWriter[ChatRequest]):
             message["reasoning_content"] = message["reasoning"] = reasoning
         if calls:
             message["tool_calls"] = [{"index": number, **call} for number, call in joined(calls).items()]
+        return message
+
+    def _chunk(self, delta: Delta, message: ChatMessage) -> ChatChunk:
         if self._request.nvium.metadata:
             streamed = self._streamed[delta.index]
             streamed.tokens += delta.tokens

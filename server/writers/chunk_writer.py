@@ -1,8 +1,6 @@
 """The common part of the completions and chat writers: streams of chunks."""
 
 import time
-from abc import abstractmethod
-from collections.abc import Mapping
 from typing import ClassVar
 
 from pydantic_core import to_json
@@ -31,13 +29,6 @@ class ChunkWriter(Writer[AnyRequest]):
             "model": self._model,
             "system_fingerprint": service.fingerprint,
         }
-
-    @abstractmethod
-    def _chunk(self, delta: Delta) -> Mapping[str, object]:
-        """Return the chunk for one delta."""
-
-    def _events(self, delta: Delta) -> list[bytes]:
-        return [to_json(self._chunk(delta))]
 
     def _closing(self) -> list[bytes]:
         if not self._options.include_usage:

@@ -35,9 +35,9 @@ class CompletionWriter(ChunkWriter[CompletionRequest]):
         response: Completion = {**self._whole_fields(), "object": "text_completion", "choices": choices}
         return to_json(response)
 
-    def _chunk(self, delta: Delta) -> Completion:
+    def _events(self, delta: Delta) -> list[bytes]:
         choices = [self._completion_choice(delta, delta.index)]
-        return {**self._chunk_fields(), "object": "text_completion", "choices": choices}
+        return [to_json({**self._chunk_fields(), "object": "text_completion", "choices": choices})]
 
     def _completion_choice(self, delta: Delta, index: int) -> CompletionChoice:
         return {

@@ -82,6 +82,13 @@ def test_the_template_receives_tools_calls_and_results() -> None:
     assert body["prompt_token_ids"] == token_ids("f|user hi|assistant c1 f 1|tool 2c1")
 
 
+def test_custom_tools_are_ignored_and_named(server: LiveServer) -> None:
+    custom = {"type": "custom", "custom": {"name": "patch"}}
+    response = server.chat(tools=[custom], max_tokens=1)
+    assert response.headers["x-nvium-ignored-params"] == "tools[0].custom"
+    assert response.json()["usage"] == server.chat(max_tokens=1).json()["usage"]
+
+
 def streamed(server: LiveServer, **body: Any) -> list[Json]:
     return [event["choices"][0] for event in events_of(server.chat(stream=True, **body).text)]
 
@@ -107,6 +114,8 @@ def test_a_streamed_call_starts_with_its_name_and_its_arguments_follow_in_pieces
     assert all(delta.keys() == {"index", "function"} for delta in rest)
     assert all(delta["function"].keys() == {"arguments"} for delta in rest)
     assert len(rest) > 10
+    assert all(choice["delta"].get("tool_calls") for choice in choices if not choice["finish_reason"])
+    assert [token for choice in choices for token in choice["nvium"]["token_ids"]] == token_ids(CALL)
     assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["tool_calls"]
 
 
