@@ -6,6 +6,7 @@ Whole and streamed responses are built from the same deltas, so they agree.
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 
 from nvium_core import (
@@ -27,7 +28,7 @@ from server.schemas.generation import GenerationRequest
 from server.telemetry.record import RequestRecord
 
 MAX_ALTERNATIVES = 2_000_000
-"""Maximum number of alternative log-probabilities in one response. Each takes about 200 bytes."""
+"""Maximum number of alternative log-probabilities in one response. Each takes 150 bytes until it is written."""
 
 Events = Sequence[TokenEvent | PromptEvent]
 
@@ -99,9 +100,18 @@ class Generation:
     """
 
     def __init__(
-        self, stream: TokenStream, choices: Sequence[Choice], leave: Callable[[], None], deadline: float | None
+        self,
+        stream: TokenStream,
+        choices: Sequence[Choice],
+        leave: Callable[[], None],
+        deadline: float | None,
+        num_alternatives: int = 0,
     ) -> None:
         self.choices = list(choices)
+        self.num_alternatives = num_alternatives
+        """Maximum number of alternative log-probabilities in the response."""
+        self.held = ExitStack()
+        """What to release when the generation is closed, after its response has been written."""
         self.ignored: list[str] = []
         """Request fields that have no effect."""
         self.listen = stream.listen
@@ -147,6 +157,7 @@ class Generation:
         for key in list(self._open):
             self._open[key].record.choice_ended("abort")
             self._end(key)
+        self.held.close()
 
     def _expire(self) -> list[Delta]:
         if not self._stream.admissions or any(choice.num_unscored for choice in self._open.values()):
@@ -154,7 +165,6 @@ class Generation:
         deltas = [choice.text.end("length") for choice in self._open.values()]
         for key in list(self._open):
             self._end(key)
-        self.close()
         return deltas
 
     def _end(self, key: ChoiceKey) -> None:
@@ -200,7 +210,7 @@ def start(
         )
         for prompt in prompts
     ]
-    check_size(service, params, engine_requests)
+    num_alternatives = checked_size(service, params, engine_requests)
     text_of = partial(
         ChoiceText,
         service.tokenizer,
@@ -212,20 +222,20 @@ def start(
         calls=calls,
     )
     prompt_of_choice = [prompt for prompt in prompts for _ in range(params.num_choices)]
-    stream = service.worker.submit(engine_requests, tenant)
-    try:
+    with ExitStack() as held:
+        held.enter_context(service.admission.alternatives(num_alternatives, tenant))
+        stream = service.worker.submit(engine_requests, tenant)
+        held.callback(stream.close)
         texts = [text_of(index, prompt) for index, prompt in enumerate(prompt_of_choice)]
         record.admitted(sum(len(prompt.token_ids) for prompt in prompts))
         choices = choices_of(texts, record, params)
         leave = partial(service.admission.leave, key=tenant)
-        generation = Generation(stream, choices, leave, service.deadline(record.arrived_at))
+        generation = Generation(stream, choices, leave, service.deadline(record.arrived_at), num_alternatives)
         generation.ignored += ignored
         if request.requested_max_tokens is not None and params.max_tokens < request.requested_max_tokens:
             generation.ignored.append(request.request_names.get("max_tokens", "max_tokens"))
+        generation.held = held.pop_all()
         return generation
-    except BaseException:
-        stream.close()
-        raise
 
 
 def choices_of(texts: Sequence[ChoiceText], record: RequestRecord, params: SamplingParams) -> list[Choice]:
@@ -236,8 +246,8 @@ def choices_of(texts: Sequence[ChoiceText], record: RequestRecord, params: Sampl
     return choices
 
 
-def check_size(service: Service, params: SamplingParams, requests: Sequence[EngineRequest]) -> None:
-    """Raise `InvalidRequest` if the requests together exceed a limit of the engine or the server."""
+def checked_size(service: Service, params: SamplingParams, requests: Sequence[EngineRequest]) -> int:
+    """Return the maximum number of alternatives. Raise `InvalidRequest` if the requests exceed a limit together."""
     num_new = len(requests) * params.num_choices * params.max_tokens
     num_prompt = sum(len(request.token_ids) for request in requests)
     num_scored = params.num_choices * num_prompt if params.prompt_logprobs else 0
@@ -255,3 +265,4 @@ def check_size(service: Service, params: SamplingParams, requests: Sequence[Engi
     if num_alternatives > MAX_ALTERNATIVES:
         message = f"tokens × alternatives must be at most {MAX_ALTERNATIVES}, got {num_alternatives}"
         raise InvalidRequest("logprobs", message)
+    return num_alternatives

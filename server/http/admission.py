@@ -1,4 +1,4 @@
-"""Admission control: limits running and waiting choices and shares the limit among keys. Refuses while draining."""
+"""Admission control: limits running and waiting choices and shares the limits among keys. Refuses while draining."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,12 +8,16 @@ from server.http.shares import Shares
 
 RETRY_QUEUE_SECONDS = 1
 
+MAX_ALTERNATIVES = 4_000_000
+"""Maximum number of alternative log-probabilities of all requests. Each takes 150 bytes until it is written."""
+
 
 class Admission:
     """Counts the running and waiting choices of each key. Use it on the event loop only."""
 
     def __init__(self, capacity: int) -> None:
         self._shares = Shares(capacity)
+        self._alternatives = Shares(MAX_ALTERNATIVES)
         self.is_draining = False
         """While True, all requests are refused."""
 
@@ -46,6 +50,18 @@ class Admission:
         except BaseException:
             self.leave(num_choices, key)
             raise
+
+    @contextmanager
+    def alternatives(self, number: int, key: str) -> Iterator[None]:
+        """Hold alternatives of a request until the block ends. Raise `Rejected` if they do not fit."""
+        if not self._alternatives.fits(number, key):
+            message = f"{self._alternatives.num_held} of {MAX_ALTERNATIVES} alternative log-probabilities are in use"
+            raise Rejected("queue_full", message, retry_after_seconds=RETRY_QUEUE_SECONDS)
+        self._alternatives.take(number, key)
+        try:
+            yield
+        finally:
+            self._alternatives.give_back(number, key)
 
     def leave(self, num_choices: int = 1, key: str = "") -> None:
         self._shares.give_back(num_choices, key)

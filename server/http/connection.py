@@ -169,8 +169,7 @@ class Connection(H11Protocol):
         self._unread.add(self)
 
     def _time_cut_off(self) -> None:
-        waiting = self.transport.get_write_buffer_size()
-        self._cut_off = self.loop.call_later(self._cut_off_seconds, self._cut_off_unless_below, waiting)
+        self._cut_off = self.loop.call_later(self._cut_off_seconds, self._cut_off_unless_below, self.num_unread)
 
     def _cut_off_unless_below(self, num_bytes: int) -> None:
         """Abort the connection if the client read too slowly since the timer started, otherwise restart the timer."""
@@ -185,7 +184,7 @@ class Connection(H11Protocol):
 
     @property
     def num_unread(self) -> int:
-        return self.transport.get_write_buffer_size()
+        return self.transport.get_write_buffer_size() + int(self._state.get("num_unsent", 0))
 
     def cut_off(self) -> None:
         """Abort the connection of a slow client."""

@@ -1,6 +1,6 @@
 """`POST /v1/chat/completions`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
@@ -162,7 +162,7 @@ class TokenLogprob(TopLogprob):
 
 
 class ChatLogprobs(TypedDict):
-    content: list[TokenLogprob]
+    content: Iterable[TokenLogprob]
     refusal: None
 
 

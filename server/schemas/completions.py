@@ -1,5 +1,6 @@
 """`POST /v1/completions`."""
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from typing_extensions import TypedDict
@@ -81,7 +82,7 @@ class CompletionLogprobs(TypedDict):
 
     tokens: list[str]
     token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None]
+    top_logprobs: Iterable[dict[str, float] | None]
     text_offset: list[int]
 
 

@@ -2,7 +2,7 @@
 
 import re
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal, NotRequired
 
@@ -323,7 +323,7 @@ class PromptLogprob(TypedDict):
     decoded_token: str
 
 
-PromptLogprobs = list[dict[str, PromptLogprob] | None]
+PromptLogprobs = Iterable[dict[str, PromptLogprob] | None]
 """For each prompt token, the scores of the token and its alternatives, by token id. Null for the first token."""
 
 

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from nvium_core import EngineError
 from server.errors import ApiError, as_api_error
+from server.generation.delta import Delta
 from server.generation.service import Service
 from server.http.disconnect import unless_disconnected
 from server.http.event_stream import DONE, EventStream
@@ -19,10 +20,11 @@ from server.schemas.body import RequestBody
 from server.schemas.generation import GenerationRequest
 from server.schemas.responses import ResponseRequest
 from server.telemetry.record import CLIENT_CLOSED_REQUEST, RequestRecord
+from server.writers.pieces import PiecesResponse, json_pieces
 from server.writers.writer import Writer
 
-MAX_INLINE_TOKENS = 2_000
-"""Longer responses are serialized on another thread."""
+MAX_INLINE_VALUES = 2_000
+"""Responses of more tokens and alternatives are serialized on another thread."""
 
 MAX_IGNORED_CHARACTERS = 1_000
 """Length of the header that names ignored fields, and so their maximum number."""
@@ -62,16 +64,20 @@ async def answer(request: Request, body: GenerationRequest | ResponseRequest, wr
 async def whole(request: Request, writer: Writer[Any], headers: dict[str, str], service: Service) -> Response:
     try:
         deltas = await unless_disconnected(writer.generation.collect(), request.receive)
+        if deltas is None:
+            request.state.record.aborted("disconnected")
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        num_values = sum(len(delta.tokens) + len(delta.prompt_scores) for delta in deltas)
+        is_long = num_values + writer.generation.num_alternatives > MAX_INLINE_VALUES
+        pieces = await service.text_threads.run(written, writer, deltas) if is_long else written(writer, deltas)
+        writer.note_ends(deltas)
+        return PiecesResponse(pieces, headers)
     finally:
         writer.generation.close()
-    if deltas is None:
-        request.state.record.aborted("disconnected")
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
-    num_tokens = sum(len(delta.tokens) + len(delta.prompt_scores) for delta in deltas)
-    is_long = num_tokens > MAX_INLINE_TOKENS
-    written = await service.text_threads.run(writer.whole, deltas) if is_long else writer.whole(deltas)
-    writer.note_ends(deltas)
-    return Response(written, headers=headers, media_type="application/json")
+
+
+def written(writer: Writer[Any], deltas: list[Delta]) -> list[bytes]:
+    return json_pieces(writer.whole(deltas))
 
 
 def failure_events(error: Exception, record: RequestRecord) -> list[bytes]:

@@ -43,16 +43,15 @@ class ChatWriter(ChunkWriter[ChatRequest]):
         self._hidden: dict[int, Delta] = {}
         """Deltas without text, such as the syntax of a call. The choice's next chunk contains their tokens."""
 
-    def whole(self, deltas: Sequence[Delta]) -> bytes:
+    def whole(self, deltas: Sequence[Delta]) -> Chat:
         choices: list[ChatChoice] = [{"message": self._message(d), **self._chat_choice(d)} for d in deltas]
-        response: Chat = {
+        return {
             **self._whole_fields(),
             "object": "chat.completion",
             "choices": choices,
             **self._prompt_logprobs(deltas[0]),
             **self._prompt_token_ids(),
         }
-        return to_json(response)
 
     def _opening(self) -> list[bytes]:
         """Return one chunk per choice, with the assistant's role."""

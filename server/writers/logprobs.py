@@ -1,6 +1,9 @@
-"""Formats log-probabilities (log π_mix) as OpenAI and vLLM do."""
+"""Formats log-probabilities (log π_mix) as OpenAI and vLLM do.
 
-from collections.abc import Iterable, Sequence
+Lists with alternatives are generators: each entry is written before the next one is made.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
 
 from nvium_core import Score
 from nvium_core.text.token_bytes import TokenBytes
@@ -24,10 +27,10 @@ def completion_logprobs(
     return {
         "tokens": [vocabulary.name(token_id) for token_id in token_ids],
         "token_logprobs": [None if score is None else clamped(score.logprob) for score in scores],
-        "top_logprobs": [
+        "top_logprobs": (
             None if score is None else alternatives(vocabulary, token_id, score, num_alternatives)
             for token_id, score in zip(token_ids, scores, strict=True)
-        ],
+        ),
         "text_offset": list(text_offsets),
     }
 
@@ -46,35 +49,32 @@ def prompt_logprobs(
     vocabulary: TokenBytes, token_ids: Sequence[int], scores: Iterable[Score], num_alternatives: int
 ) -> PromptLogprobs:
     """Return vLLM's `prompt_logprobs`: for each token, the token itself and the most probable tokens, by id."""
-    entries: PromptLogprobs = [None]
+    yield None
     for own_id, score in zip(token_ids[1:], scores, strict=True):
         ranks = {token_id: rank for rank, (token_id, _) in enumerate(score.top, start=1)}
         logprobs = dict([*score.top[:num_alternatives], (own_id, score.logprob)])
-        entries.append(
-            {
-                str(token_id): {
-                    "logprob": clamped(logprob),
-                    "rank": ranks.get(token_id),
-                    "decoded_token": vocabulary.name(token_id),
-                }
-                for token_id, logprob in logprobs.items()
+        yield {
+            str(token_id): {
+                "logprob": clamped(logprob),
+                "rank": ranks.get(token_id),
+                "decoded_token": vocabulary.name(token_id),
             }
-        )
-    return entries
+            for token_id, logprob in logprobs.items()
+        }
 
 
 def chat_logprobs(
     vocabulary: TokenBytes, token_ids: Sequence[int], scores: Iterable[Score | None], num_alternatives: int
 ) -> ChatLogprobs:
     """Return the entries of `/v1/chat/completions`, each with `num_alternatives` alternatives."""
-    scored = [(token_id, score) for token_id, score in zip(token_ids, scores, strict=True) if score]
-    entries: list[TokenLogprob] = [
+    entries: Iterator[TokenLogprob] = (
         {
             **entry(vocabulary, token_id, score.logprob),
             "top_logprobs": [entry(vocabulary, *other) for other in score.top[:num_alternatives]],
         }
-        for token_id, score in scored
-    ]
+        for token_id, score in zip(token_ids, scores, strict=True)
+        if score
+    )
     return {"content": entries, "refusal": None}
 
 

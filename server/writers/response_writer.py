@@ -39,10 +39,10 @@ class ResponseWriter(Writer[ChatRequest]):
         self._total = Delta(index=0)
         self._response = new_response(asked, response_id, self._model)
 
-    def whole(self, deltas: Sequence[Delta]) -> bytes:
+    def whole(self, deltas: Sequence[Delta]) -> Response:
         for delta in deltas:
             list(self._events(delta))
-        return to_json(self._response)
+        return self._response
 
     def _opening(self) -> list[bytes]:
         return [self._event(kind, response=self._response) for kind in ("response.created", "response.in_progress")]

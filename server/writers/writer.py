@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from server.generation.delta import Delta
@@ -54,7 +54,7 @@ class Writer(ABC, Generic[AnyRequest]):
         return delta.finish_reason
 
     @abstractmethod
-    def whole(self, deltas: Sequence[Delta]) -> bytes:
+    def whole(self, deltas: Sequence[Delta]) -> Mapping[str, object]:
         """Return the whole response from one complete delta for each choice."""
 
     @abstractmethod
