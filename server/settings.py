@@ -130,7 +130,7 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
         # an unknown setting may be a misspelt secret, so its value is not quoted either
         is_quotable = setting in Settings.model_fields and setting not in SECRET
         value = f", got {first['input']!r}" if is_quotable else ""
-        raise SettingsError(f"{name_of(setting, given)}{entry}: {plain(first['msg'])}{value}") from error
+        raise SettingsError(f"{name_of(setting, given)}{entry}: {plain(plain(first['msg']) + value)}") from error
     except InvalidRequest as error:
         raise SettingsError(f"{name_of(error.field, given)}: {error.message}") from error
     return settings

@@ -14,6 +14,7 @@ from nvium_core.choices import Schedule
 from nvium_core.engine.device import native
 from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.failures import DeviceLost
+from nvium_core.engine.schedule.policies import SWEEP, WHOLE, Policy
 from nvium_core.engine.schedule.race import Race
 from nvium_core.engine.schedule.scheduler import SECONDS_AHEAD
 from nvium_core.engine.schedule.step import Step, StepResult
@@ -27,13 +28,13 @@ schedules = pytest.mark.parametrize("schedule", get_args(Schedule))
 needs_compiler = pytest.mark.skipif(native.native_library(native.instructions()) is None, reason="needs a C++ compiler")
 
 
-class Fickle(Race[Schedule]):
+class Fickle(Race[Policy]):
     def __init__(self, seed: int) -> None:
-        super().__init__(["whole", "sweep"])
+        super().__init__([WHOLE, SWEEP])
         self._random = Random(seed)
 
-    def choose(self, num_sequences: int) -> Schedule:
-        return self._random.choice(["whole", "sweep"])
+    def choose(self, num_sequences: int) -> Policy:
+        return self._random.choice([WHOLE, SWEEP])
 
 
 @settings(max_examples=settings().max_examples // 2)

@@ -11,8 +11,8 @@ from nvium_core.choices import Schedule
 from nvium_core.engine.device.paged_cache import best_page_size
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import EngineConfig, SamplingParams, require
+from nvium_core.engine.schedule.policies import policies_of
 from nvium_core.engine.schedule.race import Race
-from nvium_core.engine.schedule.scheduler import policies_of
 from nvium_core.model.nvium import Nvium
 
 WARM_UP_TURNS, WARM_UP_TOKENS = 2, 320

@@ -36,8 +36,8 @@ class Backend(Protocol):
     def run(self, step: Step, max_rows: int) -> StepResult:
         """Run a Step's rows through its blocks, decide which front rows emit, and score rows.
 
-        If `run` raises, it must not have changed anything that a retry reads. If the Step is not whole, it runs its
-        first block, and stops before a later block with more than `max_rows` rows.
+        If `run` raises, it must not have changed anything that a retry reads. It stops before a pass with more than
+        `max_rows` rows, unless it is the first.
         """
 
 
@@ -101,7 +101,7 @@ class Runner:
         return self._run_alone(step)
 
     def _run_alone(self, step: Step) -> StepResult:
-        results = [self.run(Step(step.blocks, [run], step.whole)) for run in step.runs]
+        results = [self.run(Step(step.blocks, [run], step.policy)) for run in step.runs]
         return StepResult(
             [outcome for result in results for outcome in result.outcomes],
             [report for result in results for report in result.reports],

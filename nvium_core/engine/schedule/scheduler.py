@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Container, Iterator
 from operator import attrgetter
 
-from nvium_core.choices import Schedule
 from nvium_core.engine.params import EngineConfig, RowBounds
 from nvium_core.engine.schedule.drafting import Drafting
 from nvium_core.engine.schedule.kv_cache import PagePool
+from nvium_core.engine.schedule.policies import WHOLE, Policy, policies_of
 from nvium_core.engine.schedule.race import Race
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Run, Step
@@ -22,18 +22,6 @@ MAX_SHORT_RUN_ROWS = 16  # longer runs are *long*
 
 SECONDS_AHEAD = 0.004
 """Time budget of a call that emits several tokens per sequence. It is short, for smooth streaming and low latency."""
-
-POLICIES: dict[Schedule, tuple[Schedule, ...]] = {
-    "race": ("whole", "sweep"),
-    "whole": ("whole",),
-    "sweep": ("sweep",),
-}
-"""The policies that each schedule compares, the baseline first. `whole` runs all blocks for every row. `sweep` is the
-paper's loop with batching: it runs the deepest block for which enough sequences wait, together with deferred rows."""
-
-
-def policies_of(schedule: Schedule, num_blocks: int) -> tuple[Schedule, ...]:
-    return POLICIES[schedule] if num_blocks > 1 else ("whole",)
 
 
 class Scheduler:
@@ -54,7 +42,7 @@ class Scheduler:
         self.num_blocks = num_blocks
         self.tokens_ahead = tokens_ahead
         self.bounds = bounds or config.row_bounds()
-        self.schedules: Race[Schedule] = Race(policies_of(config.schedule, num_blocks))
+        self.schedules: Race[Policy] = Race(policies_of(config.schedule, num_blocks))
         self.drafts = Drafting(config.max_drafts)
         self.waiting = WaitingLine()
         self.running: list[Sequence] = []
@@ -63,8 +51,11 @@ class Scheduler:
         self.num_preemptions = 0
         self._seats = list(range(config.max_sequences - 1, -1, -1))
         self._num_steps = self._num_running = 0
-        self._is_whole = self._is_forced = False
-        """Whether the last Step is whole, and whether it had to be, because a running sequence disables early exits."""
+        self._is_forced = False
+        """Whether the last Step's policy was not chosen, because a running sequence disables early exits."""
+        self._policy = WHOLE
+        self._passes: dict[int, range] = {}
+        """The passes of the policy, by their first block."""
         self._long_ran = False
         self._budget = self.bounds.step
         """Maximum rows of the next Step."""
@@ -78,13 +69,15 @@ class Scheduler:
         while ready := [sequence for sequence in self.running if not sequence.awaits_constraint]:
             self._num_running = len(self.running)
             self._is_forced = not all(sequence.params.early_exits for sequence in self.running)
-            self._is_whole = self.schedules.choose(self._num_running) == "whole" or self._is_forced
+            policy = self.schedules.choose(self._num_running)
+            self._policy = WHOLE if self._is_forced else policy
+            self._passes = {blocks.start: blocks for blocks in self._policy.passes(range(self.num_blocks))}
             if step := self._step(self._turn(ready)):
                 return step
         return None
 
     def observe(self, step: Step, num_tokens: int, seconds: float) -> None:
-        """Record a Step for the races of schedules and draft limits, unless it had long runs or had to be whole."""
+        """Record a Step for the races of schedules and draft limits, unless it had long runs or a forced policy."""
         if not (self._long_ran or self._is_forced):
             self.schedules.observe(self._num_running, num_tokens, seconds)
             if any(run.sequence.is_original for run in step.runs):
@@ -172,13 +165,10 @@ class Scheduler:
         return not is_overdue, sequence.arrival if self._long_ran and not is_overdue else sequence.last_step
 
     def _is_long(self, sequence: Sequence) -> bool:
-        if self._is_whole:
-            return sequence.pending_rows(0).stop - sequence.filled[-1] > MAX_SHORT_RUN_ROWS
-        return len(sequence.pending_rows(self._ready_block(sequence))) > MAX_SHORT_RUN_ROWS
+        blocks = self._passes[self._ready_block(sequence)]
+        return sequence.pending_rows(blocks.start).stop - sequence.filled[blocks[-1]] > MAX_SHORT_RUN_ROWS
 
     def _step(self, turn: list[Sequence]) -> Step | None:
-        if self._is_whole:
-            return self._step_of(range(self.num_blocks), turn)
         ready = {sequence: self._ready_block(sequence) for sequence in turn}
         block = self._choose(ready)
         here = [sequence for sequence in turn if ready[sequence] == block]
@@ -186,18 +176,21 @@ class Scheduler:
         rows = here[0].pending_rows(block)
         if is_lone and rows.stop == here[0].num_tokens and len(rows) <= self._budget:
             return self._step_of(range(block, self.num_blocks), here)
-        return self._step_of(range(block, block + 1), here)
+        return self._step_of(self._passes[block], here)
 
     def _ready_block(self, sequence: Sequence) -> int:
+        """Return the first block of the pass that the sequence waits for."""
+        if len(self._passes) == 1:
+            return 0
         is_leader = len(sequence.siblings) > 1 and self.prefills_for_others(sequence)
         return sequence.deepest_pending_block if is_leader else sequence.ready_block
 
     def _choose(self, ready: dict[Sequence, int]) -> int:
         """Return the deepest block for which enough sequences wait. If a sequence is overdue, return its block."""
+        waiting, least = Counter(ready.values()), 1 + len(self.running) // 4
         longest_waiting = min(ready, key=attrgetter("last_step"))
         if self._is_overdue(longest_waiting):
             return ready[longest_waiting]
-        waiting, least = Counter(ready.values()), 1 + len(self.running) // 4
         enough = [block for block, count in waiting.items() if block and count >= least]
         return max(enough, default=min(waiting))
 
@@ -206,7 +199,7 @@ class Scheduler:
 
     def _step_of(self, blocks: range, sequences: list[Sequence]) -> Step | None:
         """Return a Step with the pending rows that fit the row budget and the available pages."""
-        first, last, rows_left = blocks[0], blocks[-1] if self._is_whole else blocks[0], self._budget
+        first, last, rows_left = blocks.start, self._passes[blocks.start][-1], self._budget
         granted: dict[Sequence, int] = {}
         for sequence in sequences:
             reached = sequence.pending_rows(first).stop
@@ -219,9 +212,9 @@ class Scheduler:
         self._num_steps += 1
         for sequence in granted:
             sequence.last_step = self._num_steps
-        limit = self._num_ahead(granted) if self._is_whole or len(blocks) > 1 else 1
+        limit = self._num_ahead(granted) if len(blocks) > 1 or self.num_blocks == 1 else 1
         runs = [Run(sequence, stop, limit) for sequence, stop in granted.items()]
-        return Step(blocks, runs, self._is_whole, SECONDS_AHEAD if limit > 1 else 0.0)
+        return Step(blocks, runs, self._policy, SECONDS_AHEAD if limit > 1 else 0.0)
 
     def _num_ahead(self, granted: dict[Sequence, int]) -> int:
         """Return how many tokens each of these sequences may emit in one call."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nvium_core.engine.events import Score, StepReport
+from nvium_core.engine.schedule.policies import SWEEP, Policy
 from nvium_core.engine.schedule.sequence import Sequence
 
 NO_TOKEN = -1  # result of sampling if the logits have NaN or infinities
@@ -31,16 +32,20 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Rows of some sequences to run through these blocks.
+    """Rows of some sequences to run through these blocks, in the passes of a policy.
 
-    If `whole`, every row passes all blocks. If not, a run stops at the block where its front row emits. `seconds`: time
-    budget of a Step that may emit several tokens per sequence.
+    A run ends with the pass in which its front row emits. `seconds`: time budget of a Step that may emit several tokens
+    per sequence.
     """
 
     blocks: range
     runs: list[Run]
-    whole: bool = False
+    policy: Policy = SWEEP
     seconds: float = 0.0
+
+    @property
+    def passes(self) -> list[range]:
+        return self.policy.passes(self.blocks)
 
 
 class Emission(NamedTuple):

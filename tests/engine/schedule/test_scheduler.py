@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from nvium_core import EngineConfig, SamplingParams
 from nvium_core.choices import Schedule
 from nvium_core.engine.schedule.kv_cache import PagePool
+from nvium_core.engine.schedule.policies import SWEEP, WHOLE
 from nvium_core.engine.schedule.scheduler import Scheduler
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Step
@@ -43,7 +44,7 @@ def carry_out(step: Step, exiting: set[str] = frozenset()) -> None:
         for block in step.blocks:
             asked = run.reaches_front and sequence.filled[block] < run.stop
             sequence.filled[block] = max(sequence.filled[block], run.stop)
-            if asked and sequence.request_id in exiting and not step.whole:
+            if asked and sequence.request_id in exiting and step.policy is SWEEP:
                 break
         if run.reaches_front and sequence.request_id in exiting:
             sequence.append(0)
@@ -74,7 +75,7 @@ def test_the_whole_schedule_finishes_a_row_before_the_next_token_begins():
     newcomer(scheduler, 0, 5)
     for stop in (5, 6):
         step = next_step(scheduler)
-        assert (step.blocks, step.whole, [run.stop for run in step.runs]) == (range(3), True, [stop])
+        assert (step.blocks, step.policy, [run.stop for run in step.runs]) == (range(3), WHOLE, [stop])
         carry_out(step, exiting={"0"})
 
 
@@ -95,7 +96,7 @@ def test_a_lone_sequence_continues_until_its_front_emits():
     scheduler = scheduler_with()
     newcomer(scheduler, 0, 5)
     step = next_step(scheduler)
-    assert (step.blocks, step.whole) == (range(3), False)
+    assert (step.blocks, step.policy) == (range(3), SWEEP)
     newcomer(scheduler, 1, 5)
     assert next_step(scheduler).blocks == range(1)
 
@@ -253,7 +254,7 @@ def test_with_short_runs_long_runs_get_at_most_a_chunk_in_every_other_step(workl
         step = next_step(scheduler)
         long_runs = [run for run in step.runs if scheduler._is_long(run.sequence)]
         some_are_short = any(not scheduler._is_long(sequence) for sequence in sequences)
-        last = step.blocks[-1] if step.whole else step.blocks[0]
+        last = step.passes[0][-1]
         taken = sum(run.stop - run.sequence.filled[last] for run in long_runs)
         assert taken <= (scheduler.config.chunk_rows if some_are_short else 400)
         is_without_short = some_are_short and len(long_runs) == len(step.runs)

@@ -39,7 +39,8 @@ from nvium_core.engine.device.layers.backend import Fronts, LayersBackend, Progr
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.events import StepReport
 from nvium_core.engine.params import EngineConfig
-from nvium_core.engine.schedule.scheduler import MAX_SHORT_RUN_ROWS, policies_of
+from nvium_core.engine.schedule.policies import policies_of
+from nvium_core.engine.schedule.scheduler import MAX_SHORT_RUN_ROWS
 from nvium_core.engine.schedule.step import NO_TOKEN, Rows, Step
 from nvium_core.model.llama import Attend
 from nvium_core.model.nvium import Nvium
@@ -125,9 +126,8 @@ class GraphsBackend(LayersBackend):
         """Capture graphs with and without top-k or top-p. The largest is first: the others reuse its memory."""
         if not self.replay.captures:
             return
-        policies, every = policies_of(config.schedule, self.num_blocks), range(self.num_blocks)
-        parts = [every] if "whole" in policies else []
-        parts += [range(block, block + 1) for block in every] if "sweep" in policies else []
+        policies = policies_of(config.schedule, self.num_blocks)
+        parts = [blocks for policy in policies for blocks in policy.passes(range(self.num_blocks))]
         powers = reversed(range(power_of_two(min(config.max_sequences, MAX_ROWS)).bit_length()))
         sizes = [Variant(1 << power, width) for power in powers for width in self.widths]
         variants = [size._replace(is_ranked=ranked) for size in sizes if self._fits(size) for ranked in (True, False)]

@@ -79,10 +79,10 @@ class LayersBackend:
     def run(self, step: Step, max_rows: int) -> StepResult:
         reports = list[StepReport]()
         parts = [Progress(run, list(run.sequence.filled), run.sequence.log_reached) for run in step.runs]
-        for blocks in [step.blocks] if step.whole else [range(block, block + 1) for block in step.blocks]:
+        for blocks in step.passes:
             going = [part for part in parts if not part.emissions and part.rows(blocks[-1]).rows]
             num_rows = sum(len(part.rows(blocks[0]).rows) for part in going)
-            if not step.whole and blocks[0] > step.blocks[0] and num_rows > max_rows:
+            if blocks.start > step.blocks.start and num_rows > max_rows:
                 break
             if going:
                 reports += self.pass_blocks(step, blocks, going)

@@ -55,7 +55,7 @@ class NativeCall(ctypes.Structure):
     """`Call` of call.h, including its `Scores`."""
 
     _fields_ = (
-        *fields(COUNT, "first stop whole num_runs"),
+        *fields(COUNT, "first stop is_one_pass num_runs"),
         *fields(POINTER, "runs seats"),
         ("max_rows", COUNT),
         ("seconds", REAL),
@@ -113,16 +113,15 @@ class NativeBackend:
         """Nothing to prepare."""
 
     def run(self, step: Step, max_rows: int) -> StepResult:
-        """Run the Step. Rows are counted in its first block, or in its last block if the Step is whole."""
-        counted = step.blocks[-1 if step.whole else 0]
-        is_long = any(run.stop - run.sequence.filled[counted] > self._max_untiled_rows for run in step.runs)
+        passes = step.passes
+        is_long = any(run.stop - run.sequence.filled[passes[0][-1]] > self._max_untiled_rows for run in step.runs)
         call = self._call
         call.is_tiled = self._has_tiles and is_long
         for number, run in enumerate(step.runs):
             self._write_run(number, run)
         self._prepare_scores(step)
         ctypes.memset(self._reports, 0, ctypes.sizeof(self._reports))
-        call.first, call.stop, call.whole = step.blocks[0], step.blocks[-1] + 1, step.whole
+        call.first, call.stop, call.is_one_pass = step.blocks.start, step.blocks.stop, len(passes) == 1
         call.num_runs, call.seconds = len(step.runs), step.seconds
         call.max_rows = max_rows
         self._model.num_threads = self.num_threads

@@ -85,11 +85,11 @@ struct Scores {
 
 struct Call {
   int64_t first, stop;  // run blocks first … stop - 1
-  int64_t whole;        // if 1, every row passes all blocks; if 0, a run ends at the block where its front emits
+  int64_t is_one_pass;  // 1: fronts emit after the last block; 0: after every block, which ends their runs
   int64_t num_runs;
   Run* runs;
   Seat* seats;
-  int64_t max_rows;  // if not whole, stop before a block with more rows, except before the first block
+  int64_t max_rows;  // if not one pass, stop before a block with more rows, except before the first block
   double seconds;    // time budget: after this time, start no further token
   int64_t is_tiled;  // 1: multiply with AMX tiles
   Scores scores;

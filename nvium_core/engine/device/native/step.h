@@ -40,7 +40,7 @@ template <typename T> class StepRun {
     for (int64_t block = call_.first; block < call_.stop; ++block) {
       const std::vector<Row> rows = rows_of(open, block);
       if (rows.empty()) continue;
-      if (block > call_.first && !call_.whole && static_cast<int64_t>(rows.size()) > call_.max_rows) break;
+      if (block > call_.first && !call_.is_one_pass && static_cast<int64_t>(rows.size()) > call_.max_rows) break;
       forward(block, rows);
       std::vector<F*> routed;
       for (F& front : fronts)
@@ -48,7 +48,7 @@ template <typename T> class StepRun {
       for (Run* run : open) run->filled[block] = std::max(run->filled[block], run->stop);
       decisions.route_fronts(block, routed);
       passed = block;
-      if (call_.whole) continue;
+      if (call_.is_one_pass) continue;
       decisions.emit(block, fronts);
       std::erase_if(open, [&](const Run* run) { return fronts[run - call_.runs].has_emitted; });
     }

@@ -11,6 +11,7 @@ from nvium_core import NviumForCausalLM, SamplingParams
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.device.runner import Backend
 from nvium_core.engine.schedule.kv_cache import slots
+from nvium_core.engine.schedule.policies import WHOLE
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Outcome, Run, Step
 
@@ -62,7 +63,7 @@ def carry(backend: Backend, sequences: Items[Sequence], most: int = 5) -> list[O
     found = {sequence: Outcome([]) for sequence in sequences}
     while pending := [sequence for sequence in sequences if sequence.filled[-1] < sequence.num_tokens]:
         runs = [Run(sequence, min(sequence.num_tokens, sequence.filled[-1] + most)) for sequence in pending]
-        result = backend.run(Step(range(3), runs, whole=True), ALL_ROWS)
+        result = backend.run(Step(range(3), runs, WHOLE), ALL_ROWS)
         for sequence, outcome in zip(pending, result.outcomes, strict=True):
             sequence.filled = outcome.filled
             sequence.num_scored += len(outcome.scores)

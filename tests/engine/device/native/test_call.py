@@ -15,6 +15,7 @@ from nvium_core.engine.device.native.backend import NativeBackend
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.device.runner import Backend
 from nvium_core.engine.params import Kind
+from nvium_core.engine.schedule.policies import SWEEP, WHOLE
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import NO_TOKEN, Emission, Outcome, Run, Step
 from tests.engine.device.native.calls import (
@@ -118,7 +119,8 @@ def test_steps_on_any_staircase_equal_those_of_the_layers(instructions, asked, p
         chosen = data.draw(st.lists(st.sampled_from(waiting), min_size=1, unique_by=id))
         ends = [data.draw(st.integers(pending(s, block).start + 1, pending(s, block).stop)) for s in chosen]
         blocks = range(block, data.draw(st.integers(block + 1, 3)))
-        step = Step(blocks, [Run(*each) for each in zip(chosen, ends, strict=True)], whole=data.draw(st.booleans()))
+        policy = data.draw(st.sampled_from([WHOLE, SWEEP]))
+        step = Step(blocks, [Run(*each) for each in zip(chosen, ends, strict=True)], policy)
         max_rows = data.draw(st.integers(1, 40))
         expected, found = layers.run(step, max_rows), native.run(step, max_rows)
         assert_alike(found.outcomes, expected.outcomes, 1e-10)
@@ -205,9 +207,9 @@ def test_results_do_not_depend_on_threads_the_batch_or_old_contents_of_pages(ins
 @given(
     st.lists(st.tuples(st.sampled_from(KINDS), st.just({}) | changes), min_size=1, max_size=4),
     st.integers(2, 9),
-    st.booleans(),
+    st.sampled_from([WHOLE, SWEEP]),
 )
-def test_a_call_of_several_tokens_equals_as_many_calls(instructions, kinds, limit, whole):
+def test_a_call_of_several_tokens_equals_as_many_calls(instructions, kinds, limit, policy):
     plain, cache = cache_of(MODEL), cache_of(MODEL)
     layers, stops = LayersBackend(MODEL, plain), (3, 5)
     native = NativeBackend(MODEL, cache, max_sequences=4, instructions=instructions)
@@ -218,11 +220,11 @@ def test_a_call_of_several_tokens_equals_as_many_calls(instructions, kinds, limi
     sequences = seated(asked, plain)
     for _ in range(2):
         runs = [Run(sequence, sequence.num_tokens, limit) for sequence in sequences]
-        found = native.run(Step(range(3), runs, whole, seconds=60), ALL_ROWS).outcomes
+        found = native.run(Step(range(3), runs, policy, seconds=60), ALL_ROWS).outcomes
         emissions: list[list[Emission]] = [[] for _ in sequences]
         for _ in found[0].emissions:
             runs = [Run(sequence, sequence.num_tokens) for sequence in sequences]
-            for number, outcome in enumerate(layers.run(Step(range(3), runs, whole), ALL_ROWS).outcomes):
+            for number, outcome in enumerate(layers.run(Step(range(3), runs, policy), ALL_ROWS).outcomes):
                 take(sequences[number], outcome)
                 emissions[number] += outcome.emissions
         expected = [Outcome(s.filled, 0.0, own) for s, own in zip(sequences, emissions, strict=True)]
