@@ -3,6 +3,8 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from pydantic_core import to_json
+
 from nvium_core import Score, best, mean_logprob
 from server.generation.delta import Delta
 from server.generation.generation import Generation
