@@ -16,6 +16,10 @@ from nvium_core.model.nvium import Nvium
 from nvium_core.model.source import is_gguf
 from nvium_core.model.stored import quantize_model
 from nvium_core.text.gguf_tokenizer import TokenizerError, gguf_tokenizer
+from nvium_core.text.tokenizer_trial import try_tokenizer
+
+TOKEN_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+"""Files whose texts become tokens in addition to those of tokenizer.json."""
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
 
@@ -111,9 +115,10 @@ def gguf_file_tokenizer(path: Path) -> PreTrainedTokenizerFast:
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerFast, model: Nvium, source: Path) -> None:
-    if len(tokenizer) > model.config.vocab_size:
+    highest = max([*tokenizer.get_vocab().values(), *tokenizer("").input_ids])
+    if highest >= model.config.vocab_size:
         raise CheckpointError(
-            f"{source}: the tokenizer has {len(tokenizer)} tokens, but the model's vocab_size is "
+            f"{source}: the tokenizer has the token id {highest}, but the model's vocab_size is "
             f"{model.config.vocab_size}"
         )
 
@@ -149,6 +154,16 @@ def load_tokenizer(folder: Path, model: Nvium) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
+def try_tokenizers(folder: Path) -> None:
+    """Try a folder's tokenizers in another process. Raise `CheckpointError` for one that fails."""
+    others = [path.read_text("utf-8", "replace") for name in TOKEN_FILES if (path := folder / name).is_file()]
+    for path in {*folder.glob("tokenizer*.json")} - {folder / name for name in TOKEN_FILES}:
+        try:
+            try_tokenizer(path.read_text("utf-8"), others)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path}: {one_line(error)}") from error
+
+
 def source_tokenizer(source: str) -> PreTrainedTokenizerFast:
     """Load only the tokenizer of a folder, Hub name or GGUF file."""
     path = Path(source)
@@ -156,6 +171,8 @@ def source_tokenizer(source: str) -> PreTrainedTokenizerFast:
 
 
 def fast_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """Load a folder's tokenizer. Raise `CheckpointError` if it is missing, damaged or not fast."""
+    try_tokenizers(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, mistral_format=False)
     except Exception as error:  # damaged files raise various exceptions in transformers and tokenizers

@@ -124,7 +124,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "damaged generation": (lambda folder: (folder / "generation_config.json").write_text("{"), "generation_config"),
     "too many tokens": (
         lambda folder: shutil.copyfile(bundled_model() / "tokenizer.json", folder / "tokenizer.json"),
-        "8192 tokens, but the model's vocab_size is 257",
+        "token id 8191, but the model's vocab_size is 257",
     ),
 }
 

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from nvium_core import CheckpointError, load_model
 from nvium_core.loading import bundled_model, fast_tokenizer, model_name
+from tests.byte_model import NAME, save_byte_model
 
 
 @pytest.mark.parametrize(
@@ -31,3 +33,28 @@ def test_a_stored_padding_or_truncation_does_not_change_what_is_encoded(tmp_path
     changed["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
     stored.write_text(json.dumps(changed))
     assert fast_tokenizer(folder).backend_tokenizer.encode("Once upon a time").ids == plain
+
+
+def special(token_id, number=1):
+    """Return a post-processor that adds a token `number`² times."""
+    token = {"id": "x", "ids": [token_id] * number, "tokens": ["x"] * number}
+    single = [{"SpecialToken": {"id": "x", "type_id": 0}}] * number
+    return {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": {"x": token}}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"model": {"type": "BPE", "vocab": {}, "merges": []}, "added_tokens": []}, "model.vocab: is empty"),
+        ({"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "[UNK]"}}, "model.unk_token: .*UNK"),
+        ({"post_processor": special(1, 6_000)}, "encoding a text crashes, or exceeds"),
+        ({"post_processor": special(257)}, "token id 257, but the model's vocab_size is 257"),
+        ({"model": {"type": "WordLevel", "vocab": {"a": 0, "b": 900}, "unk_token": "a"}}, "token id 900"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_used_is_refused_by_file_and_field(tmp_path, changed, message):
+    folder = save_byte_model(tmp_path / NAME)
+    stored = folder / "tokenizer.json"
+    stored.write_text(json.dumps(json.loads(stored.read_text()) | changed))
+    with pytest.raises(CheckpointError, match=f"{folder}.*{message}"):
+        load_model(str(folder), "cpu")

@@ -69,6 +69,8 @@ def gguf_tokenizer(field: Fields, control: Container[str] = ()) -> PreTrainedTok
     kind = field("tokenizer.ggml.model")
     if kind not in kinds:
         raise TokenizerError(f"tokenizer {kind!r} is not supported; supported: {', '.join(kinds)}")
+    if not field("tokenizer.ggml.tokens"):
+        raise TokenizerError("tokenizer.ggml.tokens is missing or empty")
     tokenizer = kinds[kind](field)
     tokens, types = field("tokenizer.ggml.tokens"), field("tokenizer.ggml.token_type") or []
     for token, kind_of in zip_longest(tokens, types):
