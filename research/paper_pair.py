@@ -1,13 +1,14 @@
 """Train an N-vium and its dense twin side by side until a time is up, and compare their perplexity.
 
-    python -m research.paper_pair --data train.txt.xz --validation valid.txt.xz --minutes 9 --folder runs/pair
+    python -m research.paper_pair --data train.txt.xz --validation valid.txt.xz --minutes 9 --out pair
 
 Both models read the same windows in the same order. They take turns of `--turn` steps, so that they have always taken
-nearly the same number of steps. The learning rate is constant until four fifths of the time have passed, and then
-decays. The time includes the tokenizing and the compiling, but not the evaluation at the end.
+nearly the same number of steps. After every turn, the length of the run is set to what the time allows, up to the
+recipe's: warm-ups of the learning rate and of the routers, β's steering and the decay over the last fifth follow from
+it. The time includes tokenizing and compiling, which run at the same time, but not the evaluation at the end.
 
-The same command continues an interrupted run. FOLDER/parts/ has the last turn's weights in bfloat16, in files below
-16 MiB. Copy this folder to continue on another machine; the optimisers' moments then start at zero.
+The same command continues an interrupted run. OUT/parts/ has the last turn's weights in bfloat16, in at most seven
+files below 16 MiB. Copy this folder to continue on another machine; the optimisers' moments then start at zero.
 """
 
 import io
@@ -16,7 +17,9 @@ import shutil
 import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +31,21 @@ from nvium_core.evaluation.perplexity import evaluate
 from nvium_core.evaluation.suite import description, twin_figures, write_json
 from nvium_core.loading import load_model
 from nvium_core.training.data.corpus import read_documents
+from nvium_core.training.data.source import prepare_text
 from nvium_core.training.data.tokens import token_files
 from nvium_core.training.distributed import Processes
+from nvium_core.training.dry_run import run_on_random_tokens, timed_step
+from nvium_core.training.errors import TrainingError
+from nvium_core.training.objective.beta import DepthSteering, speed_up
 from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.catalogue import DENSE, recipe_named
+from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.train import TrainingRun, prepared
 
 DECAY = 0.2
-PART_BYTES = 15 * 2**20
+PART_BYTES, MAX_PARTS = 15 * 2**20, 7
 OURS, TWIN = "nvium", "dense"
+TOTAL = "total.json"
 SCHEDULE = ("learning_rate.kind=wsd", f"learning_rate.decay={DECAY}")
 TINY = (
     *("shape.num_layers=2", "shape.num_exits=2", "shape.width=32", "shape.mlp_width=48", "shape.vocab_size=280"),
@@ -54,22 +63,49 @@ class Plan:
     data: Path
     validation: Path
     folder: Path
+    out: Path
     seconds: float
     turn: int
     device: Device = "cpu"
     compile: bool = False
 
-    def run(self, name: str, total_tokens: int | None) -> TrainingRun:
-        """Prepare a model's run, from its checkpoint or from `parts/` if there is one."""
+    def recipe_of(self, name: str) -> Recipe:
         recipe = recipe_named(self.recipe + (DENSE if name == TWIN else ""), [*SCHEDULE, *self.settings])
-        total = total_tokens or recipe.total_tokens
-        options = RunOptions(data=self.data, folder=self.folder / name, device=self.device, compile=self.compile)
-        options.folder.mkdir(parents=True, exist_ok=True)
+        return replace(recipe, checkpoint_every=self.turn)
+
+    def options(self, name: str, recipe: Recipe) -> RunOptions:
+        """A GPU takes a step in one pass."""
+        rows = max(RunOptions.rows_per_pass, recipe.tokens_per_step) if self.device == "cuda" else 2**14
+        folder = self.folder / name
+        folder.mkdir(parents=True, exist_ok=True)
+        return RunOptions(data=self.data, folder=folder, device=self.device, compile=self.compile, rows_per_pass=rows)
+
+    def run(self, name: str) -> TrainingRun:
+        """Prepare a model's run, from its checkpoint if there is one."""
+        recipe = self.recipe_of(name)
+        options = self.options(name, recipe)
         share_text(self.folder / OURS, options.folder)
-        recipe = replace(recipe, total_tokens=total, checkpoint_every=self.turn)
+        recipe = replace(recipe, total_tokens=known_total(self.folder) or recipe.total_tokens)
         run = prepared(recipe, options, torch.device(self.device), Processes())
         run.resume()
         return run
+
+
+def tokenize(plan: Plan) -> None:
+    """Write the tokenizer and the tokens of the text."""
+    recipe = plan.recipe_of(OURS)
+    prepare_text(recipe, plan.data, plan.options(OURS, recipe).folder)
+
+
+def compile_while_tokenizing(plan: Plan) -> None:
+    """Compile both models' steps on random tokens, which fills the compiler's cache, while a process tokenizes."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        tokenized = pool.submit(tokenize, plan)
+        for name in (OURS, TWIN):
+            recipe = plan.recipe_of(name)
+            options = plan.options(name, recipe)
+            timed_step(run_on_random_tokens(recipe, options, min(recipe.tokens_per_step, options.rows_per_pass)))
+        tokenized.result()
 
 
 def share_text(source: Path, target: Path) -> None:
@@ -84,19 +120,22 @@ def share_text(source: Path, target: Path) -> None:
 def train_pair(plan: Plan) -> dict[str, TrainingRun]:
     """Train both models to the end of the time or of the recipe, whichever is first."""
     began = time.monotonic()
-    total = known_total(plan.folder)
-    runs = {name: plan.run(name, total) for name in (OURS, TWIN)}
-    unpack(runs, plan.folder / "parts")
+    if plan.compile:
+        compile_while_tokenizing(plan)
+    runs = {name: plan.run(name) for name in (OURS, TWIN)}
+    plan.out.mkdir(parents=True, exist_ok=True)
+    unpack(runs, plan.out / "parts")
     while (step := min(run.step for run in runs.values())) < runs[OURS].num_steps:
-        is_late = time.monotonic() - began >= (1 - DECAY) * plan.seconds
-        if is_late and total is None and is_past_warmup(runs[OURS]):
-            total = decay_from(max(run.step for run in runs.values()), runs)
-            write_json({"total_tokens": total}, plan.folder / "total.json")
-        goal = min(step - step % plan.turn + plan.turn, runs[OURS].num_steps)
+        goal, turn_began = min(step - step % plan.turn + plan.turn, runs[OURS].num_steps), time.monotonic()
         for name, run in runs.items():
             advance(run, goal)
             print(f"{name}: step {run.step:,} of {run.num_steps:,}, {time.monotonic() - began:.0f} s", flush=True)
-        pack(runs, plan.folder / "parts")
+        pack(runs, plan.out / "parts")
+        now = time.monotonic()
+        max_steps = plan.recipe_of(OURS).num_steps
+        total = tokens_in_time(runs[OURS], max_steps, (now - turn_began) / (goal - step), began + plan.seconds - now)
+        set_total(runs, total)
+        write_json({"total_tokens": total}, plan.folder / TOTAL)
     return runs
 
 
@@ -108,23 +147,25 @@ def advance(run: TrainingRun, goal: int) -> None:
     run.save()
 
 
-def is_past_warmup(run: TrainingRun) -> bool:
-    recipe = run.recipe
-    return run.progress >= max(recipe.learning_rate.warmup, recipe.router_warmup.share)
+def tokens_in_time(run: TrainingRun, max_steps: int, seconds_per_step: float, seconds: float) -> int:
+    """Return the total at which a run ends in time. Leave room for the decay. Once it has begun, never extend it."""
+    possible = run.step + max(0, int(seconds / seconds_per_step))
+    if run.progress >= 1 - DECAY:
+        return min(run.num_steps, possible) * run.recipe.tokens_per_step
+    decays_now = -(-run.step * 100 // round(100 * (1 - DECAY)))
+    return min(max_steps, max(possible, decays_now)) * run.recipe.tokens_per_step
 
 
-def decay_from(step: int, runs: dict[str, TrainingRun]) -> int:
-    """Shorten both runs so that the decay begins at this step. Return the new number of tokens."""
-    num_steps = min(runs[OURS].num_steps, -(-step * 100 // round(100 * (1 - DECAY))))
-    total = num_steps * runs[OURS].recipe.tokens_per_step
+def set_total(runs: dict[str, TrainingRun], total_tokens: int) -> None:
     for run in runs.values():
-        run.recipe = replace(run.recipe, total_tokens=total)
-    return total
+        run.recipe = replace(run.recipe, total_tokens=total_tokens)
+        if isinstance(run.beta, DepthSteering):
+            run.beta.speed_up = speed_up(run.num_steps)
 
 
 def known_total(folder: Path) -> int | None:
     """Return the number of tokens to which an interrupted run was shortened, or None."""
-    file = folder / "total.json"
+    file = folder / TOTAL
     return int(json.loads(file.read_text(encoding="utf-8"))["total_tokens"]) if file.exists() else None
 
 
@@ -134,6 +175,8 @@ def pack(runs: dict[str, TrainingRun], folder: Path) -> None:
     buffer = io.BytesIO()
     torch.save(state, buffer)
     content, partial = buffer.getvalue(), folder.with_name("parts.partial")
+    if len(content) > MAX_PARTS * PART_BYTES:
+        raise TrainingError(f"the weights take {len(content):,} bytes, more than {MAX_PARTS} parts of {PART_BYTES:,}")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     for number, start in enumerate(range(0, len(content), PART_BYTES)):
@@ -176,6 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--validation", type=Path, required=True, help="held-out text")
     parser.add_argument("--minutes", type=float, required=True)
     parser.add_argument("--folder", type=Path, default=Path("runs/paper-pair"))
+    parser.add_argument("--out", type=Path, help="where to write parts/ and pair.json [--folder]")
     parser.add_argument("--recipe", default="paper-24x128")
     parser.add_argument("--set", dest="settings", action="append", default=[], help="as for nvium train")
     parser.add_argument("--turn", type=int, default=100, help="steps of one model before the other's turn")
@@ -189,13 +233,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         data=args.data,
         validation=args.validation,
         folder=args.folder,
+        out=args.out or args.folder,
         seconds=60 * args.minutes,
         turn=TINY_TURN if args.tiny else args.turn,
         device=args.device,
         compile=not (args.eager or args.tiny),
     )
     figures = compared(train_pair(plan), plan)
-    write_json(figures, args.folder / "pair.json")
+    write_json(figures, plan.out / "pair.json")
     print(
         f"perplexity {figures['perplexity']:.4g}, twin {figures['twin']['perplexity']:.4g}: gain "
         f"{figures['perplexity_gain_percent']:.2f}% at mean depth {figures['mean_depth']:.2f}, {figures['steps']}"

@@ -3,12 +3,12 @@
     python -m research.stories MODEL [OTHER] --markdown stories.md --json stories.json
 
 Without MODEL, the bundled model generates the stories. fresh_stories.yaml (`--material`) contains openings and subjects
-that were not used to select a model.
+that were not used to select a model. thing_stories.yaml contains openings with a thing, to which a story should return.
 """
 
 import re
 from argparse import ArgumentParser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -28,28 +28,33 @@ from nvium_core.training.chat.conversations import user
 from nvium_core.training.chat.examples import prompt_tokens
 from nvium_core.training.data.corpus import read_documents
 from research.chat import sampled
-from research.tales.filters import WORD, keeps_hero, repeats_a_sentence
+from research.tales.filters import WORD, forms, halves, keeps_hero, keeps_pronoun, repeats_a_sentence, returns_to
 
 MATERIAL = Path(__file__).with_name("stories.yaml")
 TALES = Path(__file__).parents[1] / "data" / "tales" / "tales.txt.xz"
 NOUNS = [Path(__file__).with_name("tales") / name for name in ("plots.yaml", "asked.yaml")]
 TEMPERATURE, TOP_P = 0.7, 0.95
 MAX_TOKENS = 400
-PLURALS = {"mouse": "mice"}
 
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """A story that continues `opening`. `ended` means that it ended with end-of-text."""
+    """A story that continues `opening`. `ended` means that it ended with end-of-text. `thing` is the opening's."""
 
     hero: str
     opening: str
     text: str
     ended: bool
+    thing: str | None = None
 
     @property
     def keeps_its_hero(self) -> bool:
         return keeps_hero(self.hero, self.text)
+
+    @property
+    def keeps_its_pronoun(self) -> bool:
+        """True if most pronouns have the gender of the opening's, and those of both halves the same gender."""
+        return keeps_pronoun(self.opening, self.text) and keeps_pronoun(*halves(f"{self.opening} {self.text}"))
 
 
 @cache
@@ -58,12 +63,14 @@ def material(file: Path = MATERIAL) -> dict[str, Any]:
     return read
 
 
-def continue_openings(loaded: LoadedModel, openings: dict[str, str], max_tokens: int = MAX_TOKENS) -> list[Story]:
-    """Continue the opening of each hero. `openings` maps heroes to openings."""
+def continue_openings(
+    loaded: LoadedModel, openings: dict[str, str], things: Mapping[str, str], max_tokens: int = MAX_TOKENS
+) -> list[Story]:
+    """Continue the opening of each hero. `openings` and `things` map heroes to openings and their things."""
     prompts = [list(loaded.tokenizer(opening).input_ids) for opening in openings.values()]
     generated = completions(loaded, prompts, max_tokens)
     return [
-        Story(hero, opening, decoded(loaded, each), each.finish_reason == "stop")
+        Story(hero, opening, decoded(loaded, each), each.finish_reason == "stop", things.get(hero))
         for (hero, opening), each in zip(openings.items(), generated, strict=True)
     ]
 
@@ -89,14 +96,15 @@ def decoded(loaded: LoadedModel, completion: Completion) -> str:
 def keeps_to(subject: str, answer: str) -> bool:
     """Return True if the answer contains the subject's noun or its plural."""
     *_, noun = subject.split()
-    forms = {noun, PLURALS.get(noun, ""), f"{noun}s", f"{noun}es", f"{noun[:-1]}ies", f"{noun[:-1]}ves"} - {""}
-    return not forms.isdisjoint(word.lower().removesuffix("'s") for word in WORD.findall(answer))
+    return not forms(noun).isdisjoint(word.lower().removesuffix("'s") for word in WORD.findall(answer))
 
 
 COUNTS: dict[str, Callable[[Story], bool]] = {
     "keep_their_hero": lambda story: story.keeps_its_hero,
     "end": lambda story: story.ended,
     "repeat_a_sentence": lambda story: repeats_a_sentence(story.text),
+    "keep_their_pronoun": lambda story: story.keeps_its_pronoun,
+    "return_to_their_thing": lambda story: story.thing is not None and returns_to(story.thing, story.text),
 }
 
 
@@ -125,6 +133,7 @@ def figures(loaded: LoadedModel, stories: Sequence[Story], subjects: Sequence[st
         "temperature": TEMPERATURE,
         "top_p": TOP_P,
         "num_stories": len(stories),
+        "num_with_a_thing": sum(story.thing is not None for story in stories),
         **{name: sum(map(holds, stories)) for name, holds in COUNTS.items()},
         "unknown_words_per_thousand": unknown_words_per_thousand(by_prompt),
         "median_words": median(len(WORD.findall(story.text)) for story in stories),
@@ -166,11 +175,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     chosen = material(args.material)
     openings = dict([*chosen["openings"].items()][: args.openings])
-    subjects = chosen["subjects"][: args.subjects]
+    subjects = chosen.get("subjects", [])[: args.subjects]
     stories, answered, found = dict[str, list[Story]](), dict[str, dict[str, str]](), list[Figures]()
     for name in args.models:
         loaded = load_model(name, "cpu")
-        stories[loaded.name] = continue_openings(loaded, openings, args.max_tokens)
+        stories[loaded.name] = continue_openings(loaded, openings, chosen.get("things", {}), args.max_tokens)
         texts = answers(loaded, subjects, args.max_tokens)
         answered[loaded.name] = dict(zip(subjects, texts, strict=True))
         own = figures(loaded, stories[loaded.name], subjects, texts)

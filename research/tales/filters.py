@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from research.tales.narrator import Tale
-from research.tales.plots import WORDS
+from research.tales.plots import WORDS, words
 
 MIN_WORDS, MAX_WORDS = 60, 320
 LONG_SENTENCE_WORDS = 4
@@ -18,6 +18,9 @@ LONG_SENTENCE_WORDS = 4
 MAX_STRANGE_WORD_SHARE = 0.02
 MIN_COUNT = 20
 """A word is simple if it occurs at least this often in the reference text."""
+
+PLURALS = {"mouse": "mice"}
+FEMALE, MALE = frozenset(["she", "her", "hers", "herself"]), frozenset(["he", "him", "his", "himself"])
 
 MAX_OTHER_NAMES = 2
 """Maximum number of names in a tale besides its hero's."""
@@ -70,6 +73,8 @@ class Filter:
             "open quotation": lambda tale: any(part.count('"') % 2 for part in tale.text.split("\n")),
             "repeated sentence": lambda tale: repeats_a_sentence(tale.text),
             "no hero at the end": lambda tale: not keeps_hero(tale.name, tale.text),
+            "its thing does not return": lambda tale: not keeps_thing(tale.text),
+            "another pronoun": lambda tale: not keeps_pronoun(*halves(tale.text)),
             "strange words": lambda tale: self._strange_words(tale) > MAX_STRANGE_WORD_SHARE,
             "too many names": lambda tale: num_other_names(tale) > MAX_OTHER_NAMES,
             "near-duplicate": lambda tale: self._is_known(tale.text),
@@ -116,6 +121,45 @@ def keeps_hero(name: str, text: str) -> bool:
     """Return True if the last third of the words mentions the hero."""
     words = WORD.findall(text)
     return name in {word.removesuffix("'s") for word in words[-max(1, round(len(words) / 3)) :]}
+
+
+def returns_to(noun: str, text: str) -> bool:
+    """Return True if the last two thirds of the words contain the noun or its plural."""
+    words = WORD.findall(text.lower())
+    return not forms(noun).isdisjoint(word.removesuffix("'s") for word in words[len(words) // 3 :])
+
+
+def forms(noun: str) -> frozenset[str]:
+    """Return a noun and its plural, and words that merely look like its plural."""
+    plurals = {f"{noun}s", f"{noun}es", f"{noun[:-1]}ies", f"{noun[:-1]}ves", PLURALS.get(noun, noun)}
+    return frozenset(plurals | {noun})
+
+
+def keeps_thing(text: str) -> bool:
+    """Return True if a tale returns to the object of its first sentence, or if there is none."""
+    thing = opening_thing(text)
+    return thing is None or returns_to(thing, text)
+
+
+def halves(text: str) -> tuple[str, str]:
+    return text[: len(text) // 2], text[len(text) // 2 :]
+
+
+def opening_thing(text: str) -> str | None:
+    """Return the first object of plots.yaml that the first sentence mentions."""
+    objects = frozenset(words()["nouns"]["thing"])
+    return next((word for word in WORD.findall(SENTENCE_END.split(text)[0].lower()) if word in objects), None)
+
+
+def keeps_pronoun(opening: str, text: str) -> bool:
+    """Return True unless most pronouns of the text have the other gender than most pronouns of the opening."""
+    return gender(opening) * gender(text) >= 0
+
+
+def gender(text: str) -> int:
+    """Return how many more pronouns are female than male."""
+    words_ = WORD.findall(text.lower())
+    return sum(word in FEMALE for word in words_) - sum(word in MALE for word in words_)
 
 
 def num_other_names(tale: Tale) -> int:

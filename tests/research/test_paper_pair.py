@@ -1,11 +1,13 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from research.paper_pair import known_total, main
-from tests.training.small_runs import small_corpus
+from nvium_core.training.objective.beta import speed_up
+from research.paper_pair import known_total, main, set_total, tokens_in_time
+from tests.training.small_runs import options, small_corpus, small_recipe, start
 
 pytestmark = pytest.mark.slow
 
@@ -53,6 +55,29 @@ def test_the_parts_alone_continue_a_run_on_another_machine(tmp_path):
     assert rates(tmp_path / "two", "nvium")[0] == found["steps"]["nvium"] + 1
 
 
-def test_the_script_needs_neither_fastapi_nor_pydantic():
-    blocked = "import sys; sys.modules.update(fastapi=None, pydantic=None); import research.paper_pair"
-    subprocess.run([sys.executable, "-c", blocked], check=True, timeout=120)
+@pytest.mark.parametrize(
+    ("step", "seconds", "steps"),
+    [(10, 1000.0, 90), (10, 30.0, 40), (10, 3.0, 13), (10, -5.0, 13), (50, 1000.0, 60), (50, 4.0, 54), (55, -1.0, 55)],
+)
+def test_the_length_of_a_run_follows_the_time_but_leaves_room_for_its_decay(step, seconds, steps, tmp_path):
+    tiny = start(small_recipe("tokens_per_step=256", "total_tokens=15360"), options(tmp_path / "run"))
+    tiny.step = step
+    assert tokens_in_time(tiny, 90, 1.0, seconds) == 256 * steps
+    set_total({"nvium": tiny}, 256 * steps)
+    assert tiny.num_steps == steps and tiny.beta.speed_up == speed_up(steps)
+
+
+def test_the_script_runs_without_the_server_s_packages(tmp_path):
+    small_corpus(text := tmp_path / "text.txt")
+    missing = dict.fromkeys(("fastapi", "pydantic", "starlette", "structlog", "uvicorn"))
+    files = f"'--data', {str(text)!r}, '--validation', {str(text)!r}, '--folder', {str(tmp_path / 'pair')!r}"
+    script = f"""
+import sys
+sys.modules.update({missing})
+from research import paper_pair
+if __name__ == "__main__":
+    paper_pair.main([{files}, "--minutes", "0", "--device", "cpu", "--tiny", "--out", {str(tmp_path / "out")!r}])
+"""
+    (tmp_path / "script.py").write_text(script)
+    subprocess.run([sys.executable, tmp_path / "script.py"], check=True, timeout=300, cwd=Path.cwd())
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"parts", "pair.json"}

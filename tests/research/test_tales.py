@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from nvium_core.model.causal_lm import NviumForCausalLM
-from research.tales.filters import Filter, simple_words
+from research.tales.filters import Filter, keeps_pronoun, returns_to, simple_words
 from research.tales.names import invented_name
 from research.tales.narrator import MAX_PART_TOKENS, Narrator, Tale
 from research.tales.pack import SEPARATOR, pack_tales, read_packed
@@ -65,6 +65,8 @@ def test_a_tale_has_all_forced_sentences_in_order_with_generated_text_in_between
         ("open quotation", tale(GOOD + ' "Yes.')),
         ("repeated sentence", tale(f"{GOOD} {SENTENCE} one.")),
         ("no hero at the end", tale(GOOD, name="Max")),
+        ("its thing does not return", tale(f"Mia lost a kite behind the old barn. {GOOD}")),
+        ("another pronoun", tale(f"{GOOD} He ran.".replace("The small dog", "She", 1))),
         ("strange words", tale(GOOD + " A zyxw qwvut xyzzy.")),
         ("too many names", tale(GOOD + " She saw Max, and Tom, and Lily.")),
         ("near-duplicate", tale(GOOD + " The dog.")),
@@ -100,6 +102,21 @@ def test_kept_tales_are_packed_with_counts(shards):
     assert packed.dropped["near-duplicate"] == 1 and packed.dropped["no end"] == 1
     assert json.loads((shards / "tales.json").read_text())["num_kept"] == 2
     assert str(packed).startswith("2 of 4 tales")
+
+
+@pytest.mark.parametrize(
+    ("text", "returns"),
+    [("He ran. A fox had the keys, and he was glad.", True), ("A key! He ran up the hill and slept.", False)],
+)
+def test_a_story_returns_to_a_thing_that_its_last_two_thirds_mention(text, returns):
+    assert returns_to("key", text) == returns
+
+
+@pytest.mark.parametrize(
+    ("text", "keeps"), [("She and her cat saw him.", True), ("He saw his hat.", False), ("Nobody came.", True)]
+)
+def test_a_pronoun_is_kept_unless_most_are_of_the_other_gender(text, keeps):
+    assert keeps_pronoun("Mia had lost her hat.", text) == keeps
 
 
 def test_no_held_out_tale_is_in_the_training_text():

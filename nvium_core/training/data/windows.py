@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from nvium_core.model.llama import Attend, causal_attention, document_attention
 from nvium_core.training.data.documents import DataError
@@ -52,9 +53,15 @@ class Batch:
         return Batch(inputs, targets, positions, documents, counted, self.is_causal)
 
     def attention(self) -> Attend:
-        """Return attention within documents: on a CPU, unless compiled, one by one, in half the time of a mask."""
-        if self.is_causal or self.inputs.device.type != "cpu" or torch.compiler.is_compiling():
+        """Return attention within documents without a mask, except compiled on a CPU or not compiled on a GPU.
+
+        On a CPU, attention document by document takes half the time of a mask.
+        """
+        is_on_cpu, is_compiling = self.inputs.device.type == "cpu", torch.compiler.is_compiling()
+        if self.is_causal or is_on_cpu == is_compiling:
             return causal_attention(self.mask())
+        if is_compiling:
+            return flex_attention_by(self.documents)
         places_BT = self.documents + torch.arange(len(self.documents))[:, None] * (self.documents.max() + 1)
         return document_attention(places_BT.unique_consecutive(return_counts=True)[1].tolist())
 
@@ -67,6 +74,26 @@ class Batch:
             return None
         same_document = self.documents[:, :, None] == self.documents[:, None, :]
         return same_document.tril()[:, None]
+
+
+def flex_attention_by(documents_BT: Tensor) -> Attend:
+    """Return causal attention within each document by FlexAttention, which skips blocks of other documents.
+
+    It is fast only inside a compiled function on a GPU, and has no gradients on a CPU.
+    """
+    num_windows, num_rows = documents_BT.shape
+
+    def is_seen(window: Tensor, _head: Tensor, row: Tensor, other: Tensor) -> Tensor:
+        return (row >= other) & (documents_BT[window, row] == documents_BT[window, other])
+
+    blocks = create_block_mask(is_seen, num_windows, None, num_rows, num_rows, device=documents_BT.device)
+
+    def attend(q_BTHP: Tensor, k_BTGP: Tensor, v_BTGP: Tensor, layer_index: int) -> Tensor:
+        q_BHTP, k_BGTP, v_BGTP = (x.transpose(1, 2).to(v_BTGP.dtype) for x in (q_BTHP, k_BTGP, v_BTGP))
+        grouped = q_BHTP.shape[1] != k_BGTP.shape[1]
+        return flex_attention(q_BHTP, k_BGTP, v_BGTP, block_mask=blocks, enable_gqa=grouped).transpose(1, 2)
+
+    return attend
 
 
 class ShardedTokens:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nvium_core.model.llama import causal_attention
 from nvium_core.training.data.documents import DataError
-from nvium_core.training.data.windows import Batch, PackedStream, packed_batch
+from nvium_core.training.data.windows import Batch, PackedStream, flex_attention_by, packed_batch
 from tests.random_models import random_model
 
 END = 0
@@ -52,6 +52,7 @@ def test_a_packed_document_has_the_logits_it_has_alone():
     torch.testing.assert_close(outputs(batch_of(WINDOW))[:, 7:11], expected)
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @given(st.lists(st.lists(st.integers(0, 3), min_size=13, max_size=13), min_size=1, max_size=3))
 @settings(max_examples=30, deadline=None)
 def test_attention_by_document_is_that_of_the_mask(windows):
@@ -59,7 +60,8 @@ def test_attention_by_document_is_that_of_the_mask(windows):
     q_BTHP, k_BTGP, v_BTGP = torch.randn(3, len(windows), 12, 4, 8)
     q_BTHP = torch.cat((q_BTHP, -q_BTHP), dim=2)
     expected = causal_attention(batch.mask())(q_BTHP, k_BTGP, v_BTGP, 0)
-    torch.testing.assert_close(batch.attention()(q_BTHP, k_BTGP, v_BTGP, 0), expected)
+    for attend in (batch.attention(), flex_attention_by(batch.documents)):
+        torch.testing.assert_close(attend(q_BTHP, k_BTGP, v_BTGP, 0), expected)
 
 
 @settings(max_examples=40, deadline=None)

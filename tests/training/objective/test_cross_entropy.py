@@ -23,6 +23,17 @@ def test_chunks_do_not_change_losses_or_gradients(num_rows, num_words, seed):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
+def test_on_a_gpu_free_memory_decides_about_chunks(monkeypatch):
+    head, gib = torch.empty(32_000, 1, device="meta"), 2**30
+    for free, rows in ((70 * gib, 36_701), (2 * gib, 2_098)):
+        cross_entropy.free_bytes.cache_clear()
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free: (free, 80 * gib))
+        assert cross_entropy.min_chunked_rows(32_000, "cuda") == rows
+        assert cross_entropy.chunk_rows(head) == max(1024, (rows - 1) // 8)
+    cross_entropy.free_bytes.cache_clear()
+    assert cross_entropy.min_chunked_rows(32_000) == 2_098
+
+
 def gradients(nll, output, head, target, weight):
     """Return the losses, and the gradients of their weighted sum by output and head."""
     output, head = output.clone().requires_grad_(), head.clone().requires_grad_()

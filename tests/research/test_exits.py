@@ -2,15 +2,7 @@ import torch
 
 from nvium_core.bench.contenders.contender import Generation
 from research.exits import last_exit_of, speeds
-from research.features import compared, num_differing
 from tests.bench.tiny import tiny_subject
-
-
-def test_the_ratio_is_the_median_of_the_turns_after_the_first():
-    first, second = iter([9.0, 2.0, 6.0, 4.0]), iter([1.0, 1.0, 2.0, 1.0])
-    found = compared({"a": lambda _: next(first), "b": lambda _: next(second)}, 3, "seconds")
-    assert found == {"a_seconds": 4.0, "b_seconds": 1.0, "a_over_b": 3.0}
-    assert num_differing([[1, 2], [3]], [[1, 9], [3]]) == 1
 
 
 def timing(seconds: float, exits: list[int]) -> Generation:
