@@ -1,12 +1,17 @@
 """`POST /tokenize` and `/detokenize`."""
 
+import time
+from collections.abc import Callable
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from server.generation.service import Service
+from server.http.disconnect import unless_disconnected
 from server.routes.json_route import JsonRoute
 from server.schemas.body import RequestBody, ResponseBody, check
 from server.schemas.tokens import Detokenized, DetokenizeRequest, TokenizeRequest, Tokens
+from server.telemetry.record import CLIENT_CLOSED_REQUEST
 from server.writers.answer import ignored_params
 
 router = APIRouter(route_class=JsonRoute)
@@ -18,7 +23,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     service: Service = request.app.state.service
     service.check_model(body.model)
     body.check()
-    return await service.tokenizing_thread.run(lambda: json_response(tokens(service, body), body))
+    return await computed(request, lambda: json_response(tokens(service, body), body))
 
 
 @router.post("/detokenize")
@@ -26,7 +31,18 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     service: Service = request.app.state.service
     service.check_model(body.model)
-    return await service.tokenizing_thread.run(lambda: json_response(detokenized(service, body.tokens), body))
+    return await computed(request, lambda: json_response(detokenized(service, body.tokens), body))
+
+
+async def computed(request: Request, compute: Callable[[], Response]) -> Response:
+    """Compute a response on the tokenizing thread. A client that hangs up before its turn costs no time."""
+    service: Service = request.app.state.service
+    async with service.within_deadline(time.monotonic()):
+        response = await unless_disconnected(service.tokenizing_thread.run(compute), request.receive)
+    if response is None:
+        request.state.record.aborted("disconnected")
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    return response
 
 
 @router.get("/tokenizer_info")

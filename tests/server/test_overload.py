@@ -13,7 +13,7 @@ from nvium_core import LoadedModel
 from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.schedule.step import Step, StepResult
 from tests.server.live_server import live_server, wait_until
-from tests.server.raw_client import PATHS, asked, asking, connected
+from tests.server.raw_client import PATHS, asked, asking, connected, post
 
 NUM_RUNNING = 4
 NUM_REQUESTS = 1_000
@@ -126,6 +126,23 @@ def test_a_stuck_task_fails_the_liveness_probe_unless_it_is_excused(byte_model: 
         wait_until(lambda: server.http.get("/livez").status_code == 503)
         release.set()
         wait_until(lambda: server.http.get("/livez").status_code == 200)
+
+
+async def test_a_client_that_hangs_up_is_not_tokenized_for(
+    byte_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with live_server(byte_model) as server:
+        encoded, release, encode = list[str](), threading.Event(), server.service.encode
+        monkeypatch.setattr(server.service, "encode", lambda text, **how: encoded.append(text) or encode(text, **how))
+        server.service.tokenizing_thread.submit(release.wait)
+        async with connected(server.url) as leaving:
+            await leaving.send(post("/tokenize", {"prompt": "a"}))
+            await asyncio.sleep(0.1)
+        gone = 'nvium_responses_total{endpoint="tokenize",status="499"}'
+        await asyncio.to_thread(wait_until, lambda: server.gauge(gone) == 1)
+        release.set()
+        assert (await asked(server.url, post("/tokenize", {"prompt": "b"}))).status == 200
+        assert encoded == ["b"]
 
 
 def test_a_stuck_task_does_not_delay_the_exit() -> None:
