@@ -80,7 +80,9 @@ def test_chunks_match_their_schemas(server: LiveServer) -> None:
     ):
         for chunk in events_of(response.text):
             check({"$ref": f"#/components/schemas/{kind.__name__}"}, chunk)
-            assert TypeAdapter(kind).validate_python(chunk) == chunk, "a field that is not declared"
+            known = TypeAdapter(kind)
+            is_declared = known.dump_python(known.validate_python(chunk), mode="json") == chunk
+            assert is_declared, "a field that is not declared"
 
 
 @pytest.mark.parametrize(
