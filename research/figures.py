@@ -1,8 +1,6 @@
 """Draw the paper's figures for an evaluated model, from the JSON of `nvium evaluate`.
 
-    python -m research.figures evaluation.json FOLDER [--model MODEL --data valid.txt.xz]
-
-With a model and a text, it also writes samples.html: openings that the model continues, with tokens coloured by exit.
+python -m research.figures evaluation.json FOLDER
 """
 
 import json
@@ -15,9 +13,6 @@ from matplotlib.figure import Figure
 
 from nvium_core.bench.harness import Figures
 from nvium_core.evaluation.perplexity import QUANTILES
-from nvium_core.loading import load_model
-from nvium_core.training.data.corpus import read_documents
-from research.coloured_text import samples
 from research.plots import label, sheet
 
 
@@ -116,17 +111,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(prog="python -m research.figures", description=__doc__.splitlines()[0])
     parser.add_argument("evaluation", type=Path)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--model")
-    parser.add_argument("--data", type=Path)
     args = parser.parse_args(arguments)
     figures = json.loads(args.evaluation.read_text(encoding="utf-8"))
     args.folder.mkdir(parents=True, exist_ok=True)
     for name, (key, draw) in PLOTS.items():
         if key in figures:
             draw(figures).savefig(args.folder / f"{name}.png")
-    if args.data:
-        page = samples(load_model(args.model, "cpu"), read_documents(args.data))
-        (args.folder / "samples.html").write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Send a run's metrics to TensorBoard or Weights & Biases as well. Neither has to be installed."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,28 +19,27 @@ class Logger(Protocol):
 
 
 class TensorBoard:
-    """Writes event files to FOLDER/tensorboard."""
+    """Writes event files to FOLDER/tensorboard. A resumed run hides later events."""
 
     def __init__(self, folder: Path, first_step: int) -> None:
-        """A resumed run hides the events after `first_step`."""
-        writer = module_of("tensorboard").SummaryWriter
-        self.writer = writer(folder / "tensorboard", purge_step=first_step + 1 if first_step else None)
+        purged = first_step + 1 if first_step else None
+        self.writer = module_of("tensorboard").SummaryWriter(folder / "tensorboard", purge_step=purged)
         self.close = self.writer.close
 
     def write(self, report: dict[str, Any]) -> None:
-        for name, value in scalars(report):
+        for name, value in scalars(report).items():
             self.writer.add_scalar(name, value, report["step"])
 
 
 class WandB:
-    """Writes to Weights & Biases, project nvium, with the folder's name as the run's. A resumed run continues."""
+    """Writes to the project nvium of Weights & Biases. A resumed run continues."""
 
     def __init__(self, folder: Path, first_step: int) -> None:
         self.run = module_of("wandb").init(project="nvium", name=folder.name, dir=folder, resume="auto")
         self.close = self.run.finish
 
     def write(self, report: dict[str, Any]) -> None:
-        self.run.log(dict(scalars(report)), step=report["step"])
+        self.run.log(scalars(report), step=report["step"])
 
 
 KINDS: dict[str, Callable[[Path, int], Logger]] = {"tensorboard": TensorBoard, "wandb": WandB}
@@ -56,10 +55,11 @@ def module_of(name: str) -> Any:
         raise TrainingError(f"--logger {name}: {error}; install it with pip install 'nvium[loggers]'") from error
 
 
-def scalars(report: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield the report's numbers by name. An exit's number is NAME/EXIT, from 1."""
-    for name, value in report.items():
-        if isinstance(value, list):
-            yield from ((f"{name}/{exit_}", number) for exit_, number in enumerate(value, 1))
-        elif name != "step":
-            yield name, value
+def scalars(report: dict[str, Any]) -> dict[str, float]:
+    """Return the report's numbers by name. An exit's number is NAME/EXIT, from 1."""
+    lists = {name: value if isinstance(value, list) else None for name, value in report.items() if name != "step"}
+    return {
+        f"{name}/{exit_}" if values else name: number
+        for name, values in lists.items()
+        for exit_, number in enumerate(values or [report[name]], 1)
+    }

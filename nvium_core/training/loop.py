@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.reports import Report, RunLog
 
 
+@dataclass(kw_only=True, eq=False)
 class Run:
     """A run in progress: model, optimisers, β and the current step.
 
@@ -32,28 +33,23 @@ class Run:
     - `checkpointed`: the module whose trainable parameters a checkpoint contains.
     """
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        folder: Path,
-        stream: Windows,
-        *,
-        checkpointed: nn.Module,
-        objective: Callable[[Batch, Phase], ObjectiveResult],
-        optimizers: Sequence[Optimizer],
-        clipped: Sequence[Sequence[nn.Parameter]],
-        beta: BetaControl,
-        rows_per_pass: int,
-        processes: Processes | None = None,
-        autocast_dtype: torch.dtype = torch.float32,
-        loggers: Sequence[str] = (),
-    ) -> None:
-        self.recipe, self.folder, self.stream = recipe, folder, stream
-        self.checkpointed, self.objective, self.optimizers = checkpointed, objective, optimizers
-        self.clipped, self.beta, self.rows_per_pass = clipped, beta, rows_per_pass
-        self.processes, self.loggers = processes or Processes(), loggers
-        self.device, self.autocast_dtype = next(checkpointed.parameters()).device, autocast_dtype
-        self.step = 0
+    recipe: Recipe
+    folder: Path
+    stream: Windows
+    checkpointed: nn.Module
+    objective: Callable[[Batch, Phase], ObjectiveResult]
+    optimizers: Sequence[Optimizer]
+    clipped: Sequence[Sequence[nn.Parameter]]
+    beta: BetaControl
+    rows_per_pass: int
+    processes: Processes = field(default_factory=Processes)
+    autocast_dtype: torch.dtype = torch.float32
+    loggers: Sequence[str] = ()
+    step: int = 0
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.checkpointed.parameters()).device
 
     @property
     def num_steps(self) -> int:

@@ -1,4 +1,4 @@
-"""The options of `nvium train` other than the recipe. Imports no torch."""
+"""The options of `nvium train` other than the recipe, and of `nvium retrofit`. Imports no torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,8 +6,10 @@ from typing import Annotated
 
 from typing_extensions import Doc
 
-from nvium_core.choices import Sharding
+from nvium_core.choices import ExitTarget, Sharding
 from nvium_core.training.errors import TrainingError
+
+SELF_TALK_EPOCHS = 3  # epochs over the model's own conversations if there is no other text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,3 +34,32 @@ class RunOptions:
     @property
     def loggers(self) -> list[str]:
         return [name.strip() for name in self.logger.split(",") if name.strip()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetrofitSettings:
+    """The settings of a retrofit. Fields with a `Doc` are command-line options."""
+
+    source: str
+    target: Path
+    data: Annotated[
+        Path | None,
+        Doc("Text in a format that `nvium train` reads, or a .jsonl of conversations [text that the model generates]."),
+    ] = None
+    self_talk: Annotated[
+        int | None, Doc("Training tokens that the model generates itself [without --data a third of --tokens].")
+    ] = None
+    exits: Annotated[str, Doc("Number of exits, or their layers, such as 12,18,24.")] = "4"
+    tokens: Annotated[int, Doc("Number of training tokens; a shorter text is repeated.")] = 1_000_000
+    depth: Annotated[float, Doc("Mean depth that the routers are trained for, as a share of all layers.")] = 0.9
+    exits_learn: Annotated[
+        ExitTarget,
+        Doc("Training target of early exits: the base's distribution (original), or also --data (text)."),
+    ] = "original"
+    seed: int = 0
+
+    @property
+    def self_talk_tokens(self) -> int:
+        if self.self_talk is not None:
+            return self.self_talk
+        return 0 if self.data else max(1, self.tokens // SELF_TALK_EPOCHS)

@@ -47,6 +47,5 @@ def table(by_seed: dict[int, Figures]) -> Table:
     for seed, figures in by_seed.items():
         shown.add_row(str(seed), *(f"{figures[name]:.4f}" for name in names))
     values = [[figures[name] for figures in by_seed.values()] for name in names]
-    spreads = [f"{fmean(each):.4f} ± {stdev(each):.4f}" if len(each) > 1 else f"{each[0]:.4f}" for each in values]
-    shown.add_row("mean ± std", *spreads)
+    shown.add_row("mean ± std", *(f"{fmean(each):.4f} ± {stdev(each):.4f}" for each in values if len(each) > 1))
     return shown

@@ -130,9 +130,9 @@ class TrainingRun(Run):
         function = imported(recipe.objective) if recipe.objective else nvium_objective
         objective = Objective(self.model, torch.compile(function, dynamic=False) if options.compile else function)
         super().__init__(
-            recipe,
-            options.folder,
-            stream,
+            recipe=recipe,
+            folder=options.folder,
+            stream=stream,
             checkpointed=self.model,
             objective=parallelize(objective, self.model.model.layers, options.sharding, processes),
             optimizers=optimizers(self.model, recipe.learning_rate.maximum, recipe.optimizer),

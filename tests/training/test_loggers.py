@@ -26,7 +26,7 @@ def test_weights_and_biases_gets_the_steps_too(tmp_path, monkeypatch):
 
 def test_an_exits_number_has_a_name_of_its_own():
     report = {"step": 3, "mix_loss": 2.5, "exit_probs": [0.25, 0.75]}
-    assert dict(scalars(report)) == {"mix_loss": 2.5, "exit_probs/1": 0.25, "exit_probs/2": 0.75}
+    assert scalars(report) == {"mix_loss": 2.5, "exit_probs/1": 0.25, "exit_probs/2": 0.75}
 
 
 @pytest.mark.parametrize(("logger", "complaint"), [("mlflow", "must be one of tensorboard, wandb"), ("wandb", "nvium")])

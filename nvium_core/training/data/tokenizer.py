@@ -1,6 +1,7 @@
 """Train a byte-level BPE tokenizer, and save it as a plain `PreTrainedTokenizerFast` folder."""
 
 import json
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -20,6 +21,7 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, context: int) -> 
         vocab_size=vocab_size,
         special_tokens=[END_OF_TEXT],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=sys.stderr.isatty(),
     )
     tokenizer.train_from_iterator(documents, trainer)
     end = tokenizer.token_to_id(END_OF_TEXT)

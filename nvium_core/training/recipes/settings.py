@@ -1,8 +1,8 @@
 """Apply `key=value` settings to a recipe. Keys are dotted paths such as `learning_rate.maximum`."""
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, is_dataclass, replace
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -11,61 +11,52 @@ from nvium_core.training.recipes.recipe import Recipe, RecipeError
 NUMBERS: dict[type, str] = {int: "an integer such as 100000", float: "a number such as 1e-3"}
 
 
+Setting = tuple[list[str], str, str]
+"""The path of a field, its value as text, and the command-line option."""
+
+
 def with_settings(recipe: Recipe, settings: Iterable[str]) -> Recipe:
     """Apply settings to a recipe. The last setting of a key wins. Raise `RecipeError` naming invalid settings.
 
     A number of exits alone replaces the recipe's list of exits by evenly spaced exits.
     """
-    changes: dict[str, Change] = {}
+    found = list[Setting]()
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals:
             raise RecipeError(f"--set {setting}: expected key=value")
         if key == "shape.num_exits":
             recipe = replace(recipe, shape=replace(recipe.shape, exit_layers=()))
-        _add(changes, recipe, key.split("."), value, setting)
-    return _changed(recipe, changes)
+        found.append((key.split("."), value, f"--set {setting}"))
+    return changed(recipe, found)
 
 
-@dataclass(frozen=True)
-class Change:
-    """A field's new value, and the settings that set it. For a nested dataclass, `value` maps fields to changes."""
-
-    value: Any
-    settings: tuple[str, ...]
-
-
-def _add(changes: dict[str, Change], owner: Any, path: list[str], value: str, setting: str) -> None:
-    name, *rest = path
-    names = {f.name for f in fields(owner)}
-    if name not in names:
-        raise RecipeError(f"--set {setting}: unknown key {name!r}; must be one of {', '.join(sorted(names))}")
-    current = getattr(owner, name)
-    if rest and not is_dataclass(current):
-        raise RecipeError(f"--set {setting}: {name} has no fields")
-    if is_dataclass(current) and not rest:
-        raise RecipeError(f"--set {setting}: {name} is a group; set one of its fields, such as {name}.FIELD=…")
-    if rest:
-        nested = changes.get(name, Change({}, ()))
-        _add(nested.value, current, rest, value, setting)
-        changes[name] = Change(nested.value, (*nested.settings, setting))
-        return
-    try:
-        changes[name] = Change(parsed(value, get_type_hints(type(owner))[name]), (setting,))
-    except ValueError as error:
-        raise RecipeError(f"--set {setting}: {error}") from error
-
-
-def _changed(owner: Any, changes: dict[str, Change]) -> Any:
-    values = {
-        name: _changed(getattr(owner, name), change.value) if isinstance(change.value, dict) else change.value
-        for name, change in changes.items()
-    }
+def changed(owner: Any, settings: Sequence[Setting]) -> Any:
+    """Return a copy of a dataclass and its groups with settings applied."""
+    kinds, values, groups = get_type_hints(type(owner)), dict[str, Any](), dict[str, list[Setting]]()
+    names = {field.name for field in fields(owner)}
+    for (name, *rest), value, option in settings:
+        if name not in names:
+            raise RecipeError(f"{option}: unknown key {name!r}; must be one of {', '.join(sorted(names))}")
+        if is_dataclass(getattr(owner, name)) != bool(rest):
+            is_group = f"is a group; set one of its fields, such as {name}.FIELD=…"
+            raise RecipeError(f"{option}: {name} {'has no fields' if rest else is_group}")
+        if rest:
+            groups.setdefault(name, []).append((rest, value, option))
+        else:
+            values[name] = parsed_setting(value, kinds[name], option)
+    values |= {name: changed(getattr(owner, name), group) for name, group in groups.items()}
     try:
         return replace(owner, **values)
     except ValueError as error:
-        options = " ".join(f"--set {setting}" for change in changes.values() for setting in change.settings)
-        raise RecipeError(f"{options}: {error}") from error
+        raise RecipeError(f"{' '.join(option for _, _, option in settings)}: {error}") from error
+
+
+def parsed_setting(text: str, kind: Any, option: str) -> Any:
+    try:
+        return parsed(text, kind)
+    except ValueError as error:
+        raise RecipeError(f"{option}: {error}") from error
 
 
 def parsed(text: str, kind: Any) -> Any:

@@ -25,10 +25,10 @@ from nvium_core.training.loop import Run
 from nvium_core.training.objective.beta import BetaSettings, DepthSteering, speed_up
 from nvium_core.training.objective.objective import ObjectiveResult, Phase
 from nvium_core.training.optimizer import OptimizerSettings, with_maximum_rates
+from nvium_core.training.options import RetrofitSettings
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.retrofitting.least_squares import LeastSquares, set_map
 from nvium_core.training.retrofitting.model import WithExits
-from nvium_core.training.retrofitting.settings import RetrofitSettings
 from nvium_core.training.schedule import LearningRate, RouterWarmup
 
 TOKENS_PER_STEP = 4_096
@@ -64,9 +64,9 @@ class RetrofitRun(Run):
             beta=INITIAL_BETA, target=settings.depth, speed_up=speed_up(recipe.num_steps), maximum=MAX_BETA
         )
         super().__init__(
-            recipe,
-            settings.target / STATE_FOLDER,
-            stream,
+            recipe=recipe,
+            folder=settings.target / STATE_FOLDER,
+            stream=stream,
             checkpointed=model.model,
             objective=partial(retrofit_objective, model, learns_text=settings.exits_learn == "text"),
             optimizers=with_maximum_rates([AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)]),
