@@ -109,7 +109,10 @@ class ServerOptions(EngineConfig, ModelOptions):
     slow_client_seconds: Annotated[
         Seconds, Doc("Disconnect a client that stops reading its response for this long.")
     ] = 60
-    drain_seconds: Annotated[Seconds, Doc("After SIGTERM, wait this long for running requests to finish.")] = 30
+    goodbye_seconds: Annotated[
+        float, Interval(ge=0, lt=inf), Doc("After SIGTERM, accept requests for this long while /readyz fails.")
+    ] = 0
+    drain_seconds: Annotated[Seconds, Doc("After that, wait this long for running requests to finish.")] = 30
     keep_alive_seconds: Annotated[Seconds, Doc("Interval of keep-alive comments on a silent stream.")] = 15
     http_keep_alive_seconds: Annotated[Seconds, Doc("How long an idle connection is kept open.")] = 75
     stall_seconds: Annotated[

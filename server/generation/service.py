@@ -150,7 +150,7 @@ class Service:
 
     @property
     def is_ready(self) -> bool:
-        return self.is_warm and self.worker.is_alive and not self.admission.is_draining
+        return self.is_warm and self.worker.is_alive and not self.admission.is_leaving
 
     @property
     def has_failed(self) -> bool:

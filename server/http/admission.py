@@ -18,6 +18,8 @@ class Admission:
     def __init__(self, capacity: int) -> None:
         self._shares = Shares(capacity)
         self._alternatives = Shares(MAX_ALTERNATIVES)
+        self.is_leaving = False
+        """While True, the readiness probe fails."""
         self.is_draining = False
         """While True, all requests are refused."""
 

@@ -24,7 +24,7 @@ log = structlog.get_logger("nvium.server")
 FAILED_SECONDS = 5
 """Timeout for answering open requests after the service has failed."""
 
-GOODBYE_SECONDS = 2
+IDLE_SECONDS = 2
 """How long idle connections stay open while draining. A request sent in this time gets a 503 instead of a reset."""
 
 CLOSE = (b"connection", b"close")
@@ -60,7 +60,9 @@ FAILURE = 1
 
 
 class DrainingServer(uvicorn.Server):
-    """Drains at the first signal and fails open requests at the second. The exit code is 0 in both cases.
+    """Says goodbye and drains at the first signal, and fails open requests at the second. The exit code is 0.
+
+    For `--goodbye-seconds`, the readiness probe fails and requests are accepted, so that load balancers can react.
 
     If the service fails, the server drains for `FAILED_SECONDS` and exits with `FAILURE`. If a callback of the event
     loop raises `MemoryError`, the process exits at once.
@@ -71,15 +73,16 @@ class DrainingServer(uvicorn.Server):
         self._service = service
         self._reloader = reloader
         self._was_signalled = False
+        self._leaves_at: float | None = None
+        """When the server begins to drain. None before the first signal."""
         self._drains_since: float | None = None
         self._drain_seconds: float = service.settings.drain_seconds
-        self._is_logged = False
+        self._logged = set[str]()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._was_signalled:
             self._drain_seconds = 0
-        elif self._drains_since is None:
-            self._begin_to_drain()
+        self._leave(0 if self._was_signalled else self._service.settings.goodbye_seconds)
         self._was_signalled = True
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
@@ -104,9 +107,15 @@ class DrainingServer(uvicorn.Server):
         if self._service.has_failed and self._drains_since is None:
             log.error("the service has failed, stopping")
             self._drain_seconds = FAILED_SECONDS
-            self._begin_to_drain()
-        if self._drains_since is not None and not self.should_exit:
-            self._drain(time.monotonic() - self._drains_since)
+            self._leave(0)
+        now = time.monotonic()
+        if self._drains_since is not None:
+            if not self.should_exit:
+                self._drain(now - self._drains_since)
+        elif self._leaves_at is not None:
+            self._log_once("saying goodbye", seconds=self._service.settings.goodbye_seconds)
+            if now >= self._leaves_at:
+                self._begin_to_drain()
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -119,21 +128,33 @@ class DrainingServer(uvicorn.Server):
             os._exit(FAILURE)
         loop.default_exception_handler(context)
 
+    def _leave(self, seconds: float) -> None:
+        """Fail the readiness probe, and drain after some seconds. Close each connection after its next response."""
+        if self._leaves_at is None:
+            self._service.admission.is_leaving = True
+            self.server_state.default_headers.append(CLOSE)
+            self.config.encoded_headers.append(CLOSE)  # uvicorn copies these to `default_headers` every second
+        self._leaves_at = time.monotonic() + seconds
+        if seconds == 0 and self._drains_since is None:
+            self._begin_to_drain()
+
     def _begin_to_drain(self) -> None:
-        """Refuse new requests, and close each connection after its next response."""
+        """Refuse new requests."""
         self._drains_since = time.monotonic()
-        self.server_state.default_headers.append(CLOSE)
-        self.config.encoded_headers.append(CLOSE)  # uvicorn copies these to `default_headers` every second
         self._service.admission.is_draining = True
+
+    def _log_once(self, event: str, **fields: object) -> None:
+        """Log the first call only. A signal handler must not log, because it may have interrupted a log call."""
+        if event not in self._logged:
+            self._logged.add(event)
+            log.info(event, **fields)
 
     def _drain(self, seconds: float) -> None:
         """Stop once all requests and connections have ended. After `_drain_seconds`, fail open requests and stop."""
         num_present, connections = self._service.admission.num_present, self.server_state.connections
-        if not self._is_logged:
-            log.info("draining", choices=num_present, connections=len(connections), seconds=self._drain_seconds)
-            self._is_logged = True
+        self._log_once("draining", choices=num_present, connections=len(connections), seconds=self._drain_seconds)
         if num_present == 0:
-            self.should_exit = not connections or seconds > min(GOODBYE_SECONDS, self._drain_seconds)
+            self.should_exit = not connections or seconds > min(IDLE_SECONDS, self._drain_seconds)
         elif seconds > self._drain_seconds:
             log.warning("stopping before all requests have finished", choices=num_present)
             self._service.give_up()

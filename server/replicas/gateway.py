@@ -100,7 +100,7 @@ async def livez() -> dict[str, str]:
 @router.get("/health")
 async def readyz(request: Request) -> dict[str, str]:
     gateway: Gateway = request.app.state.service
-    if gateway.admission.is_draining or not await gateway.is_served():
+    if gateway.admission.is_leaving or not await gateway.is_served():
         raise ApiError("no replica is ready, or the server is shutting down", status=503, code="not_ready")
     return {"status": "ok"}
 

@@ -14,6 +14,7 @@ SENTENCES = {
     "warm": "Warmed up in {seconds:.1f} s.",
     "ready": "Ready. Playground: {url}/  OpenAI's API: {url}/v1  Stop: Ctrl-C",
     "ready, no playground": "Ready. OpenAI's API: {url}/v1  Stop: Ctrl-C",
+    "saying goodbye": "Accepting requests for another {seconds:g} s, while /readyz fails. Ctrl-C again stops at once.",
     "draining": "Finishing {choices} answers, for at most {seconds:g} s. Ctrl-C again stops at once.",
     "stopped": "Stopped.",
     "request": "{endpoint}: {status} {outcome}, {prompt_tokens} tokens in, {completion_tokens} out, "

@@ -59,7 +59,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "next to nothing": {
         "replicas": 0,
-        "settings": {"drain_seconds": None},
+        "settings": {"drain_seconds": None, "goodbye_seconds": 0},
         "resources": {"requests": None, "limits": None},
         "disruptionBudget": {"enabled": False},
         "serviceAccount": {"create": False},

@@ -8,6 +8,9 @@ from typing import Any
 
 import yaml
 
+from server.app import STOP_SECONDS
+from server.settings import Settings
+
 ROOT = Path(__file__).parent.parent.parent
 MONITORING = ROOT / "deploy" / "monitoring"
 
@@ -16,6 +19,14 @@ RULES = [rule for group in yaml.safe_load((MONITORING / "rules.yml").read_text()
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 CACHES = dict(re.findall(r"\b(HF_HOME|XDG_CACHE_HOME)=(\S+)", DOCKERFILE))
 """The image's cache folders by variable: for models from the Hub, and for nvium's own files."""
+
+
+def leaving_seconds(environment: dict[str, str]) -> float:
+    """Return the longest time from SIGTERM to the end of a server with these variables."""
+    settings = Settings.model_fields
+    names = ("goodbye_seconds", "drain_seconds")
+    given = [float(environment.get(f"NVIUM_{name.upper()}", settings[name].default)) for name in names]
+    return sum(given) + 2 * STOP_SECONDS
 
 
 def panels() -> list[dict[str, Any]]:

@@ -5,11 +5,10 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from server.app import STOP_SECONDS
 from server.http.paths import PROBES
 from server.settings import Settings, read_settings
 from tests.deploy.helm import CASES, CHART, EVERYTHING, rendered, run_helm
-from tests.deploy.shipped import DASHBOARD, MONITORING
+from tests.deploy.shipped import DASHBOARD, MONITORING, leaving_seconds
 
 OLDEST, NEWEST = "1.27", kubernetes_validate.latest_version()
 OF_THE_CHART = {"host", "port", "model", "api_keys", "api_keys_file"}
@@ -99,9 +98,7 @@ def test_probes_use_public_routes(values):
 
 @each_case
 def test_the_grace_period_of_a_pod_is_longer_than_draining(values):
-    goodbye = float(container(values)["lifecycle"]["preStop"]["exec"]["command"][1])
-    drain = float(environment(values).get("NVIUM_DRAIN_SECONDS", Settings.model_fields["drain_seconds"].default))
-    assert pod(values)["terminationGracePeriodSeconds"] > goodbye + drain + 2 * STOP_SECONDS
+    assert pod(values)["terminationGracePeriodSeconds"] > leaving_seconds(environment(values))
 
 
 def test_the_monitor_selects_the_service_and_rules_and_dashboard_equal_those_of_the_compose_file():

@@ -152,6 +152,29 @@ def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> None:
         run(Settings(model=str(tmp_path / "none"), port=0))
 
 
+async def test_a_server_that_says_goodbye_takes_requests_although_it_is_not_ready(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    with forked_server(model_folder, tmp_path / "log", goodbye_seconds=1.5) as server:
+        server.terminate()
+        wait_until(lambda: not server.is_ready)
+        accepted = await asked(server.url, asking(max_tokens=2))
+        assert (accepted.status, accepted.headers["connection"]) == (200, "close")
+        async with connected(server.url) as idle:
+            wait_until(lambda: "draining" in server.log())
+            refused = await idle.ask(asking(max_tokens=2))
+        assert (refused.status, refused.json()["error"]["code"]) == (503, "draining")
+        assert server.exit_code(seconds=10) == 0
+
+
+async def test_a_second_signal_ends_the_goodbye(model_folder: Path, tmp_path: Path) -> None:
+    with forked_server(model_folder, tmp_path / "log", goodbye_seconds=60) as server:
+        server.terminate()
+        wait_until(lambda: "goodbye" in server.log())
+        server.terminate()
+        assert server.exit_code(seconds=10) == 0
+
+
 NUM_CLIENTS = 40
 
 LONG = 2_000

@@ -28,7 +28,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- default (ternary (include "nvium.fullname" .) "default" .Values.serviceAccount.create) .Values.serviceAccount.name -}}
 {{- end -}}
 
-{{/* Nobody sends, then everybody is answered, then connections and the device thread end (5 s each), and 5 s more. */}}
+{{/* The times for goodbye and for draining, for connections and the device thread to end (5 s each), and 5 s more. */}}
 {{- define "nvium.graceSeconds" -}}
-{{- addf .Values.goodbyeSeconds (default 30 .Values.settings.drain_seconds) 15 | ceil | int -}}
+{{- addf (default 0 .Values.settings.goodbye_seconds) (default 30 .Values.settings.drain_seconds) 15 | ceil | int -}}
 {{- end -}}
