@@ -8,15 +8,16 @@ from functools import cached_property, lru_cache, reduce
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import torch
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from nvium_core.model.checkpoint import Checkpoint, CheckpointError, check_finite, damaged
+from nvium_core.errors import CheckpointError
+from nvium_core.model.checkpoint import Checkpoint, damaged
 from nvium_core.model.config import NviumConfig
-from nvium_core.model.stored import FLOATS, StoredMatrix
+from nvium_core.model.gguf_header import FileTensor, Header, read_header
+from nvium_core.model.stored import FLOATS, StoredMatrix, check_finite
 
 logger = logging.getLogger(__name__)
 
@@ -137,26 +138,15 @@ def gguf_parts(path: Path) -> tuple[Path, ...]:
     return parts
 
 
-class BoundedReader(gguf.GGUFReader):
-    """gguf's reader with a check for truncated files. It also reads strings faster, without slicing the memory map."""
-
-    def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
-        stored = np.dtype(dtype).newbyteorder(override_order or self.byte_order)
-        if int(offset) + stored.itemsize * int(count) > self.data.nbytes:
-            raise ValueError("unexpected end of file")
-        return np.frombuffer(self.data, stored, int(count), int(offset))
-
-
 @dataclass(frozen=True)
 class GGUFFile:
-    """An open GGUF file with one reader per shard. The first shard has the metadata."""
+    """An open GGUF file with the headers of all shards. The first shard has the metadata."""
 
     path: Path
-    readers: list[gguf.GGUFReader]
+    headers: list[Header]
 
     def get(self, name: str, default: Any = None) -> Any:
-        field = self.readers[0].get_field(name)
-        return default if field is None else field.contents()
+        return self.headers[0].fields.get(name, default)
 
     @cached_property
     def architecture(self) -> str:
@@ -171,12 +161,12 @@ class GGUFFile:
         return self.get(f"{self.architecture}.{name}", default)
 
     @cached_property
-    def tensors(self) -> dict[str, gguf.ReaderTensor]:
-        return {tensor.name: tensor for reader in self.readers for tensor in reader.tensors}
+    def tensors(self) -> dict[str, FileTensor]:
+        return {tensor.name: tensor for header in self.headers for tensor in header.tensors}
 
     @property
     def matrix_kinds(self) -> set[str]:
-        return {tensor.tensor_type.name for tensor in self.tensors.values() if len(tensor.shape) > 1}
+        return {tensor.kind.name for tensor in self.tensors.values() if len(tensor.shape) > 1}
 
     @property
     def is_quantized(self) -> bool:
@@ -185,7 +175,7 @@ class GGUFFile:
     def check_fields(self) -> None:
         """Raise `CheckpointError` for an unsupported field that would change the computation."""
         prefix = f"{self.architecture}."
-        names = (name for name in self.readers[0].fields if name.startswith(prefix))
+        names = (name for name in self.headers[0].fields if name.startswith(prefix))
         for field in {name.removeprefix(prefix) for name in names} - READ - HARMLESS:
             value = self.shape(field)
             if value and value != NEUTRAL.get(field):
@@ -207,8 +197,8 @@ def open_gguf(path: Path) -> GGUFFile:
 
 @lru_cache(1)
 def _open(parts: tuple[Path, ...], *written: tuple[int, int]) -> GGUFFile:
-    """Open all shards, memory-mapped copy-on-write. Cached, because tokenizer, weights and groups use the same file."""
-    return GGUFFile(parts[0], [BoundedReader(part, "c") for part in parts])
+    """Open all shards. Cached, because the tokenizer and the weights use the same file."""
+    return GGUFFile(parts[0], [read_header(part) for part in parts])
 
 
 def close_gguf() -> None:
@@ -312,7 +302,7 @@ def _rope(file: GGUFFile, fields: dict[str, Any]) -> dict[str, Any]:
 
 def _llama_3_rope(file: GGUFFile, plain: dict[str, Any], head_dim: int) -> dict[str, Any]:
     """Return Llama 3's rotary parameters. Raise `CheckpointError` if their factors differ from the file's."""
-    factors = torch.from_numpy(np.array(file.tensors[ROPE_FACTORS].data, dtype=np.float32)).flatten()
+    factors = read_tensor(file, file.tensors[ROPE_FACTORS]).float()
     parameters = plain | LLAMA_3 | {"factor": factors.max().item(), "original_max_position_embeddings": LLAMA_3_CONTEXT}
     config = NviumConfig(head_dim=head_dim, rope_parameters=parameters)
     frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, device="cpu")
@@ -355,22 +345,18 @@ def our_name(name: str) -> str:
     return f"{prefix}{NAMES.get(known['part'], known['part'])}.{known['kind']}"
 
 
-def read_tensor(file: GGUFFile, stored: gguf.ReaderTensor) -> Tensor:
+def read_tensor(file: GGUFFile, stored: FileTensor) -> Tensor:
     """Return a stored matrix, or an ordinary vector."""
-    kind, place = stored.tensor_type, f"{file.path}: {stored.name}"
+    kind, place = stored.kind, f"{file.path}: {stored.name}"
     if kind.name not in KINDS:
         raise CheckpointError(f"{place} has type {kind.name}; supported: {', '.join(KINDS)}")
-    shape = [int(size) for size in reversed(stored.shape)]
-    if not shape:
-        raise CheckpointError(f"{place} has no dimensions")
-    rows = rows_in_our_order(file, stored.name, shape[0])
-    if kind.name not in EXACT and len(shape) == 1:
+    rows = rows_in_our_order(file, stored.name, stored.shape[0])
+    if kind.name not in EXACT and len(stored.shape) == 1:
         raise CheckpointError(f"{place} has type {kind.name}, but is a vector; supported: {', '.join(EXACT)}")
     if kind.name not in EXACT:
-        return StoredMatrix(torch.from_numpy(stored.data).view(torch.uint8), kind, rows=rows, place=place)
-    numbers = stored.data.reshape(-1).view(f"u{EXACT[kind.name].itemsize}")
-    tensor = torch.from_numpy(np.require(numbers, requirements="A")).view(EXACT[kind.name]).view(shape)
-    if len(shape) == 2:
+        return StoredMatrix(stored.content.view(stored.shape[0], -1), kind, rows=rows, place=place)
+    tensor = stored.content.view(EXACT[kind.name]).view(stored.shape)
+    if len(stored.shape) == 2:
         return StoredMatrix(tensor, rows=rows, place=place)
     check_finite(tensor, place)
     return tensor if rows is None else tensor[rows]

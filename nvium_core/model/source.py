@@ -8,8 +8,7 @@ from nvium_core.model.checkpoint import Checkpoint, read_checkpoint
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.exits_file import with_exits_of
 from nvium_core.model.gguf import read_gguf
-
-MAGIC = b"GGUF"
+from nvium_core.model.gguf_header import MAGIC
 
 
 def is_gguf(source: object) -> bool:

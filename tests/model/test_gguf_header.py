@@ -1,0 +1,124 @@
+import struct
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from nvium_core import CheckpointError
+from nvium_core.model.gguf import open_gguf
+from nvium_core.model.gguf_header import read_header
+from tests.model.gguf_files import close
+
+FIELDS: dict[str, tuple[str, Any]] = {
+    "text": ("string", "łódź"),
+    "flag": ("bool", True),
+    "small": ("int8", -3),
+    "large": ("uint64", 2**63),
+    "ratio": ("float32", 0.5),
+    "precise": ("float64", 0.1),
+    "words": ("array", ["a", "", "łódź"]),
+    "numbers": ("array", [1, -2, 3]),
+    "scores": ("array", [0.5, -1.5]),
+}
+
+
+def small_file(path: Path) -> Path:
+    writer = gguf.GGUFWriter(path, "llama")
+    for name, (kind, value) in FIELDS.items():
+        getattr(writer, f"add_{kind}")(name, value)
+    writer.add_tensor("vector", np.arange(3, dtype=np.float32))
+    writer.add_tensor("matrix", np.arange(12, dtype=np.float16).reshape(3, 4))
+    blocks = gguf.quantize(np.linspace(-1, 1, 128, dtype=np.float32).reshape(2, 64), gguf.GGMLQuantizationType.Q8_0)
+    writer.add_tensor("blocks", blocks, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    close(writer)
+    return path
+
+
+def test_fields_and_tensors_are_those_of_the_library(tmp_path):
+    path = small_file(tmp_path / "model.gguf")
+    header, theirs = read_header(path), gguf.GGUFReader(path)
+    assert {name: header.fields[name] for name in FIELDS} == {name: value for name, (_, value) in FIELDS.items()}
+    for name, value in header.fields.items():
+        assert value == theirs.get_field(name).contents()
+    for ours, stored in zip(header.tensors, theirs.tensors, strict=True):
+        assert (ours.name, ours.kind, ours.shape) == (stored.name, stored.tensor_type, stored.shape[::-1].tolist())
+        assert torch.equal(ours.content, torch.from_numpy(stored.data.view(np.uint8).flatten()))
+
+
+def changed(path: Path, name: str, at: int, form: str, value: int) -> Path:
+    """Change the description of a tensor, `at` bytes after its name."""
+    content = bytearray(small_file(path).read_bytes())
+    struct.pack_into(form, content, content.index(name.encode()) + len(name) + at, value)
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize("begin", [0, 31, 33, 2**64 - 32])
+def test_a_tensor_must_begin_where_the_one_before_it_ends(begin, tmp_path):
+    path = changed(tmp_path / "model.gguf", "matrix", 4 + 2 * 8 + 4, "<Q", begin)
+    with pytest.raises(CheckpointError, match=r"model\.gguf: .*tensor matrix begins at byte .* expected 32"):
+        open_gguf(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "form", "value", "message"),
+    [
+        ("vector", 0, "<I", 0, "0 dimensions"),
+        ("vector", 0, "<I", 2**31, "dimensions"),
+        ("vector", 4, "<Q", 0, r"tensor vector has shape \[0\]"),
+        ("vector", 4, "<Q", 2**62, "tensor matrix begins"),
+        ("vector", 4 + 8, "<I", 99, "tensor vector has the unknown type 99"),
+        ("vector", 4 + 8, "<I", 8, "tensor vector has shape"),
+        ("blocks", 4, "<Q", 48, r"tensor blocks has shape \[2, 48\]; Q8_0 needs rows of a positive multiple of 32"),
+        ("blocks", 4 + 8, "<Q", 3, "unexpected end of file"),
+    ],
+)
+def test_a_wrong_size_or_type_is_rejected_by_the_tensors_name(name, at, form, value, message, tmp_path):
+    with pytest.raises(CheckpointError, match=message):
+        open_gguf(changed(tmp_path / "model.gguf", name, at, form, value))
+
+
+ARRAY, STRING, UINT8, MANY = 9, 8, 0, 2**40
+
+
+def field(kind: int, content: bytes) -> bytes:
+    return struct.pack("<Q", 1) + b"a" + struct.pack("<I", kind) + content
+
+
+def header(*, num_tensors: int = 0, num_fields: int = 1, version: int = 3) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", version, num_tensors, num_fields)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"GGUX",
+        header(version=1),
+        header(version=0x3000000),
+        header() + field(ARRAY, struct.pack("<IQ", UINT8, MANY)),
+        header() + field(ARRAY, struct.pack("<IQ", STRING, 2**23) + struct.pack("<Q", 0) * 3),
+        header() + field(ARRAY, struct.pack("<IQ", ARRAY, 1) + bytes(20)),
+        header() + field(STRING, struct.pack("<Q", MANY)),
+        header() + field(STRING, struct.pack("<Q", 1) + b"\xff"),
+        header() + field(13, bytes(8)),
+        header(num_fields=2) + field(UINT8, b"x") * 2,
+        header(num_fields=MANY) + field(UINT8, b"x"),
+        header(num_tensors=MANY, num_fields=0),
+    ],
+)
+def test_a_damaged_header_is_rejected_at_once(content, tmp_path):
+    (tmp_path / "model.gguf").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"model\.gguf: damaged or incomplete"):
+        open_gguf(tmp_path / "model.gguf")
+
+
+@pytest.mark.timeout(10)
+def test_a_large_array_of_numbers_is_read_at_once(tmp_path):
+    many = 5_000_000
+    (tmp_path / "model.gguf").write_bytes(header() + field(ARRAY, struct.pack("<IQ", UINT8, many) + bytes(many)))
+    assert len(read_header(tmp_path / "model.gguf").fields["a"]) == many
