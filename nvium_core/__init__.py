@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from nvium_core.engine.worker import EngineWorker as EngineWorker
     from nvium_core.engine.worker import Observe as Observe
     from nvium_core.engine.worker import WorkerState as WorkerState
+    from nvium_core.errors import CheckpointError as CheckpointError
     from nvium_core.errors import NviumError as NviumError
     from nvium_core.llm import LLM as LLM
     from nvium_core.llm import Completions as Completions
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from nvium_core.loading import LoadedModel as LoadedModel
     from nvium_core.loading import load_model as load_model
     from nvium_core.model.causal_lm import NviumForCausalLM as NviumForCausalLM
-    from nvium_core.model.checkpoint import CheckpointError as CheckpointError
     from nvium_core.model.config import NviumConfig as NviumConfig
     from nvium_core.options import ServerOptions as ServerOptions
 

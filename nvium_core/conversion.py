@@ -24,9 +24,9 @@ from safetensors.torch import save_file
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME
 
 from nvium_core.choices import Precision
-from nvium_core.errors import NviumError
+from nvium_core.errors import CheckpointError, NviumError
 from nvium_core.loading import check_vocabulary, gguf_file_tokenizer, load_tokenizer
-from nvium_core.model.checkpoint import Checkpoint, CheckpointError, parse_file
+from nvium_core.model.checkpoint import Checkpoint, parse_file
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.nvium import Nvium
 from nvium_core.model.source import is_gguf, read_source

@@ -7,6 +7,10 @@ class NviumError(Exception):
     """An error that the user can correct. The message says how."""
 
 
+class CheckpointError(NviumError, ValueError):
+    """A model cannot be loaded. The message names the file, field or tensor."""
+
+
 REPHRASED = {
     r"(?<=: )Value error, ": "",
     r"^Extra inputs are not permitted$": "is unknown",

@@ -10,11 +10,12 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
 from nvium_core.choices import Device, Precision, Quantization, Weights
-from nvium_core.model.checkpoint import MODEL_FOLDER, RECIPE_FILE, CheckpointError, one_line, resolve_folder
+from nvium_core.errors import CheckpointError
+from nvium_core.model.checkpoint import MODEL_FOLDER, RECIPE_FILE, one_line, resolve_folder
 from nvium_core.model.gguf import NAMED_ENDS, close_gguf, open_gguf
 from nvium_core.model.nvium import Nvium
 from nvium_core.model.source import is_gguf
-from nvium_core.model.stored import quantize_model
+from nvium_core.model.stored import quantize_model, weight_type
 from nvium_core.text.gguf_tokenizer import TokenizerError, gguf_tokenizer
 from nvium_core.text.tokenizer_trial import try_tokenizer
 
@@ -36,6 +37,15 @@ class LoadedModel:
     model: Nvium
     tokenizer: PreTrainedTokenizerFast
     folder: Path | None = None
+
+    def precision(self) -> dict[str, str | float]:
+        """Return the precision of the stored weights, of arithmetic and of the cache.
+
+        weights: the type of most numbers, such as Q4_K.
+        """
+        kind, bits = weight_type(self.model)
+        dtype = str(self.model.dtype).removeprefix("torch.")
+        return {"weights": kind, "bits_per_weight": round(bits, 2), "arithmetic": dtype, "cache": dtype}
 
 
 def load_model(

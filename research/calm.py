@@ -15,8 +15,9 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from nvium_core.errors import CheckpointError
 from nvium_core.model.causal_lm import NviumForCausalLM
-from nvium_core.model.checkpoint import CheckpointError, resolve_folder
+from nvium_core.model.checkpoint import resolve_folder
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.univium import shape_fields
 from nvium_core.training.data.windows import Batch

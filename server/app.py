@@ -182,7 +182,7 @@ def load(settings: Settings) -> Service:
         "loaded",
         model=loaded.name,
         num_parameters=loaded.model.num_parameters(),
-        dtype=str(loaded.model.dtype).removeprefix("torch."),
+        **service.precision,
         device=str(loaded.model.device),
         seconds=round(time.monotonic() - started, 3),
     )

@@ -260,7 +260,7 @@ class EngineConfig(ProcessorOptions):
     ] = None
     max_wait_steps: Annotated[int, Doc("After waiting this many Steps, a sequence is scheduled first.")] = 64
     cache_memory: Annotated[
-        str | None, Doc("KV cache size, such as 2GiB or 10% of memory [as needed, at most 25%].")
+        str | None, Doc("KV cache size, such as 2GiB or 10% of memory [as needed, at most 25% of the free memory].")
     ] = None
     cache_tokens: Annotated[int | None, Doc("KV cache size in tokens, instead of --cache-memory.")] = None
     page_size: Annotated[int | None, Doc("Tokens per cache page [16; 256 in half precision on CUDA].")] = None

@@ -20,10 +20,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from nvium_core.errors import NviumError
+from nvium_core.errors import CheckpointError
 from nvium_core.model.backbones import BACKBONES, backbone_fields
 from nvium_core.model.config import NviumConfig, check_sizes
-from nvium_core.model.stored import StoredMatrix
+from nvium_core.model.stored import StoredMatrix, check_finite
 
 logger = logging.getLogger(__name__)
 
@@ -59,10 +59,6 @@ PUBLISHED_NAMES = {
 """Tensor names in the published layout → ours. `{last}` is the index of the last exit."""
 
 
-class CheckpointError(NviumError, ValueError):
-    """A model cannot be loaded. The message names the file, field or tensor."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
     """A model read from `folder`: its configuration, and its tensors under our names. Matrices are `StoredMatrix`.
@@ -82,11 +78,7 @@ class Checkpoint:
     def numbers(self, name: str, dtype: torch.dtype) -> Tensor:
         """Return an ordinary tensor. Raise `CheckpointError` if it has NaN or infinite values."""
         tensor = self.tensors[name]
-        if not isinstance(tensor, StoredMatrix):
-            return tensor.to(dtype)
-        numbers = tensor.numbers()
-        check_finite(numbers, tensor.place)
-        return numbers.to(dtype)
+        return (tensor.checked_numbers() if isinstance(tensor, StoredMatrix) else tensor).to(dtype)
 
     def stored(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Return all tensors in a precision; the matrices stay as they are stored."""
@@ -307,11 +299,6 @@ def _stored(tensor: Tensor, name: str) -> Tensor:
         return StoredMatrix(tensor, place=name)
     check_finite(tensor, name)
     return tensor
-
-
-def check_finite(tensor: Tensor, name: str) -> None:
-    if tensor.numel() and not all(map(torch.isfinite, torch.aminmax(tensor))):
-        raise CheckpointError(f"{name} has NaN or infinite values")
 
 
 def one_line(error: BaseException) -> str:

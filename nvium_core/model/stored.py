@@ -6,15 +6,18 @@ reads them. The native kernels pack the stored form instead. So a process needs 
 Shapes: N rows, D row length, G groups, X numbers of a group, or bytes of a row.
 """
 
+from collections import Counter
 from typing import Any
 
 import gguf
+import numpy as np
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from nvium_core.choices import Quantization
+from nvium_core.errors import CheckpointError
 
 aten = torch.ops.aten
 
@@ -86,8 +89,16 @@ class StoredMatrix(Tensor):
         """Return the numbers as an ordinary tensor in `dtype`, [N, D]."""
         held = self.held()
         if held.dtype == torch.uint8:
-            held = torch.from_numpy(gguf.dequantize(held.numpy(), self.kind)).view(self.shape)
+            with np.errstate(invalid="ignore"):  # of infinite scales
+                held = torch.from_numpy(gguf.dequantize(held.numpy(), self.kind)).view(self.shape)
         return held.to(self.dtype).contiguous()
+
+    def checked_numbers(self) -> Tensor:
+        """Return the numbers. Raise `CheckpointError` if a matrix of a file has NaN or infinite values."""
+        numbers = self.numbers()
+        if self.place:
+            check_finite(numbers, self.place)
+        return numbers
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -117,15 +128,39 @@ def plain(tensor: Tensor) -> Tensor:
     return tensor.numbers() if isinstance(tensor, StoredMatrix) else tensor
 
 
+def check_finite(tensor: Tensor, name: str) -> None:
+    if tensor.numel() and not all(map(torch.isfinite, torch.aminmax(tensor))):
+        raise CheckpointError(f"{name} has NaN or infinite values")
+
+
 def materialise(model: nn.Module) -> None:
-    """Replace all stored matrices by ordinary parameters. Shared matrices stay shared."""
+    """Replace all stored matrices by ordinary parameters. Shared matrices stay shared.
+
+    Raise `CheckpointError` if a matrix of a file has NaN or infinite values.
+    """
     made = dict[int, nn.Parameter]()
     for module in model.modules():
         for name, weight in list(module.named_parameters(recurse=False)):
             if isinstance(weight, StoredMatrix):
                 if id(weight) not in made:
-                    made[id(weight)] = nn.Parameter(weight.numbers(), weight.requires_grad)
+                    made[id(weight)] = nn.Parameter(weight.checked_numbers(), weight.requires_grad)
                 module.register_parameter(name, made[id(weight)])
+
+
+def unmaterialised_bytes(model: nn.Module) -> int:
+    """Return the bytes that `materialise` will take."""
+    return sum(weight.nbytes for weight in model.parameters() if isinstance(weight, StoredMatrix))
+
+
+def weight_type(model: nn.Module) -> tuple[str, float]:
+    """Return the type in which most numbers are stored, such as Q4_K, and the mean bits of a number."""
+    counts, num_bytes = Counter[str](), 0
+    for weight in model.parameters():
+        kind = weight.kind if isinstance(weight, StoredMatrix) else FLOATS[weight.dtype]
+        block, block_bytes = GGML_QUANT_SIZES[kind]
+        counts[kind.name] += weight.numel()
+        num_bytes += weight.numel() // block * block_bytes
+    return max(counts, key=lambda name: counts[name]), 8 * num_bytes / counts.total()
 
 
 def quantized(weight_ND: Tensor, kind: GGMLQuantizationType) -> Tensor:

@@ -64,6 +64,7 @@ class Service:
         self.num_layers = loaded.model.config.num_hidden_layers
         self.vocab_size = loaded.model.config.vocab_size
         self.exit_layers = list(loaded.model.config.exit_layers or [])
+        self.precision = loaded.precision()
         self.engine = Engine(loaded.model, settings.engine)
         self.metrics = Metrics([depth / self.num_layers for depth in self.exit_layers], settings.latency_buckets)
         self.worker = EngineWorker(self.engine, observe=self.metrics.steps.observe)
@@ -110,7 +111,7 @@ class Service:
             "model_name": self.name,
             "fingerprint": self.fingerprint,
             "device": loaded.model.device.type,
-            "dtype": str(loaded.model.dtype).removeprefix("torch."),
+            "dtype": str(self.precision["arithmetic"]),
             "schedule": self.settings.schedule,
             "context": str(self.engine.context),
             "num_exits": str(len(self.exit_layers)),
@@ -263,6 +264,8 @@ class Service:
             nvium={
                 "exit_layers": self.exit_layers,
                 "num_layers": self.num_layers,
+                **self.precision,
+                "processor": self.engine.runner.processor,
                 "suggested": NEUTRAL | self.sampling_defaults,
             },
         )

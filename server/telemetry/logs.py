@@ -48,6 +48,7 @@ def configure_logs(level: str = "info") -> None:
     foreign: list[Processor] = [without_reprs, *shared]
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=foreign, processor=renderer))
     logging.basicConfig(level=max(logging.WARNING, least), handlers=[handler], force=True)
+    logging.getLogger("nvium_core").setLevel(least)
     log_warnings_and_unhandled()
 
 

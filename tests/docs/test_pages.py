@@ -1,5 +1,7 @@
 import re
 
+from nvium_core.model.gguf import KINDS
+from nvium_core.text.gguf_tokenizer import PIECES
 from server.settings import Settings
 from tests.docs import pages, real
 from tests.docs.pages import PAGES, ROOT
@@ -46,6 +48,12 @@ def test_every_variable_on_a_page_is_a_setting_and_no_page_has_open_ends():
         named = {name.lower() for name in re.findall(r"\bNVIUM_([A-Z_]+[A-Z])\b", text)}
         assert named <= Settings.model_fields.keys(), page
         assert re.findall(r"(?<!\w)@+\w+|\bTODO\b|\bTBD\b", text) == [], page
+
+
+def test_the_page_on_models_has_every_type_and_tokenizer_of_gguf_files():
+    listed = {span.text for span in pages.spans("docs/models.md")}
+    assert listed >= PIECES.keys()
+    assert set(KINDS) <= set(re.findall(r"\w+", (ROOT / "docs" / "models.md").read_text(encoding="utf-8")))
 
 
 def test_the_page_on_monitoring_has_every_metric_and_no_other(server):

@@ -7,9 +7,9 @@ from gguf import GGMLQuantizationType as Kind
 from torch import nn
 from torch.nn import functional as F
 
-from nvium_core import NviumForCausalLM
+from nvium_core import CheckpointError, NviumForCausalLM
 from nvium_core.model.nvium import Nvium
-from nvium_core.model.stored import QUANTIZED, StoredMatrix, materialise, quantize_model, quantized
+from nvium_core.model.stored import QUANTIZED, StoredMatrix, materialise, quantize_model, quantized, weight_type
 from tests.model.gguf_files import blocks, write_gguf
 from tests.model.test_backbones import random_model as random_backbone
 from tests.model.test_gguf import WIDE
@@ -78,6 +78,21 @@ def test_a_converted_model_has_ordinary_parameters(tmp_path):
     exact = model.lm_head.weight.numbers()
     assert torch.equal(model.bfloat16().lm_head.weight, exact.bfloat16())
     assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_K"])
+def test_numbers_that_are_not_finite_are_refused_while_they_are_converted(kind):
+    matrix, layer = stored(kind)[0], nn.Linear(256, 7, bias=False)
+    matrix.content[3, :8].view(torch.float16)[0] = torch.inf
+    layer.weight = nn.Parameter(StoredMatrix(matrix.content, matrix.kind, place="x.gguf: name"), requires_grad=False)
+    with pytest.raises(CheckpointError, match=r"x\.gguf: name has NaN or infinite values"):
+        materialise(layer)
+
+
+def test_the_stored_type_is_that_of_most_numbers():
+    layers = nn.Linear(256, 70, bias=False), nn.Linear(256, 10, bias=False)
+    layers[0].weight = nn.Parameter(stored("Q4_K", 70)[0], requires_grad=False)
+    assert weight_type(nn.ModuleList(layers)) == ("Q4_K", (70 * 4.5 + 10 * 32) / 80)
 
 
 @pytest.mark.parametrize(("kind", "bound"), [("q8", 0.51 / 127), ("q4", 1.01 / 8)])

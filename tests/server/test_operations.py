@@ -26,6 +26,11 @@ def test_a_strict_client_lists_and_finds_the_model(server: LiveServer) -> None:
         assert card["nvium"] == {
             "exit_layers": EXIT_LAYERS,
             "num_layers": 4,
+            "weights": "F64",
+            "bits_per_weight": 64,
+            "arithmetic": "float64",
+            "cache": "float64",
+            "processor": server.service.engine.runner.processor,
             "suggested": {"temperature": 1.0, "top_p": 1.0},
         }
         assert card["limits"]["max_n"] == 128

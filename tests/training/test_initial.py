@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from nvium_core import NviumForCausalLM
-from nvium_core.model.checkpoint import CheckpointError
+from nvium_core.errors import CheckpointError
 from nvium_core.training.data.tokenizer import save_tokenizer, train_tokenizer
 from nvium_core.training.data.tokens import prepare_documents
 from nvium_core.training.errors import TrainingError

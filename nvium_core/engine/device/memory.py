@@ -7,6 +7,7 @@ the memory that this process may use, which in a container is less than the mach
 
 import os
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -26,6 +27,11 @@ DRAW_COPIES = 8
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
+MACHINE_MEMORY = Path("/proc/meminfo")
+VERSION_2 = ("memory.max", "memory.current", "memory.stat:inactive_file", "memory.stat:active_file")
+CACHED = ("memory.stat:total_inactive_file", "memory.stat:total_active_file")
+VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", *CACHED)
+"""Limit and use of a control group's memory, and what its use has of the page cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +61,10 @@ def cache_size(config: EngineConfig, model: NviumConfig, context: int, like: tor
     bytes_each = page_bytes(model, page_size, like.dtype)
     budget = DEFAULT_CACHE_MEMORY if config.cache_memory is None else config.cache_memory
     of_seats = seat_bytes(model, config.max_sequences) if like.is_cuda else 0
-    affordable = max(0, parse_cache_memory(budget, like.device) - of_seats) // bytes_each
+    budget_bytes = parse_cache_memory(budget, like.device)
+    if config.cache_memory is None and not like.is_cuda:  # other processes may use most of the machine
+        budget_bytes = budget_bytes * free_memory()[0] // device_memory(like.device)
+    affordable = max(0, budget_bytes - of_seats) // bytes_each
     if config.cache_tokens is not None:
         num_pages = -(-config.cache_tokens // page_size)
     elif config.cache_memory is not None:
@@ -93,22 +102,57 @@ def device_memory(device: torch.device) -> int:
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    membership = MEMBERSHIP.read_text(encoding="utf-8") if MEMBERSHIP.exists() else ""
-    return min([installed, *control_group_limits(CONTROL_GROUPS, membership)])
+    return min([installed, *(limit for limit, _ in control_groups(CONTROL_GROUPS, membership()))])
 
 
-def control_group_limits(root: Path, membership: str) -> Iterator[int]:
-    """Yield the memory limits of the process's control groups, versions 1 and 2, and of their parents.
+def free_memory() -> tuple[int, str]:
+    """Return the bytes that this process may still allocate on a CPU, and whose limit this is."""
+    fields = MACHINE_MEMORY.read_text(encoding="utf-8").split() if MACHINE_MEMORY.exists() else []
+    free = int(fields[fields.index("MemAvailable:") + 1]) * 1024 if "MemAvailable:" in fields else sys.maxsize
+    groups = control_groups(CONTROL_GROUPS, membership())
+    return min([(free, "the machine's"), *((limit - used, "the container's limit") for limit, used in groups)])
+
+
+def check_memory(weights: int, cache: int) -> None:
+    """Raise `InvalidRequest` if the bytes of converted weights and of a full cache exceed the free memory."""
+    free, whose = free_memory()
+    parts = f"weights {weights / 1e9:.2f} GB, cache {cache / 1e9:.2f} GB"
+    message = (
+        f"the model needs {(weights + cache) / 1e9:.2f} GB ({parts}), {free / 1e9:.2f} GB available ({whose}); try "
+        "a smaller cache_memory, or a file with fewer bits per weight"
+    )
+    require(weights + cache <= free, "cache_memory", message)
+
+
+def membership() -> str:
+    return MEMBERSHIP.read_text(encoding="utf-8") if MEMBERSHIP.exists() else ""
+
+
+def control_groups(root: Path, membership: str) -> Iterator[tuple[int, int]]:
+    """Yield memory limit and used bytes of the process's control groups, versions 1 and 2, and of their parents.
 
     Paths in `membership` that do not exist are skipped, because in a container the groups may be mounted elsewhere.
+    Files in the page cache do not count as used.
     """
     for line in membership.splitlines():
         _, controllers, group = line.split(":", 2)
         if controllers in ("", "memory"):
-            top, name = (root / "memory", "memory.limit_in_bytes") if controllers else (root, "memory.max")
+            top, names = (root / "memory", VERSION_1) if controllers else (root, VERSION_2)
             own = Path(group.lstrip("/"))
-            files = [top / place / name for place in (own, *own.parents)]
-            yield from (int(text) for file in files if file.exists() and (text := file.read_text().strip()).isdigit())
+            for place in (own, *own.parents):
+                limit, used, *cached = (_number(top / place, name) for name in names)
+                if limit is not None:
+                    yield limit, max(0, (used or 0) - sum(each or 0 for each in cached))
+
+
+def _number(group: Path, name: str) -> int | None:
+    """Return the number in a file of a control group, or after a name in `memory.stat`. None if there is no number."""
+    file, _, row = name.partition(":")
+    if not (group / file).exists():
+        return None
+    words = (group / file).read_text(encoding="utf-8").split()
+    text = words[words.index(row) + 1] if row in words else "" if row else words[0]
+    return int(text) if text.isdigit() else None
 
 
 def page_bytes(config: NviumConfig, page_size: int, dtype: torch.dtype) -> int:

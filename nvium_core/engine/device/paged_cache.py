@@ -56,6 +56,10 @@ class PagedCache:
         self.values = untouched_zeros(shape, like)
         self.states_NSD = untouched_zeros((config.num_exits, self.num_slots, config.hidden_size), like)
 
+    @property
+    def num_bytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes + self.states_NSD.nbytes
+
     def write(self, layer: int, slot_R: Tensor, k_RGP: Tensor, v_RGP: Tensor) -> None:
         self.keys[layer, slot_R] = k_RGP
         self.values[layer, slot_R] = v_RGP

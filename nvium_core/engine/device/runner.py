@@ -10,6 +10,7 @@ import torch
 from nvium_core.engine.device import native
 from nvium_core.engine.device.graphs.backend import GraphsBackend
 from nvium_core.engine.device.layers.backend import LayersBackend
+from nvium_core.engine.device.memory import check_memory
 from nvium_core.engine.device.native.backend import NativeBackend
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.device.processor import use_threads
@@ -17,7 +18,7 @@ from nvium_core.engine.failures import DeviceLost
 from nvium_core.engine.params import EngineConfig, require
 from nvium_core.engine.schedule.step import Outcome, Step, StepResult
 from nvium_core.model.nvium import Nvium
-from nvium_core.model.stored import materialise
+from nvium_core.model.stored import materialise, unmaterialised_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -51,11 +52,14 @@ def best_backend(model: Nvium, cache: PagedCache, config: EngineConfig) -> Backe
             model,
             cache,
             max_sequences=config.max_sequences,
+            context=config.context,
             is_deterministic=config.deterministic,
             instructions=config.instructions,
         )
     message = "requires a CPU, a C++ compiler and a model that the C++ kernels support"
     require(not config.deterministic, "deterministic", message)
+    if model.device.type == "cpu":
+        check_memory(unmaterialised_bytes(model), cache.num_bytes)
     materialise(model)  # PyTorch's layers read every weight in every pass
     return GraphsBackend(model, cache) if model.device.type == "cuda" else LayersBackend(model, cache)
 

@@ -12,9 +12,11 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from nvium_core import Engine, EngineConfig, InvalidRequest
+from nvium_core.engine.device import memory
 from nvium_core.engine.device.memory import (
-    control_group_limits,
+    control_groups,
     device_memory,
+    free_memory,
     page_bytes,
     parse_cache_memory,
     seat_bytes,
@@ -22,7 +24,12 @@ from nvium_core.engine.device.memory import (
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.device.sampling import draw
 from nvium_core.engine.params import Draw
+from nvium_core.model.nvium import Nvium
+from nvium_core.model.stored import StoredMatrix
 from tests.engine.device.columns import columns
+from tests.model.gguf_files import write_gguf
+from tests.model.test_backbones import random_model as random_backbone
+from tests.model.test_gguf import WIDE
 from tests.random_models import random_model
 
 CPU = torch.device("cpu")
@@ -77,24 +84,60 @@ def limit(file: Path, text: str) -> None:
 
 
 def test_a_containers_limit_is_read_where_its_groups_are_mounted(tmp_path):
-    assert list(control_group_limits(tmp_path, "0::/\n")) == []
+    assert list(control_groups(tmp_path, "0::/\n")) == []
     limit(tmp_path / "memory.max", "4096")
-    assert list(control_group_limits(tmp_path, "0::/docker/0123abcd\n")) == [4096]
+    assert list(control_groups(tmp_path, "0::/docker/0123abcd\n")) == [(4096, 0)]
 
 
 def test_limits_of_enclosing_groups_count(tmp_path):
     limit(tmp_path / "outer" / "memory.max", "8192")
     limit(tmp_path / "outer" / "inner" / "memory.max", "max")
     limit(tmp_path / "elsewhere" / "memory.max", "1")
-    assert list(control_group_limits(tmp_path, "0::/outer/inner\n")) == [8192]
+    assert list(control_groups(tmp_path, "0::/outer/inner\n")) == [(8192, 0)]
 
 
 def test_limits_of_version_1_are_those_of_the_memory_controller(tmp_path):
     limit(tmp_path / "memory" / "group" / "memory.limit_in_bytes", "2048")
     limit(tmp_path / "memory" / "memory.limit_in_bytes", str(2**63 - 4096))
+    limit(tmp_path / "memory" / "group" / "memory.usage_in_bytes", "1000")
+    limit(tmp_path / "memory" / "group" / "memory.stat", "cache 300\ntotal_inactive_file 200\ntotal_active_file 100")
     limit(tmp_path / "cpu" / "memory.limit_in_bytes", "1")
     membership = "9:name=systemd:/group\n4:memory:/group\n1:cpu:/group\n"
-    assert list(control_group_limits(tmp_path, membership)) == [2048, 2**63 - 4096]
+    assert list(control_groups(tmp_path, membership)) == [(2048, 700), (2**63 - 4096, 0)]
+
+
+def in_container(monkeypatch: pytest.MonkeyPatch, folder: Path, most: int, used: int, cached: int) -> None:
+    for name, text in {"max": most, "current": used, "stat": f"anon 1\nactive_file 0\ninactive_file {cached}"}.items():
+        limit(folder / f"memory.{name}", str(text))
+    monkeypatch.setattr(memory, "CONTROL_GROUPS", folder)
+    monkeypatch.setattr(memory, "membership", lambda: "0::/\n")
+
+
+def test_files_in_the_page_cache_leave_memory_free(tmp_path, monkeypatch):
+    in_container(monkeypatch, tmp_path, 2**20, 300_000, 200_000)
+    assert free_memory() == (2**20 - 100_000, "the container's limit")
+    monkeypatch.setattr(memory, "CONTROL_GROUPS", tmp_path / "none")
+    free, whose = free_memory()
+    assert 2**20 < free < device_memory(CPU) and whose == "the machine's"
+
+
+@pytest.mark.parametrize("act", ["silu", "gelu"])
+def test_a_model_larger_than_the_free_memory_is_refused_before_it_is_packed(act, tmp_path, monkeypatch):
+    """The model with gelu runs through PyTorch's layers, which need its weights in float32."""
+    model = random_backbone("llama", WIDE | {"hidden_act": act, "intermediate_size": 4096})
+    file = write_gguf(tmp_path / "model.gguf", model, "Q8_0")
+    made = Nvium.from_pretrained(file, dtype=torch.float32, is_stored=True)
+    made.config.hidden_act = act
+    in_container(monkeypatch, tmp_path, 2_000_000, 0, 0)
+    with pytest.raises(InvalidRequest, match=r"model needs \d.*, 0.00 GB available \(the container's limit\); try"):
+        Engine(made, EngineConfig(cache_tokens=64))
+    assert any(isinstance(weight, StoredMatrix) for weight in made.parameters())
+
+
+def test_the_default_cache_is_a_quarter_of_the_free_memory(tmp_path, monkeypatch):
+    model = random_model([1, 2])
+    in_container(monkeypatch, tmp_path, 2_000_000, 1_500_000, 100_000)
+    assert Engine(model, EngineConfig(max_sequences=4096)).cache_size.num_bytes <= 600_000 / 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

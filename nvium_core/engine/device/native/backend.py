@@ -14,11 +14,12 @@ from typing import Any
 import torch
 
 from nvium_core.choices import Instructions
+from nvium_core.engine.device.memory import check_memory
 from nvium_core.engine.device.native.instructions import instructions as resolved
 from nvium_core.engine.device.native.library import COUNT, POINTER, PRECISIONS, REAL, fields, native_library
 from nvium_core.engine.device.native.packing import Packer
 from nvium_core.engine.device.native.seats import MAX_EMISSIONS, Seats
-from nvium_core.engine.device.native.weights import address, pack_weights
+from nvium_core.engine.device.native.weights import address, pack_weights, packed_bytes
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.events import Score, StepReport
 from nvium_core.engine.params import EngineConfig
@@ -79,6 +80,7 @@ class NativeBackend:
         cache: PagedCache,
         *,
         max_sequences: int,
+        context: int | None = None,
         is_deterministic: bool = False,
         instructions: Instructions = "auto",
     ) -> None:
@@ -92,11 +94,14 @@ class NativeBackend:
         self._num_exits, self._vocab_size = model.config.num_exits, model.config.vocab_size
         self._run_native = getattr(library, f"run_{PRECISIONS[dtype]}")
         packer = Packer(library, self.num_threads)
+        packer.total_bytes = packed_bytes(model, packer)
+        check_memory(packer.total_bytes, cache.num_bytes)
         self._weights = pack_weights(model, packer)
         is_tied = model.model.embed_tokens.weight is model.lm_head.weight
         self._embedding_kind, self._embedding = packer.embedding(model.model.embed_tokens.weight, is_packed=is_tied)
-        self._model = self._native_model(model, cache)
-        self._seats = Seats(max_sequences, model.config.max_position_embeddings)
+        context = context or model.config.max_position_embeddings
+        self._model = self._native_model(model, cache, context)
+        self._seats = Seats(max_sequences, context)
         self._runs = bytearray(RUN.size * max_sequences)
         self._filled = array("q", bytes(8 * self._num_exits * max_sequences))
         self._emissions = bytearray(EMISSION.size * MAX_EMISSIONS * max_sequences)
@@ -204,10 +209,10 @@ class NativeBackend:
             for row in range(self._call.num_scored)
         ]
 
-    def _native_model(self, model: Nvium, cache: PagedCache) -> NativeModel:
+    def _native_model(self, model: Nvium, cache: PagedCache, context: int) -> NativeModel:
         config, (layers, exits) = model.config, self._weights
         precise = torch.promote_types(model.dtype, torch.float32)
-        cos_TP, sin_TP = model.model.rotary_emb(torch.arange(config.max_position_embeddings), precise)
+        cos_TP, sin_TP = model.model.rotary_emb(torch.arange(context), precise)
         self._tensors = {
             "keys": cache.keys,
             "values": cache.values,

@@ -6,7 +6,9 @@ Shapes: N rows, D their length.
 """
 
 import ctypes
+import logging
 import mmap
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from pathlib import Path
@@ -18,8 +20,10 @@ from torch import Tensor
 
 from nvium_core.engine.device.arena import Arena
 from nvium_core.engine.device.native.library import COUNT, POINTER, fields
-from nvium_core.model.checkpoint import CheckpointError
+from nvium_core.errors import CheckpointError
 from nvium_core.model.stored import FLOATS, StoredMatrix, plain
+
+logger = logging.getLogger(__name__)
 
 FLOAT64, FLOAT32, BFLOAT16 = 0, 1, 2
 FLOAT_FORMATS = {torch.float64: FLOAT64, torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
@@ -33,6 +37,8 @@ FORMATS = {
     **dict.fromkeys((Kind.Q5_K, Kind.Q5_1, Kind.Q2_K), 8),
 }
 """Type of a stored matrix → its packed `Format` of matrix.h, if sums are in float32. All are exact."""
+
+REPORT_SECONDS = 5
 
 ROWS_AT_ONCE = 1024
 """Rows that are packed together: whole panels of every build."""
@@ -62,6 +68,8 @@ class Packer:
         self._num_threads = num_threads
         self._arena = Arena()
         self._files = mapped_files()
+        self.total_bytes, self._num_bytes = 0, 0
+        self._reported = time.monotonic()
 
     def pack(self, weight_ND: Tensor) -> Packed:
         """Pack a matrix. Raise `CheckpointError` if a matrix of a file has NaN or infinite values."""
@@ -72,7 +80,15 @@ class Packer:
             return cast(int, self._library.pack(ctypes.byref(rows), form, self._num_threads, packed.data_ptr()))
 
         self._each_part(weight_ND, form, pack)
+        self._report(packed.nbytes)
         return Packed(form, packed)
+
+    def _report(self, num_bytes: int) -> None:
+        """Log the progress towards `total_bytes`."""
+        self._num_bytes += num_bytes
+        if time.monotonic() > self._reported + REPORT_SECONDS:
+            self._reported = time.monotonic()
+            logger.info("packed %.2f of %.2f GB of weights", self._num_bytes / 1e9, self.total_bytes / 1e9)
 
     def embedding(self, weight_ND: Tensor, *, is_packed: bool) -> tuple[int, Tensor]:
         """Return an embedding's type, and its rows as stored. Its numbers are checked, unless it is packed too."""

@@ -5,7 +5,7 @@ import torch
 
 from nvium_core import NviumForCausalLM
 from nvium_core.engine.device import native
-from nvium_core.engine.device.native import weights
+from nvium_core.engine.device.native import packing, weights
 from nvium_core.engine.device.native.packing import BFLOAT16, FLOAT32, FLOAT64, NOTHING, Packed, Packer, packed_format
 from tests.random_models import random_model
 from tests.rounded import round_to
@@ -66,6 +66,20 @@ def test_quantized_matrices_stay_quantized():
     round_to(model, "Q4_0")
     layers, _ = weights.pack_weights(model, packer())
     assert [weight.kind for weight in layers.weights if isinstance(weight, Packed)] == [4] * 7
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_the_bytes_of_the_packed_weights_are_known_before_packing(is_tied, monkeypatch, caplog):
+    model = random_model([1, 2], dtype=torch.float32, width=64, tie_word_embeddings=is_tied)
+    round_to(model, "Q4_0")
+    monkeypatch.setattr(packing, "REPORT_SECONDS", -1)
+    packer_of_all = packer()
+    packer_of_all.total_bytes = weights.packed_bytes(model, packer_of_all)
+    with caplog.at_level("INFO"):
+        pointers = weights.pack_weights(model, packer_of_all)
+    made = {id(part.data): part.data for each in pointers for part in each.weights if isinstance(part, Packed)}
+    assert sum(data.nbytes for data in made.values() if data is not None) == packer_of_all.total_bytes > 0
+    assert "packed 0.00 of 0.00 GB of weights" in caplog.text
 
 
 def test_an_adapter_that_adds_zero_is_skipped():
