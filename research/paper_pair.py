@@ -75,7 +75,7 @@ class Plan:
 
     def options(self, name: str, recipe: Recipe) -> RunOptions:
         """A GPU takes a step in one pass."""
-        rows = max(RunOptions.rows_per_pass, recipe.tokens_per_step) if self.device == "cuda" else 2**14
+        rows = max(RunOptions.rows_per_pass, recipe.tokens_per_step if self.device == "cuda" else 0)
         folder = self.folder / name
         folder.mkdir(parents=True, exist_ok=True)
         return RunOptions(data=self.data, folder=folder, device=self.device, compile=self.compile, rows_per_pass=rows)

@@ -75,7 +75,6 @@ def pass_rows(recipe: Recipe, options: RunOptions) -> int:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Return the peak memory of the GPU, or of this process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -135,7 +134,6 @@ def table(estimate: Estimate) -> Table:
 
 
 def quantity(number: float) -> str:
-    """Format a number with three significant digits and an SI prefix."""
     power = 0
     while number >= 999.5 and power < len(PREFIXES) - 1:
         number, power = number / 1000, power + 1

@@ -78,7 +78,7 @@ class Run:
         self.save()
 
     def begin(self) -> None:
-        """Do what precedes the first step."""
+        """Prepare the first step."""
 
     def evaluation(self) -> Report:
         """Return what an evaluation adds to the report of a step."""
@@ -173,7 +173,6 @@ class Run:
         self.step += 1
 
     def save(self) -> None:
-        """Write a checkpoint."""
         state = gather(self.checkpointed, self.optimizers)
         if self.processes.is_first:
             own = {"recipe": self.description(), "step": self.step, "beta": self.beta.state()}

@@ -79,7 +79,6 @@ class Muon(Optimizer):
 
 
 def by_shape(matrices: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Group matrices by shape. Omit matrices without a gradient."""
     groups: dict[torch.Size, list[Tensor]] = {}
     for matrix in matrices:
         if matrix.grad is not None:

@@ -54,7 +54,6 @@ class RunLog:
 
 
 def lines_up_to(log: Path, step: int) -> list[str]:
-    """Return the log's complete lines for steps up to `step`."""
     if not log.exists():
         return []
     lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -104,7 +103,6 @@ def follow(run: Followed, console: Console, any_process: Callable[[bool], bool] 
 
 
 def note(line: str) -> None:
-    """Print a line about a phase to standard error."""
     Console(stderr=True).print(line, highlight=False, markup=False, soft_wrap=True)
 
 

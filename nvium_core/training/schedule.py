@@ -36,7 +36,6 @@ class LearningRate:
         return self.final_ratio + (1 - self.final_ratio) * self._decay_at(progress)
 
     def _decay_at(self, progress: float) -> float:
-        """Return a factor that falls from 1 to 0 after the warm-up."""
         if self.kind == "cosine":
             return half_cosine((progress - self.warmup) / (1 - self.warmup))
         left = min(1.0, (1 - progress) / self.decay)
@@ -44,7 +43,6 @@ class LearningRate:
 
 
 def half_cosine(progress: float) -> float:
-    """Return half a cosine wave, which falls from 1 at `progress` 0 to 0 at `progress` 1."""
     return 0.5 * (1 + math.cos(math.pi * progress))
 
 

@@ -3,10 +3,34 @@ import io
 import pytest
 from rich.console import Console
 
-from nvium_core.training.reports import describe, progress_bar
+from nvium_core.training import reports
+from nvium_core.training.reports import describe, follow, progress_bar
 
 REPORT = {"mix_loss": 3.1234, "tokens_per_second": 12_345, "mean_depth": 0.684, "beta": 0.0234}
 REPORT |= {"exit_probs": [0.0512, 0.2, 0.3488, 0.4]}
+
+
+class Counted:
+    """A run of three steps."""
+
+    step, num_steps = 0, 3
+
+    def steps(self):
+        while self.step < self.num_steps:
+            self.step += 1
+            yield REPORT
+
+    def save(self):
+        raise AssertionError("it was not interrupted")
+
+
+def test_without_a_terminal_lines_have_the_time_left(monkeypatch):
+    monkeypatch.setattr(reports, "LINE_SECONDS", 0)
+    console = Console(file=io.StringIO(), width=40)
+    follow(Counted(), console)
+    lines = console.file.getvalue().splitlines()
+    assert [line[:8] for line in lines] == ["step 1/3", "step 2/3", "step 3/3"]
+    assert lines[1].endswith("40% · 0:00:01 left") and not lines[2].endswith("left")
 
 
 def shown(width: int, description: str) -> list[str]:

@@ -39,6 +39,14 @@ def test_a_run_learns_and_leaves_a_model_that_loads(tmp_path):
     assert model.dtype == torch.bfloat16 and model.config.vocab_size == len(tokenizer)
 
 
+def test_a_run_says_that_it_tokenizes_and_tokenizes_as_much_as_it_reads(tmp_path, capsys):
+    few, all_ = (start(small_recipe(f"total_tokens={total}"), options(tmp_path / total)) for total in ("1024", "1e6"))
+    assert len(few.stream.tokens) == 1025 < len(all_.stream.tokens)
+    assert (few.stream.tokens == all_.stream.tokens[:1025]).all()
+    printed = capsys.readouterr().err
+    assert "training a tokenizer of 280 tokens" in printed and "corpus.txt, up to 1,025 tokens" in printed
+
+
 @pytest.mark.parametrize("interrupted_after", [1, 4, 6, 9, 11])
 def test_an_interrupted_run_ends_with_exactly_the_weights_of_an_uninterrupted_one(
     interrupted_after, uninterrupted, tmp_path

@@ -33,7 +33,6 @@ class Example:
         return len(self.tokens)
 
     def cut(self, length: int) -> "Example":
-        """Keep the first `length` tokens."""
         return Example(self.tokens[:length], self.is_answer[:length])
 
 

@@ -44,7 +44,6 @@ def check_kind(recipe: Recipe, data: Path) -> None:
 
 
 def validation_text(recipe: Recipe, data: Path, tokenizer: PreTrainedTokenizerBase) -> Windows:
-    """Return windows of the first `validation_tokens` tokens of a held-out text."""
     check_kind(recipe, data)
     if recipe.text == "conversations":
         return validation_conversations(recipe, data, tokenizer)

@@ -57,7 +57,6 @@ def token_files(folder: Path) -> tuple[Path, Path]:
 
 
 def validation_documents(recipe: Recipe, data: Path, tokenizer: PreTrainedTokenizerBase) -> PackedStream:
-    """Return the first `validation_tokens` tokens of a held-out text."""
     parts = encoded(documents_of(data), tokenizer, recipe.validation_tokens)
     return PackedStream(np.concatenate(list(parts)), tokenizer.eos_token_id)
 
@@ -130,7 +129,6 @@ def first_documents(documents: Iterable[str], max_characters: int) -> Iterator[s
 
 
 def check_length(num_tokens: int, context: int, data: Path) -> None:
-    """Raise `DataError` if a text is too short for one window."""
     if num_tokens <= context:
         raise DataError(f"{data}: {num_tokens} tokens of text are too few for a context of {context} tokens")
 

@@ -77,14 +77,12 @@ class RetrofitRun(Run):
         self.saved = time.monotonic()
 
     def begin(self) -> None:
-        """Fit the exits by least squares, and write them."""
         if not self.step:
             self.fit()
             self.save()
 
     @torch.no_grad()
     def fit(self) -> None:
-        """Initialise every early exit's adapter by least squares."""
         num_windows = self.stream.num_windows(self.context)
         num_read = min(MAX_FIT_TOKENS // self.context, max(1, round(FIT_SHARE * num_windows)))
         fits = [LeastSquares(self.model.model.config.hidden_size) for _ in self.model.early]
@@ -101,7 +99,6 @@ class RetrofitRun(Run):
         return time.monotonic() - self.saved > SAVE_SECONDS
 
     def save(self) -> None:
-        """Write a checkpoint and the current exits."""
         super().save()
         self.write()
         self.saved = time.monotonic()

@@ -35,7 +35,6 @@ def read_text(path: Path, tokenizer: PreTrainedTokenizerFast, context: int, max_
 
 
 def conversations(path: Path, tokenizer: PreTrainedTokenizerFast, context: int) -> list[Example]:
-    """Truncate conversations to a window. Drop conversations without an answer in the window."""
     examples = [example(line, tokenizer).cut(context + 1) for line in read_conversations(path).values()]
     return [each for each in examples if each.is_answer[1:].any()]
 
