@@ -19,7 +19,6 @@ from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Completion
 from nvium_core.engine.params import SamplingParams
 from nvium_core.evaluation.predictions import EvaluationError
-from nvium_core.evaluation.report import table
 from nvium_core.evaluation.suite import description, write_json
 from nvium_core.loading import LoadedModel, load_model
 from nvium_core.model import mixture
@@ -28,6 +27,7 @@ from nvium_core.training.chat.chat_data import chat_examples
 from nvium_core.training.chat.examples import Example
 from nvium_core.training.data.windows import packed_batch
 from nvium_core.training.objective.loss import token_losses
+from research.markdown import table
 
 
 @dataclass(frozen=True, kw_only=True)

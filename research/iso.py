@@ -19,7 +19,6 @@ from nvium_core.engine.device.processor import use_processor
 from nvium_core.engine.params import SamplingParams
 from nvium_core.evaluation.paired import Interval, Sample, interval, with_interval
 from nvium_core.evaluation.predictions import EvaluationError
-from nvium_core.evaluation.report import Row, table
 from nvium_core.evaluation.suite import write_json
 from nvium_core.model.flops import flops_per_token
 from nvium_core.model.nvium import Nvium
@@ -28,6 +27,7 @@ from nvium_core.training.recipes.catalogue import recipe_named
 from nvium_core.training.recipes.recipe import RecipeError
 from nvium_core.training.run_folder import tokens_read
 from research import paper
+from research.markdown import Row, table
 from research.speed import (
     MAX_NEW_TOKENS,
     MILLISECONDS,

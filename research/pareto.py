@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from nvium_core.bench.harness import Figures, shown
 from nvium_core.evaluation.paired import with_interval
 from nvium_core.evaluation.predictions import EvaluationError
-from nvium_core.evaluation.report import Row, table
+from research.markdown import Row, table
 from research.paper import PARETO, SCALES, Point
 from research.plots import label
 

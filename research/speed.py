@@ -29,11 +29,11 @@ from nvium_core.choices import Schedule
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import EngineConfig, SamplingParams
 from nvium_core.evaluation.paired import Interval, interval, with_interval
-from nvium_core.evaluation.report import table
 from nvium_core.evaluation.suite import check_dense, write_json
 from nvium_core.loading import LoadedModel, load_model
 from nvium_core.model.nvium import Nvium
 from nvium_core.training.data.corpus import documents_of
+from research.markdown import table
 from research.measuring import checked
 
 OURS, FULL_DEPTH, DENSE = "early exits", "full depth", "dense"

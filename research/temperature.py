@@ -20,10 +20,10 @@ from nvium_core.choices import Sampling
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import EngineConfig, SamplingParams
 from nvium_core.evaluation.predictions import EvaluationError, document_tokens
-from nvium_core.evaluation.report import table
 from nvium_core.evaluation.suite import description, write_json
 from nvium_core.loading import LoadedModel, load_model
 from nvium_core.training.data.corpus import read_documents
+from research.markdown import table
 from research.text_quality import Quality, Text, exit_frequencies, judge, quality
 
 TEMPERATURES = (0.5, 0.7, 1.0)

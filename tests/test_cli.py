@@ -52,8 +52,12 @@ def test_a_port_in_use_is_one_line_and_exit_code_2(nvium, model_folder):
 def test_a_model_is_evaluated_to_a_table_and_a_file(nvium, model_folder, tmp_path):
     text, figures = tmp_path / "text.txt", tmp_path / "figures.json"
     text.write_text("One fox.\n<|endoftext|>\nTwo foxes.\n", encoding="utf-8")
-    assert "bits per character" in nvium("evaluate", model_folder, "--data", text, "--json", figures).out
+    shown = nvium("evaluate", model_folder, "--data", text, "--json", figures).out
     written = json.loads(figures.read_text())
+    assert shown.startswith(f"{written['model']}: perplexity {written['perplexity']:.4g}; mean depth")
+    assert "bits per character" in " ".join(shown.split())
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "…" not in shown
     assert written["num_characters"] == len("One fox.") + len("Two foxes.")
     assert (written["text"]["file"], written["text"]["num_documents"]) == ("text.txt", 2)
     assert sum(written["exit_shares"]) == pytest.approx(1)

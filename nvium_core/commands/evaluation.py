@@ -23,12 +23,11 @@ def evaluate(
 ) -> None:
     """Measure perplexity (of π_mix, each exit and an oracle router), routing, calibration and FLOPs."""
     from rich.console import Console
-    from rich.markdown import Markdown
 
     from nvium_core import load_model
     from nvium_core.engine.device.processor import use_processor
     from nvium_core.evaluation import suite
-    from nvium_core.evaluation.report import markdown
+    from nvium_core.evaluation.report import report
     from nvium_core.training.data.corpus import documents_of
 
     suite.check_place(json_file)
@@ -46,6 +45,6 @@ def evaluate(
         twin=load_model(twin, device, dtype) if twin else None,
     )
     figures["text"]["file"] = data.name
-    Console().print(Markdown(markdown(figures)))
+    Console().print(report(figures))
     if json_file:
         suite.write_json(figures, json_file)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import torch
+from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -91,7 +92,9 @@ def text_windows(
     tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], context: int, progress: str | None = None
 ) -> Iterator[Window]:
     """Yield windows in which every token of every document is a target once. `progress`: label of the progress bar."""
-    for number, document in enumerate(track(documents, progress or "", disable=progress is None)):
+    for number, document in enumerate(
+        track(documents, progress or "", disable=progress is None, console=Console(stderr=True))
+    ):
         token_ids = document_tokens(tokenizer, document)
         for start, first_target, stop in windows(len(token_ids), context):
             yield Window(number, token_ids[start:stop], first_target - start)

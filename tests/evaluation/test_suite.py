@@ -1,10 +1,13 @@
+from io import StringIO
+
 import pytest
+from rich.console import Console
 
 from nvium_core import LoadedModel
 from nvium_core.bench.harness import Figures
 from nvium_core.evaluation import suite
 from nvium_core.evaluation.predictions import EvaluationError
-from nvium_core.evaluation.report import markdown
+from nvium_core.evaluation.report import report
 from nvium_core.loading import load_model, quantize_as
 from nvium_core.training.recipes.catalogue import recipe_named
 from nvium_core.training.run_folder import write_model, write_recipe
@@ -12,6 +15,12 @@ from tests.byte_model import load_byte_model
 from tests.random_models import random_model
 
 DOCUMENTS = ["A fox met two hens.", "The hens went home. " * 6, "Nobody saw them again. " * 6]
+
+
+def shown(figures: Figures) -> str:
+    console = Console(width=80, record=True, file=StringIO())
+    console.print(report(figures))
+    return console.export_text()
 
 
 @pytest.fixture(scope="module")
@@ -32,14 +41,13 @@ def test_derived_figures_follow_from_the_measured_ones(figures):
     assert figures["flops"]["spoken"]["layers"] == figures["flops"]["all_exits"]["layers"]
 
 
-def test_every_part_has_its_section(figures):
-    text = markdown(figures)
-    sections = [line.removeprefix("## ").split(",")[0] for line in text.splitlines() if line.startswith("## ")]
-    assert sections == ["Quality", "By position", "Routing", "MFLOPs per token"]
-    assert "| dense twin, dense |" in text
-    assert "For equal training FLOPs" in text
-    assert "below the dense twin's (95% interval, resampling 2 works)" in text
-    assert f"Its dense twin dense: {figures['twin']['num_parameters']:,} parameters, 4 layers of width" in text
+def test_the_first_line_has_the_main_figures_and_the_table_fits_a_narrow_screen(figures):
+    first, *rest = shown(figures).splitlines()
+    assert first.startswith(f"{figures['model']}: perplexity {figures['perplexity']:.4g}, ")
+    assert first.endswith(f"mean depth {figures['mean_depth']:.3f}")
+    assert any(line.split()[:3] == ["dense", "twin,", "dense"] for line in rest)
+    assert "of 2 works, which" in " ".join(rest)
+    assert max(map(len, rest)) <= 80
 
 
 def test_the_cost_of_quantization_is_reported(loaded):
@@ -52,7 +60,7 @@ def test_the_cost_of_quantization_is_reported(loaded):
     assert found["price_percent"] == pytest.approx(100 * (figures["perplexity"] / exact - 1))
     low, high = found["price_interval_percent"]
     assert low <= found["price_percent"] <= high
-    assert f"above that of the unquantized weights, {exact:.4f}" in markdown(figures)
+    assert f"above that of the unquantized weights, {exact:.4f}" in " ".join(shown(figures).split())
 
 
 def test_a_twin_that_cannot_be_compared_and_too_few_works_are_rejected(loaded):
