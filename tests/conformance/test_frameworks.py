@@ -12,7 +12,7 @@ MAX_TOKENS = 12
 pytestmark = pytest.mark.conformance
 
 NOT_FOUND = ["OpenAIModelNotFoundError", 404, "model_not_found"]
-REFUSED = ["OpenAIInvalidRequestError", 400, None, "temperature"]
+REFUSED = ["OpenAIInvalidRequestError", 400, "out_of_range", "temperature"]
 
 
 @pytest.mark.parametrize(
