@@ -1,5 +1,6 @@
 """Loads a model and its tokenizer from a folder, Hub name or GGUF file."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -166,11 +167,15 @@ def load_tokenizer(folder: Path, model: Nvium) -> PreTrainedTokenizerFast:
 
 def try_tokenizers(folder: Path) -> None:
     """Try a folder's tokenizers in another process. Raise `CheckpointError` for one that fails."""
-    others = [path.read_text("utf-8", "replace") for name in TOKEN_FILES if (path := folder / name).is_file()]
-    for path in {*folder.glob("tokenizer*.json")} - {folder / name for name in TOKEN_FILES}:
+    tokenizers = {path.name for path in folder.glob("tokenizer*.json")} - {*TOKEN_FILES}
+    texts = list[str]()
+    for path in (path for name in (*TOKEN_FILES, *tokenizers) if (path := folder / name).is_file()):
         try:
-            try_tokenizer(path.read_text("utf-8"), others)
-        except (OSError, ValueError) as error:
+            if path.name in tokenizers:
+                try_tokenizer(path.read_text("utf-8"), texts)
+            else:
+                texts.append(json.dumps(json.loads(path.read_text("utf-8")), ensure_ascii=False))
+        except (OSError, ValueError, RecursionError) as error:
             raise CheckpointError(f"{path}: {one_line(error)}") from error
 
 

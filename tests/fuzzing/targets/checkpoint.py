@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save
 
 from nvium_core import CheckpointError, NviumForCausalLM
+from nvium_core.model.nvium import Nvium
 from nvium_core.training.checkpoint import PARTS, STATE, read_state
 from nvium_core.training.errors import TrainingError
 from tests.random_models import random_model
@@ -66,6 +67,7 @@ def target() -> Callable[[bytes], None]:
             (folder / file).write_bytes(intact)
         (folder / name).write_bytes(content)
         try:
+            Nvium.from_pretrained(folder, is_stored=True)
             NviumForCausalLM.from_pretrained(folder)
         except CheckpointError as error:
             if str(folder) not in str(error):

@@ -11,6 +11,7 @@ import torch
 
 from nvium_core import CheckpointError, NviumForCausalLM
 from nvium_core.loading import gguf_file_tokenizer
+from nvium_core.model.nvium import Nvium
 from tests.byte_model import byte_symbols
 from tests.fuzzing.targets.checkpoint import SHARED_MEMORY
 from tests.model.gguf_files import close, write_gguf
@@ -54,6 +55,7 @@ def target() -> Callable[[bytes], None]:
     def check(data: bytes) -> None:
         path.write_bytes(data)
         with suppress(CheckpointError):
+            Nvium.from_pretrained(path, dtype=torch.float32, is_stored=True)
             NviumForCausalLM.from_pretrained(path, dtype=torch.float32)
         try:
             tokenizer = gguf_file_tokenizer(path)
