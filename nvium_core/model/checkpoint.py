@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from nvium_core.errors import CheckpointError
-from nvium_core.model.backbones import BACKBONES, backbone_fields
+from nvium_core.model.backbones import FAMILIES, backbone_fields
 from nvium_core.model.config import NviumConfig, check_sizes
 from nvium_core.model.stored import StoredMatrix, check_finite
 
@@ -199,9 +199,9 @@ def _nvium_fields(folder: Path, fields: dict[str, Any]) -> dict[str, Any]:
         return fields
     if "NviumModel" in (fields.get("architectures") or []):
         return fields | _published_fields(folder / PUBLISHED_EXTRAS, fields.get("num_hidden_layers"))
-    if model_type in BACKBONES:
+    if model_type in FAMILIES:
         return backbone_fields(model_type, fields)
-    known = ", ".join(["nvium", *BACKBONES])
+    known = ", ".join(["nvium", *FAMILIES])
     raise CheckpointError(f"{folder / 'config.json'}: model_type {model_type!r} is not supported; supported: {known}")
 
 

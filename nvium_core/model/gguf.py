@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from nvium_core.errors import CheckpointError
+from nvium_core.model.backbones import FAMILIES, within_window
 from nvium_core.model.checkpoint import Checkpoint, damaged
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.gguf_header import FileTensor, Header, read_header
@@ -21,18 +22,7 @@ from nvium_core.model.stored import FLOATS, StoredMatrix, check_finite
 
 logger = logging.getLogger(__name__)
 
-ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "qwen2": {"qkv_bias": True},
-    "qwen3": {"qk_norm": True},
-    "smollm3": {},
-}
-"""`general.architecture` → configuration fields of the parts that a Llama does not have."""
-
-INTERLEAVED = ("llama", "smollm3")
-"""Architectures that store the two query or key rows of a rotary pair side by side. Ours are half a head apart."""
-
-NO_ROPE_INTERVAL = 4  # every fourth layer of SmolLM3 has no rotary embedding; the files do not store this
+ARCHITECTURES = {name: family for name, family in FAMILIES.items() if family.gguf_rows}
 
 SHAPE = {
     "vocab_size": "vocab_size",
@@ -239,8 +229,7 @@ def read_config(file: GGUFFile) -> NviumConfig:
     """Read the configuration. Raise `CheckpointError` for unsupported features."""
     file.check_fields()
     try:
-        fields = _fields(file)
-        return NviumConfig(rope_parameters=_rope(file, fields), **fields)
+        return NviumConfig(**_fields(file))
     except CheckpointError:
         raise
     except Exception as error:  # invalid values raise various exceptions
@@ -257,18 +246,17 @@ def _fields(file: GGUFFile) -> dict[str, Any]:
         if not isinstance(count := fields[name], int) or count < 1:
             field = f"{file.architecture}.{SHAPE[name]}"
             raise CheckpointError(f"{file.path}: {field} must be a positive integer, got {count!r}")
-    fields |= _special_tokens(file) | ARCHITECTURES[file.architecture]
+    family = ARCHITECTURES[file.architecture]
+    fields |= _special_tokens(file) | family.fields
     if "blk.0.attn_output.bias" in file.tensors:
         fields["attention_bias"] = True
     else:
         fields["qkv_bias"] = "blk.0.attn_q.bias" in file.tensors
-    if file.architecture == "smollm3":
-        fields["no_rope_layers"] = list(range(NO_ROPE_INTERVAL - 1, fields["num_hidden_layers"], NO_ROPE_INTERVAL))
+    if interval := family.no_rope_interval:
+        fields["no_rope_layers"] = list(range(interval - 1, fields["num_hidden_layers"], interval))
     fields |= {"tie_word_embeddings": "output.weight" not in file.tensors, "adapter_hidden_size": 0}
-    window = file.shape("attention.sliding_window")
-    if window:  # sliding attention equals full attention if the context is not longer than the window
-        fields["max_position_embeddings"] = min(window, fields["max_position_embeddings"])
-    return fields
+    fields["rope_parameters"] = _rope(file, fields)
+    return fields | within_window(fields, file.shape("attention.sliding_window"))
 
 
 def _special_tokens(file: GGUFFile) -> dict[str, Any]:
@@ -328,7 +316,7 @@ def rows_in_our_order(file: GGUFFile, name: str, num_rows: int) -> Tensor | None
     None if the orders are equal.
     """
     known = NAME.fullmatch(name)
-    if not known or known["part"] not in ("attn_q", "attn_k") or file.architecture not in INTERLEAVED:
+    if not known or known["part"] not in ("attn_q", "attn_k") or ARCHITECTURES[file.architecture].gguf_rows != "pairs":
         return None
     num_heads = file.shape("attention.head_count")
     if known["part"] == "attn_k":
