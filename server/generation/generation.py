@@ -247,12 +247,15 @@ def choices_of(texts: Sequence[ChoiceText], record: RequestRecord, params: Sampl
 
 
 def checked_size(service: Service, params: SamplingParams, requests: Sequence[EngineRequest]) -> int:
-    """Return the maximum number of alternatives. Raise `InvalidRequest` if the requests exceed a limit together."""
+    """Return the maximum number of alternatives. Raise `InvalidRequest` if the requests exceed a limit together.
+
+    `submit` checks each request.
+    """
+    if max(len(request.token_ids) for request in requests) + params.max_tokens > service.engine.context:
+        return 0  # `submit` refuses the request and names the context
     num_new = len(requests) * params.num_choices * params.max_tokens
     num_prompt = sum(len(request.token_ids) for request in requests)
     num_scored = params.num_choices * num_prompt if params.prompt_logprobs else 0
-    for request in requests:
-        service.engine.limits.check(request.token_ids, request.params)
     num_alternatives = (num_new + num_scored) * (params.logprobs or 0)
     limit = service.limits.max_new_tokens
     if num_new > limit:
