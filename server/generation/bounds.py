@@ -46,7 +46,7 @@ def check_size(schema: Schema) -> int:
     for _ in nodes(schema):
         pass
     size = len(json.dumps(schema))
-    check(size <= MAX_CHARACTERS, f"must have at most {MAX_CHARACTERS} characters, got {size}")
+    require(size <= MAX_CHARACTERS, f"must have at most {MAX_CHARACTERS} characters, got {size}")
     return size
 
 
@@ -57,16 +57,16 @@ def check_bounds(schema: Schema) -> None:
         for keyword in ("anyOf", "oneOf"):
             num_open = sum(not is_constant(alternative) for alternative in listed(node, keyword))
             message = f"{keyword} must have at most {MAX_ALTERNATIVES} alternatives besides constants, got {num_open}"
-            check(num_open <= MAX_ALTERNATIVES, message)
+            require(num_open <= MAX_ALTERNATIVES, message)
         num_optional = len(declared(node)) - len(listed(node, "required"))
         message = f"an object must have at most {MAX_OPTIONAL_PROPERTIES} optional properties, got {num_optional}"
-        check(num_optional <= MAX_OPTIONAL_PROPERTIES, message)
+        require(num_optional <= MAX_OPTIONAL_PROPERTIES, message)
         patterns.update(patterns_of(node))
         multiples.update(multiples_of(node))
     message = f"must have at most {MAX_PATTERNS} distinct patterns and formats, got {len(patterns)}"
-    check(len(patterns) <= MAX_PATTERNS, message)
+    require(len(patterns) <= MAX_PATTERNS, message)
     message = f"the least common multiple of all multipleOf must be at most {MAX_MULTIPLE}"
-    check(math.lcm(*multiples) <= MAX_MULTIPLE, message)
+    require(math.lcm(*multiples) <= MAX_MULTIPLE, message)
 
 
 def nodes(schema: Schema) -> Iterator[Mapping[str, Any]]:
@@ -75,7 +75,7 @@ def nodes(schema: Schema) -> Iterator[Mapping[str, Any]]:
     for _ in range(MAX_DEPTH):
         yield from (node for node in level if isinstance(node, Mapping))
         level = [child for node in level for child in children(node)]
-    check(not level, f"must be nested at most {MAX_DEPTH} levels deep")
+    require(not level, f"must be nested at most {MAX_DEPTH} levels deep")
 
 
 def children(node: Any) -> list[Any]:
@@ -105,11 +105,11 @@ def multiples_of(node: Schema) -> Iterator[int]:
 
 
 def check_text(text: str) -> None:
-    check(len(text) <= MAX_CHARACTERS, f"must have at most {MAX_CHARACTERS} characters, got {len(text)}")
-    check(not SURROGATES.search(text), "must not contain lone surrogates")
+    require(len(text) <= MAX_CHARACTERS, f"must have at most {MAX_CHARACTERS} characters, got {len(text)}")
+    require(not SURROGATES.search(text), "must not contain lone surrogates")
 
 
-def check(condition: bool, message: str) -> None:
+def require(condition: bool, message: str) -> None:
     """Raise `UnusableGrammar` with this message unless the condition holds."""
     if not condition:
         raise UnusableGrammar(message)

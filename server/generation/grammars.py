@@ -15,7 +15,7 @@ from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
 from nvium_core.text.tool_calls import PLAIN, CallFormat
-from server.generation.bounds import MAX_CHARACTERS, check, check_bounds, check_size, check_text
+from server.generation.bounds import MAX_CHARACTERS, check_bounds, check_size, check_text, require
 from server.generation.json_schema import Preparation, Schema, UnusableGrammar
 from server.generation.keywords import enforceable
 
@@ -107,10 +107,10 @@ class Regex(Grammar):
     pattern: str
 
     def text(self) -> str:
-        check(self.pattern != "", "must not be empty")
+        require(self.pattern != "", "must not be empty")
         check_text(self.pattern)
         num_backslashes = len(self.pattern) - len(self.pattern.rstrip("\\"))
-        check(num_backslashes % 2 == 0, "must not end with an incomplete escape")
+        require(num_backslashes % 2 == 0, "must not end with an incomplete escape")
         return f"{HEADER}/{regex_to_lark(self.pattern, '')}/"
 
 
@@ -121,8 +121,8 @@ class OneOf(Grammar):
     options: Sequence[str]
 
     def text(self) -> str:
-        check(len(self.options) > 0, "must be a non-empty list of strings")
-        check(all(self.options), "must not contain an empty string")
+        require(len(self.options) > 0, "must be a non-empty list of strings")
+        require(all(self.options), "must not contain an empty string")
         check_text("".join(self.options))
         return f"{HEADER}CHOICE\nCHOICE: {' | '.join(map(json.dumps, self.options))}"
 
@@ -134,7 +134,7 @@ class Lark(Grammar):
     grammar: str
 
     def text(self) -> str:
-        check(self.grammar.strip() != "", "must not be empty")
+        require(self.grammar.strip() != "", "must not be empty")
         check_text(self.grammar)
         try:
             return self.grammar if LARK.search(self.grammar) else str(gbnf_to_lark(self.grammar))
@@ -152,7 +152,7 @@ class Without(Grammar):
     words: Sequence[str]
 
     def text(self) -> str:
-        check(all(self.words), "must not contain an empty string")
+        require(all(self.words), "must not contain an empty string")
         check_text("".join(self.words))
         return f"{HEADER}TEXT?\nTEXT: /(?s:.+)/ & ~/(?s:.*)({'|'.join(map(pattern, self.words))})(?s:.*)/"
 
@@ -182,7 +182,7 @@ class ToolCalls(Grammar):
     otherwise: JsonSchema | None = None
 
     def text(self) -> str:
-        check(len(self.functions) > 0, "must be a non-empty list of functions")
+        require(len(self.functions) > 0, "must be a non-empty list of functions")
         lines = [*self._start(), f"first: {self._calls(is_first=True)}"]
         lines += [f"call: {self._calls(is_first=False)}"] if self.is_parallel else []
         lines += [f"arguments{i}: {self._arguments(*each)}" for i, each in enumerate(self.functions.items())]
@@ -190,14 +190,14 @@ class ToolCalls(Grammar):
         return HEADER.removesuffix("start: ") + "\n".join(lines)
 
     def enforced(self) -> tuple[Self, list[str]]:
-        check(
+        require(
             sum(check_size(schema.schema) for schema in self.functions.values()) <= MAX_CHARACTERS,
             f"all parameters together must have at most {MAX_CHARACTERS} characters",
         )
         enforced, ignored = dict[str, JsonSchema](), list[str]()
         for name, schema in self.functions.items():
             kind = str(schema.schema.get("type", "object"))[:100]
-            check(kind == "object", f"the parameters of {name} must have type object, got {kind}")
+            require(kind == "object", f"the parameters of {name} must have type object, got {kind}")
         for path, schema in self.schemas():
             enforced[path], dropped = schema.enforced()
             ignored += [f"{path}.{keyword}" for keyword in dropped]
@@ -245,7 +245,7 @@ class ToolCalls(Grammar):
 
     def _arguments(self, name: str, schema: JsonSchema) -> str:
         is_name = FUNCTION_NAME.fullmatch(name) is not None
-        check(is_name, f"a function's name must have 1 to 64 letters, digits, _ or -, got {name[:100]!r}")
+        require(is_name, f"a function's name must have 1 to 64 letters, digits, _ or -, got {name[:100]!r}")
         return replace(schema, schema={"type": "object", **schema.schema}).rule()
 
     def _opening(self, name: str, is_first: bool) -> str:

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from server.generation.service import Service
 from server.http.disconnect import unless_disconnected
 from server.routes.json_route import JsonRoute
-from server.schemas.body import RequestBody, ResponseBody, check
+from server.schemas.body import RequestBody, ResponseBody, require
 from server.schemas.tokens import Detokenized, DetokenizeRequest, TokenizeRequest, Tokens
 from server.telemetry.record import CLIENT_CLOSED_REQUEST
 from server.writers.answer import ignored_params
@@ -64,7 +64,7 @@ def tokens(service: Service, body: TokenizeRequest) -> Tokens:
 
 def detokenized(service: Service, token_ids: list[int]) -> Detokenized:
     wrong = next((token_id for token_id in token_ids if not 0 <= token_id < service.vocab_size), None)
-    check(wrong is None, "tokens", f"must be token ids in [0, {service.vocab_size}), got {wrong}")
+    require(wrong is None, "tokens", f"must be token ids in [0, {service.vocab_size}), got {wrong}")
     return Detokenized(prompt=service.tokenizer.decode(token_ids, skip_special_tokens=False))
 
 

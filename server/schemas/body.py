@@ -221,7 +221,7 @@ Text = Annotated[str, AfterValidator(encodable)]
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
-def check(condition: bool, param: str, message: str, *, code: str = INVALID) -> None:
+def require(condition: bool, param: str, message: str, *, code: str = INVALID) -> None:
     """Raise `InvalidField` for this parameter unless the condition holds."""
     if not condition:
         raise InvalidField(param, message, code=code)

@@ -10,7 +10,7 @@ from nvium_core.text.chat_template import Conversation
 from nvium_core.text.tool_calls import PLAIN, CallFormat
 from server.errors import InvalidField
 from server.generation.grammars import JsonSchema, ToolCalls, Without
-from server.schemas.body import Hint, NeutralOnly, Text, WithoutEffect, check
+from server.schemas.body import Hint, NeutralOnly, Text, WithoutEffect, require
 from server.schemas.formats import OutputFormat
 from server.schemas.generation import (
     NO_LIMIT,
@@ -107,7 +107,7 @@ class ChatRequest(TemplateOptions, GenerationRequest):
             raise InvalidField("tools", "not supported: the model's chat template uses the call format of Qwen3-Coder")
         if text is not None and not isinstance(text.grammar, JsonSchema):
             fits = not self.may_answer_in_text and not isinstance(text.grammar, Without)
-            check(fits, text.param, "cannot be combined with tools that the model may call")
+            require(fits, text.param, "cannot be combined with tools that the model may call")
         if not self.may_answer_in_text:  # the format applies to text only
             text = None
         grammar = ToolCalls(
@@ -134,11 +134,11 @@ class ChatRequest(TemplateOptions, GenerationRequest):
     def check(self, limits: RequestLimits) -> None:
         super().check(limits)
         given = {self.max_tokens, self.max_completion_tokens} - {None}
-        check(len(given) < 2, "max_tokens", "must equal max_completion_tokens, because it is an alias")
+        require(len(given) < 2, "max_tokens", "must equal max_completion_tokens, because it is an alias")
         self.check_template(self.messages)
         self._check_tool_messages()
         asks_for_logprobs = self.logprobs or not self.top_logprobs
-        check(asks_for_logprobs, "top_logprobs", "only allowed when logprobs is true")
+        require(asks_for_logprobs, "top_logprobs", "only allowed when logprobs is true")
 
     def _check_tool_messages(self) -> None:
         called = set[str]()
@@ -146,7 +146,7 @@ class ChatRequest(TemplateOptions, GenerationRequest):
             called.update(call.id for call in message.tool_calls)
             fits = message.role != "tool" or message.tool_call_id in called
             param = self.request_names.get("messages", f"messages[{number}].tool_call_id")
-            check(fits, param, f"no earlier message has a tool call with the id {message.tool_call_id!r:.100}")
+            require(fits, param, f"no earlier message has a tool call with the id {message.tool_call_id!r:.100}")
 
 
 class TopLogprob(TypedDict):

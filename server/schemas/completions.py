@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from typing_extensions import TypedDict
 
 from nvium_core import Constraint, SamplingParams
-from server.schemas.body import AtMost, NeutralOnly, Text, check, described
+from server.schemas.body import AtMost, NeutralOnly, Text, described, require
 from server.schemas.generation import (
     NO_LIMIT,
     Generated,
@@ -71,10 +71,10 @@ class CompletionRequest(GenerationRequest):
         super().check(limits)
         num_prompts = len(self.prompts)
         allowed = limits.max_prompts
-        check(num_prompts <= allowed, "prompt", f"must have at most {allowed} prompts, got {num_prompts}")
+        require(num_prompts <= allowed, "prompt", f"must have at most {allowed} prompts, got {num_prompts}")
         if self.best_of is not None:  # `SamplingParams` checks that `best_of` is at least `n`
-            check(self.best_of <= limits.max_n, "best_of", f"must be at most {limits.max_n}, got {self.best_of}")
-            check(not self.stream or self.best_of == self.n, "best_of", "must equal n when stream is true")
+            require(self.best_of <= limits.max_n, "best_of", f"must be at most {limits.max_n}, got {self.best_of}")
+            require(not self.stream or self.best_of == self.n, "best_of", "must equal n when stream is true")
 
 
 class CompletionLogprobs(TypedDict):

@@ -8,7 +8,7 @@ from pydantic import Field
 from server.errors import InvalidField
 from server.generation.bounds import MAX_CHARACTERS
 from server.generation.grammars import ANY_OBJECT, Grammar, JsonSchema, Lark, OneOf, Regex
-from server.schemas.body import AtMost, NeutralOnly, RequestBody, Text, check, described
+from server.schemas.body import AtMost, NeutralOnly, RequestBody, Text, described, require
 from server.schemas.json_text import JsonError, parsed
 
 FormatName = Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
@@ -51,10 +51,10 @@ class ResponseFormat(RequestBody):
         """Return the format, or None for text. Raise `InvalidField` if fields contradict each other."""
         param = "response_format.json_schema"
         has_schema = self.json_schema is not None or (self.type == "json_schema" and self.object_schema is not None)
-        check(has_schema == (self.type == "json_schema"), param, "must be given if, and only if, type is json_schema")
+        require(has_schema == (self.type == "json_schema"), param, "must be given if, and only if, type is json_schema")
         if self.object_schema is not None:
             fits = self.type != "text" and self.json_schema is None
-            check(fits, "response_format.schema", "is only allowed with type json_object")
+            require(fits, "response_format.schema", "is only allowed with type json_object")
             return OutputFormat("response_format.schema", JsonSchema(self.object_schema, closes=closes))
         if self.type == "text":
             return None
@@ -91,7 +91,7 @@ class StructuredOutputs(RequestBody):
         }
         names = [name for name, (value, _) in given.items() if value is not None]
         message = "must have exactly one of regex, choice, json, grammar and json_object"
-        check(len(names) == 1, "structured_outputs", message)
+        require(len(names) == 1, "structured_outputs", message)
         param = param or f"structured_outputs.{names[0]}"
         value, grammar_of = given[names[0]]
         return OutputFormat(param, grammar_of(value))
@@ -118,5 +118,5 @@ def as_schema(param: str, schema: Any) -> dict[str, Any]:
         read = parsed(schema.encode())
     except JsonError as error:
         raise InvalidField(param, f"must be a JSON schema, as an object or a string; it {error}") from error
-    check(isinstance(read, dict), param, "must be a JSON object")
+    require(isinstance(read, dict), param, "must be a JSON object")
     return dict(read)

@@ -14,7 +14,7 @@ from nvium_core import Constraint, InvalidRequest, SamplingParams
 from server.errors import OUT_OF_RANGE
 from server.generation.grammars import Without
 from server.schemas.aliases import ALIASES
-from server.schemas.body import AtMost, Int64, NeutralOnly, RequestBody, ResponseBody, Text, check, described
+from server.schemas.body import AtMost, Int64, NeutralOnly, RequestBody, ResponseBody, Text, described, require
 from server.schemas.foreign import check_foreign
 from server.schemas.formats import GUIDED, Choices, OutputFormat, ResponseFormat, Schema, StructuredOutputs
 
@@ -190,7 +190,7 @@ class GenerationRequest(RequestBody):
         formats += [OutputFormat("bad_words", Without(self.bad_words), is_text=True)] if self.bad_words else []
         requested = [each for each in formats if each is not None]
         for other in requested[1:]:
-            check(other.grammar == requested[0].grammar, other.param, f"cannot be combined with {requested[0].param}")
+            require(other.grammar == requested[0].grammar, other.param, f"cannot be combined with {requested[0].param}")
         return requested[0] if requested else None
 
     @property
@@ -251,23 +251,23 @@ class GenerationRequest(RequestBody):
         self.check_neutral()
         check_foreign(self.model_extra or {})
         is_few = 1 <= self.n <= limits.max_n
-        check(is_few, "n", f"must be between 1 and {limits.max_n}, got {self.n}", code=OUT_OF_RANGE)
+        require(is_few, "n", f"must be between 1 and {limits.max_n}, got {self.n}", code=OUT_OF_RANGE)
         is_few = len(self.stops) <= MAX_STOP_STRINGS
-        check(is_few, "stop", f"must have at most {MAX_STOP_STRINGS} strings", code=OUT_OF_RANGE)
-        check(all(self.stops), "stop", "must not contain an empty string")
+        require(is_few, "stop", f"must have at most {MAX_STOP_STRINGS} strings", code=OUT_OF_RANGE)
+        require(all(self.stops), "stop", "must not contain an empty string")
         longest = max(map(len, self.stops), default=0)
         message = f"strings must have at most {MAX_STOP_CHARACTERS} characters, got {longest}"
-        check(longest <= MAX_STOP_CHARACTERS, "stop", message, code=OUT_OF_RANGE)
+        require(longest <= MAX_STOP_CHARACTERS, "stop", message, code=OUT_OF_RANGE)
         is_some = self.truncate_prompt_tokens != 0
-        check(is_some, "truncate_prompt_tokens", "must be at least 1, or -1", code=OUT_OF_RANGE)
-        check(not self.stream or self.prompt_logprobs is None, "prompt_logprobs", "not supported when stream is true")
-        check(self.stream or self.stream_options is None, "stream_options", "only allowed when stream is true")
+        require(is_some, "truncate_prompt_tokens", "must be at least 1, or -1", code=OUT_OF_RANGE)
+        require(not self.stream or self.prompt_logprobs is None, "prompt_logprobs", "not supported when stream is true")
+        require(self.stream or self.stream_options is None, "stream_options", "only allowed when stream is true")
         self.output_format()
 
     def _logit_bias(self) -> dict[int, float]:
         for token_id in self.logit_bias:
             is_token_id = TOKEN_ID.fullmatch(token_id) is not None
-            check(is_token_id, "logit_bias", f"keys must be token ids, got {token_id!r}")
+            require(is_token_id, "logit_bias", f"keys must be token ids, got {token_id!r}")
         return {int(token_id): bias for token_id, bias in self.logit_bias.items()}
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from server.errors import InvalidField
-from server.schemas.body import check
+from server.schemas.body import require
 
 Json = dict[str, Any]
 
@@ -80,16 +80,16 @@ def content(parts: Any, param: str) -> str | None:
     """Join text parts with newlines. Raise `InvalidField` for parts other than text."""
     if parts is None or isinstance(parts, str):
         return parts
-    check(isinstance(parts, list), param, "must be a string or a list of text parts")
+    require(isinstance(parts, list), param, "must be a string or a list of text parts")
     texts = []
     for number, part in enumerate(parts):
         kind = part.get("type") if isinstance(part, dict) else None
-        check(
+        require(
             kind in PARTS,
             f"{param}[{number}].type",
             f"{str(kind)[:100]!r} is not supported; must be text, because images, audio and files are not",
         )
         text = part.get("refusal" if kind == "refusal" else "text")
-        check(isinstance(text, str), f"{param}[{number}].text", "must be a string")
+        require(isinstance(text, str), f"{param}[{number}].text", "must be a string")
         texts.append(text)
     return "\n".join(texts)

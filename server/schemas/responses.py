@@ -18,8 +18,8 @@ from server.schemas.body import (
     RequestBody,
     Text,
     WithoutEffect,
-    check,
     described,
+    require,
 )
 from server.schemas.chat import ChatRequest
 from server.schemas.foreign import check_elsewhere, check_foreign
@@ -46,7 +46,7 @@ class FunctionTool(RequestBody):
     def functions(self, param: str) -> Iterator["FunctionTool"]:
         """Yield the functions of this tool. Raise `InvalidField` for a function without a name."""
         if self.type == "function":
-            check(self.name is not None, f"{param}.name", "field required")
+            require(self.name is not None, f"{param}.name", "field required")
             yield self
 
     def as_chat(self) -> Json:
@@ -199,7 +199,7 @@ class ResponseRequest(RequestBody):
             return [{"role": "user", "content": self.input}]
         messages: list[Json] = []
         num_parts = sum(len(parts) for item in self.input for parts in item.values() if isinstance(parts, list))
-        check(num_parts <= MAX_PARTS, "input", f"must have at most {MAX_PARTS} content parts, got {num_parts}")
+        require(num_parts <= MAX_PARTS, "input", f"must have at most {MAX_PARTS} content parts, got {num_parts}")
         for number, item in enumerate(self.input):
             if item.get("type") != MORE_TOOLS:
                 add_item(messages, item, f"input[{number}]")
@@ -212,7 +212,7 @@ class ResponseRequest(RequestBody):
             if item.get("type") == MORE_TOOLS:
                 param = f"input[{number}].tools"
                 given += [(param, tool) for tool in more_tools(item, param)]
-                check(len(given) <= MAX_TOOLS, param, f"all tools together must be at most {MAX_TOOLS}")
+                require(len(given) <= MAX_TOOLS, param, f"all tools together must be at most {MAX_TOOLS}")
         return [function for param, tool in given for function in tool.functions(param)]
 
     def namespace(self, function: str) -> str | None:
@@ -225,7 +225,7 @@ class ResponseRequest(RequestBody):
         check_foreign(self.model_extra or {})
         check_elsewhere(self.model_extra or {}, ChatRequest, "/v1/chat/completions")
         included = self.include if isinstance(self.include, list) else []
-        check(LOGPROBS not in included, "include", f"{LOGPROBS} is not supported; use `/v1/chat/completions`")
+        require(LOGPROBS not in included, "include", f"{LOGPROBS} is not supported; use `/v1/chat/completions`")
         system = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         choice = as_chat_choice(self.tool_choice)
         tools = [tool.as_chat() for tool in self.functions()]

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from nvium_core.text.chat_template import Conversation
 from server.errors import InvalidField
-from server.schemas.body import AtMost, RequestBody, check
+from server.schemas.body import AtMost, RequestBody, require
 from server.schemas.json_text import JsonError, check_counts
 from server.schemas.messages import Message
 from server.schemas.tools import CustomTool, Tool, Tools, unique
@@ -46,10 +46,10 @@ class TemplateOptions(RequestBody):
     def check_template(self, messages: Sequence[Message]) -> None:
         """Raise `InvalidField` for a reserved template variable or a message that cannot be continued."""
         own = next((name for name in self.chat_template_kwargs if name in OWN_ARGUMENTS), None)
-        check(own is None, f"chat_template_kwargs.{own}", "not allowed: an argument of apply_chat_template")
+        require(own is None, f"chat_template_kwargs.{own}", "not allowed: an argument of apply_chat_template")
         thinking = self.chat_template_kwargs.get("enable_thinking", self.enable_thinking)
         agrees = self.enable_thinking in (None, thinking)
-        check(agrees, "enable_thinking", "must equal chat_template_kwargs.enable_thinking")
+        require(agrees, "enable_thinking", "must equal chat_template_kwargs.enable_thinking")
         arguments = [call.function.arguments for message in messages for call in message.tool_calls]
         try:
             check_counts(*(text.encode() for text in arguments))
@@ -57,8 +57,8 @@ class TemplateOptions(RequestBody):
             raise InvalidField("messages", f"the JSON in the arguments of tool calls {error}") from error
         for number, message in enumerate(messages[:-1]):
             param = f"messages[{number}].{'prefix' if message.prefix else 'partial'}"
-            check(not (message.prefix or message.partial), param, "only the last message can be continued")
+            require(not (message.prefix or message.partial), param, "only the last message can be continued")
         *_, last = messages
         fits = last.role == "assistant" and not self.add_generation_prompt and not last.tool_calls
         needs = "requires a last message of role assistant without tool calls, and no add_generation_prompt"
-        check(fits or not self.continues(messages), "continue_final_message", needs)
+        require(fits or not self.continues(messages), "continue_final_message", needs)

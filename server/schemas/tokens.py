@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from server.schemas.body import AtMost, RequestBody, ResponseBody, Text, check
+from server.schemas.body import AtMost, RequestBody, ResponseBody, Text, require
 from server.schemas.foreign import check_foreign
 from server.schemas.json_text import MAX_VALUES
 from server.schemas.messages import Messages
@@ -27,14 +27,14 @@ class TokenizeRequest(TemplateOptions):
         """Raise `InvalidField` if fields contradict each other."""
         self.check_neutral()
         check_foreign(self.model_extra or {})
-        check((self.prompt is None) != (self.messages is None), "prompt", "give exactly one of prompt and messages")
-        check(self.messages is not None or not self.tools, "tools", "only allowed with messages")
+        require((self.prompt is None) != (self.messages is None), "prompt", "give exactly one of prompt and messages")
+        require(self.messages is not None or not self.tools, "tools", "only allowed with messages")
         given = self.continue_final_message or self.chat_template_kwargs or self.add_generation_prompt
-        check(self.messages is not None or not given, "messages", "required with fields of the chat template")
+        require(self.messages is not None or not given, "messages", "required with fields of the chat template")
         if self.messages is not None:
             self.check_template(self.messages)
         adds = bool(self.messages and self.add_special_tokens)
-        check(not adds, "add_special_tokens", "not supported with messages: the chat template adds them")
+        require(not adds, "add_special_tokens", "not supported with messages: the chat template adds them")
 
 
 class Tokens(ResponseBody):

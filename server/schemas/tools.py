@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Tag
 
 from server.generation.grammars import JsonSchema, arguments
-from server.schemas.body import AtMost, Hint, RequestBody, Text, check, described, tagged
+from server.schemas.body import AtMost, Hint, RequestBody, Text, described, require, tagged
 
 FunctionName = Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
@@ -92,7 +92,7 @@ def unique(tools: Sequence[Tool | CustomTool]) -> list[Tool]:
     by_name: dict[str, Tool] = {}
     for tool in (tool for tool in tools if isinstance(tool, Tool)):
         is_same = by_name.setdefault(tool.function.name, tool) == tool
-        check(is_same, "tools", f"different functions have the same name {tool.function.name}")
+        require(is_same, "tools", f"different functions have the same name {tool.function.name}")
     return [*by_name.values()]
 
 
@@ -103,11 +103,11 @@ def callable_tools(given: Sequence[Tool | CustomTool], choice: ToolChoice | None
         return tools
     if choice == "none":
         return []
-    check(bool(tools), "tool_choice", "requires tools")
+    require(bool(tools), "tool_choice", "requires tools")
     if choice == "required":
         return tools
     chosen = choice.allowed_tools.tools if isinstance(choice, AllowedTools) else [choice]
     names, known = [named.function.name for named in chosen], {tool.function.name for tool in tools}
     unknown = next((name for name in names if name not in known), None)
-    check(unknown is None, "tool_choice", f"{unknown!r} is not among the tools")
+    require(unknown is None, "tool_choice", f"{unknown!r} is not among the tools")
     return [tool for tool in tools if tool.function.name in names]

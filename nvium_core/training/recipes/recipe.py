@@ -48,7 +48,7 @@ class ModelShape:
         if self.exit_layers:
             object.__setattr__(self, "num_exits", len(self.exit_layers))
         for name in counts:
-            check(getattr(self, name) >= 1, f"{name} must be at least 1")
+            require(getattr(self, name) >= 1, f"{name} must be at least 1")
 
     @property
     def exit_depths(self) -> list[int]:
@@ -114,22 +114,22 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name in ("total_tokens", "tokens_per_step", "short_context", "checkpoint_every"):
-            check(getattr(self, name) >= 1, f"{name} must be at least 1")
+            require(getattr(self, name) >= 1, f"{name} must be at least 1")
         for name in ("evaluations", "seed", "epochs"):
-            check(getattr(self, name) >= 0, f"{name} must not be negative")
-        check(self.validation_tokens >= 1, "validation_tokens must be at least 1")
-        check(0 <= self.long_context_share <= 1, "long_context_share must be in [0, 1]")
+            require(getattr(self, name) >= 0, f"{name} must not be negative")
+        require(self.validation_tokens >= 1, "validation_tokens must be at least 1")
+        require(0 <= self.long_context_share <= 1, "long_context_share must be in [0, 1]")
         trains_tokenizer = self.tokenizer is None and self.initial is None
         fits = not trains_tokenizer or MIN_TRAINED_VOCABULARY <= self.shape.vocab_size <= MAX_TRAINED_VOCABULARY
-        check(fits, f"vocab_size must be in [{MIN_TRAINED_VOCABULARY}, {MAX_TRAINED_VOCABULARY}]")
+        require(fits, f"vocab_size must be in [{MIN_TRAINED_VOCABULARY}, {MAX_TRAINED_VOCABULARY}]")
 
     def check_together(self) -> None:
         """Raise `ValueError` if settings contradict one another."""
-        check(self.short_context <= self.shape.context, "short_context must be at most shape.context")
+        require(self.short_context <= self.shape.context, "short_context must be at most shape.context")
         contexts = sorted({self.short_context, self.shape.context})
         divides = all(self.tokens_per_step % context == 0 for context in contexts)
-        check(divides, f"tokens_per_step must be a multiple of the context, {' and '.join(map(str, contexts))}")
-        check(self.evaluations > 0 or not self.beta.adaptive, "evaluations must be at least 1 for an adaptive β")
+        require(divides, f"tokens_per_step must be a multiple of the context, {' and '.join(map(str, contexts))}")
+        require(self.evaluations > 0 or not self.beta.adaptive, "evaluations must be at least 1 for an adaptive β")
 
     def with_text(self, windows_per_epoch: int) -> "Recipe":
         """Return the recipe with `total_tokens` set from `epochs`. An epoch has `windows_per_epoch` short windows."""
@@ -158,6 +158,6 @@ def swiglu_width(width: int) -> int:
     return 8 * -(-width // 3)
 
 
-def check(condition: bool, message: str) -> None:
+def require(condition: bool, message: str) -> None:
     if not condition:
         raise ValueError(message)
