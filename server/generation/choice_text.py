@@ -83,7 +83,7 @@ class ChoiceText:
             num_characters += len(detokenizer.push(token_id))
         return offsets
 
-    def take(self, events: Sequence[TokenEvent]) -> Delta:
+    def add(self, events: Sequence[TokenEvent]) -> Delta:
         """Return a delta with these tokens and their text, up to the token that ends the choice."""
         delta = Delta(self.index, self._echo)
         self._echo = ""

@@ -61,14 +61,14 @@ class Choice:
         """Return whether this choice's tokens must wait, because its leader has not received all prompt scores."""
         return self._leader is not None and self._leader.num_unscored > 0
 
-    def take(self, events: Events, admission: Admitted) -> Delta:
+    def add(self, events: Events, admission: Admitted) -> Delta:
         self.note_admission(admission)
         tokens = [event for event in events if isinstance(event, TokenEvent)]
         if tokens:
             now = time.monotonic()
             self.record.tokens_arrived(len(tokens), now, self._last_arrival)
             self._last_arrival = now
-        delta = self.text.take(tokens)
+        delta = self.text.add(tokens)
         if self._leader and self._leader.prompt_scores:
             delta.prompt_scores, self._leader = self._leader.prompt_scores, None
         self.record.served(delta.tokens)
@@ -136,7 +136,7 @@ class Generation:
             if self._open[key].awaits_scores:
                 self._held += events
                 continue
-            deltas.append(delta := self._open[key].take(events, self._stream.admissions[key]))
+            deltas.append(delta := self._open[key].add(events, self._stream.admissions[key]))
             if delta.finish_reason:
                 self._end(key)
         return deltas + self._expire() if self._stream.is_over and self._open else deltas

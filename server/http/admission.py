@@ -41,7 +41,7 @@ class Admission:
             reason = "the queue is full" if is_full else "the rest of the queue is reserved for other keys"
             message = f"{reason}: {self.num_present} of {capacity} choices are running or waiting"
             raise Rejected("queue_full", message, retry_after_seconds=RETRY_QUEUE_SECONDS)
-        self._shares.take(num_choices, key)
+        self._shares.acquire(num_choices, key)
 
     @contextmanager
     def entered(self, num_choices: int, key: str) -> Iterator[None]:

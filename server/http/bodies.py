@@ -69,7 +69,7 @@ class Bodies(HttpMiddleware):
             limit = f"the limit of {self._shares.capacity:,} bytes, or this key's share"
             message = f"the bodies of open requests have reached {limit}; retry later"
             raise Rejected("bodies_too_large", message, retry_after_seconds=1, headers=CLOSE)
-        self._shares.take(len(piece), key)
+        self._shares.acquire(len(piece), key)
         body += piece
 
     def _too_large(self) -> Rejected:

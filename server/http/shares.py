@@ -28,10 +28,10 @@ class Shares:
         is_alone = len(self._held) == 1
         return free >= 0 and (is_first or is_alone or self._held[key] + amount <= MULTIPLE * free)
 
-    def take(self, amount: int, key: str) -> None:
+    def acquire(self, amount: int, key: str) -> None:
         self.num_held += amount
         self._held[key] += amount
 
     def give_back(self, amount: int, key: str) -> None:
-        self.take(-amount, key)
+        self.acquire(-amount, key)
         assert self._held[key] >= 0

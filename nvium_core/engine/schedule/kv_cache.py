@@ -54,7 +54,7 @@ class PagePool:
         missing = self.num_pages_for(num_positions) - len(sequence.pages)
         if missing > self.num_free:
             return False
-        sequence.pages.extend(sorted(self._take() for _ in range(missing)))  # memory is read faster in order
+        sequence.pages.extend(sorted(self._allocate() for _ in range(missing)))  # memory is read faster in order
         return True
 
     def release(self, sequence: Sequence) -> None:
@@ -114,7 +114,7 @@ class PagePool:
         assert {page: digest for digest, page in self._page_of.items()} == self._digest_of, "a page has a wrong digest"
         assert self._kept.keys() <= self._digest_of.keys() and not self._digest_of.keys() & {*self._free}
 
-    def _take(self) -> int:
+    def _allocate(self) -> int:
         """Allocate a page for one owner. If none is free, evict the least recently used kept page."""
         if self._free:
             page = self._free.pop()

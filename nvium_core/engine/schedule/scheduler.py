@@ -132,7 +132,7 @@ class Scheduler:
         return sum(max(0, 1 + self.pool.num_pages_for(s.num_tokens) - len(s.pages)) for s in self.running)
 
     def _seat(self, sequence: Sequence, found: list[int]) -> None:
-        self.waiting.take(sequence)
+        self.waiting.admit(sequence)
         self.pool.share(sequence, found)
         if sequence.num_cached_prompt_tokens is None:
             sequence.num_cached_prompt_tokens = sequence.filled[0]

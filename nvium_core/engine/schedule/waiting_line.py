@@ -50,7 +50,7 @@ class WaitingLine:
         heads = (next(iter(choices)) for choices in self._new_requests())
         return next((sequence for sequence in chain(self._preempted, heads) if not is_held(sequence)), None)
 
-    def take(self, sequence: Sequence) -> None:
+    def admit(self, sequence: Sequence) -> None:
         """Remove a sequence in order to run it. This uses up its tenant's turn, unless the sequence was preempted."""
         is_turn = sequence not in self._preempted
         self.remove(sequence)

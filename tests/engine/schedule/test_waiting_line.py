@@ -38,7 +38,7 @@ class SlowLine:
         by_turn = [[s for s in self.newcomers if s.tenant == tenant] for tenant in self.turns]
         return self.returned + [s for own in by_turn for s in sorted(own, key=lambda s: s.priority)]
 
-    def take(self, sequence: Sequence) -> None:
+    def admit(self, sequence: Sequence) -> None:
         is_turn = sequence in self.newcomers
         self.remove(sequence)
         if is_turn and sequence.tenant in self.turns:
@@ -87,8 +87,8 @@ class Waiting(RuleBasedStateMachine):
 
     def _let_in(self, sequence: Sequence) -> None:
         is_turn = sequence in self.slow.newcomers
-        self.line.take(sequence)
-        self.slow.take(sequence)
+        self.line.admit(sequence)
+        self.slow.admit(sequence)
         self.inside.append(sequence)
         if is_turn:
             self._note_turn(sequence)
@@ -166,6 +166,6 @@ def test_the_work_per_sequence_does_not_grow_with_the_line(num_tenants):
         return sequence.arrival in (0, 1)
 
     for _ in range(9_998):
-        line.take(line.first(is_held))
+        line.admit(line.first(is_held))
     assert [sequence.arrival for sequence in line] == [0, 1]
     assert CountedSequence.num_touches < 20 * len(crowd)

@@ -38,7 +38,7 @@ def test_shares_stay_within_the_capacity_and_leave_a_part_free(
         expected = free >= 0 and (is_free_to or own <= MULTIPLE * free)
         assert shares.fits(amount, key) == expected
         if expected:
-            shares.take(amount, key)
+            shares.acquire(amount, key)
             held[key].append(amount)
     assert shares.num_held == sum(map(sum, held.values()))
 
@@ -49,7 +49,7 @@ def test_a_busy_key_leaves_a_quarter_to_others(capacity: int, amounts: list[int]
     shares.fits(1, "bob")
     for amount in [1, *amounts, *[1] * capacity]:
         if shares.fits(amount, "eve"):
-            shares.take(amount, "eve")
+            shares.acquire(amount, "eve")
     assert capacity - shares.num_held in (capacity // 4, -(-capacity // 4))
     assert shares.fits(capacity - shares.num_held, "bob")
 
@@ -59,7 +59,7 @@ def test_a_request_in_pieces_counts_as_one() -> None:
     shares.fits(1, "bob")
     for taken in range(10):
         assert shares.fits(1, "eve", held_by_request=taken)
-        shares.take(1, "eve")
+        shares.acquire(1, "eve")
 
 
 def long_request(key: str, **fields: Any) -> bytes:

@@ -35,7 +35,7 @@ from nvium_core.engine.device.attention import (
 from nvium_core.engine.device.decide import EMITTED, EXIT_TAKEN, NUM_ANSWERS, decide
 from nvium_core.engine.device.graphs.replay import Fence, Replay
 from nvium_core.engine.device.inputs import MAX_FRONTS, Front, Variant
-from nvium_core.engine.device.layers.backend import Fronts, LayersBackend, Progress, take
+from nvium_core.engine.device.layers.backend import Fronts, LayersBackend, Progress, record_answers
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.events import StepReport
 from nvium_core.engine.params import EngineConfig
@@ -232,7 +232,7 @@ class GraphsBackend(LayersBackend):
     def _take_answers(self, flight: Flight) -> bool:
         """Wait for a pass and apply its decisions. Return True if a sequence has ended, so the Step must end."""
         flight.buffers.fence.wait()
-        take(flight.fronts, flight.buffers.answers)
+        record_answers(flight.fronts, flight.buffers.answers)
         return any(
             emission.token_id == NO_TOKEN or emission.token_id in part.run.sequence.stop_token_ids
             for part, _ in flight.fronts

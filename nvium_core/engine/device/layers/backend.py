@@ -42,7 +42,7 @@ class Progress:
         for block in blocks:
             self.filled[block] = max(self.filled[block], stop)
 
-    def take(self, row: int, exit_taken: float, token_id: float, log_p: float, log_continue: float) -> None:
+    def record(self, row: int, exit_taken: float, token_id: float, log_p: float, log_continue: float) -> None:
         """Record a decision: the row continues or emits. Ignore it if the row follows a rejected draft."""
         sequence = self.run.sequence
         if sequence.is_original:
@@ -136,7 +136,9 @@ class LayersBackend:
         variant = self.inputs.variant(own, is_last=blocks.stop == self.num_blocks)
         buffer = torch.zeros(self.inputs.num_words(variant), dtype=torch.long)
         words = upload(self.inputs.write(buffer, variant, [], own), self.cache.keys.device)
-        take(fronts, decide(self.model, self.cache.states_NSD, blocks, self.inputs.views(words, variant), variant))
+        record_answers(
+            fronts, decide(self.model, self.cache.states_NSD, blocks, self.inputs.views(words, variant), variant)
+        )
 
     def _scored(self, part: Progress) -> list[Score]:
         """Score the rows that have just passed the last block."""
@@ -154,6 +156,6 @@ class LayersBackend:
         return slots(sequence, rows, self.cache.page_size)
 
 
-def take(fronts: Fronts, answers_4F: Tensor) -> None:
+def record_answers(fronts: Fronts, answers_4F: Tensor) -> None:
     for (part, front), answers in zip(fronts, answers_4F[:, : len(fronts)].T.tolist(), strict=True):
-        part.take(front.row, *answers)
+        part.record(front.row, *answers)
