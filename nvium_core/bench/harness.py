@@ -165,8 +165,8 @@ def numbers(text: str, option: str) -> tuple[float, ...]:
 def counts(text: str, option: str) -> tuple[int, ...]:
     """Parse integers in [1, `MAX_SEQUENCES`] separated by commas."""
     values = numbers(text, option)
-    is_whole = all(1 <= value <= MAX_SEQUENCES and value.is_integer() for value in values)
-    require(is_whole, option, f"must be integers from 1 to {MAX_SEQUENCES}, got {text!r}")
+    are_counts = all(1 <= value <= MAX_SEQUENCES and value.is_integer() for value in values)
+    require(are_counts, option, f"must be integers from 1 to {MAX_SEQUENCES}, got {text!r}")
     return tuple(map(int, values))
 
 

@@ -45,7 +45,7 @@ MAX_SEQUENCES = 65_536
 DEFAULT_CACHE_MEMORY = "25%"
 """Upper bound on the key/value cache if neither its memory nor its tokens are configured."""
 
-WHOLE = ("max_tokens", "min_tokens", "top_k", "seed", "choice", "n", "best_of", "logprobs")
+INTEGERS = ("max_tokens", "min_tokens", "top_k", "seed", "choice", "n", "best_of", "logprobs")
 OPTIONAL = ("seed", "best_of", "logprobs")
 NUMBERS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
 RANGES = (
@@ -156,7 +156,7 @@ class SamplingParams:
         require(self.logprobs is not None or not self.prompt_logprobs, "prompt_logprobs", "requires logprobs")
 
     def _check_kinds(self) -> None:
-        for name in WHOLE:
+        for name in INTEGERS:
             value = getattr(self, name)
             is_omitted = value is None and name in OPTIONAL
             is_integer = isinstance(value, int) and not isinstance(value, bool)

@@ -95,5 +95,5 @@ def check_elsewhere(unknown: Mapping[str, Any], other: type[BaseModel], endpoint
 def neutral(default: Any) -> list[Any]:
     if default is PydanticUndefined:
         return []
-    is_whole = isinstance(default, float) and default.is_integer()
-    return [default, int(default)] if is_whole else [default]
+    is_integer = isinstance(default, float) and default.is_integer()
+    return [default, int(default)] if is_integer else [default]

@@ -113,11 +113,11 @@ def phases(record: RequestRecord) -> Iterator[tuple[str, float, float]]:
     A request that only scored its prompt has no phases.
     """
     assert record.closed_at is not None
-    is_whole = record.outcome == "completed"
-    if is_whole and record.first_token_at is None:
+    is_complete = record.outcome == "completed"
+    if is_complete and record.first_token_at is None:
         return
     starts = (record.queued_at, record.started_at, record.first_token_at)
-    end = record.last_token_at if is_whole and record.last_token_at else record.closed_at
+    end = record.last_token_at if is_complete and record.last_token_at else record.closed_at
     for name, start, following in zip(("queue", "prefill", "decode"), starts, (*starts[1:], None), strict=True):
         if start is not None:
             yield name, start, max(start, end if following is None else following)

@@ -49,7 +49,7 @@ async def answer(request: Request, body: GenerationRequest | ResponseRequest, wr
     record: RequestRecord = request.state.record
     headers = ignored_params(body, writer.generation.ignored)
     if not body.stream:
-        return await whole(request, writer, headers, service)
+        return await respond(request, writer, headers, service)
     return EventStream(
         writer,
         headers=headers,
@@ -61,7 +61,7 @@ async def answer(request: Request, body: GenerationRequest | ResponseRequest, wr
     )
 
 
-async def whole(request: Request, writer: Writer[Any], headers: dict[str, str], service: Service) -> Response:
+async def respond(request: Request, writer: Writer[Any], headers: dict[str, str], service: Service) -> Response:
     try:
         deltas = await unless_disconnected(writer.generation.collect(), request.receive)
         if deltas is None:
@@ -77,7 +77,7 @@ async def whole(request: Request, writer: Writer[Any], headers: dict[str, str], 
 
 
 def written(writer: Writer[Any], deltas: list[Delta]) -> list[bytes]:
-    return json_pieces(writer.whole(deltas))
+    return json_pieces(writer.response(deltas))
 
 
 def failure_events(error: Exception, record: RequestRecord) -> list[bytes]:

@@ -43,10 +43,10 @@ class ChatWriter(ChunkWriter[ChatRequest]):
         self._hidden: dict[int, Delta] = {}
         """Deltas without text, such as the syntax of a call. The choice's next chunk contains their tokens."""
 
-    def whole(self, deltas: Sequence[Delta]) -> Chat:
+    def response(self, deltas: Sequence[Delta]) -> Chat:
         choices: list[ChatChoice] = [{"message": self._message(d), **self._chat_choice(d)} for d in deltas]
         return {
-            **self._whole_fields(),
+            **self._response_fields(),
             "object": "chat.completion",
             "choices": choices,
             **self._prompt_logprobs(deltas[0]),

@@ -56,7 +56,7 @@ class ChunkWriter(Writer[AnyRequest]):
         token_ids, scores = self.generation.choices[delta.index].prompt.token_ids, delta.prompt_scores
         return {"prompt_logprobs": prompt_logprobs(self._service.vocabulary, token_ids, scores, num_alternatives)}
 
-    def _whole_fields(self) -> Generated:
+    def _response_fields(self) -> Generated:
         """Return the common fields of a whole response. Call it after writing the choices."""
         return self._with_summary({**self._envelope, "usage": self._usage()})
 

@@ -25,14 +25,14 @@ class CompletionWriter(ChunkWriter[CompletionRequest]):
         self._num_echoed: Counter[int] = Counter()
         """For each choice, the number of echoed prompt tokens whose scores have been written."""
 
-    def whole(self, deltas: Sequence[Delta]) -> Completion:
+    def response(self, deltas: Sequence[Delta]) -> Completion:
         """Write the best `n` choices of each prompt. The usage counts all choices, including those not returned."""
         per_prompt = self._request.num_choices
         groups = [deltas[first : first + per_prompt] for first in range(0, len(deltas), per_prompt)]
         chosen = [delta for group in groups for delta in best(group, self._request.n, rank)]
         choices = [self._completion_choice(delta, index) for index, delta in enumerate(chosen)]
         self._num_generated = sum(len(delta.tokens) for delta in deltas)
-        return {**self._whole_fields(), "object": "text_completion", "choices": choices}
+        return {**self._response_fields(), "object": "text_completion", "choices": choices}
 
     def _events(self, delta: Delta) -> list[bytes]:
         choices = [self._completion_choice(delta, delta.index)]

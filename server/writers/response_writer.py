@@ -39,7 +39,7 @@ class ResponseWriter(Writer[ChatRequest]):
         self._total = Delta(index=0)
         self._response = new_response(asked, response_id, self._model)
 
-    def whole(self, deltas: Sequence[Delta]) -> Response:
+    def response(self, deltas: Sequence[Delta]) -> Response:
         for delta in deltas:
             list(self._events(delta))
         return self._response

@@ -54,7 +54,7 @@ class Writer(ABC, Generic[AnyRequest]):
         return delta.finish_reason
 
     @abstractmethod
-    def whole(self, deltas: Sequence[Delta]) -> Mapping[str, object]:
+    def response(self, deltas: Sequence[Delta]) -> Mapping[str, object]:
         """Return the whole response from one complete delta for each choice."""
 
     @abstractmethod

@@ -88,11 +88,11 @@ def parse_cache_memory(text: str, device: torch.device) -> int:
     example = "must be a size such as 512MB, 2GiB or 10%"
     require(parts is not None, "cache_memory", f"{example}, got {text!r}")
     assert parts is not None
-    number, unit, whole = Fraction(parts[1]), parts[2].lower(), device_memory(device)
+    number, unit, available = Fraction(parts[1]), parts[2].lower(), device_memory(device)
     base = 1024 if "i" in unit else 1000
-    size = int(number * whole / 100 if unit == "%" else number * base ** ("kmgt".index(unit[0]) + 1))
+    size = int(number * available / 100 if unit == "%" else number * base ** ("kmgt".index(unit[0]) + 1))
     require(size >= 1, "cache_memory", f"{example}, got {text!r}, which is zero")
-    require(size <= whole, "cache_memory", f"must be at most the {whole:,} bytes of {device}, got {text}")
+    require(size <= available, "cache_memory", f"must be at most the {available:,} bytes of {device}, got {text}")
     return size
 
 
