@@ -24,7 +24,7 @@ from nvium_core.evaluation.suite import description, write_json
 from nvium_core.loading import LoadedModel, load_model
 from nvium_core.training.data.corpus import read_documents
 from research.markdown import table
-from research.text_quality import Quality, Text, exit_frequencies, judge, quality
+from research.text_quality import Continuation, Quality, exit_frequencies, judge, quality
 
 TEMPERATURES = (0.5, 0.7, 1.0)
 NUM_TEXTS, TOKENS_PER_TEXT = 32, 256
@@ -36,7 +36,7 @@ MODES: tuple[Sampling, ...] = "exits", "mixture"
 
 
 def measure(
-    loaded: LoadedModel, originals: Sequence[Text], temperatures: Sequence[float] = TEMPERATURES
+    loaded: LoadedModel, originals: Sequence[Continuation], temperatures: Sequence[float] = TEMPERATURES
 ) -> dict[str, Any]:
     """Continue the openings at every temperature and sampling mode, with one seed per text.
 
@@ -66,7 +66,7 @@ def openings(
     documents: Sequence[str],
     num_texts: int = NUM_TEXTS,
     num_tokens: int = TOKENS_PER_TEXT,
-) -> list[Text]:
+) -> list[Continuation]:
     """Select openings evenly from the documents that are long enough, each with the text that follows.
 
     An opening takes at most a quarter of the context, and its continuation at most the rest. Raise `EvaluationError` if
@@ -81,10 +81,10 @@ def openings(
         raise EvaluationError(f"temperatures: no document of the text has at least {length} tokens")
     number = min(num_texts, len(long_enough))
     chosen = [long_enough[n * len(long_enough) // number] for n in range(number)]
-    return [Text(token_ids[:num_begun], token_ids[num_begun:length], []) for token_ids in chosen]
+    return [Continuation(token_ids[:num_begun], token_ids[num_begun:length], []) for token_ids in chosen]
 
 
-def continued(engine: Engine, originals: Sequence[Text], params: SamplingParams) -> list[Text]:
+def continued(engine: Engine, originals: Sequence[Continuation], params: SamplingParams) -> list[Continuation]:
     """Continue the openings with the model, each to the length of the document's own continuation."""
     requests = [
         (text.prompt, replace(params, max_tokens=len(text.token_ids), seed=seed, ignore_eos=True))
@@ -92,10 +92,10 @@ def continued(engine: Engine, originals: Sequence[Text], params: SamplingParams)
     ]
     run = timed(engine, requests)
     answers = zip(originals, run.token_ids, run.exits, strict=True)
-    return [Text(text.prompt, token_ids, exits) for text, token_ids, exits in answers]
+    return [Continuation(text.prompt, token_ids, exits) for text, token_ids, exits in answers]
 
 
-def row(loaded: LoadedModel, texts: Sequence[Text], params: SamplingParams) -> Row:
+def row(loaded: LoadedModel, texts: Sequence[Continuation], params: SamplingParams) -> Row:
     """Return all results of one setting."""
     judgements = [judge(loaded.model, text, params) for text in texts]
     figures: Row = {"sampling": params.sampling, "temperature": params.temperature}

@@ -22,7 +22,7 @@ GRAM_WORDS = 4
 
 
 @dataclass(frozen=True)
-class Text:
+class Continuation:
     """A prompt, its continuation, and the continuation's exits (from 1), empty for human text."""
 
     prompt: list[int]
@@ -65,7 +65,9 @@ class Judgement:
     exit_probs: Tensor
 
 
-def quality(tokenizer: PreTrainedTokenizerBase, texts: Sequence[Text], judgements: Sequence[Judgement]) -> Quality:
+def quality(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[Continuation], judgements: Sequence[Judgement]
+) -> Quality:
     logprobs = [float(judgement.logprobs.mean()) for judgement in judgements]
     words = [WORD.findall(str(tokenizer.decode(text.token_ids)).lower()) for text in texts]
     return Quality(
@@ -78,7 +80,7 @@ def quality(tokenizer: PreTrainedTokenizerBase, texts: Sequence[Text], judgement
 
 
 def exit_frequencies(
-    exit_layers: Sequence[int], texts: Sequence[Text], judgements: Sequence[Judgement]
+    exit_layers: Sequence[int], texts: Sequence[Continuation], judgements: Sequence[Judgement]
 ) -> ExitFrequencies:
     """Compare exit counts with p_k. Given p_k, exits are independent, so a count has the variance Σ p_k (1 − p_k)."""
     p_TE = torch.cat([judgement.exit_probs for judgement in judgements])
@@ -95,7 +97,7 @@ def exit_frequencies(
 
 
 @torch.inference_mode()
-def judge(model: Nvium, text: Text, params: SamplingParams) -> Judgement:
+def judge(model: Nvium, text: Continuation, params: SamplingParams) -> Judgement:
     """Evaluate every token after the prompt in one forward pass."""
     ids = [*text.prompt, *text.token_ids]
     out = model(torch.tensor([ids[:-1]], device=model.device), output_exit_logits=True)

@@ -107,9 +107,9 @@ def mean_logprob(scores: Items[Score]) -> float:
     return sum(score.logprob for score in scores) / len(scores) if scores else -math.inf
 
 
-Choice = TypeVar("Choice")
+Ranked = TypeVar("Ranked")
 
 
-def best(choices: Items[Choice], n: int, rank: Callable[[Choice], float]) -> list[Choice]:
+def best(choices: Items[Ranked], n: int, rank: Callable[[Ranked], float]) -> list[Ranked]:
     """Return the `n` best choices, best first. If there are no more than `n`, return them in their original order."""
     return list(choices) if len(choices) <= n else sorted(choices, key=rank, reverse=True)[:n]

@@ -6,7 +6,7 @@ from starlette.responses import Response
 from server.generation.chat import start_chat
 from server.routes.json_route import JsonRoute
 from server.schemas.chat import ChatRequest
-from server.writers.answer import answer, checked
+from server.writers.answer import accepted, answer
 from server.writers.chat_writer import ChatWriter
 
 router = APIRouter(route_class=JsonRoute)
@@ -14,7 +14,7 @@ router = APIRouter(route_class=JsonRoute)
 
 @router.post("/v1/chat/completions")
 async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
-    service, record = checked(request, body)
+    service, record = accepted(request, body)
     body = service.with_defaults(body)
     generated = await start_chat(service, body, record, request.state.key_id)
     writer = ChatWriter(service, body, generated, f"chatcmpl-{record.request_id}")

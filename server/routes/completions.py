@@ -6,7 +6,7 @@ from starlette.responses import Response
 from server.generation.generation import start
 from server.routes.json_route import JsonRoute
 from server.schemas.completions import CompletionRequest
-from server.writers.answer import answer, checked
+from server.writers.answer import accepted, answer
 from server.writers.completion_writer import CompletionWriter
 
 router = APIRouter(route_class=JsonRoute)
@@ -14,7 +14,7 @@ router = APIRouter(route_class=JsonRoute)
 
 @router.post("/v1/completions")
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
-    service, record = checked(request, body)
+    service, record = accepted(request, body)
     body = service.with_defaults(body)
     tenant = request.state.key_id
     num_choices = len(body.prompts) * body.num_choices

@@ -15,7 +15,7 @@ from server.generation.service import Service
 from server.routes.json_route import JsonRoute
 from server.schemas.response_items import Json, add_item
 from server.schemas.responses import DeletedResponse, Response, ResponseRequest
-from server.writers.answer import answer, checked
+from server.writers.answer import accepted, answer
 from server.writers.response_writer import ResponseWriter
 
 MAX_STORED = 10_000
@@ -95,7 +95,7 @@ async def create_response(body: ResponseRequest, request: Request) -> HttpRespon
     service: Service = request.app.state.service
     body = service.with_defaults(body)
     chat = service.with_defaults(body.as_chat(before))
-    _, record = checked(request, chat)
+    _, record = accepted(request, chat)
     generated = await start_chat(service, chat, record, owner)
 
     def keep(response: Response) -> None:

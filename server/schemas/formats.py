@@ -12,7 +12,7 @@ from server.schemas.body import AtMost, NeutralOnly, RequestBody, Text, describe
 from server.schemas.json_text import JsonError, parsed
 
 FormatName = Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
-Schema = Annotated[dict[str, Any] | Text | None, described("must be a JSON schema, as an object or a string")]
+SchemaField = Annotated[dict[str, Any] | Text | None, described("must be a JSON schema, as an object or a string")]
 Choices = Annotated[list[Text], AtMost(MAX_CHARACTERS)]
 
 
@@ -71,7 +71,7 @@ class StructuredOutputs(RequestBody):
     """A pattern that the whole answer matches, in the syntax of Rust's regex crate."""
     choice: Choices | None = None
     """The answer is one of these texts."""
-    json_schema: Annotated[Schema, Field(alias="json")] = None
+    json_schema: Annotated[SchemaField, Field(alias="json")] = None
     """A JSON schema, as an object or a string."""
     grammar: Text | None = None
     """A grammar in llguidance's variant of Lark or in llama.cpp's GBNF."""

@@ -16,7 +16,7 @@ from server.generation.grammars import Without
 from server.schemas.aliases import ALIASES
 from server.schemas.body import AtMost, Int64, NeutralOnly, RequestBody, ResponseBody, Text, described, require
 from server.schemas.foreign import check_foreign
-from server.schemas.formats import GUIDED, Choices, OutputFormat, ResponseFormat, Schema, StructuredOutputs
+from server.schemas.formats import GUIDED, Choices, OutputFormat, ResponseFormat, SchemaField, StructuredOutputs
 
 NO_LIMIT = -1
 """The value of `max_tokens` and `top_k` that means no limit."""
@@ -117,12 +117,12 @@ class GenerationRequest(RequestBody):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     """An alternative to `response_format`."""
-    guided_json: Schema = None
+    guided_json: SchemaField = None
     """Alias of `structured_outputs.json`. The fields from `guided_regex` to `ebnf` are aliases of the other formats."""
     guided_regex: Text | None = None
     guided_choice: Choices | None = None
     guided_grammar: Text | None = None
-    json_schema: Schema = None
+    json_schema: SchemaField = None
     regex: Text | None = None
     grammar: Text | None = None
     ebnf: Text | None = None

@@ -34,7 +34,7 @@ HARMFUL_IN_HEADER = re.compile("[^][A-Za-z0-9_.-]")
 log = structlog.get_logger("nvium.server")
 
 
-def checked(request: Request, body: GenerationRequest) -> tuple[Service, RequestRecord]:
+def accepted(request: Request, body: GenerationRequest) -> tuple[Service, RequestRecord]:
     """Check that the server accepts the request, and return its service and record. Raise `ApiError`."""
     service, record = request.app.state.service, request.state.record
     record.user = body.logged_user

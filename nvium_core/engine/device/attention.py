@@ -91,7 +91,7 @@ def ragged(cache: PagedCache, runs: Items[Rows]) -> Read:
     return attend
 
 
-class Batch(NamedTuple):
+class PaddedRuns(NamedTuple):
     """Runs that attend in one call. Shorter runs are padded with their last row.
 
     row_BQ: indices of the runs' rows in the Step, with padding. places: flat indices into row_BQ, without padding.
@@ -113,7 +113,7 @@ def group_similar(runs: Items[Rows], page_size: int) -> Iterable[list[int]]:
     return batches.values()
 
 
-def batch(cache: PagedCache, runs: Items[Rows], numbers: list[int], device: torch.device) -> Batch:
+def batch(cache: PagedCache, runs: Items[Rows], numbers: list[int], device: torch.device) -> PaddedRuns:
     first_rows = np.cumsum([0, *(len(run.rows) for run in runs)])
     members = [runs[number] for number in numbers]
     last_B1 = np.array([[len(run.rows) - 1] for run in members])
@@ -125,7 +125,7 @@ def batch(cache: PagedCache, runs: Items[Rows], numbers: list[int], device: torc
     row, table, position, places, rows = upload_all(
         device, row_BQ, cache.tables(members), start_B1 + place_BQ, np.flatnonzero(is_own_BQ), row_BQ[is_own_BQ]
     )
-    return Batch(row, GatheredKeys.of(cache, table, position), places, rows)
+    return PaddedRuns(row, GatheredKeys.of(cache, table, position), places, rows)
 
 
 def upload_all(device: torch.device, *arrays: Integers) -> list[Tensor]:

@@ -13,7 +13,7 @@ from nvium_core.training.schedule import LearningRate, RouterWarmup
 MIN_TRAINED_VOCABULARY = 257  # every byte, and end-of-text
 MAX_TRAINED_VOCABULARY = 2**16  # token files store a token in 16 bits
 
-Text = Literal["documents", "conversations"]
+TextKind = Literal["documents", "conversations"]
 """In documents, all tokens count in the loss. In conversations, by default, only the answers count."""
 
 
@@ -91,7 +91,7 @@ class Recipe:
     shape: ModelShape
     initial: str | None = None
     tokenizer: str | None = None
-    text: Text = "documents"
+    text: TextKind = "documents"
     total_tokens: int
     epochs: float = 0.0
     packing: bool = True

@@ -31,7 +31,7 @@ from nvium_core.training.retrofitting.run import STATE_FOLDER, RetrofitRun
 from nvium_core.training.retrofitting.self_talk import SelfTalk, write_self_talk
 from nvium_core.training.retrofitting.settings import RetrofitError, check
 from nvium_core.training.retrofitting.table import Measured, measured
-from nvium_core.training.retrofitting.texts import Text, read_text
+from nvium_core.training.retrofitting.texts import TrainingText, read_text
 from nvium_core.training.run_folder import owned
 
 MAX_CONTEXT = 1024
@@ -72,7 +72,7 @@ def source_config(source: Path) -> NviumConfig:
 
 def prepared(
     settings: RetrofitSettings, source: Path, config: NviumConfig, tokenizer: PreTrainedTokenizerFast
-) -> tuple[RetrofitRun, list[Text]]:
+) -> tuple[RetrofitRun, list[TrainingText]]:
     torch.manual_seed(settings.seed)
     disable_progress_bar()
     if tokenizer.eos_token_id is None:

@@ -18,7 +18,7 @@ MAX_HELD_OUT, HELD_OUT_SHARE = 8_192, 0.1
 
 
 @dataclass(frozen=True)
-class Text:
+class TrainingText:
     """The examples of a text, each short enough for a window. `kind` is "conversations" or "text"."""
 
     kind: str
@@ -26,12 +26,12 @@ class Text:
     held_out: list[Example]
 
 
-def read_text(path: Path, tokenizer: PreTrainedTokenizerFast, context: int, max_tokens: int) -> Text:
+def read_text(path: Path, tokenizer: PreTrainedTokenizerFast, context: int, max_tokens: int) -> TrainingText:
     """Read up to `max_tokens` training tokens of a text, and hold out its end. Raise `DataError` if it is unusable."""
     is_chat = holds_conversations(path)
     examples = conversations(path, tokenizer, context) if is_chat else documents(path, tokenizer, context, max_tokens)
     training, held_out = split(examples, path)
-    return Text("conversations" if is_chat else "text", training, held_out)
+    return TrainingText("conversations" if is_chat else "text", training, held_out)
 
 
 def conversations(path: Path, tokenizer: PreTrainedTokenizerFast, context: int) -> list[Example]:
