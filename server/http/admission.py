@@ -59,7 +59,7 @@ class Admission:
         if not self._alternatives.fits(number, key):
             message = f"{self._alternatives.num_held} of {MAX_ALTERNATIVES} alternative log-probabilities are in use"
             raise Rejected("queue_full", message, retry_after_seconds=RETRY_QUEUE_SECONDS)
-        self._alternatives.take(number, key)
+        self._alternatives.acquire(number, key)
         try:
             yield
         finally:

@@ -75,15 +75,13 @@ class NviumOptions(RequestBody):
     """Allow undeclared properties in schemas with `properties` but without `additionalProperties`."""
 
 
-class GenerationRequest(RequestBody):
-    """Fields of completions and chat: OpenAI's, those of other servers, and `nvium`."""
+class AnswerRequest(RequestBody):
+    """Fields of all endpoints that generate text."""
 
     aliases = ALIASES
 
     model: Text
     """The model's id, or `default`."""
-    n: int = 1
-    """Number of choices for each prompt, at most `--max-n`. Choice j samples with `seed` and j."""
     seed: int | None = None
     """A 64-bit seed for reproducible sampling. Random by default."""
     temperature: float = 1.0
@@ -94,6 +92,22 @@ class GenerationRequest(RequestBody):
     """Sample only from the `top_k` most probable tokens. 0 or −1: off."""
     min_p: float = 0
     """Minimum probability relative to the most probable token, 0 to 1. 0: off."""
+    stop: Stops = []
+    """At most four stop strings, each of at most 10,000 characters."""
+    ignore_eos: bool = False
+    """Continue after end-of-text and after the chat template's end of turn."""
+    stream: bool = False
+    """Send the answer as server-sent events."""
+    user: Text | None = None
+    """Logged with the request, up to 64 characters."""
+    nvium: NviumOptions = NviumOptions()
+
+
+class GenerationRequest(AnswerRequest):
+    """Fields of completions and chat: OpenAI's and those of other servers."""
+
+    n: int = 1
+    """Number of choices for each prompt, at most `--max-n`. Choice j samples with `seed` and j."""
     presence_penalty: float = 0
     """−2 to 2, subtracted from the logits of tokens generated so far. 0: off."""
     frequency_penalty: float = 0
@@ -102,15 +116,10 @@ class GenerationRequest(RequestBody):
     """0.01 to 2, applied to all tokens so far including the prompt. 1: off."""
     logit_bias: Annotated[dict[str, float], AtMost(1024)] = {}
     """Biases added to logits, −100 to 100 by token id."""
-
-    stop: Stops = []
-    """At most four stop strings, each of at most 10,000 characters."""
     stop_token_ids: Annotated[list[int], AtMost(1024)] = []
     """Token ids that end the answer, in addition to end-of-text."""
     min_tokens: int = 0
     """Minimum number of tokens."""
-    ignore_eos: bool = False
-    """Continue after end-of-text and after the chat template's end of turn."""
     include_stop_str_in_output: bool = False
     """Include the matched stop string in the text."""
 
@@ -143,15 +152,10 @@ class GenerationRequest(RequestBody):
     metadata: Metadata | None = None
     """Up to 16 pairs. Keys have up to 64 characters, values up to 512. Returned with the answer or its last chunk."""
 
-    stream: bool = False
-    """Send the answer as server-sent events."""
     stream_options: StreamOptions | None = None
     """Requires `stream`."""
     return_token_ids: bool = False
     """Return `prompt_token_ids`, and `token_ids` of each choice."""
-    user: Text | None = None
-    """Logged with the request, up to 64 characters."""
-    nvium: NviumOptions = NviumOptions()
 
     @property
     def stops(self) -> list[str]:

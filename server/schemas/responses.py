@@ -9,7 +9,6 @@ from typing_extensions import TypedDict
 
 from nvium_core.errors import plain
 from server.errors import InvalidField, code_of
-from server.schemas.aliases import ALIASES
 from server.schemas.body import (
     TOO_MANY,
     AtMost,
@@ -23,15 +22,15 @@ from server.schemas.body import (
 )
 from server.schemas.chat import ChatRequest
 from server.schemas.foreign import check_elsewhere, check_foreign
-from server.schemas.generation import ExitSummary, Metadata, NviumOptions, Stops, TokenExits
+from server.schemas.generation import AnswerRequest, ExitSummary, Metadata, TokenExits
 from server.schemas.messages import MAX_MESSAGES, MAX_PARTS
 from server.schemas.response_items import MORE_TOOLS, Json, add_item
 from server.schemas.tools import MAX_TOOLS, FunctionName
 
 LOGPROBS = "message.output_text.logprobs"
 CHAT_FIELDS = (
-    *("model", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos", "stream"),
-    *("user", "safety_identifier", "metadata", "parallel_tool_calls"),
+    *(name for name in AnswerRequest.model_fields if name != "nvium"),
+    *("safety_identifier", "metadata", "parallel_tool_calls"),
 )
 """Fields that have the same name in a chat request."""
 
@@ -135,12 +134,9 @@ class ResponseStreamOptions(RequestBody):
     include_obfuscation: Annotated[bool, NeutralOnly(False)] = False
 
 
-class ResponseRequest(RequestBody):
+class ResponseRequest(AnswerRequest):
     """OpenAI's fields, and sampling fields of the other endpoints."""
 
-    aliases = ALIASES
-
-    model: Text
     input: Annotated[
         Text | Annotated[list[Json], Field(min_length=1), AtMost(MAX_MESSAGES)],
         described("must be a string or a list of items"),
@@ -153,14 +149,6 @@ class ResponseRequest(RequestBody):
     store: bool = True
     """Keep the response, so its id can be used as `previous_response_id`."""
     max_output_tokens: int | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0
-    seed: int | None = None
-    stop: Stops = []
-    ignore_eos: bool = False
-    stream: bool = False
     stream_options: ResponseStreamOptions | None = None
     tools: ResponseTools = []
     tool_choice: Annotated[
@@ -173,11 +161,9 @@ class ResponseRequest(RequestBody):
     parallel_tool_calls: bool = True
     text: TextOptions = TextOptions()
     metadata: Metadata = {}
-    user: Text | None = None
     safety_identifier: Text | None = None
     prompt_cache_key: Annotated[Text | None, WithoutEffect()] = None
     """No effect, because all requests share the prefix cache."""
-    nvium: NviumOptions = NviumOptions()
 
     reasoning: Annotated[Any, Hint({})] = None
     include: Annotated[Any, Hint([])] = None

@@ -20,7 +20,7 @@ from nvium_core.engine.device.fused import draws, routing
 from nvium_core.engine.device.fused.launch import launch, wide_of
 from nvium_core.engine.device.inputs import InputViews, Variant
 from nvium_core.engine.device.paged_cache import PagedCache
-from nvium_core.engine.params import Kind
+from nvium_core.engine.params import Draw, Kind
 from nvium_core.model.exits import Adapter, Exit, Router
 from nvium_core.model.nvium import Nvium
 
@@ -186,7 +186,7 @@ class FusedDecisions:
 
     def _sample(self, logits_FV: Tensor, chosen: Chosen, inputs: InputViews, emitted_F: Tensor) -> None:
         rows, is_exact = inputs.rows, logits_FV.dtype == torch.float64
-        fields = (rows[name] for name in ("kind", "temperature", "log_min_p", "top_k", "top_p"))
+        fields = (rows[name] for name in Draw._fields)
         launch(
             draws.sample_tokens,
             (len(logits_FV),),
