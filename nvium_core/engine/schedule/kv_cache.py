@@ -9,10 +9,10 @@ A page is in one of three states:
     kept      it is complete but has no owner: a later sequence with this prefix can own it, until it is evicted
 """
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable
 from hashlib import blake2b
-from struct import pack
 
 from nvium_core.engine.schedule.sequence import Sequence
 
@@ -70,9 +70,11 @@ class PagePool:
 
     def publish(self, sequence: Sequence, since: int) -> None:
         """Register complete pages from row `since` on, so that `find` returns them. Skip content already registered."""
-        complete = sequence.filled[-1] // self.page_size if self.keeps_pages else 0
-        for index in range(since // self.page_size, complete):
-            digest, page = self._digests(sequence, complete)[index], sequence.pages[index]
+        if not self.keeps_pages:
+            return
+        first, complete = since // self.page_size, sequence.filled[-1] // self.page_size
+        digests = self._digests(sequence, complete)
+        for digest, page in zip(digests[first:], sequence.pages[first:complete], strict=True):
             if digest not in self._page_of and page not in self._digest_of:
                 self._page_of[digest] = page
                 self._digest_of[page] = digest
@@ -126,9 +128,11 @@ class PagePool:
 
     def _digests(self, sequence: Sequence, num_pages: int) -> list[bytes]:
         """Return digests of the first pages. A digest covers the page's tokens, all earlier tokens and the salt."""
-        digests = sequence.page_digests
-        for index in range(len(digests), num_pages):
-            tokens = sequence.token_ids[index * self.page_size : (index + 1) * self.page_size]
-            before = digests[-1] if digests else sequence.cache_salt.encode()
-            digests.append(blake2b(before + pack(f"<{len(tokens)}q", *tokens), digest_size=32).digest())
+        digests, num_bytes = sequence.page_digests, 8 * self.page_size
+        missing = sequence.token_ids[len(digests) * self.page_size : num_pages * self.page_size]
+        content = array("q", missing).tobytes()
+        digest = digests[-1] if digests else sequence.cache_salt.encode()
+        for start in range(0, len(content), num_bytes):
+            digest = blake2b(digest + content[start : start + num_bytes], digest_size=32).digest()
+            digests.append(digest)
         return digests[:num_pages]
