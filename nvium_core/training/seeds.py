@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 
+from rich.box import SIMPLE
 from rich.table import Table
 
 from nvium_core.training.objective.beta import VALIDATION_LOSS
@@ -43,7 +44,7 @@ def last_figures(log: Path) -> Figures:
 def table(by_seed: dict[int, Figures]) -> Table:
     """Return a row per seed, and one of the means with the standard deviations."""
     names = [name for name in FIGURES if all(name in figures for figures in by_seed.values())]
-    shown = Table("seed", *(FIGURES[name] for name in names))
+    shown = Table("seed", *(FIGURES[name] for name in names), box=SIMPLE, padding=(0, 1, 0, 0))
     for seed, figures in by_seed.items():
         shown.add_row(str(seed), *(f"{figures[name]:.4f}" for name in names))
     values = [[figures[name] for figures in by_seed.values()] for name in names]

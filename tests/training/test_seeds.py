@@ -7,7 +7,7 @@ from tests.training.small_runs import SMALL, small_corpus
 
 
 def test_several_seeds_give_one_table_of_their_figures_with_mean_and_spread(nvium, monkeypatch, tmp_path):
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("COLUMNS", "80")
     text = small_corpus(tmp_path / "text.txt")
     settings = [word for setting in SMALL for word in ("--set", setting)]
     folder, files = tmp_path / "runs", ("--data", text, "--validation", text)
