@@ -8,7 +8,8 @@ from structlog.typing import EventDict, WrappedLogger
 
 SENTENCES = {
     "loading": "Loading {model} …",
-    "loaded": "Loaded {model} in {seconds:.1f} s: {num_parameters:,} parameters, {dtype} on {device}.",
+    "loaded": "Loaded {model} in {seconds:.1f} s: {num_parameters:,} parameters, weights in {weights}, {arithmetic} on "
+    "{device}.",
     "serving": "Up to {max_sequences} sequences at once, of up to {context:,} tokens; the cache holds {cache}.",
     "warming up": "Warming up; the first time on a machine this compiles, which takes half a minute …",
     "warm": "Warmed up in {seconds:.1f} s.",

@@ -111,11 +111,11 @@ def test_a_proxy_may_keep_or_remove_its_prefix(byte_model: LoadedModel) -> None:
 async def test_haproxys_default_check_is_answered_as_the_readiness_probe(server: LiveServer) -> None:
     check = b"OPTIONS / HTTP/1.0\r\n\r\n"
     assert (await asked(server.url, check)).status == 200
-    server.service.admission.is_draining = True
+    server.service.admission.is_leaving = True
     try:
         assert (await asked(server.url, check)).status == 503
     finally:
-        server.service.admission.is_draining = False
+        server.service.admission.is_leaving = False
 
 
 @pytest.mark.parametrize("path", ["llm", "/a b", "/a//b", "/a?b", "/%2e"])

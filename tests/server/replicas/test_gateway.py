@@ -159,7 +159,7 @@ async def test_a_draining_gateway_refuses_requests_and_can_end_open_ones() -> No
     async with gateway_for(pool) as (url, gateway), connected(url) as connection:
         await connection.send(COMPLETION)
         await connection.head()
-        gateway.admission.is_draining = True
+        gateway.admission.is_leaving = gateway.admission.is_draining = True
         refused = await asked(url, COMPLETION)
         assert (refused.status, refused.json()["error"]["code"]) == (503, "draining")
         for path in ("/readyz", "/health"):

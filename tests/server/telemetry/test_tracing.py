@@ -128,7 +128,7 @@ def test_a_refused_request_is_a_span_without_phases(byte_model: LoadedModel) -> 
     with traced_server(byte_model, api_keys="alice:sk-a") as (server, spans):
         for body, key, status, cause in (
             (BODY, "sk-b", 401, "invalid_api_key"),
-            (BODY | {"n": 0}, "sk-a", 400, "invalid_value"),
+            (BODY | {"n": 0}, "sk-a", 400, "out_of_range"),
             (BODY | {"model": SECRET}, "sk-a", 404, "model_not_found"),
         ):
             server.http.post("/v1/completions", json=body, headers=bearer(key))
