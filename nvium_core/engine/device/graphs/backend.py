@@ -67,10 +67,18 @@ class HostBuffers:
 
 
 class Flight(NamedTuple):
-    """A pass in flight: the buffers that receive its answers, and its front rows."""
+    """A pass in flight: the buffers that receive its answers, its front rows, its blocks, its rows and their pages."""
 
     buffers: HostBuffers
     fronts: Fronts
+    blocks: range
+    rows: list[Rows]
+    pages: list[list[int]]
+
+    def computes(self, blocks: range, rows: list[Rows]) -> bool:
+        """Whether it is the pass of these rows. A sequence that has lost its pages has another list of pages."""
+        is_alike = self.blocks == blocks and self.rows == rows
+        return is_alike and all(own.sequence.pages is pages for own, pages in zip(rows, self.pages, strict=True))
 
 
 class GraphsBackend(LayersBackend):
@@ -111,6 +119,8 @@ class GraphsBackend(LayersBackend):
             )
             for _ in range(2)
         ]
+        self._carried: Flight | None = None
+        """A pass that the last Step has left in flight, so that the device is busy while the host schedules."""
         self.replay = Replay(device)
         self._fused: FusedPass | None = None
         if is_fused or (is_fused is None and self.replay.captures and cache.keys.dtype in TRITON_TYPES):
@@ -161,20 +171,27 @@ class GraphsBackend(LayersBackend):
     def pass_blocks(self, step: Step, blocks: range, parts: list[Progress]) -> Iterable[StepReport]:
         """Run passes until a run's limit, the time budget or a stop token.
 
-        Each pass is launched before the answers of the previous pass are read.
+        Each pass is launched before the answers of the previous pass are read. If a run may emit several tokens, the
+        last pass stays in flight, and is the first of the next Step if that has the same rows.
         """
         started, num_passes = time.perf_counter(), 1
-        rows = [part.rows(blocks[-1]) for part in parts]
-        flight = self._launch(blocks, rows, self.fronts(blocks, parts))
+        rows, fronts = [part.rows(blocks[-1]) for part in parts], self.fronts(blocks, parts)
+        flight = self._carried
+        if flight is not None and flight.computes(blocks, rows):
+            flight, self._carried = flight._replace(fronts=fronts), None
+        else:
+            flight = self._launch(blocks, rows, fronts)
         if flight is None:
             return super().pass_blocks(step, blocks, parts)
         may_run_ahead = len(blocks) == self.num_blocks and all(part.run.sequence.changes is None for part in parts)
         limit = min(part.run.limit for part in parts) if may_run_ahead else 1
         while True:
-            is_in_time = num_passes < limit and time.perf_counter() - started < step.seconds
-            ahead = self._launch_ahead(blocks, parts, num_passes) if is_in_time else None
+            ahead = self._launch_ahead(blocks, parts, num_passes) if num_passes < limit else None
             is_over = self._take_answers(flight)
             if ahead is None or is_over:
+                break
+            if num_passes + 1 == limit or time.perf_counter() - started >= step.seconds:
+                self._carried = ahead
                 break
             flight, num_passes = ahead, num_passes + 1
         for part in parts:
@@ -198,6 +215,7 @@ class GraphsBackend(LayersBackend):
         variant = self._padded(rows, self.inputs.variant(own, is_last=blocks.stop == self.num_blocks))
         if variant is None:
             return None
+        self._carried = None  # the next pass overwrites the answers from which this pass's successor would read
         self.host_buffers.reverse()
         host = self.host_buffers[0]
         self._send(variant, rows, own, is_ahead=is_ahead)
@@ -205,7 +223,7 @@ class GraphsBackend(LayersBackend):
         self.replay.run((blocks, variant), partial(self.forward_and_decide, blocks, variant))
         host.answers.copy_(self.answers, non_blocking=True)
         host.fence.set()
-        return Flight(host, fronts)
+        return Flight(host, fronts, blocks, rows, [own.sequence.pages for own in rows])
 
     def _send(self, variant: Variant, rows: Items[Rows], fronts: Items[Front], *, is_ahead: bool = False) -> None:
         host = self.host_buffers[0]

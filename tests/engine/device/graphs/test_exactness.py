@@ -1,6 +1,5 @@
 """With `GraphsBackend`, tokens and exits equal Algorithm 1's."""
 
-from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -65,11 +64,21 @@ def test_passes_launched_ahead_do_not_change_shared_pages(monkeypatch):
     assert max(engine.runner.backend.most_emitted) > 1
 
 
-def test_a_call_emits_as_many_tokens_as_its_limit_if_time_allows(monkeypatch):
-    monkeypatch.setattr("nvium_core.engine.schedule.scheduler.SECONDS_AHEAD", 60.0)
+@pytest.mark.parametrize(("seconds", "most_emitted"), [(60.0, [7, 7, 2, 1]), (0.0, [1] * 17)])
+def test_a_pass_stays_in_flight_between_steps_and_none_runs_twice(seconds, most_emitted, monkeypatch):
+    monkeypatch.setattr("nvium_core.engine.schedule.scheduler.SECONDS_AHEAD", seconds)
     engine = graphs_engine(random_model([1, 2, 4], seed=3), EngineConfig(max_sequences=2, schedule="whole"))
-    engine.generate([[1, 2], [3]], SamplingParams(max_tokens=17, seed=1, ignore_eos=True))
-    assert Counter(engine.runner.backend.most_emitted)[engine.runner.backend.tokens_ahead] == 2
+    backend, launched, in_flight = engine.runner.backend, list[object](), list[bool]()
+    replay = backend.replay.run
+    monkeypatch.setattr(backend.replay, "run", lambda name, function: (launched.append(name), replay(name, function)))
+    for number, prompt in enumerate([[1, 2], [3]]):
+        engine.add(str(number), prompt, SamplingParams(max_tokens=17, seed=1, ignore_eos=True))
+    while engine.has_work:
+        engine.step()
+        in_flight.append(backend._carried is not None)
+    assert backend.most_emitted == most_emitted
+    assert in_flight == [True] * (len(in_flight) - 1) + [False]
+    assert len(launched) == 17
 
 
 KINDS: list[dict[str, Any]] = [
