@@ -20,6 +20,7 @@ from nvium_core.engine.schedule.kv_cache import PagePool
 from nvium_core.engine.schedule.randomness import random_seed
 from nvium_core.engine.schedule.scheduler import Scheduler
 from nvium_core.engine.schedule.sequence import Sequence
+from nvium_core.engine.token_stream import EngineRequest
 from nvium_core.model.nvium import Nvium
 
 
@@ -70,22 +71,13 @@ class Engine:
         Each of its choices becomes a sequence with its own events. Tenants with waiting sequences take turns; within a
         tenant, the lowest `priority` goes first. Only requests with the same `cache_salt` share cached prefixes.
         """
-        params = params or SamplingParams()
-        self.limits.check(token_ids, params)
-        self.add_checked(request_id, token_ids, params, tenant=tenant, priority=priority, cache_salt=cache_salt)
+        request = EngineRequest(token_ids, params or SamplingParams(), priority, cache_salt)
+        self.limits.check(token_ids, request.params)
+        self.add_checked(request_id, request, tenant)
 
-    def add_checked(
-        self,
-        request_id: str,
-        token_ids: Items[int],
-        params: SamplingParams,
-        *,
-        tenant: str,
-        priority: int,
-        cache_salt: str,
-    ) -> None:
+    def add_checked(self, request_id: str, request: EngineRequest, tenant: str) -> None:
         """Queue a request that `limits` has checked."""
-        default = self.config.sampling or self.model_config.default_sampling
+        params, default = request.params, self.config.sampling or self.model_config.default_sampling
         if params.sampling is None and default != "exits":
             params = replace(params, sampling=default)
         require(request_id not in self._recorder.requests, "request_id", f"{request_id!r} is already running")
@@ -94,7 +86,7 @@ class Engine:
             [
                 Sequence(
                     request_id,
-                    token_ids,
+                    request.token_ids,
                     params,
                     seed=seed,
                     choice=choice,
@@ -102,8 +94,8 @@ class Engine:
                     arrival=next(self._arrivals),
                     stop_token_ids=self.limits.stops(params),
                     tenant=tenant,
-                    priority=priority,
-                    cache_salt=cache_salt,
+                    priority=request.priority,
+                    cache_salt=request.cache_salt,
                 )
                 for choice in range(params.choice, params.choice + params.num_choices)
             ]

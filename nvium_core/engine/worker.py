@@ -202,14 +202,7 @@ class EngineWorker:
     def _add(self, requests: dict[str, EngineRequest], tenant: str, stream: TokenStream) -> None:
         self._streams |= dict.fromkeys(stream.keys, stream)
         for request_id, request in requests.items():
-            self.engine.add_checked(
-                request_id,
-                request.token_ids,
-                request.params,
-                tenant=tenant,
-                priority=request.priority,
-                cache_salt=request.cache_salt,
-            )
+            self.engine.add_checked(request_id, request, tenant)
 
     def _drop(self, key: ChoiceKey) -> None:
         self._streams.pop(key, None)
