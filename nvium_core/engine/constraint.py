@@ -80,7 +80,6 @@ class ConstraintState:
         return True
 
     def allows_any(self, vocab_size: int) -> bool:
-        """Whether at least one token of the vocabulary is allowed."""
         return int.from_bytes(self.allowed, "little") & ((1 << vocab_size) - 1) != 0
 
     @contextmanager

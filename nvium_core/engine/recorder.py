@@ -37,7 +37,6 @@ class Recorder:
         return bool(self._held_back or self._unsettled)
 
     def add(self, sequences: list[Sequence]) -> None:
-        """Add all choices of a request."""
         self.requests[sequences[0].request_id] = sequences
         for sequence in sequences:
             sequence.siblings = sequences

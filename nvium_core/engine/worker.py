@@ -209,7 +209,6 @@ class EngineWorker:
         self.engine.cancel(*key)
 
     def _hand_over(self, deliveries: Deliveries) -> None:
-        """Deliver events, with a single call per event loop."""
         for loop in {stream.loop for stream in deliveries}:
             own = {stream: delivery for stream, delivery in deliveries.items() if stream.loop is loop}
             with suppress(RuntimeError):  # the loop may be closed

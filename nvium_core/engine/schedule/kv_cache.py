@@ -38,12 +38,10 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
-        """Number of free and kept pages."""
         return len(self._free) + len(self._kept)
 
     @property
     def usage(self) -> float:
-        """Share of pages with an owner."""
         return 1 - self.num_free / self.num_pages
 
     def num_pages_for(self, num_positions: int) -> int:

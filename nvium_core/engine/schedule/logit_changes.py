@@ -54,7 +54,6 @@ class LogitChanges:
             self._early = frozenset()
 
     def _entry(self, token_id: int) -> int:
-        """Return the index of the token's entry. Add the entry if it is missing."""
         if token_id not in self._index:
             self._index[token_id] = len(self.entries)
             bias = -math.inf if token_id in self._early else self._params.logit_bias.get(token_id, 0.0)

@@ -122,7 +122,6 @@ class Race(Generic[Candidate]):
 
     @property
     def is_open(self) -> bool:
-        """Whether there is more than one candidate."""
         return len(self._candidates) > 1
 
     def choose(self, num_sequences: int) -> Candidate:

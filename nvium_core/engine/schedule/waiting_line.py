@@ -39,7 +39,6 @@ class WaitingLine:
         self._num_waiting += 1
 
     def put_back(self, sequence: Sequence) -> None:
-        """Insert a preempted sequence at the front."""
         self._preempted[sequence] = None
         self._preempted.move_to_end(sequence, last=False)
         self._num_waiting += 1
@@ -75,7 +74,6 @@ class WaitingLine:
             del self._tenants[sequence.tenant]
 
     def _new_requests(self) -> Iterator[dict[Sequence, None]]:
-        """Yield the waiting choices of every request, tenant by tenant."""
         for queue in self._tenants.values():
             for priority in sorted(queue):
                 yield from queue[priority].values()
