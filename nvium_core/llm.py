@@ -10,6 +10,7 @@ from nvium_core.engine.events import Completion, TokenEvent, best
 from nvium_core.engine.params import ContextLengthExceeded, EngineConfig, SamplingParams
 from nvium_core.engine.sampling_defaults import sampling_defaults, with_defaults
 from nvium_core.loading import LoadedModel, load_model
+from nvium_core.text.answer import AnswerText
 from nvium_core.text.chat_template import ChatTemplate
 from nvium_core.text.detokenizer import Detokenizer, StopStrings
 
@@ -62,20 +63,17 @@ class Piece:
 
 @dataclass
 class _Answer:
-    """One choice of a running prompt: its completion so far, its detokenizer and its stop strings."""
+    """One choice of a running prompt."""
 
-    detokenizer: Detokenizer
-    stops: StopStrings
+    text: AnswerText
     completion: TextCompletion = field(default_factory=TextCompletion)
 
     def append(self, event: TokenEvent) -> Piece:
         self.completion.append(event)
         is_last = event.finish_reason is not None
-        text = "" if event.is_stop else self.detokenizer.push(event.token_id)  # stop tokens have no text
-        text = self.stops.push(text + self.detokenizer.flush() if is_last else text)
-        text += self.stops.flush() if is_last else ""
+        text = self.text.push(event.token_id, is_stop=event.is_stop, is_last=is_last)
         self.completion.text += text
-        if self.stops.matched is not None:
+        if self.text.has_stopped:
             self.completion.finish_reason = "stop"
         return Piece(text, [event.token_id], [event.exit], self.completion.finish_reason)
 
@@ -185,10 +183,9 @@ class LLM:
                 name = f"llm-{self._num_requests}"
                 self._num_requests += 1
                 self.engine.add(name, prompt, params)
-                answers[name] = [
-                    _Answer(Detokenizer(tokenizer, prompt), StopStrings(stops, include_stop_str_in_output))
-                    for _ in range(params.num_choices)
-                ]
+                for _ in range(params.num_choices):
+                    text = AnswerText(Detokenizer(tokenizer, prompt), StopStrings(stops, include_stop_str_in_output))
+                    answers.setdefault(name, []).append(_Answer(text))
         except BaseException:
             self._cancel(answers)
             raise
@@ -200,7 +197,7 @@ class LLM:
     def _append(self, answers: dict[str, list[_Answer]], event: TokenEvent) -> Piece:
         answer = answers[event.request_id][event.choice]
         piece = answer.append(event)
-        if answer.stops.matched is not None:
+        if answer.text.has_stopped:
             self.engine.cancel(event.request_id, event.choice)
         return piece
 

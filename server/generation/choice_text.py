@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from tokenizers import Tokenizer
 
 from nvium_core import FinishReason, TokenEvent
+from nvium_core.text.answer import AnswerText
 from nvium_core.text.detokenizer import REPLACEMENT, Detokenizer, StopStrings
 from nvium_core.text.repeated_calls import RepeatedCalls
 from nvium_core.text.tool_calls import CallFormat
@@ -62,19 +63,18 @@ class ChoiceText:
         self.calls = calls
         self._end_token_ids = end_token_ids
         self._tokenizer = tokenizer
-        self._includes_stop = include_stop
-        self._stops = StopStrings(stops, include=include_stop)
-        self._repeated = RepeatedCalls(calls.ends_at_repeated) if calls.ends_at_repeated else None
-        if self._repeated and calls.has_begun:
-            self._repeated.push(calls.continued)
+        repeated = RepeatedCalls(calls.ends_at_repeated) if calls.ends_at_repeated else None
+        if repeated and calls.has_begun:
+            repeated.push(calls.continued)
         echoes_tokens = echo and prompt.text is None
         is_context = not (echoes_tokens or (prompt.text or "").endswith(REPLACEMENT))
         context = prompt.token_ids if is_context else []
-        self._detokenizer = Detokenizer(tokenizer, context, skips_special=skips_special, shown=calls.shown)
+        detokenizer = Detokenizer(tokenizer, context, skips_special=skips_special, shown=calls.shown)
         self._echo = (prompt.text or "") if echo else ""
         if echoes_tokens:
-            self._echo = "".join(map(self._detokenizer.push, prompt.token_ids))
-        self._num_characters = len(self._echo)
+            self._echo = "".join(map(detokenizer.push, prompt.token_ids))
+        self._answer = AnswerText(detokenizer, StopStrings(stops, include_stop), repeated)
+        self._answer.num_characters = len(self._echo)
 
     def prompt_offsets(self) -> list[int]:
         detokenizer, num_characters, offsets = Detokenizer(self._tokenizer), 0, []
@@ -85,45 +85,24 @@ class ChoiceText:
 
     def add(self, events: Sequence[TokenEvent]) -> Delta:
         """Return a delta with these tokens and their text, up to the token that ends the choice."""
-        delta = Delta(self.index, self._echo)
+        delta, answer = Delta(self.index, self._echo), self._answer
         self._echo = ""
         for event in events:
             delta.tokens.append(event)
-            delta.text_offsets.append(self._num_characters)
-            delta.text += self._push(event)
-            if self._has_stopped or event.finish_reason:
-                delta.text += self._flush()
-                delta.finish_reason = "stop" if self._has_stopped else event.finish_reason
+            delta.text_offsets.append(answer.num_characters)
+            is_last = event.finish_reason is not None
+            delta.text += answer.push(event.token_id, is_stop=event.is_stop, is_last=is_last)
+            if is_last or answer.has_stopped:
+                delta.finish_reason = "stop" if answer.has_stopped else event.finish_reason
                 delta.stop_reason = self._stop_reason(event)
                 break
         return delta
 
     def end(self, reason: FinishReason) -> Delta:
         """End the choice without a further token. Return a delta with the text that was held back."""
-        text = self._echo + self._certain(self._detokenizer.flush()) + self._flush()
-        return Delta(self.index, text, finish_reason=reason)
-
-    @property
-    def _has_stopped(self) -> bool:
-        return self._stops.matched is not None or (self._repeated is not None and self._repeated.has_ended)
-
-    def _certain(self, text: str) -> str:
-        """Append the text. Return what can no longer become part of a stop string or a repeated call."""
-        certain = self._stops.push(text)
-        return self._repeated.push(certain) if self._repeated else certain
-
-    def _flush(self) -> str:
-        rest = self._stops.flush()
-        return self._repeated.push(rest) + self._repeated.flush() if self._repeated else rest
+        return Delta(self.index, self._echo + self._answer.end(), finish_reason=reason)
 
     def _stop_reason(self, event: TokenEvent) -> int | str | None:
-        if self._stops.matched is not None:
-            return self._stops.matched
+        if (matched := self._answer.stops.matched) is not None:
+            return matched
         return event.token_id if event.is_stop and event.token_id not in self._end_token_ids else None
-
-    def _push(self, event: TokenEvent) -> str:
-        text = "" if event.is_stop and not self._includes_stop else self._detokenizer.push(event.token_id)
-        if event.finish_reason:
-            text += self._detokenizer.flush()
-        self._num_characters += len(text)
-        return self._certain(text)
