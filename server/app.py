@@ -29,7 +29,7 @@ from server.http.middleware import AsGet, JsonBodies, LastResort, RequestContext
 from server.http.origins import OriginCheck
 from server.http.rate_limit import RateLimit
 from server.http.reloader import Reloader
-from server.http.starting import starting_server
+from server.http.starting import Loading, UntilLoaded
 from server.http.tls import tls_context
 from server.routes import chat, completions, health, models, openapi, playground, responses, tokens
 from server.routes import metrics as metrics_page
@@ -68,9 +68,11 @@ def create_app(model: LoadedModel, settings: Settings) -> FastAPI:
     return assemble(service, keys_gate(keys, settings), tracer_provider(settings))
 
 
-def assemble(service: Service, gate: Middleware | None = None, provider: TracerProvider | None = None) -> FastAPI:
+def assemble(
+    service: Service | Loading, gate: Middleware | None = None, provider: TracerProvider | None = None
+) -> FastAPI:
     """Create the app for a service. `gate` is the middleware that checks keys, `provider` exports traces."""
-    tracing = Tracing(provider, service.name) if provider else None
+    tracing = Tracing(provider) if provider else None
     app = bare_app(lifespan, middleware(service.settings, service.metrics, gate, tracing))
     app.state.service = service
     app.state.response_store = responses.ResponseStore()
@@ -111,6 +113,7 @@ def middleware(
     yield Middleware(LastResort)
     if gate:
         yield gate
+    yield Middleware(UntilLoaded)
     if settings.requests_per_minute:
         yield Middleware(RateLimit, requests_per_minute=settings.requests_per_minute)
     yield Middleware(JsonBodies)
@@ -125,19 +128,18 @@ def keys_gate(keys: KeyRing, settings: Settings) -> Middleware | None:
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Run the engine while the app runs. Warm the engine up first, unless `run` has done so."""
-    service: Service = app.state.service
-    if not service.is_warm:
-        service.warm_up()
-    service.worker.start()
+    """Run the engine while the app runs, unless the model is still to be loaded."""
+    if isinstance(app.state.service, Service):
+        app.state.service.start()
     try:
         yield
     finally:
-        service.worker.stop(STOP_SECONDS)  # may block the event loop: all connections are closed
+        if isinstance(app.state.service, Service):
+            app.state.service.worker.stop(STOP_SECONDS)  # all connections are closed: it may block the event loop
 
 
 def run(settings: Settings) -> None:
-    """Load the model, serve it until SIGTERM or SIGINT, then finish running requests.
+    """Listen, load the model, serve it until SIGTERM or SIGINT, then finish running requests.
 
     Raise `CheckpointError`, `InvalidRequest`, `SettingsError` or `OSError` if the model, the settings or the address
     cannot be used. If the service fails, exit with code `FAILURE`, so that a supervisor restarts the process.
@@ -147,15 +149,21 @@ def run(settings: Settings) -> None:
     keys, provider, tls = KeyRing(read_keys(settings)), tracer_provider(settings), tls_context(settings)
     (reloader := Reloader(settings, keys, tls)).listen()
     with listen(settings.host, settings.port) as listener:
-        with starting_server(listener, settings, tls):
-            service = load(settings)
-            service.warm_up()
-        app = assemble(service, keys_gate(keys, settings), provider)
+        starting = Loading(settings)
+        app = assemble(starting, keys_gate(keys, settings), provider)
+        config = uvicorn_config(app, settings, tls, listener=listener, timeout_graceful_shutdown=STOP_SECONDS)
         if ignored := injected_variables():
             log.info("ignored variables that Kubernetes sets for a service", names=ignored)
-        log.info("access", api_keys=len(keys), requests_per_minute=settings.requests_per_minute, tls=tls is not None)
-        config = uvicorn_config(app, settings, tls, listener=listener, timeout_graceful_shutdown=STOP_SECONDS)
-        DrainingServer(config, service, reloader).run(sockets=[listener])
+
+        def serving() -> Service:
+            service = load(settings, starting.metrics)
+            service.start()
+            log.info(
+                "access", api_keys=len(keys), requests_per_minute=settings.requests_per_minute, tls=tls is not None
+            )
+            return service
+
+        DrainingServer(config, starting, reloader, serving).run(sockets=[listener])
 
 
 @contextmanager
@@ -170,14 +178,14 @@ def logged_if_slow(phase: str, **fields: object) -> Iterator[None]:
         timer.cancel()
 
 
-def load(settings: Settings) -> Service:
+def load(settings: Settings, metrics: Metrics | None = None) -> Service:
     """Load the model and log its properties. Raise `CheckpointError` or `InvalidRequest` if it cannot be served."""
     started = time.monotonic()
     with logged_if_slow("loading", model=settings.model or "the bundled model"):
         loaded = load_model(
             settings.model, settings.device, settings.dtype, weights=settings.weights, exits=settings.exits
         )
-        service = Service(loaded, settings)
+        service = Service(loaded, settings, metrics)
     log.info(
         "loaded",
         model=loaded.name,

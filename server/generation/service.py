@@ -52,7 +52,7 @@ FINGERPRINT_SAMPLES = 64
 class Service:
     """The model behind all endpoints. Raises `InvalidRequest` for settings that do not fit the model."""
 
-    def __init__(self, loaded: LoadedModel, settings: Settings) -> None:
+    def __init__(self, loaded: LoadedModel, settings: Settings, metrics: Metrics | None = None) -> None:
         self.settings = settings
         self.names = settings.served_model_name or (loaded.name,)
         self.name = self.names[0]
@@ -66,8 +66,9 @@ class Service:
         self.exit_layers = list(loaded.model.config.exit_layers or [])
         self.precision = loaded.precision()
         self.engine = Engine(loaded.model, settings.engine)
-        self.metrics = Metrics([depth / self.num_layers for depth in self.exit_layers], settings.latency_buckets)
-        self.worker = EngineWorker(self.engine, observe=self.metrics.steps.observe)
+        self.metrics = metrics or Metrics(settings.latency_buckets)
+        steps = self.metrics.add_steps([depth / self.num_layers for depth in self.exit_layers])
+        self.worker = EngineWorker(self.engine, observe=steps.observe)
         self.metrics.watch(self.worker)
         self.admission = Admission(settings.max_sequences + settings.max_queue)
         self.fingerprint = fingerprint(loaded, settings, self.engine)
@@ -117,13 +118,14 @@ class Service:
             "num_exits": str(len(self.exit_layers)),
         }
 
-    def warm_up(self) -> None:
-        """Prepare the device and measure the schedules, before the first request."""
+    def start(self) -> None:
+        """Prepare the device, measure the schedules, and start the engine."""
         log.info("warming up")
         self.encode("Once")  # start the tokenizer's threads now: there may be no memory later
         started = time.monotonic()
         warm_up(self.engine, remembers=True)
         log.info("warm", seconds=round(time.monotonic() - started, 3), processor=self.engine.runner.processor)
+        self.worker.start()
         self.is_warm = True
 
     @property

@@ -6,12 +6,14 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol
 
 import structlog
 import uvicorn
 
+from server.generation.thread_pool import DaemonThreadPool
 from server.http.admission import Admission
 from server.http.reloader import Reloader
 from server.settings import Settings
@@ -66,9 +68,17 @@ class DrainingServer(uvicorn.Server):
 
     If the service fails, the server drains for `FAILED_SECONDS` and exits with `FAILURE`. If a callback of the event
     loop raises `MemoryError`, the process exits at once.
+
+    load: called on another thread. Its result replaces `service` here and in the app. Its errors end the server.
     """
 
-    def __init__(self, config: uvicorn.Config, service: Drainable, reloader: Reloader | None = None) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        service: Drainable,
+        reloader: Reloader | None = None,
+        load: Callable[[], Drainable] | None = None,
+    ) -> None:
         super().__init__(config)
         self._service = service
         self._reloader = reloader
@@ -78,22 +88,31 @@ class DrainingServer(uvicorn.Server):
         self._drains_since: float | None = None
         self._drain_seconds: float = service.settings.drain_seconds
         self._logged = set[str]()
+        self._loading = DaemonThreadPool(1, "nvium-load").submit(load) if load else None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._was_signalled:
             self._drain_seconds = 0
-        self._leave(0 if self._was_signalled else self._service.settings.goodbye_seconds)
+        self._leave(0 if self._was_signalled or self._loading else self._service.settings.goodbye_seconds)
         self._was_signalled = True
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         super().run(sockets)
         sink.drain()
+        if error := self._loading_error:
+            raise error
+        if self._loading:
+            os._exit(0)  # the thread cannot be stopped
         if self._service.has_failed:
             sys.exit(FAILURE)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().set_exception_handler(self._note_error)
         await super().startup(sockets)
+        if not self._loading:
+            self._announce()
+
+    def _announce(self) -> None:
         gc.collect()
         gc.freeze()  # garbage collection must not scan the model: that would pause all streams
         settings = self._service.settings
@@ -101,6 +120,9 @@ class DrainingServer(uvicorn.Server):
         log.info("ready", host=self.config.host, port=self.config.port, url=url, playground=settings.playground)
 
     async def on_tick(self, counter: int) -> bool:
+        if self._loading_error:
+            return True
+        self._arrive()
         self._service.tick()
         if self._reloader:
             self._reloader.tick()
@@ -118,9 +140,22 @@ class DrainingServer(uvicorn.Server):
                 self._begin_to_drain()
         return await super().on_tick(counter)
 
+    def _arrive(self) -> None:
+        """Serve the service once it is loaded, unless the server is leaving."""
+        if self._loading and self._loading.done() and self._leaves_at is None:
+            app: Any = self.config.app
+            self._service = app.state.service = self._loading.result()
+            self._loading = None
+            self._announce()
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
-        log.info("stopped")
+        if not self._loading_error:
+            log.info("stopped")
+
+    @property
+    def _loading_error(self) -> BaseException | None:
+        return self._loading.exception() if self._loading and self._loading.done() else None
 
     def _note_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Handle an exception in a callback of the event loop."""

@@ -87,7 +87,7 @@ class RequestContext(HttpMiddleware):
             finally:
                 record.close(is_routine=is_free(scope) and record.outcome == "completed")
                 if self._tracing and record.endpoint != OTHER:
-                    self._tracing.trace(record, headers)
+                    self._tracing.trace(record, headers, scope["app"].state.service.name)
 
     def _open(self, scope: Scope, request_id: str) -> RequestRecord:
         """Return the request's record, which exists if the connection has already refused the request."""

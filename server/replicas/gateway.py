@@ -34,7 +34,7 @@ class Gateway:
 
     def __init__(self, pool: Pool, settings: Settings) -> None:
         self.settings = settings
-        self.metrics = Metrics([1.0], settings.latency_buckets)
+        self.metrics = Metrics(settings.latency_buckets)
         self.relay = Relay(pool, self.metrics)
         self.admission = self.relay.admission
         relayed = Gauge("nvium_relayed_requests", "Requests in flight to replicas.", registry=self.metrics.registry)

@@ -35,16 +35,13 @@ HEARTBEAT_AGE = "Time since the device thread's last Step, or since it last foun
 class Metrics:
     """All metrics of a server or gateway.
 
-    `depth_ratios` are the exits' depths divided by the model's depth. `latency_buckets` replace the default buckets of
-    all latencies. The event loop observes requests, the engine's observer thread observes `steps`.
+    `latency_buckets` replace the default buckets of all latencies. The event loop observes requests.
     """
 
-    def __init__(self, depth_ratios: Sequence[float], latency_buckets: Sequence[float] = ()) -> None:
+    def __init__(self, latency_buckets: Sequence[float] = ()) -> None:
         self.registry = CollectorRegistry()
         self._add_counters()
         self._add_histograms(latency_buckets)
-        self.steps = StepMetrics(depth_ratios)
-        self.registry.register(self.steps)
         self.registry.register(ProcessCounts())
         ProcessCollector(registry=self.registry)
         Info("nvium_build", "Version of nvium.", registry=self.registry).info({"version": version("nvium")})
@@ -102,6 +99,12 @@ class Metrics:
         """Add the served model's description and the maximum number of running sequences."""
         Info("nvium_model", "The served model.", registry=self.registry).info(dict(model))
         Gauge("nvium_seats", "Maximum number of running sequences.", registry=self.registry).set(num_seats)
+
+    def add_steps(self, depth_ratios: Sequence[float]) -> StepMetrics:
+        """Add metrics of Steps. `depth_ratios` are the exits' depths divided by the model's depth."""
+        steps = StepMetrics(depth_ratios)
+        self.registry.register(steps)
+        return steps
 
     def watch(self, worker: EngineWorker) -> None:
         """Report the engine's state at every scrape."""

@@ -58,21 +58,20 @@ def exporting_to(endpoint: str) -> TracerProvider:
 
 
 class Tracing:
-    """Traces finished requests. `model` is the served model's name."""
+    """Traces finished requests."""
 
-    def __init__(self, provider: TracerProvider, model: str) -> None:
+    def __init__(self, provider: TracerProvider) -> None:
         self._tracer = provider.get_tracer(SERVICE)
-        self._model = model
 
-    def trace(self, record: RequestRecord, headers: Headers) -> None:
-        """Export a finished request as part of the trace that its `traceparent` header names."""
+    def trace(self, record: RequestRecord, headers: Headers, model: str) -> None:
+        """Export a finished request to a served model as part of the trace that its `traceparent` header names."""
         assert record.closed_at is not None
         operation = OPERATIONS.get(record.endpoint, record.endpoint)
         request = self._tracer.start_span(
-            f"{operation} {self._model}",
+            f"{operation} {model}",
             context=TraceContextTextMapPropagator().extract(headers),
             kind=SpanKind.SERVER,
-            attributes={"gen_ai.operation.name": operation, "gen_ai.provider.name": SERVICE} | self._attributes(record),
+            attributes=attributes_of(record, model, operation),
             start_time=unix_ns(record, record.arrived_at),
         )
         if record.outcome == "failed":
@@ -83,27 +82,30 @@ class Tracing:
             phase.end(unix_ns(record, end))
         request.end(unix_ns(record, record.closed_at))
 
-    def _attributes(self, record: RequestRecord) -> dict[str, AttributeValue]:
-        """Return all attributes that are not None. A request that was not queued has no model and no usage."""
-        known: dict[str, AttributeValue | None] = {
-            "http.response.status_code": record.status,
-            "error.type": record.abort_cause if record.outcome == "failed" else None,
-            "nvium.abort_cause": record.abort_cause,
-            "nvium.request_id": record.request_id,
-            "nvium.key_id": record.key_id or None,
-            "nvium.outcome": record.outcome,
+
+def attributes_of(record: RequestRecord, model: str, operation: str) -> dict[str, AttributeValue]:
+    """Return all attributes that are not None. A request that was not queued has no model and no usage."""
+    known: dict[str, AttributeValue | None] = {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": SERVICE,
+        "http.response.status_code": record.status,
+        "error.type": record.abort_cause if record.outcome == "failed" else None,
+        "nvium.abort_cause": record.abort_cause,
+        "nvium.request_id": record.request_id,
+        "nvium.key_id": record.key_id or None,
+        "nvium.outcome": record.outcome,
+    }
+    if record.queued_at is not None:
+        known |= {
+            "gen_ai.request.model": model,
+            "gen_ai.response.model": model,
+            "gen_ai.response.finish_reasons": record.finish_reasons,
+            "gen_ai.usage.input_tokens": record.num_prompt_tokens,
+            "gen_ai.usage.cache_read.input_tokens": record.num_cached_prompt_tokens,
+            "gen_ai.usage.output_tokens": record.exit_counts.total(),
         }
-        if record.queued_at is not None:
-            known |= {
-                "gen_ai.request.model": self._model,
-                "gen_ai.response.model": self._model,
-                "gen_ai.response.finish_reasons": record.finish_reasons,
-                "gen_ai.usage.input_tokens": record.num_prompt_tokens,
-                "gen_ai.usage.cache_read.input_tokens": record.num_cached_prompt_tokens,
-                "gen_ai.usage.output_tokens": record.exit_counts.total(),
-            }
-            known |= {f"nvium.exit_counts.{number}": count for number, count in sorted(record.exit_counts.items())}
-        return {name: value for name, value in known.items() if value is not None}
+        known |= {f"nvium.exit_counts.{number}": count for number, count in sorted(record.exit_counts.items())}
+    return {name: value for name, value in known.items() if value is not None}
 
 
 def phases(record: RequestRecord) -> Iterator[tuple[str, float, float]]:

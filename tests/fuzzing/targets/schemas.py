@@ -16,6 +16,7 @@ from starlette.types import Message
 from nvium_core.text.tool_calls import PLAIN
 from server.app import bare_app, middleware
 from server.http.middleware import LastResort
+from server.http.starting import UntilLoaded
 from server.routes.json_route import JsonRoute
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
@@ -80,7 +81,8 @@ def made(data: bytes) -> tuple[str, bytes]:
 
 def schemas_app() -> FastAPI:
     """Return an app whose routes only validate. Unhandled exceptions are raised instead of answered."""
-    around = [layer for layer in middleware(Settings(), Metrics([1.0], [1.0]), None) if layer.cls is not LastResort]
+    layers = middleware(Settings(), Metrics(), None)
+    around = [layer for layer in layers if layer.cls not in (LastResort, UntilLoaded)]
     app = bare_app(lambda _: nullcontext(), around)
     app.router.route_class = JsonRoute
     for path, kind in BODIES.items():

@@ -68,7 +68,7 @@ async def test_an_unsafe_id_is_replaced_in_headers_and_logs(server: LiveServer, 
 @given(st.text(st.characters(max_codepoint=255)), st.booleans())
 async def test_an_id_is_kept_if_and_only_if_it_is_safe(sent: str, twice: bool) -> None:
     reached = Reached()
-    frame = RequestContext(reached, Metrics([1.0], [1.0]), {})
+    frame = RequestContext(reached, Metrics([1.0]), {})
     headers = [("x-request-id", sent), ("x-request-id", "second")][: 2 if twice else 1]
     [start, _] = await called(frame, "GET", "/", headers, record=None)
     [received] = [value.decode() for name, value in start["headers"] if name == b"x-request-id"]
@@ -79,7 +79,7 @@ async def test_an_id_is_kept_if_and_only_if_it_is_safe(sent: str, twice: bool) -
 
 async def test_requests_without_an_id_get_different_ones() -> None:
     reached = Reached()
-    frame = RequestContext(reached, Metrics([1.0], [1.0]), {})
+    frame = RequestContext(reached, Metrics([1.0]), {})
     for _ in range(3):
         await called(frame, "GET", "/", record=None)
     assert len({state["request_id"] for state in reached.states}) == 3

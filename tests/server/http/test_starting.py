@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import resource
 import signal
 import socket
@@ -18,12 +19,11 @@ import pytest
 
 from nvium_core import LoadedModel
 from server import app
-from server.app import run
-from server.http.listener import listen
-from server.http.starting import starting_server
+from server.app import assemble, run
+from server.http.starting import Loading
 from server.settings import Settings
 from tests.server.forked_server import forked_server
-from tests.server.live_server import wait_until
+from tests.server.live_server import live_server, wait_until
 from tests.server.raw_client import PATHS, Answer, asked, asking, connected, post, request
 from tests.server.server_process import ServerProcess, free_port, server_process
 
@@ -32,25 +32,19 @@ MAX_LOG_BYTES = 20_000
 KEYS = ("sk-old", "sk-new")
 
 
-async def test_only_livez_succeeds_while_the_model_loads() -> None:
-    """The server for this time leaves the socket open and no thread."""
-    with listen("127.0.0.1", 0) as listener:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        for _ in range(2):
-            with starting_server(listener, Settings()):
-                assert (await asked(url, request("/livez", method="GET"))).json() == {"status": "ok"}
-                for path in ("/readyz", "/health", "/v1/models", "/metrics", "/"):
-                    check_not_ready(await asked(url, request(path, method="GET")))
-                check_not_ready(await asked(url, post("/v1/completions", {"prompt": "Once"})))
-                malformed = await asked(url, b"\x00 no HTTP\r\n\r\n")
-                assert (malformed.status, malformed.json()["error"]["code"]) == (400, "malformed_request")
-            assert "nvium-starting" not in {thread.name for thread in threading.enumerate()}
+async def test_only_livez_succeeds_while_the_model_loads(byte_model: LoadedModel) -> None:
+    with live_server(byte_model, build=lambda _, settings: assemble(Loading(settings))) as server:
+        assert (await asked(server.url, request("/livez", method="GET"))).json() == {"status": "ok"}
+        for path in ("/readyz", "/health", "/v1/models", "/metrics", "/"):
+            check_not_ready(await asked(server.url, request(path, method="GET")))
+        check_not_ready(await asked(server.url, post("/v1/completions", {"prompt": "Once"})))
+        malformed = await asked(server.url, b"\x00 no HTTP\r\n\r\n")
+        assert (malformed.status, malformed.json()["error"]["code"]) == (400, "malformed_request")
 
 
 def check_not_ready(answer: Answer) -> None:
     assert (answer.status, answer.json()["error"]["code"]) == (503, "not_ready")
     assert int(answer.headers["retry-after"]) > 0
-    assert answer.headers["connection"] == "close"
 
 
 def with_few_files() -> None:
@@ -147,9 +141,10 @@ def test_a_server_that_loads_becomes_ready_on_the_same_address(model_folder: Pat
         assert server.http.get("/v1/models").json()["data"]
 
 
-def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="no such folder"):
         run(Settings(model=str(tmp_path / "none"), port=0))
+    assert not {"stopped", "Traceback"} & set(re.findall(r"\w+", capfd.readouterr().err))
 
 
 async def test_a_server_that_says_goodbye_takes_requests_although_it_is_not_ready(

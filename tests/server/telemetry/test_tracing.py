@@ -190,7 +190,7 @@ def test_probes_and_lists_are_not_traced(traced: tuple[LiveServer, Spans]) -> No
 def test_an_aborted_requests_last_phase_lasts_until_its_end(
     status: int | None, cause: str | None, reached: int, expected: list[tuple[str, int, int]]
 ) -> None:
-    record = RequestRecord(Metrics([1.0], [1.0]), request_id="mine", endpoint="completions")
+    record = RequestRecord(Metrics([1.0]), request_id="mine", endpoint="completions")
     moments = [("queued_at", 1), ("started_at", 2), ("first_token_at", 3), ("last_token_at", 4)]
     for name, seconds in [*moments[:reached], ("closed_at", 9)]:
         setattr(record, name, record.arrived_at + seconds)
