@@ -31,8 +31,7 @@ from server.http.rate_limit import RateLimit
 from server.http.reloader import Reloader
 from server.http.starting import Loading, UntilLoaded
 from server.http.tls import tls_context
-from server.routes import chat, completions, health, models, openapi, playground, responses, tokens
-from server.routes import metrics as metrics_page
+from server.routes import openapi, playground, responses
 from server.settings import Settings, injected_variables
 from server.telemetry.logs import configure_logs
 from server.telemetry.metrics import Metrics
@@ -52,7 +51,9 @@ ENDPOINTS = {
 }
 """Maps paths of POST requests to the endpoint's name in metrics and logs. All other requests are `OTHER`."""
 
-METHODS = sorted({"HEAD", *(route.method.upper() for route in openapi.ROUTES)})
+METHODS = sorted(
+    {"HEAD", *(method for router in openapi.ROUTERS for route in router.routes for method in route.methods)}
+)
 """Methods that CORS allows."""
 
 STOP_SECONDS = 5
@@ -77,8 +78,8 @@ def assemble(
     app.state.service = service
     app.state.response_store = responses.ResponseStore()
     service.metrics.create_series([*ENDPOINTS.values(), OTHER])
-    for routes in (completions, chat, responses, tokens, models, health, metrics_page, openapi):
-        app.include_router(routes.router)
+    for router in openapi.ROUTERS:
+        app.include_router(router)
     if service.settings.playground:
         app.include_router(playground.router)
     return app

@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 
 from docs.tables.table import Cell, Table, table
 from server.http.paths import PROBES
-from server.routes.openapi import ROUTES
+from server.routes.openapi import document
 from server.schemas.body import Hint, NeutralOnly, RequestBody, WithoutEffect
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
@@ -49,8 +49,9 @@ class Row(NamedTuple):
 @table
 def endpoints() -> Table:
     rows = [
-        [f"`{route.method.upper()} {route.path}`", route.summary, "no" if route.path in PROBES else "yes"]
-        for route in ROUTES
+        [f"`{method.upper()} {path}`", operation["summary"], "no" if path in PROBES else "yes"]
+        for path, operations in document()["paths"].items()
+        for method, operation in operations.items()
     ]
     return ["endpoint", "what it does", "needs a key, if keys are set"], [*rows, PAGE]
 

@@ -5,14 +5,14 @@ from starlette.responses import Response
 
 from server.generation.chat import start_chat
 from server.routes.json_route import JsonRoute
-from server.schemas.chat import ChatRequest
+from server.schemas.chat import Chat, ChatRequest
 from server.writers.answer import accepted, answer
 from server.writers.chat_writer import ChatWriter
 
 router = APIRouter(route_class=JsonRoute)
 
 
-@router.post("/v1/chat/completions")
+@router.post("/v1/chat/completions", summary="Answer messages", response_model=Chat)
 async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
     service, record = accepted(request, body)
     body = service.with_defaults(body)

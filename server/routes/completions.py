@@ -5,14 +5,14 @@ from starlette.responses import Response
 
 from server.generation.generation import start
 from server.routes.json_route import JsonRoute
-from server.schemas.completions import CompletionRequest
+from server.schemas.completions import Completion, CompletionRequest
 from server.writers.answer import accepted, answer
 from server.writers.completion_writer import CompletionWriter
 
 router = APIRouter(route_class=JsonRoute)
 
 
-@router.post("/v1/completions")
+@router.post("/v1/completions", summary="Continue prompts", response_model=Completion)
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     service, record = accepted(request, body)
     body = service.with_defaults(body)

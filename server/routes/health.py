@@ -10,26 +10,26 @@ from server.generation.service import Service
 router = APIRouter()
 
 
-@router.get("/livez")
+@router.get("/livez", summary="Liveness probe: the engine makes progress")
 async def livez(request: Request) -> dict[str, str]:
     check_live(request.app.state.service)
     return {"status": "ok"}
 
 
-@router.get("/readyz")
+@router.get("/readyz", summary="Readiness probe: the server accepts requests")
 async def readyz(request: Request) -> dict[str, str]:
     check_ready(request.app.state.service)
     return {"status": "ok"}
 
 
-@router.get("/health")
+@router.get("/health", summary="Both probes in one")
 async def health(request: Request) -> dict[str, str]:
     check_live(request.app.state.service)
     check_ready(request.app.state.service)
     return {"status": "ok"}
 
 
-@router.get("/version")
+@router.get("/version", summary="The version of nvium")
 async def served_version() -> dict[str, str]:
     return {"version": version("nvium")}
 

@@ -8,13 +8,13 @@ from server.schemas.models import Model, ModelList
 router = APIRouter()
 
 
-@router.get("/v1/models")
+@router.get("/v1/models", summary="The model under each of its names, with its exits and limits")
 async def list_models(request: Request) -> ModelList:
     service: Service = request.app.state.service
     return ModelList(data=[service.card(name) for name in service.names])
 
 
-@router.get("/v1/models/{model_id:path}")
+@router.get("/v1/models/{model_id:path}", summary="The model under one name")
 async def get_model(model_id: str, request: Request) -> Model | ModelList:
     """Return one model. `/v1/models/` lists all models."""
     service: Service = request.app.state.service

@@ -1,95 +1,43 @@
-"""`GET /openapi.json`: describes every route except the playground's, with the route's request and responses.
+"""`GET /openapi.json`: describes every route except the playground's, as FastAPI finds them."""
 
-A test compares `ROUTES` with the app's routes.
-"""
-
-import re
-from dataclasses import dataclass
+import warnings
 from functools import cache
-from http import HTTPStatus
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import APIRouter, Request
+from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
-from pydantic.json_schema import JsonSchemaMode
+from typing_extensions import TypedDict
 
-from server.schemas.body import RequestBody, ResponseBody
-from server.schemas.chat import Chat, ChatChunk, ChatRequest
-from server.schemas.completions import Completion, CompletionRequest
-from server.schemas.models import Model, ModelList
-from server.schemas.responses import DeletedResponse, Response, ResponseEvent, ResponseRequest
-from server.schemas.tokens import Detokenized, DetokenizeRequest, TokenizeRequest, TokenizerInfo, Tokens
+from server.routes import chat, completions, health, metrics, models, responses, tokens
+from server.schemas.chat import ChatChunk
+from server.schemas.completions import Completion
+from server.schemas.responses import ResponseEvent
 
 Json = dict[str, Any]
 
 router = APIRouter()
 
+ROUTERS = [module.router for module in (completions, chat, responses, tokens, models, health, metrics)] + [router]
+
+STREAMS = {"/v1/completions": Completion, "/v1/chat/completions": ChatChunk, "/v1/responses": ResponseEvent}
+"""Paths whose responses may be streams, with the type of an event's data."""
+
 REF = "#/components/schemas/{model}"
 
-PROBE_ERRORS = (400, 405, 408, 500, 503)
-ERRORS = (400, 401, 405, 408, 429, 500)
-"""Status codes of all routes except probes."""
 
-POST_ERRORS = (*ERRORS, 404, 413, 503)
-
-
-class ErrorDetails(ResponseBody):
+class ErrorDetails(TypedDict):
     message: str
     type: str
     param: str | None
     code: str | None
 
 
-class Error(ResponseBody):
+class Error(TypedDict):
     error: ErrorDetails
 
 
-class Status(ResponseBody):
-    status: Literal["ok"]
-
-
-class Version(ResponseBody):
-    version: str
-
-
-@dataclass(frozen=True)
-class Route:
-    """A route. `answer` is the response's type, or None for plain text. `chunk` is the type of a stream's events."""
-
-    method: str
-    path: str
-    summary: str
-    answer: Any
-    request: type[RequestBody] | None = None
-    chunk: type | None = None
-    errors: tuple[int, ...] = ERRORS
-
-
-RESPONSES = "Generate a response (OpenAI's Responses API)"
-
-ROUTES = (
-    Route("post", "/v1/completions", "Continue prompts", Completion, CompletionRequest, Completion, POST_ERRORS),
-    Route("post", "/v1/chat/completions", "Answer messages", Chat, ChatRequest, ChatChunk, POST_ERRORS),
-    Route("post", "/v1/responses", RESPONSES, Response, ResponseRequest, ResponseEvent, POST_ERRORS),
-    Route("get", "/v1/responses/{response_id}", "Get a stored response", Response, errors=(*ERRORS, 404)),
-    Route("delete", "/v1/responses/{response_id}", "Delete a stored response", DeletedResponse, errors=(*ERRORS, 404)),
-    Route("post", "/tokenize", "Tokenize a text or a chat", Tokens, TokenizeRequest, None, POST_ERRORS),
-    Route("post", "/v1/tokenize", "Tokenize a text or a chat", Tokens, TokenizeRequest, None, POST_ERRORS),
-    Route("post", "/detokenize", "Convert token ids to text", Detokenized, DetokenizeRequest, None, POST_ERRORS),
-    Route("post", "/v1/detokenize", "Convert token ids to text", Detokenized, DetokenizeRequest, None, POST_ERRORS),
-    Route("get", "/tokenizer_info", "The tokenizer's class, special tokens and chat template", TokenizerInfo),
-    Route("get", "/v1/models", "The model under each of its names, with its exits and limits", ModelList),
-    Route("get", "/v1/models/{model_id}", "The model under one name", Model, errors=(*ERRORS, 404)),
-    Route("get", "/livez", "Liveness probe: the engine makes progress", Status, errors=PROBE_ERRORS),
-    Route("get", "/readyz", "Readiness probe: the server accepts requests", Status, errors=PROBE_ERRORS),
-    Route("get", "/health", "Both probes in one", Status, errors=PROBE_ERRORS),
-    Route("get", "/version", "The version of nvium", Version),
-    Route("get", "/metrics", "Metrics for Prometheus. `--metrics-open` makes them public", None),
-    Route("get", "/openapi.json", "This API as an OpenAPI 3.1 document", Json),
-)
-
-
-@router.get("/openapi.json")
+@router.get("/openapi.json", summary="This API as an OpenAPI 3.1 document")
 async def openapi(request: Request) -> Json:
     root_path = request.app.state.service.settings.root_path
     return {**document(), "servers": [{"url": root_path}]} if root_path else document()
@@ -97,50 +45,34 @@ async def openapi(request: Request) -> Json:
 
 @cache
 def document() -> Json:
-    modes: dict[Any, JsonSchemaMode] = {Error: "serialization"}
-    for route in ROUTES:
-        modes |= {route.request: "validation"} if route.request else {}
-        modes |= {kind: "serialization" for kind in (route.answer, route.chunk) if kind}
-    kinds = [(kind, mode, TypeAdapter[Any](kind)) for kind, mode in modes.items()]
-    schemas, definitions = TypeAdapter.json_schemas(kinds, ref_template=REF)
-    refs = {kind: ref for (kind, _), ref in schemas.items()}
-    paths: dict[str, Json] = {}
-    for route in ROUTES:
-        paths.setdefault(route.path, {})[route.method] = operation(route, refs)
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "nvium", "version": "1"},
-        "paths": paths,
-        "components": {"schemas": definitions["$defs"]},
-    }
-
-
-def operation(route: Route, refs: dict[Any, Json]) -> Json:
-    responses: Json = {"200": {"description": "OK", "content": contents(route, refs)}}
-    for status in sorted(route.errors):
-        responses[str(status)] = {"description": HTTPStatus(status).phrase, "content": json_content(refs[Error])}
-    described: Json = {"summary": route.summary, "responses": responses}
-    if route.request:
-        described["requestBody"] = {"required": True, "content": json_content(refs[route.request])}
-    if names := re.findall(r"{(\w+)}", route.path):
-        of_path = {"in": "path", "required": True, "schema": {"type": "string"}}
-        described["parameters"] = [{"name": name, **of_path} for name in names]
+    """Return FastAPI's description, with error responses and streams. FastAPI describes its own errors instead."""
+    with warnings.catch_warnings(action="ignore"):  # one route has two methods
+        described = get_openapi(title="nvium", version="1", routes=[route for each in ROUTERS for route in each.routes])
+    schemas, definitions = TypeAdapter.json_schemas(
+        [(kind, "serialization", TypeAdapter[Any](kind)) for kind in (Error, *STREAMS.values())], ref_template=REF
+    )
+    components = described["components"]["schemas"]
+    components |= definitions["$defs"]
+    del components["HTTPValidationError"], components["ValidationError"]
+    error = schemas[Error, "serialization"]
+    failed = {"content": {"application/json": {"schema": error}}}
+    for path, methods in described["paths"].items():
+        described["paths"][path] = dict(sorted(methods.items(), reverse=True))  # a route's methods are a set
+        for operation in methods.values():
+            del operation["operationId"]
+            found = operation["responses"]["200"]
+            if stream := STREAMS.get(path):
+                found["content"]["text/event-stream"] = {"schema": event(schemas[stream, "serialization"], error)}
+            operation["responses"] = {
+                "200": found,
+                "4XX": {"description": "Client error", **failed},
+                "5XX": {"description": "Server error", **failed},
+            }
     return described
 
 
-def json_content(schema: Json) -> Json:
-    return {"application/json": {"schema": schema}}
-
-
-def contents(route: Route, refs: dict[Any, Json]) -> Json:
-    if route.answer is None:
-        return {"text/plain": {"schema": {"type": "string"}}}
-    stream = {"text/event-stream": {"schema": event(refs[route.chunk], refs[Error])}} if route.chunk else {}
-    return json_content(refs[route.answer]) | stream
-
-
-def event(chunk: Json, error: Json) -> Json:
+def event(data: Json, error: Json) -> Json:
     """Describe an event of a stream in the form of OpenAPI 3.1."""
-    content = {"contentMediaType": "application/json", "contentSchema": {"anyOf": [chunk, error]}}
-    data = {"type": "string", "anyOf": [{"const": "[DONE]"}, content]}
-    return {"type": "object", "properties": {"data": data}, "required": ["data"]}
+    content = {"contentMediaType": "application/json", "contentSchema": {"anyOf": [data, error]}}
+    text = {"type": "string", "anyOf": [{"const": "[DONE]"}, content]}
+    return {"type": "object", "properties": {"data": text}, "required": ["data"]}

@@ -87,7 +87,7 @@ def earlier(store: ResponseStore, owner: str, response_id: str | None) -> list[J
     return messages
 
 
-@router.post("/v1/responses")
+@router.post("/v1/responses", summary="Generate a response (OpenAI's Responses API)", response_model=Response)
 async def create_response(body: ResponseRequest, request: Request) -> HttpResponse:
     store: ResponseStore = request.app.state.response_store
     owner = request.state.key_id
@@ -106,9 +106,13 @@ async def create_response(body: ResponseRequest, request: Request) -> HttpRespon
     return await answer(request, body, writer)
 
 
-@router.api_route("/v1/responses/{response_id}", methods=["GET", "DELETE"])
+@router.api_route(
+    "/v1/responses/{response_id}",
+    methods=["GET", "DELETE"],  # in one route, so that the `allow` header of a 405 lists both
+    summary="Get or delete a stored response",
+    response_model=Response | DeletedResponse,
+)
 async def stored_response(response_id: str, request: Request) -> HttpResponse:
-    """Return or delete a response. Both methods share a route, so that the `allow` header of a 405 lists both."""
     store, owner = request.app.state.response_store, request.state.key_id
     found: StoredResponse | None = store.find(owner, response_id)
     if found is None:

@@ -10,15 +10,15 @@ from server.generation.service import Service
 from server.http.disconnect import unless_disconnected
 from server.routes.json_route import JsonRoute
 from server.schemas.body import RequestBody, ResponseBody, require
-from server.schemas.tokens import Detokenized, DetokenizeRequest, TokenizeRequest, Tokens
+from server.schemas.tokens import Detokenized, DetokenizeRequest, TokenizeRequest, TokenizerInfo, Tokens
 from server.telemetry.record import CLIENT_CLOSED_REQUEST
 from server.writers.answer import ignored_params
 
 router = APIRouter(route_class=JsonRoute)
 
 
-@router.post("/tokenize")
-@router.post("/v1/tokenize")
+@router.post("/v1/tokenize", summary="Tokenize a text or a chat", response_model=Tokens)
+@router.post("/tokenize", summary="Tokenize a text or a chat", response_model=Tokens)
 async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     service: Service = request.app.state.service
     service.check_model(body.model)
@@ -26,8 +26,8 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     return await computed(request, lambda: json_response(tokens(service, body), body))
 
 
-@router.post("/detokenize")
-@router.post("/v1/detokenize")
+@router.post("/v1/detokenize", summary="Convert token ids to text", response_model=Detokenized)
+@router.post("/detokenize", summary="Convert token ids to text", response_model=Detokenized)
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     service: Service = request.app.state.service
     service.check_model(body.model)
@@ -45,7 +45,11 @@ async def computed(request: Request, compute: Callable[[], Response]) -> Respons
     return response
 
 
-@router.get("/tokenizer_info")
+@router.get(
+    "/tokenizer_info",
+    summary="The tokenizer's class, special tokens and chat template",
+    response_model=TokenizerInfo,
+)
 async def tokenizer_info(request: Request) -> Response:
     service: Service = request.app.state.service
     return Response(service.tokenizer_info.json_text(), media_type="application/json")

@@ -24,19 +24,10 @@ def check_answer(server: LiveServer, method: str, path: str, body: Json | None, 
     response = server.http.request(method, path, json=body)
     answers = DOCUMENT["paths"][template or path][method.lower()]["responses"]
     content_type = response.headers["content-type"].partition(";")[0]
-    schema = answers[str(response.status_code)]["content"][content_type]["schema"]
+    status = "200" if response.is_success else f"{response.status_code // 100}XX"
+    schema = answers[status]["content"][content_type]["schema"]
     if content_type == "application/json":
         check(schema, response.json())
-
-
-@pytest.mark.filterwarnings("ignore:Duplicate Operation ID")  # caused by a route with two methods
-def test_every_route_is_in_the_served_document(server: LiveServer) -> None:
-    assert methods_by_path(DOCUMENT) == methods_by_path(server.app.openapi())
-    assert server.http.get("/openapi.json").json() == DOCUMENT
-
-
-def methods_by_path(openapi: Json) -> dict[str, set[str]]:
-    return {path: set(methods) for path, methods in openapi["paths"].items()}
 
 
 MESSAGES = [{"role": "user", "content": "a"}]
@@ -66,8 +57,9 @@ def test_responses_match_their_schemas(server: LiveServer, path: str, body: Json
 
 
 def test_responses_to_get_match_their_schemas(server: LiveServer) -> None:
-    for path in ("/v1/models", "/livez", "/readyz", "/health", "/version", "/metrics", "/openapi.json"):
-        check_answer(server, "GET", path, None)
+    for path, methods in DOCUMENT["paths"].items():
+        if "get" in methods and "{" not in path:
+            check_answer(server, "GET", path, None)
     for name in (NAME, "x"):
         check_answer(server, "GET", f"/v1/models/{name}", None, "/v1/models/{model_id}")
 
