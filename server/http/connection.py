@@ -8,7 +8,7 @@ import uuid
 from typing import Any, cast
 
 import h11
-from uvicorn.protocols.http.flow_control import CLOSE_HEADER, FlowControl
+from uvicorn.protocols.http.flow_control import CLOSE_HEADER
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from server.errors import ApiError, Rejected, malformed
@@ -22,9 +22,6 @@ from server.telemetry.logs import RateLimitedWarning
 from server.telemetry.metrics import Metrics
 from server.telemetry.record import RequestRecord
 
-FAST_PATH = "nvium.http.response.fast_path"
-"""Name of the ASGI extension that holds the connection's `FastPath`."""
-
 MAX_BYTES_AHEAD = 65_536
 """While the server answers a request, it reads at most this many bytes of the client's next requests."""
 
@@ -32,7 +29,7 @@ READ_BYTES = 65_536
 """Size of a read. With asyncio's default of 256 kB, every read would allocate its buffer by a system call."""
 
 GRACE_SECONDS = 1
-"""Extra time before a connection is aborted. It lets `EventStream` detect and record a slow client first."""
+"""How long a client may take to close a connection that the server has closed."""
 
 MIN_BYTES_PER_SECOND = 1_000
 """A client that leaves more than asyncio's write buffer of 64 KiB unread must read at least this fast."""
@@ -41,31 +38,6 @@ EXCESS_SECONDS = 1
 """An excess connection that sends nothing for this long is refused."""
 
 too_many = RateLimitedWarning("too many connections")
-
-
-class FastPath:
-    """Writes a response's body directly to the transport, if the response has begun and the client keeps up.
-
-    The client receives the same bytes as from an `http.response.body` message. Such a message would pass through all
-    middleware and through h11, which do not change its bytes.
-    """
-
-    def __init__(self, transport: asyncio.Transport, flow: FlowControl, *, is_chunked: bool) -> None:
-        self._transport = transport
-        self._flow = flow
-        self._is_chunked = is_chunked
-
-    @property
-    def is_open(self) -> bool:
-        return not self._flow.write_paused and not self._transport.is_closing()
-
-    def abort(self) -> None:
-        self._transport.abort()
-
-    def write(self, piece: bytes) -> None:
-        """Write a part of the body. `piece` must not be empty, because an empty chunk ends the body."""
-        assert piece
-        self._transport.write(b"%x\r\n%b\r\n" % (len(piece), piece) if self._is_chunked else piece)
 
 
 class Connection(H11Protocol):
@@ -81,7 +53,6 @@ class Connection(H11Protocol):
     - If a request is answered before it is read, the connection closes in stages, so that the answer arrives.
     - An excess connection (beyond the limit) may send one probe. Other requests on it are refused.
     - `scope["state"]["received_at"]` is the time of the request's first bytes, by `time.monotonic()`.
-    - `scope["extensions"]` contains the connection's `FastPath`.
     """
 
     conn: BoundedParser
@@ -104,7 +75,7 @@ class Connection(H11Protocol):
         self._unread = unread or UnreadBytes(sys.maxsize)
         self._handshakes = handshakes
         self._arrival_seconds = arrival_seconds
-        self._cut_off_seconds = slow_client_seconds + GRACE_SECONDS
+        self._cut_off_seconds = slow_client_seconds
         self._received_at: float | None = None
         self._arrival: asyncio.TimerHandle | None = None
         self._cut_off: asyncio.TimerHandle | None = None
@@ -155,8 +126,6 @@ class Connection(H11Protocol):
         if (scope := cast("dict[str, Any] | None", self.scope)) and "received_at" not in scope["state"]:
             scope["state"]["received_at"] = self._received_at
             self._received_at = self._received_at if self.conn.trailing_data[0] else None
-            is_chunked = scope["http_version"] >= "1.1"
-            scope["extensions"] = {FAST_PATH: FastPath(self.transport, self.flow, is_chunked=is_chunked)}
             if self._limit.is_excess(self):  # close after one response, to make room for other probes
                 self.headers.append(CLOSE_HEADER)
         self._time_arrival()

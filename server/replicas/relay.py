@@ -23,7 +23,6 @@ from yarl import URL
 
 from server.errors import ApiError, Rejected, invalid_key
 from server.http.admission import Admission
-from server.http.connection import FAST_PATH, FastPath
 from server.http.disconnect import unless_disconnected
 from server.http.event_stream import DONE, framed
 from server.http.keys import set_key
@@ -198,9 +197,6 @@ class Exchange:
         headers = Headers(scope=scope)
         self._headers = {name: headers[name] for name in FORWARDED if name in headers}
         self._headers |= {"x-request-id": self.request_id, KEY_ID: scope["state"]["key_id"]}
-        self._fast_path: FastPath | None = scope.get("extensions", {}).get(FAST_PATH)
-        self._is_head_sent = False
-        """Whether the fast path may be used: the head has been sent, together with the first part of the body."""
         self._send = send
 
     async def forward(self, session: aiohttp.ClientSession, address: Address) -> None:
@@ -246,11 +242,7 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": response.status, "headers": headers})
 
     async def _send_events(self, events: bytes) -> None:
-        if self._fast_path and self._fast_path.is_open and self._is_head_sent:
-            self._fast_path.write(events)
-        else:
-            await self._send({"type": "http.response.body", "body": events, "more_body": True})
-            self._is_head_sent = True
+        await self._send({"type": "http.response.body", "body": events, "more_body": True})
 
     def set_recorder(self, *, is_replica: bool) -> None:
         """Let the replica count and log the request if `is_replica`, otherwise the gateway."""

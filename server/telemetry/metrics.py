@@ -12,7 +12,7 @@ from nvium_core import EngineWorker
 from nvium_core.text.sandbox import HELPERS
 from server.errors import REJECTIONS
 from server.telemetry.sink import sink
-from server.telemetry.steps import StepMetrics
+from server.telemetry.steps import StepMetrics, TallyMetric
 
 EndReason = Literal["stop", "length", "tool_calls", "abort"]
 """Why a choice ended. `abort` means that the request ended before the choice."""
@@ -67,10 +67,11 @@ class Metrics:
         self.time_to_first_token = histogram(
             "nvium_time_to_first_token_seconds", "Time from a request's arrival to its first token.", of_requests
         )
-        self.inter_token_latency = histogram(
+        self.inter_token_latency = TallyMetric(
             "nvium_inter_token_latency_seconds",
             "Time between tokens of a choice. Tokens that arrive together share the time.",
             of_tokens,
+            self.registry,
         )
         self.request_latency = histogram(
             "nvium_request_latency_seconds", "Time from a request's arrival to the end of its response.", of_requests

@@ -87,14 +87,14 @@ class RequestRecord:
     def tokens_arrived(self, num_tokens: int, now: float, previous: float | None) -> None:
         """Record tokens that arrived together. `previous` is the arrival of the choice's previous tokens, if any."""
         if previous is not None:
-            for _ in range(num_tokens):
-                self._metrics.inter_token_latency.observe((now - previous) / num_tokens)
+            self._metrics.inter_token_latency.observe((now - previous) / num_tokens, num_tokens)
         elif self.first_token_at is None:
             self.first_token_at = now
             self._metrics.time_to_first_token.observe(now - self.arrived_at)
 
     def served(self, tokens: list[TokenEvent]) -> None:
-        self.exit_counts.update(event.exit for event in tokens)
+        for event in tokens:
+            self.exit_counts[event.exit] += 1
         self.last_token_at = time.monotonic()
 
     def choice_ended(self, reason: EndReason) -> None:
@@ -109,9 +109,8 @@ class RequestRecord:
             self._metrics.rejected.labels(error.code).inc()
 
     def aborted(self, cause: str) -> None:
-        """Record that the client ended the response early. `cause` is `disconnected` or `slow_client`."""
-        if not self.error:
-            self.abort_cause = cause
+        """Record that the client ended the response early: `disconnected` or `slow_client`. The first cause counts."""
+        self.abort_cause = self.abort_cause or cause
 
     @property
     def outcome(self) -> Outcome:

@@ -54,7 +54,6 @@ async def answer(request: Request, body: GenerationRequest | ResponseRequest, wr
         writer,
         headers=headers,
         keep_alive_seconds=service.settings.keep_alive_seconds,
-        slow_client_seconds=service.settings.slow_client_seconds,
         on_failure=lambda error: failure_events(error, record),
         on_abort=record.aborted,
         on_close=writer.generation.close,

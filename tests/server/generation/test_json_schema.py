@@ -105,6 +105,9 @@ def test_pattern_properties_constrain_names_and_values() -> None:
     schema = {"type": "object", "patternProperties": {"^[ab]_(x|y)?$": {"type": "integer"}}}
     closed = schema | {"additionalProperties": False}
     assert allowed(closed, {"a_": 1, "b_y": 2}, {"a_": "1"}, {"c_": 1}) == [True, False, False]
+    declared = {"score": {"type": "integer", "multipleOf": 5}}
+    both = closed | {"properties": declared, "required": ["score"], "patternProperties": {"^score$": {"maximum": 20}}}
+    assert allowed(both, {"score": 20}, {"score": 3}, {"score": 25}, {}) == [True, False, False, False]
 
 
 COLOURS: Json = {"$defs": {"Colour": {"enum": ["r", "g", "b"]}}}

@@ -1,17 +1,12 @@
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 import pytest
-from fastapi import FastAPI
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message
 
-from nvium_core import LoadedModel
-from server.http.connection import FAST_PATH
-from server.http.event_stream import EventStream, framed
-from tests.server.live_server import LiveServer, live_server
-from tests.server.raw_client import PATHS, Answer, asked, asking
+from server.http.event_stream import KEEP_ALIVE, EventStream, framed
 
 DISCONNECT: Message = {"type": "http.disconnect"}
 
@@ -52,7 +47,7 @@ class Source:
 
 @dataclass
 class Exchange:
-    """Records what an `EventStream` sends, when, and which callbacks it calls. Also acts as the fast path.
+    """Records what an `EventStream` sends, when, and which callbacks it calls.
 
     The client disconnects after `leave_after` seconds and takes `take_seconds` to read a message.
     """
@@ -60,29 +55,20 @@ class Exchange:
     leave_after: float = 60
     keep_alive_seconds: float = 0.05
     take_seconds: float = 0
-    has_fast_path: bool = False
-    is_open: bool = True
     sent: list[bytes] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
-    num_fast: int = 0
 
     async def run(self, events: AsyncIterator[list[bytes]]) -> "Exchange":
         await EventStream(
             Source(events),
             headers={},
             keep_alive_seconds=self.keep_alive_seconds,
-            slow_client_seconds=0.2,
             on_failure=lambda error: [f"failed: {error}".encode(), b"[DONE]"],
             on_abort=self.calls.append,
             on_close=lambda: self.calls.append("close"),
-        )({"type": "http", "extensions": {FAST_PATH: self} if self.has_fast_path else {}}, self._receive, self._send)
+        )({"type": "http"}, self._receive, self._send)
         return self
-
-    def write(self, piece: bytes) -> None:
-        self.num_fast += 1
-        self.times.append(asyncio.get_running_loop().time())
-        self.sent.append(piece)
 
     async def _send(self, message: Message) -> None:
         self.times.append(asyncio.get_running_loop().time())
@@ -126,12 +112,10 @@ async def test_a_waiting_stream_sends_keep_alives() -> None:
     assert exchange.sent[:2] == [b"", b": keep-alive\n\n"], "the first one sends the status line"
 
 
-async def test_a_stream_ends_when_its_client_disconnects_or_reads_nothing() -> None:
+async def test_a_stream_ends_when_its_client_disconnects() -> None:
     exchange = await Exchange(leave_after=0.02).run(slow_events(60))
     assert exchange.sent == [b"", b"data: 1\n\n"]
     assert exchange.calls == ["disconnected", "close"]
-    exchange = await Exchange(take_seconds=60).run(slow_events(60))
-    assert exchange.calls == ["slow_client", "close"]
 
 
 async def test_a_failure_before_the_first_event_is_raised() -> None:
@@ -142,9 +126,8 @@ async def test_a_failure_before_the_first_event_is_raised() -> None:
     assert exchange.calls == ["close"]
 
 
-@pytest.mark.parametrize("has_fast_path", [False, True])
-async def test_a_later_failure_is_an_event(has_fast_path: bool) -> None:
-    exchange = await Exchange(keep_alive_seconds=60, has_fast_path=has_fast_path).run(numbers(5, fails=True))
+async def test_a_later_failure_is_an_event() -> None:
+    exchange = await Exchange(keep_alive_seconds=60).run(numbers(5, fails=True))
     assert exchange.sent == [b"", *numbered(5), b"data: failed: broken\n\ndata: [DONE]\n\n", b""]
     assert exchange.calls == ["close"]
 
@@ -160,22 +143,15 @@ async def test_the_keep_alive_interval_begins_with_the_last_event() -> None:
     assert comment - event > 0.15
 
 
-async def test_events_take_the_fast_path_once_the_response_has_begun() -> None:
-    exchange = await Exchange(keep_alive_seconds=60, has_fast_path=True).run(numbers(9))
-    assert exchange.sent == [b"", *numbered(9), b""]
-    assert exchange.num_fast >= 7
-
-
-async def test_a_client_that_does_not_keep_up_gets_no_fast_path() -> None:
-    exchange = await Exchange(keep_alive_seconds=60, has_fast_path=True, is_open=False).run(numbers(9))
+async def test_events_that_arrive_while_others_are_sent_are_sent_together() -> None:
+    exchange = await Exchange(keep_alive_seconds=60, take_seconds=0.1).run(numbers(9))
     assert b"".join(exchange.sent) == b"".join(numbered(9))
-    assert exchange.num_fast == 0
+    assert len(exchange.sent) < 9
 
 
-async def test_the_fast_path_waits_for_a_message_that_is_being_sent() -> None:
-    exchange = await Exchange(take_seconds=0.1, has_fast_path=True).run(late_event(0.08))
-    assert b"data: 1\n\n" in exchange.sent
-    assert exchange.num_fast == 0
+async def test_no_keep_alive_is_sent_while_the_client_does_not_read() -> None:
+    exchange = await Exchange(take_seconds=0.2).run(late_event(0.08))
+    assert exchange.sent == [b"", KEEP_ALIVE, b"data: 1\n\n", b""]
 
 
 def test_characters_that_some_clients_treat_as_line_ends_are_escaped() -> None:
@@ -183,40 +159,3 @@ def test_characters_that_some_clients_treat_as_line_ends_are_escaped() -> None:
     event = json.dumps({"text": text}, ensure_ascii=False).encode()
     [line] = framed([event]).decode().splitlines()[:-1]
     assert json.loads(line.removeprefix("data: ")) == {"text": text}
-
-
-class WithoutExtensions:
-    """Calls the app as a server without the fast path does."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope.pop("extensions", None)
-        await self._app(scope, receive, send)
-
-
-@pytest.fixture(scope="module")
-def plain(byte_model: LoadedModel) -> Iterator[LiveServer]:
-    def prepare(app: FastAPI) -> None:
-        app.add_middleware(WithoutExtensions)
-
-    with live_server(byte_model, prepare) as server:
-        yield server
-
-
-def framing(answer: Answer) -> dict[str, str | None]:
-    return {name: answer.headers.get(name) for name in ("transfer-encoding", "connection", "content-length")}
-
-
-@pytest.mark.parametrize("version", [b"HTTP/1.0", b"HTTP/1.1"])
-@pytest.mark.parametrize("path", PATHS)
-async def test_the_fast_path_does_not_change_the_response(
-    server: LiveServer, plain: LiveServer, path: str, version: bytes
-) -> None:
-    request = asking(path, max_tokens=20, n=2, stream=True).replace(b"HTTP/1.1", version)
-    fast, slow = await asked(server.url, request), await asked(plain.url, request)
-    assert framing(fast) == framing(slow)
-    assert framing(fast)["transfer-encoding"] == (None if version == b"HTTP/1.0" else "chunked")
-    assert fast.spoken() == slow.spoken()
-    assert len(fast.spoken()[1]) == 20

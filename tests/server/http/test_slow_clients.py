@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from fastapi import FastAPI, Request
 
 from nvium_core import LoadedModel
 from nvium_core.engine.schedule import scheduler
-from server.http.connection import FAST_PATH, Connection
+from server.http.connection import Connection
 from server.settings import Settings
 from tests.server.live_server import LiveServer, live_server, wait_until
 from tests.server.log_lines import log_lines
@@ -179,13 +178,15 @@ async def test_an_idle_connection_is_closed_after_the_keep_alive_timeout(byte_mo
             assert await connection.reader.read() == b""
 
 
-async def test_a_request_that_races_the_keep_alive_timeout_is_answered(byte_model: LoadedModel) -> None:
+async def test_a_request_that_races_the_keep_alive_timeout_is_answered(
+    byte_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     connections, is_blocked, has_sent = list[Connection](), threading.Event(), threading.Event()
+    connect = Connection.connection_made
 
-    def prepare(app: FastAPI) -> None:
-        @app.get("/connection")
-        async def note(request: Request) -> None:
-            connections.append(request.scope["extensions"][FAST_PATH]._transport.get_protocol())
+    def note(self: Connection, transport: asyncio.BaseTransport) -> None:
+        connections.append(self)
+        connect(self, transport)
 
     def run_out() -> None:
         """Let the timeout fire when the next request has arrived but has not been read."""
@@ -193,9 +194,10 @@ async def test_a_request_that_races_the_keep_alive_timeout_is_answered(byte_mode
         has_sent.wait(30)
         connections[0].timeout_keep_alive_handler()
 
-    with live_server(byte_model, prepare) as server:
+    monkeypatch.setattr(Connection, "connection_made", note)
+    with live_server(byte_model) as server:
         async with connected(server.url) as client:
-            assert (await client.ask(request("/connection", method="GET"))).status == 200
+            assert (await client.ask(PROBE)).status == 200
             connections[0].loop.call_soon_threadsafe(run_out)
             assert is_blocked.wait(30)
             await client.send(asking(max_tokens=1))

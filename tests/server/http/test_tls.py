@@ -19,8 +19,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
 
 from nvium_core import LoadedModel
-from nvium_core.engine.schedule import scheduler
-from server.http.connection import FastPath
 from server.http.connection_limit import EXCESS_SHARE, RESERVE
 from server.http.keys import KeyRing, read_keys
 from server.http.reloader import Reloader
@@ -79,23 +77,10 @@ def test_only_a_client_that_trusts_the_certificate_can_connect(encrypted: LiveSe
     assert client.completions.create(model=NAME, prompt="Once", max_tokens=1).choices
 
 
-def test_a_stream_takes_the_fast_path_and_equals_the_whole_response(
-    https: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pieces: list[bytes] = []
-    write = FastPath.write
-
-    def noted_write(self: FastPath, piece: bytes) -> None:
-        pieces.append(piece)
-        write(self, piece)
-
-    monkeypatch.setattr(FastPath, "write", noted_write)
-    monkeypatch.setattr(scheduler, "SECONDS_AHEAD", 0.0)  # a chunk for every token
-    body = BODY | {"max_tokens": 2000}  # a short response may be complete before the event loop writes
-    streamed = https.post("/v1/completions", json=body | {"stream": True}).text
-    whole = https.post("/v1/completions", json=body).json()
+def test_a_stream_equals_the_whole_response(https: httpx.Client) -> None:
+    streamed = https.post("/v1/completions", json=BODY | {"stream": True}).text
+    whole = https.post("/v1/completions", json=BODY).json()
     assert "".join(event["choices"][0]["text"] for event in events_of(streamed)) == whole["choices"][0]["text"]
-    assert pieces
 
 
 async def test_a_client_that_disconnects_frees_its_seat(encrypted: LiveServer, trusting: ssl.SSLContext) -> None:
