@@ -99,10 +99,11 @@ class _Reader:
         return np.frombuffer(self.take(count * form.itemsize), form).tolist()
 
     def _strings(self, count: int) -> list[str]:
-        file, begin, strings = self._file, self._at, []
+        file, size, begin, strings = self._file, len(self._file), self._at, []
         for _ in range(count):
             end = begin + 8 + int.from_bytes(file[begin : begin + 8], "little")
-            self._check(end)
+            if end > size:
+                self._check(end)
             strings.append(file[begin + 8 : end].decode())
             begin = end
         self._at = begin

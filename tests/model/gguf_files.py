@@ -30,7 +30,10 @@ def write_gguf(
     rope_factors: Tensor | None = None,
     tokenizer: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write the model with its matrices in a quantization type. `tokenizer` are metadata fields."""
+    """Write the model with its matrices in a quantization type. `tokenizer` are metadata fields.
+
+    A model on the meta device gets ones as numbers, and random blocks of types that the library cannot quantize.
+    """
     config = model.config
     arch = ARCHITECTURES[config.model_type]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
@@ -45,7 +48,7 @@ def write_gguf(
         theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert theirs is not None, name
         rows = rows_as_in_llama_cpp(name, tensor, config) if config.model_type in INTERLEAVED else tensor
-        stored = rows.float().numpy()
+        stored = np.broadcast_to(np.float32(1), rows.shape) if rows.is_meta else rows.float().numpy()
         stored_as = KIND[kind if tensor.dim() > 1 else "F32"]
         writer.add_tensor(theirs, blocks(stored, stored_as), raw_dtype=stored_as)
     close(writer)
