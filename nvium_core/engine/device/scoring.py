@@ -1,46 +1,52 @@
 """Scores of rows that have passed every block: log π_mix of the next token, and p_k of all exits.
 
-Shapes: S rows to score, E exits, D width, V vocabulary.
+Shapes: S rows to score, E exits, D width, V vocabulary, K alternatives.
 """
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from nvium_core.engine.device.attention import upload_all
 from nvium_core.engine.events import Score
 from nvium_core.model import mixture
 from nvium_core.model.nvium import Nvium
 
-MAX_SCORED_ROWS = 32  # per batch, which bounds the memory of the logits [S, E, V]
+MAX_DISTRIBUTIONS = 256  # rows times exits per batch, which bounds the memory of the logits [S, E, V]
 
 
-def scores(
-    model: Nvium,
-    states_ECD: Tensor,
-    slots: Items[int],
-    targets: Items[int],
-    num_top: int,
-    *,
-    is_original: bool = False,
-) -> Iterator[Score]:
-    """Yield the scores of rows. `slots`: their cache slots. `targets`: their next tokens.
+class ScoredRow(NamedTuple):
+    """A row's cache slot, its next token, and the number of alternatives. `is_original`: only the last exit counts."""
 
-    `is_original`: score with the last exit alone.
-    """
-    for first in range(0, len(targets), MAX_SCORED_ROWS):
-        part = slice(first, first + MAX_SCORED_ROWS)
-        states_ESD = states_ECD[:, torch.tensor(slots[part], device=states_ECD.device)]
-        log_w_SE2, outputs = model.exit_outputs(list(states_ESD))
-        log_p_SE = mixture.log_exit_probs(log_w_SE2)
-        if is_original:
-            log_p_SE = torch.full_like(log_p_SE, -torch.inf)
-            log_p_SE[:, -1] = 0
-        exit_logits_SEV = torch.stack([model.lm_head(o_SD) for o_SD in outputs], dim=-2)
-        log_SV = mixture.log_mixture(log_p_SE, exit_logits_SEV)
-        target_S1 = torch.tensor(targets[part], device=log_SV.device)[:, None]
-        top = log_SV.topk(min(num_top, log_SV.shape[-1]), dim=-1)
-        found = (log_SV.gather(-1, target_S1)[:, 0], top.indices, top.values, log_p_SE.exp())
-        for logprob, ids, values, p_E in zip(*(x.tolist() for x in found), strict=True):
-            yield Score(logprob, tuple(zip(ids, values, strict=True)), tuple(p_E))
+    slot: int
+    target: int
+    num_top: int
+    is_original: bool
+
+
+def scores(model: Nvium, states_ECD: Tensor, rows: Items[ScoredRow]) -> Iterator[Score]:
+    """Yield the scores of rows of any sequences. Each batch is one pass through the exits and one copy to the host."""
+    size = max(1, MAX_DISTRIBUTIONS // len(states_ECD))
+    for first in range(0, len(rows), size):
+        yield from batch_scores(model, states_ECD, rows[first : first + size])
+
+
+def batch_scores(model: Nvium, states_ECD: Tensor, rows: Items[ScoredRow]) -> Iterator[Score]:
+    slots, targets, nums_top, are_original = (np.array(column, np.int64) for column in zip(*rows, strict=True))
+    slot_S, target_S, is_original_S = upload_all(states_ECD.device, slots, targets, are_original)
+    log_w_SE2, outputs = model.exit_outputs(list(states_ECD[:, slot_S]))
+    log_p_SE = mixture.log_exit_probs(log_w_SE2)
+    last_alone_SE = torch.full_like(log_p_SE, -torch.inf).index_fill(1, slot_S.new_tensor([len(outputs) - 1]), 0)
+    log_p_SE = torch.where(is_original_S[:, None] > 0, last_alone_SE, log_p_SE)
+    log_SV = mixture.log_mixture(log_p_SE, torch.stack([model.lm_head(o_SD) for o_SD in outputs], dim=-2))
+    top = log_SV.topk(min(int(nums_top.max()), log_SV.shape[-1]), dim=-1)
+    own = log_SV.gather(-1, target_S[:, None]), log_p_SE.exp(), top.values, top.indices
+    found = torch.cat([part.double() for part in own], dim=-1)  # ids are exact in float64
+    num_exits, num_top = len(outputs), top.values.shape[-1]
+    for num, (logprob, *parts) in zip(nums_top, found.tolist(), strict=True):
+        p_E, value_K, id_K = parts[:num_exits], parts[num_exits : num_exits + num_top], parts[num_exits + num_top :]
+        yield Score(logprob, tuple(zip(map(int, id_K[:num]), value_K[:num], strict=True)), tuple(p_E))

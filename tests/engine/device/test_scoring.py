@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from nvium_core import (
     Completion,
@@ -15,12 +16,14 @@ from nvium_core import (
     Score,
     TokenEvent,
 )
+from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.schedule import sequence
 from nvium_core.engine.schedule.sequence import SCORE_WINDOW
 from tests.engine.driving import (
     PROMPT,
     alone,
     drained,
+    engine_on,
     events_of,
     exit_probabilities,
     log_mixtures,
@@ -96,6 +99,29 @@ def test_exit_probabilities_change_no_token_and_include_that_of_the_exit_taken(s
     check_scores(MODEL, PROMPT, completion, num_top=0)
     taken = [score.exit_probabilities[k - 1] for score, k in zip(completion.scores, completion.exits, strict=True)]
     assert taken == pytest.approx(completion.exit_probabilities, **EXACT)
+
+
+def test_scores_of_all_sequences_in_a_step_take_one_pass_through_the_exits(monkeypatch):
+    plan = [
+        ([*PROMPT, n], replace(PARAMS, seed=n, logprobs=n, sampling="original" if n == 2 else "exits"))
+        for n in range(6)
+    ]
+    expected, num_calls = together(Engine(MODEL), plan), 0
+    exit_outputs = type(MODEL).exit_outputs
+
+    def counted(model: NviumForCausalLM, states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        nonlocal num_calls
+        num_calls += 1
+        return exit_outputs(model, states)
+
+    monkeypatch.setattr(type(MODEL), "exit_outputs", counted)
+    config = EngineConfig(schedule="whole", max_drafts=0)
+    found = together(engine_on(lambda model, cache, _: LayersBackend(model, cache), MODEL, config), plan)
+    assert num_calls == PARAMS.max_tokens
+    for own, others in zip(found, expected, strict=True):
+        for one, other in zip(own.scores, others.scores, strict=True):
+            assert [token for token, _ in one.top] == [token for token, _ in other.top]
+            assert one.logprob == pytest.approx(other.logprob, **EXACT)
 
 
 def test_a_prompt_alone_can_be_scored():

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 import torch
@@ -16,8 +17,8 @@ from nvium_core.engine.device.attention import ragged, upload_all, written
 from nvium_core.engine.device.decide import GOES_ON, decide
 from nvium_core.engine.device.inputs import MAX_FRONTS, Front, Inputs
 from nvium_core.engine.device.paged_cache import PagedCache, positions, tokens_of, upload
-from nvium_core.engine.device.scoring import scores
-from nvium_core.engine.events import Score, StepReport
+from nvium_core.engine.device.scoring import ScoredRow, scores
+from nvium_core.engine.events import StepReport
 from nvium_core.engine.params import EngineConfig
 from nvium_core.engine.schedule.kv_cache import slots
 from nvium_core.engine.schedule.sequence import Sequence
@@ -86,7 +87,12 @@ class LayersBackend:
                 break
             if going:
                 reports += self.pass_blocks(step, blocks, going)
-        outcomes = [Outcome(part.filled, part.log_reached, part.emissions, self._scored(part)) for part in parts]
+        to_score = [self._rows_to_score(part) for part in parts]
+        found = scores(self.model, self.cache.states_NSD, [row for rows in to_score for row in rows])
+        outcomes = [
+            Outcome(part.filled, part.log_reached, part.emissions, list(islice(found, len(rows))))
+            for part, rows in zip(parts, to_score, strict=True)
+        ]
         return StepResult(outcomes, reports)
 
     def pass_blocks(self, step: Step, blocks: range, parts: list[Progress]) -> Iterable[StepReport]:
@@ -140,17 +146,14 @@ class LayersBackend:
             fronts, decide(self.model, self.cache.states_NSD, blocks, self.inputs.views(words, variant), variant)
         )
 
-    def _scored(self, part: Progress) -> list[Score]:
-        """Score the rows that have just passed the last block."""
+    def _rows_to_score(self, part: Progress) -> list[ScoredRow]:
+        """Return the rows that have just passed the last block, if their scores are asked for."""
         sequence = part.run.sequence
         rows = range(max(sequence.first_scored, sequence.filled[-1]), part.filled[-1])
-        if not rows:
-            return []
         emitted = [max(0, emission.token_id) for emission in part.emissions[:1]]
-        targets = [*sequence.token_ids, *emitted][rows.start + 1 : rows.stop + 1]
-        num_top, own = sequence.params.logprobs or 0, self._slots(sequence, rows)
-        states = self.cache.states_NSD
-        return list(scores(self.model, states, own, targets, num_top, is_original=sequence.is_original))
+        targets = [*sequence.token_ids, *emitted][rows.start + 1 : rows.stop + 1] if rows else []
+        wanted = sequence.params.logprobs or 0, sequence.is_original
+        return [ScoredRow(*own, *wanted) for own in zip(self._slots(sequence, rows), targets, strict=True)]
 
     def _slots(self, sequence: Sequence, rows: range) -> list[int]:
         return slots(sequence, rows, self.cache.page_size)
