@@ -1,9 +1,8 @@
-"""Run all GPU measurements, the most important first: `python -m research.on_gpu`.
+"""Run all GPU measurements, the most important first: `python -m research.on_gpu --minutes 10`.
 
-Each part is a process with a time limit. All parts together take half an hour. Transformers' `generate` is last,
-because it compiles for minutes. Results are added to one JSON file. A part with results in the file is not run again.
-The output of the parts goes to a log next to the file. `--seconds` limits the total time: a part that might exceed the
-limit is skipped. `--tiny` runs the same parts with small models on any machine.
+Each part is a process. After `--minutes` the running part is stopped, and its finished points are kept. Results are
+added to one JSON file; a part with complete results in the file is not run again. The output of the parts goes to a log
+next to the file. `--tiny` runs the same parts with small models on any machine.
 """
 
 import argparse
@@ -26,11 +25,11 @@ from urllib.error import URLError
 
 PYTHON = sys.executable
 NVIUM = (PYTHON, "-m", "nvium_core.cli")
-READY_SECONDS, STOP_SECONDS = 120, 20
-CUDA_TESTS, SOME_FAILED = "tests/engine/device/graphs/test_cuda.py", 1
-SHAPES, DENSE_1B = ("24x768", "36x768", "48x768"), "22x2048"
-COUNTS, DENSE_COUNTS, STREAMS = (8, 32, 64, 128, 256), (1, 32, 256), "32,256"
+STOP_SECONDS = 20
+CUDA_TESTS, SOME_FAILED, NONE_COLLECTED = "tests/engine/device/graphs/test_cuda.py", 1, 5
+WITHOUT_PLUGINS = ("-c", os.devnull, "--rootdir", ".", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=90")
 PORT = 8765
+STOPPED_AFTER = "stopped_after_seconds"
 MAX_PRINTED_CHARACTERS = 3000
 """If a part fails, only the end of its output is printed. The log has the whole output."""
 
@@ -65,64 +64,61 @@ class Part:
 def parts(device: str, scratch: Path, *, is_tiny: bool) -> Iterator[Part]:
     """Yield all parts. `scratch` is a folder for temporary files."""
     dtype, tokens, repeats = ("bfloat16", "256", "5") if not is_tiny else ("float32", "4", "1")
-    shapes, dense = (SHAPES, DENSE_1B) if not is_tiny else (("4x128",), "2x128")
-    counts, dense_counts = (COUNTS, DENSE_COUNTS) if not is_tiny else ((1, 2), (1,))
-    where = ("--device", device, "--dtype", dtype)
-    timed = ("--tokens", tokens, "--repeats", repeats)
+    shape, counts = ("24x768", (1, 8, 64)) if not is_tiny else ("4x128", (1,))
+    where, tiny = ("--device", device, "--dtype", dtype), ("--tiny",) if is_tiny else ()
 
-    def peers(shape: str, count: int, against: str, seconds: int, *more: str) -> tuple[str, ...]:
-        race = ("--sequences", str(count), "--against", against, "--seconds", str(seconds if not is_tiny else 1))
-        return (*NVIUM, "bench", "peers", "--shape", shape, *where, *timed, *race, *more)
+    def points(name: str, seconds: int) -> Part:
+        command = (PYTHON, "-m", "research.gpu_points", name, "--device", device, *tiny)
+        return Part(name, command, seconds)
 
-    without_plugins = ("-c", os.devnull, "--rootdir", ".", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=90")
-    tests = ("-v", "-rs", "--tb=short", "--durations=5", *without_plugins, "-m", "cuda", CUDA_TESTS)
+    yield points("machine", 30)
+    tests = ("-v", "-rs", "--tb=short", *WITHOUT_PLUGINS, "-m", "cuda", CUDA_TESTS)
     command = (PYTHON, "-m", "pytest", *tests)
-    yield Part("tests", command, 270, writes_json=False, needs=OF_TESTS, statuses=(0, SOME_FAILED))
-    for shape in shapes:
-        yield Part(f"gain-{shape}", peers(shape, 1, "sweep,dense twin", 40), 80)
+    yield Part("tests", command, 270, writes_json=False, needs=OF_TESTS, statuses=(0, SOME_FAILED, NONE_COLLECTED))
+    yield points("kernels", 90)
+    yield points("dense", 120)
+    yield points("transformers", 180)
     for count in counts:
-        yield Part(f"sequences-{count}", peers(shapes[0], count, "sweep,dense twin", 30), 70)
-    profiled = ("--sequences", "1,64" if not is_tiny else "1", "--tokens", tokens)
-    yield Part("profile", (*NVIUM, "bench", "profile", "--shape", shapes[0], *where, *profiled), 60)
-    for count in dense_counts:
-        yield Part(f"dense-{dense}-{count}", peers(dense, count, "whole", 20, "--routing", "1"), 60)
+        race = ("--sequences", str(count), "--against", "sweep,dense twin", "--seconds", "30" if not is_tiny else "1")
+        timed = ("--tokens", tokens, "--repeats", repeats)
+        yield Part(f"exits-{count}", (*NVIUM, "bench", "peers", "--shape", shape, *where, *timed, *race), 70)
+    yield points("prompts", 60)
     folder = str(scratch / "dense")
-    load = ("--concurrency", STREAMS if not is_tiny else "1", "--requests", "512" if not is_tiny else "1")
+    load = ("--concurrency", "1,32,256" if not is_tiny else "1", "--requests", "512" if not is_tiny else "1")
     yield Part(
         "http",
         (PYTHON, "-m", "loadtest", "--base-url", f"http://127.0.0.1:{PORT}", "--max-tokens", tokens, *load),
         200,
-        served=(*NVIUM, "serve", folder, "--port", str(PORT), *where, "--max-sequences", "256" if not is_tiny else "2"),
+        served=(*NVIUM, "serve", folder, "--port", str(PORT), *where, *(("--max-sequences", "2") if is_tiny else ())),
         before=(PYTHON, "-m", "research.random_folder", folder, *(("--layers", "2") if is_tiny else ())),
         needs=OF_SERVER,
     )
-    steps, recipe = ("10", "paper-24x768") if not is_tiny else ("1", "tiny")
-    training = (PYTHON, "-m", "research.training_speed", "--recipe", recipe, "--device", device, "--steps", steps)
-    eager = ("--eager", *(("--rows", "1024") if is_tiny else ()))
-    yield Part("training-eager", (*training, *eager), 50)
-    yield Part("training", training if not is_tiny else (*training, *eager), 200)
-    for shape in shapes:
-        yield Part(f"generate-{shape}", peers(shape, 1, "generate", 30), 180)
-    yield Part(f"generate-{dense}", peers(dense, 1, "generate", 30, "--routing", "1"), 180)
+    training = (PYTHON, "-m", "research.training_speed", "--device", device)
+    training = (*training, *(("--recipe", "tiny", "--steps", "1") if is_tiny else ("--recipe", "paper-24x768")))
+    for rows in ("16384", "65536") if not is_tiny else ("1024",):
+        yield Part(f"training-eager-{rows}", (*training, "--rows", rows, "--eager"), 60)
+    for rows in ("16384", "65536") if not is_tiny else ():
+        yield Part(f"training-{rows}", (*training, "--rows", rows), 200)
 
 
-def run(part: Part, scratch: Path, log: Path) -> Any:
-    """Run a part. Return its results, or None if it failed."""
+def run(part: Part, scratch: Path, log: Path, end: float) -> Any:
+    """Run a part until the time `end`. Return its results, those so far if it was stopped, or None."""
     file = scratch / f"{part.name}.json"
     command = (*part.command, "--json", str(file)) if part.writes_json else part.command
     started = time.monotonic()
-    end = started + part.seconds
+    end = min(end, started + part.seconds)
     with log.open("a") as output:
         output.write(f"\n=== {part.name}\n")
         begun = output.tell()
     try:
         if part.before:
             run_command(part.before, log, end)
-        with running_server(part.served, log) if part.served else nullcontext():
+        with running_server(part.served, log, end) if part.served else nullcontext():
             run_command(command, log, end, part.statuses)
     except subprocess.SubprocessError as error:
         print(f"{part.name}: {error}\n{log_since(log, begun)[-MAX_PRINTED_CHARACTERS:]}", flush=True)
-        return None
+        so_far = {STOPPED_AFTER: time.monotonic() - started}
+        return so_far | {"points": json.loads(file.read_text("utf-8"))} if file.exists() else None
     print(f"{part.name}: {time.monotonic() - started:.0f} s", flush=True)
     return json.loads(file.read_text("utf-8")) if part.writes_json else {"lines": log_since(log, begun).splitlines()}
 
@@ -150,12 +146,12 @@ def run_command(command: tuple[str, ...], log: Path, end: float, statuses: tuple
 
 
 @contextmanager
-def running_server(command: tuple[str, ...], log: Path) -> Iterator[None]:
-    """Run a server inside the context. Raise `SubprocessError` if it does not become ready."""
+def running_server(command: tuple[str, ...], log: Path, end: float) -> Iterator[None]:
+    """Run a server inside the context. Raise `SubprocessError` if it is not ready at time `end`."""
     with log.open("ab") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)  # noqa: S603 (our own)
     try:
-        wait_until_ready(process, time.monotonic() + READY_SECONDS)
+        wait_until_ready(process, end)
         yield
     finally:
         process.terminate()
@@ -175,7 +171,7 @@ def wait_until_ready(process: subprocess.Popen[bytes], end: float) -> None:
                 return
         except (URLError, OSError):
             time.sleep(0.5)
-    raise subprocess.TimeoutExpired(process.args, READY_SECONDS)
+    raise subprocess.TimeoutExpired(process.args, 0)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -184,16 +180,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--file", type=Path, default=Path("benchmarks/gpu.json"))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--only", nargs="*", help="names of parts to run")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="skip parts that might not end in this time")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after this time")
     parser.add_argument("--list", action="store_true", help="print the commands and exit")
     parser.add_argument("--tiny", action="store_true")
     args = parser.parse_args(arguments)
-    end = time.monotonic() + args.seconds
+    end = time.monotonic() + 60 * args.minutes
     with TemporaryDirectory() as scratch:
         open_parts = [
             part
             for part in parts(args.device, Path(scratch), is_tiny=args.tiny)
-            if part.name not in known(args.file) and (not args.only or part.name in args.only)
+            if STOPPED_AFTER in known(args.file).get(part.name, [STOPPED_AFTER])
+            and (not args.only or part.name in args.only)
         ]
         if args.list:
             for part in open_parts:
@@ -207,17 +204,17 @@ def run_and_record(part: Part, file: Path, scratch: Path, end: float) -> bool:
     if part.missing:
         print(f"{part.name}: skipped, {', '.join(part.missing)} cannot be imported", flush=True)
         return False
-    if part.seconds > end - time.monotonic():
-        print(f"{part.name}: skipped, because it may take {part.seconds} s", flush=True)
+    if time.monotonic() > end:
+        print(f"{part.name}: skipped, because the time is over", flush=True)
         return False
     file.parent.mkdir(parents=True, exist_ok=True)
-    found = run(part, scratch, file.with_suffix(".log"))
+    found = run(part, scratch, file.with_suffix(".log"), end)
     if found is None:
         return False
     partial = file.with_suffix(".partial")
     partial.write_text(json.dumps({**known(file), part.name: found}, indent=1) + "\n", encoding="utf-8")
     partial.replace(file)
-    return True
+    return STOPPED_AFTER not in found
 
 
 def known(file: Path) -> dict[str, Any]:
