@@ -9,7 +9,7 @@
 #include <cstring>
 #include <utility>
 
-#if defined(__AVX2__)
+#if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
@@ -100,6 +100,19 @@ inline doubles load_doubles(const float* from) { return __builtin_convertvector(
 #endif
 inline doubles load_doubles(const double* from) { return load(from); }
 
+// Convert finite IEEE halves to floats, exactly. A half's bits in a float are a number that is 2^112 times too small.
+inline floats halves(const char* at) {
+#if defined(__AVX512F__)
+  return (floats)_mm512_maskz_cvtph_ps(kAll, bits_at<__m256i>(at));
+#elif defined(__F16C__)
+  return (floats)_mm256_cvtph_ps(bits_at<__m128i>(at));
+#else
+  const ints bits = widened(reinterpret_cast<const uint16_t*>(at));
+  const floats size = bits_as<floats>((bits & 0x7FFF) << 13) * 0x1p112f;
+  return bits_as<floats>(bits_as<ints>(size) | (bits & 0x8000) << 16);
+#endif
+}
+
 inline floats load(const BFloat16* from) { return bits_as<floats>(widened(&from->bits) << 16); }
 
 template <typename V, typename A> inline void store(const V& v, A* to) { std::memcpy(to, &v, sizeof v); }
@@ -139,13 +152,6 @@ template <typename A, int W = lanes<A> / 2> inline Vector<A> spread_total(const 
 }
 
 template <typename A> inline A total(const Vector<A>& v) { return spread_total<A>(v)[0]; }
-
-// Return a vector that has the sum of x in every lane. `length` must be a multiple of `lanes`.
-template <typename A> inline Vector<A> total_everywhere(const A* x, int64_t length) {
-  Vector<A> sums{};
-  for (int64_t i = 0; i < length; i += lanes<A>) sums += load(x + i);
-  return spread_total<A>(sums);
-}
 
 // Return e^x to within a few ulp. x is clamped to ±87. NaN stays NaN.
 inline floats exp(floats x) {

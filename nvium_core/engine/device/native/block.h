@@ -1,16 +1,16 @@
 // Runs rows of any sequences through one block of a Llama or a related model, with a paged key/value cache. It does the
 // same as the layers in nvium_core/model/llama.py, without the overhead of PyTorch's operators.
 //
-// Weights are read once for all rows. Activations inside the block are float32 or better. A row's results do not depend
-// on the other rows or on the number of threads.
+// Weights are read once for all rows. Activations inside the block are float32 or better; rounded.h rounds them for
+// quantized matrices. A row's results do not depend on the other rows or on the number of threads.
 //
 // Shapes: R rows, H query heads; others as in call.h.
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "call.h"
-#include "thread_pool.h"
 
 namespace nvium {
 
@@ -104,7 +104,7 @@ template <typename T> class BlockForward {
   void project_heads(const Layer<A>& layer) {
     const int64_t num_queries = model_.num_heads * model_.head_size;
     const int64_t queries = num_panels<A>(num_queries), keys = num_panels<A>(slot_stride_);
-    const Operand<A> normed = operand(normed_, model_.width);
+    const Operand<A> normed = rows_for({layer.q, layer.k, layer.v}, normed_, model_.width);
     parallel(queries + 2 * keys, [&](int64_t begin, int64_t end) {
       const auto into = [&](const Matrix& weight, int64_t count, int64_t first, A* y) {
         const int64_t own = std::max(begin - first, int64_t{0}), stop = std::min(end - first, num_panels<A>(count));
@@ -306,7 +306,7 @@ template <typename T> class BlockForward {
   }
 
   void feed_forward(const Layer<A>& layer) {
-    const Operand<A> normed = operand(normed_, model_.width);
+    const Operand<A> normed = rows_for({layer.gate, layer.up}, normed_, model_.width);
     parallel(num_panels<A>(model_.inner_width), [&](int64_t begin, int64_t end) {
       project_into(normed, layer.gate, model_.inner_width, begin, end, gate_.data());
       project_into(normed, layer.up, model_.inner_width, begin, end, up_.data());
@@ -317,7 +317,7 @@ template <typename T> class BlockForward {
   }
 
   void add(const std::vector<A>& x, const Matrix& weight, int64_t length) {
-    const Operand<A> rows = operand(x, length);
+    const Operand<A> rows = rows_for({weight}, x, length);
     parallel(num_panels<A>(model_.width), [&](int64_t begin, int64_t end) {
       project(rows, weight, model_.width, begin, end, [&](int64_t r, int64_t n, const A* products, int64_t count) {
         for (int64_t i = 0; i < count; ++i) hidden_[r * model_.width + n + i] += products[i];
@@ -325,14 +325,9 @@ template <typename T> class BlockForward {
     });
   }
 
-  Operand<A> operand(const std::vector<A>& x, int64_t length) {
-    Operand<A> out{x.data(), num_rows_, length};
-    if constexpr (kMayTile<A>)
-      if (is_tiled_ && length % kTileDepth == 0) {
-        out.tiled = &tiled_.resized(num_rows_, length);
-        parallel(num_rows_, [&](int64_t begin, int64_t end) { split_rows(x.data(), length, begin, end, tiled_); });
-      }
-    return out;
+  Operand<A> rows_for(std::initializer_list<Matrix> weights, const std::vector<A>& x, int64_t length) {
+    const bool has_quantized = std::any_of(weights.begin(), weights.end(), std::mem_fn(&Matrix::is_quantized));
+    return operand(model_.num_threads, x.data(), num_rows_, length, has_quantized, is_tiled_, forms_);
   }
 
   const Model<T> model_;
@@ -340,7 +335,7 @@ template <typename T> class BlockForward {
   const Row* rows_;
   std::vector<A> hidden_, queries_, attended_, own_keys_, own_values_, gate_, up_, normed_;
   const bool is_tiled_;
-  TiledRows tiled_;
+  Forms forms_;
 };
 
 }  // namespace nvium

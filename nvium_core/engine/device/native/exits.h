@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "call.h"
-#include "thread_pool.h"
 
 namespace nvium {
 
@@ -14,8 +13,10 @@ namespace nvium {
 template <typename A>
 void linear(int num_threads, const std::vector<A>& x, const Matrix& weight, const A* bias, int64_t num_rows,
             int64_t length, int64_t count, A* y) {
+  static thread_local Forms forms;
+  const Operand<A> rows = operand(num_threads, x.data(), num_rows, length, weight.is_quantized(), false, forms);
   ThreadPool::shared().run(num_threads, num_panels<A>(count), [&](int64_t begin, int64_t end) {
-    project_into<A>({x.data(), num_rows, length}, weight, count, begin, end, y);
+    project_into(rows, weight, count, begin, end, y);
   });
   if (bias)
     for (int64_t i = 0; i < num_rows * count; ++i) y[i] += bias[i % count];

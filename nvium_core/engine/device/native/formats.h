@@ -1,71 +1,116 @@
-// Number formats of packed matrices.
+// Number formats of packed matrices: floats, and numbers of quantized matrices, which are packed in groups.
 #pragma once
 
 #include "arithmetic.h"
+#include "blocks.h"
 
 namespace nvium {
 
-// A step is the unit of packing: `kStep` elements of every lane, in `kBytes` bytes. `unpack` returns one element of
-// every lane. A quantized format has groups of `kGroup` elements. Each group starts with `kScales` numbers per lane: a
-// scale, or a scale and a minimum.
-struct Ungrouped {
-  static constexpr int kGroup = 0, kScales = 0, kScaleBytes = 0;
-};
-
-template <typename A> struct Plain : Ungrouped {
+// A step is the unit of packing: one vector, with `kStep` elements of every lane. `unpack` returns one of them.
+template <typename A> struct Plain {
   static constexpr int64_t kLanes = lanes<A>;
-  static constexpr int kStep = 1, kBytes = kVectorBytes;
+  static constexpr int kStep = 1;
   static Vector<A> unpack(const char* at, int) { return bits_at<Vector<A>>(at); }
 };
 
-struct Pairs : Ungrouped {  // two bfloat16 numbers in 32 bits, the first in the lower half
+struct Pairs {  // two bfloat16 numbers in 32 bits, the first in the lower half
   static constexpr int64_t kLanes = lanes<float>;
-  static constexpr int kStep = 2, kBytes = kVectorBytes;
+  static constexpr int kStep = 2;
   static floats unpack(const char* at, int element) {
     const ints both = bits_at<ints>(at);
     return bits_as<floats>(element ? both & static_cast<int32_t>(0xFFFF0000) : both << 16);
   }
 };
 
-struct Bytes {
-  static constexpr int64_t kLanes = lanes<float>;
-  static constexpr int kStep = 1, kBytes = kLanes;
-  static floats unpack(const char* at, int) {
-    return __builtin_convertvector(widened(reinterpret_cast<const int8_t*>(at)), floats);
+// Quantized numbers come in groups of `kGroup`, which take `kWords` 32-bit words of each lane. A step has one word of
+// every lane, and steps are `stride` bytes apart. `put` writes a group of one lane. `unpack` returns four pairs of
+// numbers: pair p has the numbers 8w + 2p and 8w + 2p + 1 as int16, the first in the lower half of each lane.
+
+// Unsigned numbers of 4 + High bits. Each word has the lower bits of 8 numbers: pair p in bits 4p … and 16 + 4p …. The
+// upper bits of all pairs follow in one word, in bits High · p … and 16 + High · p ….
+template <int High, int Group> struct Nibbles {
+  static constexpr int kGroup = Group, kWords = Group / 8 + (High ? 1 : 0), kBits = 4 + High;
+
+  static void put(const uint8_t* numbers, int64_t stride, char* to) {
+    uint32_t words[kWords] = {};
+    for (int i = 0; i < Group; ++i) {
+      const int pair = i / 2, half = 16 * (i % 2);
+      words[i / 8] |= (numbers[i] & 15u) << (pair % 4 * 4 + half);
+      if (High) words[kWords - 1] |= static_cast<uint32_t>(numbers[i] >> 4) << (High * pair + half);
+    }
+    for (int word = 0; word < kWords; ++word) std::memcpy(to + word * stride, &words[word], 4);
+  }
+
+  static void unpack(const char* at, int64_t stride, int w, ints (&pairs)[4]) {
+    const ints lower = bits_at<ints>(at + w * stride);
+    for (int p = 0; p < 4; ++p) pairs[p] = lower >> 4 * p & 0x000F000F;
+    if constexpr (High) {
+      const ints upper = bits_at<ints>(at + Group / 8 * stride) >> 4 * High * w;  // each number's bits go to bit 4
+      for (int p = 0; p < 4; ++p)
+        pairs[p] |= (High * p < 4 ? upper << (4 - High * p) : upper >> (High * p - 4)) & ((1 << High) - 1) * 0x00100010;
+    }
   }
 };
 
-struct Nibbles {  // 4-bit numbers with an offset of 8, two per byte, the first in the lower half
-  static constexpr int64_t kLanes = lanes<float>;
-  static constexpr int kStep = 2, kBytes = kLanes;
-  static floats unpack(const char* at, int element) {
-    const ints both = widened(reinterpret_cast<const uint8_t*>(at));
-    return __builtin_convertvector((element ? both >> 4 : both & 15) - 8, floats);
+struct Bytes {  // four signed numbers in each word, in the order 0, 2, 1, 3
+  static constexpr int kGroup = 32, kWords = 8, kBits = 8;
+
+  static void put(const uint8_t* numbers, int64_t stride, char* to) {
+    for (int i = 0; i < kGroup; i += 4, to += stride) {
+      const uint8_t word[4] = {numbers[i], numbers[i + 2], numbers[i + 1], numbers[i + 3]};
+      std::memcpy(to, word, 4);
+    }
+  }
+
+  static void unpack(const char* at, int64_t stride, int w, ints (&pairs)[4]) {
+    for (int half = 0; half < 2; ++half) {
+      const auto both = bits_at<Vector<int16_t>>(at + (2 * w + half) * stride);
+      pairs[2 * half] = bits_as<ints>(both << 8 >> 8), pairs[2 * half + 1] = bits_as<ints>(both >> 8);
+    }
   }
 };
 
-// Convert finite IEEE halves to floats, exactly. A half's bits in a float are a number that is 2^112 times too small.
-inline floats halves(const char* at) {
-  const ints bits = widened(reinterpret_cast<const uint16_t*>(at));
-  const floats size = bits_as<floats>((bits & 0x7FFF) << 13) * 0x1p112f;
-  return bits_as<floats>(bits_as<ints>(size) | (bits & 0x8000) << 16);
+// How a quantized matrix is packed. A weight is scale · (number − offset), plus a minimum if there are minima. Scales and
+// minima are IEEE halves of one group; or, if `has_levels`, halves of 256 elements times an 8-bit factor of one group.
+struct Packing {
+  int bits;
+  bool has_levels, has_min;
+  int offset;
+
+  constexpr int64_t span(int64_t group) const { return has_levels ? 256 : group; }
+  constexpr int64_t num_scales() const { return has_min ? 2 : 1; }
+  constexpr int64_t scale_bytes() const { return has_levels ? 1 : 2; }         // of one scale of one lane's group
+  constexpr int64_t header_bytes() const { return has_levels ? 2 * num_scales() : 0; }  // of one lane's span
+  constexpr int64_t bytes(int64_t length) const {                              // of one lane
+    const int64_t group = bits == 6 ? 16 : 32, words = bits == 8 ? 8 : bits == 6 ? 3 : bits;
+    const int64_t per_group = num_scales() * scale_bytes() + 4 * words;
+    return length / span(group) * header_bytes() + length / group * per_group;
+  }
+};
+
+constexpr Packing packing_of(int64_t stored) {
+  switch (stored) {
+    case kQ4_0: return {4, false, false, 8};
+    case kQ4_1: return {4, false, true, 0};
+    case kQ4_K: return {4, true, true, 0};
+    case kQ5_0: return {5, false, false, 16};
+    case kQ5_1: return {5, false, true, 0};
+    case kQ5_K: return {5, true, true, 0};
+    case kQ2_K: return {6, true, true, 0};
+    case kQ3_K: case kQ6_K: return {6, true, false, 32};
+    case kIQ4_XS: return {8, true, false, 0};
+    default: return {8, false, false, 0};  // Q8_0, IQ4_NL
+  }
 }
 
-// A weight is scale · number; with a minimum, it is minimum + scale · (unpacked number + 8).
-template <typename Numbers, bool HasMin, bool HasHalves = true, int Group = 32> struct Grouped : Numbers {
-  static constexpr int kGroup = Group, kScales = HasMin ? 2 : 1;
-  static constexpr int kScaleBytes = (HasHalves ? 2 : 4) * Numbers::kLanes;
-  static floats scale(const char* at) {
-    if constexpr (HasHalves) return halves(at);
-    return bits_at<floats>(at);
+// Call use(numbers) with the format of a quantized matrix's numbers.
+template <typename Use> auto with_numbers(int bits, Use&& use) {
+  switch (bits) {
+    case 4: return use(Nibbles<0, 32>{});
+    case 5: return use(Nibbles<1, 32>{});
+    case 6: return use(Nibbles<2, 16>{});
+    default: return use(Bytes{});
   }
-};
-
-using Q8 = Grouped<Bytes, false>;
-using Q4 = Grouped<Nibbles, false>;
-using Q4WithMin = Grouped<Nibbles, true>;
-using Q4K = Grouped<Nibbles, true, false>;
-using Q6K = Grouped<Bytes, false, false, 16>;
-using Q8WithMin = Grouped<Bytes, true, false, 16>;
+}
 
 }  // namespace nvium

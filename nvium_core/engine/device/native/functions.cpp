@@ -12,22 +12,14 @@ NVIUM_RUN(double, float64)
 NVIUM_RUN(float, float32)
 NVIUM_RUN(nvium::BFloat16, bfloat16)
 
-// Return the width of this build's vectors. Matrices must be packed for this width.
-extern "C" int64_t vector_bytes() { return nvium::kVectorBytes; }
-
-// Return the bytes of one vector's rows in a packed matrix.
-extern "C" int64_t packed_bytes(int64_t format, int64_t length) {
-  return nvium::with_format(format, [&]<typename F>(F) { return nvium::packed_bytes<F>(length); });
-}
-
-// Return the lanes of a packed vector.
-extern "C" int64_t packed_lanes(int64_t format) {
-  return nvium::with_format(format, []<typename F>(F) { return F::kLanes; });
+// Return the bytes of a packed matrix.
+extern "C" int64_t packed_bytes(int64_t kind, int64_t num_rows, int64_t length) {
+  return nvium::packed_bytes(kind, num_rows, length);
 }
 
 // Pack rows into the matrix `out`. Return 0 if a number or scale is not finite, else 1.
-extern "C" int64_t pack(const nvium::StoredRows* rows, int64_t format, int64_t num_threads, char* out) {
-  return nvium::pack(*rows, format, static_cast<int>(num_threads), out);
+extern "C" int64_t pack(const nvium::StoredRows* rows, int64_t num_threads, char* out) {
+  return nvium::pack(*rows, static_cast<int>(num_threads), out);
 }
 
 // Return 1 if all numbers are finite, else 0.

@@ -48,12 +48,10 @@ def native_library(instructions: str) -> ctypes.CDLL | None:
     for precision in PRECISIONS.values():
         run = getattr(library, f"run_{precision}")
         run.argtypes, run.restype = [POINTER, POINTER], None
-    for function in (library.vector_bytes, library.has_tiles):
-        function.argtypes, function.restype = [], COUNT
-    library.packed_bytes.argtypes, library.packed_bytes.restype = [COUNT, COUNT], COUNT
-    library.packed_lanes.argtypes, library.packed_lanes.restype = [COUNT], COUNT
+    library.has_tiles.argtypes, library.has_tiles.restype = [], COUNT
+    library.packed_bytes.argtypes, library.packed_bytes.restype = [COUNT, COUNT, COUNT], COUNT
     library.all_finite.argtypes, library.all_finite.restype = [POINTER, COUNT], COUNT
-    library.pack.argtypes, library.pack.restype = [POINTER, COUNT, COUNT, POINTER], COUNT
+    library.pack.argtypes, library.pack.restype = [POINTER, COUNT, POINTER], COUNT
     return library
 
 

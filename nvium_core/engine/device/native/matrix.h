@@ -5,27 +5,27 @@
 // one or two elements), so that memory is read in order. The last vector is padded with zeros.
 #pragma once
 
+#include "rounded.h"
+#include "thread_pool.h"
 #include "tiles.h"
 
 namespace nvium {
 
-enum Format : int64_t { kFloat64, kFloat32, kBFloat16, kQ8, kQ4, kQ4WithMin, kQ4K, kQ6K, kQ8WithMin };
-
+// A packed matrix. It has the numbers of a `Stored` type.
 struct Matrix {
   int64_t kind;
   const char* data;
 
   explicit operator bool() const { return data; }
+  bool is_quantized() const { return block_shape(kind).elements; }
 };
 
-template <typename A> constexpr int kPanelVectors = std::is_same_v<A, float> ? 4 : 1;
+template <typename A> constexpr int kPanelVectors = std::is_same_v<A, float> ? kPanel : 1;
 // Number of vectors to multiply at once if there are many rows.
 template <typename A> constexpr int kVectorsAtOnce = std::min(kPanelVectors<A>, kRegisters == 32 ? 4 : 2);
 // Maximum rows to multiply by K vectors at once, few enough that all sums fit in registers.
 template <typename A, int K>
 constexpr int kMaxRows = std::is_same_v<A, float> ? (kRegisters == 32 ? 24 : 12) / std::max(K, 2) : 3;
-
-constexpr int64_t kPrefetchBytes = 4096;  // one memory page ahead: hardware prefetchers stop at the end of a page
 
 // A panel's first byte, its number of vectors, and the first vector to use.
 struct Panel {
@@ -38,8 +38,8 @@ struct Panel {
 template <typename F, int R, int K, typename A>
 inline void add_products(const A* x, int64_t length, const char* steps, const Panel& panel, int64_t count,
                          Vector<A> (&sums)[K][R]) {
-  const int64_t stride = panel.vectors * F::kBytes, prefetched = panel.first ? 0 : stride;
-  const char* at = steps + panel.first * F::kBytes;
+  const int64_t stride = panel.vectors * kVectorBytes, prefetched = panel.first ? 0 : stride;
+  const char* at = steps + panel.first * kVectorBytes;
   Vector<A> own[K][R];  // a local copy stays in registers; `sums` would be stored to memory at every step
   for (int k = 0; k < K; ++k)
     for (int r = 0; r < R; ++r) own[k][r] = sums[k][r];
@@ -47,7 +47,7 @@ inline void add_products(const A* x, int64_t length, const char* steps, const Pa
     for (int64_t b = 0; b < prefetched; b += 64) __builtin_prefetch(at + b + kPrefetchBytes);
     for (int e = 0; e < F::kStep; ++e) {
       Vector<A> w[K];
-      for (int k = 0; k < K; ++k) w[k] = F::unpack(at + k * F::kBytes, e);
+      for (int k = 0; k < K; ++k) w[k] = F::unpack(at + k * kVectorBytes, e);
       for (int r = 0; r < R; ++r)
         for (int k = 0; k < K; ++k) own[k][r] += w[k] * x[r * length + e];
     }
@@ -62,30 +62,8 @@ void panel_products(const A* x, int64_t length, const Panel& panel, Vector<A> (&
   add_products<F>(x, length, panel.data, panel, count, sums);
   if (length % F::kStep == 0) return;
   for (int k = 0; k < K; ++k) {
-    const Vector<A> w = F::unpack(panel.data + (count * panel.vectors + panel.first + k) * F::kBytes, 0);
+    const Vector<A> w = F::unpack(panel.data + (count * panel.vectors + panel.first + k) * kVectorBytes, 0);
     for (int r = 0; r < R; ++r) sums[k][r] += w * x[r * length + length - 1];
-  }
-}
-
-template <typename F, int R, int K, typename A>
-void grouped_panel_products(const A* x, int64_t length, const Panel& panel, Vector<A> (&sums)[K][R]) {
-  constexpr int64_t scale_bytes = F::kScaleBytes, all_scales = F::kScales * scale_bytes, steps = F::kGroup / F::kStep;
-  const char* group = panel.data;
-  for (int64_t i = 0; i < length; i += F::kGroup, group += panel.vectors * (all_scales + steps * F::kBytes)) {
-    Vector<A> own[K][R] = {};
-    add_products<F>(x + i, length, group + panel.vectors * all_scales, panel, steps, own);
-    [[maybe_unused]] Vector<A> totals[R];
-    if constexpr (F::kScales == 2)
-      for (int r = 0; r < R; ++r) totals[r] = total_everywhere<A>(x + r * length + i, F::kGroup);
-    for (int k = 0; k < K; ++k) {
-      const char* at = group + (panel.first + k) * scale_bytes;
-      const Vector<A> scale = F::scale(at);
-      for (int r = 0; r < R; ++r) sums[k][r] += scale * own[k][r];
-      if constexpr (F::kScales == 2) {
-        const Vector<A> offset = F::scale(at + panel.vectors * scale_bytes) + scale * 8;
-        for (int r = 0; r < R; ++r) sums[k][r] += offset * totals[r];
-      }
-    }
   }
 }
 
@@ -93,10 +71,7 @@ void grouped_panel_products(const A* x, int64_t length, const Panel& panel, Vect
 template <typename F, int R, int K, typename A, typename Use>
 void multiply(const A* x, int64_t length, const Panel& panel, Use&& use) {
   Vector<A> sums[K][R] = {};
-  if constexpr (F::kGroup)
-    grouped_panel_products<F>(x, length, panel, sums);
-  else
-    panel_products<F>(x, length, panel, sums);
+  panel_products<F>(x, length, panel, sums);
   for (int r = 0; r < R; ++r)
     for (int k = 0; k < K; ++k) use(r, panel.first + k, sums[k][r]);
 }
@@ -137,54 +112,78 @@ void multiply_panel(int64_t num_rows, const A* x, int64_t length, Panel panel, U
 
 // Return the bytes of one packed vector.
 template <typename F> constexpr int64_t packed_bytes(int64_t length) {
-  const int64_t scales = F::kScales * F::kScaleBytes, group = F::kGroup ? F::kGroup : F::kStep;
-  return (length + group - 1) / group * (scales + group / F::kStep * F::kBytes);
+  return (length + F::kStep - 1) / F::kStep * kVectorBytes;
 }
 
 template <typename A> constexpr int64_t panel_rows = kPanelVectors<A> * lanes<A>;
 template <typename A> constexpr int64_t num_panels(int64_t count) { return (count + panel_rows<A> - 1) / panel_rows<A>; }
 
-// Rows [R, length] to multiply. `tiled`: the same rows as AMX tiles, or null if tiles are not used.
+// Rows [R, length] to multiply, and the same rows in the forms that some matrices need.
 template <typename A> struct Operand {
   const A* x;
   int64_t num_rows, length;
-  const TiledRows* tiled = nullptr;
+  const RoundedRows* rounded = nullptr;
+  const TiledRows* tiled = nullptr;  // null if tiles are not used
 };
 
-template <typename F, typename A, typename Use>
-void project_as(const Operand<A>& in, const char* data, int64_t count, int64_t begin, int64_t end, Use&& use) {
-  const int64_t vectors = (count + lanes<A> - 1) / lanes<A>;
-  for (int64_t panel = begin; panel < end; ++panel) {
-    const int64_t before = panel * kPanelVectors<A>, here = std::min<int64_t>(kPanelVectors<A>, vectors - before);
-    const char* at = data + before * packed_bytes<F>(in.length);
-    const auto use_vector = [&](int64_t r, int64_t vector, const Vector<A>& products) {
-      const int64_t n = (before + vector) * lanes<A>;
-      use(r, n, reinterpret_cast<const A*>(&products), std::min(lanes<A>, count - n));
-    };
-    if constexpr (kMayTile<A> && F::kGroup % kTileDepth == 0)
-      if (in.tiled) {
-        multiply_tiled<F>(*in.tiled, in.num_rows, in.length, at, here, use_vector);
-        continue;
+// Memory for the forms of an operand.
+struct Forms {
+  RoundedRows rounded;
+  TiledRows tiled;
+};
+
+// Return rows to multiply by matrices of which some may be quantized. They are valid until `forms` is used again.
+template <typename A>
+Operand<A> operand(int num_threads, const A* x, int64_t num_rows, int64_t length, bool has_quantized, bool is_tiled,
+                   Forms& forms) {
+  Operand<A> out{x, num_rows, length};
+  if constexpr (std::is_same_v<A, float>) {
+    const auto parallel = [&](auto&& form) { ThreadPool::shared().run(num_threads, num_rows, form); };
+    if (has_quantized) {
+      out.rounded = &forms.rounded.resized(num_rows, length);
+      parallel([&](int64_t begin, int64_t end) { round_rows(x, length, begin, end, forms.rounded); });
+    }
+    if constexpr (kMayTile<A>)
+      if (is_tiled && length % kTileDepth == 0) {
+        out.tiled = &forms.tiled.resized(num_rows, length);
+        parallel([&](int64_t begin, int64_t end) { split_rows(x, length, begin, end, forms.tiled); });
       }
-    multiply_panel<F>(in.num_rows, in.x, in.length, {at, here, 0}, use_vector);
   }
+  return out;
+}
+
+template <typename F, typename A, typename Use>
+void project_panel(const Operand<A>& in, const char* panel, int64_t vectors, Use&& use) {
+  if constexpr (kMayTile<A>)
+    if (in.tiled) return multiply_tiled<F>(*in.tiled, in.num_rows, in.length, panel, vectors, use);
+  multiply_panel<F>(in.num_rows, in.x, in.length, {panel, vectors, 0}, use);
 }
 
 // Compute Σ_d x[r, d] W[n, d] for the rows n of W in panels [begin, end). Call use(r, n, products, count) with the
 // products of rows n … n + count - 1 of W.
 template <typename A, typename Use>
 void project(const Operand<A>& in, const Matrix& matrix, int64_t count, int64_t begin, int64_t end, Use&& use) {
-  const auto as = [&](auto format) { project_as<decltype(format)>(in, matrix.data, count, begin, end, use); };
-  if constexpr (std::is_same_v<A, float>) {
-    if (matrix.kind == kQ8) return as(Q8{});
-    if (matrix.kind == kQ4) return as(Q4{});
-    if (matrix.kind == kQ4WithMin) return as(Q4WithMin{});
-    if (matrix.kind == kQ4K) return as(Q4K{});
-    if (matrix.kind == kQ6K) return as(Q6K{});
-    if (matrix.kind == kQ8WithMin) return as(Q8WithMin{});
-    if (matrix.kind == kBFloat16) return as(Pairs{});
+  const int64_t vectors = (count + lanes<A> - 1) / lanes<A>;
+  for (int64_t panel = begin; panel < end; ++panel) {
+    const int64_t before = panel * kPanelVectors<A>, here = std::min<int64_t>(kPanelVectors<A>, vectors - before);
+    const auto use_vector = [&](int64_t r, int64_t vector, const Vector<A>& products) {
+      const int64_t n = (before + vector) * lanes<A>;
+      if (n < count) use(r, n, reinterpret_cast<const A*>(&products), std::min(lanes<A>, count - n));
+    };
+    if constexpr (std::is_same_v<A, float>) {
+      if (matrix.is_quantized()) {
+        const Packing packing = packing_of(matrix.kind);
+        const char* at = matrix.data + panel * panel_rows<A> * packing.bytes(in.length);
+        multiply_rounded(*in.rounded, in.num_rows, packing, at, use_vector);
+        continue;
+      }
+      if (matrix.kind == kStoredBF16) {
+        project_panel<Pairs>(in, matrix.data + before * packed_bytes<Pairs>(in.length), here, use_vector);
+        continue;
+      }
+    }
+    project_panel<Plain<A>>(in, matrix.data + before * packed_bytes<Plain<A>>(in.length), here, use_vector);
   }
-  as(Plain<A>{});
 }
 
 // Write the results of `project` to y [R, N].

@@ -27,53 +27,49 @@ inline uint16_t half_bits(float x) {
   return static_cast<uint16_t>(size | (std::signbit(x) ? 0x8000 : 0));
 }
 
-template <typename F> void put_scale(float x, char* to) {
-  if constexpr (F::kScaleBytes == 2 * F::kLanes) {
-    const uint16_t bits = half_bits(x);
-    std::memcpy(to, &bits, sizeof bits);
-  } else {
-    std::memcpy(to, &x, sizeof x);
+// Where a row goes in its panel: a vector of `vectors`, and a lane of it.
+struct Place {
+  int64_t vectors, vector, lane;
+
+  template <typename E> void put(E x, char*& panel) const {  // and move on to what follows in the panel
+    std::memcpy(panel + (vector * lanes<float> + lane) * sizeof x, &x, sizeof x);
+    panel += vectors * lanes<float> * sizeof x;
   }
-}
+};
 
-// Write a group's `numbers` to one lane. Steps are `stride` bytes apart. See `Nibbles` and `Grouped` for the offsets.
-template <typename F> void put_numbers(const int8_t* numbers, int64_t stride, char* to) {
-  constexpr int offset = (F::kStep == 2 ? 8 : 0) - (F::kScales == 2 ? 8 : 0);
-  for (int i = 0; i < F::kGroup; i += F::kStep, to += stride)
-    *to = F::kStep == 2 ? (numbers[i] + offset) | (numbers[i + 1] + offset) << 4 : numbers[i] + offset;
-}
-
-// Write a row of blocks to one lane of its panel. Return false if a scale is not finite.
-template <typename F> bool put_blocks(const StoredRows& in, const char* row, int64_t vectors, int64_t vector,
-                                      int64_t lane, char* panel) {
-  constexpr int64_t scale_bytes = F::kScaleBytes, steps = F::kGroup / F::kStep;
+// Write a row of blocks to its panel. Return false if a scale is not finite.
+template <typename N> bool put_blocks(const StoredRows& in, const char* row, const Place& place, char* panel) {
+  const Packing packing = packing_of(in.stored);
   const BlockShape shape = block_shape(in.stored);
-  const int64_t group_bytes = vectors * (F::kScales * scale_bytes + steps * F::kBytes);
-  const int64_t scale_at = vector * scale_bytes + lane * (scale_bytes / F::kLanes);
-  const int64_t numbers_at = vectors * F::kScales * scale_bytes + vector * F::kBytes + lane;
+  const int64_t stride = place.vectors * kVectorBytes, own = place.vector * kVectorBytes + place.lane * 4;
   bool is_finite = true;
   Block block;
   for (int64_t begin = 0; begin < in.length; begin += shape.elements, row += shape.bytes) {
     decode(in.stored, reinterpret_cast<const uint8_t*>(row), block);
     is_finite &= std::isfinite(block.scale) && std::isfinite(block.minimum);
-    for (int64_t i = 0; i < shape.elements; i += F::kGroup, panel += group_bytes) {
-      const int64_t g = i / shape.group;
-      put_scale<F>(block.scale * block.factors[g], panel + scale_at);
-      if (F::kScales == 2)
-        put_scale<F>(block.minimum * block.min_factors[g], panel + vectors * scale_bytes + scale_at);
-      put_numbers<F>(block.numbers + i, vectors * F::kBytes, panel + numbers_at);
+    const auto put_halves = [&] {
+      place.put(half_bits(block.scale), panel);
+      if (packing.has_min) place.put(half_bits(block.minimum), panel);
+    };
+    if (packing.has_levels) put_halves();
+    for (int64_t i = 0; i < shape.elements; i += N::kGroup, panel += N::kWords * stride) {
+      if (!packing.has_levels) put_halves();
+      if (packing.has_levels) place.put(block.factors[i / shape.group], panel);
+      if (packing.has_levels && packing.has_min) place.put(block.min_factors[i / shape.group], panel);
+      uint8_t numbers[N::kGroup];
+      for (int n = 0; n < N::kGroup; ++n) numbers[n] = block.numbers[i + n] + packing.offset;
+      N::put(numbers, stride, panel + own);
     }
   }
   return is_finite;
 }
 
 // Write a row of floats of type T, `kStep` of them at a time, to one lane. Return false if a number is not finite.
-template <typename F, typename T> bool put_floats(const StoredRows& in, const char* row, int64_t vectors,
-                                                  int64_t vector, int64_t lane, char* panel) {
-  constexpr int64_t word_bytes = F::kBytes / F::kLanes;
-  char* to = panel + vector * F::kBytes + lane * word_bytes;
+template <typename F, typename T> bool put_floats(const StoredRows& in, const char* row, const Place& place, char* panel) {
+  constexpr int64_t word_bytes = kVectorBytes / F::kLanes;
+  char* to = panel + place.vector * kVectorBytes + place.lane * word_bytes;
   bool is_finite = true;
-  for (int64_t i = 0; i < in.length; i += F::kStep, to += vectors * F::kBytes, row += word_bytes) {
+  for (int64_t i = 0; i < in.length; i += F::kStep, to += place.vectors * kVectorBytes, row += word_bytes) {
     T numbers[F::kStep] = {};
     std::memcpy(numbers, row, sizeof(T) * std::min<int64_t>(F::kStep, in.length - i));
     for (const T& x : numbers) is_finite &= std::isfinite(static_cast<Accumulator<T>>(x));
@@ -82,18 +78,19 @@ template <typename F, typename T> bool put_floats(const StoredRows& in, const ch
   return is_finite;
 }
 
-// Pack rows with `put`, which writes one row. `out`: the packed matrix. Return false if a number is not finite.
-template <typename F, typename Put> bool pack_rows(const StoredRows& in, int num_threads, char* out, Put&& put) {
-  constexpr int64_t panel_vectors = F::kLanes == lanes<float> ? kPanelVectors<float> : kPanelVectors<double>;
-  constexpr int64_t rows = panel_vectors * F::kLanes;
-  const int64_t all_vectors = (in.num_all + F::kLanes - 1) / F::kLanes;
+// Pack rows with `put`, which writes one row to its panel. A vector takes `vector_bytes`. The last panel of a matrix has
+// only as many vectors as it needs, unless the matrix is quantized. Return false if a number is not finite.
+template <typename Put>
+bool pack_rows(const StoredRows& in, int num_threads, int64_t lanes, int64_t vector_bytes, char* out, Put&& put) {
+  const bool is_quantized = block_shape(in.stored).elements;
+  const int64_t panel_vectors = lanes == nvium::lanes<float> ? kPanelVectors<float> : kPanelVectors<double>;
+  const int64_t rows = panel_vectors * lanes, all_vectors = (in.num_all + lanes - 1) / lanes;
   std::atomic<bool> is_finite{true};
   ThreadPool::shared().run(num_threads, (in.num_rows + rows - 1) / rows, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin * rows; r < std::min(end * rows, in.num_rows); ++r) {
       const int64_t at = in.first + r, before = at / rows * panel_vectors;
-      const int64_t vectors = std::min(panel_vectors, all_vectors - before);
-      char* panel = out + before * packed_bytes<F>(in.length);
-      if (!put(in, in.row(r), vectors, at / F::kLanes - before, at % F::kLanes, panel))
+      const int64_t vectors = is_quantized ? kPanel : std::min(panel_vectors, all_vectors - before);
+      if (!put(in, in.row(r), {vectors, at / lanes - before, at % lanes}, out + before * vector_bytes))
         is_finite.store(false, std::memory_order_relaxed);
     }
   });
@@ -113,31 +110,24 @@ inline bool all_finite(const StoredRows& in, int num_threads) {
   return is_finite;
 }
 
-// Call use(format) with the number format of a packed matrix.
-template <typename Use> auto with_format(int64_t format, Use&& use) {
-  switch (format) {
-    case kFloat64: return use(Plain<double>{});
-    case kFloat32: return use(Plain<float>{});
-    case kBFloat16: return use(Pairs{});
-    case kQ8: return use(Q8{});
-    case kQ4: return use(Q4{});
-    case kQ4WithMin: return use(Q4WithMin{});
-    case kQ4K: return use(Q4K{});
-    case kQ6K: return use(Q6K{});
-    default: return use(Q8WithMin{});
-  }
+// Return the bytes of a packed matrix.
+inline int64_t packed_bytes(int64_t kind, int64_t num_rows, int64_t length) {
+  if (block_shape(kind).elements) return num_panels<float>(num_rows) * panel_rows<float> * packing_of(kind).bytes(length);
+  const int64_t lanes = kind == kStoredF64 ? nvium::lanes<double> : nvium::lanes<float>, step = kind == kStoredBF16 ? 2 : 1;
+  return (num_rows + lanes - 1) / lanes * ((length + step - 1) / step * kVectorBytes);
 }
 
-inline bool pack(const StoredRows& in, int64_t format, int num_threads, char* out) {
-  return with_format(format, [&]<typename F>(F) {
-    if constexpr (F::kGroup)
-      return pack_rows<F>(in, num_threads, out, put_blocks<F>);
-    else if constexpr (F::kStep == 2)
-      return pack_rows<F>(in, num_threads, out, put_floats<F, BFloat16>);
-    else if constexpr (F::kLanes == lanes<float>)
-      return pack_rows<F>(in, num_threads, out, put_floats<F, float>);
-    else
-      return pack_rows<F>(in, num_threads, out, put_floats<F, double>);
+inline bool pack(const StoredRows& in, int num_threads, char* out) {
+  const auto floats_of = [&]<typename F, typename T>(F, T) {
+    return pack_rows(in, num_threads, F::kLanes, packed_bytes<F>(in.length), out, put_floats<F, T>);
+  };
+  if (in.stored == kStoredF64) return floats_of(Plain<double>{}, double{});
+  if (in.stored == kStoredF32) return floats_of(Plain<float>{}, float{});
+  if (in.stored == kStoredBF16) return floats_of(Pairs{}, BFloat16{});
+  const Packing packing = packing_of(in.stored);
+  return with_numbers(packing.bits, [&]<typename N>(N) {
+    const int64_t vector_bytes = lanes<float> * packing.bytes(in.length);
+    return pack_rows(in, num_threads, lanes<float>, vector_bytes, out, put_blocks<N>);
   });
 }
 

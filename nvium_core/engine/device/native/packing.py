@@ -1,4 +1,4 @@
-"""Packs matrices for the native functions; matrix.h describes the format.
+"""Packs matrices for the native functions; matrix.h describes the format, which follows from the type.
 
 A matrix is packed straight from its stored form, a few rows at a time, in C++ (pack.h).
 
@@ -25,18 +25,7 @@ from nvium_core.model.stored import FLOATS, StoredMatrix, plain
 
 logger = logging.getLogger(__name__)
 
-FLOAT64, FLOAT32, BFLOAT16 = 0, 1, 2
-FLOAT_FORMATS = {torch.float64: FLOAT64, torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
-FORMATS = {
-    Kind.BF16: BFLOAT16,
-    **dict.fromkeys((Kind.Q8_0, Kind.Q5_0, Kind.IQ4_NL), 3),
-    Kind.Q4_0: 4,
-    Kind.Q4_1: 5,
-    Kind.Q4_K: 6,
-    **dict.fromkeys((Kind.Q6_K, Kind.Q3_K, Kind.IQ4_XS), 7),
-    **dict.fromkeys((Kind.Q5_K, Kind.Q5_1, Kind.Q2_K), 8),
-}
-"""Type of a stored matrix → its packed `Format` of matrix.h, if sums are in float32. All are exact."""
+DTYPES = {kind: dtype for dtype, kind in FLOATS.items()}
 
 REPORT_SECONDS = 5
 
@@ -51,7 +40,7 @@ class StoredRows(ctypes.Structure):
 
 
 class Packed(NamedTuple):
-    """`Matrix` of matrix.h. `data` is None if the model has no such matrix."""
+    """`Matrix` of matrix.h: its type and bytes. `data` is None if the model has no such matrix."""
 
     kind: int
     data: Tensor | None
@@ -73,15 +62,19 @@ class Packer:
 
     def pack(self, weight_ND: Tensor) -> Packed:
         """Pack a matrix. Raise `CheckpointError` if a matrix of a file has NaN or infinite values."""
-        form = packed_format(weight_ND)
-        packed = self._arena.zeros(self.num_bytes(form, *weight_ND.shape))
+        kind = packed_kind(weight_ND)
+        packed = self._arena.zeros(self.num_bytes(kind, *weight_ND.shape))
 
         def pack(rows: StoredRows) -> int:
-            return cast(int, self._library.pack(ctypes.byref(rows), form, self._num_threads, packed.data_ptr()))
+            return cast(int, self._library.pack(ctypes.byref(rows), self._num_threads, packed.data_ptr()))
 
-        self._each_part(weight_ND, form, pack)
+        self._each_part(weight_ND, kind, pack)
         self._report(packed.nbytes)
-        return Packed(form, packed)
+        return Packed(kind, packed)
+
+    def num_bytes(self, kind: Kind, num_rows: int, length: int) -> int:
+        """Return the bytes that a packed matrix takes."""
+        return cast(int, self._library.packed_bytes(kind, num_rows, length))
 
     def _report(self, num_bytes: int) -> None:
         """Log the progress towards `total_bytes`."""
@@ -98,15 +91,15 @@ class Packer:
             return cast(int, self._library.all_finite(ctypes.byref(rows), self._num_threads))
 
         if not is_packed:
-            self._each_part(weight_ND, FORMATS.get(matrix.kind, FLOAT64), check)
+            self._each_part(weight_ND, matrix.kind, check)
         return matrix.kind, matrix.held().contiguous()
 
-    def _each_part(self, weight_ND: Tensor, form: int, use: Callable[[StoredRows], int]) -> None:
-        """Call `use` for all rows, a part at a time. It returns whether their numbers are finite."""
+    def _each_part(self, weight_ND: Tensor, kind: Kind, use: Callable[[StoredRows], int]) -> None:
+        """Call `use` for all rows as this type, a part at a time. It returns whether their numbers are finite."""
         matrix, is_finite = as_stored(weight_ND), True
         for first in range(0, len(matrix), ROWS_AT_ONCE):
             part = matrix.at(slice(first, first + ROWS_AT_ONCE))
-            kind, held = stored_for(form, part)
+            held = (part.held() if part.kind == kind else part.numbers().to(DTYPES[kind])).contiguous()
             rows = StoredRows(kind, held.data_ptr(), first, len(held), matrix.shape[1], len(matrix))
             is_finite &= bool(use(rows))
             if matrix is weight_ND:
@@ -114,33 +107,19 @@ class Packer:
         if matrix.place and not is_finite:
             raise CheckpointError(f"{matrix.place} has NaN or infinite values")
 
-    def num_bytes(self, form: int, num_rows: int, length: int) -> int:
-        """Return the bytes that a packed matrix takes."""
-        lanes: int = self._library.packed_lanes(form)
-        bytes_each: int = self._library.packed_bytes(form, length)
-        return -(-num_rows // lanes) * bytes_each
-
 
 def as_stored(weight_ND: Tensor) -> StoredMatrix:
     return weight_ND if isinstance(weight_ND, StoredMatrix) else StoredMatrix(weight_ND.detach())
 
 
-def packed_format(weight_ND: Tensor) -> int:
-    """Return the `Format` of the packed matrix: that of its stored type, or the narrowest floats that are exact."""
+def packed_kind(weight_ND: Tensor) -> Kind:
+    """Return the type of the packed matrix: the stored one, if quantized, or that of the narrowest floats."""
     matrix = as_stored(weight_ND)
-    if matrix.dtype == torch.float32 and matrix.kind in FORMATS:
-        return FORMATS[matrix.kind]
-    if matrix.dtype == torch.float32 and fits_bfloat16(matrix):
-        return BFLOAT16
-    return FLOAT_FORMATS[matrix.dtype]
-
-
-def stored_for(form: int, part: StoredMatrix) -> tuple[int, Tensor]:
-    """Return rows as C++ packs them into a format, with their type: as they are stored, or as floats."""
-    if FORMATS.get(part.kind) == form:
-        return part.kind, part.held().contiguous()
-    dtype = next(dtype for dtype, of_floats in FLOAT_FORMATS.items() if of_floats == form)
-    return FLOATS[dtype], part.numbers().to(dtype).contiguous()
+    if matrix.dtype != torch.float32:
+        return FLOATS[matrix.dtype]
+    if matrix.kind == Kind.BF16 or matrix.kind not in FLOATS.values():
+        return matrix.kind
+    return Kind.BF16 if fits_bfloat16(matrix) else Kind.F32
 
 
 def fits_bfloat16(weight_ND: Tensor) -> bool:

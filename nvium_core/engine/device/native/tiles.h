@@ -1,8 +1,8 @@
 // Multiplies many rows with AMX tiles, which multiply bfloat16 and accumulate in float32.
 //
-// Every float32 is exactly the sum of three bfloat16 numbers. A bfloat16 weight or an 8-bit number needs only one. So
-// the results are as precise as in float32. Tiles are two to three times as fast as
-// matrix.h. They sum in another order, so the last bits of a result may differ.
+// Every float32 is exactly the sum of three bfloat16 numbers, and a bfloat16 weight needs only one. So the results are as
+// precise as in float32. Tiles are two to three times as fast as matrix.h. They sum in another order, so the last bits of a
+// result may differ. Quantized matrices do not use tiles.
 #pragma once
 
 #include <vector>
@@ -19,15 +19,13 @@ namespace nvium {
 constexpr int64_t kTile = 16, kTileDepth = 32, kTileParts = 3;
 
 // Rows x [R, length], where each number is split into three parts. `parts`: [R / 16, length / 32, part, 16, 32].
-// `totals` [R, length / 32]: the sum of each group of 32 elements.
 struct TiledRows {
   std::vector<uint16_t> parts;
-  std::vector<float> totals;
 
   // Resize for `num_rows` rows, padded to whole tiles. The results of padding rows are never read.
   TiledRows& resized(int64_t num_rows, int64_t length) {
     const int64_t padded = (num_rows + 2 * kTile - 1) / (2 * kTile) * 2 * kTile;
-    parts.resize(padded * length * kTileParts), totals.resize(padded * length / kTileDepth);
+    parts.resize(padded * length * kTileParts);
     return *this;
   }
 };
@@ -73,7 +71,6 @@ inline void split_rows(const float* x, int64_t length, int64_t begin, int64_t en
     for (int64_t g = 0; g < groups; ++g) {
       const float* at = x + r * length + g * kTileDepth;
       uint16_t* to = &out.parts[((r / kTile * groups + g) * kTileParts * kTile + r % kTile) * kTileDepth];
-      out.totals[r * groups + g] = total<float>(load(at) + load(at + 16));
       for (int half = 0; half < 2; ++half) {
         floats left = load(at + 16 * half);
         for (int part = 0; part < kTileParts; ++part)
@@ -89,15 +86,15 @@ template <typename F> constexpr int64_t kPartsOf = std::is_same_v<F, Plain<float
 // Unpack two vectors of a panel into tiles [group, part, vector, 16 pairs, 16 lanes].
 template <typename F>
 void unpack_tiles(const char* panel, int64_t vectors, int64_t first, int64_t groups, std::vector<ints>& tiles) {
-  constexpr int64_t parts = kPartsOf<F>, scales = F::kScales * F::kScaleBytes;
+  constexpr int64_t parts = kPartsOf<F>;
   tiles.assign(groups * parts * 2 * kTile, ints{});
   const int64_t here = std::min<int64_t>(2, vectors - first);
   for (int64_t g = 0; g < groups; ++g) {
-    const char* group = panel + g * vectors * (scales + kTileDepth / F::kStep * F::kBytes) + vectors * scales;
+    const char* group = panel + g * vectors * kTileDepth / F::kStep * kVectorBytes;
     for (int64_t v = 0; v < here; ++v)
       for (int64_t pair = 0; pair < kTile; ++pair) {
         const auto element = [&](int64_t i) {
-          return F::unpack(group + (i / F::kStep * vectors + first + v) * F::kBytes, i % F::kStep);
+          return F::unpack(group + (i / F::kStep * vectors + first + v) * kVectorBytes, i % F::kStep);
         };
         floats even = element(2 * pair), odd = element(2 * pair + 1);
         for (int64_t part = 0; part < parts; ++part)
@@ -135,7 +132,7 @@ inline void store_sums(floats* to) {
 // Multiply rows by all vectors of a panel. Call use(row, vector, products) with the vector's number in the panel.
 template <typename F, typename Use>
 void multiply_tiled(const TiledRows& x, int64_t num_rows, int64_t length, const char* panel, int64_t vectors, Use&& use) {
-  constexpr int64_t parts = kPartsOf<F>, scale_bytes = F::kScaleBytes;
+  constexpr int64_t parts = kPartsOf<F>;
   const int64_t groups = length / kTileDepth, row_tile = groups * kTileParts * kTileNumbers;
   static thread_local std::vector<ints> weights;
   const TilesInUse tiles;
@@ -144,30 +141,12 @@ void multiply_tiled(const TiledRows& x, int64_t num_rows, int64_t length, const 
     unpack_tiles<F>(panel, vectors, first, groups, weights);
     for (int64_t row = 0; row < num_rows; row += 2 * kTile) {
       const uint16_t* rows = &x.parts[row / kTile * row_tile];
-      floats sums[2 * 2 * kTile] = {}, own[2 * 2 * kTile];  // [row tile, vector, row]
+      floats sums[2 * 2 * kTile];  // [row tile, vector, row]
       asm volatile("" : : : "memory");  // the compiler must not move stores past the tile loads
       zero_sums();
-      for (int64_t g = 0; g < groups; ++g, rows += kTileParts * kTileNumbers) {
+      for (int64_t g = 0; g < groups; ++g, rows += kTileParts * kTileNumbers)
         add_tiles<parts>(rows, rows + row_tile, &weights[g * parts * 2 * kTile]);
-        if constexpr (F::kGroup) {
-          store_sums(own);
-          zero_sums();
-          const char* scales = panel + g * vectors * (F::kScales * scale_bytes + kTileDepth / F::kStep * F::kBytes);
-          for (int64_t v = 0; v < here; ++v) {
-            const char* at = scales + (first + v) * scale_bytes;
-            const floats scale = F::scale(at);
-            for (int64_t i : {v, 2 + v})
-              for (int64_t r = 0; r < kTile; ++r) sums[i * kTile + r] += scale * own[i * kTile + r];
-            if constexpr (F::kScales == 2) {
-              const floats offset = F::scale(at + vectors * scale_bytes) + scale * 8;
-              for (int64_t i : {v, 2 + v})
-                for (int64_t r = 0; r < kTile; ++r)
-                  sums[i * kTile + r] += offset * x.totals[(row + i / 2 * kTile + r) * groups + g];
-            }
-          }
-        }
-      }
-      if constexpr (!F::kGroup) store_sums(sums);
+      store_sums(sums);
       for (int64_t r = 0; r < std::min(2 * kTile, num_rows - row); ++r)
         for (int64_t v = 0; v < here; ++v)
           use(row + r, first + v, sums[(r / kTile * 2 + v) * kTile + r % kTile]);

@@ -9,7 +9,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from nvium_core.engine.device.native.packing import FLOAT_FORMATS, NOTHING, Packed, Packer, packed_format
+from nvium_core.engine.device.native.library import PRECISIONS
+from nvium_core.engine.device.native.packing import NOTHING, Packed, Packer, packed_kind
 from nvium_core.model.exits import Adapter, Exit
 from nvium_core.model.llama import Layer
 from nvium_core.model.nvium import Nvium
@@ -43,7 +44,7 @@ def is_plain(model: Nvium) -> bool:
         return False
     # Skip the biases of router heads, which are always in float32 or better.
     precisions = {weight.dtype for name, weight in model.named_parameters() if not name.endswith("router.head.bias")}
-    return len(precisions) == 1 and precisions <= FLOAT_FORMATS.keys()
+    return len(precisions) == 1 and precisions <= PRECISIONS.keys()
 
 
 def _read(model: Nvium) -> Iterator[Tensor]:
@@ -90,7 +91,7 @@ def packed_bytes(model: Nvium, packer: Packer) -> int:
     """Return the bytes of `pack_weights`. Of a float32 matrix only one row is read, to see if bfloat16 is exact."""
     parts = (model.model.layers, model.exits, model.lm_head)  # without the embedding, which is not packed
     matrices = {weight for part in parts for weight in part.parameters() if weight.dim() == 2}
-    return sum(packer.num_bytes(packed_format(weight[:1]), *weight.shape) for weight in matrices)
+    return sum(packer.num_bytes(packed_kind(weight[:1]), *weight.shape) for weight in matrices)
 
 
 def pack_weights(model: Nvium, packer: Packer) -> tuple[Pointers, Pointers]:

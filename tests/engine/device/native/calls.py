@@ -83,7 +83,8 @@ def assert_alike(found: Items[Outcome], expected: Items[Outcome], tolerance: flo
             assert one.log_reached == pytest.approx(other.log_reached, **close)
         for score, same in zip(one.scores, other.scores, strict=True):
             assert score.logprob == pytest.approx(same.logprob, **close)
-            assert [token for token, _ in score.top] == [token for token, _ in same.top]
+            if tolerance < 1e-3:  # otherwise tokens that are almost as probable may change places
+                assert [token for token, _ in score.top] == [token for token, _ in same.top]
             assert [log for _, log in score.top] == pytest.approx([log for _, log in same.top], **close)
             assert score.exit_probabilities == pytest.approx(same.exit_probabilities, **close)
 

