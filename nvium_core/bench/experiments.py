@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from nvium_core.engine.params import require
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
     from nvium_core.bench.harness import Figures, Subject
@@ -34,10 +35,16 @@ def measure(experiment: Experiment, subject: "Subject", given: Mapping[str, Any]
     return {"experiment": experiment, **subject.as_dict(), **_module(experiment).measure(subject, **given)}
 
 
-def table(figures: "Figures") -> "Table":
+def show(figures: "Figures", console: "Console") -> None:
+    """Print the results: sentences first, then a table. No line is cut, whatever the console's width."""
     shown: Table = _module(figures["experiment"]).table(figures)
     shown.title = figures["model"]
-    return shown
+    caption, shown.caption = shown.caption, None
+    for column in shown.columns:
+        column.overflow = "fold"
+    if caption:
+        console.print(caption, soft_wrap=True, markup=False, highlight=False)
+    console.print(shown)
 
 
 def _module(experiment: str) -> Any:

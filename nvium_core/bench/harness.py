@@ -1,7 +1,7 @@
 """Shared parts of the experiments: the model to measure, timed runs, and interleaved turns.
 
 Contenders take turns, so that a slow phase of the machine affects all of them. Each turn gives a ratio of two speeds;
-a speed-up is the median of these ratios.
+a speed-up is the median of these ratios. Every ratio is reported with its quartiles and its number of turns.
 """
 
 import math
@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any, TypeVar
 
 import torch
+from rich.console import Console
 from rich.progress import track
 
 from nvium_core.bench.contenders.contender import Generation
@@ -28,6 +29,7 @@ from nvium_core.model.nvium import Nvium
 from nvium_core.model.source import is_gguf
 
 PROMPT = "Once upon a time there was a"
+MIN_TURNS = 3  # turns of a ratio that may be a headline
 PROMPT_TOKENS = 8  # prompt length for a model without a tokenizer
 
 Figures = dict[str, Any]
@@ -123,7 +125,7 @@ def interleaved(
     """
     results: dict[str, list[Result]] = {name: [] for name in contenders}
     spent, allowed = dict.fromkeys(contenders, 0.0), seconds / len(contenders)
-    for number in track(range(repeats + 1), label, transient=True):
+    for number in track(range(repeats + 1), label, transient=True, console=Console(stderr=True)):
         if not sys.stderr.isatty():
             sys.stderr.write(f"{label}: turn {number} of {repeats}\n")
         for name, contender in list(contenders.items())[:: -1 if number % 2 else 1]:
@@ -141,17 +143,42 @@ def median_ratio(values: Sequence[float], baselines: Sequence[float]) -> float:
     return median(value / baseline for value, baseline in zip(values, baselines, strict=False))
 
 
-def conclusion(num_exits: int, gains: Mapping[int, float]) -> str:
-    """Return a sentence with the speed-ups over full depth. `gains`: number of streams → speed-up."""
+def ratio(name: str, values: Sequence[float], baselines: Sequence[float]) -> Figures:
+    """Return the median ratio as `name`, with its quartiles and its number of turns."""
+    ratios = [value / baseline for value, baseline in zip(values, baselines, strict=False)]
+    low, _, high = quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
+    return {name: median(ratios), f"{name}_quartiles": [low, high], f"{name}_turns": len(ratios)}
+
+
+def spread(name: str, seen: Figures) -> str:
+    """Format a `ratio` with its quartiles and turns."""
+    low, high = seen[f"{name}_quartiles"]
+    num_turns = seen[f"{name}_turns"]
+    if num_turns < MIN_TURNS:
+        return f"{seen[name]:.2f} ({num_turns} of {MIN_TURNS} turns: too few)"
+    return f"{seen[name]:.2f} ({low:.2f} to {high:.2f}, {num_turns} turns)"
+
+
+def verdict(name: str, seen: Figures) -> str:
+    """Return a `ratio` in words. Without enough turns, or if half of them disagree about the faster one, say so."""
+    low, high = seen[f"{name}_quartiles"]
+    if seen[f"{name}_turns"] < MIN_TURNS:
+        return f"too few turns ({seen[f'{name}_turns']} of {MIN_TURNS})"
+    if low <= 1 <= high:
+        return f"no difference seen ({low:.2f} to {high:.2f})"
+    return f"{seen[name]:.2f} times as fast ({low:.2f} to {high:.2f})"
+
+
+def conclusion(num_exits: int, name: str, gains: Mapping[int, Figures]) -> str:
+    """Return a sentence with the speed-ups over full depth. `gains`: number of streams → figures with a `ratio`."""
     if num_exits == 1:
         return "The model has no early exits."
-    parts = [f"{number} {'stream' if number == 1 else 'streams'} {times(gain)}" for number, gain in gains.items()]
-    return f"Compared with full depth, early exits make {', '.join(parts)}."
+    parts = [f"{count(number, 'stream')} {verdict(name, gain)}" for number, gain in gains.items()]
+    return f"Early exits compared with full depth: {', '.join(parts)}."
 
 
-def times(gain: float) -> str:
-    """Format a speed-up. A change below 2% is "equally fast"."""
-    return "equally fast" if abs(gain - 1) < 0.02 else f"{gain:.2f} times as fast"
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def numbers(text: str, option: str) -> tuple[float, ...]:

@@ -1,21 +1,21 @@
 """Compares our engine with itself at full depth, and with the dense twin in other engines.
 
-Each contender generates the same number of tokens per sequence from the same short prompt. Times include prefill. The
-twin has random weights, because speed hardly depends on them. Contenders that cannot run are listed with the reason.
+Each contender generates the same number of tokens per sequence from the same short prompt. Times include prefill. Then
+it reads longer prompts, each followed by one token. The twin has random weights, because speed hardly depends on them.
+Contenders that cannot run are listed with the reason.
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from statistics import fmean, median
 
 from rich.table import Table
-from rich.text import Text
 
 from nvium_core.bench.contenders import own
 from nvium_core.bench.contenders.contender import Contender, ContenderFailed, Generation, Workload
 from nvium_core.bench.contenders.lineup import BASELINE, OTHERS, OURS, Lineup, lineup
 from nvium_core.bench.contenders.llama_cpp import system_info
-from nvium_core.bench.harness import Figures, Subject, conclusion, interleaved, median_ratio
+from nvium_core.bench.harness import Figures, Subject, conclusion, count, interleaved, ratio, spread
 from nvium_core.bench.machine import BUFFER_BYTES, machine
 from nvium_core.bench.twin import num_parameters
 
@@ -26,52 +26,81 @@ def measure(
     sequences: Sequence[int] = (1, 8),
     tokens: int = 64,
     repeats: int = 5,
+    prompts: Sequence[int] = (512, 2048),
     against: Collection[str] = OTHERS,
     seconds: float = 60,
     buffer_bytes: int = BUFFER_BYTES,
 ) -> Figures:
     """Measure all contenders at each number of sequences. Also measure the machine.
 
+    prompts: lengths of the prompts to read, in tokens. Those beyond the context are skipped.
     against: names of the optional contenders.
     seconds: time limit of all turns. Slow contenders run fewer turns.
     """
     workloads = own.workloads(subject, sequences, tokens)
+    reading = [own.prompt_of(subject, length) for length in prompts if length < subject.context]
+    share = seconds / (len(workloads) + len(reading))
     with lineup(subject, against) as chosen:
-        rows = [compare(chosen, workload, repeats, seconds / len(workloads)) for workload in workloads]
+        rows = [compare(chosen, workload, repeats, share) for workload in workloads]
+        read = [compare_prompts(chosen, workload, repeats, share) for workload in reading]
     return {
         "tokens": tokens,
         "repeats": repeats,
         "prompt_tokens": len(subject.prompt),
         "parameters": num_parameters(subject.model.config),
-        "twin": {
-            "parameters": num_parameters(chosen.twin.config),
-            "mlp_width": chosen.twin.config.intermediate_size,
-        },
+        "twin": chosen.twin
+        and {"parameters": num_parameters(chosen.twin.config), "mlp_width": chosen.twin.config.intermediate_size},
         "machine": {name: subject.as_dict()[name] for name in ("instructions", "threads")}
         | machine(subject.model.lm_head.weight, buffer_bytes),
         "llama_cpp": system_info(),
         "left_out": chosen.left_out,
         "rows": rows,
+        "prompts": read,
     }
 
 
 def compare(chosen: Lineup, workload: Workload, repeats: int, seconds: float) -> Figures:
     """Measure all contenders on one workload."""
-    with chosen.ready(workload) as contenders:
-        label = "1 sequence" if workload.num_sequences == 1 else f"{workload.num_sequences} sequences"
-        counted = {name: checked_turn(name, contender, workload) for name, contender in contenders.items()}
-        turns = interleaved(counted, repeats, label, seconds)
-    ours = rates(turns[OURS])
-    shown = {
-        name: summary(turn, workload) | {"ours_over": median_ratio(ours, rates(turn))} for name, turn in turns.items()
-    }
+    turns = measured(chosen, workload, count(workload.num_sequences, "sequence"), repeats, seconds)
+    shown = against_ours(turns, OURS, rates, workload)
     routing = shares(turns[OURS], chosen.subject.model.config.num_exits)
+    return {"sequences": workload.num_sequences, "routing": routing, "contenders": shown, **ratios_to_peers(shown)}
+
+
+def compare_prompts(chosen: Lineup, workload: Workload, repeats: int, seconds: float) -> Figures:
+    """Measure all contenders with one prompt. Rates are in prompt tokens per second."""
+    length = len(workload.prompt)
+    turns = measured(chosen, workload, f"prompt of {length}", repeats, seconds)
+    shown = against_ours(turns, BASELINE, lambda taken: [length / turn.seconds for turn in taken], workload)
+    return {"tokens": length, "contenders": shown, **ratios_to_peers(shown)}
+
+
+def measured(
+    chosen: Lineup, workload: Workload, label: str, repeats: int, seconds: float
+) -> dict[str, list[Generation]]:
+    with chosen.ready(workload) as contenders:
+        counted = {name: checked_turn(name, contender, workload) for name, contender in contenders.items()}
+        return interleaved(counted, repeats, label, seconds)
+
+
+def against_ours(
+    turns: Mapping[str, Sequence[Generation]],
+    ours: str,
+    speeds: Callable[[Sequence[Generation]], list[float]],
+    workload: Workload,
+) -> dict[str, Figures]:
+    """Return each contender's `summary` at these speeds, with the ratio of ours to them."""
     return {
-        "sequences": workload.num_sequences,
-        "routing": routing,
-        "contenders": shown,
-        "ours_over": {peer: shown[best]["ours_over"] for peer, best in best_variants(shown).items()},
+        name: summary(taken, workload, speeds(taken)) | ratio("ours_over", speeds(turns[ours]), speeds(taken))
+        for name, taken in turns.items()
     }
+
+
+def ratios_to_peers(contenders: Mapping[str, Figures]) -> Figures:
+    """Return the ratios of ours to each peer's fastest variant: by kind of figure, then by peer."""
+    best = best_variants(contenders)
+    kinds = "ours_over", "ours_over_quartiles", "ours_over_turns"
+    return {kind: {peer: contenders[name][kind] for peer, name in best.items()} for kind in kinds}
 
 
 def checked_turn(name: str, contender: Contender, workload: Workload) -> Contender:
@@ -90,13 +119,14 @@ def rates(turns: Sequence[Generation]) -> list[float]:
     return [turn.tokens_per_second for turn in turns]
 
 
-def summary(turns: Sequence[Generation], workload: Workload) -> Figures:
+def summary(turns: Sequence[Generation], workload: Workload, speeds: Sequence[float] | None = None) -> Figures:
     """Return medians over the turns. `ms_per_token` is the time per token of one sequence."""
+    speeds = speeds or rates(turns)
     return {
-        "tokens_per_second": median(rates(turns)),
+        "tokens_per_second": median(speeds),
         "ms_per_token": 1000 * median(turn.seconds for turn in turns) / workload.num_tokens,
         "first_token_ms": 1000 * median(fmean(turn.first_token_seconds) for turn in turns),
-        "turns": rates(turns),
+        "turns": speeds,
     }
 
 
@@ -113,19 +143,22 @@ def shares(turns: Sequence[Generation], num_exits: int) -> tuple[float, ...]:
 
 
 def table(figures: Figures) -> Table:
-    columns = "sequences", "contender", "tokens/s", "ms/token", "first token ms", "our speed-up"
-    result = Table(*columns, caption=Text("\n".join(remarks(figures))))
-    for row in figures["rows"]:
+    result = Table("work", "contender", "tokens/s", "first token ms", "our speed-up")
+    result.caption = "\n".join(remarks(figures))
+    parts = [(count(row["sequences"], "sequence"), row) for row in figures["rows"]]
+    parts += [(f"prompt of {row['tokens']}", row) for row in figures["prompts"]]
+    for work, row in parts:
         *_, last = row["contenders"]
         for name, seen in row["contenders"].items():
-            values = (f"{seen[key]:.4g}" for key in ("tokens_per_second", "ms_per_token", "first_token_ms"))
-            ratio = "" if name == OURS else f"{seen['ours_over']:.3f}"
-            result.add_row(str(row["sequences"]), name, *values, ratio, end_section=name == last)
+            values = (f"{seen[key]:.4g}" for key in ("tokens_per_second", "first_token_ms"))
+            is_ours = name == OURS or (name == BASELINE and "tokens" in row)
+            over = "" if is_ours else spread("ours_over", seen)
+            result.add_row(work, name, *values, over, end_section=name == last)
     return result
 
 
 def remarks(figures: Figures) -> list[str]:
-    """Return a line for each skipped contender, then a sentence with the speed-ups."""
+    """Return sentences with the speed-ups, then a line for each skipped contender."""
+    gains = {row["sequences"]: row["contenders"][BASELINE] for row in figures["rows"]}
     left_out = [f"Skipped {peer}: {reason}." for peer, reason in figures["left_out"].items()]
-    gains = {row["sequences"]: row["contenders"][BASELINE]["ours_over"] for row in figures["rows"]}
-    return [*left_out, conclusion(figures["num_exits"], gains)]
+    return [conclusion(figures["num_exits"], "ours_over", gains), *left_out]

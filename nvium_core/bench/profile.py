@@ -9,7 +9,7 @@ from rich.table import Table
 from nvium_core.bench.contenders import own
 from nvium_core.bench.contenders.contender import Workload
 from nvium_core.bench.contenders.lineup import OURS
-from nvium_core.bench.harness import Figures, Subject
+from nvium_core.bench.harness import Figures, Subject, count
 from nvium_core.engine.device.native.backend import NativeBackend
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import SamplingParams
@@ -59,7 +59,7 @@ def router_and_head_seconds(engine: Engine) -> dict[str, float]:
 
 def table(figures: Figures) -> Table:
     rows = figures["rows"]
-    columns = (f"{row['sequences']} sequences" for row in rows)
+    columns = (count(row["sequences"], "sequence") for row in rows)
     result = Table("", *columns, caption="Microseconds per token by part.")
     for part in rows[0]["parts_us"]:
         result.add_row(part, *(f"{row['parts_us'][part]:.1f}" for row in rows))

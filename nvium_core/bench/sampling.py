@@ -12,7 +12,7 @@ from rich.table import Table
 from nvium_core.bench.contenders import own
 from nvium_core.bench.contenders.contender import Generation, Workload
 from nvium_core.bench.contenders.lineup import BASELINE, OURS
-from nvium_core.bench.harness import Figures, Subject, interleaved, median_ratio
+from nvium_core.bench.harness import Figures, Subject, count, interleaved, ratio, spread
 from nvium_core.bench.peers import checked_turn, rates, summary
 from nvium_core.engine.params import SamplingParams
 
@@ -43,7 +43,7 @@ def compare(subject: Subject, workload: Workload, repeats: int) -> Figures:
         params = SamplingParams(**{"sampling": "exits", **MODES[mode]})
         contender = own.contender(engine, workload, schedule, params)
         contenders[f"{mode}/{schedule}"] = checked_turn(mode, contender, workload)
-    turns = interleaved(contenders, repeats, f"{workload.num_sequences} sequences")
+    turns = interleaved(contenders, repeats, count(workload.num_sequences, "sequence"))
     plain = turns[f"{PLAIN}/{OURS}"]
     modes = {mode: compared(turns[f"{mode}/{OURS}"], turns[f"{mode}/{BASELINE}"], plain, workload) for mode in MODES}
     return {"sequences": workload.num_sequences, "ways": modes}
@@ -52,11 +52,11 @@ def compare(subject: Subject, workload: Workload, repeats: int) -> Figures:
 def compared(
     turns: Sequence[Generation], dense: Sequence[Generation], plain: Sequence[Generation], workload: Workload
 ) -> Figures:
-    """Return the rates of one mode, and their median ratios to plain sampling and to full depth."""
+    """Return the rates of one mode, and their ratios to plain sampling and to full depth."""
     return {
         **summary(turns, workload),
-        "over_plain": median_ratio(rates(turns), rates(plain)),
-        f"over_{BASELINE}": median_ratio(rates(turns), rates(dense)),
+        **ratio("over_plain", rates(turns), rates(plain)),
+        **ratio(f"over_{BASELINE}", rates(turns), rates(dense)),
         BASELINE: summary(dense, workload),
     }
 
@@ -67,6 +67,6 @@ def table(figures: Figures) -> Table:
     for row in figures["rows"]:
         *_, last = row["ways"]
         for name, seen in row["ways"].items():
-            rate, ratios = f"{seen['tokens_per_second']:.1f}", (f"{seen[ratio]:.3f}" for ratio in names)
+            rate, ratios = f"{seen['tokens_per_second']:.1f}", (spread(over, seen) for over in names)
             result.add_row(str(row["sequences"]), name, rate, *ratios, end_section=name == last)
     return result

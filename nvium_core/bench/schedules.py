@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 
 from rich.table import Table
-from rich.text import Text
 
 from nvium_core.bench.contenders import own
 from nvium_core.bench.contenders.contender import Contender, Workload
 from nvium_core.bench.contenders.lineup import BASELINE, OURS, SWEEP
-from nvium_core.bench.harness import Figures, Subject, conclusion, interleaved, median_ratio
+from nvium_core.bench.harness import Figures, Subject, conclusion, count, interleaved, ratio, spread
 from nvium_core.bench.peers import rates, summary
 from nvium_core.choices import Schedule
 
+OVER = f"over_{BASELINE}"
 SCHEDULES: tuple[Schedule, ...] = OURS, SWEEP, BASELINE
 
 
@@ -24,23 +24,23 @@ def measure(
 
 
 def compare(subject: Subject, workload: Workload, repeats: int) -> Figures:
-    """Measure all schedules on one workload: tokens per second, and the median ratio to full depth."""
+    """Measure all schedules on one workload: tokens per second, and the ratio to full depth."""
     engine = own.engine_for(subject.model, workload)
     contenders: dict[str, Contender] = {name: own.contender(engine, workload, name) for name in SCHEDULES}
-    turns = interleaved(contenders, repeats, f"{workload.num_sequences} sequences")
+    turns = interleaved(contenders, repeats, count(workload.num_sequences, "sequence"))
     schedules = {
-        name: summary(taken, workload) | {f"over_{BASELINE}": median_ratio(rates(taken), rates(turns[BASELINE]))}
+        name: summary(taken, workload) | ratio(OVER, rates(taken), rates(turns[BASELINE]))
         for name, taken in turns.items()
     }
     return {"sequences": workload.num_sequences, "schedules": schedules}
 
 
 def table(figures: Figures) -> Table:
-    gains = {row["sequences"]: row["schedules"][OURS][f"over_{BASELINE}"] for row in figures["rows"]}
-    caption = Text(conclusion(figures["num_exits"], gains))
-    result = Table("sequences", "schedule", "tokens/s", f"over {BASELINE}", caption=caption)
+    gains = {row["sequences"]: row["schedules"][OURS] for row in figures["rows"]}
+    result = Table("sequences", "schedule", "tokens/s", f"over {BASELINE}")
+    result.caption = conclusion(figures["num_exits"], OVER, gains)
     for row in figures["rows"]:
         for name, seen in row["schedules"].items():
-            rate, ratio = f"{seen['tokens_per_second']:.1f}", f"{seen[f'over_{BASELINE}']:.3f}"
-            result.add_row(str(row["sequences"]), name, rate, ratio, end_section=name == BASELINE)
+            cells = str(row["sequences"]), name, f"{seen['tokens_per_second']:.1f}", spread(OVER, seen)
+            result.add_row(*cells, end_section=name == BASELINE)
     return result

@@ -33,8 +33,8 @@ def bench(
     """Measure the engine in this process. Each experiment has its own defaults.
 
     peers (default, two minutes): speed against full depth, and against the dense twin in transformers and llama.cpp, if
-    installed. schedules: the speed-up of each schedule. sampling: the cost of each sampling mode, and its speed-up.
-    profile: time per token by part.
+    installed. A GGUF file is compared with llama.cpp on the same file. schedules: the speed-up of each schedule.
+    sampling: the cost of each sampling mode, and its speed-up. profile: time per token by part.
     """
     from rich.console import Console
 
@@ -53,6 +53,6 @@ def bench(
     loading = options.device, options.dtype, options.weights, options.exits
     subject = harness.load_subject(model, shape, routing, *loading)
     figures = experiments.measure(experiment, subject, arguments)
-    Console().print(experiments.table(figures))
+    experiments.show(figures, Console())
     if json_file:
         json_file.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")

@@ -8,13 +8,15 @@ from tests.byte_model import save_byte_model
 
 @pytest.fixture(scope="module")
 def byte_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_byte_model(tmp_path_factory.mktemp("models") / "bytes", context=256)
+    return save_byte_model(tmp_path_factory.mktemp("models") / "bytes", context=600)
 
 
 def test_the_default_experiment_is_peers(nvium, tmp_path, byte_model):
     figures = tmp_path / "figures.json"
     small = ("--model", byte_model, "--dtype", "float64", "--tokens", 3, "--seconds", 1, "--against", "generate")
-    assert "early exits make 1 stream" in " ".join(nvium("bench", "--json", figures, *small).out.split())
+    shown = nvium("bench", "--json", figures, *small).out
+    assert shown.startswith("Early exits compared with full depth: 1 stream ")
+    assert "…" not in shown
     written = json.loads(figures.read_text())
     assert (written["experiment"], written["model"], written["dtype"]) == ("peers", "bytes", "float64")
     assert [row["sequences"] for row in written["rows"]] == [1, 8]
@@ -23,10 +25,14 @@ def test_the_default_experiment_is_peers(nvium, tmp_path, byte_model):
     assert machine["instructions"] == written["instructions"]
     assert min(machine["bytes_per_second"], machine["flops_per_second"]["float64"]) > 0
     assert all(row["ours_over"]["generate"] > 0 for row in written["rows"])
+    assert all(row["ours_over_turns"]["generate"] >= 1 for row in written["rows"])
+    (prompt,) = written["prompts"]  # the one of 2,048 tokens is longer than the context
+    assert (prompt["tokens"], prompt["ours_over"]["generate"] > 0) == (512, True)
 
 
 @pytest.mark.parametrize(
-    ("experiment", "shown"), [("schedules", "early exits make 1 stream"), ("sampling", "temperature 0")]
+    ("experiment", "shown"),
+    [("schedules", "1 stream too few turns (1 of 3)"), ("sampling", "temperature 0")],
 )
 def test_schedules_and_sampling_modes_are_compared(nvium, byte_model, experiment, shown):
     small = ("--model", byte_model, "--tokens", 4, "--repeats", 1, "--sequences", "1,2")

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from nvium_core.bench.contenders import generate, llama_cpp, own
-from nvium_core.bench.contenders.contender import Contender, NotAvailable, Workload
+from nvium_core.bench.contenders.contender import Contender, ContenderFailed, NotAvailable, Workload
 from nvium_core.bench.contenders.gguf_file import write_gguf
-from nvium_core.bench.contenders.lineup import GENERATE, GIVEN_FILE, LLAMA_CPP, lineup
+from nvium_core.bench.contenders.lineup import GENERATE, GIVEN_FILE, LLAMA_CPP, UNPACKED, lineup
 from nvium_core.bench.harness import load_subject
 from nvium_core.bench.peers import best_variants
 from nvium_core.bench.shapes import random_weights, shape_config
@@ -49,7 +49,7 @@ def contender(name: str, twin: NviumForCausalLM, folder: Path) -> Iterator[Conte
     elif name == "llama.cpp":
         needs_llama_cpp()
         write_gguf(twin, file := folder / "twin.gguf", "f16")
-        with llama_cpp.contender(file, "f16", WORKLOAD, threads=1) as generate_turn:
+        with closing(llama_cpp.Process(file, "f16", WORKLOAD, threads=1)) as generate_turn:
             yield generate_turn
     else:
         yield generate.contender(usable_llama(twin), WORKLOAD, "static" if name == "static" else "dynamic")
@@ -93,20 +93,27 @@ def test_a_missing_peer_is_listed_with_the_command_to_install_it(monkeypatch):
         assert who.left_out == {LLAMA_CPP: "no_such_package not installed; run pip install 'nvium[bench]'"}
 
 
-def test_a_llama_from_a_gguf_file_is_compared_with_llama_cpp_on_the_same_file(tmp_path):
+def test_a_gguf_file_is_compared_with_llama_cpp_on_the_same_file_and_a_crash_is_listed(tmp_path):
     needs_llama_cpp()
     llama = random_backbone("llama", SHAPE | {"hidden_size": 64, "intermediate_size": 64})
     file = write_given_file(tmp_path / "model.F16.gguf", llama, "F16", tokenizer=FIELDS)
     subject = load_subject(str(file), None, None, "cpu", "bfloat16")
     with lineup(subject, (GENERATE, LLAMA_CPP)) as who:
-        assert who.twin is subject.model
         with who.ready(WORKLOAD) as contenders:
-            assert contenders.keys() == {
-                *("race", "whole", "generate/dynamic", "generate/static", "generate/float32"),
-                *("llama.cpp/f16", "llama.cpp/bf16", GIVEN_FILE),
-            }
-            for name in (GIVEN_FILE, "generate/float32"):
-                assert [len(tokens) for tokens in contenders[name](0).token_ids] == [7, 7, 7]
+            assert contenders.keys() == {"race", "whole", GIVEN_FILE}
+            assert [len(tokens) for tokens in contenders[GIVEN_FILE](0).token_ids] == [7, 7, 7]
+            process = contenders[GIVEN_FILE]
+            assert isinstance(process, llama_cpp.Process)
+            process._process.kill()
+            with pytest.raises(ContenderFailed, match=r"^llama.cpp crashed \(SIGKILL\)$"):
+                process(1)
+        file.unlink()  # the model maps the old content
+        file.write_bytes(b"no model")
+        with who.ready(WORKLOAD) as contenders:
+            assert contenders.keys() == {"race", "whole"}
+        assert who.left_out == dict.fromkeys(
+            (GIVEN_FILE, GIVEN_FILE + UNPACKED), "llama.cpp cannot load model.F16.gguf"
+        )
 
 
 def test_a_twin_that_cannot_be_written_as_gguf_skips_llama_cpp():

@@ -1,7 +1,7 @@
 import pytest
 
 from nvium_core import Engine, EngineConfig, InvalidRequest, SamplingParams
-from nvium_core.bench.harness import conclusion, interleaved, load_subject, median_ratio, timed
+from nvium_core.bench.harness import conclusion, interleaved, load_subject, ratio, spread, timed
 from tests.bench.tiny import tiny_subject
 
 
@@ -17,12 +17,18 @@ def test_turns_alternate_in_order_and_the_first_is_a_warm_up():
     assert results == {"a": [1, 2, 3], "b": [1, 2, 3]}
 
 
-def test_ratios_are_computed_per_turn_and_the_conclusion_is_one_sentence():
-    gains = "1 stream 1.19 times as fast, 2 streams 0.95 times as fast, 8 streams equally fast"
-    sentence = f"Compared with full depth, early exits make {gains}."
-    assert conclusion(4, {1: 1.19, 2: 0.95, 8: 0.99}) == sentence
-    assert conclusion(1, {1: 1.03}) == "The model has no early exits."
-    assert median_ratio([2.0, 30.0, 4.0], [1.0, 10.0, 1.0]) == 3.0
+def test_ratios_are_computed_per_turn_and_the_conclusion_needs_three_turns_that_agree():
+    clear = ratio("gain", [2.0, 30.0, 4.0], [1.0, 10.0, 1.0])
+    assert clear == {"gain": 3.0, "gain_quartiles": [2.5, 3.5], "gain_turns": 3}
+    unclear, few = ratio("gain", [0.9, 1.0, 1.2], [1, 1, 1]), ratio("gain", [3.0], [1.0])
+    assert (spread("gain", clear), spread("gain", few)) == (
+        "3.00 (2.50 to 3.50, 3 turns)",
+        "3.00 (1 of 3 turns: too few)",
+    )
+    sentence = conclusion(4, "gain", {1: clear, 2: unclear, 8: few})
+    assert "1 stream 3.00 times as fast (2.50 to 3.50), 2 streams no difference seen (0.95 to 1.10)" in sentence
+    assert sentence.endswith("8 streams too few turns (1 of 3).")
+    assert conclusion(1, "gain", {1: clear}) == "The model has no early exits."
 
 
 def test_a_timed_run_gives_the_tokens_of_the_engine():

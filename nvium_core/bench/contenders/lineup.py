@@ -1,10 +1,11 @@
 """Chooses and builds the contenders of `nvium bench peers`.
 
 A contender may have variants, such as "llama.cpp/f16" and "llama.cpp/bf16". Ours is compared with the fastest variant.
+A model from a GGUF file has no twin: llama.cpp runs the file itself.
 """
 
 from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +14,7 @@ from typing import get_args
 import torch
 
 from nvium_core.bench.contenders import generate, llama_cpp, own
-from nvium_core.bench.contenders.contender import Contender, NotAvailable, Workload
+from nvium_core.bench.contenders.contender import Contender, ContenderFailed, NotAvailable, Workload
 from nvium_core.bench.contenders.gguf_file import Kind, write_gguf
 from nvium_core.bench.harness import Subject
 from nvium_core.bench.twin import dense_twin, usable_llama
@@ -29,7 +30,8 @@ TWIN = "dense twin"
 """Contenders in our engine: the model with the schedules `race`, `sweep` and `whole` (full depth), and its twin."""
 
 GENERATE, LLAMA_CPP = "generate", "llama.cpp"  # the dense twin in transformers and in llama.cpp
-GIVEN_FILE = "llama.cpp with the file"  # llama.cpp with the GGUF file that the model was loaded from
+GIVEN_FILE = "llama.cpp/file"  # llama.cpp with the GGUF file that the model was loaded from
+UNPACKED = ", use_extra_bufts=False"  # added to llama.cpp's name if it crashes when it repacks weights
 OTHERS = SWEEP, TWIN, GENERATE, LLAMA_CPP  # optional contenders; `race` and `whole` always run
 
 HALF_BYTES = 2
@@ -47,46 +49,62 @@ class Lineup:
     """
 
     subject: Subject
-    twin: Nvium
+    twin: Nvium | None
     selected: Collection[str] = OTHERS
     files: dict[Kind | None, Path] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
 
     @contextmanager
     def ready(self, workload: Workload) -> Iterator[dict[str, Contender]]:
-        """Yield all contenders by name.
+        """Yield all contenders by name. Of our schedules, only `whole` runs a workload of a prompt alone.
 
         All schedules share one engine. A second engine with the same weights could differ in speed by 10%, because its
         weights have another address.
         """
         engine = own.engine_for(self.subject.model, workload)
-        schedules = [name for name in (OURS, SWEEP, BASELINE) if name in {OURS, BASELINE, *self.selected}]
+        names = {OURS, BASELINE, *self.selected} if workload.num_tokens > 1 else {BASELINE}
+        schedules = [name for name in (OURS, SWEEP, BASELINE) if name in names]
         contenders: dict[str, Contender] = {name: own.contender(engine, workload, name) for name in schedules}
         with ExitStack() as stack:
-            yield contenders | self._with_the_twin(workload, stack)
+            if self.twin is not None:
+                contenders |= self._with_the_twin(self.twin, workload)
+            yield contenders | self._in_llama_cpp(workload, stack)
 
-    def _with_the_twin(self, workload: Workload, stack: ExitStack) -> dict[str, Contender]:
-        """Build the contenders that run the twin or the given GGUF file. Closing `stack` frees llama.cpp's memory."""
+    def _with_the_twin(self, twin: Nvium, workload: Workload) -> dict[str, Contender]:
         contenders: dict[str, Contender] = {}
         if TWIN in self.selected:
-            contenders[TWIN] = own.contender(own.engine_for(self.twin, workload), workload, BASELINE)
+            contenders[TWIN] = own.contender(own.engine_for(twin, workload), workload, BASELINE)
         if GENERATE in self.selected:
-            contenders |= self._generating(workload)
-        for kind, file in self.files.items():
-            name, threads = f"{LLAMA_CPP}/{kind}" if kind else GIVEN_FILE, torch.get_num_threads()
-            contenders[name] = stack.enter_context(llama_cpp.contender(file, kind, workload, threads=threads))
+            contenders |= self._generating(twin, workload)
         return contenders
 
-    def _generating(self, workload: Workload) -> dict[str, Contender]:
+    def _in_llama_cpp(self, workload: Workload, stack: ExitStack) -> dict[str, Contender]:
+        """Start llama.cpp with each file. Closing `stack` ends it. A first turn shows whether it crashes."""
+        contenders: dict[str, Contender] = {}
+        for kind, file in self.files.items():
+            for repacks in (True, False):
+                name = (f"{LLAMA_CPP}/{kind}" if kind else GIVEN_FILE) + ("" if repacks else UNPACKED)
+                process = llama_cpp.Process(file, kind, workload, torch.get_num_threads(), repacks=repacks)
+                stack.enter_context(closing(process))
+                try:
+                    process(0)
+                except ContenderFailed as failure:
+                    self.left_out[name] = str(failure)
+                else:
+                    contenders[name] = process
+                    break
+        return contenders
+
+    def _generating(self, twin: Nvium, workload: Workload) -> dict[str, Contender]:
         """Build `generate` with each kind of KV cache.
 
         For 16-bit weights on a CPU, also build `generate` in float32, which may be faster than 16 bits there.
         """
-        materialise(self.twin)
-        llama, caches = usable_llama(self.twin), get_args(generate.Cache)
+        materialise(twin)
+        llama, caches = usable_llama(twin), get_args(generate.Cache)
         variants = {f"{GENERATE}/{cache}": generate.contender(llama, workload, cache) for cache in caches}
         if llama.device.type == "cpu" and llama.dtype.itemsize == HALF_BYTES:
-            variants[f"{GENERATE}/float32"] = generate.contender(usable_llama(self.twin).float(), workload, "dynamic")
+            variants[f"{GENERATE}/float32"] = generate.contender(usable_llama(twin).float(), workload, "dynamic")
         return variants
 
 
@@ -96,7 +114,8 @@ def lineup(subject: Subject, selected: Collection[str] = OTHERS) -> Iterator[Lin
     known = BASELINE, *OTHERS
     for name in selected:
         require(name in known, "against", f"must be one or more of {', '.join(known)}, got {name!r}")
-    found = Lineup(subject, dense_twin(subject.model, subject.weights), selected)
+    twin = None if subject.file else dense_twin(subject.model, subject.weights)
+    found = Lineup(subject, twin, selected)
     with TemporaryDirectory() as folder:
         try:
             if LLAMA_CPP in selected:
@@ -107,14 +126,15 @@ def lineup(subject: Subject, selected: Collection[str] = OTHERS) -> Iterator[Lin
 
 
 def write_files(contenders: Lineup, folder: Path) -> None:
-    """Write the twin's GGUF files and list them in `contenders`. Raise `NotAvailable` if llama.cpp cannot run."""
+    """List the given GGUF file in `contenders`, or write the twin's. Raise `NotAvailable` if llama.cpp cannot run."""
     subject = contenders.subject
     llama_cpp.check_available(subject.model.device.type)
+    if contenders.twin is None:
+        contenders.files[None] = subject.file or Path()
+        return
     for kind in kinds(subject.model.dtype, subject.weights):
         write_gguf(contenders.twin, file := folder / f"{kind}.gguf", kind)
         contenders.files[kind] = file
-    if subject.file:
-        contenders.files[None] = subject.file
 
 
 def kinds(dtype: torch.dtype, weights: Weights = "auto") -> tuple[Kind, ...]:

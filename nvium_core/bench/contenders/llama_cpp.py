@@ -1,15 +1,21 @@
-"""llama.cpp as a contender. It decodes all sequences in one batch. Requires the packages llama_cpp and gguf."""
+"""llama.cpp as a contender. It decodes all sequences in one batch. Requires the packages llama_cpp and gguf.
+
+It runs in a process of its own, so that a crash ends only this process.
+"""
 
 import ctypes
+import multiprocessing
+import signal
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from importlib import import_module
 from importlib.util import find_spec
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from nvium_core.bench.contenders.contender import Contender, ContenderFailed, Generation, NotAvailable, Workload
+from nvium_core.bench.contenders.contender import ContenderFailed, Generation, NotAvailable, Workload
 from nvium_core.bench.contenders.gguf_file import Kind
 
 NEEDED = ("llama_cpp", "gguf")
@@ -34,15 +40,22 @@ def system_info() -> str | None:
 
 
 class LlamaCpp:
-    """A model in llama.cpp, with a KV cache for `workload`. For an f32 file, cache and attention are float32 too."""
+    """A model in llama.cpp, with a KV cache for `workload`. For an f32 file, cache and attention are float32 too.
 
-    def __init__(self, file: Path, kind: Kind | None, workload: Workload, threads: int) -> None:
+    With `repacks`, llama.cpp repacks quantized weights for its fastest kernels ("extra buffers").
+    """
+
+    def __init__(
+        self, file: Path, kind: Kind | None, workload: Workload, threads: int, *, repacks: bool = True
+    ) -> None:
         self._lib = lib = import_module("llama_cpp")
         self._log = lib.llama_log_callback(lambda *_: None)
         lib.llama_log_set(self._log, ctypes.c_void_p())
         lib.llama_backend_init()
         self._workload, self._batch_tokens = workload, workload.num_sequences * len(workload.prompt)
-        self._model = lib.llama_model_load_from_file(str(file).encode(), lib.llama_model_default_params())
+        model_params = lib.llama_model_default_params()
+        model_params.use_extra_bufts = repacks
+        self._model = lib.llama_model_load_from_file(str(file).encode(), model_params)
         if self._model is None:
             raise ContenderFailed(f"llama.cpp cannot load {file.name}")
         params = self._params(kind, threads)
@@ -95,34 +108,69 @@ class LlamaCpp:
     def forget(self) -> None:
         self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), False)
 
+    def generate(self, turn: int) -> Generation:
+        """Run the workload. `turn` is the seed."""
+        length, sequences = len(self._workload.prompt), range(self._workload.num_sequences)
+        prompts = [
+            (token, position, sequence, position == length - 1)
+            for sequence in sequences
+            for position, token in enumerate(self._workload.prompt)
+        ]
+        self.forget()
+        with self.sampler(turn) as draw:
+            started = time.perf_counter()
+            self.decode(prompts)
+            outputs = [[draw(sequence * length + length - 1)] for sequence in sequences]
+            first_seconds = time.perf_counter() - started
+            for position in range(length, self._workload.num_positions - 1):
+                self.decode([(outputs[sequence][-1], position, sequence, True) for sequence in sequences])
+                for sequence in sequences:
+                    outputs[sequence].append(draw(sequence))
+            seconds = time.perf_counter() - started
+        return Generation(seconds=seconds, first_token_seconds=[first_seconds] * len(sequences), token_ids=outputs)
+
     def close(self) -> None:
         self._lib.llama_batch_free(self._batch)
         self._lib.llama_free(self._context)
         self._lib.llama_model_free(self._model)
 
 
-@contextmanager
-def contender(file: Path, kind: Kind | None, workload: Workload, *, threads: int) -> Iterator[Contender]:
-    length, sequences = len(workload.prompt), range(workload.num_sequences)
-    prompts = [
-        (token, position, sequence, position == length - 1)
-        for sequence in sequences
-        for position, token in enumerate(workload.prompt)
-    ]
+class Process:
+    """A contender that runs `LlamaCpp`, with the same arguments, in a process of its own."""
 
-    def generate_turn(turn: int) -> Generation:
-        model.forget()
-        with model.sampler(turn) as draw:
-            started = time.perf_counter()
-            model.decode(prompts)
-            outputs = [[draw(sequence * length + length - 1)] for sequence in sequences]
-            first_seconds = time.perf_counter() - started
-            for position in range(length, workload.num_positions - 1):
-                model.decode([(outputs[sequence][-1], position, sequence, True) for sequence in sequences])
-                for sequence in sequences:
-                    outputs[sequence].append(draw(sequence))
-            seconds = time.perf_counter() - started
-        return Generation(seconds=seconds, first_token_seconds=[first_seconds] * len(sequences), token_ids=outputs)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, other = context.Pipe()
+        self._process = context.Process(target=_serve, args=(other, arguments, options), daemon=True)
+        self._process.start()
+        other.close()
 
-    with closing(LlamaCpp(file, kind, workload, threads)) as model:
-        yield generate_turn
+    def __call__(self, turn: int) -> Generation:
+        """Run a turn. Raise `ContenderFailed` if the process fails or crashes."""
+        try:
+            self._connection.send(turn)
+            result = self._connection.recv()
+        except (EOFError, OSError):
+            self._process.join()
+            code = self._process.exitcode or 0
+            cause = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+            raise ContenderFailed(f"llama.cpp crashed ({cause})") from None
+        if isinstance(result, ContenderFailed):
+            raise result
+        assert isinstance(result, Generation)
+        return result
+
+    def close(self) -> None:
+        self._connection.close()
+        self._process.join()
+
+
+def _serve(connection: Connection, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+    """Answer each turn's number with its generation, until the connection closes."""
+    with suppress(EOFError):
+        try:
+            with closing(LlamaCpp(*arguments, **options)) as model:
+                while True:
+                    connection.send(model.generate(connection.recv()))
+        except ContenderFailed as failure:
+            connection.send(failure)
