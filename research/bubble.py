@@ -68,10 +68,8 @@ def bubble(num_streams: int, milliseconds: float) -> dict[str, float]:
     device = SleepingDevice(milliseconds / 1000)
 
     def make_backend(model: Nvium, cache: PagedCache, config: EngineConfig) -> GraphsBackend:
-        attention: Any = object  # never called
-        made = GraphsBackend(
-            model, cache, make_fence=lambda _: SleepingFence(device), is_fused=False, attention=attention
-        )
+        unused: Any = None
+        made = GraphsBackend(model, cache, unused, unused, unused, lambda _: SleepingFence(device))
         made.replay, device.answers = device, made.answers
         return made
 

@@ -106,7 +106,7 @@ class Measurement:
             for kind in ("plain", "greedy"):
                 rate = self.rate(engine, count, **KINDS[kind])
                 point = {"sequences": count, "kind": kind, "tokens_per_second": rate, "share": rate / limit / count}
-                yield point | {"processor": engine.runner.processor}
+                yield point | {"processor": engine.runner.processor, "eager_passes": engine.runner.eager_passes}
 
     def rate(self, engine: Engine, count: int, **wishes: Any) -> float:
         add(engine, count, num_tokens=8 if self.is_tiny else 128, **wishes)

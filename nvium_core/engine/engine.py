@@ -49,7 +49,7 @@ class Engine:
             self.config,
             num_blocks=model.config.num_exits,
             tokens_ahead=self.runner.backend.tokens_ahead,
-            bounds=self.config.row_bounds(model.device.type),
+            bounds=self.config.bounds(model.device.type),
         )
         self._recorder = Recorder(self.scheduler, vocab_size=model.config.vocab_size)
         self._arrivals = count()

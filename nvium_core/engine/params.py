@@ -42,8 +42,8 @@ MAX_BIASES = 1024
 MAX_DRAFTS = 16
 MAX_SEQUENCES = 65_536
 
-DEFAULT_CACHE_MEMORY = "25%"
-"""Upper bound on the key/value cache if neither its memory nor its tokens are configured."""
+DEFAULT_CACHE_MEMORY = {"cpu": "25%", "cuda": "85%"}
+"""Upper bound on the key/value cache if neither its memory nor its tokens are configured. See device/memory.py."""
 
 INTEGERS = ("max_tokens", "min_tokens", "top_k", "seed", "choice", "n", "best_of", "logprobs")
 OPTIONAL = ("seed", "best_of", "logprobs")
@@ -247,7 +247,9 @@ class EngineConfig(ProcessorOptions):
     schedule: Annotated[Schedule, Doc("Schedule; race measures whole and sweep, and runs the faster.")] = "race"
     deterministic: Annotated[bool, Doc("Bit-identical answers, whatever other requests run.")] = False
     context: Annotated[int | None, Doc("Maximum tokens of prompt and answer together [the model's].")] = None
-    max_sequences: Annotated[int, Doc("Maximum sequences that run at once; the rest wait.")] = 32
+    max_sequences: Annotated[
+        int | None, Doc("Maximum sequences that run at once; the rest wait [32; 256 on CUDA].")
+    ] = None
     max_rows_per_step: Annotated[int | None, Doc("Maximum token positions per Step [256; 8192 on CUDA].")] = None
     chunk_rows: Annotated[
         int | None, Doc("Maximum prompt positions per Step while other sequences generate [64; 2048 on CUDA].")
@@ -260,7 +262,8 @@ class EngineConfig(ProcessorOptions):
     ] = None
     max_wait_steps: Annotated[int, Doc("After waiting this many Steps, a sequence is scheduled first.")] = 64
     cache_memory: Annotated[
-        str | None, Doc("KV cache size, such as 2GiB or 10% of memory [as needed, at most 25% of the free memory].")
+        str | None,
+        Doc("KV cache size, such as 2GiB or 10% of memory [as needed, at most 25% of the free memory; 85% on CUDA]."),
     ] = None
     cache_tokens: Annotated[int | None, Doc("KV cache size in tokens, instead of --cache-memory.")] = None
     page_size: Annotated[int | None, Doc("Tokens per cache page [16; 256 in half precision on CUDA].")] = None
@@ -278,23 +281,26 @@ class EngineConfig(ProcessorOptions):
         for name in ("max_sequences", "max_rows_per_step", "chunk_rows", "max_wait_steps", "page_size", "cache_tokens"):
             value = getattr(self, name)
             require(value is None or value >= 1, name, f"must be at least 1, got {value}")
-        require(self.max_sequences <= MAX_SEQUENCES, "max_sequences", f"must be at most {MAX_SEQUENCES}")
+        most = self.max_sequences or 1
+        require(most <= MAX_SEQUENCES, "max_sequences", f"must be at most {MAX_SEQUENCES}")
         both = self.cache_tokens is not None and self.cache_memory is not None
         require(not both, "cache_memory", "conflicts with cache_tokens; set only one of them")
 
-    def row_bounds(self, device: str = "cpu") -> "RowBounds":
-        default = ROW_BOUNDS.get(device, ROW_BOUNDS["cpu"])
-        return RowBounds(self.max_rows_per_step or default.step, self.chunk_rows or default.chunk)
+    def bounds(self, device: str = "cpu") -> "Bounds":
+        default = BOUNDS.get(device, BOUNDS["cpu"])
+        own = self.max_sequences, self.max_rows_per_step, self.chunk_rows
+        return Bounds(*(given or known for given, known in zip(own, default, strict=True)))
 
 
-class RowBounds(NamedTuple):
-    """Maximum rows per Step, and maximum prompt rows per Step while other sequences generate."""
+class Bounds(NamedTuple):
+    """Maximum sequences, maximum rows per Step, and maximum prompt rows per Step while other sequences generate."""
 
+    sequences: int
     step: int
     chunk: int
 
 
-ROW_BOUNDS = {"cpu": RowBounds(256, 64), "cuda": RowBounds(8192, 2048)}
+BOUNDS = {"cpu": Bounds(32, 256, 64), "cuda": Bounds(256, 8192, 2048)}
 
 
 def thread_count(text: str) -> int | None:

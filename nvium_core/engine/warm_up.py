@@ -40,7 +40,7 @@ def warm_up(engine: Engine, *, remembers: bool = False) -> None:
     if file:
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # the file may be missing or damaged
             race.remember(json.loads(file.read_text(encoding="utf-8")))
-    sizes = [size for size in SIZES if size <= engine.config.max_sequences and not race.is_decided(size)]
+    sizes = [size for size in SIZES if size <= engine.scheduler.bounds.sequences and not race.is_decided(size)]
     until = time.monotonic() + SECONDS
     for size in sizes:
         generate(engine, size, until)

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 
 from nvium_core.engine.engine import Engine
@@ -47,6 +47,8 @@ class WorkerState:
     kv_cache_usage: float = 0.0
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
+    eager_passes: Mapping[str, int] = field(default_factory=dict)
+    """Number of passes that ran in PyTorch's operators, by the cause."""
     piggyback_speedup: float = math.nan
     """Speedup of the fastest schedule over `whole`, for the current number of sequences; nan until measured."""
 
@@ -128,6 +130,7 @@ class EngineWorker:
             kv_cache_usage=scheduler.pool.usage,
             num_draft_tokens=scheduler.drafts.num_drafted,
             num_accepted_draft_tokens=scheduler.drafts.num_accepted,
+            eager_passes=self.engine.runner.eager_passes,
             piggyback_speedup=scheduler.schedules.ratio,
         )
         self._beat = time.monotonic()

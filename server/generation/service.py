@@ -66,13 +66,14 @@ class Service:
         self.exit_layers = list(loaded.model.config.exit_layers or [])
         self.precision = loaded.precision()
         self.engine = Engine(loaded.model, settings.engine)
+        self.num_seats = self.engine.scheduler.bounds.sequences
         self.metrics = metrics or Metrics(settings.latency_buckets)
         steps = self.metrics.add_steps([depth / self.num_layers for depth in self.exit_layers])
         self.worker = EngineWorker(self.engine, observe=steps.observe)
         self.metrics.watch(self.worker)
-        self.admission = Admission(settings.max_sequences + settings.max_queue)
+        self.admission = Admission(self.num_seats + settings.max_queue)
         self.fingerprint = fingerprint(loaded, settings, self.engine)
-        self.metrics.add_model(self._description(loaded), settings.max_sequences)
+        self.metrics.add_model(self._description(loaded), self.num_seats)
         self._tokenize = loaded.tokenizer
         self.tokenizer = loaded.tokenizer.backend_tokenizer
         self.constraints = Constraints(loaded.tokenizer, self.engine.limits.end_token_ids)
@@ -97,7 +98,7 @@ class Service:
             model=self.name,
             fingerprint=self.fingerprint,
             context=self.engine.context,
-            max_sequences=self.settings.max_sequences,
+            max_sequences=self.num_seats,
             cache=str(cache),
             cache_bytes=cache.num_bytes,
             cache_pages=cache.num_pages,
@@ -268,6 +269,7 @@ class Service:
                 "num_layers": self.num_layers,
                 **self.precision,
                 "processor": self.engine.runner.processor,
+                "eager_passes": dict(self.worker.state.eager_passes),
                 "suggested": NEUTRAL | self.sampling_defaults,
             },
         )

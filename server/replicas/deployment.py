@@ -155,7 +155,7 @@ class AffineRouter(RequestRouter):  # type: ignore[misc]
 
 def replicas(settings: Settings, host: str | None = None) -> serve.Application:
     """Define the replicas, without a gateway. Each one reserves a CPU and, if it runs on a GPU, that GPU."""
-    least = settings.replicas or 1
+    least, kind = settings.replicas or 1, "cuda" if is_on_gpu(settings.device) else "cpu"
     own = settings.model_copy(update={"cors_origins": (), "requests_per_minute": None, "api_keys": ()})
     return serve.deployment(
         Replica,
@@ -173,12 +173,12 @@ def replicas(settings: Settings, host: str | None = None) -> serve.Application:
         request_router_config=RequestRouterConfig(
             request_router_class=AffineRouter, request_router_kwargs={"is_affine": settings.prefix_affinity}
         ),
-        max_ongoing_requests=settings.max_sequences + settings.max_queue,
+        max_ongoing_requests=settings.engine.bounds(kind).sequences + settings.max_queue,
         graceful_shutdown_timeout_s=settings.drain_seconds,
         graceful_shutdown_wait_loop_s=DRAIN_POLL_SECONDS,
         health_check_period_s=HEALTH_SECONDS,
         health_check_timeout_s=HEALTH_TIMEOUT_SECONDS,
-        ray_actor_options={"num_cpus": 1, "num_gpus": int(is_on_gpu(settings.device))},
+        ray_actor_options={"num_cpus": 1, "num_gpus": int(kind == "cuda")},
         logging_config=QUIET_LOGS,
     ).bind(own, host)
 

@@ -144,6 +144,7 @@ class WorkerCollector(Collector):
             yield GaugeMetricFamily(name, about, value)
         for name, about, value in (
             ("nvium_preemptions", "Sequences preempted.", state.num_preemptions),
+            ("nvium_eager_passes", "Passes in PyTorch's operators.", sum(state.eager_passes.values())),
             ("nvium_draft_tokens", "Draft tokens proposed to the last exit.", state.num_draft_tokens),
             ("nvium_accepted_draft_tokens", "Draft tokens accepted and emitted.", state.num_accepted_draft_tokens),
             ("nvium_cached_prompt_tokens", "Prompt rows taken from the prefix cache.", state.num_cached_prompt_tokens),

@@ -73,7 +73,7 @@ class WrappedBackend:
     def __init__(self, model: NviumForCausalLM, cache: PagedCache, config: EngineConfig) -> None:
         self.inner = best_backend(model, cache, config)
         self.tokens_ahead = self.inner.tokens_ahead
-        self.instructions = self.inner.instructions
+        self.instructions, self.eager_passes = self.inner.instructions, self.inner.eager_passes
 
     def prepare(self, config: EngineConfig) -> None:
         self.inner.prepare(config)

@@ -31,6 +31,7 @@ def test_a_strict_client_lists_and_finds_the_model(server: LiveServer) -> None:
             "arithmetic": "float64",
             "cache": "float64",
             "processor": server.service.engine.runner.processor,
+            "eager_passes": {},
             "suggested": {"temperature": 1.0, "top_p": 1.0},
         }
         assert card["limits"]["max_n"] == 128

@@ -34,8 +34,6 @@ logger = logging.getLogger(__name__)
 
 TRITON_TYPES = (*HALF, torch.float32)
 
-MAX_GATHERED_KEYS = 65_536  # maximum keys per call, which bounds memory
-
 Read = Callable[[Tensor, int], Tensor]
 """(queries [R, H, P], layer index) → attention to the cached keys, [R, H, P]."""
 
@@ -190,12 +188,12 @@ def flash(cache: PagedCache, table_BW: Tensor, num_keys_B: Tensor, first_query: 
     return attend
 
 
-def best_attention(cache: PagedCache, num_heads: int) -> RowAttention:
-    """Return the first kernel that supports this cache and agrees with `gathered`, else `gathered`."""
+def best_attention(cache: PagedCache, num_heads: int) -> RowAttention | None:
+    """Return the first kernel that supports this cache and agrees with `gathered`, or None."""
     for name, rows, _ in kernels(cache):
         if works(f"{name} attention for rows", partial(kernel_agrees, cache, num_heads, rows)):
             return rows
-    return gathered
+    return None
 
 
 def best_ragged(cache: PagedCache, num_heads: int) -> RunAttention:

@@ -90,8 +90,8 @@ def probabilities(model: Nvium, o_FD: Tensor, change: Change, is_argmax_F: Tenso
 
 def change_of(inputs: InputViews, variant: Variant, vocab_size: int) -> Change:
     """Return the function g. It applies `LogitChanges` and the constraints' masks to logits in place."""
-    front_C, token_C, *_ = inputs.entries_5C
-    _, _, repetition_C, occurrence_C, bias_C = inputs.values_5C
+    front_C, token_C, *_ = inputs.entries_C5.T
+    _, _, repetition_C, occurrence_C, bias_C = inputs.values_C5.T
 
     def change(logits_FV: Tensor) -> Tensor:
         if variant.num_changes:

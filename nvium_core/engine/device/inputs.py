@@ -23,6 +23,7 @@ Records = NDArray[np.void]
 """Rows of `row_type`."""
 
 MAX_FRONTS = 256  # maximum front rows per call, which bounds memory
+NUM_ENTRY_WORDS = 1 + NUM_FIELDS  # words of a changed logit: its front, and the fields of `LogitChanges`
 
 
 class Front(NamedTuple):
@@ -35,7 +36,10 @@ class Front(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """Sizes of the inputs, and which computations are needed. Each variant has its own CUDA graph."""
+    """Sizes of the inputs, and which computations are needed.
+
+    A CUDA graph serves all inputs up to its sizes. `num_changes` is its capacity; `InputViews.used` of it are in use.
+    """
 
     num_rows: int
     num_pages: int = 0
@@ -47,14 +51,17 @@ class Variant(NamedTuple):
 
 
 class InputViews(NamedTuple):
-    """Views of a buffer. `rows`: a column [R] for each field of `row_type`. `values` are `entries` as float64."""
+    """Views of a buffer. `rows`: a column [R] for each field of `row_type`.
+
+    Of the `used` changed logits, `entries` has the front and the token, and `values` the rest, in float64.
+    """
 
     rows: dict[str, Any]
     table_RW: Any
-    entries_5C: Any
-    values_5C: Any
     masks_RM: Any
-    words: Tensor
+    used: Any
+    entries_C5: Any
+    values_C5: Any
 
 
 def row_type(num_exits: int) -> np.dtype[np.void]:
@@ -93,23 +100,23 @@ class Inputs:
 
     def views(self, buffer: Tensor, variant: Variant) -> InputViews:
         words = buffer[: self.num_words(variant)]
-        row_RX, table, entries, masks = self._parts(words, variant)
+        row_RX, table, masks, used, entries = self._parts(words, variant)
         number_RX, rows = row_RX.view(torch.float64), dict[str, Tensor]()
         for name, (kind, place, *_) in (self._row_type.fields or {}).items():
             words_RX = number_RX if kind.base == np.float64 else row_RX
             own_RX = words_RX[:, place // 8 :][:, : kind.itemsize // 8]
             rows[name] = own_RX.unflatten(1, kind.shape) if kind.shape else own_RX[:, 0]
-        return InputViews(rows, table, entries, entries.view(torch.float64), masks, words)
+        return InputViews(rows, table, masks, used, entries, entries.view(torch.float64))
 
     def write(
         self, buffer: Tensor, variant: Variant, rows: Items[Rows], fronts: Items[Front], *, is_ahead: bool = False
     ) -> Tensor:
-        """Write the inputs into the buffer and return the used part of the buffer.
+        """Write the inputs into the buffer and return its used part. The rest holds changes of earlier calls.
 
         With `is_ahead`, row r reads the token that row r of the previous pass has emitted.
         """
         words = buffer[: self.num_words(variant)]
-        words_RX, table_RW, entries_5C, masks_RM = (part.numpy() for part in self._parts(words, variant))
+        words_RX, table_RW, masks_RM, used, entries_C5 = (part.numpy() for part in self._parts(words, variant))
         row_R = words_RX.view(self._row_type)[:, 0]
         row_R[:] = self._padding
         table_RW[:] = self._cache.null_page
@@ -117,17 +124,18 @@ class Inputs:
             self._write_rows(row_R, table_RW, rows, is_ahead=is_ahead)
         if fronts:
             write_fronts(row_R[: len(fronts)], fronts)
-        if variant.num_changes:
-            write_changes(entries_5C, fronts)
         if variant.has_masks:
             masks_RM[len(fronts) :] = -1
             masks_RM[: len(fronts)] = packed_masks([front.sequence for front in fronts], 8 * self._mask_words)
-        return words
+        num_used = write_changes(entries_C5, fronts) if variant.num_changes else 0
+        used[:] = num_used
+        return words[: len(words) - NUM_ENTRY_WORDS * (variant.num_changes - num_used)]
 
     def _shapes(self, variant: Variant) -> list[tuple[int, int]]:
         rows, mask_words = variant.num_rows, self._mask_words if variant.has_masks else 0
         row_words = self._row_type.itemsize // 8
-        return [(rows, row_words), (rows, variant.num_pages), (5, variant.num_changes), (rows, mask_words)]
+        entries = (variant.num_changes, NUM_ENTRY_WORDS)
+        return [(rows, row_words), (rows, variant.num_pages), (rows, mask_words), (1, 1), entries]
 
     def _parts(self, words: Tensor, variant: Variant) -> list[Tensor]:
         shapes = self._shapes(variant)
@@ -157,15 +165,15 @@ def write_fronts(row_F: Records, fronts: Items[Front]) -> None:
     token_FN[is_original_F, -1] = token_FN[is_original_F, 0]
 
 
-def write_changes(entries_5C: Integers, fronts: Items[Front]) -> None:
-    """Write the changed logits. Padding repeats the first entry: writing the same value again is harmless."""
+def write_changes(entries_C5: Integers, fronts: Items[Front]) -> int:
+    """Write the changed logits, and return their number."""
     tables = [np.array(front.sequence.changes.entries if front.sequence.changes else ()) for front in fronts]
-    entries_C4 = np.concatenate(tables).reshape(-1, NUM_FIELDS)
-    count = len(entries_C4)
-    entries_5C[0, :count] = np.repeat(np.arange(len(tables)), [len(table) // NUM_FIELDS for table in tables])
-    entries_5C[1, :count] = entries_C4[:, 0]
-    entries_5C.view(np.float64)[2:, :count] = entries_C4[:, 1:].T
-    entries_5C[:, count:] = entries_5C[:, :1]
+    fields_C4 = np.concatenate([[], *tables]).reshape(-1, NUM_FIELDS)
+    count = len(fields_C4)
+    entries_C5[:count, 0] = np.repeat(np.arange(len(tables)), [len(table) // NUM_FIELDS for table in tables])
+    entries_C5[:count, 1] = fields_C4[:, 0]
+    entries_C5.view(np.float64)[:count, 2:] = fields_C4[:, 1:]
+    return count
 
 
 def packed_masks(sequences: Items[Sequence], num_bytes: int) -> NDArray[np.int64]:
@@ -173,4 +181,4 @@ def packed_masks(sequences: Items[Sequence], num_bytes: int) -> NDArray[np.int64
     full = b"\xff" * num_bytes
     masks = [full if each.constraint is None else each.constraint.allowed[:num_bytes] for each in sequences]
     packed = b"".join(mask.ljust(num_bytes, b"\0") for mask in masks)
-    return np.frombuffer(packed, np.int64).reshape(len(masks), -1)
+    return np.frombuffer(packed, np.int64).reshape(len(masks), num_bytes // 8)

@@ -59,8 +59,10 @@ def cache_size(config: EngineConfig, model: NviumConfig, context: int, like: tor
     """
     page_size = best_page_size(like) if config.page_size is None else config.page_size
     bytes_each = page_bytes(model, page_size, like.dtype)
-    budget = DEFAULT_CACHE_MEMORY if config.cache_memory is None else config.cache_memory
-    of_seats = seat_bytes(model, config.max_sequences) if like.is_cuda else 0
+    kind, max_sequences = like.device.type, config.bounds(like.device.type).sequences
+    default = DEFAULT_CACHE_MEMORY.get(kind, DEFAULT_CACHE_MEMORY["cpu"])
+    budget = default if config.cache_memory is None else config.cache_memory
+    of_seats = seat_bytes(model, max_sequences) if like.is_cuda else 0
     budget_bytes = parse_cache_memory(budget, like.device)
     if config.cache_memory is None and not like.is_cuda:  # other processes may use most of the machine
         budget_bytes = budget_bytes * free_memory()[0] // device_memory(like.device)
@@ -70,10 +72,10 @@ def cache_size(config: EngineConfig, model: NviumConfig, context: int, like: tor
     elif config.cache_memory is not None:
         num_pages = affordable
     else:
-        num_pages = min(affordable, config.max_sequences * -(-context // page_size))
+        num_pages = min(affordable, max_sequences * -(-context // page_size))
     message = (
         f"{budget} is too small for one page of {bytes_each:,} bytes and {of_seats:,} bytes for "
-        f"{config.max_sequences} sequences"
+        f"{max_sequences} sequences"
     )
     require(num_pages >= 1, "cache_memory", message)
     size = CacheSize(num_pages, page_size, num_pages * bytes_each, device_memory(like.device))

@@ -1,7 +1,7 @@
 """Runs Steps on the best backend for model and device."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
@@ -31,6 +31,10 @@ class Backend(Protocol):
     def instructions(self) -> str | None:
         """Instruction set of the native kernels, "graphs" for CUDA graphs, or None."""
 
+    @property
+    def eager_passes(self) -> Mapping[str, int]:
+        """Number of passes that ran in PyTorch's operators, by the cause."""
+
     def prepare(self, config: EngineConfig) -> None:
         """Compile or capture what Steps need. Called before the first Step."""
 
@@ -51,7 +55,7 @@ def best_backend(model: Nvium, cache: PagedCache, config: EngineConfig) -> Backe
         return NativeBackend(
             model,
             cache,
-            max_sequences=config.max_sequences,
+            max_sequences=config.bounds().sequences,
             context=config.context,
             is_deterministic=config.deterministic,
             instructions=config.instructions,
@@ -61,7 +65,9 @@ def best_backend(model: Nvium, cache: PagedCache, config: EngineConfig) -> Backe
     if model.device.type == "cpu":
         check_memory(unmaterialised_bytes(model), cache.num_bytes)
     materialise(model)  # PyTorch's layers read every weight in every pass
-    return GraphsBackend(model, cache) if model.device.type == "cuda" else LayersBackend(model, cache)
+    if model.device.type == "cuda":
+        return GraphsBackend.checked(model, cache)
+    return LayersBackend(model, cache, "the C++ kernels do not support the model, or there is no C++ compiler")
 
 
 class Runner:
@@ -80,7 +86,7 @@ class Runner:
         self.config = config
         self.cache = PagedCache(model.config, num_pages=num_pages, page_size=page_size, like=model.lm_head.weight)
         self._device = model.device
-        self._max_rows = config.row_bounds(model.device.type).step
+        self._max_rows = config.bounds(model.device.type).step
         with self._on_device():
             self.backend = make_backend(model, self.cache, config)
 
@@ -110,6 +116,11 @@ class Runner:
             [outcome for result in results for outcome in result.outcomes],
             [report for result in results for report in result.reports],
         )
+
+    @property
+    def eager_passes(self) -> dict[str, int]:
+        """Number of passes that ran in PyTorch's operators, by the cause."""
+        return dict(self.backend.eager_passes)
 
     @property
     def processor(self) -> str:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Container, Iterator
 from operator import attrgetter
 
-from nvium_core.engine.params import EngineConfig, RowBounds
+from nvium_core.engine.params import Bounds, EngineConfig
 from nvium_core.engine.schedule.drafting import Drafting
 from nvium_core.engine.schedule.kv_cache import PagePool
 from nvium_core.engine.schedule.policies import WHOLE, Policy, policies_of
@@ -34,14 +34,14 @@ class Scheduler:
         *,
         num_blocks: int,
         tokens_ahead: int = 0,
-        bounds: RowBounds | None = None,
+        bounds: Bounds | None = None,
     ) -> None:
         """`tokens_ahead`: see `Backend`."""
         self.pool = pool
         self.config = config
         self.num_blocks = num_blocks
         self.tokens_ahead = tokens_ahead
-        self.bounds = bounds or config.row_bounds()
+        self.bounds = bounds or config.bounds()
         self.schedules: Race[Policy] = Race(policies_of(config.schedule, num_blocks))
         self.drafts = Drafting(config.max_drafts)
         self.waiting = WaitingLine()
@@ -49,7 +49,7 @@ class Scheduler:
         self.admitted: list[Sequence] = []
         """Sequences that the last call of `schedule` admitted."""
         self.num_preemptions = 0
-        self._seats = list(range(config.max_sequences - 1, -1, -1))
+        self._seats = list(reversed(range(self.bounds.sequences)))
         self._num_steps = self._num_running = 0
         self._is_forced = False
         """Whether the last Step's policy was not chosen, because a running sequence disables early exits."""
@@ -107,7 +107,7 @@ class Scheduler:
         """Assert that every page and seat has exactly its owners, and that every staircase is monotone."""
         self.pool.check_integrity(self.running)
         seats = [*self._seats, *(sequence.seat for sequence in self.running)]
-        assert len(seats) == self.config.max_sequences == len({*seats}), "a seat is leaked or has two owners"
+        assert len(seats) == self.bounds.sequences == len({*seats}), "a seat is leaked or has two owners"
         assert not any(sequence.pages or sequence.seat is not None for sequence in self.waiting)
         assert len({*self.waiting}) == len(self.waiting) == len(list(self.waiting)), "a sequence is queued twice"
         for sequence in self.running:

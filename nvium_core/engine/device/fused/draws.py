@@ -188,13 +188,14 @@ def drawn_token(
 @triton.jit
 def sample_tokens(
     logits, kind, temperature, log_min_p, top_k, top_p, exits, tokens, uniforms, emitted, stride, vocab,
-    block: tl.constexpr, narrow: tl.constexpr, bits: tl.constexpr, bits_of_1: tl.constexpr,
+    mixes: tl.constexpr, block: tl.constexpr, narrow: tl.constexpr, bits: tl.constexpr, bits_of_1: tl.constexpr,
 ):  # fmt: skip
-    """Sample each front's token from its logits, unless it goes on or its argmax is known."""
+    """Sample each front's token from its logits, unless it goes on or its argmax is known (`mixes`)."""
     front = tl.program_id(0).to(tl.int64)
     own_exit, own_kind = tl.load(exits + front), tl.load(kind + front * stride)
     token = tl.where(own_exit == -1, GOES_ON, NO_TOKEN).to(tl.int64)
-    if (own_exit >= 0) & (own_kind == ARGMAX):
+    is_known = mixes & (own_kind == ARGMAX)
+    if (own_exit >= 0) & is_known:
         token = tl.load(tokens + front)
     elif own_exit >= 0:
         own = logits + front * vocab
@@ -206,7 +207,7 @@ def sample_tokens(
         total = total_of(own, vocab, peak, divisor, least, block, narrow)
         floor, num_ties = tl.full((), -1.0, narrow), tl.full((), 0, tl.int64)
         is_finite = total < float("inf")  # False for NaN too
-        is_argmax = (own_kind == ORIGINAL) & (heat == 0)
+        is_argmax = (own_kind == ARGMAX) | ((own_kind == ORIGINAL) & (heat == 0))
         if is_finite & (is_argmax == 0) & ((k > 0) | (p < 1)):
             floor, num_ties = truncate(own, vocab, peak, divisor, least, total, k, p, block, narrow, bits, bits_of_1)
             total = kept_total(own, vocab, peak, divisor, least, floor, num_ties, block, narrow)
@@ -219,7 +220,7 @@ def sample_tokens(
     tl.store(emitted + front, token.to(tl.float64))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_fronts"])
 def measure_exits(logits, peaks, sums, num_fronts, vocab, block: tl.constexpr):
     """The largest logit of each exit, and the sum of the exponentials below it. Program (front, exit)."""
     front, number = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
@@ -253,7 +254,7 @@ def mixture_of(
     return mixed
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_fronts"])
 def rank_mixtures(
     logits, log_w, peaks, sums, best, second, places, num_fronts, vocab,
     num_blocks: tl.constexpr, block: tl.constexpr,
@@ -278,7 +279,7 @@ def rank_mixtures(
     tl.store(places + to, token)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_fronts"])
 def select_logits(
     logits, log_w, peaks, sums, kind, exits, out, stride, num_fronts, vocab,
     num_blocks: tl.constexpr, has_last: tl.constexpr, block: tl.constexpr,
@@ -293,3 +294,46 @@ def select_logits(
         own = tl.maximum(tl.load(exits + front), 0) * num_fronts + front
         x = tl.load(logits + own * vocab + at, mask=at < vocab, other=float("-inf")).to(tl.float64)
     tl.store(out + front * vocab + at, x.to(out.dtype.element_ty), mask=at < vocab)
+
+
+@triton.jit(do_not_specialize=["num_fronts"])
+def change_logits(
+    logits, out, entries, values, used, kind, stride, num_fronts, vocab,
+    only_argmax: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Write changed logits to `out`, a copy of the logits: of all fronts, or those of `Kind.ARGMAX`.
+
+    Program (block of changes, exit). A change has five words: front, token, repetition, occurrence, bias.
+    """
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    inside = at < tl.load(used)
+    front = tl.load(entries + 5 * at, mask=inside, other=0)
+    token = tl.load(entries + 5 * at + 1, mask=inside, other=0)
+    if only_argmax:
+        inside = inside & (tl.load(kind + front * stride, mask=inside, other=0) == ARGMAX)
+    place = (tl.program_id(1) * num_fronts + front) * vocab + token
+    x = tl.load(logits + place, mask=inside, other=0.0).to(tl.float64)
+    repetition = tl.load(values + 5 * at + 2, mask=inside, other=1.0)
+    x = tl.where(x > 0, x / repetition, x * repetition) - tl.load(values + 5 * at + 3, mask=inside, other=0.0)
+    x += tl.load(values + 5 * at + 4, mask=inside, other=0.0)
+    tl.store(out + place, x.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_fronts"])
+def mask_logits(
+    out, masks, kind, stride, num_fronts, vocab, num_words,
+    only_argmax: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Set the logits of forbidden tokens to −inf: of all fronts, or those of `Kind.ARGMAX`.
+
+    Program (front, block of tokens, exit). A word has the bits of 64 tokens.
+    """
+    front = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * block + tl.arange(0, block)
+    if only_argmax:
+        at = tl.where(tl.load(kind + front * stride) == ARGMAX, at, vocab)
+    inside = at < vocab
+    word = tl.load(masks + front * num_words + at // 64, mask=inside, other=-1)
+    is_forbidden = inside & (((word >> (at % 64)) & 1) == 0)
+    place = (tl.program_id(2).to(tl.int64) * num_fronts + front) * vocab + at
+    tl.store(out + place, tl.full([block], float("-inf"), out.dtype.element_ty), mask=is_forbidden)

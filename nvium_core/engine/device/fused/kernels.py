@@ -95,7 +95,7 @@ def rotate_and_write(
     tl.store(to + half + at, second, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def attend_pages(
     q, keys, values, table, first_query, position, out, partial_out, partial_lse, scale,
     stride, width_of_table, q_stride, num_rows,
@@ -158,7 +158,7 @@ def attend_pages(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_heads_of_all"])
 def combine(
     partial_out, partial_lse, out, num_heads_of_all,
     head_size: tl.constexpr, num_splits: tl.constexpr, padded: tl.constexpr,

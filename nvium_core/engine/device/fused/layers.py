@@ -19,9 +19,11 @@ from nvium_core.model.nvium import Nvium
 
 
 class FusedLayers:
-    """Runs rows, one per sequence, through blocks. The model's projections must be packed."""
+    """Runs rows, one per sequence, through blocks."""
 
     def __init__(self, model: Nvium, cache: PagedCache, attention: RowAttention) -> None:
+        with torch.no_grad():
+            model.model.pack()
         self._model, self._cache, self._attention = model, cache, attention
         self._config = model.config
         self._inv_freq = model.model.rotary_emb.inv_freq.to(model.device, torch.float32)

@@ -13,7 +13,7 @@ NO_TOKEN = tl.constexpr(-1)
 MARGIN = tl.constexpr(1e-9)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_fronts"])
 def normalise_exits(
     states, slot, weight, x_out, router_out, stride, num_slots, num_fronts, width, eps, num_routed,
     wide: tl.constexpr, size: tl.constexpr,
@@ -30,7 +30,7 @@ def normalise_exits(
         tl.store(router_out + to, x, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_fronts"])
 def route(
     y, norm, head, bias, log_w, num_fronts, width, eps, temperature,
     wide: tl.constexpr, size: tl.constexpr,
@@ -52,7 +52,7 @@ def route(
     tl.store(to + 1, leaves - both)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_fronts"])
 def choose_exits(
     log_w, kind, first, uniform, best, second, place, answers, exits, tokens, uniforms,
     num_fronts, stride, uniform_stride, answer_stride,
@@ -104,7 +104,7 @@ def choose_exits(
     tl.store(uniforms + front, drawn)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_fronts"])
 def add_outputs(
     x, delta, exits, out, num_fronts, width, base,
     selects: tl.constexpr, has_delta: tl.constexpr, block: tl.constexpr,

@@ -1,6 +1,8 @@
 """Runs Steps as CUDA graphs on fixed buffers: one copy of the inputs, one graph, one copy of the results.
 
-There is one graph per block with its decisions, and one for a pass through all blocks, for each power of two of rows.
+There is one graph for a pass through all blocks. A pass through one block has two: the layers with the routers, and the
+draw, which is skipped if no front row exits. Each is captured for several numbers of rows, with and without mixtures
+and changed logits, before the first request. A pass runs the smallest captured graph that includes what it needs.
 While the host waits for the tokens of a pass, the device already runs the next pass, which reads the tokens in device
 memory. If the sequences have ended, this pass is harmless: it writes only rows after their last rows, and such rows
 are always written before they are read. Long runs and Steps with very many changed logits use `LayersBackend`.
@@ -10,51 +12,68 @@ Shapes: R rows, with padding.
 
 import logging
 import time
-from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from importlib.util import find_spec
+from itertools import product
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from nvium_core.engine.device.attention import (
     CHECK_TOLERANCE,
-    MAX_GATHERED_KEYS,
     TRITON_TYPES,
-    RowAttention,
+    RunAttention,
     best_attention,
     best_ragged,
-    gathered,
-    power_of_two,
     works,
     written,
 )
-from nvium_core.engine.device.decide import EMITTED, EXIT_TAKEN, NUM_ANSWERS, decide
+from nvium_core.engine.device.decide import EMITTED, EXIT_TAKEN, GOES_ON, NUM_ANSWERS
 from nvium_core.engine.device.graphs.replay import Fence, Replay
-from nvium_core.engine.device.inputs import MAX_FRONTS, Front, Variant
+from nvium_core.engine.device.inputs import MAX_FRONTS, Front, InputViews, Variant
 from nvium_core.engine.device.layers.backend import Fronts, LayersBackend, Progress, record_answers
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.events import StepReport
-from nvium_core.engine.params import EngineConfig
-from nvium_core.engine.schedule.policies import policies_of
+from nvium_core.engine.params import EngineConfig, SamplingParams
+from nvium_core.engine.schedule.policies import WHOLE, policies_of
 from nvium_core.engine.schedule.scheduler import MAX_SHORT_RUN_ROWS
-from nvium_core.engine.schedule.step import NO_TOKEN, Rows, Step
+from nvium_core.engine.schedule.sequence import Sequence
+from nvium_core.engine.schedule.step import NO_TOKEN, Rows, Run, Step
 from nvium_core.model.llama import Attend
 from nvium_core.model.nvium import Nvium
-
-if TYPE_CHECKING:
-    from nvium_core.engine.device.fused.passes import FusedPass
 
 logger = logging.getLogger(__name__)
 
 TOKENS_AHEAD = 8
 MAX_ROWS = MAX_FRONTS
-MIN_CHANGES, MAX_CHANGES = 64, 4096
+POWERS = [1 << power for power in range(MAX_ROWS.bit_length())]
+SIZES = sorted({*POWERS, *range(16, MAX_ROWS + 1, 16)})
+"""Numbers of rows of the captured graphs of plain requests. Other kinds of requests have powers of two."""
 
-MIN_WIDTH, WIDTH_RATIO = 8, 4  # captured page-table widths for gathered attention: 8, 32, 128, … pages
+CAPTURE_SECONDS = 20.0
+"""Time for capturing. Passes whose graph is then missing run a larger one."""
+
+
+class Layers(Protocol):
+    def run(self, blocks: range, inputs: InputViews, previous_R: Tensor) -> None:
+        """Compute the states of the rows after each of these blocks. `previous`: the tokens of the previous pass."""
+
+
+class Decisions(Protocol):
+    """The functions of `decide`, in one call or in two."""
+
+    def decide(self, blocks: range, inputs: InputViews, variant: Variant, answers_4F: Tensor) -> None:
+        """Write `decide`'s answers."""
+
+    def route(self, blocks: range, inputs: InputViews, answers_4F: Tensor) -> None:
+        """Write the answers, except the tokens, of fronts that no mixture decides."""
+
+    def draw(self, blocks: range, inputs: InputViews, variant: Variant, answers_4F: Tensor) -> None:
+        """Write the tokens of the fronts for which `route` has just chosen an exit."""
 
 
 @dataclass
@@ -66,14 +85,29 @@ class HostBuffers:
     fence: Fence
 
 
+PASS, ROUTE, DRAW = "pass", "layers and routers", "draw"
+
+
+class Graph(NamedTuple):
+    """What a CUDA graph computes: the layers and all decisions, the layers and routers, or the draw that follows."""
+
+    part: str
+    blocks: range
+    variant: Variant
+
+
 class Flight(NamedTuple):
-    """A pass in flight: the buffers that receive its answers, its front rows, its blocks, its rows and their pages."""
+    """A pass in flight: the buffers that receive its answers, its front rows, its blocks, its rows and their pages.
+
+    `draw` is the graph that draws, if it is not part of the pass.
+    """
 
     buffers: HostBuffers
     fronts: Fronts
     blocks: range
     rows: list[Rows]
     pages: list[list[int]]
+    draw: Graph | None
 
     def computes(self, blocks: range, rows: list[Rows]) -> bool:
         """Whether it is the pass of these rows. A sequence that has lost its pages has another list of pages."""
@@ -83,31 +117,25 @@ class Flight(NamedTuple):
 
 class GraphsBackend(LayersBackend):
     tokens_ahead = TOKENS_AHEAD
+    max_changes = 65_536
 
     def __init__(
         self,
         model: Nvium,
         cache: PagedCache,
-        *,
+        layers: Layers,
+        decisions: Decisions,
+        attend_runs: RunAttention,
         make_fence: Callable[[torch.device], Fence] = Fence,
-        is_fused: bool | None = None,
-        attention: RowAttention | None = None,
     ) -> None:
-        """`is_fused`: use Triton's kernels; None does so if they agree with the layers on this device."""
+        """`attend_runs`: attention of runs that are too long for the graphs."""
         super().__init__(model, cache)
-        with torch.no_grad():
-            model.model.pack()
-            for exit_ in model.exits[:-1]:
-                exit_.router.to(torch.promote_types(model.dtype, torch.float32))  # convert once, not in every call
+        self._layers, self._decisions, self._attend_runs = layers, decisions, attend_runs
         config, device = model.config, cache.keys.device
-        self.attention = attention or best_attention(cache, config.num_attention_heads)
-        self._attend_runs = best_ragged(cache, config.num_attention_heads)
-        max_pages = -(-min(config.max_position_embeddings, cache.null_slot) // cache.page_size)
-        is_gathered = self.attention is gathered
-        self.widths = widths(max_pages) if is_gathered else [max_pages]
-        self._max_table = MAX_GATHERED_KEYS // cache.page_size if is_gathered else MAX_ROWS * max_pages
-        largest = Variant(MAX_ROWS, max_pages, MAX_CHANGES, has_masks=True)
-        self._buffer = torch.zeros(self.inputs.num_words(largest), dtype=torch.long, device=device)
+        num_pages = -(-min(config.max_position_embeddings, cache.null_slot) // cache.page_size)
+        self.variants = sorted(variants(num_pages, self.max_changes, has_exits=self.num_blocks > 1))
+        """The graphs to choose from, the cheapest first."""
+        self._buffer = torch.zeros(self.inputs.num_words(self.variants[-1]), dtype=torch.long, device=device)
         self.answers = torch.zeros(NUM_ANSWERS, MAX_ROWS, dtype=torch.float64, device=device)
         self._previous = torch.zeros(MAX_ROWS, dtype=torch.float64, device=device)
         """Tokens that the previous pass emitted."""
@@ -122,51 +150,81 @@ class GraphsBackend(LayersBackend):
         self._carried: Flight | None = None
         """A pass that the last Step has left in flight, so that the device is busy while the host schedules."""
         self.replay = Replay(device)
-        self._fused: FusedPass | None = None
-        if is_fused or (is_fused is None and self.replay.captures and cache.keys.dtype in TRITON_TYPES):
-            is_used = works("the fused pass in Triton", self._fuse)
-            self._fused = self._fused if is_fused or is_used else None
 
     @property
     def instructions(self) -> str | None:
-        return "graphs" if self.replay.captures and None not in self.replay.graphs.values() else None
+        return "graphs" if self.replay.captures and self.variants else None
 
     @torch.inference_mode()
     def prepare(self, config: EngineConfig) -> None:
-        """Capture graphs with and without top-k or top-p. The largest is first: the others reuse its memory."""
+        """Capture the graphs, first the one that includes all others: these reuse its memory."""
         if not self.replay.captures:
             return
+        started, free = time.monotonic(), free_memory(self.cache.keys.device)
+        num_rows = config.bounds("cuda").sequences * MAX_SHORT_RUN_ROWS
+        most = next((size for size in POWERS if size >= num_rows), MAX_ROWS)
+        *others, largest = [variant for variant in self.variants if variant.num_rows <= most]
+        wanted, captured = [largest, *sorted(others, key=lambda variant: variant[2:])], list[Variant]()
         policies = policies_of(config.schedule, self.num_blocks)
         parts = [blocks for policy in policies for blocks in policy.passes(range(self.num_blocks))]
-        powers = reversed(range(power_of_two(min(config.max_sequences, MAX_ROWS)).bit_length()))
-        sizes = [Variant(1 << power, width) for power in powers for width in self.widths]
-        variants = [size._replace(is_ranked=ranked) for size in sizes if self._fits(size) for ranked in (True, False)]
-        started, free = time.monotonic(), free_memory(self.cache.keys.device)
-        logger.info("capturing %d CUDA graphs", len(variants) * len(parts))
-        for variant in variants:
-            for blocks in parts:
-                self._send(variant, [], [])
-                self.host_buffers[0].fence.set()
-                self.replay.capture((blocks, variant), partial(self.forward_and_decide, blocks, variant))
+        logger.info("capturing CUDA graphs of %d variants", len(wanted))
+        for variant in wanted:
+            if captured and time.monotonic() - started > CAPTURE_SECONDS:
+                logger.warning("%d variants have no CUDA graph and run larger ones", len(wanted) - len(captured))
+                break
+            self._send(variant, [], [])
+            self.host_buffers[0].fence.set()
+            graphs = [graph for blocks in parts for graph in self._graphs(blocks, variant)]
+            if all(self.replay.capture(graph, partial(self.compute, graph)) for graph in graphs):
+                captured.append(variant)
+        self.variants = sorted(captured)
         used = (free - free_memory(self.cache.keys.device)) / 1e6
-        logger.info("captured CUDA graphs in %.1f s, using %.0f MB", time.monotonic() - started, used)
+        seconds = time.monotonic() - started
+        logger.info("captured %d CUDA graphs in %.1f s, using %.0f MB", len(self.replay.graphs), seconds, used)
 
-    def _fuse(self) -> bool:
-        """Build the fused pass. Return whether its states and answers agree with the layers', on padding rows."""
-        from nvium_core.engine.device.fused.passes import FusedPass  # noqa: PLC0415 (needs Triton)
+    def _graphs(self, blocks: range, variant: Variant) -> list[Graph]:
+        """Return the graphs of a pass."""
+        return [
+            Graph(part, blocks, variant) for part in ((ROUTE, DRAW) if self._is_split(blocks, variant) else (PASS,))
+        ]
 
-        fused, states = FusedPass(self.model, self.cache, self.attention), self.cache.states_NSD
-        variant, found = Variant(2, self.widths[0]), list[tuple[Tensor, Tensor]]()
-        with torch.inference_mode():
-            for self._fused in (None, fused):
-                self._send(variant, [], [])
-                self.host_buffers[0].fence.set()
-                self.forward_and_decide(range(self.num_blocks), variant)
-                found.append((states[:, self.cache.padding_slot].clone(), self.answers[EXIT_TAKEN, :2].clone()))
-                states[:, self.cache.padding_slot] = 0
-        (expected, exits), (own, own_exits) = found
+    def _is_split(self, blocks: range, variant: Variant) -> bool:
+        """Whether the draw has its own graph. At the last exit all front rows emit, and a mixture needs all logits."""
+        return blocks.stop < self.num_blocks and not variant.mixes
+
+    @classmethod
+    def checked(cls, model: Nvium, cache: PagedCache) -> LayersBackend:
+        """Return this backend with Triton's kernels, or `LayersBackend` if they cannot run here."""
+        num_heads = model.config.num_attention_heads
+        if cache.keys.dtype not in TRITON_TYPES:
+            return LayersBackend(model, cache, f"Triton's kernels do not support {cache.keys.dtype}")
+        if not find_spec("triton"):
+            return LayersBackend(model, cache, "Triton is not installed")
+        if attention := best_attention(cache, num_heads):
+            from nvium_core.engine.device.fused.decisions import FusedDecisions  # noqa: PLC0415 (needs Triton)
+            from nvium_core.engine.device.fused.layers import FusedLayers  # noqa: PLC0415 (needs Triton)
+
+            parts = FusedLayers(model, cache, attention), FusedDecisions(model, cache)
+            backend = cls(model, cache, *parts, best_ragged(cache, num_heads))
+            if works("a pass in Triton", backend.agrees):
+                return backend
+        return LayersBackend(model, cache, "Triton's kernels do not work on this device")
+
+    @torch.inference_mode()
+    def agrees(self) -> bool:
+        """Whether a pass and that of the layers agree on one row. The cache must be empty, and is so again."""
+        sequence = Sequence("checked", [0], SamplingParams(), seed=0, num_blocks=self.num_blocks, arrival=0)
+        sequence.pages = [0]
+        states_ND, found = self.cache.states_NSD[:, 0], list[tuple[Tensor, float, int]]()
+        for backend in (self, LayersBackend(self.model, self.cache)):
+            (outcome,) = backend.run(Step(range(self.num_blocks), [Run(sequence, 1)], WHOLE), 1).outcomes
+            found.append((states_ND.clone(), outcome.emissions[0].log_p, outcome.emissions[0].block))
+            for tensor in (states_ND, self.cache.keys[:, 0], self.cache.values[:, 0]):
+                tensor.zero_()
+        (own, own_log_p, own_exit), (expected, log_p, exit_taken) = found
         tolerance = CHECK_TOLERANCE * float(expected.abs().max())
-        return torch.allclose(own, expected, rtol=0, atol=tolerance) and torch.equal(own_exits, exits)
+        is_near = torch.allclose(own, expected, rtol=0, atol=tolerance)
+        return is_near and own_exit == exit_taken and abs(own_log_p - log_p) < CHECK_TOLERANCE
 
     def pass_blocks(self, step: Step, blocks: range, parts: list[Progress]) -> Iterable[StepReport]:
         """Run passes until a run's limit, the time budget or a stop token.
@@ -203,6 +261,11 @@ class GraphsBackend(LayersBackend):
     def attend(self, rows: Items[Rows], slot_R: Tensor) -> Attend:
         return written(self.cache, slot_R, self._attend_runs(self.cache, rows))
 
+    def decided(self, blocks: range, inputs: InputViews, variant: Variant) -> Tensor:
+        answers_4F = torch.empty(NUM_ANSWERS, variant.num_rows, dtype=torch.float64, device=self.cache.keys.device)
+        self._decisions.decide(blocks, inputs, variant, answers_4F)
+        return answers_4F
+
     def _launch_ahead(self, blocks: range, parts: list[Progress], num_passes: int) -> Flight | None:
         last = [part.run.stop - 1 + num_passes for part in parts]
         rows = [Rows(part.run.sequence, range(row, row + 1)) for part, row in zip(parts, last, strict=True)]
@@ -210,9 +273,9 @@ class GraphsBackend(LayersBackend):
         return self._launch(blocks, rows, fronts, is_ahead=True)
 
     def _launch(self, blocks: range, rows: list[Rows], fronts: Fronts, *, is_ahead: bool = False) -> Flight | None:
-        """Launch a pass. Return None if no graph fits the rows or their changed logits."""
+        """Launch a pass. Return None if no graph can run these rows, and note the cause."""
         own = [front for _, front in fronts]
-        variant = self._padded(rows, self.inputs.variant(own, is_last=blocks.stop == self.num_blocks))
+        variant = self._chosen(rows, self.inputs.variant(own, is_last=blocks.stop == self.num_blocks))
         if variant is None:
             return None
         self._carried = None  # the next pass overwrites the answers from which this pass's successor would read
@@ -220,10 +283,9 @@ class GraphsBackend(LayersBackend):
         host = self.host_buffers[0]
         self._send(variant, rows, own, is_ahead=is_ahead)
         self._previous.copy_(self.answers[EMITTED])
-        self.replay.run((blocks, variant), partial(self.forward_and_decide, blocks, variant))
-        host.answers.copy_(self.answers, non_blocking=True)
-        host.fence.set()
-        return Flight(host, fronts, blocks, rows, [own.sequence.pages for own in rows])
+        first, *draw = self._graphs(blocks, variant)
+        self._run(first, host)
+        return Flight(host, fronts, blocks, rows, [own.sequence.pages for own in rows], draw[0] if draw else None)
 
     def _send(self, variant: Variant, rows: Items[Rows], fronts: Items[Front], *, is_ahead: bool = False) -> None:
         host = self.host_buffers[0]
@@ -231,58 +293,66 @@ class GraphsBackend(LayersBackend):
         words = self.inputs.write(host.inputs, variant, rows, fronts, is_ahead=is_ahead)
         self._buffer[: len(words)].copy_(words, non_blocking=True)
 
-    def _padded(self, rows: Items[Rows], variant: Variant) -> Variant | None:
-        """Return the variant, padded to a captured size. Return None if rows or changed logits are too many."""
-        num_rows, num_changes = sum(len(own.rows) for own in rows), variant.num_changes
-        if num_rows > MAX_ROWS or num_changes > MAX_CHANGES or max(len(own.rows) for own in rows) > MAX_SHORT_RUN_ROWS:
-            return None
-        num_pages = -(-max(own.rows.stop for own in rows) // self.cache.page_size)
-        padded = variant._replace(
-            num_rows=power_of_two(num_rows),
-            num_pages=self.widths[bisect_left(self.widths, num_pages)],
-            num_changes=max(MIN_CHANGES, power_of_two(num_changes)) if num_changes else 0,
-        )
-        return padded if self._fits(padded) else None
+    def _run(self, graph: Graph, host: HostBuffers) -> None:
+        self.replay.run(graph, partial(self.compute, graph))
+        host.answers.copy_(self.answers, non_blocking=True)
+        host.fence.set()
 
-    def _fits(self, variant: Variant) -> bool:
-        return variant.num_rows * variant.num_pages <= self._max_table
+    def _chosen(self, rows: Items[Rows], needed: Variant) -> Variant | None:
+        """Return the cheapest captured variant for these rows, or None."""
+        num_rows = sum(len(own.rows) for own in rows)
+        if max(len(own.rows) for own in rows) > MAX_SHORT_RUN_ROWS:
+            self.cause = f"more than {MAX_SHORT_RUN_ROWS} rows of a prompt"
+        elif num_rows > MAX_ROWS:
+            self.cause = f"more than {MAX_ROWS} rows"
+        elif needed.num_changes > self.max_changes:
+            self.cause = f"more than {self.max_changes} changed logits"
+        else:
+            self.cause = "a capture failed"
+            mixes = needed.mixes and self.num_blocks > 1
+            for known in self.variants:
+                fits = known.num_rows >= num_rows and known.num_changes >= needed.num_changes
+                if fits and known.has_masks >= needed.has_masks and known.mixes >= mixes:
+                    return known
+        return None
 
     def _take_answers(self, flight: Flight) -> bool:
         """Wait for a pass and apply its decisions. Return True if a sequence has ended, so the Step must end."""
-        flight.buffers.fence.wait()
-        record_answers(flight.fronts, flight.buffers.answers)
+        host, num_fronts = flight.buffers, len(flight.fronts)
+        host.fence.wait()
+        if flight.draw is not None and bool((host.answers[EXIT_TAKEN, :num_fronts] >= 0).any()):
+            self._run(flight.draw, host)
+            host.fence.wait()
+        elif flight.draw is not None:
+            host.answers[EMITTED, :num_fronts] = GOES_ON
+        record_answers(flight.fronts, host.answers)
         return any(
             emission.token_id == NO_TOKEN or emission.token_id in part.run.sequence.stop_token_ids
             for part, _ in flight.fronts
             for emission in part.emissions[-1:]
         )
 
-    def forward_and_decide(self, blocks: range, variant: Variant) -> None:
+    def compute(self, graph: Graph) -> None:
         """Compute the answers from the inputs in the buffer. CUDA graphs capture this function."""
-        inputs, backbone = self.inputs.views(self._buffer, variant), self.model.model
-        if self._fused is not None:
-            self._fused.run(blocks, inputs, self._previous, self.answers, variant)
-            return
-        slot_R, position_R, source_R = (inputs.rows[name] for name in ("slot", "position", "source"))
-        if blocks.start:
-            h_RD = self.cache.states_NSD[blocks.start - 1, slot_R]
+        part, blocks, variant = graph
+        inputs = self.inputs.views(self._buffer, variant)
+        if part != DRAW:
+            self._layers.run(blocks, inputs, self._previous)
+        if part == PASS:
+            self._decisions.decide(blocks, inputs, variant, self.answers)
+        elif part == ROUTE:
+            self._decisions.route(blocks, inputs, self.answers)
         else:
-            emitted_R = self._previous[source_R.clamp(min=0)].clamp(min=0).long()
-            h_RD = backbone.embed_tokens(torch.where(source_R < 0, inputs.rows["token"], emitted_R))
-        attend = written(self.cache, slot_R, self.attention(self.cache, inputs.table_RW, position_R))
-        rotary = backbone.rotary_emb(position_R, h_RD.dtype)
-        for block in blocks:
-            h_RD = backbone.run(h_RD, self.model.config.blocks[block], rotary, attend)
-            self.cache.states_NSD[block, slot_R] = h_RD
-        self.answers[:, : variant.num_rows] = decide(self.model, self.cache.states_NSD, blocks, inputs, variant)
+            self._decisions.draw(blocks, inputs, variant, self.answers)
 
 
-def widths(max_pages: int) -> list[int]:
-    """Return the page-table widths to capture, in pages. The last width is `max_pages`."""
-    found = [MIN_WIDTH]
-    while found[-1] < max_pages:
-        found.append(found[-1] * WIDTH_RATIO)
-    return [*found[:-1], max_pages]
+def variants(num_pages: int, max_changes: int, *, has_exits: bool) -> Iterator[Variant]:
+    """Yield the inputs of all graphs. Plain requests have more numbers of rows than the others."""
+    for mixes, (num_changes, has_masks) in product(
+        (False, True) if has_exits else (False,), ((0, False), (max_changes, False), (max_changes, True))
+    ):
+        for size in POWERS if mixes or num_changes else SIZES:
+            yield Variant(size, num_pages, num_changes, has_masks=has_masks, mixes=mixes)
 
 
 def free_memory(device: torch.device) -> int:

@@ -8,7 +8,7 @@ import torch
 
 logger = logging.getLogger(__name__)
 
-NUM_WARM_UPS = 2
+NUM_WARM_UPS = 1  # compiles kernels and creates the libraries' handles
 
 
 class Fence:
@@ -54,10 +54,10 @@ class Replay:
         graph = self.graphs[name]
         return call(function) if graph is None else graph.replay()
 
-    def capture(self, name: Hashable, function: Callable[[], None]) -> None:
-        """Capture the function once. A failure is logged and affects no other graph."""
+    def capture(self, name: Hashable, function: Callable[[], None]) -> bool:
+        """Capture the function once. A failure is logged and affects no other graph. Return whether it is captured."""
         if name in self.graphs:
-            return
+            return self.graphs[name] is not None
         graph, current, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device), self._stream
         assert stream is not None
         stream.wait_stream(current)
@@ -71,6 +71,7 @@ class Replay:
             logger.warning("cannot capture the CUDA graph %s: %s", name, error)
             self.graphs[name] = None
         current.wait_stream(stream)
+        return self.graphs[name] is not None
 
     def _record(self, graph: torch.cuda.CUDAGraph, function: Callable[[], None]) -> None:
         assert self._pool is not None

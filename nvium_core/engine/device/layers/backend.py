@@ -3,7 +3,9 @@
 Shapes: R rows of a block, D width.
 """
 
+import logging
 import time
+from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from nvium_core.engine.device.attention import ragged, upload_all, written
 from nvium_core.engine.device.decide import GOES_ON, decide
-from nvium_core.engine.device.inputs import MAX_FRONTS, Front, Inputs
+from nvium_core.engine.device.inputs import MAX_FRONTS, Front, Inputs, InputViews, Variant
 from nvium_core.engine.device.paged_cache import PagedCache, positions, tokens_of, upload
 from nvium_core.engine.device.scoring import ScoredRow, scores
 from nvium_core.engine.events import StepReport
@@ -25,6 +27,8 @@ from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Emission, Outcome, Rows, Run, Step, StepResult
 from nvium_core.model.llama import Attend
 from nvium_core.model.nvium import Nvium
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -63,7 +67,11 @@ Fronts = list[tuple[Progress, Front]]
 class LayersBackend:
     tokens_ahead = 0
 
-    def __init__(self, model: Nvium, cache: PagedCache) -> None:
+    def __init__(self, model: Nvium, cache: PagedCache, cause: str | None = None) -> None:
+        """`cause`: why no faster backend runs the passes, which are then counted; None for a reference."""
+        self.cause = cause
+        self.eager_passes = Counter[str]()
+        """Number of passes by their cause."""
         self.model = model
         self.cache = cache
         self.num_blocks = model.config.num_exits
@@ -98,6 +106,10 @@ class LayersBackend:
     def pass_blocks(self, step: Step, blocks: range, parts: list[Progress]) -> Iterable[StepReport]:
         """Run the rows through these blocks of the Step, then decide which front rows emit."""
         started, num_rows = time.perf_counter(), list[int]()
+        if self.cause is not None:
+            if self.cause not in self.eager_passes:
+                logger.info("passes run in PyTorch's operators: %s", self.cause)
+            self.eager_passes[self.cause] += 1
         fronts = self.fronts(blocks, parts)
         for block in blocks:
             rows = [each for part in parts if (each := part.rows(block)).rows]
@@ -142,9 +154,11 @@ class LayersBackend:
         variant = self.inputs.variant(own, is_last=blocks.stop == self.num_blocks)
         buffer = torch.zeros(self.inputs.num_words(variant), dtype=torch.long)
         words = upload(self.inputs.write(buffer, variant, [], own), self.cache.keys.device)
-        record_answers(
-            fronts, decide(self.model, self.cache.states_NSD, blocks, self.inputs.views(words, variant), variant)
-        )
+        record_answers(fronts, self.decided(blocks, self.inputs.views(words, variant), variant))
+
+    def decided(self, blocks: range, inputs: InputViews, variant: Variant) -> Tensor:
+        """Return the answers of `decide` for these fronts, [4, F]."""
+        return decide(self.model, self.cache.states_NSD, blocks, inputs, variant)
 
     def _rows_to_score(self, part: Progress) -> list[ScoredRow]:
         """Return the rows that have just passed the last block, if their scores are asked for."""

@@ -9,6 +9,7 @@ import ctypes
 import struct
 import sys
 from array import array
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -73,6 +74,7 @@ class NativeBackend:
     """
 
     tokens_ahead = MAX_EMISSIONS
+    eager_passes: Mapping[str, int] = {}
 
     def __init__(
         self,

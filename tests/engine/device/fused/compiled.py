@@ -11,7 +11,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from nvium_core.engine.device.fused.attention import in_tiles
+from nvium_core.engine.device.graphs.backend import PASS
 from nvium_core.engine.device.inputs import Variant
 from tests.engine.device.fused.nodes import meta_backend, nodes_of
 from tests.engine.device.fused.test_nodes import SHAPES
@@ -27,9 +27,9 @@ def type_of(value: Any) -> str:
 def main() -> None:
     done: set[tuple[Any, ...]] = set()
     for config in SHAPES.values():
-        backend = meta_backend(config, is_fused=True, attention=in_tiles)
-        for variant in (Variant(1, 4), Variant(64, 4), Variant(16, 4, mixes=True)):
-            for kernel, arguments, constants in nodes_of(backend, range(config.num_exits), variant).launches:
+        backend = meta_backend(config)
+        for variant in (Variant(1, 4), Variant(64, 4), Variant(16, 4, 64, has_masks=True, mixes=True)):
+            for kernel, arguments, constants in nodes_of(backend, PASS, range(config.num_exits), variant).launches:
                 names = kernel.arg_names
                 types = dict(zip(names, map(type_of, arguments), strict=False))
                 key = (kernel, *types.items(), *((name, str(value)) for name, value in constants.items()))

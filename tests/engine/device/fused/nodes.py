@@ -8,14 +8,28 @@ from unittest import mock
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from nvium_core.engine.device.attention import ragged
 from nvium_core.engine.device.fused import attention, decisions, layers
-from nvium_core.engine.device.graphs.backend import GraphsBackend
+from nvium_core.engine.device.graphs.backend import Graph, GraphsBackend
 from nvium_core.engine.device.inputs import Variant
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.nvium import Nvium
 
-VIEWS = ("view", "split", "unbind", "select", "slice", "expand", "aten.t.", "transpose", "squeeze", "alias", "detach")
+VIEWS = (
+    "view",
+    "split",
+    "unbind",
+    "select",
+    "slice",
+    "expand",
+    "aten.t.",
+    "aten.mT.",
+    "transpose",
+    "squeeze",
+    "alias",
+    "detach",
+)
 NOTHING = (*VIEWS, "permute", "as_strided", "empty", "lift", "flatten", "promote_types")
 """Parts of the names of operators that launch nothing."""
 
@@ -52,16 +66,22 @@ class Nodes(TorchDispatchMode):
         return len(self.operators) + len(self.launches)
 
 
-def meta_backend(config: NviumConfig, **options: Any) -> GraphsBackend:
+class FewChanges(GraphsBackend):
+    max_changes = 64  # the interpreter runs a program for every block of changes, used or not
+
+
+def fused_backend(model: Nvium, cache: PagedCache) -> GraphsBackend:
+    parts = layers.FusedLayers(model, cache, attention.in_tiles), decisions.FusedDecisions(model, cache)
+    return FewChanges(model, cache, *parts, ragged)
+
+
+def meta_backend(config: NviumConfig) -> GraphsBackend:
     model = Nvium.empty(config).to(torch.bfloat16).eval()
-    for exit_ in model.exits[:-1]:
-        exit_.router.to(torch.float32)
-    cache = PagedCache(config, num_pages=64, page_size=256, like=model.lm_head.weight)
-    return GraphsBackend(model, cache, **options)
+    return fused_backend(model, PagedCache(config, num_pages=64, page_size=256, like=model.lm_head.weight))
 
 
-def nodes_of(backend: GraphsBackend, blocks: range, variant: Variant) -> Nodes:
+def nodes_of(backend: GraphsBackend, part: str, blocks: range, variant: Variant) -> Nodes:
     nodes = Nodes()
     with nodes.collected():
-        backend.forward_and_decide(blocks, variant)
+        backend.compute(Graph(part, blocks, variant))
     return nodes

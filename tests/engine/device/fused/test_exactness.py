@@ -8,11 +8,10 @@ import torch
 
 from nvium_core import Engine, EngineConfig, NviumForCausalLM, SamplingParams
 from nvium_core.engine.device.attention import works
-from nvium_core.engine.device.fused.attention import in_tiles
 from nvium_core.engine.device.fused.layers import FusedLayers
-from nvium_core.engine.device.graphs.backend import GraphsBackend
 from nvium_core.engine.device.paged_cache import PagedCache
 from tests.engine.automaton import Automaton, Rule
+from tests.engine.device.fused.nodes import fused_backend
 from tests.engine.driving import alone, engine_on, together
 from tests.random_models import random_model
 
@@ -43,10 +42,7 @@ KINDS: list[dict[str, Any]] = [
 
 
 def fused_engine(model: NviumForCausalLM, config: EngineConfig) -> Engine:
-    def make_backend(model: NviumForCausalLM, cache: PagedCache, config: EngineConfig) -> GraphsBackend:
-        return GraphsBackend(model, cache, is_fused=True, attention=in_tiles)
-
-    return engine_on(make_backend, model, replace(config, deterministic=False))
+    return engine_on(lambda model, cache, _: fused_backend(model, cache), model, replace(config, deterministic=False))
 
 
 @pytest.mark.slow
@@ -65,7 +61,8 @@ def test_every_kind_of_token_equals_algorithm_1(kinds, schedule):
 def test_a_faulty_kernel_leaves_the_pass_to_the_layers(exits, monkeypatch, caplog):
     model = random_model(exits, seed=5)
     cache = PagedCache(model.config, num_pages=4, page_size=16, like=model.lm_head.weight)
-    assert GraphsBackend(model, cache, is_fused=True)._fuse()
+    assert fused_backend(model, cache).agrees()
+    assert not any(bool(x[..., :64, :, :].any()) for x in (cache.keys, cache.values))
     monkeypatch.setattr(FusedLayers, "_activated", lambda self, layer, x_RD: layer.mlp.up_proj(x_RD))
-    assert not works("the fused pass", GraphsBackend(model, cache, is_fused=True)._fuse)
+    assert not works("the fused pass", fused_backend(model, cache).agrees)
     assert "the fused pass gives wrong results" in caplog.text

@@ -1,6 +1,6 @@
 """With `GraphsBackend`, tokens and exits equal Algorithm 1's."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from nvium_core import EngineConfig, FailureEvent, SamplingParams
 from nvium_core.engine.device.graphs import backend as graphs_backend
+from nvium_core.engine.device.graphs.backend import Graph
 from nvium_core.engine.device.graphs.replay import Replay
-from nvium_core.engine.device.layers.backend import LayersBackend
-from nvium_core.engine.schedule.step import Rows
 from tests.engine.automaton import Automaton, Rule
 from tests.engine.device.graphs.engines import graphs_engine
 from tests.engine.driving import alone, events_of, together
@@ -86,49 +85,49 @@ KINDS: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"sampling": "mixture"},
     {"sampling": "original", "top_k": 3},
+    {"top_p": 0.6},
     {"logprobs": 2},
     {"presence_penalty": 1.0, "logit_bias": {3: 1.0}, "min_tokens": 2},
     {"constraint": Automaton(Rule(1, 17, 5, 3, 1.0))},
 ]
 
 
+@pytest.mark.parametrize("seconds", [0.0, 60.0])
 @pytest.mark.parametrize("schedule", ["sweep", "whole"])
-def test_every_kind_of_request_stays_in_the_graphs(schedule, monkeypatch):
-    monkeypatch.setattr(LayersBackend, "forward", None)
-    engine = graphs_engine(random_model([1, 2, 4]), EngineConfig(max_sequences=8, schedule=schedule))
-    plan = [([1, 2, n], SamplingParams(max_tokens=9, seed=n, **wishes)) for n, wishes in enumerate(KINDS)]
-    assert len(together(engine, plan)) == len(KINDS)
-
-
-def test_too_many_changed_logits_use_the_layers(monkeypatch):
-    monkeypatch.setattr(graphs_backend, "MAX_CHANGES", 4)
-    blocks, forward = list[int](), LayersBackend.forward
-
-    def noting(backend: LayersBackend, block: int, rows: list[Rows]) -> None:
-        blocks.append(block)
-        forward(backend, block, rows)
-
-    monkeypatch.setattr(LayersBackend, "forward", noting)
+def test_every_kind_of_request_runs_in_graphs_captured_before_serving(schedule, seconds, monkeypatch):
+    """Without time for all graphs, the largest one serves all."""
+    monkeypatch.setattr(graphs_backend, "CAPTURE_SECONDS", seconds)
     model = random_model([1, 2, 4])
-    params = SamplingParams(max_tokens=12, seed=1, presence_penalty=1.0, ignore_eos=True)
-    (found,) = graphs_engine(model, EngineConfig()).generate([[1, 2]], params)
-    assert found.token_ids == alone(model, [1, 2], params).token_ids
-    assert blocks
-
-
-@pytest.mark.parametrize("schedule", ["sweep", "whole"])
-def test_graphs_of_plain_draws_are_captured_before_serving(schedule):
-    engine = graphs_engine(random_model([1, 2, 4]), EngineConfig(max_sequences=4, schedule=schedule))
+    engine = graphs_engine(model, EngineConfig(max_sequences=8, schedule=schedule))
     backend = engine.runner.backend
     replay = backend.replay = Recording()
     engine.runner.prepare()
-    known = set(replay.names)
-    kept = [x[:, : backend.cache.null_slot + 1] for x in (backend.cache.keys, backend.cache.values)]
-    assert known
-    assert not any(bool(x.any()) for x in kept)
-    for top_k in (0, 3):
-        engine.generate([[1], [2], [3, 4]], SamplingParams(max_tokens=12, seed=1, top_k=top_k))
-    assert {name for name in replay.names if name[1].num_rows <= 4} == known
+    captured = set(replay.names)
+    assert len({name.variant for name in captured}) == len(backend.variants)
+    assert len(backend.variants) == (1 if seconds == 0 else 52)
+    assert not any(bool(x[:, : backend.cache.null_slot].any()) for x in (backend.cache.keys, backend.cache.values))
+    plan = [([1, 2, n], SamplingParams(max_tokens=9, seed=n, **wishes)) for n, wishes in enumerate(KINDS)]
+    found = together(engine, plan)
+    assert [each.token_ids for each in found] == [alone(model, *asked).token_ids for asked in plan]
+    assert set(replay.names) == captured
+    assert not engine.runner.eager_passes
+
+
+def test_passes_outside_the_graphs_are_counted_by_their_cause_and_logged_once(caplog):
+    model = random_model([1, 2, 4])
+    engine = graphs_engine(model, EngineConfig())
+    engine.runner.backend.max_changes = 4
+    plan = [
+        ([1, 2], SamplingParams(max_tokens=12, seed=1, presence_penalty=1.0, ignore_eos=True)),
+        ([3] * 20, SamplingParams(max_tokens=2, seed=1)),
+    ]
+    with caplog.at_level("INFO"):
+        found = together(engine, plan)
+    assert [each.token_ids for each in found] == [alone(model, *asked).token_ids for asked in plan]
+    causes = ["more than 16 rows of a prompt", "more than 4 changed logits"]
+    assert sorted(engine.runner.eager_passes) == causes
+    assert engine.runner.eager_passes[causes[1]] > 1
+    assert sorted(each.getMessage().rpartition(": ")[2] for each in caplog.records) == causes
 
 
 class Recording(Replay):
@@ -137,12 +136,13 @@ class Recording(Replay):
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))
         self.captures = True
-        self.names: dict[Hashable, None] = {}
+        self.names: dict[Graph, None] = {}
 
-    def capture(self, name: Hashable, function: Callable[[], None]) -> None:
+    def capture(self, name: Graph, function: Callable[[], None]) -> bool:
         self.run(name, function)
+        return True
 
-    def run(self, name: Hashable, function: Callable[[], None]) -> None:
+    def run(self, name: Graph, function: Callable[[], None]) -> None:
         self.names[name] = None
         function()
 

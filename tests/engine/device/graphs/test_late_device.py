@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from nvium_core import Completion, Engine, EngineConfig, NviumForCausalLM, SamplingParams
-from nvium_core.engine.device.graphs.backend import GraphsBackend
 from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.schedule import scheduler
 from tests.engine.automaton import Automaton, Rule
+from tests.engine.device.graphs.engines import PlainGraphs
 from tests.engine.device.graphs.late_device import LateDevice
 from tests.engine.driving import Key, drained, engine_on
 from tests.random_models import random_model
@@ -45,8 +45,8 @@ def answers(engine: Engine, kinds: list[dict[str, Any]]) -> dict[Key, Completion
 
 
 def late_answers(config: EngineConfig, kinds: list[dict[str, Any]], device: LateDevice) -> dict[Key, Completion]:
-    def make_backend(model: NviumForCausalLM, cache: PagedCache, config: EngineConfig) -> GraphsBackend:
-        backend = GraphsBackend(model, cache, make_fence=device.fence)
+    def make_backend(model: NviumForCausalLM, cache: PagedCache, config: EngineConfig) -> PlainGraphs:
+        backend = PlainGraphs(model, cache, device.fence)
         device.give_to_host(*(each for host in backend.host_buffers for each in (host.inputs, host.answers)))
         return backend
 

@@ -13,9 +13,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nvium_core import EngineConfig, FailureEvent, SamplingParams
-from nvium_core.engine.device.graphs.backend import GraphsBackend
 from nvium_core.engine.device.layers.backend import LayersBackend
 from tests.engine.automaton import Automaton, Rule
+from tests.engine.device.graphs.engines import PlainGraphs
 from tests.engine.driving import engine_on, events_of
 from tests.random_models import random_model
 
@@ -67,7 +67,7 @@ class ToHost(TorchFunctionMode):
 
 @pytest.mark.parametrize("schedule", ["sweep", "whole"])
 @pytest.mark.parametrize("kind", [*KINDS, "all"])
-@pytest.mark.parametrize("backend", [LayersBackend, GraphsBackend])
+@pytest.mark.parametrize("backend", [LayersBackend, PlainGraphs])
 def test_no_operator_mixes_devices(backend, kind, schedule):
     model = random_model([1, 2, 4], vocab_size=VOCAB_SIZE, context=256, dtype=torch.bfloat16).to("meta")
     config = EngineConfig(schedule=schedule, max_sequences=16)
@@ -87,7 +87,7 @@ def test_no_operator_mixes_devices(backend, kind, schedule):
 def test_a_pass_is_one_copy_to_the_device_and_one_back(wishes):
     model = random_model([1, 2, 4], vocab_size=VOCAB_SIZE).to("meta")
     config = EngineConfig(schedule="whole", max_sequences=2, max_drafts=0)
-    engine = engine_on(lambda model, cache, _: GraphsBackend(model, cache), model, config)
+    engine = engine_on(lambda model, cache, _: PlainGraphs(model, cache), model, config)
     for number in range(2):
         engine.add(str(number), [1, 2], SamplingParams(max_tokens=9, seed=number, ignore_eos=True, **wishes))
     with ToHost() as to_host:
