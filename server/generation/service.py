@@ -269,7 +269,7 @@ class Service:
                 "num_layers": self.num_layers,
                 **self.precision,
                 "processor": self.engine.runner.processor,
-                "eager_passes": dict(self.worker.state.eager_passes),
+                "eager_passes": self.worker.state.eager_passes,
                 "suggested": NEUTRAL | self.sampling_defaults,
             },
         )

@@ -12,7 +12,7 @@ from operator import attrgetter
 from nvium_core.engine.params import Bounds, EngineConfig
 from nvium_core.engine.schedule.drafting import Drafting
 from nvium_core.engine.schedule.kv_cache import PagePool
-from nvium_core.engine.schedule.policies import WHOLE, Policy, policies_of
+from nvium_core.engine.schedule.policies import SWEEP, WHOLE, Policy, policies_of
 from nvium_core.engine.schedule.race import Race
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Run, Step
@@ -53,9 +53,10 @@ class Scheduler:
         self._num_steps = self._num_running = 0
         self._is_forced = False
         """Whether the last Step's policy was not chosen, because a running sequence disables early exits."""
-        self._policy = WHOLE
-        self._passes: dict[int, range] = {}
-        """The passes of the policy, by their first block."""
+        passes = {policy: policy.passes(range(num_blocks)) for policy in (WHOLE, SWEEP)}
+        self._passes_of = {policy: {blocks.start: blocks for blocks in own} for policy, own in passes.items()}
+        self._policy, self._passes = WHOLE, self._passes_of[WHOLE]
+        """The last Step's policy, and its passes by their first block."""
         self._long_ran = False
         self._budget = self.bounds.step
         """Maximum rows of the next Step."""
@@ -71,7 +72,7 @@ class Scheduler:
             self._is_forced = not all(sequence.params.early_exits for sequence in self.running)
             policy = self.schedules.choose(self._num_running)
             self._policy = WHOLE if self._is_forced else policy
-            self._passes = {blocks.start: blocks for blocks in self._policy.passes(range(self.num_blocks))}
+            self._passes = self._passes_of[self._policy]
             if step := self._step(self._turn(ready)):
                 return step
         return None
@@ -169,6 +170,8 @@ class Scheduler:
         return sequence.pending_rows(blocks.start).stop - sequence.filled[blocks[-1]] > MAX_SHORT_RUN_ROWS
 
     def _step(self, turn: list[Sequence]) -> Step | None:
+        if len(self._passes) == 1:
+            return self._step_of(self._passes[0], turn)
         ready = {sequence: self._ready_block(sequence) for sequence in turn}
         block = self._choose(ready)
         here = [sequence for sequence in turn if ready[sequence] == block]

@@ -12,12 +12,13 @@ Shapes: R rows, with padding.
 
 import logging
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from itertools import product
+from itertools import islice, product
 from typing import NamedTuple, Protocol
 
 import torch
@@ -310,9 +311,9 @@ class GraphsBackend(LayersBackend):
         else:
             self.cause = "a capture failed"
             mixes = needed.mixes and self.num_blocks > 1
-            for known in self.variants:
-                fits = known.num_rows >= num_rows and known.num_changes >= needed.num_changes
-                if fits and known.has_masks >= needed.has_masks and known.mixes >= mixes:
+            for known in islice(self.variants, bisect_left(self.variants, (num_rows,)), None):
+                has_inputs = known.num_changes >= needed.num_changes and known.has_masks >= needed.has_masks
+                if has_inputs and known.mixes >= mixes:
                     return known
         return None
 
