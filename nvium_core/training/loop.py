@@ -2,6 +2,7 @@
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,7 +26,7 @@ from nvium_core.training.reports import Report, RunLog
 
 
 @dataclass(kw_only=True, eq=False)
-class Run:
+class Run(ABC):
     """A run in progress: model, optimisers, β and the current step.
 
     - `objective`: computes loss and metrics from a batch and a phase.
@@ -77,6 +78,7 @@ class Run:
                 log.close()
         self.save()
 
+    @abstractmethod
     def begin(self) -> None:
         """Prepare the first step."""
 
@@ -193,9 +195,9 @@ class Run:
         """Return everything that the run's weights depend on."""
         return asdict(self.recipe)
 
+    @abstractmethod
     def check_resumable(self, state: State) -> None:
         """Raise `TrainingError` if a checkpoint belongs to another run."""
-        raise NotImplementedError
 
 
 def rounded(value: float | list[float]) -> float | list[float]:
