@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from nvium_core.engine.token_stream import ChoiceKey as ChoiceKey
     from nvium_core.engine.token_stream import EngineRequest as EngineRequest
     from nvium_core.engine.token_stream import TokenStream as TokenStream
-    from nvium_core.engine.warm_up import warm_up as warm_up
     from nvium_core.engine.worker import EngineWorker as EngineWorker
     from nvium_core.engine.worker import Observe as Observe
     from nvium_core.engine.worker import WorkerState as WorkerState

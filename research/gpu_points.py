@@ -16,7 +16,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from nvium_core import Engine, EngineConfig, SamplingParams, warm_up
+from nvium_core import Engine, EngineConfig, SamplingParams
 from nvium_core.bench.machine import BUFFER_BYTES, least_seconds, read_rate
 from nvium_core.bench.shapes import PAPER_ROUTING, force_routing, random_weights, shape_config
 from nvium_core.model.causal_lm import NviumForCausalLM
@@ -142,7 +142,7 @@ class Measurement:
 
     def engine(self, model: NviumForCausalLM, count: int) -> Engine:
         engine = Engine(model, EngineConfig(max_sequences=count, schedule="whole"))
-        warm_up(engine)
+        engine.warm_up()
         return engine
 
 

@@ -1,12 +1,10 @@
 """Settings of all tests.
 
-One thread per process: faster for small matrices, and reproducible on any machine. Calibrations are written to a
-temporary folder instead of the user's cache. `pytest --hypothesis-profile=thorough` runs ten times as many examples.
+One thread per process: faster for small matrices, and reproducible on any machine.
+`pytest --hypothesis-profile=thorough` runs ten times as many examples.
 """
 
-import os
 import sys
-import tempfile
 from typing import NamedTuple
 
 import pytest
@@ -16,9 +14,6 @@ from hypothesis import HealthCheck, settings
 from nvium_core import cli
 
 torch.set_num_threads(1)
-
-calibrations = tempfile.TemporaryDirectory(prefix="nvium-calibrations-")
-os.environ["NVIUM_CALIBRATIONS"] = calibrations.name
 
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("thorough", parent=settings.get_profile("default"), max_examples=1000)

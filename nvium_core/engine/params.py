@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from pathlib import Path
 from typing import Annotated, NamedTuple, get_args
 
 import numpy as np
@@ -268,7 +267,6 @@ class EngineConfig(ProcessorOptions):
     cache_tokens: Annotated[int | None, Doc("KV cache size in tokens, instead of --cache-memory.")] = None
     page_size: Annotated[int | None, Doc("Tokens per cache page [16; 256 in half precision on CUDA].")] = None
     prefix_caching: Annotated[bool, Doc("Cache full pages for later prompts with the same prefix.")] = True
-    calibrations: Annotated[Path | None, Doc("Folder for the measurements of schedules [in the user's cache].")] = None
 
     def __post_init__(self) -> None:
         require_choice(self.schedule, "schedule", Schedule)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 import structlog
 
-from nvium_core import Engine, EngineWorker, LoadedModel, sampling_defaults, warm_up, with_defaults
+from nvium_core import Engine, EngineWorker, LoadedModel, sampling_defaults, with_defaults
 from nvium_core.text.chat_template import ChatTemplate, Conversation
 from nvium_core.text.sandbox import HELPERS
 from nvium_core.text.token_bytes import TokenBytes, longest_token
@@ -120,11 +120,11 @@ class Service:
         }
 
     def start(self) -> None:
-        """Prepare the device, measure the schedules, and start the engine."""
+        """Prepare the device, and start the engine."""
         log.info("warming up")
         self.encode("Once")  # start the tokenizer's threads now: there may be no memory later
         started = time.monotonic()
-        warm_up(self.engine, remembers=True)
+        self.engine.warm_up()
         log.info("warm", seconds=round(time.monotonic() - started, 3), processor=self.engine.runner.processor)
         self.worker.start()
         self.is_warm = True

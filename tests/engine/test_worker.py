@@ -20,7 +20,6 @@ from nvium_core import (
     StepReport,
     TokenEvent,
     TokenStream,
-    warm_up,
 )
 from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.schedule.step import Step, StepResult
@@ -112,9 +111,8 @@ async def test_stopping_fails_running_requests_and_later_ones_are_refused():
 async def test_every_step_is_observed_once_with_its_events_and_the_speedup_is_reported():
     steps: list[tuple[Sequence[StepReport], Sequence[Event]]] = []
     worker = EngineWorker(Engine(MODEL), observe=lambda reports, events: steps.append((reports, events)))
-    warm_up(worker.engine)
     worker.start()
-    tokens = await collect(submit(worker, [1], PARAMS))
+    tokens = await collect(submit(worker, [1], replace(PARAMS, max_tokens=500)))
     await until(lambda: worker.state.num_running == 0)
     worker.stop(timeout=5)
     assert worker.state.piggyback_speedup > 0

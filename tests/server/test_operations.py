@@ -56,7 +56,7 @@ def test_metrics_count_tokens_and_requests(server: LiveServer) -> None:
 
 
 def test_metrics_cover_the_steps_of_every_block(server: LiveServer) -> None:
-    server.complete(max_tokens=2)
+    server.complete(max_tokens=400, ignore_eos=True)
     page = server.http.get("/metrics").text
     for name in ('steps_total{block="3"}', 'step_seconds_bucket{block="3",', 'step_rows_bucket{block="3",'):
         assert f"\nnvium_{name}" in page

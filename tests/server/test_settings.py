@@ -103,8 +103,7 @@ def test_wrong_settings_are_refused_in_one_line(name: str, value: object) -> Non
     assert "\n" not in str(refused.value)
 
 
-def test_each_setting_is_an_option_of_serve_with_its_help_and_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NVIUM_CALIBRATIONS")
+def test_each_setting_is_an_option_of_serve_with_its_help_and_default() -> None:
     shown = " ".join(CliRunner().invoke(cli.app, ["serve", "--help"], env={"COLUMNS": "1000"}).stdout.split())
     assert Settings.model_fields.keys() == {field.name for field in fields(ServerOptions)}
     assert Settings().model_dump().items() <= asdict(ServerOptions()).items()

@@ -9,7 +9,7 @@ so old rounds lose weight.
 import math
 from collections import defaultdict
 from collections.abc import Sequence as Items
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 WINDOW_TOKENS = 16  # length of a window in tokens per sequence; its first Step does not count
 MIN_ROUNDS = 4  # rounds before the first decision; there are no pauses between them
@@ -69,15 +69,6 @@ class SizeRace(Generic[Candidate]):
         errors = self._errors()
         pairs = zip(self._means[1:], errors[1:], strict=True)
         return bool(errors) and all(abs(mean) > MIN_STANDARD_ERRORS * error for mean, error in pairs)
-
-    def remember(self, means: Items[float], variances: Items[float]) -> None:
-        """Start from a saved measurement, which weighs as much as `MIN_ROUNDS` rounds."""
-        self._means, self._variances, self.num_rounds = list(means), list(variances), MIN_ROUNDS
-        self._decide()
-        self._pause_tokens = MIN_PAUSE_TOKENS
-
-    def as_dict(self) -> dict[str, list[float]]:
-        return {"means": self._means, "variances": self._variances}
 
     def _end_turn(self, tokens: float, seconds: float) -> None:
         self._rates[self._turns[self._turn]].append(math.log(tokens / max(seconds, 1e-9)))
@@ -140,21 +131,3 @@ class Race(Generic[Candidate]):
     def ratio(self) -> float:
         """Speedup of the winner over the baseline at the last number of sequences; nan until measured."""
         return self._by_size[self._last_size].ratio if self._last_size in self._by_size else math.nan
-
-    def winner(self, num_sequences: int) -> Candidate:
-        return self._candidates[self._by_size[num_sequences.bit_length()].winner]
-
-    def is_decided(self, num_sequences: int) -> bool:
-        return self._by_size[num_sequences.bit_length()].num_rounds >= MIN_ROUNDS
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the significant measurements, for JSON."""
-        return {str(size): race.as_dict() for size, race in self._by_size.items() if race.is_sure}
-
-    def remember(self, saved: dict[str, Any]) -> None:
-        """Start from the result of `as_dict`. Raise `ValueError`, `KeyError` or `TypeError` if it is damaged."""
-        for size, race in saved.items():
-            means, variances = ([float(x) for x in race[name]] for name in ("means", "variances"))
-            if len(means) != len(self._candidates) or len(variances) != len(self._candidates):
-                raise ValueError("the saved race has a different number of candidates")
-            self._by_size[int(size)].remember(means, variances)
