@@ -114,7 +114,7 @@ def template_server(chat_template: str) -> Iterator[LiveServer]:
         yield server
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 10) -> float:
+def wait_until(condition: Callable[[], bool], seconds: float = 30) -> float:
     """Wait until the condition is true and return the seconds that took. Fail after `seconds`."""
     started = time.monotonic()
     while not condition():

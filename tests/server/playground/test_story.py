@@ -70,7 +70,7 @@ def test_a_story_is_shown_while_it_is_generated_and_the_button_stops_it(visit: V
     assert visit.status() == "Writing…"
     assert visit.server.gauge("nvium_requests_running") == 1
     visit.page.click("#stop")
-    wait_until(lambda: visit.server.gauge("nvium_requests_running") == 0, seconds=5)
+    wait_until(lambda: visit.server.gauge("nvium_requests_running") == 0)
     stopped = f"The story was stopped after {visit.tokens.count()} tokens. Seed 1."
     expect(visit.page.locator("#status")).to_have_text(stopped)
     assert visit.tokens.count() < 900

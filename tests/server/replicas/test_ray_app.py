@@ -240,7 +240,7 @@ def test_the_reaper_kills_the_ray_processes_of_a_killed_gateway(
         assert gateway.stdout.readline() == b"ready\n"
         gateway.kill()
     assert ray_process.wait(timeout=30) < 0
-    wait_until(lambda: not list(processes_of(str(tmp_path))), seconds=30)
+    wait_until(lambda: not list(processes_of(str(tmp_path))))
 
 
 def test_the_reaper_kills_nothing_after_an_orderly_stop(tmp_path: Path, ray_process: subprocess.Popen[bytes]) -> None:
