@@ -43,7 +43,7 @@ class InstantBackend:
         return StepResult([self._outcome(run.stop, run.reaches_front) for run in step.runs], self._reports)
 
     def _outcome(self, stop: int, emits: bool) -> Outcome:
-        return Outcome([stop] * self._num_blocks, emissions=[next(self._tokens)] if emits else ())
+        return Outcome([stop] * self._num_blocks, emissions=[next(self._tokens)] if emits else [])
 
 
 def token_ids(loaded: LoadedModel) -> list[int]:

@@ -1,7 +1,7 @@
 """One call to the device and its outcome. Blocks count from 0."""
 
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from nvium_core.engine.events import Score, StepReport
@@ -56,7 +56,8 @@ class Emission(NamedTuple):
     log_p: float
 
 
-class Outcome(NamedTuple):
+@dataclass(slots=True)
+class Outcome:
     """Outcome of a run. If `error` is set, the other fields are meaningless.
 
     `filled`: the new staircase. `log_reached`: log Π (1 − w_j) over the exits that the front row has passed; 0 if it
@@ -65,7 +66,7 @@ class Outcome(NamedTuple):
 
     filled: list[int]
     log_reached: float = 0.0
-    emissions: Items[Emission] = ()
+    emissions: list[Emission] = field(default_factory=list)
     scores: Items[Score] = ()
     error: Exception | None = None
 

@@ -36,14 +36,14 @@ from nvium_core.engine.device.attention import (
 from nvium_core.engine.device.decide import EMITTED, EXIT_TAKEN, GOES_ON, NUM_ANSWERS
 from nvium_core.engine.device.graphs.replay import Fence, Replay
 from nvium_core.engine.device.inputs import MAX_FRONTS, Front, InputViews, Variant
-from nvium_core.engine.device.layers.backend import Fronts, LayersBackend, Progress, record_answers
+from nvium_core.engine.device.layers.backend import LayersBackend, Progress, record_answers
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.events import StepReport
 from nvium_core.engine.params import EngineConfig, SamplingParams
 from nvium_core.engine.schedule.policies import WHOLE, policies_of
 from nvium_core.engine.schedule.scheduler import MAX_SHORT_RUN_ROWS
 from nvium_core.engine.schedule.sequence import Sequence
-from nvium_core.engine.schedule.step import NO_TOKEN, Rows, Run, Step
+from nvium_core.engine.schedule.step import Rows, Run, Step
 from nvium_core.model.llama import Attend
 from nvium_core.model.nvium import Nvium
 
@@ -104,7 +104,7 @@ class Flight(NamedTuple):
     """
 
     buffers: HostBuffers
-    fronts: Fronts
+    fronts: list[Front]
     blocks: range
     rows: list[Rows]
     pages: list[list[int]]
@@ -234,19 +234,19 @@ class GraphsBackend(LayersBackend):
         last pass stays in flight, and is the first of the next Step if that has the same rows.
         """
         started, num_passes = time.perf_counter(), 1
-        rows, fronts = [part.rows(blocks[-1]) for part in parts], self.fronts(blocks, parts)
-        flight = self._carried
+        rows, flight = [part.rows(blocks[-1]) for part in parts], self._carried
         if flight is not None and flight.computes(blocks, rows):
-            flight, self._carried = flight._replace(fronts=fronts), None
+            self._carried = None
         else:
-            flight = self._launch(blocks, rows, fronts)
+            flight = self._launch(blocks, rows, self.fronts(blocks, parts))
         if flight is None:
             return super().pass_blocks(step, blocks, parts)
         may_run_ahead = len(blocks) == self.num_blocks and all(part.run.sequence.changes is None for part in parts)
         limit = min(part.run.limit for part in parts) if may_run_ahead else 1
         while True:
             ahead = self._launch_ahead(blocks, parts, num_passes) if num_passes < limit else None
-            is_over = self._take_answers(flight)
+            self._take_answers(flight, parts)
+            is_over = any(part.has_ended for part in parts)
             if ahead is None or is_over:
                 break
             if num_passes + 1 == limit or time.perf_counter() - started >= step.seconds:
@@ -270,19 +270,18 @@ class GraphsBackend(LayersBackend):
     def _launch_ahead(self, blocks: range, parts: list[Progress], num_passes: int) -> Flight | None:
         last = [part.run.stop - 1 + num_passes for part in parts]
         rows = [Rows(part.run.sequence, range(row, row + 1)) for part, row in zip(parts, last, strict=True)]
-        fronts = [(part, self._front(part, row)) for part, row in zip(parts, last, strict=True)]
+        fronts = [self.front(part.run, row) for part, row in zip(parts, last, strict=True)]
         return self._launch(blocks, rows, fronts, is_ahead=True)
 
-    def _launch(self, blocks: range, rows: list[Rows], fronts: Fronts, *, is_ahead: bool = False) -> Flight | None:
+    def _launch(self, blocks: range, rows: list[Rows], fronts: list[Front], *, is_ahead: bool = False) -> Flight | None:
         """Launch a pass. Return None if no graph can run these rows, and note the cause."""
-        own = [front for _, front in fronts]
-        variant = self._chosen(rows, self.inputs.variant(own, is_last=blocks.stop == self.num_blocks))
+        variant = self._chosen(rows, self.inputs.variant(fronts, is_last=blocks.stop == self.num_blocks))
         if variant is None:
             return None
         self._carried = None  # the next pass overwrites the answers from which this pass's successor would read
         self.host_buffers.reverse()
         host = self.host_buffers[0]
-        self._send(variant, rows, own, is_ahead=is_ahead)
+        self._send(variant, rows, fronts, is_ahead=is_ahead)
         self._previous.copy_(self.answers[EMITTED])
         first, *draw = self._graphs(blocks, variant)
         self._run(first, host)
@@ -317,8 +316,8 @@ class GraphsBackend(LayersBackend):
                     return known
         return None
 
-    def _take_answers(self, flight: Flight) -> bool:
-        """Wait for a pass and apply its decisions. Return True if a sequence has ended, so the Step must end."""
+    def _take_answers(self, flight: Flight, parts: list[Progress]) -> None:
+        """Wait for a pass and record its decisions."""
         host, num_fronts = flight.buffers, len(flight.fronts)
         host.fence.wait()
         if flight.draw is not None and bool((host.answers[EXIT_TAKEN, :num_fronts] >= 0).any()):
@@ -326,12 +325,7 @@ class GraphsBackend(LayersBackend):
             host.fence.wait()
         elif flight.draw is not None:
             host.answers[EMITTED, :num_fronts] = GOES_ON
-        record_answers(flight.fronts, host.answers)
-        return any(
-            emission.token_id == NO_TOKEN or emission.token_id in part.run.sequence.stop_token_ids
-            for part, _ in flight.fronts
-            for emission in part.emissions[-1:]
-        )
+        record_answers(parts, flight.fronts, host.answers)
 
     def compute(self, graph: Graph) -> None:
         """Compute the answers from the inputs in the buffer. CUDA graphs capture this function."""

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
@@ -23,25 +23,27 @@ from nvium_core.engine.device.scoring import ScoredRow, scores
 from nvium_core.engine.events import StepReport
 from nvium_core.engine.params import EngineConfig
 from nvium_core.engine.schedule.kv_cache import slots
-from nvium_core.engine.schedule.sequence import Sequence
-from nvium_core.engine.schedule.step import Emission, Outcome, Rows, Run, Step, StepResult
+from nvium_core.engine.schedule.step import NO_TOKEN, Emission, Outcome, Rows, Run, Step, StepResult
 from nvium_core.model.llama import Attend
 from nvium_core.model.nvium import Nvium
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass
-class Progress:
-    """State of a run during a Step."""
+@dataclass(slots=True, kw_only=True)
+class Progress(Outcome):
+    """A run during a Step, and then its outcome."""
 
     run: Run
-    filled: list[int]
-    log_reached: float
-    emissions: list[Emission] = field(default_factory=list)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the last token ends the sequence."""
+        token_ids = [emission.token_id for emission in self.emissions[-1:]]
+        return token_ids == [NO_TOKEN] or not self.run.sequence.stop_token_ids.isdisjoint(token_ids)
 
     def rows(self, block: int) -> Rows:
-        return Rows(self.run.sequence, range(self.filled[block], max(self.filled[block], self.run.stop)))
+        return Rows(self.run.sequence, range(self.filled[block], self.run.stop))
 
     def pass_rows(self, blocks: range, stop: int) -> None:
         for block in blocks:
@@ -59,9 +61,6 @@ class Progress:
         else:
             self.emissions.append(Emission(int(token_id), int(exit_taken), self.log_reached + log_p))
             self.log_reached = 0.0
-
-
-Fronts = list[tuple[Progress, Front]]
 
 
 class LayersBackend:
@@ -87,21 +86,16 @@ class LayersBackend:
     @torch.inference_mode()
     def run(self, step: Step, max_rows: int) -> StepResult:
         reports = list[StepReport]()
-        parts = [Progress(run, list(run.sequence.filled), run.sequence.log_reached) for run in step.runs]
+        parts = [Progress([*run.sequence.filled], run.sequence.log_reached, run=run) for run in step.runs]
         for blocks in step.passes:
-            going = [part for part in parts if not part.emissions and part.rows(blocks[-1]).rows]
-            num_rows = sum(len(part.rows(blocks[0]).rows) for part in going)
-            if blocks.start > step.blocks.start and num_rows > max_rows:
+            going = [part for part in parts if not part.emissions and part.filled[blocks[-1]] < part.run.stop]
+            is_first = blocks.start == step.blocks.start
+            if not is_first and sum(len(part.rows(blocks[0]).rows) for part in going) > max_rows:
                 break
             if going:
                 reports += self.pass_blocks(step, blocks, going)
-        to_score = [self._rows_to_score(part) for part in parts]
-        found = scores(self.model, self.cache.states_NSD, [row for rows in to_score for row in rows])
-        outcomes = [
-            Outcome(part.filled, part.log_reached, part.emissions, list(islice(found, len(rows))))
-            for part, rows in zip(parts, to_score, strict=True)
-        ]
-        return StepResult(outcomes, reports)
+        self._score([part for part in parts if part.run.sequence.needs_scores])
+        return StepResult([*parts], reports)
 
     def pass_blocks(self, step: Step, blocks: range, parts: list[Progress]) -> Iterable[StepReport]:
         """Run the rows through these blocks of the Step, then decide which front rows emit."""
@@ -119,7 +113,7 @@ class LayersBackend:
         for part in parts:
             part.pass_rows(blocks, part.run.stop)
         for first in range(0, len(fronts), MAX_FRONTS):
-            self._decide(blocks, fronts[first : first + MAX_FRONTS])
+            self._decide(blocks, parts, fronts[first : first + MAX_FRONTS])
         seconds = (time.perf_counter() - started) / len(blocks)
         return [StepReport(block + 1, 1, rows, seconds) for block, rows in zip(blocks, num_rows, strict=True) if rows]
 
@@ -135,44 +129,48 @@ class LayersBackend:
     def attend(self, rows: Items[Rows], slot_R: Tensor) -> Attend:
         return written(self.cache, slot_R, ragged(self.cache, rows))
 
-    def fronts(self, blocks: range, parts: Items[Progress]) -> Fronts:
+    def fronts(self, blocks: range, parts: Items[Progress]) -> list[Front]:
         """Return the rows whose next token is decided after these blocks: front rows, and rows to verify."""
-        return [(part, self._front(part, row)) for part in parts for row in self._rows_to_decide(part.run, blocks)]
+        return [self.front(part.run, row) for part in parts for row in self._rows_to_decide(part.run, blocks)]
 
-    def _front(self, part: Progress, row: int) -> Front:
-        sequence, stop = part.run.sequence, part.run.stop
-        first = sum(done >= stop for done in sequence.filled) if row < stop else 0
-        return Front(sequence, row, self._slots(sequence, range(row, row + 1))[0], first)
+    def front(self, run: Run, row: int) -> Front:
+        sequence, page_size = run.sequence, self.cache.page_size
+        slot = sequence.pages[row // page_size] * page_size + row % page_size
+        return Front(sequence, row, slot, sum([done > row for done in sequence.filled]))
 
     def _rows_to_decide(self, run: Run, blocks: range) -> range:
         if run.sequence.is_original:
             return range(run.sequence.first_verified, run.stop if blocks.stop == self.num_blocks else 0)
         return range(run.stop - 1, run.stop if run.reaches_front else 0)
 
-    def _decide(self, blocks: range, fronts: Fronts) -> None:
-        own = [front for _, front in fronts]
-        variant = self.inputs.variant(own, is_last=blocks.stop == self.num_blocks)
+    def _decide(self, blocks: range, parts: Items[Progress], fronts: Items[Front]) -> None:
+        variant = self.inputs.variant(fronts, is_last=blocks.stop == self.num_blocks)
         buffer = torch.zeros(self.inputs.num_words(variant), dtype=torch.long)
-        words = upload(self.inputs.write(buffer, variant, [], own), self.cache.keys.device)
-        record_answers(fronts, self.decided(blocks, self.inputs.views(words, variant), variant))
+        words = upload(self.inputs.write(buffer, variant, [], fronts), self.cache.keys.device)
+        record_answers(parts, fronts, self.decided(blocks, self.inputs.views(words, variant), variant))
 
     def decided(self, blocks: range, inputs: InputViews, variant: Variant) -> Tensor:
         """Return the answers of `decide` for these fronts, [4, F]."""
         return decide(self.model, self.cache.states_NSD, blocks, inputs, variant)
 
+    def _score(self, parts: Items[Progress]) -> None:
+        to_score = [self._rows_to_score(part) for part in parts]
+        found = scores(self.model, self.cache.states_NSD, [row for rows in to_score for row in rows])
+        for part, rows in zip(parts, to_score, strict=True):
+            part.scores = [*islice(found, len(rows))]
+
     def _rows_to_score(self, part: Progress) -> list[ScoredRow]:
-        """Return the rows that have just passed the last block, if their scores are asked for."""
+        """Return the rows that have just passed the last block."""
         sequence = part.run.sequence
-        rows = range(max(sequence.first_scored, sequence.filled[-1]), part.filled[-1])
+        rows = range(max(sequence.num_scored, sequence.filled[-1]), part.filled[-1])
         emitted = [max(0, emission.token_id) for emission in part.emissions[:1]]
         targets = [*sequence.token_ids, *emitted][rows.start + 1 : rows.stop + 1] if rows else []
         wanted = sequence.params.logprobs or 0, sequence.is_original
-        return [ScoredRow(*own, *wanted) for own in zip(self._slots(sequence, rows), targets, strict=True)]
-
-    def _slots(self, sequence: Sequence, rows: range) -> list[int]:
-        return slots(sequence, rows, self.cache.page_size)
+        own_slots = slots(sequence, rows, self.cache.page_size)
+        return [ScoredRow(*own, *wanted) for own in zip(own_slots, targets, strict=True)]
 
 
-def record_answers(fronts: Fronts, answers_4F: Tensor) -> None:
-    for (part, front), answers in zip(fronts, answers_4F[:, : len(fronts)].T.tolist(), strict=True):
-        part.record(front.row, *answers)
+def record_answers(parts: Items[Progress], fronts: Items[Front], answers_4F: Tensor) -> None:
+    part_of = {part.run.sequence: part for part in parts}
+    for front, answers in zip(fronts, answers_4F[:, : len(fronts)].T.tolist(), strict=True):
+        part_of[front.sequence].record(front.row, *answers)

@@ -67,7 +67,8 @@ def carry(backend: Backend, sequences: Items[Sequence], most: int = 5) -> list[O
         for sequence, outcome in zip(pending, result.outcomes, strict=True):
             sequence.filled = outcome.filled
             sequence.num_scored += len(outcome.scores)
-            found[sequence] = outcome._replace(scores=[*found[sequence].scores, *outcome.scores])
+            outcome.scores = [*found[sequence].scores, *outcome.scores]
+            found[sequence] = outcome
     return list(found.values())
 
 
