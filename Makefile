@@ -78,12 +78,16 @@ conformance: .venv/test.stamp $(CLIENTS)/clients.stamp
 	$(BIN)/python -m pytest -n 0 -m '' tests/conformance --conformance-json benchmarks/conformance.json
 
 # RELEASE_ARGS=--list lists the steps, RELEASE_ARGS=serve runs one step.
-release: .venv/test.stamp
+release: .venv/release.stamp
 	$(BIN)/python deploy/release.py $(RELEASE_ARGS) \
 		--pip '$(if $(TORCH_INDEX_URL),--timeout 30 --retries 1 --extra-index-url $(TORCH_INDEX_URL))'
 
 .venv/ray.stamp: .venv/test.stamp
 	$(PIP) install --constraint constraints.txt --editable '.[ray]'
+	@touch $@
+
+.venv/release.stamp: .venv/test.stamp
+	$(PIP) install --constraint constraints.txt --editable '.[release]'
 	@touch $@
 
 clean:

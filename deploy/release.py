@@ -11,6 +11,7 @@ index; `--pip` adds options, such as `--pip '--extra-index-url URL'`.
 import argparse
 import json
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -27,11 +28,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
 STARTS_WITHIN_SECONDS = 180
+PLATFORMS = {"manylinux_2_28_x86_64": "x86_64-linux-gnu.2.28", "manylinux_2_28_aarch64": "aarch64-linux-gnu.2.28"}
+"""Tag of a wheel with compiled kernels → ziglang's name of the platform."""
 BY_HAND = """By hand:
   make test-ray, the slow tests too
   git tag --annotate v{version} --message 'nvium {version}' && git push --follow-tags
@@ -71,9 +75,10 @@ class Release:
 
     @property
     def wheel(self) -> Path:
-        found = list((self.root / "dist").glob(f"nvium-{self.version}-*.whl"))
-        require(len(found) == 1, f"dist/ has {len(found)} wheels of {self.version}; the step `build` makes one")
-        return found[0]
+        """The wheel that compiles its kernels where it runs."""
+        wheel = self.root / "dist" / f"nvium-{self.version}-py3-none-any.whl"
+        require(wheel.exists(), f"{wheel} is not there; the step `build` makes it")
+        return wheel
 
     def program(self, environment: str, name: str) -> Path:
         path = self.folder / environment / "bin" / name
@@ -141,6 +146,35 @@ def build(release: Release) -> None:
         print(f"  {made.name}: {made.stat().st_size / 1e6:.1f} MB")
 
 
+def kernels(release: Release) -> None:
+    """Wheels with compiled kernels, for x86-64 and ARM"""
+    for tag, target in PLATFORMS.items():
+        made = with_kernels(release, tag, partial(compile_kernels, target))
+        print(f"  {made.name}: {made.stat().st_size / 1e6:.1f} MB")
+
+
+def compile_kernels(target: str, code: Path) -> None:
+    run(sys.executable, "-m", "nvium_core.engine.device.native", target, cwd=code)
+
+
+def with_kernels(release: Release, tag: str, compile_into: Callable[[Path], None]) -> Path:
+    """Write a copy of the wheel for one platform. `compile_into` adds the kernels to the wheel's unpacked files."""
+    wheel, dist, folder = (sys.executable, "-m", "wheel"), release.root / "dist", release.folder / tag
+    shutil.rmtree(folder, ignore_errors=True)
+    run(*wheel, "unpack", release.wheel, "--dest", folder, cwd=release.root, stdout=subprocess.DEVNULL)
+    [code] = folder.iterdir()
+    compile_into(code)
+    for needless in (*code.rglob("__pycache__"), *code.rglob("*.lock")):
+        shutil.rmtree(needless) if needless.is_dir() else needless.unlink()
+    [about] = code.glob("*.dist-info/WHEEL")
+    text = about.read_text().replace("Root-Is-Purelib: true", "Root-Is-Purelib: false")
+    about.write_text(text.replace("Tag: py3-none-any", f"Tag: py3-none-{tag}"))
+    epoch = {"SOURCE_DATE_EPOCH": "315532800"}  # the time of every file, so that the wheel is reproducible
+    packing = (*wheel, "pack", code, "--dest-dir", dist)
+    run(*packing, cwd=release.root, env=os.environ | epoch, stdout=subprocess.DEVNULL)
+    return dist / f"nvium-{release.version}-py3-none-{tag}.whl"
+
+
 def install(release: Release) -> None:
     """The wheel into an empty environment, OpenAI's client into another"""
     constraints = ("--constraint", str(release.root / "constraints.txt"))
@@ -182,12 +216,16 @@ def client(release: Release) -> None:
 
 
 def bare(release: Release) -> None:
-    """Without a compiler it says so, and serves"""
+    """Without a compiler, the kernels in this platform's wheel serve"""
+    [tag] = (tag for tag in PLATFORMS if tag.endswith(platform.machine()))
+    made = release.wheel.with_name(f"nvium-{release.version}-py3-none-{tag}.whl")
+    pip = (release.program("server", "python"), "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
+    run(*pip, "--no-deps", "--force-reinstall", made, cwd=release.folder)
     cache = release.folder / "bare-cache"
     shutil.rmtree(cache, ignore_errors=True)
     with server(release, XDG_CACHE_HOME=str(cache), PATH=str(release.folder / "server" / "bin")) as url:
         fetch(url + "/v1/completions", {"model": "default", "prompt": "Once", "max_tokens": 4})
-    require("no native layers" in (release.folder / "server.log").read_text(), "nothing is said of native layers")
+    require("no native layers" not in (release.folder / "server.log").read_text(), "PyTorch's layers served")
 
 
 def bill(release: Release) -> None:
@@ -242,7 +280,8 @@ def fetch(url: str, body: dict[str, Any] | None = None) -> str:
 
 
 STEPS: dict[str, Callable[[Release], None]] = {
-    step.__name__: step for step in (version, changelog, clean, check, test, build, install, bill, serve, client, bare)
+    step.__name__: step
+    for step in (version, changelog, clean, check, test, build, kernels, install, bill, serve, client, bare)
 }
 
 

@@ -1,4 +1,6 @@
 import json
+import platform
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -8,6 +10,7 @@ import pytest
 
 from deploy import release as steps
 from deploy.release import NotReady, Release
+from nvium_core.engine.device.native import instructions, library, native_library
 from tests.deploy.shipped import ROOT
 from tests.server.server_process import CODE, server_process
 
@@ -61,20 +64,19 @@ def test_uncommitted_files_are_reported(release):
 
 
 @pytest.fixture(scope="module")
-def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build and unpack the wheel with the installed backend. Skip the test if there is none."""
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the wheel with the installed backend. Skip the test if there is none."""
     pytest.importorskip("build")
     pytest.importorskip("hatchling")
-    folder = tmp_path_factory.mktemp("dist")
+    folder = tmp_path_factory.mktemp("checkout") / "dist"
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
     subprocess.run(command, check=True, capture_output=True)
     [wheel] = folder.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder / "unpacked")
-    return folder / "unpacked"
+    return wheel
 
 
-def test_a_wheel_contains_the_model_the_page_and_the_native_sources_but_no_tests(unpacked):
+def test_a_wheel_contains_the_model_the_page_and_the_native_sources_but_no_tests(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
     for name in (
         "nvium_core/checkpoints/stories-24m/model.safetensors",
         "nvium_core/checkpoints/stories-24m/tokenizer.json",
@@ -83,25 +85,42 @@ def test_a_wheel_contains_the_model_the_page_and_the_native_sources_but_no_tests
         "server/playground/index.html",
         "loadtest/__main__.py",
     ):
-        assert (unpacked / name).is_file(), name
-    packages = {path.name for path in unpacked.iterdir() if not path.name.endswith(".dist-info")}
-    assert packages == {"nvium_core", "server", "loadtest"}
+        assert name in names
+    folders = {name.partition("/")[0] for name in names}
+    assert {name for name in folders if not name.endswith(".dist-info")} == {"nvium_core", "server", "loadtest"}
 
 
 SERVE = "import nvium_core, server, sys; print(nvium_core.__file__, server.__file__, file=sys.stderr); " + CODE
 
 
 @pytest.mark.slow
-def test_a_wheel_serves_the_bundled_model_without_the_repository(unpacked, tmp_path):
-    model = unpacked / "nvium_core" / "checkpoints" / "stories-24m"
-    variables = {"PYTHONPATH": str(unpacked), "PYTHONSAFEPATH": "1"}
-    with server_process(model, tmp_path, SERVE, variables) as server:
+def test_a_wheel_with_kernels_serves_without_a_compiler_and_without_the_repository(wheel, tmp_path):
+    pytest.importorskip("wheel")
+    name = instructions()
+    if native_library(name) is None:
+        pytest.skip("no C++ compiler here")
+    version = wheel.name.split("-")[1]
+    (wheel.parents[1] / "pyproject.toml").write_text(f'[project]\nversion = "{version}"\n')
+    compiled = library.build(name, library.user_cache_path("nvium"))
+
+    def copy_into(code: Path) -> None:
+        for file in (compiled, compiled.with_suffix(library.CHECKSUM)):
+            shutil.copy(file, code / library.FOLDER.relative_to(ROOT))
+
+    release = Release(wheel.parents[1], tmp_path)
+    made = steps.with_kernels(release, f"manylinux_2_28_{platform.machine()}", copy_into)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*pip, "--target", str(tmp_path / "site"), str(made)], check=True)
+    model = tmp_path / "site" / "nvium_core" / "checkpoints" / "stories-24m"
+    variables = {"PYTHONPATH": str(tmp_path / "site"), "PYTHONSAFEPATH": "1", "PATH": str(tmp_path)}
+    with server_process(model, tmp_path, SERVE, variables | {"XDG_CACHE_HOME": str(tmp_path / "cache")}) as server:
         asked = {"model": "stories-24m", "prompt": "Once upon a time", "max_tokens": 4, "seed": 1}
         [choice] = server.http.post("/v1/completions", json=asked).json()["choices"]
         assert len(choice["nvium"]["exits"]) == 4
         assert 'id="prompt"' in server.http.get("/").text
-        imported, _ = server.log().split("\n", 1)
-        assert all(file.startswith(str(unpacked)) for file in imported.split())
+        imported, log = server.log().split("\n", 1)
+        assert all(file.startswith(str(tmp_path / "site")) for file in imported.split())
+        assert "no native layers" not in log
 
 
 def test_the_bill_of_materials_lists_the_environment(release):

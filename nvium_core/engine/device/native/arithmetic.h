@@ -1,5 +1,5 @@
-// SIMD vectors as wide as the build's registers, and the functions on them that a Llama needs. With GCC's vector
-// extensions, builds differ only in the width, and in a few conversions for which GCC generates slow code.
+// SIMD vectors as wide as the build's registers, and the functions on them that a Llama needs. With the vector
+// extensions of GCC and Clang, builds differ only in the width, and in a few functions for which compilers generate slow code.
 #pragma once
 
 #include <algorithm>
@@ -120,13 +120,21 @@ template <typename V, typename A> inline void store(const V& v, A* to) { std::me
 template <typename V> struct MaskOf { using type = ints; };
 template <> struct MaskOf<doubles> { using type = longs; };
 
+// Return these lanes of a and b.
+template <int... Lanes, typename V> inline V shuffled(const V& a, const V& b) {
+#if __has_builtin(__builtin_shufflevector)
+  return __builtin_shufflevector(a, b, Lanes...);
+#else  // GCC 11
+  return __builtin_shuffle(a, b, typename MaskOf<V>::type{Lanes...});
+#endif
+}
+
 // Split a and b into groups of 2W lanes, and add the two halves of each group. The results alternate: a's first group,
 // b's first group, a's second group, …
 template <int W, typename V, size_t... I> inline V folded(const V& a, const V& b, std::index_sequence<I...>) {
   constexpr int L = sizeof...(I);
-  using Mask = typename MaskOf<V>::type;
-  constexpr Mask first{static_cast<int>(I / W % 2 * L + I / (2 * W) * 2 * W + I % W)...};
-  return __builtin_shuffle(a, b, first) + __builtin_shuffle(a, b, first + W);
+  constexpr auto first = [](int i) { return i / W % 2 * L + i / (2 * W) * 2 * W + i % W; };
+  return shuffled<first(I)...>(a, b) + shuffled<first(I) + W...>(a, b);
 }
 
 // Return a vector whose lane i is the sum of the lanes of sums[i]. All sums add in the same order. Overwrites `sums`.
@@ -139,8 +147,7 @@ template <int W, typename A> inline Vector<A> totals(Vector<A>* sums) {
 }
 
 template <int W, typename V, size_t... I> inline V exchanged(const V& v, std::index_sequence<I...>) {
-  constexpr typename MaskOf<V>::type other{static_cast<int>(I ^ W)...};
-  return __builtin_shuffle(v, other);
+  return shuffled<(I ^ W)...>(v, v);
 }
 
 // Return a vector that has the sum of v's lanes in every lane. Adds in the same order as `totals`.
@@ -176,14 +183,6 @@ inline floats exp(floats x) {
 // AVX-512, one shuffle looks up 2^(n/8), so a polynomial of lower degree suffices.
 inline doubles exp(doubles x, double least = -708.0) {
   constexpr int kRoots = lanes<double> == 8 ? 8 : 1, kDegree = kRoots == 8 ? 8 : 13;
-  constexpr double eighths[] = {1.0,
-                                1.0905077326652576592,
-                                1.1892071150027210667,
-                                1.2968395546510096659,
-                                1.4142135623730950488,
-                                1.5422108254079408236,
-                                1.6817928305074290861,
-                                1.8340080864093424635};
   constexpr double of_powers[] = {  // Taylor coefficients of x^13, …, x^0
       1 / 6227020800.0, 1 / 479001600.0, 1 / 39916800.0, 1 / 3628800.0, 1 / 362880.0, 1 / 40320.0, 1 / 5040.0,
       1 / 720.0,        1 / 120.0,       1 / 24.0,       1 / 6.0,       1 / 2.0,      1.0,         1.0};
@@ -198,10 +197,21 @@ inline doubles exp(doubles x, double least = -708.0) {
   doubles sum = doubles{} + of_powers[13 - kDegree];
 #pragma GCC unroll 16
   for (int i = 14 - kDegree; i < 14; ++i) sum = sum * rest + of_powers[i];
-  doubles roots;
-  for (int i = 0; i < lanes<double>; ++i) roots[i] = kRoots == 1 ? 1.0 : eighths[i];
+#if defined(__AVX512F__)
+  constexpr double eighths[] = {1.0,
+                                1.0905077326652576592,
+                                1.1892071150027210667,
+                                1.2968395546510096659,
+                                1.4142135623730950488,
+                                1.5422108254079408236,
+                                1.6817928305074290861,
+                                1.8340080864093424635};
+  const doubles roots = (doubles)_mm512_maskz_permutexvar_pd(0xFF, (__m512i)root, bits_at<__m512d>(eighths));
+#else
+  const doubles roots = doubles{} + 1;
+#endif
   const longs power = (bits - root) << (52 - std::countr_zero(unsigned{kRoots}));
-  const doubles product = sum * bits_as<doubles>(bits_as<longs>(__builtin_shuffle(roots, root)) + power);
+  const doubles product = sum * bits_as<doubles>(bits_as<longs>(roots) + power);
   return bits_as<doubles>(bits_as<longs>(product) & ~vanishes);
 }
 
@@ -283,10 +293,8 @@ template <typename A, typename T> inline Vector<A> products(const A* x, const T*
 
 template <int W, typename V, size_t... I> inline void swap_blocks(V& a, V& b, std::index_sequence<I...>) {
   constexpr int L = sizeof...(I);
-  using Mask = typename MaskOf<V>::type;
-  constexpr Mask first{static_cast<int>(I & W ? L + I - W : I)...}, second{static_cast<int>(I & W ? L + I : I + W)...};
-  const V upper = __builtin_shuffle(a, b, first);
-  b = __builtin_shuffle(a, b, second), a = upper;
+  const V upper = shuffled<(I & W ? L + I - W : I)...>(a, b);
+  b = shuffled<(I & W ? L + I : I + W)...>(a, b), a = upper;
 }
 
 template <typename A, int W = lanes<A> / 2> inline void transpose_square(Vector<A>* rows) {

@@ -4,6 +4,7 @@ import ctypes
 import hashlib
 import logging
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -55,8 +56,11 @@ def native_library(instructions: str) -> ctypes.CDLL | None:
     return library
 
 
-def build(instructions: str, folder: Path) -> Path:
-    """Return the library's path. Compile it if needed. Raise `OSError` or `SubprocessError` if the compiler fails."""
+def build(instructions: str, folder: Path, target: str | None = None) -> Path:
+    """Return the library's path. Compile it if needed. Raise `OSError` or `SubprocessError` if the compiler fails.
+
+    target: platform for which ziglang compiles, such as aarch64-linux-gnu.2.28. By default c++ compiles for this one.
+    """
     file = folder / file_name(instructions)
     folder.mkdir(parents=True, exist_ok=True)
     made = file.with_suffix(".partial")  # one name, so that an interrupted compilation leaves nothing to collect
@@ -64,7 +68,7 @@ def build(instructions: str, folder: Path) -> Path:
         if not is_intact(file):
             if file.exists():
                 logger.warning("%s is damaged: compiling it again", file)
-            command = [*_command(instructions), str(FOLDER / SOURCE), "-o", str(made)]
+            command = [*_command(instructions, target), str(FOLDER / SOURCE), "-o", str(made)]
             subprocess.run(command, check=True, capture_output=True)  # noqa: S603  a fixed command
             sync(made)
             made.replace(file)
@@ -90,8 +94,12 @@ def fields(kind: type["ctypes._SimpleCData[Any]"], names: str) -> list[tuple[str
     return [(name, kind) for name in names.split()]
 
 
-def _command(instructions: str) -> tuple[str, ...]:
-    return (*COMPILER, *FLAGS[instructions], draw_fields())
+def _command(instructions: str, target: str | None = None) -> tuple[str, ...]:
+    command = (*COMPILER, *FLAGS[instructions], draw_fields())
+    if target is None:
+        return command
+    options = (option.replace("-march=x86-64-", "-mcpu=x86_64_") for option in command[1:])
+    return (sys.executable, "-m", "ziglang", "c++", "-target", target, "-s", *options)
 
 
 def draw_fields() -> str:

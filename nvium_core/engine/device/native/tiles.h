@@ -33,6 +33,7 @@ struct TiledRows {
 #if defined(__AVX512F__) && defined(__linux__)
 
 template <typename A> constexpr bool kMayTile = std::is_same_v<A, float>;
+#define NVIUM_TILES __attribute__((target("amx-tile,amx-bf16")))
 constexpr int64_t kTileNumbers = kTile * kTileDepth;
 
 // Return true if the processor has AMX tiles and the operating system grants them to this process.
@@ -44,7 +45,7 @@ inline bool has_tiles() {
 // Configures the thread's tiles, and releases them when destroyed.
 class TilesInUse {
  public:
-  __attribute__((target("amx-tile"))) TilesInUse() {
+  NVIUM_TILES TilesInUse() {
     struct {
       uint8_t palette = 1, start = 0, reserved[14] = {};
       uint16_t bytes[16] = {};
@@ -54,7 +55,7 @@ class TilesInUse {
     asm volatile("" : : "r"(&config) : "memory");
     _tile_loadconfig(&config);
   }
-  __attribute__((target("amx-tile"))) ~TilesInUse() { _tile_release(); }
+  NVIUM_TILES ~TilesInUse() { _tile_release(); }
 };
 
 // Move the leading 8 significant bits of `left` into a bfloat16. Return it in the upper half of each lane.
@@ -105,7 +106,7 @@ void unpack_tiles(const char* panel, int64_t vectors, int64_t first, int64_t gro
 }
 
 // Multiply two tiles of rows (registers 6 and 7) by two tiles of weights (4 and 5). Registers 0 to 3 hold the sums.
-template <int64_t Parts> inline void add_tiles(const uint16_t* rows, const uint16_t* next_rows, const ints* weights) {
+template <int64_t Parts> NVIUM_TILES inline void add_tiles(const uint16_t* rows, const uint16_t* next_rows, const ints* weights) {
 #pragma GCC unroll 3
   for (int64_t q = 0; q < Parts; ++q) {
     _tile_loadd(4, weights + q * 2 * kTile, 64);
@@ -122,16 +123,16 @@ template <int64_t Parts> inline void add_tiles(const uint16_t* rows, const uint1
   }
 }
 
-inline void zero_sums() { _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3); }
+NVIUM_TILES inline void zero_sums() { _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3); }
 
-inline void store_sums(floats* to) {
+NVIUM_TILES inline void store_sums(floats* to) {
   _tile_stored(0, to, 64); _tile_stored(1, to + 16, 64);
   _tile_stored(2, to + 32, 64); _tile_stored(3, to + 48, 64);
 }
 
 // Multiply rows by all vectors of a panel. Call use(row, vector, products) with the vector's number in the panel.
 template <typename F, typename Use>
-void multiply_tiled(const TiledRows& x, int64_t num_rows, int64_t length, const char* panel, int64_t vectors, Use&& use) {
+NVIUM_TILES void multiply_tiled(const TiledRows& x, int64_t num_rows, int64_t length, const char* panel, int64_t vectors, Use&& use) {
   constexpr int64_t parts = kPartsOf<F>;
   const int64_t groups = length / kTileDepth, row_tile = groups * kTileParts * kTileNumbers;
   static thread_local std::vector<ints> weights;
