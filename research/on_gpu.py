@@ -8,24 +8,23 @@ next to the file. `--tiny` runs the same parts with small models on any machine.
 import argparse
 import json
 import math
+import multiprocessing
 import os
+import runpy
 import signal
-import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.error import URLError
 
-PYTHON = sys.executable
-NVIUM = (PYTHON, "-m", "nvium_core.cli")
-STOP_SECONDS = 20
+NVIUM = "nvium_core.cli"
 CUDA_TESTS, SOME_FAILED, NONE_COLLECTED = "tests/engine/device/graphs/test_cuda.py", 1, 5
 WITHOUT_PLUGINS = ("-c", os.devnull, "--rootdir", ".", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=90")
 PORT = 8765
@@ -33,9 +32,8 @@ STOPPED_AFTER = "stopped_after_seconds"
 MAX_PRINTED_CHARACTERS = 3000
 """If a part fails, only the end of its output is printed. The log has the whole output."""
 
-OF_ALL, OF_TESTS = ("platformdirs", "annotated_types", "typer", "rich"), ("pytest", "hypothesis")
-OF_SERVER = ("fastapi", "httpx", "llguidance", "opentelemetry", "pydantic_settings", "structlog", "uvicorn")
-"""Packages that all parts, the tests and the server need. A machine with PyTorch may lack them."""
+Command = tuple[str, ...]
+"""A module and its arguments."""
 
 
 @dataclass(frozen=True)
@@ -47,18 +45,12 @@ class Part:
     """
 
     name: str
-    command: tuple[str, ...]
+    command: Command
     seconds: int
     writes_json: bool = True
-    served: tuple[str, ...] = ()
-    before: tuple[str, ...] = ()
-    needs: tuple[str, ...] = ()
+    served: Command = ()
+    before: Command = ()
     statuses: tuple[int, ...] = (0,)
-
-    @property
-    def missing(self) -> list[str]:
-        """The required packages that are not installed."""
-        return [package for package in (*OF_ALL, *self.needs) if find_spec(package) is None]
 
 
 def parts(device: str, scratch: Path, *, is_tiny: bool) -> Iterator[Part]:
@@ -68,37 +60,38 @@ def parts(device: str, scratch: Path, *, is_tiny: bool) -> Iterator[Part]:
     where, tiny = ("--device", device, "--dtype", dtype), ("--tiny",) if is_tiny else ()
 
     def points(name: str, seconds: int) -> Part:
-        command = (PYTHON, "-m", "research.gpu_points", name, "--device", device, *tiny)
-        return Part(name, command, seconds)
+        return Part(name, ("research.gpu_points", name, "--device", device, *tiny), seconds)
 
     yield points("machine", 30)
-    tests = ("-v", "-rs", "--tb=short", *WITHOUT_PLUGINS, "-m", "cuda", CUDA_TESTS)
-    command = (PYTHON, "-m", "pytest", *tests)
-    yield Part("tests", command, 270, writes_json=False, needs=OF_TESTS, statuses=(0, SOME_FAILED, NONE_COLLECTED))
+    tests = ("pytest", "-v", "-rs", "--tb=short", *WITHOUT_PLUGINS, "-m", "cuda", CUDA_TESTS)
+    yield Part("tests", tests, 270, writes_json=False, statuses=(0, SOME_FAILED, NONE_COLLECTED))
     yield points("kernels", 90)
     yield points("dense", 120)
     yield points("transformers", 180)
     for count in counts:
         race = ("--sequences", str(count), "--against", "sweep,dense twin", "--seconds", "30" if not is_tiny else "1")
         timed = ("--tokens", tokens, "--repeats", repeats)
-        yield Part(f"exits-{count}", (*NVIUM, "bench", "peers", "--shape", shape, *where, *timed, *race), 70)
+        yield Part(f"exits-{count}", (NVIUM, "bench", "peers", "--shape", shape, *where, *timed, *race), 70)
     yield points("prompts", 60)
     folder = str(scratch / "dense")
     load = ("--concurrency", "1,32,256" if not is_tiny else "1", "--requests", "512" if not is_tiny else "1")
     yield Part(
         "http",
-        (PYTHON, "-m", "loadtest", "--base-url", f"http://127.0.0.1:{PORT}", "--max-tokens", tokens, *load),
+        ("loadtest", "--base-url", f"http://127.0.0.1:{PORT}", "--max-tokens", tokens, *load),
         200,
-        served=(*NVIUM, "serve", folder, "--port", str(PORT), *where, *(("--max-sequences", "2") if is_tiny else ())),
-        before=(PYTHON, "-m", "research.random_folder", folder, *(("--layers", "2") if is_tiny else ())),
-        needs=OF_SERVER,
+        served=(NVIUM, "serve", folder, "--port", str(PORT), *where, *(("--max-sequences", "2") if is_tiny else ())),
+        before=("research.random_folder", folder, *(("--layers", "2") if is_tiny else ())),
     )
-    training = (PYTHON, "-m", "research.training_speed", "--device", device)
+    training = ("research.training_speed", "--device", device)
     training = (*training, *(("--recipe", "tiny", "--steps", "1") if is_tiny else ("--recipe", "paper-24x768")))
     for rows in ("16384", "65536") if not is_tiny else ("1024",):
         yield Part(f"training-eager-{rows}", (*training, "--rows", rows, "--eager"), 60)
     for rows in ("16384", "65536") if not is_tiny else ():
         yield Part(f"training-{rows}", (*training, "--rows", rows), 200)
+
+
+class PartError(Exception):
+    """A part failed or ran out of time."""
 
 
 def run(part: Part, scratch: Path, log: Path, end: float) -> Any:
@@ -115,7 +108,7 @@ def run(part: Part, scratch: Path, log: Path, end: float) -> Any:
             run_command(part.before, log, end)
         with running_server(part.served, log, end) if part.served else nullcontext():
             run_command(command, log, end, part.statuses)
-    except subprocess.SubprocessError as error:
+    except PartError as error:
         print(f"{part.name}: {error}\n{log_since(log, begun)[-MAX_PRINTED_CHARACTERS:]}", flush=True)
         so_far = {STOPPED_AFTER: time.monotonic() - started}
         return so_far | {"points": json.loads(file.read_text("utf-8"))} if file.exists() else None
@@ -128,50 +121,58 @@ def log_since(log: Path, begun: int) -> str:
     return log.read_bytes()[begun:].decode(errors="replace")
 
 
-def run_command(command: tuple[str, ...], log: Path, end: float, statuses: tuple[int, ...] = (0,)) -> None:
-    """Run a command. Raise `SubprocessError` if it fails, or still runs at time `end`.
-
-    At time `end`, kill the command and its children, such as a compiler's workers.
-    """
-    with log.open("ab") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, process_group=0)  # noqa: S603 (our own)
+@contextmanager
+def running(command: Command, log: Path) -> Iterator[BaseProcess]:
+    """Run a command inside the context. At the end, kill it and its children, such as a compiler's workers."""
+    process = multiprocessing.Process(target=run_module, args=(command, log))
+    process.start()
     try:
-        status = process.wait(max(0.0, end - time.monotonic()))
-    except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        raise
-    if status not in statuses:
-        raise subprocess.CalledProcessError(status, command)
+        yield process
+    finally:
+        if process.exitcode is None:
+            process.kill()
+            with suppress(ProcessLookupError):  # it has not formed its group yet
+                os.killpg(process.pid or 0, signal.SIGKILL)
+        process.join()
+
+
+def run_module(command: Command, log: Path) -> None:
+    """Run a module in this new process, as the leader of a group of processes."""
+    os.setpgid(0, 0)
+    with log.open("ab") as output:
+        os.dup2(output.fileno(), sys.stdout.fileno())
+        os.dup2(output.fileno(), sys.stderr.fileno())
+    sys.argv = [*command]
+    runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+
+
+def run_command(command: Command, log: Path, end: float, statuses: tuple[int, ...] = (0,)) -> None:
+    """Run a command. Raise `PartError` if it fails, or still runs at time `end`."""
+    with running(command, log) as process:
+        process.join(max(0.0, end - time.monotonic()))
+        if process.exitcode is None:
+            raise PartError(f"{' '.join(command)}: stopped, because its time is over")
+        if process.exitcode not in statuses:
+            raise PartError(f"{' '.join(command)}: ended with status {process.exitcode}")
 
 
 @contextmanager
-def running_server(command: tuple[str, ...], log: Path, end: float) -> Iterator[None]:
-    """Run a server inside the context. Raise `SubprocessError` if it is not ready at time `end`."""
-    with log.open("ab") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output)  # noqa: S603 (our own)
-    try:
-        wait_until_ready(process, end)
-        yield
-    finally:
-        process.terminate()
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def wait_until_ready(process: subprocess.Popen[bytes], end: float) -> None:
-    while time.monotonic() < end:
-        if process.poll() is not None:
-            raise subprocess.CalledProcessError(process.returncode, process.args)
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/readyz", timeout=5):
-                return
-        except (URLError, OSError):
+def running_server(command: Command, log: Path, end: float) -> Iterator[None]:
+    """Run a server inside the context. Raise `PartError` if it is not ready at time `end`."""
+    with running(command, log) as process:
+        while not is_ready():
+            if process.exitcode is not None or time.monotonic() > end:
+                raise PartError(f"{' '.join(command)}: not ready")
             time.sleep(0.5)
-    raise subprocess.TimeoutExpired(process.args, 0)
+        yield
+
+
+def is_ready() -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/readyz", timeout=5):
+            return True
+    except (URLError, OSError):
+        return False
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -181,10 +182,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--only", nargs="*", help="names of parts to run")
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop after this time")
-    parser.add_argument("--list", action="store_true", help="print the commands and exit")
     parser.add_argument("--tiny", action="store_true")
     args = parser.parse_args(arguments)
     end = time.monotonic() + 60 * args.minutes
+    is_forked = args.device == "cpu"  # CUDA does not work in a forked process
+    multiprocessing.set_start_method("fork" if is_forked else "spawn")
+    if is_forked:
+        runpy.run_module("research.gpu_points")  # imports for all processes what takes seconds
     with TemporaryDirectory() as scratch:
         open_parts = [
             part
@@ -192,18 +196,12 @@ def main(arguments: list[str] | None = None) -> int:
             if STOPPED_AFTER in known(args.file).get(part.name, [STOPPED_AFTER])
             and (not args.only or part.name in args.only)
         ]
-        if args.list:
-            for part in open_parts:
-                print(part.name, f"({part.seconds} s)", *part.command[1:])
-            return 0
-        return min(1, sum(not run_and_record(part, args.file, Path(scratch), end) for part in open_parts))
+        succeed = [run_and_record(part, args.file, Path(scratch), end) for part in open_parts]
+    return int(not all(succeed))
 
 
 def run_and_record(part: Part, file: Path, scratch: Path, end: float) -> bool:
     """Run a part and add its results to the file. Return False if it is skipped or fails."""
-    if part.missing:
-        print(f"{part.name}: skipped, {', '.join(part.missing)} cannot be imported", flush=True)
-        return False
     if time.monotonic() > end:
         print(f"{part.name}: skipped, because the time is over", flush=True)
         return False
