@@ -67,7 +67,7 @@ async def with_random_prompts(
     client: LoadClient, arguments: argparse.Namespace, sweep: Sequence[Workload]
 ) -> list[Workload]:
     """Give every request of the workloads its own random prompt."""
-    known = await client.token_ids(" ".join(str(prompt.content) for prompt in DEFAULT_PROMPTS))
+    known = await client.token_ids(" ".join(DEFAULT_PROMPTS))
     total = len(sweep) * (arguments.warm_up + arguments.requests)
     prompts = random_prompts(known, arguments.prompt_tokens, total, arguments.seed)
     return [replace(load, prompts=prompts) for load in sweep]

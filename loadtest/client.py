@@ -37,7 +37,6 @@ class RequestResult:
     due: float
     sent: float = 0.0
     finished: float = 0.0
-    category: str | None = None
     arrivals: list[Arrival] = field(default_factory=list)
     exits: list[int] = field(default_factory=list)
     num_prompt_tokens: int = 0
@@ -118,7 +117,7 @@ class LoadClient:
         results: list[RequestResult] = []
 
         async def send(request: Request, due: float) -> None:
-            result = RequestResult(due=due, category=request.prompt.category)
+            result = RequestResult(due=due)
             try:
                 await self.send(request, result)
             finally:
@@ -203,7 +202,7 @@ class LoadClient:
     def _body(self, request: Request) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self.model,
-            "prompt": request.prompt.content,
+            "prompt": request.prompt,
             "max_tokens": request.max_tokens,
             "temperature": request.temperature,
             "seed": request.seed,

@@ -2,7 +2,7 @@
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -49,7 +49,6 @@ def parser() -> OneLineParser:
     add = requests.add_argument
     add("--requests", type=int, default=32, metavar="N", help="requests per load (32)")
     add("--warm-up", type=count, default=4, metavar="N", help="warm-up requests before each load (4)")
-    add("--category", type=names, default=(), metavar="A,B…", help="send only these categories of --prompts FILE")
     add("--max-tokens", type=lengths, default="64", metavar="N[:N]", help="tokens per answer, or a range (64)")
     add("--ignore-eos", action="store_true", help="generate up to --max-tokens (an nvium and vLLM extension)")
     add("--temperature", type=float, default=1.0, metavar="T")
@@ -66,7 +65,7 @@ def parser() -> OneLineParser:
         "--prompts",
         type=Path,
         metavar="FILE",
-        help="one prompt per line: text, or .jsonl with `prompt` or `turns` (Spec-Bench)",
+        help="one prompt per line: text, or .jsonl with `prompt` or `turns`",
     )
     add("--prompt-tokens", type=lengths, metavar="N[:N]", help="random prompts of N tokens, or of a range")
 
@@ -79,8 +78,6 @@ def parser() -> OneLineParser:
 
 def check(arguments: argparse.Namespace) -> None:
     """Raise `WorkloadError` for contradictory options."""
-    if arguments.category and not arguments.prompts:
-        raise WorkloadError("--category requires --prompts FILE")
     if arguments.concurrency and max(arguments.concurrency) > arguments.requests:
         raise WorkloadError(f"--concurrency {max(arguments.concurrency)} requires at least as many --requests")
     if arguments.target_itl_ms and arguments.max_tokens.high == 1:
@@ -90,7 +87,7 @@ def check(arguments: argparse.Namespace) -> None:
 def sweep(arguments: argparse.Namespace) -> list[Workload]:
     """Return a workload for each concurrency or rate. Raise `WorkloadError` if an option or the prompts are invalid."""
     base = Workload(
-        prompts=read_prompts(arguments.prompts, arguments.category) if arguments.prompts else DEFAULT_PROMPTS,
+        prompts=read_prompts(arguments.prompts) if arguments.prompts else DEFAULT_PROMPTS,
         num_requests=arguments.requests,
         max_tokens=arguments.max_tokens,
         temperature=arguments.temperature,
@@ -146,10 +143,6 @@ def several(number: Callable[[str], Number]) -> Callable[[str], list[Number]]:
         return found
 
     return read
-
-
-def names(text: str) -> Sequence[str]:
-    return [name.strip() for name in text.split(",")]
 
 
 def count(text: str) -> int:

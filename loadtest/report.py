@@ -31,26 +31,6 @@ class Spread:
         return cls(mean=math.fsum(ordered) / len(ordered), p50=p50, p90=p90, p99=p99, max=ordered[-1])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Latencies:
-    """Latencies of successful requests. `inter_token_latency` summarises tokens, the other two summarise requests."""
-
-    num_requests: int
-    time_to_first_token: Spread | None
-    inter_token_latency: Spread | None
-    latency: Spread | None
-
-    @classmethod
-    def of(cls, succeeded: Sequence[RequestResult]) -> Self:
-        first = [result.time_to_first_token for result in succeeded]
-        return cls(
-            num_requests=len(succeeded),
-            time_to_first_token=Spread.of(seconds for seconds in first if seconds is not None),
-            inter_token_latency=Spread.of(gap for result in succeeded for gap in result.inter_token_latencies),
-            latency=Spread.of(result.latency for result in succeeded),
-        )
-
-
 LATENCIES = ("time_to_first_token", "inter_token_latency", "latency")
 
 
@@ -74,6 +54,7 @@ class Targets:
 class Report:
     """The results of one workload. Latencies are of successful requests, token counts are of all requests.
 
+    inter_token_latency: summarises tokens; the other latencies summarise requests.
     num_good: number of requests that met the targets, or None if there are no targets.
     lateness: time from when a request was due until it was sent.
     """
@@ -81,8 +62,10 @@ class Report:
     duration: float
     num_prompt_tokens: int
     num_tokens: int
-    latencies: Latencies
-    categories: dict[str, Latencies]
+    num_succeeded: int
+    time_to_first_token: Spread | None
+    inter_token_latency: Spread | None
+    latency: Spread | None
     num_good: int | None
     lateness: Spread | None
     exits: dict[int, int]
@@ -92,22 +75,21 @@ class Report:
     @classmethod
     def of(cls, results: Sequence[RequestResult], targets: Targets = Targets()) -> Self:
         succeeded = [result for result in results if result.error is None]
+        first = [result.time_to_first_token for result in succeeded]
         return cls(
             duration=max((result.finished for result in results), default=0.0),
             num_prompt_tokens=sum(result.num_prompt_tokens for result in results),
             num_tokens=sum(result.num_tokens for result in results),
-            latencies=Latencies.of(succeeded),
-            categories={name: Latencies.of(group) for name, group in _by_category(succeeded).items()},
+            num_succeeded=len(succeeded),
+            time_to_first_token=Spread.of(seconds for seconds in first if seconds is not None),
+            inter_token_latency=Spread.of(gap for result in succeeded for gap in result.inter_token_latencies),
+            latency=Spread.of(result.latency for result in succeeded),
             num_good=None if targets == Targets() else sum(map(targets.are_met_by, results)),
             lateness=Spread.of(result.sent - result.due for result in results),
             exits=_counts(exit_ for result in results for exit_ in result.exits),
             errors=_counts(result.error for result in results if result.error is not None),
             messages={result.error: result.message for result in reversed(results) if result.error is not None},
         )
-
-    @property
-    def num_succeeded(self) -> int:
-        return self.latencies.num_requests
 
     @property
     def num_failed(self) -> int:
@@ -128,19 +110,11 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values. Times are in seconds. The keys of `exits` count exits from 1."""
-        derived = ("num_succeeded", "num_failed", "tokens_per_second", "requests_per_second", "goodput")
+        derived = ("num_failed", "tokens_per_second", "requests_per_second", "goodput")
         return asdict(self) | {name: getattr(self, name) for name in derived}
 
     def _per_second(self, count: int) -> float:
         return count / self.duration if self.duration else 0.0
-
-
-def _by_category(results: Iterable[RequestResult]) -> dict[str, list[RequestResult]]:
-    groups: dict[str, list[RequestResult]] = {}
-    for result in results:
-        if result.category is not None:
-            groups.setdefault(result.category, []).append(result)
-    return dict(sorted(groups.items()))
 
 
 def _counts(values: Iterable[K]) -> dict[K, int]:

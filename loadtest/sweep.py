@@ -18,7 +18,6 @@ REQUEST_FIELDS = (
     "time_to_first_token",
     "mean_inter_token_latency",
     "latency",
-    "category",
     "num_prompt_tokens",
     "num_tokens",
     "exits",

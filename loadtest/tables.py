@@ -6,7 +6,7 @@ from dataclasses import asdict, fields
 from rich.table import Column, Table
 from rich.text import Text
 
-from loadtest.report import LATENCIES, Latencies, Report, Spread
+from loadtest.report import LATENCIES, Report, Spread
 from loadtest.sweep import Point
 
 
@@ -14,14 +14,14 @@ def tables(points: Sequence[Point]) -> list[Table]:
     if len(points) > 1:
         return [rates(points), percentiles(points), errors(points)]
     [point] = points
-    return [latencies(point.report.latencies), totals(point.report), categories(point.report), errors(points)]
+    return [latencies(point.report), totals(point.report), errors(points)]
 
 
-def latencies(found: Latencies) -> Table:
+def latencies(report: Report) -> Table:
     table = numbers("milliseconds", *(field.name for field in fields(Spread)))
     for name in LATENCIES:
-        spread = getattr(found, name)
-        table.add_row(words(name), *(map(milliseconds, asdict(spread).values()) if spread else ()))
+        spread = getattr(report, name)
+        table.add_row(name.replace("_", " "), *(map(milliseconds, asdict(spread).values()) if spread else ()))
     return table
 
 
@@ -37,15 +37,6 @@ def totals(report: Report) -> Table:
     num_exits = sum(report.exits.values())
     for exit_, count in report.exits.items():
         table.add_row(f"exit {exit_}", f"{count}, {100 * count / num_exits:.1f}%")
-    return table
-
-
-def categories(report: Report) -> Table:
-    table = numbers("median, milliseconds", "requests", *map(words, LATENCIES))
-    for name, found in report.categories.items():
-        spreads = [getattr(found, each) for each in LATENCIES]
-        medians = [milliseconds(spread.p50 if spread else None) for spread in spreads]
-        table.add_row(name, str(found.num_requests), *medians)
     return table
 
 
@@ -72,7 +63,7 @@ def rates(points: Sequence[Point]) -> Table:
 def percentiles(points: Sequence[Point]) -> Table:
     table = numbers("milliseconds", *(f"{name}\np50 / p99" for name in ("first token", "next token", "request")))
     for point in points:
-        spreads = [getattr(point.report.latencies, name) for name in LATENCIES]
+        spreads = [getattr(point.report, name) for name in LATENCIES]
         cells = [f"{milliseconds(each.p50)} / {milliseconds(each.p99)}" if each else "" for each in spreads]
         table.add_row(point.workload.name, *cells)
     return table
@@ -83,11 +74,5 @@ def numbers(title: str, *names: str) -> Table:
     return Table(title, *(Column(name, justify="right") for name in names))
 
 
-def words(name: str) -> str:
-    return name.replace("_", " ")
-
-
-def milliseconds(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
+def milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:.{1 if seconds >= 0.01 else 2}f}"

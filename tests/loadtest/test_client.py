@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from loadtest.client import INTERRUPTED, Arrival, LoadClient, RequestResult
-from loadtest.prompts import Lengths, Prompt
+from loadtest.prompts import Lengths
 from loadtest.workload import Workload
 from tests.loadtest.fake_server import DONE, STORY, FakeServer, chunk, client_of, until, usage
 
@@ -27,7 +27,7 @@ async def test_tokens_and_exits_of_a_stream_are_counted():
 
 async def test_the_request_body_follows_the_workload():
     server, asked = FakeServer(events=STORY), {"max_tokens": Lengths(7, 7), "temperature": 0.5, "seed": 3}
-    await results_of(server, Workload(prompts=(Prompt("hello"),), num_requests=1, **asked))
+    await results_of(server, Workload(prompts=("hello",), num_requests=1, **asked))
     body = {"model": "tiny", "prompt": "hello", "max_tokens": 7, "temperature": 0.5, "seed": 3}
     assert server.bodies == [body | {"stream": True, "stream_options": {"include_usage": True}}]
 

@@ -27,7 +27,6 @@ async def run_against(server: FakeServer, *arguments: str) -> int:
         (["--rate", "1", "--concurrency", "2"], "--rate"),
         (["--concurrency", "64"], "--concurrency"),
         (["--prompts", "no such file"], "no such file"),
-        (["--category", "qa"], "--category"),
         (["--target-itl-ms", "9", "--max-tokens", "1"], "--target-itl-ms"),
         (["--json", "no such folder/report.json"], "no such folder"),
         (["--unknown"], "--unknown"),

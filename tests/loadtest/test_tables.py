@@ -21,9 +21,9 @@ def shown(*points: Point) -> str:
     return screen.getvalue()
 
 
-def test_tables_show_latencies_goodput_exits_categories_and_errors_and_a_row_per_load():
-    text = shown(point(good(0.0, category="qa"), FAILED))
-    for part in ("time to first token", "100.0", "66.7%", "within targets", "qa", "error in stream", "lost"):
+def test_tables_show_latencies_goodput_exits_and_errors_and_a_row_per_load():
+    text = shown(point(good(0.0), FAILED))
+    for part in ("time to first token", "100.0", "66.7%", "within targets", "error in stream", "lost"):
         assert part in text
     text = shown(point(good(0.0), rate=2.5), point(good(0.0), FAILED, rate=5.0))
     assert text.count("rate 2.5/s") == 2
