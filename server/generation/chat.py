@@ -37,10 +37,5 @@ def call_text(service: Service, chat: ChatRequest, *, has_begun: bool) -> CallTe
     if not chat.callable_tools():
         return CallText(chat.continued)
     shown = template.call_format.tokens if template.call_format else ()
-    may_loop = not chat.may_answer_in_text  # some models repeat a required call endlessly
-    return CallText(
-        chat.continued,
-        has_begun=has_begun,
-        shown={template.call_tokens[text]: text for text in shown if text in template.call_tokens},
-        ends_at_repeated=template.call_format if may_loop else None,
-    )
+    tokens = {template.call_tokens[text]: text for text in shown if text in template.call_tokens}
+    return CallText(chat.continued, has_begun, tokens)

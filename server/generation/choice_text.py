@@ -8,8 +8,6 @@ from tokenizers import Tokenizer
 from nvium_core import FinishReason, TokenEvent
 from nvium_core.text.answer import AnswerText
 from nvium_core.text.detokenizer import REPLACEMENT, Detokenizer, StopStrings
-from nvium_core.text.repeated_calls import RepeatedCalls
-from nvium_core.text.tool_calls import CallFormat
 from server.generation.delta import Delta
 
 
@@ -35,8 +33,6 @@ class CallText:
     """Whether the grammar accepted `continued` as the start of a call."""
     shown: Mapping[int, str] = field(default_factory=dict)
     """Text of the special tokens that are never skipped, by token id."""
-    ends_at_repeated: CallFormat | None = None
-    """If given, the answer ends before a call in this format that repeats an earlier call."""
 
 
 NO_CALLS = CallText()
@@ -63,9 +59,6 @@ class ChoiceText:
         self.calls = calls
         self._end_token_ids = end_token_ids
         self._tokenizer = tokenizer
-        repeated = RepeatedCalls(calls.ends_at_repeated) if calls.ends_at_repeated else None
-        if repeated and calls.has_begun:
-            repeated.push(calls.continued)
         echoes_tokens = echo and prompt.text is None
         is_context = not (echoes_tokens or (prompt.text or "").endswith(REPLACEMENT))
         context = prompt.token_ids if is_context else []
@@ -73,7 +66,7 @@ class ChoiceText:
         self._echo = (prompt.text or "") if echo else ""
         if echoes_tokens:
             self._echo = "".join(map(detokenizer.push, prompt.token_ids))
-        self._answer = AnswerText(detokenizer, StopStrings(stops, include_stop), repeated)
+        self._answer = AnswerText(detokenizer, StopStrings(stops, include_stop))
         self._answer.num_characters = len(self._echo)
 
     def prompt_offsets(self) -> list[int]:

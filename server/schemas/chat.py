@@ -42,8 +42,9 @@ class ChatRequest(TemplateOptions, GenerationRequest):
     tool_choice: ToolChoice | None = None
     """`none`: no calls. `auto` (the default with tools): text or calls. `required`: calls. A function: one call.
     `allowed_tools`: `auto` or `required` with some of the tools. An output format applies to text only."""
-    parallel_tool_calls: bool = True
-    """Allow several calls in one answer."""
+    parallel_tool_calls: bool | None = None
+    """Allow several calls in one answer. By default, `auto` allows several and `required` one: small models repeat
+    required calls without end."""
 
     safety_identifier: Text | None = None
     """Logged with the request instead of `user`."""
@@ -89,6 +90,12 @@ class ChatRequest(TemplateOptions, GenerationRequest):
         )
 
     @property
+    def may_call_again(self) -> bool:
+        if isinstance(self.tool_choice, NamedTool):
+            return False
+        return self.may_answer_in_text if self.parallel_tool_calls is None else self.parallel_tool_calls
+
+    @property
     def continued(self) -> str:
         """Return the start of the answer that is already in the last message."""
         return self.messages[-1].text if self.continues(self.messages) else ""
@@ -115,7 +122,7 @@ class ChatRequest(TemplateOptions, GenerationRequest):
             calls,
             special or {},
             is_optional=self.may_answer_in_text,
-            is_parallel=self.parallel_tool_calls and not isinstance(self.tool_choice, NamedTool),
+            is_parallel=self.may_call_again,
             otherwise=text.grammar if text and isinstance(text.grammar, JsonSchema) else None,
         )
         return OutputFormat("tools", grammar, is_text=self.may_answer_in_text and text is None)

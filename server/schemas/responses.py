@@ -158,7 +158,7 @@ class ResponseRequest(AnswerRequest):
             '{"type": "allowed_tools", "mode": …, "tools": …}'
         ),
     ] = "auto"
-    parallel_tool_calls: bool = True
+    parallel_tool_calls: bool | None = None
     text: TextOptions = TextOptions()
     metadata: Metadata = {}
     safety_identifier: Text | None = None

@@ -181,7 +181,7 @@ def new_response(asked: ResponseRequest, response_id: str, model: str) -> Respon
         "max_output_tokens": asked.max_output_tokens,
         "model": model,
         "output": [],
-        "parallel_tool_calls": asked.parallel_tool_calls,
+        "parallel_tool_calls": asked.parallel_tool_calls is not False,
         "previous_response_id": asked.previous_response_id,
         "store": asked.store,
         "temperature": asked.temperature,

@@ -342,33 +342,14 @@ def test_reasoning_that_starts_in_the_prompt_is_continued() -> None:
     assert (choice["message"]["reasoning_content"], choice["message"]["content"]) == ("der.", "Yes.")
 
 
-OTHER = CALL.replace("now", "later")
-
-
 @pytest.mark.parametrize(
-    ("answer", "num_calls"),
-    [
-        (f"{CALL}\n{CALL}\n{STOP}", 1),
-        (f"{CALL}\n{OTHER}\n{STOP}\n{OTHER}\n{CALL}", 3),
-        (f"{STOP}\n{CALL}", 2),
-    ],
+    ("tool_choice", "is_parallel", "num_calls"),
+    [("auto", None, 2), ("auto", False, 1), ("required", None, 1), ("required", True, 2), (NAMED, True, 1)],
 )
-def test_required_calls_end_before_a_repeated_call(server: LiveServer, answer: str, num_calls: int) -> None:
-    asked: Json = {"tools": TOOLS, "tool_choice": "required"}
-    with answering(server.app, answer, answer):
-        whole = server.chat(**asked).json()["choices"][0]
-        chunks = streamed(server, **asked)
-    made = answer.split("\n")[:num_calls]
-    assert whole["finish_reason"] == chunks[-1]["finish_reason"] == "tool_calls"
-    assert calls_of(whole) == [(json.loads(call)["name"], json.loads(call)["arguments"]) for call in made]
-    calls = [call["function"] for call in whole["message"]["tool_calls"]]
-    assert joined(streamed_calls(chunks), "arguments") == joined(calls, "arguments")
-
-
-@pytest.mark.parametrize(("is_parallel", "num_calls"), [(True, 2), (False, 1)])
-def test_optional_calls_may_repeat_unless_parallel_calls_are_off(
-    server: LiveServer, is_parallel: bool, num_calls: int
+def test_several_calls_are_made_if_optional_or_asked_for(
+    server: LiveServer, tool_choice: Any, is_parallel: bool | None, num_calls: int
 ) -> None:
-    with answering(server.app, f"{STOP}\n{STOP}"):
-        choice = server.chat(tools=TOOLS, parallel_tool_calls=is_parallel).json()["choices"][0]
-    assert len(calls_of(choice)) == num_calls
+    asked: Json = {"tools": TOOLS, "tool_choice": tool_choice, "parallel_tool_calls": is_parallel}
+    with answering(server.app, f"{CALL}\n{CALL}"):
+        choice = server.chat(**asked).json()["choices"][0]
+    assert calls_of(choice) == [("get_weather", json.loads(WEATHER))] * num_calls

@@ -3,7 +3,6 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvium_core.text.repeated_calls import RepeatedCalls
 from nvium_core.text.tool_calls import (
     HERMES,
     LLAMA,
@@ -106,16 +105,3 @@ def test_the_format_follows_the_template():
     }
     assert {template: call_format(template) for template in formats} == formats
     assert call_format(None) == PLAIN
-
-
-@given(formats, names, objects, names, objects, cuts)
-def test_a_repeated_call_is_dropped(form, name, arguments, other, more, cuts):
-    calls = [call(form, *made).removeprefix(form.before) for made in ((name, json.dumps(arguments)), (other, "[]"))]
-    calls.append(call(form, name, json.dumps(more)).removeprefix(form.before))
-    text = form.before + form.between.join([*calls, calls[0]])
-    repeated = RepeatedCalls(form)
-    passed = "".join(map(repeated.push, chunks(text, cuts)))
-    whole = form.before + form.between.join(calls[:2] if more == arguments else calls)
-    assert repeated.has_ended
-    assert passed == whole.removesuffix(form.end)
-    assert repeated.flush() == ""
