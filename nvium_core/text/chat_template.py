@@ -28,8 +28,11 @@ Json = dict[str, Any]
 
 LAST_TOKENS = 16  # number of tokens at the end of a prompt in which `<think>` is searched
 
+PLAIN_BREAK = "\n\n"
+"""For a model without a template: what separates the turns of `CHAT_TEMPLATE`, instead of end-of-text."""
+
 PLAIN_STOPS = ("\nUser:", "\n\nUser:", "\nUser (", "\n\nUser (")
-"""Stop strings for the plain template. They begin the next user turn."""
+"""Stop strings for a model without a template. They begin the next user turn."""
 
 CHAT_TEMPLATE = """\
 {%- if tools %}
@@ -165,22 +168,22 @@ class ChatTemplate:
         return [self._cut(item, mark) for item in value] if isinstance(value, list | tuple) else value
 
     def _render(self, conversation: Conversation) -> str:
-        if self._is_plain:
-            return plain(conversation)
         tools: list[Any] | None = list(conversation.tools) or None
-        template = self._tokenizer.get_chat_template(None, tools)
+        template = CHAT_TEMPLATE if self._is_plain else self._tokenizer.get_chat_template(None, tools)
+        tokens = {"bos_token": PLAIN_BREAK} if self._is_plain else self._tokenizer.special_tokens_map
         is_ours = template == CHAT_TEMPLATE and not conversation.variables
         try:
-            return (rendered if is_ours else RENDERER.render)(
+            text = (rendered if is_ours else RENDERER.render)(
                 template=template,
                 messages=list(conversation.messages),
                 tools=tools,
                 add_generation_prompt=conversation.adds_prompt,
                 continue_final_message=conversation.continues,
-                **self._tokenizer.special_tokens_map | dict(conversation.variables),
+                **tokens | dict(conversation.variables),
             )
         except RenderingError as error:
             raise ConversationError(f"the model's chat template {error}") from error
+        return text.removeprefix(PLAIN_BREAK) if self._is_plain else text
 
 
 def check_readable(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -211,31 +214,9 @@ def tools_as_text(conversation: Conversation) -> Conversation:
     ]
     if conversation.tools:
         system = messages.pop(0) if messages and messages[0]["role"] == "system" else {"role": "system", "content": ""}
-        texts = functions(conversation.tools), system["content"]
-        messages.insert(0, system | {"content": "\n\n".join(text for text in texts if text)})
+        functions = "\n".join(["Functions:", *(json_text(tool["function"]) for tool in conversation.tools)])
+        messages.insert(0, system | {"content": f"{functions}\n\n{system['content'] or ''}".rstrip()})
     return replace(conversation, messages=messages, tools=())
-
-
-def functions(tools: Sequence[Json]) -> str:
-    return "\n".join(["Functions:", *(json_text(tool["function"]) for tool in tools)])
-
-
-def plain(conversation: Conversation) -> str:
-    """Render the plain template, which reads like a script.
-
-    The functions come first, one per line, then the system message. Each other turn has a line with the role, the text,
-    the tool calls in the format that the model writes, and an empty line. A name follows the role in parentheses.
-    """
-    turns = [functions(conversation.tools)] if conversation.tools else []
-    turns += [plain_turn(message) for message in conversation.messages]
-    text = "".join(f"{turn}\n\n" for turn in turns)
-    return text.removesuffix("\n\n") if conversation.continues else text + "Assistant:\n" * conversation.adds_prompt
-
-
-def plain_turn(message: Json) -> str:
-    name = f" ({message['name']})" if "name" in message else ""
-    heading = "" if message["role"] == "system" and not name else f"{message['role'].capitalize()}{name}:"
-    return "\n".join(line for line in (heading, full_text(message)) if line)
 
 
 def full_text(message: Json) -> str:

@@ -99,7 +99,7 @@ def test_the_plain_template_renders_every_role():
     messages = [MESSAGE.validate_python(message).for_template() for message in conversation]
     assert text_of(template().token_ids(messages, [{"type": "function", "function": {"name": "look"}}])) == (
         'Functions:\n{"name": "look"}\n\n'
-        "Be kind.\n\n"
+        "System:\nBe kind.\n\n"
         "User (Alice):\nHello\n\n"
         'Assistant:\n{"name": "look", "arguments": {"at": "é"}}\n\n'
         "Tool:\na\nb\n\n"
