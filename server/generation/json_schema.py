@@ -4,7 +4,7 @@
   open, and a model would invent properties up to its length limit. Schemas merged by `$ref` and `allOf` are closed
   as one object.
 - A `format` that llguidance cannot check is not enforced.
-- `uniqueItems` is enforced only if the items have few possible values. The result then lists all arrays.
+- `uniqueItems` is not enforced.
 - If a property has a different constant in each alternative of `oneOf`, that property is required.
 - If a closed schema has alternatives, each alternative forbids the properties that only other alternatives declare.
 
@@ -14,7 +14,6 @@ Independent of tokens, engines and HTTP.
 import json
 import re
 from collections.abc import Iterator, Mapping
-from itertools import permutations
 from typing import Any
 
 Schema = Mapping[str, Any]
@@ -32,14 +31,10 @@ OPEN_REFERENCE = re.compile(rf'"\$ref": "([^"]*{OPEN_SUFFIX})"')
 
 MAX_VISITS = 500_000
 
-MAX_DISTINCT = 5
-"""`uniqueItems` is enforced for at most this many possible items. Five items give 326 arrays."""
-
 LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 NAMED = ("properties", "patternProperties", "dependentSchemas")
 SINGLE = ("items", "additionalItems", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames")
 DEFINITIONS = ("$defs", "definitions")
-OF_DISTINCT = ("type", "items", "uniqueItems", "minItems", "maxItems")
 CLOSING = ("additionalProperties", "unevaluatedProperties")
 ANNOTATIONS = (
     "title",
@@ -77,24 +72,6 @@ class Preparation:
                 ready[key] = closed | needed(opened, [ready, closed])
         return ready
 
-    def may_repeat(self, node: Schema) -> bool:
-        """Return whether `uniqueItems` is set but cannot be enforced."""
-        return node.get("uniqueItems") is True and node.get("maxItems") not in (0, 1) and self._distinct(node) is None
-
-    def _distinct(self, node: Schema) -> list[list[Any]] | None:
-        """List the arrays that a `uniqueItems` schema allows. Return None for other schemas, or for too long a list."""
-        if node.get("uniqueItems") is not True or set(node) - {*OF_DISTINCT, *ANNOTATIONS, *DEFINITIONS}:
-            return None
-        values = constants(self._resolved(node.get("items")))
-        if node.get("type") != "array" or values is None or len(values) > MAX_DISTINCT:
-            return None
-        items = [json.loads(value) for value in sorted(values)]
-        least, most = node.get("minItems", 0), node.get("maxItems", len(items))
-        if not (isinstance(least, int) and isinstance(most, int)):
-            return None
-        lengths = range(least, min(len(items), most) + 1)
-        return [list(chosen) for length in lengths for chosen in permutations(items, length)]
-
     def _prepare(self, node: Any, *, is_merged: bool = False) -> Any:
         """Rewrite a schema. If it is merged into another schema, leave it open: the other schema is closed.
 
@@ -104,8 +81,6 @@ class Preparation:
             return node
         if only := only_member(node):
             return self._prepare(only, is_merged=is_merged)
-        if (distinct := self._distinct(node)) is not None:
-            return {"enum": distinct}
         merges = is_merged or "allOf" in node or ("$ref" in node and "properties" in node)
         ready = {key: self._part(node, key, value, merges) for key, value in node.items() if is_kept(key, value)}
         if "anyOf" not in ready and (tag := self._tag(listed(node, "oneOf"))):
