@@ -16,7 +16,8 @@ from nvium_core.bench.harness import PROMPT
 from nvium_core.engine.events import StepReport
 from nvium_core.engine.params import EngineConfig
 from nvium_core.engine.schedule.step import Emission, Outcome, Step, StepResult
-from server.app import create_app, uvicorn_config
+from server.app import create_app
+from server.http.config import uvicorn_config
 from server.http.drain import DrainingServer
 from server.http.listener import listen
 from server.settings import Settings

@@ -1,6 +1,5 @@
 """The ASGI app for one model, and `run`, which serves it until SIGTERM or SIGINT."""
 
-import ssl
 import sys
 import threading
 import time
@@ -9,7 +8,6 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import structlog
-import uvicorn
 from fastapi import FastAPI
 from opentelemetry.trace import TracerProvider
 from prometheus_client import disable_created_metrics
@@ -19,8 +17,7 @@ from nvium_core import LoadedModel, load_model
 from server.errors import install_error_handlers
 from server.generation.service import Service
 from server.http.bodies import Bodies
-from server.http.config import bounded_config
-from server.http.connection_limit import connection_limit
+from server.http.config import uvicorn_config
 from server.http.cors import Cors
 from server.http.drain import DrainingServer
 from server.http.keys import KeyGate, KeyRing, read_keys
@@ -40,20 +37,15 @@ from server.telemetry.tracing import Tracing, tracer_provider
 
 log = structlog.get_logger("nvium.server")
 
+ROUTES = [route for router in openapi.ROUTERS for route in router.routes]
 ENDPOINTS = {
-    "/v1/completions": "completions",
-    "/v1/chat/completions": "chat_completions",
-    "/v1/responses": "responses",
-    "/tokenize": "tokenize",
-    "/v1/tokenize": "tokenize",
-    "/detokenize": "detokenize",
-    "/v1/detokenize": "detokenize",
+    route.path: route.path.removeprefix("/v1").strip("/").replace("/", "_")
+    for route in ROUTES
+    if "POST" in route.methods
 }
 """Maps paths of POST requests to the endpoint's name in metrics and logs. All other requests are `OTHER`."""
 
-METHODS = sorted(
-    {"HEAD", *(method for router in openapi.ROUTERS for route in router.routes for method in route.methods)}
-)
+METHODS = sorted({"HEAD", *(method for route in ROUTES for method in route.methods)})
 """Methods that CORS allows."""
 
 STOP_SECONDS = 5
@@ -197,13 +189,3 @@ def load(settings: Settings, metrics: Metrics | None = None) -> Service:
     )
     service.log_capacity()
     return service
-
-
-def uvicorn_config(
-    app: FastAPI, settings: Settings, tls: ssl.SSLContext | None, *, descriptors_per_connection: int = 1, **more: Any
-) -> uvicorn.Config:
-    """Configure uvicorn. Raise `SettingsError` if the limit of open files leaves no room for connections."""
-    limit = connection_limit(settings.max_connections, descriptors_per_connection)
-    if limit.num_connections < settings.max_connections:
-        log.warning("connections reduced to fit the limit of open files", allowed=limit.num_connections)
-    return bounded_config(app, settings, tls, limit, app.state.service.metrics, **more)

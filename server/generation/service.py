@@ -19,6 +19,7 @@ from server.generation.choice_text import Prompt
 from server.generation.constraints import AllowedTokens, Constraints, RequestConstraint
 from server.generation.thread_pool import DaemonThreadPool
 from server.http.admission import Admission, draining
+from server.http.drain import Drainable
 from server.schemas.formats import OutputFormat
 from server.schemas.generation import GenerationRequest, RequestLimits
 from server.schemas.models import Model
@@ -49,7 +50,7 @@ NEUTRAL = {"temperature": 1.0, "top_p": 1.0}
 FINGERPRINT_SAMPLES = 64
 
 
-class Service:
+class Service(Drainable):
     """The model behind all endpoints. Raises `InvalidRequest` for settings that do not fit the model."""
 
     def __init__(self, loaded: LoadedModel, settings: Settings, metrics: Metrics | None = None) -> None:
@@ -141,10 +142,7 @@ class Service:
         return self._ticked is not None and time.monotonic() - self._ticked > PAUSE_SECONDS
 
     def tick(self) -> None:
-        """Detect that the process was suspended, and limit the helpers' memory once a second.
-
-        The event loop calls this ten times a second.
-        """
+        """Detect that the process was suspended, and limit the helpers' memory once a second."""
         if self._has_paused:
             for watched in (self.worker, *self._pools):
                 watched.restart_clock()
@@ -162,7 +160,6 @@ class Service:
         return self.worker.has_failed
 
     def give_up(self) -> None:
-        """Stop the engine at once. Running requests fail."""
         self.worker.stop(timeout=0)
 
     def check_accepting(self) -> None:

@@ -4,32 +4,39 @@ import ssl
 from functools import partial
 from typing import Any
 
+import structlog
 import uvicorn
-from starlette.types import ASGIApp
+from fastapi import FastAPI
 
 from server.http.connection import Connection
-from server.http.connection_limit import ConnectionLimit
+from server.http.connection_limit import connection_limit
 from server.http.handshakes import Handshakes
 from server.http.listener import BACKLOG, Listener
 from server.http.unread import UnreadBytes
 from server.settings import Settings
-from server.telemetry.metrics import Metrics
+
+log = structlog.get_logger("nvium.server")
 
 UNREAD_RATIO = 8
 """The limit on unread bytes of responses, as a multiple of `--max-present-bytes`."""
 
 
-def bounded_config(
-    app: ASGIApp,
+def uvicorn_config(
+    app: FastAPI,
     settings: Settings,
     tls: ssl.SSLContext | None,
-    limit: ConnectionLimit,
-    metrics: Metrics,
     *,
     listener: Listener | None = None,
+    descriptors_per_connection: int = 1,
     **more: Any,
 ) -> uvicorn.Config:
-    """Configure uvicorn with a limit on connections. With TLS, also limit the listener's unfinished handshakes."""
+    """Configure uvicorn with a limit on connections. With TLS, also limit the listener's unfinished handshakes.
+
+    Raise `SettingsError` if the limit of open files leaves no room for connections.
+    """
+    limit = connection_limit(settings.max_connections, descriptors_per_connection)
+    if limit.num_connections < settings.max_connections:
+        log.warning("connections reduced to fit the limit of open files", allowed=limit.num_connections)
     if listener:
         more["port"] = listener.getsockname()[1]
         if tls:
@@ -39,7 +46,7 @@ def bounded_config(
         arrival_seconds=settings.arrival_seconds,
         slow_client_seconds=settings.slow_client_seconds,
         limit=limit,
-        metrics=metrics,
+        metrics=app.state.service.metrics,
         handshakes=listener.handshakes if listener else None,
         unread=UnreadBytes(UNREAD_RATIO * settings.max_present_bytes),
     )

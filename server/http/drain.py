@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 import uvicorn
@@ -39,19 +39,18 @@ def url_of(settings: Settings, port: int) -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{settings.root_path}"
 
 
-class Drainable(Protocol):
-    """What an app drains at shutdown: a server's service, or the gateway in front of replicas.
-
-    The event loop calls `tick` ten times a second.
-    """
+class Drainable:
+    """What an app drains at shutdown: a server's service, or the gateway in front of replicas."""
 
     settings: Settings
     admission: Admission
 
     @property
-    def has_failed(self) -> bool: ...
+    def has_failed(self) -> bool:
+        return False
 
-    def tick(self) -> None: ...
+    def tick(self) -> None:
+        """Do what is due. The event loop calls this ten times a second."""
 
     def give_up(self) -> None:
         """Fail all open requests."""

@@ -5,6 +5,7 @@ from starlette.types import Scope
 
 from server.errors import ApiError
 from server.http.admission import Admission
+from server.http.drain import Drainable
 from server.http.middleware import Check
 from server.settings import Settings
 from server.telemetry.metrics import Metrics
@@ -12,23 +13,16 @@ from server.telemetry.metrics import Metrics
 RETRY_SECONDS = 2
 
 
-class Loading:
+class Loading(Drainable):
     """Stands in for an app's service until the model is loaded. Requests reach no route except `/livez`."""
 
     name = ""
     is_live = True
-    has_failed = False
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.metrics = Metrics(settings.latency_buckets)
         self.admission = Admission(0)
-
-    def tick(self) -> None:
-        """Do nothing."""
-
-    def give_up(self) -> None:
-        """Do nothing: no request is open."""
 
 
 class UntilLoaded(Check):

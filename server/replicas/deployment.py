@@ -27,7 +27,8 @@ from ray.serve.schema import LoggingConfig
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp
 
-from server.app import STOP_SECONDS, assemble, load, uvicorn_config
+from server.app import STOP_SECONDS, assemble, load
+from server.http.config import uvicorn_config
 from server.http.drain import DrainingServer
 from server.http.keys import KeyRing, read_keys
 from server.http.listener import listen
@@ -250,8 +251,14 @@ def run(settings: Settings) -> None:
             gateway = Gateway(RayPool(started(settings)), settings)
             log.info("access", api_keys=len(keys), requests_per_minute=settings.requests_per_minute)
             app = gateway_app(gateway, keys)
-            more = {"listener": listener, "timeout_graceful_shutdown": STOP_SECONDS}
-            config = uvicorn_config(app, settings, tls, descriptors_per_connection=DESCRIPTORS_PER_CLIENT, **more)
+            config = uvicorn_config(
+                app,
+                settings,
+                tls,
+                listener=listener,
+                descriptors_per_connection=DESCRIPTORS_PER_CLIENT,
+                timeout_graceful_shutdown=STOP_SECONDS,
+            )
             DrainingServer(config, gateway, reloader).run(sockets=[listener])
         finally:
             serve.shutdown()

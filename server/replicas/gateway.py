@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from server.app import bare_app, keys_gate, middleware
 from server.errors import ApiError
+from server.http.drain import Drainable
 from server.http.keys import KeyRing
 from server.replicas.pages import MergedPages
 from server.replicas.relay import Relay
@@ -29,7 +30,7 @@ ANSWER_SECONDS = 2
 router = APIRouter()
 
 
-class Gateway:
+class Gateway(Drainable):
     """Forwards requests to replicas. For a probe or scrape, asks all replicas."""
 
     def __init__(self, pool: Pool, settings: Settings) -> None:
@@ -41,11 +42,6 @@ class Gateway:
         relayed.set_function(lambda: self.admission.num_present)
         self._pool = pool
         self._known: list[Address] = []
-
-    has_failed = False
-
-    def tick(self) -> None:
-        """Do nothing."""
 
     def give_up(self) -> None:
         self.relay.give_up()

@@ -10,7 +10,8 @@ from typing import Any
 import httpx
 from starlette.middleware import Middleware
 
-from server.app import STOP_SECONDS, assemble, load, uvicorn_config
+from server.app import STOP_SECONDS, assemble, load
+from server.http.config import uvicorn_config
 from server.http.drain import DrainingServer
 from server.http.keys import KeyRing, read_keys
 from server.http.listener import listen

@@ -16,8 +16,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from nvium_core import LoadedModel
-from server.app import create_app, uvicorn_config
+from server.app import create_app
 from server.generation.service import Service
+from server.http.config import uvicorn_config
 from server.http.listener import listen
 from server.http.tls import tls_context
 from server.settings import Settings

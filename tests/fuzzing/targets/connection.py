@@ -11,7 +11,7 @@ from typing import Any, cast
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from server.app import uvicorn_config
+from server.http.config import uvicorn_config
 from server.settings import Settings
 from server.telemetry.metrics import Metrics
 from tests.fuzzing.choices import Choices

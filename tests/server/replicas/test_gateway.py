@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from starlette.middleware import Middleware
 
 from nvium_core import LoadedModel
-from server.app import assemble, uvicorn_config
+from server.app import assemble
 from server.errors import engine_stopped
 from server.generation.service import Service
+from server.http.config import uvicorn_config
 from server.http.drain import DrainingServer
 from server.http.keys import ApiKey, KeyRing
 from server.replicas.gateway import Gateway, gateway_app
