@@ -3,6 +3,7 @@
 import argparse
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -17,6 +18,8 @@ Number = TypeVar("Number", int, float)
 
 DEFAULT_CONCURRENCY = 4
 STDOUT = Path("-")
+LEAST = 0.001
+"""The least time and the least rate."""
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -36,25 +39,26 @@ def parser() -> OneLineParser:
     add("--api-key", type=api_key, metavar="KEY", help="sent as a bearer token")
     add(
         "--timeout",
-        type=positive,
+        type=at_least(LEAST, float),
         default=300.0,
         metavar="SECONDS",
         help="time without data after which a request fails (300)",
     )
 
-    load = options.add_argument_group("load").add_mutually_exclusive_group()
-    load.add_argument("--concurrency", type=several(int), metavar="N,N…", help="closed loop: concurrent users (4)")
-    load.add_argument("--rate", type=several(float), metavar="R,R…", help="open loop: requests per second, Poisson")
+    add = options.add_argument_group("load").add_mutually_exclusive_group().add_argument
+    add("--concurrency", type=several(at_least(1)), metavar="N,N…", help="closed loop: concurrent users (4)")
+    rates = several(at_least(LEAST, float))
+    add("--rate", type=rates, metavar="R,R…", help="open loop: requests per second, Poisson")
     requests = options.add_argument_group("requests")
     add = requests.add_argument
-    add("--requests", type=int, default=32, metavar="N", help="requests per load (32)")
-    add("--warm-up", type=count, default=4, metavar="N", help="warm-up requests before each load (4)")
+    add("--requests", type=at_least(1), default=32, metavar="N", help="requests per load (32)")
+    add("--warm-up", type=at_least(0), default=4, metavar="N", help="warm-up requests before each load (4)")
     add("--max-tokens", type=lengths, default="64", metavar="N[:N]", help="tokens per answer, or a range (64)")
     add("--ignore-eos", action="store_true", help="generate up to --max-tokens (an nvium and vLLM extension)")
-    add("--temperature", type=float, default=1.0, metavar="T")
+    add("--temperature", type=at_least(0, float), default=1.0, metavar="T")
     add(
         "--seed",
-        type=count,
+        type=at_least(0),
         default=0,
         metavar="N",
         help="for arrivals and lengths; request i samples with N + i (0)",
@@ -70,8 +74,8 @@ def parser() -> OneLineParser:
     add("--prompt-tokens", type=lengths, metavar="N[:N]", help="random prompts of N tokens, or of a range")
 
     add = options.add_argument_group("results").add_argument
-    add("--target-ttft-ms", type=positive, metavar="MS", help="goodput target: time to first token")
-    add("--target-itl-ms", type=positive, metavar="MS", help="goodput target: mean inter-token latency")
+    add("--target-ttft-ms", type=at_least(LEAST, float), metavar="MS", help="goodput target: time to first token")
+    add("--target-itl-ms", type=at_least(LEAST, float), metavar="MS", help="goodput target: mean inter-token latency")
     add("--json", type=Path, metavar="FILE", help="write reports and all requests to this file; - is stdout")
     return options
 
@@ -130,32 +134,25 @@ def lengths(text: str) -> Lengths:
         raise argparse.ArgumentTypeError(f"must be N or N:N, at least 1 and ascending, got {text}") from error
 
 
+def at_least(least: float, kind: Callable[[str], Number] = int) -> Callable[[str], Number]:
+    """Return an argparse type for finite numbers from `least`."""
+
+    def read(text: str) -> Number:
+        with suppress(ValueError):
+            if least <= (number := kind(text)) < math.inf:
+                return number
+        raise argparse.ArgumentTypeError(f"must be a number, at least {least}, got {text}")
+
+    return read
+
+
 def several(number: Callable[[str], Number]) -> Callable[[str], list[Number]]:
     """Return an argparse type for distinct numbers separated by commas. `number` converts each of them."""
 
     def read(text: str) -> list[Number]:
-        try:
-            found = [number(each) for each in text.split(",")]
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(f"must be numbers separated by commas, got {text}") from error
+        found = [number(each) for each in text.split(",")]
         if len(set(found)) < len(found):
             raise argparse.ArgumentTypeError(f"must be distinct numbers, got {text}")
         return found
 
     return read
-
-
-def count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"must be a whole number, at least 0, got {text}")
-    return int(text)
-
-
-def positive(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a positive number, got {text}")
-    return number

@@ -4,13 +4,12 @@ Closed loop: `concurrency` users send requests. A user sends the next request wh
 Open loop: requests arrive as a Poisson process, `rate` per second on average. Arrivals do not wait for the server.
 """
 
-import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
-from loadtest.prompts import DEFAULT_PROMPTS, Lengths, Prompt, WorkloadError
+from loadtest.prompts import DEFAULT_PROMPTS, Lengths, Prompt
 
 DEFAULT_MAX_TOKENS = Lengths(64, 64)
 
@@ -44,17 +43,6 @@ class Workload:
     seed: int = 0
     first: int = 0
     ignore_eos: bool = False
-
-    def __post_init__(self) -> None:
-        for name, number in (("requests", self.num_requests), ("concurrency", self.concurrency)):
-            if number < 1:
-                raise WorkloadError(f"{name} must be at least 1, got {number}")
-        if self.rate is not None and not 0 < self.rate < math.inf:
-            raise WorkloadError(f"rate must be positive, got {self.rate}")
-        if not 0 <= self.temperature < math.inf:
-            raise WorkloadError(f"temperature must not be negative, got {self.temperature}")
-        if not self.prompts:
-            raise WorkloadError("prompts must not be empty")
 
     @property
     def name(self) -> str:

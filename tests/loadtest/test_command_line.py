@@ -20,7 +20,9 @@ async def run_against(server: FakeServer, *arguments: str) -> int:
     [
         (["--base-url", "http://127.0.0.1:8000/v1"], "--base-url"),
         (["--api-key", "ключ"], "--api-key"),
-        (["--requests", "0"], "requests"),
+        (["--requests", "0"], "--requests"),
+        (["--rate", "2,0"], "--rate"),
+        (["--temperature", "nan"], "--temperature"),
         (["--timeout", "0"], "--timeout"),
         (["--prompt-tokens", "few"], "--prompt-tokens"),
         (["--rate", "1,1"], "--rate"),

@@ -1,6 +1,5 @@
 import pytest
 
-from loadtest.prompts import WorkloadError
 from loadtest.workload import Workload
 
 PROMPTS = ("a", "b")
@@ -15,21 +14,3 @@ def test_the_open_loop_arrives_in_order_at_its_rate():
     arrivals = [request.arrival for request in Workload(num_requests=4000, rate=20.0).requests()]
     assert arrivals == sorted(arrivals)
     assert arrivals[-1] == pytest.approx(4000 / 20, rel=0.1)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "name"),
-    [
-        ({"num_requests": 0}, "requests"),
-        ({"concurrency": 0}, "concurrency"),
-        ({"rate": 0.0}, "rate"),
-        ({"rate": float("inf")}, "rate"),
-        ({"rate": float("nan")}, "rate"),
-        ({"temperature": -0.1}, "temperature"),
-        ({"temperature": float("nan")}, "temperature"),
-        ({"prompts": ()}, "prompts"),
-    ],
-)
-def test_an_invalid_workload_is_rejected_by_name(wrong, name):
-    with pytest.raises(WorkloadError, match=name):
-        Workload(**wrong)
