@@ -181,12 +181,6 @@ def test_offsets_locate_each_token_in_the_text(server: LiveServer) -> None:
             assert choice["text"][offset] in (token, REPLACEMENT)  # incomplete characters appear with their last byte
 
 
-def test_tokens_of_incomplete_characters_are_named_by_their_bytes(server: LiveServer) -> None:
-    logprobs = server.complete(prompt="é", max_tokens=0, echo=True, logprobs=20).json()["choices"][0]["logprobs"]
-    assert logprobs["tokens"] == ["bytes:\\xc3", "bytes:\\xa9"]
-    assert len(logprobs["top_logprobs"][1]) >= 20
-
-
 def test_temperature_and_biases_do_not_change_logprobs(server: LiveServer) -> None:
     asked = {"prompt": "Once", "max_tokens": 1, "logprobs": 20, "echo": True}
     plain = server.complete(**asked).json()["choices"][0]["logprobs"]
