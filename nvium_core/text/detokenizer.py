@@ -72,7 +72,7 @@ class StopStrings:
         if end <= len(text):
             self.matched, self._held = text[start:end], ""
             return text[: end if self.include else start]
-        certain = self._certain(text)
+        certain = certain_length(text, self.stops)
         self._held = text[certain:]
         return text[:certain]
 
@@ -86,8 +86,9 @@ class StopStrings:
         start = text.find(stop)
         return (start + len(stop) if start >= 0 else len(text) + 1, start)
 
-    def _certain(self, text: str) -> int:
-        """Return the length of the prefix that cannot be part of a stop string."""
-        longest = max(map(len, self.stops), default=0)
-        candidates = range(max(0, len(text) - longest + 1), len(text))
-        return next((i for i in candidates if any(stop.startswith(text[i:]) for stop in self.stops)), len(text))
+
+def certain_length(text: str, marks: Sequence[str]) -> int:
+    """Return the length of the prefix that cannot be part of a mark, if the text goes on."""
+    longest = max(map(len, marks), default=0)
+    candidates = range(max(0, len(text) - longest + 1), len(text))
+    return next((i for i in candidates if any(mark.startswith(text[i:]) for mark in marks)), len(text))

@@ -6,6 +6,8 @@ The format is that of Qwen3 and SmolLM3: `<think>`, reasoning, `</think>`, answe
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from nvium_core.text.detokenizer import certain_length
+
 OPENING, CLOSING = "<think>", "</think>"
 
 
@@ -68,9 +70,7 @@ class ReasoningReader:
         if found:
             self.state, self._held = "between", rest
             return thought.rstrip()
-        longest = min(len(CLOSING) - 1, len(self._held))
-        mark = next((n for n in range(longest, 0, -1) if CLOSING.startswith(self._held[-n:])), 0)
-        certain = len(self._held[: len(self._held) - mark].rstrip())
+        certain = len(self._held[: certain_length(self._held, [CLOSING])].rstrip())
         thought, self._held = self._held[:certain], self._held[certain:]
         self._has_thought = self._has_thought or bool(thought)
         return thought

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 from uuid import uuid4
 
+from nvium_core.text.detokenizer import certain_length
+
 SPACE = " \n"  # whitespace that may precede a call at the beginning of an answer
 
 
@@ -145,9 +147,7 @@ class ToolCallReader:
         if found:
             self._state, self.held = "name", rest
             return ContentAndCalls(content, [])
-        longest = min(len(self.form.beginning) - 1, len(self.held))
-        held = next((n for n in range(longest, 0, -1) if self.form.beginning.startswith(self.held[-n:])), 0)
-        certain = len(self.held) - held
+        certain = certain_length(self.held, [self.form.beginning])
         content, self.held = self.held[:certain], self.held[certain:]
         return ContentAndCalls(content, []) if content else None
 
