@@ -1,6 +1,6 @@
 """Offline inference on text: a model, its tokenizer and an engine in one object."""
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,9 +123,15 @@ class LLM:
     def stream(self, prompt: str | Sequence[Message], **sampling: Any) -> Generator[Piece, None, None]:
         """Stream the answer to a text or a conversation token by token. Closing the stream cancels the request."""
         if isinstance(prompt, str):
-            return self._pieces(self._tokens(prompt), **sampling)
-        tokens = self._template.token_ids(prompt, ())
-        return self._pieces(tokens, **self._chat_sampling(tokens, sampling))
+            tokens = self._tokens(prompt)
+        else:
+            tokens = self._template.token_ids(prompt, ())
+            sampling = self._chat_sampling(tokens, sampling)
+        params, answers = self._begin([tokens], **sampling)
+        if params.num_choices > 1:
+            self._cancel(answers)
+            raise ValueError("n and best_of must be 1 when streaming")
+        return self._streamed(answers)
 
     def _tokens(self, text: str) -> list[int]:
         token_ids: list[int] = self.loaded.tokenizer(text, verbose=False).input_ids
@@ -142,28 +148,24 @@ class LLM:
 
     def _complete(self, prompts: Sequence[Sequence[int]], **sampling: Any) -> Completions:
         params, answers = self._begin(prompts, **sampling)
-        try:
-            for event in self._events():
-                self._append(answers, event)
-        finally:
-            self._cancel(answers)
+        for _ in self._streamed(answers):
+            pass
         ranked = Completions()
         for choices in answers.values():
             completions = [answer.completion for answer in choices]
             ranked += best(completions, params.n, lambda completion: completion.mean_logprob)
         return ranked
 
-    def _pieces(self, prompt: Sequence[int], **sampling: Any) -> Generator[Piece, None, None]:
-        params, answers = self._begin([prompt], **sampling)
-        if params.num_choices > 1:
-            self._cancel(answers)
-            raise ValueError("n and best_of must be 1 when streaming")
-        return self._streamed(answers)
-
     def _streamed(self, answers: dict[str, list[_Answer]]) -> Generator[Piece, None, None]:
+        """Run until all answers are complete. Cancel them if the caller stops."""
         try:
-            for event in self._events():
-                yield self._append(answers, event)
+            for event in self.engine.run():
+                if isinstance(event, TokenEvent):
+                    answer = answers[event.request_id][event.choice]
+                    piece = answer.append(event)
+                    if answer.text.has_stopped:
+                        self.engine.cancel(event.request_id, event.choice)
+                    yield piece
         finally:
             self._cancel(answers)
 
@@ -190,16 +192,6 @@ class LLM:
             self._cancel(answers)
             raise
         return params, answers
-
-    def _events(self) -> Iterator[TokenEvent]:
-        return (event for event in self.engine.run() if isinstance(event, TokenEvent))
-
-    def _append(self, answers: dict[str, list[_Answer]], event: TokenEvent) -> Piece:
-        answer = answers[event.request_id][event.choice]
-        piece = answer.append(event)
-        if answer.text.has_stopped:
-            self.engine.cancel(event.request_id, event.choice)
-        return piece
 
     def _cancel(self, answers: dict[str, list[_Answer]]) -> None:
         for name in answers:
