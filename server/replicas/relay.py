@@ -141,7 +141,7 @@ class Relay:
             except (aiohttp.ClientError, OSError) as error:
                 num_deliveries += not isinstance(error, aiohttp.ClientConnectorError)
                 lost.add(address.name)
-                exchange.set_recorder(is_replica=False)
+                exchange.record.is_passed_on = False
                 log.warning("lost a replica", request_id=exchange.request_id, kind=type(error).__name__)
                 if exchange.has_begun:
                     self._metrics.broken_streams.inc()
@@ -190,7 +190,7 @@ class Exchange:
         self.has_begun = False
         """Whether the response's head has been passed to `send`."""
         self.request_id: str = scope["state"]["request_id"]
-        self._record: RequestRecord = scope["state"]["record"]
+        self.record: RequestRecord = scope["state"]["record"]
         self._method: str = scope["method"]
         query: bytes = scope["query_string"]
         self._target = (scope["raw_path"] + (b"?" + query if query else b"")).decode("latin-1")
@@ -202,7 +202,7 @@ class Exchange:
     async def forward(self, session: aiohttp.ClientSession, address: Address) -> None:
         """Forward the request and the response. Raise `aiohttp.ClientError` or `OSError` if the replica is lost."""
         url = URL(address.url + self._target, encoded=True)
-        self.set_recorder(is_replica=True)
+        self.record.is_passed_on = True
         async with session.request(
             self._method,
             url,
@@ -215,7 +215,7 @@ class Exchange:
     async def break_off(self) -> None:
         """End a stream with an error because its replica is lost."""
         error = ApiError("the replica failed while it was answering", status=503, code="replica_lost")
-        self._record.refused(error)
+        self.record.refused(error)
         await self._send_events(framed([to_json(error.body), DONE]))
         await self._send({"type": "http.response.body", "body": b""})
 
@@ -243,10 +243,6 @@ class Exchange:
 
     async def _send_events(self, events: bytes) -> None:
         await self._send({"type": "http.response.body", "body": events, "more_body": True})
-
-    def set_recorder(self, *, is_replica: bool) -> None:
-        """Let the replica count and log the request if `is_replica`, otherwise the gateway."""
-        self._record.is_passed_on = is_replica
 
 
 def no_replica() -> Rejected:
