@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -11,7 +13,6 @@ import pytest
 
 from nvium_core.text import sandbox
 from nvium_core.text.sandbox import HELPERS, Helper, HelperLost, Helpers, HelperStuck, serve_forks
-from tests.server.live_server import wait_until
 
 HERE = __name__
 
@@ -44,6 +45,14 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait up to 30 s. Defined here, because the helpers import this module: it must not import the server."""
+    ends = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.01)
 
 
 @pytest.fixture
