@@ -95,9 +95,9 @@ class NativeBackend:
         self._max_untiled_rows = sys.maxsize if is_deterministic else MAX_UNTILED_ROWS
         self._num_exits, self._vocab_size = model.config.num_exits, model.config.vocab_size
         self._run_native = getattr(library, f"run_{PRECISIONS[dtype]}")
-        packer = Packer(library, self.num_threads)
-        packer.total_bytes = packed_bytes(model, packer)
-        check_memory(packer.total_bytes, cache.num_bytes)
+        total_bytes = packed_bytes(model, library)
+        check_memory(total_bytes, cache.num_bytes)
+        packer = Packer(library, self.num_threads, total_bytes)
         self._weights = pack_weights(model, packer)
         is_tied = model.model.embed_tokens.weight is model.lm_head.weight
         self._embedding_kind, self._embedding = packer.embedding(model.model.embed_tokens.weight, is_packed=is_tied)

@@ -62,6 +62,11 @@ inline float half_at(const uint8_t* at) {
   return bits & 0x8000 ? -size : size;
 }
 
+struct Half {
+  uint8_t bits[2];
+  explicit operator float() const { return half_at(bits); }
+};
+
 namespace decoding {
 
 constexpr int8_t kNonlinear[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};

@@ -6,20 +6,27 @@
 
 namespace nvium {
 
-// A step is the unit of packing: one vector, with `kStep` elements of every lane. `unpack` returns one of them.
+// A step is the unit of packing: one vector, with `kStep` elements of every lane, of which `unpack` returns one. The
+// elements of a lane are `kStride` bytes apart, and the lanes `kLaneStride`.
 template <typename A> struct Plain {
-  static constexpr int64_t kLanes = lanes<A>;
+  static constexpr int64_t kLanes = lanes<A>, kStride = 0, kLaneStride = sizeof(A);
   static constexpr int kStep = 1;
   static Vector<A> unpack(const char* at, int) { return bits_at<Vector<A>>(at); }
 };
 
 struct Pairs {  // two bfloat16 numbers in 32 bits, the first in the lower half
-  static constexpr int64_t kLanes = lanes<float>;
+  static constexpr int64_t kLanes = lanes<float>, kStride = 2, kLaneStride = 4;
   static constexpr int kStep = 2;
   static floats unpack(const char* at, int element) {
     const ints both = bits_at<ints>(at);
     return bits_as<floats>(element ? both & static_cast<int32_t>(0xFFFF0000) : both << 16);
   }
+};
+
+struct Halves {  // the first IEEE half of every lane, then the second of every lane
+  static constexpr int64_t kLanes = lanes<float>, kStride = kVectorBytes / 2, kLaneStride = 2;
+  static constexpr int kStep = 2;
+  static floats unpack(const char* at, int element) { return halves(at + element * kStride); }
 };
 
 // Quantized numbers come in groups of `kGroup`, which take `kWords` 32-bit words of each lane. A step has one word of

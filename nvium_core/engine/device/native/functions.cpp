@@ -22,9 +22,4 @@ extern "C" int64_t pack(const nvium::StoredRows* rows, int64_t num_threads, char
   return nvium::pack(*rows, static_cast<int>(num_threads), out);
 }
 
-// Return 1 if all numbers are finite, else 0.
-extern "C" int64_t all_finite(const nvium::StoredRows* rows, int64_t num_threads) {
-  return nvium::all_finite(*rows, static_cast<int>(num_threads));
-}
-
 extern "C" int64_t has_tiles() { return nvium::has_tiles(); }

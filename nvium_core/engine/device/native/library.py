@@ -3,6 +3,7 @@
 import ctypes
 import hashlib
 import logging
+import os
 import subprocess
 import sys
 from functools import cache
@@ -14,7 +15,6 @@ import torch
 from filelock import FileLock
 from platformdirs import user_cache_path
 
-from nvium_core.checksums import checksum, sync
 from nvium_core.engine.device.native.instructions import FLAGS
 from nvium_core.engine.params import DRAW
 
@@ -22,7 +22,6 @@ logger = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).parent
 SOURCE = "functions.cpp"
-CHECKSUM = ".crc32"
 COMPILER = ("c++", "-std=c++20", "-O3", "-pthread", "-shared", "-fPIC", "-Wno-psabi")
 
 PRECISIONS = {torch.float64: "float64", torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -37,7 +36,7 @@ def native_library(instructions: str) -> ctypes.CDLL | None:
     compiling or loading fails, log a warning and return None."""
     shipped = FOLDER / file_name(instructions)
     try:
-        file = shipped if is_intact(shipped) else build(instructions, user_cache_path("nvium"))
+        file = shipped if shipped.exists() else build(instructions, user_cache_path("nvium"))
         library = ctypes.CDLL(str(file))
     except (OSError, subprocess.SubprocessError) as error:
         output = (getattr(error, "stderr", None) or b"").decode(errors="replace").splitlines()
@@ -51,7 +50,6 @@ def native_library(instructions: str) -> ctypes.CDLL | None:
         run.argtypes, run.restype = [POINTER, POINTER], None
     library.has_tiles.argtypes, library.has_tiles.restype = [], COUNT
     library.packed_bytes.argtypes, library.packed_bytes.restype = [COUNT, COUNT, COUNT], COUNT
-    library.all_finite.argtypes, library.all_finite.restype = [POINTER, COUNT], COUNT
     library.pack.argtypes, library.pack.restype = [POINTER, COUNT, POINTER], COUNT
     return library
 
@@ -65,21 +63,13 @@ def build(instructions: str, folder: Path, target: str | None = None) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     made = file.with_suffix(".partial")  # one name, so that an interrupted compilation leaves nothing to collect
     with FileLock(file.with_suffix(".lock")):
-        if not is_intact(file):
-            if file.exists():
-                logger.warning("%s is damaged: compiling it again", file)
+        if not file.exists():
             command = [*_command(instructions, target), str(FOLDER / SOURCE), "-o", str(made)]
             subprocess.run(command, check=True, capture_output=True)  # noqa: S603  a fixed command
-            sync(made)
+            with made.open("rb") as written:
+                os.fsync(written.fileno())  # a crash must not leave a renamed file without content
             made.replace(file)
-            file.with_suffix(CHECKSUM).write_text(checksum(file))
     return file
-
-
-def is_intact(file: Path) -> bool:
-    """Whether the library matches its checksum. Loading a damaged library can crash the process."""
-    sidecar = file.with_suffix(CHECKSUM)
-    return file.exists() and sidecar.exists() and sidecar.read_bytes() == checksum(file).encode()
 
 
 def file_name(instructions: str) -> str:

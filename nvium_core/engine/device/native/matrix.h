@@ -177,8 +177,10 @@ void project(const Operand<A>& in, const Matrix& matrix, int64_t count, int64_t 
         multiply_rounded(*in.rounded, in.num_rows, packing, at, use_vector);
         continue;
       }
-      if (matrix.kind == kStoredBF16) {
-        project_panel<Pairs>(in, matrix.data + before * packed_bytes<Pairs>(in.length), here, use_vector);
+      if (matrix.kind == kStoredBF16 || matrix.kind == kStoredF16) {
+        const char* at = matrix.data + before * packed_bytes<Pairs>(in.length);
+        matrix.kind == kStoredF16 ? project_panel<Halves>(in, at, here, use_vector)
+                                  : project_panel<Pairs>(in, at, here, use_vector);
         continue;
       }
     }

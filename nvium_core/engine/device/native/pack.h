@@ -64,16 +64,15 @@ template <typename N> bool put_blocks(const StoredRows& in, const char* row, con
   return is_finite;
 }
 
-// Write a row of floats of type T, `kStep` of them at a time, to one lane. Return false if a number is not finite.
+// Write a row of floats of type T to one lane. Return false if a number is not finite.
 template <typename F, typename T> bool put_floats(const StoredRows& in, const char* row, const Place& place, char* panel) {
-  constexpr int64_t word_bytes = kVectorBytes / F::kLanes;
-  char* to = panel + place.vector * kVectorBytes + place.lane * word_bytes;
+  char* const first = panel + place.vector * kVectorBytes + place.lane * F::kLaneStride;
   bool is_finite = true;
-  for (int64_t i = 0; i < in.length; i += F::kStep, to += place.vectors * kVectorBytes, row += word_bytes) {
-    T numbers[F::kStep] = {};
-    std::memcpy(numbers, row, sizeof(T) * std::min<int64_t>(F::kStep, in.length - i));
-    for (const T& x : numbers) is_finite &= std::isfinite(static_cast<Accumulator<T>>(x));
-    std::memcpy(to, numbers, word_bytes);
+  for (int64_t i = 0; i < in.length; ++i, row += sizeof(T)) {
+    T x;
+    std::memcpy(&x, row, sizeof x);
+    is_finite &= std::isfinite(static_cast<Accumulator<T>>(x));
+    std::memcpy(first + i / F::kStep * place.vectors * kVectorBytes + i % F::kStep * F::kStride, &x, sizeof x);
   }
   return is_finite;
 }
@@ -97,23 +96,10 @@ bool pack_rows(const StoredRows& in, int num_threads, int64_t lanes, int64_t vec
   return is_finite;
 }
 
-inline bool all_finite(const StoredRows& in, int num_threads) {
-  std::atomic<bool> is_finite{true};
-  ThreadPool::shared().run(num_threads, in.num_rows, [&](int64_t begin, int64_t end) {
-    std::vector<double> numbers(in.length);
-    for (int64_t r = begin; r < end; ++r) {
-      read_row(in.stored, in.row(r), in.length, numbers.data());
-      for (double x : numbers)
-        if (!std::isfinite(x)) is_finite.store(false, std::memory_order_relaxed);
-    }
-  });
-  return is_finite;
-}
-
 // Return the bytes of a packed matrix.
 inline int64_t packed_bytes(int64_t kind, int64_t num_rows, int64_t length) {
   if (block_shape(kind).elements) return num_panels<float>(num_rows) * panel_rows<float> * packing_of(kind).bytes(length);
-  const int64_t lanes = kind == kStoredF64 ? nvium::lanes<double> : nvium::lanes<float>, step = kind == kStoredBF16 ? 2 : 1;
+  const int64_t lanes = kind == kStoredF64 ? nvium::lanes<double> : nvium::lanes<float>, step = kind == kStoredBF16 || kind == kStoredF16 ? 2 : 1;
   return (num_rows + lanes - 1) / lanes * ((length + step - 1) / step * kVectorBytes);
 }
 
@@ -124,6 +110,7 @@ inline bool pack(const StoredRows& in, int num_threads, char* out) {
   if (in.stored == kStoredF64) return floats_of(Plain<double>{}, double{});
   if (in.stored == kStoredF32) return floats_of(Plain<float>{}, float{});
   if (in.stored == kStoredBF16) return floats_of(Pairs{}, BFloat16{});
+  if (in.stored == kStoredF16) return floats_of(Halves{}, Half{});
   const Packing packing = packing_of(in.stored);
   return with_numbers(packing.bits, [&]<typename N>(N) {
     const int64_t vector_bytes = lanes<float> * packing.bytes(in.length);

@@ -50,20 +50,20 @@ NOTHING = Packed(0, None)
 
 
 class Packer:
-    """Packs matrices with the functions of one build."""
+    """Packs matrices, of `total_bytes` once packed, with the functions of one build."""
 
-    def __init__(self, library: ctypes.CDLL, num_threads: int) -> None:
+    def __init__(self, library: ctypes.CDLL, num_threads: int, total_bytes: int) -> None:
         self._library = library
         self._num_threads = num_threads
         self._arena = Arena()
         self._files = mapped_files()
-        self.total_bytes, self._num_bytes = 0, 0
+        self._total_bytes, self._num_bytes = total_bytes, 0
         self._reported = time.monotonic()
 
     def pack(self, weight_ND: Tensor) -> Packed:
         """Pack a matrix. Raise `CheckpointError` if a matrix of a file has NaN or infinite values."""
         kind = packed_kind(weight_ND)
-        packed = self._arena.zeros(self.num_bytes(kind, *weight_ND.shape))
+        packed = self._arena.zeros(num_bytes(self._library, kind, *weight_ND.shape))
 
         def pack(rows: StoredRows) -> int:
             return cast(int, self._library.pack(ctypes.byref(rows), self._num_threads, packed.data_ptr()))
@@ -72,23 +72,22 @@ class Packer:
         self._report(packed.nbytes)
         return Packed(kind, packed)
 
-    def num_bytes(self, kind: Kind, num_rows: int, length: int) -> int:
-        """Return the bytes that a packed matrix takes."""
-        return cast(int, self._library.packed_bytes(kind, num_rows, length))
-
-    def _report(self, num_bytes: int) -> None:
-        """Log the progress towards `total_bytes`."""
-        self._num_bytes += num_bytes
+    def _report(self, added_bytes: int) -> None:
+        """Log the progress."""
+        self._num_bytes += added_bytes
         if time.monotonic() > self._reported + REPORT_SECONDS:
             self._reported = time.monotonic()
-            logger.info("packed %.2f of %.2f GB of weights", self._num_bytes / 1e9, self.total_bytes / 1e9)
+            logger.info("packed %.2f of %.2f GB of weights", self._num_bytes / 1e9, self._total_bytes / 1e9)
 
     def embedding(self, weight_ND: Tensor, *, is_packed: bool) -> tuple[int, Tensor]:
         """Return an embedding's type, and its rows as stored. Its numbers are checked, unless it is packed too."""
         matrix = as_stored(weight_ND)
+        scratch = bytearray(num_bytes(self._library, matrix.kind, ROWS_AT_ONCE, matrix.shape[1]))
+        scratch_at = ctypes.addressof(ctypes.c_char.from_buffer(scratch))
 
         def check(rows: StoredRows) -> int:
-            return cast(int, self._library.all_finite(ctypes.byref(rows), self._num_threads))
+            rows.first, rows.num_all = 0, rows.num_rows
+            return cast(int, self._library.pack(ctypes.byref(rows), self._num_threads, scratch_at))
 
         if not is_packed:
             self._each_part(weight_ND, matrix.kind, check)
@@ -108,16 +107,21 @@ class Packer:
             raise CheckpointError(f"{matrix.place} has NaN or infinite values")
 
 
+def num_bytes(library: ctypes.CDLL, kind: Kind, num_rows: int, length: int) -> int:
+    """Return the bytes that a packed matrix takes."""
+    return cast(int, library.packed_bytes(kind, num_rows, length))
+
+
 def as_stored(weight_ND: Tensor) -> StoredMatrix:
     return weight_ND if isinstance(weight_ND, StoredMatrix) else StoredMatrix(weight_ND.detach())
 
 
 def packed_kind(weight_ND: Tensor) -> Kind:
-    """Return the type of the packed matrix: the stored one, if quantized, or that of the narrowest floats."""
+    """Return the type of the packed matrix: the stored one, or bfloat16 if this is exact for wider floats."""
     matrix = as_stored(weight_ND)
     if matrix.dtype != torch.float32:
         return FLOATS[matrix.dtype]
-    if matrix.kind == Kind.BF16 or matrix.kind not in FLOATS.values():
+    if matrix.kind not in (Kind.F32, Kind.F64):
         return matrix.kind
     return Kind.BF16 if fits_bfloat16(matrix) else Kind.F32
 

@@ -81,8 +81,8 @@ inline void split_rows(const float* x, int64_t length, int64_t begin, int64_t en
     }
 }
 
-// Number of bfloat16 parts of a weight: three for float32, else one.
-template <typename F> constexpr int64_t kPartsOf = std::is_same_v<F, Plain<float>> ? kTileParts : 1;
+// Number of bfloat16 parts of a weight.
+template <typename F> constexpr int64_t kPartsOf = std::is_same_v<F, Pairs> ? 1 : kTileParts;
 
 // Unpack two vectors of a panel into tiles [group, part, vector, 16 pairs, 16 lanes].
 template <typename F>

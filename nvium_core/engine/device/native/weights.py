@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nvium_core.engine.device.native.library import PRECISIONS
-from nvium_core.engine.device.native.packing import NOTHING, Packed, Packer, packed_kind
+from nvium_core.engine.device.native.packing import NOTHING, Packed, Packer, num_bytes, packed_kind
 from nvium_core.model.exits import Adapter, Exit
 from nvium_core.model.llama import Layer
 from nvium_core.model.nvium import Nvium
@@ -87,11 +87,11 @@ def is_identity(adapter: nn.Module) -> bool:
     return not plain(adapter.down.weight).any() and bool(plain(adapter.up.weight).isfinite().all())
 
 
-def packed_bytes(model: Nvium, packer: Packer) -> int:
+def packed_bytes(model: Nvium, library: ctypes.CDLL) -> int:
     """Return the bytes of `pack_weights`. Of a float32 matrix only one row is read, to see if bfloat16 is exact."""
     parts = (model.model.layers, model.exits, model.lm_head)  # without the embedding, which is not packed
     matrices = {weight for part in parts for weight in part.parameters() if weight.dim() == 2}
-    return sum(packer.num_bytes(packed_kind(weight[:1]), *weight.shape) for weight in matrices)
+    return sum(num_bytes(library, packed_kind(weight[:1]), *weight.shape) for weight in matrices)
 
 
 def pack_weights(model: Nvium, packer: Packer) -> tuple[Pointers, Pointers]:

@@ -28,25 +28,6 @@ def test_a_compiled_library_is_reused(tmp_path, monkeypatch):
     assert library.build("avx2", tmp_path) == file
 
 
-@pytest.mark.slow
-@has_compiler
-def test_a_half_written_library_is_compiled_again(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(library, "COMPILER", (*library.COMPILER, "-O0"))
-    file = library.build("baseline", tmp_path)
-    whole = file.read_bytes()
-    file.write_bytes(whole[: len(whole) // 2])
-    library.build("baseline", tmp_path)
-    assert f"{file} is damaged: compiling it again" in caplog.text
-    assert ctypes.CDLL(str(file)).has_tiles
-
-
-def test_a_library_that_was_not_compiled_here_is_not_loaded(tmp_path, monkeypatch):
-    (tmp_path / library.file_name("baseline")).write_bytes(b"foreign")
-    monkeypatch.setattr(library, "COMPILER", ("false",))
-    with pytest.raises(subprocess.SubprocessError):
-        library.build("baseline", tmp_path)
-
-
 def test_a_library_is_named_after_its_sources_flags_and_processor(tmp_path, monkeypatch):
     names = {library.file_name("avx2"), library.file_name("avx512"), library.file_name("baseline")}
     for file in (library.FOLDER / library.SOURCE, *library.FOLDER.glob("*.h")):

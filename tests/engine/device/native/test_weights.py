@@ -4,19 +4,20 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
-from nvium_core import NviumForCausalLM
+from nvium_core import Engine, NviumForCausalLM, SamplingParams
 from nvium_core.engine.device import native
 from nvium_core.engine.device.native import packing, weights
 from nvium_core.engine.device.native.packing import NOTHING, Packed, Packer, packed_kind
+from nvium_core.model.stored import StoredMatrix
 from tests.random_models import random_model
 from tests.rounded import round_to
 
 
-def packer() -> Packer:
+def packer(model: NviumForCausalLM) -> Packer:
     library = native.native_library(native.instructions())
     if library is None:
         pytest.skip("no C++ compiler here")
-    return Packer(library, num_threads=2)
+    return Packer(library, 2, weights.packed_bytes(model, library))
 
 
 @pytest.mark.parametrize("parts", [{"attention_bias": True}, {"mlp_bias": True}, {"hidden_act": "gelu"}])
@@ -44,7 +45,7 @@ def test_a_model_of_mixed_precision_runs_through_the_layers():
 
 
 def packed_exits(model: NviumForCausalLM) -> list[Items[weights.Weight]]:
-    parts = weights.pack_weights(model, packer())[1].weights
+    parts = weights.pack_weights(model, packer(model))[1].weights
     size = len(parts) // len(model.exits)
     return [parts[first : first + size] for first in range(0, len(parts), size)]
 
@@ -62,11 +63,13 @@ def test_a_matrix_is_narrowed_only_if_that_is_exact():
     assert packed_kind(torch.ones(3, 4, dtype=torch.float64)) == Kind.F64
 
 
-def test_quantized_matrices_stay_quantized():
+def test_quantized_matrices_and_halves_keep_their_type():
     model = random_model([1], dtype=torch.float32, width=64)
     round_to(model, "Q4_0")
-    layers, _ = weights.pack_weights(model, packer())
+    layers, _ = weights.pack_weights(model, packer(model))
     assert [weight.kind for weight in layers.weights if isinstance(weight, Packed)] == [Kind.Q4_0] * 7
+    halves = StoredMatrix(torch.ones(3, 4, dtype=torch.float16), dtype=torch.float32)
+    assert packed_kind(halves) == Kind.F16
 
 
 @pytest.mark.parametrize("is_tied", [False, True])
@@ -74,13 +77,25 @@ def test_the_bytes_of_the_packed_weights_are_known_before_packing(is_tied, monke
     model = random_model([1, 2], dtype=torch.float32, width=64, tie_word_embeddings=is_tied)
     round_to(model, "Q4_0")
     monkeypatch.setattr(packing, "REPORT_SECONDS", -1)
-    packer_of_all = packer()
-    packer_of_all.total_bytes = weights.packed_bytes(model, packer_of_all)
     with caplog.at_level("INFO"):
-        pointers = weights.pack_weights(model, packer_of_all)
+        pointers = weights.pack_weights(model, packer(model))
     made = {id(part.data): part.data for each in pointers for part in each.weights if isinstance(part, Packed)}
-    assert sum(data.nbytes for data in made.values() if data is not None) == packer_of_all.total_bytes > 0
+    assert sum(data.nbytes for data in made.values() if data is not None) == packer(model)._total_bytes > 0
     assert "packed 0.00 of 0.00 GB of weights" in caplog.text
+
+
+def test_halves_compute_exactly_what_their_floats_compute():
+    model, prompts = random_model([1, 2], dtype=torch.float32, width=48, vocab_size=37), [[1, 2, 3], [4]]
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(weight.half())
+    params = SamplingParams(max_tokens=8, seed=3, ignore_eos=True, logprobs=2)
+    expected = Engine(model).generate(prompts, params)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            halves = StoredMatrix(module.weight.detach().half(), dtype=torch.float32)
+            module.weight = torch.nn.Parameter(halves, requires_grad=False)
+    assert Engine(model).generate(prompts, params) == expected
 
 
 def test_an_adapter_that_adds_zero_is_skipped():
