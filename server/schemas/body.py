@@ -81,7 +81,7 @@ class RequestBody(BaseModel):
         if len(body) > MAX_FIELDS:
             raise PydanticCustomError(TOO_MANY, f"must have at most {MAX_FIELDS} fields, got {len(body)}")
         given = {name: value for name, value in body.items() if value is not None} if None in body.values() else body
-        if not cls.aliases:
+        if cls.aliases.keys().isdisjoint(given):
             return given
         given = dict(given)
         for name, own in cls.resolved_aliases(given).items():
@@ -107,16 +107,11 @@ class RequestBody(BaseModel):
 
     def unknown_fields(self) -> Iterator[str]:
         """Yield the paths of ignored fields, such as `messages[0].weight`."""
-        extra = self.model_extra or {}
-        known = self.resolved_aliases(extra)
-        yield from self._hints()
-        yield from (name for name in extra if name not in known)
+        yield from (name for name, mark in marks(type(self), Hint) if not mark.is_neutral(getattr(self, name)))
+        if extra := self.model_extra:
+            known = self.resolved_aliases(extra)
+            yield from (name for name in extra if name not in known)
         yield from (f"{name}.{unknown}" for name, body in self._nested() for unknown in body.unknown_fields())
-
-    def _hints(self) -> Iterator[str]:
-        for name, mark in marks(type(self)):
-            if isinstance(mark, Hint) and not mark.is_neutral(getattr(self, name)):
-                yield name
 
     def check_neutral(self, within: str = "") -> None:
         """Raise `InvalidField` if an unsupported field has a value that would have an effect."""
@@ -128,8 +123,7 @@ class RequestBody(BaseModel):
             body.check_neutral(f"{within}{name}.")
 
     def _nested(self) -> "Iterator[tuple[str, RequestBody]]":
-        for name in sorted(self.model_fields_set & type(self).model_fields.keys()):
-            value = getattr(self, name)
+        for name, value in self.__dict__.items():
             if isinstance(value, RequestBody):
                 yield name, value
             elif isinstance(value, list) and value and isinstance(value[0], RequestBody):
@@ -147,10 +141,10 @@ class ResponseBody(BaseModel):
 
 
 @cache
-def marks(body: type[RequestBody]) -> list[tuple[str, NeutralOnly]]:
-    """Return the fields of a body that are unsupported or have no effect, with their marks."""
+def marks(body: type[RequestBody], kind: type[NeutralOnly] = NeutralOnly) -> list[tuple[str, NeutralOnly]]:
+    """Return the fields of a body with a mark of this kind."""
     fields = body.model_fields.items()
-    return [(name, mark) for name, field in fields for mark in field.metadata if isinstance(mark, NeutralOnly)]
+    return [(name, mark) for name, field in fields for mark in field.metadata if isinstance(mark, kind)]
 
 
 def or_null(schema: JsonSchemaValue) -> JsonSchemaValue:

@@ -151,9 +151,11 @@ class ChatRequest(TemplateOptions, GenerationRequest):
         called = set[str]()
         for number, message in enumerate(self.messages):
             called.update(call.id for call in message.tool_calls)
-            fits = message.role != "tool" or message.tool_call_id in called
-            param = self.request_names.get("messages", f"messages[{number}].tool_call_id")
-            require(fits, param, f"no earlier message has a tool call with the id {message.tool_call_id!r:.100}")
+            if message.role == "tool" and message.tool_call_id not in called:
+                param = self.request_names.get("messages", f"messages[{number}].tool_call_id")
+                raise InvalidField(
+                    param, f"no earlier message has a tool call with the id {message.tool_call_id!r:.100}"
+                )
 
 
 class TopLogprob(TypedDict):

@@ -266,7 +266,6 @@ class GenerationRequest(AnswerRequest):
         require(is_some, "truncate_prompt_tokens", "must be at least 1, or -1", code=OUT_OF_RANGE)
         require(not self.stream or self.prompt_logprobs is None, "prompt_logprobs", "not supported when stream is true")
         require(self.stream or self.stream_options is None, "stream_options", "only allowed when stream is true")
-        self.output_format()
 
     def _logit_bias(self) -> dict[int, float]:
         for token_id in self.logit_bias:

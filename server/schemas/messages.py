@@ -17,9 +17,6 @@ MAX_PARTS = 4096
 
 Name = Annotated[str, Field(pattern=r"^[^\s<|\\/>]{1,64}$"), AfterValidator(encodable)]
 OnlyAssistant = Annotated[Any, NeutralOnly(why=": only for role assistant")]
-NoToolCalls = Annotated[Any, NeutralOnly([], why=": only for role assistant")]
-NoPrefix = Annotated[Any, NeutralOnly(False, why=": only for role assistant")]
-NoToolCallId = Annotated[Any, NeutralOnly(why=": only for role tool")]
 
 
 class Part(RequestBody):
@@ -85,17 +82,16 @@ class ToolCall(RequestBody):
 class Message(RequestBody):
     """Fields of every message. Content parts are joined by newlines."""
 
-    aliases = {"reasoning": "reasoning_content"}
+    aliases = {"reasoning": "reasoning_content", "partial": "prefix"}
 
     role: str
     content: Content | None = None
     refusal: OnlyAssistant = None
     reasoning_content: OnlyAssistant = None
     name: Name | None = None
-    tool_call_id: NoToolCallId = None
-    tool_calls: NoToolCalls = []
-    prefix: NoPrefix = False
-    partial: NoPrefix = False
+    tool_call_id: Annotated[Any, NeutralOnly(why=": only for role tool")] = None
+    tool_calls: Annotated[Any, NeutralOnly([], why=": only for role assistant")] = ()
+    prefix: Annotated[Any, NeutralOnly(False, why=": only for role assistant")] = False
     audio: Annotated[Any, NeutralOnly(why=": audio is not supported")] = None
     function_call: Annotated[Any, NeutralOnly(why="; use `tool_calls`")] = None
 
@@ -131,9 +127,7 @@ class AssistantMessage(Message):
     """The reasoning of an earlier answer, also accepted as `reasoning`. Templates may use it."""
     tool_calls: Annotated[list[ToolCall], AtMost(MAX_PARTS)] = []
     prefix: bool = False
-    """On the last message, the same as `continue_final_message`."""
-    partial: bool = False
-    """Alias of `prefix`."""
+    """On the last message, the same as `continue_final_message`. `partial` is an alias."""
 
     @property
     def text(self) -> str:

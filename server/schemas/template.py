@@ -29,7 +29,7 @@ class TemplateOptions(RequestBody):
     """The template variable of the same name."""
 
     def continues(self, messages: Sequence[Message]) -> bool:
-        return self.continue_final_message or bool(messages[-1].prefix or messages[-1].partial)
+        return self.continue_final_message or bool(messages[-1].prefix)
 
     def conversation_of(self, messages: Sequence[Message], tools: Sequence[Tool | CustomTool]) -> Conversation:
         """Return the arguments of the chat template. Raise `InvalidField` if tools contradict each other."""
@@ -55,10 +55,9 @@ class TemplateOptions(RequestBody):
             check_counts(*(text.encode() for text in arguments))
         except JsonError as error:
             raise InvalidField("messages", f"the JSON in the arguments of tool calls {error}") from error
-        for number, message in enumerate(messages[:-1]):
-            param = f"messages[{number}].{'prefix' if message.prefix else 'partial'}"
-            require(not (message.prefix or message.partial), param, "only the last message can be continued")
-        *_, last = messages
+        *others, last = messages
+        continued = next((number for number, message in enumerate(others) if message.prefix), None)
+        require(continued is None, f"messages[{continued}]", "only the last message can be continued")
         fits = last.role == "assistant" and not self.add_generation_prompt and not last.tool_calls
         needs = "requires a last message of role assistant without tool calls, and no add_generation_prompt"
         require(fits or not self.continues(messages), "continue_final_message", needs)
