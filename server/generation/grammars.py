@@ -64,8 +64,6 @@ class JsonSchema(Grammar):
     """JSON that a schema describes. `json_schema.py` lists the differences from the standard."""
 
     schema: Schema
-    closes: bool = True
-    """Close objects that declare `properties`: forbid all other properties."""
     is_strict: bool = False
     """Also close objects that declare no `properties`: they must be empty."""
     drops: bool = False
@@ -76,7 +74,7 @@ class JsonSchema(Grammar):
 
     def rule(self) -> str:
         """Return the schema as a Lark expression."""
-        ready = Preparation(self.schema, closes=self.closes, is_strict=self.is_strict).root()
+        ready = Preparation(self.schema, is_strict=self.is_strict).root()
         check_bounds(ready)
         try:
             text = json.dumps({**ready, "x-guidance": {"whitespace_flexible": False}}, allow_nan=False)
@@ -157,11 +155,11 @@ class Without(Grammar):
         return f"{HEADER}TEXT?\nTEXT: /(?s:.+)/ & ~/(?s:.*)({'|'.join(map(pattern, self.words))})(?s:.*)/"
 
 
-def arguments(parameters: Schema | None = None, *, is_strict: bool = False, closes: bool = True) -> JsonSchema:
+def arguments(parameters: Schema | None = None, *, is_strict: bool = False) -> JsonSchema:
     """Return the schema of a function's arguments. If `parameters` is missing or empty, allow any object."""
     parameters = parameters or {}
     schema = parameters if "type" in parameters else {"type": "object", **parameters}
-    return JsonSchema(schema, closes=closes, is_strict=is_strict, drops=not is_strict)
+    return JsonSchema(schema, is_strict=is_strict, drops=not is_strict)
 
 
 @dataclass(frozen=True)

@@ -54,11 +54,10 @@ class UnusableGrammar(ValueError):
 
 
 class Preparation:
-    """Rewrites one schema. `closes` and `is_strict` are explained at `JsonSchema`."""
+    """Rewrites one schema. `is_strict` is explained at `JsonSchema`."""
 
-    def __init__(self, schema: Schema, *, closes: bool, is_strict: bool) -> None:
+    def __init__(self, schema: Schema, *, is_strict: bool) -> None:
         self._schema = schema
-        self._closes = closes
         self._is_strict = is_strict
         self._num_visits = 0
 
@@ -103,7 +102,7 @@ class Preparation:
     def _apart(self, node: Schema, alternatives: list[Any], ready: list[Any]) -> list[Any]:
         """If the schema is closed, forbid in each alternative the properties that only other alternatives declare."""
         is_open = any(key in node for key in (*CLOSING, "patternProperties"))
-        if not self._closes or is_open or "properties" not in node:
+        if is_open or "properties" not in node:
             return ready
         own = [self._named(child) for child in alternatives]
         among = dict.fromkeys(name for names in own for name in names if name not in node["properties"])
@@ -141,7 +140,7 @@ class Preparation:
         return True
 
     def _closed(self, node: Schema, ready: dict[str, Any]) -> dict[str, Any]:
-        if not self._closes or set(node) - {*ANNOTATIONS, *DEFINITIONS} == {"$ref"}:
+        if set(node) - {*ANNOTATIONS, *DEFINITIONS} == {"$ref"}:
             return ready
         names, is_open = self._declared(node)
         if is_open or names is None:

@@ -118,7 +118,7 @@ class ChatRequest(TemplateOptions, GenerationRequest):
         if not self.may_answer_in_text:  # the format applies to text only
             text = None
         grammar = ToolCalls(
-            {tool.function.name: tool.function.arguments(closes=not self.nvium.open_objects) for tool in tools},
+            {tool.function.name: tool.function.arguments() for tool in tools},
             calls,
             special or {},
             is_optional=self.may_answer_in_text,

@@ -47,7 +47,7 @@ class ResponseFormat(RequestBody):
     regex: Annotated[Any, NeutralOnly(why="; use `structured_outputs.regex`")] = None
     grammar: Annotated[Any, NeutralOnly(why="; use `structured_outputs.grammar`")] = None
 
-    def output_format(self, *, closes: bool) -> OutputFormat | None:
+    def output_format(self) -> OutputFormat | None:
         """Return the format, or None for text. Raise `InvalidField` if fields contradict each other."""
         param = "response_format.json_schema"
         has_schema = self.json_schema is not None or (self.type == "json_schema" and self.object_schema is not None)
@@ -55,12 +55,12 @@ class ResponseFormat(RequestBody):
         if self.object_schema is not None:
             fits = self.type != "text" and self.json_schema is None
             require(fits, "response_format.schema", "is only allowed with type json_object")
-            return OutputFormat("response_format.schema", JsonSchema(self.object_schema, closes=closes))
+            return OutputFormat("response_format.schema", JsonSchema(self.object_schema))
         if self.type == "text":
             return None
         if self.json_schema is None or self.json_schema.json_schema is None:
             return OutputFormat("response_format", ANY_OBJECT)
-        grammar = JsonSchema(self.json_schema.json_schema, closes=closes, is_strict=self.json_schema.strict)
+        grammar = JsonSchema(self.json_schema.json_schema, is_strict=self.json_schema.strict)
         return OutputFormat(f"{param}.schema", grammar)
 
 
@@ -80,12 +80,12 @@ class StructuredOutputs(RequestBody):
     structural_tag: Annotated[Any, NeutralOnly()] = None
     whitespace_pattern: Annotated[Any, NeutralOnly(why=": generated JSON has no whitespace")] = None
 
-    def output_format(self, *, closes: bool, param: str = "") -> OutputFormat:
+    def output_format(self, param: str = "") -> OutputFormat:
         """Return the format. Raise `InvalidField` unless exactly one field is set. Errors name `param` if given."""
         given: dict[str, tuple[Any, Callable[[Any], Grammar]]] = {
             "regex": (self.regex, Regex),
             "choice": (self.choice, OneOf),
-            "json": (self.json_schema, lambda schema: JsonSchema(as_schema(param, schema), closes=closes)),
+            "json": (self.json_schema, lambda schema: JsonSchema(as_schema(param, schema))),
             "grammar": (self.grammar, Lark),
             "json_object": (self.json_object or None, lambda _: ANY_OBJECT),
         }

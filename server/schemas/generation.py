@@ -71,8 +71,6 @@ class NviumOptions(RequestBody):
     """Return where each token's characters start in the text."""
     probabilities: bool = False
     """Return p_k of all exits. Costs as much as `logprobs`."""
-    open_objects: bool = False
-    """Allow undeclared properties in schemas with `properties` but without `additionalProperties`."""
 
 
 class AnswerRequest(RequestBody):
@@ -184,13 +182,12 @@ class GenerationRequest(AnswerRequest):
 
     def output_format(self) -> OutputFormat | None:
         """Return the format of the answer, if any. Raise `InvalidField` if fields contradict each other."""
-        closes = not self.nvium.open_objects
-        formats = [self.response_format.output_format(closes=closes)] if self.response_format else []
-        formats += [self.structured_outputs.output_format(closes=closes)] if self.structured_outputs else []
+        formats = [self.response_format.output_format()] if self.response_format else []
+        formats += [self.structured_outputs.output_format()] if self.structured_outputs else []
         for alias, name in GUIDED.items():
             if (value := getattr(self, alias)) not in (None, ""):
                 outputs = StructuredOutputs.model_validate({name: value})
-                formats.append(outputs.output_format(closes=closes, param=alias))
+                formats.append(outputs.output_format(alias))
         formats += [OutputFormat("bad_words", Without(self.bad_words), is_text=True)] if self.bad_words else []
         requested = [each for each in formats if each is not None]
         for other in requested[1:]:

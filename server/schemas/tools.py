@@ -23,8 +23,8 @@ class Function(RequestBody):
     parameters: dict[str, Any] | None = None
     strict: bool = False
 
-    def arguments(self, *, closes: bool) -> JsonSchema:
-        return arguments(self.schema_of_parameters, is_strict=self.strict, closes=closes)
+    def arguments(self) -> JsonSchema:
+        return arguments(self.schema_of_parameters, is_strict=self.strict)
 
     @property
     def schema_of_parameters(self) -> dict[str, Any]:
