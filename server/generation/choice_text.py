@@ -1,6 +1,6 @@
 """Detokenizes one choice incrementally, with its echoed prompt and its stop strings."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer
@@ -63,11 +63,11 @@ class ChoiceText:
         is_context = not (echoes_tokens or (prompt.text or "").endswith(REPLACEMENT))
         context = prompt.token_ids if is_context else []
         detokenizer = Detokenizer(tokenizer, context, skips_special=skips_special, shown=calls.shown)
-        self._echo = (prompt.text or "") if echo else ""
+        self._echo: Iterable[str] = [prompt.text or ""] if echo else []
+        """The prompt's text until it is taken. Its tokens are detokenized only then, choice by choice."""
         if echoes_tokens:
-            self._echo = "".join(map(detokenizer.push, prompt.token_ids))
+            self._echo = map(detokenizer.push, prompt.token_ids)
         self._answer = AnswerText(detokenizer, StopStrings(stops, include_stop))
-        self._answer.num_characters = len(self._echo)
 
     def prompt_offsets(self) -> list[int]:
         detokenizer, num_characters, offsets = Detokenizer(self._tokenizer), 0, []
@@ -78,8 +78,7 @@ class ChoiceText:
 
     def add(self, events: Sequence[TokenEvent]) -> Delta:
         """Return a delta with these tokens and their text, up to the token that ends the choice."""
-        delta, answer = Delta(self.index, self._echo), self._answer
-        self._echo = ""
+        delta, answer = Delta(self.index, self._take_echo()), self._answer
         for event in events:
             delta.tokens.append(event)
             delta.text_offsets.append(answer.num_characters)
@@ -93,7 +92,12 @@ class ChoiceText:
 
     def end(self, reason: FinishReason) -> Delta:
         """End the choice without a further token. Return a delta with the text that was held back."""
-        return Delta(self.index, self._echo + self._answer.end(), finish_reason=reason)
+        return Delta(self.index, self._take_echo() + self._answer.end(), finish_reason=reason)
+
+    def _take_echo(self) -> str:
+        echo, self._echo = "".join(self._echo), []
+        self._answer.num_characters += len(echo)
+        return echo
 
     def _stop_reason(self, event: TokenEvent) -> int | str | None:
         if (matched := self._answer.stops.matched) is not None:

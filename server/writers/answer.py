@@ -26,6 +26,8 @@ from server.writers.writer import Writer
 MAX_INLINE_VALUES = 2_000
 """Responses of more tokens and alternatives are serialized on another thread."""
 
+SCORES_FREED = 500
+
 MAX_IGNORED_CHARACTERS = 1_000
 """Length of the header that names ignored fields, and so their maximum number."""
 
@@ -76,7 +78,14 @@ async def respond(request: Request, writer: Writer[Any], headers: dict[str, str]
 
 
 def written(writer: Writer[Any], deltas: list[Delta]) -> list[bytes]:
-    return json_pieces(writer.response(deltas))
+    """Write the response and free its scores, a few at a time: freeing millions at once blocks all threads."""
+    pieces = json_pieces(writer.response(deltas))
+    scored: list[list[Any]] = [choice.prompt_scores for choice in writer.generation.choices]
+    scored += [each for delta in deltas for each in (delta.prompt_scores, delta.tokens)]
+    for each in scored:
+        while each:
+            del each[-SCORES_FREED:]
+    return pieces
 
 
 def failure_events(error: Exception, record: RequestRecord) -> list[bytes]:
