@@ -11,7 +11,6 @@ from tests.byte_model import NAME, save_byte_model
 from tests.faults.kinds import KINDS
 from tests.faults.load import dumped
 from tests.faults.suite import Row, Suite, is_as_promised, table
-from tests.faults.surroundings import remove_memory_groups
 
 
 def main() -> None:
@@ -41,7 +40,6 @@ async def inject(model: Path, times: int, seed: int, only: str) -> list[Row]:
             sys.stderr.write(f"{kind.name}: skipped, {missing}\n")
             continue
         rows.append(await suite.inject(kind, times))
-        remove_memory_groups()
         sys.stderr.write(f"{rows[-1]}\n")
     return rows
 

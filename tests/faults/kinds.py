@@ -234,16 +234,6 @@ KINDS = [
         is_quick=True,
     ),
     Kind(
-        "no memory of its group",
-        surroundings.limit_memory_group,
-        ends=(-KILL, 1),
-        prepare=surroundings.join_memory_group,
-        missing=surroundings.missing_memory_groups,
-        had_effect=surroundings.hit_memory_limit,
-        may_lose=True,
-        may_live=True,
-    ),
-    Kind(
         "clock jumps",
         surroundings.clock_jumps,
         start=surroundings.server_with_fake_clock,

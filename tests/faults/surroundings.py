@@ -1,4 +1,4 @@
-"""Faults of a server's environment: its clock, its disk, its memory. `missing_…` says what a fault needs."""
+"""Faults of a server's environment: its clock and its disk. `missing_…` says what a fault needs."""
 
 import asyncio
 import ctypes
@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
-from tests.faults.load import ask_for_much
 from tests.server.forked_server import Prepare
 from tests.server.server_process import ServerProcess, server_process
 
@@ -26,11 +25,9 @@ JUMP_SECONDS = 1.5
 NEW_MOUNTS, PRIVATE, REMOUNT_READ_ONLY = 0x00020000, (1 << 18) | (1 << 14), 4096 | 32 | 1
 """`CLONE_NEWNS`; `MS_PRIVATE` and `MS_REC`; `MS_BIND`, `MS_REMOUNT` and `MS_RDONLY`."""
 
+
 BROKEN_FILE = "/proc/self/mem"
 """Each write fails with EIO: address 0 of the process's memory."""
-
-MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
-MEMORY_SECONDS = 3
 
 
 def missing_faketime() -> str:
@@ -81,39 +78,3 @@ def mount_read_only() -> None:
 def has_read_only_root(server: ServerProcess) -> bool:
     mounts = Path(f"/proc/{server.process.pid}/mountinfo").read_text().splitlines()
     return any(fields[4] == "/" and "ro" in fields[5].split(",") for fields in map(str.split, mounts))
-
-
-def missing_memory_groups() -> str:
-    exists = (MEMORY_GROUPS / "memory.limit_in_bytes").exists() and os.access(MEMORY_GROUPS, os.W_OK)
-    return "" if exists else "cannot create memory cgroups"
-
-
-def memory_group(pid: int) -> Path:
-    return MEMORY_GROUPS / f"nvium-faults-{pid}"
-
-
-def join_memory_group() -> None:
-    group = memory_group(os.getpid())
-    group.mkdir()
-    (group / "cgroup.procs").write_text(str(os.getpid()))
-
-
-async def limit_memory_group(server: ServerProcess, chance: Random) -> None:
-    """Limit the cgroup to its current memory for three seconds, and send requests that need memory."""
-    group = memory_group(server.process.pid)
-    used = int((group / "memory.usage_in_bytes").read_text())
-    limit = group / "memory.limit_in_bytes"
-    limit.write_text(str(used))
-    await ask_for_much(server.url)
-    await asyncio.sleep(MEMORY_SECONDS)
-    limit.write_text("-1")
-
-
-def hit_memory_limit(server: ServerProcess) -> bool:
-    return int((memory_group(server.process.pid) / "memory.failcnt").read_text()) > 0
-
-
-def remove_memory_groups() -> None:
-    for group in MEMORY_GROUPS.glob("nvium-faults-*"):
-        if not (group / "cgroup.procs").read_text():
-            group.rmdir()

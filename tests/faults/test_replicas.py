@@ -1,6 +1,5 @@
 import asyncio
 import random
-import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.cluster import Cluster, cluster, gateway_of
-from tests.faults.load import OPTIONS, Known, Spoken, all_right, judged, known_requests, quiet_answers
+from tests.faults.load import OPTIONS, Known, Spoken, judged, known_requests, quiet_answers
 from tests.server.forked_server import forked_server
 from tests.server.raw_client import connected
 
@@ -48,14 +47,3 @@ async def test_tokens_do_not_depend_on_the_number_of_replicas_and_the_order(thre
             gateway = stack.enter_context(gateway_of(model_folder, log, three.replicas[:number], **OPTIONS))
             assert set(await all_at_once(gateway.url, expected, random.Random(number))) == {"right"}
     assert set(await all_at_once(three.url, expected, random.Random(3))) == {"right"}
-
-
-@pytest.mark.slow
-async def test_after_one_of_three_replicas_was_killed_the_tokens_are_the_same(three, expected):
-    asking = asyncio.create_task(all_at_once(three.url, expected, random.Random(4)))
-    await asyncio.sleep(0.2)
-    three.replicas[1].process.send_signal(signal.SIGKILL)
-    outcomes = await asking
-    assert set(outcomes) <= {"right", "failed"}  # a stream that had begun ends with an error
-    assert outcomes.count("right") >= NUM_KNOWN // 2
-    assert set(await all_right(three.url, expected)) == {"right"}

@@ -49,10 +49,10 @@ class Source:
 class Exchange:
     """Records what an `EventStream` sends, when, and which callbacks it calls.
 
-    The client disconnects after `leave_after` seconds and takes `take_seconds` to read a message.
+    The client disconnects when it has `heard` a message and takes `take_seconds` to read a message.
     """
 
-    leave_after: float = 60
+    heard: bytes | None = None
     keep_alive_seconds: float = 0.05
     take_seconds: float = 0
     sent: list[bytes] = field(default_factory=list)
@@ -76,19 +76,19 @@ class Exchange:
         await asyncio.sleep(self.take_seconds)
 
     async def _receive(self) -> Message:
-        await asyncio.sleep(self.leave_after)
+        await self.until_sent(self.heard)
         return DISCONNECT
 
+    async def until_sent(self, message: bytes | None) -> None:
+        while message not in self.sent:  # noqa: ASYNC110 (a poll is simpler than an event for each message)
+            await asyncio.sleep(0.01)
 
-async def slow_events(pause: float) -> AsyncIterator[list[bytes]]:
-    yield [b"1"]
-    await asyncio.sleep(pause)
-    yield [b"2", b"3"]
-
-
-async def late_event(pause: float) -> AsyncIterator[list[bytes]]:
-    await asyncio.sleep(pause)
-    yield [b"1"]
+    async def events_after(self, message: bytes | None, *first: bytes) -> AsyncIterator[list[bytes]]:
+        """Yield the first events, wait until a message was sent, and yield two more."""
+        for event in first:
+            yield [event]
+        await self.until_sent(message)
+        yield [b"2", b"3"]
 
 
 async def numbers(count: int, *, fails: bool = False) -> AsyncIterator[list[bytes]]:
@@ -103,17 +103,20 @@ def numbered(count: int) -> list[bytes]:
 
 
 async def test_a_waiting_stream_sends_keep_alives() -> None:
-    exchange = await Exchange().run(slow_events(0.18))
+    exchange = Exchange()
+    await exchange.run(exchange.events_after(KEEP_ALIVE, b"1"))
     assert exchange.sent[:2] == [b"", b"data: 1\n\n"]
-    assert set(exchange.sent[2:-2]) == {b": keep-alive\n\n"}
+    assert set(exchange.sent[2:-2]) == {KEEP_ALIVE}
     assert exchange.sent[-2:] == [b"data: 2\n\ndata: 3\n\n", b""]
     assert exchange.calls == ["close"]
-    exchange = await Exchange().run(late_event(0.12))
-    assert exchange.sent[:2] == [b"", b": keep-alive\n\n"], "the first one sends the status line"
+    exchange = Exchange()
+    await exchange.run(exchange.events_after(KEEP_ALIVE))
+    assert exchange.sent[:2] == [b"", KEEP_ALIVE], "the first one sends the status line"
 
 
 async def test_a_stream_ends_when_its_client_disconnects() -> None:
-    exchange = await Exchange(leave_after=0.02).run(slow_events(60))
+    exchange = Exchange(heard=b"data: 1\n\n", keep_alive_seconds=60)
+    await exchange.run(exchange.events_after(None, b"1"))
     assert exchange.sent == [b"", b"data: 1\n\n"]
     assert exchange.calls == ["disconnected", "close"]
 
@@ -133,12 +136,14 @@ async def test_a_later_failure_is_an_event() -> None:
 
 
 async def test_the_keep_alive_interval_begins_with_the_last_event() -> None:
-    async def early_then_silent() -> AsyncIterator[list[bytes]]:
-        await asyncio.sleep(0.05)
-        yield [b"1"]
-        await asyncio.sleep(60)
+    exchange = Exchange(heard=KEEP_ALIVE, keep_alive_seconds=0.2)
 
-    exchange = await Exchange(leave_after=0.6, keep_alive_seconds=0.2).run(early_then_silent())
+    async def late_then_silent() -> AsyncIterator[list[bytes]]:
+        await asyncio.sleep(0.1)
+        async for events in exchange.events_after(None, b"1"):
+            yield events
+
+    await exchange.run(late_then_silent())
     _, event, comment, *_ = exchange.times
     assert comment - event > 0.15
 
@@ -150,8 +155,9 @@ async def test_events_that_arrive_while_others_are_sent_are_sent_together() -> N
 
 
 async def test_no_keep_alive_is_sent_while_the_client_does_not_read() -> None:
-    exchange = await Exchange(take_seconds=0.2).run(late_event(0.08))
-    assert exchange.sent == [b"", KEEP_ALIVE, b"data: 1\n\n", b""]
+    exchange = Exchange(take_seconds=0.2)
+    await exchange.run(exchange.events_after(b""))
+    assert exchange.sent == [b"", KEEP_ALIVE, b"data: 2\n\ndata: 3\n\n", b""]
 
 
 def test_characters_that_some_clients_treat_as_line_ends_are_escaped() -> None:

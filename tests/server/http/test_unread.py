@@ -14,7 +14,7 @@ from nvium_core import LoadedModel
 from server.http.connection import Connection
 from server.http.unread import UnreadBytes
 from server.writers.pieces import PiecesResponse
-from tests.server.live_server import live_server
+from tests.server.live_server import live_server, wait_until
 from tests.server.raw_client import connected, request
 
 LARGE_BYTES = 20_000_000
@@ -66,25 +66,33 @@ def drip(port: int, until: Callable[[], bool]) -> None:
             time.sleep(0.05)
 
 
+def numbers_unread_at_cut_off(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets the number of unread bytes of every connection that is cut off."""
+    numbers, cut_off = list[int](), Connection.cut_off
+
+    def noted(connection: Connection) -> None:
+        numbers.append(connection.num_unread)
+        cut_off(connection)
+
+    monkeypatch.setattr(Connection, "cut_off", noted)
+    return numbers
+
+
 async def test_a_client_below_the_minimum_rate_is_cut_off(
     byte_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client may go on reading what its own and the server's kernel hold."""
-    num_unread = list[int]()
-    cut_off = Connection.cut_off
-
-    def noted(connection: Connection) -> None:
-        num_unread.append(connection.num_unread)
-        cut_off(connection)
-
-    monkeypatch.setattr(Connection, "cut_off", noted)
+    num_unread = numbers_unread_at_cut_off(monkeypatch)
     with live_server(byte_model, add_large, slow_client_seconds=3) as server:
         await asyncio.to_thread(drip, server.listener.getsockname()[1], lambda: bool(num_unread))
     assert len(num_unread) == 1
     assert num_unread[0] > 1_000_000
 
 
-async def test_many_slow_clients_leave_a_limited_number_of_bytes_unread(byte_model: LoadedModel) -> None:
+async def test_many_slow_clients_leave_a_limited_number_of_bytes_unread(
+    byte_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_unread = numbers_unread_at_cut_off(monkeypatch)
     limits = {"max_body_bytes": 1_000_000, "max_present_bytes": 5_000_000}  # 40 MB unread
     with live_server(byte_model, add_large, **limits) as server:
         async with AsyncExitStack() as stack:
@@ -92,7 +100,7 @@ async def test_many_slow_clients_leave_a_limited_number_of_bytes_unread(byte_mod
             for connection in opened:
                 connection.writer.transport.pause_reading()
                 await connection.send(request("/large", method="GET"))
-            await asyncio.sleep(1)
+            await asyncio.to_thread(wait_until, lambda: bool(num_unread))
             num_whole = 0
             for connection in opened:
                 connection.writer.transport.resume_reading()
