@@ -19,7 +19,6 @@ from server.schemas.generation import (
     GenerationRequest,
     PromptTokenIds,
     RequestLimits,
-    ScoredPrompt,
     TokenExits,
     loggable,
 )
@@ -218,7 +217,7 @@ class ChatChunkChoice(AnyChatChoice):
     delta: ChatMessage
 
 
-class Chat(Generated, PromptTokenIds, ScoredPrompt):
+class Chat(Generated, PromptTokenIds):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
 

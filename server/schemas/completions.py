@@ -14,7 +14,6 @@ from server.schemas.generation import (
     GenerationRequest,
     PromptTokenIds,
     RequestLimits,
-    ScoredPrompt,
 )
 from server.schemas.json_text import MAX_VALUES
 
@@ -64,7 +63,7 @@ class CompletionRequest(GenerationRequest):
         scores_prompt = self.echo and (self.logprobs is not None or self.max_tokens == 0)
         logprobs = 0 if scores_prompt and self.logprobs is None else self.logprobs
         return self.sampling(
-            max_tokens, constraint, best_of=self.best_of, logprobs=logprobs, scores_prompt=scores_prompt
+            max_tokens, constraint, best_of=self.best_of, logprobs=logprobs, prompt_logprobs=scores_prompt
         )
 
     def check(self, limits: RequestLimits) -> None:
@@ -86,7 +85,7 @@ class CompletionLogprobs(TypedDict):
     text_offset: list[int]
 
 
-class CompletionChoice(GeneratedChoice, PromptTokenIds, ScoredPrompt):
+class CompletionChoice(GeneratedChoice, PromptTokenIds):
     text: str
     logprobs: CompletionLogprobs | None
 

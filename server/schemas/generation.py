@@ -2,7 +2,7 @@
 
 import re
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal, NotRequired
 
@@ -139,8 +139,6 @@ class GenerationRequest(AnswerRequest):
     """The only tokens that may be sampled. End-of-text must be listed too."""
     truncate_prompt_tokens: Annotated[Int64, Field(ge=-1)] | None = None
     """Keep only this many tokens at the end of each prompt. −1: as many as leave room for `max_tokens`."""
-    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    """Return log-probabilities of the prompt's tokens, with this many alternatives. Not in a stream."""
     priority: Int64 = 0
     """Among waiting requests of one API key, the lowest value runs first."""
     cache_salt: Annotated[Text, Field(min_length=1)] | None = None
@@ -214,15 +212,9 @@ class GenerationRequest(AnswerRequest):
         constraint: Constraint | None,
         *,
         also_stops_at: Sequence[int] = (),
-        logprobs: int | None = None,
-        scores_prompt: bool = False,
         **more: Any,
     ) -> SamplingParams:
-        """Return the engine's sampling parameters. Raise `InvalidRequest` for a value out of range.
-
-        The prompt and the answer get the same number of alternatives, the larger of the two requested numbers.
-        """
-        scored = [number for number in (logprobs, self.prompt_logprobs) if number is not None]
+        """Return the engine's sampling parameters. Raise `InvalidRequest` for a value out of range."""
         return SamplingParams(
             max_tokens=max_tokens,
             temperature=self.temperature,
@@ -242,8 +234,6 @@ class GenerationRequest(AnswerRequest):
             sampling=self.nvium.sampling,
             early_exits=self.nvium.early_exits,
             probabilities=self.nvium.probabilities,
-            logprobs=max(scored, default=None),
-            prompt_logprobs=scores_prompt or self.prompt_logprobs is not None,
             **more,
         )
 
@@ -261,7 +251,6 @@ class GenerationRequest(AnswerRequest):
         require(longest <= MAX_STOP_CHARACTERS, "stop", message, code=OUT_OF_RANGE)
         is_some = self.truncate_prompt_tokens != 0
         require(is_some, "truncate_prompt_tokens", "must be at least 1, or -1", code=OUT_OF_RANGE)
-        require(not self.stream or self.prompt_logprobs is None, "prompt_logprobs", "not supported when stream is true")
         require(self.stream or self.stream_options is None, "stream_options", "only allowed when stream is true")
 
     def _logit_bias(self) -> dict[int, float]:
@@ -313,24 +302,6 @@ class PromptTokenIds(TypedDict, total=False):
     """The prompt's tokens, if requested."""
 
     prompt_token_ids: list[int]
-
-
-class PromptLogprob(TypedDict):
-    """log π_mix of a token, its rank and its text. The rank is null if the token is not among the alternatives."""
-
-    logprob: float
-    rank: int | None
-    decoded_token: str
-
-
-PromptLogprobs = Iterable[dict[str, PromptLogprob] | None]
-"""For each prompt token, the scores of the token and its alternatives, by token id. Null for the first token."""
-
-
-class ScoredPrompt(TypedDict, total=False):
-    """Scores of the prompt in a whole response, if requested."""
-
-    prompt_logprobs: PromptLogprobs
 
 
 class GeneratedChoice(TypedDict):

@@ -49,7 +49,6 @@ class ChatWriter(ChunkWriter[ChatRequest]):
             **self._response_fields(),
             "object": "chat.completion",
             "choices": choices,
-            **self._prompt_logprobs(deltas[0]),
             **self._prompt_token_ids(),
         }
 

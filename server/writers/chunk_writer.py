@@ -8,8 +8,7 @@ from pydantic_core import to_json
 from server.generation.delta import Delta
 from server.generation.generation import Generation
 from server.generation.service import Service
-from server.schemas.generation import Generated, GeneratedChoice, ScoredPrompt, StreamOptions
-from server.writers.logprobs import prompt_logprobs
+from server.schemas.generation import Generated, GeneratedChoice, StreamOptions
 from server.writers.writer import AnyRequest, Writer
 
 
@@ -47,14 +46,6 @@ class ChunkWriter(Writer[AnyRequest]):
         if self._request.return_token_ids:
             fields["token_ids"] = [event.token_id for event in delta.tokens]
         return fields
-
-    def _prompt_logprobs(self, delta: Delta) -> ScoredPrompt:
-        """Return the scores of a choice's prompt, if requested."""
-        num_alternatives = self._request.prompt_logprobs
-        if num_alternatives is None:
-            return {}
-        token_ids, scores = self.generation.choices[delta.index].prompt.token_ids, delta.prompt_scores
-        return {"prompt_logprobs": prompt_logprobs(self._service.vocabulary, token_ids, scores, num_alternatives)}
 
     def _response_fields(self) -> Generated:
         """Return the common fields of a whole response. Call it after writing the choices."""

@@ -43,7 +43,6 @@ class CompletionWriter(ChunkWriter[CompletionRequest]):
             **self._choice(delta, index),
             "text": delta.text,
             "logprobs": self._logprobs(delta),
-            **self._prompt_logprobs(delta),
             **self._prompt_token_ids(delta.index),
         }
 

@@ -1,4 +1,4 @@
-"""Formats log-probabilities (log π_mix) as OpenAI and vLLM do.
+"""Formats log-probabilities (log π_mix) as OpenAI does.
 
 Lists with alternatives are generators: each entry is written before the next one is made.
 """
@@ -9,7 +9,6 @@ from nvium_core import Score
 from nvium_core.text.token_bytes import TokenBytes
 from server.schemas.chat import ChatLogprobs, TokenLogprob, TopLogprob
 from server.schemas.completions import CompletionLogprobs
-from server.schemas.generation import PromptLogprobs
 
 MIN_LOGPROB = -9999.0
 """Replaces log 0: JSON has no infinity."""
@@ -43,24 +42,6 @@ def alternatives(vocabulary: TokenBytes, token_id: int, score: Score, num_altern
     for candidate, logprob in sorted(by_id.items(), key=lambda item: -item[1]):
         best.setdefault(vocabulary.name(candidate), clamped(logprob))
     return best
-
-
-def prompt_logprobs(
-    vocabulary: TokenBytes, token_ids: Sequence[int], scores: Iterable[Score], num_alternatives: int
-) -> PromptLogprobs:
-    """Return vLLM's `prompt_logprobs`: for each token, the token itself and the most probable tokens, by id."""
-    yield None
-    for own_id, score in zip(token_ids[1:], scores, strict=True):
-        ranks = {token_id: rank for rank, (token_id, _) in enumerate(score.top, start=1)}
-        logprobs = dict([*score.top[:num_alternatives], (own_id, score.logprob)])
-        yield {
-            str(token_id): {
-                "logprob": clamped(logprob),
-                "rank": ranks.get(token_id),
-                "decoded_token": vocabulary.name(token_id),
-            }
-            for token_id, logprob in logprobs.items()
-        }
 
 
 def chat_logprobs(

@@ -80,31 +80,6 @@ def test_a_prompt_is_truncated_to_its_last_tokens_or_to_leave_room_for_the_answe
     assert len(server.chat(long, truncate_prompt_tokens=-1, return_token_ids=True).json()["prompt_token_ids"]) == 4095
 
 
-@pytest.mark.parametrize("number", [0, 2])
-def test_prompt_logprobs_have_vllms_format(server: LiveServer, number: int) -> None:
-    asked: Json = {"max_tokens": 1, "seed": 1}
-    echoed = server.complete(prompt="abc", echo=True, logprobs=number, **asked).json()["choices"][0]["logprobs"]
-    for more in ({}, {"n": 2}, {"logprobs": 5}):
-        for choice in server.complete(prompt="abc", prompt_logprobs=number, **asked, **more).json()["choices"]:
-            none, *entries = choice["prompt_logprobs"]
-            assert none is None
-            own = [entry[str(token_id)] for token_id, entry in zip(token_ids("bc"), entries, strict=True)]
-            assert [value["logprob"] for value in own] == echoed["token_logprobs"][1:3]
-            assert [value["decoded_token"] for value in own] == ["b", "c"]
-            assert all(number <= len(entry) <= number + 1 for entry in entries)
-            ranks = [sorted(value["rank"] for value in entry.values() if value["rank"]) for entry in entries]
-            assert all(rank[:number] == [*range(1, number + 1)] for rank in ranks)
-            assert (choice["logprobs"] is not None) == ("logprobs" in more)
-            assert len((choice["logprobs"] or {"top_logprobs": [{}]})["top_logprobs"][0]) <= 6
-
-
-def test_chat_returns_prompt_logprobs_at_the_top_level(server: LiveServer) -> None:
-    body = server.chat(prompt_logprobs=1, max_tokens=1, return_token_ids=True).json()
-    assert len(body["prompt_logprobs"]) == len(body["prompt_token_ids"])
-    assert body["choices"][0]["logprobs"] is None
-    assert "prompt_logprobs" not in server.chat(max_tokens=1).json()
-
-
 def test_every_choice_echoes_the_scores_of_its_prompt(server: LiveServer) -> None:
     asked: Json = {"n": 3, "best_of": 3, "echo": True, "logprobs": 0, "max_tokens": 2, "seed": 1}
     choices = server.complete(prompt=["abc", "de"], **asked).json()["choices"]
