@@ -183,7 +183,10 @@ class ChatTemplate:
             )
         except RenderingError as error:
             raise ConversationError(f"the model's chat template {error}") from error
-        return text.removeprefix(PLAIN_BREAK) if self._is_plain else text
+        if not self._is_plain:
+            return text
+        continued = (conversation.messages[-1].get("content") or "") if conversation.continues else ""
+        return text.removeprefix(PLAIN_BREAK) + continued[len(continued.rstrip()) :]  # CHAT_TEMPLATE trims messages
 
 
 def check_readable(tokenizer: PreTrainedTokenizerFast) -> None:
