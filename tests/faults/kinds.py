@@ -243,7 +243,7 @@ KINDS = [
     Kind("SIGTERM", partial(signalled, TERM), ends=(0,), is_quick=True),
     Kind("SIGINT", partial(signalled, INT), ends=(0,)),
     Kind("SIGKILL", partial(signalled, KILL), ends=(-KILL,), may_lose=True, is_quick=True),
-    Kind("SIGHUP, 200 times", reload_keys, start=server_with_key_file, had_effect=logs("reloaded keys")),
+    Kind("SIGHUP, 200 times", reload_keys, start=server_with_key_file, had_effect=logs("reloaded keys"), is_quick=True),
     Kind("SIGSTOP and SIGCONT", paused, is_quick=True),
     Kind("slowed", slowed),
     Kind("device thread dies", until_it_ends, ends=(1,), prepare=break_the_device_thread, is_quick=True),

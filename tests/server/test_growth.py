@@ -30,6 +30,7 @@ SLACK_SECONDS = 0.01
 
 MAX_SECONDS = 0.1
 TRIES = 20
+MAX_ERROR_BYTES = 2_000
 
 SHAPES: dict[str, Callable[[int], str]] = {
     "numbers": lambda n: f"[{'1,' * (n // 2)}1]",
@@ -98,8 +99,9 @@ class Reader:
 
     def seconds(self, path: str, body: bytes) -> float:
         started = time.thread_time()
-        status, _ = self.loop.run_until_complete(answer(self._app, path, body))
+        status, error = self.loop.run_until_complete(answer(self._app, path, body))
         assert status in (200, 400, 413), status
+        assert len(error) < MAX_ERROR_BYTES, error
         return time.thread_time() - started
 
 

@@ -90,20 +90,6 @@ async def test_every_choice_starts_with_its_prompts_scores_even_if_its_tokens_ar
     ]
 
 
-@pytest.mark.parametrize("stream", [True, False])
-async def test_a_closed_connection_is_counted_as_cancelled(server: LiveServer, stream: bool) -> None:
-    names = [
-        'nvium_requests_total{endpoint="completions",outcome="cancelled"}',
-        'nvium_finished_choices_total{finish_reason="abort"}',
-    ]
-    before = [server.gauge(name) for name in names]
-    async with connected(server.url) as connection:
-        await connection.send(asking(max_tokens=4000, stream=stream, n=3))
-        wait_until(lambda: server.gauge("nvium_requests_running") == 3)
-    wait_until(lambda: server.gauge("nvium_requests_running") == 0)
-    assert [server.gauge(name) - old for name, old in zip(names, before, strict=True)] == [1, 3]
-
-
 async def test_a_stopped_engine_fails_open_and_new_requests(byte_model: LoadedModel) -> None:
     with live_server(byte_model) as server:
         async with connected(server.url) as stream, connected(server.url) as whole:

@@ -117,17 +117,6 @@ async def test_no_spelling_of_a_path_avoids_the_key(closed: LiveServer, target: 
         assert (await asked(closed.url, request(target, method=method), method)).status == 401
 
 
-@given(st.text(), st.sampled_from(METHODS))
-async def test_only_public_requests_pass_without_a_key(path: str, method: str) -> None:
-    reached = Reached()
-    layer = KeyGate(reached, KeyRing([parsed("here", FIRST)]), metrics_open=False)
-    [start, *_] = await called(layer, method, path)
-    is_reading = method in ("GET", "HEAD") and (path in PUBLIC or path.startswith("/assets/"))
-    is_public = is_reading or (method, path) == CHECK
-    assert bool(reached.states) == is_public
-    assert start["status"] == (200 if is_public else 401)
-
-
 def test_x_api_key_is_accepted_but_not_two_keys(closed: LiveServer) -> None:
     assert closed.http.get("/whose", headers={"x-api-key": FIRST}).json() == "alice"
     assert closed.http.get("/whose", headers={"x-api-key": "sk-none"}).status_code == 401

@@ -77,14 +77,6 @@ async def test_an_id_is_kept_if_and_only_if_it_is_safe(sent: str, twice: bool) -
     assert reached.states[0]["request_id"] == received
 
 
-async def test_requests_without_an_id_get_different_ones() -> None:
-    reached = Reached()
-    frame = RequestContext(reached, Metrics([1.0]), {})
-    for _ in range(3):
-        await called(frame, "GET", "/", record=None)
-    assert len({state["request_id"] for state in reached.states}) == 3
-
-
 def test_head_works_wherever_get_does_and_only_there(server: LiveServer) -> None:
     assert server.http.head("/v1/completions").status_code == 405
     for path in (path for path, methods in document()["paths"].items() if "get" in methods):

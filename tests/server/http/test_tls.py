@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import socket
 import ssl
 from collections.abc import Iterator
@@ -24,12 +23,9 @@ from server.http.keys import KeyRing, read_keys
 from server.http.reloader import Reloader
 from server.http.tls import tls_context
 from server.settings import Settings, SettingsError
-from server.telemetry.sink import LogSink
 from tests.byte_model import NAME
-from tests.server.forked_server import forked_server
 from tests.server.live_server import LiveServer, live_server, wait_until
 from tests.server.log_lines import log_lines
-from tests.server.raw_client import events_of
 
 BODY: dict[str, Any] = {"model": NAME, "prompt": "Once", "seed": 1, "max_tokens": 100, "ignore_eos": True}
 
@@ -75,12 +71,6 @@ def test_only_a_client_that_trusts_the_certificate_can_connect(encrypted: LiveSe
     assert https.get("/livez").json() == {"status": "ok"}
     client = openai.OpenAI(base_url=f"{https.base_url}/v1", api_key="none", http_client=https, max_retries=0)
     assert client.completions.create(model=NAME, prompt="Once", max_tokens=1).choices
-
-
-def test_a_stream_equals_the_whole_response(https: httpx.Client) -> None:
-    streamed = https.post("/v1/completions", json=BODY | {"stream": True}).text
-    whole = https.post("/v1/completions", json=BODY).json()
-    assert "".join(event["choices"][0]["text"] for event in events_of(streamed)) == whole["choices"][0]["text"]
 
 
 async def test_a_client_that_disconnects_frees_its_seat(encrypted: LiveServer, trusting: ssl.SSLContext) -> None:
@@ -230,33 +220,3 @@ def certificate_name(context: ssl.SSLContext, authority: trustme.CA) -> str:
     certificate = client.getpeercert()
     assert certificate
     return str(dict(certificate["subjectAltName"])["DNS"])  # type: ignore[arg-type]
-
-
-def signal_during_log_lines() -> None:
-    """Send SIGHUP while the log line of a request is written and its lock is held."""
-    write = LogSink.write
-
-    def interrupted(sink: LogSink, line: str) -> None:
-        if '"event": "request"' in line:
-            os.kill(os.getpid(), signal.SIGHUP)
-        write(sink, line)
-
-    LogSink.write = interrupted  # type: ignore[method-assign]
-
-
-@pytest.mark.slow
-def test_sighup_reloads_the_keys_even_during_a_log_line(model_folder: Path, tmp_path: Path) -> None:
-    file = tmp_path / "keys"
-    file.write_text("sk-old")
-    with forked_server(model_folder, tmp_path / "log", prepare=signal_during_log_lines, api_keys_file=file) as server:
-
-        def status(key: str) -> int:
-            asked = {"model": "default", "prompt": "Once", "max_tokens": 2}
-            return server.http.post(
-                "/v1/completions", json=asked, headers={"authorization": f"Bearer {key}"}
-            ).status_code
-
-        file.write_text("sk-new")
-        assert status("sk-old") == 200
-        wait_until(lambda: status("sk-new") == 200, seconds=60)
-        assert status("sk-old") == 401
