@@ -175,11 +175,7 @@ class GGUFFile:
 def open_gguf(path: Path) -> GGUFFile:
     """Open a GGUF file. Raise `CheckpointError` if it is not valid."""
     parts = gguf_parts(path)
-    try:
-        written = [part.stat() for part in parts]
-        file = _open(parts, *((state.st_mtime_ns, state.st_size) for state in written))
-    except Exception as error:  # damaged files raise various exceptions in the reader
-        raise damaged(path, error) from error
+    file = _open(parts, *((state.st_mtime_ns, state.st_size) for state in map(Path.stat, parts)))
     if file.get("split.count", 1) not in (0, len(parts)):
         raise CheckpointError(f"{path}: is a shard of a split model; name the shards NAME-00001-of-0000N.gguf")
     return file
@@ -188,7 +184,22 @@ def open_gguf(path: Path) -> GGUFFile:
 @lru_cache(1)
 def _open(parts: tuple[Path, ...], *written: tuple[int, int]) -> GGUFFile:
     """Open all shards. Cached, because the tokenizer and the weights use the same file."""
-    return GGUFFile(parts[0], [read_header(part) for part in parts])
+    names = set[str]()
+    headers = []
+    for part in parts:
+        headers.append(_header(part))
+        own = {tensor.name for tensor in headers[-1].tensors}
+        if twice := own & names:
+            raise CheckpointError(f"{part}: an earlier shard has a tensor {min(twice)} too")
+        names |= own
+    return GGUFFile(parts[0], headers)
+
+
+def _header(path: Path) -> Header:
+    try:
+        return read_header(path)
+    except Exception as error:  # damaged files raise various exceptions in the reader
+        raise damaged(path, error) from error
 
 
 def close_gguf() -> None:

@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
@@ -192,7 +193,8 @@ class ChatTemplate:
 def check_readable(tokenizer: PreTrainedTokenizerFast) -> None:
     """Raise `ConversationError` unless every template can be parsed."""
     template: Any = tokenizer.chat_template
-    place = f"{tokenizer.name_or_path}: " if tokenizer.name_or_path else ""
+    file = Path(tokenizer.name_or_path, "chat_template.jinja")
+    place = f"{file if file.is_file() else tokenizer.name_or_path}: " if tokenizer.name_or_path else ""
     if isinstance(template, dict) and "default" not in template:
         raise ConversationError(
             f"{place}the model has chat templates {', '.join(map(str, template))}, but no default; choose one with "

@@ -152,6 +152,11 @@ def test_a_split_file_is_loaded_by_its_first_shard(tmp_path):
     assert all(torch.equal(loaded[name], tensor) for name, tensor in expected.items())
     with pytest.raises(CheckpointError, match=r"is shard 2 of 2; pass the first shard, model-00001-of-00002\.gguf"):
         NviumForCausalLM.from_pretrained(second)
+    stored = second.read_bytes()
+    for content, complaint in ((stored[:-9], "damaged or incomplete"), (first.read_bytes(), "an earlier shard has")):
+        second.write_bytes(content)
+        with pytest.raises(CheckpointError, match=rf"model-00002-of-00002\.gguf: {complaint}"):
+            NviumForCausalLM.from_pretrained(first)
     alone = first.rename(tmp_path / "alone.gguf")
     with pytest.raises(CheckpointError, match="is a shard of a split model"):
         NviumForCausalLM.from_pretrained(alone)

@@ -69,6 +69,16 @@ def test_a_templates_own_error_is_reported_and_other_errors_are_not():
     assert str(failed.value) == "the model's chat template rejects the messages"
 
 
+def test_an_error_in_a_template_names_its_file(tmp_path):
+    tokenizer = wrapped_tokenizer("{% for")
+    tokenizer.name_or_path = str(tmp_path)
+    with pytest.raises(ConversationError, match=f"^{tmp_path}: the chat template cannot be parsed"):
+        ChatTemplate(tokenizer)
+    (tmp_path / "chat_template.jinja").write_text("{% for")
+    with pytest.raises(ConversationError, match=rf"^{tmp_path}/chat_template\.jinja: the chat template cannot"):
+        ChatTemplate(tokenizer)
+
+
 HOSTILE = {
     "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
     "numbers": "{% set x = 9 ** (9 ** 9) %}",
