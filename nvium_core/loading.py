@@ -82,8 +82,16 @@ def load_model(
     check_vocabulary(tokenizer, model, folder)
     quantize_as(model, weights)
     if place.type != "cpu":
+        check_gpu_memory(model, place)
         nn.Module.to(model, place)
     return LoadedModel(path.stem if of_file else model_name(path), model, tokenizer, folder.resolve())
+
+
+def check_gpu_memory(model: Nvium, device: torch.device) -> None:
+    """Raise `CheckpointError` if the weights exceed the GPU's free memory."""
+    needed, free = sum(weight.nbytes for weight in model.parameters()), torch.cuda.mem_get_info(device)[0]
+    if needed > free:
+        raise CheckpointError(f"device {device}: the weights need {needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free")
 
 
 def quantize_as(model: Nvium, weights: Weights) -> None:

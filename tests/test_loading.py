@@ -3,10 +3,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from nvium_core import CheckpointError, load_model
-from nvium_core.loading import bundled_model, fast_tokenizer, model_name
+from nvium_core.loading import bundled_model, check_gpu_memory, fast_tokenizer, model_name
 from tests.byte_model import NAME, save_byte_model
+from tests.random_models import random_model
 
 
 @pytest.mark.parametrize(
@@ -20,6 +22,12 @@ def test_a_model_has_the_name_of_its_training_run_or_the_last_part_of_its_own(tm
         (path.parent / "recipe.json").write_text("{}")
     assert model_name(path) == name
     assert model_name(Path("someone/foxes-1b")) == "foxes-1b"
+
+
+def test_weights_that_exceed_a_gpus_free_memory_are_refused(monkeypatch):
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (1000, 80_000_000_000))
+    with pytest.raises(CheckpointError, match=r"^device cuda: the weights need 0.00 GB, 0.00 GB are free$"):
+        check_gpu_memory(random_model([1, 2]), torch.device("cuda"))
 
 
 def test_a_stored_padding_or_truncation_does_not_change_what_is_encoded(tmp_path):

@@ -238,9 +238,12 @@ class GraphsBackend(LayersBackend):
         if flight is not None and flight.computes(blocks, rows):
             self._carried = None
         else:
-            flight = self._launch(blocks, rows, self.fronts(blocks, parts))
-        if flight is None:
-            return super().pass_blocks(step, blocks, parts)
+            fronts = self.fronts(blocks, parts)
+            variant = self._variant(blocks, rows, fronts)
+            if isinstance(variant, str):
+                self.count_eager(variant)
+                return super().pass_blocks(step, blocks, parts)
+            flight = self._launch(blocks, rows, fronts, variant)
         may_run_ahead = len(blocks) == self.num_blocks and all(part.run.sequence.changes is None for part in parts)
         limit = min(part.run.limit for part in parts) if may_run_ahead else 1
         while True:
@@ -271,13 +274,12 @@ class GraphsBackend(LayersBackend):
         last = [part.run.stop - 1 + num_passes for part in parts]
         rows = [Rows(part.run.sequence, range(row, row + 1)) for part, row in zip(parts, last, strict=True)]
         fronts = [self.front(part.run, row) for part, row in zip(parts, last, strict=True)]
-        return self._launch(blocks, rows, fronts, is_ahead=True)
+        variant = self._variant(blocks, rows, fronts)
+        return None if isinstance(variant, str) else self._launch(blocks, rows, fronts, variant, is_ahead=True)
 
-    def _launch(self, blocks: range, rows: list[Rows], fronts: list[Front], *, is_ahead: bool = False) -> Flight | None:
-        """Launch a pass. Return None if no graph can run these rows, and note the cause."""
-        variant = self._chosen(rows, self.inputs.variant(fronts, is_last=blocks.stop == self.num_blocks))
-        if variant is None:
-            return None
+    def _launch(
+        self, blocks: range, rows: list[Rows], fronts: list[Front], variant: Variant, *, is_ahead: bool = False
+    ) -> Flight:
         self._carried = None  # the next pass overwrites the answers from which this pass's successor would read
         self.host_buffers.reverse()
         host = self.host_buffers[0]
@@ -298,23 +300,21 @@ class GraphsBackend(LayersBackend):
         host.answers.copy_(self.answers, non_blocking=True)
         host.fence.set()
 
-    def _chosen(self, rows: Items[Rows], needed: Variant) -> Variant | None:
-        """Return the cheapest captured variant for these rows, or None."""
-        num_rows = sum(len(own.rows) for own in rows)
+    def _variant(self, blocks: range, rows: Items[Rows], fronts: Items[Front]) -> Variant | str:
+        """Return the cheapest captured variant for these rows, or why there is none."""
+        needed = self.inputs.variant(fronts, is_last=blocks.stop == self.num_blocks)
+        num_rows, mixes = sum(len(own.rows) for own in rows), needed.mixes and self.num_blocks > 1
         if max(len(own.rows) for own in rows) > MAX_SHORT_RUN_ROWS:
-            self.cause = f"more than {MAX_SHORT_RUN_ROWS} rows of a prompt"
-        elif num_rows > MAX_ROWS:
-            self.cause = f"more than {MAX_ROWS} rows"
-        elif needed.num_changes > self.max_changes:
-            self.cause = f"more than {self.max_changes} changed logits"
-        else:
-            self.cause = "a capture failed"
-            mixes = needed.mixes and self.num_blocks > 1
-            for known in islice(self.variants, bisect_left(self.variants, (num_rows,)), None):
-                has_inputs = known.num_changes >= needed.num_changes and known.has_masks >= needed.has_masks
-                if has_inputs and known.mixes >= mixes:
-                    return known
-        return None
+            return f"more than {MAX_SHORT_RUN_ROWS} rows of a prompt"
+        if num_rows > MAX_ROWS:
+            return f"more than {MAX_ROWS} rows"
+        if needed.num_changes > self.max_changes:
+            return f"more than {self.max_changes} changed logits"
+        for known in islice(self.variants, bisect_left(self.variants, (num_rows,)), None):
+            has_inputs = known.num_changes >= needed.num_changes and known.has_masks >= needed.has_masks
+            if has_inputs and known.mixes >= mixes:
+                return known
+        return "a capture failed"
 
     def _take_answers(self, flight: Flight, parts: list[Progress]) -> None:
         """Wait for a pass and record its decisions."""

@@ -101,9 +101,7 @@ class LayersBackend:
         """Run the rows through these blocks of the Step, then decide which front rows emit."""
         started, num_rows = time.perf_counter(), list[int]()
         if self.cause is not None:
-            if self.cause not in self.eager_passes:
-                logger.info("passes run in PyTorch's operators: %s", self.cause)
-            self.eager_passes[self.cause] += 1
+            self.count_eager(self.cause)
         fronts = self.fronts(blocks, parts)
         for block in blocks:
             rows = [each for part in parts if (each := part.rows(block)).rows]
@@ -116,6 +114,11 @@ class LayersBackend:
             self._decide(blocks, parts, fronts[first : first + MAX_FRONTS])
         seconds = (time.perf_counter() - started) / len(blocks)
         return [StepReport(block + 1, 1, rows, seconds) for block, rows in zip(blocks, num_rows, strict=True) if rows]
+
+    def count_eager(self, cause: str) -> None:
+        if cause not in self.eager_passes:
+            logger.info("passes run in PyTorch's operators: %s", cause)
+        self.eager_passes[cause] += 1
 
     def forward(self, block: int, rows: Items[Rows]) -> None:
         backbone, cache = self.model.model, self.cache

@@ -11,7 +11,7 @@ from nvium_core.engine.device.attention import gathered, ragged, written
 from nvium_core.engine.device.decide import EMITTED, decide
 from nvium_core.engine.device.graphs.backend import GraphsBackend
 from nvium_core.engine.device.graphs.replay import Fence
-from nvium_core.engine.device.inputs import InputViews, Variant
+from nvium_core.engine.device.inputs import Front, InputViews, Variant
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.schedule.step import Rows, Step, StepResult
 from tests.engine.driving import engine_on
@@ -81,10 +81,10 @@ class PlainGraphs(GraphsBackend):
         self.most_emitted.append(max(len(outcome.emissions) for outcome in result.outcomes))
         return result
 
-    def _chosen(self, rows: Sequence[Rows], needed: Variant) -> Variant | None:
+    def _variant(self, blocks: range, rows: Sequence[Rows], fronts: Sequence[Front]) -> Variant | str:
         if not self.replay.graphs:
-            self.plain.needed = needed
-        return super()._chosen(rows, needed)
+            self.plain.needed = self.inputs.variant(fronts, is_last=blocks.stop == self.num_blocks)
+        return super()._variant(blocks, rows, fronts)
 
 
 def graphs_engine(model: NviumForCausalLM, config: EngineConfig) -> Engine:
