@@ -13,7 +13,6 @@ from torch import Tensor
 
 from nvium_core.engine.device.attention import Read, power_of_two, upload_all
 from nvium_core.engine.device.fused import kernels
-from nvium_core.engine.device.fused.launch import launch, wide_of
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.schedule.step import Rows
 
@@ -63,9 +62,7 @@ def tiles(cache: PagedCache, table_BW: Tensor, position_B: Tensor, first_B2: Ten
             part = q_RHP.new_empty((splits, *q_RHP.shape), dtype=exact)
             lse = q_RHP.new_empty((splits, rows, heads), dtype=exact)
         shared = {"head_size": head_size, "num_splits": splits, "padded": power_of_two(head_size)}
-        launch(
-            kernels.attend_pages,
-            (num_tiles, num_keys, splits),
+        kernels.attend_pages[(num_tiles, num_keys, splits)](
             *(q_RHP, cache.keys[layer], cache.values[layer], table_BW, position_B if first_B2 is None else first_B2),
             *(position_B, out_RHP, part, lse, head_size**-0.5, position_B.stride(0), width, q_RHP.stride(0), rows),
             page_size=cache.page_size,
@@ -74,11 +71,11 @@ def tiles(cache: PagedCache, table_BW: Tensor, position_B: Tensor, first_B2: Ten
             tile=max(MIN_TILE, power_of_two(rows_per_tile * heads // num_keys)),
             num_queries=rows_per_tile,
             block=KEY_BLOCK,
-            wide=wide_of(q_RHP),
+            wide=kernels.wide_of(q_RHP),
             **shared,
         )
         if splits > 1:
-            launch(kernels.combine, (rows * heads,), part, lse, out_RHP, rows * heads, **shared)
+            kernels.combine[(rows * heads,)](part, lse, out_RHP, rows * heads, **shared)
         return out_RHP
 
     return attend

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from nvium_core.engine.device.attention import power_of_two
 from nvium_core.engine.device.decide import EMITTED, EXIT_TAKEN
 from nvium_core.engine.device.fused import draws, routing
-from nvium_core.engine.device.fused.launch import launch, wide_of
+from nvium_core.engine.device.fused.kernels import wide_of
 from nvium_core.engine.device.inputs import MAX_FRONTS, InputViews, Variant
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.params import Draw
@@ -98,7 +98,7 @@ class FusedDecisions:
         sizes = (slot_F.stride(0), states.shape[1], len(slot_F), width, config.rms_norm_eps, num_routed)
         tensors = (states[used.start :], slot_F, self._norm_ND[used.start :], x_NFD, x_KFD)
         grid = (len(slot_F), len(used))
-        launch(routing.normalise_exits, grid, *tensors, *sizes, wide=wide_of(states), size=power_of_two(width))
+        routing.normalise_exits[grid](*tensors, *sizes, wide=wide_of(states), size=power_of_two(width))
         return x_NFD, x_KFD
 
     def _route(self, used: range, x_KFD: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ class FusedDecisions:
             parts = (own["norm.weight"], own["head.weight"], own["head.bias"], log_w_KF2)
             last = (num_fronts, width, self._config.rms_norm_eps, self._config.router_temperature)
             sizes = {"wide": wide_of(y_KFD), "size": power_of_two(width)}
-            launch(routing.route, (num_fronts, num_routed), y_KFD, *parts, *last, **sizes)
+            routing.route[(num_fronts, num_routed)](y_KFD, *parts, *last, **sizes)
         return log_w_KF2
 
     def _outputs(self, used: range, x_NFD: Tensor, exit_F: Tensor | None) -> Tensor:
@@ -129,7 +129,7 @@ class FusedDecisions:
         grid = (num_fronts, -(-width // WIDTH_BLOCK), 1 if selects else num_exits)
         tensors = (x_NFD, delta_NFD, x_NFD if exit_F is None else exit_F, o_XD)
         flags = {"selects": selects, "has_delta": bool(self._adapters), "block": WIDTH_BLOCK}
-        launch(routing.add_outputs, grid, *tensors, num_fronts, width, used.start, **flags)
+        routing.add_outputs[grid](*tensors, num_fronts, width, used.start, **flags)
         return o_XD
 
     def _choose(
@@ -144,9 +144,7 @@ class FusedDecisions:
         rows, uniform, chosen = inputs.rows, inputs.rows["uniform"], self._chosen
         num_fronts = len(rows["kind"])
         ranks = (chosen.exit_F,) * 3 if mixture is None else mixture[-3:]
-        launch(
-            routing.choose_exits,
-            (num_fronts,),
+        routing.choose_exits[(num_fronts,)](
             *(log_w_KF2, rows["kind"], rows["first"], uniform, *ranks, answers_4F[EXIT_TAKEN], *chosen),
             *(num_fronts, rows["kind"].stride(0), uniform.stride(2), answers_4F.stride(0)),
             start=blocks.start,
@@ -169,11 +167,9 @@ class FusedDecisions:
         )
         token_NF = torch.empty_like(peak_NF, dtype=torch.long)
         grid = (num_fronts, num_exits)
-        launch(draws.measure_exits, grid, judged_NFV, peak_NF, sum_NF, num_fronts, vocab, block=VOCAB_BLOCK)
+        draws.measure_exits[grid](judged_NFV, peak_NF, sum_NF, num_fronts, vocab, block=VOCAB_BLOCK)
         measured = (judged_NFV, log_w_KF2, peak_NF, sum_NF)
-        launch(
-            draws.rank_mixtures,
-            grid,
+        draws.rank_mixtures[grid](
             *(*measured, best_NF, second_NF, token_NF, num_fronts, vocab),
             num_blocks=self._config.num_exits,
             block=VOCAB_BLOCK,
@@ -192,20 +188,18 @@ class FusedDecisions:
             changes = (inputs.entries_C5, inputs.values_C5, inputs.used)
             grid = (-(-variant.num_changes // CHANGE_BLOCK), num_exits)
             flags = {"only_argmax": only_argmax, "block": CHANGE_BLOCK}
-            launch(draws.change_logits, grid, logits_NFV, out_NFV, *changes, *sizes, **flags)
+            draws.change_logits[grid](logits_NFV, out_NFV, *changes, *sizes, **flags)
         if variant.has_masks:
             blocks = (num_fronts, -(-vocab // VOCAB_BLOCK), num_exits)
             flags = {"only_argmax": only_argmax, "block": VOCAB_BLOCK}
-            launch(draws.mask_logits, blocks, out_NFV, masks, *sizes, masks.shape[1], **flags)
+            draws.mask_logits[blocks](out_NFV, masks, *sizes, masks.shape[1], **flags)
         return out_NFV
 
     def _selected(self, mixture: Mixture, inputs: InputViews, *, has_last: bool) -> Tensor:
         num_fronts, vocab = mixture.logits_NFV.shape[1:]
         kind_F = inputs.rows["kind"]
         out_FV = mixture.logits_NFV.new_empty((num_fronts, vocab), dtype=self._exact)
-        launch(
-            draws.select_logits,
-            (num_fronts, -(-vocab // VOCAB_BLOCK)),
+        draws.select_logits[(num_fronts, -(-vocab // VOCAB_BLOCK))](
             *(*mixture[:4], kind_F, self._chosen.exit_F, out_FV, kind_F.stride(0), num_fronts, vocab),
             num_blocks=self._config.num_exits,
             has_last=has_last,
@@ -217,9 +211,7 @@ class FusedDecisions:
         logits_FV = self._changed(logits_FV[None], inputs, variant, only_argmax=False)[0]
         rows, is_exact = inputs.rows, logits_FV.dtype == torch.float64
         fields = (rows[name] for name in Draw._fields)
-        launch(
-            draws.sample_tokens,
-            (len(logits_FV),),
+        draws.sample_tokens[(len(logits_FV),)](
             *(logits_FV, *fields, *self._chosen, answers_4F[EMITTED], rows["kind"].stride(0), logits_FV.shape[1]),
             mixes=variant.mixes,
             block=VOCAB_BLOCK,

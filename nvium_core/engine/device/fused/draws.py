@@ -8,8 +8,11 @@ same order. Weights are float32, or float64 for float64 logits. Sums of weights 
 import triton
 import triton.language as tl
 
-ARGMAX, MIXTURE, ORIGINAL = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
-NO_TOKEN, GOES_ON = tl.constexpr(-1), tl.constexpr(-2)
+from nvium_core.engine.device import decide
+from nvium_core.engine.params import Kind
+
+ARGMAX, MIXTURE, ORIGINAL = (tl.constexpr(int(kind)) for kind in (Kind.ARGMAX, Kind.MIXTURE, Kind.ORIGINAL))
+NO_TOKEN, GOES_ON = tl.constexpr(decide.NO_TOKEN), tl.constexpr(decide.GOES_ON)
 
 
 @triton.jit
@@ -34,26 +37,20 @@ def weights_of(logits, at, vocab, peak, divisor, least, narrow: tl.constexpr):
 
 
 @triton.jit
-def total_of(logits, vocab, peak, divisor, least, block: tl.constexpr, narrow: tl.constexpr):
-    """Sum of the weights; NaN if a logit is NaN, or all are −inf."""
-    total = tl.full((), 0, tl.float64)
-    for begin in range(0, vocab, block):
-        at = begin + tl.arange(0, block)
-        total += tl.sum(weights_of(logits, at, vocab, peak, divisor, least, narrow).to(tl.float64), 0)
-    return total
-
-
-@triton.jit
 def mass_from(
     logits, vocab, peak, divisor, least, floor, is_strict,
     block: tl.constexpr, narrow: tl.constexpr,
 ):  # fmt: skip
-    """Sum and number of the weights that are at least `floor`, or above it if `is_strict`."""
+    """Sum and number of the weights that are at least `floor`, or above it if `is_strict`.
+
+    The sum is NaN if a logit is NaN, or all are −inf.
+    """
     mass, count = tl.full((), 0, tl.float64), tl.full((), 0, tl.int64)
     for begin in range(0, vocab, block):
         at = begin + tl.arange(0, block)
         weight = weights_of(logits, at, vocab, peak, divisor, least, narrow)
-        is_in = (at < vocab) & ((weight > floor) | ((weight == floor) & (is_strict == 0)))
+        is_out = (at >= vocab) | (weight < floor) | ((weight == floor) & (is_strict != 0))
+        is_in = is_out == 0
         mass += tl.sum(tl.where(is_in, weight, 0.0).to(tl.float64), 0)
         count += tl.sum(is_in.to(tl.int64), 0)
     return mass, count
@@ -204,7 +201,7 @@ def sample_tokens(
         least = tl.load(log_min_p + front * stride).to(narrow)
         k, p = tl.load(top_k + front * stride), tl.load(top_p + front * stride)
         peak, best = peak_of(own, vocab, block, narrow)
-        total = total_of(own, vocab, peak, divisor, least, block, narrow)
+        total, _ = mass_from(own, vocab, peak, divisor, least, 0.0, 0, block, narrow)
         floor, num_ties = tl.full((), -1.0, narrow), tl.full((), 0, tl.int64)
         is_finite = total < float("inf")  # False for NaN too
         is_argmax = (own_kind == ARGMAX) | ((own_kind == ORIGINAL) & (heat == 0))
@@ -227,7 +224,7 @@ def measure_exits(logits, peaks, sums, num_fronts, vocab, block: tl.constexpr):
     place = number * num_fronts + front
     own = logits + place * vocab
     peak, _ = peak_of(own, vocab, block, tl.float64)
-    total = total_of(own, vocab, peak, 1.0, float("-inf"), block, tl.float64)
+    total, _ = mass_from(own, vocab, peak, 1.0, float("-inf"), 0.0, 0, block, tl.float64)
     tl.store(peaks + place, peak)
     tl.store(sums + place, total)
 

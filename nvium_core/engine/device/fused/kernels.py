@@ -4,8 +4,17 @@
 float64 for float64 inputs. `stride` is the distance in words between the fields of successive rows.
 """
 
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+
+def wide_of(tensor: Tensor) -> Any:
+    """Return Triton's type of sums of the tensor's elements."""
+    return tl.float64 if tensor.dtype == torch.float64 else tl.float32
 
 
 @triton.jit

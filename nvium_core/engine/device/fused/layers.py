@@ -11,7 +11,6 @@ from torch import Tensor
 
 from nvium_core.engine.device.attention import RowAttention, power_of_two
 from nvium_core.engine.device.fused import kernels
-from nvium_core.engine.device.fused.launch import launch, wide_of
 from nvium_core.engine.device.inputs import InputViews
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.model.llama import Attention, Layer, RMSNorm
@@ -37,11 +36,9 @@ class FusedLayers:
         slot_R = inputs.rows["slot"]
         rows, width, stride = len(slot_R), config.hidden_size, slot_R.stride(0)
         h_RD, x_RD = (states.new_empty(rows, width) for _ in range(2))
-        exact: dict[str, Any] = {"wide": wide_of(h_RD), "size": power_of_two(width)}
+        exact: dict[str, Any] = {"wide": kernels.wide_of(h_RD), "size": power_of_two(width)}
         eps = config.rms_norm_eps
-        launch(
-            kernels.start_rows,
-            (rows,),
+        kernels.start_rows[(rows,)](
             *(table, slot_R, inputs.rows["token"], inputs.rows["source"], previous_R, h_RD, x_RD),
             *(layers[0].input_layernorm.weight, stride, width, eps),
             is_first=blocks.start == 0,
@@ -53,12 +50,12 @@ class FusedLayers:
             delta_RD = layer.self_attn.o_proj(attend(layer.self_attn, x_RD))
             norm = layer.post_attention_layernorm.weight
             sizes = (states[0], slot_R, stride, width, eps)
-            launch(kernels.add_rows, (rows,), h_RD, delta_RD, x_RD, norm, *sizes, keeps=False, norms=True, **exact)
+            kernels.add_rows[(rows,)](h_RD, delta_RD, x_RD, norm, *sizes, keeps=False, norms=True, **exact)
             delta_RD = layer.mlp.down_proj(self._activated(layer, x_RD))
             norm = norm if following is None else following.input_layernorm.weight
             sizes = (states[ends.get(index, 0)], *sizes[1:])
             flags = {"keeps": index in ends, "norms": following is not None}
-            launch(kernels.add_rows, (rows,), h_RD, delta_RD, x_RD, norm, *sizes, **flags, **exact)
+            kernels.add_rows[(rows,)](h_RD, delta_RD, x_RD, norm, *sizes, **flags, **exact)
 
     def _attend(self, inputs: InputViews) -> Callable[[Attention, Tensor], Tensor]:
         cache, config, rows = self._cache, self._config, inputs.rows
@@ -71,9 +68,7 @@ class FusedLayers:
             qkv_R = module.qkv(x_RD)
             norms = [each.weight for each in (module.q_norm, module.k_norm) if isinstance(each, RMSNorm)]
             layer = module.layer_index
-            launch(
-                kernels.rotate_and_write,
-                (len(x_RD), num_queries + 2 * num_keys),
+            kernels.rotate_and_write[(len(x_RD), num_queries + 2 * num_keys)](
                 *(qkv_R, cache.keys[layer], cache.values[layer], rows["slot"], rows["position"], self._inv_freq),
                 *(*(norms or (self._inv_freq, self._inv_freq)), rows["slot"].stride(0), scaling, config.rms_norm_eps),
                 num_queries=num_queries,
@@ -82,7 +77,7 @@ class FusedLayers:
                 size=power_of_two(head_size // 2),
                 rotates=module.has_rotary,
                 norms=bool(norms),
-                wide=wide_of(x_RD),
+                wide=kernels.wide_of(x_RD),
             )
             return read(qkv_R.unflatten(-1, (-1, head_size))[:, :num_queries], layer).flatten(-2)
 
@@ -93,12 +88,12 @@ class FusedLayers:
         gate_up = layer.mlp.gate_up(x_RD)
         inner = gate_up.shape[1] // 2
         out_RI = gate_up.new_empty(len(gate_up), inner)
-        launch(
-            kernels.activate,
-            (len(gate_up), -(-inner // 1024)),
-            *(gate_up, out_RI, inner),
+        kernels.activate[(len(gate_up), -(-inner // 1024))](
+            gate_up,
+            out_RI,
+            inner,
             activation=self._config.hidden_act,
-            wide=wide_of(gate_up),
+            wide=kernels.wide_of(gate_up),
             block=1024,
         )
         return out_RI

@@ -6,11 +6,11 @@
 import triton
 import triton.language as tl
 
+from nvium_core.engine.device.fused.draws import ARGMAX, GOES_ON, NO_TOKEN, ORIGINAL
 from nvium_core.engine.device.fused.kernels import normalised
+from nvium_core.engine.device.sampling import CERTAINTY_MARGIN
 
-ARGMAX, ORIGINAL = tl.constexpr(1), tl.constexpr(3)
-NO_TOKEN = tl.constexpr(-1)
-MARGIN = tl.constexpr(1e-9)
+MARGIN = tl.constexpr(CERTAINTY_MARGIN)
 
 
 @triton.jit(do_not_specialize=["num_fronts"])
@@ -66,7 +66,7 @@ def choose_exits(
     own_kind, own_first = tl.load(kind + front * stride), tl.load(first + front * stride)
     chosen = tl.full((), -1, tl.int64)
     is_sane = chosen < 0
-    token = tl.full((), -2, tl.int64)
+    token = tl.full((), GOES_ON, tl.int64)
     log_continue = tl.full((), 0, tl.float64)
     log_mixed, log_p, drawn = log_continue, log_continue, log_continue
     for block in tl.static_range(base, stop):

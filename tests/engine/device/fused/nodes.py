@@ -1,12 +1,13 @@
 """The nodes of a pass's CUDA graph, found on the meta device: Triton's launches and PyTorch's operators."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.jit import KernelInterface
 
 from nvium_core.engine.device.attention import ragged
 from nvium_core.engine.device.fused import attention, decisions, layers
@@ -52,14 +53,10 @@ class Nodes(TorchDispatchMode):
 
     @contextmanager
     def collected(self) -> Iterator[None]:
-        def note(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-            self.launches.append((kernel, arguments, constants))
+        def noted(kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
+            return lambda *arguments, **constants: self.launches.append((kernel, arguments, constants))
 
-        with ExitStack() as stack:
-            for module in (attention, decisions, layers):
-                stack.enter_context(mock.patch.object(module, "launch", note))
-            stack.enter_context(torch.inference_mode())
-            stack.enter_context(self)
+        with mock.patch.object(KernelInterface, "__getitem__", noted), torch.inference_mode(), self:
             yield
 
     def __len__(self) -> int:
