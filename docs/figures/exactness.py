@@ -1,6 +1,6 @@
-"""Plots the engine's samples against the expected distribution (exactness.png), and a sequence's Steps (steps.png).
+"""Plots the engine's samples against the expected distribution.
 
-    python docs/figures/exactness.py docs/figures --draws 20000 --stories 200
+    python docs/figures/exactness.py docs/figures/exactness.png --draws 20000 --stories 200
 
 The expected distribution comes from a full-depth forward pass, the samples from the engine with its default schedule:
 many concurrent sequences, with deferred layers.
@@ -9,15 +9,12 @@ many concurrent sequences, with deferred layers.
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import torch
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from scipy.stats import chi2, chisquare  # type: ignore[import-untyped]
 from torch import Tensor
 
@@ -110,31 +107,6 @@ def agreement(model: Nvium, prompt: Sequence[int], completions: Sequence[Complet
     return Agreement(observed_C, expected_C, expected_C.diag() - product_CC)
 
 
-@dataclass(frozen=True)
-class Run:
-    """A Step of a single sequence: the rows that its block ran, and whether the last row emitted a token."""
-
-    block: int
-    rows: range
-    emitted: bool
-
-
-def single_runs(model: Nvium, prompt: Sequence[int], num_tokens: int, seed: int) -> list[Run]:
-    """Return the engine's Steps in order. Every block runs all its pending rows."""
-    engine = Engine(model, EngineConfig(schedule="sweep", max_sequences=1))
-    engine.scheduler.tokens_ahead = 0
-    engine.add("alone", prompt, SamplingParams(max_tokens=num_tokens, seed=seed, ignore_eos=True))
-    filled, runs = [0] * model.config.num_exits, []
-    while engine.has_work:
-        events = engine.step()
-        for report in engine.reports:
-            begin = filled[report.block - 1]
-            filled[report.block - 1] += report.num_rows
-            emitted = bool(events) and report is engine.reports[-1]
-            runs.append(Run(report.block, range(begin, begin + report.num_rows), emitted))
-    return runs
-
-
 def draw_exactness(
     loaded: LoadedModel, counts_EV: Tensor, joint_EV: Tensor, sums: Agreement, num_stories: int
 ) -> Figure:
@@ -186,31 +158,9 @@ def draw_agreement(panel: Axes, sums: Agreement, num_stories: int) -> None:
     panel.set_title(f"{num_stories} concurrent stories: {num_tokens:,} tokens, χ² p = {sums.p_value:.2f}", size=10)
 
 
-def draw_staircase(loaded: LoadedModel, runs: Sequence[Run], prompt: Sequence[int], token_ids: Sequence[int]) -> Figure:
-    """Plot a column for each row and a cell for each block, with the number of the Step that ran it."""
-    figure = Figure((10, 3.2), dpi=100, layout="constrained")
-    panel = figure.subplots()
-    for number, run in enumerate(runs, 1):
-        for row in run.rows:
-            is_front = row == run.rows[-1] and row >= len(prompt) - 1
-            colour = to_rgba(COLOURS[(run.block - 1) % len(COLOURS)], 1 if run.emitted else 0.35)
-            shade = colour if is_front else to_rgba("0.85")
-            panel.add_patch(Rectangle((row, run.block - 0.5), 1, 1, facecolor=shade, edgecolor="white"))
-            panel.text(row + 0.5, run.block, str(number), ha="center", va="center", size=8)
-    text = [repr(loaded.tokenizer.decode([token]))[1:-1] for token in [*prompt, *token_ids]]
-    num_rows = len(text) - 1
-    panel.set_xlim(0, num_rows)
-    panel.set_ylim(0.5, loaded.model.config.num_exits + 0.5)
-    panel.set_xticks([row + 0.5 for row in range(num_rows)], text[:-1], rotation=60, size=8)
-    panel.set_yticks(range(1, loaded.model.config.num_exits + 1))
-    panel.set_ylabel("block")
-    panel.set_title("Number: engine step. Full colour: emitted a token; pale: did not exit; grey: piggybacked", size=10)
-    return figure
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("folder", type=Path)
+    options.add_argument("file", type=Path)
     options.add_argument("--model", help="a folder or Hub name [the bundled model]")
     options.add_argument("--draws", type=int, default=20_000, help="next tokens sampled after one prompt")
     options.add_argument("--stories", type=int, default=200)
@@ -222,14 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     counts_EV = first_tokens(loaded.model, prompt, given.draws)
     sums = agreement(loaded.model, prompt, stories(loaded.model, prompt, given.stories, given.tokens))
     joint_EV = explicit_joint(loaded.model, prompt)[-1]
-    draw_exactness(loaded, counts_EV, joint_EV, sums, given.stories).savefig(given.folder / "exactness.png")
-
-    num_tokens, seed = 18, 2
-    params = SamplingParams(max_tokens=num_tokens, seed=seed, ignore_eos=True)
-    [completion] = Engine(loaded.model, EngineConfig(max_sequences=1)).generate([prompt], params)
-    runs = single_runs(loaded.model, prompt, num_tokens, seed)
-    picture = draw_staircase(loaded, runs, prompt, list(islice(completion.token_ids, num_tokens)))
-    picture.savefig(given.folder / "steps.png")
+    draw_exactness(loaded, counts_EV, joint_EV, sums, given.stories).savefig(given.file)
 
 
 if __name__ == "__main__":
