@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from nvium_core.choices import Sampling
-from nvium_core.commands.options import ModelArgument, chosen, takes
+from nvium_core.commands.options import ModelArgument, takes
 from nvium_core.engine.params import EngineConfig, InvalidRequest
 from nvium_core.options import ModelOptions, ServerOptions
 
@@ -84,9 +84,4 @@ def chosen_params(**given: Any) -> dict[str, Any]:
 def language_model(model: str | None, given: dict[str, Any]) -> Any:
     from nvium_core import LLM
 
-    options = chosen(ModelOptions, given)
-    engine = {
-        name: given[name] for name in (*ENGINE_OPTIONS, "instructions", "threads", "generation_config") if name in given
-    }
-    loading = {name: getattr(options, name) for name in ("exits", "device", "dtype", "weights")}
-    return LLM(model, **loading, max_sequences=1, **engine)
+    return LLM(model, max_sequences=1, **given)

@@ -4,20 +4,17 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Optional, get_origin, get_type_hints
 
 import typer
 from typing_extensions import Doc
 
 from nvium_core.choices import Device
-from nvium_core.engine.params import EngineConfig
-from nvium_core.options import ModelOptions
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 Command = Callable[..., None]
-Options = TypeVar("Options", EngineConfig, ModelOptions)
 
 ModelArgument = Annotated[str | None, typer.Argument(help="A folder, Hub name or GGUF file [the bundled model].")]
 DeviceOption = Annotated[Device, typer.Option(help="auto is CUDA if available.")]
@@ -48,12 +45,6 @@ def takes(declaration: type, *names: str) -> Callable[[Command], Command]:
         return with_options
 
     return decorate
-
-
-def chosen(declaration: type[Options], given: Mapping[str, Any], **fixed: Any) -> Options:
-    """Build the dataclass from `fixed` and from the options in `given` that are its fields."""
-    names = {field.name for field in fields(declaration)}
-    return declaration(**{name: value for name, value in given.items() if name in names}, **fixed)
 
 
 def declared_options(declaration: Any, names: tuple[str, ...]) -> Mapping[str, inspect.Parameter]:

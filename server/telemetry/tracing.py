@@ -7,12 +7,10 @@ conventions for generative AI; other attributes begin with `nvium.`.
 from collections.abc import Iterator
 
 from opentelemetry.trace import (
-    ProxyTracerProvider,
     SpanKind,
     Status,
     StatusCode,
     TracerProvider,
-    get_tracer_provider,
     set_span_in_context,
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -32,18 +30,12 @@ OPERATIONS = {"completions": "text_completion", "chat_completions": "chat"}
 
 
 def tracer_provider(settings: Settings) -> TracerProvider | None:
-    """Return a provider for the configured endpoint, else the process's own provider, else None.
+    """Return a provider that exports spans to the configured endpoint in the background, and the rest at exit.
 
-    Raise `SettingsError` if an endpoint is configured and OpenTelemetry's SDK is not installed.
+    Return None without an endpoint. Raise `SettingsError` if OpenTelemetry's SDK is not installed.
     """
-    if settings.otlp_endpoint:
-        return exporting_to(settings.otlp_endpoint)
-    configured = get_tracer_provider()
-    return None if isinstance(configured, ProxyTracerProvider) else configured
-
-
-def exporting_to(endpoint: str) -> TracerProvider:
-    """Return a provider that exports spans in the background. At exit, it exports the remaining spans."""
+    if settings.otlp_endpoint is None:
+        return None
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk import trace as sdk
@@ -52,7 +44,7 @@ def exporting_to(endpoint: str) -> TracerProvider:
     except ImportError as error:
         raise SettingsError(f"otlp_endpoint: needs `pip install 'nvium[tracing]'` ({error})") from error
     provider = sdk.TracerProvider(resource=Resource.create({"service.name": SERVICE}))
-    url = endpoint.rstrip("/").removesuffix(TRACES) + TRACES
+    url = settings.otlp_endpoint.rstrip("/").removesuffix(TRACES) + TRACES
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(url, timeout=EXPORT_SECONDS)))
     return provider
 
