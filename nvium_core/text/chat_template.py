@@ -30,7 +30,7 @@ Json = dict[str, Any]
 LAST_TOKENS = 16  # number of tokens at the end of a prompt in which `<think>` is searched
 
 PLAIN_BREAK = "\n\n"
-"""For a model without a template: what separates the turns of `CHAT_TEMPLATE`, instead of end-of-text."""
+"""For a model without a template: what separates the turns of `PLAIN_TEMPLATE`, instead of end-of-text."""
 
 PLAIN_STOPS = ("\nUser:", "\n\nUser:", "\nUser (", "\n\nUser (")
 """Stop strings for a model without a template. They begin the next user turn."""
@@ -60,6 +60,9 @@ CHAT_TEMPLATE = """\
 Messages cannot contain end-of-text, the only special token, so a user cannot fake a turn. This template takes linear
 time, so it needs no sandbox process.
 """
+
+PLAIN_TEMPLATE = CHAT_TEMPLATE.replace(" | trim", "")
+"""The template of models without one. It keeps spaces, so that a continued message keeps its last space."""
 
 
 @dataclass(frozen=True)
@@ -170,9 +173,9 @@ class ChatTemplate:
 
     def _render(self, conversation: Conversation) -> str:
         tools: list[Any] | None = list(conversation.tools) or None
-        template = CHAT_TEMPLATE if self._is_plain else self._tokenizer.get_chat_template(None, tools)
+        template = PLAIN_TEMPLATE if self._is_plain else self._tokenizer.get_chat_template(None, tools)
         tokens = {"bos_token": PLAIN_BREAK} if self._is_plain else self._tokenizer.special_tokens_map
-        is_ours = template == CHAT_TEMPLATE and not conversation.variables
+        is_ours = template in (CHAT_TEMPLATE, PLAIN_TEMPLATE) and not conversation.variables
         try:
             text = (rendered if is_ours else RENDERER.render)(
                 template=template,
@@ -184,10 +187,7 @@ class ChatTemplate:
             )
         except RenderingError as error:
             raise ConversationError(f"the model's chat template {error}") from error
-        if not self._is_plain:
-            return text
-        continued = (conversation.messages[-1].get("content") or "") if conversation.continues else ""
-        return text.removeprefix(PLAIN_BREAK) + continued[len(continued.rstrip()) :]  # CHAT_TEMPLATE trims messages
+        return text.removeprefix(PLAIN_BREAK) if self._is_plain else text
 
 
 def check_readable(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -50,7 +50,7 @@ def test_messages_have_the_tokens_of_a_chats_prompt(server: LiveServer) -> None:
         chat = server.http.post("/v1/chat/completions", json=body | choice).json()
         assert tokenize(server, messages=messages, tools=tools).json()["tokens"] == chat["prompt_token_ids"]
     plain = tokenize(server, messages=messages, add_generation_prompt=False).json()["tokens"]
-    assert detokenize(server, tokens=plain).json()["prompt"] == f"User:\nHello {END_OF_TEXT}\n\n"
+    assert detokenize(server, tokens=plain).json()["prompt"] == f"User:\nHello {END_OF_TEXT}"
 
 
 def test_tokenize_passes_the_same_options_to_the_template_as_a_chat() -> None:
