@@ -52,7 +52,8 @@ class PagePool:
         missing = self.num_pages_for(num_positions) - len(sequence.pages)
         if missing > self.num_free:
             return False
-        sequence.pages.extend(sorted(self._allocate() for _ in range(missing)))  # memory is read faster in order
+        if missing > 0:
+            sequence.pages.extend(sorted(self._allocate() for _ in range(missing)))  # memory is read faster in order
         return True
 
     def release(self, sequence: Sequence) -> None:

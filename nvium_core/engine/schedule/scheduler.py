@@ -147,9 +147,9 @@ class Scheduler:
         return leader is not sequence and self.prefills_for_others(leader)
 
     def _turn(self, ready: list[Sequence]) -> list[Sequence]:
-        """Return the sequences for the next Step: all with long runs, or all with short runs.
+        """Return the sequences for the next Step: all with long runs, or all with short runs, by their last Step.
 
-        The two kinds alternate, unless a sequence is overdue.
+        The two kinds alternate, unless a sequence is overdue. Long runs that are not overdue are sorted by arrival.
         """
         long = {sequence for sequence in ready if self._is_long(sequence)}
         is_mixed = 0 < len(long) < len(ready)
@@ -158,12 +158,10 @@ class Scheduler:
         self._long_ran = is_due if is_mixed else bool(long)
         self._budget = min(self.bounds) if is_mixed and self._long_ran else self.bounds.step
         turn = [sequence for sequence in ready if (sequence in long) == self._long_ran]
-        return sorted(turn, key=self._precedence)
-
-    def _precedence(self, sequence: Sequence) -> tuple[bool, int]:
-        """Sort key: overdue sequences come first. Long runs are sorted by arrival, short runs by their last Step."""
-        is_overdue = self._is_overdue(sequence)
-        return not is_overdue, sequence.arrival if self._long_ran and not is_overdue else sequence.last_step
+        turn.sort(key=attrgetter("last_step"))
+        if self._long_ran:
+            turn.sort(key=lambda sequence: 0 if self._is_overdue(sequence) else 1 + sequence.arrival)
+        return turn
 
     def _is_long(self, sequence: Sequence) -> bool:
         blocks = self._passes[self._ready_block(sequence)]
