@@ -32,15 +32,15 @@ from nvium_core.evaluation.suite import description, twin_figures, write_json
 from nvium_core.loading import load_model
 from nvium_core.training.data.corpus import read_documents
 from nvium_core.training.data.source import prepare_text
-from nvium_core.training.data.tokens import token_files
+from nvium_core.training.data.tokens import ORIGIN, TOKENS
 from nvium_core.training.distributed import Processes
-from nvium_core.training.dry_run import run_on_random_tokens, timed_step
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.objective.beta import DepthSteering, speed_up
 from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.catalogue import DENSE, recipe_named
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.train import TrainingRun, prepared
+from research.training_speed import run_on_random_tokens, timed_step
 
 DECAY = 0.2
 PART_BYTES, MAX_PARTS = 15 * 2**20, 7
@@ -49,7 +49,7 @@ TOTAL = "total.json"
 SCHEDULE = ("learning_rate.kind=wsd", f"learning_rate.decay={DECAY}")
 TINY = (
     *("shape.num_layers=2", "shape.num_exits=2", "shape.width=32", "shape.mlp_width=48", "shape.vocab_size=280"),
-    *("shape.context=64", "short_context=64", "tokens_per_step=256", "total_tokens=15360"),
+    *("shape.context=64", "tokens_per_step=256", "total_tokens=15360"),
 )
 TINY_RECIPE, TINY_TURN = "tiny", 5
 
@@ -110,11 +110,11 @@ def compile_while_tokenizing(plan: Plan) -> None:
 
 def share_text(source: Path, target: Path) -> None:
     """Copy the tokenizer and the tokens of the first model's run, so that the text is tokenized once."""
-    if source == target or (target / "text.json").exists():
+    if source == target or (target / ORIGIN).exists():
         return
-    for path in (source / "tokenizer", *token_files(source), source / "text.json"):
-        if path.exists():
-            (shutil.copytree if path.is_dir() else shutil.copy)(path, target / path.name)
+    for name in ("tokenizer", TOKENS):
+        shutil.copytree(source / name, target / name)
+    shutil.copy(source / ORIGIN, target)
 
 
 def train_pair(plan: Plan) -> dict[str, TrainingRun]:

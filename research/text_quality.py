@@ -4,6 +4,7 @@ Shapes: T tokens, E exits, V vocabulary.
 """
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -16,9 +17,9 @@ from transformers import PreTrainedTokenizerBase
 from nvium_core.engine.params import SamplingParams
 from nvium_core.model import mixture
 from nvium_core.model.nvium import Nvium
-from nvium_core.training.data.documents import WORD
 
 GRAM_WORDS = 4
+WORD = re.compile(r"[a-z']+")
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,41 @@ Tokens are random, and no model is written.
 
 import argparse
 import json
+import time
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
+import numpy as np
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
 from nvium_core.bench.harness import Figures
 from nvium_core.bench.machine import ENOUGH_SECONDS, arithmetic_rate
-from nvium_core.training.dry_run import run_on_random_tokens, timed_step, token_flops
+from nvium_core.model.flops import flops_per_token
+from nvium_core.training.data.windows import PackedStream
+from nvium_core.training.objective.beta import BetaSettings
 from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.catalogue import recipe_named
+from nvium_core.training.recipes.recipe import Recipe
+from nvium_core.training.train import TrainingRun
+
+
+def run_on_random_tokens(recipe: Recipe, options: RunOptions, tokens_per_step: int) -> TrainingRun:
+    """Return a run with this step size, random initial weights and a random text."""
+    vocab_size, end = recipe.shape.vocab_size, "0"
+    tokens = np.random.default_rng(0).integers(1, vocab_size, 4 * tokens_per_step + 1)
+    words = models.WordLevel({str(token): token for token in range(vocab_size)}, unk_token=end)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), eos_token=end)
+    beta = BetaSettings(initial=recipe.beta.initial)
+    sized = replace(recipe, tokens_per_step=tokens_per_step, total_tokens=100 * tokens_per_step, beta=beta)
+    return TrainingRun(sized, options, tokenizer, PackedStream(tokens.astype(np.uint16), end_token=0))
+
+
+def timed_step(run: TrainingRun) -> float:
+    started = time.perf_counter()
+    run.train_step(run.batches_of(run.step))
+    return time.perf_counter() - started
 
 
 def measure(recipe_name: str, options: RunOptions, num_steps: int) -> Figures:
@@ -23,7 +50,8 @@ def measure(recipe_name: str, options: RunOptions, num_steps: int) -> Figures:
     run = run_on_random_tokens(recipe, options, options.rows_per_pass)
     first = timed_step(run)
     seconds = median(timed_step(run) for _ in range(num_steps))
-    flops = token_flops(run.recipe, recipe.short_context, options.checkpoint_activations)
+    shape = recipe.shape
+    flops = 3 * flops_per_token(shape.config(shape.vocab_size, end_token=0), shape.context).total
     rate, peak = options.rows_per_pass / seconds, arithmetic_rate(run.autocast_dtype, run.device, ENOUGH_SECONDS)
     return {
         "experiment": "training",

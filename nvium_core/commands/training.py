@@ -15,9 +15,9 @@ from nvium_core.training.options import RunOptions
 def train(
     recipe: Annotated[str, typer.Argument(help="One of `nvium recipes`; NAME-dense is the dense twin of NAME.")],
     data: Annotated[
-        Path | None,
+        Path,
         typer.Option(help="Text with <|endoftext|> lines between documents, .jsonl or .parquet; or a folder of these."),
-    ] = None,
+    ],
     folder: Annotated[
         Path | None, typer.Option(help="Folder of the run; a run in it is resumed [runs/RECIPE].")
     ] = None,
@@ -29,10 +29,6 @@ def train(
     ] = None,
     device: DeviceOption = "auto",
     compile: Annotated[bool, typer.Option(help="Compile the model: slow to start, faster on long runs.")] = True,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Estimate memory and time without training.")] = False,
-    flops_per_second: Annotated[
-        float | None, typer.Option(help="With --dry-run: the device's FLOP/s, such as 4e14 [measured].", min=1)
-    ] = None,
     **given: Any,
 ) -> None:
     """Train a model. An interrupted run continues from its last checkpoint.
@@ -40,28 +36,20 @@ def train(
     On several devices: torchrun --nproc-per-node N -m nvium_core.cli train …
     """
     from nvium_core.loading import resolve_device
-    from nvium_core.training import dry_run as dry
     from nvium_core.training.distributed import is_first_here
     from nvium_core.training.heap import keep_freed_memory
     from nvium_core.training.recipes.catalogue import recipe_named
     from nvium_core.training.seeds import train_seeds
     from nvium_core.training.train import train as run
 
-    if flops_per_second and not dry_run:
-        raise typer.BadParameter("--flops-per-second requires --dry-run")
-    if data is None and not dry_run:
-        raise typer.BadParameter("--data is required")
     options = RunOptions(
-        data=data or Path(),
+        data=data,
         folder=folder or Path("runs") / recipe,
         device=str(resolve_device(device)),
         compile=compile,
         **given,
     )
     named = recipe_named(recipe, settings)
-    if dry_run:
-        show(dry.table(dry.dry_run(named, options, flops_per_second)))
-        return
     keep_freed_memory()
     if seeds:
         shown = train_seeds(named, options, parsed_seeds(seeds))

@@ -26,7 +26,7 @@ State = dict[str, Any]
 
 STATE, PREVIOUS, PARTIAL = "state.pt", "state.previous.pt", "state.partial"
 PARTS = {"model", "optimizers", "beta", "step", "recipe"}
-FORMAT = 3
+FORMAT = 4
 """Version of the checkpoint format, 1 for files without a version. Increment it if `Recipe`'s fields change."""
 
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)

@@ -31,7 +31,7 @@ def with_initial_shape(recipe: Recipe) -> Recipe:
         )
     config = read_config(resolve_folder(recipe.initial))
     context = min(recipe.shape.context, config.max_position_embeddings)
-    adopted = replace(recipe, shape=shape_of(config, context), short_context=min(recipe.short_context, context))
+    adopted = replace(recipe, shape=shape_of(config, context))
     try:
         adopted.check_together()
     except ValueError as error:

@@ -92,8 +92,7 @@ class Run(ABC):
 
     def batches_of(self, step: int) -> list[Batch]:
         """Return this process's windows of a step, in batches of at most `rows_per_pass` tokens."""
-        progress = step / self.num_steps
-        context, num_windows = self.recipe.context_at(progress), self.recipe.windows_of_a_step(progress)
+        context, num_windows = self.recipe.shape.context, self.recipe.windows_per_step
         own, per_pass = self.processes.share(num_windows), max(1, self.rows_per_pass // context)
         batches = (
             self.stream.batch(step * num_windows + first, min(per_pass, own.stop - first), context)

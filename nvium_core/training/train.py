@@ -1,6 +1,6 @@
 """Training runs: text, model, evaluations, and the export of the trained model.
 
-A run's folder contains `tokenizer/`, `tokens.npy`, `state.pt`, `log.jsonl` and, when done, `model/`, a Hugging Face
+A run's folder contains `tokenizer/`, `tokens/`, `state.pt`, `log.jsonl` and, when done, `model/`, a Hugging Face
 folder. Under torchrun all processes train one model.
 """
 
@@ -37,7 +37,7 @@ from nvium_core.training.reports import Report, follow
 from nvium_core.training.run_folder import owned, write_model, write_recipe
 
 ENOUGH_TOKENS_PER_PARAMETER = 1.0
-CHANGEABLE = {"total_tokens", "epochs", "checkpoint_every", "evaluations"}
+CHANGEABLE = {"total_tokens", "checkpoint_every", "evaluations"}
 """Settings of a recipe that may change when a run resumes."""
 
 
@@ -57,7 +57,6 @@ def prepared(recipe: Recipe, options: RunOptions, device: torch.device, processe
     check_options(recipe, options, processes)
     try:
         tokenizer, stream = prepare_text(recipe, options.data, options.folder, processes)
-        recipe = recipe.with_text(stream.num_windows(recipe.short_context))
     except OSError as error:
         raise TrainingError(f"{options.folder}: cannot write or read the tokenized text ({error})") from error
     validation = None
@@ -72,8 +71,7 @@ def prepared(recipe: Recipe, options: RunOptions, device: torch.device, processe
 def check_options(recipe: Recipe, options: RunOptions, processes: Processes) -> None:
     """Raise `TrainingError` if the options contradict one another or the recipe."""
     try:
-        for progress in (0.0, 1.0):
-            processes.share(recipe.windows_of_a_step(progress))
+        processes.share(recipe.windows_per_step)
     except ValueError as error:
         raise TrainingError(f"tokens_per_step: {error}") from error
     if recipe.beta.adaptive and options.validation is None:
@@ -146,7 +144,7 @@ class TrainingRun(Run):
 
     @property
     def epochs(self) -> float:
-        context = self.recipe.short_context
+        context = self.recipe.shape.context
         return self.recipe.total_tokens / (self.stream.num_windows(context) * context)
 
     def tokens_summary(self) -> str:
@@ -225,11 +223,7 @@ def check_resumable(state: State, recipe: Recipe, folder: Path) -> None:
         )
 
 
-def schedule_at(recipe: Recipe, step: int) -> tuple[float, int, bool]:
-    """Return a step's learning rate as a share of the maximum, its window length, and whether routers warm up."""
+def schedule_at(recipe: Recipe, step: int) -> tuple[float, bool]:
+    """Return a step's learning rate as a share of the maximum, and whether routers warm up."""
     progress = step / recipe.num_steps
-    return (
-        round(recipe.learning_rate.share_at(progress), 9),
-        recipe.context_at(progress),
-        recipe.router_warmup.active(progress),
-    )
+    return round(recipe.learning_rate.share_at(progress), 9), recipe.router_warmup.active(progress)

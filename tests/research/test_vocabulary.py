@@ -10,7 +10,7 @@ from research import vocabulary
 from tests.training.small_runs import small_corpus
 
 CHANGES = ["shape.num_layers=2", "shape.exit_layers=1,2", "shape.num_exits=2", "shape.width=32", "shape.mlp_width=48"]
-CHANGES += ["shape.num_heads=2", "shape.context=64", "short_context=64", "tokens_per_step=256"]
+CHANGES += ["shape.num_heads=2", "shape.context=64", "tokens_per_step=256"]
 
 
 def test_a_run_and_its_twin_are_trained_and_evaluated_once(tmp_path, monkeypatch):

@@ -51,8 +51,6 @@ SMALL = [
     "shape.mlp_width=48",
     "shape.vocab_size=280",
     "shape.context=64",
-    "short_context=32",
-    "long_context_share=0.34",
     "tokens_per_step=256",
     "total_tokens=3072",
     "router_warmup.share=0.2",
@@ -61,7 +59,7 @@ SMALL = [
     "beta.depth=0.45",
     "checkpoint_every=4",
 ]
-"""A smaller `tiny`: 12 steps, longer windows in the last four, a checkpoint every four steps."""
+"""A smaller `tiny`: 12 steps, a checkpoint every four steps."""
 
 NUM_STEPS = 12
 

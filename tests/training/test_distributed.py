@@ -62,7 +62,7 @@ def test_two_processes_that_are_killed_and_restarted_end_with_the_same_weights(t
 
 
 def test_windows_must_divide_evenly_among_processes(tmp_path):
-    with pytest.raises(TrainingError, match=r"tokens_per_step: 8 windows .* 3 processes"):
+    with pytest.raises(TrainingError, match=r"tokens_per_step: 4 windows .* 3 processes"):
         prepared(small_recipe(), options(tmp_path / "run"), torch.device("cpu"), Processes(0, 3))
 
 

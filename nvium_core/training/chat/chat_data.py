@@ -1,8 +1,7 @@
 """Fine-tuning data from a chat file. The run's folder stores the tokenized examples and a description of the file."""
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
 
@@ -28,42 +27,33 @@ def prepare_conversations(
     if tokenizer is None:
         raise TrainingError("conversations need an existing tokenizer: pass --set initial=MODEL or tokenizer=NAME")
     examples_file, origin_file = folder / "examples.npz", folder / "text.json"
-    origin = text_origin(recipe, data) | {"answers_only": recipe.answers_only}
+    origin = text_origin(recipe, data)
     if examples_file.exists():
         check_origin(origin_file, origin)
     else:
-        examples = chat_examples(data, tokenizer, recipe.shape.context, recipe.answers_only)
+        examples = chat_examples(data, tokenizer, recipe.shape.context)
         origin_file.write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
         save_examples(examples_file, examples)
-    return tokenizer, in_windows(load_examples(examples_file), tokenizer, recipe, recipe.seed)
+    return tokenizer, PackedConversations(load_examples(examples_file), tokenizer.eos_token_id, recipe.seed)
 
 
 def validation_conversations(recipe: Recipe, data: Path, tokenizer: PreTrainedTokenizerBase) -> PackedConversations:
     """Return the first conversations of a held-out file, up to a total of `validation_tokens` tokens."""
-    examples = chat_examples(data, tokenizer, recipe.shape.context, recipe.answers_only)
+    examples = chat_examples(data, tokenizer, recipe.shape.context)
     ends = accumulate(len(each) for each in examples)
     kept = [each for each, end in zip(examples, ends, strict=True) if end <= recipe.validation_tokens]
-    return in_windows(kept or examples[:1], tokenizer, replace(recipe, packing=True), seed=0)
+    return PackedConversations(kept or examples[:1], tokenizer.eos_token_id)
 
 
-def in_windows(
-    examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, recipe: Recipe, seed: int
-) -> PackedConversations:
-    packing, answers_only = recipe.packing, recipe.answers_only
-    return PackedConversations(examples, tokenizer.eos_token_id, seed, together=packing, answers_only=answers_only)
-
-
-def chat_examples(
-    path: Path, tokenizer: PreTrainedTokenizerBase, context: int, answers_only: bool = True
-) -> list[Example]:
+def chat_examples(path: Path, tokenizer: PreTrainedTokenizerBase, context: int) -> list[Example]:
     """Read and tokenize a chat file, and truncate conversations to `context` tokens.
 
-    If `answers_only`, drop conversations whose first `context` tokens contain no answer. Print how many conversations
-    were truncated or dropped. Raise `DataError` naming the file and line if a line is invalid.
+    Drop conversations whose first `context` tokens contain no answer. Print how many conversations were truncated or
+    dropped. Raise `DataError` naming the file and line if a line is invalid.
     """
     console = Console(stderr=True)
     whole = list(track(encoded(path, tokenizer), "tokenizing", console=console, transient=True))
-    kept = [each.cut(context) for each in whole if not answers_only or each.is_answer[:context].any()]
+    kept = [each.cut(context) for each in whole if each.is_answer[:context].any()]
     if not kept:
         raise DataError(f"{path}: no conversation has an answer within a context of {context} tokens")
     num_long, num_dropped = sum(len(each) > context for each in whole), len(whole) - len(kept)

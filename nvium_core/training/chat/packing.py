@@ -1,4 +1,4 @@
-"""Windows of training tokens. A window contains one conversation or, if packed, several.
+"""Windows of training tokens. A window contains one conversation or several.
 
 The batch of a step depends only on the examples and the seed, so a resumed run reads the same batches.
 
@@ -19,22 +19,10 @@ from nvium_core.training.data.windows import Batch, permuted
 
 
 class PackedConversations:
-    """Windows of examples, shuffled by a seed.
+    """Windows of examples, shuffled by a seed. Only answers count in the loss."""
 
-    If `together`, a window may contain several examples. If not `answers_only`, all tokens count in the loss.
-    """
-
-    def __init__(
-        self,
-        examples: Sequence[Example],
-        end_token: int,
-        seed: int = 0,
-        *,
-        together: bool = True,
-        answers_only: bool = True,
-    ) -> None:
+    def __init__(self, examples: Sequence[Example], end_token: int, seed: int = 0) -> None:
         self.examples, self.end_token, self.seed = examples, end_token, seed
-        self.together, self.answers_only = together, answers_only
         self._num_rows = tuple(len(example) - 1 for example in examples)
 
     def batch(self, first_window: int, num_windows: int, context: int) -> Batch:
@@ -43,15 +31,15 @@ class PackedConversations:
         Windows are padded with end-of-text tokens, which do not count in the loss. Raise `DataError` if an example is
         longer than the context.
         """
-        windows = examples_by_window(self._num_rows, context, self.together)
+        windows = packed(self._num_rows, context)
         numbers = range(first_window, first_window + num_windows)
         places = [permuted(n % len(windows), len(windows), (self.seed, n // len(windows))) for n in numbers]
         window_BFT = torch.from_numpy(np.stack([self._window(windows[place], context) for place in places]))
         inputs_BT, targets_BT, positions_BT, documents_BT, counted_BT = window_BFT.unbind(1)
-        return Batch(inputs_BT, targets_BT, positions_BT, documents_BT, counted_BT.bool(), is_causal=not self.together)
+        return Batch(inputs_BT, targets_BT, positions_BT, documents_BT, counted_BT.bool())
 
     def num_windows(self, context: int) -> int:
-        return len(examples_by_window(self._num_rows, context, self.together))
+        return len(packed(self._num_rows, context))
 
     def _window(self, numbers: Sequence[int], context: int) -> NDArray[np.int64]:
         """Return a window's tensors [F, T] in the order of `Batch`. An example's last token is never an input."""
@@ -64,20 +52,18 @@ class PackedConversations:
             rows = slice(start, start := start + self._num_rows[number])
             inputs_T[rows], targets_T[rows] = example.tokens[:-1], example.tokens[1:]
             positions_T[rows], documents_T[rows] = np.arange(self._num_rows[number]), document
-            counted_T[rows] = example.is_answer[1:] | (not self.answers_only)
+            counted_T[rows] = example.is_answer[1:]
         return window_FT
 
 
 @cache
-def examples_by_window(num_rows: tuple[int, ...], context: int, together: bool) -> list[list[int]]:
-    """Return, for each window, the indices of its examples. Raise `DataError` if an example exceeds the context."""
+def packed(num_rows: tuple[int, ...], context: int) -> list[list[int]]:
+    """Pack examples into windows by best-fit decreasing. Return, for each window, the indices of its examples.
+
+    Raise `DataError` if an example exceeds the context.
+    """
     if max(num_rows) > context:
         raise DataError(f"a conversation of {max(num_rows) + 1} tokens is too long for a context of {context} tokens")
-    return packed(num_rows, context) if together else [[number] for number in range(len(num_rows))]
-
-
-def packed(num_rows: Sequence[int], context: int) -> list[list[int]]:
-    """Pack examples into windows by best-fit decreasing. Return, for each window, the indices of its examples."""
     windows = list[list[int]]()
     rooms = list[tuple[int, int]]()  # (free rows, index of the window), sorted
     for number in sorted(range(len(num_rows)), key=num_rows.__getitem__, reverse=True):

@@ -19,11 +19,6 @@ FIELD = "text"
 BATCH_ROWS = 1024  # rows of a parquet file in memory at once
 
 
-def is_corpus(path: Path) -> bool:
-    """Return True for a text that is streamed: a folder, or a .jsonl, .json, .parquet, .gz or .zst file."""
-    return path.is_dir() or kind(path) in READERS.keys() - {".txt"} or path.suffix in (".gz", ".zst")
-
-
 def corpus_files(path: Path) -> list[Path]:
     """Return a folder's text files sorted by path, or the path itself if it is a file.
 

@@ -1,34 +1,32 @@
-"""A run's token stream. The run's folder stores it, with the tokenizer and a description of the source.
+"""A run's token stream. The run's folder stores it in shards, with the tokenizer and a description of the source.
 
-A plain text file becomes one token file. A corpus (see `is_corpus`) becomes shards, so neither its text nor its tokens
-have to fit into memory.
+Neither the text nor its tokens have to fit into memory.
 """
 
 import hashlib
 import json
 import shutil
-import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from nvium_core.training.data.corpus import corpus_files, documents_of, is_corpus, read_documents
-from nvium_core.training.data.documents import DataError, Diet
+from nvium_core.training.data.corpus import corpus_files, documents_of
+from nvium_core.training.data.documents import DataError
 from nvium_core.training.data.encoding import encoded
 from nvium_core.training.data.shards import write_shards
 from nvium_core.training.data.tokenizer import save_tokenizer, train_tokenizer
-from nvium_core.training.data.windows import PackedStream, ShardedTokens, Tokens
+from nvium_core.training.data.windows import PackedStream, ShardedTokens
 from nvium_core.training.distributed import Processes
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.initial import given_tokenizer
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.reports import note
 
-MAX_TOKENIZER_CHARACTERS = 2**28  # a tokenizer is trained on about this many characters of a corpus
+TOKENS, ORIGIN = "tokens", "text.json"
+MAX_TOKENIZER_CHARACTERS = 2**28  # a tokenizer is trained on about this many characters of a text
 
 ALONE = Processes()
 
@@ -41,19 +39,14 @@ def prepare_documents(
     Every process must call this.
     """
     origin = text_origin(recipe, data)
-    is_tokenized = any(path.exists() for path in token_files(folder))
+    is_tokenized = (folder / TOKENS).exists()
     processes.wait()
     if is_tokenized:
-        check_origin(folder / "text.json", origin)
+        check_origin(folder / ORIGIN, origin)
     else:
         make_tokens(recipe, data, folder, origin, processes)
     tokenizer = saved_tokenizer(folder)
     return tokenizer, PackedStream(read_tokens(folder), tokenizer.eos_token_id, recipe.seed)
-
-
-def token_files(folder: Path) -> tuple[Path, Path]:
-    """Return where a run's folder stores tokens: the file for a plain text, and the shard folder for a corpus."""
-    return folder / "tokens.npy", folder / "tokens"
 
 
 def validation_documents(recipe: Recipe, data: Path, tokenizer: PreTrainedTokenizerBase) -> PackedStream:
@@ -62,57 +55,33 @@ def validation_documents(recipe: Recipe, data: Path, tokenizer: PreTrainedTokeni
 
 
 def make_tokens(recipe: Recipe, data: Path, folder: Path, origin: dict[str, Any], processes: Processes) -> None:
-    """Write the tokenizer, then the tokens atomically."""
-    final = token_files(folder)[is_corpus(data)]
-    partial = final.with_stem("tokens.partial")
-    if is_corpus(data):
-        make_shards(recipe, data, partial, processes)
-    elif processes.is_first:
-        make_stream(recipe, data, partial)
+    """Write the tokenizer, then as many tokens as the run reads, atomically. Every process must call this."""
+    partial, max_tokens = folder / f"{TOKENS}.partial", recipe.total_tokens + 1
     if processes.is_first:
-        (folder / "text.json").write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
-        partial.replace(final)
+        make_tokenizer(recipe, data, folder)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        note(f"tokenizing {data}, up to {max_tokens:,} tokens")
     processes.wait()
-
-
-def make_stream(recipe: Recipe, data: Path, file: Path) -> None:
-    """Tokenize as much of a text as the run reads. With `epochs` or a data mixture, tokenize all of it."""
-    documents = read_documents(data)
-    tokenizer = make_tokenizer(recipe, documents, file.parent)
-    reads_all = recipe.epochs > 0 or recipe.diet != Diet()
-    max_tokens = sys.maxsize if reads_all else recipe.total_tokens + 1
-    note(f"tokenizing {data}" + ("" if reads_all else f", up to {max_tokens:,} tokens"))
-    tokens = np.concatenate(list(encoded(recipe.diet.readings(documents, recipe.seed), tokenizer, max_tokens)))
-    check_length(len(tokens), recipe.longest_window, data)
-    np.save(file, tokens)
-
-
-def make_shards(recipe: Recipe, data: Path, shards: Path, processes: Processes) -> None:
-    """Tokenize as much of a corpus as the run reads. Every process must call this."""
-    if recipe.diet != Diet():
+    num_tokens = write_shards(data, max_tokens, saved_tokenizer(folder), partial, processes)
+    if num_tokens <= recipe.shape.context:
         raise DataError(
-            f"{data}: a streamed corpus does not support a data mixture; "
-            "pass a single .txt or .txt.xz file, or a recipe without a diet"
+            f"{data}: {num_tokens} tokens of text are too few for a context of {recipe.shape.context} tokens"
         )
     if processes.is_first:
-        make_tokenizer(recipe, first_documents(documents_of(data), MAX_TOKENIZER_CHARACTERS), shards.parent)
-        shutil.rmtree(shards, ignore_errors=True)
-        shards.mkdir()
+        (folder / ORIGIN).write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
+        partial.replace(folder / TOKENS)
     processes.wait()
-    if processes.is_first:
-        note(f"tokenizing up to {recipe.total_tokens + 1:,} tokens of {data}")
-    count = write_shards(data, recipe.total_tokens + 1, saved_tokenizer(shards.parent), shards, processes)
-    check_length(count, recipe.longest_window, data)
 
 
-def make_tokenizer(recipe: Recipe, documents: Iterable[str], folder: Path) -> PreTrainedTokenizerBase:
-    """Save and reload the recipe's tokenizer. If the recipe has none, train a tokenizer on the documents."""
+def make_tokenizer(recipe: Recipe, data: Path, folder: Path) -> None:
+    """Save the recipe's tokenizer. If the recipe has none, train a tokenizer on the text."""
     shape, tokenizer = recipe.shape, given_tokenizer(recipe)
     if tokenizer is None:
         note(f"training a tokenizer of {shape.vocab_size:,} tokens")
+        documents = first_documents(documents_of(data), MAX_TOKENIZER_CHARACTERS)
         tokenizer = train_tokenizer(documents, shape.vocab_size, shape.context)
     save_tokenizer(tokenizer, folder / "tokenizer")
-    return saved_tokenizer(folder)
 
 
 def saved_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -128,21 +97,13 @@ def first_documents(documents: Iterable[str], max_characters: int) -> Iterator[s
             return
 
 
-def check_length(num_tokens: int, context: int, data: Path) -> None:
-    if num_tokens <= context:
-        raise DataError(f"{data}: {num_tokens} tokens of text are too few for a context of {context} tokens")
-
-
-def read_tokens(folder: Path) -> Tokens | ShardedTokens:
+def read_tokens(folder: Path) -> ShardedTokens:
     """Memory-map a folder's tokens."""
-    whole, shards = token_files(folder)
-    is_sharded = shards.is_dir()
+    shards = folder / TOKENS
     try:
-        parts = [np.load(path, mmap_mode="r") for path in (sorted(shards.iterdir()) if is_sharded else [whole])]
+        return ShardedTokens([np.load(path, mmap_mode="r") for path in sorted(shards.iterdir())])
     except (ValueError, EOFError) as error:
-        made = shards if is_sharded else whole
-        raise TrainingError(f"{made}: damaged ({error}); delete it, and the text is tokenized again") from error
-    return ShardedTokens(parts) if is_sharded else parts[0]
+        raise TrainingError(f"{shards}: damaged ({error}); delete it, and the text is tokenized again") from error
 
 
 def text_origin(recipe: Recipe, data: Path) -> dict[str, Any]:
@@ -152,8 +113,6 @@ def text_origin(recipe: Recipe, data: Path) -> dict[str, Any]:
         "data": text_digest(data),
         "vocab_size": shape.vocab_size,
         "context": shape.context,
-        "diet": asdict(recipe.diet),
-        "seed": recipe.seed,
         "tokenizer": recipe.tokenizer or recipe.initial,
     }
 

@@ -28,8 +28,7 @@ class Batch:
     """Windows of documents. All tensors are [B, T].
 
     `targets` are the next tokens. `positions` count from the start of each document. `documents` numbers the documents
-    within a window. `counted` is True for targets that count in the loss. If `is_causal`, all counted rows of a window
-    belong to its first document, so causal attention needs no further mask.
+    within a window. `counted` is True for targets that count in the loss.
     """
 
     inputs: Tensor
@@ -37,7 +36,6 @@ class Batch:
     positions: Tensor
     documents: Tensor
     counted: Tensor
-    is_causal: bool = False
 
     def to(self, device: torch.device) -> "Batch":
         """Copy the batch to a device, asynchronously if it is in pinned memory."""
@@ -50,7 +48,7 @@ class Batch:
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         tensors = (self.inputs, self.targets, self.positions, self.documents, self.counted)
         inputs, targets, positions, documents, counted = map(change, tensors)
-        return Batch(inputs, targets, positions, documents, counted, self.is_causal)
+        return Batch(inputs, targets, positions, documents, counted)
 
     def attention(self) -> Attend:
         """Return attention within documents without a mask, except compiled on a CPU or not compiled on a GPU.
@@ -58,20 +56,15 @@ class Batch:
         On a CPU, attention document by document takes half the time of a mask.
         """
         is_on_cpu, is_compiling = self.inputs.device.type == "cpu", torch.compiler.is_compiling()
-        if self.is_causal or is_on_cpu == is_compiling:
+        if is_on_cpu == is_compiling:
             return causal_attention(self.mask())
         if is_compiling:
             return flex_attention_by(self.documents)
         places_BT = self.documents + torch.arange(len(self.documents))[:, None] * (self.documents.max() + 1)
         return document_attention(places_BT.unique_consecutive(return_counts=True)[1].tolist())
 
-    def mask(self) -> Tensor | None:
-        """Return the attention mask [B, 1, T, T], where row t may attend to earlier rows of its document and to itself.
-
-        Return None if causal attention is enough, so that flash attention can be used.
-        """
-        if self.is_causal:
-            return None
+    def mask(self) -> Tensor:
+        """Return the attention mask [B, 1, T, T], where row t may attend to earlier rows of its document and itself."""
         same_document = self.documents[:, :, None] == self.documents[:, None, :]
         return same_document.tril()[:, None]
 

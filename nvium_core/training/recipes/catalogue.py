@@ -9,12 +9,12 @@ from huggingface_hub.errors import StrictDataclassError
 from rich.box import SIMPLE
 from rich.table import Table
 
-from nvium_core.training.recipes.paper import pretrained, tuned
+from nvium_core.training.recipes.paper import pretrained
 from nvium_core.training.recipes.parameters import num_parameters
 from nvium_core.training.recipes.recipe import Recipe, RecipeError
 from nvium_core.training.recipes.settings import with_settings
 from nvium_core.training.recipes.small import small, tiny
-from nvium_core.training.recipes.tales import stories, stories_24, stories_chat, tales
+from nvium_core.training.recipes.tales import stories_24, stories_chat, tales
 from nvium_core.training.recipes.twins import dense_twin
 
 DENSE = "-dense"
@@ -23,7 +23,6 @@ CAPTION = """L: layers. D: width. dense: M parameters of the dense twin, NAME-de
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "tales": tales,
-    "stories": stories,
     "stories-24": stories_24,
     "stories-chat": stories_chat,
     "tiny": tiny,
@@ -32,13 +31,12 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
 FAMILIES: dict[str, Callable[[int, int], Recipe]] = {
     "small-LxD": small,
     "paper-LxD": pretrained,
-    "paper-sft-LxD": tuned,
 }
 """Recipes of models with L layers of width D, such as `paper-24x768`."""
 
 EXAMPLES = (
     *("small-24x96", "paper-6x768", "paper-12x768", "paper-24x128", "paper-24x256", "paper-24x512", "paper-24x768"),
-    *("paper-24x1024", "paper-24x1536", "paper-36x768", "paper-48x768", "paper-48x1536", "paper-sft-24x768"),
+    *("paper-24x1024", "paper-24x1536", "paper-36x768", "paper-48x768", "paper-48x1536"),
 )
 """Members of the families that `nvium recipes` lists: mainly the models of the paper's tables."""
 
@@ -53,8 +51,6 @@ def recipe_named(name: str, settings: list[str]) -> Recipe:
     """
     base = name.removesuffix(DENSE)
     recipe = with_settings(built(base), settings)
-    if recipe.epochs and any(setting.startswith("total_tokens=") for setting in settings):
-        raise RecipeError(f"total_tokens has no effect: {name} has epochs={recipe.epochs:g}; set epochs=0 too")
     try:
         recipe.shape.config(recipe.shape.vocab_size, end_token=0)
         recipe.check_together()

@@ -7,10 +7,9 @@ uses C4 with Llama 2's tokenizer. Here, the tokenizer is trained on the text of 
 from dataclasses import dataclass, replace
 
 from nvium_core.training.objective.beta import BetaSettings
-from nvium_core.training.optimizer import OptimizerSettings
 from nvium_core.training.recipes.parameters import num_parameters
 from nvium_core.training.recipes.recipe import ModelShape, Recipe, swiglu_width
-from nvium_core.training.schedule import LearningRate, RouterWarmup
+from nvium_core.training.schedule import LearningRate
 
 VOCAB_SIZE = 32_000
 CONTEXT = 1024
@@ -19,10 +18,6 @@ VALIDATION_TOKENS = 5_000_000
 NUM_EVALUATIONS = 20
 BETA = 0.15
 SEED = 42
-
-SFT_CONVERSATIONS = 892_375
-SFT_BATCH = 128
-SFT_EPOCHS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +63,6 @@ def scaling(num_layers: int, width: int) -> Recipe:
         shape=shape,
         total_tokens=TOKENS_PER_PARAMETER * num_parameters(shape),
         tokens_per_step=settings.tokens_per_step,
-        short_context=CONTEXT,
         learning_rate=LearningRate(maximum=settings.learning_rate),
         beta=BetaSettings(initial=BETA),
         seed=SEED,
@@ -91,26 +85,3 @@ def largest(num_layers: int, width: int) -> Recipe:
 def pretrained(num_layers: int, width: int) -> Recipe:
     """Return the recipe of a model in the paper's tables, or of one with other layers."""
     return (largest if (num_layers, width) == (48, 1536) else scaling)(num_layers, width)
-
-
-def tuned(num_layers: int, width: int) -> Recipe:
-    """Return the recipe that tunes a model on instructions: Tulu 3's conversations, for two epochs.
-
-    The authors' settings: one conversation per window, truncated if longer; all tokens count in the loss; 128 windows
-    per step; AdamW with TRL's defaults. `total_tokens` is an estimate for the authors' 892,375 conversations. When a
-    run starts, `epochs` sets it.
-    """
-    recipe = scaling(num_layers, width)
-    return replace(
-        recipe,
-        initial=f"runs/paper-{num_layers}x{width}/model",
-        text="conversations",
-        total_tokens=SFT_EPOCHS * -(-SFT_CONVERSATIONS // SFT_BATCH) * SFT_BATCH * CONTEXT,
-        epochs=SFT_EPOCHS,
-        packing=False,
-        answers_only=False,
-        tokens_per_step=SFT_BATCH * CONTEXT,
-        learning_rate=LearningRate(maximum=1e-5, warmup=0.05, final_ratio=0.0),
-        router_warmup=RouterWarmup(share=0.0),
-        optimizer=OptimizerSettings(weight_decay=0.01, betas=(0.9, 0.999)),
-    )

@@ -1,11 +1,10 @@
 """The configuration of a training run."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from nvium_core.errors import NviumError
 from nvium_core.model.config import NviumConfig, even_exit_layers
-from nvium_core.training.data.documents import Diet
 from nvium_core.training.objective.beta import BetaSettings
 from nvium_core.training.optimizer import OptimizerSettings
 from nvium_core.training.schedule import LearningRate, RouterWarmup
@@ -14,7 +13,7 @@ MIN_TRAINED_VOCABULARY = 257  # every byte, and end-of-text
 MAX_TRAINED_VOCABULARY = 2**16  # token files store a token in 16 bits
 
 TextKind = Literal["documents", "conversations"]
-"""In documents, all tokens count in the loss. In conversations, by default, only the answers count."""
+"""In documents, all tokens count in the loss. In conversations, only the answers count."""
 
 
 class RecipeError(NviumError, ValueError):
@@ -80,9 +79,6 @@ class Recipe:
     - `initial`: folder or Hub name of the model to start from; None means random weights.
     - `tokenizer`: folder or Hub name of the tokenizer; None means the initial model's tokenizer. Without an initial
       model, None means that a byte-level BPE is trained on the text.
-    - `epochs`: how often to read the text. If above 0, it sets `total_tokens` when the run starts.
-    - `packing`: if True, pack several conversations into a window. If False, each conversation has its own window.
-    - `answers_only`: if True, only answers count in the loss. If False, all tokens of a conversation count.
     - `evaluations`: number of evaluations on the validation text. They are evenly spaced, and the last is at the end.
     - `model`, `router`, `objective`: names such as `package.module.NAME` of what replaces ours: a function that builds
       the model, the class of routers, and the loss.
@@ -93,16 +89,10 @@ class Recipe:
     tokenizer: str | None = None
     text: TextKind = "documents"
     total_tokens: int
-    epochs: float = 0.0
-    packing: bool = True
-    answers_only: bool = True
     tokens_per_step: int
-    short_context: int
-    long_context_share: float = 0.0
     learning_rate: LearningRate
     router_warmup: RouterWarmup = field(default_factory=RouterWarmup)
     beta: BetaSettings
-    diet: Diet = field(default_factory=Diet)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     seed: int = 0
     checkpoint_every: int = 200
@@ -113,44 +103,27 @@ class Recipe:
     objective: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("total_tokens", "tokens_per_step", "short_context", "checkpoint_every"):
+        for name in ("total_tokens", "tokens_per_step", "checkpoint_every", "validation_tokens"):
             require(getattr(self, name) >= 1, f"{name} must be at least 1")
-        for name in ("evaluations", "seed", "epochs"):
+        for name in ("evaluations", "seed"):
             require(getattr(self, name) >= 0, f"{name} must not be negative")
-        require(self.validation_tokens >= 1, "validation_tokens must be at least 1")
-        require(0 <= self.long_context_share <= 1, "long_context_share must be in [0, 1]")
         trains_tokenizer = self.tokenizer is None and self.initial is None
         fits = not trains_tokenizer or MIN_TRAINED_VOCABULARY <= self.shape.vocab_size <= MAX_TRAINED_VOCABULARY
         require(fits, f"vocab_size must be in [{MIN_TRAINED_VOCABULARY}, {MAX_TRAINED_VOCABULARY}]")
 
     def check_together(self) -> None:
         """Raise `ValueError` if settings contradict one another."""
-        require(self.short_context <= self.shape.context, "short_context must be at most shape.context")
-        contexts = sorted({self.short_context, self.shape.context})
-        divides = all(self.tokens_per_step % context == 0 for context in contexts)
-        require(divides, f"tokens_per_step must be a multiple of the context, {' and '.join(map(str, contexts))}")
+        context = self.shape.context
+        require(self.tokens_per_step % context == 0, f"tokens_per_step must be a multiple of the context, {context}")
         require(self.evaluations > 0 or not self.beta.adaptive, "evaluations must be at least 1 for an adaptive β")
-
-    def with_text(self, windows_per_epoch: int) -> "Recipe":
-        """Return the recipe with `total_tokens` set from `epochs`. An epoch has `windows_per_epoch` short windows."""
-        if not self.epochs:
-            return self
-        return replace(self, total_tokens=max(1, round(self.epochs * windows_per_epoch * self.short_context)))
 
     @property
     def num_steps(self) -> int:
         return max(1, self.total_tokens // self.tokens_per_step)
 
-    def context_at(self, progress: float) -> int:
-        """Return the window length: `shape.context` in the last `long_context_share` of a run, else `short_context`."""
-        return self.shape.context if progress >= 1 - self.long_context_share else self.short_context
-
-    def windows_of_a_step(self, progress: float) -> int:
-        return max(1, self.tokens_per_step // self.context_at(progress))
-
     @property
-    def longest_window(self) -> int:
-        return self.context_at((self.num_steps - 1) / self.num_steps)
+    def windows_per_step(self) -> int:
+        return self.tokens_per_step // self.shape.context
 
 
 def swiglu_width(width: int) -> int:

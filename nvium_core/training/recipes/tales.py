@@ -3,7 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-from nvium_core.training.data.documents import Diet
 from nvium_core.training.objective.beta import BetaSettings
 from nvium_core.training.optimizer import OptimizerSettings
 from nvium_core.training.recipes.recipe import ModelShape, Recipe
@@ -13,56 +12,35 @@ BUNDLED = Path(__file__).parents[2] / "checkpoints" / "stories-24m"
 
 
 def tales() -> Recipe:
-    """Return a recipe for books: 6.5M parameters and four exits. Training takes 78 minutes on a core with bfloat16."""
+    """Return a recipe for books: 6.5M parameters and four exits."""
     return Recipe(
         shape=ModelShape(
             num_layers=12, width=192, mlp_width=512, num_heads=3, num_exits=4, vocab_size=2048, context=1024
         ),
         total_tokens=16_000_000,
         tokens_per_step=4096,
-        short_context=256,
-        long_context_share=0.07,
         learning_rate=LearningRate(maximum=8e-3, warmup=0.01, kind="wsd", decay=0.65, final_ratio=0.0),
         beta=BetaSettings(initial=0.02, depth=0.685),
         optimizer=OptimizerSettings(muon_rate=0.02),
-        diet=Diet(simple_share=0.25, short_characters=4000, simple_epochs=2.0, other_epochs=0.5, untitled_share=0.5),
-    )
-
-
-def stories() -> Recipe:
-    """Return `tales` with a vocabulary of 8,192, for the same books and synthetic stories.
-
-    Short documents are read four times. A random half of the other documents is read once. Exits gain more than with
-    the vocabulary of 2,048 in `tales`.
-    """
-    recipe = tales()
-    return replace(
-        recipe,
-        shape=replace(recipe.shape, vocab_size=8192),
-        total_tokens=14_000_000,
-        beta=BetaSettings(initial=0.0, depth=0.72),
-        diet=Diet(short_characters=4000, simple_epochs=4.0, other_epochs=0.5, untitled_share=0.5),
     )
 
 
 def stories_24() -> Recipe:
     """Return the recipe of the bundled model: tales, requests answered by tales, and pieces of books, in one run.
 
-    `python -m research.tales ask` writes the data. 24 layers are enough for early exits to save time.
+    `python -m research.tales ask` writes the data. Exits gain more than with the vocabulary of 2,048 in `tales`, and 24
+    layers are enough for early exits to save time.
     """
-    recipe = stories()
-    shape = replace(recipe.shape, num_layers=24, width=256, mlp_width=704, num_heads=4)
+    recipe = tales()
     return replace(
         recipe,
-        shape=shape,
+        shape=replace(recipe.shape, num_layers=24, width=256, mlp_width=704, num_heads=4, vocab_size=8192),
         tokenizer=str(BUNDLED),
         text="conversations",
         total_tokens=108_134_400,
         tokens_per_step=32_768,
-        short_context=shape.context,
         router_warmup=RouterWarmup(share=0.1),
         beta=BetaSettings(initial=0.0, depth=0.63),
-        diet=Diet(),
     )
 
 

@@ -126,7 +126,6 @@ def recipe_of(settings: RetrofitSettings, model: WithExits, context: int) -> Rec
         initial=settings.source,
         total_tokens=max(1, round(settings.tokens / tokens_per_step)) * tokens_per_step,
         tokens_per_step=tokens_per_step,
-        short_context=context,
         learning_rate=RATE,
         router_warmup=RouterWarmup(share=ROUTERS_FROM, alpha=0.0),
         beta=BetaSettings(initial=INITIAL_BETA, depth=settings.depth),

@@ -1,5 +1,4 @@
 import json
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,13 +38,6 @@ def test_a_conversation_longer_than_the_context_is_truncated_and_reported(tokeni
         chat_examples(path, tokenizer, 4)
 
 
-def test_no_conversation_is_dropped_if_all_tokens_count(tokenizer, tmp_path):
-    path = chat_file(tmp_path / "chat.jsonl", "the cat ran", "a dog sat")
-    whole = chat_examples(path, tokenizer, CONTEXT)
-    cut = chat_examples(path, tokenizer, 4, answers_only=False)
-    assert [each.tokens.tolist() for each in cut] == [each.tokens[:4].tolist() for each in whole]
-
-
 def test_an_invalid_line_is_named(tokenizer, tmp_path):
     path = chat_file(tmp_path / "chat.jsonl", "the cat ran", f"a dog {END_OF_TEXT} sat")
     with pytest.raises(DataError, match=r"chat\.jsonl, line 2: .*special token"):
@@ -55,7 +47,7 @@ def test_an_invalid_line_is_named(tokenizer, tmp_path):
 @pytest.fixture
 def recipe(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Recipe:
     """A recipe that starts from a small model whose tokenizer has no chat template."""
-    own = small_recipe("short_context=64", "router_warmup.share=0", "total_tokens=6144", "learning_rate.maximum=0.02")
+    own = small_recipe("router_warmup.share=0", "total_tokens=6144", "learning_rate.maximum=0.02")
     torch.manual_seed(1)
     NviumForCausalLM(own.shape.config(280, tokenizer.eos_token_id)).save_pretrained(tmp_path / "base")
     tokenizer.chat_template = None
@@ -103,14 +95,3 @@ def test_validation_reads_the_first_conversations_that_fit(recipe, tokenizer, tm
     few = validation_conversations(replace(recipe, validation_tokens=60), data, tokenizer).examples
     assert 1 < len(few) < len(ANSWERS) and sum(map(len, few)) <= 60
     assert len(validation_conversations(replace(recipe, validation_tokens=1), data, tokenizer).examples) == 1
-
-
-def test_two_epochs_read_every_conversation_twice(recipe, tokenizer, tmp_path):
-    two = replace(recipe, epochs=2.0, packing=False, tokens_per_step=4 * 64)
-    data = chat_file(tmp_path / "chat.jsonl", *(f"{word} ran" for word in WORDS[:10]))
-    run = start(two, replace(options(tmp_path / "run"), data=data))
-    assert (run.recipe.num_steps, run.epochs) == (5, 2.0)
-    firsts = Counter(
-        tuple(window.tolist()) for step in range(5) for batch in run.batches_of(step) for window in batch.inputs
-    )
-    assert len(firsts) == 10 and set(firsts.values()) == {2}

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from nvium_core.training.data import corpus as corpus_module
 from nvium_core.training.data import encoding, shards
-from nvium_core.training.data.corpus import documents_of, is_corpus, read_documents
+from nvium_core.training.data.corpus import documents_of, read_documents
 from nvium_core.training.data.documents import DataError
 from nvium_core.training.data.source import prepare_text
 from nvium_core.training.data.tokenizer import train_tokenizer
@@ -49,7 +49,6 @@ def test_every_format_gives_the_same_documents(tmp_path, name):
     WRITERS[name](tmp_path / name)
     assert list(documents_of(tmp_path / name)) == DOCUMENTS
     assert list(documents_of(tmp_path)) == DOCUMENTS
-    assert is_corpus(tmp_path) and is_corpus(tmp_path / name) == (name != "a.txt")
 
 
 @pytest.mark.parametrize("name", ["a.json.gz", "a.jsonl.xz", "a.jsonl.zst", "a.parquet"])
@@ -82,7 +81,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_corpus_gives_the_tokens_of_one_file_in_shards(corpus, tmp_path, small_parts):
-    recipe, folder = small_recipe("diet.simple_share=0", "total_tokens=100000"), tmp_path / "sharded"
+    recipe, folder = small_recipe("total_tokens=100000"), tmp_path / "sharded"
     folder.mkdir()
     _, sharded = prepare_text(recipe, corpus, folder)
     assert len(list((folder / "tokens").iterdir())) > 3
@@ -172,14 +171,6 @@ def peak_bytes(folder: Path, name: str, megabytes: int) -> int:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return peak
-
-
-def test_only_as_many_tokens_are_written_as_a_run_reads_and_a_diet_is_refused(corpus, tmp_path):
-    (tmp_path / "run").mkdir()
-    with pytest.raises(DataError, match="does not support a data mixture"):
-        prepare_text(small_recipe("diet.other_epochs=2"), corpus, tmp_path / "run")
-    _, stream = prepare_text(small_recipe("total_tokens=512"), corpus, tmp_path / "run")
-    assert len(stream.tokens) == 513
 
 
 def test_a_run_trains_on_a_corpus_and_does_not_resume_on_another(corpus, tmp_path):

@@ -6,13 +6,11 @@ import torch
 from transformers import initialization as init
 
 from nvium_core.training.initial import initial_model
-from nvium_core.training.optimizer import OptimizerSettings
 from nvium_core.training.recipes.catalogue import EXAMPLES, RECIPES, recipe_named
 from nvium_core.training.recipes.paper import scaling
 from nvium_core.training.recipes.parameters import num_parameters
 from nvium_core.training.recipes.recipe import ModelShape, RecipeError
 from nvium_core.training.recipes.twins import dense_twin
-from nvium_core.training.schedule import LearningRate
 
 DEPTHS = (6, 12, 24, 36, 48)
 PAPER_MILLIONS = {"24x128": 13, "24x256": 36, "24x512": 112, "24x768": 226, "24x1024": 381, "24x1536": 806}
@@ -101,20 +99,8 @@ def test_a_twin_follows_the_settings_and_the_initial_model_of_its_recipe():
     twin = recipe_named("tiny-dense", settings)
     assert (twin.shape.width, twin.total_tokens) == (96, 4096)
     assert twin == dense_twin(recipe_named("tiny", settings))
-    assert recipe_named("paper-sft-24x768", []).initial == "runs/paper-24x768/model"
-    assert recipe_named("paper-sft-24x768-dense", []).initial == "runs/paper-24x768-dense/model"
-
-
-def test_instruction_tuning_follows_the_authors():
-    recipe = recipe_named("paper-sft-24x768", [])
-    assert (recipe.epochs, recipe.packing, recipe.answers_only) == (2, False, False)
-    assert (recipe.windows_of_a_step(0.0), recipe.short_context) == (128, 1024)
-    assert recipe.learning_rate == LearningRate(maximum=1e-5, warmup=0.05, final_ratio=0)
-    assert recipe.optimizer == OptimizerSettings(weight_decay=0.01, betas=(0.9, 0.999))
-    assert recipe.num_steps == 2 * -(-892_375 // 128)
-    assert recipe.with_text(1000).total_tokens == 2 * 1000 * 1024
-    with pytest.raises(RecipeError, match="has epochs=2; set epochs=0 too"):
-        recipe_named("paper-sft-24x768", ["total_tokens=1e6"])
+    assert recipe_named("stories-chat", []).initial == "runs/stories-24/model"
+    assert recipe_named("stories-chat-dense", []).initial == "runs/stories-24-dense/model"
 
 
 def test_an_unknown_recipe_is_refused_with_suggestions():

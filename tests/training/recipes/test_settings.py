@@ -55,7 +55,6 @@ def test_an_error_names_all_settings_that_contradict_one_another():
         ("validation_tokens=0", "validation_tokens"),
         ("router_warmup.share=5", "share"),
         ("router_warmup.alpha=-1", "alpha"),
-        ("diet.other_epochs=-1", "other_epochs"),
     ],
 )
 def test_an_invalid_setting_is_refused_by_name(setting, complaint):
@@ -69,7 +68,6 @@ def test_an_invalid_setting_is_refused_by_name(setting, complaint):
         ("shape.num_exits=3", "divided evenly"),
         ("shape.num_heads=5", "multiple of num_attention_heads"),
         ("shape.exit_layers=1,3,2,4", "increasing"),
-        ("short_context=512", "at most shape.context"),
         ("tokens_per_step=2000", "multiple of the context, 128"),
         ("tokens_per_step=64", "multiple of the context, 128"),
     ],
@@ -77,8 +75,3 @@ def test_an_invalid_setting_is_refused_by_name(setting, complaint):
 def test_contradictory_settings_are_refused(setting, complaint):
     with pytest.raises(RecipeError, match=f"recipe tiny: .*{complaint}"):
         recipe_named("tiny", [setting])
-
-
-def test_windows_are_long_in_the_last_share_of_a_run():
-    recipe = recipe_named("tiny", ["shape.context=256", "short_context=64", "long_context_share=0.25"])
-    assert [recipe.context_at(progress) for progress in (0.0, 0.74, 0.75, 1.0)] == [64, 64, 256, 256]

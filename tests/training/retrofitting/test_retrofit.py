@@ -128,7 +128,7 @@ def test_the_gradients_of_exits_equal_those_over_all_logits(exits_learn, llama, 
     asked = replace(settings(llama, data, tmp_path), exits_learn=exits_learn)
     run, _ = command.prepared(asked, llama, check(asked, command.source_config(llama)), source_tokenizer(str(llama)))
     run.step, weights = run.num_steps - 1, run.model.exit_weights()
-    num_windows = run.recipe.windows_of_a_step(0)
+    num_windows = run.recipe.windows_per_step
     windows = range(run.step * num_windows, run.num_steps * num_windows)
     losses = [loss_over_all_logits(run, window, exits_learn) for window in windows]
     expected = torch.autograd.grad(torch.stack(losses).mean(), weights)
