@@ -5,34 +5,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class Point(NamedTuple):
-    """Speed-up and perplexity reduction in percent, relative to the dense twin."""
-
-    speed_up: float
-    perplexity_gain: float
-
-
-def points(*figures: tuple[float, float]) -> list[Point]:
-    return [Point(*figure) for figure in figures]
-
-
-PARETO = {
-    "β 0, .1, .2, .3, .4": points((6.4, 3.73), (21.5, 3.54), (31.4, 2.37), (47.9, 1.09), (57.7, -0.70)),
-    "2, 3, 4, 6, 8, 12 exits": points(
-        (18.9, 2.28), (25.6, 3.73), (19.6, 3.54), (15.7, 3.72), (14.1, 3.01), (4.1, 3.20)
-    ),
-    "early exit at 2, 6, 10, 14, 18, 22": points(
-        (17.1, 1.93), (24.6, 1.24), (22.3, 1.57), (14.9, 1.72), (8.9, 1.77), (1.5, 1.46)
-    ),
-    "1.5B": points((57.9, 0.55)),
-    "CALM*": points((10.71, -1.54), (14.38, -2.46), (17.29, -3.80), (19.68, -5.58)),
-    "LayerSkip": points(*((speed_up, -3.15) for speed_up in (-5.49, -1.21, 12.36, 21.75, 43.59, 46.41))),
-}
-"""The quality-speed figure. All models have 24 layers and width 768, except the 1.5B model."""
-
-RECIPE = "paper-24x768"
-
-
 @dataclass(frozen=True)
 class Scale:
     """A row of the scaling tables: cross-entropies in nats, speed-ups in percent."""

@@ -1,26 +1,15 @@
-"""Compare evaluations in a table and in the quality-speed figure.
-
-    python -m research.pareto small.json calm.json --plot pareto.png --paper
-
-For a point in the figure, an evaluation needs the fields `model`, `speed_up_percent` and `perplexity_gain_percent`,
-relative to the dense twin. A line joins the points of one `family` or, for our own recipes, of one series such as
-`small-beta-…`. Error bars are 95% intervals.
-"""
+"""Compare evaluations in a table: `python -m research.pareto small.json calm.json`."""
 
 import json
-import re
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
-
-from matplotlib.figure import Figure
 
 from nvium_core.bench.harness import Figures, shown
 from nvium_core.evaluation.paired import with_interval
 from nvium_core.evaluation.predictions import EvaluationError
 from research.markdown import Row, table
-from research.paper import PARETO, SCALES, Point
-from research.plots import label
+from research.paper import SCALES
 
 COLUMNS = (
     "model",
@@ -39,7 +28,6 @@ COLUMNS = (
 PAPERS_COLUMNS = ("paper: gain, %", "theoretical, %", "measured, %")
 DENSE = "dense"
 OURS = "N-vium"
-SETTING = re.compile(r"-[\d.]+$")
 
 
 def read_evaluations(paths: Sequence[Path]) -> list[Figures]:
@@ -96,58 +84,11 @@ def papers(figures: Figures) -> Row | None:
     return [scale.perplexity_gain, scale.theoretical_speed_up, scale.speed_up]
 
 
-def points(evaluations: Sequence[Figures]) -> dict[str, list[tuple[Point, Figures]]]:
-    """Return the evaluations with a dense twin, by series and speed. Raise `EvaluationError` if there are none."""
-    found: dict[str, list[tuple[Point, Figures]]] = {}
-    for figures in evaluations:
-        if "perplexity_gain_percent" in figures and row(figures)[-1] is not None:
-            point = Point(figures["speed_up_percent"], figures["perplexity_gain_percent"])
-            found.setdefault(series(figures), []).append((point, figures))
-    if not found:
-        raise EvaluationError("nothing to draw: no evaluation has quality and speed relative to a dense twin")
-    return {name: sorted(those, key=lambda each: each[0]) for name, those in found.items()}
-
-
-def series(figures: Figures) -> str:
-    """Return the family, or the recipe's name without its last number, such as `small-beta` for `small-beta-0.1`."""
-    return str(figures.get("family") or SETTING.sub("", figures["model"]))
-
-
-def reach(value: float, interval: Sequence[float] | None) -> list[list[float]]:
-    """Return an error bar's lengths below and above the value."""
-    low, high = interval or (value, value)
-    return [[max(0.0, value - low)], [max(0.0, high - value)]]
-
-
-def draw(evaluations: Sequence[Figures], path: Path, *, with_paper: bool = False) -> None:
-    """Plot quality over speed, both relative to dense, with a line per series and the paper's points."""
-    figure = Figure((8, 5.5), dpi=120, layout="constrained")
-    panel = figure.subplots()
-    for name, those in points(evaluations).items():
-        [line] = panel.plot(*zip(*(point for point, _ in those), strict=True), label=name, marker="o")
-        for point, figures in those:
-            speed = reach(point[0], figures.get("speed_up_interval_percent"))
-            gain = reach(point[1], figures.get("perplexity_gain_interval_percent"))
-            panel.errorbar(*point, xerr=speed, yerr=gain, color=line.get_color(), capsize=2, linewidth=1)
-            panel.annotate(figures["model"], point, textcoords="offset points", xytext=(5, 5), fontsize="x-small")
-    for family, theirs in PARETO.items() if with_paper else ():
-        panel.plot(*zip(*theirs, strict=True), label=f"paper: {family}", marker="x", linestyle="--", alpha=0.45)
-    panel.axhline(0, color="black", linewidth=1)
-    panel.axvline(0, color="black", linewidth=1)
-    label(panel, "measured speed-up over dense, %", "perplexity below dense, %")
-    figure.savefig(path)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(prog="python -m research.pareto", description=__doc__.splitlines()[0])
     parser.add_argument("evaluations", type=Path, nargs="+", help="JSON of nvium evaluate --twin or of baselines")
-    parser.add_argument("--plot", type=Path, help=".png file for the quality-speed figure")
-    parser.add_argument("--paper", action="store_true", help="also plot the paper's points")
     args = parser.parse_args(arguments)
-    found = read_evaluations(args.evaluations)
-    print(markdown(found))
-    if args.plot:
-        draw(found, args.plot, with_paper=args.paper)
+    print(markdown(read_evaluations(args.evaluations)))
 
 
 if __name__ == "__main__":

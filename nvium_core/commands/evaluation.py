@@ -21,7 +21,7 @@ def evaluate(
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the results to this file.")] = None,
     **given: Any,
 ) -> None:
-    """Measure perplexity (of π_mix, each exit and an oracle router), routing, calibration and FLOPs."""
+    """Measure perplexity (of π_mix, each exit and an oracle router), routing and FLOPs."""
     from rich.console import Console
 
     from nvium_core import load_model

@@ -1,6 +1,6 @@
-"""Perplexity of π_mix, of each exit alone and of an oracle router; statistics of routing and calibration.
+"""Perplexity of π_mix, of each exit alone and of an oracle router; statistics of routing.
 
-Shapes: T tokens of a text, E exits, K early exits, Q bins.
+Shapes: T tokens of a text, E exits.
 """
 
 import math
@@ -8,22 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from nvium_core.evaluation.predictions import Predictions, predictions
 from nvium_core.model import mixture
-from nvium_core.model.exits import EXIT
 from nvium_core.model.nvium import Nvium
 
 ROUNDING = 1e-5
 """Tolerance for checking the paper's propositions, in nats and in probability. Float32 routers cause errors of 2e-7."""
-
-QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-CONTEXT_PARTS = 4
-CONFIDENCE_BINS = 15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +36,6 @@ class Evaluation:
         training makes shares and posteriors equal. β moves shares to shallower exits.
     mean_depth: mean of Σ_k p_k l_k / L.
     routing_entropy: mean entropy of p in nats, at most ln N.
-    router_means, router_deviations, router_quantiles: mean, standard deviation and `QUANTILES` of each exit's w_k.
-
-    accuracy: share of the tokens to which π_mix gives the highest probability.
-    calibration_error: mean of |confidence − accuracy| over bins of equal width, weighted by their tokens.
-    reliability: number of tokens, confidence and accuracy of each bin that is not empty.
-    by_position: mean log π_mix in each quarter of the context.
     """
 
     num_tokens: int
@@ -64,26 +52,17 @@ class Evaluation:
     exit_posteriors: list[float]
     mean_depth: float
     routing_entropy: float
-    router_means: list[float]
-    router_deviations: list[float]
-    router_quantiles: list[list[float]]
-    accuracy: float
-    calibration_error: float
-    reliability: list[dict[str, float]]
-    by_position: list[dict[str, float]]
 
 
 def evaluate(
     model: Nvium, tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], show_progress: bool = False
 ) -> Evaluation:
     """Predict every token of every document once, and compute all statistics. See `predictions`."""
-    found, config = predictions(model, tokenizer, documents, show_progress), model.config
+    found = predictions(model, tokenizer, documents, show_progress)
     return Evaluation(
         **text_loss(found.mix_nll, found.document, documents),
         **exit_losses(found),
-        **routing(found, config.exit_layers or []),
-        **calibration(found),
-        by_position=by_position(found, config.max_position_embeddings),
+        **routing(found, model.config.exit_layers or []),
     )
 
 
@@ -113,44 +92,11 @@ def exit_losses(found: Predictions) -> dict[str, Any]:
 
 
 def routing(found: Predictions, exit_layers: Sequence[int]) -> dict[str, Any]:
-    p_TE, w_TK = found.log_p.exp(), found.log_w[:, :-1, EXIT].exp().numpy()
+    p_TE = found.log_p.exp()
     posterior_TE = (found.log_p - found.exit_nll + found.mix_nll[:, None]).exp()
-    quantiles_QK = np.quantile(w_TK, QUANTILES, axis=0, method="inverted_cdf")
     return {
         "exit_shares": p_TE.mean(0).tolist(),
         "exit_posteriors": posterior_TE.mean(0).tolist(),
         "mean_depth": float(mixture.mean_depth(found.log_p, exit_layers).mean()),
         "routing_entropy": float(-torch.special.xlogy(p_TE, p_TE).sum(-1).mean()),
-        "router_means": w_TK.mean(0).tolist(),
-        "router_deviations": w_TK.std(0).tolist(),
-        "router_quantiles": quantiles_QK.T.tolist(),
     }
-
-
-def calibration(found: Predictions) -> dict[str, Any]:
-    bin_T = (found.top_prob * CONFIDENCE_BINS).long().clamp(max=CONFIDENCE_BINS - 1)
-    bins = sums_by(bin_T, found.top_prob, found.top_is_target)
-    return {
-        "accuracy": float(found.top_is_target.mean()),
-        "calibration_error": sum(abs(confidence - right) for _, _, confidence, right in bins) / len(bin_T),
-        "reliability": [
-            {"num_tokens": count, "confidence": confidence / count, "accuracy": right / count}
-            for _, count, confidence, right in bins
-        ],
-    }
-
-
-def by_position(found: Predictions, context: int) -> list[dict[str, float]]:
-    """Return the number of tokens and their mean log π_mix in each quarter of the context. Positions are 0-based."""
-    length = math.ceil(context / CONTEXT_PARTS)
-    return [
-        {"first": part * length, "last": (part + 1) * length - 1, "num_tokens": count, "mean_logprob": -nll / count}
-        for part, count, nll in sums_by(found.position // length, found.mix_nll)
-    ]
-
-
-def sums_by(kind_T: Tensor, *values: Tensor) -> list[tuple[Any, ...]]:
-    """Return (kind, count, sum of each value) for each kind that occurs."""
-    counts = kind_T.bincount()
-    sums = [kind_T.bincount(value_T.double()).tolist() for value_T in values]
-    return [each for each in zip(range(len(counts)), counts.tolist(), *sums, strict=True) if each[1]]

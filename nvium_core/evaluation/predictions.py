@@ -30,25 +30,17 @@ class Predictions:
     """Predictions of all targets, on the CPU. Probabilities are float64 in any model precision.
 
     document: index of the target's document [T].
-    position: position of the token before the target, counted from the start of the window [T].
-    log_w: log-probabilities of continuing and of exiting at each exit [T, E, 2].
     log_p: log p_k [T, E].
     exit_nll: −log π_k of the target [T, E].
     explicit_nll: −log π_mix of the target, read from π_mix of the whole vocabulary [T].
     mass: sum of π_mix over the vocabulary, which should be 1 [T].
-    top_prob: the largest probability of π_mix [T].
-    top_is_target: whether the target is the most probable token of π_mix [T].
     """
 
     document: Tensor
-    position: Tensor
-    log_w: Tensor
     log_p: Tensor
     exit_nll: Tensor
     explicit_nll: Tensor
     mass: Tensor
-    top_prob: Tensor
-    top_is_target: Tensor
 
     @property
     def mix_nll(self) -> Tensor:
@@ -78,8 +70,8 @@ def predictions(
 
 def empty_predictions(num_targets: int, num_exits: int) -> Predictions:
     """Allocate all results at once. Allocating them one by one, between large temporaries, would fragment the heap."""
-    sizes = {"log_w": (num_exits, 2), "log_p": (num_exits,), "exit_nll": (num_exits,)}
-    kinds = {"document": torch.long, "position": torch.long}
+    sizes = {"log_p": (num_exits,), "exit_nll": (num_exits,)}
+    kinds = {"document": torch.long}
     return Predictions(
         **{
             each.name: torch.empty(num_targets, *sizes.get(each.name, ()), dtype=kinds.get(each.name, torch.float64))
@@ -126,38 +118,30 @@ def predict_window(model: Nvium, window: Window, found: Predictions, start: int)
     states = model.hidden_states(ids_BT[:, :-1], positions_BT, causal_attention())
     first = window.first_target - 1
     rows = [h_BTD[0, first:].split(CHUNK_ROWS) for h_BTD in states]
-    chunks = zip(
-        positions_BT[0, first:].split(CHUNK_ROWS), ids_BT[0, first + 1 :].split(CHUNK_ROWS), *rows, strict=True
-    )
-    for position_C, target_C, *h in chunks:
+    for target_C, *h in zip(ids_BT[0, first + 1 :].split(CHUNK_ROWS), *rows, strict=True):
         place = slice(start, start := start + len(target_C))
-        found.document[place], found.position[place] = window.document, position_C
+        found.document[place] = window.document
         for name, value in predict(model, list(h), target_C).items():
             getattr(found, name)[place] = value
     return start
 
 
 def predict(model: Nvium, states: list[Tensor], target_C: Tensor) -> dict[str, Tensor]:
-    """Compute all fields of `Predictions` except document and position. `states`: hidden state at each exit, [C, D].
+    """Compute all fields of `Predictions` except document. `states`: hidden state at each exit, [C, D].
 
     Logits and log w have the model's precision. All other steps use float64 and log space. In float32, π_k over 8,192
     tokens may sum to 1 ± 3e-5, and a probability below e^−103 becomes 0.
     """
     log_w, outputs = model.exit_outputs(states)
-    log_w_CE2 = log_w.double()
-    log_p_CE = mixture.log_exit_probs(log_w_CE2)
+    log_p_CE = mixture.log_exit_probs(log_w.double())
     nll, log_mixture_CV = [], log_p_CE.new_full((len(target_C), model.config.vocab_size), -torch.inf)
     for o_CD, log_p_C in zip(outputs, log_p_CE.unbind(-1), strict=True):
         log_probs_CV = model.lm_head(o_CD).double().log_softmax(-1)
         nll.append(-log_probs_CV.gather(-1, target_C[:, None])[:, 0])
         log_mixture_CV = log_mixture_CV.logaddexp(log_p_C[:, None] + log_probs_CV)
-    top_C, explicit_nll_C = log_mixture_CV.max(-1), -log_mixture_CV.gather(-1, target_C[:, None])[:, 0]
     return {
-        "log_w": log_w_CE2,
         "log_p": log_p_CE,
         "exit_nll": torch.stack(nll, -1),
-        "explicit_nll": explicit_nll_C,
+        "explicit_nll": -log_mixture_CV.gather(-1, target_C[:, None])[:, 0],
         "mass": log_mixture_CV.exp().sum(-1),
-        "top_prob": top_C.values.exp(),
-        "top_is_target": (top_C.indices == target_C).double(),
     }

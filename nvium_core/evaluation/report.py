@@ -51,9 +51,9 @@ def certainty(figures: Figures) -> str:
     drawn = f"{len(set(works))} works" if works else f"{len(figures['document_tokens'])} documents"
     return (
         f"{figures['num_tokens']:,} tokens ({figures['num_characters']:,} characters) of {drawn}, which 95% intervals "
-        f"resample; bits per character: {figures['bits_per_character']:.4g}. Top-1 accuracy {figures['accuracy']:.1%}, "
-        f"expected calibration error {figures['calibration_error']:.3f}. Tokens outside min ℓ_k ≤ ℓ_mix ≤ max ℓ_k: "
-        f"{figures['bound_violations']}; tokens where π_mix does not sum to 1: {figures['mass_violations']}."
+        f"resample; bits per character: {figures['bits_per_character']:.4g}. Tokens outside "
+        f"min ℓ_k ≤ ℓ_mix ≤ max ℓ_k: {figures['bound_violations']}; "
+        f"tokens where π_mix does not sum to 1: {figures['mass_violations']}."
     )
 
 

@@ -102,7 +102,7 @@ def flops(loaded: LoadedModel, exit_shares: Sequence[float]) -> Figures:
 def twin_figures(twin: LoadedModel, documents: Sequence[str], show_progress: bool) -> Figures:
     quality = perplexity.evaluate(twin.model, twin.tokenizer, documents, show_progress)
     config = twin.model.config
-    kept = ("perplexity", "bits_per_character", "by_position", "document_tokens", "document_losses")
+    kept = ("perplexity", "bits_per_character", "document_tokens", "document_losses")
     return {
         **description(twin),
         **{name: getattr(quality, name) for name in kept},

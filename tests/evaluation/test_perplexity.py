@@ -1,18 +1,13 @@
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nvium_core import LoadedModel
-from nvium_core.evaluation import perplexity
-from nvium_core.evaluation.perplexity import CONFIDENCE_BINS as BINS
-from nvium_core.evaluation.perplexity import QUANTILES, evaluate, exit_losses, routing
-from nvium_core.evaluation.predictions import Predictions
-from nvium_core.model.exits import EXIT
+from nvium_core.evaluation.perplexity import evaluate, exit_losses, routing
 from tests.byte_model import load_byte_model
 from tests.evaluation.windows import window_predictions
 from tests.random_models import random_model
@@ -94,27 +89,7 @@ def test_tokens_and_loss_of_each_document_are_independent(loaded):
     assert sum(whole.document_losses) == pytest.approx(math.log(whole.perplexity) * whole.num_tokens, abs=1e-3)
 
 
-DOCUMENTS = ["A fox.", "Two hens went to see a third, who was not in. " * 4]
-
-
-def test_quarters_of_the_context_sum_to_the_perplexity_of_the_text():
-    loaded = load_byte_model(context=32)
-    found = evaluate(loaded.model, loaded.tokenizer, DOCUMENTS)
-    assert [(part["first"], part["last"]) for part in found.by_position] == [(0, 7), (8, 15), (16, 23), (24, 31)]
-    assert sum(part["num_tokens"] for part in found.by_position) == found.num_tokens
-    nats = -sum(part["num_tokens"] * part["mean_logprob"] for part in found.by_position)
-    assert nats / found.num_tokens == pytest.approx(math.log(found.perplexity))
-
-
-def test_a_token_counts_at_the_position_of_the_preceding_token():
-    model, ids = random_model([1, 2, 4]), [3, 1, 4, 1, 5, 9, 2, 6, 5]
-    whole = [-nll for nll in window_predictions(model, ids, 1).mix_nll.tolist()]
-    first, second = perplexity.by_position(window_predictions(model, ids, first_target=3), context=16)
-    assert (first["num_tokens"], first["mean_logprob"]) == (2, pytest.approx(sum(whole[2:4]) / 2))
-    assert (second["num_tokens"], second["mean_logprob"]) == (4, pytest.approx(sum(whole[4:8]) / 4))
-
-
-def test_shares_posteriors_entropy_and_router_statistics_equal_plain_sums():
+def test_shares_posteriors_and_entropy_equal_plain_sums():
     seen = window_predictions(random_model([1, 2, 4], seed=5), [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], 1)
     figures = routing(seen, [1, 2, 4])
     p_TE, pi_TE = seen.log_p.exp(), seen.exit_nll.neg().exp()
@@ -123,26 +98,3 @@ def test_shares_posteriors_entropy_and_router_statistics_equal_plain_sums():
     assert figures["exit_posteriors"] == pytest.approx(posterior_TE.mean(0).tolist())
     assert figures["routing_entropy"] == pytest.approx(float(-(p_TE * p_TE.log()).sum(-1).mean()))
     assert figures["mean_depth"] == pytest.approx(float((p_TE * torch.tensor([0.25, 0.5, 1])).sum(-1).mean()))
-    w_TK = seen.log_w[:, :-1, EXIT].exp()
-    assert figures["router_means"] == pytest.approx(w_TK.mean(0).tolist())
-    assert figures["router_deviations"] == pytest.approx(w_TK.std(0, correction=0).tolist())
-    for quantile, row in zip(QUANTILES, np.transpose(figures["router_quantiles"]), strict=True):
-        below = (w_TK.numpy() <= row).mean(0)
-        assert (below >= quantile).all() and (below <= quantile + 2 / len(w_TK)).all()
-
-
-CONFIDENCES = st.lists(st.tuples(st.floats(0.01, 1), st.booleans()), min_size=1, max_size=60)
-
-
-@given(CONFIDENCES)
-def test_the_calibration_error_is_the_weighted_gap_of_every_bin(pairs):
-    top_prob_T = torch.tensor([probability for probability, _ in pairs], dtype=torch.float64)
-    right_T = torch.tensor([float(is_right) for _, is_right in pairs], dtype=torch.float64)
-    figures = perplexity.calibration(Predictions(*[torch.empty(0)] * 7, top_prob_T, right_T))
-    bins: dict[int, list[tuple[float, bool]]] = {}
-    for probability, is_right in pairs:
-        bins.setdefault(min(int(probability * BINS), BINS - 1), []).append((probability, is_right))
-    gaps = [abs(sum(p - is_right for p, is_right in inside)) for inside in bins.values()]
-    assert figures["calibration_error"] == pytest.approx(sum(gaps) / len(pairs))
-    assert figures["accuracy"] == pytest.approx(sum(is_right for _, is_right in pairs) / len(pairs))
-    assert [row["num_tokens"] for row in figures["reliability"]] == [len(inside) for _, inside in sorted(bins.items())]
