@@ -7,8 +7,10 @@ nearly the same number of steps. After every turn, the length of the run is set 
 recipe's: warm-ups of the learning rate and of the routers, β's steering and the decay over the last fifth follow from
 it. The time includes tokenizing and compiling, which run at the same time, but not the evaluation at the end.
 
-The same command continues an interrupted run. OUT/parts/ has the last turn's weights in bfloat16, in at most seven
-files below 16 MiB. Copy this folder to continue on another machine; the optimisers' moments then start at zero.
+The machine needs this repository, PyTorch, both texts, and no network: the tokenizer is trained there. OUT gets
+`parts/`, the last turn's weights in bfloat16 in at most seven files below 16 MiB, and, at the end, `pair.json`. The
+same command continues an interrupted run. To continue on another machine, copy `parts/` to its OUT; the optimisers'
+moments then start at zero. If a model cannot be compiled, both train eagerly. `--tiny` trains two small models.
 """
 
 import io
@@ -97,15 +99,23 @@ def tokenize(plan: Plan) -> None:
     prepare_text(recipe, plan.data, plan.options(OURS, recipe).folder)
 
 
-def compile_while_tokenizing(plan: Plan) -> None:
-    """Compile both models' steps on random tokens, which fills the compiler's cache, while a process tokenizes."""
+def compile_while_tokenizing(plan: Plan) -> Plan:
+    """Compile both models' steps on random tokens, which fills the compiler's cache, while a process tokenizes.
+
+    Return the plan, without compiling if it failed.
+    """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         tokenized = pool.submit(tokenize, plan)
-        for name in (OURS, TWIN):
-            recipe = plan.recipe_of(name)
-            options = plan.options(name, recipe)
-            timed_step(run_on_random_tokens(recipe, options, min(recipe.tokens_per_step, options.rows_per_pass)))
+        try:
+            for name in (OURS, TWIN):
+                recipe = plan.recipe_of(name)
+                options = plan.options(name, recipe)
+                timed_step(run_on_random_tokens(recipe, options, min(recipe.tokens_per_step, options.rows_per_pass)))
+        except Exception as error:  # the compiler raises many types of exceptions
+            print(f"not compiled: {error!r}", flush=True)
+            plan = replace(plan, compile=False)
         tokenized.result()
+    return plan
 
 
 def share_text(source: Path, target: Path) -> None:
@@ -121,7 +131,7 @@ def train_pair(plan: Plan) -> dict[str, TrainingRun]:
     """Train both models to the end of the time or of the recipe, whichever is first."""
     began = time.monotonic()
     if plan.compile:
-        compile_while_tokenizing(plan)
+        plan = compile_while_tokenizing(plan)
     runs = {name: plan.run(name) for name in (OURS, TWIN)}
     plan.out.mkdir(parents=True, exist_ok=True)
     unpack(runs, plan.out / "parts")

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from nvium_core.training.objective.beta import speed_up
-from research.paper_pair import known_total, main, set_total, tokens_in_time
+from research import paper_pair
+from research.paper_pair import TINY, Plan, known_total, main, set_total, tokens_in_time
 from tests.training.small_runs import options, small_corpus, small_recipe, start
 
 pytestmark = pytest.mark.slow
@@ -47,6 +48,18 @@ def test_the_parts_alone_continue_a_run_on_another_machine(tmp_path):
     resumed = run(tmp_path / "two", minutes=10)
     assert resumed["steps"] == {"nvium": 60, "dense": 60}
     assert rates(tmp_path / "two", "nvium")[0] == found["steps"]["nvium"] + 1
+
+
+def test_a_model_that_cannot_be_compiled_trains_eagerly(tmp_path, monkeypatch):
+    def timed_step(_run):
+        raise RuntimeError("no kernel")
+
+    monkeypatch.setattr(paper_pair, "timed_step", timed_step)
+    text, folder = small_corpus(tmp_path / "text.txt"), tmp_path / "pair"
+    plan = Plan("tiny", TINY, data=text, validation=text, folder=folder, out=folder, seconds=0, turn=5, compile=True)
+    runs = paper_pair.train_pair(plan)
+    assert runs["nvium"].step == runs["dense"].step > 0
+    assert not any(run.options.compile for run in runs.values())
 
 
 @pytest.mark.parametrize(
