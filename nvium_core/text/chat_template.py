@@ -166,7 +166,7 @@ class ChatTemplate:
     def _cut(self, value: Any, mark: str) -> Any:
         """In all strings of a JSON value, insert `mark` after the first character of each special token."""
         if isinstance(value, str):
-            return self._special.sub(rf"\g<1>{mark}", value) if self._special else value
+            return self._special.sub(lambda found: found[1] + mark, value) if self._special else value
         if isinstance(value, Mapping):
             return {self._cut(name, mark): self._cut(item, mark) for name, item in value.items()}
         return [self._cut(item, mark) for item in value] if isinstance(value, list | tuple) else value
