@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from tests.faults.kinds import Kind
 from tests.faults.load import OPTIONS, Known, Load, Spoken, all_right, known_requests, quiet_answers
@@ -133,8 +134,8 @@ async def settled(server: ServerProcess) -> int | None:
     return server.process.poll()
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Format the rows as a Markdown table."""
+def table(rows: Sequence[Any]) -> str:
+    """Format dataclasses as a Markdown table."""
     names = [name.replace("_", " ") for name in asdict(rows[0])]
     lines = [names, ["---"] * len(names), *([str(value) for value in asdict(row).values()] for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
