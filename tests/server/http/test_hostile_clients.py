@@ -47,7 +47,7 @@ class Neighbour:
     num_failed: int = 0
 
     def run(self, is_over: threading.Event) -> None:
-        fields = {"stream": True, "ignore_eos": True, "temperature": 1, "max_tokens": 4_000}
+        fields = {"stream": True, "ignore_eos": True, "temperature": 1, "max_tokens": 900}
         headers = JSON | bearer(self.target.key)
         with httpx.Client(base_url=self.target.url, headers=headers, timeout=2 * SILENCE_SECONDS) as http:
             while not is_over.is_set():
