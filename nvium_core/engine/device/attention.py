@@ -1,23 +1,21 @@
 """Causal attention over the paged cache. The rows' own keys and values are first written to the cache.
 
-`gathered` copies the pages into a padded tensor. It works on any device, and is the reference.
-`in_place` uses the flash kernel, which reads the pages directly. The kernel needs CUDA, half precision and a page size
-that is a multiple of 256. Both take one row per sequence. `ragged` and `ragged_in_place` take runs of several rows.
-fused/attention.py has both in Triton.
+`ragged` works on any device, and is the reference. `in_place` and `ragged_in_place` use the flash kernel, which reads
+the pages directly. It needs CUDA, half precision and a page size that is a multiple of 256. fused/attention.py has both
+in Triton.
 
-Shapes: R rows of a Step, B runs, Q rows of the longest run, W pages of a table, S = W · page size keys, H query heads,
-G key heads, P head size.
+Shapes: R rows of a Step, B runs, Q rows of a run, W pages of a table, S keys of a run, H query heads, G key heads, P
+head size.
 """
 
 import logging
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from functools import partial
 from importlib.util import find_spec
 from textwrap import shorten
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,10 +23,9 @@ from torch import Tensor
 
 from nvium_core.engine.device.paged_cache import HALF, KERNEL_PAGE_SIZE, Integers, PagedCache, upload
 from nvium_core.engine.params import SamplingParams
-from nvium_core.engine.schedule.scheduler import MAX_SHORT_RUN_ROWS
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Rows
-from nvium_core.model.llama import Attend
+from nvium_core.model.llama import Attend, dense_attention
 
 logger = logging.getLogger(__name__)
 
@@ -54,76 +51,26 @@ def written(cache: PagedCache, slot_R: Tensor, read: Read) -> Attend:
     return attend
 
 
-def gathered(cache: PagedCache, table_RW: Tensor, position_R: Tensor) -> Read:
-    keys = GatheredKeys.of(cache, table_RW, position_R[:, None])
-    return lambda q_RHP, layer: cache.attend(q_RHP[:, None], *keys, layer)[:, 0]
-
-
-class GatheredKeys(NamedTuple):
-    """Keys to gather. slot_BS: cache slots of each run's keys. mask_B1QS: True where a query attends to a key."""
-
-    slot_BS: Tensor
-    mask_B1QS: Tensor
-
-    @classmethod
-    def of(cls, cache: PagedCache, table_BW: Tensor, position_BQ: Tensor) -> "GatheredKeys":
-        """Read the null slot for keys after a run's last row: the mask would not stop a NaN of another sequence."""
-        within_page = torch.arange(cache.page_size, device=table_BW.device)
-        slot_BS = (table_BW[:, :, None] * cache.page_size + within_page).flatten(1)
-        key_S = torch.arange(slot_BS.shape[1], device=table_BW.device)
-        slot_BS = slot_BS.where(key_S <= position_BQ[:, -1:], cache.null_slot)
-        return cls(slot_BS, (key_S <= position_BQ[:, :, None])[:, None])
-
-
 def ragged(cache: PagedCache, runs: Items[Rows]) -> Read:
-    """Attend with runs of any length, like `gathered`. Runs of similar length form a batch."""
-    batches = [batch(cache, runs, numbers, cache.keys.device) for numbers in group_similar(runs, cache.page_size)]
+    """Attend run by run, with copies of the keys and values: on any device, and the reference for the kernels."""
+    known = [Rows(run.sequence, range(run.rows.stop)) for run in runs]
+    slots = upload_all(cache.keys.device, *(cache.slots([each]) for each in known))
+    lengths = [len(run.rows) for run in runs]
+    masks = [
+        torch.ones(length, len(slot_S), dtype=torch.bool, device=slot_S.device).tril(len(slot_S) - length)
+        for length, slot_S in zip(lengths, slots, strict=True)
+    ]
 
     def attend(q_RHP: Tensor, layer: int) -> Tensor:
-        out_RHP = torch.empty_like(q_RHP)
-        for each in batches:
-            out_BQHP = cache.attend(q_RHP[each.row_BQ], *each.keys, layer)
-            out_RHP[each.rows] = out_BQHP.flatten(0, 1)[each.places]
-        return out_RHP
+        found = []
+        for q_QHP, slot_S, mask_QS in zip(q_RHP.split(lengths), slots, masks, strict=True):
+            q_HQP, k_GSP, v_GSP = (
+                x.transpose(0, 1) for x in (q_QHP, cache.keys[layer, slot_S], cache.values[layer, slot_S])
+            )
+            found.append(dense_attention(q_HQP[None], k_GSP[None], v_GSP[None], mask_QS)[0].transpose(0, 1))
+        return torch.cat(found)
 
     return attend
-
-
-class PaddedRuns(NamedTuple):
-    """Runs that attend in one call. Shorter runs are padded with their last row.
-
-    row_BQ: indices of the runs' rows in the Step, with padding. places: flat indices into row_BQ, without padding.
-    rows: the elements of row_BQ at `places`.
-    """
-
-    row_BQ: Tensor
-    keys: GatheredKeys
-    places: Tensor
-    rows: Tensor
-
-
-def group_similar(runs: Items[Rows], page_size: int) -> Iterable[list[int]]:
-    """Group runs into batches. A long run is alone. Short runs form a batch if padding at most doubles their pages."""
-    batches: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for number, run in enumerate(runs):
-        is_long = len(run.rows) > MAX_SHORT_RUN_ROWS
-        batches[number if is_long else -1, power_of_two(-(-run.rows.stop // page_size))].append(number)
-    return batches.values()
-
-
-def batch(cache: PagedCache, runs: Items[Rows], numbers: list[int], device: torch.device) -> PaddedRuns:
-    first_rows = np.cumsum([0, *(len(run.rows) for run in runs)])
-    members = [runs[number] for number in numbers]
-    last_B1 = np.array([[len(run.rows) - 1] for run in members])
-    start_B1 = np.array([[run.rows.start] for run in members])
-    every_Q = np.arange(last_B1.max() + 1)
-    place_BQ = np.minimum(every_Q, last_B1)
-    row_BQ = first_rows[numbers][:, None] + place_BQ
-    is_own_BQ = every_Q <= last_B1
-    row, table, position, places, rows = upload_all(
-        device, row_BQ, cache.tables(members), start_B1 + place_BQ, np.flatnonzero(is_own_BQ), row_BQ[is_own_BQ]
-    )
-    return PaddedRuns(row, GatheredKeys.of(cache, table, position), places, rows)
 
 
 def upload_all(device: torch.device, *arrays: Integers) -> list[Tensor]:
@@ -189,7 +136,7 @@ def flash(cache: PagedCache, table_BW: Tensor, num_keys_B: Tensor, first_query: 
 
 
 def best_attention(cache: PagedCache, num_heads: int) -> RowAttention | None:
-    """Return the first kernel that supports this cache and agrees with `gathered`, or None."""
+    """Return the first kernel that supports this cache and agrees with `ragged`, or None."""
     for name, rows, _ in kernels(cache):
         if works(f"{name} attention for rows", partial(kernel_agrees, cache, num_heads, rows)):
             return rows
@@ -233,48 +180,43 @@ MAX_CHECKED_PAGES, MAX_CHECKED_ROWS = 32, 40
 CHECK_TOLERANCE = 0.02
 
 
-@torch.inference_mode()
 def kernel_agrees(cache: PagedCache, num_heads: int, kernel: RowAttention) -> bool:
-    """Whether a kernel agrees with `gathered` on rows with many, fewer and one key. The cache must be empty.
+    """Whether a kernel agrees with `ragged` on rows with many, fewer and one key. See `agrees`."""
 
-    Afterwards the cache is empty again.
-    """
-    device, page_size = cache.keys.device, cache.page_size
-    width = min(max(cache.null_page, 2), MAX_CHECKED_PAGES)
-    longest = torch.arange(width, device=device).flip(0).clamp(max=cache.null_page - 1)
-    first_only = torch.full_like(longest, cache.null_page).index_fill_(0, longest.new_zeros(1), cache.null_page - 1)
-    table_RW = torch.stack([longest, longest.roll(1), first_only])
-    position_R = torch.tensor([width * page_size - 1, (width - 1) * page_size + page_size // 2, 0], device=device)
-    page_R1 = table_RW.gather(1, (position_R // page_size)[:, None])
-    slot_R = page_R1[:, 0] * page_size + position_R % page_size
-    for count in (3, 1):  # for a single row, the kernel splits the keys among multiprocessors
-        rows = (table_RW[:count], position_R[:count])
-        if not agree(cache, num_heads, slot_R[:count], [partial(each, cache, *rows) for each in (kernel, gathered)]):
-            return False
-    return True
+    def attend(cache: PagedCache, runs: Items[Rows]) -> Read:
+        last_R = np.array([run.rows[-1] for run in runs])
+        return kernel(cache, *upload_all(cache.keys.device, cache.tables(runs), last_R))
+
+    last = num_checked(cache) - 1
+    rows = [range(row, row + 1) for row in (last, max(0, last - cache.page_size // 2), 0)]
+    single = rows[:1]  # for a single row, the kernel splits the keys among multiprocessors
+    return all(agrees(cache, num_heads, attend, each) for each in (rows, single))
+
+
+def ragged_agrees(cache: PagedCache, num_heads: int, kernel: RunAttention) -> bool:
+    """Whether a kernel agrees with `ragged` on a long, a medium and a single-row run. See `agrees`."""
+    half, last = cache.page_size // 2, num_checked(cache) - 1
+    rows = [range(max(half, last - MAX_CHECKED_ROWS), last), range(half), range(last, last + 1)]
+    return agrees(cache, num_heads, kernel, rows)
+
+
+def num_checked(cache: PagedCache) -> int:
+    return min(cache.null_page, MAX_CHECKED_PAGES) * cache.page_size
 
 
 @torch.inference_mode()
-def ragged_agrees(cache: PagedCache, num_heads: int, kernel: RunAttention) -> bool:
-    """Whether a kernel agrees with `ragged` on a long, a medium and a single-row run. See `kernel_agrees`."""
-    pages = list(reversed(range(min(cache.null_page, MAX_CHECKED_PAGES))))
-    half, last = cache.page_size // 2, len(pages) * cache.page_size - 1
-    runs = []
-    for rows in (range(max(half, last - MAX_CHECKED_ROWS), last), range(half), range(last, last + 1)):
-        sequence = Sequence("checked", [0] * (last + 1), SamplingParams(), seed=0, num_blocks=1, arrival=0)
-        sequence.pages = pages
-        runs.append(Rows(sequence, rows))
-    slot_R = torch.from_numpy(cache.slots(runs)).to(cache.keys.device)
-    return agree(cache, num_heads, slot_R, [partial(each, cache, runs) for each in (kernel, ragged)])
-
-
-def agree(cache: PagedCache, num_heads: int, slot_R: Tensor, reads: Iterable[Callable[[], Read]]) -> bool:
-    """Whether the kernels agree on random keys and queries.
+def agrees(cache: PagedCache, num_heads: int, kernel: RunAttention, rows: Items[range]) -> bool:
+    """Whether a kernel and `ragged` agree on these rows of one sequence, with random keys and queries.
 
     In the first head, about half of the attention goes to the row's own key. In other heads, most goes to a few keys.
+    The cache must be empty, and is so again.
     """
+    sequence = Sequence("checked", [0], SamplingParams(), seed=0, num_blocks=1, arrival=0)
+    sequence.pages = list(reversed(range(num_checked(cache) // cache.page_size)))
+    runs = [Rows(sequence, each) for each in rows]
+    slot_R = torch.from_numpy(cache.slots(runs)).to(cache.keys.device)
     generator = torch.Generator().manual_seed(0)
-    num_keys = min(cache.null_page, MAX_CHECKED_PAGES) * cache.page_size
+    num_keys = num_checked(cache)
     used = torch.cat([torch.arange(num_keys, device=slot_R.device), slot_R])
     num_key_heads, head_size = cache.keys.shape[2:]
 
@@ -288,7 +230,7 @@ def agree(cache: PagedCache, num_heads: int, slot_R: Tensor, reads: Iterable[Cal
     for tensor in (cache.keys, cache.values):
         tensor[0, used] = random(len(used), num_key_heads).to(tensor)
     cache.write(0, slot_R, k_RGP, v_RGP)
-    found = [read()(q_RHP, 0) for read in reads]
+    found, expected = (attend(cache, runs)(q_RHP, 0) for attend in (kernel, ragged))
     for tensor in (cache.keys, cache.values):
         tensor[0, used] = 0
-    return all(torch.allclose(found[0], other, rtol=0, atol=CHECK_TOLERANCE) for other in found[1:])
+    return torch.allclose(found, expected, rtol=0, atol=CHECK_TOLERANCE)

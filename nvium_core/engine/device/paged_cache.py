@@ -8,9 +8,7 @@ R rows, W pages of the longest table, N blocks.
 """
 
 import math
-from collections.abc import Iterator
 from collections.abc import Sequence as Items
-from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -20,7 +18,6 @@ from torch import Tensor
 from nvium_core.engine.device.arena import zeros
 from nvium_core.engine.schedule.step import Rows
 from nvium_core.model.config import NviumConfig
-from nvium_core.model.llama import dense_attention
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -45,7 +42,7 @@ class PagedCache:
         self.page_size = page_size
         self.null_page = num_pages
         self.null_slot = num_pages * page_size
-        """A slot of zeros, read in place of masked keys: a NaN in a masked key would spoil the result."""
+        """First slot of the null page, which pads page tables. Its keys are zeros."""
         self.padding_slot = self.null_slot + 1
         """Padding rows write to this slot. It is never read."""
         self.num_slots = num_pages * page_size + max(2, page_size)
@@ -63,13 +60,6 @@ class PagedCache:
     def write(self, layer: int, slot_R: Tensor, k_RGP: Tensor, v_RGP: Tensor) -> None:
         self.keys[layer, slot_R] = k_RGP
         self.values[layer, slot_R] = v_RGP
-
-    def attend(self, q_BQHP: Tensor, slot_BS: Tensor, mask_B1QS: Tensor, layer: int) -> Tensor:
-        """Compute attention [B, Q, H, P] over the unmasked keys in each run's slots."""
-        k_BGSP = self.keys[layer, slot_BS].transpose(1, 2)
-        v_BGSP = self.values[layer, slot_BS].transpose(1, 2)
-        with without_cudnn_attention():
-            return dense_attention(q_BQHP.transpose(1, 2), k_BGSP, v_BGSP, mask_B1QS).transpose(1, 2)
 
     def tables(self, runs: Items[Rows]) -> Integers:
         """Return each run's pages up to its last row, [B, W], padded with the null page."""
@@ -100,20 +90,6 @@ def tokens_of(runs: Items[Rows]) -> list[int]:
 def upload(words: Tensor, device: torch.device) -> Tensor:
     """Copy to the device without waiting for the copy. PyTorch keeps the pinned memory until the copy is done."""
     return (words.pin_memory() if device.type == "cuda" else words).to(device, non_blocking=True)
-
-
-@contextmanager
-def without_cudnn_attention() -> Iterator[None]:
-    """Disable cuDNN's attention, which PyTorch prefers on an H100. It is slow, because it plans anew for every shape.
-
-    `sdpa_kernel` does the same with ten times the overhead.
-    """
-    was_enabled = torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(was_enabled)
 
 
 def untouched_zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:

@@ -6,11 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvium_core import SamplingParams
-from nvium_core.engine.device.attention import gathered, kernel_agrees, ragged, ragged_agrees
+from nvium_core.engine.device.attention import kernel_agrees, ragged, ragged_agrees
 from nvium_core.engine.device.fused.attention import in_tiles, num_splits, ragged_in_tiles
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Rows
+from tests.engine.device.graphs.engines import gathered
 from tests.random_models import random_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of infinities in the interpreter

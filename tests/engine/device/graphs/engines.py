@@ -7,14 +7,29 @@ import torch
 from torch import Tensor
 
 from nvium_core import Engine, EngineConfig, NviumForCausalLM
-from nvium_core.engine.device.attention import gathered, ragged, written
+from nvium_core.engine.device.attention import Read, ragged, written
 from nvium_core.engine.device.decide import EMITTED, decide
 from nvium_core.engine.device.graphs.backend import GraphsBackend
 from nvium_core.engine.device.graphs.replay import Fence
 from nvium_core.engine.device.inputs import Front, InputViews, Variant
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.schedule.step import Rows, Step, StepResult
+from nvium_core.model.llama import dense_attention
 from tests.engine.driving import engine_on
+
+
+def gathered(cache: PagedCache, table_RW: Tensor, position_R: Tensor) -> Read:
+    """Attend with one row per sequence, in operators that a CUDA graph can capture."""
+    within_page = torch.arange(cache.page_size, device=table_RW.device)
+    slot_RS = (table_RW[:, :, None] * cache.page_size + within_page).flatten(1)
+    is_seen_RS = torch.arange(slot_RS.shape[1], device=table_RW.device) <= position_R[:, None]
+    slot_RS = slot_RS.where(is_seen_RS, cache.null_slot)  # the mask would not stop a NaN of another sequence
+
+    def attend(q_RHP: Tensor, layer: int) -> Tensor:
+        k_RGSP, v_RGSP = (tensor[layer, slot_RS].transpose(1, 2) for tensor in (cache.keys, cache.values))
+        return dense_attention(q_RHP[:, :, None], k_RGSP, v_RGSP, is_seen_RS[:, None, None])[:, :, 0]
+
+    return attend
 
 
 class PlainPass:

@@ -13,11 +13,8 @@ from torch.nn import functional as F
 from torch.nn.attention import varlen
 
 from nvium_core import SamplingParams
-from nvium_core.engine.device import paged_cache
 from nvium_core.engine.device.attention import (
     best_attention,
-    gathered,
-    group_similar,
     in_place,
     kernel_agrees,
     ragged,
@@ -26,10 +23,8 @@ from nvium_core.engine.device.attention import (
     works,
 )
 from nvium_core.engine.device.paged_cache import PagedCache, best_page_size
-from nvium_core.engine.schedule.scheduler import MAX_SHORT_RUN_ROWS
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Rows
-from nvium_core.model.llama import dense_attention
 from tests.random_models import random_model
 
 
@@ -79,21 +74,6 @@ def test_the_kernel_agrees_with_gathering(monkeypatch, num_pages):
     assert kernel_agrees(cache, 4, in_place)
     assert not cache.keys[:, : cache.null_slot + 1].any()
     assert not cache.values[:, : cache.null_slot + 1].any()
-
-
-def test_gathering_disables_cudnn(monkeypatch):
-    asked: list[bool] = []
-
-    def noted(*args: Any, **given: Any) -> Tensor:
-        asked.append(torch.backends.cuda.cudnn_sdp_enabled())
-        return dense_attention(*args, **given)
-
-    monkeypatch.setattr(paged_cache, "dense_attention", noted)
-    cache = empty_cache(2)
-    assert torch.backends.cuda.cudnn_sdp_enabled()
-    assert kernel_agrees(cache, 4, gathered)
-    assert asked == [False] * 4
-    assert torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def faulty(fault: str, *args: Any, **given: Any) -> Tensor:
@@ -182,21 +162,3 @@ def test_in_place_attention_of_runs_equals_gathering(lengths, seed):
         patch.setattr(varlen, "varlen_attn", slow_varlen_attn)
         found = ragged_in_place(cache, runs)(q_RHP, 0)
     torch.testing.assert_close(found, ragged(cache, runs)(q_RHP, 0), rtol=0, atol=1e-5)
-
-
-def test_a_long_context_does_not_pad_short_ones():
-    runs = [run_of(length - 1, length) for length in [200] * 64 + [30_000]]
-    batches = [[runs[number].rows.stop for number in numbers] for numbers in group_similar(runs, page_size=16)]
-    assert sorted(map(len, batches)) == [1, 64]
-    assert sum(len(batch) * max(batch) for batch in batches) == 64 * 200 + 30_000
-
-
-@given(st.lists(st.tuples(st.integers(1, 5000), st.integers(1, 40)), min_size=1, max_size=30))
-def test_no_short_run_is_padded_to_more_than_twice_its_pages(lengths):
-    runs = [run_of(max(0, length - rows), length) for length, rows in lengths]
-    numbers = [list(batch) for batch in group_similar(runs, page_size=16)]
-    assert sorted(number for batch in numbers for number in batch) == list(range(len(runs)))
-    for batch in numbers:
-        pages = [-(-runs[number].rows.stop // 16) for number in batch]
-        assert max(pages) <= 2 * min(pages)
-        assert len(batch) == 1 or max(len(runs[number].rows) for number in batch) <= MAX_SHORT_RUN_ROWS
