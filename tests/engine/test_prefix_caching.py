@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from nvium_core import Engine, EngineConfig, FailureEvent, NviumForCausalLM, SamplingParams
 from nvium_core.engine.device.paged_cache import PagedCache
-from nvium_core.engine.schedule.kv_cache import PagePool, slots
+from nvium_core.engine.schedule.kv_cache import PagePool
 from nvium_core.engine.schedule.sequence import Sequence
-from nvium_core.engine.schedule.step import Step, StepResult
+from nvium_core.engine.schedule.step import Rows, Step, StepResult
 from tests.engine.driving import (
     PAGE_SIZE,
     PROMPT,
@@ -230,7 +230,7 @@ class OnceBroken(WrappedBackend):
         result = super().run(step, max_rows)
         if self.is_broken:
             self.is_broken = False
-            (slot,) = slots(step.runs[0].sequence, range(2, 3), self.cache.page_size)
+            slot = self.cache.slots([Rows(step.runs[0].sequence, range(2, 3))])
             self.cache.keys[:, slot] = torch.nan
         return result
 

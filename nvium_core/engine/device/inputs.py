@@ -27,11 +27,10 @@ NUM_ENTRY_WORDS = 1 + NUM_FIELDS  # words of a changed logit: its front, and the
 
 
 class Front(NamedTuple):
-    """A row whose next token is to be decided, its cache slot, and the first block after which it may emit."""
+    """A row whose next token is to be decided, and the first block after which it may emit."""
 
     sequence: Sequence
     row: int
-    slot: int
     first: int
 
 
@@ -123,7 +122,7 @@ class Inputs:
         if rows:
             self._write_rows(row_R, table_RW, rows, is_ahead=is_ahead)
         if fronts:
-            write_fronts(row_R[: len(fronts)], fronts)
+            self._write_fronts(row_R[: len(fronts)], fronts)
         if variant.has_masks:
             masks_RM[len(fronts) :] = -1
             masks_RM[: len(fronts)] = packed_masks([front.sequence for front in fronts], 8 * self._mask_words)
@@ -143,26 +142,22 @@ class Inputs:
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def _write_rows(self, row_R: Records, table_RW: Integers, rows: Items[Rows], *, is_ahead: bool) -> None:
-        position_R, page_size = positions(rows), self._cache.page_size
-        count = len(position_R)
-        own_BW = self._cache.tables(rows)
-        own_RW = own_BW.repeat([len(own.rows) for own in rows], 0)
-        table_RW[:count, : own_BW.shape[1]] = own_RW
-        page_R = own_RW[np.arange(count), position_R // page_size]
-        row_R["position"][:count] = position_R
-        row_R["slot"][:count] = page_R * page_size + position_R % page_size
+        own_RW = self._cache.tables(rows).repeat([len(own.rows) for own in rows], 0)
+        count, width = own_RW.shape
+        table_RW[:count, :width] = own_RW
+        row_R["position"][:count] = positions(rows)
+        row_R["slot"][:count] = self._cache.slots(rows)
         field, values = ("source", np.arange(count)) if is_ahead else ("token", tokens_of(rows))
         row_R[field][:count] = values
 
-
-def write_fronts(row_F: Records, fronts: Items[Front]) -> None:
-    uniforms = b"".join([front.sequence.uniforms.at(front.row) for front in fronts])
-    row_F["uniform"] = np.frombuffer(uniforms).reshape(len(fronts), 2, -1)
-    row_F["front_slot"] = [front.slot for front in fronts]
-    row_F["first"] = [front.first for front in fronts]
-    row_F[[*Draw._fields]] = np.frombuffer(b"".join([front.sequence.draw_bytes for front in fronts]), DRAW)
-    is_original_F, token_FN = row_F["kind"] == Kind.ORIGINAL, row_F["uniform"][:, 0]
-    token_FN[is_original_F, -1] = token_FN[is_original_F, 0]
+    def _write_fronts(self, row_F: Records, fronts: Items[Front]) -> None:
+        uniforms = b"".join([front.sequence.uniforms.at(front.row) for front in fronts])
+        row_F["uniform"] = np.frombuffer(uniforms).reshape(len(fronts), 2, -1)
+        row_F["front_slot"] = self._cache.slots([Rows(own.sequence, range(own.row, own.row + 1)) for own in fronts])
+        row_F["first"] = [front.first for front in fronts]
+        row_F[[*Draw._fields]] = np.frombuffer(b"".join([front.sequence.draw_bytes for front in fronts]), DRAW)
+        is_original_F, token_FN = row_F["kind"] == Kind.ORIGINAL, row_F["uniform"][:, 0]
+        token_FN[is_original_F, -1] = token_FN[is_original_F, 0]
 
 
 def write_changes(entries_C5: Integers, fronts: Items[Front]) -> int:

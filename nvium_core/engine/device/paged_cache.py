@@ -9,6 +9,7 @@ R rows, W pages of the longest table, N blocks.
 
 import math
 from collections.abc import Sequence as Items
+from itertools import chain, zip_longest
 
 import numpy as np
 import torch
@@ -63,24 +64,18 @@ class PagedCache:
 
     def tables(self, runs: Items[Rows]) -> Integers:
         """Return each run's pages up to its last row, [B, W], padded with the null page."""
-        counts = [-(-run.rows.stop // self.page_size) for run in runs]
-        table_BW = np.full((len(runs), max(counts)), self.null_page)
-        for row, (run, count) in enumerate(zip(runs, counts, strict=True)):
-            table_BW[row, :count] = run.sequence.pages[:count]
-        return table_BW
+        tables = (run.sequence.pages[: -(-run.rows.stop // self.page_size)] for run in runs)
+        return np.array([*zip_longest(*tables, fillvalue=self.null_page)]).T
 
     def slots(self, runs: Items[Rows]) -> Integers:
         """Return the cache slots of all rows of the runs, [R]."""
-        lengths = [len(run.rows) for run in runs]
-        table_BW = self.tables(runs)
-        position_R = positions(runs)
-        run_R = np.repeat(np.arange(len(runs)), lengths)
-        return table_BW[run_R, position_R // self.page_size] * self.page_size + position_R % self.page_size
+        run_R, position_R = np.repeat(np.arange(len(runs)), [len(run.rows) for run in runs]), positions(runs)
+        return self.tables(runs)[run_R, position_R // self.page_size] * self.page_size + position_R % self.page_size
 
 
 def positions(runs: Items[Rows]) -> Integers:
     """Return the positions of all rows of the runs, [R]."""
-    return np.concatenate([np.arange(run.rows.start, run.rows.stop) for run in runs])
+    return np.fromiter(chain.from_iterable(run.rows for run in runs), np.int64)
 
 
 def tokens_of(runs: Items[Rows]) -> list[int]:

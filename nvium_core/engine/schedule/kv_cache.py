@@ -17,10 +17,6 @@ from hashlib import blake2b
 from nvium_core.engine.schedule.sequence import Sequence
 
 
-def slots(sequence: Sequence, positions: range, page_size: int) -> list[int]:
-    return [sequence.pages[t // page_size] * page_size + t % page_size for t in positions]
-
-
 class PagePool:
     """The pages of a cache. `keeps_pages` False disables prefix caching: pages are neither kept nor shared."""
 

@@ -22,7 +22,6 @@ from nvium_core.engine.device.paged_cache import PagedCache, positions, tokens_o
 from nvium_core.engine.device.scoring import ScoredRow, scores
 from nvium_core.engine.events import StepReport
 from nvium_core.engine.params import EngineConfig
-from nvium_core.engine.schedule.kv_cache import slots
 from nvium_core.engine.schedule.step import NO_TOKEN, Emission, Outcome, Rows, Run, Step, StepResult
 from nvium_core.model.llama import Attend
 from nvium_core.model.nvium import Nvium
@@ -137,9 +136,7 @@ class LayersBackend:
         return [self.front(part.run, row) for part in parts for row in self._rows_to_decide(part.run, blocks)]
 
     def front(self, run: Run, row: int) -> Front:
-        sequence, page_size = run.sequence, self.cache.page_size
-        slot = sequence.pages[row // page_size] * page_size + row % page_size
-        return Front(sequence, row, slot, sum([done > row for done in sequence.filled]))
+        return Front(run.sequence, row, sum([done > row for done in run.sequence.filled]))
 
     def _rows_to_decide(self, run: Run, blocks: range) -> range:
         if run.sequence.is_original:
@@ -166,11 +163,12 @@ class LayersBackend:
         """Return the rows that have just passed the last block."""
         sequence = part.run.sequence
         rows = range(max(sequence.num_scored, sequence.filled[-1]), part.filled[-1])
+        if not rows:
+            return []
         emitted = [max(0, emission.token_id) for emission in part.emissions[:1]]
-        targets = [*sequence.token_ids, *emitted][rows.start + 1 : rows.stop + 1] if rows else []
-        wanted = sequence.params.logprobs or 0, sequence.is_original
-        own_slots = slots(sequence, rows, self.cache.page_size)
-        return [ScoredRow(*own, *wanted) for own in zip(own_slots, targets, strict=True)]
+        targets = [*sequence.token_ids, *emitted][rows.start + 1 : rows.stop + 1]
+        slots, wanted = self.cache.slots([Rows(sequence, rows)]), (sequence.params.logprobs or 0, sequence.is_original)
+        return [ScoredRow(*own, *wanted) for own in zip(slots.tolist(), targets, strict=True)]
 
 
 def record_answers(parts: Items[Progress], fronts: Items[Front], answers_4F: Tensor) -> None:

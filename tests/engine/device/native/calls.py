@@ -10,10 +10,9 @@ from torch import Tensor
 from nvium_core import NviumForCausalLM, SamplingParams
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.device.runner import Backend
-from nvium_core.engine.schedule.kv_cache import slots
 from nvium_core.engine.schedule.policies import WHOLE
 from nvium_core.engine.schedule.sequence import Sequence
-from nvium_core.engine.schedule.step import Outcome, Run, Step
+from nvium_core.engine.schedule.step import Outcome, Rows, Run, Step
 
 ALL_ROWS = 10**6
 KINDS: list[dict[str, Any]] = [
@@ -91,5 +90,5 @@ def assert_alike(found: Items[Outcome], expected: Items[Outcome], tolerance: flo
 
 
 def rows_of(cache: PagedCache, sequences: Items[Sequence]) -> list[Tensor]:
-    own = [slot for s in sequences for slot in slots(s, range(s.filled[-1]), cache.page_size)]
+    own = cache.slots([Rows(sequence, range(sequence.filled[-1])) for sequence in sequences])
     return [tensor[:, own] for tensor in (cache.keys, cache.values, cache.states_NSD)]
