@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,8 @@ from nvium_core.model.nvium import Nvium
 
 Uniform = Callable[[int, int, bytes], float]
 """(position of the last token, 0-based exit, b"route" or b"token") → a number in [0, 1)."""
+
+PURPOSES = b"token", b"route"
 
 Constraint = Callable[[Sequence[int]], Collection[int]]
 """Generated tokens → the tokens allowed next; an empty set ends the sequence."""
@@ -63,6 +66,12 @@ class State:
     @property
     def position(self) -> int:
         return len(self.prompt) + len(self.generated) - 1
+
+
+def uniform(seed: int, choice: int, position: int, exit_: int, purpose: bytes) -> float:
+    """Return the random number for routing or for drawing a token at a 0-based exit, after this position."""
+    stream = np.random.Philox(counter=[position, exit_, 0, 0], key=np.array([seed % 2**64, choice], np.uint64))
+    return float(np.random.Generator(stream).random(4)[PURPOSES.index(purpose)])
 
 
 def sample(

@@ -12,7 +12,6 @@ from scipy.stats import chisquare
 
 from nvium_core import Engine, EngineConfig, NviumForCausalLM, PromptEvent, SamplingParams, TokenEvent
 from nvium_core.choices import Schedule
-from nvium_core.engine.schedule import randomness
 from nvium_core.model.stored import quantize_model
 from tests import reference
 from tests.engine.automaton import Automaton, Rule
@@ -119,7 +118,7 @@ def expected(model: NviumForCausalLM, request: Request, choice: int) -> list[tup
     rule = params.constraint.rule if isinstance(params.constraint, Automaton) else None
     own = {"stop_token_ids": stops, "constraint": rule}
     asked = {each.name: getattr(params, each.name) for each in fields(reference.Params) if each.name not in own}
-    uniform = partial(randomness.uniform, params.seed, choice)
+    uniform = partial(reference.uniform, params.seed, choice)
     sampled = reference.sample(model, request.prompt, params.max_tokens, uniform, reference.Params(**asked, **own))
     return [(s.token_id, 0 if params.sampling == "original" else s.exit) for s in sampled]
 
@@ -199,7 +198,7 @@ def test_a_quantized_model_equals_the_model_with_its_dequantized_weights(kind):
 def test_exit_probabilities_are_those_of_algorithm_1():
     model = random_model([1, 2, 4], seed=3)
     (completion,) = Engine(model).generate([[1, 2, 3]], SamplingParams(max_tokens=12, seed=5, ignore_eos=True))
-    spoken = reference.sample(model, [1, 2, 3], 12, partial(randomness.uniform, 5, 0))
+    spoken = reference.sample(model, [1, 2, 3], 12, partial(reference.uniform, 5, 0))
     assert completion.exit_probabilities == pytest.approx([s.exit_probability for s in spoken], abs=1e-12)
 
 

@@ -15,10 +15,10 @@ from transformers import LlamaForCausalLM
 
 from nvium_core import Engine, EngineConfig, InvalidRequest, NviumForCausalLM, SamplingParams, TokenEvent
 from nvium_core.engine.device.sampling import race
-from nvium_core.engine.schedule import randomness
 from nvium_core.engine.schedule.drafting import Drafting
 from nvium_core.engine.schedule.sequence import Sequence as EngineSequence
 from nvium_core.training.retrofitting.settings import with_exits
+from tests import reference
 from tests.engine import test_exactness
 from tests.engine.device.columns import columns
 from tests.engine.driving import drained
@@ -243,7 +243,7 @@ NUM_DRAWS = 200_000
 @pytest.mark.slow
 def test_200000_races_follow_the_distribution():
     logits_V = torch.tensor([0.3, -1.0, 2.0, -4.0, 0.0, 1.2, -0.3, 0.9], dtype=torch.float64)
-    uniforms = [randomness.uniform(5, 0, row, 0, randomness.TOKEN) for row in range(NUM_DRAWS)]
+    uniforms = [reference.uniform(5, 0, row, 0, b"token") for row in range(NUM_DRAWS)]
     draws = columns([SamplingParams(sampling="original").draw] * NUM_DRAWS)
     uniform_R = torch.tensor(uniforms, dtype=torch.float64)
     tokens_R = race(logits_V.expand(NUM_DRAWS, -1), draws, uniform_R, is_ranked=False)

@@ -3,20 +3,19 @@ from itertools import product
 import numpy as np
 from scipy.stats import kstest
 
-from nvium_core.engine.schedule.randomness import POSITIONS_AHEAD, PURPOSES, ROUTE, TOKEN, Uniforms, uniform
+from nvium_core.engine.schedule.randomness import POSITIONS_AHEAD, Uniforms
+from tests.reference import PURPOSES, uniform
 
 
-def test_the_number_depends_on_every_argument_and_nothing_else_and_never_changes():
-    variants = [uniform(*key) for key in product((0, 1, -1), (0, 1), (0, 1), (0, 1), (ROUTE, TOKEN))]
+def test_the_number_depends_on_every_argument_and_never_changes():
+    variants = [uniform(*key) for key in product((0, 1, -1), (0, 1), (0, 1), (0, 1), PURPOSES)]
     assert len(set(variants)) == len(variants)
-    assert variants == [uniform(*key) for key in product((0, 1, -1), (0, 1), (0, 1), (0, 1), (ROUTE, TOKEN))]
-    assert uniform(0, 0, 0, 0, ROUTE) == 0.24154919656271812
-    assert uniform(1234, 2, 17, 3, TOKEN) == 0.6397225186063689
+    assert uniform(0, 0, 0, 0, b"route") == 0.24154919656271812
+    assert uniform(1234, 2, 17, 3, b"token") == 0.6397225186063689
 
 
 def test_the_numbers_are_uniform_and_routing_does_not_predict_the_token():
-    route = np.array([uniform(seed, 0, 5, 1, ROUTE) for seed in range(20_000)])
-    token = np.array([uniform(seed, 0, 5, 1, TOKEN) for seed in range(20_000)])
+    token, route = (np.array([uniform(seed, 0, 5, 1, purpose) for seed in range(20_000)]) for purpose in PURPOSES)
     assert kstest(route, "uniform").pvalue > 1e-4
     assert kstest(token, "uniform").pvalue > 1e-4
     assert abs(np.corrcoef(route, token)[0, 1]) < 0.03

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from nvium_core import Completion, Engine, EngineConfig, NviumForCausalLM, SamplingParams
-from nvium_core.engine.schedule import randomness
 from tests import reference
 from tests.engine.device.graphs.engines import graphs_engine
 from tests.engine.driving import Key, drained
@@ -57,7 +56,7 @@ def test_tokens_and_exits_equal_algorithm_1_in_float64(wishes, device):
     params = SamplingParams(max_tokens=20, seed=11, ignore_eos=True, **wishes)
     asked = reference.Params(stop_token_ids=set(), **wishes)
     for prompt, found in zip(PROMPTS, engine.generate(PROMPTS, params), strict=True):
-        expected = reference.sample(model, prompt, 20, partial(randomness.uniform, 11, 0), asked)
+        expected = reference.sample(model, prompt, 20, partial(reference.uniform, 11, 0), asked)
         assert found.token_ids == [each.token_id for each in expected]
         assert params.sampling == "original" or found.exits == [each.exit for each in expected]
     assert None not in engine.runner.backend.replay.graphs.values()

@@ -13,10 +13,10 @@ from nvium_core.engine.device import sampling
 from nvium_core.engine.device.native.instructions import FLAGS
 from nvium_core.engine.device.native.library import draw_fields
 from nvium_core.engine.params import DRAW, Draw, SamplingParams
-from nvium_core.engine.schedule.randomness import PURPOSES, uniform
 from nvium_core.engine.schedule.step import NO_TOKEN
 from tests.engine.device.columns import columns
 from tests.engine.device.native.compiling import compiled
+from tests.reference import PURPOSES, uniform
 
 logits = st.sampled_from([-math.inf, -2.0, -1.0, 0.0, 0.5]) | st.floats(-900, 900, width=32)
 logit_rows = st.lists(logits, min_size=21, max_size=21).filter(lambda row: max(row) > -math.inf)
