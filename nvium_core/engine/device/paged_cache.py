@@ -65,7 +65,7 @@ class PagedCache:
     def tables(self, runs: Items[Rows]) -> Integers:
         """Return each run's pages up to its last row, [B, W], padded with the null page."""
         tables = (run.sequence.pages[: -(-run.rows.stop // self.page_size)] for run in runs)
-        return np.array([*zip_longest(*tables, fillvalue=self.null_page)]).T
+        return np.array([*zip_longest(*tables, fillvalue=self.null_page)], np.int64).reshape(-1, len(runs)).T
 
     def slots(self, runs: Items[Rows]) -> Integers:
         """Return the cache slots of all rows of the runs, [R]."""

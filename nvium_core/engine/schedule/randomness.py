@@ -25,7 +25,7 @@ class Uniforms:
         self._rows: list[bytes] = []
 
     def at(self, position: int) -> bytes:
-        """Return numbers in [0, 1) of a position, float64 [2, N]: for drawing a token at each exit, then for routing."""
+        """Return numbers in [0, 1) of a position, float64 [2, N]: for drawing a token at each exit, and for routing."""
         first = position - position % POSITIONS_AHEAD
         if first != self._first:
             streams = [
