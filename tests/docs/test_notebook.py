@@ -1,8 +1,9 @@
-"""The notebook has its outputs, and its imports work. Running it would take a quarter of an hour."""
+"""The notebook and README show what the bundled model writes today, and the notebook's imports work."""
 
 import json
+import shlex
 
-from tests.docs.pages import ROOT
+from tests.docs.pages import ROOT, blocks
 
 CELLS = json.loads((ROOT / "docs" / "first-hour.ipynb").read_text(encoding="utf-8"))["cells"]
 CODE = [cell for cell in CELLS if cell["cell_type"] == "code"]
@@ -17,3 +18,11 @@ def test_every_cell_was_run_one_shows_an_image_and_the_imports_work():
     names: dict[str, object] = {}
     exec("\n".join(line for line in lines if line.startswith(("import ", "from "))), names)
     assert names.keys() > {"__builtins__"}
+
+
+def test_the_story_of_readme_is_the_models_and_begins_the_notebooks(server):
+    [command] = [block.text for block in blocks("README.md") if block.text.startswith("curl")]
+    body = shlex.split(command)[-1]
+    text = server.http.post("/v1/completions", content=body).json()["choices"][0]["text"]
+    assert f'"text": "{text}"' in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "".join(CODE[0]["outputs"][0]["text"]).startswith(text)
