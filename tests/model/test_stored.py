@@ -28,6 +28,13 @@ def stored(kind: str, num_rows: int = 7) -> tuple[StoredMatrix, torch.Tensor]:
     return matrix, torch.from_numpy(gguf.dequantize(content, Kind[kind])).view(num_rows, 256)
 
 
+def test_a_parameter_and_rows_are_made_without_dispatch_which_imports_torch_distributed(monkeypatch):
+    matrix, numbers = stored("Q8_0")
+    monkeypatch.setattr(StoredMatrix, "__torch_dispatch__", None)
+    made = nn.Parameter(matrix, requires_grad=False)
+    assert torch.equal(made[2:5].numbers(), numbers[2:5])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_operators_see_the_numbers_as_the_library_dequantizes_them(kind):
     matrix, numbers = stored(kind)
