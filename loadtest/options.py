@@ -39,7 +39,7 @@ def parser() -> OneLineParser:
     add("--api-key", type=api_key, metavar="KEY", help="sent as a bearer token")
     add(
         "--timeout",
-        type=at_least(LEAST, float),
+        type=at_least(LEAST),
         default=300.0,
         metavar="SECONDS",
         help="time without data after which a request fails (300)",
@@ -47,7 +47,7 @@ def parser() -> OneLineParser:
 
     add = options.add_argument_group("load").add_mutually_exclusive_group().add_argument
     add("--concurrency", type=several(at_least(1)), metavar="N,N…", help="closed loop: concurrent users (4)")
-    rates = several(at_least(LEAST, float))
+    rates = several(at_least(LEAST))
     add("--rate", type=rates, metavar="R,R…", help="open loop: requests per second, Poisson")
     requests = options.add_argument_group("requests")
     add = requests.add_argument
@@ -55,7 +55,7 @@ def parser() -> OneLineParser:
     add("--warm-up", type=at_least(0), default=4, metavar="N", help="warm-up requests before each load (4)")
     add("--max-tokens", type=lengths, default="64", metavar="N[:N]", help="tokens per answer, or a range (64)")
     add("--ignore-eos", action="store_true", help="generate up to --max-tokens (an nvium and vLLM extension)")
-    add("--temperature", type=at_least(0, float), default=1.0, metavar="T")
+    add("--temperature", type=at_least(0.0), default=1.0, metavar="T")
     add(
         "--seed",
         type=at_least(0),
@@ -74,8 +74,8 @@ def parser() -> OneLineParser:
     add("--prompt-tokens", type=lengths, metavar="N[:N]", help="random prompts of N tokens, or of a range")
 
     add = options.add_argument_group("results").add_argument
-    add("--target-ttft-ms", type=at_least(LEAST, float), metavar="MS", help="goodput target: time to first token")
-    add("--target-itl-ms", type=at_least(LEAST, float), metavar="MS", help="goodput target: mean inter-token latency")
+    add("--target-ttft-ms", type=at_least(LEAST), metavar="MS", help="goodput target: time to first token")
+    add("--target-itl-ms", type=at_least(LEAST), metavar="MS", help="goodput target: mean inter-token latency")
     add("--json", type=Path, metavar="FILE", help="write reports and all requests to this file; - is stdout")
     return options
 
@@ -134,14 +134,16 @@ def lengths(text: str) -> Lengths:
         raise argparse.ArgumentTypeError(f"must be N or N:N, at least 1 and ascending, got {text}") from error
 
 
-def at_least(least: float, kind: Callable[[str], Number] = int) -> Callable[[str], Number]:
-    """Return an argparse type for finite numbers from `least`."""
+def at_least(least: Number) -> Callable[[str], Number]:
+    """Return an argparse type for finite numbers from `least`, which are whole if `least` is."""
+    kind: type[Number] = type(least)
+    what = {int: "a whole number", float: "a number"}[kind]
 
     def read(text: str) -> Number:
         with suppress(ValueError):
             if least <= (number := kind(text)) < math.inf:
                 return number
-        raise argparse.ArgumentTypeError(f"must be a number, at least {least}, got {text}")
+        raise argparse.ArgumentTypeError(f"must be {what}, at least {least}, got {text}")
 
     return read
 
