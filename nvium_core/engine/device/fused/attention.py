@@ -1,6 +1,6 @@
 """Attention over the paged cache in Triton, for any number of query heads per key head and any page size.
 
-`gathered` and `ragged` of ../attention.py are the references.
+`ragged` of ../attention.py is the reference.
 
 Shapes: R rows, B tiles, H query heads, G key heads, P head size, W pages of a table.
 """
