@@ -37,7 +37,7 @@ class ResponseWriter(Writer[ChatRequest]):
         self._reader = AnswerReader(service, chat, generation.choices[0])
         self._num_events = 0
         self._total = Delta(index=0)
-        self._response = new_response(asked, response_id, self._model)
+        self._response = new_response(asked, chat, response_id, self._model)
 
     def response(self, deltas: Sequence[Delta]) -> Response:
         for delta in deltas:
@@ -168,7 +168,7 @@ def new_part(kind: TextKind) -> OutputPart:
     return {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
 
 
-def new_response(asked: ResponseRequest, response_id: str, model: str) -> Response:
+def new_response(asked: ResponseRequest, chat: ChatRequest, response_id: str, model: str) -> Response:
     """Return the response as it is before the first token."""
     return {
         "id": response_id,
@@ -181,7 +181,7 @@ def new_response(asked: ResponseRequest, response_id: str, model: str) -> Respon
         "max_output_tokens": asked.max_output_tokens,
         "model": model,
         "output": [],
-        "parallel_tool_calls": asked.parallel_tool_calls is not False,
+        "parallel_tool_calls": chat.may_call_again,
         "previous_response_id": asked.previous_response_id,
         "store": asked.store,
         "temperature": asked.temperature,

@@ -69,13 +69,15 @@ def test_the_clients_stream_equals_the_whole_response(server: LiveServer) -> Non
 def test_a_function_is_called_and_its_output_is_accepted(server: LiveServer) -> None:
     client = server.client()
     asked: Json = {"model": NAME, "tools": [TOOL]}
-    with answering(server.app, CALL, CALL, "It rains."):
+    with answering(server.app, CALL, CALL, "It rains.", CALL):
         [call] = client.responses.create(input="Weather?", **asked).output
         streamed = events(server, input="Weather?", tools=[TOOL])
         assert call.type == "function_call"
         history: Any = [{"role": "user", "content": "Weather?"}, call.model_dump(exclude_none=True)]
         output = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
         final = client.responses.create(input=[*history, output], **asked)
+        required = client.responses.create(input="Weather?", tool_choice="required", **asked)
+    assert (final.parallel_tool_calls, required.parallel_tool_calls) == (True, False)
     assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Bern"})
     pieces = [event["delta"] for event in streamed if event["type"] == "response.function_call_arguments.delta"]
     assert len(pieces) > 5 and "".join(pieces) == call.arguments
