@@ -128,7 +128,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
     finally:
         if isinstance(app.state.service, Service):
-            app.state.service.worker.stop(STOP_SECONDS)  # all connections are closed: it may block the event loop
+            app.state.service.worker.stop(STOP_SECONDS)  # blocks the event loop; no connection is left
 
 
 def run(settings: Settings) -> None:

@@ -103,7 +103,7 @@ def with_exits_of(base: Checkpoint, source: str | PathLike[str], **hub_options: 
 
 
 def exits_folder(source: str | PathLike[str], **hub_options: Any) -> Path:
-    """Return the exits' local folder, like `resolve_folder`. An error names the option."""
+    """Return the local folder of `--exits`. Download it if needed. An error names the option."""
     try:
         return resolve_folder(source, **hub_options)
     except CheckpointError as error:

@@ -66,7 +66,7 @@ class Nvium(nn.Module):
     generation_config: Any = None  # a GenerationConfig or None
 
     def __init__(self, config: NviumConfig, *for_base: NviumConfig) -> None:
-        """Build the model. A subclass passes the arguments of its next base class as `for_base`."""
+        """Build the model. `for_base`: arguments for the other base class of a subclass, which Python calls next."""
         super().__init__(*for_base)
         self.config = config
         self.model: Llama = Llama(config)

@@ -163,7 +163,6 @@ class Connection(H11Protocol):
 
     @property
     def _state(self) -> dict[str, Any]:
-        """The state of the current request."""
         scope = cast("dict[str, Any] | None", self.scope) or {}
         return cast("dict[str, Any]", scope.get("state", {}))
 

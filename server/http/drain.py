@@ -173,7 +173,6 @@ class DrainingServer(uvicorn.Server):
             self._begin_to_drain()
 
     def _begin_to_drain(self) -> None:
-        """Refuse new requests."""
         self._drains_since = time.monotonic()
         self._service.admission.is_draining = True
 

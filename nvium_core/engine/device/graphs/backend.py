@@ -184,10 +184,8 @@ class GraphsBackend(LayersBackend):
         logger.info("captured %d CUDA graphs in %.1f s, using %.0f MB", len(self.replay.graphs), seconds, used)
 
     def _graphs(self, blocks: range, variant: Variant) -> list[Graph]:
-        """Return the graphs of a pass."""
-        return [
-            Graph(part, blocks, variant) for part in ((ROUTE, DRAW) if self._is_split(blocks, variant) else (PASS,))
-        ]
+        parts = (ROUTE, DRAW) if self._is_split(blocks, variant) else (PASS,)
+        return [Graph(part, blocks, variant) for part in parts]
 
     def _is_split(self, blocks: range, variant: Variant) -> bool:
         """Whether the draw has its own graph. At the last exit all front rows emit, and a mixture needs all logits."""
