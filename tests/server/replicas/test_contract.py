@@ -1,7 +1,7 @@
 """Runs tests of the single-process server against a gateway with two replicas."""
 
 from tests.server.generation.test_structured_outputs import test_an_answer_matches_its_regex_or_is_one_of_the_choices
-from tests.server.http.test_disconnects import test_a_disconnect_is_detected_within_a_second
+from tests.server.http.test_disconnects import test_a_disconnect_aborts_the_choices_of_the_request
 from tests.server.http.test_parser import (
     test_malformed_http_and_requests_that_a_proxy_may_parse_differently_are_refused as test_malformed_http_is_refused,
 )
@@ -23,7 +23,6 @@ from tests.server.routes.test_tokenize import (
 )
 from tests.server.test_limits import (
     test_a_list_of_1024_prompts_is_answered_in_order,
-    test_an_endless_body_is_refused_once_it_is_too_long,
     test_expect_100_continue_is_answered,
     test_odd_targets_are_not_found,
     test_pipelined_requests_are_answered_in_order,
