@@ -13,7 +13,8 @@ REQUIREMENTS = Path(__file__).parent / "requirements.txt"
 AGENTS = Path(__file__).parent / "agents.txt"
 CLIENTS = ROOT / ".venv-conformance"
 NODE_MODULES = CLIENTS / "node" / "node_modules"
-OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HAYSTACK_TELEMETRY_ENABLED": "False"}
+OFFLINE |= {"OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
 
 
 def run(

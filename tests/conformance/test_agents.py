@@ -21,10 +21,12 @@ pytestmark = pytest.mark.conformance
 
 AGENTS = ("openai_agents", "pydantic_ai", "langchain", "llm", "inspect")
 PACKAGES = ("openai-agents", "pydantic-ai-slim", "langchain-openai", "llm", "inspect_ai")
+FRAMEWORKS = ("haystack-ai", "llama-index-llms-openai-like", "smolagents")
 AGENTS_PYTHON = CLIENTS / "agents" / "bin" / "python"
 CALL = '{"name": "weather", "arguments": {"city":"Bern"}}'
 FORM = '{"name": "Weather", "arguments": {"city":"Bern"}}'
 ANSWER = "It rains."
+LAST_CALL = '{"name": "final_answer", "arguments": {"answer":"It rains."}}'
 NUM_ASKED_BY_SDK = 3
 """Chats whole and streamed, and a response."""
 
@@ -32,7 +34,7 @@ NUM_ASKED_BY_SDK = 3
 def seen_by(program: str | Path, client: str, *script: str) -> Any:
     """Let a client talk to a model that follows the script. Return the last line that the client prints."""
     path, environment = Path(__file__).with_name(client), {"NODE_PATH": str(NODE_MODULES)}
-    with live_server(load_byte_model()) as server, answering(server.app, *script):
+    with live_server(load_byte_model(context=8192)) as server, answering(server.app, *script):
         output = run([program, path, f"{server.url}/v1", NAME], seconds=240, environment=environment)
     return json.loads(output.splitlines()[-1])
 
@@ -42,6 +44,14 @@ def test_agents_call_a_tool_and_answer_with_its_result_of_a_model_that_follows_a
     for package in PACKAGES:
         record(package, pinned(package, programs.AGENTS), requests=2)
     assert seen == {"answers": dict.fromkeys(AGENTS, ANSWER), "cities": ["Bern"] * len(AGENTS)}
+
+
+def test_frameworks_call_a_tool_and_answer_with_its_result_of_a_model_that_follows_a_script(record):
+    script = (CALL, ANSWER, CALL, ANSWER, CALL, LAST_CALL)
+    seen = seen_by(installed(CLIENTS / "bin" / "python"), "frameworks_client.py", *script)
+    for package in FRAMEWORKS:
+        record(package, pinned(package), requests=2)
+    assert seen == {"answers": [ANSWER] * len(FRAMEWORKS), "cities": ["Bern"] * len(FRAMEWORKS)}
 
 
 def test_instructor_makes_an_object_of_a_forced_call_of_a_model_that_follows_a_script(record):
