@@ -25,8 +25,13 @@ FRAMEWORKS = ("haystack-ai", "llama-index-llms-openai-like", "smolagents")
 AGENTS_PYTHON = CLIENTS / "agents" / "bin" / "python"
 CALL = '{"name": "weather", "arguments": {"city":"Bern"}}'
 FORM = '{"name": "Weather", "arguments": {"city":"Bern"}}'
+OBJECT = '{"city":"Bern"}'
 ANSWER = "It rains."
 LAST_CALL = '{"name": "final_answer", "arguments": {"answer":"It rains."}}'
+MODES = {"TOOLS": FORM, "JSON": OBJECT, "JSON_SCHEMA": OBJECT, "MD_JSON": f"```json\n{OBJECT}\n```"}
+MODES |= {"RESPONSES_TOOLS": FORM, "PARALLEL_TOOLS": f"{FORM}\n{FORM}"}
+"""Those of instructor, with an answer in each."""
+
 NUM_ASKED_BY_SDK = 3
 """Chats whole and streamed, and a response."""
 
@@ -54,10 +59,10 @@ def test_frameworks_call_a_tool_and_answer_with_its_result_of_a_model_that_follo
     assert seen == {"answers": [ANSWER] * len(FRAMEWORKS), "cities": ["Bern"] * len(FRAMEWORKS)}
 
 
-def test_instructor_makes_an_object_of_a_forced_call_of_a_model_that_follows_a_script(record):
-    seen = seen_by(installed(CLIENTS / "bin" / "python"), "instructor_client.py", FORM)
-    record("instructor", pinned("instructor"), requests=1)
-    assert seen == {"city": "Bern"}
+def test_instructor_makes_objects_in_six_modes_of_a_model_that_follows_a_script(record):
+    seen = seen_by(installed(CLIENTS / "bin" / "python"), "instructor_client.py", *MODES.values())
+    record("instructor", pinned("instructor"), requests=len(MODES))
+    assert seen == {mode: ["Bern"] * (1 + (mode == "PARALLEL_TOOLS")) for mode in MODES}
 
 
 def test_guidance_gets_an_object_and_a_text_of_a_model_that_follows_a_script(record):
