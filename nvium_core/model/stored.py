@@ -104,7 +104,7 @@ class StoredMatrix(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func == Tensor.data.__set__:  # type: ignore[attr-defined]  # module.to() would leave content and dtype apart
             raise TypeError("a stored matrix is read-only; call `materialise` on the model first")
-        # Not in `__torch_dispatch__`: its first call imports torch.distributed.tensor, which takes 0.6 s.
+        # Before `__torch_dispatch__`, whose first call imports torch.distributed.tensor, which takes 0.6 s.
         if func == Tensor.detach:
             return args[0].at(slice(None))
         if func == Tensor.__getitem__ and isinstance(args[1], slice):
@@ -115,6 +115,10 @@ class StoredMatrix(Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         first = args[0]
+        if func is aten.detach.default:
+            return first.at(slice(None))
+        if func is aten.slice.Tensor and (len(args) == 1 or args[1] == 0):
+            return first.at(slice(*args[2:]))
         if func is aten.embedding.default:
             ids = args[1]
             return first.at(ids.flatten()).numbers().view(*ids.shape, first.shape[1])

@@ -58,6 +58,9 @@ def test_a_stored_matrix_cannot_be_changed():
     layer.weight = nn.Parameter(stored("Q8_0")[0], requires_grad=False)
     with pytest.raises(TypeError, match="read-only"):
         layer.weight.copy_(weights(7, 256))
+    for view in (layer.weight.data, layer.weight.narrow(0, 0, 2), layer.weight[2:4, :]):
+        with pytest.raises(TypeError, match="read-only"):
+            view.zero_()
     with pytest.raises(TypeError, match="read-only"):
         layer.to(torch.bfloat16)
 
