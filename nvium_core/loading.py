@@ -89,7 +89,9 @@ def load_model(
 
 def check_gpu_memory(model: Nvium, device: torch.device) -> None:
     """Raise `CheckpointError` if the weights exceed the GPU's free memory."""
-    needed, free = sum(weight.nbytes for weight in model.parameters()), torch.cuda.mem_get_info(device)[0]
+    needed = sum(weight.nbytes for weight in model.parameters())
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free = torch.cuda.mem_get_info(device)[0] + unused
     if needed > free:
         raise CheckpointError(f"device {device}: the weights need {needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free")
 
