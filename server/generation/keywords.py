@@ -20,6 +20,13 @@ UNSUPPORTED = (
 )
 """Keywords that llguidance does not support."""
 
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "not": (False,),
+    **dict.fromkeys(("unevaluatedItems", "unevaluatedProperties"), (True, {})),
+    **dict.fromkeys(("dependencies", "dependentRequired", "dependentSchemas"), ({},)),
+}
+"""Values of unsupported keywords that constrain nothing."""
+
 
 def enforceable(schema: Schema, *, drops: bool) -> tuple[dict[str, Any], list[str]]:
     """Remove keywords that constrain nothing. Return the schema and the paths of its unenforced keywords.
@@ -62,7 +69,7 @@ def constrains(key: str, value: Any) -> bool:
         return bool(value <= MAX_COUNT)
     if key == "propertyNames":
         return not allows_all_names(value)
-    return key not in ("$dynamicAnchor", "$recursiveAnchor")
+    return key not in ("$dynamicAnchor", "$recursiveAnchor") and value not in NEUTRAL.get(key, ())
 
 
 def is_unenforceable(key: str, value: Any) -> bool:

@@ -92,7 +92,8 @@ class ChatRequest(TemplateOptions, GenerationRequest):
     def may_call_again(self) -> bool:
         if isinstance(self.tool_choice, NamedTool):
             return False
-        return self.may_answer_in_text if self.parallel_tool_calls is None else self.parallel_tool_calls
+        is_free = self.may_answer_in_text or self.tool_choice == "none"
+        return is_free if self.parallel_tool_calls is None else self.parallel_tool_calls
 
     @property
     def continued(self) -> str:

@@ -57,7 +57,7 @@ class TemplateOptions(RequestBody):
             raise InvalidField("messages", f"the JSON in the arguments of tool calls {error}") from error
         *others, last = messages
         continued = next((number for number, message in enumerate(others) if message.prefix), None)
-        require(continued is None, f"messages[{continued}]", "only the last message can be continued")
+        require(continued is None, f"messages[{continued}].prefix", "only the last message can be continued")
         fits = last.role == "assistant" and not self.add_generation_prompt and not last.tool_calls
         needs = "requires a last message of role assistant without tool calls, and no add_generation_prompt"
         require(fits or not self.continues(messages), "continue_final_message", needs)

@@ -119,7 +119,7 @@ def test_the_last_message_is_continued(server: LiveServer, name: str | None) -> 
     body = server.chat(messages=messages, **asked).json()
     assert body["prompt_token_ids"] == token_ids("User:\na\n\nAssistant:\nWell, ")
     refused = error_of(server.chat(messages=[*messages, user], **asked))
-    assert refused["param"] == ("messages[1]" if name else "continue_final_message")
+    assert refused["param"] == ("messages[1].prefix" if name else "continue_final_message")
     refused = error_of(server.chat(messages=messages, **asked | {"add_generation_prompt": True}))
     assert refused["param"] == "continue_final_message"
 
