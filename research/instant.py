@@ -8,11 +8,12 @@ Each Step emits one token per sequence, taken in turn from a text. The process r
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 
 from nvium_core import LoadedModel, load_model
 from nvium_core.bench.harness import PROMPT
+from nvium_core.engine.device.runner import Backend
 from nvium_core.engine.events import StepReport
 from nvium_core.engine.params import EngineConfig
 from nvium_core.engine.schedule.step import Emission, Outcome, Step, StepResult
@@ -30,6 +31,7 @@ class InstantBackend:
 
     instructions = None
     tokens_ahead = 0
+    eager_passes: Mapping[str, int] = {}
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._num_blocks = loaded.model.config.num_exits
@@ -63,7 +65,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     settings = Settings(schedule="whole", max_sequences=MAX_STREAMS)
     app = create_app(loaded, settings)
     engine = app.state.service.engine
-    engine.runner.backend, engine.scheduler.tokens_ahead = InstantBackend(loaded), 0
+    backend: Backend = InstantBackend(loaded)
+    engine.runner.backend, engine.scheduler.tokens_ahead = backend, 0
     with listen("127.0.0.1", args.port) as listener:
         print(f"instant,http://127.0.0.1:{args.port},{os.getpid()}", flush=True)
         DrainingServer(uvicorn_config(app, settings, None, listener=listener), app.state.service).run([listener])

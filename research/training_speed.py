@@ -34,7 +34,8 @@ def run_on_random_tokens(recipe: Recipe, options: RunOptions, tokens_per_step: i
     words = models.WordLevel({str(token): token for token in range(vocab_size)}, unk_token=end)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), eos_token=end)
     beta = BetaSettings(initial=recipe.beta.initial)
-    sized = replace(recipe, tokens_per_step=tokens_per_step, total_tokens=100 * tokens_per_step, beta=beta)
+    total = 100 * tokens_per_step
+    sized = replace(recipe, tokens_per_step=tokens_per_step, total_tokens=total, beta=beta, initial=None)
     return TrainingRun(sized, options, tokenizer, PackedStream(tokens.astype(np.uint16), end_token=0))
 
 
