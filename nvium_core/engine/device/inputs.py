@@ -143,17 +143,19 @@ class Inputs:
 
     def _write_rows(self, row_R: Records, table_RW: Integers, rows: Items[Rows], *, is_ahead: bool) -> None:
         own_RW = self._cache.tables(rows).repeat([len(own.rows) for own in rows], 0)
-        count, width = own_RW.shape
+        (count, width), position_R = own_RW.shape, positions(rows)
+        page_R = own_RW[np.arange(count), position_R // self._cache.page_size]
         table_RW[:count, :width] = own_RW
-        row_R["position"][:count] = positions(rows)
-        row_R["slot"][:count] = self._cache.slots(rows)
+        row_R["position"][:count] = position_R
+        row_R["slot"][:count] = self._cache.slots_in(page_R, position_R)
         field, values = ("source", np.arange(count)) if is_ahead else ("token", tokens_of(rows))
         row_R[field][:count] = values
 
     def _write_fronts(self, row_F: Records, fronts: Items[Front]) -> None:
         uniforms = b"".join([front.sequence.uniforms.at(front.row) for front in fronts])
         row_F["uniform"] = np.frombuffer(uniforms).reshape(len(fronts), 2, -1)
-        row_F["front_slot"] = self._cache.slots([Rows(own.sequence, range(own.row, own.row + 1)) for own in fronts])
+        page_F = np.array([front.sequence.pages[front.row // self._cache.page_size] for front in fronts])
+        row_F["front_slot"] = self._cache.slots_in(page_F, np.array([front.row for front in fronts]))
         row_F["first"] = [front.first for front in fronts]
         row_F[[*Draw._fields]] = np.frombuffer(b"".join([front.sequence.draw_bytes for front in fronts]), DRAW)
         is_original_F, token_FN = row_F["kind"] == Kind.ORIGINAL, row_F["uniform"][:, 0]

@@ -70,7 +70,11 @@ class PagedCache:
     def slots(self, runs: Items[Rows]) -> Integers:
         """Return the cache slots of all rows of the runs, [R]."""
         run_R, position_R = np.repeat(np.arange(len(runs)), [len(run.rows) for run in runs]), positions(runs)
-        return self.tables(runs)[run_R, position_R // self.page_size] * self.page_size + position_R % self.page_size
+        return self.slots_in(self.tables(runs)[run_R, position_R // self.page_size], position_R)
+
+    def slots_in(self, page_R: Integers, position_R: Integers) -> Integers:
+        """Return the cache slots of positions whose pages are known, [R]."""
+        return page_R * self.page_size + position_R % self.page_size
 
 
 def positions(runs: Items[Rows]) -> Integers:
