@@ -11,16 +11,15 @@ import jsonschema
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
+from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from nvium_core import Completion, Constraint, Engine, LoadedModel, SamplingParams, TooCostly, load_model
-from nvium_core.text.token_bytes import longest_token
 from nvium_core.text.tool_calls import PLAIN
 from server.errors import InvalidField
 from server.generation.constraints import Constraints
 from server.generation.grammars import ANY_OBJECT, Grammar, JsonSchema, Lark, OneOf, Regex, Schema, ToolCalls, arguments
-from tests.byte_model import END_OF_TEXT, byte_level_tokenizer, byte_tokenizer, load_byte_model, token_ids
+from tests.byte_model import END_OF_TEXT, byte_level_tokenizer, load_byte_model, token_ids
 from tests.server.grammar_samples import (
     COSTLY_PATTERNS,
     COSTLY_SCHEMAS,
@@ -378,30 +377,3 @@ def test_a_tokenizer_without_bytes_has_token_texts_but_no_constraints() -> None:
     assert constraints.token_bytes(tokenizer.convert_tokens_to_ids("é")) == "é".encode()
     with pytest.raises(InvalidField, match="are not bytes"):
         constraints.compile("f", ANY_OBJECT)
-
-
-PIECES = [bytes([byte]) for byte in range(256)]
-
-
-@given(st.lists(st.text() | st.sampled_from(["aaaa", END_OF_TEXT])).map("".join))
-def test_no_text_is_longer_than_its_tokens_allow(text: str) -> None:
-    for tokenizer in (byte_tokenizer(), byte_level_tokenizer([*PIECES, b"aaaa", "ä€".encode()])):
-        longest = longest_token(tokenizer)
-        assert longest is not None
-        assert len(text) <= longest * len(tokenizer.encode(text).ids)
-
-
-def strip_text(tokenizer: Tokenizer) -> None:
-    tokenizer.normalizer = normalizers.Strip()
-
-
-def strip_before_special(tokenizer: Tokenizer) -> None:
-    tokenizer.add_special_tokens([AddedToken("<x>", lstrip=True)])
-
-
-@pytest.mark.parametrize("change", [strip_text, strip_before_special])
-def test_there_is_no_bound_if_tokenizing_drops_text(change: object) -> None:
-    tokenizer = byte_tokenizer()
-    assert longest_token(tokenizer) == len(END_OF_TEXT)
-    change(tokenizer)  # type: ignore[operator]
-    assert longest_token(tokenizer) is None
