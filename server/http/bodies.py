@@ -1,7 +1,6 @@
 """Middleware that reads request bodies. It limits the size of a body, the total size and the rate of parsing."""
 
 import asyncio
-from collections import deque
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -84,33 +83,15 @@ class StartLimiter:
 
     def __init__(self) -> None:
         self._costly_bodies = asyncio.Lock()
-        self._waiting = deque[asyncio.Future[None]]()
-        self._num_started = 0
-        """Requests started in this turn."""
+        self._starts = asyncio.Semaphore(MAX_STARTS_PER_TURN)
 
     async def wait(self, seconds: float) -> None:
         """Wait for the turn of a request whose body takes `seconds` to parse and validate."""
         if seconds > COSTLY_SECONDS:
             async with self._costly_bodies:
                 await asyncio.sleep(seconds * WAIT_RATIO)
-        loop = asyncio.get_running_loop()
-        if self._num_started == MAX_STARTS_PER_TURN:
-            self._waiting.append(place := loop.create_future())
-            await place
-            return
-        if self._num_started == 0:
-            loop.call_soon(self._start_turn, loop)
-        self._num_started += 1
-
-    def _start_turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._num_started = 0
-        while self._waiting and self._num_started < MAX_STARTS_PER_TURN:
-            place = self._waiting.popleft()
-            if not place.done():  # the request may have been cancelled
-                place.set_result(None)
-                self._num_started += 1
-        if self._num_started:
-            loop.call_soon(self._start_turn, loop)
+        async with self._starts:
+            await asyncio.sleep(0)  # the place is free again in the next turn
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:

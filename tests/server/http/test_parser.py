@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from nvium_core import LoadedModel
 from server.http.bodies import MAX_STARTS_PER_TURN, StartLimiter
+from server.http.middleware import PROTECTIVE
 from server.http.parser import BYTES_PER_PIECE, FREE_PIECES, MAX_HEAD_BYTES, MAX_HEAD_LINES, BoundedParser
-from server.http.protection import PROTECTIVE
 from server.schemas.json_text import LIMITS, MAX_CONTAINERS, MAX_NAMES, MAX_VALUES, count, without_strings
 from tests.server.live_server import LiveServer, live_server, wait_until
 from tests.server.raw_client import PATHS, asked, asking, connected, error_of, request
@@ -193,15 +193,6 @@ async def test_few_requests_start_per_turn_and_in_order() -> None:
     await asyncio.gather(*tasks)
     assert begun == sorted(begun)
     assert max(after - before for before, after in pairwise(numbers)) == MAX_STARTS_PER_TURN
-
-
-async def test_a_single_request_does_not_wait() -> None:
-    limiter, begun = StartLimiter(), list[int]()
-    for number in range(50):
-        task = asyncio.create_task(passing(limiter, number, begun))
-        await asyncio.sleep(0)
-        assert task.done()
-        await asyncio.sleep(0)
 
 
 async def test_a_cancelled_request_does_not_block_others() -> None:
