@@ -21,8 +21,7 @@ from nvium_core import (
     TokenStream,
 )
 from server.errors import deadline_exceeded
-from server.generation.choice_text import NO_CALLS, CallText, ChoiceText, Prompt
-from server.generation.delta import Delta
+from server.generation.choice_text import NO_CALLS, CallText, ChoiceText, Delta, Prompt
 from server.generation.service import Service
 from server.schemas.generation import GenerationRequest
 from server.telemetry.record import RequestRecord

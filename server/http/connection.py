@@ -15,8 +15,8 @@ from server.errors import ApiError, Rejected, malformed
 from server.http.connection_limit import ConnectionLimit
 from server.http.handshakes import Handshakes
 from server.http.lingering import Lingering
+from server.http.middleware import protect
 from server.http.parser import MAX_HEAD_BYTES, BoundedParser
-from server.http.protection import protect
 from server.http.unread import UnreadBytes
 from server.telemetry.logs import RateLimitedWarning
 from server.telemetry.metrics import Metrics

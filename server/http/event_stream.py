@@ -2,13 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Protocol, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from server.http.disconnect import disconnected
+T = TypeVar("T")
 
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"[DONE]"
@@ -128,3 +128,20 @@ def on_one_line(event: bytes) -> bytes:
         for character, escape in LINE_ENDS.items():
             event = event.replace(character, escape)
     return event
+
+
+async def disconnected(receive: Receive) -> None:
+    """Wait until the client disconnects."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_disconnected(work: Coroutine[Any, Any, T], receive: Receive) -> T | None:
+    """Return the result of the work. If the client disconnects first, cancel the work and return None."""
+    working, leaving = asyncio.create_task(work), asyncio.create_task(disconnected(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        leaving.cancel()

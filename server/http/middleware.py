@@ -14,10 +14,18 @@ from structlog.contextvars import bound_contextvars
 
 from server.errors import ApiError, Rejected, engine_stopped, internal_error
 from server.http.paths import CHECK, is_free
-from server.http.protection import protect
 from server.telemetry.metrics import Metrics
 from server.telemetry.record import OTHER, RequestRecord
 from server.telemetry.tracing import Tracing
+
+PROTECTIVE = {
+    "cache-control": "no-store",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+"""Security headers for browsers. A route's own headers take precedence."""
 
 SAFE_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -181,3 +189,8 @@ async def refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) ->
     """Send a middleware's error as the response, and record it."""
     scope["state"]["record"].refused(error)
     await error.response()(scope, receive, send)
+
+
+def protect(headers: MutableHeaders) -> None:
+    for name, value in PROTECTIVE.items():
+        headers.setdefault(name, value)

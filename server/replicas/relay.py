@@ -23,8 +23,7 @@ from yarl import URL
 
 from server.errors import ApiError, Rejected, invalid_key
 from server.http.admission import Admission
-from server.http.disconnect import unless_disconnected
-from server.http.event_stream import DONE, framed
+from server.http.event_stream import DONE, framed, unless_disconnected
 from server.http.keys import set_key
 from server.http.middleware import Check
 from server.replicas.routing import Address, NoReplica, Pool, prefix_digests

@@ -1,8 +1,10 @@
-"""Probes (`/livez`, `/readyz`, `/health`) and `/version`."""
+"""Probes (`/livez`, `/readyz`, `/health`), `/metrics` and `/version`."""
 
 from importlib.metadata import version
 
 from fastapi import APIRouter, Request
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import PlainTextResponse, Response
 
 from server.errors import ApiError
 from server.generation.service import Service
@@ -27,6 +29,15 @@ async def health(request: Request) -> dict[str, str]:
     check_live(request.app.state.service)
     check_ready(request.app.state.service)
     return {"status": "ok"}
+
+
+@router.get(
+    "/metrics",
+    summary="Metrics for Prometheus. `--metrics-open` makes them public",
+    response_class=PlainTextResponse,
+)
+async def metrics(request: Request) -> Response:
+    return Response(request.app.state.service.metrics.page(), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 @router.get("/version", summary="The version of nvium")

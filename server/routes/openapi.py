@@ -9,7 +9,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
-from server.routes import chat, completions, health, metrics, models, responses, tokens
+from server.routes import chat, completions, health, models, responses, tokens
 from server.schemas.chat import ChatChunk
 from server.schemas.completions import Completion
 from server.schemas.responses import ResponseEvent
@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 router = APIRouter()
 
-ROUTERS = [module.router for module in (completions, chat, responses, tokens, models, health, metrics)] + [router]
+ROUTERS = [module.router for module in (completions, chat, responses, tokens, models, health)] + [router]
 
 STREAMS = {"/v1/completions": Completion, "/v1/chat/completions": ChatChunk, "/v1/responses": ResponseEvent}
 """Paths whose responses may be streams, with the type of an event's data."""

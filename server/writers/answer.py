@@ -12,10 +12,9 @@ from starlette.responses import Response
 
 from nvium_core import EngineError
 from server.errors import ApiError, as_api_error
-from server.generation.delta import Delta
+from server.generation.choice_text import Delta
 from server.generation.service import Service
-from server.http.disconnect import unless_disconnected
-from server.http.event_stream import DONE, EventStream
+from server.http.event_stream import DONE, EventStream, unless_disconnected
 from server.schemas.body import RequestBody
 from server.schemas.generation import GenerationRequest
 from server.schemas.responses import ResponseRequest

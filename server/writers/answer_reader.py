@@ -4,7 +4,7 @@ from typing import Literal, NamedTuple
 
 from nvium_core import FinishReason
 from nvium_core.text.tool_calls import CallPiece, ToolCallReader
-from server.generation.delta import Delta
+from server.generation.choice_text import Delta
 from server.generation.generation import Choice
 from server.generation.service import Service
 from server.schemas.chat import ChatRequest

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic_core import to_json
 
 from nvium_core.text.tool_calls import CallPiece
-from server.generation.delta import Delta
+from server.generation.choice_text import Delta
 from server.generation.generation import Generation
 from server.generation.service import Service
 from server.schemas.chat import (
@@ -22,8 +22,8 @@ from server.schemas.chat import (
 )
 from server.schemas.generation import PromptTokenIds
 from server.writers.answer_reader import AnswerEnd, AnswerReader
-from server.writers.chunk_writer import ChunkWriter
 from server.writers.logprobs import chat_logprobs
+from server.writers.writer import ChunkWriter
 
 CHUNK: Literal["chat.completion.chunk"] = "chat.completion.chunk"
 NO_TOKEN_IDS: PromptTokenIds = {}

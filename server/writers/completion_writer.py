@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pydantic_core import to_json
 
 from nvium_core import Score, best, mean_logprob
-from server.generation.delta import Delta
+from server.generation.choice_text import Delta
 from server.generation.generation import Generation
 from server.generation.service import Service
 from server.schemas.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from server.schemas.generation import PromptTokenIds
-from server.writers.chunk_writer import ChunkWriter
 from server.writers.logprobs import completion_logprobs
+from server.writers.writer import ChunkWriter
 
 
 class CompletionWriter(ChunkWriter[CompletionRequest]):

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic_core import to_json
 
-from server.generation.delta import Delta
+from server.generation.choice_text import Delta
 from server.generation.generation import Generation
 from server.generation.service import Service
 from server.schemas.chat import ChatRequest

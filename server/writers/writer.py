@@ -1,15 +1,26 @@
-"""The base class of the writers, which turn the deltas of one request into JSON."""
+"""The base classes of the writers, which turn the deltas of one request into JSON."""
 
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
-from server.generation.delta import Delta
+from pydantic_core import to_json
+
+from server.generation.choice_text import Delta
 from server.generation.generation import Generation
 from server.generation.service import Service
 from server.http.event_stream import DONE
-from server.schemas.generation import ExitSummary, GenerationRequest, TokenExits, Usage
+from server.schemas.generation import (
+    ExitSummary,
+    Generated,
+    GeneratedChoice,
+    GenerationRequest,
+    StreamOptions,
+    TokenExits,
+    Usage,
+)
 from server.telemetry.metrics import EndReason
 
 AnyRequest = TypeVar("AnyRequest", bound=GenerationRequest)
@@ -103,3 +114,59 @@ class Writer(ABC, Generic[AnyRequest]):
             "total_tokens": num_prompt + num_generated,
             "prompt_tokens_details": {"cached_tokens": sum(choice.num_cached_tokens for choice in leaders)},
         }
+
+
+class ChunkWriter(Writer[AnyRequest]):
+    """Writes a stream of chunks. Subclasses define the format of a chunk."""
+
+    chunk_object: ClassVar[str]
+    """The chunks' `object` field."""
+
+    def __init__(self, service: Service, request: AnyRequest, generation: Generation, response_id: str) -> None:
+        super().__init__(service, request, generation)
+        self._options = request.stream_options or StreamOptions()
+        self._num_ended = 0
+        self._envelope: Generated = {
+            "id": response_id,
+            "created": int(time.time()),
+            "model": self._model,
+            "system_fingerprint": service.fingerprint,
+        }
+
+    def _closing(self) -> list[bytes]:
+        if not self._options.include_usage:
+            return []
+        return [to_json({**self._envelope, "usage": self._usage(), "object": self.chunk_object, "choices": []})]
+
+    def _choice(self, delta: Delta, index: int) -> GeneratedChoice:
+        """Return the common fields of a choice, and count its tokens as generated."""
+        self._count(delta)
+        self._num_ended += delta.finish_reason is not None
+        fields: GeneratedChoice = {"index": index, "finish_reason": delta.finish_reason}
+        if delta.finish_reason:
+            fields["stop_reason"] = delta.stop_reason
+        if self._request.nvium.metadata:
+            fields["nvium"] = self._token_exits(delta)
+        if self._request.return_token_ids:
+            fields["token_ids"] = [event.token_id for event in delta.tokens]
+        return fields
+
+    def _response_fields(self) -> Generated:
+        """Return the common fields of a whole response. Call it after writing the choices."""
+        return self._with_summary({**self._envelope, "usage": self._usage()})
+
+    def _chunk_fields(self) -> Generated:
+        """Return the common fields of a chunk. Call it after writing the chunk's choice, which the summary counts."""
+        fields = self._envelope.copy()
+        if self._options.continuous_usage_stats:
+            fields["usage"] = self._usage()
+        elif self._options.include_usage:
+            fields["usage"] = None
+        return self._with_summary(fields) if self._num_ended == len(self.generation.choices) else fields
+
+    def _with_summary(self, fields: Generated) -> Generated:
+        if self._request.nvium.metadata:
+            fields["nvium"] = self._exit_summary()
+        if self._request.metadata is not None:
+            fields["metadata"] = self._request.metadata
+        return fields

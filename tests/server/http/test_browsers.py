@@ -8,8 +8,8 @@ import pytest
 from fastapi import FastAPI, Response
 
 from nvium_core import LoadedModel
+from server.http.middleware import PROTECTIVE
 from server.http.paths import PROBES
-from server.http.protection import PROTECTIVE
 from server.settings import Settings, SettingsError, read_settings
 from tests.byte_model import NAME
 from tests.server.http.test_keys import bearer
