@@ -6,9 +6,6 @@ A replica is a queue. At most `--max-sequences` requests run at once. If n reque
 second, as measured by `nvium bench schedules --sequences 1,4,16 --json pace.json`. The rate is interpolated between the
 measured numbers of sequences, and constant beyond them. Prompts are processed one at a time, at `--prefill` tokens per
 second. Requests arrive as a Poisson process and are split evenly among replicas.
-
-`--against REPORT` takes a report of `python -m loadtest --rate … --json`. It simulates the report's requests on one
-replica, and compares the simulated latencies with the measured latencies.
 """
 
 import argparse
@@ -21,7 +18,6 @@ from dataclasses import asdict, dataclass, replace
 from heapq import heappop, heappush
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -201,36 +197,6 @@ def spread(seconds: Mapping[int, float]) -> str:
     return " / ".join(f"{1000 * seconds[p]:.3g}" for p in PERCENTILES)
 
 
-def against(replica: Replica, report: Path) -> list[dict[str, Any]]:
-    """Return simulated and measured latencies for each load of a report."""
-    rows = []
-    for point in json.loads(report.read_text(encoding="utf-8"))["points"]:
-        answered = [each for each in point["requests"] if each["error"] is None]
-        measured = [
-            Request(
-                each["due"],
-                each["num_prompt_tokens"],
-                each["num_tokens"],
-                each["due"] + each["time_to_first_token"],
-                each["due"] + each["latency"],
-            )
-            for each in answered
-        ]
-        simulated = [replace(each, first=math.nan, last=math.nan) for each in measured]
-        replica.serve(simulated)
-        rows.append({"rate": point["rate"], "simulated": percentiles(simulated), "measured": percentiles(measured)})
-    return rows
-
-
-def comparison(rows: Sequence[Mapping[str, Any]]) -> Table:
-    result = Table("requests/s", "ms", "simulated", "measured", caption="Times are p50 / p95 / p99.")
-    for row in rows:
-        for measure in MEASURES:
-            times = (spread(row[side][measure]) for side in ("simulated", "measured"))
-            result.add_row(f"{row['rate']:g}", measure.replace("_", " "), *times, end_section=measure == MEASURES[-1])
-    return result
-
-
 def read_pace(text: str) -> dict[int, float]:
     """Parse `1:120,8:400`, or read the fastest schedule's rates from a JSON file of `nvium bench schedules`."""
     if not text.endswith(".json"):
@@ -252,23 +218,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--target-ttft-ms", type=float, default=math.inf)
     add("--target-itl-ms", type=float, default=math.inf)
     add("--percentile", type=float, default=95.0, help="percentage of requests that must meet the targets [95]")
-    add("--against", type=Path, help="simulate the requests of this load-test report instead")
     add("--json", type=Path, help="also write the results to this file")
     args = parser.parse_args(arguments)
     replica = Replica(pace=args.pace, prefill=args.prefill, max_sequences=args.max_sequences)
-    figures: dict[str, Any] = asdict(replica)
-    if args.against:
-        figures["loads"] = against(replica, args.against)
-        Console().print(comparison(figures["loads"]))
-    else:
-        demand = Demand(rate=args.rate, prompt_tokens=args.prompt_tokens, output_tokens=args.output_tokens)
-        first, between = args.target_ttft_ms / 1000, args.target_itl_ms / 1000
-        target = Target(first_token=first, between_tokens=between, percentile=args.percentile)
-        seen, most = list(plan(replica, demand, target)), saturation(replica, demand)
-        Console().print(table(seen, most))
-        kept = {name: value for name, value in asdict(target).items() if value < math.inf}
-        figures |= {"target": kept, "demand": asdict(demand), "saturated_by": most}
-        figures["rows"] = [asdict(each) for each in seen]
+    demand = Demand(rate=args.rate, prompt_tokens=args.prompt_tokens, output_tokens=args.output_tokens)
+    first, between = args.target_ttft_ms / 1000, args.target_itl_ms / 1000
+    target = Target(first_token=first, between_tokens=between, percentile=args.percentile)
+    seen, most = list(plan(replica, demand, target)), saturation(replica, demand)
+    Console().print(table(seen, most))
+    kept = {name: value for name, value in asdict(target).items() if value < math.inf}
+    figures = asdict(replica) | {"target": kept, "demand": asdict(demand), "saturated_by": most}
+    figures["rows"] = [asdict(each) for each in seen]
     if args.json:
         args.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
