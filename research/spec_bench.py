@@ -3,12 +3,10 @@
     python -m research.spec_bench MODEL --twin DENSE --questions question.jsonl --json spec-bench.json
 
 Prompts are the first turns of Spec-Bench's `question.jsonl`. As in the benchmark's tables, the eight kinds of MT-Bench
-questions are one category, multi-turn. `--clock processor` measures CPU time, which other programs hardly affect. It
-requires one thread.
+questions are one category, multi-turn.
 """
 
 import json
-import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -34,7 +32,6 @@ from research.speed import (
     OURS,
     TRIALS,
     Answers,
-    Clock,
     Prompts,
     as_markdown,
     engines,
@@ -47,7 +44,6 @@ from research.speed import (
 )
 
 PAPER_TOP_K = 50
-CLOCKS: Mapping[str, Clock] = {"wall": time.perf_counter, "processor": time.process_time}
 MULTI_TURN = "multi-turn"
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 
@@ -135,7 +131,6 @@ def as_paper(
     twin: LoadedModel | None,
     prompts: Prompts,
     trials: int = TRIALS,
-    clock: Clock = time.perf_counter,
 ) -> Figures:
     """Measure speed as the authors' scripts do.
 
@@ -146,7 +141,7 @@ def as_paper(
     context = min(each.context for each in running.values())
     prompt_set = tokenize_prompts(loaded.tokenizer, prompts, context, cut_end=True)
     params = partial(SamplingParams, max_tokens=prompt_set.max_new_tokens, top_k=PAPER_TOP_K)
-    answers = take_turns(generators(running, params, clock), prompt_set, trials)
+    answers = take_turns(generators(running, params), prompt_set, trials)
     totals = {name: totals_of(each) for name, each in answers.items()}
     others = {name: each for name, each in totals.items() if name != OURS}
     return {
@@ -194,22 +189,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--questions", type=Path, required=True, help="Spec-Bench's question.jsonl")
     parser.add_argument("--prompts", type=int, help="prompts per category [all]")
     parser.add_argument("--trials", type=int, default=TRIALS)
-    parser.add_argument("--clock", choices=list(CLOCKS), default="wall")
     parser.add_argument("--threads", default="auto")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(arguments)
-    if args.clock == "processor" and args.threads != "1":
-        parser.error("--clock processor counts the time of all threads, so it requires --threads 1")
     use_processor("auto", args.threads)
     loaded = load_model(args.model, "cpu")
     twin = load_model(args.twin, "cpu") if args.twin else None
     if twin:
         check_dense(loaded, twin)
-    prompts, clock = read_prompts(args.questions, args.prompts), CLOCKS[args.clock]
-    measured = measure(loaded, twin, prompts, trials=args.trials, clock=clock)
-    papers = as_paper(loaded, twin, prompts, args.trials, clock)
+    prompts = read_prompts(args.questions, args.prompts)
+    measured, papers = measure(loaded, twin, prompts, trials=args.trials), as_paper(loaded, twin, prompts, args.trials)
     figures = description(loaded) | speed_up(measured, DENSE if twin else FULL_DEPTH)
-    figures |= {"clock": args.clock, "latency_as_paper": papers}
+    figures["latency_as_paper"] = papers
     print(f"{as_markdown(figures)}\n\n{as_paper_section(papers)}")
     if args.json:
         write_json(figures, args.json)

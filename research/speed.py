@@ -48,9 +48,6 @@ Prompts = Mapping[str, Sequence[str]]
 Ratios = Mapping[str, Sequence[float]]
 """By category, the ratio of the other model's time to ours, for every pair of answers in the same turn."""
 
-Clock = Callable[[], float]
-"""Returns seconds."""
-
 Reply = TypeVar("Reply")
 
 
@@ -130,13 +127,13 @@ def take_turns(
     return answers
 
 
-def generate(engine: Engine, prompt: Sequence[int], params: SamplingParams, clock: Clock = time.perf_counter) -> Answer:
+def generate(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> Answer:
     """Continue a prompt on an idle engine. Raise `EngineError` if the request fails."""
-    last = clock()
+    last = time.perf_counter()
     engine.add("answer", list(prompt), params)
     answer = Answer()
     while engine.has_work:
-        events, now = engine.step(), clock()
+        events, now = engine.step(), time.perf_counter()
         for event in map(checked, events):  # divide the Step's time evenly among its tokens
             each = (now - last) / len(events)
             answer.append(TimedToken(event.token_id, event.exit, event.exit_probability, each))
@@ -157,12 +154,12 @@ def engines(loaded: LoadedModel, twin: LoadedModel | None) -> dict[str, Engine]:
 
 
 def generators(
-    running: Mapping[str, Engine], params: Callable[..., SamplingParams], clock: Clock = time.perf_counter
+    running: Mapping[str, Engine], params: Callable[..., SamplingParams]
 ) -> dict[str, Callable[[list[int], int], Answer]]:
     """Return, for each engine, a function that takes a prompt and a seed and returns an answer."""
 
     def answer(engine: Engine, prompt: list[int], seed: int) -> Answer:
-        return generate(engine, prompt, params(seed=seed), clock)
+        return generate(engine, prompt, params(seed=seed))
 
     return {name: partial(answer, engine) for name, engine in running.items()}
 
@@ -174,13 +171,12 @@ def measure(
     *,
     num_tokens: int = MAX_NEW_TOKENS,
     trials: int = TRIALS,
-    clock: Clock = time.perf_counter,
 ) -> Figures:
     """Measure every model's time per token by category, and the ratios to ours."""
     running = engines(loaded, twin)
     prompt_set = tokenize_prompts(loaded.tokenizer, prompts, min(each.context for each in running.values()), num_tokens)
     params = partial(SamplingParams, max_tokens=prompt_set.max_new_tokens, ignore_eos=True)
-    answers = take_turns(generators(running, params, clock), prompt_set, trials)
+    answers = take_turns(generators(running, params), prompt_set, trials)
     return {
         "max_new_tokens": prompt_set.max_new_tokens,
         "trials": trials,
