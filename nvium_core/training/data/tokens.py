@@ -1,4 +1,4 @@
-"""A run's token stream. The run's folder stores it in shards, with the tokenizer and a description of the source.
+"""A run's token stream. The run's folder stores it, with the tokenizer and a description of the source.
 
 Neither the text nor its tokens have to fit into memory.
 """
@@ -16,16 +16,16 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from nvium_core.training.data.corpus import corpus_files, documents_of
 from nvium_core.training.data.documents import DataError
 from nvium_core.training.data.encoding import encoded
-from nvium_core.training.data.shards import write_shards
+from nvium_core.training.data.parts import join_parts, write_parts
 from nvium_core.training.data.tokenizer import save_tokenizer, train_tokenizer
-from nvium_core.training.data.windows import PackedStream, ShardedTokens
+from nvium_core.training.data.windows import PackedStream, Tokens
 from nvium_core.training.distributed import Processes
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.initial import given_tokenizer
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.reports import note
 
-TOKENS, ORIGIN = "tokens", "text.json"
+TOKENS, ORIGIN = "tokens.npy", "text.json"
 MAX_TOKENIZER_CHARACTERS = 2**28  # a tokenizer is trained on about this many characters of a text
 
 ALONE = Processes()
@@ -56,21 +56,23 @@ def validation_documents(recipe: Recipe, data: Path, tokenizer: PreTrainedTokeni
 
 def make_tokens(recipe: Recipe, data: Path, folder: Path, origin: dict[str, Any], processes: Processes) -> None:
     """Write the tokenizer, then as many tokens as the run reads, atomically. Every process must call this."""
-    partial, max_tokens = folder / f"{TOKENS}.partial", recipe.total_tokens + 1
+    parts, max_tokens = folder / "tokens.parts", recipe.total_tokens + 1
     if processes.is_first:
         make_tokenizer(recipe, data, folder)
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
+        shutil.rmtree(parts, ignore_errors=True)
+        parts.mkdir()
         note(f"tokenizing {data}, up to {max_tokens:,} tokens")
     processes.wait()
-    num_tokens = write_shards(data, max_tokens, saved_tokenizer(folder), partial, processes)
+    num_tokens = write_parts(data, max_tokens, saved_tokenizer(folder), parts, processes)
     if num_tokens <= recipe.shape.context:
         raise DataError(
             f"{data}: {num_tokens} tokens of text are too few for a context of {recipe.shape.context} tokens"
         )
     if processes.is_first:
         (folder / ORIGIN).write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
-        partial.replace(folder / TOKENS)
+        join_parts(parts, num_tokens, parts / TOKENS)
+        (parts / TOKENS).replace(folder / TOKENS)
+        shutil.rmtree(parts)
     processes.wait()
 
 
@@ -97,13 +99,15 @@ def first_documents(documents: Iterable[str], max_characters: int) -> Iterator[s
             return
 
 
-def read_tokens(folder: Path) -> ShardedTokens:
+def read_tokens(folder: Path) -> Tokens:
     """Memory-map a folder's tokens."""
-    shards = folder / TOKENS
     try:
-        return ShardedTokens([np.load(path, mmap_mode="r") for path in sorted(shards.iterdir())])
+        tokens: Tokens = np.load(folder / TOKENS, mmap_mode="r")
+        return tokens
     except (ValueError, EOFError) as error:
-        raise TrainingError(f"{shards}: damaged ({error}); delete it, and the text is tokenized again") from error
+        raise TrainingError(
+            f"{folder / TOKENS}: damaged ({error}); delete it, and the text is tokenized again"
+        ) from error
 
 
 def text_origin(recipe: Recipe, data: Path) -> dict[str, Any]:

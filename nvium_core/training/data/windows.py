@@ -5,8 +5,7 @@ The batch of a step depends only on the stream and the seed, so a resumed run re
 Shapes: B windows, T tokens.
 """
 
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -89,26 +88,6 @@ def flex_attention_by(documents_BT: Tensor) -> Attend:
     return attend
 
 
-class ShardedTokens:
-    """Several token files as one stream."""
-
-    def __init__(self, shards: Sequence[Tokens]) -> None:
-        self.shards = shards
-        self.ends = np.cumsum([len(shard) for shard in shards]).tolist()
-
-    def __len__(self) -> int:
-        return int(self.ends[-1])
-
-    def __getitem__(self, place: slice) -> Tokens:
-        parts = list[Tokens]()
-        for number in range(bisect_right(self.ends, place.start), len(self.shards)):
-            begin = self.ends[number] - len(self.shards[number])
-            if begin >= place.stop:
-                break
-            parts.append(self.shards[number][max(0, place.start - begin) : place.stop - begin])
-        return np.concatenate(parts)
-
-
 class Windows(Protocol):
     """An endless, randomly accessible sequence of windows."""
 
@@ -123,7 +102,7 @@ class Windows(Protocol):
 class PackedStream:
     """Windows of a token stream, shuffled by a seed."""
 
-    tokens: Tokens | ShardedTokens
+    tokens: Tokens
     end_token: int
     seed: int = 0
 

@@ -18,12 +18,11 @@ import zstandard
 from transformers import PreTrainedTokenizerFast
 
 from nvium_core.training.data import corpus as corpus_module
-from nvium_core.training.data import encoding, shards
+from nvium_core.training.data import encoding, parts
 from nvium_core.training.data.corpus import documents_of, read_documents
 from nvium_core.training.data.documents import DataError
 from nvium_core.training.data.source import prepare_text
 from nvium_core.training.data.tokenizer import train_tokenizer
-from nvium_core.training.data.windows import PackedStream, ShardedTokens
 from nvium_core.training.distributed import Processes
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.train import train
@@ -58,17 +57,6 @@ def test_a_damaged_file_is_named(tmp_path, name):
         list(documents_of(tmp_path))
 
 
-def test_shards_are_one_stream():
-    whole = np.arange(50, dtype=np.uint16)
-    sharded = ShardedTokens(np.split(whole, [7, 8, 30]))
-    assert len(sharded) == 50
-    for start in range(50):
-        for stop in range(start + 1, 51):
-            assert (sharded[start:stop] == whole[start:stop]).all()
-    one, other = (PackedStream(tokens, 0, seed=3).batch(2, 9, 12) for tokens in (whole, sharded))
-    assert (one.inputs == other.inputs).all()
-
-
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     return small_folder(tmp_path / "corpus")
@@ -76,19 +64,17 @@ def corpus(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "SHARD_TOKENS", 300)
     monkeypatch.setattr(encoding, "BATCH_DOCUMENTS", 3)
 
 
-def test_a_corpus_gives_the_tokens_of_one_file_in_shards(corpus, tmp_path, small_parts):
-    recipe, folder = small_recipe("total_tokens=100000"), tmp_path / "sharded"
+def test_a_corpus_gives_the_tokens_of_one_file(corpus, tmp_path, small_parts):
+    recipe, folder = small_recipe("total_tokens=100000"), tmp_path / "run"
     folder.mkdir()
-    _, sharded = prepare_text(recipe, corpus, folder)
-    assert len(list((folder / "tokens").iterdir())) > 3
-    tokenizer, again = prepare_text(recipe, corpus, folder)
-    whole = encoding.encode(read_documents(tmp_path / "corpus.txt"), tokenizer)
-    assert (sharded.tokens[0 : len(sharded.tokens)] == whole).all()
-    assert (again.tokens[0 : len(again.tokens)] == whole).all()
+    tokenizer, stream = prepare_text(recipe, corpus, folder)
+    expected = encoding.encode(read_documents(tmp_path / "corpus.txt"), tokenizer)
+    for found in (stream, prepare_text(recipe, corpus, folder)[1]):
+        assert np.array_equal(found.tokens, expected)
+    assert {path.name for path in folder.iterdir()} == {"tokenizer", "tokens.npy", "text.json"}
 
 
 class Meeting:
@@ -120,14 +106,15 @@ def test_several_processes_write_the_same_stream_as_one(corpus, tmp_path, small_
     folders = [tmp_path / "alone", tmp_path / "together"]
     for folder in folders:
         folder.mkdir()
-    alone = shards.write_shards(corpus, max_tokens, tokenizer, folders[0], Processes())
+    alone = parts.write_parts(corpus, max_tokens, tokenizer, folders[0], Processes())
     meeting = Meeting(count)
     with ThreadPoolExecutor(count) as threads:
         ranks = [Thread(rank, count, meeting=meeting) for rank in range(count)]
-        write = partial(shards.write_shards, corpus, max_tokens, tokenizer, folders[1])
+        write = partial(parts.write_parts, corpus, max_tokens, tokenizer, folders[1])
         assert set(threads.map(write, ranks)) == {alone}
-    streams = [[np.load(path) for path in sorted(folder.iterdir())] for folder in folders]
-    expected, found = (np.concatenate(parts) for parts in streams)
+    for folder in folders:
+        parts.join_parts(folder, alone, folder.with_suffix(".npy"))
+    expected, found = (np.load(folder.with_suffix(".npy")) for folder in folders)
     assert len(expected) == alone <= max_tokens
     assert (expected == found).all()
 
@@ -152,7 +139,6 @@ LARGE: dict[str, Callable[[Path, list[str]], object]] = {
 
 @pytest.mark.parametrize("name", LARGE)
 def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(shards, "SHARD_TOKENS", 2**16)
     monkeypatch.setattr(encoding, "BATCH_CHARACTERS", 2**16)
     monkeypatch.setattr(corpus_module, "BATCH_ROWS", 32)
     peaks = [peak_bytes(tmp_path / str(megabytes), name, megabytes) for megabytes in (1, 6)]
@@ -160,14 +146,16 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch, name):
 
 
 def peak_bytes(folder: Path, name: str, megabytes: int) -> int:
-    """Return Python's peak memory while a corpus of two files is written as shards."""
-    (folder / "shards").mkdir(parents=True)
+    """Return Python's peak memory while a corpus of two files is tokenized."""
+    (folder / "parts").mkdir(parents=True)
     texts = [f"Tale {number}: {'the old fox ran ' * 125}" for number in range(250 * megabytes)]
     for part in ("1", "2"):
         LARGE[name](folder / f"{part}{name}", texts)
     del texts
     tracemalloc.start()
-    shards.write_shards(folder, 10**9, cast(PreTrainedTokenizerFast, OneTokenAWord()), folder / "shards", Processes())
+    tokenizer = cast(PreTrainedTokenizerFast, OneTokenAWord())
+    num_tokens = parts.write_parts(folder, 10**9, tokenizer, folder / "parts", Processes())
+    parts.join_parts(folder / "parts", num_tokens, folder / "tokens.npy")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return peak
