@@ -29,7 +29,7 @@ def test_on_a_gpu_free_memory_decides_about_chunks(monkeypatch):
         cross_entropy.free_bytes.cache_clear()
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free: (free, 80 * gib))
         assert cross_entropy.min_chunked_rows(32_000, "cuda") == rows
-        assert cross_entropy.chunk_rows(head) == max(1024, (rows - 1) // 8)
+        assert cross_entropy.chunk_rows(head) == max(512, (rows - 1) // 8)
     cross_entropy.free_bytes.cache_clear()
     assert cross_entropy.min_chunked_rows(32_000) == 2_098
 
@@ -62,4 +62,4 @@ def test_only_many_logits_are_computed_in_chunks():
         patch.setattr(cross_entropy, "MAX_LOGITS", 53)
         chunked = head_nll(output, head, target)
     torch.testing.assert_close(plain, chunked)
-    assert "HeadNll" in str(chunked.grad_fn.next_functions) and "HeadNll" not in str(plain.grad_fn.next_functions)
+    assert chunked.grad_fn.next_functions[0][0].name() == "CatBackward0" != plain.grad_fn.next_functions[0][0].name()
