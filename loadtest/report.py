@@ -118,5 +118,4 @@ class Report:
 
 
 def _counts(values: Iterable[K]) -> dict[K, int]:
-    """Return how often each value occurs, in ascending order of the values."""
     return dict(sorted(Counter(values).items()))

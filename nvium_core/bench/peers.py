@@ -137,7 +137,6 @@ def best_variants(contenders: Mapping[str, Figures]) -> dict[str, str]:
 
 
 def shares(turns: Sequence[Generation], num_exits: int) -> tuple[float, ...]:
-    """Return the share of the tokens that left at each exit."""
     exits = Counter(exit_ for turn in turns for exits in turn.exits for exit_ in exits)
     return tuple(exits[k] / exits.total() for k in range(1, num_exits + 1))
 

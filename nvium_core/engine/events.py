@@ -98,7 +98,6 @@ class Completion:
 
     @property
     def mean_logprob(self) -> float:
-        """Mean log π_mix per token; -inf if no scores were requested."""
         return mean_logprob(self.scores)
 
 

@@ -129,7 +129,6 @@ class StoredMatrix(Tensor):
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """Return an ordinary tensor."""
     return tensor.numbers() if isinstance(tensor, StoredMatrix) else tensor
 
 

@@ -16,7 +16,6 @@ class AnswerText:
 
     @property
     def has_stopped(self) -> bool:
-        """Whether a stop string has ended the answer."""
         return self.stops.matched is not None
 
     def push(self, token_id: int, *, is_stop: bool, is_last: bool) -> str:

@@ -17,7 +17,6 @@ class ReasoningAndAnswer(NamedTuple):
 
 
 def thinks(template: object) -> bool:
-    """Return whether a chat template supports reasoning."""
     return isinstance(template, str) and OPENING in template and CLOSING in template
 
 

@@ -1,6 +1,8 @@
-"""Send a run's metrics to TensorBoard or Weights & Biases as well. Neither has to be installed."""
+"""Write a run's metrics to log.jsonl, and to TensorBoard or Weights & Biases. Neither has to be installed."""
 
+import json
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,12 +12,59 @@ from nvium_core.training.errors import TrainingError
 MODULES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb"}
 """Names of `--logger`, and the modules that they need."""
 
+Report = dict[str, Any]
+"""A step's metrics by name. Values are numbers, or lists with one number per exit."""
+
 
 class Logger(Protocol):
     """A destination of reports."""
 
-    def write(self, report: dict[str, Any]) -> None: ...
+    def write(self, report: Report) -> None: ...
     def close(self) -> None: ...
+
+
+class RunLog:
+    """A run's log.jsonl, with one line per step."""
+
+    def __init__(self, folder: Path, first_step: int) -> None:
+        """Open the log and drop its lines after `first_step`: a resumed run repeats the steps after its checkpoint."""
+        self.path = folder / "log.jsonl"
+        partial = folder / "log.partial"
+        try:
+            partial.write_text("".join(lines_up_to(self.path, first_step)), encoding="utf-8")
+            partial.replace(self.path)
+            self.file = self.path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise self.failure(error) from error
+
+    def write(self, report: Report) -> None:
+        try:
+            self.file.write(json.dumps(report) + "\n")
+            self.file.flush()
+        except OSError as error:
+            raise self.failure(error) from error
+
+    def close(self) -> None:
+        with suppress(OSError):  # `write` has flushed every line and raised its errors
+            self.file.close()
+
+    def failure(self, error: OSError) -> TrainingError:
+        return TrainingError(f"{self.path}: cannot write the log ({error}); the last checkpoint is intact")
+
+
+def lines_up_to(log: Path, step: int) -> list[str]:
+    if not log.exists():
+        return []
+    lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [line for line in lines if 0 < step_of(line) <= step]
+
+
+def step_of(line: str) -> int:
+    """Return the step of a log line, or 0 if the line is incomplete."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return 0
 
 
 class TensorBoard:
@@ -26,7 +75,7 @@ class TensorBoard:
         self.writer = module_of("tensorboard").SummaryWriter(folder / "tensorboard", purge_step=purged)
         self.close = self.writer.close
 
-    def write(self, report: dict[str, Any]) -> None:
+    def write(self, report: Report) -> None:
         for name, value in scalars(report).items():
             self.writer.add_scalar(name, value, report["step"])
 
@@ -38,7 +87,7 @@ class WandB:
         self.run = module_of("wandb").init(project="nvium", name=folder.name, dir=folder, resume="auto")
         self.close = self.run.finish
 
-    def write(self, report: dict[str, Any]) -> None:
+    def write(self, report: Report) -> None:
         self.run.log(scalars(report), step=report["step"])
 
 
@@ -55,7 +104,7 @@ def module_of(name: str) -> Any:
         raise TrainingError(f"--logger {name}: {error}; install it with pip install 'nvium[loggers]'") from error
 
 
-def scalars(report: dict[str, Any]) -> dict[str, float]:
+def scalars(report: Report) -> dict[str, float]:
     """Return the report's numbers by name. An exit's number is NAME/EXIT, from 1."""
     lists = {name: value if isinstance(value, list) else None for name, value in report.items() if name != "step"}
     return {

@@ -18,11 +18,10 @@ from nvium_core.training.data.loader import prefetched
 from nvium_core.training.data.windows import Batch, Windows
 from nvium_core.training.distributed import Processes, gradient_sync
 from nvium_core.training.errors import TrainingError
-from nvium_core.training.loggers import KINDS, Logger
+from nvium_core.training.loggers import KINDS, Logger, Report, RunLog
 from nvium_core.training.objective.beta import BetaControl
 from nvium_core.training.objective.objective import ObjectiveResult, Phase
 from nvium_core.training.recipes.recipe import Recipe
-from nvium_core.training.reports import Report, RunLog
 
 
 @dataclass(kw_only=True, eq=False)
@@ -83,7 +82,6 @@ class Run(ABC):
         """Prepare the first step."""
 
     def evaluation(self) -> Report:
-        """Return what an evaluation adds to the report of a step."""
         return {}
 
     @property

@@ -1,85 +1,25 @@
-"""Progress reports of a run: log.jsonl, and a progress bar or log lines on standard error."""
+"""Shows the progress of a run: a progress bar or log lines on standard error."""
 
-import json
 import math
 import signal
 import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from datetime import timedelta
-from pathlib import Path
-from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TimeRemainingColumn
 from rich.table import Column
 from rich.text import Text
 
-from nvium_core.training.errors import TrainingError
+from nvium_core.training.loggers import Report
+from nvium_core.training.loop import Run
 
 WIDE, BAR_WIDTH = 110, 20  # width from which a terminal shows a bar, and the bar's width
 LINE_SECONDS = 30  # interval between log lines when standard error is not a terminal
 
-Report = dict[str, Any]
-"""A step's metrics by name. Values are numbers, or lists with one number per exit."""
 
-
-class RunLog:
-    """A run's log.jsonl, with one line per step."""
-
-    def __init__(self, folder: Path, first_step: int) -> None:
-        """Open the log and drop its lines after `first_step`: a resumed run repeats the steps after its checkpoint."""
-        self.path = folder / "log.jsonl"
-        partial = folder / "log.partial"
-        try:
-            partial.write_text("".join(lines_up_to(self.path, first_step)), encoding="utf-8")
-            partial.replace(self.path)
-            self.file = self.path.open("a", encoding="utf-8")
-        except OSError as error:
-            raise self.failure(error) from error
-
-    def write(self, report: Report) -> None:
-        try:
-            self.file.write(json.dumps(report) + "\n")
-            self.file.flush()
-        except OSError as error:
-            raise self.failure(error) from error
-
-    def close(self) -> None:
-        with suppress(OSError):  # `write` has flushed every line and raised its errors
-            self.file.close()
-
-    def failure(self, error: OSError) -> TrainingError:
-        return TrainingError(f"{self.path}: cannot write the log ({error}); the last checkpoint is intact")
-
-
-def lines_up_to(log: Path, step: int) -> list[str]:
-    if not log.exists():
-        return []
-    lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [line for line in lines if 0 < step_of(line) <= step]
-
-
-def step_of(line: str) -> int:
-    """Return the step of a log line, or 0 if the line is incomplete."""
-    try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return 0
-
-
-class Followed(Protocol):
-    """The interface of a run whose progress `follow` shows."""
-
-    step: int
-
-    @property
-    def num_steps(self) -> int: ...
-    def steps(self) -> Generator[Report, None, None]: ...
-    def save(self) -> None: ...
-
-
-def follow(run: Followed, console: Console, any_process: Callable[[bool], bool] = bool) -> None:
+def follow(run: Run, console: Console, any_process: Callable[[bool], bool] = bool) -> None:
     """Train to the end with a progress bar, or with occasional log lines if the console is not a terminal.
 
     `any_process(flag)` returns True if the flag is set in any process. If a process received SIGINT or SIGTERM, write a

@@ -23,7 +23,7 @@ from nvium_core.training.distributed import Processes, joined_processes, own_dev
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.extension import imported
 from nvium_core.training.initial import built_model, with_initial_shape
-from nvium_core.training.loggers import module_of
+from nvium_core.training.loggers import Report, module_of
 from nvium_core.training.loop import Run
 from nvium_core.training.objective.beta import VALIDATION_LOSS, beta_control
 from nvium_core.training.objective.loss import nvium_objective
@@ -33,7 +33,7 @@ from nvium_core.training.options import RunOptions
 from nvium_core.training.precision import fast_dtype
 from nvium_core.training.recipes.parameters import numel
 from nvium_core.training.recipes.recipe import Recipe
-from nvium_core.training.reports import Report, follow
+from nvium_core.training.reports import follow
 from nvium_core.training.run_folder import owned, write_model, write_recipe
 
 ENOUGH_TOKENS_PER_PARAMETER = 1.0
@@ -199,10 +199,10 @@ class TrainingRun(Run):
         folder = self.folder / MODEL_FOLDER
         weights = gather_weights(self.model)
         if self.processes.is_first:
-            whole = built_model(self.recipe, len(self.tokenizer), self.tokenizer.eos_token_id)
-            whole.load_state_dict(weights)
-            whole.generation_config = self.model.generation_config
-            write_model(nn.Module.to(whole, torch.bfloat16), self.tokenizer, folder)
+            exported = built_model(self.recipe, len(self.tokenizer), self.tokenizer.eos_token_id)
+            exported.load_state_dict(weights)
+            exported.generation_config = self.model.generation_config
+            write_model(nn.Module.to(exported, torch.bfloat16), self.tokenizer, folder)
         self.processes.wait()
         return folder
 

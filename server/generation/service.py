@@ -156,7 +156,6 @@ class Service(Drainable):
 
     @property
     def has_failed(self) -> bool:
-        """Return whether the engine has failed. It does not recover."""
         return self.worker.has_failed
 
     def give_up(self) -> None:

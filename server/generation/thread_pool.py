@@ -34,7 +34,6 @@ class DaemonThreadPool(Executor):
 
     @property
     def busy_seconds(self) -> float:
-        """Return how long the oldest running task has run."""
         now = time.monotonic()
         return now - max(self._restarted_at, min(list(self._started_at.values()), default=now))
 

@@ -142,7 +142,6 @@ class ResponseBody(BaseModel):
 
 @cache
 def marks(body: type[RequestBody], kind: type[NeutralOnly] = NeutralOnly) -> list[tuple[str, NeutralOnly]]:
-    """Return the fields of a body with a mark of this kind."""
     fields = body.model_fields.items()
     return [(name, mark) for name, field in fields for mark in field.metadata if isinstance(mark, kind)]
 

@@ -55,6 +55,5 @@ class AnswerReader:
         return AnswerPart(reasoning, content, pieces)
 
     def finish_reason(self, delta: Delta) -> AnswerEnd | None:
-        """Return the finish reason of a delta that has been read."""
         has_called = self.calls is not None and self.calls.is_complete
         return "tool_calls" if delta.finish_reason == "stop" and has_called else delta.finish_reason

@@ -120,7 +120,6 @@ class Runner:
 
     @property
     def eager_passes(self) -> dict[str, int]:
-        """Number of passes that ran in PyTorch's operators, by the cause."""
         return dict(self.backend.eager_passes)
 
     @property

@@ -52,14 +52,14 @@ def chat_examples(path: Path, tokenizer: PreTrainedTokenizerBase, context: int) 
     dropped. Raise `DataError` naming the file and line if a line is invalid.
     """
     console = Console(stderr=True)
-    whole = list(track(encoded(path, tokenizer), "tokenizing", console=console, transient=True))
-    kept = [each.cut(context) for each in whole if each.is_answer[:context].any()]
+    examples = list(track(encoded(path, tokenizer), "tokenizing", console=console, transient=True))
+    kept = [each.cut(context) for each in examples if each.is_answer[:context].any()]
     if not kept:
         raise DataError(f"{path}: no conversation has an answer within a context of {context} tokens")
-    num_long, num_dropped = sum(len(each) > context for each in whole), len(whole) - len(kept)
+    num_long, num_dropped = sum(len(each) > context for each in examples), len(examples) - len(kept)
     if num_long:
         console.print(
-            f"{path}: {num_long} of {len(whole)} conversations exceed the context of {context} tokens; "
+            f"{path}: {num_long} of {len(examples)} conversations exceed the context of {context} tokens; "
             f"{num_dropped} dropped, the others truncated"
         )
     return kept

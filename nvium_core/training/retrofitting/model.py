@@ -100,7 +100,6 @@ class WithExits:
         return mixture.log_exit_probs(torch.stack([*log_ws, last_R2], 1))
 
     def exit_weights(self) -> list[nn.Parameter]:
-        """Return the early exits' norms and adapters."""
         return [weight for exit_ in self.early for part in (exit_.norm, exit_.adapter) for weight in part.parameters()]
 
     def router_weights(self) -> list[nn.Parameter]:

@@ -29,7 +29,7 @@ from nvium_core.training.retrofitting.model import WithExits
 from nvium_core.training.retrofitting.router_shift import shift_to_depth
 from nvium_core.training.retrofitting.run import STATE_FOLDER, RetrofitRun
 from nvium_core.training.retrofitting.self_talk import SelfTalk, write_self_talk
-from nvium_core.training.retrofitting.settings import RetrofitError, check
+from nvium_core.training.retrofitting.settings import RetrofitError, checked_config
 from nvium_core.training.retrofitting.table import Measured, measured
 from nvium_core.training.retrofitting.texts import TrainingText, read_text
 from nvium_core.training.run_folder import owned
@@ -45,7 +45,7 @@ def retrofit(settings: RetrofitSettings, tokenizer: PreTrainedTokenizerFast) -> 
     """
     path = Path(settings.source)
     source = path if is_gguf(path) else resolve_folder(path)
-    config = check(settings, source_config(source))
+    config = checked_config(settings, source_config(source))
     check_target(settings.target)
     with owned(settings.target / STATE_FOLDER):
         run, texts = prepared(settings, source, config, tokenizer)

@@ -68,7 +68,6 @@ def shift_to(depth: float, log_odds_RK: Tensor, exit_layers: Sequence[int]) -> f
 
 @torch.no_grad()
 def shift_routers(early: Iterable[Exit], shift: float) -> None:
-    """Raise the routers' log-odds of exiting by `shift`."""
     for exit_ in early:
         assert exit_.router is not None
         exit_.router.head.bias[EXIT] += shift * exit_.router.temperature

@@ -13,7 +13,7 @@ class RetrofitError(NviumError, ValueError):
     """The model or the settings of a retrofit are unusable."""
 
 
-def check(settings: RetrofitSettings, config: NviumConfig) -> NviumConfig:
+def checked_config(settings: RetrofitSettings, config: NviumConfig) -> NviumConfig:
     """Return the base's configuration with exits. Raise `RetrofitError` if the settings are invalid."""
     if config.num_exits > 1 or config.adapter_hidden_size:
         raise RetrofitError(f"{settings.source}: already has exits or an adapter; pass a plain Llama")

@@ -14,12 +14,12 @@ from nvium_core.model.exits import CONTINUE, EXIT
 from nvium_core.training.data.documents import DataError
 from nvium_core.training.data.windows import Batch, Windows
 from nvium_core.training.errors import TrainingError
+from nvium_core.training.loggers import Report
 from nvium_core.training.options import RetrofitSettings
-from nvium_core.training.reports import Report
 from nvium_core.training.retrofitting import model as model_module
 from nvium_core.training.retrofitting import retrofit as command
 from nvium_core.training.retrofitting import run as module
-from nvium_core.training.retrofitting.settings import RetrofitError, check
+from nvium_core.training.retrofitting.settings import RetrofitError, checked_config
 from nvium_core.training.retrofitting.table import measured
 from nvium_core.training.retrofitting.texts import read_text
 
@@ -71,7 +71,7 @@ def held_out_kl(run: module.RetrofitRun, held_out: Windows) -> float:
 
 def test_least_squares_lower_the_kl_and_training_lowers_it_further(llama, data, tmp_path):
     asked = settings(llama, data, tmp_path / "target")
-    config = check(asked, command.source_config(llama))
+    config = checked_config(asked, command.source_config(llama))
     tokenizer = source_tokenizer(str(llama))
     run, [text] = command.prepared(asked, llama, config, tokenizer)
     held_out = command.windows(text.held_out, tokenizer)
@@ -126,7 +126,8 @@ def test_the_gradients_of_exits_equal_those_over_all_logits(exits_learn, llama, 
     monkeypatch.setattr(model_module, "INITIAL_BIAS", 0.0)
     monkeypatch.setattr(module, "CLIP_NORM", torch.inf)
     asked = replace(settings(llama, data, tmp_path), exits_learn=exits_learn)
-    run, _ = command.prepared(asked, llama, check(asked, command.source_config(llama)), source_tokenizer(str(llama)))
+    config = checked_config(asked, command.source_config(llama))
+    run, _ = command.prepared(asked, llama, config, source_tokenizer(str(llama)))
     run.step, weights = run.num_steps - 1, run.model.exit_weights()
     num_windows = run.recipe.windows_per_step
     windows = range(run.step * num_windows, run.num_steps * num_windows)
@@ -192,7 +193,7 @@ def test_a_resumed_retrofit_equals_an_uninterrupted_one(exits_learn, llama, data
 
 def check_only_the_same_retrofit_resumes(asked: RetrofitSettings, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = source_tokenizer(str(llama))
-    run, _ = command.prepared(asked, llama, check(asked, command.source_config(llama)), tokenizer)
+    run, _ = command.prepared(asked, llama, checked_config(asked, command.source_config(llama)), tokenizer)
     for name in ("text", "base", "tokens", "exits_learn"):
         other = run.description() | {name: "another"}
         with monkeypatch.context() as changed:

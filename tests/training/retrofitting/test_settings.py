@@ -5,7 +5,7 @@ import pytest
 
 from nvium_core.model.config import NviumConfig
 from nvium_core.training.options import RetrofitSettings
-from nvium_core.training.retrofitting.settings import RetrofitError, check
+from nvium_core.training.retrofitting.settings import RetrofitError, checked_config
 
 LLAMA = NviumConfig(num_hidden_layers=30, hidden_size=64, num_attention_heads=4, adapter_hidden_size=0)
 
@@ -18,7 +18,7 @@ def settings(**more: Any) -> RetrofitSettings:
     ("exits", "layers"), [("4", [8, 15, 22, 30]), ("2", [15, 30]), ("12,18,24", [12, 18, 24, 30]), ("12,30", [12, 30])]
 )
 def test_exits_are_evenly_spaced_or_at_the_given_layers(exits, layers):
-    added = check(settings(exits=exits), LLAMA)
+    added = checked_config(settings(exits=exits), LLAMA)
     assert added.exit_layers == layers
     assert added.adapter_hidden_size == 128
     assert added.default_sampling == "original"
@@ -41,9 +41,9 @@ def test_exits_are_evenly_spaced_or_at_the_given_layers(exits, layers):
 )
 def test_invalid_settings_are_refused(wrong, reason):
     with pytest.raises(RetrofitError, match=reason):
-        check(settings(**wrong), LLAMA)
+        checked_config(settings(**wrong), LLAMA)
 
 
 def test_only_a_plain_llama_can_be_retrofitted():
     with pytest.raises(RetrofitError, match="already has exits or an adapter"):
-        check(settings(), NviumConfig(num_hidden_layers=2, exit_layers=[1, 2]))
+        checked_config(settings(), NviumConfig(num_hidden_layers=2, exit_layers=[1, 2]))

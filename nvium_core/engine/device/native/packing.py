@@ -127,7 +127,6 @@ def packed_kind(weight_ND: Tensor) -> Kind:
 
 
 def fits_bfloat16(weight_ND: Tensor) -> bool:
-    """Whether every number of a matrix is a bfloat16."""
     parts = (plain(weight_ND[first : first + ROWS_AT_ONCE]) for first in range(0, len(weight_ND), ROWS_AT_ONCE))
     return all(torch.equal(part.bfloat16().to(part.dtype), part) for part in parts)
 
