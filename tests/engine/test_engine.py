@@ -1,5 +1,4 @@
 import math
-from collections import defaultdict
 
 import pytest
 import torch
@@ -14,8 +13,7 @@ from nvium_core import (
     TokenEvent,
 )
 from nvium_core.engine.params import RANGES
-from nvium_core.engine.schedule.step import Step, StepResult
-from tests.engine.driving import WrappedBackend, engine_on, events_of
+from tests.engine.driving import events_of
 from tests.random_models import random_model
 
 MODEL = random_model([1, 3], context=32)
@@ -233,34 +231,3 @@ def test_a_duplicate_id_is_refused_and_reports_have_the_rows_of_each_block():
         engine.add("x", [1])
     engine.step()
     assert engine.reports[0][:3] == (1, 1, 3)
-
-
-class LateFaultBackend(WrappedBackend):
-    """Fails Steps with a poisoned sequence after all decisions."""
-
-    num_crowded_failures = 0
-
-    def run(self, step: Step, max_rows: int) -> StepResult:
-        result = super().run(step, max_rows)
-        if any("poisoned" in run.sequence.request_id for run in step.runs):
-            self.num_crowded_failures += len(step.runs) > 1
-            raise RuntimeError("poisoned")
-        return result
-
-
-@pytest.mark.parametrize("schedule", ["whole", "sweep"])
-def test_a_step_that_fails_late_leaves_its_other_sequences_as_they_were(schedule):
-    model = random_model([1, 2, 3], context=32)
-    params = [SamplingParams(max_tokens=8, seed=seed, temperature=seed % 2, ignore_eos=True) for seed in range(12)]
-    undisturbed = [Engine(model).generate([[seed + 1, 3]], params[seed])[0].token_ids for seed in range(12)]
-    engine = engine_on(LateFaultBackend, model, EngineConfig(schedule=schedule))
-    for seed in range(12):
-        engine.add(f"good-{seed}", [seed + 1, 3], params[seed])
-    for seed in range(8):
-        engine.add(f"poisoned-{seed}", [seed, 7], SamplingParams(max_tokens=8, seed=seed, temperature=seed % 2))
-    tokens: dict[str, list[int]] = defaultdict(list)
-    for event in events_of(engine):
-        if isinstance(event, TokenEvent):
-            tokens[event.request_id].append(event.token_id)
-    assert [tokens[f"good-{seed}"] for seed in range(12)] == undisturbed
-    assert engine.runner.backend.num_crowded_failures > 0

@@ -69,25 +69,6 @@ def test_the_next_turn_of_a_conversation_finds_the_earlier_turns():
     assert reply.token_ids == alone(MODEL, conversation, PARAMS).token_ids
 
 
-@pytest.mark.parametrize("num_tokens", [4, 5, 7, 8, 9, 12, 13])
-def test_the_front_row_is_never_found(num_tokens):
-    engine = engine_with(MODEL)
-    prompt = (PROMPT * 2)[:num_tokens]
-    (first,) = engine.generate([prompt], PARAMS)
-    assert num_rows_found(engine, prompt) == (num_tokens - 1) // PAGE_SIZE * PAGE_SIZE
-    assert engine.generate([prompt], PARAMS)[0].token_ids == first.token_ids
-
-
-@pytest.mark.parametrize("changed", range(len(PROMPT)))
-def test_a_page_is_found_only_after_the_same_pages(changed):
-    engine = engine_with(MODEL)
-    engine.generate([PROMPT], PARAMS)
-    other = [*PROMPT[:changed], PROMPT[changed] + 1, *PROMPT[changed + 1 :]]
-    (completion,) = engine.generate([other], PARAMS)
-    assert engine.pool.num_rows_found == min(changed // PAGE_SIZE * PAGE_SIZE, 8)
-    assert completion.token_ids == alone(MODEL, other, PARAMS).token_ids
-
-
 def test_nothing_is_found_without_prefix_caching():
     engine = engine_with(MODEL, prefix_caching=False)
     assert [num_rows_found(engine, PROMPT) for _ in range(2)] == [0, 0]

@@ -65,16 +65,6 @@ def check_top(score: Score, token: int, log_mixture: list[float], num_top: int) 
     assert dict(score.top).get(token, score.logprob) == score.logprob
 
 
-@schedules
-@pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0])
-@pytest.mark.parametrize("prompt", [PROMPT, LONG_PROMPT, [2]], ids=["short", "long", "one token"])
-def test_scores_are_log_mixtures_before_anything_is_done_to_them(schedule, temperature, prompt):
-    params = replace(PARAMS, temperature=temperature, prompt_logprobs=True, logit_bias={3: 2.0}, top_k=9)
-    (completion,) = Engine(MODEL, EngineConfig(schedule=schedule)).generate([prompt], params)
-    assert (len(completion.prompt_scores), len(completion.scores)) == (len(prompt) - 1, 40)
-    check_scores(MODEL, prompt, completion, num_top=3)
-
-
 @pytest.mark.parametrize("num_top", [0, 1, VOCAB_SIZE, 20])
 def test_the_requested_number_of_alternatives_is_returned(num_top):
     (completion,) = Engine(MODEL).generate([PROMPT], replace(PARAMS, logprobs=num_top))
@@ -207,9 +197,11 @@ scored_requests = st.tuples(
     st.builds(
         SamplingParams,
         max_tokens=st.integers(1, 10),
-        temperature=st.sampled_from([0.0, 1.0]),
+        temperature=st.sampled_from([0.0, 0.6, 1.0]),
+        top_k=st.sampled_from([0, 9]),
+        logit_bias=st.sampled_from([{}, {3: 2.0}]),
         seed=st.integers(0, 99),
-        logprobs=st.integers(0, 2),
+        logprobs=st.integers(0, 3),
         prompt_logprobs=st.booleans(),
         n=st.integers(1, 2),
     ),
