@@ -2,15 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from nvium_core import EngineConfig, FailureEvent, NviumForCausalLM, SamplingParams, TokenEvent
-from nvium_core.engine.schedule.step import Step, StepResult
+from nvium_core import NviumForCausalLM, SamplingParams, TokenEvent
 from tests.engine.driving import (
-    PAGE_SIZE,
     PROMPT,
-    WrappedBackend,
     alone,
     drained,
-    engine_on,
     engine_with,
     events_of,
     logprobs_of,
@@ -37,16 +33,6 @@ def test_the_full_pages_of_a_prompt_are_computed_once(schedule):
     of_prompts = len(PROMPT) + 3 * (len(PROMPT) - NUM_SHARED)
     assert num_rows == of_prompts + 4 * (PARAMS.max_tokens - 1)
     assert engine.pool.num_rows_found == 3 * NUM_SHARED
-
-
-@schedules
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-@pytest.mark.parametrize("length", [1, 4, 5, 11])
-def test_choices_equal_single_requests(schedule, temperature, length):
-    params = replace(PARAMS, temperature=temperature)
-    for choice, completion in enumerate(engine_with(MODEL, schedule).generate([PROMPT[:length]], params)):
-        single = alone(MODEL, PROMPT[:length], replace(params, choice=choice))
-        assert (completion.token_ids, completion.exits) == (single.token_ids, single.exits)
 
 
 def test_choices_differ_and_are_numbered_from_the_requested_one():
@@ -96,30 +82,6 @@ def test_choices_wait_until_the_leader_has_completed_the_prompt_if_pages_are_sha
         engine.step()
         (leader, *others) = engine.scheduler.running
         assert not others or leader.filled[-1] >= NUM_SHARED
-
-
-class LeaderlessBackend(WrappedBackend):
-    """Fails every run of choice 0 once `num_rows` rows have passed its last block."""
-
-    num_rows = 0
-
-    def run(self, step: Step, max_rows: int) -> StepResult:
-        if any(run.sequence.choice == 0 and run.sequence.filled[-1] >= self.num_rows for run in step.runs):
-            raise RuntimeError("poisoned")
-        return super().run(step, max_rows)
-
-
-@pytest.mark.parametrize("num_rows", [0, 3, 8])
-def test_a_failed_leader_delays_no_other_choice(num_rows):
-    config = EngineConfig(schedule="whole", max_rows_per_step=5, page_size=PAGE_SIZE)
-    engine = engine_on(LeaderlessBackend, MODEL, config)
-    engine.runner.backend.num_rows = num_rows
-    engine.add("x", PROMPT, PARAMS)
-    events = list(events_of(engine))
-    assert [event.choice for event in events if isinstance(event, FailureEvent)] == [0]
-    for choice in (1, 2, 3):
-        token_ids = [event.token_id for event in events if isinstance(event, TokenEvent) and event.choice == choice]
-        assert token_ids == alone(MODEL, PROMPT, replace(PARAMS, choice=choice)).token_ids
 
 
 def test_the_best_choices_have_the_highest_mean_log_probability():

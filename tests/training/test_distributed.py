@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from nvium_core.training.distributed import Processes, joined_processes, own_device, parallelize
+from nvium_core.training.distributed import Processes, joined_processes, own_device
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.options import RunOptions
 from nvium_core.training.train import prepared, train
@@ -90,8 +90,3 @@ def test_each_process_selects_the_gpu_of_its_local_rank_before_it_joins(tmp_path
         assert processes.device == device == torch.device("cuda", 3)
         processes.wait()
     assert done == [device, ("nccl", device)]
-
-
-def test_one_process_needs_no_wrapping():
-    module = torch.nn.Linear(2, 2)
-    assert parallelize(module, torch.nn.ModuleList(), "fsdp", Processes()) is module

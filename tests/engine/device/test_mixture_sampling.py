@@ -62,50 +62,8 @@ def test_tokens_of_probability_zero_are_harmless():
     assert completion.token_ids == [s.token_id for s in expected]
 
 
-PENALTIES = {"presence_penalty": 0.4, "frequency_penalty": 0.3, "repetition_penalty": 1.2, "logit_bias": {4: 1.5}}
-
-
-def greedy(model: NviumForCausalLM, prompt: list[int], **asked: object) -> Completion:
-    return Engine(model).generate([prompt], SamplingParams(max_tokens=10, temperature=0, ignore_eos=True, **asked))[0]
-
-
-def penalized(logits_V: torch.Tensor, prompt: list[int], generated: list[int]) -> torch.Tensor:
-    """Apply g with PENALTIES, written out."""
-    logits_V = logits_V.clone()
-    for token in {*prompt, *generated}:
-        logits_V[token] *= 1 / 1.2 if logits_V[token] > 0 else 1.2
-    for token in generated:
-        logits_V[token] -= 0.3
-    for token in {*generated}:
-        logits_V[token] -= 0.4
-    logits_V[4] += 1.5
-    return logits_V
-
-
-@settings(max_examples=20)
-@given(st.integers(0, 50))
-def test_greedy_tokens_with_penalties_are_the_argmax_of_the_mixture_of_penalized_exits(seed):
-    model, prompt = random_model([1, 2, 3, 4], seed=seed), [1, 2, 3]
-    completion = greedy(model, prompt, **PENALTIES)
-    with torch.no_grad():
-        out = model(torch.tensor([[*prompt, *completion.token_ids]]), output_exit_logits=True)
-    for number, token in enumerate(completion.token_ids):
-        p_E, logits_EV = out.exit_probs[0, 2 + number], out.exit_logits[0, 2 + number]
-        generated = completion.token_ids[:number]
-        mixed_V = sum(p * penalized(row, prompt, generated).softmax(-1) for p, row in zip(p_E, logits_EV, strict=True))
-        assert token == int(mixed_V.argmax())
-
-
-@settings(max_examples=20)
-@given(st.integers(0, 50))
-def test_greedy_mixture_tokens_with_penalties_are_the_argmax_of_the_penalized_mixture(seed):
-    model, prompt = random_model([1, 2, 3, 4], seed=seed), [1, 2, 3]
-    completion = greedy(model, prompt, sampling="mixture", **PENALTIES)
-    log_mixture_TV = log_mixtures(model, [*prompt, *completion.token_ids])
-    for number, token in enumerate(completion.token_ids):
-        logits_V = penalized(log_mixture_TV[2 + number], prompt, completion.token_ids[:number])
-        assert token == int(logits_V.argmax())
-    assert completion.exits == [4] * 10
+def greedy(model: NviumForCausalLM, prompt: list[int], **wishes: object) -> Completion:
+    return Engine(model).generate([prompt], SamplingParams(max_tokens=10, temperature=0, ignore_eos=True, **wishes))[0]
 
 
 @settings(max_examples=20)

@@ -15,8 +15,7 @@ from nvium_core.training.data.tokenizer import save_tokenizer
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.initial import give_chat_template
 from nvium_core.training.recipes.recipe import Recipe
-from nvium_core.training.train import TrainingRun
-from tests.training.small_runs import WORDS, advance, assert_equal, options, small_recipe, start
+from tests.training.small_runs import WORDS, small_recipe
 
 CONTEXT = 64
 
@@ -56,23 +55,6 @@ def recipe(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Recipe:
 
 
 ANSWERS = [f"{one} {other}" for one in WORDS for other in ("cat ran", "dog sat", "fox ate")]
-
-
-def weights(run: TrainingRun) -> dict[str, torch.Tensor]:
-    for _ in run.steps():
-        pass
-    return run.model.state_dict()
-
-
-def test_an_interrupted_fine_tuning_ends_with_exactly_the_weights_of_an_uninterrupted_one(recipe, tmp_path):
-    data = chat_file(tmp_path / "chat.jsonl", *ANSWERS)
-    whole, interrupted = (replace(options(tmp_path / name), data=data) for name in ("whole", "run"))
-    expected = weights(start(recipe, whole))
-    advance(start(recipe, interrupted), 6)
-    torch.manual_seed(99)
-    resumed = start(recipe, interrupted)
-    assert resumed.step == 4
-    assert_equal(weights(resumed), expected)
 
 
 def test_examples_need_a_tokenizer_are_tokenized_once_and_not_reused_for_other_data(recipe, tmp_path):
