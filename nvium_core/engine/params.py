@@ -165,8 +165,7 @@ class SamplingParams:
             require(isinstance(value, int | float), name, f"must be a number, got {value!r}")
 
     def _check_lengths(self) -> None:
-        least = 0 if self.prompt_logprobs else 1
-        require(self.max_tokens >= least, "max_tokens", f"must be at least {least}, got {self.max_tokens}")
+        require_between(self.max_tokens, "max_tokens", 0 if self.prompt_logprobs else 1, 2**31 - 1)
         require(self.max_tokens > 0 or self.num_choices == 1, "n", "must be 1 if max_tokens is 0")
         require(self.min_tokens >= 0, "min_tokens", f"must not be negative, got {self.min_tokens}")
         message = f"must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}"

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from typing_extensions import TypedDict
 
 from nvium_core import Constraint, SamplingParams
+from server.errors import OUT_OF_RANGE
 from server.schemas.body import AtMost, NeutralOnly, Text, described, require
 from server.schemas.generation import (
     NO_LIMIT,
@@ -72,7 +73,8 @@ class CompletionRequest(GenerationRequest):
         allowed = limits.max_prompts
         require(num_prompts <= allowed, "prompt", f"must have at most {allowed} prompts, got {num_prompts}")
         if self.best_of is not None:  # `SamplingParams` checks that `best_of` is at least `n`
-            require(self.best_of <= limits.max_n, "best_of", f"must be at most {limits.max_n}, got {self.best_of}")
+            message = f"must be at most {limits.max_n}, got {self.best_of}"
+            require(self.best_of <= limits.max_n, "best_of", message, code=OUT_OF_RANGE)
             require(not self.stream or self.best_of == self.n, "best_of", "must equal n when stream is true")
 
 
