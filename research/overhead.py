@@ -29,7 +29,7 @@ from rich.progress import track
 from rich.table import Table
 
 from loadtest.client import DONE
-from nvium_core.bench.harness import PROMPT, subject_of, timed
+from nvium_core.bench.harness import PROMPT, provenance, subject_of, timed
 from nvium_core.engine.device.processor import use_processor
 from nvium_core.engine.params import SamplingParams
 from nvium_core.loading import load_model
@@ -160,14 +160,16 @@ def row(turns: Sequence[Turn], streams: int, name: str, baseline: str) -> dict[s
     """Return medians over the turns."""
     found = [turn[streams, name] for turn in turns]
     shares = [turn[streams, name].rate / turn[streams, baseline].rate for turn in turns]
-    times = {clock: median(each.us_per_token[clock] for each in found) for clock in found[0].us_per_token}
+    times = {clock: [each.us_per_token[clock] for each in found] for clock in found[0].us_per_token}
     return {
         "streams": streams,
         "server": name,
         "tokens_per_second": median(each.rate for each in found),
+        "turns": [each.rate for each in found],
         "share": median(shares),
         "shares": shares,
-        **{f"{clock}_us_per_token": time for clock, time in times.items()},
+        **{f"{clock}_us_per_token": median(turns) for clock, turns in times.items()},
+        **{f"{clock}_us_per_token_turns": turns for clock, turns in times.items()},
     }
 
 
@@ -201,7 +203,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     Console().print(table(rows))
     if args.json:
         settings = {name: getattr(args, name) for name in ("tokens", "turns", "threads")}
-        args.json.write_text(json.dumps({**settings, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+        args.json.write_text(json.dumps({**provenance(), **settings, "rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -128,18 +128,27 @@ def unknown_words_per_thousand(by_prompt: Sequence[tuple[str, str]]) -> float:
 def figures(loaded: LoadedModel, stories: Sequence[Story], subjects: Sequence[str], texts: Sequence[str]) -> Figures:
     by_prompt = [*((story.opening, story.text) for story in stories), *zip(subjects, texts, strict=True)]
     kept = sum(keeps_to(subject, answer) for subject, answer in zip(subjects, texts, strict=True))
+    counts = {name: sum(map(holds, stories)) for name, holds in COUNTS.items()}
     return {
         **description(loaded),
         "temperature": TEMPERATURE,
         "top_p": TOP_P,
         "num_stories": len(stories),
         "num_with_a_thing": sum(story.thing is not None for story in stories),
-        **{name: sum(map(holds, stories)) for name, holds in COUNTS.items()},
+        **counts,
+        "intervals": {name: interval(count, len(stories)) for name, count in counts.items()},
         "unknown_words_per_thousand": unknown_words_per_thousand(by_prompt),
         "median_words": median(len(WORD.findall(story.text)) for story in stories),
         "num_asked": len(subjects),
         "keep_to_their_subject": kept,
     }
+
+
+def interval(count: int, number: int) -> list[float]:
+    """Return Wilson's 95% interval of a count."""
+    z2 = 1.96**2
+    middle, width = count + z2 / 2, (z2 * (count * (1 - count / number) + z2 / 4)) ** 0.5
+    return [number * (middle - width) / (number + z2), number * (middle + width) / (number + z2)]
 
 
 def as_markdown(by_model: dict[str, list[Story]], answered: dict[str, dict[str, str]]) -> str:

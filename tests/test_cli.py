@@ -58,6 +58,7 @@ def test_a_model_is_evaluated_to_a_table_and_a_file(nvium, model_folder, tmp_pat
     assert "bits per character" in " ".join(shown.split())
     assert max(map(len, shown.splitlines())) <= 80
     assert "…" not in shown
+    assert {"command", "processor", "commit"} < written.keys()
     assert written["num_characters"] == len("One fox.") + len("Two foxes.")
     assert (written["text"]["file"], written["text"]["num_documents"]) == ("text.txt", 2)
     assert sum(written["exit_shares"]) == pytest.approx(1)

@@ -55,4 +55,4 @@ def bench(
     figures = experiments.measure(experiment, subject, arguments)
     experiments.show(figures, Console())
     if json_file:
-        json_file.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        json_file.write_text(json.dumps({**harness.provenance(), **figures}, indent=1) + "\n", encoding="utf-8")

@@ -1,7 +1,11 @@
-"""Measured figures on the pages come from files in benchmarks/, whose index has command, machine and commit of each."""
+"""Measured figures on the pages come from files in benchmarks/, which say how, where, how often and how evenly."""
 
+import json
 import re
+from collections.abc import Iterator
+from typing import Any
 
+from nvium_core.bench.harness import MIN_TURNS
 from tests.docs.pages import PAGES, ROOT
 
 FOLDER = ROOT / "benchmarks"
@@ -12,6 +16,10 @@ FILE = re.compile(r"benchmarks/([\w-]+\.json)")
 CALCULATED = "Calculated"
 OF_OTHERS = ("CHANGELOG.md", "docs/LOG.md", "nvium_core/checkpoints/stories-24m/README.md", "data/tales/README.md")
 """Pages of history; the model card, whose ratio counts passes over the text; and the page of the data."""
+
+NOT_MEASURED = ("conformance", "gpu-nodes", "stories-runs")
+OF_ONE_RUN = ("paper-pair-6x96",)
+"""Their pages say so."""
 
 OF_SETTINGS = ("deploying", "fields", "limits", "monitoring", "security")
 """Pages in docs/ whose times and sizes are limits and defaults."""
@@ -41,15 +49,28 @@ def test_a_measured_figure_has_its_file_and_all_named_files_exist() -> None:
     assert {name for name in named if not (FOLDER / name).is_file()} == set()
 
 
-def test_the_index_has_every_file_with_machine_and_commit_and_every_target_names_one() -> None:
-    text = (FOLDER / "README.md").read_text(encoding="utf-8")
-    index, targets = text.split("## Targets")
+def fields(value: Any) -> Iterator[str]:
+    """Yield the names of all fields in a JSON value."""
+    if isinstance(value, dict):
+        yield from value
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from fields(each)
+
+
+def test_every_measurement_has_its_command_processor_commit_number_of_turns_and_spread() -> None:
+    for path in {*FOLDER.glob("*.json")} - {FOLDER / f"{name}.json" for name in NOT_MEASURED}:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        for row in content if isinstance(content, list) else [content]:
+            assert row["command"] and row["processor"], path
+            assert re.fullmatch(r"[0-9a-f]{7,8}", row["commit"]), path
+            if path.stem in OF_ONE_RUN:
+                assert row["n"] == 1
+            else:
+                assert row["n"] >= MIN_TURNS and row["spread"] in {*fields(row)}, path
+
+
+def test_every_target_names_its_file() -> None:
+    targets = (FOLDER / "README.md").read_text(encoding="utf-8").split("## Targets")[1].split("\n## ")[0]
     files = {path.stem for path in FOLDER.glob("*.json")}
-    for stem in files - {"gpu-nodes", "conformance"}:  # named elsewhere
-        first, _, last = stem.rpartition("-")
-        hits = [row for row in index.splitlines() if f"`{stem}`" in row or (f"`-{last}`" in row and f"`{first}" in row)]
-        *_, machine, commits = hits[0].removesuffix(" |").split(" | ")
-        assert machine, stem
-        assert re.fullmatch(r"[0-9a-f]{7,8}(, [0-9a-f]{7,8})*", commits), stem
-    for row in [row for row in targets.split("\n## ")[0].splitlines() if row.startswith("| ")][2:]:
+    for row in [row for row in targets.splitlines() if row.startswith("| ")][2:]:
         assert set(re.findall(r"`([\w-]+)`", row.split(" | ")[-1])) & files, row
