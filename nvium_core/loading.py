@@ -1,27 +1,33 @@
 """Loads a model and its tokenizer from a folder, Hub name or GGUF file."""
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
+import transformers
 from torch import nn
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
 from nvium_core.choices import Device, Precision, Quantization, Weights
 from nvium_core.errors import CheckpointError
 from nvium_core.model.checkpoint import MODEL_FOLDER, RECIPE_FILE, one_line, resolve_folder
+from nvium_core.model.config import NviumConfig
 from nvium_core.model.gguf import NAMED_ENDS, close_gguf, open_gguf
 from nvium_core.model.nvium import Nvium
 from nvium_core.model.source import is_gguf
-from nvium_core.model.stored import quantize_model, weight_type
+from nvium_core.model.stored import plain, quantize_model, weight_type
 from nvium_core.text.gguf_tokenizer import TokenizerError, gguf_tokenizer
 from nvium_core.text.tokenizer_trial import try_tokenizer
 
 TOKEN_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 """Files whose texts become tokens in addition to those of tokenizer.json."""
+
+SAMPLES = 64
+"""Values of a tensor that count in a model's digest."""
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
 
@@ -47,6 +53,15 @@ class LoadedModel:
         kind, bits = weight_type(self.model)
         dtype = str(self.model.dtype).removeprefix("torch.")
         return {"weights": kind, "bits_per_weight": round(bits, 2), "arithmetic": dtype, "cache": dtype}
+
+    def digest(self) -> str:
+        """Return a SHA-256 of all tensors' names and shapes, and of a sample of their values."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.model.state_dict().items()):
+            rows = plain(tensor[:: max(1, len(tensor) // 4)]).flatten()  # few rows: a file's other pages are not read
+            values = rows[:: max(1, len(rows) // SAMPLES)].tolist()
+            digest.update(f"{name} {list(tensor.shape)} {values}".encode())
+        return digest.hexdigest()
 
 
 def load_model(
@@ -198,8 +213,9 @@ def source_tokenizer(source: str) -> PreTrainedTokenizerFast:
 def fast_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     """Load a folder's tokenizer. Raise `CheckpointError` if it is missing, damaged or not fast."""
     try_tokenizers(folder)
+    transformers.AutoConfig.register(NviumConfig.model_type, NviumConfig, exist_ok=True)  # AutoTokenizer reads it
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, mistral_format=False)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False, mistral_format=False)
     except Exception as error:  # damaged files raise various exceptions in transformers and tokenizers
         reason = (str(error).splitlines() or [repr(error)])[0]
         if not (folder / "tokenizer.json").exists():

@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 import nvium_core
+from tests.model.gguf_files import write_gguf
+from tests.model.test_backbones import random_model
+from tests.test_gguf_conversion import FIELDS, SHAPE
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("nvium_core", "server", "loadtest", "research")
@@ -145,10 +148,9 @@ def tracked_files() -> list[Path]:
     return [path for name in listed.split("\0") if name and (path := ROOT / name).is_file()]
 
 
-def modules_after_importing(*modules: str) -> set[str]:
-    """Return all loaded modules after these imports, as in the `nvium` command, which does not import the model."""
-    statement = f"import sys; sys.argv[0] = 'nvium'; import {', '.join(modules)}; print(*sys.modules)"
-    command = [sys.executable, "-c", statement]
+def modules_after(statements: str) -> set[str]:
+    """Return all loaded modules after these statements, as in the `nvium` command, which does not import the model."""
+    command = [sys.executable, "-c", f"import sys; sys.argv[0] = 'nvium'; {statements}; print(*sys.modules)"]
     return set(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split())
 
 
@@ -164,12 +166,18 @@ def test_a_forbidden_import_is_found():
 def test_scheduling_needs_no_torch():
     torch_free = [name for name in MODULES if is_within(name, TORCH_FREE)]
     assert len(torch_free) > len(TORCH_FREE)
-    assert "torch" not in modules_after_importing(*torch_free)
+    assert "torch" not in modules_after(f"import {', '.join(torch_free)}")
 
 
-def test_serving_imports_neither_transformers_models_nor_a_compiler_nor_training():
-    slow = {"torch._dynamo", "transformers.modeling_utils", "matplotlib", TRAINING, f"{CORE}.bench"}
-    assert modules_after_importing("server.app", LLM) & slow == set()
+def test_serving_a_gguf_file_imports_nothing_slow_that_it_does_not_need(tmp_path):
+    slow = {"torch._dynamo", "torch.distributed.tensor", "sympy", "scipy", "matplotlib", TRAINING, f"{CORE}.bench"}
+    slow |= {"transformers.models", "transformers.modeling_utils"}
+    model = random_model("llama", SHAPE | {"hidden_size": 64, "intermediate_size": 64})
+    file = write_gguf(tmp_path / "model.gguf", model, "Q4_0", tokenizer=FIELDS)
+    serve = f"load(read_settings({{'model': {str(file)!r}}})).engine.warm_up()"
+    imports = f"import {LLM}; from server.app import load; from server.settings import read_settings"
+    loaded = modules_after(f"{imports}; {serve}")
+    assert "server.app" in loaded and loaded & slow == set()
 
 
 def test_only_the_settings_read_the_environment():

@@ -7,7 +7,7 @@ Missing fields get the defaults of transformers' configuration for that model.
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from transformers import CONFIG_MAPPING
+import transformers
 
 from nvium_core.model.config import NviumConfig
 
@@ -41,7 +41,7 @@ def backbone_fields(model_type: str, fields: dict[str, Any]) -> dict[str, Any]:
         method = quantized.get("quant_method")
         known = "float32, float16, bfloat16 and GGUF"
         raise ValueError(f"weights quantized by {method!r} are not supported; supported: {known}")
-    config = CONFIG_MAPPING[model_type](**fields)
+    config = transformers.CONFIG_MAPPING[model_type](**fields)
     names = NviumConfig.__annotations__.keys() & type(config).__annotations__.keys()
     shared = {name: getattr(config, name) for name in (*names, "dtype")}
     if "no_rope_layers" in names:  # transformers has flags: 0 for a layer without rotary embedding

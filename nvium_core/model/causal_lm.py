@@ -8,7 +8,15 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, AutoModelForCausalLM, Cache, DynamicCache, GenerationMixin, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    Cache,
+    DynamicCache,
+    GenerationMixin,
+    PreTrainedModel,
+)
 from transformers import initialization as init
 from transformers.masking_utils import create_causal_mask
 
@@ -124,5 +132,6 @@ class NviumForCausalLM(Nvium, PreTrainedModel, GenerationMixin):
         return attend
 
 
+AutoConfig.register(NviumConfig.model_type, NviumConfig, exist_ok=True)
 AutoModel.register(NviumConfig, NviumForCausalLM)
 AutoModelForCausalLM.register(NviumConfig, NviumForCausalLM)

@@ -11,7 +11,6 @@ from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from torch import nn
-from transformers import AutoConfig
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_rope_utils import RopeParameters
 
@@ -192,6 +191,3 @@ def even_exit_layers(num_layers: int, num_exits: int) -> list[int]:
     if num_exits < 1 or num_layers % num_exits:
         raise ValueError(f"{num_layers} layers cannot be divided evenly among {num_exits} exits")
     return [k * num_layers // num_exits for k in range(1, num_exits + 1)]
-
-
-AutoConfig.register("nvium", NviumConfig)

@@ -7,7 +7,7 @@ It tokenizes like llama.cpp. `tokenizer.ggml.pre` names the pre-tokenizer; names
 import logging
 from collections.abc import Callable, Container
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
@@ -36,6 +36,15 @@ UPPER = r"[^\r\n\p{L}\p{N}]?((?=[\p{L}])([^a-z]))+((?=[\p{L}])([^A-Z]))*"
 
 class TokenizerError(NviumError, ValueError):
     """The tokenizer is not supported."""
+
+
+class Uncopied(NamedTuple):
+    """A tokenizer that transformers need not copy. Of 128,256 tokens, a copy takes 0.4 s."""
+
+    tokenizer: Tokenizer
+
+    def __deepcopy__(self, memo: object) -> Tokenizer:
+        return self.tokenizer
 
 
 def split(*patterns: str) -> list[PreTokenizer]:
@@ -89,7 +98,7 @@ def gguf_tokenizer(field: Fields, control: Container[str] = ()) -> PreTrainedTok
         ids = [(special[f"{name}_token"], named[name]) for name in ("bos", "eos") if f"{name}_token" in special]
         pair = f"{frame} {frame.replace('$A', '$B')}"
         tokenizer.post_processor = processors.TemplateProcessing(single=frame, pair=pair, special_tokens=ids)
-    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **special)
+    made = PreTrainedTokenizerFast(tokenizer_object=Uncopied(tokenizer), clean_up_tokenization_spaces=False, **special)
     made.chat_template = chat_templates(field)
     return made
 

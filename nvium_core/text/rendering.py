@@ -31,6 +31,10 @@ class Renderer:
         self._idle: list[Helper] = []
         os.register_at_fork(after_in_child=self._idle.clear)
 
+    def prepare(self) -> None:
+        """Start a helper, which takes a second, and do not wait for it."""
+        self._idle.append(Helper.spawn(f"{__name__}:serve"))
+
     def render(self, **arguments: Any) -> str:
         """Call `rendered` in a helper. Arguments must be JSON values. Raise `RenderingError` on failure."""
         try:
@@ -53,7 +57,7 @@ class Renderer:
     def _idle_helper(self) -> Helper:
         while self._idle:
             helper = self._idle.pop()
-            if not helper.has_news:
+            if not (helper.has_begun and helper.has_news):
                 return helper
         return Helper.spawn(f"{__name__}:serve")
 

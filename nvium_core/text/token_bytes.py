@@ -1,20 +1,45 @@
 """The bytes and printable names of a vocabulary's tokens."""
 
-from collections.abc import Callable
+import re
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.decoders import ByteLevel
+
+from nvium_core.text.gguf_tokenizer import SPACE
+
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+"""The characters of byte-level tokens: a printable byte is itself, and the other bytes follow after `ÿ`."""
+
+PRINTABLE = {ord(character) for character in ALPHABET if ord(character) < 256}
+BYTE_OF = dict(zip(ALPHABET, [*sorted(PRINTABLE), *sorted({*range(256)} - PRINTABLE)], strict=True))
+
+BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
+"""A byte's name in a vocabulary with byte fallback."""
 
 
 class TokenBytes:
-    """Maps token ids to bytes. Unlike decoding a single token, it keeps leading spaces and parts of characters."""
+    """Maps token ids to bytes. Unlike decoding a single token, it keeps leading spaces and parts of characters.
 
-    def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
-        self._bytes_of = bytes_of
+    The bytes of a special token are its name. An id without a token has no bytes.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        decoder = repr(tokenizer.decoder)
+        self.is_byte_level, self.has_byte_fallback = "ByteLevel(" in decoder, "ByteFallback(" in decoder
+        self._tokenizer = tokenizer
+        self._added = frozenset(tokenizer.get_added_tokens_decoder())
         self._names: dict[int, str] = {}
 
     def __getitem__(self, token_id: int) -> bytes:
-        return self._bytes_of(token_id)
+        name = self._tokenizer.id_to_token(token_id)
+        if name is None or token_id in self._added:
+            return (name or "").encode()
+        if self.is_byte_level:
+            return bytes(BYTE_OF[character] for character in name) if BYTE_OF.keys() >= set(name) else name.encode()
+        if not self.has_byte_fallback:
+            return self._tokenizer.decode([token_id]).encode()
+        byte = BYTE.fullmatch(name)
+        return bytes.fromhex(byte[1]) if byte else name.replace(SPACE, " ").encode()
 
     def name(self, token_id: int) -> str:
         """Return the token's text, or `bytes:` and its bytes in hexadecimal if they are not valid UTF-8."""

@@ -15,11 +15,11 @@ from typing import NamedTuple
 from weakref import WeakSet
 
 import structlog
-from llguidance import LLTokenizer
 from transformers import PreTrainedTokenizerFast
 
 from nvium_core import Constraint, TooCostly
 from nvium_core.text.sandbox import PATIENCE_SECONDS, Helper, HelperLost, HelperStuck
+from nvium_core.text.token_bytes import TokenBytes
 from server.errors import TOO_COSTLY, InvalidField
 from server.generation.compiler import Compiled
 from server.generation.grammar_process import ANY_CORE, BEGIN, BROKEN, COMMAND, GOES_ON, OVER, REPLY
@@ -44,19 +44,12 @@ class RequestConstraint(NamedTuple):
 
 
 class Constraints:
-    """Compiles constraints for one tokenizer. Construction takes seconds for a large vocabulary."""
+    """Compiles constraints for one tokenizer."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, end_token_ids: Collection[int]) -> None:
         self._tokenizer = tokenizer
-        self._added = frozenset(tokenizer.added_tokens_decoder)
-        self._tokenizer_args = (
-            tokenizer.backend_tokenizer.to_str(),
-            None,
-            sorted(end_token_ids) or tokenizer.eos_token_id,
-        )
-        self._tokens: LLTokenizer | None = None
-        with suppress(ValueError):  # the tokenizer has neither byte-level tokens nor byte fallback
-            self._tokens = LLTokenizer(*self._tokenizer_args)
+        self._end_token_ids = sorted(end_token_ids)
+        self.vocabulary = TokenBytes(tokenizer.backend_tokenizer)
         self._lock = threading.Lock()
         self._fork_server: Helper | None = None
         self._cached: dict[bytes, GrammarProcess] = {}
@@ -68,7 +61,7 @@ class Constraints:
         `InvalidField` for a grammar that is malformed, unsupported, unsatisfiable, too large or too costly, and
         `HelperStuck` if no process compiles it in time.
         """
-        if self._tokens is None:
+        if not (self.vocabulary.is_byte_level or self.vocabulary.has_byte_fallback):
             raise InvalidField(field, "not supported: the model's tokens are not bytes")
         texts = [text for text in dict.fromkeys((begun, grammar.compacted(begun))) if text]
         beginnings = [self._tokenizer(text, add_special_tokens=False).input_ids for text in texts]
@@ -130,18 +123,9 @@ class Constraints:
             with suppress(HelperLost):
                 return self._fork_server.fork()
         self._fork_server = Helper.spawn("server.generation.grammar_process:main")
-        self._fork_server.send(pickle.dumps(self._tokenizer_args))
+        end_tokens = self._end_token_ids or self._tokenizer.eos_token_id
+        self._fork_server.send(pickle.dumps((self._tokenizer.backend_tokenizer.to_str(), None, end_tokens)))
         return self._fork_server.fork()
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """Return a token's bytes. For a special token, return its name. For an id without a token, return no bytes."""
-        if token_id >= len(self._tokenizer):
-            return b""
-        if self._tokens is None:
-            return str(self._tokenizer.decode([token_id])).encode()
-        decoded = self._tokens.decode_bytes([token_id])
-        is_marked = self._tokens.is_special_token(token_id) and token_id not in self._added
-        return b"\xff" + decoded if is_marked else decoded
 
 
 class GrammarProcess:

@@ -1,19 +1,18 @@
 """A served model with its engine, tokenizer, chat template, limits and metrics. Independent of HTTP."""
 
 import asyncio
-import hashlib
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import structlog
 
 from nvium_core import Engine, EngineWorker, LoadedModel, sampling_defaults, with_defaults
 from nvium_core.text.chat_template import ChatTemplate, Conversation
 from nvium_core.text.sandbox import HELPERS
-from nvium_core.text.token_bytes import TokenBytes, longest_token
+from nvium_core.text.token_bytes import longest_token
 from server.errors import CONTEXT_EXCEEDED, ApiError, InvalidField, deadline_exceeded, engine_stopped
 from server.generation.choice_text import Prompt
 from server.generation.constraints import AllowedTokens, Constraints, RequestConstraint
@@ -47,8 +46,6 @@ PAUSE_SECONDS = 1
 
 NEUTRAL = {"temperature": 1.0, "top_p": 1.0}
 
-FINGERPRINT_SAMPLES = 64
-
 
 class Service(Drainable):
     """The model behind all endpoints. Raises `InvalidRequest` for settings that do not fit the model."""
@@ -78,7 +75,7 @@ class Service(Drainable):
         self._tokenize = loaded.tokenizer
         self.tokenizer = loaded.tokenizer.backend_tokenizer
         self.constraints = Constraints(loaded.tokenizer, self.engine.limits.end_token_ids)
-        self.vocabulary = TokenBytes(self.constraints.token_bytes)
+        self.vocabulary = self.constraints.vocabulary
         self.chat_template = ChatTemplate(loaded.tokenizer)
         self.tokenizer_info = tokenizer_info(loaded, self.engine.context)
         self._longest_token = longest_token(self.tokenizer)
@@ -286,20 +283,8 @@ def tokenizer_info(loaded: LoadedModel, context: int) -> TokenizerInfo:
 
 
 def fingerprint(loaded: LoadedModel, settings: Settings, engine: Engine) -> str:
-    """Return an id of the weights, dtype, schedule, CPU instructions and number of threads.
-
-    Of each tensor, only a sample of its values counts.
-    """
-    digest = hashlib.sha256()
-    for name, tensor in sorted(loaded.model.state_dict().items()):
-        digest.update(f"{name} {list(tensor.shape)} {sample(tensor)}".encode())
+    """Return an id of the weights, dtype, schedule, CPU instructions and number of threads."""
     dtype = str(loaded.model.dtype).removeprefix("torch.")
     mode = f"{settings.schedule}-deterministic" if settings.deterministic else settings.schedule
-    parts = digest.hexdigest()[:12], dtype, engine.runner.processor, mode
+    parts = loaded.digest()[:12], dtype, engine.runner.processor, mode
     return "-".join(part for part in parts if part)
-
-
-def sample(tensor: Any) -> list[float]:
-    rows = tensor[:: max(1, len(tensor) // 4)].flatten()  # few rows: a file's other pages are not read
-    values: list[float] = rows[:: max(1, len(rows) // FINGERPRINT_SAMPLES)].tolist()
-    return values

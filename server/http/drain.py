@@ -114,6 +114,7 @@ class DrainingServer(uvicorn.Server):
     def _announce(self) -> None:
         gc.collect()
         gc.freeze()  # garbage collection must not scan the model: that would pause all streams
+        gc.enable()
         settings = self._service.settings
         url = url_of(settings, self.config.port)
         log.info("ready", host=self.config.host, port=self.config.port, url=url, playground=settings.playground)

@@ -1,10 +1,13 @@
-"""The most characters of a text that a number of tokens can encode."""
+"""The bytes of tokens, and the most characters of a text that a number of tokens can encode."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, normalizers
+from llguidance import LLTokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
-from nvium_core.text.token_bytes import longest_token
+from nvium_core.loading import bundled_model
+from nvium_core.text.token_bytes import TokenBytes, longest_token
 from tests.byte_model import END_OF_TEXT, byte_level_tokenizer, byte_tokenizer
 
 PIECES = [bytes([byte]) for byte in range(256)]
@@ -24,3 +27,29 @@ def test_there_is_no_bound_if_tokenizing_drops_text():
     stripping.normalizer = normalizers.Strip()
     before_special.add_special_tokens([AddedToken("<x>", lstrip=True)])
     assert longest_token(stripping) is longest_token(before_special) is None
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [PIECES, [b"\xff", b"\xffabc", b"a\xff", b"\xff[12]", b"\xff\xff"]],
+    ids=["all bytes", "bytes like llguidance's marker"],
+)
+def test_the_bytes_of_a_token_are_those_of_its_piece(pieces):
+    expected = [END_OF_TEXT.encode(), *pieces, b""]
+    found = TokenBytes(byte_level_tokenizer(pieces))
+    assert [found[number] for number in range(len(expected))] == expected
+
+
+def test_the_bytes_of_the_bundled_models_tokens_are_those_of_llguidance():
+    tokenizer = Tokenizer.from_file(str(bundled_model() / "tokenizer.json"))
+    found, theirs = TokenBytes(tokenizer), LLTokenizer(tokenizer.to_str(), None, [0])
+    marker = b"\xff"  # llguidance returns no bytes for it
+    for number in range(tokenizer.get_vocab_size()):
+        assert found[number] == (theirs.decode_bytes([number]) or marker)
+
+
+def test_the_bytes_of_a_token_with_foreign_characters_are_those_of_its_text():
+    tokenizer = Tokenizer(models.BPE({"a b": 0, "é中": 1}, []))
+    tokenizer.decoder = decoders.ByteLevel()
+    assert [TokenBytes(tokenizer)[number].decode() for number in range(2)] == ["a b", "é中"]
+    assert [tokenizer.decode([number]) for number in range(2)] == ["a b", "é中"]

@@ -19,7 +19,7 @@ from nvium_core.text.tool_calls import PLAIN
 from server.errors import InvalidField
 from server.generation.constraints import Constraints
 from server.generation.grammars import ANY_OBJECT, Grammar, JsonSchema, Lark, OneOf, Regex, Schema, ToolCalls, arguments
-from tests.byte_model import END_OF_TEXT, byte_level_tokenizer, load_byte_model, token_ids
+from tests.byte_model import load_byte_model, token_ids
 from tests.server.grammar_samples import (
     COSTLY_PATTERNS,
     COSTLY_SCHEMAS,
@@ -98,7 +98,7 @@ def compact(value: Any) -> str:
 def generated(name: str, grammar: Grammar, *, seeds: int = 1, **params: Any) -> Iterator[tuple[str, str | None]]:
     """Generate texts and their finish reasons. A bias towards closing brackets lets most texts end."""
     model, engine, constraints = loaded(name)
-    closers = {id_: 4.0 for id_ in range(1, len(model.tokenizer)) if constraints.token_bytes(id_) in CLOSERS}
+    closers = {id_: 4.0 for id_ in range(1, len(model.tokenizer)) if constraints.vocabulary[id_] in CLOSERS}
     params = {"max_tokens": 150, "logit_bias": closers, "n": seeds, "seed": 0, **params}
     constraint = constraints.compile("f", grammar).constraint
     for completion in engine.generate([[1]], SamplingParams(constraint=constraint, **params)):
@@ -111,7 +111,7 @@ CLOSERS = {b'"', b"]", b"}", b",", b":", b'":', b'",', b'"}', b"]}"}
 def text_of(completion: Completion, constraints: Constraints) -> str:
     """Decode the answer without an incomplete last character."""
     without_end = completion.token_ids[:-1] if completion.token_ids[-1] == 0 else completion.token_ids
-    return b"".join(map(constraints.token_bytes, without_end)).decode(errors="ignore")
+    return b"".join(map(constraints.vocabulary.__getitem__, without_end)).decode(errors="ignore")
 
 
 @settings(max_examples=settings().max_examples // 4)
@@ -324,25 +324,6 @@ def test_costly_grammars_within_the_limits_still_generate(grammar: Grammar) -> N
         assert isinstance(text, str)
 
 
-@pytest.mark.parametrize(
-    "pieces",
-    [[bytes([byte]) for byte in range(256)], [b"\xff", b"\xffabc", b"a\xff", b"\xff[12]", b"\xff\xff"]],
-    ids=["all bytes", "bytes like llguidance's marker"],
-)
-def test_token_bytes_are_those_of_the_tokens_text(pieces: list[bytes]) -> None:
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level_tokenizer(pieces), eos_token=END_OF_TEXT)
-    constraints = Constraints(tokenizer, {0})
-    expected = [END_OF_TEXT.encode(), *pieces, b""]
-    assert [constraints.token_bytes(number) for number in range(len(expected))] == expected
-
-
-def test_token_bytes_of_the_embedded_model_join_to_the_text() -> None:
-    model, _, constraints = loaded("embedded")
-    for text in ("Once upon a time, Zoë said: 中 🦊\n", "  two  blanks"):
-        ids = model.tokenizer(text, add_special_tokens=False).input_ids
-        assert b"".join(map(constraints.token_bytes, ids)) == text.encode()
-
-
 def sentencepiece_tokenizer(*, has_bytes: bool) -> PreTrainedTokenizerFast:
     """Build a tokenizer like Llama 2's, with ▁ for a space."""
     byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)] if has_bytes else []
@@ -361,7 +342,7 @@ def test_a_tokenizer_with_byte_fallback_is_supported() -> None:
     tokenizer = sentencepiece_tokenizer(has_bytes=True)
     constraints = Constraints(tokenizer, {0})
     ids = tokenizer.convert_tokens_to_ids(["▁", "▁a", "a", "é", "<0x0A>", "<0xFF>"])
-    assert [constraints.token_bytes(number) for number in ids] == [b" ", b" a", b"a", "é".encode(), b"\n", b"\xff"]
+    assert [constraints.vocabulary[number] for number in ids] == [b" ", b" a", b"a", "é".encode(), b"\n", b"\xff"]
     constraint = constraints.compile("f", ANY_OBJECT).constraint
     assert constraint is not None
     for token in ('{"', "▁a", "é", '":1}'):
@@ -374,6 +355,6 @@ def test_a_tokenizer_with_byte_fallback_is_supported() -> None:
 def test_a_tokenizer_without_bytes_has_token_texts_but_no_constraints() -> None:
     tokenizer = sentencepiece_tokenizer(has_bytes=False)
     constraints = Constraints(tokenizer, {0})
-    assert constraints.token_bytes(tokenizer.convert_tokens_to_ids("é")) == "é".encode()
+    assert constraints.vocabulary[tokenizer.convert_tokens_to_ids("é")] == "é".encode()
     with pytest.raises(InvalidField, match="are not bytes"):
         constraints.compile("f", ANY_OBJECT)
