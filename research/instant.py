@@ -31,6 +31,7 @@ class InstantBackend:
 
     instructions = None
     tokens_ahead = 0
+    launches_ahead = False
     eager_passes: Mapping[str, int] = {}
 
     def __init__(self, loaded: LoadedModel) -> None:

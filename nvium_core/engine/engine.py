@@ -49,6 +49,7 @@ class Engine:
             self.config,
             num_blocks=model.config.num_exits,
             tokens_ahead=self.runner.backend.tokens_ahead,
+            launches_ahead=self.runner.backend.launches_ahead,
             bounds=self.config.bounds(model.device.type),
         )
         self._recorder = Recorder(self.scheduler, vocab_size=model.config.vocab_size)

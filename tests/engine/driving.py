@@ -72,7 +72,7 @@ class WrappedBackend:
 
     def __init__(self, model: NviumForCausalLM, cache: PagedCache, config: EngineConfig) -> None:
         self.inner = best_backend(model, cache, config)
-        self.tokens_ahead = self.inner.tokens_ahead
+        self.tokens_ahead, self.launches_ahead = self.inner.tokens_ahead, self.inner.launches_ahead
         self.instructions, self.eager_passes = self.inner.instructions, self.inner.eager_passes
 
     def prepare(self, config: EngineConfig) -> None:

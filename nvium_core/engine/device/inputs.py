@@ -108,11 +108,11 @@ class Inputs:
         return InputViews(rows, table, masks, used, entries, entries.view(torch.float64))
 
     def write(
-        self, buffer: Tensor, variant: Variant, rows: Items[Rows], fronts: Items[Front], *, is_ahead: bool = False
+        self, buffer: Tensor, variant: Variant, rows: Items[Rows], fronts: Items[Front], previous: Items[Front] = ()
     ) -> Tensor:
         """Write the inputs into the buffer and return its used part. The rest holds changes of earlier calls.
 
-        With `is_ahead`, row r reads the token that row r of the previous pass has emitted.
+        `previous`: front rows of the previous pass, whose tokens only the device knows.
         """
         words = buffer[: self.num_words(variant)]
         words_RX, table_RW, masks_RM, used, entries_C5 = (part.numpy() for part in self._parts(words, variant))
@@ -120,7 +120,7 @@ class Inputs:
         row_R[:] = self._padding
         table_RW[:] = self._cache.null_page
         if rows:
-            self._write_rows(row_R, table_RW, rows, is_ahead=is_ahead)
+            self._write_rows(row_R, table_RW, rows, previous)
         if fronts:
             self._write_fronts(row_R[: len(fronts)], fronts)
         if variant.has_masks:
@@ -141,15 +141,14 @@ class Inputs:
         parts = words.split([height * width for height, width in shapes])
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
-    def _write_rows(self, row_R: Records, table_RW: Integers, rows: Items[Rows], *, is_ahead: bool) -> None:
+    def _write_rows(self, row_R: Records, table_RW: Integers, rows: Items[Rows], previous: Items[Front]) -> None:
         own_RW = self._cache.tables(rows).repeat([len(own.rows) for own in rows], 0)
         (count, width), position_R = own_RW.shape, positions(rows)
         page_R = own_RW[np.arange(count), position_R // self._cache.page_size]
         table_RW[:count, :width] = own_RW
         row_R["position"][:count] = position_R
         row_R["slot"][:count] = self._cache.slots_in(page_R, position_R)
-        field, values = ("source", np.arange(count)) if is_ahead else ("token", tokens_of(rows))
-        row_R[field][:count] = values
+        row_R["token"][:count], row_R["source"][:count] = tokens_and_sources(rows, previous)
 
     def _write_fronts(self, row_F: Records, fronts: Items[Front]) -> None:
         uniforms = b"".join([front.sequence.uniforms.at(front.row) for front in fronts])
@@ -160,6 +159,22 @@ class Inputs:
         row_F[[*Draw._fields]] = np.frombuffer(b"".join([front.sequence.draw_bytes for front in fronts]), DRAW)
         is_original_F, token_FN = row_F["kind"] == Kind.ORIGINAL, row_F["uniform"][:, 0]
         token_FN[is_original_F, -1] = token_FN[is_original_F, 0]
+
+
+def tokens_and_sources(rows: Items[Rows], previous: Items[Front]) -> tuple[list[int], list[int]]:
+    """Return each row's token and `source`. Only a last row may have an unknown token, which is 0."""
+    if not previous:
+        tokens = tokens_of(rows)
+        return tokens, [-1] * len(tokens)
+    source_of = {front.sequence: source for source, front in enumerate(previous)}
+    tokens, sources = list[int](), list[int]()
+    for sequence, own in rows:
+        tokens += sequence.token_ids[own.start : own.stop]
+        sources += [-1] * (len(tokens) - len(sources))
+        if own.stop > sequence.num_tokens:
+            tokens.append(0)
+            sources.append(source_of[sequence])
+    return tokens, sources
 
 
 def write_changes(entries_C5: Integers, fronts: Items[Front]) -> int:

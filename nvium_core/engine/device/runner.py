@@ -27,6 +27,9 @@ class Backend(Protocol):
     tokens_ahead: int
     """Maximum tokens per sequence that one call may emit without drafts. 0 means one token."""
 
+    launches_ahead: bool
+    """Whether the device may run `Step.ahead` while the host waits for the Step."""
+
     @property
     def instructions(self) -> str | None:
         """Instruction set of the native kernels, "graphs" for CUDA graphs, or None."""

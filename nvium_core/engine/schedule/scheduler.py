@@ -7,6 +7,9 @@ runs and Steps of short runs alternate, and a Step of long runs has a smaller ro
 from bisect import insort
 from collections import Counter
 from collections.abc import Container, Iterator
+from collections.abc import Sequence as Items
+from contextlib import contextmanager
+from dataclasses import replace
 from operator import attrgetter
 
 from nvium_core.engine.params import Bounds, EngineConfig
@@ -15,7 +18,7 @@ from nvium_core.engine.schedule.kv_cache import PagePool
 from nvium_core.engine.schedule.policies import SWEEP, WHOLE, Policy, policies_of
 from nvium_core.engine.schedule.race import Race
 from nvium_core.engine.schedule.sequence import Sequence
-from nvium_core.engine.schedule.step import Run, Step
+from nvium_core.engine.schedule.step import NO_TOKEN, Rows, Run, Step
 from nvium_core.engine.schedule.waiting_line import WaitingLine
 
 MAX_SHORT_RUN_ROWS = 16  # longer runs are *long*
@@ -34,13 +37,15 @@ class Scheduler:
         *,
         num_blocks: int,
         tokens_ahead: int = 0,
+        launches_ahead: bool = False,
         bounds: Bounds | None = None,
     ) -> None:
-        """`tokens_ahead`: see `Backend`."""
+        """`tokens_ahead` and `launches_ahead`: see `Backend`."""
         self.pool = pool
         self.config = config
         self.num_blocks = num_blocks
         self.tokens_ahead = tokens_ahead
+        self.launches_ahead = launches_ahead
         self.bounds = bounds or config.bounds()
         self.schedules: Race[Policy] = Race(policies_of(config.schedule, num_blocks))
         self.drafts = Drafting(config.max_drafts)
@@ -57,6 +62,8 @@ class Scheduler:
         self._passes_of = {policy: {blocks.start: blocks for blocks in own} for policy, own in passes.items()}
         self._policy, self._passes = WHOLE, self._passes_of[WHOLE]
         """The last Step's policy, and its passes by their first block."""
+        self._ahead: list[Rows] = []
+        """`Step.ahead` of the last Step."""
         self._long_ran = False
         self._budget = self.bounds.step
         """Maximum rows of the next Step."""
@@ -67,19 +74,22 @@ class Scheduler:
     def schedule(self) -> Step | None:
         """Return the next Step, or None if no sequence can run."""
         self.admitted = list(self._admit()) if self.waiting and self._seats else []
+        ahead, self._ahead = self._ahead, []
         while ready := [sequence for sequence in self.running if not sequence.awaits_constraint]:
             self._num_running = len(self.running)
             self._is_forced = not all(sequence.params.early_exits for sequence in self.running)
             policy = self.schedules.choose(self._num_running)
             self._policy = WHOLE if self._is_forced else policy
             self._passes = self._passes_of[self._policy]
-            if step := self._step(self._turn(ready)):
-                return step
+            if step := self._step_of_rows(ahead) or self._step(self._turn(ready)):
+                is_typical = not (self._long_ran or self._is_forced)
+                self._ahead = self._rows_ahead(step)
+                return replace(step, ahead=self._ahead, is_typical=is_typical)
         return None
 
     def observe(self, step: Step, num_tokens: int, seconds: float) -> None:
         """Record a Step for the races of schedules and draft limits, unless it had long runs or a forced policy."""
-        if not (self._long_ran or self._is_forced):
+        if step.is_typical:
             self.schedules.observe(self._num_running, num_tokens, seconds)
             if any(run.sequence.is_original for run in step.runs):
                 self.drafts.observe(self._num_running, num_tokens, seconds)
@@ -199,23 +209,60 @@ class Scheduler:
         return self._num_steps - sequence.last_step >= self.config.max_wait_steps
 
     def _step_of(self, blocks: range, sequences: list[Sequence]) -> Step | None:
-        """Return a Step with the pending rows that fit the row budget and the available pages."""
-        first, last, rows_left = blocks.start, self._passes[blocks.start][-1], self._budget
-        granted: dict[Sequence, int] = {}
-        for sequence in sequences:
-            reached = sequence.pending_rows(first).stop
-            stop = min(reached, sequence.filled[last] + rows_left)
-            if sequence.seat is not None and stop > sequence.filled[last] and self._make_room(sequence, stop, granted):
-                rows_left -= stop - sequence.filled[last]
-                granted[sequence] = stop
+        granted = self._granted(blocks.start, sequences)
         if not granted:
             return None
-        self._num_steps += 1
-        for sequence in granted:
-            sequence.last_step = self._num_steps
         limit = self._num_ahead(granted) if len(blocks) > 1 or self.num_blocks == 1 else 1
         runs = [Run(sequence, stop, limit) for sequence, stop in granted.items()]
         return Step(blocks, runs, self._policy, SECONDS_AHEAD if limit > 1 else 0.0)
+
+    def _granted(self, first: int, sequences: list[Sequence], *, preempts: bool = True) -> dict[Sequence, int]:
+        """Return up to which row each sequence may run in a Step, within the row budget and the available pages.
+
+        If pages run out, preempt sequences, or return {} if not `preempts`.
+        """
+        last, rows_left, granted = self._passes[first][-1], self._budget, dict[Sequence, int]()
+        for sequence in sequences:
+            start = sequence.filled[last]
+            stop = min(sequence.pending_rows(first).stop, start + rows_left)
+            if sequence.seat is None or stop <= start:
+                continue
+            if not (self._make_room(sequence, stop, granted) if preempts else self.pool.grow(sequence, stop)):
+                if preempts:
+                    continue
+                return {}
+            rows_left -= stop - start
+            granted[sequence] = stop
+        self._num_steps += bool(granted)
+        for sequence in granted:
+            sequence.last_step = self._num_steps
+        return granted
+
+    def _rows_ahead(self, step: Step) -> list[Rows]:
+        """Schedule the Step after this one, if no outcome but an end can change it. Return its rows."""
+        drafts = not self.drafts.is_off and any(sequence.is_original for sequence in self.running)
+        if not self.launches_ahead or self._policy is not WHOLE or drafts or not all(map(is_foreseen, step.runs)):
+            return []
+        long_ran = self._long_ran
+        with assumed(step.runs):
+            ready = [each for each in self.running if each.filled[-1] < each.pending_rows(0).stop]
+            ready = [each for each in ready if not each.awaits_constraint]
+            granted = self._granted(0, self._turn(ready), preempts=False) if ready else {}
+            rows = [Rows(sequence, range(sequence.filled[-1], stop)) for sequence, stop in granted.items()]
+        if not rows:
+            self._long_ran = long_ran
+        return rows
+
+    def _step_of_rows(self, ahead: list[Rows]) -> Step | None:
+        """Return the Step of `Step.ahead`, without the sequences that have ended or lost their pages."""
+        is_open = self._policy is WHOLE
+        runs = [Run(sequence, rows.stop) for sequence, rows in ahead if is_open and self._is_pending(sequence, rows)]
+        return Step(range(self.num_blocks), runs, WHOLE) if runs else None
+
+    def _is_pending(self, sequence: Sequence, rows: range) -> bool:
+        is_next = sequence.filled[-1] == rows.start and rows.stop <= sequence.pending_rows(0).stop
+        has_pages = sequence.seat is not None and len(sequence.pages) >= self.pool.num_pages_for(rows.stop)
+        return is_next and has_pages and not sequence.awaits_constraint
 
     def _num_ahead(self, granted: dict[Sequence, int]) -> int:
         """Return how many tokens each of these sequences may emit in one call."""
@@ -249,3 +296,26 @@ class Scheduler:
         self.pool.release(sequence)
         self._seats.append(sequence.seat)
         sequence.seat = None
+
+
+def is_foreseen(run: Run) -> bool:
+    """Whether the sequence's next rows depend on no outcome of the run but the emitted token."""
+    return not run.reaches_front or (run.sequence.may_run_ahead and run.sequence.changes is None)
+
+
+@contextmanager
+def assumed(runs: Items[Run]) -> Iterator[None]:
+    """Inside the context, these runs have passed all blocks, and their front rows have emitted unknown tokens."""
+    before = [(run.sequence, run.sequence.filled) for run in runs]
+    emitting = [run.sequence for run in runs if run.reaches_front]
+    for sequence, stop, _ in runs:
+        sequence.filled = [stop] * len(sequence.filled)
+    for sequence in emitting:
+        sequence.token_ids.append(NO_TOKEN)
+        sequence.finish_reason = "length" if sequence.num_tokens == sequence.max_length else None
+    yield
+    for sequence in emitting:
+        sequence.token_ids.pop()
+        sequence.finish_reason = None
+    for sequence, filled in before:
+        sequence.filled = filled

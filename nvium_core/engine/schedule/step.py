@@ -35,13 +35,17 @@ class Step:
     """Rows of some sequences to run through these blocks, in the passes of a policy.
 
     A run ends with the pass in which its front row emits. `seconds`: time budget of a Step that may emit several tokens
-    per sequence.
+    per sequence. `ahead`: the next Step's rows, which a backend may run before it returns the outcomes of this Step. A
+    row behind the last known token takes the token that its sequence emits in this Step. `is_typical`: whether races
+    count the Step.
     """
 
     blocks: range
     runs: list[Run]
     policy: Policy = SWEEP
     seconds: float = 0.0
+    ahead: Items[Rows] = ()
+    is_typical: bool = True
 
     @property
     def passes(self) -> list[range]:

@@ -3,9 +3,10 @@
 There is one graph for a pass through all blocks. A pass through one block has two: the layers with the routers, and the
 draw, which is skipped if no front row exits. Each is captured for several numbers of rows, with and without mixtures
 and changed logits, before the first request. A pass runs the smallest captured graph that includes what it needs.
-While the host waits for the tokens of a pass, the device already runs the next pass, which reads the tokens in device
-memory. If the sequences have ended, this pass is harmless: it writes only rows after their last rows, and such rows
-are always written before they are read. Long runs and Steps with very many changed logits use `LayersBackend`.
+While the host waits for the tokens of a Step, the device already has the pass of the next one, which reads the tokens
+in device memory. For sequences that have ended, this pass is harmless: it writes only rows after their last rows, and
+such rows are always written before they are read. The layers of long runs are PyTorch's operators, and so are Steps
+with very many changed logits.
 
 Shapes: R rows, with padding.
 """
@@ -15,6 +16,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Items
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -49,7 +51,6 @@ from nvium_core.model.nvium import Nvium
 
 logger = logging.getLogger(__name__)
 
-TOKENS_AHEAD = 8
 MAX_ROWS = MAX_FRONTS
 POWERS = [1 << power for power in range(MAX_ROWS.bit_length())]
 SIZES = sorted({*POWERS, *range(16, MAX_ROWS + 1, 16)})
@@ -86,11 +87,14 @@ class HostBuffers:
     fence: Fence
 
 
-PASS, ROUTE, DRAW = "pass", "layers and routers", "draw"
+PASS, DECIDE, ROUTE, DRAW = "pass", "decisions", "layers and routers", "draw"
 
 
 class Graph(NamedTuple):
-    """What a CUDA graph computes: the layers and all decisions, the layers and routers, or the draw that follows."""
+    """What a CUDA graph computes: layers and decisions, layers and routers, or the draw that follows the routers.
+
+    `DECIDE` is not captured. It follows layers that ran in PyTorch's operators.
+    """
 
     part: str
     blocks: range
@@ -106,18 +110,17 @@ class Flight(NamedTuple):
     buffers: HostBuffers
     fronts: list[Front]
     blocks: range
-    rows: list[Rows]
-    pages: list[list[int]]
+    rows: dict[Sequence, tuple[range, list[int]]]
     draw: Graph | None
 
-    def computes(self, blocks: range, rows: list[Rows]) -> bool:
-        """Whether it is the pass of these rows. A sequence that has lost its pages has another list of pages."""
-        is_alike = self.blocks == blocks and self.rows == rows
-        return is_alike and all(own.sequence.pages is pages for own, pages in zip(rows, self.pages, strict=True))
+    def computes(self, blocks: range, rows: Items[Rows]) -> bool:
+        """Whether the pass has these rows. A sequence that has lost its pages has another list of pages."""
+        found = ((*self.rows.get(sequence, (None, None)), own, sequence.pages) for sequence, own in rows)
+        return self.blocks == blocks and all(known == own and held is pages for known, held, own, pages in found)
 
 
 class GraphsBackend(LayersBackend):
-    tokens_ahead = TOKENS_AHEAD
+    launches_ahead = True
     max_changes = 65_536
 
     def __init__(
@@ -148,8 +151,8 @@ class GraphsBackend(LayersBackend):
             )
             for _ in range(2)
         ]
-        self._carried: Flight | None = None
-        """A pass that the last Step has left in flight, so that the device is busy while the host schedules."""
+        self._ahead: Flight | None = None
+        """The next Step's pass. The last Step has launched it, so that the device is busy while the host schedules."""
         self.replay = Replay(device)
 
     @property
@@ -226,39 +229,22 @@ class GraphsBackend(LayersBackend):
         return is_near and own_exit == exit_taken and abs(own_log_p - log_p) < CHECK_TOLERANCE
 
     def pass_blocks(self, step: Step, blocks: range, parts: list[Progress]) -> Iterable[StepReport]:
-        """Run passes until a run's limit, the time budget or a stop token.
-
-        Each pass is launched before the answers of the previous pass are read. If a run may emit several tokens, the
-        last pass stays in flight, and is the first of the next Step if that has the same rows.
-        """
-        started, num_passes = time.perf_counter(), 1
-        rows, flight = [part.rows(blocks[-1]) for part in parts], self._carried
-        if flight is not None and flight.computes(blocks, rows):
-            self._carried = None
-        else:
-            fronts = self.fronts(blocks, parts)
-            variant = self._variant(blocks, rows, fronts)
-            if isinstance(variant, str):
-                self.count_eager(variant)
-                return super().pass_blocks(step, blocks, parts)
-            flight = self._launch(blocks, rows, fronts, variant)
-        may_run_ahead = len(blocks) == self.num_blocks and all(part.run.sequence.changes is None for part in parts)
-        limit = min(part.run.limit for part in parts) if may_run_ahead else 1
-        while True:
-            ahead = self._launch_ahead(blocks, parts, num_passes) if num_passes < limit else None
-            self._take_answers(flight, parts)
-            is_over = any(part.has_ended for part in parts)
-            if ahead is None or is_over:
-                break
-            if num_passes + 1 == limit or time.perf_counter() - started >= step.seconds:
-                self._carried = ahead
-                break
-            flight, num_passes = ahead, num_passes + 1
+        """Run a pass. Launch the next Step's before waiting for this pass, unless it has been launched already."""
+        started = time.perf_counter()
+        rows = [part.rows(blocks[-1]) for part in parts]
+        flight, self._ahead = self._ahead, None
+        if flight is None or not flight.computes(blocks, rows):
+            flight = self._launch(blocks, rows, self.fronts(blocks, parts))
+        if flight is None:
+            return super().pass_blocks(step, blocks, parts)
+        if step.ahead:
+            with suppress(RuntimeError):  # the next Step will run it again, and raise
+                self._ahead = self._launch_ahead(blocks, step.ahead, flight)
+        self._take_answers(flight, parts)
         for part in parts:
-            part.pass_rows(blocks, part.run.stop + num_passes - 1)
-        num_rows = sum(len(own.rows) for own in rows) + (num_passes - 1) * len(parts)
+            part.pass_rows(blocks, part.run.stop)
         seconds = (time.perf_counter() - started) / len(blocks)
-        return [StepReport(block + 1, num_passes, num_rows, seconds) for block in blocks]
+        return [StepReport(block + 1, 1, sum(len(own.rows) for own in rows), seconds) for block in blocks]
 
     def attend(self, rows: Items[Rows], slot_R: Tensor) -> Attend:
         return written(self.cache, slot_R, self._attend_runs(self.cache, rows))
@@ -268,33 +254,57 @@ class GraphsBackend(LayersBackend):
         self._decisions.decide(blocks, inputs, variant, answers_4F)
         return answers_4F
 
-    def _launch_ahead(self, blocks: range, parts: list[Progress], num_passes: int) -> Flight | None:
-        last = [part.run.stop - 1 + num_passes for part in parts]
-        rows = [Rows(part.run.sequence, range(row, row + 1)) for part, row in zip(parts, last, strict=True)]
-        fronts = [self.front(part.run, row) for part, row in zip(parts, last, strict=True)]
-        variant = self._variant(blocks, rows, fronts)
-        return None if isinstance(variant, str) else self._launch(blocks, rows, fronts, variant, is_ahead=True)
+    def _launch_ahead(self, blocks: range, rows: Items[Rows], flight: Flight) -> Flight | None:
+        last = [(sequence, own.stop - 1) for sequence, own in rows if own.stop >= sequence.num_tokens]
+        return self._launch(blocks, rows, [self.front(*each) for each in last], flight.fronts)
 
     def _launch(
-        self, blocks: range, rows: list[Rows], fronts: list[Front], variant: Variant, *, is_ahead: bool = False
-    ) -> Flight:
-        self._carried = None  # the next pass overwrites the answers from which this pass's successor would read
-        self.host_buffers.reverse()
-        host = self.host_buffers[0]
-        self._send(variant, rows, fronts, is_ahead=is_ahead)
+        self, blocks: range, rows: Items[Rows], fronts: list[Front], previous: Items[Front] = ()
+    ) -> Flight | None:
+        """Launch a pass. Return None if it can only run synchronously. `previous`: see `Inputs.write`."""
+        variant = self._variant(blocks, rows, fronts)
+        if isinstance(variant, str):
+            return self._launch_operators(blocks, rows, fronts, variant)
+        self._send(variant, rows, fronts, previous)
         self._previous.copy_(self.answers[EMITTED])
         first, *draw = self._graphs(blocks, variant)
-        self._run(first, host)
-        return Flight(host, fronts, blocks, rows, [own.sequence.pages for own in rows], draw[0] if draw else None)
+        self._run(first)
+        return self._flight(fronts, blocks, rows, draw[0] if draw else None)
 
-    def _send(self, variant: Variant, rows: Items[Rows], fronts: Items[Front], *, is_ahead: bool = False) -> None:
+    def _launch_operators(self, blocks: range, rows: Items[Rows], fronts: list[Front], cause: str) -> Flight | None:
+        """Launch a pass in PyTorch's operators, which read known tokens only. Its decisions use the fixed buffers."""
+        variant = self.inputs.variant(fronts, is_last=blocks.stop == self.num_blocks)
+        is_known = all(own.stop <= sequence.num_tokens for sequence, own in rows)
+        if is_known:
+            self.count_eager(cause)
+        if not is_known or len(fronts) > MAX_FRONTS or variant.num_changes > self.max_changes:
+            return None
+        for block in blocks:
+            self.forward(block, rows)
+        if fronts:
+            self._send(variant, [], fronts)
+            self.compute(Graph(DECIDE, blocks, variant))
+            self._receive()
+        return self._flight(fronts, blocks, rows)
+
+    def _flight(self, fronts: list[Front], blocks: range, rows: Items[Rows], draw: Graph | None = None) -> Flight:
+        held = {sequence: (own, sequence.pages) for sequence, own in rows}
+        return Flight(self.host_buffers[0], fronts, blocks, held, draw)
+
+    def _send(self, variant: Variant, rows: Items[Rows], fronts: Items[Front], previous: Items[Front] = ()) -> None:
+        """Copy a pass's inputs to the device. Its answers come into `host_buffers[0]`."""
+        self.host_buffers.reverse()
         host = self.host_buffers[0]
         host.fence.wait()  # wait until the device has read this buffer's previous inputs
-        words = self.inputs.write(host.inputs, variant, rows, fronts, is_ahead=is_ahead)
+        words = self.inputs.write(host.inputs, variant, rows, fronts, previous)
         self._buffer[: len(words)].copy_(words, non_blocking=True)
 
-    def _run(self, graph: Graph, host: HostBuffers) -> None:
+    def _run(self, graph: Graph) -> None:
         self.replay.run(graph, partial(self.compute, graph))
+        self._receive()
+
+    def _receive(self) -> None:
+        host = self.host_buffers[0]
         host.answers.copy_(self.answers, non_blocking=True)
         host.fence.set()
 
@@ -315,11 +325,13 @@ class GraphsBackend(LayersBackend):
         return "a capture failed"
 
     def _take_answers(self, flight: Flight, parts: list[Progress]) -> None:
-        """Wait for a pass and record its decisions."""
+        """Wait for a pass and record its decisions. A pass without fronts has none."""
         host, num_fronts = flight.buffers, len(flight.fronts)
+        if not num_fronts:
+            return
         host.fence.wait()
         if flight.draw is not None and bool((host.answers[EXIT_TAKEN, :num_fronts] >= 0).any()):
-            self._run(flight.draw, host)
+            self._run(flight.draw)
             host.fence.wait()
         elif flight.draw is not None:
             host.answers[EMITTED, :num_fronts] = GOES_ON
@@ -329,9 +341,9 @@ class GraphsBackend(LayersBackend):
         """Compute the answers from the inputs in the buffer. CUDA graphs capture this function."""
         part, blocks, variant = graph
         inputs = self.inputs.views(self._buffer, variant)
-        if part != DRAW:
+        if part in (PASS, ROUTE):
             self._layers.run(blocks, inputs, self._previous)
-        if part == PASS:
+        if part in (PASS, DECIDE):
             self._decisions.decide(blocks, inputs, variant, self.answers)
         elif part == ROUTE:
             self._decisions.route(blocks, inputs, self.answers)

@@ -22,7 +22,8 @@ from nvium_core.engine.device.paged_cache import PagedCache, positions, tokens_o
 from nvium_core.engine.device.scoring import ScoredRow, scores
 from nvium_core.engine.events import StepReport
 from nvium_core.engine.params import EngineConfig
-from nvium_core.engine.schedule.step import NO_TOKEN, Emission, Outcome, Rows, Run, Step, StepResult
+from nvium_core.engine.schedule.sequence import Sequence
+from nvium_core.engine.schedule.step import Emission, Outcome, Rows, Run, Step, StepResult
 from nvium_core.model.llama import Attend
 from nvium_core.model.nvium import Nvium
 
@@ -34,12 +35,6 @@ class Progress(Outcome):
     """A run during a Step, and then its outcome."""
 
     run: Run
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the last token ends the sequence."""
-        token_ids = [emission.token_id for emission in self.emissions[-1:]]
-        return token_ids == [NO_TOKEN] or not self.run.sequence.stop_token_ids.isdisjoint(token_ids)
 
     def rows(self, block: int) -> Rows:
         return Rows(self.run.sequence, range(self.filled[block], self.run.stop))
@@ -64,6 +59,7 @@ class Progress(Outcome):
 
 class LayersBackend:
     tokens_ahead = 0
+    launches_ahead = False
 
     def __init__(self, model: Nvium, cache: PagedCache, cause: str | None = None) -> None:
         """`cause`: why no faster backend runs the passes, which are then counted; None for a reference."""
@@ -133,10 +129,10 @@ class LayersBackend:
 
     def fronts(self, blocks: range, parts: Items[Progress]) -> list[Front]:
         """Return the rows whose next token is decided after these blocks: front rows, and rows to verify."""
-        return [self.front(part.run, row) for part in parts for row in self._rows_to_decide(part.run, blocks)]
+        return [self.front(part.run.sequence, row) for part in parts for row in self._rows_to_decide(part.run, blocks)]
 
-    def front(self, run: Run, row: int) -> Front:
-        return Front(run.sequence, row, sum([done > row for done in run.sequence.filled]))
+    def front(self, sequence: Sequence, row: int) -> Front:
+        return Front(sequence, row, sum([done > row for done in sequence.filled]))
 
     def _rows_to_decide(self, run: Run, blocks: range) -> range:
         if run.sequence.is_original:
@@ -172,6 +168,8 @@ class LayersBackend:
 
 
 def record_answers(parts: Items[Progress], fronts: Items[Front], answers_4F: Tensor) -> None:
+    """Record the decisions about these front rows, except those of sequences that have ended."""
     part_of = {part.run.sequence: part for part in parts}
     for front, answers in zip(fronts, answers_4F[:, : len(fronts)].T.tolist(), strict=True):
-        part_of[front.sequence].record(front.row, *answers)
+        if part := part_of.get(front.sequence):
+            part.record(front.row, *answers)

@@ -74,6 +74,7 @@ class NativeBackend:
     """
 
     tokens_ahead = MAX_EMISSIONS
+    launches_ahead = False
     eager_passes: Mapping[str, int] = {}
 
     def __init__(

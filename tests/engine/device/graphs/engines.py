@@ -13,7 +13,7 @@ from nvium_core.engine.device.graphs.backend import GraphsBackend
 from nvium_core.engine.device.graphs.replay import Fence
 from nvium_core.engine.device.inputs import Front, InputViews, Variant
 from nvium_core.engine.device.paged_cache import PagedCache
-from nvium_core.engine.schedule.step import Rows, Step, StepResult
+from nvium_core.engine.schedule.step import Rows
 from nvium_core.model.llama import dense_attention
 from tests.engine.driving import engine_on
 
@@ -80,8 +80,6 @@ def without_unused(inputs: InputViews) -> InputViews:
 
 
 class PlainGraphs(GraphsBackend):
-    """Records the maximum number of tokens per sequence in each Step."""
-
     max_changes = 64
 
     def __init__(
@@ -89,12 +87,6 @@ class PlainGraphs(GraphsBackend):
     ) -> None:
         self.plain = PlainPass(model, cache)
         super().__init__(model, cache, self.plain, self.plain, ragged, make_fence)
-        self.most_emitted: list[int] = []
-
-    def run(self, step: Step, max_rows: int) -> StepResult:
-        result = super().run(step, max_rows)
-        self.most_emitted.append(max(len(outcome.emissions) for outcome in result.outcomes))
-        return result
 
     def _variant(self, blocks: range, rows: Sequence[Rows], fronts: Sequence[Front]) -> Variant | str:
         if not self.replay.graphs:

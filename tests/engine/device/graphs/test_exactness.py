@@ -1,6 +1,7 @@
 """With `GraphsBackend`, tokens and exits equal Algorithm 1's."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -8,10 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvium_core import EngineConfig, FailureEvent, SamplingParams
+from nvium_core import Completion, EngineConfig, FailureEvent, SamplingParams
 from nvium_core.engine.device.graphs import backend as graphs_backend
-from nvium_core.engine.device.graphs.backend import Graph
+from nvium_core.engine.device.graphs.backend import Flight, Graph
 from nvium_core.engine.device.graphs.replay import Replay
+from nvium_core.engine.schedule.step import Rows
 from tests.engine.automaton import Automaton, Rule
 from tests.engine.device.graphs.engines import graphs_engine
 from tests.engine.driving import alone, events_of, together
@@ -48,8 +50,7 @@ def test_tokens_and_exits_equal_algorithm_1_where_passes_are_launched_ahead(mode
     check(model, served(graphs_engine(model, config), plan), plan)
 
 
-def test_passes_launched_ahead_do_not_change_shared_pages(monkeypatch):
-    monkeypatch.setattr("nvium_core.engine.schedule.scheduler.SECONDS_AHEAD", 60.0)
+def test_passes_launched_ahead_do_not_change_shared_pages():
     model = random_model([1, 2, 4], seed=3, vocab_size=5, context=64)
     config = EngineConfig(max_sequences=6, schedule="whole", page_size=4, cache_tokens=256)
     params = [SamplingParams(max_tokens=40, seed=seed, stop_token_ids=(3,)) for seed in range(12)]
@@ -60,24 +61,36 @@ def test_passes_launched_ahead_do_not_change_shared_pages(monkeypatch):
             expected = alone(model, prompt, asked)
             assert (completion.token_ids, completion.exits) == (expected.token_ids, expected.exits)
     assert engine.pool.num_rows_found > 0
-    assert max(engine.runner.backend.most_emitted) > 1
 
 
-@pytest.mark.parametrize(("seconds", "most_emitted"), [(60.0, [7, 7, 2, 1]), (0.0, [1] * 17)])
-def test_a_pass_stays_in_flight_between_steps_and_none_runs_twice(seconds, most_emitted, monkeypatch):
-    monkeypatch.setattr("nvium_core.engine.schedule.scheduler.SECONDS_AHEAD", seconds)
-    engine = graphs_engine(random_model([1, 2, 4], seed=3), EngineConfig(max_sequences=2, schedule="whole"))
-    backend, launched, in_flight = engine.runner.backend, list[object](), list[bool]()
-    replay = backend.replay.run
-    monkeypatch.setattr(backend.replay, "run", lambda name, function: (launched.append(name), replay(name, function)))
-    for number, prompt in enumerate([[1, 2], [3]]):
-        engine.add(str(number), prompt, SamplingParams(max_tokens=17, seed=1, ignore_eos=True))
-    while engine.has_work:
-        engine.step()
-        in_flight.append(backend._carried is not None)
-    assert backend.most_emitted == most_emitted
-    assert in_flight == [True] * (len(in_flight) - 1) + [False]
-    assert len(launched) == 17
+@pytest.mark.parametrize("num_requests", [1, 7])
+def test_a_pass_stays_in_flight_whoever_arrives_or_ends_and_no_row_runs_twice(num_requests, monkeypatch):
+    """Prompts of up to five chunks arrive while other sequences decode. Some end with a stop token."""
+    model = random_model([1, 2, 4], seed=3, context=256)
+    engine = graphs_engine(model, EngineConfig(max_sequences=4, schedule="whole", chunk_rows=32))
+    backend, launched = engine.runner.backend, Counter[tuple[str, int]]()
+    launch = backend._launch
+
+    def counted(blocks: range, rows: Sequence[Rows], *others: Any) -> Flight | None:
+        launched.update((sequence.request_id, row) for sequence, own in rows for row in own)
+        return launch(blocks, rows, *others)
+
+    monkeypatch.setattr(backend, "_launch", counted)
+    prompts = [[(n + t) % 17 for t in range(1 + 25 * n)] for n in range(num_requests)]
+    params = [SamplingParams(max_tokens=17 + n, seed=n, stop_token_ids=(3,) * (n % 2)) for n in range(num_requests)]
+    found = [Completion() for _ in prompts]
+    for now in range(200):
+        if now % 4 == 0 and now // 4 < num_requests:
+            engine.add(str(now // 4), prompts[now // 4], params[now // 4])
+        for event in engine.step():
+            found[int(event.request_id)].append(event)
+        engine.check_integrity()
+        assert not engine.has_work or backend._ahead is not None
+    assert [each.token_ids for each in found] == [
+        alone(model, *asked).token_ids for asked in zip(prompts, params, strict=True)
+    ]
+    assert len({each.finish_reason for each in found}) == min(num_requests, 2)
+    assert max(launched.values()) == 1
 
 
 KINDS: list[dict[str, Any]] = [
