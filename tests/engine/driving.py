@@ -10,7 +10,7 @@ import torch
 from nvium_core import Completion, Engine, EngineConfig, FailureEvent, NviumForCausalLM, SamplingParams
 from nvium_core.choices import Schedule
 from nvium_core.engine.device.paged_cache import PagedCache
-from nvium_core.engine.device.runner import Runner, best_backend
+from nvium_core.engine.device.runner import MakeBackend, Runner, best_backend
 from nvium_core.engine.events import Event
 from nvium_core.engine.schedule.step import Step, StepResult
 from tests.random_models import random_model
@@ -68,10 +68,16 @@ def alone(model: NviumForCausalLM, prompt: Sequence[int], params: SamplingParams
 
 
 class WrappedBackend:
-    """The default backend, for subclasses that inject faults."""
+    """Another backend, by default the best, for subclasses that inject faults."""
 
-    def __init__(self, model: NviumForCausalLM, cache: PagedCache, config: EngineConfig) -> None:
-        self.inner = best_backend(model, cache, config)
+    def __init__(
+        self,
+        model: NviumForCausalLM,
+        cache: PagedCache,
+        config: EngineConfig,
+        make_inner: MakeBackend = best_backend,
+    ) -> None:
+        self.inner = make_inner(model, cache, config)
         self.tokens_ahead, self.launches_ahead = self.inner.tokens_ahead, self.inner.launches_ahead
         self.instructions, self.eager_passes = self.inner.instructions, self.inner.eager_passes
 

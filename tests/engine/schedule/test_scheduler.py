@@ -32,7 +32,8 @@ def scheduler_with(
 
 def newcomer(scheduler: Scheduler, arrival: int, num_tokens: int) -> Sequence:
     tokens, num_blocks = [0] * num_tokens, scheduler.num_blocks
-    sequence = Sequence(str(arrival), tokens, SamplingParams(), seed=0, num_blocks=num_blocks, arrival=arrival)
+    params = SamplingParams(max_tokens=1000)
+    sequence = Sequence(str(arrival), tokens, params, seed=0, num_blocks=num_blocks, arrival=arrival)
     scheduler.add(sequence)
     return sequence
 
@@ -234,6 +235,7 @@ def workloads(draw: st.DrawFn, prompts: st.SearchStrategy[list[int]], **limits: 
     """Draw a scheduler with these limits, its sequences, and a generator of exits."""
     schedule, num_blocks = draw(st.sampled_from(["race", "whole", "sweep"])), draw(st.integers(1, 4))
     scheduler = scheduler_with(schedule, num_blocks, **{name: draw(limit) for name, limit in limits.items()})
+    scheduler.launches_ahead = draw(st.booleans())
     sequences = [newcomer(scheduler, arrival, num_tokens) for arrival, num_tokens in enumerate(draw(prompts))]
     return scheduler, sequences, draw(st.randoms(use_true_random=False))
 

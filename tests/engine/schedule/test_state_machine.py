@@ -1,17 +1,21 @@
 """Random requests, cancellations and faults: nothing leaks, and no other request's output changes."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from nvium_core import Completion, EngineConfig, FailureEvent, SamplingParams
+from nvium_core import Completion, EngineConfig, FailureEvent, NviumForCausalLM, SamplingParams
+from nvium_core.engine.device.paged_cache import PagedCache
+from nvium_core.engine.device.runner import MakeBackend, best_backend
 from nvium_core.engine.events import Event
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Step, StepResult
 from tests.engine.automaton import Automaton, Rule
+from tests.engine.device.graphs.engines import PlainGraphs
 from tests.engine.driving import Key, WrappedBackend, alone, engine_on
 from tests.random_models import random_model
 
@@ -73,6 +77,10 @@ class FaultyBackend(WrappedBackend):
             raise RuntimeError("a fault that was asked for")
 
 
+def on_graphs(model: NviumForCausalLM, cache: PagedCache, config: EngineConfig) -> PlainGraphs:
+    return PlainGraphs(model, cache)
+
+
 EXPECTED: dict[str, Completion] = {}
 
 
@@ -88,9 +96,9 @@ def expected(prompt: list[int], params: SamplingParams, choice: int) -> Completi
 class Serving(RuleBasedStateMachine):
     """Tracks the unfinished choices and their output so far."""
 
-    @initialize(config=configs)
-    def begin(self, config: EngineConfig) -> None:
-        self.engine = engine_on(FaultyBackend, MODEL, config)
+    @initialize(config=configs, make_inner=st.sampled_from([best_backend, best_backend, on_graphs]))
+    def begin(self, config: EngineConfig, make_inner: MakeBackend) -> None:
+        self.engine = engine_on(partial(FaultyBackend, make_inner=make_inner), MODEL, config)
         self.backend = self.engine.runner.backend
         self.num_requests = 0
         self.requests: dict[str, tuple[list[int], SamplingParams]] = {}
