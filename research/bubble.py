@@ -12,8 +12,9 @@ import argparse
 import gc
 import json
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,13 +23,16 @@ import torch
 
 from nvium_core import Engine, EngineConfig, NviumConfig, NviumForCausalLM, SamplingParams
 from nvium_core.engine.device.decide import EMITTED, EXIT_TAKEN
-from nvium_core.engine.device.graphs.backend import GraphsBackend
+from nvium_core.engine.device.graphs.backend import Graph, GraphsBackend
 from nvium_core.engine.device.graphs.replay import Fence, Replay
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.device.runner import Runner
+from nvium_core.engine.events import TokenEvent
+from nvium_core.engine.schedule.step import Rows
 from nvium_core.model.nvium import Nvium
 
 PASSES, SKIPPED = 60, 10
+EVERY = 4  # passes between two arrivals
 SPIN_SECONDS = 0.0003  # time.sleep() may wake up this late
 
 
@@ -69,16 +73,28 @@ class SleepingFence(Fence):
         self._device.wait_until(self._at)
 
 
-def bubble(num_streams: int, milliseconds: float) -> dict[str, float]:
-    """Generate with `num_streams` streams on a device with passes of `milliseconds`."""
-    device = SleepingDevice(milliseconds / 1000)
+class SleepingBackend(GraphsBackend):
+    """Runs all passes on the device, also those of PyTorch's operators."""
 
-    def make_backend(model: Nvium, cache: PagedCache, config: EngineConfig) -> GraphsBackend:
+    def __init__(self, model: Nvium, cache: PagedCache, device: SleepingDevice) -> None:
         unused: Any = None
-        made = GraphsBackend(model, cache, unused, unused, unused, lambda _: SleepingFence(device))
-        made.replay, device.answers = device, made.answers
-        return made
+        super().__init__(model, cache, unused, unused, unused, lambda _: SleepingFence(device))
+        self.replay, device.answers = device, self.answers
 
+    def forward(self, block: int, rows: Sequence[Rows]) -> None:
+        if block == 0:
+            self.replay.run("operators", lambda: None)
+
+    def compute(self, graph: Graph) -> None:
+        """The device has written the answers."""
+
+
+def bubble(num_streams: int, milliseconds: float, prompt_tokens: int) -> dict[str, float]:
+    """Generate with `num_streams` streams on a device with passes of `milliseconds`.
+
+    With `prompt_tokens`, a stream ends after every fourth pass, and the next one starts with such a prompt.
+    """
+    device = SleepingDevice(milliseconds / 1000)
     model = NviumForCausalLM(
         NviumConfig(
             vocab_size=64,
@@ -87,18 +103,32 @@ def bubble(num_streams: int, milliseconds: float) -> dict[str, float]:
             num_hidden_layers=4,
             num_attention_heads=1,
             exit_layers=[1, 2, 3, 4],
-            max_position_embeddings=256,
+            max_position_embeddings=2048,
         )
     )
-    config = EngineConfig(schedule="whole", max_sequences=num_streams, cache_tokens=512 * num_streams, page_size=256)
-    engine = Engine(model, config, make_runner=partial(Runner, make_backend=make_backend))
+    length = EVERY * num_streams if prompt_tokens else PASSES
+    cache_tokens = num_streams * (prompt_tokens + length + 512)
+    config = EngineConfig(schedule="whole", max_sequences=num_streams, cache_tokens=cache_tokens, page_size=256)
+    make_runner = partial(Runner, make_backend=lambda model, cache, _: SleepingBackend(model, cache, device))
+    engine, numbers = Engine(model, config, make_runner=make_runner), count()
+
+    def add(prompt: list[int], num_tokens: int) -> None:
+        params = SamplingParams(max_tokens=num_tokens, ignore_eos=True, sampling="exits")
+        engine.add(str(next(numbers)), prompt, params)
+
     gc.collect()
     gc.freeze()  # as in a server
-    engine.generate([[0]] * num_streams, SamplingParams(max_tokens=PASSES, ignore_eos=True, sampling="exits"))
+    for stream in range(num_streams):
+        add([0], EVERY * (1 + stream) if prompt_tokens else length)
+    while len(device.bubbles) < PASSES and engine.has_work:
+        for event in engine.step():
+            if prompt_tokens and isinstance(event, TokenEvent) and event.finish_reason:
+                add([len(device.bubbles) % 64] * prompt_tokens, length)
     found, host_at = device.bubbles[SKIPPED:], device.host_at[SKIPPED - 1 :]
     return {
         "streams": num_streams,
         "pass_ms": milliseconds,
+        "prompt_tokens": prompt_tokens,
         "passes": len(found),
         "host_ms": 1000 * (host_at[-1] - host_at[0]) / len(found),
         "median_bubble_us": 1e6 * median(found),
@@ -109,10 +139,11 @@ def bubble(num_streams: int, milliseconds: float) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", default="1:0.9,256:5.7", help="STREAMS:MILLISECONDS of a pass, …")
+    parser.add_argument("--prompt", type=int, default=0, help="tokens of the prompts that arrive [no arrivals]")
     parser.add_argument("--json", type=Path, help="append the rows to this file")
     arguments = parser.parse_args()
     pairs = [each.split(":") for each in arguments.streams.split(",")]
-    rows = [bubble(int(streams), float(milliseconds)) for streams, milliseconds in pairs]
+    rows = [bubble(int(streams), float(milliseconds), arguments.prompt) for streams, milliseconds in pairs]
     print(json.dumps(rows, indent=1))
     if arguments.json:
         before = json.loads(arguments.json.read_text()) if arguments.json.exists() else []

@@ -240,13 +240,16 @@ class Scheduler:
 
     def _rows_ahead(self, step: Step) -> list[Rows]:
         """Schedule the Step after this one, if no outcome but an end can change it. Return its rows."""
-        drafts = not self.drafts.is_off and any(sequence.is_original for sequence in self.running)
-        if not self.launches_ahead or self._policy is not WHOLE or drafts or not all(map(is_foreseen, step.runs)):
+        if not self.launches_ahead or self._policy is not WHOLE:
+            return []
+        if not self.drafts.is_off and any(sequence.is_original for sequence in self.running):
+            return []
+        emitting = [run.sequence for run in step.runs if run.reaches_front]
+        if not all(sequence.may_run_ahead and sequence.changes is None for sequence in emitting):
             return []
         long_ran = self._long_ran
-        with assumed(step.runs):
-            ready = [each for each in self.running if each.filled[-1] < each.pending_rows(0).stop]
-            ready = [each for each in ready if not each.awaits_constraint]
+        with assumed(step.runs, emitting):
+            ready = [s for s in self.running if s.filled[-1] < s.num_rows and not s.awaits_constraint]
             granted = self._granted(0, self._turn(ready), preempts=False) if ready else {}
             rows = [Rows(sequence, range(sequence.filled[-1], stop)) for sequence, stop in granted.items()]
         if not rows:
@@ -260,8 +263,8 @@ class Scheduler:
         return Step(range(self.num_blocks), runs, WHOLE) if runs else None
 
     def _is_pending(self, sequence: Sequence, rows: range) -> bool:
-        is_next = sequence.filled[-1] == rows.start and rows.stop <= sequence.pending_rows(0).stop
-        has_pages = sequence.seat is not None and len(sequence.pages) >= self.pool.num_pages_for(rows.stop)
+        is_next = sequence.filled[-1] == rows.start and rows.stop <= sequence.num_rows
+        has_pages = sequence.seat is not None and len(sequence.pages) * self.pool.page_size >= rows.stop
         return is_next and has_pages and not sequence.awaits_constraint
 
     def _num_ahead(self, granted: dict[Sequence, int]) -> int:
@@ -298,16 +301,10 @@ class Scheduler:
         sequence.seat = None
 
 
-def is_foreseen(run: Run) -> bool:
-    """Whether the sequence's next rows depend on no outcome of the run but the emitted token."""
-    return not run.reaches_front or (run.sequence.may_run_ahead and run.sequence.changes is None)
-
-
 @contextmanager
-def assumed(runs: Items[Run]) -> Iterator[None]:
-    """Inside the context, these runs have passed all blocks, and their front rows have emitted unknown tokens."""
+def assumed(runs: Items[Run], emitting: Items[Sequence]) -> Iterator[None]:
+    """Inside the context, these runs have passed all blocks, and the `emitting` ones have emitted unknown tokens."""
     before = [(run.sequence, run.sequence.filled) for run in runs]
-    emitting = [run.sequence for run in runs if run.reaches_front]
     for sequence, stop, _ in runs:
         sequence.filled = [stop] * len(sequence.filled)
     for sequence in emitting:

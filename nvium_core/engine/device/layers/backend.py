@@ -132,7 +132,7 @@ class LayersBackend:
         return [self.front(part.run.sequence, row) for part in parts for row in self._rows_to_decide(part.run, blocks)]
 
     def front(self, sequence: Sequence, row: int) -> Front:
-        return Front(sequence, row, sum([done > row for done in sequence.filled]))
+        return Front(sequence, row, sum([done > row for done in sequence.filled]) if sequence.filled[0] > row else 0)
 
     def _rows_to_decide(self, run: Run, blocks: range) -> range:
         if run.sequence.is_original:
