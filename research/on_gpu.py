@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import runpy
 import signal
+import socket
 import sys
 import time
 import urllib.request
@@ -27,7 +28,6 @@ from urllib.error import URLError
 NVIUM = "nvium_core.cli"
 CUDA_TESTS, SOME_FAILED, NONE_COLLECTED = "tests/engine/device/graphs/test_cuda.py", 1, 5
 WITHOUT_PLUGINS = ("-c", os.devnull, "--rootdir", ".", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=90")
-PORT = 8765
 STOPPED_AFTER = "stopped_after_seconds"
 MAX_PRINTED_CHARACTERS = 3000
 """If a part fails, only the end of its output is printed. The log has the whole output."""
@@ -40,8 +40,8 @@ Command = tuple[str, ...]
 class Part:
     """A command. Its results are the file that it writes with `--json`, or else its output.
 
-    `before` is a command to run first. `served` is the command of a server to run at the same time. `seconds` is the
-    time limit of all commands together. `statuses` are the exit codes that count as success.
+    `before` is a command to run first. `served` is the command of a server at `port` to run at the same time.
+    `seconds` is the time limit of all commands together. `statuses` are the exit codes that count as success.
     """
 
     name: str
@@ -49,6 +49,7 @@ class Part:
     seconds: int
     writes_json: bool = True
     served: Command = ()
+    port: int = 0
     before: Command = ()
     statuses: tuple[int, ...] = (0,)
 
@@ -73,13 +74,14 @@ def parts(device: str, scratch: Path, *, is_tiny: bool) -> Iterator[Part]:
         timed = ("--tokens", tokens, "--repeats", repeats)
         yield Part(f"exits-{count}", (NVIUM, "bench", "peers", "--shape", shape, *where, *timed, *race), 70)
     yield points("prompts", 60)
-    folder = str(scratch / "dense")
+    folder, port = str(scratch / "dense"), free_port()
     load = ("--concurrency", "1,32,256" if not is_tiny else "1", "--requests", "512" if not is_tiny else "1")
     yield Part(
         "http",
-        ("loadtest", "--base-url", f"http://127.0.0.1:{PORT}", "--max-tokens", tokens, *load),
+        ("loadtest", "--base-url", f"http://127.0.0.1:{port}", "--max-tokens", tokens, *load),
         200,
-        served=(NVIUM, "serve", folder, "--port", str(PORT), *where, *(("--max-sequences", "2") if is_tiny else ())),
+        served=(NVIUM, "serve", folder, "--port", str(port), *where, *(("--max-sequences", "2") if is_tiny else ())),
+        port=port,
         before=("research.random_folder", folder, *(("--layers", "2") if is_tiny else ())),
     )
     training = ("research.training_speed", "--device", device)
@@ -88,6 +90,11 @@ def parts(device: str, scratch: Path, *, is_tiny: bool) -> Iterator[Part]:
         yield Part(f"training-eager-{rows}", (*training, "--rows", rows, "--eager"), 60)
     for rows in ("16384", "65536") if not is_tiny else ():
         yield Part(f"training-{rows}", (*training, "--rows", rows), 200)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 class PartError(Exception):
@@ -106,7 +113,7 @@ def run(part: Part, scratch: Path, log: Path, end: float) -> Any:
     try:
         if part.before:
             run_command(part.before, log, end)
-        with running_server(part.served, log, end) if part.served else nullcontext():
+        with running_server(part, log, end) if part.served else nullcontext():
             run_command(command, log, end, part.statuses)
     except PartError as error:
         print(f"{part.name}: {error}\n{log_since(log, begun)[-MAX_PRINTED_CHARACTERS:]}", flush=True)
@@ -157,19 +164,19 @@ def run_command(command: Command, log: Path, end: float, statuses: tuple[int, ..
 
 
 @contextmanager
-def running_server(command: Command, log: Path, end: float) -> Iterator[None]:
-    """Run a server inside the context. Raise `PartError` if it is not ready at time `end`."""
-    with running(command, log) as process:
-        while not is_ready():
+def running_server(part: Part, log: Path, end: float) -> Iterator[None]:
+    """Run a part's server inside the context. Raise `PartError` if it is not ready at time `end`."""
+    with running(part.served, log) as process:
+        while not is_ready(part.port):
             if process.exitcode is not None or time.monotonic() > end:
-                raise PartError(f"{' '.join(command)}: not ready")
+                raise PartError(f"{' '.join(part.served)}: not ready")
             time.sleep(0.5)
         yield
 
 
-def is_ready() -> bool:
+def is_ready(port: int) -> bool:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/readyz", timeout=5):
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5):
             return True
     except (URLError, OSError):
         return False
