@@ -1,5 +1,3 @@
-from collections import Counter
-
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -51,7 +49,7 @@ class SlowLine:
 
 
 class Waiting(RuleBasedStateMachine):
-    """Compares both lines. `seen`: for every waiting tenant, the turns of others since its own last turn."""
+    """Compares both lines."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,8 +57,6 @@ class Waiting(RuleBasedStateMachine):
         self.number = 0
         self.inside: list[Sequence] = []
         self.held: set[str] = set()
-        self.seen: dict[str, Counter[str]] = {}
-        self.last_taken: dict[tuple[str, int], int] = {}
 
     def is_held(self, sequence: Sequence) -> bool:
         return sequence.request_id in self.held
@@ -83,24 +79,9 @@ class Waiting(RuleBasedStateMachine):
             sequence = self.line.first(self.is_held)
             assert sequence is next((s for s in self.slow.in_order() if not self.is_held(s)), None)
             if sequence is not None:
-                self._let_in(sequence)
-
-    def _let_in(self, sequence: Sequence) -> None:
-        is_turn = sequence in self.slow.newcomers
-        self.line.admit(sequence)
-        self.slow.admit(sequence)
-        self.inside.append(sequence)
-        if is_turn:
-            self._note_turn(sequence)
-
-    def _note_turn(self, sequence: Sequence) -> None:
-        position, equals = sequence.arrival * 10 + sequence.choice, (sequence.tenant, sequence.priority)
-        assert self.held or position > self.last_taken.get(equals, -1), "not first come, first served"
-        self.last_taken[equals] = max(position, self.last_taken.get(equals, -1))
-        self.seen.pop(sequence.tenant, None)
-        for counts in self.seen.values():
-            counts[sequence.tenant] += 1
-            assert counts[sequence.tenant] <= 1, "a tenant had two turns while another tenant waited"
+                self.line.admit(sequence)
+                self.slow.admit(sequence)
+                self.inside.append(sequence)
 
     @precondition(lambda self: self.inside)
     @rule(data=st.data())
@@ -120,18 +101,12 @@ class Waiting(RuleBasedStateMachine):
     @rule(data=st.data())
     def hold_or_let_go(self, data: st.DataObject) -> None:
         self.held ^= {f"request-{data.draw(st.integers(0, self.number - 1))}"}
-        self.last_taken.clear()
 
     @invariant()
     def both_lines_are_equal(self) -> None:
         assert list(self.line) == self.slow.in_order()
         assert len(self.line) == len(self.slow.waiting)
         assert bool(self.line) == bool(self.slow.waiting)
-
-    @invariant()
-    def waiting_tenants_are_tracked(self) -> None:
-        able = {sequence.tenant for sequence in self.slow.newcomers if not self.is_held(sequence)}
-        self.seen = {tenant: self.seen.get(tenant, Counter()) for tenant in able}
 
 
 TestWaiting = Waiting.TestCase

@@ -249,11 +249,6 @@ class GraphsBackend(LayersBackend):
     def attend(self, rows: Items[Rows], slot_R: Tensor) -> Attend:
         return written(self.cache, slot_R, self._attend_runs(self.cache, rows))
 
-    def decided(self, blocks: range, inputs: InputViews, variant: Variant) -> Tensor:
-        answers_4F = torch.empty(NUM_ANSWERS, variant.num_rows, dtype=torch.float64, device=self.cache.keys.device)
-        self._decisions.decide(blocks, inputs, variant, answers_4F)
-        return answers_4F
-
     def _launch_ahead(self, blocks: range, rows: Items[Rows], flight: Flight) -> Flight | None:
         last = [(sequence, own.stop - 1) for sequence, own in rows if own.stop >= sequence.num_tokens]
         return self._launch(blocks, rows, [self.front(*each) for each in last], flight.fronts)
@@ -274,10 +269,10 @@ class GraphsBackend(LayersBackend):
     def _launch_operators(self, blocks: range, rows: Items[Rows], fronts: list[Front], cause: str) -> Flight | None:
         """Launch a pass in PyTorch's operators, which read known tokens only. Its decisions use the fixed buffers."""
         variant = self.inputs.variant(fronts, is_last=blocks.stop == self.num_blocks)
-        is_known = all(own.stop <= sequence.num_tokens for sequence, own in rows)
-        if is_known:
-            self.count_eager(cause)
-        if not is_known or len(fronts) > MAX_FRONTS or variant.num_changes > self.max_changes:
+        if any(own.stop > sequence.num_tokens for sequence, own in rows):
+            return None
+        self.count_eager(cause)
+        if len(fronts) > MAX_FRONTS or variant.num_changes > self.max_changes:
             return None
         for block in blocks:
             self.forward(block, rows)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nvium_core.engine.device.attention import ragged, upload_all, written
 from nvium_core.engine.device.decide import GOES_ON, decide
-from nvium_core.engine.device.inputs import MAX_FRONTS, Front, Inputs, InputViews, Variant
+from nvium_core.engine.device.inputs import MAX_FRONTS, Front, Inputs
 from nvium_core.engine.device.paged_cache import PagedCache, positions, tokens_of, upload
 from nvium_core.engine.device.scoring import ScoredRow, scores
 from nvium_core.engine.events import StepReport
@@ -143,11 +143,8 @@ class LayersBackend:
         variant = self.inputs.variant(fronts, is_last=blocks.stop == self.num_blocks)
         buffer = torch.zeros(self.inputs.num_words(variant), dtype=torch.long)
         words = upload(self.inputs.write(buffer, variant, [], fronts), self.cache.keys.device)
-        record_answers(parts, fronts, self.decided(blocks, self.inputs.views(words, variant), variant))
-
-    def decided(self, blocks: range, inputs: InputViews, variant: Variant) -> Tensor:
-        """Return the answers of `decide` for these fronts, [4, F]."""
-        return decide(self.model, self.cache.states_NSD, blocks, inputs, variant)
+        views = self.inputs.views(words, variant)
+        record_answers(parts, fronts, decide(self.model, self.cache.states_NSD, blocks, views, variant))
 
     def _score(self, parts: Items[Progress]) -> None:
         to_score = [self._rows_to_score(part) for part in parts]

@@ -8,7 +8,6 @@ import pytest
 from nvium_core import Completion, Engine, EngineConfig, NviumForCausalLM, SamplingParams
 from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.device.paged_cache import PagedCache
-from nvium_core.engine.schedule import scheduler
 from tests.engine.automaton import Automaton, Rule
 from tests.engine.device.graphs.engines import PlainGraphs
 from tests.engine.device.graphs.late_device import LateDevice
@@ -30,11 +29,6 @@ SWEEP = EngineConfig(schedule="sweep", max_sequences=8, max_rows_per_step=100, c
 """Some runs are too long for the graphs and use the layers between replays."""
 
 WHOLE = replace(SWEEP, schedule="whole")
-
-
-@pytest.fixture(autouse=True)
-def _time_to_run_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "SECONDS_AHEAD", 60.0)
 
 
 def answers(engine: Engine, kinds: list[dict[str, Any]]) -> dict[Key, Completion]:
