@@ -28,6 +28,7 @@ STEPS_OF = """async ([numBlocks, exits]) => {
 def test_a_tokens_note_shows_its_exit_and_when_its_skipped_blocks_were_computed(visit: Visit) -> None:
     visit.write(seed=11, length=60)
     body = {"model": "default", "prompt": "Once upon a time", "seed": 11, "max_tokens": 60}
+    body |= {"temperature": 1, "top_p": 1}  # as the page was asked
     metadata = visit.server.http.post("/v1/completions", json=body).json()["choices"][0]["nvium"]
     visit.page.mouse.move(0, 0)
     expect(visit.hint).to_be_hidden()
