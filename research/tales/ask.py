@@ -13,7 +13,13 @@ import numpy as np
 from nvium_core.training.chat.conversations import Conversation, Line, assistant, system, user
 from research.tales import wordings
 from research.tales.plots import article
-from research.tales.subject_tales import SubjectTale, short_tale, thing_of, with_other_subjects
+from research.tales.subject_tales import (
+    SubjectTale,
+    begun_with_its_thing,
+    short_tale,
+    thing_of,
+    with_other_subjects,
+)
 
 THING_TIMES = 3
 """Tales about an object or a sight occur this many times as often as others."""
@@ -27,6 +33,9 @@ KINDS = {"text": 0.3, "subject": 0.41, "named": 0.06, "short": 0.08, "opening": 
 BY_SUBJECT = ("subject", "short")
 SUBJECTS_SHARES = {"thing": 0.6, "being": 0.2, "both": 0.2}
 """Probabilities of what a request names if the tale has both a being and an object."""
+
+THING_FIRST_SHARE = 0.8
+"""Probability that a tale about an object begins with the sentence that introduces it."""
 
 SYSTEM_SHARE, GREETING_SHARE, CARELESS_SHARE = 0.1, 0.05, 0.2
 OPENING = re.compile(r"[^\n]{20,240}?[.!?][\"']?(?=\s)")
@@ -53,6 +62,8 @@ def line(tale: str | None, random: Random, rng: Rng, new_names: bool) -> Line:
         return exchange(random.choice(wordings.SMALL_TALK), rng)
     words = {"may_invent": kind in BY_SUBJECT, "new_names": new_names or kind in HERO_IN_REQUEST}
     chosen = with_other_subjects(tale, random, **words) if tale else short_tale(random, **words)
+    if random.random() < THING_FIRST_SHARE:
+        chosen = begun_with_its_thing(chosen)
     if kind == "text":
         return chosen.text
     question, answer = question_and_answer(kind, chosen, random, rng)

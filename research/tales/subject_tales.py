@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -67,7 +67,7 @@ def with_other_subjects(text: str, random: Random, *, may_invent: bool = False, 
     if being and random.random() < OTHER_NOUN_SHARE:
         text, being = with_other(text, being, draw_noun("being", random, may_invent))
     if thing and random.random() < OTHER_NOUN_SHARE:
-        field = next(field for field in THINGS if thing in words()["nouns"][field])
+        field = "sight" if thing in words()["nouns"]["sight"] else "thing"
         text, thing = with_other(text, thing, draw_noun(field, random, may_invent))
     return SubjectTale(text=text, hero=hero, being=being, thing=thing)
 
@@ -106,10 +106,20 @@ def being_of(text: str) -> str | None:
 
 
 def thing_of(text: str) -> str | None:
-    """Return the plot's object or sight: a noun that is mentioned often, and at least once after "a" or "an"."""
+    """Return the plot's object or sight: a noun that is mentioned often, and once after "a", "an" or its adjective."""
     introduced = {*re.findall(r"\b[Aa]n? (\w+)", text)}
     known = [noun for field in THINGS for noun in words()["nouns"][field] if noun in introduced]
-    return most_frequent(text, known, MIN_MENTIONS)
+    owned = [thing.split()[-1] for thing in words()["nouns"]["object"] if thing in text and thing != "new shoes"]
+    return most_frequent(text, known + owned, MIN_MENTIONS)
+
+
+def begun_with_its_thing(told: SubjectTale) -> SubjectTale:
+    """Drop the first paragraph of a tale if the next one begins with a sentence about the hero and the thing."""
+    _, _, text = told.text.partition("\n\n")
+    [opening, *_] = re.split(r"(?<=[.!?])\s", text, maxsplit=1)
+    if not (told.hero and told.thing and told.hero in opening and told.thing in opening):
+        return told
+    return replace(told, text=text, being=told.being if told.being and told.being in text else None)
 
 
 def short_tale(random: Random, *, may_invent: bool = False, new_names: bool = True) -> SubjectTale:

@@ -8,7 +8,7 @@ from nvium_core.training.chat.conversations import read_conversations
 from research.tales.__main__ import app
 from research.tales.pack import SEPARATOR
 from research.tales.plots import words
-from research.tales.subject_tales import short_tale, with_other_subjects
+from research.tales.subject_tales import begun_with_its_thing, short_tale, with_other_subjects
 
 OTTER = (
     "Long ago a shy otter named Lara lived by the river. Lara was a quiet otter.\n\n"
@@ -26,6 +26,17 @@ def test_a_tale_with_other_subjects_does_not_mention_the_first_ones():
         assert len(re.findall(rf"\b{each.thing}\b", each.text)) == OTTER.count("train")
         assert "white horse" in each.text
     assert len({(each.being, each.thing) for each in told}) > 60
+
+
+def test_a_tale_can_begin_with_the_sentence_about_its_thing_and_keeps_the_rest():
+    told = [short_tale(Random(seed)) for seed in range(100)]
+    begun = [(begun_with_its_thing(each), each) for each in told]
+    changed = [(one, other) for one, other in begun if one != other]
+    assert len(changed) > 20
+    for one, other in changed:
+        assert other.text.endswith(f"\n\n{one.text}")
+        assert one.thing in one.text.partition(".")[0] and one.hero in one.text.partition("\n")[0]
+        assert one.being is None or one.being in one.text
 
 
 def test_the_command_writes_a_file_that_training_reads(tmp_path):
