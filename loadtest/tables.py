@@ -1,43 +1,44 @@
-"""Tables of a load test: one point in detail, or a sweep with a row per point."""
+"""Tables of a load test: the results with a column per load, and the errors."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import chain
 
 from rich.table import Column, Table
 from rich.text import Text
 
-from loadtest.report import LATENCIES, Report, Spread
+from loadtest.report import LATENCIES, Report
 from loadtest.sweep import Point
 
 
 def tables(points: Sequence[Point]) -> list[Table]:
-    if len(points) > 1:
-        return [rates(points), percentiles(points), errors(points)]
-    [point] = points
-    return [latencies(point.report), totals(point.report), errors(points)]
+    return [results(points), errors(points)]
 
 
-def latencies(report: Report) -> Table:
-    table = numbers("milliseconds", *(field.name for field in fields(Spread)))
-    for name in LATENCIES:
-        spread = getattr(report, name)
-        table.add_row(name.replace("_", " "), *(map(milliseconds, asdict(spread).values()) if spread else ()))
+def results(points: Sequence[Point]) -> Table:
+    table = Table("results", *(Column(point.workload.name, justify="right") for point in points))
+    found = [dict(rows(point.report)) for point in points]
+    for name in dict.fromkeys(chain.from_iterable(found)):
+        table.add_row(name, *(each.get(name, "") for each in found))
     return table
 
 
-def totals(report: Report) -> Table:
-    table = numbers("totals", "")
-    table.add_row("requests", f"{report.num_succeeded}, {report.requests_per_second:.2f}/s")
+def rows(report: Report) -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of each result."""
+    yield "requests", f"{report.num_succeeded}, {report.requests_per_second:.2f}/s"
+    yield "failed", str(report.num_failed)
     if report.goodput is not None:
-        table.add_row("within targets", f"{report.num_good}, {report.goodput:.2f}/s")
-    table.add_row("tokens", f"{report.num_tokens}, {report.tokens_per_second:.1f}/s")
-    table.add_row("seconds", f"{report.duration:.2f}")
+        yield "within targets", f"{report.num_good}, {report.goodput:.2f}/s"
+    yield "tokens", f"{report.num_tokens}, {report.tokens_per_second:.1f}/s"
+    yield "seconds", f"{report.duration:.2f}"
     if report.lateness:
-        table.add_row("maximum send delay, ms", milliseconds(report.lateness.max))
-    num_exits = sum(report.exits.values())
+        yield "maximum send delay, ms", milliseconds(report.lateness.max)
+    for name in LATENCIES:
+        if spread := getattr(report, name):
+            for statistic, seconds in asdict(spread).items():
+                yield f"{name.replace('_', ' ')}, ms: {statistic}", milliseconds(seconds)
     for exit_, count in report.exits.items():
-        table.add_row(f"exit {exit_}", f"{count}, {100 * count / num_exits:.1f}%")
-    return table
+        yield f"exit {exit_}", f"{count}, {100 * count / sum(report.exits.values()):.1f}%"
 
 
 def errors(points: Sequence[Point]) -> Table:
@@ -47,31 +48,6 @@ def errors(points: Sequence[Point]) -> Table:
             name = f"{kind}, at {point.workload.name}" if len(points) > 1 else kind
             table.add_row(Text(name, "red"), str(count), Text(point.report.messages[kind]))
     return table
-
-
-def rates(points: Sequence[Point]) -> Table:
-    has_targets = any(point.report.goodput is not None for point in points)
-    table = numbers("load", "tokens/s", "requests/s", *(["goodput/s"] * has_targets), "requests", "failed")
-    for point in points:
-        report = point.report
-        goodput = [] if report.goodput is None else [f"{report.goodput:.2f}"]
-        found = [f"{report.tokens_per_second:.1f}", f"{report.requests_per_second:.2f}", *goodput]
-        table.add_row(point.workload.name, *found, str(len(point.results)), str(report.num_failed))
-    return table
-
-
-def percentiles(points: Sequence[Point]) -> Table:
-    table = numbers("milliseconds", *(f"{name}\np50 / p99" for name in ("first token", "next token", "request")))
-    for point in points:
-        spreads = [getattr(point.report, name) for name in LATENCIES]
-        cells = [f"{milliseconds(each.p50)} / {milliseconds(each.p99)}" if each else "" for each in spreads]
-        table.add_row(point.workload.name, *cells)
-    return table
-
-
-def numbers(title: str, *names: str) -> Table:
-    """Return an empty table with names in the first column and numbers in the others."""
-    return Table(title, *(Column(name, justify="right") for name in names))
 
 
 def milliseconds(seconds: float) -> str:

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class TooCostly(Exception):
-    """Raised by a constraint that cannot continue within its cost limits."""
+    """Raised by a constraint that cannot continue within its cost limits. The client reads the message."""
 
 
 class Constraint(Protocol):
@@ -86,8 +86,8 @@ class ConstraintState:
     def _contained(self) -> Iterator[None]:
         try:
             yield
-        except TooCostly:
-            self.error = ConstraintLimit("the request's constraint is too complex to continue")
+        except TooCostly as error:
+            self.error = ConstraintLimit(f"the request's constraint ended: {error}")
             self._allowed = b""
         except BaseException:  # a panic in a Rust library is not an Exception
             logger.exception("a constraint failed; its sequence will end")

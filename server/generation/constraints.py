@@ -206,7 +206,7 @@ class MaskClient:
         except HelperStuck:
             raise
         except HelperLost as error:
-            raise TooCostly("the grammar exceeded its time or memory limit") from error
+            raise TooCostly("its process ran out of time or memory, or was killed") from error
         return self._replies[choice]
 
 
@@ -239,7 +239,7 @@ class GrammarConstraint:
         if reply[0] not in (GOES_ON, OVER):
             if reply[0] == BROKEN:
                 raise RuntimeError("the grammar does not allow a token that was sampled")
-            raise TooCostly("the grammar exceeded its complexity limit")
+            raise TooCostly("the grammar is too complex")
         return reply
 
 

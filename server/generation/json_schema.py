@@ -12,7 +12,6 @@ Independent of tokens, engines and HTTP.
 """
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -26,8 +25,6 @@ FORMATS = frozenset(
 
 OPEN_SUFFIX = "-merged"
 """Suffix for the name of a definition's open copy. Schemas that merge the definition refer to the open copy."""
-
-OPEN_REFERENCE = re.compile(rf'"\$ref": "([^"]*{OPEN_SUFFIX})"')
 
 MAX_VISITS = 500_000
 
@@ -60,15 +57,21 @@ class Preparation:
         self._schema = schema
         self._is_strict = is_strict
         self._num_visits = 0
+        self._merged_references: set[str] = set()
+        """References whose definitions need an open copy."""
 
     def root(self) -> dict[str, Any]:
         """Return the schema to compile. Raise `UnusableGrammar` if it merges too many schemas."""
         ready: dict[str, Any] = self._prepare(self._schema)
         for key in DEFINITIONS:
             if isinstance(definitions := self._schema.get(key), Mapping):
-                closed = {name: self._prepare(body) for name, body in definitions.items()}
-                opened = {name + OPEN_SUFFIX: self._prepare(body, is_merged=True) for name, body in definitions.items()}
-                ready[key] = closed | needed(opened, [ready, closed])
+                ready[key] = {name: self._prepare(body) for name, body in definitions.items()}
+        while self._merged_references:
+            reference = self._merged_references.pop()
+            _, key, name = reference.split("/", 2)
+            found, copies = target(self._schema, reference), ready.get(key, {})
+            if found is not None and name + OPEN_SUFFIX not in copies:
+                copies[name + OPEN_SUFFIX] = self._prepare(found, is_merged=True)
         return ready
 
     def _prepare(self, node: Any, *, is_merged: bool = False) -> Any:
@@ -96,6 +99,7 @@ class Preparation:
         if key in SINGLE:
             return [*map(self._prepare, value)] if isinstance(value, list) else self._prepare(value)
         if key == "$ref" and merges and isinstance(value, str) and value.startswith(("#/$defs/", "#/definitions/")):
+            self._merged_references.add(value)
             return value + OPEN_SUFFIX
         return value
 
@@ -199,16 +203,6 @@ def only_member(node: Schema) -> Schema | None:
     members = listed(node, "allOf")
     is_wrapper = len(members) == 1 and isinstance(members[0], Mapping) and not set(node) - {"allOf", *ANNOTATIONS}
     return members[0] if is_wrapper else None
-
-
-def needed(definitions: Mapping[str, Any], users: list[Any]) -> dict[str, Any]:
-    """Return the definitions that `users` refer to, directly or through other definitions."""
-    found: dict[str, Any] = {}
-    while users:
-        names = {name.rsplit("/", 1)[-1] for name in OPEN_REFERENCE.findall(json.dumps(users))}
-        users = [definitions[name] for name in names if name in definitions and name not in found]
-        found |= {name: definitions[name] for name in names if name in definitions}
-    return found
 
 
 def is_object(node: Any) -> bool:

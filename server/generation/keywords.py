@@ -28,6 +28,14 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Values of unsupported keywords that constrain nothing."""
 
 
+PARTNERS = {
+    "if": ("then", "else"),
+    **dict.fromkeys(("then", "else"), ("if",)),
+    **dict.fromkeys(("minContains", "maxContains"), ("contains",)),
+}
+"""Keywords that constrain nothing without one of these beside them."""
+
+
 def enforceable(schema: Schema, *, drops: bool) -> tuple[dict[str, Any], list[str]]:
     """Remove keywords that constrain nothing. Return the schema and the paths of its unenforced keywords.
 
@@ -43,7 +51,7 @@ def enforced(node: Any, place: str, ignored: list[str], *, drops: bool) -> Any:
         return node
     kept = dict[str, Any]()
     for key, value in node.items():
-        if not constrains(key, value):
+        if not constrains(key, value) or node.keys().isdisjoint(PARTNERS.get(key, (key,))):
             continue
         if (key == "uniqueItems" and value is True) or (drops and is_unenforceable(key, value)):
             ignored.append(place + key)

@@ -196,7 +196,7 @@ def test_a_disallowed_token_raises_an_error_that_does_not_quote_the_text() -> No
 
 def test_a_limit_exceeded_while_matching_raises_too_costly() -> None:
     constraint = compiled(Regex("(.{0,500}){20}"))
-    with pytest.raises(TooCostly, match=r"the grammar exceeded its \w+"):
+    with pytest.raises(TooCostly, match=r"too complex|out of time"):
         [(constraint.allowed(), constraint.advance(token_id)) for token_id in token_ids("abc" * 100)]
 
 

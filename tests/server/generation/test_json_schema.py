@@ -221,6 +221,8 @@ UNCONSTRAINING: list[Json] = [
     {"type": "string", "maxLength": 2**64},
     {"type": "array", "maxItems": 2.0, "minItems": 1.0, "items": STRING},
     {"$dynamicAnchor": "node", "type": "object"},
+    {"type": "object", "then": {"required": ["y"]}, "else": False, "minContains": 2},
+    {"type": "object", "if": {"required": ["x"]}},
     {"type": "object", "unevaluatedProperties": True, "not": False, "dependentRequired": {}},
 ]
 
