@@ -92,10 +92,6 @@ class EngineWorker:
         """Seconds since the last Step, or since the last heartbeat of an idle worker."""
         return time.monotonic() - self._beat
 
-    def restart_clock(self) -> None:
-        """Reset the heartbeat after the whole process was suspended."""
-        self._beat = time.monotonic()
-
     def submit(self, requests: Items[EngineRequest], tenant: str = "") -> TokenStream:
         """Queue all requests or none, without blocking. Call this on the running event loop.
 

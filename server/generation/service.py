@@ -41,9 +41,6 @@ NUM_TEXT_THREADS = 2
 NUM_COMPILING_THREADS = 4
 """Threads that wait for grammar processes, and so the number of grammars that are compiled at the same time."""
 
-PAUSE_SECONDS = 1
-"""If no tick comes for this long, the process must have been suspended."""
-
 NEUTRAL = {"temperature": 1.0, "top_p": 1.0}
 
 
@@ -86,7 +83,7 @@ class Service(Drainable):
         self._compiling_threads = DaemonThreadPool(NUM_COMPILING_THREADS, "nvium-compile")
         self._pools = self.text_threads, self.tokenizing_thread, self._compiling_threads
         self.is_warm = False
-        self._ticked: float | None = None
+        self._limited_at = 0.0
 
     def log_capacity(self) -> None:
         """Log the context, the number of sequences and the cache size."""
@@ -129,23 +126,16 @@ class Service(Drainable):
 
     @property
     def is_live(self) -> bool:
-        """Return whether the engine and the threads make progress. A process that has just been resumed is live."""
+        """Return whether the engine and the threads make progress."""
         busy_seconds = max(pool.busy_seconds for pool in self._pools)
         has_progressed = max(self.worker.seconds_since_progress, busy_seconds) < self.settings.stall_seconds
-        return self.worker.is_alive and not self.has_failed and (has_progressed or self._has_paused)
-
-    @property
-    def _has_paused(self) -> bool:
-        return self._ticked is not None and time.monotonic() - self._ticked > PAUSE_SECONDS
+        return self.worker.is_alive and not self.has_failed and has_progressed
 
     def tick(self) -> None:
-        """Detect that the process was suspended, and limit the helpers' memory once a second."""
-        if self._has_paused:
-            for watched in (self.worker, *self._pools):
-                watched.restart_clock()
-        if int(time.monotonic()) > int(self._ticked or 0):
+        """Limit the helpers' memory once a second."""
+        if time.monotonic() > self._limited_at + 1:
             HELPERS.limit_memory()
-        self._ticked = time.monotonic()
+            self._limited_at = time.monotonic()
 
     @property
     def is_ready(self) -> bool:

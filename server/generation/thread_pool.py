@@ -19,7 +19,6 @@ class DaemonThreadPool(Executor):
         self._tasks = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]]()
         self._started_at: dict[int, float] = {}
         """Start time of each running task by thread, on the `time.monotonic()` clock."""
-        self._restarted_at = 0.0
         for _ in range(num_threads):
             threading.Thread(target=self._run, name=name, daemon=True).start()
 
@@ -35,11 +34,7 @@ class DaemonThreadPool(Executor):
     @property
     def busy_seconds(self) -> float:
         now = time.monotonic()
-        return now - max(self._restarted_at, min(list(self._started_at.values()), default=now))
-
-    def restart_clock(self) -> None:
-        """Count the time of running tasks from now on. Call this after the process was suspended."""
-        self._restarted_at = time.monotonic()
+        return now - min(list(self._started_at.values()), default=now)
 
     def _run(self) -> None:
         while True:

@@ -116,13 +116,10 @@ begun.wait()
 """
 
 
-def test_a_stuck_task_fails_the_liveness_probe_unless_it_is_excused(byte_model: LoadedModel) -> None:
+def test_a_stuck_task_fails_the_liveness_probe_until_it_ends(byte_model: LoadedModel) -> None:
     with live_server(byte_model, stall_seconds=2) as server:
-        release, threads = threading.Event(), server.service.text_threads
-        threads.submit(release.wait)
-        wait_until(lambda: server.http.get("/livez").status_code == 503)
-        threads.restart_clock()
-        assert threads.busy_seconds < 2
+        release = threading.Event()
+        server.service.text_threads.submit(release.wait)
         wait_until(lambda: server.http.get("/livez").status_code == 503)
         release.set()
         wait_until(lambda: server.http.get("/livez").status_code == 200)
