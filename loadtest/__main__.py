@@ -66,7 +66,6 @@ async def run(arguments: argparse.Namespace, sweep: Sequence[Workload]) -> tuple
 async def with_random_prompts(
     client: LoadClient, arguments: argparse.Namespace, sweep: Sequence[Workload]
 ) -> list[Workload]:
-    """Give every request of the workloads its own random prompt."""
     known = await client.token_ids(" ".join(DEFAULT_PROMPTS))
     total = len(sweep) * (arguments.warm_up + arguments.requests)
     prompts = random_prompts(known, arguments.prompt_tokens, total, arguments.seed)

@@ -81,7 +81,6 @@ def parser() -> OneLineParser:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Raise `WorkloadError` for contradictory options."""
     if arguments.concurrency and max(arguments.concurrency) > arguments.requests:
         raise WorkloadError(f"--concurrency {max(arguments.concurrency)} requires at least as many --requests")
     if arguments.target_itl_ms and arguments.max_tokens.high == 1:

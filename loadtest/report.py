@@ -23,7 +23,6 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Self | None:
-        """Summarise values. Return None if there are none."""
         ordered = sorted(values)
         if not ordered:
             return None

@@ -116,7 +116,6 @@ def middleware(
 
 
 def keys_gate(keys: KeyRing, settings: Settings) -> Middleware | None:
-    """Return the middleware that requires a key, or None if no keys are configured."""
     return Middleware(KeyGate, keys=keys, metrics_open=settings.metrics_open) if keys else None
 
 

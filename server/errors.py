@@ -96,7 +96,6 @@ class ApiError(Exception):
 
     @property
     def type(self) -> str:
-        """Return OpenAI's type of error."""
         if self.status >= 500:
             return "server_error"
         return "requests" if self.status == HTTPStatus.TOO_MANY_REQUESTS else "invalid_request_error"
@@ -232,7 +231,6 @@ def from_validation(error: RequestValidationError) -> ApiError:
 
 
 def code_of(kind: str) -> str:
-    """Return the code for a pydantic type of error."""
     return next((code for pattern, code in CODES.items() if re.fullmatch(pattern, kind)), INVALID)
 
 

@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from docs.tables.table import Cell, Table, table
 from server.http.paths import PROBES
 from server.routes.openapi import document
-from server.schemas.body import Hint, NeutralOnly, RequestBody, WithoutEffect
+from server.schemas.body import Hint, NeutralOnly, RequestBody
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.foreign import FOREIGN
@@ -183,8 +183,8 @@ def neutral(field: FieldInfo) -> NeutralOnly | None:
 
 
 def status_of(mark: NeutralOnly) -> str:
-    if isinstance(mark, WithoutEffect):
-        return "ignored" if isinstance(mark, Hint) else "without effect"
+    if isinstance(mark, Hint):
+        return "ignored"
     values = [value for number, value in enumerate(mark.values) if value not in mark.values[:number]]
     return f"only {', '.join(map(code, values))}" if values else "refused"
 

@@ -89,7 +89,6 @@ def is_constant(schema: Any) -> bool:
 
 
 def patterns_of(node: Schema) -> Iterator[str]:
-    """Yield the regular expressions and formats at one node of a schema."""
     yield from (node[keyword] for keyword in ("pattern", "format") if isinstance(node.get(keyword), str))
     by_pattern = node.get("patternProperties")
     yield from by_pattern if isinstance(by_pattern, Mapping) else ()
@@ -110,6 +109,5 @@ def check_text(text: str) -> None:
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise `UnusableGrammar` with this message unless the condition holds."""
     if not condition:
         raise UnusableGrammar(message)

@@ -18,7 +18,6 @@ class Prompt:
     text: str | None = None
 
     def truncated(self, last: int | None) -> "Prompt":
-        """Keep only the `last` last tokens of the prompt, or all tokens if `last` is None."""
         return self if last is None or len(self.token_ids) <= last else Prompt(self.token_ids[-last:])
 
 

@@ -114,8 +114,6 @@ class Regex(Grammar):
 
 @dataclass(frozen=True)
 class OneOf(Grammar):
-    """One of several texts."""
-
     options: Sequence[str]
 
     def text(self) -> str:
@@ -276,5 +274,4 @@ def quoted(text: str) -> str:
 
 
 def pattern(text: str) -> str:
-    """Return a Lark regular expression that matches the text."""
     return re.sub(r"([^\w\s])", r"\\\1", text)

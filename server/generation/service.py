@@ -115,7 +115,6 @@ class Service(Drainable):
         }
 
     def start(self) -> None:
-        """Prepare the device, and start the engine."""
         log.info("warming up")
         self.encode("Once")  # start the tokenizer's threads now: there may be no memory later
         started = time.monotonic()
@@ -168,7 +167,6 @@ class Service(Drainable):
         return self.name
 
     def with_defaults(self, body: Body) -> Body:
-        """Give the model's own defaults to sampling fields that a request leaves out."""
         given = dict.fromkeys(body.model_fields_set) | {"sampling": body.nvium.sampling}
         added = with_defaults(given, self.sampling_defaults).items() - given.items()
         fields = {name: value for name, value in added if name in type(body).model_fields}

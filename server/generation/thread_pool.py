@@ -28,7 +28,6 @@ class DaemonThreadPool(Executor):
         return future
 
     async def run(self, task: Callable[..., Result], *args: Any) -> Result:
-        """Run a task on a thread of the pool, so it does not block the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self, partial(task, *args))
 
     @property

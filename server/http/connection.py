@@ -156,7 +156,6 @@ class Connection(H11Protocol):
         return self.transport.get_write_buffer_size() + int(self._state.get("num_unsent", 0))
 
     def cut_off(self) -> None:
-        """Abort the connection of a slow client."""
         if record := self._state.get("record"):
             record.aborted("slow_client")
         self.transport.abort()

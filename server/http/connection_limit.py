@@ -55,7 +55,6 @@ class ConnectionLimit:
         return self._excess[connection]
 
     def release(self, connection: Refusable) -> None:
-        """Remove a connection that is closed or no longer in excess."""
         self._excess.pop(connection, None)
 
 

@@ -33,7 +33,6 @@ CLOSE = (b"connection", b"close")
 
 
 def url_of(settings: Settings, port: int) -> str:
-    """Return the server's URL on this machine."""
     scheme = "https" if settings.ssl_certfile else "http"
     host = ANY_INTERFACE.get(settings.host, settings.host)
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{settings.root_path}"

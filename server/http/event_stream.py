@@ -123,7 +123,6 @@ def framed(events: list[bytes]) -> bytes:
 
 
 def on_one_line(event: bytes) -> bytes:
-    """Escape the characters of `LINE_ENDS`."""
     if b"\xe2\x80" in event or b"\xc2\x85" in event:
         for character, escape in LINE_ENDS.items():
             event = event.replace(character, escape)

@@ -37,12 +37,10 @@ class Handshakes:
         return self._closing is None
 
     def end(self, descriptor: int) -> None:
-        """Record that a handshake is complete."""
         self._sockets.pop(descriptor, None)
         self._num_established += 1
 
     def leave(self) -> None:
-        """Record that an established connection has closed."""
         self._num_established -= 1
 
     def _shut_down_oldest(self) -> None:

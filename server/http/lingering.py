@@ -49,7 +49,6 @@ class Lingering:
         self._end = asyncio.get_running_loop().call_later(LINGER_SECONDS, self._transport.abort)
 
     def forget(self) -> None:
-        """Stop the timer of a transport that is closed."""
         if self._end:
             self._end.cancel()
 

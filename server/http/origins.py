@@ -66,5 +66,4 @@ def is_own_address(name: str, scope: Scope) -> bool:
 
 
 def opens_page(scope: Scope, headers: Headers) -> bool:
-    """Return whether the request follows a link to the playground."""
     return scope["method"] == "GET" and scope["path"] == PAGE and headers.get("sec-fetch-mode") == "navigate"

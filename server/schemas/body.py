@@ -51,18 +51,14 @@ class NeutralOnly:
         return {"enum": list(self.values)} if self.values else {"type": "null"}
 
 
-class WithoutEffect(NeutralOnly):
-    """Marks a field that accepts any value and has no effect, because the server always behaves as the field asks."""
+class Hint(NeutralOnly):
+    """Marks a field that is ignored. If its value is not neutral, the field is named in `x-nvium-ignored-params`."""
 
     def check(self, param: str, value: Any) -> None:
         """Accept any value."""
 
     def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         return handler(core_schema)
-
-
-class Hint(WithoutEffect):
-    """Marks a field that is ignored. If its value is not neutral, the field is named in `x-nvium-ignored-params`."""
 
 
 class RequestBody(BaseModel):
@@ -215,6 +211,5 @@ Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
 def require(condition: bool, param: str, message: str, *, code: str = INVALID) -> None:
-    """Raise `InvalidField` for this parameter unless the condition holds."""
     if not condition:
         raise InvalidField(param, message, code=code)

@@ -10,7 +10,7 @@ from nvium_core.text.chat_template import Conversation
 from nvium_core.text.tool_calls import PLAIN, CallFormat
 from server.errors import InvalidField
 from server.generation.grammars import JsonSchema, ToolCalls, Without
-from server.schemas.body import Hint, NeutralOnly, Text, WithoutEffect, require
+from server.schemas.body import Hint, NeutralOnly, Text, require
 from server.schemas.formats import OutputFormat
 from server.schemas.generation import (
     NO_LIMIT,
@@ -47,7 +47,7 @@ class ChatRequest(TemplateOptions, GenerationRequest):
 
     safety_identifier: Text | None = None
     """Logged with the request instead of `user`."""
-    prompt_cache_key: Annotated[Text | None, WithoutEffect()] = None
+    prompt_cache_key: Text | None = None
     """No effect, because all requests share the prefix cache."""
     prompt_cache_options: Annotated[Any, NeutralOnly({}, {"mode": "implicit"})] = None
     prompt_cache_retention: Annotated[Any, NeutralOnly("in_memory")] = None
@@ -79,7 +79,6 @@ class ChatRequest(TemplateOptions, GenerationRequest):
         return self.conversation_of(self.messages, [] if self.tool_choice == "none" else self.tools)
 
     def callable_tools(self) -> list[Tool]:
-        """Return the tools that the model may call. Raise `InvalidField` if `tool_choice` does not fit the tools."""
         return callable_tools(self.tools, self.tool_choice)
 
     @property
@@ -133,7 +132,6 @@ class ChatRequest(TemplateOptions, GenerationRequest):
         return None if max_tokens == NO_LIMIT else max_tokens
 
     def params(self, constraint: Constraint | None, max_tokens: int, end_of_turn: Sequence[int]) -> SamplingParams:
-        """Return the engine's sampling parameters. Raise `InvalidRequest` for a value out of range."""
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         also_stops_at = () if self.ignore_eos else end_of_turn
         return self.sampling(max_tokens, constraint, also_stops_at=also_stops_at, logprobs=logprobs)

@@ -159,7 +159,6 @@ class GenerationRequest(AnswerRequest):
 
     @property
     def num_choices(self) -> int:
-        """Return the number of choices to generate for each prompt."""
         return self.n
 
     @property
@@ -194,7 +193,6 @@ class GenerationRequest(AnswerRequest):
 
     @property
     def logged_user(self) -> str | None:
-        """Return the client's user, safe to log."""
         return None if self.user is None else loggable(self.user)
 
     @contextmanager

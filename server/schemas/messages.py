@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from server.schemas.body import TOO_MANY, AtMost, NeutralOnly, RequestBody, Text, WithoutEffect, encodable, tagged
+from server.schemas.body import TOO_MANY, AtMost, NeutralOnly, RequestBody, Text, encodable, tagged
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 4096
@@ -20,7 +20,7 @@ OnlyAssistant = Annotated[Any, NeutralOnly(why=": only for role assistant")]
 
 
 class Part(RequestBody):
-    prompt_cache_breakpoint: Annotated[dict[str, Any] | None, WithoutEffect()] = None
+    prompt_cache_breakpoint: dict[str, Any] | None = None
     """No effect, because all requests share the prefix cache."""
 
 

@@ -16,7 +16,6 @@ from server.schemas.body import (
     NeutralOnly,
     RequestBody,
     Text,
-    WithoutEffect,
     described,
     require,
 )
@@ -162,7 +161,7 @@ class ResponseRequest(AnswerRequest):
     text: TextOptions = TextOptions()
     metadata: Metadata = {}
     safety_identifier: Text | None = None
-    prompt_cache_key: Annotated[Text | None, WithoutEffect()] = None
+    prompt_cache_key: Text | None = None
     """No effect, because all requests share the prefix cache."""
 
     reasoning: Annotated[Any, Hint({})] = None

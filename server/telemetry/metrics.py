@@ -97,7 +97,6 @@ class Metrics:
             self.rejected.labels(code)
 
     def add_model(self, model: Mapping[str, str], num_seats: int) -> None:
-        """Add the served model's description and the maximum number of running sequences."""
         Info("nvium_model", "The served model.", registry=self.registry).info(dict(model))
         Gauge("nvium_seats", "Maximum number of running sequences.", registry=self.registry).set(num_seats)
 
@@ -108,7 +107,6 @@ class Metrics:
         return steps
 
     def watch(self, worker: EngineWorker) -> None:
-        """Report the engine's state at every scrape."""
         self.registry.register(WorkerCollector(worker))
 
     def page(self) -> bytes:

@@ -31,14 +31,11 @@ class Tally:
         self._sum += value * times
 
     def add_to(self, family: HistogramMetricFamily, labels: Sequence[str] = ()) -> None:
-        """Add the histogram to a metric family, with cumulative counts."""
         bounds = [*map(floatToGoString, self._bounds), "+Inf"]
         family.add_metric(labels, list(zip(bounds, map(float, accumulate(self.counts)), strict=True)), self._sum)
 
 
 class TallyMetric(Tally, Collector):
-    """A histogram that registers itself as a metric."""
-
     def __init__(self, name: str, about: str, bounds: Sequence[float], registry: CollectorRegistry) -> None:
         super().__init__(bounds)
         self._name, self._about = name, about

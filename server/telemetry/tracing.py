@@ -50,8 +50,6 @@ def tracer_provider(settings: Settings) -> TracerProvider | None:
 
 
 class Tracing:
-    """Traces finished requests."""
-
     def __init__(self, provider: TracerProvider) -> None:
         self._tracer = provider.get_tracer(SERVICE)
 
@@ -118,5 +116,4 @@ def phases(record: RequestRecord) -> Iterator[tuple[str, float, float]]:
 
 
 def unix_ns(record: RequestRecord, moment: float) -> int:
-    """Convert a time of the record's clock to Unix time."""
     return record.arrived_unix_ns + round((moment - record.arrived_at) * 1e9)

@@ -7,7 +7,7 @@ import pytest
 from nvium_core import LoadedModel
 from server.errors import InvalidField
 from server.schemas.aliases import ALIASES
-from server.schemas.body import NeutralOnly, RequestBody, WithoutEffect
+from server.schemas.body import Hint, NeutralOnly, RequestBody
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.foreign import FOREIGN
@@ -148,7 +148,7 @@ def test_an_unsupported_field_is_accepted_only_with_its_neutral_values(body: typ
             asked = body.model_validate(start | {name: value})
             checked(asked)
             assert [*asked.unknown_fields()] == ([name] if name in foreign else [])
-        if not isinstance(mark, WithoutEffect):
+        if not isinstance(mark, Hint):
             with pytest.raises(InvalidField) as refused:
                 checked(body.model_validate(start | {name: "something"}))
             assert refused.value.param == name
