@@ -50,7 +50,7 @@ def read_header(path: Path) -> Header:
     As in llama.cpp, every tensor must begin where the one before it ends, rounded up to the alignment.
     """
     reader = _Reader(path)
-    if reader.take(len(MAGIC)) != MAGIC:
+    if reader.read(len(MAGIC)) != MAGIC:
         raise ValueError("not a GGUF file")
     version, num_tensors, num_fields = reader.number("I"), reader.number("Q"), reader.number("Q")
     if version not in VERSIONS:
@@ -73,17 +73,17 @@ class _Reader:
             self._file = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         self._at = 0
 
-    def take(self, num_bytes: int) -> bytes:
+    def read(self, num_bytes: int) -> bytes:
         begin, self._at = self._at, self._at + num_bytes
         self._check(self._at)
         return self._file[begin : self._at]
 
     def number(self, form: str) -> Any:
-        [number] = unpack_from(f"<{form}", self.take(calcsize(f"<{form}")))
+        [number] = unpack_from(f"<{form}", self.read(calcsize(f"<{form}")))
         return number
 
     def string(self) -> str:
-        return self.take(self.number("Q")).decode()
+        return self.read(self.number("Q")).decode()
 
     def value(self, kind: int) -> Any:
         if kind == STRING:
@@ -96,7 +96,7 @@ class _Reader:
         if kind == STRING:
             return self._strings(count)
         form = np.dtype(_form(kind)).newbyteorder("<")
-        return np.frombuffer(self.take(count * form.itemsize), form).tolist()
+        return np.frombuffer(self.read(count * form.itemsize), form).tolist()
 
     def _strings(self, count: int) -> list[str]:
         file, size, begin, strings = self._file, len(self._file), self._at, []

@@ -85,12 +85,12 @@ class Packer:
         scratch = bytearray(num_bytes(self._library, matrix.kind, ROWS_AT_ONCE, matrix.shape[1]))
         scratch_at = ctypes.addressof(ctypes.c_char.from_buffer(scratch))
 
-        def check(rows: StoredRows) -> int:
+        def are_finite(rows: StoredRows) -> int:
             rows.first, rows.num_all = 0, rows.num_rows
             return cast(int, self._library.pack(ctypes.byref(rows), self._num_threads, scratch_at))
 
         if not is_packed:
-            self._each_part(weight_ND, matrix.kind, check)
+            self._each_part(weight_ND, matrix.kind, are_finite)
         return matrix.kind, matrix.held().contiguous()
 
     def _each_part(self, weight_ND: Tensor, kind: Kind, use: Callable[[StoredRows], int]) -> None:
