@@ -1,14 +1,19 @@
-"""Middleware that reads request bodies. It limits the size of a body, the total size and the rate of parsing."""
+"""Reads request bodies. Limits the size of a body, the total size and the rate of parsing."""
 
 import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
 
+from fastapi import Request
+from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import Rejected
+from server.errors import ApiError, Rejected
+from server.http.admission import Shares
 from server.http.middleware import HttpMiddleware, refuse
-from server.http.shares import Shares
-from server.schemas.json_text import reading_seconds
+from server.schemas.json_text import JsonError, parsed, reading_seconds
 
 COSTLY_SECONDS = 0.001
 """Bodies that take longer to parse and validate are costly: they block the event loop."""
@@ -102,3 +107,23 @@ def replayed(body: bytes, receive: Receive) -> Receive:
         return messages.pop() if messages else await receive()
 
     return replay
+
+
+class JsonRoute(APIRoute):
+    """A route that reads JSON by our own parser: FastAPI's accepts duplicate keys."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def read(request: Request) -> Response:
+            return await handle(JsonRequest(request.scope, request.receive))
+
+        return read
+
+
+class JsonRequest(Request):
+    async def json(self) -> Any:
+        try:
+            return parsed(await self.body())
+        except JsonError as error:
+            raise ApiError(f"the body {error}", param=error.param, code="invalid_json") from error

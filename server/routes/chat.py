@@ -4,7 +4,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from server.generation.chat import start_chat
-from server.routes.json_route import JsonRoute
+from server.http.bodies import JsonRoute
 from server.schemas.chat import Chat, ChatRequest
 from server.writers.answer import accepted, answer
 from server.writers.chat_writer import ChatWriter

@@ -4,7 +4,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from server.generation.generation import start
-from server.routes.json_route import JsonRoute
+from server.http.bodies import JsonRoute
 from server.schemas.completions import Completion, CompletionRequest
 from server.writers.answer import accepted, answer
 from server.writers.completion_writer import CompletionWriter

@@ -12,7 +12,7 @@ from starlette.responses import Response as HttpResponse
 from server.errors import ApiError
 from server.generation.chat import start_chat
 from server.generation.service import Service
-from server.routes.json_route import JsonRoute
+from server.http.bodies import JsonRoute
 from server.schemas.response_items import Json, add_item
 from server.schemas.responses import DeletedResponse, Response, ResponseRequest
 from server.writers.answer import accepted, answer

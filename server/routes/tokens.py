@@ -7,8 +7,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from server.generation.service import Service
+from server.http.bodies import JsonRoute
 from server.http.event_stream import unless_disconnected
-from server.routes.json_route import JsonRoute
 from server.schemas.body import RequestBody, ResponseBody, require
 from server.schemas.tokens import Detokenized, DetokenizeRequest, TokenizeRequest, TokenizerInfo, Tokens
 from server.telemetry.record import CLIENT_CLOSED_REQUEST

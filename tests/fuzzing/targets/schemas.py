@@ -15,9 +15,9 @@ from starlette.types import Message
 
 from nvium_core.text.tool_calls import PLAIN
 from server.app import bare_app, middleware
+from server.http.bodies import JsonRoute
 from server.http.middleware import LastResort
 from server.http.starting import UntilLoaded
-from server.routes.json_route import JsonRoute
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.generation import GenerationRequest, RequestLimits

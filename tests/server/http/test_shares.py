@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvium_core import LoadedModel
+from server.http.admission import MULTIPLE, Shares
 from server.http.rate_limit import RateLimit
-from server.http.shares import MULTIPLE, Shares
 from tests.byte_model import NAME
 from tests.server.http.test_keys import Reached, bearer, called
 from tests.server.live_server import LiveServer, live_server, wait_until
