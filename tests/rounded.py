@@ -18,11 +18,11 @@ KINDS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K",
 
 
 def rounded(x_XD: Tensor) -> Tensor:
-    """Round each group of 32 numbers to multiples of 1/32,767 of its largest, like rounded.h."""
+    """Round each group of 32 numbers to multiples of 1/32,639 of its largest, like rounded.h."""
     x_XGN = x_XD.unflatten(-1, (-1, 32))
     peak_XG1 = x_XGN.abs().amax(-1, keepdim=True)
-    factor_XG1 = torch.where(peak_XG1 <= 1e-30, 0, 32767 / peak_XG1)
-    return ((x_XGN.double() * factor_XG1).round() * (peak_XG1 / 32767)).to(x_XD.dtype).flatten(-2)
+    factor_XG1 = torch.where(peak_XG1 <= 1e-30, 0, 32639 / peak_XG1)
+    return ((x_XGN.double() * factor_XG1).round() * (peak_XG1 / 32639)).to(x_XD.dtype).flatten(-2)
 
 
 def round_inputs(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

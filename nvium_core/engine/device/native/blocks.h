@@ -116,9 +116,10 @@ inline void q3_k(const uint8_t* at, Block& out) {
 inline void q6_k(const uint8_t* at, Block& out) {
   out.scale = half_at(at + 208);
   std::memcpy(out.factors, at + 192, 16);
-  for (int i = 0; i < 256; ++i) {
-    const int part = i / 128, quarter = i / 32 % 4, low = at[64 * part + i % 64] >> (quarter / 2 * 4) & 15;
-    out.numbers[i] = (low | (at[128 + 32 * part + i % 32] >> 2 * quarter & 3) << 4) - 32;
+  for (int q = 0; q < 8; ++q) {  // quarters of 128 numbers
+    const uint8_t *low = at + 64 * (q / 4) + 32 * (q % 2), *high = at + 128 + 32 * (q / 4);
+    for (int i = 0; i < 32; ++i)
+      out.numbers[32 * q + i] = ((low[i] >> (q % 4 / 2 * 4) & 15) | (high[i] >> 2 * (q % 4) & 3) << 4) - 32;
   }
 }
 

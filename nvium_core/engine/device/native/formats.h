@@ -30,50 +30,49 @@ struct Halves {  // the first IEEE half of every lane, then the second of every 
 };
 
 // Quantized numbers come in groups of `kGroup`, which take `kWords` 32-bit words of each lane. A step has one word of
-// every lane, and steps are `stride` bytes apart. `put` writes a group of one lane. `unpack` returns four pairs of
-// numbers: pair p has the numbers 8w + 2p and 8w + 2p + 1 as int16, the first in the lower half of each lane.
+// every lane, and steps are `stride` bytes apart. `put` writes a group of one lane. `unpack` returns the numbers 8w … as
+// two quads: four unsigned bytes of each lane, in the order 0, 2, 1, 3.
 
-// Unsigned numbers of 4 + High bits. Each word has the lower bits of 8 numbers: pair p in bits 4p … and 16 + 4p …. The
-// upper bits of all pairs follow in one word, in bits High · p … and 16 + High · p ….
+// Return four numbers as a quad of one lane.
+inline uint32_t quad_of(const uint8_t* numbers) {
+  const auto in_order = bits_at<uint32_t>(numbers);
+  return (in_order & 0xFF0000FF) | (in_order >> 8 & 0x0000FF00) | (in_order << 8 & 0x00FF0000);
+}
+
+// Numbers of 4 + High bits. Each word has the lower bits of two quads: one in the lower half of each byte, one in the
+// upper half. The upper bits of all quads follow in one word: of quad q in bits High · q … of each byte.
 template <int High, int Group> struct Nibbles {
-  static constexpr int kGroup = Group, kWords = Group / 8 + (High ? 1 : 0), kBits = 4 + High;
+  static constexpr int kGroup = Group, kWords = Group / 8 + (High ? 1 : 0);
 
   static void put(const uint8_t* numbers, int64_t stride, char* to) {
     uint32_t words[kWords] = {};
-    for (int i = 0; i < Group; ++i) {
-      const int pair = i / 2, half = 16 * (i % 2);
-      words[i / 8] |= (numbers[i] & 15u) << (pair % 4 * 4 + half);
-      if (High) words[kWords - 1] |= static_cast<uint32_t>(numbers[i] >> 4) << (High * pair + half);
+    for (int q = 0; q < Group / 4; ++q) {
+      const uint32_t quad = quad_of(numbers + 4 * q);
+      words[q / 2] |= (quad & 0x0F0F0F0F) << 4 * (q % 2);
+      if (High) words[kWords - 1] |= (quad >> 4 & 0x0F0F0F0F) << High * q;
     }
     for (int word = 0; word < kWords; ++word) std::memcpy(to + word * stride, &words[word], 4);
   }
 
-  static void unpack(const char* at, int64_t stride, int w, ints (&pairs)[4]) {
+  static void unpack(const char* at, int64_t stride, int w, ints (&quads)[2]) {
     const ints lower = bits_at<ints>(at + w * stride);
-    for (int p = 0; p < 4; ++p) pairs[p] = lower >> 4 * p & 0x000F000F;
+    quads[0] = lower & 0x0F0F0F0F, quads[1] = lower >> 4 & 0x0F0F0F0F;
     if constexpr (High) {
-      const ints upper = bits_at<ints>(at + Group / 8 * stride) >> 4 * High * w;  // each number's bits go to bit 4
-      for (int p = 0; p < 4; ++p)
-        pairs[p] |= (High * p < 4 ? upper << (4 - High * p) : upper >> (High * p - 4)) & ((1 << High) - 1) * 0x00100010;
+      const ints upper = bits_at<ints>(at + Group / 8 * stride) >> 2 * High * w;
+      for (int q = 0; q < 2; ++q) quads[q] |= upper << (4 - High * q) & ((1 << High) - 1) * 0x10101010;
     }
   }
 };
 
-struct Bytes {  // four signed numbers in each word, in the order 0, 2, 1, 3
-  static constexpr int kGroup = 32, kWords = 8, kBits = 8;
+struct Bytes {  // one quad in each word
+  static constexpr int kGroup = 32, kWords = 8;
 
   static void put(const uint8_t* numbers, int64_t stride, char* to) {
-    for (int i = 0; i < kGroup; i += 4, to += stride) {
-      const uint8_t word[4] = {numbers[i], numbers[i + 2], numbers[i + 1], numbers[i + 3]};
-      std::memcpy(to, word, 4);
-    }
+    for (int q = 0; q < kWords; ++q) store(quad_of(numbers + 4 * q), to + q * stride);
   }
 
-  static void unpack(const char* at, int64_t stride, int w, ints (&pairs)[4]) {
-    for (int half = 0; half < 2; ++half) {
-      const auto both = bits_at<Vector<int16_t>>(at + (2 * w + half) * stride);
-      pairs[2 * half] = bits_as<ints>(both << 8 >> 8), pairs[2 * half + 1] = bits_as<ints>(both >> 8);
-    }
+  static void unpack(const char* at, int64_t stride, int w, ints (&quads)[2]) {
+    for (int q = 0; q < 2; ++q) quads[q] = bits_at<ints>(at + (2 * w + q) * stride);
   }
 };
 
@@ -105,8 +104,8 @@ constexpr Packing packing_of(int64_t stored) {
     case kQ5_K: return {5, true, true, 0};
     case kQ2_K: return {6, true, true, 0};
     case kQ3_K: case kQ6_K: return {6, true, false, 32};
-    case kIQ4_XS: return {8, true, false, 0};
-    default: return {8, false, false, 0};  // Q8_0, IQ4_NL
+    case kIQ4_XS: return {8, true, false, 128};
+    default: return {8, false, false, 128};  // Q8_0, IQ4_NL
   }
 }
 

@@ -1,8 +1,8 @@
 // Multiplies rows by a quantized matrix in exact integers.
 //
-// Each group of 32 numbers of a row is rounded to int16 with its own scale, an error of at most 1/65,534 of the group's
-// largest number. Weights are unpacked to int16, so the sums of a group are exact, in any order. Only the results of
-// groups add as floats, in the order of the groups. So a row's results do not depend on the batch.
+// Each group of 32 numbers of a row is rounded to integers up to 32,639 with its own scale, an error of at most 1/65,278
+// of the group's largest number. The sums of a group are exact, in any order. Only the results of groups add as floats,
+// in the order of the groups. So a row's results do not depend on the batch.
 #pragma once
 
 #include <vector>
@@ -14,14 +14,28 @@ namespace nvium {
 constexpr int64_t kPrefetchBytes = 4096;  // one memory page ahead: hardware prefetchers stop at the end of a page
 constexpr int64_t kPanel = 4;             // vectors of a panel; a quantized matrix is padded to whole panels
 
-constexpr int64_t kRoundedGroup = 32, kRoundedLimit = 32767;
+constexpr int64_t kRoundedGroup = 32, kRoundedLimit = 127 * 256 + 127;  // two signed bytes
 constexpr int64_t kCounted = 16;       // elements that `counts` sums
 constexpr int64_t kUnpackedRows = 64;  // maximum rows to multiply by a group's numbers once they are unpacked
-// Rows to multiply at once by all vectors of a panel, so that all sums fit in registers.
-constexpr int kRowsAtOnce = kRegisters == 32 ? 4 : 2;
+
+#if defined(__x86_64__)
+inline const bool kHasDotProducts = kVectorBytes == 64 && __builtin_cpu_supports("avx512vnni");
+#else
+constexpr bool kHasDotProducts = false;
+#endif
+
+// Split each four int16 numbers into their high and low bytes, each in the order of a quad. Low bytes are signed.
+inline void split_bytes([[maybe_unused]] Narrow<int16_t, float>& x) {
+#if defined(__AVX512F__)
+  const auto both = (__m256i)(((x + 128) & -256) | (x & 255));
+  x = (Narrow<int16_t, float>)_mm256_shuffle_epi8(both, _mm256_set_epi64x(
+      0x0E0A0C080F0B0D09, 0x0602040007030501, 0x0E0A0C080F0B0D09, 0x0602040007030501));
+#endif
+}
 
 // Rows as scale · number, in groups of 32 numbers. The same group of up to `kUnpackedRows` rows is contiguous, because
-// these rows are multiplied group by group. `counts`: sums of the numbers of each half of a group.
+// these rows are multiplied group by group. `numbers`: in the form of `Products`. `counts`: sums of the numbers of each
+// half of a group.
 struct RoundedRows {
   int64_t num_groups, rows_together;
   std::vector<int16_t> numbers;
@@ -57,7 +71,9 @@ inline void round_group(const float* x, int64_t i, RoundedRows& out) {
     for (int64_t at = half * kCounted; at < (half + 1) * kCounted; at += lanes<float>) {
       const floats shifted = load(x + at) * factor + 12582912.0f;  // 1.5 · 2^23, to round to an integer
       const ints rounded = bits_as<ints>(shifted) - 0x4B400000;
-      store(__builtin_convertvector(rounded, Narrow<int16_t, float>), &out.numbers[i * kRoundedGroup + at]);
+      auto numbers = __builtin_convertvector(rounded, Narrow<int16_t, float>);
+      if (kHasDotProducts) split_bytes(numbers);
+      store(numbers, &out.numbers[i * kRoundedGroup + at]);
       sum += rounded;
     }
     out.counts[2 * i + half] = 0;
@@ -71,34 +87,35 @@ inline void round_rows(const float* x, int64_t length, int64_t begin, int64_t en
     for (int64_t g = 0; g < out.num_groups; ++g) round_group(x + r * length + g * kRoundedGroup, out.index(r, g), out);
 }
 
-#if defined(__x86_64__)
-inline bool has_dot_products() { return __builtin_cpu_supports("avx512vnni"); }
-#else
-inline bool has_dot_products() { return false; }
-#endif
+// How to multiply a quad of weights. Without dot products of bytes, the weights become two vectors of pairs of int16, and
+// so do the rows. With them, the numbers of a row are split into high and low bytes, whose products have sums of their own.
+template <bool HasDotProducts> struct Products {
+  static constexpr int kVectors = HasDotProducts ? 1 : 2, kSums = 3 - kVectors;  // of a quad
+  // Rows to multiply at once by all vectors of a panel, so that all sums fit in registers.
+  static constexpr int kRowsAtOnce = HasDotProducts ? 3 : kRegisters == 32 ? 4 : 2;
 
-// Add the products of pairs of int16 to 32-bit sums.
-template <bool HasDotProducts> inline void add_pairs(ints& sums, const ints& weights, const ints& x) {
+  static void split(const ints& quad, ints* out) {
+    if constexpr (HasDotProducts)
+      out[0] = quad;
+    else
+      out[0] = quad & 0x00FF00FF, out[1] = bits_as<ints>(bits_as<Vector<uint16_t>>(quad) >> 8);
+  }
+
+  static void add(ints& sums, const ints& weights, const ints& x) {
 #if defined(__AVX512F__)
-  if constexpr (HasDotProducts)
-    asm("vpdpwssd %2, %1, %0" : "+v"(sums) : "v"(weights), "v"(x));
-  else
-    sums += (ints)_mm512_madd_epi16((__m512i)weights, (__m512i)x);
+    if constexpr (HasDotProducts)
+      asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(weights), "v"(x));
+    else
+      sums += (ints)_mm512_madd_epi16((__m512i)weights, (__m512i)x);
 #elif defined(__AVX2__)
-  sums += (ints)_mm256_madd_epi16((__m256i)weights, (__m256i)x);
+    sums += (ints)_mm256_madd_epi16((__m256i)weights, (__m256i)x);
 #elif defined(__x86_64__)
-  sums += (ints)_mm_madd_epi16((__m128i)weights, (__m128i)x);
+    sums += (ints)_mm_madd_epi16((__m128i)weights, (__m128i)x);
 #else
-  sums += (weights << 16 >> 16) * (x << 16 >> 16) + (weights >> 16) * (x >> 16);
+    sums += (weights << 16 >> 16) * (x << 16 >> 16) + (weights >> 16) * (x >> 16);
 #endif
-}
-
-// Return a vector with the same two int16 in every lane.
-inline ints spread_pair(const int16_t* x) {
-  int32_t both;
-  std::memcpy(&both, x, sizeof both);
-  return ints{} + both;
-}
+  }
+};
 
 // 32 elements of a panel: the scales and minima of its vectors, for each part with its own.
 template <typename N> struct PanelGroup {
@@ -109,33 +126,39 @@ template <typename N> struct PanelGroup {
   int32_t offset;
 };
 
-// Add the products of R groups of x, from `first` on, and a panel to `sums` [R, kPanel]. `unpack(part, w, vector, pairs)`.
-template <typename N, bool HasDotProducts, int R, typename Unpack>
+// Add the products of R groups of x, from `first` on, and a panel to `sums` [R, kPanel]. `unpack(part, w, vector, weights)`.
+template <typename N, typename P, int R, typename Unpack>
 inline void add_rounded(const RoundedRows& x, int64_t first, Unpack&& unpack, const PanelGroup<N>& of, floats* sums) {
   floats products[R][kPanel]{};
   for (int part = 0; part < of.kParts; ++part) {
-    ints dots[R][kPanel];
+    ints sums_of[R][kPanel][P::kSums];
     int32_t counts[R];
     for (int r = 0; r < R; ++r) {
       const int32_t* count = &x.counts[2 * (first + r) + part];
       counts[r] = of.kParts == 2 ? *count : count[0] + count[1];
-      for (int k = 0; k < kPanel; ++k) dots[r][k] = ints{} - of.offset * counts[r];
+      for (auto& each : sums_of[r]) each[0] = ints{}, each[P::kSums - 1] = ints{} - of.offset * counts[r];
     }
 #pragma GCC unroll 1
     for (int w = 0; w < N::kGroup / 8; ++w) {
-      ints pairs[kPanel][4];
-      for (int k = 0; k < kPanel; ++k) unpack(part, w, k, pairs[k]);
-      for (int p = 0; p < 4; ++p)
+      ints weights[kPanel][2 * P::kVectors];
+      for (int k = 0; k < kPanel; ++k) unpack(part, w, k, weights[k]);
+#pragma GCC unroll 4
+      for (int word = 0; word < 4; ++word)
+#pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
-          const int64_t at = (first + r) * kRoundedGroup + part * N::kGroup + 8 * w + 2 * p;
-          const ints both = spread_pair(&x.numbers[at]);
-          for (int k = 0; k < kPanel; ++k) add_pairs<HasDotProducts>(dots[r][k], pairs[k][p], both);
+          const int16_t* pair = &x.numbers[(first + r) * kRoundedGroup + part * N::kGroup + 8 * w + 2 * word];
+          const ints both = ints{} + bits_at<int32_t>(pair);
+#pragma GCC unroll 4
+          for (int k = 0; k < kPanel; ++k)
+            P::add(sums_of[r][k][word % P::kSums], weights[k][word / P::kSums], both);
         }
     }
     // One product per addition: with two, the compiler could choose which to round, differently for other R.
     for (int r = 0; r < R; ++r)
       for (int k = 0; k < kPanel; ++k) {
-        products[r][k] += __builtin_convertvector(dots[r][k], floats) * of.scales[part][k];
+        const ints* sum = sums_of[r][k];
+        const ints dots = P::kSums == 2 ? (sum[0] << 8) + sum[1] : sum[0];
+        products[r][k] += __builtin_convertvector(dots, floats) * of.scales[part][k];
         if (of.has_min) products[r][k] += of.minima[part][k] * static_cast<float>(counts[r]);
       }
   }
@@ -143,13 +166,12 @@ inline void add_rounded(const RoundedRows& x, int64_t first, Unpack&& unpack, co
     for (int k = 0; k < kPanel; ++k) sums[r * kPanel + k] += products[r][k] * x.scales[first + r];
 }
 
-template <typename N, bool HasDotProducts, int R, typename Unpack>
+template <typename N, typename P, int R, typename Unpack>
 inline void add_rounded_up_to(int64_t num_rows, const RoundedRows& x, int64_t first, Unpack&& unpack,
                               const PanelGroup<N>& of, floats* sums) {
   if constexpr (R > 1)
-    if (num_rows < R)
-      return add_rounded_up_to<N, HasDotProducts, R - 1>(num_rows, x, first, unpack, of, sums);
-  add_rounded<N, HasDotProducts, R>(x, first, unpack, of, sums);
+    if (num_rows < R) return add_rounded_up_to<N, P, R - 1>(num_rows, x, first, unpack, of, sums);
+  add_rounded<N, P, R>(x, first, unpack, of, sums);
 }
 
 // Reads the groups of a panel in order.
@@ -194,48 +216,50 @@ template <typename N> class PanelReader {
 };
 
 // Multiply up to `kUnpackedRows` rows, which are contiguous in x, by a panel. `sums` [num_rows, kPanel].
-template <typename N, bool HasDotProducts>
+template <typename N, typename P>
 __attribute__((noinline)) void multiply_rounded_rows(const RoundedRows& x, int64_t row, int64_t num_rows,
                                                      const Packing& packing, const char* panel, floats* sums) {
   constexpr int64_t stride = PanelReader<N>::kStride;
+  constexpr int kVectors = 2 * P::kVectors, rows_at_once = P::kRowsAtOnce;
   const int64_t group_bytes = packing.bytes(256) / 8 * kPanel * lanes<float>;
   std::fill_n(sums, num_rows * kPanel, floats{});
   PanelReader<N> reader(packing, panel);
   PanelGroup<N> of;
-  ints pairs[kRoundedGroup / 8][kPanel][4];
+  ints weights[kRoundedGroup / 8][kPanel][kVectors];
   for (int64_t g = 0; g < x.num_groups; ++g) {
     const int64_t first = x.index(row, g);
     reader.next(of);
     if (row == 0)
       for (int64_t b = 0; b < group_bytes; b += 64) __builtin_prefetch(of.numbers[0] + b + kPrefetchBytes);
-    const auto unpack = [&](int part, int w, int k, ints (&out)[4]) {
-      N::unpack(of.numbers[part] + k * kVectorBytes, stride, w, out);
+    const auto unpack = [&](int part, int w, int k, ints (&out)[kVectors]) {
+      ints quads[2];
+      N::unpack(of.numbers[part] + k * kVectorBytes, stride, w, quads);
+      for (int q = 0; q < 2; ++q) P::split(quads[q], out + q * P::kVectors);
     };
-    if (num_rows <= kRowsAtOnce) {
-      add_rounded_up_to<N, HasDotProducts, kRowsAtOnce>(num_rows, x, first, unpack, of, sums);
+    if (num_rows <= rows_at_once) {
+      add_rounded_up_to<N, P, rows_at_once>(num_rows, x, first, unpack, of, sums);
       continue;
     }
 #pragma GCC unroll 1
     for (int w = 0; w < kRoundedGroup / 8; ++w)
-      for (int k = 0; k < kPanel; ++k) unpack(w / (N::kGroup / 8), w % (N::kGroup / 8), k, pairs[w][k]);
-    const auto unpacked = [&](int part, int w, int k, ints (&out)[4]) {
-      for (int p = 0; p < 4; ++p) out[p] = pairs[part * N::kGroup / 8 + w][k][p];
+      for (int k = 0; k < kPanel; ++k) unpack(w / (N::kGroup / 8), w % (N::kGroup / 8), k, weights[w][k]);
+    const auto unpacked = [&](int part, int w, int k, ints (&out)[kVectors]) {
+      for (int v = 0; v < kVectors; ++v) out[v] = weights[part * N::kGroup / 8 + w][k][v];
     };
-    for (int64_t r = 0; r < num_rows; r += kRowsAtOnce)
-      add_rounded_up_to<N, HasDotProducts, kRowsAtOnce>(num_rows - r, x, first + r, unpacked, of, sums + r * kPanel);
+    for (int64_t r = 0; r < num_rows; r += rows_at_once)
+      add_rounded_up_to<N, P, rows_at_once>(num_rows - r, x, first + r, unpacked, of, sums + r * kPanel);
   }
 }
 
 // Multiply rows by a panel. Call use(row, vector, products) with the vector's number in the panel.
 template <typename Use>
 void multiply_rounded(const RoundedRows& x, int64_t num_rows, const Packing& packing, const char* panel, Use&& use) {
-  static const bool has = has_dot_products();
-  constexpr bool may_have = kVectorBytes == 64;
+  using Fast = Products<kVectorBytes == 64>;
   floats sums[kUnpackedRows * kPanel];
   for (int64_t row = 0; row < num_rows; row += kUnpackedRows) {
     const int64_t count = std::min(kUnpackedRows, num_rows - row);
     with_numbers(packing.bits, [&]<typename N>(N) {
-      const auto multiply = has ? multiply_rounded_rows<N, may_have> : multiply_rounded_rows<N, false>;
+      const auto multiply = kHasDotProducts ? multiply_rounded_rows<N, Fast> : multiply_rounded_rows<N, Products<false>>;
       multiply(x, row, count, packing, panel, sums);
     });
     for (int64_t r = 0; r < count; ++r)

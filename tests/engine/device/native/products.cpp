@@ -33,14 +33,14 @@ using Product = double;  // exact: the compiler fuses the multiplication with th
 using Product = float;
 #endif
 
-// Round groups of 32 numbers to multiples of 1/32,767 of the largest.
+// Round groups of 32 numbers to multiples of 1/32,639 of the largest.
 std::vector<double> rounded(const float* x) {
   std::vector<double> out(kLength);
   for (int64_t first = 0; first < kLength; first += 32) {
     float peak = 0;
     for (int64_t i = first; i < first + 32; ++i) peak = std::max(peak, std::abs(x[i]));
     for (int64_t i = first; i < first + 32; ++i)
-      out[i] = peak > 1e-30f ? std::nearbyint(static_cast<Product>(x[i]) * (32767 / peak)) * (peak / 32767) : 0;
+      out[i] = peak > 1e-30f ? std::nearbyint(static_cast<Product>(x[i]) * (32639 / peak)) * (peak / 32639) : 0;
   }
   return out;
 }

@@ -143,7 +143,7 @@ def test_models_of_other_shapes_and_precisions_equal_the_layers(instructions, dt
 def test_quantized_weights_equal_the_dequantized_layers(instructions, kind):
     model = random_model([1, 2, 3], dtype=torch.float32, width=256, vocab_size=50, spread=0.5)
     round_to(model, kind)
-    # Inputs that differ in the last bits may round to neighbours, which are 1/32,767 of a group's largest number apart.
+    # Inputs that differ in the last bits may round to neighbours, which are 1/32,639 of a group's largest number apart.
     assert_equal_to_layers(model, instructions, tolerance=1e-3)
 
 
