@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from nvium_core.bench.harness import Figures, Subject
 
-Experiment = Literal["peers", "schedules", "sampling", "profile"]
+Experiment = Literal["peers", "schedules", "profile"]
 
 
 def check(experiment: Experiment, given: Mapping[str, Any], json_file: Path | None = None) -> None:

@@ -34,7 +34,7 @@ def bench(
 
     peers (default, two minutes): speed against full depth, and against the dense twin in transformers and llama.cpp, if
     installed. A GGUF file is compared with llama.cpp on the same file. schedules: the speed-up of each schedule.
-    sampling: the cost of each sampling mode, and its speed-up. profile: time per token by part.
+    profile: time per token by part.
     """
     from rich.console import Console
 

@@ -1,7 +1,6 @@
 """Our engine as a contender."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -41,21 +40,18 @@ def engine_for(model: Nvium, workload: Workload, **config: Any) -> Engine:
     return Engine(model, room)
 
 
-def contender(
-    engine: Engine, workload: Workload, schedule: Schedule, params: SamplingParams | None = None
-) -> Contender:
-    """Return a contender that runs `engine` with `schedule` and `params`. By default it samples at temperature 1.
+def contender(engine: Engine, workload: Workload, schedule: Schedule) -> Contender:
+    """Return a contender that runs `engine` with `schedule`. It samples from the exits at temperature 1.
 
     With `race`, a warm-up runs here, so that `race` has chosen a schedule before the first turn. Contenders that share
     an engine choose independently.
     """
-    plain = params or SamplingParams(sampling="exits")
     race = Race(policies_of(schedule, engine.scheduler.num_blocks))
 
     def generate(turn: int, num_tokens: int) -> Generation:
         engine.scheduler.schedules = race
-        each = [replace(plain, max_tokens=num_tokens, seed=seed, ignore_eos=True) for seed in workload.seeds(turn)]
-        return timed(engine, [(workload.prompt, params) for params in each])
+        plain = partial(SamplingParams, sampling="exits", max_tokens=num_tokens, ignore_eos=True)
+        return timed(engine, [(workload.prompt, plain(seed=seed)) for seed in workload.seeds(turn)])
 
     for turn in range(WARM_UP_TURNS if race.is_open else 0):
         generate(turn, min(WARM_UP_TOKENS, engine.context - len(workload.prompt)))
