@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 
-from nvium_core.bench.harness import Figures
+from nvium_core.bench.figures import Figures, write_json
 from nvium_core.choices import Device, Precision
 from nvium_core.evaluation import perplexity
 from nvium_core.evaluation.paired import perplexity_gain
 from nvium_core.evaluation.predictions import EvaluationError
-from nvium_core.evaluation.suite import check_dense, description, twin_figures, write_json
+from nvium_core.evaluation.suite import check_dense, description, twin_figures
 from nvium_core.loading import LoadedModel, load_model
 from nvium_core.model.nvium import Nvium
 from nvium_core.training.data.corpus import read_documents

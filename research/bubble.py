@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from nvium_core import Engine, EngineConfig, NviumConfig, NviumForCausalLM, SamplingParams
+from nvium_core.bench.figures import write_json
 from nvium_core.engine.device.decide import EMITTED, EXIT_TAKEN
 from nvium_core.engine.device.graphs.backend import Graph, GraphsBackend
 from nvium_core.engine.device.graphs.replay import Fence, Replay
@@ -147,7 +148,7 @@ def main() -> None:
     print(json.dumps(rows, indent=1))
     if arguments.json:
         before = json.loads(arguments.json.read_text()) if arguments.json.exists() else []
-        arguments.json.write_text(json.dumps(before + rows, indent=1) + "\n")
+        write_json(before + rows, arguments.json)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from loadtest.prompts import Lengths
+from nvium_core.bench.figures import write_json
 
 MEASURES = ("first_token", "between_tokens", "total")
 PERCENTILES = (50, 95, 99)
@@ -230,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     figures = asdict(replica) | {"target": kept, "demand": asdict(demand), "saturated_by": most}
     figures["rows"] = [asdict(each) for each in seen]
     if args.json:
-        args.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        write_json(figures, args.json)
 
 
 if __name__ == "__main__":

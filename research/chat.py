@@ -15,11 +15,12 @@ import torch
 from rich.progress import track
 from torch import Tensor
 
+from nvium_core.bench.figures import write_json
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Completion
 from nvium_core.engine.params import SamplingParams
 from nvium_core.evaluation.predictions import EvaluationError
-from nvium_core.evaluation.suite import description, write_json
+from nvium_core.evaluation.suite import description
 from nvium_core.loading import LoadedModel, load_model
 from nvium_core.model import mixture
 from nvium_core.model.nvium import Nvium

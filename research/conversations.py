@@ -8,7 +8,6 @@ previous turn has nearly the whole prompt in its cache.
 
 import argparse
 import asyncio
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,8 @@ from statistics import median
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
+
+from nvium_core.bench.figures import write_json
 
 PROMPT_TOKENS, CACHED_TOKENS = "nvium_prompt_tokens_total", "nvium_cached_prompt_tokens_total"
 OPENING = "Once there was a child who had {number} stones, and every stone knew a story. The first went like this. "
@@ -74,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     found = asyncio.run(measured(args.base_url, args.first, args.conversations, args.turns, args.tokens))
     print(f"{found['hit_share']:.1%} of prompt tokens were cached; a turn took {found['turn_seconds']:.3f} s")
     if args.json:
-        args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        write_json(found, args.json)
 
 
 if __name__ == "__main__":

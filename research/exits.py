@@ -17,7 +17,8 @@ from rich.table import Table
 from torch import Tensor
 
 from nvium_core.bench.contenders.contender import Generation
-from nvium_core.bench.harness import Figures, Subject, interleaved, median_ratio, timed
+from nvium_core.bench.figures import Figures
+from nvium_core.bench.harness import Subject, interleaved, median_ratio, timed
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import EngineConfig, SamplingParams
 from nvium_core.loading import quantize_as

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from nvium_core.bench.harness import Figures
+from nvium_core.bench.figures import Figures
 from research.plots import label, sheet
 
 

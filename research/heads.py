@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nvium_core.bench.harness import Figures, median_ratio
+from nvium_core.bench.figures import Figures, write_json
+from nvium_core.bench.harness import median_ratio
 from nvium_core.bench.shapes import shape_config
 from nvium_core.model.nvium import token_nll
 from nvium_core.training.objective.cross_entropy import chunked_head_nll, min_chunked_rows
@@ -87,10 +88,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path, help="also write the results to this file")
     args = parser.parse_args(arguments)
-    found = json.dumps(measure(args.shape, args.tokens, args.repeats, args.device), indent=1)
-    print(found)
+    found = measure(args.shape, args.tokens, args.repeats, args.device)
+    print(json.dumps(found, indent=1))
     if args.json:
-        args.json.write_text(found + "\n", encoding="utf-8")
+        write_json(found, args.json)
 
 
 if __name__ == "__main__":

@@ -13,13 +13,13 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from nvium_core.bench.harness import Figures, Subject, load_subject
+from nvium_core.bench.figures import Figures, write_json
+from nvium_core.bench.harness import Subject, load_subject
 from nvium_core.bench.twin import random_rival
 from nvium_core.engine.device.processor import use_processor
 from nvium_core.engine.params import SamplingParams
 from nvium_core.evaluation.paired import Interval, Sample, interval, with_interval
 from nvium_core.evaluation.predictions import EvaluationError
-from nvium_core.evaluation.suite import write_json
 from nvium_core.model.flops import flops_per_token
 from nvium_core.model.nvium import Nvium
 from nvium_core.model.univium import univium_config

@@ -1,6 +1,5 @@
 """What speed measurements share: options, requests and reports."""
 
-import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +9,8 @@ from typing import Any, get_args
 from rich.console import Console
 from rich.table import Table
 
-from nvium_core.bench.harness import Figures, Request, Subject, provenance, subject_of
+from nvium_core.bench.figures import Figures, write_json
+from nvium_core.bench.harness import Request, Subject, subject_of
 from nvium_core.choices import Device, Precision, Weights
 from nvium_core.engine.device.processor import use_processor
 from nvium_core.engine.engine import Engine
@@ -66,4 +66,4 @@ def seeds(turn: int, count: int) -> range:
 def report(subject: Subject, figures: Figures, table: Table, file: Path | None) -> None:
     Console().print(table)
     if file:
-        file.write_text(json.dumps({**provenance(), **subject.as_dict(), **figures}, indent=1) + "\n", encoding="utf-8")
+        write_json({**subject.as_dict(), **figures}, file)

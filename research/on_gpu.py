@@ -25,6 +25,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.error import URLError
 
+from nvium_core.bench.figures import write_json
+
 NVIUM = "nvium_core.cli"
 CUDA_TESTS, SOME_FAILED, NONE_COLLECTED = "tests/engine/device/graphs/test_cuda.py", 1, 5
 WITHOUT_PLUGINS = ("-c", os.devnull, "--rootdir", ".", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=90")
@@ -217,7 +219,7 @@ def run_and_record(part: Part, file: Path, scratch: Path, end: float) -> bool:
     if found is None:
         return False
     partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps({**known(file), part.name: found}, indent=1) + "\n", encoding="utf-8")
+    write_json({**known(file), part.name: found}, partial)
     partial.replace(file)
     return STOPPED_AFTER not in found
 

@@ -29,7 +29,8 @@ from rich.progress import track
 from rich.table import Table
 
 from loadtest.client import DONE
-from nvium_core.bench.harness import PROMPT, provenance, subject_of, timed
+from nvium_core.bench.figures import write_json
+from nvium_core.bench.harness import PROMPT, subject_of, timed
 from nvium_core.engine.device.processor import use_processor
 from nvium_core.engine.params import SamplingParams
 from nvium_core.loading import load_model
@@ -203,7 +204,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     Console().print(table(rows))
     if args.json:
         settings = {name: getattr(args, name) for name in ("tokens", "turns", "threads")}
-        args.json.write_text(json.dumps({**provenance(), **settings, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+        write_json({**settings, "rows": rows}, args.json)
 
 
 if __name__ == "__main__":

@@ -27,10 +27,11 @@ from typing import Any
 
 import torch
 
+from nvium_core.bench.figures import write_json
 from nvium_core.choices import Device
 from nvium_core.evaluation.paired import perplexity_gain
 from nvium_core.evaluation.perplexity import evaluate
-from nvium_core.evaluation.suite import description, twin_figures, write_json
+from nvium_core.evaluation.suite import description, twin_figures
 from nvium_core.loading import load_model
 from nvium_core.training.data.corpus import read_documents
 from nvium_core.training.data.source import prepare_text

@@ -5,7 +5,8 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 
-from nvium_core.bench.harness import Figures, shown
+from nvium_core.bench.figures import Figures
+from nvium_core.bench.harness import shown
 from nvium_core.evaluation.paired import with_interval
 from nvium_core.evaluation.predictions import EvaluationError
 from research.markdown import Row, table

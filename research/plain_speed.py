@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, median
 from typing import Protocol
 
-from nvium_core.bench.harness import Figures
+from nvium_core.bench.figures import Figures
 from research.decoding import Generated
 from research.speed import DENSE, TRIALS, PromptSet, pairwise, speed_up_percent, take_turns
 

@@ -3,7 +3,7 @@
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from nvium_core.bench.harness import Figures
+from nvium_core.bench.figures import Figures
 
 SIZE_INCHES = (8, 4.5)
 DOTS_PER_INCH = 120

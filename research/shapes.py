@@ -16,7 +16,8 @@ import typer
 from nvium_core.bench.contenders import own
 from nvium_core.bench.contenders.contender import Contender
 from nvium_core.bench.contenders.lineup import BASELINE, SWEEP
-from nvium_core.bench.harness import PROMPT_TOKENS, Figures, Subject, interleaved, median_ratio, provenance
+from nvium_core.bench.figures import Figures, write_json
+from nvium_core.bench.harness import PROMPT_TOKENS, Subject, interleaved, median_ratio
 from nvium_core.bench.shapes import PAPER_ROUTING, force_routing, random_weights, shape_config
 from nvium_core.choices import Instructions, Precision, Weights
 from nvium_core.engine.device.processor import use_processor
@@ -44,10 +45,10 @@ def main(
         quantize_as(model, weights)
         parameters = sum(weight.numel() for weight in model.parameters())
         subject = Subject(shape, model, list(range(1, PROMPT_TOKENS + 1)), weights)
-        known = {**provenance(), **subject.as_dict(), "vocab": vocab, "parameters": parameters}
+        known = {**subject.as_dict(), "vocab": vocab, "parameters": parameters}
         row = {**known, **gain(subject, tokens, repeats)}
         rows = json.loads(json_file.read_text()) if json_file.exists() else []
-        json_file.write_text(json.dumps([*rows, row], indent=1) + "\n")
+        write_json([*rows, row], json_file)
         typer.echo(f"{shape} {row['dtype']} {weights} {row['instructions']} {threads}: {row['gain']:.2f}")
     if image:
         draw(json.loads(json_file.read_text()), image)

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nvium_core.bench.harness import Figures
+from nvium_core.bench.figures import Figures, write_json
 from nvium_core.engine.device.processor import use_processor
 from nvium_core.engine.params import SamplingParams
 from nvium_core.evaluation.paired import Interval, Sample, interval
 from nvium_core.evaluation.predictions import EvaluationError
-from nvium_core.evaluation.suite import check_dense, description, write_json
+from nvium_core.evaluation.suite import check_dense, description
 from nvium_core.loading import LoadedModel, load_model
 from research.markdown import table
 from research.speed import (

@@ -24,12 +24,12 @@ import typer
 from rich.progress import track
 from transformers import PreTrainedTokenizerBase
 
-from nvium_core.bench.harness import Figures
+from nvium_core.bench.figures import Figures, write_json
 from nvium_core.choices import Schedule
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import EngineConfig, SamplingParams
 from nvium_core.evaluation.paired import Interval, interval, with_interval
-from nvium_core.evaluation.suite import check_dense, write_json
+from nvium_core.evaluation.suite import check_dense
 from nvium_core.loading import LoadedModel, load_model
 from nvium_core.model.nvium import Nvium
 from nvium_core.training.data.corpus import documents_of

@@ -18,11 +18,11 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from nvium_core.bench.harness import Figures
+from nvium_core.bench.figures import Figures, write_json
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Completion
 from nvium_core.engine.params import EngineConfig, SamplingParams
-from nvium_core.evaluation.suite import description, write_json
+from nvium_core.evaluation.suite import description
 from nvium_core.loading import LoadedModel, load_model
 from nvium_core.training.chat.conversations import user
 from nvium_core.training.chat.examples import prompt_tokens

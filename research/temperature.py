@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 from rich.progress import track
 
+from nvium_core.bench.figures import write_json
 from nvium_core.bench.harness import timed
 from nvium_core.choices import Sampling
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import EngineConfig, SamplingParams
 from nvium_core.evaluation.predictions import EvaluationError, document_tokens
-from nvium_core.evaluation.suite import description, write_json
+from nvium_core.evaluation.suite import description
 from nvium_core.loading import LoadedModel, load_model
 from nvium_core.training.data.corpus import read_documents
 from research.markdown import table

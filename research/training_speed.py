@@ -16,7 +16,7 @@ import numpy as np
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from nvium_core.bench.harness import Figures
+from nvium_core.bench.figures import Figures, write_json
 from nvium_core.bench.machine import ENOUGH_SECONDS, arithmetic_rate
 from nvium_core.model.flops import flops_per_token
 from nvium_core.training.data.windows import PackedStream
@@ -83,10 +83,10 @@ def main() -> None:
     options = RunOptions(
         data=Path(), folder=Path(), device=args.device, compile=not args.eager, rows_per_pass=args.rows
     )
-    figures = json.dumps(measure(args.recipe, options, args.steps), indent=1)
+    figures = measure(args.recipe, options, args.steps)
     if args.json:
-        args.json.write_text(figures + "\n", encoding="utf-8")
-    print(figures)
+        write_json(figures, args.json)
+    print(json.dumps(figures, indent=1))
 
 
 if __name__ == "__main__":

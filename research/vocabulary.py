@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from nvium_core.bench.harness import Figures
+from nvium_core.bench.figures import Figures, write_json
 from nvium_core.evaluation.paired import perplexity_gain
 from nvium_core.evaluation.perplexity import evaluate
 from nvium_core.evaluation.predictions import EvaluationError
-from nvium_core.evaluation.suite import description, twin_figures, write_json
+from nvium_core.evaluation.suite import description, twin_figures
 from nvium_core.loading import LoadedModel, load_model
 from nvium_core.training.data.corpus import read_documents
 from nvium_core.training.options import RunOptions

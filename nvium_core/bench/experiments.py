@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from nvium_core.bench.harness import Figures, Subject
+    from nvium_core.bench.figures import Figures
+    from nvium_core.bench.harness import Subject
 
 Experiment = Literal["peers", "schedules", "profile"]
 

@@ -5,22 +5,20 @@ a speed-up is the median of these ratios. Every ratio is reported with its quart
 """
 
 import math
-import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from shutil import which
 from statistics import median, quantiles
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from rich.console import Console
 from rich.progress import track
 
 from nvium_core.bench.contenders.contender import Generation
+from nvium_core.bench.figures import Figures
 from nvium_core.bench.shapes import PAPER_ROUTING, force_routing, random_weights, shape_config
 from nvium_core.choices import Device, Precision, Weights
 from nvium_core.engine.device import native
@@ -35,8 +33,6 @@ PROMPT = "Once upon a time there was a"
 MIN_TURNS = 3  # turns of a ratio that may be a headline
 PROMPT_TOKENS = 8  # prompt length for a model without a tokenizer
 
-Figures = dict[str, Any]
-"""Results of an experiment, as JSON values."""
 
 Request = tuple[list[int], SamplingParams]
 
@@ -116,22 +112,6 @@ def timed(engine: Engine, requests: Sequence[Request]) -> Generation:
         token_ids=[completion.token_ids for completion in completions.values()],
         exits=[completion.exits for completion in completions.values()],
     )
-
-
-def provenance() -> Figures:
-    """Return the command, without the folders of its files, the first processor, and in a checkout the commit."""
-    cpu_info = Path("/proc/cpuinfo")
-    lines = cpu_info.read_text(encoding="utf-8").partition("\n\n")[0].splitlines() if cpu_info.exists() else []
-    cpu = dict(line.replace("\t", "").split(":", 1) for line in lines)
-    names = ("model name", "cpu family", "model")
-    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=8", "HEAD"]
-    has_git = which("git") is not None
-    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout if has_git else ""  # noqa: S603 (ours)
-    return {
-        "command": shlex.join(Path(part).name if part.startswith("/") else part for part in sys.orig_argv),
-        "processor": ", ".join(f"{name}{cpu[name]}" for name in names if name in cpu),
-        "commit": commit.strip(),
-    }
 
 
 def interleaved(

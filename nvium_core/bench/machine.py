@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from nvium_core.bench.harness import Figures
+from nvium_core.bench.figures import Figures
 
 BUFFER_BYTES = 2**30  # size of the buffer that is read; larger than the CPU's caches
 ENOUGH_SECONDS = 0.02  # the matrices grow until one product takes this long

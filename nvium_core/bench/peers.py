@@ -15,7 +15,8 @@ from nvium_core.bench.contenders import own
 from nvium_core.bench.contenders.contender import Contender, ContenderFailed, Generation, Workload
 from nvium_core.bench.contenders.lineup import BASELINE, OTHERS, OURS, Lineup, lineup
 from nvium_core.bench.contenders.llama_cpp import system_info
-from nvium_core.bench.harness import Figures, Subject, conclusion, count, interleaved, ratio, spread
+from nvium_core.bench.figures import Figures
+from nvium_core.bench.harness import Subject, conclusion, count, interleaved, ratio, spread
 from nvium_core.bench.machine import BUFFER_BYTES, machine
 from nvium_core.bench.twin import num_parameters
 

@@ -9,7 +9,8 @@ from rich.table import Table
 from nvium_core.bench.contenders import own
 from nvium_core.bench.contenders.contender import Workload
 from nvium_core.bench.contenders.lineup import OURS
-from nvium_core.bench.harness import Figures, Subject, count
+from nvium_core.bench.figures import Figures
+from nvium_core.bench.harness import Subject, count
 from nvium_core.engine.device.native.backend import NativeBackend
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import SamplingParams

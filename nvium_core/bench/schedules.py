@@ -7,7 +7,8 @@ from rich.table import Table
 from nvium_core.bench.contenders import own
 from nvium_core.bench.contenders.contender import Contender, Workload
 from nvium_core.bench.contenders.lineup import BASELINE, OURS, SWEEP
-from nvium_core.bench.harness import Figures, Subject, conclusion, count, interleaved, ratio, spread
+from nvium_core.bench.figures import Figures
+from nvium_core.bench.harness import Subject, conclusion, count, interleaved, ratio, spread
 from nvium_core.bench.peers import rates, summary
 from nvium_core.choices import Schedule
 

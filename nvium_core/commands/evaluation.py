@@ -25,6 +25,7 @@ def evaluate(
     from rich.console import Console
 
     from nvium_core import load_model
+    from nvium_core.bench.figures import write_json
     from nvium_core.engine.device.processor import use_processor
     from nvium_core.evaluation import suite
     from nvium_core.evaluation.report import report
@@ -47,4 +48,4 @@ def evaluate(
     figures["text"]["file"] = data.name
     Console().print(report(figures))
     if json_file:
-        suite.write_json(figures, json_file)
+        write_json(figures, json_file)

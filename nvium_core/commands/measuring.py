@@ -1,6 +1,5 @@
 """`nvium bench`."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,6 +38,7 @@ def bench(
     from rich.console import Console
 
     from nvium_core.bench import harness
+    from nvium_core.bench.figures import write_json
     from nvium_core.engine.device.processor import use_processor
 
     numbers = {"tokens": tokens, "repeats": repeats, "seconds": seconds}
@@ -55,4 +55,4 @@ def bench(
     figures = experiments.measure(experiment, subject, arguments)
     experiments.show(figures, Console())
     if json_file:
-        json_file.write_text(json.dumps({**harness.provenance(), **figures}, indent=1) + "\n", encoding="utf-8")
+        write_json(figures, json_file)

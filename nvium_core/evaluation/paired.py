@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from nvium_core.bench.harness import Figures
+from nvium_core.bench.figures import Figures
 
 RESAMPLES = 2000
 MIN_PAIRS = 3

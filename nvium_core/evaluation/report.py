@@ -5,7 +5,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from nvium_core.bench.harness import Figures, shown
+from nvium_core.bench.figures import Figures
+from nvium_core.bench.harness import shown
 from nvium_core.evaluation.paired import with_interval
 
 

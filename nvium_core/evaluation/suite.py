@@ -1,12 +1,12 @@
 """Computes and writes the figures of `nvium evaluate`."""
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from nvium_core.bench.harness import Figures, provenance, subject_of
+from nvium_core.bench.figures import Figures
+from nvium_core.bench.harness import subject_of
 from nvium_core.evaluation import perplexity
 from nvium_core.evaluation.paired import perplexity_gain, perplexity_price
 from nvium_core.evaluation.predictions import EvaluationError
@@ -108,11 +108,3 @@ def twin_figures(twin: LoadedModel, documents: Sequence[str], show_progress: boo
         **{name: getattr(quality, name) for name in kept},
         "flops": flops_per_token(config, config.max_position_embeddings).as_dict(),
     }
-
-
-def write_json(figures: Figures | Sequence[Figures], path: Path) -> None:
-    """Write an object or a list of objects, each with its `provenance` unless it has one."""
-    rows = [figures] if isinstance(figures, dict) else figures
-    marked = [{**provenance(), **row} for row in rows]
-    content = marked[0] if isinstance(figures, dict) else marked
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

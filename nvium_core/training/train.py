@@ -1,6 +1,6 @@
 """Training runs: text, model, evaluations, and the export of the trained model.
 
-A run's folder contains `tokenizer/`, `tokens/`, `state.pt`, `log.jsonl` and, when done, `model/`, a Hugging Face
+A run's folder contains `tokenizer/`, `tokens.npy`, `state.pt`, `log.jsonl` and, when done, `model/`, a Hugging Face
 folder. Under torchrun all processes train one model.
 """
 

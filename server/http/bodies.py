@@ -95,8 +95,8 @@ class StartLimiter:
         if seconds > COSTLY_SECONDS:
             async with self._costly_bodies:
                 await asyncio.sleep(seconds * WAIT_RATIO)
-        async with self._starts:
-            await asyncio.sleep(0)  # the place is free again in the next turn
+        await self._starts.acquire()
+        asyncio.get_running_loop().call_soon(self._starts.release)  # in the next turn
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:

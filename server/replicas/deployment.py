@@ -157,8 +157,8 @@ class AffineRouter(RequestRouter):  # type: ignore[misc]
 def replicas(settings: Settings, host: str | None = None) -> serve.Application:
     """Define the replicas, without a gateway. Each one reserves a CPU and, if it runs on a GPU, that GPU."""
     least, kind = settings.replicas or 1, "cuda" if is_on_gpu(settings.device) else "cpu"
-    gateways = {"cors_origins": (), "requests_per_minute": None, "api_keys": (), "ssl_certfile": None}
-    own = settings.model_copy(update=gateways)
+    gateways = {"cors_origins": (), "requests_per_minute": None, "api_keys": ()}
+    own = settings.model_copy(update={**gateways, "ssl_certfile": None, "ssl_keyfile": None})
     return serve.deployment(
         Replica,
         name="Replica",

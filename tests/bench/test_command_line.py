@@ -19,7 +19,7 @@ def test_the_default_experiment_is_peers(nvium, tmp_path, byte_model):
     assert "…" not in shown
     written = json.loads(figures.read_text())
     assert (written["experiment"], written["model"], written["dtype"]) == ("peers", "bytes", "float64")
-    assert "pytest" in written["command"] and {"processor", "commit"} < written.keys()
+    assert written["command"] and written["processor"] and "commit" in written
     assert [row["sequences"] for row in written["rows"]] == [1, 8]
     machine = written["machine"]
     assert machine["threads"] == written["threads"] >= 1

@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from nvium_core import LoadedModel
-from nvium_core.bench.harness import Figures
+from nvium_core.bench.figures import Figures
 from nvium_core.evaluation import suite
 from nvium_core.evaluation.predictions import EvaluationError
 from nvium_core.evaluation.report import report

@@ -7,9 +7,9 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
+from nvium_core.bench.figures import write_json
 from tests.byte_model import NAME, save_byte_model
 from tests.faults.kinds import KINDS
-from tests.faults.load import dumped
 from tests.faults.suite import Row, Suite, is_as_promised, table
 
 
@@ -24,9 +24,8 @@ def main() -> None:
         rows = asyncio.run(inject(save_byte_model(Path(folder) / NAME), given.times, given.seed, given.only or ""))
     sys.stdout.write(table(rows))
     if given.json:
-        command = f"python -m tests.faults --times {given.times} --seed {given.seed}"
         seconds = round(sum(row.seconds for row in rows))
-        given.json.write_text(dumped({"command": command, "seconds": seconds, "rows": [asdict(row) for row in rows]}))
+        write_json({"seconds": seconds, "rows": [asdict(row) for row in rows]}, given.json)
     kinds = {kind.name: kind for kind in KINDS}
     sys.exit(not all(is_as_promised(row, kinds[row.what]) for row in rows))
 

@@ -1,7 +1,6 @@
 """Mixed load of known requests. Each response is compared, token by token, with an idle server's."""
 
 import asyncio
-import json
 import random
 import time
 from asyncio import IncompleteReadError
@@ -176,7 +175,3 @@ def percentiles(values: Sequence[float]) -> Iterator[tuple[str, float]]:
     for share in (50, 99):
         if ordered:
             yield f"p{share}", round(ordered[min(len(ordered) - 1, len(ordered) * share // 100)], 4)
-
-
-def dumped(result: object) -> str:
-    return json.dumps(result, indent=1) + "\n"

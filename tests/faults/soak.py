@@ -20,8 +20,9 @@ from typing import Any
 
 import httpx
 
+from nvium_core.bench.figures import write_json
 from tests.byte_model import NAME, save_byte_model
-from tests.faults.load import KEY, OPTIONS, Load, dumped, known_requests, percentiles, quiet_answers
+from tests.faults.load import KEY, OPTIONS, Load, known_requests, percentiles, quiet_answers
 from tests.server.forked_server import forked_server
 from tests.server.server_process import ServerProcess
 
@@ -94,9 +95,7 @@ def main() -> None:
             result = asyncio.run(soaked(server, given))
         lines = [json.loads(line) for line in log.read_text().splitlines()]
     warnings = Counter(line["event"] for line in lines if line["level"] != "info")
-    names = ("seconds", "every", "beat", "clients", "seed")
-    command = " ".join(["python -m tests.faults.soak", *(f"--{name} {getattr(given, name):g}" for name in names)])
-    given.json.write_text(dumped({"command": command, "warnings": warnings, **result}))
+    write_json({"warnings": warnings, **result}, given.json)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 
-from tests.faults.load import dumped
+from nvium_core.bench.figures import write_json
 from tests.faults.suite import table
 from tests.fuzzing.campaign import TARGETS, Campaign
 
@@ -33,8 +33,7 @@ def main() -> None:
         for campaign in campaigns:
             campaign.keep()
     if given.json:
-        command = f"python -m tests.fuzzing --seconds {given.seconds:g}"
-        given.json.write_text(dumped({"command": command, "rows": [asdict(hunt) for hunt in hunts]}))
+        write_json({"rows": [asdict(hunt) for hunt in hunts]}, given.json)
     sys.exit(any(hunt.findings for hunt in hunts))
 
 

@@ -22,8 +22,8 @@ from typing import Any
 
 import httpx
 
+from nvium_core.bench.figures import write_json
 from nvium_core.loading import bundled_model
-from tests.faults.load import dumped
 from tests.server.fuzz import with_something_odd
 from tests.server.grammar_samples import COSTLY_PATTERNS, COSTLY_SCHEMAS, REFUSED_SCHEMAS, chained
 from tests.server.server_process import server_process
@@ -190,9 +190,9 @@ def main() -> None:
     given = parser.parse_args()
     with TemporaryDirectory() as folder, server_process(bundled_model(), Path(folder)) as server:
         result = campaign(server.url, given.seconds, given.seed, given.folder)
-    sys.stdout.write(dumped(result))
+    sys.stdout.write(json.dumps(result, indent=1) + "\n")
     if given.json:
-        given.json.write_text(dumped(result))
+        write_json(result, given.json)
     sys.exit("findings" in result["statuses"])
 
 

@@ -4,7 +4,7 @@ import pytest
 from transformers import PreTrainedModel
 
 from nvium_core import LoadedModel, load_model
-from nvium_core.bench.harness import Figures
+from nvium_core.bench.figures import Figures
 from nvium_core.evaluation.perplexity import evaluate
 from research.baselines import evaluate_baseline, load_baseline
 from research.confidence import evaluate_calm

@@ -28,7 +28,7 @@ def write_parts(
         if number < len(files):
             documents, is_followed = file_documents(files[number]), number < len(files) - 1
             for part, tokens in enumerate(encoded(documents, tokenizer, left, is_followed=is_followed)):
-                np.save(folder / f"{number:06}-{part:06}.npy", tokens)
+                np.save(folder / f"{number:06}-{part:09}.npy", tokens)
                 written += len(tokens)
         num_tokens += processes.sum(written)
         if num_tokens >= max_tokens:
@@ -37,7 +37,7 @@ def write_parts(
 
 
 def join_parts(folder: Path, num_tokens: int, file: Path) -> None:
-    """Write the first `num_tokens` tokens of a folder's parts to an .npy file, part by part."""
+    """Move the first `num_tokens` tokens of a folder's parts to an .npy file, part by part."""
     paths = sorted(folder.iterdir())
     kind = np.lib.format.dtype_to_descr(np.load(paths[0]).dtype)
     with file.open("wb") as joined:
@@ -46,4 +46,5 @@ def join_parts(folder: Path, num_tokens: int, file: Path) -> None:
         for path in paths:
             part = np.load(path)[:num_tokens]
             part.tofile(joined)
+            path.unlink()
             num_tokens -= len(part)

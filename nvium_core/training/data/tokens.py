@@ -39,11 +39,11 @@ def prepare_documents(
     Every process must call this.
     """
     origin = text_origin(recipe, data)
-    is_tokenized = (folder / TOKENS).exists()
+    is_tokenized, is_begun = (folder / TOKENS).exists(), (folder / ORIGIN).exists()
     processes.wait()
-    if is_tokenized:
+    if is_tokenized or is_begun:
         check_origin(folder / ORIGIN, origin)
-    else:
+    if not is_tokenized:
         make_tokens(recipe, data, folder, origin, processes)
     tokenizer = saved_tokenizer(folder)
     return tokenizer, PackedStream(read_tokens(folder), tokenizer.eos_token_id, recipe.seed)

@@ -17,8 +17,8 @@ from tempfile import TemporaryDirectory
 import httpx
 import pytest
 
+from nvium_core.bench.figures import write_json
 from nvium_core.loading import bundled_model
-from tests.faults.load import dumped
 from tests.faults.suite import table
 from tests.server.http.attacks import ATTACKS, COMPLETIONS, Attack, Target, asking
 from tests.server.http.test_keys import bearer
@@ -153,7 +153,7 @@ def main() -> None:
     with TemporaryDirectory() as folder, attacked_server(bundled_model(), Path(folder)) as server:
         outcomes = [asyncio.run(outcome_of(attack, server)) for attack in ATTACKS]
     rows = [asdict(outcome) for outcome in outcomes]
-    Path(sys.argv[1]).write_text(dumped({"command": f"python -m {__spec__.name} FILE", "rows": rows}))
+    write_json({"rows": rows}, Path(sys.argv[1]))
     sys.stdout.write(table(outcomes))
 
 

@@ -195,6 +195,15 @@ async def test_few_requests_start_per_turn_and_in_order() -> None:
     assert max(after - before for before, after in pairwise(numbers)) == MAX_STARTS_PER_TURN
 
 
+async def test_a_single_request_does_not_wait() -> None:
+    limiter, begun = StartLimiter(), list[int]()
+    for number in range(50):
+        task = asyncio.create_task(passing(limiter, number, begun))
+        await asyncio.sleep(0)
+        assert task.done()
+        await asyncio.sleep(0)
+
+
 async def test_a_cancelled_request_does_not_block_others() -> None:
     limiter, begun = StartLimiter(), list[int]()
     tasks = [asyncio.create_task(passing(limiter, number, begun)) for number in range(50)]

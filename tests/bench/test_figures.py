@@ -1,0 +1,23 @@
+import json
+import sys
+
+from nvium_core.bench import figures
+from nvium_core.bench.figures import provenance, write_json
+
+
+def test_a_command_is_recorded_without_the_folders_of_its_files(monkeypatch):
+    monkeypatch.setattr(sys, "orig_argv", ["/usr/bin/python", "-m", "x", "--data=/secret/text.txt", "/tmp/out.json"])
+    assert provenance()["command"] == "python -m x --data=text.txt out.json"
+
+
+def test_a_package_outside_a_checkout_has_no_commit(monkeypatch, tmp_path):
+    monkeypatch.setattr(figures, "ROOT", tmp_path)
+    assert provenance()["commit"] == ""
+
+
+def test_rows_keep_the_provenance_that_they_have(tmp_path):
+    file = tmp_path / "rows.json"
+    write_json([{"command": "old", "commit": "12345678", "value": 1}, {"value": 2}], file)
+    old, new = json.loads(file.read_text())
+    assert (old["command"], old["commit"], old["value"]) == ("old", "12345678", 1)
+    assert (new["command"], new["value"]) == (provenance()["command"], 2)
