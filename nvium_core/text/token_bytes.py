@@ -27,12 +27,13 @@ class TokenBytes:
         decoder = repr(tokenizer.decoder)
         self.is_byte_level, self.has_byte_fallback = "ByteLevel(" in decoder, "ByteFallback(" in decoder
         self._tokenizer = tokenizer
-        self._added = frozenset(tokenizer.get_added_tokens_decoder())
+        added = tokenizer.get_added_tokens_decoder()
+        self._special = {token_id for token_id, token in added.items() if token.special}
         self._names: dict[int, str] = {}
 
     def __getitem__(self, token_id: int) -> bytes:
         name = self._tokenizer.id_to_token(token_id)
-        if name is None or token_id in self._added:
+        if name is None or token_id in self._special:
             return (name or "").encode()
         if self.is_byte_level:
             return bytes(BYTE_OF[character] for character in name) if BYTE_OF.keys() >= set(name) else name.encode()

@@ -7,8 +7,10 @@ from llguidance import LLTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from nvium_core.loading import bundled_model
+from nvium_core.text.gguf_tokenizer import gguf_tokenizer
 from nvium_core.text.token_bytes import TokenBytes, longest_token
 from tests.byte_model import END_OF_TEXT, byte_level_tokenizer, byte_tokenizer
+from tests.text.test_gguf_tokenizer import sentence_piece_fields
 
 PIECES = [bytes([byte]) for byte in range(256)]
 
@@ -40,8 +42,19 @@ def test_the_bytes_of_a_token_are_those_of_its_piece(pieces):
     assert [found[number] for number in range(len(expected))] == expected
 
 
-def test_the_bytes_of_the_bundled_models_tokens_are_those_of_llguidance():
-    tokenizer = Tokenizer.from_file(str(bundled_model() / "tokenizer.json"))
+def bundled() -> Tokenizer:
+    return Tokenizer.from_file(str(bundled_model() / "tokenizer.json"))
+
+
+def byte_fallback() -> Tokenizer:
+    return gguf_tokenizer(sentence_piece_fields().get).backend_tokenizer
+
+
+@pytest.mark.parametrize("build", [bundled, byte_fallback, byte_tokenizer])
+def test_the_bytes_of_all_tokens_are_those_of_llguidance(build):
+    tokenizer = build()
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in ("▁▁▁", "  ", "Ġé", "é中")])
+    tokenizer.add_special_tokens(["<▁>", "<Ġé>"])
     found, theirs = TokenBytes(tokenizer), LLTokenizer(tokenizer.to_str(), None, [0])
     marker = b"\xff"  # llguidance returns no bytes for it
     for number in range(tokenizer.get_vocab_size()):
