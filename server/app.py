@@ -181,6 +181,7 @@ def load(settings: Settings, metrics: Metrics | None = None) -> Service:
             settings.model, settings.device, settings.dtype, weights=settings.weights, exits=settings.exits
         )
         service = Service(loaded, settings, metrics)
+    RENDERER.end_unused()
     log.info(
         "loaded",
         model=loaded.name,

@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -33,7 +34,13 @@ class Renderer:
 
     def prepare(self) -> None:
         """Start a helper, which takes a second, and do not wait for it."""
-        self._idle.append(Helper.spawn(f"{__name__}:serve"))
+        self._idle.append(new_helper())
+
+    def end_unused(self) -> None:
+        """End the helpers that have rendered nothing."""
+        for helper in [helper for helper in self._idle if not helper.has_begun]:
+            with suppress(ValueError):  # another thread renders with it now
+                self._idle.remove(helper)
 
     def render(self, **arguments: Any) -> str:
         """Call `rendered` in a helper. Arguments must be JSON values. Raise `RenderingError` on failure."""
@@ -41,25 +48,40 @@ class Renderer:
             message = json.dumps(arguments).encode()
         except RecursionError as error:
             raise RenderingError(NESTED) from error
-        helper = self._idle_helper()
         try:
-            reply: Json = json.loads(helper.ask(message))
+            reply: Json = json.loads(self._reply(message))
         except HelperStuck:
             raise
         except HelperLost as error:
             limits = f"{MAX_SECONDS} s, {MAX_BYTES >> 20} MB or the maximum length of text"
             raise RenderingError(f"exceeds {limits}") from error
-        self._idle.append(helper)
         if "error" in reply:
             raise RenderingError(reply["error"])
         return str(reply["text"])
+
+    def _reply(self, message: bytes) -> bytes:
+        """Ask a helper. If it ended before its first message, ask a new one."""
+        helper = self._idle_helper()
+        try:
+            reply = helper.ask(message)
+        except HelperLost as error:
+            if helper.has_begun or isinstance(error, HelperStuck):
+                raise
+            helper = new_helper()
+            reply = helper.ask(message)
+        self._idle.append(helper)
+        return reply
 
     def _idle_helper(self) -> Helper:
         while self._idle:
             helper = self._idle.pop()
             if not (helper.has_begun and helper.has_news):
                 return helper
-        return Helper.spawn(f"{__name__}:serve")
+        return new_helper()
+
+
+def new_helper() -> Helper:
+    return Helper.spawn(f"{__name__}:serve")
 
 
 RENDERER = Renderer()

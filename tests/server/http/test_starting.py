@@ -18,6 +18,8 @@ import httpx
 import pytest
 
 from nvium_core import LoadedModel
+from nvium_core.text import chat_template
+from nvium_core.text.rendering import Renderer
 from server import app
 from server.app import assemble, run
 from server.http.starting import Loading
@@ -139,6 +141,19 @@ def test_a_server_that_loads_becomes_ready_on_the_same_address(model_folder: Pat
         assert statuses - {0} == {200, 503}
         assert server.http.get("/livez").status_code == 200
         assert server.http.get("/v1/models").json()["data"]
+
+
+@pytest.mark.parametrize("template", [None, "{{ messages }}"])
+def test_a_process_for_chat_templates_stays_only_if_the_model_has_one(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str | None
+) -> None:
+    own = Renderer()
+    for module in (app, chat_template):
+        monkeypatch.setattr(module, "RENDERER", own)
+    file = tmp_path / "template.jinja"
+    file.write_text(template or "")
+    app.load(Settings(model=str(model_folder), chat_template=file if template else None, device="cpu"))
+    assert len(own._idle) == (1 if template else 0)
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
