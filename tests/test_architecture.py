@@ -174,7 +174,7 @@ def test_serving_a_gguf_file_imports_nothing_slow_that_it_does_not_need(tmp_path
     slow |= {"transformers.models", "transformers.modeling_utils"}
     model = random_model("llama", SHAPE | {"hidden_size": 64, "intermediate_size": 64})
     file = write_gguf(tmp_path / "model.gguf", model, "Q4_0", tokenizer=FIELDS)
-    serve = f"load(read_settings({{'model': {str(file)!r}}})).engine.warm_up()"
+    serve = f"load(read_settings({{'model': {str(file)!r}, 'device': 'cpu'}})).engine.warm_up()"
     imports = f"import {LLM}; from server.app import load; from server.settings import read_settings"
     loaded = modules_after(f"{imports}; {serve}")
     assert "server.app" in loaded and loaded & slow == set()
