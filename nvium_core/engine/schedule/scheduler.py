@@ -82,6 +82,9 @@ class Scheduler:
             self._policy = WHOLE if self._is_forced else policy
             self._passes = self._passes_of[self._policy]
             if step := self._step_of_rows(ahead) or self._step(self._turn(ready)):
+                self._num_steps += 1
+                for run in step.runs:
+                    run.sequence.last_step = self._num_steps
                 is_typical = not (self._long_ran or self._is_forced)
                 self._ahead = self._rows_ahead(step)
                 return replace(step, ahead=self._ahead, is_typical=is_typical)
@@ -233,9 +236,6 @@ class Scheduler:
                 return {}
             rows_left -= stop - start
             granted[sequence] = stop
-        self._num_steps += bool(granted)
-        for sequence in granted:
-            sequence.last_step = self._num_steps
         return granted
 
     def _rows_ahead(self, step: Step) -> list[Rows]:
@@ -252,15 +252,17 @@ class Scheduler:
             ready = [s for s in self.running if s.filled[-1] < s.num_rows and not s.awaits_constraint]
             granted = self._granted(0, self._turn(ready), preempts=False) if ready else {}
             rows = [Rows(sequence, range(sequence.filled[-1], stop)) for sequence, stop in granted.items()]
-        if not rows:
-            self._long_ran = long_ran
+        self._long_ran = long_ran
         return rows
 
     def _step_of_rows(self, ahead: list[Rows]) -> Step | None:
         """Return the Step of `Step.ahead`, without the sequences that have ended or lost their pages."""
         is_open = self._policy is WHOLE
         runs = [Run(sequence, rows.stop) for sequence, rows in ahead if is_open and self._is_pending(sequence, rows)]
-        return Step(range(self.num_blocks), runs, WHOLE) if runs else None
+        if not runs:
+            return None
+        self._long_ran = self._is_long(runs[0].sequence)
+        return Step(range(self.num_blocks), runs, WHOLE)
 
     def _is_pending(self, sequence: Sequence, rows: range) -> bool:
         is_next = sequence.filled[-1] == rows.start and rows.stop <= sequence.num_rows
@@ -310,9 +312,11 @@ def assumed(runs: Items[Run], emitting: Items[Sequence]) -> Iterator[None]:
     for sequence in emitting:
         sequence.token_ids.append(NO_TOKEN)
         sequence.finish_reason = "length" if sequence.num_tokens == sequence.max_length else None
-    yield
-    for sequence in emitting:
-        sequence.token_ids.pop()
-        sequence.finish_reason = None
-    for sequence, filled in before:
-        sequence.filled = filled
+    try:
+        yield
+    finally:
+        for sequence in emitting:
+            sequence.token_ids.pop()
+            sequence.finish_reason = None
+        for sequence, filled in before:
+            sequence.filled = filled

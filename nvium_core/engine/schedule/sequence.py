@@ -182,7 +182,7 @@ class Sequence:
 
     @property
     def may_run_ahead(self) -> bool:
-        """Whether one call may emit several tokens, because the host has nothing to do between two tokens."""
+        """Whether an emitted token's row may run before the host has read that token."""
         is_free = self.constraint is None and (self.changes is None or self.changes.may_run_ahead)
         return is_free and not (self.needs_scores or self.num_drafts) and self.finish_reason is None
 

@@ -10,9 +10,9 @@ from nvium_core import EngineConfig, SamplingParams
 from nvium_core.choices import Schedule
 from nvium_core.engine.schedule.kv_cache import PagePool
 from nvium_core.engine.schedule.policies import SWEEP, WHOLE
-from nvium_core.engine.schedule.scheduler import Scheduler
+from nvium_core.engine.schedule.scheduler import Scheduler, assumed
 from nvium_core.engine.schedule.sequence import Sequence
-from nvium_core.engine.schedule.step import Step
+from nvium_core.engine.schedule.step import Run, Step
 
 CONTEXT = 20
 
@@ -225,6 +225,28 @@ def test_one_call_emits_several_tokens_if_all_sequences_run_and_pages_are_free()
     newcomer(scheduler, 1, 5)
     carry_out(next_step(scheduler))
     assert {run.limit for run in next_step(scheduler).runs} == {1}
+
+
+def test_a_step_ahead_that_is_not_run_takes_no_turn(monkeypatch):
+    scheduler = scheduler_with("race", num_pages=200, chunk_rows=6)
+    scheduler.launches_ahead = True
+    sequences = [newcomer(scheduler, arrival, num_tokens) for arrival, num_tokens in enumerate([50, 3])]
+    monkeypatch.setattr(scheduler.schedules, "choose", lambda _: WHOLE)
+    step = next_step(scheduler)
+    assert [rows.sequence.request_id for rows in step.ahead] == ["1"]
+    assert [sequence.last_step for sequence in sequences] == [1, 0]
+    carry_out(step)
+    monkeypatch.setattr(scheduler.schedules, "choose", lambda _: SWEEP)
+    step = next_step(scheduler)
+    assert (step.policy, [run.sequence.request_id for run in step.runs]) == (SWEEP, ["1"])
+    assert [sequence.last_step for sequence in sequences] == [1, 2]
+
+
+def test_assumed_outcomes_are_taken_back_after_an_error():
+    sequence = newcomer(scheduler_with(), 0, 5)
+    with pytest.raises(ZeroDivisionError), assumed([Run(sequence, 5)], [sequence]):
+        raise ZeroDivisionError
+    assert (sequence.token_ids, sequence.filled) == ([0] * 5, [0, 0, 0])
 
 
 Workload = tuple[Scheduler, list[Sequence], random.Random]

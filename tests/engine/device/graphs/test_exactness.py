@@ -50,17 +50,22 @@ def test_tokens_and_exits_equal_algorithm_1_where_passes_are_launched_ahead(mode
     check(model, served(graphs_engine(model, config), plan), plan)
 
 
-def test_passes_launched_ahead_do_not_change_shared_pages():
+def test_passes_launched_ahead_do_not_change_shared_pages(monkeypatch):
     model = random_model([1, 2, 4], seed=3, vocab_size=5, context=64)
     config = EngineConfig(max_sequences=6, schedule="whole", page_size=4, cache_tokens=256)
     params = [SamplingParams(max_tokens=40, seed=seed, stop_token_ids=(3,)) for seed in range(12)]
     engine = graphs_engine(model, config)
+    backend, launched, taken = engine.runner.backend, list[Flight](), list[Flight]()
+    launch, take = backend._launch_ahead, backend._take_answers
+    monkeypatch.setattr(backend, "_launch_ahead", lambda *given: launched.append(launch(*given)) or launched[-1])
+    monkeypatch.setattr(backend, "_take_answers", lambda flight, parts: taken.append(flight) or take(flight, parts))
     for _ in range(2):
         plan = [([1, 2, number % 3, 4, 1], asked) for number, asked in enumerate(params)]
         for (prompt, asked), completion in zip(plan, together(engine, plan), strict=True):
             expected = alone(model, prompt, asked)
             assert (completion.token_ids, completion.exits) == (expected.token_ids, expected.exits)
     assert engine.pool.num_rows_found > 0
+    assert {any(flight is used for used in taken) for flight in launched[:-1]} == {True, False}
 
 
 @pytest.mark.parametrize("num_requests", [1, 7])
