@@ -200,15 +200,17 @@ def test_rows_found_after_a_preemption_do_not_count_as_cached_prompt_tokens():
     assert (sequence.filled, sequence.num_cached_prompt_tokens) == ([4], 0)
 
 
-def test_short_runs_alternate_with_long_runs_which_share_a_chunk_unless_they_are_alone():
-    scheduler = scheduler_with(num_pages=200, chunk_rows=6)
+@pytest.mark.parametrize(("schedule", "launches_ahead"), [("sweep", False), ("whole", True)])
+def test_short_runs_alternate_with_long_runs_which_share_a_chunk_unless_they_are_alone(schedule, launches_ahead):
+    scheduler = scheduler_with(schedule, num_pages=200, chunk_rows=6)
+    scheduler.launches_ahead = launches_ahead
     for arrival, num_tokens in enumerate([50, 40, 3, 2]):
         newcomer(scheduler, arrival, num_tokens)
     turns = []
     for _ in range(3):
         step = next_step(scheduler)
         turns.append([(run.sequence.request_id, run.stop) for run in step.runs])
-        carry_out(step)
+        carry_out(step, exiting={"2", "3"})
     assert turns == [[("0", 6)], [("2", 3), ("3", 2)], [("0", 12)]]
     scheduler = scheduler_with(num_pages=200, chunk_rows=6)
     newcomer(scheduler, 0, 50)
