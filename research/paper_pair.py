@@ -123,9 +123,9 @@ def share_text(source: Path, target: Path) -> None:
     """Copy the tokenizer and the tokens of the first model's run, so that the text is tokenized once."""
     if source == target or (target / ORIGIN).exists():
         return
-    for name in ("tokenizer", TOKENS):
-        shutil.copytree(source / name, target / name)
-    shutil.copy(source / ORIGIN, target)
+    shutil.copytree(source / "tokenizer", target / "tokenizer")
+    for name in (TOKENS, ORIGIN):
+        shutil.copy(source / name, target)
 
 
 def train_pair(plan: Plan) -> dict[str, TrainingRun]:
