@@ -28,9 +28,8 @@ def provenance() -> Figures:
 
 def write_json(figures: Figures | Sequence[Figures], path: Path) -> None:
     """Write an object or a list of objects, each with its `provenance` unless it has one."""
-    rows = [figures] if isinstance(figures, dict) else figures
-    marked = [{**provenance(), **row} for row in rows]
-    content = marked[0] if isinstance(figures, dict) else marked
+    known = provenance()
+    content = {**known, **figures} if isinstance(figures, dict) else [{**known, **row} for row in figures]
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -113,13 +113,13 @@ def thing_of(text: str) -> str | None:
     return most_frequent(text, known + owned, MIN_MENTIONS)
 
 
-def begun_with_its_thing(told: SubjectTale) -> SubjectTale:
+def begun_with_its_thing(tale: SubjectTale) -> SubjectTale:
     """Drop the first paragraph of a tale if the next one begins with a sentence about the hero and the thing."""
-    _, _, text = told.text.partition("\n\n")
+    _, _, text = tale.text.partition("\n\n")
     [opening, *_] = re.split(r"(?<=[.!?])\s", text, maxsplit=1)
-    if not {told.hero, told.thing}.issubset(re.findall(r"\w+", opening)):
-        return told
-    return replace(told, text=text, being=told.being if told.being in re.findall(r"\w+", text) else None)
+    if not {tale.hero, tale.thing}.issubset(re.findall(r"\w+", opening)):
+        return tale
+    return replace(tale, text=text, being=tale.being if tale.being in re.findall(r"\w+", text) else None)
 
 
 def short_tale(random: Random, *, may_invent: bool = False, new_names: bool = True) -> SubjectTale:

@@ -33,7 +33,7 @@ PARTNERS = {
     **dict.fromkeys(("then", "else"), ("if",)),
     **dict.fromkeys(("minContains", "maxContains"), ("contains",)),
 }
-"""Keywords that constrain nothing without one of these beside them."""
+"""Keywords that constrain nothing unless the schema also has one of these."""
 
 
 def enforceable(schema: Schema, *, drops: bool) -> tuple[dict[str, Any], list[str]]:

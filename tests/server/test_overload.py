@@ -121,6 +121,7 @@ def test_a_stuck_task_fails_the_liveness_probe_until_it_ends(byte_model: LoadedM
         release = threading.Event()
         server.service.text_threads.submit(release.wait)
         wait_until(lambda: server.http.get("/livez").status_code == 503)
+        assert server.http.get("/livez").json()["error"]["code"] == "not_live"
         release.set()
         wait_until(lambda: server.http.get("/livez").status_code == 200)
 

@@ -63,8 +63,7 @@ def chunked_head_nll(output_XD: Tensor, head_VD: Tensor, target_X: Tensor) -> Te
 
 def chunk_nll(output_CD: Tensor, head_VD: Tensor, target_C: Tensor) -> Tensor:
     device_type = output_CD.device.type
-    if torch.is_autocast_enabled(
-        device_type
-    ):  # autocast would share one cast, and add the chunks' gradients in bfloat16
+    if torch.is_autocast_enabled(device_type):
+        # Autocast would share one cast of the head, and add the chunks' gradients in bfloat16.
         head_VD = head_VD.to(torch.get_autocast_dtype(device_type))
     return token_nll(F.linear(output_CD, head_VD), target_C)
