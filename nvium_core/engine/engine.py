@@ -39,10 +39,12 @@ class Engine:
         self.context = limit if self.config.context is None else self.config.context
         message = f"must be between 2 and {limit}, the model's context, got {self.context}"
         require(1 < self.context <= limit, "context", message)
-        self.cache_size = cache_size(self.config, model.config, self.context, like=model.lm_head.weight)
-        num_pages, page_size = self.cache_size.num_pages, self.cache_size.page_size
+        self.cache_size = size = cache_size(self.config, model.config, self.context, like=model.lm_head.weight)
+        num_pages, page_size = size.num_pages, size.page_size
         self.limits = Limits(self.context, num_pages * page_size, model.config.vocab_size, eos_token_ids(model))
-        self.pool = PagePool(num_pages, page_size, keeps_pages=self.config.prefix_caching)
+        self.pool = PagePool(
+            num_pages, page_size, num_preferred=size.num_preferred, keeps_pages=self.config.prefix_caching
+        )
         self.runner = make_runner(model, self.config, num_pages=num_pages, page_size=page_size)
         self.scheduler = Scheduler(
             self.pool,

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvium_core import Engine, EngineConfig, FailureEvent, NviumForCausalLM, SamplingParams
+from nvium_core.engine.device import memory
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.schedule.kv_cache import PagePool
 from nvium_core.engine.schedule.sequence import Sequence
@@ -69,6 +70,17 @@ def test_the_next_turn_of_a_conversation_finds_the_earlier_turns():
     assert reply.token_ids == alone(MODEL, conversation, PARAMS).token_ids
 
 
+def test_memory_does_not_grow_with_new_prompts_but_does_for_a_prefix_that_would_be_evicted_again(monkeypatch):
+    monkeypatch.setattr(memory, "PREFERRED_BYTES", 5 * memory.page_bytes(MODEL.config, PAGE_SIZE, MODEL.dtype))
+    engine = engine_with(MODEL, cache_tokens=64 * PAGE_SIZE)
+    prompts = [[token, 1, 2, 3, 4, 5, 6, 7, 8] for token in range(7)]
+    assert [num_rows_found(engine, prompt) for prompt in prompts] == [0] * 7
+    assert engine.pool.num_used == 5
+    turns = [num_rows_found(engine, prompt) for _ in range(3) for prompt in prompts[:3]]
+    assert turns == [0, 0, 0, *[8] * 6]
+    assert 5 < engine.pool.num_used <= 12
+
+
 def test_nothing_is_found_without_prefix_caching():
     engine = engine_with(MODEL, prefix_caching=False)
     assert [num_rows_found(engine, PROMPT) for _ in range(2)] == [0, 0]
@@ -100,23 +112,39 @@ class PlainPool:
     """A slow pool: the content of a page is the tuple of all tokens up to the page's end."""
 
     num_pages: int
+    num_preferred: int
+    num_used: int = 0
     content: dict[int, tuple[int, ...]] = field(default_factory=dict)
     unowned: list[int] = field(default_factory=list)
     """Pages with content but without owner, least recently used first."""
+    evicted: list[tuple[int, ...]] = field(default_factory=list)
+    """Contents that were evicted before all pages were used, oldest first."""
 
     def found(self, tokens: list[int]) -> list[int]:
         pages = {content: page for page, content in self.content.items()}
         found = list[int]()
-        for end in range(PAGE_SIZE, len(tokens), PAGE_SIZE):
-            if tuple(tokens[:end]) not in pages:
+        prefixes = [tuple(tokens[:end]) for end in range(PAGE_SIZE, len(tokens), PAGE_SIZE)]
+        for prefix in prefixes:
+            if prefix not in pages:
                 break
-            found.append(pages[tuple(tokens[:end])])
+            found.append(pages[prefix])
+        missed = [prefix for prefix in prefixes[len(found) :] if prefix in self.evicted]
+        self.evicted = [content for content in self.evicted if content not in missed]
+        self.num_preferred = min(self.num_pages, self.num_preferred + len(missed))
         return found
 
     def taken(self, page: int, owned: Counter[int]) -> None:
         """Assert that the right page was allocated, and forget its content."""
-        blank = {*range(self.num_pages)} - owned.keys() - {*self.unowned}
-        assert page in blank if blank else page == self.unowned.pop(0)
+        blank = {*range(self.num_used)} - owned.keys() - {*self.unowned}
+        if blank:
+            assert page in blank
+        elif self.unowned and self.num_used >= self.num_preferred:
+            assert page == self.unowned.pop(0)
+            content = [self.content[page]] if self.num_used < self.num_pages else []
+            self.evicted = [*(old for old in self.evicted if old not in content), *content][-self.num_pages :]
+        else:
+            assert page == self.num_used
+            self.num_used += 1
         self.content.pop(page, None)
 
     def completed(self, sequence: Sequence, since: int) -> None:
@@ -132,9 +160,9 @@ class PlainPool:
 class TwoPools:
     """Applies the same operations to a real pool and a plain one."""
 
-    def __init__(self, num_pages: int) -> None:
-        self.pool = PagePool(num_pages, PAGE_SIZE)
-        self.plain = PlainPool(num_pages)
+    def __init__(self, num_pages: int, num_preferred: int) -> None:
+        self.pool = PagePool(num_pages, PAGE_SIZE, num_preferred=num_preferred)
+        self.plain = PlainPool(num_pages, num_preferred)
         self.living = list[Sequence]()
 
     @property
@@ -178,14 +206,15 @@ class TwoPools:
     def check(self) -> None:
         self.pool.check_integrity(self.living)
         assert self.pool.num_free == self.plain.num_pages - len(self.owned)
+        assert self.pool.num_used == self.plain.num_used
 
 
 tokens = st.lists(st.integers(0, 1), min_size=1, max_size=5 * PAGE_SIZE)
 
 
-@given(st.integers(5, 12), st.data())
-def test_the_pool_equals_a_slow_one(num_pages, data):
-    pools = TwoPools(num_pages)
+@given(st.integers(5, 12), st.integers(0, 12), st.data())
+def test_the_pool_equals_a_slow_one(num_pages, num_preferred, data):
+    pools = TwoPools(num_pages, min(num_pages, num_preferred))
     for _ in range(data.draw(st.integers(1, 25))):
         action = data.draw(st.sampled_from(["begin", "go on", "go on", "go on", "end"])) if pools.living else "begin"
         if action == "begin":

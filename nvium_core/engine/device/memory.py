@@ -22,6 +22,9 @@ from nvium_core.model.config import NviumConfig
 
 SIZE = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*(%|[KMGT]i?B)\s*", re.IGNORECASE)
 
+PREFERRED_BYTES = 200_000_000
+"""Memory of a CPU's cache, until requests need more, or miss evicted prefixes."""
+
 DRAW_COPIES = 8
 """Maximum float64 copies of the distributions that sampling holds in memory: six on a CPU, eight on a GPU."""
 
@@ -36,9 +39,13 @@ VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", *CACHED)
 
 @dataclass(frozen=True, slots=True)
 class CacheSize:
-    """Size of a key/value cache. `device_bytes` is the result of `device_memory`."""
+    """Size of a key/value cache. `device_bytes` is the result of `device_memory`.
+
+    num_preferred: pages that the cache uses before it evicts prefixes. A GPU allocates all pages at the start anyway.
+    """
 
     num_pages: int
+    num_preferred: int
     page_size: int
     num_bytes: int
     device_bytes: int
@@ -78,7 +85,8 @@ def cache_size(config: EngineConfig, model: NviumConfig, context: int, like: tor
         f"{max_sequences} sequences"
     )
     require(num_pages >= 1, "cache_memory", message)
-    size = CacheSize(num_pages, page_size, num_pages * bytes_each, device_memory(like.device))
+    num_preferred = num_pages if like.is_cuda else PREFERRED_BYTES // bytes_each
+    size = CacheSize(num_pages, num_preferred, page_size, num_pages * bytes_each, device_memory(like.device))
     message = f"{num_pages * page_size:,} tokens need {size.num_bytes:,} bytes, more than the device has free"
     require(size.num_bytes + of_seats <= size.device_bytes, "cache_tokens", message)
     return size

@@ -12,7 +12,7 @@ def test_a_wrong_owner_count_a_lost_page_and_a_wrong_digest_are_detected():
     with pytest.raises(AssertionError, match="leaked, or its owner count"):
         pool.check_integrity([])
     pool = PagePool(num_pages=3, page_size=3)
-    pool._free.pop()
+    pool.num_used += 1
     with pytest.raises(AssertionError, match="a page is lost"):
         pool.check_integrity([])
     pool, sequence = PagePool(num_pages=3, page_size=3), sequence_of(7, 1)
