@@ -25,7 +25,7 @@ from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, SAFE_WEIGHTS
 
 from nvium_core.choices import Precision
 from nvium_core.errors import CheckpointError, NviumError
-from nvium_core.loading import check_vocabulary, gguf_file_tokenizer, load_tokenizer
+from nvium_core.loading import gguf_file_tokenizer, load_tokenizer
 from nvium_core.model.checkpoint import Checkpoint, parse_file
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.nvium import Nvium
@@ -130,10 +130,7 @@ def check(checkpoint: Checkpoint) -> bool:
     files = companions(checkpoint.folder)
     for file in files:
         check_json(file)
-    if is_gguf(checkpoint.folder):
-        check_vocabulary(gguf_file_tokenizer(checkpoint.folder), model, checkpoint.folder)
-        return True
-    has_tokenizer = checkpoint.folder / TOKENIZER_FILE in files
+    has_tokenizer = is_gguf(checkpoint.folder) or checkpoint.folder / TOKENIZER_FILE in files
     if has_tokenizer:
         load_tokenizer(checkpoint.folder, model)
     return has_tokenizer

@@ -92,9 +92,8 @@ def load_model(
     precision = gguf_precision(folder, dtype, place, weights) if of_file else resolve_dtype(dtype, place)
     stored: dict[str, Any] = {"is_stored": True} if place.type == "cpu" and kind is Nvium else {}
     model = kind.from_pretrained(folder, dtype=precision, exits=exits, **stored).eval()
-    tokenizer = gguf_file_tokenizer(path) if of_file else fast_tokenizer(folder)
+    tokenizer = load_tokenizer(folder, model)
     close_gguf()
-    check_vocabulary(tokenizer, model, folder)
     quantize_as(model, weights)
     if place.type != "cpu":
         check_gpu_memory(model, place)
@@ -150,15 +149,6 @@ def gguf_file_tokenizer(path: Path) -> PreTrainedTokenizerFast:
         raise CheckpointError(f"{path}: invalid tokenizer ({type(error).__name__}: {one_line(error)})") from error
 
 
-def check_vocabulary(tokenizer: PreTrainedTokenizerFast, model: Nvium, source: Path) -> None:
-    highest = max([*tokenizer.get_vocab().values(), *tokenizer("").input_ids])
-    if highest >= model.config.vocab_size:
-        raise CheckpointError(
-            f"{source}: the tokenizer has the token id {highest}, but the model's vocab_size is "
-            f"{model.config.vocab_size}"
-        )
-
-
 def bundled_model() -> Path:
     folders = sorted(path.parent for path in CHECKPOINTS.glob("*/config.json"))
     if len(folders) != 1:
@@ -183,10 +173,19 @@ def resolve_dtype(dtype: Precision, device: torch.device) -> torch.dtype:
     return named
 
 
-def load_tokenizer(folder: Path, model: Nvium) -> PreTrainedTokenizerFast:
-    """Load the folder's tokenizer. Raise `CheckpointError` if it has more tokens than the model."""
-    tokenizer = fast_tokenizer(folder)
-    check_vocabulary(tokenizer, model, folder)
+def load_tokenizer(source: Path, model: Nvium) -> PreTrainedTokenizerFast:
+    """Load the tokenizer of a folder or GGUF file. Raise `CheckpointError` if it has more tokens than the model."""
+    if is_gguf(source):
+        tokenizer = gguf_file_tokenizer(source)
+        highest = len(open_gguf(source).get("tokenizer.ggml.tokens")) - 1
+    else:
+        tokenizer = fast_tokenizer(source)
+        highest = max([*tokenizer.get_vocab().values(), *tokenizer("").input_ids])
+    if highest >= model.config.vocab_size:
+        raise CheckpointError(
+            f"{source}: the tokenizer has the token id {highest}, but the model's vocab_size is "
+            f"{model.config.vocab_size}"
+        )
     return tokenizer
 
 

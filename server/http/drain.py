@@ -111,7 +111,6 @@ class DrainingServer(uvicorn.Server):
             self._announce()
 
     def _announce(self) -> None:
-        gc.collect()
         gc.freeze()  # garbage collection must not scan the model: that would pause all streams
         gc.enable()
         settings = self._service.settings
