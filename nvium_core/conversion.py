@@ -13,7 +13,6 @@ from functools import reduce
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
@@ -78,21 +77,19 @@ def convert(
     *,
     exits: str | PathLike[str] | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
-    **hub_options: Any,
 ) -> Conversion:
     """Write the model `source` to the folder `target`.
 
     source: a folder, Hub name or GGUF file.
     dtype: auto keeps the stored precision. If tensors have different precisions, auto is the widest of them.
     exits: folder or Hub name of retrofitted exits to merge into the model.
-    hub_options: passed to the Hub client.
 
     Raise `CheckpointError` if the source cannot be loaded, or `ConversionError` if the target is not empty or cannot be
     written.
     """
     place = check_target(Path(target))
     wanted = None if dtype == "auto" else getattr(torch, dtype)
-    checkpoint = read_source(source, exits=exits, **hub_options)
+    checkpoint = read_source(source, exits=exits)
     has_tokenizer = check(checkpoint)
     widest = reduce(torch.promote_types, (tensor.dtype for tensor in checkpoint.tensors.values()))
     precision = wanted or (checkpoint.dtype if is_gguf(source) else widest)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from nvium_core.errors import CheckpointError
 from nvium_core.model.backbones import FAMILIES, backbone_fields
 from nvium_core.model.config import NviumConfig, check_sizes
-from nvium_core.model.stored import StoredMatrix, check_finite
+from nvium_core.model.stored import FLOATS, StoredMatrix, check_finite
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +41,6 @@ PUBLISHED_EXTRAS = Path(".hydra/config.yaml")  # the published layout's configur
 RECOMPUTED = re.compile(r"rotary_emb\.(inv_freq|original_inv_freq|cos_cached|sin_cached)$")
 TIED = re.compile(r"^early_lm_heads\.\d+\.weight$")  # copies of the head in the published layout
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-
-STORED = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-"""Supported precisions of stored weights."""
 
 PUBLISHED_NAMES = {
     r"^model\.norm\.": "exits.{last}.norm.",
@@ -292,9 +289,9 @@ def stored_matrices(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Tenso
 
 
 def _stored(tensor: Tensor, name: str) -> Tensor:
-    if tensor.dtype not in STORED.values():
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        raise CheckpointError(f"{name} has dtype {dtype}; supported: {', '.join(STORED)}")
+    if tensor.dtype not in FLOATS:
+        dtype, *supported = (str(each).removeprefix("torch.") for each in (tensor.dtype, *FLOATS))
+        raise CheckpointError(f"{name} has dtype {dtype}; supported: {', '.join(supported)}")
     if tensor.dim() == 2:
         return StoredMatrix(tensor, place=name)
     check_finite(tensor, name)
