@@ -140,8 +140,8 @@ class PlainPool:
             assert page in blank
         elif self.unowned and self.num_used >= self.num_preferred:
             assert page == self.unowned.pop(0)
-            content = [self.content[page]] if self.num_used < self.num_pages else []
-            self.evicted = [*(old for old in self.evicted if old not in content), *content][-self.num_pages :]
+            if self.num_used < self.num_pages and self.content[page] not in self.evicted:
+                self.evicted = [*self.evicted, self.content[page]][-self.num_pages :]
         else:
             assert page == self.num_used
             self.num_used += 1
