@@ -15,6 +15,7 @@ const run = new Run(part("run"));
 
 let model = null;
 let running = null; // the running task: {stop, ended, yields}
+let written = null; // the request of the complete story
 
 async function loadModel() {
   const { id, nvium, max_model_len } = await servedModel(key());
@@ -50,6 +51,7 @@ async function write(body, signal) {
   part("status").textContent = "Writing…";
   run.begin(model, body.prompt);
   part("gain").textContent = "";
+  part("measure").hidden = true;
   let reason = null;
   try {
     for await (const chunk of completion({ ...body, nvium: { text_offsets: true } }, key(), signal)) {
@@ -64,20 +66,24 @@ async function write(body, signal) {
   const ending = signal.aborted ? "was stopped" : ENDINGS[reason];
   const tokens = `${run.numTokens} ${run.numTokens === 1 ? "token" : "tokens"}`;
   part("status").textContent = `The story ${ending} after ${tokens}. Seed ${body.seed}.`;
-  if (model.exitLayers.length > 1 && !signal.aborted) await compare(body, signal);
+  part("measure").hidden = signal.aborted;
+  written = body;
 }
 
-/** Generate the story again in the background, twice with and twice without early exits, and show both durations. */
-async function compare(body, signal) {
+/** Generate the story again, twice with and twice without early exits, and show both durations. */
+async function measure(signal) {
+  part("gain").textContent = "Measuring…";
   const milliseconds = { true: 0, false: 0 };
   for (const earlyExits of [true, false, false, true]) {
     const times = [];
     try {
-      for await (const _ of completion({ ...body, nvium: { early_exits: earlyExits } }, key(), signal)) {
+      for await (const _ of completion({ ...written, nvium: { early_exits: earlyExits } }, key(), signal)) {
         times.push(performance.now());
       }
-    } catch {
-      return; // the story is complete, only the durations are missing
+    } catch (error) {
+      part("gain").textContent = "";
+      if (signal.aborted) return;
+      throw error;
     }
     milliseconds[earlyExits] += times.at(-1) - times[0];
   }
@@ -114,6 +120,7 @@ part("request").addEventListener("submit", (event) => {
   event.preventDefault();
   runAlone((signal) => write(request(), signal));
 });
+part("measure").addEventListener("click", () => runAlone(measure, true));
 document.addEventListener("invalid", () => (part("settings").open = true), { capture: true });
 part("stop").addEventListener("click", () => running?.stop.abort());
 part("key").addEventListener("change", () => attempt(loadModel));

@@ -85,6 +85,8 @@ def test_a_request_stops_the_story_that_is_written_when_the_page_opens(chromium:
         expect(visit.page.locator("#status")).to_contain_text("The story ended", timeout=1000 * SECONDS)
         body = answer(tales, seed=12, max_tokens=160, temperature=0.7, top_p=0.95)
         assert visit.page.locator("#output").text_content() == body["choices"][0]["text"]
+        assert sum(url.endswith("/v1/completions") for url in visit.requests) == 1
+        visit.page.click("#measure")
         expect(visit.page.locator("#gain")).to_have_text(re.compile(GAIN), timeout=1000 * SECONDS)
         slowed_down(tales)
         visit.page.reload()
