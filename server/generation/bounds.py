@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
-from server.generation.json_schema import DEFINITIONS, LISTS, NAMED, SINGLE, Schema, UnusableGrammar, declared, listed
+from server.generation.json_schema import Schema, UnusableGrammar, declared, listed
 
 MAX_CHARACTERS = 100_000
 MAX_DEPTH = 100
@@ -27,18 +27,6 @@ MAX_MULTIPLE = 10_000
 """Maximum least common multiple of the integers from `multiples_of`. llguidance needs that many states."""
 
 SURROGATES = re.compile("[\ud800-\udfff]")
-
-
-def subschemas(schema: Schema) -> Iterator[tuple[str, Schema]]:
-    """Yield the direct subschemas of a schema with their paths."""
-    for key, value in schema.items():
-        if key in DEFINITIONS:
-            continue
-        named = value if isinstance(value, Mapping) else dict(enumerate(value)) if isinstance(value, list) else {}
-        if key in SINGLE and isinstance(value, Mapping):
-            yield key, value
-        elif key in (*NAMED, *LISTS):
-            yield from ((f"{key}.{name}", child) for name, child in named.items() if isinstance(child, Mapping))
 
 
 def check_size(schema: Schema) -> int:

@@ -5,15 +5,16 @@ Runs in separate processes that may crash. Independent of models, sequences and 
 
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from server.generation.bounds import nodes, subschemas
+from server.generation.bounds import nodes
 from server.generation.grammars import Grammar, JsonSchema
-from server.generation.json_schema import DEFINITIONS, UnusableGrammar, target
+from server.generation.json_schema import DEFINITIONS, UnusableGrammar, rebuilt, target
+from server.generation.keywords import enforceable
 
 LIMITS = LLParserLimits(
     initial_lexer_fuel=500_000,
@@ -55,16 +56,20 @@ class Compiler:
         self._search_ends = 0.0
 
     def compile(self, grammar: Grammar) -> Compiled:
+        ignored = list[str]()
         try:
-            grammar, ignored = grammar.enforced()
+            grammar.check()
         except UnusableGrammar as refusal:
             return Compiled(None, [], str(refusal))
+        for place, schema in grammar.schemas().items():
+            schema.schema, unenforced = enforceable(schema.schema, drops=schema.drops)
+            ignored += [place + keyword for keyword in unenforced]
         matcher, error = self._attempt(grammar)
         self._search_ends = time.process_time() + SEARCH_SECONDS
         if error:
-            for place, schema in grammar.schemas():
+            for place, schema in grammar.schemas().items():
                 if schema.drops:
-                    ignored += [f"{place}.{dropped}" for dropped in self._drop_failing_keywords(schema)]
+                    ignored += [place + keyword for keyword in self._drop_failing_keywords(schema)]
             matcher, error = self._attempt(grammar)
         if error or matcher is None:
             return Compiled(None, [], self._message(grammar, error))
@@ -92,10 +97,10 @@ class Compiler:
         return dropped
 
     def _message(self, grammar: Grammar, error: str) -> str:
-        for place, schema in grammar.schemas():
+        for place, schema in grammar.schemas().items():
             if culprit := self._culprit(schema):
                 within, _, key, error = culprit
-                at = ".".join(part for part in (place, within.removesuffix(".")) if part)
+                at = (place + within).removesuffix(".")
                 return f"{at}: {reason(error, key)}" if at else reason(error, key)
         return reason(error)
 
@@ -127,13 +132,15 @@ class Compiler:
         return place, node, named[0] if named else next(works, keys[-1]), error
 
 
-def parts(root: dict[str, Any], node: Mapping[str, Any], place: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the direct subschemas of a node and the target of its `$ref`, with their paths."""
-    for within, child in subschemas(node):
-        yield f"{place}{within}.", cast("dict[str, Any]", child)
+def parts(root: dict[str, Any], node: Mapping[str, Any], place: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return the direct subschemas of a node and the target of its `$ref`, with their paths."""
+    found = list[tuple[str, Any]]()
+    for key, value in node.items():
+        if key not in DEFINITIONS:
+            rebuilt(key, value, lambda at, part: found.append((place + at, part)))
     reference = node.get("$ref")
-    if isinstance(found := target(root, reference), dict):
-        yield str(reference).removeprefix("#/").replace("/", ".") + ".", found
+    found.append((str(reference).removeprefix("#/").replace("/", "."), target(root, reference)))
+    return [(f"{at}.", part) for at, part in found if isinstance(part, dict)]
 
 
 def definitions_of(root: dict[str, Any], node: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

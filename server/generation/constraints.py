@@ -4,14 +4,13 @@ Separate processes compile the grammars and compute the token masks. Independent
 """
 
 import ctypes
-import hashlib
 import pickle
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from weakref import WeakSet
 
 import structlog
@@ -29,6 +28,8 @@ MAX_CACHED_GRAMMARS = 16
 """Number of compiled grammars that stay cached, each in its own process."""
 
 TOKENS_APART = 32
+
+Result = TypeVar("Result")
 
 current_core: Callable[[], int] = getattr(ctypes.PyDLL(None), "sched_getcpu", lambda: ANY_CORE)
 
@@ -70,7 +71,7 @@ class Constraints:
         except RecursionError as error:
             raise InvalidField(field, "nested too deeply") from error
         try:
-            compiled = self._compiled(pickled)
+            compiled = self._with_process(pickled, GrammarProcess.compiled)
         except HelperStuck:
             log.warning("a grammar process did not answer in time and was killed", field=field)
             raise
@@ -79,44 +80,33 @@ class Constraints:
             raise InvalidField(field, "takes too much time or memory to compile", code=TOO_COSTLY) from error
         if compiled.error is not None:
             raise InvalidField(field, compiled.error)
-        constraint = GrammarConstraint(MaskClient(lambda: self._new_mask_process(pickled)))
-        return RequestConstraint(constraint, [f"{field}.{place}" for place in compiled.ignored], compiled.has_begun)
+        masks = MaskClient(lambda: self._with_process(pickled, lambda process: process.helper.fork()))
+        ignored = [f"{field}.{place}" for place in compiled.ignored]
+        return RequestConstraint(GrammarConstraint(masks), ignored, compiled.has_begun)
 
-    def _compiled(self, pickled: bytes) -> Compiled:
-        """Compile in a new process, or return a cached result. If the fork server ended before, try once more."""
+    def _with_process(self, pickled: bytes, use: Callable[["GrammarProcess"], Result]) -> Result:
+        """Call `use` with the process of a grammar, which may still compile it.
+
+        If the process is lost, try once more with another one, unless the grammar was the cause.
+        """
         process = self._grammar_process(pickled)
         try:
-            return process.compiled()
+            return use(process)
         except HelperLost:
-            self._forget(pickled, process)
-            if process.helper.has_begun:
+            with self._lock:
+                if self._cached.get(pickled) is process:
+                    del self._cached[pickled]
+            if process.is_compiling:
                 raise
-        return self._grammar_process(pickled).compiled()
+        return use(self._grammar_process(pickled))
 
     def _grammar_process(self, pickled: bytes) -> "GrammarProcess":
-        """Return the process of a grammar, which may still compile it. Do not wait for it."""
-        key = hashlib.sha256(pickled).digest()
         with self._lock:
-            process = self._cached.pop(key, None) or GrammarProcess(self._fork(), pickled)
-            self._cached[key] = process
+            process = self._cached.pop(pickled, None) or GrammarProcess(self._fork(), pickled)
+            self._cached[pickled] = process
             if len(self._cached) > MAX_CACHED_GRAMMARS:
                 self._cached.pop(next(iter(self._cached)))
         return process
-
-    def _forget(self, pickled: bytes, process: "GrammarProcess") -> None:
-        key = hashlib.sha256(pickled).digest()
-        with self._lock:
-            if self._cached.get(key) is process:
-                del self._cached[key]
-
-    def _new_mask_process(self, pickled: bytes) -> Helper:
-        """Start a mask process without waiting for it. If the grammar is no longer cached, it is compiled again."""
-        process = self._grammar_process(pickled)
-        try:
-            return process.helper.fork()
-        except HelperLost:
-            self._forget(pickled, process)
-        return self._grammar_process(pickled).helper.fork()
 
     def _fork(self) -> Helper:
         if self._fork_server is not None:
@@ -136,6 +126,10 @@ class GrammarProcess:
         helper.send(pickled)
         self._compiled: Compiled | None = None
         self._lock = threading.Lock()
+
+    @property
+    def is_compiling(self) -> bool:
+        return self.helper.has_begun and self._compiled is None
 
     def compiled(self) -> Compiled:
         """Wait for the result. Raise `HelperLost` if the process ends before."""

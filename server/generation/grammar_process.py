@@ -103,7 +103,6 @@ class MaskServer:
         self._core = ANY_CORE
 
     def run(self) -> None:
-        """Reply to each command with a mask."""
         while True:
             *command, core = COMMAND.unpack(self._pipe.recv_bytes())
             self._move_to(core)

@@ -9,7 +9,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
 
 from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
@@ -17,7 +16,6 @@ from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 from nvium_core.text.tool_calls import PLAIN, CallFormat
 from server.generation.bounds import MAX_CHARACTERS, check_bounds, check_size, check_text, require
 from server.generation.json_schema import Preparation, Schema, UnusableGrammar
-from server.generation.keywords import enforceable
 
 FUNCTION_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
@@ -43,23 +41,22 @@ class Grammar(ABC):
     def text(self) -> str:
         """Return the grammar in llguidance's variant of Lark. Raise `UnusableGrammar` if it is invalid."""
 
-    def enforced(self) -> tuple[Self, list[str]]:
-        """Remove the keywords that `enforceable` removes. Return the grammar and the paths of unenforced keywords.
+    def schemas(self) -> "Mapping[str, JsonSchema]":
+        """Return the JSON schemas of the grammar. The keys are prefixes of their keywords' paths."""
+        return {}
 
-        Raise `UnusableGrammar` if the grammar is too large.
-        """
-        return self, []
-
-    def schemas(self) -> "Iterator[tuple[str, JsonSchema]]":
-        """Yield the JSON schemas of the grammar with their paths."""
-        return iter(())
+    def check(self) -> None:
+        """Raise `UnusableGrammar` if the JSON schemas are too large."""
+        size = sum(check_size(schema.schema) for schema in self.schemas().values())
+        message = f"all schemas together must have at most {MAX_CHARACTERS} characters, got {size}"
+        require(size <= MAX_CHARACTERS, message)
 
     def compacted(self, text: str) -> str:
         """Remove forbidden whitespace from the JSON in `text`, which is the start of an answer."""
         return text
 
 
-@dataclass(frozen=True)
+@dataclass
 class JsonSchema(Grammar):
     """JSON that a schema describes. `json_schema.py` lists the differences from the standard."""
 
@@ -83,13 +80,8 @@ class JsonSchema(Grammar):
         check_text(text)
         return f"%json {text}"
 
-    def enforced(self) -> tuple[Self, list[str]]:
-        check_size(self.schema)
-        schema, ignored = enforceable(self.schema, drops=self.drops)
-        return replace(self, schema=schema), ignored
-
-    def schemas(self) -> "Iterator[tuple[str, JsonSchema]]":
-        yield "", self
+    def schemas(self) -> "Mapping[str, JsonSchema]":
+        return {"": self}
 
     def compacted(self, text: str) -> str:
         return compact(text)
@@ -185,26 +177,15 @@ class ToolCalls(Grammar):
         check_text("".join(lines))
         return HEADER.removesuffix("start: ") + "\n".join(lines)
 
-    def enforced(self) -> tuple[Self, list[str]]:
-        require(
-            sum(check_size(schema.schema) for schema in self.functions.values()) <= MAX_CHARACTERS,
-            f"all parameters together must have at most {MAX_CHARACTERS} characters",
-        )
-        enforced, ignored = dict[str, JsonSchema](), list[str]()
+    def check(self) -> None:
+        super().check()
         for name, schema in self.functions.items():
             kind = str(schema.schema.get("type", "object"))[:100]
             require(kind == "object", f"the parameters of {name} must have type object, got {kind}")
-        for path, schema in self.schemas():
-            enforced[path], dropped = schema.enforced()
-            ignored += [f"{path}.{keyword}" for keyword in dropped]
-        functions = {name: enforced[f"{name}.parameters"] for name in self.functions}
-        return replace(self, functions=functions, otherwise=enforced.get("response_format")), ignored
 
-    def schemas(self) -> Iterator[tuple[str, JsonSchema]]:
-        for name, schema in self.functions.items():
-            yield f"{name}.parameters", schema
-        if self.otherwise:
-            yield "response_format", self.otherwise
+    def schemas(self) -> Mapping[str, JsonSchema]:
+        otherwise = {"response_format.": self.otherwise} if self.otherwise else {}
+        return {f"{name}.parameters.": schema for name, schema in self.functions.items()} | otherwise
 
     def compacted(self, text: str) -> str:
         head, found, arguments = text.partition(self.call_format.middle)
@@ -258,13 +239,11 @@ class ToolCalls(Grammar):
         return quoted(opening)
 
     def _literal(self, text: str) -> str:
-        """Return a Lark literal for the text, with special tokens by id."""
         parts = re.split(f"({'|'.join(map(re.escape, self.special))})", text) if self.special else [text]
         return " ".join(f"<[{self.special[part]}]>" if part in self.special else quoted(part) for part in parts if part)
 
 
 def compact(text: str) -> str:
-    """Remove whitespace outside strings from JSON. The JSON may be incomplete."""
     return STRING_OR_SPACE.sub(r"\1", text)
 
 

@@ -12,7 +12,7 @@ Independent of tokens, engines and HTTP.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 Schema = Mapping[str, Any]
@@ -90,18 +90,13 @@ class Preparation:
         return ready if is_merged else self._closed(node, ready)
 
     def _part(self, node: Schema, key: str, value: Any, merges: bool) -> Any:
-        if key in NAMED and isinstance(value, Mapping):
-            return {name: self._prepare(child) for name, child in value.items()}
-        if key in LISTS and isinstance(value, list):
-            are_merged = key == "allOf" or (key != "prefixItems" and (merges or "properties" in node))
-            prepared = [self._prepare(child, is_merged=are_merged) for child in value]
-            return self._apart(node, value, prepared) if key in ("anyOf", "oneOf") else prepared
-        if key in SINGLE:
-            return [*map(self._prepare, value)] if isinstance(value, list) else self._prepare(value)
         if key == "$ref" and merges and isinstance(value, str) and value.startswith(("#/$defs/", "#/definitions/")):
             self._merged_references.add(value)
             return value + OPEN_SUFFIX
-        return value
+        has_branches = key in ("anyOf", "oneOf")
+        are_merged = key == "allOf" or (has_branches and (merges or "properties" in node))
+        prepared = rebuilt(key, value, lambda _, child: self._prepare(child, is_merged=are_merged))
+        return self._apart(node, value, prepared) if has_branches and isinstance(value, list) else prepared
 
     def _apart(self, node: Schema, alternatives: list[Any], ready: list[Any]) -> list[Any]:
         """If the schema is closed, forbid in each alternative the properties that only other alternatives declare."""
@@ -182,9 +177,17 @@ class Preparation:
             raise UnusableGrammar("merges too many schemas")
 
     def _resolved(self, node: Any) -> Schema:
-        """Return the target of the node's `$ref`. If the node has no `$ref`, return the node."""
         found = target(self._schema, node.get("$ref")) if isinstance(node, Mapping) and "$ref" in node else node
         return found if isinstance(found, Mapping) else {}
+
+
+def rebuilt(key: str, value: Any, change: Callable[[str, Any], Any]) -> Any:
+    """Apply `change` to the subschemas in a keyword's value. `change` receives each with its path in the schema."""
+    if key in (*NAMED, *DEFINITIONS) and isinstance(value, Mapping):
+        return {name: change(f"{key}.{name}", child) for name, child in value.items()}
+    if key in (*LISTS, *SINGLE) and isinstance(value, list):
+        return [change(f"{key}.{number}", child) for number, child in enumerate(value)]
+    return change(key, value) if key in SINGLE else value
 
 
 def target(schema: Schema, reference: Any) -> Any:
@@ -199,14 +202,12 @@ def target(schema: Schema, reference: Any) -> Any:
 
 
 def only_member(node: Schema) -> Schema | None:
-    """If the node has only annotations and an `allOf` with one member, return that member. Otherwise return None."""
     members = listed(node, "allOf")
     is_wrapper = len(members) == 1 and isinstance(members[0], Mapping) and not set(node) - {"allOf", *ANNOTATIONS}
     return members[0] if is_wrapper else None
 
 
 def is_object(node: Any) -> bool:
-    """Return whether the node is a JSON object. Its `properties`, if present, must be a JSON object too."""
     return isinstance(node, Mapping) and isinstance(node.get("properties", {}), Mapping)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from server.generation.json_schema import ANNOTATIONS, DEFINITIONS, LISTS, NAMED, SINGLE, Schema, is_object
+from server.generation.json_schema import ANNOTATIONS, Schema, is_object, rebuilt
 
 UPPER, LOWER = ("maximum", "exclusiveMaximum"), ("minimum", "exclusiveMinimum")
 COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
@@ -55,17 +55,10 @@ def enforced(node: Any, place: str, ignored: list[str], *, drops: bool) -> Any:
             continue
         if (key == "uniqueItems" and value is True) or (drops and is_unenforceable(key, value)):
             ignored.append(place + key)
-        elif key in (*NAMED, *DEFINITIONS) and isinstance(value, Mapping):
-            within = value.items()
-            kept[key] = {name: enforced(child, f"{place}{key}.{name}.", ignored, drops=drops) for name, child in within}
-        elif key in (*LISTS, *SINGLE) and isinstance(value, list):
-            numbered = enumerate(value)
-            kept[key] = [enforced(child, f"{place}{key}.{i}.", ignored, drops=drops) for i, child in numbered]
-        elif key in SINGLE:
-            kept[key] = enforced(value, f"{place}{key}.", ignored, drops=drops)
+        elif key in COUNTS and isinstance(value, float) and value.is_integer():
+            kept[key] = int(value)
         else:
-            is_whole = key in COUNTS and isinstance(value, float) and value.is_integer()
-            kept[key] = int(value) if is_whole else value
+            kept[key] = rebuilt(key, value, lambda at, child: enforced(child, f"{place}{at}.", ignored, drops=drops))
     return kept
 
 
