@@ -18,7 +18,7 @@ from nvium_core.text.rendering import RENDERER
 from server.errors import install_error_handlers
 from server.generation.service import Service
 from server.http.bodies import Bodies
-from server.http.config import uvicorn_config
+from server.http.config import STOP_SECONDS, uvicorn_config
 from server.http.cors import Cors
 from server.http.drain import DrainingServer
 from server.http.keys import KeyGate, KeyRing, read_keys
@@ -49,9 +49,6 @@ ENDPOINTS = {
 METHODS = sorted({"HEAD", *(method for route in ROUTES for method in route.methods)})
 """Methods that CORS allows."""
 
-STOP_SECONDS = 5
-"""Timeout for each of the two steps after draining: closing the connections and stopping the engine."""
-
 SLOW_SECONDS = 1.0
 """A faster load logs only that it is done, so that a wrong command line prints a single line."""
 
@@ -79,7 +76,6 @@ def assemble(
 
 
 def bare_app(lifespan: Callable[[FastAPI], Any], middleware: Iterable[Middleware]) -> FastAPI:
-    """Create an app with middleware and error handlers but no routes."""
     app = FastAPI(
         docs_url=None,
         redoc_url=None,
@@ -144,7 +140,7 @@ def run(settings: Settings) -> None:
     with listen(settings.host, settings.port) as listener:
         starting = Loading(settings)
         app = assemble(starting, keys_gate(keys, settings), provider)
-        config = uvicorn_config(app, settings, tls, listener=listener, timeout_graceful_shutdown=STOP_SECONDS)
+        config = uvicorn_config(app, settings, tls, listener=listener)
         if ignored := injected_variables():
             log.info("ignored variables that Kubernetes sets for a service", names=ignored)
 

@@ -83,7 +83,6 @@ class Settings(BaseSettings, ServerOptions):  # type: ignore[misc] # frozen belo
     @field_validator("*", mode="before")
     @classmethod
     def _split_lists(cls, value: object, info: ValidationInfo) -> object:
-        """Split a comma-separated list from the environment or the command line."""
         is_list = get_origin(cls.model_fields[str(info.field_name)].annotation) is tuple
         return [part.strip() for part in value.split(",")] if is_list and isinstance(value, str) else value
 
@@ -142,7 +141,6 @@ def own_variables() -> dict[str, str]:
 
 
 def injected_variables() -> list[str]:
-    """Return the names of those variables that Kubernetes has added."""
     return [name for name, value in own_variables().items() if INJECTED.fullmatch(f"{name}={value}")]
 
 

@@ -44,7 +44,7 @@ class Bodies(HttpMiddleware):
         try:
             if await self._read(body, scope, receive):
                 await self._start_limiter.wait(reading_seconds(body))
-                await self._app(scope, replayed(bytes(body), receive), send)
+                await self.app(scope, replayed(bytes(body), receive), send)
             else:
                 scope["state"]["record"].aborted("disconnected")
         except Rejected as error:

@@ -17,6 +17,9 @@ from server.settings import Settings
 
 log = structlog.get_logger("nvium.server")
 
+STOP_SECONDS = 5
+"""Timeout for each of the two steps after draining: closing the connections and stopping the engine."""
+
 UNREAD_RATIO = 8
 """The limit on unread bytes of responses, as a multiple of `--max-present-bytes`."""
 
@@ -28,6 +31,7 @@ def uvicorn_config(
     *,
     listener: Listener | None = None,
     descriptors_per_connection: int = 1,
+    stop_seconds: int = STOP_SECONDS,
     **more: Any,
 ) -> uvicorn.Config:
     """Configure uvicorn with a limit on connections. With TLS, also limit the listener's unfinished handshakes.
@@ -62,5 +66,6 @@ def uvicorn_config(
         server_header=False,
         timeout_keep_alive=settings.http_keep_alive_seconds,  # type: ignore[arg-type]  # a fraction works too
         backlog=min(BACKLOG, limit.num_connections),
+        timeout_graceful_shutdown=stop_seconds,
         **more,
     )

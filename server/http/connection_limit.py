@@ -43,7 +43,6 @@ class ConnectionLimit:
 
     @property
     def may_linger(self) -> bool:
-        """Whether an answered connection may stay open until its request is read."""
         return self.num_lingering + len(self._excess) < self.num_excess
 
     def is_excess(self, connection: Refusable) -> bool:

@@ -25,11 +25,7 @@ class Cors(CORSMiddleware):
 
     def __init__(self, app: ASGIApp, origins: Collection[str], methods: Sequence[str]) -> None:
         super().__init__(
-            app,
-            allow_origins=origins,
-            allow_methods=methods,
-            allow_headers=("*",),
-            expose_headers=EXPOSED,
+            app, allow_origins=origins, allow_methods=methods, allow_headers=("*",), expose_headers=EXPOSED
         )
 
     def preflight_response(self, request_headers: Headers) -> Response:

@@ -156,7 +156,6 @@ class DrainingServer(uvicorn.Server):
         return self._loading.exception() if self._loading and self._loading.done() else None
 
     def _note_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Handle an exception in a callback of the event loop."""
         if isinstance(context.get("exception"), MemoryError):
             os._exit(FAILURE)
         loop.default_exception_handler(context)

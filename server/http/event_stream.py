@@ -130,7 +130,6 @@ def on_one_line(event: bytes) -> bytes:
 
 
 async def disconnected(receive: Receive) -> None:
-    """Wait until the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Scope
+from starlette.types import Scope
 
 from server.errors import invalid_key
 from server.http.middleware import Check
@@ -82,21 +82,20 @@ class KeyRing:
         return next((key.id for key, matched in zip(self._keys, matches, strict=True) if matched), None)
 
 
+@dataclass
 class KeyGate(Check):
     """Answers 401 to a request without a known key, before the body is read. Records the key's id.
 
     `metrics_open` makes /metrics public.
     """
 
-    def __init__(self, app: ASGIApp, keys: KeyRing, metrics_open: bool) -> None:
-        super().__init__(app)
-        self._keys = keys
-        self._metrics_open = metrics_open
+    keys: KeyRing
+    metrics_open: bool
 
     def check(self, scope: Scope, headers: Headers) -> None:
-        if is_public(scope) or (self._metrics_open and is_metrics(scope)):
+        if is_public(scope) or (self.metrics_open and is_metrics(scope)):
             return
-        key_id = self._keys.owner(bearer(headers))
+        key_id = self.keys.owner(bearer(headers))
         if key_id is None:
             raise invalid_key("the key is unknown")
         set_key(scope, key_id)

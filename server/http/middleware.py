@@ -5,6 +5,7 @@ import re
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
@@ -32,20 +33,21 @@ SAFE_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 log = structlog.get_logger("nvium.server")
 
 
+@dataclass
 class HttpMiddleware(ABC):
     """A middleware for HTTP requests. Passes other scopes, such as `lifespan`, to the app unchanged."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    app: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        handle = self.handle if scope["type"] == "http" else self._app
+        handle = self.handle if scope["type"] == "http" else self.app
         await handle(scope, receive, send)
 
     @abstractmethod
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
 
+@dataclass
 class RequestContext(HttpMiddleware):
     """The outermost middleware. Gives each request an id and a record, and each response security headers.
 
@@ -53,22 +55,13 @@ class RequestContext(HttpMiddleware):
     proxy has already removed it.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        metrics: Metrics,
-        endpoints: Mapping[str, str],
-        tracing: Tracing | None = None,
-        root_path: str = "",
-    ) -> None:
-        super().__init__(app)
-        self._metrics = metrics
-        self._endpoints = endpoints
-        self._tracing = tracing
-        self._root_path = root_path
+    metrics: Metrics
+    endpoints: Mapping[str, str]
+    tracing: Tracing | None = None
+    root_path: str = ""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app, prefix = self._app, self._root_path
+        app, prefix = self.app, self.root_path
         if prefix and scope["path"] == prefix:
             app = RedirectResponse(f"{prefix}/", 308)
         elif prefix and scope["path"].startswith(f"{prefix}/"):
@@ -94,16 +87,16 @@ class RequestContext(HttpMiddleware):
                 await app(scope, receive, framed_send)
             finally:
                 record.close(is_routine=is_free(scope) and record.outcome == "completed")
-                if self._tracing and record.endpoint != OTHER:
-                    self._tracing.trace(record, headers, scope["app"].state.service.name)
+                if self.tracing and record.endpoint != OTHER:
+                    self.tracing.trace(record, headers, scope["app"].state.service.name)
 
     def _open(self, scope: Scope, request_id: str) -> RequestRecord:
         """Return the request's record, which exists if the connection has already refused the request."""
         state, target = scope["state"], f"{scope['method']} {scope['path']}"
         record: RequestRecord = state.get("record") or RequestRecord(
-            self._metrics, request_id=request_id, received_at=state.get("received_at")
+            self.metrics, request_id=request_id, received_at=state.get("received_at")
         )
-        record.endpoint = self._endpoints.get(scope["path"], OTHER) if scope["method"] == "POST" else OTHER
+        record.endpoint = self.endpoints.get(scope["path"], OTHER) if scope["method"] == "POST" else OTHER
         record.target = target if record.endpoint == OTHER else None
         return record
 
@@ -120,7 +113,7 @@ class LastResort(HttpMiddleware):
             await send(message)
 
         try:
-            await self._app(scope, receive, noted_send)
+            await self.app(scope, receive, noted_send)
         except (Exception, asyncio.CancelledError) as cause:
             is_stopping = isinstance(cause, asyncio.CancelledError)
             if not is_stopping:
@@ -143,7 +136,7 @@ class Check(HttpMiddleware):
         except ApiError as error:
             await refuse(error, scope, receive, send)
             return
-        await self._app(scope, receive, send)
+        await self.app(scope, receive, send)
 
 
 class JsonBodies(Check):
@@ -178,7 +171,7 @@ class AsGet(HttpMiddleware):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if (scope["method"], scope["path"]) == CHECK:
             scope = {**scope, "method": "GET", "path": "/readyz", "raw_path": b"/readyz"}
-        await self._app({**scope, "method": "GET"} if scope["method"] == "HEAD" else scope, receive, send)
+        await self.app({**scope, "method": "GET"} if scope["method"] == "HEAD" else scope, receive, send)
 
 
 def media_type(headers: Headers) -> str:
@@ -186,7 +179,6 @@ def media_type(headers: Headers) -> str:
 
 
 async def refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-    """Send a middleware's error as the response, and record it."""
     scope["state"]["record"].refused(error)
     await error.response()(scope, receive, send)
 

@@ -13,7 +13,6 @@ CHECK = ("OPTIONS", PAGE)
 
 
 def is_public(scope: Scope) -> bool:
-    """Return whether this is a request for a probe, the playground or its assets."""
     is_page = (scope["path"] == PAGE or scope["path"].startswith(ASSETS)) and scope["method"] in READING
     return is_page or is_probe(scope)
 
@@ -27,5 +26,4 @@ def is_metrics(scope: Scope) -> bool:
 
 
 def is_free(scope: Scope) -> bool:
-    """Return whether the request costs nothing, so that it does not count against the rate limit."""
     return is_public(scope) or is_metrics(scope) or (scope["path"].startswith(MODELS) and scope["method"] in READING)

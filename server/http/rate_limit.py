@@ -29,7 +29,7 @@ class RateLimit(HttpMiddleware):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if is_free(scope):
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         now, times = self._clock(), self.times[scope["state"]["key_id"]]
         is_accepted = self._accept(now, times)
@@ -45,7 +45,7 @@ class RateLimit(HttpMiddleware):
             await send(message)
 
         if is_accepted:
-            await self._app(scope, receive, limited_send)
+            await self.app(scope, receive, limited_send)
         else:
             retry = math.ceil(seconds)
             message = f"the rate limit of {self._per_minute:,} per minute is exceeded; retry in {retry} s"

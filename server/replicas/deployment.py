@@ -27,8 +27,8 @@ from ray.serve.schema import LoggingConfig
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp
 
-from server.app import STOP_SECONDS, assemble, load
-from server.http.config import uvicorn_config
+from server.app import assemble, load
+from server.http.config import STOP_SECONDS, uvicorn_config
 from server.http.drain import DrainingServer
 from server.http.keys import KeyRing, read_keys
 from server.http.listener import listen
@@ -88,7 +88,7 @@ class Replica:
         self._service = load(settings)
         gate = Middleware(GatewayOnly, secret=self._secret)
         app = assemble(self._service, gate, tracer_provider(settings))
-        config = uvicorn_config(app, settings, None, port=port, timeout_graceful_shutdown=STOP_SECONDS)
+        config = uvicorn_config(app, settings, None, port=port)
         self._server = DrainingServer(config, self._service)
         self._thread = threading.Thread(target=self._server.run, args=[[self._listener]], daemon=True)
         self._thread.start()
@@ -253,12 +253,7 @@ def run(settings: Settings) -> None:
             log.info("access", api_keys=len(keys), requests_per_minute=settings.requests_per_minute)
             app = gateway_app(gateway, keys)
             config = uvicorn_config(
-                app,
-                settings,
-                tls,
-                listener=listener,
-                descriptors_per_connection=DESCRIPTORS_PER_CLIENT,
-                timeout_graceful_shutdown=STOP_SECONDS,
+                app, settings, tls, listener=listener, descriptors_per_connection=DESCRIPTORS_PER_CLIENT
             )
             DrainingServer(config, gateway, reloader).run(sockets=[listener])
         finally:

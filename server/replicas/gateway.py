@@ -47,11 +47,9 @@ class Gateway(Drainable):
         self.relay.give_up()
 
     async def is_served(self) -> bool:
-        """Return whether any replica is ready."""
         return bool(await self._answers("/readyz"))
 
     async def metrics_page(self) -> bytes:
-        """Merge the metrics of the gateway and of every replica that answers in time."""
         pages = {GATEWAY_LABEL: self.metrics.page().decode(), **await self._answers("/metrics")}
         return await asyncio.to_thread(generate_latest, MergedPages(pages))
 

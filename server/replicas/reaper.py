@@ -37,7 +37,6 @@ def reaper_of(folder: str) -> Iterator[None]:
 
 
 def processes_of(folder: str) -> Iterator[int]:
-    """Yield the ids of processes with the folder on their command line."""
     for entry in Path("/proc").iterdir():
         with suppress(OSError):
             if entry.name.isdecimal() and folder.encode() in (entry / "cmdline").read_bytes():

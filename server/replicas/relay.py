@@ -10,6 +10,7 @@ import re
 import socket
 from collections.abc import AsyncIterator, Collection
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any
 
@@ -18,7 +19,7 @@ import structlog
 from pydantic_core import to_json
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 from yarl import URL
 
 from server.errors import ApiError, Rejected, invalid_key
@@ -66,15 +67,14 @@ KEY_ID = "x-nvium-key-id"
 log = structlog.get_logger("nvium.server")
 
 
+@dataclass
 class GatewayOnly(Check):
     """Replaces `KeyGate` in a replica. Requires the gateway's secret and reads the key id that the gateway sends."""
 
-    def __init__(self, app: ASGIApp, secret: str) -> None:
-        super().__init__(app)
-        self._secret = secret
+    secret: str = field(repr=False)
 
     def check(self, scope: Scope, headers: Headers) -> None:
-        if not hmac.compare_digest(headers.get(SECRET, "").encode(), self._secret.encode()):
+        if not hmac.compare_digest(headers.get(SECRET, "").encode(), self.secret.encode()):
             raise invalid_key("only the gateway may call a replica")
         set_key(scope, headers.get(KEY_ID, ""))
 
@@ -249,10 +249,9 @@ def no_replica() -> Rejected:
 
 
 def new_socket(address: tuple[Any, ...]) -> socket.socket:
-    """Create a socket to a replica. The socket sends small writes at once and detects that the machine is dead."""
+    """Create a socket to a replica. The socket detects that the machine is dead."""
     family, kind, protocol, *_ = address
     made = socket.socket(family, kind, protocol)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, True)
     for name, value in DEAD_PEER.items():
         with suppress(AttributeError):  # some systems lack some of these options

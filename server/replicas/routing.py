@@ -11,10 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Protocol
-
-if TYPE_CHECKING:
-    from ray.serve.config import AutoscalingContext
+from typing import Any, Protocol
 
 BLOCK_CHARACTERS = 64
 """Characters per digest. A cache page holds about as much text."""
@@ -110,12 +107,12 @@ SEQUENCES = "sequences"
 """The name under which a replica reports its number of running and waiting sequences to Ray."""
 
 
+@dataclass
 class BySequences:
     """An autoscaling policy for Ray: a fixed number of sequences per replica. Ray adds limits and delays."""
 
-    def __init__(self, sequences_per_replica: int) -> None:
-        self._sequences_per_replica = sequences_per_replica
+    sequences_per_replica: int
 
-    def __call__(self, context: "AutoscalingContext") -> tuple[int, dict[str, Any]]:
+    def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
         counts = (context.aggregated_metrics or {}).get(SEQUENCES, {})
-        return math.ceil(sum(counts.values()) / self._sequences_per_replica), {}
+        return math.ceil(sum(counts.values()) / self.sequences_per_replica), {}

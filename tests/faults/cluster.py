@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 from starlette.middleware import Middleware
 
-from server.app import STOP_SECONDS, assemble, load
+from server.app import assemble, load
 from server.http.config import uvicorn_config
 from server.http.drain import DrainingServer
 from server.http.keys import KeyRing, read_keys
@@ -36,7 +36,7 @@ def serve_replica(settings: Settings) -> None:
     with listen(settings.host, settings.port) as listener:
         service = load(settings)
         app = assemble(service, Middleware(GatewayOnly, secret=SECRET))
-        config = uvicorn_config(app, settings, None, timeout_graceful_shutdown=STOP_SECONDS)
+        config = uvicorn_config(app, settings, None)
         DrainingServer(config, service).run(sockets=[listener])
 
 
@@ -46,7 +46,7 @@ def serve_gateway(urls: Sequence[str], settings: Settings) -> None:
     with listen(settings.host, settings.port) as listener:
         gateway, keys = Gateway(ListedPool(urls), settings), KeyRing(read_keys(settings))
         (reloader := Reloader(settings, keys, None)).listen()
-        config = uvicorn_config(gateway_app(gateway, keys), settings, None, timeout_graceful_shutdown=STOP_SECONDS)
+        config = uvicorn_config(gateway_app(gateway, keys), settings, None)
         DrainingServer(config, gateway, reloader).run(sockets=[listener])
 
 

@@ -69,8 +69,7 @@ def live_server(
     app = build(model, settings)
     prepare(app)
     listener = listen(settings.host, port=0)
-    more = {"listener": listener, "timeout_graceful_shutdown": 1}
-    server = uvicorn.Server(uvicorn_config(app, settings, tls_context(settings), **more))
+    server = uvicorn.Server(uvicorn_config(app, settings, tls_context(settings), listener=listener, stop_seconds=1))
     thread = threading.Thread(target=server.run, args=[[listener]])
     thread.start()
     wait_until(lambda: server.started, seconds=60)
