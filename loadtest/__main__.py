@@ -73,7 +73,6 @@ async def with_random_prompts(
 
 
 def record(arguments: argparse.Namespace, points: Sequence[Point], is_complete: bool) -> dict[str, Any]:
-    """Return the content of the JSON file: the options, except the API key, and the results."""
     used = {name: value for name, value in vars(arguments).items() if name not in ("api_key", "json")}
     return {"options": used, "complete": is_complete, "points": [point.to_json() for point in points]}
 

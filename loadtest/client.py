@@ -46,7 +46,6 @@ class RequestResult:
 
     @property
     def num_tokens(self) -> int:
-        """Return the server's count of generated tokens. If the server sent no count, count the streamed tokens."""
         return self._num_seen if self.num_reported_tokens is None else self.num_reported_tokens
 
     @property
@@ -232,7 +231,6 @@ def _note(data: str, time: float, result: RequestResult) -> None:
 
 
 def _message(body: str | bytes) -> str:
-    """Return the message of an error in OpenAI's format. For other formats, return an empty text."""
     try:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, LookupError, TypeError):

@@ -65,12 +65,7 @@ def parser() -> OneLineParser:
     )
 
     add = requests.add_mutually_exclusive_group().add_argument
-    add(
-        "--prompts",
-        type=Path,
-        metavar="FILE",
-        help="one prompt per line: text, or .jsonl with `prompt` or `turns`",
-    )
+    add("--prompts", type=Path, metavar="FILE", help="one prompt per line: text, or .jsonl with `prompt` or `turns`")
     add("--prompt-tokens", type=lengths, metavar="N[:N]", help="random prompts of N tokens, or of a range")
 
     add = options.add_argument_group("results").add_argument

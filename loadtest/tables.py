@@ -24,7 +24,6 @@ def results(points: Sequence[Point]) -> Table:
 
 
 def rows(report: Report) -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of each result."""
     yield "requests", f"{report.num_succeeded}, {report.requests_per_second:.2f}/s"
     yield "failed", str(report.num_failed)
     if report.goodput is not None:

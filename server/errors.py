@@ -159,7 +159,6 @@ def internal_error(message: str = "the server failed to handle this request") ->
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Convert known exceptions into error responses. `LastResort` handles unknown exceptions."""
     of_ours = ApiError, InvalidRequest, ConversationError, EngineError, HelperStuck
     for kind in (*of_ours, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, respond)
@@ -217,7 +216,6 @@ def from_http(error: HTTPException) -> ApiError:
 
 
 def from_validation(error: RequestValidationError) -> ApiError:
-    """Convert the first validation error of a body."""
     first = error.errors()[0]
     place, code = first["loc"][1:], code_of(first["type"])
     if first["type"] in ("missing", "model_attributes_type") and not place:

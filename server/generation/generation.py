@@ -57,7 +57,6 @@ class Choice:
 
     @property
     def awaits_scores(self) -> bool:
-        """Return whether this choice's tokens must wait, because its leader has not received all prompt scores."""
         return self._leader is not None and self._leader.num_unscored > 0
 
     def add(self, events: Events, admission: Admitted) -> Delta:
@@ -201,13 +200,7 @@ def start(
     enforced. If the request has no seed, each prompt gets a random seed, which its choices share.
     """
     engine_requests = [
-        EngineRequest(
-            prompt.token_ids,
-            params,
-            request.priority,
-            request.cache_salt or "",
-        )
-        for prompt in prompts
+        EngineRequest(prompt.token_ids, params, request.priority, request.cache_salt or "") for prompt in prompts
     ]
     num_alternatives = checked_size(service, params, engine_requests)
     text_of = partial(

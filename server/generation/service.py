@@ -86,7 +86,6 @@ class Service(Drainable):
         self._limited_at = 0.0
 
     def log_capacity(self) -> None:
-        """Log the context, the number of sequences and the cache size."""
         cache = self.engine.cache_size
         log.info(
             "serving",
@@ -125,13 +124,11 @@ class Service(Drainable):
 
     @property
     def is_live(self) -> bool:
-        """Return whether the engine and the threads make progress."""
         busy_seconds = max(pool.busy_seconds for pool in self._pools)
         has_progressed = max(self.worker.seconds_since_progress, busy_seconds) < self.settings.stall_seconds
         return self.worker.is_alive and not self.has_failed and has_progressed
 
     def tick(self) -> None:
-        """Limit the helpers' memory once a second."""
         if time.monotonic() > self._limited_at + 1:
             HELPERS.limit_memory()
             self._limited_at = time.monotonic()

@@ -32,9 +32,7 @@ async def health(request: Request) -> dict[str, str]:
 
 
 @router.get(
-    "/metrics",
-    summary="Metrics for Prometheus. `--metrics-open` makes them public",
-    response_class=PlainTextResponse,
+    "/metrics", summary="Metrics for Prometheus. `--metrics-open` makes them public", response_class=PlainTextResponse
 )
 async def metrics(request: Request) -> Response:
     return Response(request.app.state.service.metrics.page(), headers={"content-type": CONTENT_TYPE_LATEST})

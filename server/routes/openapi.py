@@ -72,7 +72,6 @@ def document() -> Json:
 
 
 def event(data: Json, error: Json) -> Json:
-    """Describe an event of a stream in the form of OpenAPI 3.1."""
     content = {"contentMediaType": "application/json", "contentSchema": {"anyOf": [data, error]}}
     text = {"type": "string", "anyOf": [{"const": "[DONE]"}, content]}
     return {"type": "object", "properties": {"data": text}, "required": ["data"]}

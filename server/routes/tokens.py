@@ -46,9 +46,7 @@ async def computed(request: Request, compute: Callable[[], Response]) -> Respons
 
 
 @router.get(
-    "/tokenizer_info",
-    summary="The tokenizer's class, special tokens and chat template",
-    response_model=TokenizerInfo,
+    "/tokenizer_info", summary="The tokenizer's class, special tokens and chat template", response_model=TokenizerInfo
 )
 async def tokenizer_info(request: Request) -> Response:
     service: Service = request.app.state.service

@@ -75,7 +75,6 @@ class ChatRequest(TemplateOptions, GenerationRequest):
         return super().logged_user if self.safety_identifier is None else loggable(self.safety_identifier)
 
     def conversation(self) -> Conversation:
-        """Return the messages and tools for the chat template. With tool_choice `none`, there are no tools."""
         return self.conversation_of(self.messages, [] if self.tool_choice == "none" else self.tools)
 
     def callable_tools(self) -> list[Tool]:

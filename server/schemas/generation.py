@@ -27,8 +27,7 @@ MAX_STOP_CHARACTERS = 10_000
 TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 
 Stops = Annotated[
-    Text | Annotated[list[Text], AtMost(1024)],
-    described("must be a string or a list of strings of valid Unicode"),
+    Text | Annotated[list[Text], AtMost(1024)], described("must be a string or a list of strings of valid Unicode")
 ]
 
 
@@ -205,12 +204,7 @@ class GenerationRequest(AnswerRequest):
             raise
 
     def sampling(
-        self,
-        max_tokens: int,
-        constraint: Constraint | None,
-        *,
-        also_stops_at: Sequence[int] = (),
-        **more: Any,
+        self, max_tokens: int, constraint: Constraint | None, *, also_stops_at: Sequence[int] = (), **more: Any
     ) -> SamplingParams:
         """Return the engine's sampling parameters. Raise `InvalidRequest` for a value out of range."""
         return SamplingParams(
@@ -259,7 +253,6 @@ class GenerationRequest(AnswerRequest):
 
 
 def loggable(name: str) -> str:
-    """Truncate a client's text for the log and replace unprintable characters."""
     return "".join(character if character.isprintable() else "?" for character in name[:64])
 
 

@@ -9,16 +9,7 @@ from typing_extensions import TypedDict
 
 from nvium_core.errors import plain
 from server.errors import InvalidField, code_of
-from server.schemas.body import (
-    TOO_MANY,
-    AtMost,
-    Hint,
-    NeutralOnly,
-    RequestBody,
-    Text,
-    described,
-    require,
-)
+from server.schemas.body import TOO_MANY, AtMost, Hint, NeutralOnly, RequestBody, Text, described, require
 from server.schemas.chat import ChatRequest
 from server.schemas.foreign import check_elsewhere, check_foreign
 from server.schemas.generation import AnswerRequest, ExitSummary, Metadata, TokenExits
@@ -96,7 +87,6 @@ class AllowedResponseTools(RequestBody):
 
 
 def as_chat_choice(choice: Any) -> Any:
-    """Convert a tool choice to the form of chat requests."""
     if isinstance(choice, NamedResponseTool):
         return {"type": "function", "function": {"name": choice.name}}
     if isinstance(choice, AllowedResponseTools):
@@ -113,7 +103,6 @@ class TextFormat(RequestBody):
     strict: bool = False
 
     def echoed(self) -> Json:
-        """Return the format as responses show it."""
         is_schema = self.type == "json_schema"
         return self.model_dump(by_alias=True, exclude_none=True) if is_schema else {"type": self.type}
 

@@ -38,12 +38,7 @@ class RequestRecord:
     """
 
     def __init__(
-        self,
-        metrics: Metrics,
-        *,
-        request_id: str,
-        endpoint: str = OTHER,
-        received_at: float | None = None,
+        self, metrics: Metrics, *, request_id: str, endpoint: str = OTHER, received_at: float | None = None
     ) -> None:
         self._metrics = metrics
         self.request_id = request_id

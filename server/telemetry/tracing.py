@@ -6,13 +6,7 @@ conventions for generative AI; other attributes begin with `nvium.`.
 
 from collections.abc import Iterator
 
-from opentelemetry.trace import (
-    SpanKind,
-    Status,
-    StatusCode,
-    TracerProvider,
-    set_span_in_context,
-)
+from opentelemetry.trace import SpanKind, Status, StatusCode, TracerProvider, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 from starlette.datastructures import Headers

@@ -45,15 +45,9 @@ class ChatWriter(ChunkWriter[ChatRequest]):
 
     def response(self, deltas: Sequence[Delta]) -> Chat:
         choices: list[ChatChoice] = [{"message": self._message(d), **self._chat_choice(d)} for d in deltas]
-        return {
-            **self._response_fields(),
-            "object": "chat.completion",
-            "choices": choices,
-            **self._prompt_token_ids(),
-        }
+        return {**self._response_fields(), "object": "chat.completion", "choices": choices, **self._prompt_token_ids()}
 
     def _opening(self) -> list[bytes]:
-        """Return one chunk per choice, with the assistant's role."""
         message: ChatMessage = {"role": "assistant", "content": "" if self._is_text_first else None}
         first, *others = [self._chunk_of(Delta(choice.index), message) for choice in self.generation.choices]
         return [to_json({**first, **self._prompt_token_ids()}), *map(to_json, others)]
