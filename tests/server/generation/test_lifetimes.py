@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,15 +19,12 @@ from nvium_core import (
     TokenEvent,
     TokenStream,
 )
-from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.schedule.step import Step, StepResult
 from server.generation.choice_text import ChoiceText, Prompt
 from server.generation.generation import Choice, Generation, choices_of
-from server.http.drain import FAILURE
 from server.telemetry.metrics import Metrics
 from server.telemetry.record import RequestRecord
 from tests.byte_model import NAME, load_byte_model, token_ids
-from tests.server.forked_server import forked_server
 from tests.server.live_server import LiveServer, live_server, slowed_down, wait_until
 from tests.server.raw_client import asked, asking, connected, events_of
 
@@ -109,8 +105,6 @@ async def test_a_stopped_engine_fails_open_and_new_requests(byte_model: LoadedMo
 
 
 BODY = {"model": NAME, "prompt": "Once", "max_tokens": 4, "ignore_eos": True, "seed": 1}
-POISON = 4321
-"""The seed of a request at which the device fails."""
 
 
 class Lost:
@@ -134,33 +128,6 @@ def test_in_flight_requests_fail_and_no_step_runs_again(byte_model: LoadedModel)
         assert server.http.get("/livez").status_code == 503
         assert server.http.post("/v1/completions", json=BODY).status_code == 503
         assert lost.num_steps == 1
-
-
-def fail_at_poison() -> None:
-    run = Runner.run
-
-    def run_or_fail(runner: Runner, step: Step) -> list[StepResult]:
-        if POISON in [run.sequence.seed for run in step.runs]:
-            runner.backend.run = Lost()  # type: ignore[method-assign]
-        return run(runner, step)
-
-    Runner.run = run_or_fail  # type: ignore[method-assign]
-
-
-@pytest.mark.slow
-def test_the_server_exits_with_a_code_that_makes_a_supervisor_restart_it(model_folder: Path, tmp_path: Path) -> None:
-    with forked_server(model_folder, tmp_path / "log", prepare=fail_at_poison) as server:
-        assert server.http.post("/v1/completions", json=BODY).status_code == 200
-        body = BODY | {"max_tokens": 4000, "stream": True}
-        with server.http.stream("POST", "/v1/completions", json=body) as response:
-            lines = response.iter_lines()
-            next(lines)
-            assert server.http.post("/v1/completions", json=BODY | {"seed": POISON}).status_code == 500
-            *_, error, _, done, _ = lines
-            assert json.loads(error.removeprefix("data: "))["error"]["type"] == "server_error"
-            assert done == "data: [DONE]"
-        wait_until(lambda: server.process.poll() is not None)
-        assert server.exit_code(seconds=20) == FAILURE
 
 
 LONG = {"max_tokens": 3000, "ignore_eos": True}

@@ -3,13 +3,10 @@
 import asyncio
 import json
 import re
-import resource
 import signal
-import socket
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -30,7 +27,6 @@ from tests.server.raw_client import PATHS, Answer, asked, asking, connected, pos
 from tests.server.server_process import ServerProcess, free_port, server_process
 
 LOADS_FOR = 1.0
-MAX_LOG_BYTES = 20_000
 KEYS = ("sk-old", "sk-new")
 
 
@@ -47,28 +43,6 @@ async def test_only_livez_succeeds_while_the_model_loads(byte_model: LoadedModel
 def check_not_ready(answer: Answer) -> None:
     assert (answer.status, answer.json()["error"]["code"]) == (503, "not_ready")
     assert int(answer.headers["retry-after"]) > 0
-
-
-def with_few_files() -> None:
-    """Limit the descriptors and load the model slowly."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
-    slow_to_load()
-
-
-@pytest.mark.slow
-def test_silent_clients_do_not_stop_the_model_from_loading(model_folder: Path, tmp_path: Path) -> None:
-    with (
-        forked_server(model_folder, tmp_path / "log", prepare=with_few_files, waits=False) as server,
-        ExitStack() as stack,
-    ):
-        address = (server.http.base_url.host, server.http.base_url.port)
-        wait_until(lambda: status(server.http, "/livez") == 200, seconds=60)
-        for _ in range(150):
-            stack.enter_context(socket.create_connection(address, timeout=5))
-        assert [httpx.get(f"{server.url}/livez", timeout=10).status_code for _ in range(5)] == [200] * 5
-        stack.close()
-        wait_until(lambda: status(server.http, "/readyz") == 200, seconds=60)
-        assert len(server.log()) < MAX_LOG_BYTES
 
 
 @pytest.mark.slow
