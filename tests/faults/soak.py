@@ -8,7 +8,6 @@ is compared with an idle server's.
 import argparse
 import asyncio
 import json
-import os
 import random
 import re
 import sys
@@ -27,35 +26,26 @@ from tests.server.forked_server import forked_server
 from tests.server.server_process import ServerProcess
 
 SERIES = {
-    "pages": "kv_cache_usage_ratio",
-    "running": "requests_running",
-    "preemptions": "preemptions_total",
-    "cached_prompt_tokens": "cached_prompt_tokens_total",
-    "dropped_log_lines": "dropped_log_lines_total",
+    "resident_bytes": "process_resident_memory_bytes",
+    "descriptors": "process_open_fds",
+    "processor_seconds": "process_cpu_seconds_total",
+    "pages": "nvium_kv_cache_usage_ratio",
+    "running": "nvium_requests_running",
+    "preemptions": "nvium_preemptions_total",
+    "cached_prompt_tokens": "nvium_cached_prompt_tokens_total",
+    "dropped_log_lines": "nvium_dropped_log_lines_total",
+    "cancelled": r'nvium_requests_total\{[^}]*outcome="cancelled"\}',
 }
+"""Matches the series of the metrics page whose sums are sampled."""
+
 NUM_KNOWN = 40
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def resources(server: ServerProcess) -> dict[str, Any]:
-    """Return the server's resources, from the kernel and from its metrics."""
-    folder = Path(f"/proc/{server.process.pid}")
-    status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
-    used = (folder / "stat").read_text().rpartition(")")[2].split()[11:13]
     page = httpx.get(f"{server.url}/metrics", headers={"authorization": f"Bearer {KEY}"}, timeout=300).text
-    return {
-        "resident_mb": round(int(status["VmRSS"].split()[0]) / 1024, 1),
-        "threads": int(status["Threads"]),
-        "descriptors": len(os.listdir(folder / "fd")),  # noqa: PTH208 (faster)
-        "processor_seconds": sum(map(int, used)) / TICKS,
-        **{name: series(page, rf"nvium_{metric}") for name, metric in SERIES.items()},
-        "cancelled": series(page, r'nvium_requests_total\{[^}]*outcome="cancelled"\}'),
-    }
-
-
-def series(page: str, pattern: str) -> float:
-    """Return the sum of all series that match the pattern."""
-    return sum(float(value) for value in re.findall(rf"^{pattern} (\S+)$", page, re.MULTILINE))
+    found = {name: re.findall(rf"^{pattern} (\S+)$", page, re.MULTILINE) for name, pattern in SERIES.items()}
+    sums = {name: sum(map(float, values)) for name, values in found.items()}
+    return {"threads": len([*Path(f"/proc/{server.process.pid}/task").iterdir()]), **sums}
 
 
 async def watched(server: ServerProcess, load: Load, seconds: float, every: float) -> list[dict[str, Any]]:
