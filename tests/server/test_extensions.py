@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from nvium_core import LoadedModel
 from server.errors import InvalidField
 from server.schemas.aliases import ALIASES
-from server.schemas.body import Hint, NeutralOnly, RequestBody
+from server.schemas.body import Hint, NeutralOnly
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.foreign import FOREIGN
@@ -44,11 +43,11 @@ def text(server: LiveServer, **body: Any) -> str:
         ({"guided_decoding_backend": "x", "guided_choice": ["yes"]}, {"yes"}),
     ],
 )
-def test_aliases_of_structured_outputs_work(server: LiveServer, fields: Json, texts: set[str]) -> None:
+def test_aliases_of_structured_outputs_work(server, fields, texts):
     assert {text(server, seed=seed, **fields) for seed in range(3)} <= texts
 
 
-def test_only_allowed_tokens_and_no_bad_words_are_sampled(server: LiveServer) -> None:
+def test_only_allowed_tokens_and_no_bad_words_are_sampled(server):
     allowed = token_ids("abc")
     answer = text(server, allowed_token_ids=allowed, max_tokens=30)
     assert len(answer) == 30 and set(answer) <= set("abc")
@@ -61,7 +60,7 @@ def test_only_allowed_tokens_and_no_bad_words_are_sampled(server: LiveServer) ->
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_allowed_tokens_that_contradict_the_form_are_a_400(server: LiveServer, stream: bool) -> None:
+def test_allowed_tokens_that_contradict_the_form_are_a_400(server, stream):
     asked = {"response_format": {"type": "json_object"}, "stream": stream, "max_tokens": 9}
     refused = server.complete(allowed_token_ids=token_ids("x"), **asked)
     assert refused.status_code == 400
@@ -69,7 +68,7 @@ def test_allowed_tokens_that_contradict_the_form_are_a_400(server: LiveServer, s
     assert '"no_token_allowed"' in server.complete(allowed_token_ids=token_ids("{"), **asked).text
 
 
-def test_a_prompt_is_truncated_to_its_last_tokens_or_to_leave_room_for_the_answer(server: LiveServer) -> None:
+def test_a_prompt_is_truncated_to_its_last_tokens_or_to_leave_room_for_the_answer(server):
     asked: Json = {"max_tokens": 3, "return_token_ids": True}
     cut = server.complete(prompt="abcdef", truncate_prompt_tokens=2, **asked).json()["choices"][0]
     assert cut["prompt_token_ids"] == token_ids("ef")
@@ -80,7 +79,7 @@ def test_a_prompt_is_truncated_to_its_last_tokens_or_to_leave_room_for_the_answe
     assert len(server.chat(long, truncate_prompt_tokens=-1, return_token_ids=True).json()["prompt_token_ids"]) == 4095
 
 
-def test_every_choice_echoes_the_scores_of_its_prompt(server: LiveServer) -> None:
+def test_every_choice_echoes_the_scores_of_its_prompt(server):
     asked: Json = {"n": 3, "best_of": 3, "echo": True, "logprobs": 0, "max_tokens": 2, "seed": 1}
     choices = server.complete(prompt=["abc", "de"], **asked).json()["choices"]
     for number, choice in enumerate(choices):
@@ -91,7 +90,7 @@ def test_every_choice_echoes_the_scores_of_its_prompt(server: LiveServer) -> Non
         assert logprobs["token_logprobs"][:size] == first["token_logprobs"][:size]
 
 
-def test_prefixes_are_shared_only_with_the_same_salt(server: LiveServer) -> None:
+def test_prefixes_are_shared_only_with_the_same_salt(server):
     def num_cached(**salt: str) -> int:
         asked: Json = {"prompt": "a prompt that fills a page of the cache", "max_tokens": 9, "ignore_eos": True}
         usage = server.complete(**asked, logprobs=0, **salt).json()["usage"]
@@ -104,14 +103,14 @@ def test_prefixes_are_shared_only_with_the_same_salt(server: LiveServer) -> None
     assert num_cached() > 0
 
 
-def test_special_tokens_appear_in_the_text_on_request(server: LiveServer) -> None:
+def test_special_tokens_appear_in_the_text_on_request(server):
     asked: Json = {"allowed_token_ids": [0], "ignore_eos": True, "max_tokens": 2}
     assert text(server, **asked) == ""
     assert text(server, **asked, skip_special_tokens=False) == "<|endoftext|>" * 2
 
 
 @pytest.mark.parametrize("name", ["prefix", "partial", None])
-def test_the_last_message_is_continued(server: LiveServer, name: str | None) -> None:
+def test_the_last_message_is_continued(server, name):
     user, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "Well, "}
     asked: Json = {"max_tokens": 1, "return_token_ids": True}
     messages = [user, answer | {name: True} if name else answer]
@@ -139,7 +138,7 @@ def checked(request: GenerationRequest | ResponseRequest) -> None:
 
 
 @pytest.mark.parametrize(("body", "start"), [*BODIES, (ResponseRequest, {"model": NAME, "input": "a"})])
-def test_an_unsupported_field_is_accepted_only_with_its_neutral_values(body: type[RequestBody], start: Json) -> None:
+def test_an_unsupported_field_is_accepted_only_with_its_neutral_values(body, start):
     marks = [(name, mark) for name, field in body.model_fields.items() for mark in field.metadata]
     own = {name: mark for name, mark in marks if isinstance(mark, NeutralOnly)}
     foreign = {name: FOREIGN[name] for name in FOREIGN.keys() - body.model_fields.keys()}
@@ -158,7 +157,7 @@ VALUES: Json = {"repetition_penalty": 1.5, "stop": ["b"], "include_stop_str_in_o
 
 
 @pytest.mark.parametrize(("body", "start"), BODIES)
-def test_an_alias_sets_the_field(body: type[GenerationRequest], start: Json) -> None:
+def test_an_alias_sets_the_field(body, start):
     for name, own in ALIASES.items():
         value = VALUES.get(own, 3)
         if own in body.model_fields and name not in body.model_fields:
@@ -167,14 +166,14 @@ def test_an_alias_sets_the_field(body: type[GenerationRequest], start: Json) -> 
                 assert (getattr(request, own), [*request.unknown_fields()]) == (value, [])
 
 
-def test_values_that_turn_a_field_off_are_accepted(server: LiveServer) -> None:
+def test_values_that_turn_a_field_off_are_accepted(server):
     off = {"top_k": -1, "stop": ["a", "a", "b", "c", "d"], "ignore_eos": True}
     assert server.chat(max_tokens=1, top_logprobs=0, **off).status_code == 200
     for response in (server.chat(max_tokens=-1, ignore_eos=True), server.complete(n_predict=-1, ignore_eos=True)):
         assert response.json()["usage"]["total_tokens"] == 4096
 
 
-def test_tokens_are_counted_for_each_key(byte_model: LoadedModel) -> None:
+def test_tokens_are_counted_for_each_key(byte_model):
     with live_server(byte_model, api_keys="alice:sk-a", metrics_open=True) as server:
         server.http.headers["authorization"] = "Bearer sk-a"
         server.complete(prompt="abc", max_tokens=5, ignore_eos=True)
@@ -183,7 +182,7 @@ def test_tokens_are_counted_for_each_key(byte_model: LoadedModel) -> None:
     assert counted == [3, 5]
 
 
-def test_original_samples_from_the_last_exit(server: LiveServer) -> None:
+def test_original_samples_from_the_last_exit(server):
     asked: Json = {"nvium": {"sampling": "original"}, "max_tokens": 30, "ignore_eos": True, "seed": 3}
     whole = server.complete(**asked).json()["choices"][0]
     assert whole["nvium"]["token_ids"] == server.complete(**asked, n=2).json()["choices"][0]["nvium"]["token_ids"]

@@ -129,7 +129,7 @@ def check_growth(seconds: Callable[[int], float], most: int, what: object, limit
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("size", [SMALL_BODY_BYTES, pytest.param(MAX_BODY_BYTES, marks=pytest.mark.slow)])
-def test_the_time_to_read_a_body_is_proportional_to_its_size(reader: Reader, path: str, shape: str, size: int) -> None:
+def test_the_time_to_read_a_body_is_proportional_to_its_size(reader, path, shape, size):
     made = {length: SHAPES[shape](length) for length in (size // 4, size)}
     all_templates = templates(path)
     few = random.Random(shape).sample(all_templates, min(NUM_TEMPLATES, len(all_templates)))
@@ -147,7 +147,7 @@ def nodes(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_every_list_is_counted_before_its_items_are_validated_until_the_first_error(path: str) -> None:
+def test_every_list_is_counted_before_its_items_are_validated_until_the_first_error(path):
     found = [node for node in nodes(BODIES[path].__pydantic_core_schema__) if node.get("type") in ("list", "dict")]
     assert found
     for node in found:
@@ -158,7 +158,7 @@ def test_every_list_is_counted_before_its_items_are_validated_until_the_first_er
 
 
 @pytest.mark.parametrize("pause", ["", "\n", "\r\nx:"])
-def test_the_time_to_read_a_head_that_arrives_byte_by_byte_is_proportional_to_its_size(pause: str) -> None:
+def test_the_time_to_read_a_head_that_arrives_byte_by_byte_is_proportional_to_its_size(pause):
     def seconds(length: int) -> float:
         parser = BoundedParser(h11.SERVER, MAX_HEAD_BYTES)
         head = f"GET / HTTP/1.1\r\nhost: a\r\nx:{'y' * length}{pause}".encode()
@@ -199,7 +199,7 @@ TOKENIZERS: dict[str, Callable[[int], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("shape", TOKENIZERS)
-def test_the_time_to_try_a_tokenizer_is_proportional_to_its_size(shape: str) -> None:
+def test_the_time_to_try_a_tokenizer_is_proportional_to_its_size(shape):
     """What grows faster, such as normalizers that lengthen a text, ends with the limits of the trial's process."""
 
     def seconds(length: int) -> float:

@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from nvium_core import LoadedModel, TokenStream
+from nvium_core import TokenStream
 from nvium_core.engine.schedule.sequence import Sequence
 from server.generation.generation import Choice, Generation
 from server.http.event_stream import EventStream
@@ -77,7 +77,7 @@ def num_kept_for_requests() -> int:
 
 
 @pytest.mark.slow
-async def test_thousands_of_requests_leak_no_memory(byte_model: LoadedModel) -> None:
+async def test_thousands_of_requests_leak_no_memory(byte_model):
     with live_server(byte_model, cache_tokens=CACHE_TOKENS) as server:
         mb_before, objects_before = await soaked(server, NUM_WARM, seed=100)
         kept_before = num_kept_for_requests()
@@ -98,7 +98,7 @@ OTHER = asking(max_tokens=200, stream=True)
 
 
 @pytest.mark.slow
-async def test_ten_thousand_nearly_valid_requests_break_nothing(byte_model: LoadedModel) -> None:
+async def test_ten_thousand_nearly_valid_requests_break_nothing(byte_model):
     with live_server(byte_model, max_queue=4096, context=250, max_new_tokens=2_000) as server:
         alone = (await asked(server.url, OTHER)).spoken()
         requests = islice(nearly_valid_requests(seed=1), NUM_NEARLY_VALID)

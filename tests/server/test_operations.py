@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from nvium_core import InvalidRequest, LoadedModel
+from nvium_core import InvalidRequest
 from nvium_core.engine.worker import IDLE_WAIT_SECONDS
 from server.app import create_app
 from server.errors import REJECTIONS
@@ -13,10 +13,10 @@ from server.http.listener import listen
 from server.settings import Settings
 from server.telemetry.metrics import Metrics, Outcome
 from tests.byte_model import EXIT_LAYERS, NAME
-from tests.server.live_server import LiveServer, live_server, wait_until
+from tests.server.live_server import live_server, wait_until
 
 
-def test_a_strict_client_lists_and_finds_the_model(server: LiveServer) -> None:
+def test_a_strict_client_lists_and_finds_the_model(server):
     client = server.client()
     assert [model.id for model in client.models.list()] == [NAME]
     for asked in (NAME, "default"):
@@ -37,13 +37,13 @@ def test_a_strict_client_lists_and_finds_the_model(server: LiveServer) -> None:
         assert card["limits"]["max_n"] == 128
 
 
-def test_probes_succeed_and_reveal_nothing(server: LiveServer) -> None:
+def test_probes_succeed_and_reveal_nothing(server):
     for path in ("/livez", "/readyz", "/health"):
         assert server.http.get(path).json() == {"status": "ok"}
     assert list(server.http.get("/version").json()) == ["version"]
 
 
-def test_metrics_count_tokens_and_requests(server: LiveServer) -> None:
+def test_metrics_count_tokens_and_requests(server):
     def totals() -> list[float]:
         exits = [server.gauge(f'nvium_generated_tokens_total{{exit="{number}"}}') for number in (1, 2, 3)]
         names = ["nvium_prompt_tokens_total", "nvium_time_to_first_token_seconds_count", "nvium_queue_seconds_count"]
@@ -55,7 +55,7 @@ def test_metrics_count_tokens_and_requests(server: LiveServer) -> None:
     assert gained == [*body["nvium"]["exit_counts"], 4, 1, 2, 20]
 
 
-def test_metrics_cover_the_steps_of_every_block(server: LiveServer) -> None:
+def test_metrics_cover_the_steps_of_every_block(server):
     server.complete(max_tokens=400, ignore_eos=True)
     page = server.http.get("/metrics").text
     for name in ('steps_total{block="3"}', 'step_seconds_bucket{block="3",', 'step_rows_bucket{block="3",'):
@@ -63,7 +63,7 @@ def test_metrics_cover_the_steps_of_every_block(server: LiveServer) -> None:
     assert server.gauge("nvium_piggyback_speedup_ratio") > 0
 
 
-def test_responses_are_counted_by_status_finish_reason_and_length(server: LiveServer) -> None:
+def test_responses_are_counted_by_status_finish_reason_and_length(server):
     names = [
         'nvium_responses_total{endpoint="completions",status="200"}',
         'nvium_responses_total{endpoint="completions",status="404"}',
@@ -88,7 +88,7 @@ def test_responses_are_counted_by_status_finish_reason_and_length(server: LiveSe
     assert server.gauge(names[5]) == before[5] + 2
 
 
-def test_metrics_describe_the_model_the_seats_and_the_process(server: LiveServer) -> None:
+def test_metrics_describe_the_model_the_seats_and_the_process(server):
     page = server.http.get("/metrics").text
     assert '\nnvium_model_info{context="4096",device="cpu",dtype="float64",fingerprint="' in page
     assert f'model_name="{NAME}"' in page
@@ -99,7 +99,7 @@ def test_metrics_describe_the_model_the_seats_and_the_process(server: LiveServer
         assert server.gauge(f"process_{name}") > 0
 
 
-def test_latency_buckets_can_be_replaced() -> None:
+def test_latency_buckets_can_be_replaced():
     def bounds(page: str, name: str) -> list[float]:
         return [float(bound) for bound in re.findall(rf'^nvium_{name}_bucket{{le="(.*?)"}}', page, re.MULTILINE)]
 
@@ -111,14 +111,14 @@ def test_latency_buckets_can_be_replaced() -> None:
         assert bounds(page, name) == [0.5, 1, inf]
 
 
-def test_all_series_exist_at_zero(byte_model: LoadedModel) -> None:
+def test_all_series_exist_at_zero(byte_model):
     with live_server(byte_model) as server:
         for outcome in get_args(Outcome):
             assert server.gauge(f'nvium_requests_total{{endpoint="chat_completions",outcome="{outcome}"}}') == 0
         assert all(server.gauge(f'nvium_rejected_total{{reason="{reason}"}}') == 0 for reason in REJECTIONS)
 
 
-def test_the_heartbeats_age_grows_when_the_device_thread_has_ended(byte_model: LoadedModel) -> None:
+def test_the_heartbeats_age_grows_when_the_device_thread_has_ended(byte_model):
     name = "nvium_device_heartbeat_age_seconds"
     with live_server(byte_model) as server:
         server.complete(max_tokens=2)
@@ -128,12 +128,12 @@ def test_the_heartbeats_age_grows_when_the_device_thread_has_ended(byte_model: L
         wait_until(lambda: server.gauge(name) > stopped_at + 2 * IDLE_WAIT_SECONDS)
 
 
-def test_settings_that_the_model_cannot_serve_are_refused(byte_model: LoadedModel) -> None:
+def test_settings_that_the_model_cannot_serve_are_refused(byte_model):
     with pytest.raises(InvalidRequest, match="context"):
         create_app(byte_model, Settings(context=5000))
 
 
-def test_accepted_connections_have_tcp_nodelay() -> None:
+def test_accepted_connections_have_tcp_nodelay():
     with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
         connection, _ = listener.accept()
         with connection:

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 
 import pytest
 
-from nvium_core import LoadedModel
 from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.schedule.step import Step, StepResult
 from tests.server.live_server import live_server, wait_until
@@ -24,7 +23,7 @@ def running(seed: int) -> bytes:
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_flood_is_refused_while_running_streams_continue(byte_model: LoadedModel, path: str) -> None:
+async def test_a_flood_is_refused_while_running_streams_continue(byte_model, path):
     with live_server(byte_model, max_sequences=NUM_RUNNING, max_queue=8) as server:
         alone = [(await asked(server.url, running(seed))).spoken() for seed in range(NUM_RUNNING)]
         streams = [asyncio.create_task(asked(server.url, running(seed))) for seed in range(NUM_RUNNING)]
@@ -41,9 +40,7 @@ async def test_a_flood_is_refused_while_running_streams_continue(byte_model: Loa
         wait_until(lambda: server.service.admission.num_present == 0)
 
 
-async def test_all_requests_together_have_a_limited_number_of_alternatives(
-    byte_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_all_requests_together_have_a_limited_number_of_alternatives(byte_model, monkeypatch):
     monkeypatch.setattr("server.http.admission.MAX_ALTERNATIVES", 10_000)
     scored = asking(max_tokens=400, logprobs=20, stream=True)
     with live_server(byte_model) as server:
@@ -74,7 +71,7 @@ def hanging_steps() -> Iterator[None]:
             may_continue.set()
 
 
-async def test_livez_fails_while_a_step_hangs(byte_model: LoadedModel) -> None:
+async def test_livez_fails_while_a_step_hangs(byte_model):
     with live_server(byte_model, stall_seconds=1) as server:
         alone = (await asked(server.url, running(1))).spoken()
         async with connected(server.url) as connection:
@@ -95,7 +92,7 @@ async def test_livez_fails_while_a_step_hangs(byte_model: LoadedModel) -> None:
         assert server.complete(max_tokens=1).status_code == 200
 
 
-async def test_a_disconnect_during_a_hanging_step_frees_the_sequence_afterwards(byte_model: LoadedModel) -> None:
+async def test_a_disconnect_during_a_hanging_step_frees_the_sequence_afterwards(byte_model):
     with live_server(byte_model) as server:
         with hanging_steps():
             for _ in range(20):
@@ -116,7 +113,7 @@ begun.wait()
 """
 
 
-def test_a_stuck_task_fails_the_liveness_probe_until_it_ends(byte_model: LoadedModel) -> None:
+def test_a_stuck_task_fails_the_liveness_probe_until_it_ends(byte_model):
     with live_server(byte_model, stall_seconds=2) as server:
         release = threading.Event()
         server.service.text_threads.submit(release.wait)
@@ -126,9 +123,7 @@ def test_a_stuck_task_fails_the_liveness_probe_until_it_ends(byte_model: LoadedM
         wait_until(lambda: server.http.get("/livez").status_code == 200)
 
 
-async def test_a_client_that_hangs_up_is_not_tokenized_for(
-    byte_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_client_that_hangs_up_is_not_tokenized_for(byte_model, monkeypatch):
     with live_server(byte_model) as server:
         encoded, release, encode = list[str](), threading.Event(), server.service.encode
         monkeypatch.setattr(server.service, "encode", lambda text, **how: encoded.append(text) or encode(text, **how))
@@ -143,5 +138,5 @@ async def test_a_client_that_hangs_up_is_not_tokenized_for(
         assert encoded == ["b"]
 
 
-def test_a_stuck_task_does_not_delay_the_exit() -> None:
+def test_a_stuck_task_does_not_delay_the_exit():
     assert subprocess.run([sys.executable, "-c", NEVER_ENDS], timeout=60, check=True).returncode == 0

@@ -38,7 +38,7 @@ def thinking() -> Iterator[LiveServer]:
         yield server
 
 
-def test_reasoning_is_separate_from_the_content(thinking: LiveServer) -> None:
+def test_reasoning_is_separate_from_the_content(thinking):
     with answering(thinking.app, ANSWER, ANSWER):
         message = thinking.chat().json()["choices"][0]["message"]
         deltas = [choice["delta"] for choice in streamed(thinking)]
@@ -53,14 +53,14 @@ def test_reasoning_is_separate_from_the_content(thinking: LiveServer) -> None:
         assert "".join(delta.get(name, "") for delta in deltas) == message[name]
 
 
-def test_truncated_reasoning_is_not_content(thinking: LiveServer) -> None:
+def test_truncated_reasoning_is_not_content(thinking):
     with answering(thinking.app, ANSWER):
         choice = thinking.chat(max_tokens=14).json()["choices"][0]
     assert (choice["finish_reason"], choice["message"]["content"]) == ("length", "")
     assert choice["message"]["reasoning_content"] == "Well,"
 
 
-def test_without_thinking_the_answer_is_all_content(thinking: LiveServer) -> None:
+def test_without_thinking_the_answer_is_all_content(thinking):
     off: Any = {"chat_template_kwargs": {"enable_thinking": False}}
     with answering(thinking.app, "A fox.", "A fox."):
         message = thinking.chat(**off).json()["choices"][0]["message"]
@@ -72,7 +72,7 @@ def test_without_thinking_the_answer_is_all_content(thinking: LiveServer) -> Non
     assert len(longer) == len(shorter) + len("<think>\n\n</think>\n\n")
 
 
-def test_an_answer_may_have_reasoning_and_calls() -> None:
+def test_an_answer_may_have_reasoning_and_calls():
     with template_server(QWEN_3 + "{#<tool_call>#}") as server, answering(server.app, CALL):
         choice = server.chat(tools=STOP).json()["choices"][0]
     assert choice["finish_reason"] == "tool_calls"
@@ -80,7 +80,7 @@ def test_an_answer_may_have_reasoning_and_calls() -> None:
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "stop", "arguments": "{}"}
 
 
-def test_the_template_receives_earlier_reasoning_of_the_assistant_only(thinking: LiveServer) -> None:
+def test_the_template_receives_earlier_reasoning_of_the_assistant_only(thinking):
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     for name in ("reasoning_content", "reasoning"):
         messages = [turns[0], turns[1] | {name: "hm"}, turns[0]]
@@ -91,7 +91,7 @@ def test_the_template_receives_earlier_reasoning_of_the_assistant_only(thinking:
 
 
 @pytest.mark.usefixtures("one_by_one")
-def test_a_response_has_a_reasoning_item(thinking: LiveServer) -> None:
+def test_a_response_has_a_reasoning_item(thinking):
     client: openai.OpenAI = thinking.client()
     asked: Any = {"model": NAME, "input": "Who?"}
     with answering(thinking.app, ANSWER, ANSWER, ANSWER):
@@ -114,7 +114,7 @@ def test_a_response_has_a_reasoning_item(thinking: LiveServer) -> None:
     assert num_thinking == len(token_ids(ANSWER.partition("</think>")[0] + "</think>"))
 
 
-def test_the_template_receives_the_reasoning_of_an_earlier_response(thinking: LiveServer) -> None:
+def test_the_template_receives_the_reasoning_of_an_earlier_response(thinking):
     client: openai.OpenAI = thinking.client()
     with answering(thinking.app, ANSWER, "No."):
         first = client.responses.create(model=NAME, input="Who?")

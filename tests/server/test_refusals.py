@@ -8,7 +8,6 @@ import pytest
 
 from tests.byte_model import NAME
 from tests.server.generation.test_structured_outputs import response_format
-from tests.server.live_server import LiveServer
 from tests.server.raw_client import JSON, Json, error_of
 from tests.server.routes.test_responses import TOOL
 from tests.server.test_tools import NAMED, TOOLS, tool
@@ -198,27 +197,27 @@ VALID: dict[str, Json] = {
 
 
 @pytest.mark.parametrize(("path", "param", "fields"), [(path, *row) for path, rows in INVALID.items() for row in rows])
-def test_an_invalid_field_is_refused_with_its_name(server: LiveServer, path: str, param: str, fields: Json) -> None:
+def test_an_invalid_field_is_refused_with_its_name(server, path, param, fields):
     response = server.http.post(path, json=VALID[path] | fields)
     assert response.status_code == 400
     assert error_of(response)["param"] == param
 
 
 @pytest.mark.parametrize("field", ["prompt", "stop", "model", "\ud800", "user"])
-def test_a_lone_surrogate_is_not_an_internal_error(server: LiveServer, field: str) -> None:
+def test_a_lone_surrogate_is_not_an_internal_error(server, field):
     content = json.dumps({"model": NAME, "prompt": "a", "max_tokens": 1, field: "\ud800"})
     response = server.http.post("/v1/completions", content=content, headers=JSON)
     assert response.status_code in (200, 400, 404)
 
 
-def test_too_many_content_parts_are_refused(server: LiveServer) -> None:
+def test_too_many_content_parts_are_refused(server):
     messages = [{"role": "user", "content": [{"type": "text", "text": "a"}] * 2100}] * 2
     error = error_of(server.chat(messages=messages))
     assert (error["param"], "at most 4096 content parts" in error["message"]) == ("messages", True)
 
 
 @pytest.mark.parametrize("kind", ["text/xml", "text/plain", "multipart/form-data; boundary=a", "application/xjson"])
-def test_another_content_type_is_refused(server: LiveServer, kind: str) -> None:
+def test_another_content_type_is_refused(server, kind):
     content = json.dumps({"model": NAME, "prompt": "a"})
     response = server.http.post("/v1/completions", content=content, headers={"content-type": kind})
     assert (response.status_code, error_of(response)["code"]) == (415, "unsupported_body")
@@ -239,11 +238,11 @@ def test_another_content_type_is_refused(server: LiveServer, kind: str) -> None:
         ("unsupported_parameter", {"suffix": "a"}),
     ],
 )
-def test_the_code_of_a_validation_error_is_its_kind(server: LiveServer, code: str, body: Json) -> None:
+def test_the_code_of_a_validation_error_is_its_kind(server, code, body):
     assert error_of(server.complete(**body))["code"] == code
 
 
-def test_an_exceeded_context_is_refused_with_its_numbers(server: LiveServer) -> None:
+def test_an_exceeded_context_is_refused_with_its_numbers(server):
     error = error_of(server.complete(max_tokens=4095))
     assert (error["code"], error["param"]) == ("context_length_exceeded", "max_tokens")
     assert all(number in error["message"] for number in ("4096", "4095", "4 ", "4099"))
@@ -254,7 +253,7 @@ def test_an_exceeded_context_is_refused_with_its_numbers(server: LiveServer) -> 
         assert "characters" not in error["message"]
 
 
-def test_a_strict_client_raises_the_right_errors(server: LiveServer) -> None:
+def test_a_strict_client_raises_the_right_errors(server):
     client = server.client()
     with pytest.raises(openai.NotFoundError) as unknown:
         client.completions.create(model="gpt-x", prompt="a")
@@ -277,9 +276,7 @@ def test_a_strict_client_raises_the_right_errors(server: LiveServer) -> None:
         ("DELETE", "/v1/models", 405),
     ],
 )
-def test_unknown_routes_and_methods_have_the_same_error_format(
-    server: LiveServer, method: str, path: str, status: int
-) -> None:
+def test_unknown_routes_and_methods_have_the_same_error_format(server, method, path, status):
     response = server.http.request(method, path)
     assert response.status_code == status
     error = error_of(response)
@@ -304,9 +301,7 @@ def test_unknown_routes_and_methods_have_the_same_error_format(
         (b'{"nvium":{"sampling":1,"sampling":1}}', "the body has a duplicate key 'sampling'", "sampling"),
     ],
 )
-def test_a_body_that_is_not_a_json_object_is_refused_with_the_reason(
-    server: LiveServer, body: bytes, message: str, param: str | None
-) -> None:
+def test_a_body_that_is_not_a_json_object_is_refused_with_the_reason(server, body, message, param):
     response = server.http.post("/v1/completions", content=body, headers=JSON)
     assert response.status_code == 400
     error = error_of(response)

@@ -1,6 +1,5 @@
 from dataclasses import asdict, dataclass, fields
 from itertools import product
-from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
@@ -8,7 +7,7 @@ import typer
 from typer.testing import CliRunner
 from typing_extensions import Doc
 
-from nvium_core import LoadedModel, ServerOptions, cli
+from nvium_core import ServerOptions, cli
 from nvium_core.commands.options import takes
 from nvium_core.commands.serving import with_names_joined
 from server.app import create_app
@@ -17,7 +16,7 @@ from tests.byte_model import load_byte_model, token_ids
 from tests.server.live_server import live_server
 
 
-def test_settings_come_from_arguments_then_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_come_from_arguments_then_the_environment(monkeypatch):
     monkeypatch.setenv("NVIUM_PORT", "9000")
     assert (Settings().port, Settings(port=9001).port) == (9000, 9001)
 
@@ -31,16 +30,14 @@ def test_settings_come_from_arguments_then_the_environment(monkeypatch: pytest.M
         ("NVIUM_XYZ", "unset it"),
     ],
 )
-def test_an_unknown_variable_ends_the_start_with_the_nearest_name(
-    monkeypatch: pytest.MonkeyPatch, variable: str, hint: str
-) -> None:
+def test_an_unknown_variable_ends_the_start_with_the_nearest_name(monkeypatch, variable, hint):
     monkeypatch.setenv(variable, "sk-secret")
     with pytest.raises(SettingsError, match=rf"^{variable.upper()}: is unknown; {hint}") as refused:
         read_settings({})
     assert "secret" not in str(refused.value)
 
 
-def test_variables_that_kubernetes_adds_for_a_service_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_that_kubernetes_adds_for_a_service_are_ignored(monkeypatch):
     added = {"SERVICE_HOST": "10.0.0.1", "SERVICE_PORT": "80", "SERVICE_PORT_HTTP": "80", "PORT": "tcp://10.0.0.1:80"}
     added |= {f"PORT_80_TCP{more}": value for more, value in {"": "tcp://10.0.0.1:80", "_ADDR": "10.0.0.1"}.items()}
     names = {f"NVIUM_{service}{name}": value for service in ("", "TALES_") for name, value in added.items()}
@@ -53,7 +50,7 @@ def test_variables_that_kubernetes_adds_for_a_service_are_ignored(monkeypatch: p
     assert read_settings({}).port == 9001
 
 
-def test_lists_are_comma_separated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_are_comma_separated(monkeypatch):
     monkeypatch.setenv("NVIUM_API_KEYS", "alice:sk-a, sk-b")
     monkeypatch.setenv("NVIUM_CORS_ORIGINS", "https://a.example,http://b.example:3000")
     monkeypatch.setenv("NVIUM_SERVED_MODEL_NAME", " gpt-x ,story")
@@ -70,20 +67,20 @@ def test_lists_are_comma_separated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["SERVED_MODEL_NAME", "CORS_ORIGINS", "LATENCY_BUCKETS"])
 @pytest.mark.parametrize("value", ["", ",", "a,,b"])
-def test_a_list_with_an_empty_item_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+def test_a_list_with_an_empty_item_is_refused(monkeypatch, name, value):
     monkeypatch.setenv(f"NVIUM_{name}", value)
     with pytest.raises(SettingsError, match=rf"^NVIUM_{name}, entry \d: "):
         read_settings({})
 
 
-def test_keys_limits_and_exports_are_off_by_default() -> None:
+def test_keys_limits_and_exports_are_off_by_default():
     settings = read_settings({})
     assert (settings.api_keys, settings.api_keys_file, settings.metrics_open) == ((), None, False)
     assert (settings.requests_per_minute, settings.cors_origins, settings.otlp_endpoint) == (None, (), None)
 
 
 @pytest.mark.parametrize("url", ["localhost:4318", "ftp://x", "http://", "http://secret@x y", ""])
-def test_an_invalid_endpoint_is_refused_and_not_quoted(url: str) -> None:
+def test_an_invalid_endpoint_is_refused_and_not_quoted(url):
     with pytest.raises(SettingsError, match=r"^otlp_endpoint: must be a URL") as refused:
         read_settings({"otlp_endpoint": url})
     assert "secret" not in str(refused.value) + repr(refused.value.__cause__)
@@ -97,13 +94,13 @@ def test_an_invalid_endpoint_is_refused_and_not_quoted(url: str) -> None:
         *product(("request_seconds", "slow_client_seconds", "drain_seconds"), (0, -1, "nan", "inf", "soon")),
     ],
 )
-def test_wrong_settings_are_refused_in_one_line(name: str, value: object) -> None:
+def test_wrong_settings_are_refused_in_one_line(name, value):
     with pytest.raises(SettingsError, match=f"^{name}: .*$") as refused:
         read_settings({name: value})
     assert "\n" not in str(refused.value)
 
 
-def test_each_setting_is_an_option_of_serve_with_its_help_and_default() -> None:
+def test_each_setting_is_an_option_of_serve_with_its_help_and_default():
     shown = " ".join(CliRunner().invoke(cli.app, ["serve", "--help"], env={"COLUMNS": "1000"}).stdout.split())
     assert Settings.model_fields.keys() == {field.name for field in fields(ServerOptions)}
     assert Settings().model_dump().items() <= asdict(ServerOptions()).items()
@@ -113,7 +110,7 @@ def test_each_setting_is_an_option_of_serve_with_its_help_and_default() -> None:
         assert help_text in shown
 
 
-def test_a_command_receives_only_the_options_that_were_given() -> None:
+def test_a_command_receives_only_the_options_that_were_given():
     @dataclass(frozen=True)
     class Declared:
         names: Annotated[tuple[str, ...], Doc("Names.")] = ()
@@ -142,11 +139,11 @@ def test_a_command_receives_only_the_options_that_were_given() -> None:
         ("--help", "--help"),
     ],
 )
-def test_several_served_model_names_may_follow_the_option(given: str, read: str) -> None:
+def test_several_served_model_names_may_follow_the_option(given, read):
     assert with_names_joined(given.split()) == read.split()
 
 
-def test_a_model_is_served_under_each_of_its_names(byte_model: LoadedModel) -> None:
+def test_a_model_is_served_under_each_of_its_names(byte_model):
     with live_server(byte_model, served_model_name="gpt-x,a/b") as server:
         for name, returned in {"gpt-x": "gpt-x", "a/b": "a/b", "default": "gpt-x"}.items():
             body = server.complete(model=name, max_tokens=1)
@@ -157,7 +154,7 @@ def test_a_model_is_served_under_each_of_its_names(byte_model: LoadedModel) -> N
         assert [model["id"] for model in server.http.get("/v1/models").json()["data"]] == ["gpt-x", "a/b"]
 
 
-def test_a_chat_template_may_come_from_a_file(byte_model: LoadedModel, tmp_path: Path) -> None:
+def test_a_chat_template_may_come_from_a_file(byte_model, tmp_path):
     file = tmp_path / "template.jinja"
     file.write_text("<{{ messages[0].content }}>")
     with live_server(load_byte_model(), chat_template=file) as server:

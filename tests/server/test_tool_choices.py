@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from tests.byte_model import NAME
-from tests.server.live_server import LiveServer
 from tests.server.raw_client import Json
 from tests.server.test_tools import NAMED, TOOLS
 
@@ -29,7 +28,7 @@ def of_responses(choice: Any) -> Any:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", CHOICES)
-def test_every_choice_of_tools_goes_with_every_format(server: LiveServer, choice: Any, stream: bool) -> None:
+def test_every_choice_of_tools_goes_with_every_format(server, choice, stream):
     for output in FORMATS:
         asked: Json = {"tools": TOOLS, "tool_choice": choice, "stream": stream, "max_tokens": 60}
         chat = server.chat(response_format=output, **asked)

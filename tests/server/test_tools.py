@@ -32,7 +32,7 @@ TOOLS = [tool("get_weather", description="The weather.", parameters=PARAMETERS, 
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
 
 
-def test_a_required_call_names_one_of_the_functions(server: LiveServer) -> None:
+def test_a_required_call_names_one_of_the_functions(server):
     schemas: Json = {"get_weather": PARAMETERS, "stop": {"const": {}}}
     names = set()
     for seed in range(12):
@@ -43,7 +43,7 @@ def test_a_required_call_names_one_of_the_functions(server: LiveServer) -> None:
     assert names == schemas.keys()
 
 
-def test_a_truncated_call_ends_with_length(server: LiveServer) -> None:
+def test_a_truncated_call_ends_with_length(server):
     choice = server.chat(tools=TOOLS, tool_choice=NAMED, max_tokens=45).json()["choices"][0]
     assert choice["finish_reason"] == "length"
     assert choice["message"]["tool_calls"][0]["function"]["name"] == "get_weather"
@@ -52,7 +52,7 @@ def test_a_truncated_call_ends_with_length(server: LiveServer) -> None:
     assert early["message"] == {"role": "assistant", "content": None, "refusal": None}
 
 
-def test_duplicate_tools_are_merged_and_tool_choice_none_hides_tools(server: LiveServer) -> None:
+def test_duplicate_tools_are_merged_and_tool_choice_none_hides_tools(server):
     asked = {"max_tokens": 9, "return_token_ids": True}
     plain, unused, once, twice = (
         server.chat(**asked, **more).json()
@@ -64,7 +64,7 @@ def test_duplicate_tools_are_merged_and_tool_choice_none_hides_tools(server: Liv
     assert server.chat(max_tokens=1, tools=[]).status_code == 200
 
 
-def test_the_template_receives_tools_calls_and_results() -> None:
+def test_the_template_receives_tools_calls_and_results():
     template = (
         "{{ tools[0].function.name }}{% for m in messages %}|{{ m.role }} {{ m.content }}"
         "{% for call in m.tool_calls or [] %}{{ call.id }} {{ call.function.name }} {{ call.function.arguments.a }}"
@@ -82,7 +82,7 @@ def test_the_template_receives_tools_calls_and_results() -> None:
     assert body["prompt_token_ids"] == token_ids("f|user hi|assistant c1 f 1|tool 2c1")
 
 
-def test_custom_tools_are_ignored_and_named(server: LiveServer) -> None:
+def test_custom_tools_are_ignored_and_named(server):
     custom = {"type": "custom", "custom": {"name": "patch"}}
     response = server.chat(tools=[custom], max_tokens=1)
     assert response.headers["x-nvium-ignored-params"] == "tools[0].custom"
@@ -127,9 +127,7 @@ def test_a_streamed_call_starts_with_its_name_and_its_arguments_follow_in_pieces
     n=st.integers(1, 3),
     stop=st.none() | st.sampled_from(['"', "o", "東", "}"]),
 )
-def test_joined_chunks_equal_the_whole(
-    server: LiveServer, seed: int, max_tokens: int, n: int, stop: str | None
-) -> None:
+def test_joined_chunks_equal_the_whole(server, seed, max_tokens, n, stop):
     asked = {"tools": TOOLS, "tool_choice": "required", "seed": seed, "max_tokens": max_tokens, "n": n, "stop": stop}
     whole = server.chat(**asked).json()["choices"]
     chunks = streamed(server, **asked)
@@ -148,7 +146,7 @@ STOP = '{"name": "stop", "arguments": {}}'
 
 @pytest.mark.parametrize("tool_choice", [{}, {"tool_choice": "auto"}])
 @pytest.mark.parametrize("text", ["It rains.", '{"name": not a call', "", " {"])
-def test_an_answer_may_be_text_under_auto(server: LiveServer, text: str, tool_choice: Json) -> None:
+def test_an_answer_may_be_text_under_auto(server, text, tool_choice):
     with answering(server.app, text, text):
         whole = server.chat(tools=TOOLS, **tool_choice).json()["choices"][0]
         chunks = streamed(server, tools=TOOLS, **tool_choice)
@@ -165,7 +163,7 @@ def test_an_answer_may_be_text_under_auto(server: LiveServer, text: str, tool_ch
         (f"\n {STOP}", ["stop"]),
     ],
 )
-def test_one_or_more_calls_are_returned_whole_and_streamed(server: LiveServer, text: str, names: list[str]) -> None:
+def test_one_or_more_calls_are_returned_whole_and_streamed(server, text, names):
     client = server.client()
     asked: Json = {"model": NAME, "messages": [{"role": "user", "content": "Hello"}], "tools": TOOLS}
     with answering(server.app, text, text):
@@ -183,20 +181,20 @@ def test_one_or_more_calls_are_returned_whole_and_streamed(server: LiveServer, t
 
 
 @pytest.mark.parametrize("broken", ['{"name": "get_weather", "arguments": {"place":"Rome"', '{"name": "g"'])
-def test_an_answer_that_starts_like_a_call_must_be_one(server: LiveServer, broken: str) -> None:
+def test_an_answer_that_starts_like_a_call_must_be_one(server, broken):
     with answering(server.app, broken):
         response = server.chat(tools=TOOLS)
     assert response.json()["error"]["code"] == "no_token_allowed", "the grammar allows none of the script's next tokens"
 
 
 @pytest.mark.parametrize("before", ["", "I look. "])
-def test_an_answer_with_an_opening_tag_must_be_a_call(before: str) -> None:
+def test_an_answer_with_an_opening_tag_must_be_a_call(before):
     answer = f'{before}<tool_call>\n{{"name": "other'
     with template_server("{# <tool_call> #}{{ messages[0].content }}") as server, answering(server.app, answer):
         assert server.chat(tools=TOOLS).json()["error"]["code"] == "no_token_allowed"
 
 
-def test_with_a_response_format_an_answer_is_a_call_or_matches_the_schema(server: LiveServer) -> None:
+def test_with_a_response_format_an_answer_is_a_call_or_matches_the_schema(server):
     schema = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
     form = {"type": "json_schema", "json_schema": {"name": "person", "schema": schema}}
     with answering(server.app, '{"name":"Ada"}', STOP):
@@ -229,7 +227,7 @@ TEMPLATES = {
 
 
 @pytest.mark.parametrize("family", list(TEMPLATES))
-def test_calls_in_the_format_of_the_chat_template_are_parsed(family: str) -> None:
+def test_calls_in_the_format_of_the_chat_template_are_parsed(family):
     sign, text, content = TEMPLATES[family]
     with template_server(f"{{# {sign} #}}{{{{ messages[0].content }}}}") as server, answering(server.app, text):
         choice = server.chat(tools=TOOLS).json()["choices"][0]
@@ -266,7 +264,7 @@ def calls_of(choice: Json) -> list[tuple[str, Json]]:
     return [(call["name"], json.loads(call["arguments"])) for call in calls]
 
 
-def test_special_tokens_start_calls_and_arguments_after_any_text() -> None:
+def test_special_tokens_start_calls_and_arguments_after_any_text():
     answer = in_tokens(f"Gut.[TOOL_CALLS]get_weather[ARGS]{WEATHER}[TOOL_CALLS]stop[ARGS]{{}}")
     with live_server(with_special_tokens()) as server:
         with answering(server.app, answer, answer):
@@ -290,7 +288,7 @@ def test_special_tokens_start_calls_and_arguments_after_any_text() -> None:
     assert again.json()["prompt_token_ids"][-len(in_tokens("tool 2")) :] == in_tokens("tool 2")
 
 
-def test_the_tools_of_a_template_without_json_calls_are_refused() -> None:
+def test_the_tools_of_a_template_without_json_calls_are_refused():
     with template_server("{# <tool_call><function=f><parameter=p> #}{{ messages[0].content }}") as server:
         error = error_of(server.chat(tools=TOOLS))
         assert (error["param"], "Qwen3-Coder" in error["message"]) == ("tools", True)
@@ -304,7 +302,7 @@ def continuing(text: str, **more: Any) -> Json:
 
 @pytest.mark.parametrize("tool_choice", ["auto", "required"])
 @pytest.mark.parametrize("length", [3, 10, 20, 36, 41, 45, 60])
-def test_a_call_that_starts_in_the_prompt_is_returned_whole(server: LiveServer, tool_choice: str, length: int) -> None:
+def test_a_call_that_starts_in_the_prompt_is_returned_whole(server, tool_choice, length):
     asked = continuing(CALL[:length], tool_choice=tool_choice)
     with answering(server.app, CALL[length:], CALL[length:]):
         whole = server.chat(**asked).json()["choices"][0]
@@ -315,27 +313,27 @@ def test_a_call_that_starts_in_the_prompt_is_returned_whole(server: LiveServer, 
     assert (joined(pieces, "name"), joined(pieces, "arguments")) == ("get_weather", WEATHER)
 
 
-def test_a_call_in_the_prompt_may_contain_whitespace(server: LiveServer) -> None:
+def test_a_call_in_the_prompt_may_contain_whitespace(server):
     with answering(server.app, 'Köln","when":"now"}}'):
         choice = server.chat(**continuing('{"name": "get_weather", "arguments": {"place": "')).json()["choices"][0]
     assert calls_of(choice) == [("get_weather", json.loads(WEATHER))]
 
 
 @pytest.mark.parametrize("text", ["Let me see", '{"na', '{"name": "unknown", "argu'])
-def test_text_in_the_prompt_is_continued_and_not_repeated(server: LiveServer, text: str) -> None:
+def test_text_in_the_prompt_is_continued_and_not_repeated(server, text):
     with answering(server.app, "rrow"):
         choice = server.chat(**continuing(text)).json()["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == ("rrow", "stop")
 
 
-def test_json_that_starts_in_the_prompt_is_continued(server: LiveServer) -> None:
+def test_json_that_starts_in_the_prompt_is_continued(server):
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object", "properties": {"a": {}}}}}
     with answering(server.app, "7}"):
         choice = server.chat(**continuing('{"a": ', tools=[], response_format=form)).json()["choices"][0]
     assert choice["message"]["content"] == "7}"
 
 
-def test_reasoning_that_starts_in_the_prompt_is_continued() -> None:
+def test_reasoning_that_starts_in_the_prompt_is_continued():
     template = "{% for m in messages %}{{ m.content }}{% endfor %}{# <think></think> #}"
     with template_server(template) as server, answering(server.app, "der.</think>Yes."):
         choice = server.chat(**continuing("<think>I won", tools=[])).json()["choices"][0]
@@ -346,9 +344,7 @@ def test_reasoning_that_starts_in_the_prompt_is_continued() -> None:
     ("tool_choice", "is_parallel", "num_calls"),
     [("auto", None, 2), ("auto", False, 1), ("required", None, 1), ("required", True, 2), (NAMED, True, 1)],
 )
-def test_several_calls_are_made_if_optional_or_asked_for(
-    server: LiveServer, tool_choice: Any, is_parallel: bool | None, num_calls: int
-) -> None:
+def test_several_calls_are_made_if_optional_or_asked_for(server, tool_choice, is_parallel, num_calls):
     asked: Json = {"tools": TOOLS, "tool_choice": tool_choice, "parallel_tool_calls": is_parallel}
     with answering(server.app, f"{CALL}\n{CALL}"):
         choice = server.chat(**asked).json()["choices"][0]

@@ -116,7 +116,7 @@ def text_of(completion: Completion, constraints: Constraints) -> str:
 
 @settings(max_examples=settings().max_examples // 4)
 @given(schemas, st.sampled_from(["exits", "exits", "mixture"]), st.sampled_from([0.0, 1.0, 1.5]))
-def test_generated_json_is_valid_under_its_schema(schema: dict[str, Any], sampling: str, temperature: float) -> None:
+def test_generated_json_is_valid_under_its_schema(schema, sampling, temperature):
     for text, reason in generated("bytes", JsonSchema(schema), seeds=3, sampling=sampling, temperature=temperature):
         event(f"finish reason: {reason}")
         if reason == "stop":
@@ -124,7 +124,7 @@ def test_generated_json_is_valid_under_its_schema(schema: dict[str, Any], sampli
 
 
 @given(schemas, st.data())
-def test_compact_json_is_accepted_if_and_only_if_it_is_valid(schema: dict[str, Any], data: st.DataObject) -> None:
+def test_compact_json_is_accepted_if_and_only_if_it_is_valid(schema, data):
     value = data.draw(instances(schema))
     assert is_answer(JsonSchema(schema), compact(value)) == validator(closed(schema)).is_valid(value)
 
@@ -156,7 +156,7 @@ SCALARS: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-def test_json_has_no_whitespace_whatever_the_schema_says() -> None:
+def test_json_has_no_whitespace_whatever_the_schema_says():
     for grammar in (ANY_OBJECT, JsonSchema({"type": "object", "x-guidance": {"whitespace_flexible": True}})):
         assert is_answer(grammar, '{"a":[1,{"b":" "}]}')
         assert not is_answer(grammar, '{"a": 1}')
@@ -164,14 +164,14 @@ def test_json_has_no_whitespace_whatever_the_schema_says() -> None:
         assert not is_answer(grammar, "[]")
 
 
-def test_an_answer_is_over_after_its_last_bracket() -> None:
+def test_an_answer_is_over_after_its_last_bracket():
     constraint = compiled(ANY_OBJECT)
     for token_id in token_ids("{}"):
         constraint.advance(token_id)
     assert constraint.is_over
 
 
-def test_every_end_of_text_token_may_end_a_number_after_any_digit() -> None:
+def test_every_end_of_text_token_may_end_a_number_after_any_digit():
     model, _, _ = loaded("bytes")
     number = Constraints(model.tokenizer, {0, 5}).compile("f", JsonSchema({"type": "integer"})).constraint
     [seven], ends = token_ids("7"), (0, 5)
@@ -187,14 +187,14 @@ def test_every_end_of_text_token_may_end_a_number_after_any_digit() -> None:
         assert ended.is_over
 
 
-def test_a_disallowed_token_raises_an_error_that_does_not_quote_the_text() -> None:
+def test_a_disallowed_token_raises_an_error_that_does_not_quote_the_text():
     constraint = compiled(OneOf(["secret"]))
     constraint.advance(token_ids("x")[0])
     with pytest.raises(RuntimeError, match=r"^the grammar does not allow a token that was sampled$"):
         constraint.allowed()
 
 
-def test_a_limit_exceeded_while_matching_raises_too_costly() -> None:
+def test_a_limit_exceeded_while_matching_raises_too_costly():
     constraint = compiled(Regex("(.{0,500}){20}"))
     with pytest.raises(TooCostly, match=r"too complex|out of time"):
         [(constraint.allowed(), constraint.advance(token_id)) for token_id in token_ids("abc" * 100)]
@@ -215,13 +215,13 @@ PATTERNS = [
 
 
 @given(st.sampled_from(PATTERNS), st.data())
-def test_a_regex_matches_the_whole_answer(pattern: str, data: st.DataObject) -> None:
+def test_a_regex_matches_the_whole_answer(pattern, data):
     text = data.draw(st.from_regex(pattern, fullmatch=True, alphabet=st.characters(max_codepoint=0xFF)) | st.text())
     assert is_answer(Regex(pattern), text) == bool(re.fullmatch(pattern, text))
 
 
 @given(st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=5), st.text(max_size=5))
-def test_a_choice_accepts_exactly_its_texts(options: list[str], other: str) -> None:
+def test_a_choice_accepts_exactly_its_texts(options, other):
     constraint = compiled(OneOf(options))
     for text in [*options, other, options[0] + other, options[0][:-1]]:
         assert accepts(constraint, text) == (text in options)
@@ -263,9 +263,7 @@ def call(name: str, arguments: str) -> str:
         ("f3", "{}", False),
     ],
 )
-def test_a_tool_call_names_a_function_and_its_arguments_match_the_schema(
-    name: str, arguments: str, is_valid: bool
-) -> None:
+def test_a_tool_call_names_a_function_and_its_arguments_match_the_schema(name, arguments, is_valid):
     assert is_answer(calls_of(FUNCTIONS), call(name, arguments)) == is_valid
     if name in FUNCTIONS:
         assert is_answer(calls_of({name: FUNCTIONS[name]}), call(name, arguments)) == is_valid
@@ -274,7 +272,7 @@ def test_a_tool_call_names_a_function_and_its_arguments_match_the_schema(
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_models_call_the_required_function(name: str) -> None:
+def test_models_call_the_required_function(name):
     answers = list(generated(name, calls_of({"get_weather": FUNCTIONS["get_weather"]}), seeds=5))
     called = [json.loads(text) for text, reason in answers if reason == "stop"]
     assert called
@@ -284,7 +282,7 @@ def test_models_call_the_required_function(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", REFUSED_SCHEMAS)
-def test_unusable_schemas_are_refused_as_response_and_as_parameters(kind: str) -> None:
+def test_unusable_schemas_are_refused_as_response_and_as_parameters(kind):
     assert refusal(JsonSchema(REFUSED_SCHEMAS[kind]))
     assert refusal(ToolCalls({"f": arguments(REFUSED_SCHEMAS[kind], is_strict=True)}))
 
@@ -293,7 +291,7 @@ REFUSED_CHOICES: list[list[str]] = [[], [""], ["a", ""], ["\ud800"], ["a" * 100_
 
 
 @pytest.mark.parametrize("grammar", [*map(Regex, REFUSED_PATTERNS), *map(OneOf, REFUSED_CHOICES)])
-def test_unusable_patterns_and_choices_are_refused(grammar: Grammar) -> None:
+def test_unusable_patterns_and_choices_are_refused(grammar):
     assert refusal(grammar)
 
 
@@ -314,12 +312,12 @@ def test_unusable_patterns_and_choices_are_refused(grammar: Grammar) -> None:
         *((calls_of({"f": {"type": kind}}), ".*must have type object.*") for kind in ("strin", ["object", "null"])),
     ],
 )
-def test_refusals_name_the_field_and_the_reason(grammar: Grammar, message: str) -> None:
+def test_refusals_name_the_field_and_the_reason(grammar, message):
     assert re.fullmatch(message, refusal(grammar))
 
 
 @pytest.mark.parametrize("grammar", [*map(JsonSchema, COSTLY_SCHEMAS.values()), *map(Regex, COSTLY_PATTERNS)])
-def test_costly_grammars_within_the_limits_still_generate(grammar: Grammar) -> None:
+def test_costly_grammars_within_the_limits_still_generate(grammar):
     for text, _ in generated("embedded", grammar, max_tokens=20, logit_bias={}):
         assert isinstance(text, str)
 
@@ -338,7 +336,7 @@ def sentencepiece_tokenizer(*, has_bytes: bool) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
 
 
-def test_a_tokenizer_with_byte_fallback_is_supported() -> None:
+def test_a_tokenizer_with_byte_fallback_is_supported():
     tokenizer = sentencepiece_tokenizer(has_bytes=True)
     constraints = Constraints(tokenizer, {0})
     ids = tokenizer.convert_tokens_to_ids(["▁", "▁a", "a", "é", "<0x0A>", "<0xFF>"])
@@ -352,7 +350,7 @@ def test_a_tokenizer_with_byte_fallback_is_supported() -> None:
     assert constraint.is_over
 
 
-def test_a_tokenizer_without_bytes_has_token_texts_but_no_constraints() -> None:
+def test_a_tokenizer_without_bytes_has_token_texts_but_no_constraints():
     tokenizer = sentencepiece_tokenizer(has_bytes=False)
     constraints = Constraints(tokenizer, {0})
     assert constraints.vocabulary[tokenizer.convert_tokens_to_ids("é")] == "é".encode()

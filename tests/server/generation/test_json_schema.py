@@ -29,7 +29,7 @@ def allowed(schema: Json, *values: Json, **how: bool) -> list[bool]:
     return [is_answer(JsonSchema(schema, **how), json.dumps(value, separators=(",", ":"))) for value in values]
 
 
-def test_an_object_is_closed_if_it_declares_properties_or_is_strict() -> None:
+def test_an_object_is_closed_if_it_declares_properties_or_is_strict():
     assert allowed({"type": "object"}, {"x": 1}) == [True]
     assert allowed({"type": "object"}, {}, {"x": 1}, is_strict=True) == [True, False]
     assert allowed(A, {"a": 1}, {"a": 1, "x": 2}) == [True, False]
@@ -40,12 +40,12 @@ def test_an_object_is_closed_if_it_declares_properties_or_is_strict() -> None:
 @pytest.mark.parametrize(
     "schema", [{"allOf": [A, B]}, {"allOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}]}, {"$ref": "#/$defs/A"} | B]
 )
-def test_merged_schemas_are_closed_as_one_object(schema: Json) -> None:
+def test_merged_schemas_are_closed_as_one_object(schema):
     assert allowed(DEFINED | schema, {"a": 1}, {"a": "1"}, {"a": 1, "c": 2}) == [True, False, False]
     assert any(allowed(DEFINED | schema, {"a": 1, "b": 2}, {"b": 2, "a": 1}))
 
 
-def test_a_definition_is_closed_where_it_is_used_at_every_depth_and_open_where_it_is_merged() -> None:
+def test_a_definition_is_closed_where_it_is_used_at_every_depth_and_open_where_it_is_merged():
     schema = DEFINED | {"type": "object", "properties": {"x": {"$ref": "#/$defs/A"}, "y": {"allOf": [A, B]}}}
     assert allowed(schema, {"x": {"a": 1}}, {"x": {"a": 1, "b": 2}}, {"y": {"a": 1, "b": 2}}) == [True, False, True]
     assert allowed(schema, {"y": {"a": 1, "c": 2}}, {"z": 1}) == [False, False]
@@ -53,7 +53,7 @@ def test_a_definition_is_closed_where_it_is_used_at_every_depth_and_open_where_i
     assert allowed(recursive, {"n": 1, "next": inner}, {"n": 1, "next": inner | {"x": 1}}) == [True, False]
 
 
-def test_alternatives_are_closed_individually_and_with_their_shared_properties() -> None:
+def test_alternatives_are_closed_individually_and_with_their_shared_properties():
     assert allowed({"anyOf": [A, B]}, {"a": 1}, {"b": 1}, {"a": 1, "b": 1}) == [True, True, False]
     shared = {"type": "object", "properties": {"k": {"type": "integer"}}, "anyOf": [A, B]}
     assert allowed(shared, {"k": 1, "a": 1}, {"k": 1, "c": 1}) == [True, False]
@@ -64,12 +64,12 @@ def test_alternatives_are_closed_individually_and_with_their_shared_properties()
 
 
 @pytest.mark.parametrize("name", ["path", "password", "binary", "json-pointer", "iri", "int32", "regex", "my-own"])
-def test_a_format_that_cannot_be_checked_is_an_annotation(name: str) -> None:
+def test_a_format_that_cannot_be_checked_is_an_annotation(name):
     assert is_answer(JsonSchema({"type": "string", "format": name}), '"x y"')
     assert not is_answer(JsonSchema({"type": "string", "format": "date"}), '"x y"')
 
 
-def test_one_of_supports_exclusive_alternatives() -> None:
+def test_one_of_supports_exclusive_alternatives():
     constants = {"oneOf": [{"const": "a", "title": "A"}, {"enum": ["b", 1]}]}
     assert [is_answer(JsonSchema(constants), text) for text in ('"a"', '"b"', "1", '"c"')] == [True, True, True, False]
     tagged = {
@@ -84,7 +84,7 @@ def test_one_of_supports_exclusive_alternatives() -> None:
     assert "oneOf" in refusal(JsonSchema({"oneOf": [{"type": "integer"}, {"type": "number"}]}))
 
 
-def test_a_discriminator_with_a_default_is_required() -> None:
+def test_a_discriminator_with_a_default_is_required():
     class Cat(BaseModel):
         kind: Literal["cat"] = "cat"
         lives: int
@@ -100,7 +100,7 @@ def test_a_discriminator_with_a_default_is_required() -> None:
     assert allowed(Owner.model_json_schema(), *({"pet": pet} for pet in pets)) == [True, True, False, False]
 
 
-def test_pattern_properties_constrain_names_and_values() -> None:
+def test_pattern_properties_constrain_names_and_values():
     schema = {"type": "object", "patternProperties": {"^[ab]_(x|y)?$": {"type": "integer"}}}
     closed = schema | {"additionalProperties": False}
     assert allowed(closed, {"a_": 1, "b_y": 2}, {"a_": "1"}, {"c_": 1}) == [True, False, False]
@@ -109,7 +109,7 @@ def test_pattern_properties_constrain_names_and_values() -> None:
     assert allowed(both, {"score": 20}, {"score": 3}, {"score": 25}, {}) == [True, False, False, False]
 
 
-def test_unique_items_are_reported_as_ignored() -> None:
+def test_unique_items_are_reported_as_ignored():
     schema = {"type": "array", "uniqueItems": True, "items": {"type": "string"}}
     assert is_answer(JsonSchema(schema), '["a","a"]')
     within = {"type": "object", "properties": {"a": schema, "b": schema | {"uniqueItems": False}}}
@@ -124,7 +124,7 @@ class Modelled(BaseModel):
     kind: Literal["a", "b"] | None = None
 
 
-def test_schemas_of_common_pydantic_types_are_accepted() -> None:
+def test_schemas_of_common_pydantic_types_are_accepted():
     text = '{"path":"/x","secret":"s","raw":"r","names":["a"],"kind":null}'
     assert is_answer(JsonSchema(Modelled.model_json_schema()), text)
     Modelled.model_validate_json(text)
@@ -141,7 +141,7 @@ def test_schemas_of_common_pydantic_types_are_accepted() -> None:
         {"allOf": [{"properties": [1]}, A]},
     ],
 )
-def test_properties_that_are_not_an_object_are_refused(schema: Json) -> None:
+def test_properties_that_are_not_an_object_are_refused(schema):
     assert refusal(JsonSchema(schema))
 
 
@@ -158,7 +158,7 @@ PAIRS = [{"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]} for _ in rang
     ],
     ids=["chain", "pairs"],
 )
-def test_schemas_that_merge_too_many_schemas_are_refused(schema: Json) -> None:
+def test_schemas_that_merge_too_many_schemas_are_refused(schema):
     with pytest.raises(UnusableGrammar, match="too many schemas"):
         JsonSchema(schema).text()
 
@@ -204,7 +204,7 @@ DROPPED: list[tuple[Json, str]] = [
 
 
 @pytest.mark.parametrize(("schema", "keyword"), DROPPED)
-def test_keywords_that_cannot_be_enforced_are_dropped_and_reported(schema: Json, keyword: str) -> None:
+def test_keywords_that_cannot_be_enforced_are_dropped_and_reported(schema, keyword):
     ignored = compiled(of_property(schema), other=of_property(STRING)).ignored
     assert f"tools.f.parameters.properties.a.{keyword}" in ignored
     within = {"type": "object", "properties": {"x": {"$ref": "#/$defs/X"}}, "$defs": {"X": of_property(schema)}}
@@ -228,13 +228,13 @@ UNCONSTRAINING: list[Json] = [
 
 
 @pytest.mark.parametrize("schema", UNCONSTRAINING)
-def test_keywords_that_constrain_nothing_are_accepted_under_strict_too(schema: Json) -> None:
+def test_keywords_that_constrain_nothing_are_accepted_under_strict_too(schema):
     assert not compiled(of_property(schema), is_strict=True).ignored
     assert not compiled(of_property(schema)).ignored
 
 
 @pytest.mark.parametrize(("schema", "keyword"), DROPPED)
-def test_strict_and_response_format_refuse_by_path_without_llguidances_terms(schema: Json, keyword: str) -> None:
+def test_strict_and_response_format_refuse_by_path_without_llguidances_terms(schema, keyword):
     if keyword == "uniqueItems":
         pytest.skip("an annotation, like formats")
     for grammar, place in (
@@ -246,7 +246,7 @@ def test_strict_and_response_format_refuse_by_path_without_llguidances_terms(sch
         assert not any(word in message for word in ("Some(", "None", "option", "coerce", "Regex"))
 
 
-def test_the_other_keywords_are_still_enforced() -> None:
+def test_the_other_keywords_are_still_enforced():
     schema = {"type": "object", "properties": {"a": {"not": STRING, "enum": [1, 2]}}, "required": ["a"]}
     constraint = compiled(schema).constraint
     assert constraint is not None

@@ -31,9 +31,7 @@ from tests.server.raw_client import asked, asking, connected, events_of
 SCORES = (Score(-1.0), Score(-2.0))
 
 
-def test_a_request_that_cannot_be_submitted_releases_its_admission(
-    server: LiveServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_that_cannot_be_submitted_releases_its_admission(server, monkeypatch):
     def stopped(self: EngineWorker, requests: Sequence[EngineRequest]) -> TokenStream:
         raise EngineError("the engine has stopped")
 
@@ -45,9 +43,7 @@ def test_a_request_that_cannot_be_submitted_releases_its_admission(
 
 
 @pytest.mark.parametrize("of_server", [(RequestRecord, "admitted"), (Generation, "__init__"), (Choice, "__init__")])
-def test_a_failure_after_submission_cancels_the_sequences(
-    server: LiveServer, monkeypatch: pytest.MonkeyPatch, of_server: tuple[type, str]
-) -> None:
+def test_a_failure_after_submission_cancels_the_sequences(server, monkeypatch, of_server):
     submit, streams = EngineWorker.submit, list[TokenStream]()
 
     def submitted(self: EngineWorker, requests: Sequence[EngineRequest], tenant: str = "") -> TokenStream:
@@ -67,7 +63,7 @@ def test_a_failure_after_submission_cancels_the_sequences(
 
 
 @pytest.mark.parametrize("is_together", [True, False])
-async def test_every_choice_starts_with_its_prompts_scores_even_if_its_tokens_arrive_first(is_together: bool) -> None:
+async def test_every_choice_starts_with_its_prompts_scores_even_if_its_tokens_arrive_first(is_together):
     record = RequestRecord(Metrics([1.0]), request_id="request", endpoint="completions")
     record.admitted(num_prompt_tokens=3)
     prompt, tokenizer = Prompt(token_ids("abc")), load_byte_model().tokenizer.backend_tokenizer
@@ -86,7 +82,7 @@ async def test_every_choice_starts_with_its_prompts_scores_even_if_its_tokens_ar
     ]
 
 
-async def test_a_stopped_engine_fails_open_and_new_requests(byte_model: LoadedModel) -> None:
+async def test_a_stopped_engine_fails_open_and_new_requests(byte_model):
     with live_server(byte_model) as server:
         async with connected(server.url) as stream, connected(server.url) as whole:
             await stream.send(asking(max_tokens=4000, stream=True))
@@ -117,7 +113,7 @@ class Lost:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
 
-def test_in_flight_requests_fail_and_no_step_runs_again(byte_model: LoadedModel) -> None:
+def test_in_flight_requests_fail_and_no_step_runs_again(byte_model):
     with live_server(byte_model) as server:
         lost = server.service.worker.engine.runner.backend.run = Lost()  # type: ignore[attr-defined]
         prompts = [f"Once{number}" for number in range(5)]
@@ -141,7 +137,7 @@ def slow_server(byte_model: LoadedModel) -> Iterator[LiveServer]:
         yield slowed_down(live)
 
 
-def test_a_running_request_ends_with_length(slow_server: LiveServer) -> None:
+def test_a_running_request_ends_with_length(slow_server):
     started = time.monotonic()
     choice = slow_server.complete(**LONG).json()["choices"][0]
     assert time.monotonic() - started >= SECONDS
@@ -155,9 +151,7 @@ def test_a_running_request_ends_with_length(slow_server: LiveServer) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_request_that_has_not_started_is_refused(
-    slow_server: LiveServer, monkeypatch: pytest.MonkeyPatch, stream: bool
-) -> None:
+def test_a_request_that_has_not_started_is_refused(slow_server, monkeypatch, stream):
     service, running = slow_server.service, {"model": "default", "prompt": "a", "stream": True} | LONG
     with slow_server.http.stream("POST", "/v1/completions", json=running):
         wait_until(lambda: service.worker.state.num_running == 1)
@@ -168,7 +162,7 @@ def test_a_request_that_has_not_started_is_refused(
     wait_until(lambda: service.admission.num_present == 0)
 
 
-def test_choices_that_have_not_started_are_empty_and_ignored_by_best_of(slow_server: LiveServer) -> None:
+def test_choices_that_have_not_started_are_empty_and_ignored_by_best_of(slow_server):
     choices = slow_server.complete(prompt=["a", "b"], **LONG).json()["choices"]
     assert [choice["finish_reason"] for choice in choices] == ["length", "length"]
     assert choices[1]["text"] == ""
@@ -178,7 +172,7 @@ def test_choices_that_have_not_started_are_empty_and_ignored_by_best_of(slow_ser
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_partial_prompt_scores_are_an_error(slow_server: LiveServer, stream: bool) -> None:
+def test_partial_prompt_scores_are_an_error(slow_server, stream):
     response = slow_server.complete(prompt=["a" * 3000] * 30, echo=True, logprobs=1, max_tokens=0, stream=stream)
     assert "deadline_exceeded" in response.text
     assert stream or response.status_code == 503

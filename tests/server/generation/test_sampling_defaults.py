@@ -28,7 +28,7 @@ def answers(server: LiveServer, **fields: Any) -> list[str]:
     ]
 
 
-def test_the_models_values_are_the_defaults_of_every_endpoint() -> None:
+def test_the_models_values_are_the_defaults_of_every_endpoint():
     with live_server(suggesting(**OWN)) as own, live_server(load_byte_model()) as plain:
         assert own.http.get("/v1/models").json()["data"][0]["nvium"]["suggested"] == OWN
         by_default, given = answers(own), answers(plain, **OWN)
@@ -37,25 +37,25 @@ def test_the_models_values_are_the_defaults_of_every_endpoint() -> None:
         assert answers(own, nvium={"sampling": "original"}) == answers(plain, nvium={"sampling": "original"})
 
 
-def test_a_field_in_the_request_wins_also_if_it_is_openais_default() -> None:
+def test_a_field_in_the_request_wins_also_if_it_is_openais_default():
     neutral = {"temperature": 1, "top_p": 1, "top_k": 0, "repetition_penalty": 1}
     with live_server(suggesting(temperature=0.3, top_k=5)) as own, live_server(load_byte_model()) as plain:
         assert answers(own, **neutral) == answers(plain)
 
 
-def test_a_response_reports_the_values_that_it_was_sampled_with() -> None:
+def test_a_response_reports_the_values_that_it_was_sampled_with():
     with live_server(suggesting(**OWN)) as server:
         reported = server.http.post("/v1/responses", json={"model": "default", "input": "Hello", "top_p": 0.5}).json()
     assert (reported["temperature"], reported["top_p"]) == (0.3, 0.5)
 
 
-def test_off_restores_openais_defaults() -> None:
+def test_off_restores_openais_defaults():
     with live_server(suggesting(**OWN), generation_config="off") as off, live_server(load_byte_model()) as plain:
         assert answers(off) == answers(plain)
         assert off.http.get("/v1/models").json()["data"][0]["nvium"]["suggested"] == {"temperature": 1.0, "top_p": 1.0}
 
 
-def test_python_has_the_same_defaults() -> None:
+def test_python_has_the_same_defaults():
     asked = {"max_tokens": 16, "seed": 1}
     plain = LLM(load_byte_model())
     assert LLM(suggesting(**OWN)).generate("Once", **asked).text == plain.generate("Once", **asked, **OWN).text
@@ -64,7 +64,7 @@ def test_python_has_the_same_defaults() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"temperature": 3.0}, {"top_p": 0.0}, {"repetition_penalty": "high"}])
-def test_a_value_out_of_range_is_refused_by_name(wrong: dict[str, Any]) -> None:
+def test_a_value_out_of_range_is_refused_by_name(wrong):
     model = load_byte_model().model
     model.generation_config = type("Damaged", (), wrong)()
     with pytest.raises(InvalidRequest, match=rf"^{next(iter(wrong))}: .*, in the model's generation config"):

@@ -47,7 +47,7 @@ def response_format(schema: Any = None, **more: Any) -> Json:
         {"structured_outputs": {"json": json.dumps(SCHEMA)}},
     ],
 )
-def test_an_answer_matches_its_schema(server: LiveServer, endpoint: str, seed: int, fields: Json) -> None:
+def test_an_answer_matches_its_schema(server, endpoint, seed, fields):
     choices = ask(server, endpoint, max_tokens=200, seed=seed, n=2, **fields).json()["choices"]
     for choice in choices:
         if choice["finish_reason"] == "stop":
@@ -56,7 +56,7 @@ def test_an_answer_matches_its_schema(server: LiveServer, endpoint: str, seed: i
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
-def test_json_object_generates_an_object(server: LiveServer, endpoint: str) -> None:
+def test_json_object_generates_an_object(server, endpoint):
     bias = {str(ord("}") + 1): 8}
     for format_ in ({"type": "json_object"}, response_format()):
         choice = ask(server, endpoint, max_tokens=200, logit_bias=bias, response_format=format_).json()["choices"][0]
@@ -65,7 +65,7 @@ def test_json_object_generates_an_object(server: LiveServer, endpoint: str) -> N
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
-def test_an_answer_matches_its_regex_or_is_one_of_the_choices(server: LiveServer, endpoint: str) -> None:
+def test_an_answer_matches_its_regex_or_is_one_of_the_choices(server, endpoint):
     for seed in range(5):
         asked = {"max_tokens": 50, "seed": seed}
         matched = ask(server, endpoint, structured_outputs={"regex": "[a-f]{3}(é|日本)"}, **asked).json()["choices"][0]
@@ -75,14 +75,14 @@ def test_an_answer_matches_its_regex_or_is_one_of_the_choices(server: LiveServer
         assert {matched["finish_reason"], chosen["finish_reason"]} == {"stop"}
 
 
-def test_a_form_ignores_ignore_eos_and_the_templates_stop_strings(server: LiveServer) -> None:
+def test_a_form_ignores_ignore_eos_and_the_templates_stop_strings(server):
     form = {"structured_outputs": {"regex": "a\nUser:b"}}
     for ignore_eos in (True, False):
         choice = server.chat(max_tokens=50, ignore_eos=ignore_eos, **form).json()["choices"][0]
         assert (choice["message"]["content"], choice["finish_reason"]) == ("a\nUser:b", "stop")
 
 
-def test_the_client_parses_an_answer_into_a_pydantic_model(server: LiveServer) -> None:
+def test_the_client_parses_an_answer_into_a_pydantic_model(server):
     class Thing(pydantic.BaseModel):
         flag: bool
         number: int = pydantic.Field(ge=0, lt=1000)
@@ -93,7 +93,7 @@ def test_the_client_parses_an_answer_into_a_pydantic_model(server: LiveServer) -
     assert isinstance(parsed.choices[0].message.parsed, Thing)
 
 
-def test_text_is_the_neutral_format(server: LiveServer) -> None:
+def test_text_is_the_neutral_format(server):
     plain, text = (server.chat(max_tokens=9, **more).json() for more in ({}, {"response_format": {"type": "text"}}))
     assert text["choices"][0]["message"] == plain["choices"][0]["message"]
 
@@ -102,9 +102,7 @@ COSTLY = {"structured_outputs": {"regex": "(.{0,500}){20}"}, "max_tokens": 400, 
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
-def test_a_regex_that_is_too_costly_while_sampling_is_refused_with_one_warning(
-    server: LiveServer, endpoint: str
-) -> None:
+def test_a_regex_that_is_too_costly_while_sampling_is_refused_with_one_warning(server, endpoint):
     with log_lines() as log:
         response = ask(server, endpoint, **COSTLY)
         lines = partial(log.of, response.headers["x-request-id"])

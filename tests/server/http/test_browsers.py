@@ -32,13 +32,13 @@ def open_to_some(byte_model: LoadedModel) -> Iterator[LiveServer]:
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "localhost.evil.example", "10.9.8.7", "[::2]:1"])
 @pytest.mark.parametrize("path", ["/", "/v1/models", "/metrics"])
-def test_an_unknown_host_is_refused_except_for_probes(server: LiveServer, host: str, path: str) -> None:
+def test_an_unknown_host_is_refused_except_for_probes(server, host, path):
     refused = server.http.get(path, headers={"host": host})
     assert (refused.status_code, error_of(refused)["code"]) == (403, "host_not_allowed")
     assert [server.http.get(probe, headers={"host": host}).status_code for probe in PROBES] == [200] * 3
 
 
-def test_the_machines_names_and_allowed_hosts_are_accepted(server: LiveServer, open_to_some: LiveServer) -> None:
+def test_the_machines_names_and_allowed_hosts_are_accepted(server, open_to_some):
     own = ["localhost", "LOCALHOST:1", "localhost.", "a.localhost", "127.0.0.1", "127.8.8.8:80", "[::1]", "0.0.0.0"]
     for host in [*own, socket.gethostname(), socket.gethostname().upper()]:
         assert server.http.get("/v1/models", headers={"host": host}).status_code == 200, host
@@ -52,12 +52,12 @@ def test_the_machines_names_and_allowed_hosts_are_accepted(server: LiveServer, o
     ("target", "status"),
     [("http://localhost:8000/v1/models", 200), ("HTTP://127.0.0.1", 200), ("http://evil.example/v1/models", 403)],
 )
-async def test_the_host_of_an_absolute_target_is_checked(server: LiveServer, target: str, status: int) -> None:
+async def test_the_host_of_an_absolute_target_is_checked(server, target, status):
     assert (await asked(server.url, request(target, method="GET"))).status == status
 
 
 @pytest.mark.parametrize("headers", FOREIGN_PAGES)
-def test_a_page_of_another_origin_is_refused(server: LiveServer, headers: dict[str, str]) -> None:
+def test_a_page_of_another_origin_is_refused(server, headers):
     for content_type in ("application/json", "text/plain", FORM):
         refused = server.http.post("/v1/completions", content=BODY, headers={"content-type": content_type, **headers})
         assert (refused.status_code, error_of(refused)["code"]) == (403, "origin_not_allowed")
@@ -66,9 +66,7 @@ def test_a_page_of_another_origin_is_refused(server: LiveServer, headers: dict[s
     assert server.http.options("/v1/completions", headers=preflight).status_code == 403
 
 
-def test_pages_of_this_server_and_cors_origins_and_links_to_the_playground_work(
-    server: LiveServer, open_to_some: LiveServer
-) -> None:
+def test_pages_of_this_server_and_cors_origins_and_links_to_the_playground_work(server, open_to_some):
     home = {"origin": HOME, "sec-fetch-site": "cross-site", "content-type": "application/json"}
     assert open_to_some.http.post("/v1/completions", content=BODY, headers=home).status_code == 200
     refused = open_to_some.http.post("/v1/completions", content=BODY, headers=home | {"origin": "https://b.example"})
@@ -80,14 +78,14 @@ def test_pages_of_this_server_and_cors_origins_and_links_to_the_playground_work(
     assert server.http.get("/v1/models", headers=followed).status_code == 403
 
 
-def test_a_server_with_keys_accepts_any_host_and_origin(byte_model: LoadedModel) -> None:
+def test_a_server_with_keys_accepts_any_host_and_origin(byte_model):
     with live_server(byte_model, api_keys="sk-a") as live:
         headers = {"authorization": "Bearer sk-a", "host": "evil.example", "origin": "http://evil.example"}
         assert live.http.get("/v1/models", headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize("content_type", [None, "text/plain", "text/plain;charset=UTF-8", FORM, "multipart/form-data"])
-def test_a_browser_must_send_a_json_content_type(server: LiveServer, content_type: str | None) -> None:
+def test_a_browser_must_send_a_json_content_type(server, content_type):
     for browser in ({"origin": server.url}, {"sec-fetch-site": "same-origin"}, {"sec-fetch-mode": "no-cors"}):
         named = {"content-type": content_type} if content_type else {}
         refused = server.http.post("/v1/completions", content=BODY, headers=browser | named)
@@ -95,7 +93,7 @@ def test_a_browser_must_send_a_json_content_type(server: LiveServer, content_typ
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "zstd, gzip"])
-def test_an_encoded_body_is_refused(server: LiveServer, encoding: str) -> None:
+def test_an_encoded_body_is_refused(server, encoding):
     refused = server.http.post("/v1/completions", content=b"\x1f\x8b", headers={"content-encoding": encoding})
     assert (refused.status_code, error_of(refused)["code"]) == (415, "unsupported_body")
     assert "content-encoding" in error_of(refused)["message"]
@@ -120,7 +118,7 @@ def preflight(server: LiveServer, origin: str, method: str = "POST"):
     return server.http.options("/v1/completions", headers=headers)
 
 
-def test_a_preflight_from_an_allowed_origin_needs_no_key_and_is_not_counted(shared: LiveServer) -> None:
+def test_a_preflight_from_an_allowed_origin_needs_no_key_and_is_not_counted(shared):
     completed = shared.service.metrics.requests.labels("completions", "completed")._value
     before = completed.get()
     for origin in (HOME, "http://localhost:3000"):
@@ -133,7 +131,7 @@ def test_a_preflight_from_an_allowed_origin_needs_no_key_and_is_not_counted(shar
     assert completed.get() == before
 
 
-def test_a_page_of_an_allowed_origin_may_read_every_response_and_our_headers(shared: LiveServer) -> None:
+def test_a_page_of_an_allowed_origin_may_read_every_response_and_our_headers(shared):
     origin = {"origin": HOME}
     served = shared.http.post(
         "/v1/completions",
@@ -152,7 +150,7 @@ def test_a_page_of_an_allowed_origin_may_read_every_response_and_our_headers(sha
 
 
 @pytest.mark.parametrize(("origin", "method"), [("https://evil.example", "POST"), ("null", "POST"), (HOME, "PATCH")])
-def test_another_origin_or_method_is_refused_in_the_error_form(shared: LiveServer, origin: str, method: str) -> None:
+def test_another_origin_or_method_is_refused_in_the_error_form(shared, origin, method):
     response = preflight(shared, origin, method)
     assert response.status_code == 400
     assert "CORS" in error_of(response)["message"]
@@ -160,9 +158,7 @@ def test_another_origin_or_method_is_refused_in_the_error_form(shared: LiveServe
     assert "Origin" in response.headers["vary"]
 
 
-def test_pages_of_other_origins_and_without_cors_may_not_read_the_response(
-    server: LiveServer, shared: LiveServer
-) -> None:
+def test_pages_of_other_origins_and_without_cors_may_not_read_the_response(server, shared):
     response = shared.http.get("/v1/models", headers={"origin": "https://evil.example"} | bearer("sk-a"))
     assert "access-control-allow-origin" not in response.headers
     assert preflight(server, HOME).status_code == 403
@@ -170,7 +166,7 @@ def test_pages_of_other_origins_and_without_cors_may_not_read_the_response(
     assert not any(name.startswith("access-control") for name in response.headers)
 
 
-def test_origins_are_normalised_as_browsers_send_them() -> None:
+def test_origins_are_normalised_as_browsers_send_them():
     assert Settings(cors_origins="HTTPS://App.Example").cors_origins == (HOME,)
     assert Settings(cors_origins="*").cors_origins == ("*",)
     for wrong in ("app.example", HOME + "/", HOME + "/page", "", f"{HOME},", "null"):
@@ -178,7 +174,7 @@ def test_origins_are_normalised_as_browsers_send_them() -> None:
             read_settings({"cors_origins": wrong})
 
 
-async def test_every_response_has_the_security_headers(server: LiveServer) -> None:
+async def test_every_response_has_the_security_headers(server):
     read = [request(path, method="GET") for path in ("/livez", "/version", "/metrics", "/v1/models", "/nope")]
     generated = [asking(path, stream=stream, max_tokens=1) for path in PATHS for stream in (True, False)]
     refused = [*(asking(path, n=0) for path in PATHS), b"no HTTP\r\n\r\n"]
@@ -188,7 +184,7 @@ async def test_every_response_has_the_security_headers(server: LiveServer) -> No
         assert "server" not in headers
 
 
-def test_a_routes_own_headers_take_precedence(byte_model: LoadedModel) -> None:
+def test_a_routes_own_headers_take_precedence(byte_model):
     def add_page(app: FastAPI) -> None:
         @app.get("/page")
         async def page() -> Response:

@@ -14,7 +14,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from nvium_core import LoadedModel
 from server.http.connection_limit import RESERVE, ConnectionLimit, connection_limit
 from server.http.handshakes import Handshakes
 from server.http.listener import MAX_ACCEPTS_PER_TURN, Listener
@@ -51,8 +50,8 @@ async def livez(server: ServerProcess) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize(("limit", "num_clients"), [(100, 150), (400, 500)])
 async def test_probes_are_answered_despite_more_silent_clients_than_descriptors(
-    model_folder: Path, tmp_path: Path, limit: int, num_clients: int
-) -> None:
+    model_folder, tmp_path, limit, num_clients
+):
     prepare = partial(files_at_most, (limit, limit))
     with forked_server(model_folder, tmp_path / "log", prepare=prepare, arrival_seconds=600) as server:
         alone = (await asked(server.url, asking(max_tokens=20))).spoken()
@@ -74,7 +73,7 @@ async def test_probes_are_answered_despite_more_silent_clients_than_descriptors(
 
 
 @pytest.mark.slow
-async def test_a_probe_after_a_burst_of_silent_clients_is_answered(model_folder: Path, tmp_path: Path) -> None:
+async def test_a_probe_after_a_burst_of_silent_clients_is_answered(model_folder, tmp_path):
     prepare = partial(files_at_most, (200, 200))
     with forked_server(model_folder, tmp_path / "log", prepare=prepare, arrival_seconds=600) as server:
         with silent_clients(server, 140):
@@ -88,7 +87,7 @@ async def test_a_probe_after_a_burst_of_silent_clients_is_answered(model_folder:
         assert "out of system resource" not in server.log()
 
 
-async def test_an_excess_connection_is_closed_after_one_probe(byte_model: LoadedModel) -> None:
+async def test_an_excess_connection_is_closed_after_one_probe(byte_model):
     probe = request("/livez", method="GET")
     with live_server(byte_model, max_connections=1) as server:
         async with connected(server.url) as within:
@@ -104,14 +103,14 @@ async def test_an_excess_connection_is_closed_after_one_probe(byte_model: Loaded
 
 
 @pytest.mark.slow
-async def test_the_soft_limit_of_files_is_raised_to_the_hard_one(model_folder: Path, tmp_path: Path) -> None:
+async def test_the_soft_limit_of_files_is_raised_to_the_hard_one(model_folder, tmp_path):
     with forked_server(model_folder, tmp_path / "log", prepare=partial(files_at_most, (100, 2_000))) as server:
         with silent_clients(server, 400):
             assert (await asked(server.url, asking(max_tokens=2))).status == 200
         assert '"allowed"' in server.log()  # 4,096 are more than 2,000 files
 
 
-def test_room_is_bounded_by_the_setting_and_the_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_is_bounded_by_the_setting_and_the_descriptors(monkeypatch):
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     assert connection_limit(10).num_connections == 10
     monkeypatch.setattr("server.http.connection_limit.num_descriptors", lambda: 30)
@@ -130,7 +129,7 @@ class Held:
         self._connections.release(self)
 
 
-def test_the_oldest_excess_connection_without_a_probe_is_refused_first() -> None:
+def test_the_oldest_excess_connection_without_a_probe_is_refused_first():
     connections = ConnectionLimit(0, num_excess=2)
     first, second, third, fourth, fifth = (Held(connections) for _ in range(5))
     connections.add_excess(first)
@@ -147,7 +146,7 @@ def test_the_oldest_excess_connection_without_a_probe_is_refused_first() -> None
     assert connections.is_excess(fifth)
 
 
-def test_a_listener_accepts_a_few_at_a_time() -> None:
+def test_a_listener_accepts_a_few_at_a_time():
     with Listener(socket.create_server(("127.0.0.1", 0))) as listener, ExitStack() as stack:
         listener.setblocking(False)
         for _ in range(MAX_ACCEPTS_PER_TURN + 2):
@@ -155,7 +154,7 @@ def test_a_listener_accepts_a_few_at_a_time() -> None:
         assert [num_accepted(listener, stack) for _ in range(3)] == [MAX_ACCEPTS_PER_TURN, 2, 0]
 
 
-def test_a_listener_waits_until_the_handshake_that_was_shut_down_is_closed() -> None:
+def test_a_listener_waits_until_the_handshake_that_was_shut_down_is_closed():
     with Listener(socket.create_server(("127.0.0.1", 0))) as listener, ExitStack() as stack:
         listener.setblocking(False)
         listener.handshakes = Handshakes(1)

@@ -7,7 +7,6 @@ from random import Random
 
 import pytest
 
-from nvium_core import LoadedModel
 from tests.server.live_server import LiveServer, live_server, wait_until
 from tests.server.raw_client import PATHS, RawConnection, asked, asking, connected
 
@@ -88,7 +87,7 @@ def is_empty(server: LiveServer) -> bool:
 
 
 @pytest.mark.slow
-async def test_clients_that_disconnect_at_random_leak_nothing(byte_model: LoadedModel) -> None:
+async def test_clients_that_disconnect_at_random_leak_nothing(byte_model):
     question = asking(max_tokens=50)
     with live_server(byte_model, max_sequences=16) as server:
         before = (await asked(server.url, question)).spoken()
@@ -101,7 +100,7 @@ async def test_clients_that_disconnect_at_random_leak_nothing(byte_model: Loaded
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_disconnect_aborts_the_choices_of_the_request(server: LiveServer, way: Way, stream: bool) -> None:
+async def test_a_disconnect_aborts_the_choices_of_the_request(server, way, stream):
     before = [server.gauge(name) for name in CANCELLED]
     async with connected(server.url) as connection:
         await connection.send(asking(max_tokens=4000, stream=stream, n=2))

@@ -102,7 +102,7 @@ def numbered(count: int) -> list[bytes]:
     return [b"data: %d\n\n" % number for number in range(count)]
 
 
-async def test_a_waiting_stream_sends_keep_alives() -> None:
+async def test_a_waiting_stream_sends_keep_alives():
     exchange = Exchange()
     await exchange.run(exchange.events_after(KEEP_ALIVE, b"1"))
     assert exchange.sent[:2] == [b"", b"data: 1\n\n"]
@@ -114,14 +114,14 @@ async def test_a_waiting_stream_sends_keep_alives() -> None:
     assert exchange.sent[:2] == [b"", KEEP_ALIVE], "the first one sends the status line"
 
 
-async def test_a_stream_ends_when_its_client_disconnects() -> None:
+async def test_a_stream_ends_when_its_client_disconnects():
     exchange = Exchange(heard=b"data: 1\n\n", keep_alive_seconds=60)
     await exchange.run(exchange.events_after(None, b"1"))
     assert exchange.sent == [b"", b"data: 1\n\n"]
     assert exchange.calls == ["disconnected", "close"]
 
 
-async def test_a_failure_before_the_first_event_is_raised() -> None:
+async def test_a_failure_before_the_first_event_is_raised():
     exchange = Exchange()
     with pytest.raises(ValueError, match="broken"):
         await exchange.run(numbers(0, fails=True))
@@ -129,13 +129,13 @@ async def test_a_failure_before_the_first_event_is_raised() -> None:
     assert exchange.calls == ["close"]
 
 
-async def test_a_later_failure_is_an_event() -> None:
+async def test_a_later_failure_is_an_event():
     exchange = await Exchange(keep_alive_seconds=60).run(numbers(5, fails=True))
     assert exchange.sent == [b"", *numbered(5), b"data: failed: broken\n\ndata: [DONE]\n\n", b""]
     assert exchange.calls == ["close"]
 
 
-async def test_the_keep_alive_interval_begins_with_the_last_event() -> None:
+async def test_the_keep_alive_interval_begins_with_the_last_event():
     exchange = Exchange(heard=KEEP_ALIVE, keep_alive_seconds=0.2)
 
     async def late_then_silent() -> AsyncIterator[list[bytes]]:
@@ -148,19 +148,19 @@ async def test_the_keep_alive_interval_begins_with_the_last_event() -> None:
     assert comment - event > 0.15
 
 
-async def test_events_that_arrive_while_others_are_sent_are_sent_together() -> None:
+async def test_events_that_arrive_while_others_are_sent_are_sent_together():
     exchange = await Exchange(keep_alive_seconds=60, take_seconds=0.1).run(numbers(9))
     assert b"".join(exchange.sent) == b"".join(numbered(9))
     assert len(exchange.sent) < 9
 
 
-async def test_no_keep_alive_is_sent_while_the_client_does_not_read() -> None:
+async def test_no_keep_alive_is_sent_while_the_client_does_not_read():
     exchange = Exchange(take_seconds=0.2)
     await exchange.run(exchange.events_after(b""))
     assert exchange.sent == [b"", KEEP_ALIVE, b"data: 2\n\ndata: 3\n\n", b""]
 
 
-def test_characters_that_some_clients_treat_as_line_ends_are_escaped() -> None:
+def test_characters_that_some_clients_treat_as_line_ends_are_escaped():
     text = "a\u2028b\u2029c\u0085d\u2026é\u00a0"
     event = json.dumps({"text": text}, ensure_ascii=False).encode()
     [line] = framed([event]).decode().splitlines()[:-1]

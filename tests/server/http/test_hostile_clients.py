@@ -140,7 +140,7 @@ async def outcome_of(attack: Attack, target: ServerProcess) -> Outcome:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
-async def test_an_attack_gets_fair_answers_and_another_stream_continues(target: ServerProcess, attack: Attack) -> None:
+async def test_an_attack_gets_fair_answers_and_another_stream_continues(target, attack):
     outcome = await outcome_of(attack, target)
     assert outcome.is_fair, outcome.statuses
     assert outcome.grown_mb < MAX_MB

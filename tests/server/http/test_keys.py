@@ -1,7 +1,6 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -100,7 +99,7 @@ def closed(byte_model: LoadedModel) -> Iterator[LiveServer]:
         yield live
 
 
-def test_every_path_and_method_needs_a_key_unless_it_is_public(closed: LiveServer) -> None:
+def test_every_path_and_method_needs_a_key_unless_it_is_public(closed):
     known = list(document()["paths"])
     assert "/v1/completions" in known
     assert "/metrics" in known
@@ -112,19 +111,19 @@ def test_every_path_and_method_needs_a_key_unless_it_is_public(closed: LiveServe
 
 
 @pytest.mark.parametrize("target", ODD_TARGETS)
-async def test_no_spelling_of_a_path_avoids_the_key(closed: LiveServer, target: str) -> None:
+async def test_no_spelling_of_a_path_avoids_the_key(closed, target):
     for method in METHODS:
         assert (await asked(closed.url, request(target, method=method), method)).status == 401
 
 
-def test_x_api_key_is_accepted_but_not_two_keys(closed: LiveServer) -> None:
+def test_x_api_key_is_accepted_but_not_two_keys(closed):
     assert closed.http.get("/whose", headers={"x-api-key": FIRST}).json() == "alice"
     assert closed.http.get("/whose", headers={"x-api-key": "sk-none"}).status_code == 401
     assert closed.http.get("/whose", headers={"x-api-key": FIRST, **bearer(FIRST)}).status_code == 401
     assert closed.http.get("/whose", headers=[("x-api-key", FIRST), ("x-api-key", SECOND)]).status_code == 401
 
 
-def test_a_refusal_has_the_error_form_and_is_counted(closed: LiveServer) -> None:
+def test_a_refusal_has_the_error_form_and_is_counted(closed):
     rejected = closed.service.metrics.rejected.labels("invalid_api_key")._value
     before = rejected.get()
     for response in (closed.complete(), closed.http.get("/v1/models"), closed.http.get("/nope", headers=bearer("no"))):
@@ -135,7 +134,7 @@ def test_a_refusal_has_the_error_form_and_is_counted(closed: LiveServer) -> None
     assert rejected.get() == before + 3
 
 
-async def test_a_refusal_comes_before_the_body_is_read(closed: LiveServer) -> None:
+async def test_a_refusal_comes_before_the_body_is_read(closed):
     head = request("/v1/completions", b" " * 1_000_000)[:-1_000_000]
     assert (await asked(closed.url, head)).status == 401
 
@@ -161,20 +160,20 @@ async def test_a_refusal_comes_before_the_body_is_read(closed: LiveServer) -> No
         "Bearer " + "x" * 10_000,
     ],
 )
-async def test_an_invalid_key_is_refused(closed: LiveServer, authorization: str) -> None:
+async def test_an_invalid_key_is_refused(closed, authorization):
     headers = {"authorization": authorization}
     assert (await asked(closed.url, request("/v1/models", method="GET", headers=headers))).status == 401
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER", "Bearer  "])
-def test_a_key_opens_every_route_and_identifies_its_owner(closed: LiveServer, scheme: str) -> None:
+def test_a_key_opens_every_route_and_identifies_its_owner(closed, scheme):
     alice, other = ({"authorization": f"{scheme} {key}"} for key in (FIRST, SECOND))
     assert closed.http.get("/whose", headers=alice).json() == "alice"
     assert closed.http.get("/whose", headers=other).json() == sha256(SECOND.encode()).hexdigest()[:8]
     assert closed.http.get("/metrics", headers=other).status_code == 200
 
 
-def test_openais_client_works_with_a_key_and_raises_without(closed: LiveServer) -> None:
+def test_openais_client_works_with_a_key_and_raises_without(closed):
     client = openai.OpenAI(base_url=f"{closed.url}/v1", api_key=SECOND, max_retries=0, _strict_response_validation=True)
     assert client.completions.create(model=NAME, prompt="Once", max_tokens=1).choices
     with pytest.raises(openai.AuthenticationError) as refused:
@@ -184,7 +183,7 @@ def test_openais_client_works_with_a_key_and_raises_without(closed: LiveServer) 
 
 
 @pytest.mark.parametrize("metrics_open", [True, False])
-async def test_metrics_open_makes_metrics_public(metrics_open: bool) -> None:
+async def test_metrics_open_makes_metrics_public(metrics_open):
     layer = KeyGate(Reached(), KeyRing([parsed("here", FIRST)]), metrics_open)
 
     async def status(method: str, path: str, headers: Headers = ()) -> int:
@@ -200,13 +199,13 @@ KEY = st.text(st.sampled_from([chr(code) for code in range(33, 127) if chr(code)
 
 
 @given(st.lists(KEY, unique=True, max_size=8), KEY)
-def test_a_ring_finds_only_its_own_keys(keys: list[str], stranger: str) -> None:
+def test_a_ring_finds_only_its_own_keys(keys, stranger):
     ring = KeyRing(parsed("here", f"user-{number}:{key}") for number, key in enumerate(keys))
     assert [ring.owner(key) for key in keys] == [f"user-{number}" for number, _ in enumerate(keys)]
     assert (ring.owner(stranger) is None) == (stranger not in keys)
 
 
-def test_a_key_file_has_a_key_per_line_with_names_and_comments(tmp_path: Path) -> None:
+def test_a_key_file_has_a_key_per_line_with_names_and_comments(tmp_path):
     file = tmp_path / "keys"
     file.write_text(f"# who may in\n\n  alice: {FIRST}   # until spring\nbob:sk-b\r\nsk-c\n", "utf-8-sig")
     keys = read_keys(Settings(api_keys_file=file, api_keys="alice:sk-new"))
@@ -239,7 +238,7 @@ def test_a_key_file_has_a_key_per_line_with_names_and_comments(tmp_path: Path) -
         ({"api_keys_file": b"sk-secret#comment"}, "api_keys_file.*, line 1: must be"),
     ],
 )
-def test_errors_about_keys_name_the_place_but_not_the_key(tmp_path: Path, given: dict[str, Any], message: str) -> None:
+def test_errors_about_keys_name_the_place_but_not_the_key(tmp_path, given, message):
     """Bytes are the content of a key file."""
     content = given.get("api_keys_file")
     if isinstance(content, bytes):
@@ -250,7 +249,7 @@ def test_errors_about_keys_name_the_place_but_not_the_key(tmp_path: Path, given:
     assert "secret" not in str(refused.value) + repr(refused.value.__cause__)
 
 
-def test_settings_keys_and_the_app_show_no_secret(byte_model: LoadedModel) -> None:
+def test_settings_keys_and_the_app_show_no_secret(byte_model):
     settings = Settings(api_keys=f"alice:{SECRET}", otlp_endpoint=f"http://user:{SECRET}@127.0.0.1:9")
     app = create_app(byte_model, Settings(api_keys=SECRET))
     shown = [repr(settings), str(settings), repr(settings.model_dump(mode="json"))]
@@ -259,7 +258,7 @@ def test_settings_keys_and_the_app_show_no_secret(byte_model: LoadedModel) -> No
     assert settings.otlp_endpoint is not None
 
 
-def test_responses_metrics_and_log_lines_show_no_key(byte_model: LoadedModel) -> None:
+def test_responses_metrics_and_log_lines_show_no_key(byte_model):
     with live_server(byte_model, api_keys=f"alice:{SECRET}") as server, log_lines() as log:
         answers = [
             server.http.request(method, path, headers=bearer(key), json={"model": SECRET + "x"})

@@ -5,10 +5,9 @@ from collections import Counter
 
 import pytest
 
-from nvium_core import LoadedModel
 from server.http.parser import MAX_HEAD_BYTES
 from tests.server.http.test_parser import get
-from tests.server.live_server import LiveServer, live_server
+from tests.server.live_server import live_server
 from tests.server.raw_client import JSON, PATHS, connected, request
 
 LARGE = b" " * 9_000_000
@@ -34,18 +33,18 @@ async def status(url: str, data: bytes) -> int:
 
 
 @pytest.mark.parametrize("case", EARLY)
-async def test_an_early_response_arrives(server: LiveServer, case: str) -> None:
+async def test_an_early_response_arrives(server, case):
     expected, data = EARLY[case]
     assert Counter([await status(server.url, data) for _ in range(TIMES)]) == {expected: TIMES}
 
 
-async def test_the_refusal_of_an_excess_connection_arrives(byte_model: LoadedModel) -> None:
+async def test_the_refusal_of_an_excess_connection_arrives(byte_model):
     with live_server(byte_model, max_connections=1) as server:
         async with connected(server.url):
             assert await status(server.url, request(PATHS[0], LARGE, headers=JSON)) == 503
 
 
-async def test_the_refusal_of_a_late_request_arrives(byte_model: LoadedModel) -> None:
+async def test_the_refusal_of_a_late_request_arrives(byte_model):
     late = request(PATHS[0], LARGE[:1_000_000], headers=JSON)
     with live_server(byte_model, arrival_seconds=0.5) as server:
         async with connected(server.url) as connection:
@@ -55,7 +54,7 @@ async def test_the_refusal_of_a_late_request_arrives(byte_model: LoadedModel) ->
             assert (await connection.answer()).status == 408
 
 
-async def test_a_client_that_never_ends_is_cut_off(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_never_ends_is_cut_off(server, monkeypatch):
     monkeypatch.setattr("server.http.lingering.LINGER_BYTES", 1_000_000)
 
     async def send_endlessly() -> None:

@@ -6,14 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvium_core import LoadedModel
 from server.http.middleware import RequestContext
 from server.routes.openapi import document
 from server.settings import SettingsError, read_settings
 from server.telemetry.metrics import Metrics
 from tests.byte_model import NAME
 from tests.server.http.test_keys import Reached, bearer, called
-from tests.server.live_server import LiveServer, live_server
+from tests.server.live_server import live_server
 from tests.server.raw_client import asked
 
 SAFE = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -23,7 +22,7 @@ async def fail() -> None:
     raise RuntimeError
 
 
-def test_every_response_carries_the_requests_id(byte_model: LoadedModel) -> None:
+def test_every_response_carries_the_requests_id(byte_model):
     """Keys, CORS and a rate limit are on, so every middleware can refuse."""
     options = {"api_keys": "sk-a", "cors_origins": "https://a.example", "requests_per_minute": 1000}
     key = bearer("sk-a")
@@ -53,7 +52,7 @@ def test_every_response_carries_the_requests_id(byte_model: LoadedModel) -> None
 
 
 @given(st.text(st.characters(max_codepoint=255)), st.booleans())
-async def test_an_id_is_kept_if_and_only_if_it_is_safe(sent: str, twice: bool) -> None:
+async def test_an_id_is_kept_if_and_only_if_it_is_safe(sent, twice):
     reached = Reached()
     frame = RequestContext(reached, Metrics([1.0]), {})
     headers = [("x-request-id", sent), ("x-request-id", "second")][: 2 if twice else 1]
@@ -64,7 +63,7 @@ async def test_an_id_is_kept_if_and_only_if_it_is_safe(sent: str, twice: bool) -
     assert reached.states[0]["request_id"] == received
 
 
-def test_head_works_wherever_get_does_and_only_there(server: LiveServer) -> None:
+def test_head_works_wherever_get_does_and_only_there(server):
     assert server.http.head("/v1/completions").status_code == 405
     for path in (path for path, methods in document()["paths"].items() if "get" in methods):
         url = path.format(model_id=NAME, response_id="resp_none")
@@ -75,7 +74,7 @@ def test_head_works_wherever_get_does_and_only_there(server: LiveServer) -> None
             assert head.headers["content-length"] == got.headers["content-length"]
 
 
-def test_a_proxy_may_keep_or_remove_its_prefix(byte_model: LoadedModel) -> None:
+def test_a_proxy_may_keep_or_remove_its_prefix(byte_model):
     key = {"x-api-key": "sk-a"}
     with live_server(byte_model, root_path="/llm/", api_keys="sk-a") as server:
         for prefix in ("", "/llm"):
@@ -87,7 +86,7 @@ def test_a_proxy_may_keep_or_remove_its_prefix(byte_model: LoadedModel) -> None:
         assert server.http.get("/llm").headers["location"] == "/llm/"
 
 
-async def test_haproxys_default_check_is_answered_as_the_readiness_probe(server: LiveServer) -> None:
+async def test_haproxys_default_check_is_answered_as_the_readiness_probe(server):
     check = b"OPTIONS / HTTP/1.0\r\n\r\n"
     assert (await asked(server.url, check)).status == 200
     server.service.admission.is_leaving = True
@@ -98,6 +97,6 @@ async def test_haproxys_default_check_is_answered_as_the_readiness_probe(server:
 
 
 @pytest.mark.parametrize("path", ["llm", "/a b", "/a//b", "/a?b", "/%2e"])
-def test_an_invalid_root_path_is_refused(path: str) -> None:
+def test_an_invalid_root_path_is_refused(path):
     with pytest.raises(SettingsError, match=r"^root_path: must be a path"):
         read_settings({"root_path": path})

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvium_core import LoadedModel
 from server.http.admission import MULTIPLE, Shares
 from server.http.rate_limit import RateLimit
 from tests.byte_model import NAME
@@ -24,9 +23,7 @@ KEYS_SET = "bob:sk-b,eve:sk-e"
 
 
 @given(st.integers(1, 40), st.lists(st.tuples(st.sampled_from(KEYS), st.integers(1, 20), st.booleans())))
-def test_shares_stay_within_the_capacity_and_leave_a_part_free(
-    capacity: int, steps: list[tuple[str, int, bool]]
-) -> None:
+def test_shares_stay_within_the_capacity_and_leave_a_part_free(capacity, steps):
     shares, held, asked_before = Shares(capacity), {key: list[int]() for key in KEYS}, set[str]()
     for key, amount, gives_back in steps:
         if gives_back and held[key]:
@@ -44,7 +41,7 @@ def test_shares_stay_within_the_capacity_and_leave_a_part_free(
 
 
 @given(st.integers(4, 200), st.lists(st.integers(1, 5)))
-def test_a_busy_key_leaves_a_quarter_to_others(capacity: int, amounts: list[int]) -> None:
+def test_a_busy_key_leaves_a_quarter_to_others(capacity, amounts):
     shares = Shares(capacity)
     shares.fits(1, "bob")
     for amount in [1, *amounts, *[1] * capacity]:
@@ -54,7 +51,7 @@ def test_a_busy_key_leaves_a_quarter_to_others(capacity: int, amounts: list[int]
     assert shares.fits(capacity - shares.num_held, "bob")
 
 
-def test_a_request_in_pieces_counts_as_one() -> None:
+def test_a_request_in_pieces_counts_as_one():
     shares = Shares(10)
     shares.fits(1, "bob")
     for taken in range(10):
@@ -79,7 +76,7 @@ async def gets_an_answer(server: LiveServer, key: str, **fields: Any) -> bool:
     return (await asked(server.url, long_request(key, **{"max_tokens": 1, **fields}))).status == 200
 
 
-async def test_a_key_may_fill_the_whole_queue_until_another_key_is_active(byte_model: LoadedModel) -> None:
+async def test_a_key_may_fill_the_whole_queue_until_another_key_is_active(byte_model):
     with live_server(byte_model, api_keys=KEYS_SET, max_sequences=2, max_queue=6) as server:
         async with AsyncExitStack() as held:
             await hold(server, held, 8, long_request("sk-e"))
@@ -99,7 +96,7 @@ async def test_a_key_may_fill_the_whole_queue_until_another_key_is_active(byte_m
             await asyncio.to_thread(wait_until, lambda: server.service.admission.num_present == 8)
 
 
-async def test_a_key_cannot_fill_the_memory_for_bodies(byte_model: LoadedModel) -> None:
+async def test_a_key_cannot_fill_the_memory_for_bodies(byte_model):
     large = {"user": "x" * 30_000}
     with live_server(byte_model, api_keys=KEYS_SET, max_body_bytes=60_000, max_present_bytes=200_000) as server:
         assert await gets_an_answer(server, "sk-b")
@@ -115,7 +112,7 @@ EXEMPT = ("/v1/models", "/livez", "/readyz", "/health", "/", "/assets/page.js", 
 
 
 @given(st.lists(st.tuples(st.sampled_from(["", "alice", "bob"]), st.sampled_from(["/version", "/nope", *EXEMPT]))))
-async def test_the_limit_applies_to_each_key(requests: list[tuple[str, str]]) -> None:
+async def test_the_limit_applies_to_each_key(requests):
     reached = Reached()
     layer = RateLimit(reached, PER_MINUTE)
     counted: Counter[str] = Counter()
@@ -129,7 +126,7 @@ async def test_the_limit_applies_to_each_key(requests: list[tuple[str, str]]) ->
 
 
 @given(st.lists(st.tuples(st.sampled_from(["alice", "bob"]), st.sampled_from([0.0, 0.5, 14.5, 29.75, 60.0]))))
-async def test_the_limit_applies_to_any_60_seconds(requests: list[tuple[str, float]]) -> None:
+async def test_the_limit_applies_to_any_60_seconds(requests):
     now = 0.0
     layer = RateLimit(Reached(), PER_MINUTE, clock=lambda: now)
     accepted: list[tuple[str, float]] = []
@@ -142,7 +139,7 @@ async def test_the_limit_applies_to_any_60_seconds(requests: list[tuple[str, flo
             accepted.append((key_id, now))
 
 
-async def test_only_the_times_within_the_limit_are_stored() -> None:
+async def test_only_the_times_within_the_limit_are_stored():
     layer = RateLimit(Reached(), PER_MINUTE)
     for _ in range(50):
         for key_id in ("alice", "bob"):
@@ -150,7 +147,7 @@ async def test_only_the_times_within_the_limit_are_stored() -> None:
     assert [len(times) for times in layer.times.values()] == [PER_MINUTE] * 2
 
 
-def test_responses_show_the_remaining_requests_and_refusals_when_to_retry(byte_model: LoadedModel) -> None:
+def test_responses_show_the_remaining_requests_and_refusals_when_to_retry(byte_model):
     with live_server(byte_model, api_keys="alice:sk-a,bob:sk-b", requests_per_minute=2) as server:
         alice = bearer("sk-a") | {"x-request-id": "mine"}
         assert server.http.get("/v1/models", headers=alice).status_code == 200
@@ -175,7 +172,7 @@ def test_responses_show_the_remaining_requests_and_refusals_when_to_retry(byte_m
         assert 'nvium_rejected_total{reason="rate_limit_exceeded"} 1.0' in page
 
 
-def test_without_keys_all_clients_share_the_limit(byte_model: LoadedModel, server: LiveServer) -> None:
+def test_without_keys_all_clients_share_the_limit(byte_model, server):
     assert not any(name.startswith("x-ratelimit") for name in server.http.get("/version").headers)
     with live_server(byte_model, requests_per_minute=1) as limited:
         completions = limited.client().completions

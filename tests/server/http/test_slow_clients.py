@@ -37,9 +37,7 @@ def impatient(byte_model: LoadedModel) -> Iterator[LiveServer]:
 
 
 @pytest.mark.slow
-async def test_a_client_that_reads_nothing_is_cut_off_and_delays_nobody(
-    impatient: LiveServer, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_client_that_reads_nothing_is_cut_off_and_delays_nobody(impatient, caplog):
     alone = (await asked(impatient.url, BESIDE)).spoken()
     async with connected(impatient.url, receive_bytes=4_000) as idler:
         await idler.send(asking(**MUCH, stream=True))
@@ -53,7 +51,7 @@ async def test_a_client_that_reads_nothing_is_cut_off_and_delays_nobody(
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
-async def test_a_slow_reader_gets_everything(impatient: LiveServer) -> None:
+async def test_a_slow_reader_gets_everything(impatient):
     alone = (await asked(impatient.url, BESIDE)).spoken()
     async with connected(impatient.url, receive_bytes=4_000) as slow:
         await slow.send(BESIDE)
@@ -66,7 +64,7 @@ async def test_a_slow_reader_gets_everything(impatient: LiveServer) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 30, 100, -1])
-async def test_a_request_that_does_not_arrive_in_time_gets_a_408(impatient: LiveServer, size: int) -> None:
+async def test_a_request_that_does_not_arrive_in_time_gets_a_408(impatient, size):
     """The request is cut within its head or within its body."""
     async with connected(impatient.url) as connection:
         await connection.send(BESIDE[:size])
@@ -77,7 +75,7 @@ async def test_a_request_that_does_not_arrive_in_time_gets_a_408(impatient: Live
         assert await connection.reader.read() == b""
 
 
-async def test_slow_bytes_do_not_extend_the_timeout(impatient: LiveServer) -> None:
+async def test_slow_bytes_do_not_extend_the_timeout(impatient):
     async with connected(impatient.url) as connection:
         answering = asyncio.create_task(connection.answer())
         for byte in BESIDE:
@@ -87,12 +85,12 @@ async def test_slow_bytes_do_not_extend_the_timeout(impatient: LiveServer) -> No
         assert (await answering).status == 408
 
 
-async def test_a_silent_connection_is_closed_without_a_response(impatient: LiveServer) -> None:
+async def test_a_silent_connection_is_closed_without_a_response(impatient):
     async with connected(impatient.url) as connection:
         assert await connection.reader.read() == b""
 
 
-async def test_the_arrival_timeout_does_not_apply_to_responses(impatient: LiveServer) -> None:
+async def test_the_arrival_timeout_does_not_apply_to_responses(impatient):
     async with connected(impatient.url) as connection:
         await connection.send(asking(max_tokens=4000, n=16, stream=True))
         await connection.head()
@@ -109,7 +107,7 @@ def allow_open_files(num_files: int) -> None:
 PROBE = request("/livez", method="GET")
 
 
-async def test_the_latency_of_a_pipelined_request_includes_the_one_before(byte_model: LoadedModel) -> None:
+async def test_the_latency_of_a_pipelined_request_includes_the_one_before(byte_model):
     with live_server(byte_model) as server, log_lines() as log:
         async with connected(server.url) as connection:
             await connection.send(asking(max_tokens=200) + asking(max_tokens=1))
@@ -120,7 +118,7 @@ async def test_the_latency_of_a_pipelined_request_includes_the_one_before(byte_m
     assert short["first_token_seconds"] >= long["total_seconds"]
 
 
-async def test_the_arrival_of_a_body_does_not_count_for_the_next_request(byte_model: LoadedModel) -> None:
+async def test_the_arrival_of_a_body_does_not_count_for_the_next_request(byte_model):
     data = asking(max_tokens=1)
     with live_server(byte_model) as server, log_lines() as log:
         async with connected(server.url) as connection:
@@ -135,7 +133,7 @@ async def test_the_arrival_of_a_body_does_not_count_for_the_next_request(byte_mo
     assert log.lines[1]["total_seconds"] < seconds + 1.5
 
 
-async def test_an_idle_connection_outlives_the_arrival_timeout(byte_model: LoadedModel) -> None:
+async def test_an_idle_connection_outlives_the_arrival_timeout(byte_model):
     assert Settings().http_keep_alive_seconds == 75
     with live_server(byte_model, arrival_seconds=1) as server:
         async with connected(server.url) as connection:
@@ -144,16 +142,14 @@ async def test_an_idle_connection_outlives_the_arrival_timeout(byte_model: Loade
             assert (await connection.ask(PROBE)).status == 200
 
 
-async def test_an_idle_connection_is_closed_after_the_keep_alive_timeout(byte_model: LoadedModel) -> None:
+async def test_an_idle_connection_is_closed_after_the_keep_alive_timeout(byte_model):
     with live_server(byte_model, http_keep_alive_seconds=0.2) as server:
         async with connected(server.url) as connection:
             assert (await connection.ask(PROBE)).status == 200
             assert await connection.reader.read() == b""
 
 
-async def test_a_request_that_races_the_keep_alive_timeout_is_answered(
-    byte_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_request_that_races_the_keep_alive_timeout_is_answered(byte_model, monkeypatch):
     connections, is_blocked, has_sent = list[Connection](), threading.Event(), threading.Event()
     connect = Connection.connection_made
 

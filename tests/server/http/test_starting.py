@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -30,7 +29,7 @@ LOADS_FOR = 1.0
 KEYS = ("sk-old", "sk-new")
 
 
-async def test_only_livez_succeeds_while_the_model_loads(byte_model: LoadedModel) -> None:
+async def test_only_livez_succeeds_while_the_model_loads(byte_model):
     with live_server(byte_model, build=lambda _, settings: assemble(Loading(settings))) as server:
         assert (await asked(server.url, request("/livez", method="GET"))).json() == {"status": "ok"}
         for path in ("/readyz", "/health", "/v1/models", "/metrics", "/"):
@@ -46,7 +45,7 @@ def check_not_ready(answer: Answer) -> None:
 
 
 @pytest.mark.slow
-def test_keys_can_be_reloaded_while_the_model_loads(model_folder: Path, tmp_path: Path) -> None:
+def test_keys_can_be_reloaded_while_the_model_loads(model_folder, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("alice:sk-old")
     with forked_server(model_folder, tmp_path / "log", prepare=slow_to_load, waits=False, api_keys_file=keys) as server:
@@ -71,7 +70,7 @@ cli.main()
 
 
 @pytest.mark.slow
-def test_sigterm_ends_a_server_while_it_loads(tmp_path: Path) -> None:
+def test_sigterm_ends_a_server_while_it_loads(tmp_path):
     port = free_port()
     server = subprocess.Popen(["sh", "-c", AS_PID_1, sys.executable, LOADS_FOREVER, tmp_path, str(port)])
     try:
@@ -103,7 +102,7 @@ def slow_to_load() -> None:
     app.load_model = slowly
 
 
-def test_a_server_that_loads_becomes_ready_on_the_same_address(model_folder: Path, tmp_path: Path) -> None:
+def test_a_server_that_loads_becomes_ready_on_the_same_address(model_folder, tmp_path):
     with forked_server(model_folder, tmp_path / "log", prepare=slow_to_load, waits=False) as server:
         statuses = set[int]()
 
@@ -118,9 +117,7 @@ def test_a_server_that_loads_becomes_ready_on_the_same_address(model_folder: Pat
 
 
 @pytest.mark.parametrize("template", [None, "{{ messages }}"])
-def test_a_process_for_chat_templates_stays_only_if_the_model_has_one(
-    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str | None
-) -> None:
+def test_a_process_for_chat_templates_stays_only_if_the_model_has_one(model_folder, tmp_path, monkeypatch, template):
     own = Renderer()
     for module in (app, chat_template):
         monkeypatch.setattr(module, "RENDERER", own)
@@ -130,15 +127,13 @@ def test_a_process_for_chat_templates_stays_only_if_the_model_has_one(
     assert len(own._idle) == (1 if template else 0)
 
 
-def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path, capfd):
     with pytest.raises(ValueError, match="no such folder"):
         run(Settings(model=str(tmp_path / "none"), port=0))
     assert not {"stopped", "Traceback"} & set(re.findall(r"\w+", capfd.readouterr().err))
 
 
-async def test_a_server_that_says_goodbye_takes_requests_although_it_is_not_ready(
-    model_folder: Path, tmp_path: Path
-) -> None:
+async def test_a_server_that_says_goodbye_takes_requests_although_it_is_not_ready(model_folder, tmp_path):
     with forked_server(model_folder, tmp_path / "log", goodbye_seconds=1.5) as server:
         server.terminate()
         wait_until(lambda: not server.is_ready)
@@ -151,7 +146,7 @@ async def test_a_server_that_says_goodbye_takes_requests_although_it_is_not_read
         assert server.exit_code(seconds=10) == 0
 
 
-async def test_a_second_signal_ends_the_goodbye(model_folder: Path, tmp_path: Path) -> None:
+async def test_a_second_signal_ends_the_goodbye(model_folder, tmp_path):
     with forked_server(model_folder, tmp_path / "log", goodbye_seconds=60) as server:
         server.terminate()
         wait_until(lambda: "goodbye" in server.log())
@@ -186,7 +181,7 @@ async def ask_until_refused(server: ServerProcess, random: Random) -> list[Answe
 
 
 @pytest.mark.slow
-async def test_sigterm_under_load_loses_no_accepted_request(model_folder: Path, tmp_path: Path) -> None:
+async def test_sigterm_under_load_loses_no_accepted_request(model_folder, tmp_path):
     with server_process(model_folder, tmp_path) as server:
         async with connected(server.url) as idle, connected(server.url) as long:
             clients = [asyncio.create_task(ask_until_refused(server, Random(number))) for number in range(NUM_CLIENTS)]
@@ -218,7 +213,7 @@ async def test_sigterm_under_load_loses_no_accepted_request(model_folder: Path, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_reused", [False, True])
-async def test_a_request_in_flight_at_sigterm_gets_a_503(model_folder: Path, tmp_path: Path, is_reused: bool) -> None:
+async def test_a_request_in_flight_at_sigterm_gets_a_503(model_folder, tmp_path, is_reused):
     with server_process(model_folder, tmp_path) as server:
         async with connected(server.url) as opened, connected(server.url):
             if is_reused:
@@ -233,9 +228,7 @@ async def test_a_request_in_flight_at_sigterm_gets_a_503(model_folder: Path, tmp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_second_signal_fails_open_requests_and_stops(
-    model_folder: Path, tmp_path: Path, number: signal.Signals
-) -> None:
+async def test_a_second_signal_fails_open_requests_and_stops(model_folder, tmp_path, number):
     with server_process(model_folder, tmp_path) as server:
         async with connected(server.url) as stream, connected(server.url) as whole, connected(server.url) as arriving:
             await stream.send(asking(max_tokens=4000, n=8, stream=True))

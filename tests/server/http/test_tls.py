@@ -63,7 +63,7 @@ def https(encrypted: LiveServer, trusting: ssl.SSLContext) -> Iterator[httpx.Cli
         yield client
 
 
-def test_only_a_client_that_trusts_the_certificate_can_connect(encrypted: LiveServer, https: httpx.Client) -> None:
+def test_only_a_client_that_trusts_the_certificate_can_connect(encrypted, https):
     with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
         httpx.get(f"{https.base_url}/livez")
     with pytest.raises(httpx.RemoteProtocolError):
@@ -73,7 +73,7 @@ def test_only_a_client_that_trusts_the_certificate_can_connect(encrypted: LiveSe
     assert client.completions.create(model=NAME, prompt="Once", max_tokens=1).choices
 
 
-async def test_a_client_that_disconnects_frees_its_seat(encrypted: LiveServer, trusting: ssl.SSLContext) -> None:
+async def test_a_client_that_disconnects_frees_its_seat(encrypted, trusting):
     async with httpx.AsyncClient(base_url=encrypted.url.replace("http", "https", 1), verify=trusting) as client:
         stream = client.stream("POST", "/v1/completions", json=BODY | {"stream": True, "max_tokens": 4000})
         async with stream as response:
@@ -82,7 +82,7 @@ async def test_a_client_that_disconnects_frees_its_seat(encrypted: LiveServer, t
     await asyncio.to_thread(wait_until, lambda: encrypted.service.admission.num_present == 0)
 
 
-async def test_a_client_that_reads_nothing_is_cut_off(encrypted: LiveServer, trusting: ssl.SSLContext) -> None:
+async def test_a_client_that_reads_nothing_is_cut_off(encrypted, trusting):
     url = httpx.URL(encrypted.url)
     encrypted.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_000)
     body = httpx.Request("POST", "http://x", json=BODY | {"stream": True, "max_tokens": 2000, "return_token_ids": True})
@@ -96,9 +96,7 @@ async def test_a_client_that_reads_nothing_is_cut_off(encrypted: LiveServer, tru
     writer.transport.abort()
 
 
-def test_unfinished_handshakes_are_bounded_and_the_oldest_are_closed(
-    byte_model: LoadedModel, files: dict[str, Path], trusting: ssl.SSLContext
-) -> None:
+def test_unfinished_handshakes_are_bounded_and_the_oldest_are_closed(byte_model, files, trusting):
     with live_server(byte_model, max_connections=4, **files) as server, ExitStack() as stack:
         beyond = RESERVE // EXCESS_SHARE
         address = httpx.URL(server.url)
@@ -112,9 +110,7 @@ def test_unfinished_handshakes_are_bounded_and_the_oldest_are_closed(
                 client.recv(1)
 
 
-def test_a_probe_can_connect_when_all_connections_are_taken(
-    byte_model: LoadedModel, files: dict[str, Path], trusting: ssl.SSLContext
-) -> None:
+def test_a_probe_can_connect_when_all_connections_are_taken(byte_model, files, trusting):
     with live_server(byte_model, max_connections=4, **files) as server, ExitStack() as stack:
         address = httpx.URL(server.url)
         for _ in range(4 + RESERVE // EXCESS_SHARE):
@@ -123,7 +119,7 @@ def test_a_probe_can_connect_when_all_connections_are_taken(
         assert httpx.get(f"https://localhost:{address.port}/livez", verify=trusting).status_code == 200
 
 
-def test_one_file_may_contain_the_certificate_and_the_key(authority: trustme.CA, tmp_path: Path) -> None:
+def test_one_file_may_contain_the_certificate_and_the_key(authority, tmp_path):
     both = tmp_path / "both.pem"
     authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(both)
     context = tls_context(Settings(ssl_certfile=both))
@@ -143,9 +139,7 @@ def test_one_file_may_contain_the_certificate_and_the_key(authority: trustme.CA,
         ({"ssl_certfile": "nonsense"}, "cannot be used"),
     ],
 )
-def test_invalid_files_are_refused_at_start(
-    given: dict[str, str], message: str, files: dict[str, Path], authority: trustme.CA, tmp_path: Path
-) -> None:
+def test_invalid_files_are_refused_at_start(given, message, files, authority, tmp_path):
     others = {name: tmp_path / name for name in ("missing", "other", "encrypted", "nonsense")}
     authority.issue_cert("localhost").private_key_pem.write_to_path(others["other"])
     others["nonsense"].write_text("no certificate")
@@ -157,7 +151,7 @@ def test_invalid_files_are_refused_at_start(
 
 
 @pytest.mark.parametrize("content", ["bob:sk-new", "", "# none", "a key: with spaces", None])
-def test_a_valid_file_replaces_the_keys_and_an_invalid_one_does_not(tmp_path: Path, content: str | None) -> None:
+def test_a_valid_file_replaces_the_keys_and_an_invalid_one_does_not(tmp_path, content):
     file = tmp_path / "keys"
     file.write_text("alice:sk-old")
     settings = Settings(api_keys_file=file)
@@ -171,7 +165,7 @@ def test_a_valid_file_replaces_the_keys_and_an_invalid_one_does_not(tmp_path: Pa
 
 
 @pytest.mark.parametrize("setting", ["api_keys_file", "ssl_certfile", "ssl_keyfile"])
-def test_a_pipe_is_not_read(tmp_path: Path, setting: str) -> None:
+def test_a_pipe_is_not_read(tmp_path, setting):
     keys, pipe = tmp_path / "keys", tmp_path / "pipe"
     keys.write_text("alice:sk-old")
     os.mkfifo(pipe)
@@ -183,7 +177,7 @@ def test_a_pipe_is_not_read(tmp_path: Path, setting: str) -> None:
     assert [line["reason"] for line in log.lines] == [f"{setting}: {pipe} is not a regular file"]
 
 
-def test_new_connections_get_the_reloaded_certificate(tmp_path: Path) -> None:
+def test_new_connections_get_the_reloaded_certificate(tmp_path):
     both = tmp_path / "both.pem"
     settings = Settings(ssl_certfile=both)
     authority = trustme.CA()

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 import pytest
 from fastapi import FastAPI
 
-from nvium_core import LoadedModel
 from server.http.connection import Connection
 from server.http.unread import UnreadBytes
 from server.writers.pieces import PiecesResponse
@@ -30,7 +29,7 @@ class Slow:
         self.is_cut_off = True
 
 
-def test_the_key_with_the_most_unread_bytes_loses_its_slowest_connection() -> None:
+def test_the_key_with_the_most_unread_bytes_loses_its_slowest_connection():
     unread = UnreadBytes(100)
     modest, first, second = Slow(40, "a"), Slow(30, "b"), Slow(25, "b")
     for reader in (modest, first, second):
@@ -40,7 +39,7 @@ def test_the_key_with_the_most_unread_bytes_loses_its_slowest_connection() -> No
     assert [reader.is_cut_off for reader in (modest, first, second, third)] == [False, True, False, False]
 
 
-def test_bytes_that_were_read_no_longer_count_and_a_lone_response_may_be_larger() -> None:
+def test_bytes_that_were_read_no_longer_count_and_a_lone_response_may_be_larger():
     unread = UnreadBytes(100)
     unread.add(lone := Slow(500))
     lone.num_unread = 10
@@ -78,9 +77,7 @@ def numbers_unread_at_cut_off(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return numbers
 
 
-async def test_a_client_below_the_minimum_rate_is_cut_off(
-    byte_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_client_below_the_minimum_rate_is_cut_off(byte_model, monkeypatch):
     """The client may go on reading what its own and the server's kernel hold."""
     num_unread = numbers_unread_at_cut_off(monkeypatch)
     with live_server(byte_model, add_large, slow_client_seconds=3) as server:
@@ -89,9 +86,7 @@ async def test_a_client_below_the_minimum_rate_is_cut_off(
     assert num_unread[0] > 1_000_000
 
 
-async def test_many_slow_clients_leave_a_limited_number_of_bytes_unread(
-    byte_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_many_slow_clients_leave_a_limited_number_of_bytes_unread(byte_model, monkeypatch):
     num_unread = numbers_unread_at_cut_off(monkeypatch)
     limits = {"max_body_bytes": 1_000_000, "max_present_bytes": 5_000_000}  # 40 MB unread
     with live_server(byte_model, add_large, **limits) as server:

@@ -2,9 +2,8 @@
 
 import re
 
-from nvium_core import LoadedModel
 from server.routes.playground import FOLDER
-from tests.server.live_server import LiveServer, live_server
+from tests.server.live_server import live_server
 from tests.server.raw_client import error_of
 
 REFERENCE = re.compile(r"""(?:src|href)="([^"#]+)"|from "\./([^"]+)";""")
@@ -14,7 +13,7 @@ ASSETS = {file.name for file in FOLDER.iterdir()}
 PATHS = ["/", *(f"/assets/{name}" for name in ASSETS)]
 
 
-def test_the_policy_of_every_file_allows_only_its_own_origin(server: LiveServer) -> None:
+def test_the_policy_of_every_file_allows_only_its_own_origin(server):
     for path in PATHS:
         headers = server.http.get(path).raise_for_status().headers
         policy = dict(part.split(maxsplit=1) for part in headers["content-security-policy"].split("; "))
@@ -25,7 +24,7 @@ def test_the_policy_of_every_file_allows_only_its_own_origin(server: LiveServer)
         assert headers["referrer-policy"] == "no-referrer"
 
 
-def test_a_cached_file_is_not_sent_again(server: LiveServer) -> None:
+def test_a_cached_file_is_not_sent_again(server):
     for path in PATHS[1:]:
         first = server.http.get(path)
         tag = first.headers["etag"]
@@ -38,7 +37,7 @@ def test_a_cached_file_is_not_sent_again(server: LiveServer) -> None:
         assert first.headers["cache-control"] == "no-cache"
 
 
-def test_every_file_of_the_folder_is_served_and_used() -> None:
+def test_every_file_of_the_folder_is_served_and_used():
     needed, found = set(), {"index.html"}
     while found - needed:
         name = (found - needed).pop()
@@ -48,21 +47,21 @@ def test_every_file_of_the_folder_is_served_and_used() -> None:
     assert needed == ASSETS
 
 
-def test_no_file_loads_anything_from_other_origins() -> None:
+def test_no_file_loads_anything_from_other_origins():
     for file in FOLDER.iterdir():
         assert ELSEWHERE.findall(file.read_text().replace(NAMESPACE, "")) == [], file
     for text in ('src="https://a.example/x.js"', "//cdn.example/x", "@import 'x'", "url(x.png)"):
         assert ELSEWHERE.search(text), text
 
 
-def test_other_files_are_not_served(server: LiveServer) -> None:
+def test_other_files_are_not_served(server):
     for name in ("nothing.js", "..%2froutes%2fplayground.py", "__init__.py", "", "page.js/"):
         response = server.http.get(f"/assets/{name}")
         assert response.status_code == 404
         error_of(response)
 
 
-def test_without_the_playground_there_is_no_page(byte_model: LoadedModel) -> None:
+def test_without_the_playground_there_is_no_page(byte_model):
     with live_server(byte_model, playground=False) as server:
         for path in PATHS:
             response = server.http.get(path)

@@ -1,9 +1,6 @@
 """Tests of the page's JavaScript modules."""
 
-from playwright.sync_api import Browser
-
-from tests.server.live_server import LiveServer
-from tests.server.playground.conftest import Visit, visiting
+from tests.server.playground.conftest import visiting
 
 EVENTS_OF_EVERY_SPLIT = """async (text) => {
     const { events } = await import("/assets/events.js");
@@ -54,14 +51,14 @@ BREAK_THE_POLICY = """async () => {
 }"""
 
 
-def test_events_are_parsed_wherever_their_bytes_are_cut(visit: Visit) -> None:
+def test_events_are_parsed_wherever_their_bytes_are_cut(visit):
     text = ': keep-alive\n\ndata: {"a": "b\u00fc\U0001f98a"}\n\n: keep-alive\n\ndata: [DONE]\n\n'
     read = visit.page.evaluate(EVENTS_OF_EVERY_SPLIT, text)
     assert len(read) == len(text.encode()) + 1
     assert all(data == ['{"a": "b\u00fc\U0001f98a"}', "[DONE]"] for data in read)
 
 
-def test_every_token_has_one_span_however_chunks_are_cut(visit: Visit) -> None:
+def test_every_token_has_one_span_however_chunks_are_cut(visit):
     several = [["A 🦊", [1, 2], [0, 1]], [" up", [3, 4], [3, 6]], ["", [1], [6]], ["", [], []]]
     held_back = [["on", [2], [8]], [" a time", [], []], ["", [7], [20]]]
     text, spans = visit.page.evaluate(SPANS_OF, several + held_back)
@@ -77,7 +74,7 @@ def test_every_token_has_one_span_however_chunks_are_cut(visit: Visit) -> None:
     ]
 
 
-def test_the_browser_blocks_and_reports_violations_of_the_policy(chromium: Browser, tales: LiveServer) -> None:
+def test_the_browser_blocks_and_reports_violations_of_the_policy(chromium, tales):
     with visiting(chromium, tales) as visit:
         assert visit.page.evaluate(BREAK_THE_POLICY) == [False, False]
         complaints = "\n".join(visit.complaints)
@@ -85,6 +82,6 @@ def test_the_browser_blocks_and_reports_violations_of_the_policy(chromium: Brows
             assert directive in complaints
 
 
-def test_a_short_run_has_no_speed(visit: Visit) -> None:
+def test_a_short_run_has_no_speed(visit):
     speeds = [visit.page.evaluate(SPEED_OF, run) for run in ([10, 0], [10, 900], [500, 1], [20, 100])]
     assert speeds == ["–", "–", "–", "200 tokens/s"]

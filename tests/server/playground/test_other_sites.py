@@ -58,7 +58,7 @@ def num_rejected(server: LiveServer, reason: str) -> float:
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
-def test_a_page_of_another_site_can_neither_call_nor_read(evil: Page, tales: LiveServer, name: str) -> None:
+def test_a_page_of_another_site_can_neither_call_nor_read(evil, tales, name):
     before, rejected = num_completed(tales), num_rejected(tales, "origin_not_allowed")
     target = f"http://{name}:{tales.http.base_url.port}"
     assert evil.evaluate(ATTEMPTS, target) == [""] * 7
@@ -69,14 +69,14 @@ def test_a_page_of_another_site_can_neither_call_nor_read(evil: Page, tales: Liv
     assert num_rejected(tales, "origin_not_allowed") >= rejected + 6
 
 
-def test_a_page_under_a_rebound_name_reads_only_the_refusal(evil: Page, tales: LiveServer) -> None:
+def test_a_page_under_a_rebound_name_reads_only_the_refusal(evil, tales):
     before, target = num_completed(tales), f"http://evil.example:{tales.http.base_url.port}"
     for answer in evil.evaluate(ATTEMPTS, target):
         assert "host_not_allowed" in answer
     assert num_completed(tales) == before
 
 
-def test_the_playground_may_call_its_server(chromium: Browser, tales: LiveServer) -> None:
+def test_the_playground_may_call_its_server(chromium, tales):
     with chromium.new_page() as page:
         page.goto(tales.url)
         assert "playground" in page.title().lower() or page.locator("#prompt").is_visible()

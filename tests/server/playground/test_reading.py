@@ -2,14 +2,12 @@
 
 from collections import Counter
 from itertools import accumulate
-from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 
-from nvium_core import Engine, EngineConfig, LoadedModel, SamplingParams
+from nvium_core import Engine, EngineConfig, SamplingParams
 from tests.byte_model import EXIT_LAYERS, token_ids
-from tests.server.live_server import LiveServer
 from tests.server.playground.conftest import Visit, visiting
 
 PHONE = {"width": 390, "height": 844}
@@ -25,7 +23,7 @@ STEPS_OF = """async ([numBlocks, exits]) => {
 }"""
 
 
-def test_a_tokens_note_shows_its_exit_and_when_its_skipped_blocks_were_computed(visit: Visit) -> None:
+def test_a_tokens_note_shows_its_exit_and_when_its_skipped_blocks_were_computed(visit):
     visit.write(seed=11, length=60)
     body = {"model": "default", "prompt": "Once upon a time", "seed": 11, "max_tokens": 60}
     body |= {"temperature": 1, "top_p": 1}  # as the page was asked
@@ -47,7 +45,7 @@ def test_a_tokens_note_shows_its_exit_and_when_its_skipped_blocks_were_computed(
     expect(visit.hint).to_be_hidden()
 
 
-def test_the_drawing_shows_the_derived_staircase_and_pointing_at_a_column_marks_its_token(visit: Visit) -> None:
+def test_the_drawing_shows_the_derived_staircase_and_pointing_at_a_column_marks_its_token(visit):
     visit.write(seed=11, length=60)
     exits = [number for _, number in visit.all_tokens()]
     derived = visit.page.evaluate(STEPS_OF, [4, exits])
@@ -64,7 +62,7 @@ def test_the_drawing_shows_the_derived_staircase_and_pointing_at_a_column_marks_
         expect(visit.tokens.nth(number)).to_have_class("marked")
 
 
-def test_the_derived_staircase_equals_the_engines(visit: Visit, byte_model: LoadedModel) -> None:
+def test_the_derived_staircase_equals_the_engines(visit, byte_model):
     engine = Engine(byte_model.model, EngineConfig(max_sequences=1, schedule="sweep"))
     engine.add("alone", token_ids("O"), SamplingParams(max_tokens=100, seed=2, ignore_eos=True))
     exits = []
@@ -95,7 +93,7 @@ def tab_to(visit: Visit, name: str) -> None:
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_the_page_works_with_the_keyboard_alone(visit: Visit) -> None:
+def test_the_page_works_with_the_keyboard_alone(visit):
     page = visit.page
     press = page.keyboard.press
     expect(page.locator("#model")).not_to_be_empty()
@@ -128,7 +126,7 @@ def test_the_page_works_with_the_keyboard_alone(visit: Visit) -> None:
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_the_buttons_work_by_keyboard(visit: Visit) -> None:
+def test_the_buttons_work_by_keyboard(visit):
     visit.page.focus("#send")
     visit.page.keyboard.press("Enter")
     expect(visit.tokens.nth(3)).to_be_attached()
@@ -141,7 +139,7 @@ def test_the_buttons_work_by_keyboard(visit: Visit) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_phone_needs_no_horizontal_scrolling(chromium: Browser, tales: LiveServer, scheme: str) -> None:
+def test_a_phone_needs_no_horizontal_scrolling(chromium, tales, scheme):
     with visiting(chromium, tales, viewport=PHONE, color_scheme=scheme, has_touch=True) as visit:
         assert visit.page.evaluate(WIDTH) == PHONE["width"]
         visit.write("Once upon a time" + "e" * 200 + " a king", seed=11, length=100)
@@ -156,7 +154,7 @@ def test_a_phone_needs_no_horizontal_scrolling(chromium: Browser, tales: LiveSer
 
 @pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize(("motion", "moves"), [("no-preference", True), ("reduce", False)])
-def test_nothing_moves_with_reduced_motion(chromium: Browser, tales: LiveServer, motion: Any, moves: bool) -> None:
+def test_nothing_moves_with_reduced_motion(chromium, tales, motion, moves):
     with visiting(chromium, tales, reduced_motion=motion) as visit:
         visit.ask(length=900, seed=1)
         expect(visit.tokens.nth(3)).to_be_attached()

@@ -5,12 +5,11 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 
-from nvium_core import LoadedModel
 from tests.byte_model import load_byte_model
 from tests.server.live_server import LiveServer, live_server, slowed_down, wait_until
-from tests.server.playground.conftest import PROMPT, SECONDS, Visit, visiting
+from tests.server.playground.conftest import PROMPT, SECONDS, visiting
 
 LOOKS = """spans => spans.map((span) => {
     const { color, backgroundColor, textDecorationColor, textDecorationStyle } = getComputedStyle(span);
@@ -34,7 +33,7 @@ def texts_of(choice: dict[str, Any]) -> list[str]:
     return [choice["text"][start:end] for start, end in pairwise([*choice["nvium"]["text_offsets"], None])]
 
 
-def test_a_story_has_the_tokens_exits_and_figures_of_the_api(visit: Visit) -> None:
+def test_a_story_has_the_tokens_exits_and_figures_of_the_api(visit):
     visit.write(seed=11, length=120, temperature=0.9, top_p=0.95)
     asked = {"seed": 11, "max_tokens": 120, "temperature": 0.9, "top_p": 0.95, "nvium": {"text_offsets": True}}
     body = answer(visit.server, **asked)
@@ -54,7 +53,7 @@ def test_a_story_has_the_tokens_exits_and_figures_of_the_api(visit: Visit) -> No
     assert figures["First token"][0].isdecimal()
 
 
-def test_every_exit_has_its_own_colours_and_underline(visit: Visit) -> None:
+def test_every_exit_has_its_own_colours_and_underline(visit):
     visit.write(seed=11, length=120)
     visit.page.mouse.move(0, 0)
     looks = {(span["exit"], *span["look"]) for span in visit.tokens.evaluate_all(LOOKS)}
@@ -64,7 +63,7 @@ def test_every_exit_has_its_own_colours_and_underline(visit: Visit) -> None:
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_a_story_is_shown_while_it_is_generated_and_the_button_stops_it(visit: Visit) -> None:
+def test_a_story_is_shown_while_it_is_generated_and_the_button_stops_it(visit):
     visit.ask(seed=1, length=900)
     expect(visit.tokens.nth(10)).to_be_attached()
     assert visit.status() == "Writing…"
@@ -80,7 +79,7 @@ def test_a_story_is_shown_while_it_is_generated_and_the_button_stops_it(visit: V
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_a_request_stops_the_story_that_is_written_when_the_page_opens(chromium: Browser, tales: LiveServer) -> None:
+def test_a_request_stops_the_story_that_is_written_when_the_page_opens(chromium, tales):
     with visiting(chromium, tales, stops_opening=False) as visit:
         expect(visit.page.locator("#status")).to_contain_text("The story ended", timeout=1000 * SECONDS)
         body = answer(tales, seed=12, max_tokens=160, temperature=0.7, top_p=0.95)
@@ -97,7 +96,7 @@ def test_a_request_stops_the_story_that_is_written_when_the_page_opens(chromium:
         visit.check()
 
 
-def test_without_a_seed_each_story_gets_another_one(visit: Visit) -> None:
+def test_without_a_seed_each_story_gets_another_one(visit):
     seeds = []
     for _ in range(2):
         visit.write(length=8)
@@ -107,7 +106,7 @@ def test_without_a_seed_each_story_gets_another_one(visit: Visit) -> None:
     assert visit.page.locator("#output").text_content() == expected
 
 
-def test_half_characters_are_not_shown_but_their_tokens_have_spans(chromium: Browser, byte_model: LoadedModel) -> None:
+def test_half_characters_are_not_shown_but_their_tokens_have_spans(chromium, byte_model):
     with live_server(load_byte_model()) as server, visiting(chromium, server) as visit:
         visit.write("Once", seed=5, length=80)
         [choice] = answer(server, prompt="Once", seed=5, max_tokens=80)["choices"]

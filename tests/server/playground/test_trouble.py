@@ -24,7 +24,7 @@ def visiting_own(browser: Browser, model: LoadedModel, **options: Any) -> Iterat
         visit.check()
 
 
-def test_the_page_sends_the_key_and_does_not_store_it(chromium: Browser, byte_model: LoadedModel) -> None:
+def test_the_page_sends_the_key_and_does_not_store_it(chromium, byte_model):
     with visiting_own(chromium, byte_model, api_keys=KEY) as visit:
         assert "requires an API key" in visit.trouble()
         expect(visit.page.locator("#key")).to_have_attribute("placeholder", "needed")
@@ -47,7 +47,7 @@ def test_the_page_sends_the_key_and_does_not_store_it(chromium: Browser, byte_mo
         assert visit.page.input_value("#key") == ""
 
 
-def test_a_refusal_shows_the_servers_message(visit: Visit) -> None:
+def test_a_refusal_shows_the_servers_message(visit):
     visit.ask(length=1024)
     trouble = visit.trouble()
     assert trouble.startswith("The server refused this: ")
@@ -58,7 +58,7 @@ def test_a_refusal_shows_the_servers_message(visit: Visit) -> None:
     visit.complaints.remove("Failed to load resource: the server responded with a status of 400 (Bad Request)")
 
 
-def test_an_invalid_value_is_shown_and_not_sent(visit: Visit) -> None:
+def test_an_invalid_value_is_shown_and_not_sent(visit):
     num_requests = len(visit.requests)
     assert visit.page.locator("#temperature").is_hidden()
     visit.ask(temperature=3)
@@ -72,7 +72,7 @@ def test_an_invalid_value_is_shown_and_not_sent(visit: Visit) -> None:
     assert len(visit.requests) > num_requests
 
 
-def test_the_error_of_a_full_server_says_when_to_retry(chromium: Browser, byte_model: LoadedModel) -> None:
+def test_the_error_of_a_full_server_says_when_to_retry(chromium, byte_model):
     with visiting_own(chromium, byte_model, max_sequences=1, max_queue=0) as visit:
         slowed_down(visit.server)
         body = {"model": "default", "prompt": "a", "max_tokens": 4000, "ignore_eos": True, "stream": True}
@@ -82,7 +82,7 @@ def test_the_error_of_a_full_server_says_when_to_retry(chromium: Browser, byte_m
             assert "Try again in " in visit.trouble()
 
 
-def test_a_server_that_has_stopped_is_reported(chromium: Browser, byte_model: LoadedModel) -> None:
+def test_a_server_that_has_stopped_is_reported(chromium, byte_model):
     with ExitStack() as running:
         server = running.enter_context(live_server(byte_model))
         with visiting(chromium, server) as visit:
@@ -97,7 +97,7 @@ def test_a_server_that_has_stopped_is_reported(chromium: Browser, byte_model: Lo
             expect(visit.page.locator("#trouble")).to_have_text("The server cannot be reached. Is it still running?")
 
 
-def test_an_error_event_in_a_stream_is_reported(chromium: Browser, byte_model: LoadedModel) -> None:
+def test_an_error_event_in_a_stream_is_reported(chromium, byte_model):
     with live_server(byte_model) as server, visiting(chromium, server) as visit:
         slowed_down(server, num_steps=9)
         visit.ask(length=4000, seed=1)
@@ -106,7 +106,7 @@ def test_an_error_event_in_a_stream_is_reported(chromium: Browser, byte_model: L
         visit.check()
 
 
-def test_the_page_of_a_dense_model_does_not_mention_exits(chromium: Browser) -> None:
+def test_the_page_of_a_dense_model_does_not_mention_exits(chromium):
     dense = LoadedModel("dense", random_model([4], vocab_size=257, context=128), load_byte_model().tokenizer)
     with visiting_own(chromium, dense) as visit:
         expect(visit.page.locator("#model")).to_have_text("dense, 4 layers")
@@ -118,7 +118,7 @@ def test_the_page_of_a_dense_model_does_not_mention_exits(chromium: Browser) -> 
         assert visit.tokens.count() == 5
 
 
-def test_the_fields_show_the_models_suggestions_and_that_no_key_is_needed(visit: Visit) -> None:
+def test_the_fields_show_the_models_suggestions_and_that_no_key_is_needed(visit):
     expect(visit.page.locator("#key")).to_have_attribute("placeholder", "not needed")
     expect(visit.page.locator("#temperature")).to_have_value("0.7")
     expect(visit.page.locator("#top-p")).to_have_value("0.95")

@@ -71,7 +71,7 @@ async def answered(pool: ScriptedPool, data: bytes = COMPLETION) -> Answer:
     return answer
 
 
-async def test_a_replica_receives_the_keys_id_but_not_the_key() -> None:
+async def test_a_replica_receives_the_keys_id_but_not_the_key():
     pool = ScriptedPool([whole(b"{}")])
     async with gateway_for(pool, keys=(ApiKey("alice", bytes(32)),)) as (url, _):
         refused = await asked(url, COMPLETION)
@@ -90,7 +90,7 @@ async def test_a_replica_receives_the_keys_id_but_not_the_key() -> None:
 
 @pytest.mark.parametrize("lost", [SILENT, whole(b'{"a": 1}', sent=3), stream(BODY, sent=0), stream(BODY, sent=5)])
 @pytest.mark.parametrize("found", [whole(b"{}"), stream(BODY)])
-async def test_a_response_that_has_not_begun_is_retried_at_another_replica(lost: object, found: object) -> None:
+async def test_a_response_that_has_not_begun_is_retried_at_another_replica(lost, found):
     pool = ScriptedPool([lost, lost, found])
     answer = await answered(pool)
     assert (answer.status, answer.body) == (200, b"{}" if found == whole(b"{}") else BODY)
@@ -102,7 +102,7 @@ async def test_a_response_that_has_not_begun_is_retried_at_another_replica(lost:
     ("script", "status", "code"),
     [([], 503, "no_replica"), ([SILENT] * 2, 503, "no_replica"), ([SILENT] * 9, 500, "replicas_lost")],
 )
-async def test_a_request_is_sent_to_at_most_three_replicas(script: list[Reply], status: int, code: str) -> None:
+async def test_a_request_is_sent_to_at_most_three_replicas(script, status, code):
     pool = ScriptedPool([*script])
     answer = await answered(pool)
     assert (answer.status, answer.json()["error"]["code"]) == (status, code)
@@ -110,7 +110,7 @@ async def test_a_request_is_sent_to_at_most_three_replicas(script: list[Reply], 
     assert status == 500 or int(answer.headers["retry-after"]) > 0
 
 
-async def test_a_request_to_a_replica_whose_engine_has_stopped_is_retried() -> None:
+async def test_a_request_to_a_replica_whose_engine_has_stopped_is_retried():
     body = json.dumps(engine_stopped().body).encode()
     stopped = Reply(
         [b"HTTP/1.1 503 Gone\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body]
@@ -122,7 +122,7 @@ async def test_a_request_to_a_replica_whose_engine_has_stopped_is_retried() -> N
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(PLACES, max_size=6), PLACES)
-async def test_a_stream_in_any_pieces_is_forwarded_in_whole_events(cuts: list[int], sent: int) -> None:
+async def test_a_stream_in_any_pieces_is_forwarded_in_whole_events(cuts, sent):
     assert (await answered(ScriptedPool([stream(BODY, cuts=cuts)]))).body == BODY
     answer = await answered(ScriptedPool([stream(BODY, cuts=cuts, sent=sent), whole(b'"anew"')]))
     *events, _ = BODY[:sent].split(b"\n\n")
@@ -134,7 +134,7 @@ async def test_a_stream_in_any_pieces_is_forwarded_in_whole_events(cuts: list[in
         assert answer.body == b'"anew"'
 
 
-async def test_lost_replicas_are_counted_on_the_metrics_page() -> None:
+async def test_lost_replicas_are_counted_on_the_metrics_page():
     async with gateway_for(ScriptedPool([SILENT, whole(b"{}"), stream(BODY, sent=len(EVENTS[0]))])) as (url, _):
         for _ in range(2):
             await asked(url, COMPLETION)
@@ -145,7 +145,7 @@ async def test_lost_replicas_are_counted_on_the_metrics_page() -> None:
     assert 'outcome="completed"' not in page
 
 
-async def test_a_client_that_disconnects_is_disconnected_from_its_replica() -> None:
+async def test_a_client_that_disconnects_is_disconnected_from_its_replica():
     pool = ScriptedPool([endless(BODY)])
     async with gateway_for(pool) as (url, gateway):
         async with connected(url) as connection:
@@ -155,7 +155,7 @@ async def test_a_client_that_disconnects_is_disconnected_from_its_replica() -> N
         await asyncio.to_thread(wait_until, lambda: not (gateway.admission.num_present or pool.num_busy))
 
 
-async def test_a_draining_gateway_refuses_requests_and_can_end_open_ones() -> None:
+async def test_a_draining_gateway_refuses_requests_and_can_end_open_ones():
     pool = ScriptedPool([endless(BODY)])
     async with gateway_for(pool) as (url, gateway), connected(url) as connection:
         await connection.send(COMPLETION)
@@ -170,7 +170,7 @@ async def test_a_draining_gateway_refuses_requests_and_can_end_open_ones() -> No
         assert (await connection.rest()).endswith(b'"code":"replica_lost"}}\n\ndata: [DONE]\n\n')
 
 
-async def test_a_replica_answers_only_its_gateway(byte_model: LoadedModel) -> None:
+async def test_a_replica_answers_only_its_gateway(byte_model):
     def build(model: LoadedModel, options: Settings) -> object:
         service = Service(model, options)
         return assemble(service, Middleware(GatewayOnly, secret=SECRET))
@@ -201,7 +201,7 @@ class HangingPool(ScriptedPool):
         return self.known
 
 
-async def test_probes_and_metrics_skip_a_replica_that_hangs() -> None:
+async def test_probes_and_metrics_skip_a_replica_that_hangs():
     pool = HangingPool([METRICS, SILENT])
     async with pool.chosen([], ()) as first, pool.chosen([], ()) as second, gateway_for(pool) as (url, _):
         pool.known = [first, second]
@@ -224,7 +224,7 @@ def of_prompt(prompt: object) -> list[bytes]:
 
 
 @given(st.text(max_size=600), st.text(max_size=300), st.text(max_size=300))
-def test_prompts_share_the_digests_of_their_common_blocks(common: str, one: str, other: str) -> None:
+def test_prompts_share_the_digests_of_their_common_blocks(common, one, other):
     first, second = of_prompt(common + one), of_prompt(common + other)
     num_shared = len([a for a, b in zip(first, second, strict=False) if a == b])
     assert num_shared >= len(common) // BLOCK_CHARACTERS
@@ -233,13 +233,13 @@ def test_prompts_share_the_digests_of_their_common_blocks(common: str, one: str,
     assert not set(first[num_shared:]) & set(second[num_shared:])
 
 
-def test_a_prompt_in_a_list_has_the_digests_of_the_prompt_alone() -> None:
+def test_a_prompt_in_a_list_has_the_digests_of_the_prompt_alone():
     assert of_prompt([TEXT, "other"]) == of_prompt(TEXT)
     assert of_prompt([[1] * 500, [2]]) == of_prompt([1] * 500)
     assert of_prompt([1] * 500) != of_prompt([2] * 500)
 
 
-def test_chats_with_the_same_tools_and_system_prompt_share_digests() -> None:
+def test_chats_with_the_same_tools_and_system_prompt_share_digests():
     def of_chat(question: str, tools: object = None) -> list[bytes]:
         messages = [{"role": "system", "content": TEXT}, {"role": "user", "content": question}]
         return prefix_digests(json.dumps({"messages": messages, "tools": tools}).encode())
@@ -253,19 +253,17 @@ def test_chats_with_the_same_tools_and_system_prompt_share_digests() -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b"3", b"{", b"\xff", b"[" * 100_000, b'{"prompt": {}}', b'{"prompt": []}', b"{}"]
 )
-def test_a_body_without_a_prompt_has_no_digests(body: bytes) -> None:
+def test_a_body_without_a_prompt_has_no_digests(body):
     assert prefix_digests(body) == []
 
 
-def test_the_number_of_digests_is_bounded() -> None:
+def test_the_number_of_digests_is_bounded():
     assert len(of_prompt("x" * 1_000_000)) == MAX_BLOCKS
     assert len(of_prompt([7] * 100_000)) == MAX_BLOCKS
 
 
 @given(LOADS, st.dictionaries(st.sampled_from([b"1", b"2", b"3"]), st.sampled_from("abcdefg")))
-def test_the_holder_of_the_longest_prefix_is_chosen_unless_it_is_overloaded(
-    loads: dict[str, int], holders: dict[bytes, str]
-) -> None:
+def test_the_holder_of_the_longest_prefix_is_chosen_unless_it_is_overloaded(loads, holders):
     chosen = preferred([b"1", b"2", b"3"], holders, loads)
     idle = [name for name, load in loads.items() if load <= min(loads.values()) + MAX_AHEAD]
     known = [holders[digest] for digest in (b"3", b"2", b"1") if holders.get(digest) in idle]
@@ -274,7 +272,7 @@ def test_the_holder_of_the_longest_prefix_is_chosen_unless_it_is_overloaded(
 
 
 @given(st.lists(st.tuples(st.binary(max_size=1), st.sampled_from("ab"))), st.integers(1, 5))
-def test_only_the_latest_digests_are_kept(noted: list[tuple[bytes, str]], capacity: int) -> None:
+def test_only_the_latest_digests_are_kept(noted, capacity):
     holders = PrefixHolders(capacity)
     for digest, replica in noted:
         holders.note([digest], replica)
@@ -286,6 +284,6 @@ def test_only_the_latest_digests_are_kept(noted: list[tuple[bytes, str]], capaci
 
 
 @pytest.mark.parametrize(("counts", "wanted"), [({}, 0), ({"a": 16}, 1), ({"a": 17}, 2), ({"a": 1, "b": 40}, 3)])
-def test_the_number_of_replicas_follows_the_number_of_sequences(counts: dict[str, float], wanted: int) -> None:
+def test_the_number_of_replicas_follows_the_number_of_sequences(counts, wanted):
     context = SimpleNamespace(aggregated_metrics={SEQUENCES: counts} if counts else None)
     assert BySequences(sequences_per_replica=16)(context) == (wanted, {})

@@ -17,7 +17,6 @@ import openai
 import pytest
 import torch
 
-from nvium_core import LoadedModel
 from server.replicas.reaper import processes_of, reaper_of
 from tests.server.live_server import LiveServer, wait_until
 from tests.server.raw_client import PATHS, Answer, asked, asking, connected
@@ -69,7 +68,7 @@ def is_broken(stream: bytes) -> bool:
 
 
 @pytest.mark.slow
-async def test_a_replica_killed_under_load_breaks_only_the_streams_that_it_had_begun(server: LiveServer) -> None:
+async def test_a_replica_killed_under_load_breaks_only_the_streams_that_it_had_begun(server):
     wait_until(lambda: len(replicas(server)) == 2, seconds=60)
     processes, names = replica_processes(), replicas(server)
     lost = server.gauge("nvium_broken_streams_total"), server.gauge("nvium_moved_requests_total")
@@ -93,7 +92,7 @@ async def test_a_replica_killed_under_load_breaks_only_the_streams_that_it_had_b
     assert len(set(replica_processes()) - set(processes)) == 1
 
 
-def test_prompts_with_a_common_prefix_go_to_one_replica(server: LiveServer) -> None:
+def test_prompts_with_a_common_prefix_go_to_one_replica(server):
     def cached_tokens(replica: str) -> float:
         page = server.http.get("/metrics").text
         [value] = re.findall(rf'nvium_cached_prompt_tokens_total{{replica="{replica}"}} (\S+)', page)
@@ -128,9 +127,7 @@ async def ask_until(server: LiveServer, num_replicas: int, num_clients: int) -> 
 
 
 @pytest.mark.slow
-async def test_autoscaling_follows_the_load_and_cuts_no_stream(
-    ray_of_two: None, byte_model: LoadedModel, model_folder: Path
-) -> None:
+async def test_autoscaling_follows_the_load_and_cuts_no_stream(ray_of_two, byte_model, model_folder):
     scaling = {"max_replicas": 2, "sequences_per_replica": 4, "upscale_seconds": 1, "downscale_seconds": 1}
     with replicated(byte_model, model_folder, replicas=1, **scaling) as server:
         assert len(replicas(server)) == 1
@@ -142,7 +139,7 @@ async def test_autoscaling_follows_the_load_and_cuts_no_stream(
 
 @needs_ray
 @pytest.mark.slow
-async def test_sigterm_lets_requests_at_replicas_finish(model_folder: Path, tmp_path: Path) -> None:
+async def test_sigterm_lets_requests_at_replicas_finish(model_folder, tmp_path):
     with server_process(model_folder, tmp_path, code=SERVES, replicas=1) as server:
         async with connected(server.url) as connection:
             await connection.send(asking(max_tokens=LONG, stream=True))
@@ -157,7 +154,7 @@ async def test_sigterm_lets_requests_at_replicas_finish(model_folder: Path, tmp_
     assert sorted(outcomes) == ["completed", "rejected"]
 
 
-def test_an_error_says_how_to_install_ray() -> None:
+def test_an_error_says_how_to_install_ray():
     command = [sys.executable, "-c", WITHOUT_RAY, "serve", "--replicas", "2"]
     ended = subprocess.run(command, check=False, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
@@ -200,7 +197,7 @@ def url(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @needs_ray
 @pytest.mark.slow
-def test_an_openai_client_streams_through_rays_proxy(url: str) -> None:
+def test_an_openai_client_streams_through_rays_proxy(url):
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         [model] = client.models.list().data
         asked = {"model": model.id, "prompt": "Once", "max_tokens": 24, "seed": 5}
@@ -212,7 +209,7 @@ def test_an_openai_client_streams_through_rays_proxy(url: str) -> None:
 
 @needs_ray
 @pytest.mark.slow
-def test_errors_and_metrics_are_those_of_the_server(url: str) -> None:
+def test_errors_and_metrics_are_those_of_the_server(url):
     refused = httpx.post(f"{url}/v1/completions", json={"model": "default", "prompt": "Once", "max_tokens": -2})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
     wait_until(lambda: httpx.get(f"{url}/metrics").text.count("nvium_requests_running{replica=") == 2, seconds=60)
@@ -233,9 +230,7 @@ def ray_process(tmp_path: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", str(tmp_path)])
 
 
-def test_the_reaper_kills_the_ray_processes_of_a_killed_gateway(
-    tmp_path: Path, ray_process: subprocess.Popen[bytes]
-) -> None:
+def test_the_reaper_kills_the_ray_processes_of_a_killed_gateway(tmp_path, ray_process):
     with subprocess.Popen([sys.executable, "-c", GATEWAY, str(tmp_path)], stdout=subprocess.PIPE) as gateway:
         assert gateway.stdout
         assert gateway.stdout.readline() == b"ready\n"
@@ -244,7 +239,7 @@ def test_the_reaper_kills_the_ray_processes_of_a_killed_gateway(
     wait_until(lambda: not list(processes_of(str(tmp_path))))
 
 
-def test_the_reaper_kills_nothing_after_an_orderly_stop(tmp_path: Path, ray_process: subprocess.Popen[bytes]) -> None:
+def test_the_reaper_kills_nothing_after_an_orderly_stop(tmp_path, ray_process):
     with reaper_of(str(tmp_path)):
         assert ray_process.pid in processes_of(str(tmp_path))
     assert ray_process.poll() is None
@@ -255,7 +250,7 @@ def test_the_reaper_kills_nothing_after_an_orderly_stop(tmp_path: Path, ray_proc
 
 @needs_ray
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs no GPU")
-def test_more_replicas_than_gpus_are_refused_in_one_line() -> None:
+def test_more_replicas_than_gpus_are_refused_in_one_line():
     command = [sys.executable, "-m", "nvium_core.cli", "serve", "--replicas", "2", "--device", "cuda"]
     ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
     assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)

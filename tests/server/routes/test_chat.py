@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from nvium_core import Engine, LoadedModel, SamplingParams
+from nvium_core import Engine, SamplingParams
 from tests.byte_model import END_OF_TEXT, NAME, token_ids
 from tests.server.live_server import LiveServer, live_server, template_server, wait_until
 from tests.server.log_lines import log_lines
@@ -17,7 +17,7 @@ def streamed(server: LiveServer, **body: Any) -> list[Json]:
     return events_of(response.text)
 
 
-def test_a_strict_client_reads_a_stream_to_the_same_text(server: LiveServer) -> None:
+def test_a_strict_client_reads_a_stream_to_the_same_text(server):
     client = server.client()
     asked: Json = {"model": "default", "messages": [{"role": "user", "content": "Hello"}], "seed": 4, "max_tokens": 40}
     whole = client.chat.completions.create(**asked)
@@ -33,7 +33,7 @@ def test_a_strict_client_reads_a_stream_to_the_same_text(server: LiveServer) -> 
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_the_clients_stream_helper_collects_the_exits_of_all_tokens(server: LiveServer, n: int) -> None:
+def test_the_clients_stream_helper_collects_the_exits_of_all_tokens(server, n):
     """OpenAI's helper raises if a response is cut at its length, so a regex ends this response."""
     asked = {"model": NAME, "messages": [{"role": "user", "content": "Hello"}], "seed": 3, "n": n}
     asked["extra_body"] = {"guided_regex": "[a-z]{8}"}
@@ -49,7 +49,7 @@ def test_the_clients_stream_helper_collects_the_exits_of_all_tokens(server: Live
         assert exits["exit_probabilities"] == pytest.approx(expected.model_extra["nvium"]["exit_probabilities"])
 
 
-def test_tokens_equal_the_engines_for_the_templates_prompt(server: LiveServer, byte_model: LoadedModel) -> None:
+def test_tokens_equal_the_engines_for_the_templates_prompt(server, byte_model):
     params = SamplingParams(max_tokens=20, seed=5, temperature=0.8, top_k=50, ignore_eos=True, sampling="mixture")
     [expected] = Engine(byte_model.model).generate([PROMPT], params)
     asked = {"max_tokens": 20, "seed": 5, "temperature": 0.8, "top_k": 50, "ignore_eos": True}
@@ -59,7 +59,7 @@ def test_tokens_equal_the_engines_for_the_templates_prompt(server: LiveServer, b
     assert body["nvium"]["exit_counts"] == [0, 0, 20]
 
 
-def test_a_stream_begins_with_roles_and_ends_each_choice_with_its_reason(server: LiveServer) -> None:
+def test_a_stream_begins_with_roles_and_ends_each_choice_with_its_reason(server):
     chunks = streamed(server, n=2, max_tokens=4, ignore_eos=True, return_token_ids=True)
     choices = [chunk["choices"][0] for chunk in chunks]
     opening = {"role": "assistant", "content": ""}
@@ -73,7 +73,7 @@ def test_a_stream_begins_with_roles_and_ends_each_choice_with_its_reason(server:
     assert "nvium" not in streamed(server, max_tokens=3, nvium={"metadata": False})[-1]["choices"][0]["delta"]
 
 
-def test_logprobs_of_partial_characters_contain_their_bytes(server: LiveServer) -> None:
+def test_logprobs_of_partial_characters_contain_their_bytes(server):
     choice = server.chat(max_tokens=60, ignore_eos=True, logprobs=True, top_logprobs=3).json()["choices"][0]
     assert choice["logprobs"]["refusal"] is None
     entries = choice["logprobs"]["content"]
@@ -92,7 +92,7 @@ def test_logprobs_of_partial_characters_contain_their_bytes(server: LiveServer) 
     assert [entry["top_logprobs"] for entry in alone] == [[]] * len(alone)
 
 
-def test_the_default_max_tokens_is_the_rest_of_the_context(byte_model: LoadedModel) -> None:
+def test_the_default_max_tokens_is_the_rest_of_the_context(byte_model):
     with live_server(byte_model, context=40, max_new_tokens=30) as server:
         free = server.chat(ignore_eos=True).json()
         assert free["usage"]["total_tokens"] == 40
@@ -107,7 +107,7 @@ def test_the_default_max_tokens_is_the_rest_of_the_context(byte_model: LoadedMod
         assert same["usage"]["completion_tokens"] == 2
 
 
-def test_with_the_plain_template_generation_stops_before_the_users_next_turn(byte_model: LoadedModel) -> None:
+def test_with_the_plain_template_generation_stops_before_the_users_next_turn(byte_model):
     with live_server(byte_model) as server:
         free = server.chat(max_tokens=80, ignore_eos=True).json()["choices"][0]["message"]["content"]
         stop = next(character for character in free[5:] if character.isascii())
@@ -117,7 +117,7 @@ def test_with_the_plain_template_generation_stops_before_the_users_next_turn(byt
         assert server.chat(max_tokens=80, ignore_eos=True).json()["choices"][0]["message"]["content"] == free
 
 
-def test_an_exception_of_the_template_is_a_400() -> None:
+def test_an_exception_of_the_template_is_a_400():
     with template_server("{{ raise_exception('no system messages') }}") as server:
         response = server.chat()
         assert response.status_code == 400
@@ -125,13 +125,13 @@ def test_an_exception_of_the_template_is_a_400() -> None:
         assert error_of(response)["param"] == "messages"
 
 
-def test_a_tokenizers_own_template_is_used() -> None:
+def test_a_tokenizers_own_template_is_used():
     with template_server("<|endoftext|>{{ messages[0].content }}") as server:
         body = server.chat("<|endoftext|>", max_tokens=1, return_token_ids=True).json()
         assert body["prompt_token_ids"] == [0, *token_ids("<|endoftext|>")]
 
 
-def test_the_user_is_logged_with_unsafe_characters_replaced(byte_model: LoadedModel) -> None:
+def test_the_user_is_logged_with_unsafe_characters_replaced(byte_model):
     with live_server(byte_model) as server, log_lines() as log:
         server.chat(max_tokens=1, user="a\nb" + "x" * 100)
         server.chat(max_tokens=1, user="a", safety_identifier="b")
@@ -141,7 +141,7 @@ def test_the_user_is_logged_with_unsafe_characters_replaced(byte_model: LoadedMo
     assert [line["user"] for line in log.lines] == ["a?b" + "x" * 61, "b", "c", None]
 
 
-def test_ignored_schema_keywords_are_named(server: LiveServer) -> None:
+def test_ignored_schema_keywords_are_named(server):
     names = {"type": "array", "uniqueItems": True, "items": {"type": "string"}, "maxItems": 2}
     parameters = {"type": "object", "properties": {"names": names}}
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
@@ -155,13 +155,13 @@ def test_ignored_schema_keywords_are_named(server: LiveServer) -> None:
     assert ignored == "guided_json.uniqueItems"
 
 
-def test_unknown_fields_within_messages_are_named(server: LiveServer) -> None:
+def test_unknown_fields_within_messages_are_named(server):
     part = {"type": "text", "text": "a", "prompt_cache_breakpoint": {"mode": "explicit"}, "more": 1}
     response = server.chat(max_tokens=1, messages=[{"role": "user", "content": [part], "x y": 1}], best_of=1)
     assert response.headers["x-nvium-ignored-params"] == "best_of, messages[0].x?y, messages[0].content[0].more"
 
 
-def test_every_message_that_the_server_returns_is_accepted(server: LiveServer) -> None:
+def test_every_message_that_the_server_returns_is_accepted(server):
     """A required call that is cut before its name has neither content nor calls."""
     user, cut = {"role": "user", "content": "a"}, {"role": "assistant", "content": None, "refusal": None}
     for message in (cut, {"role": "assistant"}, {"role": "assistant", "content": "", "tool_calls": []}):
@@ -169,7 +169,7 @@ def test_every_message_that_the_server_returns_is_accepted(server: LiveServer) -
         assert body["prompt_token_ids"] == token_ids("User:\na\n\nAssistant:\n\nUser:\na\n\nAssistant:\n")
 
 
-def test_metadata_is_sent_once_and_effort_hints_are_reported_as_ignored(server: LiveServer) -> None:
+def test_metadata_is_sent_once_and_effort_hints_are_reported_as_ignored(server):
     response = server.chat(max_tokens=1, metadata={"run": "7"}, reasoning_effort="low", verbosity="high")
     assert response.json()["metadata"] == {"run": "7"}
     assert response.headers["x-nvium-ignored-params"] == "reasoning_effort, verbosity"
@@ -178,7 +178,7 @@ def test_metadata_is_sent_once_and_effort_hints_are_reported_as_ignored(server: 
     assert last["metadata"] == {"a": "b"}
 
 
-def test_clamp_max_tokens_shortens_a_limit_beyond_the_context(byte_model: LoadedModel) -> None:
+def test_clamp_max_tokens_shortens_a_limit_beyond_the_context(byte_model):
     with live_server(byte_model, context=40, clamp_max_tokens=True) as server:
         for name in ("max_tokens", "max_completion_tokens"):
             response = server.chat(ignore_eos=True, **{name: 8000})

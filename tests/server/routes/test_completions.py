@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from nvium_core import Engine, LoadedModel, SamplingParams
+from nvium_core import Engine, SamplingParams
 from nvium_core.engine.schedule import scheduler
 from tests.byte_model import EXIT_LAYERS, token_ids
 from tests.server.live_server import LiveServer, wait_until
@@ -22,7 +22,7 @@ def joined(chunks: list[Json], index: int, *path: str) -> Any:
     return sum(values, start=type(values[0])()) if isinstance(values[0], list) else "".join(values)
 
 
-def test_every_sampling_field_reaches_the_engine(server: LiveServer, byte_model: LoadedModel) -> None:
+def test_every_sampling_field_reaches_the_engine(server, byte_model):
     asked = {
         "max_tokens": 20,
         "seed": 5,
@@ -40,7 +40,7 @@ def test_every_sampling_field_reaches_the_engine(server: LiveServer, byte_model:
     assert len(expected.token_ids) >= 12
 
 
-def test_best_of_ranks_by_mean_log_probability(server: LiveServer, byte_model: LoadedModel) -> None:
+def test_best_of_ranks_by_mean_log_probability(server, byte_model):
     params = SamplingParams(max_tokens=10, seed=5, n=2, best_of=5)
     expected = Engine(byte_model.model).generate([token_ids("Once")], params)
     body = server.complete(max_tokens=10, seed=5, n=2, best_of=5).json()
@@ -51,7 +51,7 @@ def test_best_of_ranks_by_mean_log_probability(server: LiveServer, byte_model: L
     assert body["usage"]["completion_tokens"] > sum(body["nvium"]["exit_counts"])
 
 
-def test_a_repeated_prompt_is_taken_from_the_cache(server: LiveServer) -> None:
+def test_a_repeated_prompt_is_taken_from_the_cache(server):
     """With `mixture` the rows pass all blocks. An early exit may drop them, under the schedule `sweep`."""
     prompt = "A prompt that is long enough to fill more than a page of the cache."
     asked = {"prompt": prompt, "max_tokens": 6, "nvium": {"sampling": "mixture"}}
@@ -66,7 +66,7 @@ def same(first: Json, second: Json) -> bool:
     return first == second | {"exit_probabilities": pytest.approx(second["exit_probabilities"])}
 
 
-def test_tokens_and_exits_equal_the_engines(server: LiveServer, byte_model: LoadedModel) -> None:
+def test_tokens_and_exits_equal_the_engines(server, byte_model):
     params = SamplingParams(max_tokens=20, ignore_eos=True, seed=5, temperature=0.8, top_k=50, top_p=0.9)
     [expected] = Engine(byte_model.model).generate([token_ids("Once")], params)
     asked = {"max_tokens": 20, "ignore_eos": True, "seed": 5, "temperature": 0.8, "top_k": 50, "top_p": 0.9}
@@ -80,7 +80,7 @@ def test_tokens_and_exits_equal_the_engines(server: LiveServer, byte_model: Load
         assert body["nvium"]["mean_depth"] == pytest.approx(sum(served["exit_layers"]) / 20 / EXIT_LAYERS[-1])
 
 
-def test_a_prompt_in_a_list_and_choice_zero_behave_as_if_sent_alone(server: LiveServer) -> None:
+def test_a_prompt_in_a_list_and_choice_zero_behave_as_if_sent_alone(server):
     together = server.complete(prompt=["one", "two"], n=2, max_tokens=12).json()["choices"]
     for number, prompt in enumerate(["one", "two"]):
         alone = server.complete(prompt=prompt, max_tokens=12).json()["choices"][0]
@@ -89,7 +89,7 @@ def test_a_prompt_in_a_list_and_choice_zero_behave_as_if_sent_alone(server: Live
     assert together[0]["nvium"] != together[1]["nvium"]
 
 
-def test_echo_returns_the_prompt_before_the_text(server: LiveServer) -> None:
+def test_echo_returns_the_prompt_before_the_text(server):
     """A replacement character at the prompt's end is not part of the text."""
     for prompt in ("Oncé", "abc\ufffd"):
         plain = server.complete(prompt=prompt, max_tokens=9).json()["choices"][0]["text"]
@@ -98,7 +98,7 @@ def test_echo_returns_the_prompt_before_the_text(server: LiveServer) -> None:
             assert echoed == prompt + plain
 
 
-def test_generation_ends_with_the_token_that_completes_a_stop_string(server: LiveServer) -> None:
+def test_generation_ends_with_the_token_that_completes_a_stop_string(server):
     free = server.complete(max_tokens=200, ignore_eos=True).json()["choices"][0]
     stop = next(character for character in free["text"][10:] if character.isascii())
     response = server.complete(max_tokens=200, ignore_eos=True, stop=stop).json()
@@ -116,7 +116,7 @@ def test_generation_ends_with_the_token_that_completes_a_stop_string(server: Liv
     assert by_token["nvium"]["token_ids"] == tokens
 
 
-def test_usage_is_streamed_only_when_asked_for(server: LiveServer) -> None:
+def test_usage_is_streamed_only_when_asked_for(server):
     assert not any("usage" in chunk for chunk in streamed(server, max_tokens=4))
     *chunks, last = streamed(server, max_tokens=4, ignore_eos=True, stream_options={"include_usage": True})
     assert [chunk["usage"] for chunk in chunks] == [None] * len(chunks)
@@ -135,7 +135,7 @@ def test_usage_is_streamed_only_when_asked_for(server: LiveServer) -> None:
     assert counts[-2:] == [3, 3]
 
 
-def test_metadata_and_token_ids_are_optional(server: LiveServer) -> None:
+def test_metadata_and_token_ids_are_optional(server):
     body = server.complete(max_tokens=3, ignore_eos=True, nvium={"metadata": False}, return_token_ids=True).json()
     assert "nvium" not in body
     assert "nvium" not in body["choices"][0]
@@ -145,7 +145,7 @@ def test_metadata_and_token_ids_are_optional(server: LiveServer) -> None:
     assert [chunk for chunk in chunks if "prompt_token_ids" in chunk["choices"][0]] == chunks[:1]
 
 
-def test_probabilities_are_optional_and_change_no_token(server: LiveServer) -> None:
+def test_probabilities_are_optional_and_change_no_token(server):
     asked = {"max_tokens": 20, "ignore_eos": True}
     [choice] = server.complete(**asked, nvium={"probabilities": True}).json()["choices"]
     metadata = choice["nvium"]
@@ -160,9 +160,7 @@ def test_probabilities_are_optional_and_change_no_token(server: LiveServer) -> N
     assert streamed_ones == [pytest.approx(p_k) for p_k in metadata["probabilities"]]
 
 
-def test_a_token_whose_text_is_held_back_is_in_the_chunk_of_its_step(
-    server: LiveServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_token_whose_text_is_held_back_is_in_the_chunk_of_its_step(server, monkeypatch):
     monkeypatch.setattr(scheduler, "SECONDS_AHEAD", 0.0)  # one token a Step
 
     def is_held_back() -> bool:
@@ -176,7 +174,7 @@ def test_a_token_whose_text_is_held_back_is_in_the_chunk_of_its_step(
     wait_until(is_held_back)
 
 
-def test_unknown_fields_are_named_in_a_header_without_unsafe_characters(server: LiveServer) -> None:
+def test_unknown_fields_are_named_in_a_header_without_unsafe_characters(server):
     response = server.complete(max_tokens=1, **{"foo": 1, "x\r\nset-cookie: é": 2}, suffix=None)
     assert response.status_code == 200
     assert response.headers["x-nvium-ignored-params"] == "foo, x??set-cookie???"
@@ -184,7 +182,7 @@ def test_unknown_fields_are_named_in_a_header_without_unsafe_characters(server: 
 
 
 @pytest.mark.parametrize("content_type", ["application/x-www-form-urlencoded", None, "application/json; charset=utf-8"])
-def test_a_body_is_parsed_as_json_with_curls_content_types(server: LiveServer, content_type: str | None) -> None:
+def test_a_body_is_parsed_as_json_with_curls_content_types(server, content_type):
     headers = {"content-type": content_type} if content_type else {}
     body = json.dumps({"model": "default", "prompt": "Once", "max_tokens": 2}).encode()
     response = server.http.post("/v1/completions", content=body, headers=headers)
@@ -192,6 +190,6 @@ def test_a_body_is_parsed_as_json_with_curls_content_types(server: LiveServer, c
     assert response.json()["usage"]["completion_tokens"] >= 1
 
 
-def test_equal_prompts_without_a_seed_get_different_tokens(server: LiveServer) -> None:
+def test_equal_prompts_without_a_seed_get_different_tokens(server):
     first, second = server.complete(prompt=["Once", "Once"], max_tokens=20, seed=None).json()["choices"]
     assert first["nvium"]["token_ids"] != second["nvium"]["token_ids"]

@@ -51,12 +51,12 @@ MESSAGES = [{"role": "user", "content": "a"}]
         ("/detokenize", {"tokens": [500]}),
     ],
 )
-def test_responses_match_their_schemas(server: LiveServer, path: str, body: Json) -> None:
+def test_responses_match_their_schemas(server, path, body):
     limit = {"max_tokens": 3} if path.startswith("/v1") else {}
     check_answer(server, "POST", path, {"model": NAME, **limit, **body})
 
 
-def test_responses_to_get_match_their_schemas(server: LiveServer) -> None:
+def test_responses_to_get_match_their_schemas(server):
     for path, methods in DOCUMENT["paths"].items():
         if "get" in methods and "{" not in path:
             check_answer(server, "GET", path, None)
@@ -64,7 +64,7 @@ def test_responses_to_get_match_their_schemas(server: LiveServer) -> None:
         check_answer(server, "GET", f"/v1/models/{name}", None, "/v1/models/{model_id}")
 
 
-def test_chunks_match_their_schemas(server: LiveServer) -> None:
+def test_chunks_match_their_schemas(server):
     options = {"stream": True, "max_tokens": 3, "stream_options": {"include_usage": True}, "return_token_ids": True}
     for response, kind in (
         (server.complete(**options, logprobs=1), Completion),
@@ -92,7 +92,7 @@ def test_chunks_match_their_schemas(server: LiveServer) -> None:
         ({"tool_choice": "maybe"}, False),
     ],
 )
-def test_requests_are_accepted_if_and_only_if_they_match_the_schema(server: LiveServer, body: Json, fits: bool) -> None:
+def test_requests_are_accepted_if_and_only_if_they_match_the_schema(server, body, fits):
     schema = {"$ref": "#/components/schemas/ChatRequest"}
     asked = {"model": NAME, "messages": MESSAGES, "max_tokens": 1, **body}
     assert server.http.post("/v1/chat/completions", json=asked).status_code == (200 if fits else 400)

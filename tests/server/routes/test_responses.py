@@ -3,7 +3,6 @@ from typing import Any
 
 import pytest
 
-from nvium_core import LoadedModel
 from server.routes.responses import ResponseStore
 from tests.byte_model import NAME, token_ids
 from tests.server.live_server import LiveServer, live_server
@@ -35,7 +34,7 @@ def events(server: LiveServer, **body: Any) -> list[Json]:
     return parsed
 
 
-def test_a_response_has_the_text_of_a_chat(server: LiveServer) -> None:
+def test_a_response_has_the_text_of_a_chat(server):
     response = server.client().responses.create(
         model=NAME, input="Hello", instructions="Be kind.", max_output_tokens=9, extra_body={"seed": 1}
     )
@@ -50,7 +49,7 @@ def test_a_response_has_the_text_of_a_chat(server: LiveServer) -> None:
     assert body["nvium"]["exit_counts"] == chat["nvium"]["exit_counts"]
 
 
-def test_the_clients_stream_equals_the_whole_response(server: LiveServer) -> None:
+def test_the_clients_stream_equals_the_whole_response(server):
     asked: Json = {"model": NAME, "input": "Hello", "max_output_tokens": 30, "extra_body": {"seed": 1}}
     whole = server.client().responses.create(**asked)
     with server.client().responses.stream(**asked) as stream:
@@ -66,7 +65,7 @@ def test_the_clients_stream_equals_the_whole_response(server: LiveServer) -> Non
 
 
 @pytest.mark.usefixtures("one_by_one")
-def test_a_function_is_called_and_its_output_is_accepted(server: LiveServer) -> None:
+def test_a_function_is_called_and_its_output_is_accepted(server):
     client = server.client()
     asked: Json = {"model": NAME, "tools": [TOOL]}
     with answering(server.app, CALL, CALL, "It rains.", CALL):
@@ -84,7 +83,7 @@ def test_a_function_is_called_and_its_output_is_accepted(server: LiveServer) -> 
     assert (final.status, final.output_text) == ("completed", "It rains.")
 
 
-def test_a_response_can_be_continued_by_its_id(server: LiveServer) -> None:
+def test_a_response_can_be_continued_by_its_id(server):
     with answering(server.app, "One.", "Two."):
         first = ask(server, input="Count.").json()
         second = ask(server, input="On.", previous_response_id=first["id"]).json()
@@ -93,7 +92,7 @@ def test_a_response_can_be_continued_by_its_id(server: LiveServer) -> None:
     assert second["usage"]["input_tokens"] == len(prompt)
 
 
-def test_a_response_that_is_not_stored_or_has_another_key_is_not_found(byte_model: LoadedModel) -> None:
+def test_a_response_that_is_not_stored_or_has_another_key_is_not_found(byte_model):
     with live_server(byte_model, api_keys="alice:sk-a,bob:sk-b") as server:
         asked: Json = {"model": NAME, "input": "a", "max_output_tokens": 1}
         alice, bob = ({"authorization": f"Bearer sk-{name}"} for name in "ab")
@@ -109,7 +108,7 @@ def keep(kept: ResponseStore, owner: str, response_id: str, text: str = "a") -> 
     kept.store(owner, [{"role": "user", "content": text}], {"id": response_id, "output": []})  # type: ignore[typeddict-item]
 
 
-def test_the_largest_key_loses_its_oldest_response_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_largest_key_loses_its_oldest_response_first(monkeypatch):
     monkeypatch.setattr("server.routes.responses.MAX_STORED", 4)
     kept = ResponseStore()
     keep(kept, "alice", "0")
@@ -124,7 +123,7 @@ def test_the_largest_key_loses_its_oldest_response_first(monkeypatch: pytest.Mon
     assert sum(kept._sizes.values()) == sum(one.num_characters for own in kept._owned.values() for one in own.values())
 
 
-def test_a_response_with_the_same_id_replaces_the_old_one() -> None:
+def test_a_response_with_the_same_id_replaces_the_old_one():
     """Clients choose the id by `x-request-id`. A replaced response no longer counts towards the limits."""
     kept = ResponseStore()
     for number in range(50):
@@ -134,7 +133,7 @@ def test_a_response_with_the_same_id_replaces_the_old_one() -> None:
     assert kept._sizes["me"] == found.num_characters
 
 
-def test_a_stored_response_can_be_read_and_deleted(server: LiveServer) -> None:
+def test_a_stored_response_can_be_read_and_deleted(server):
     client = server.client()
     made = client.responses.create(model=NAME, input="Hello", max_output_tokens=9, metadata={"run": "7"})
     assert client.responses.retrieve(made.id) == made
@@ -151,7 +150,7 @@ HOSTED = [{"type": kind} for kind in ("web_search", "local_shell", "mcp", "code_
 CUSTOM = {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark"}}
 
 
-def test_hosted_tools_are_ignored_and_namespaces_are_flattened(server: LiveServer) -> None:
+def test_hosted_tools_are_ignored_and_namespaces_are_flattened(server):
     with answering(server.app, CALL, CALL, CALL):
         response = ask(server, input="Weather?", tools=[HOSTED[0], SPACE, *HOSTED[1:], CUSTOM])
         brought = ask(server, input=[{"type": "additional_tools", "tools": [TOOL]}, {"role": "user", "content": "a"}])
@@ -164,7 +163,7 @@ def test_hosted_tools_are_ignored_and_namespaces_are_flattened(server: LiveServe
     assert response.headers["x-nvium-ignored-params"] == ", ".join([*left_out, "tools[6].custom"])
 
 
-def test_items_of_hosted_tools_become_calls_and_text(server: LiveServer) -> None:
+def test_items_of_hosted_tools_become_calls_and_text(server):
     items: list[Json] = [
         {"role": "user", "content": "Weather?"},
         {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"query": "Bern"}},
@@ -184,13 +183,13 @@ def test_items_of_hosted_tools_become_calls_and_text(server: LiveServer) -> None
     assert ask(server, input=items, max_output_tokens=1).json()["usage"]["input_tokens"] == len(token_ids(prompt))
 
 
-def test_text_format_constrains_the_response(server: LiveServer) -> None:
+def test_text_format_constrains_the_response(server):
     schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
     form = {"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": True}}
     assert json.loads(ask(server, text=form).json()["output"][0]["content"][0]["text"]) in ({"n": 1}, {"n": 2})
 
 
-def test_ignored_fields_are_named_and_requests_are_counted(server: LiveServer) -> None:
+def test_ignored_fields_are_named_and_requests_are_counted(server):
     response = ask(server, max_output_tokens=1, reasoning={"effort": "low"}, include=["x"])
     assert response.headers["x-nvium-ignored-params"] == "reasoning, include"
     assert server.gauge('nvium_requests_total{endpoint="responses",outcome="completed"}') >= 1

@@ -4,7 +4,7 @@ import httpx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvium_core import LoadedModel, load_model
+from nvium_core import load_model
 from tests.byte_model import END_OF_TEXT, NAME, token_ids
 from tests.server.live_server import LiveServer, live_server, template_server
 
@@ -17,7 +17,7 @@ def detokenize(server: LiveServer, **body: Any) -> httpx.Response:
     return server.http.post("/detokenize", json=body)
 
 
-def test_tokenize_returns_the_tokens_and_their_number(server: LiveServer) -> None:
+def test_tokenize_returns_the_tokens_and_their_number(server):
     ids = token_ids("a é")
     plain = {"count": 4, "max_model_len": 4096, "tokens": ids, "token_strs": None}
     assert tokenize(server, prompt="a é").json() == plain
@@ -27,13 +27,13 @@ def test_tokenize_returns_the_tokens_and_their_number(server: LiveServer) -> Non
 
 @settings(max_examples=50, deadline=None)
 @given(text=st.text(max_size=40).filter(lambda text: END_OF_TEXT not in text))
-def test_detokenize_inverts_tokenize(server: LiveServer, text: str) -> None:
+def test_detokenize_inverts_tokenize(server, text):
     ids = tokenize(server, prompt=text).json()["tokens"]
     assert ids == token_ids(text)
     assert detokenize(server, tokens=ids).json() == {"prompt": text}
 
 
-def test_special_tokens_are_added_unless_disabled() -> None:
+def test_special_tokens_are_added_unless_disabled():
     model = load_model()
     begin = model.tokenizer.bos_token
     with live_server(model) as server:
@@ -42,7 +42,7 @@ def test_special_tokens_are_added_unless_disabled() -> None:
             assert detokenize(server, tokens=ids).json() == {"prompt": expected}
 
 
-def test_messages_have_the_tokens_of_a_chats_prompt(server: LiveServer) -> None:
+def test_messages_have_the_tokens_of_a_chats_prompt(server):
     messages = [{"role": "user", "content": f"Hello {END_OF_TEXT}"}]
     for tools in ([], [{"type": "function", "function": {"name": "f"}}]):
         body = {"model": NAME, "messages": messages, "max_tokens": 1, "return_token_ids": True, "tools": tools}
@@ -53,7 +53,7 @@ def test_messages_have_the_tokens_of_a_chats_prompt(server: LiveServer) -> None:
     assert detokenize(server, tokens=plain).json()["prompt"] == f"User:\nHello {END_OF_TEXT}"
 
 
-def test_tokenize_passes_the_same_options_to_the_template_as_a_chat() -> None:
+def test_tokenize_passes_the_same_options_to_the_template_as_a_chat():
     turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well"}]
     tools = [{"type": "function", "function": {"name": "f"}}]
     template = (
@@ -73,12 +73,12 @@ def test_tokenize_passes_the_same_options_to_the_template_as_a_chat() -> None:
             assert tokens == chat.json()["prompt_token_ids"] == token_ids(text)
 
 
-def test_a_long_text_is_tokenized(server: LiveServer) -> None:
+def test_a_long_text_is_tokenized(server):
     text = "word " * 300_000
     assert tokenize(server, prompt=text).json()["count"] == len(text)
 
 
-def test_an_unknown_model_is_not_found_and_unknown_fields_are_named(server: LiveServer) -> None:
+def test_an_unknown_model_is_not_found_and_unknown_fields_are_named(server):
     assert tokenize(server, model="gpt-x", prompt="a").status_code == 404
     assert detokenize(server, model="gpt-x", tokens=[]).status_code == 404
     assert detokenize(server, model="default", tokens=[]).json() == {"prompt": ""}
@@ -86,7 +86,7 @@ def test_an_unknown_model_is_not_found_and_unknown_fields_are_named(server: Live
         assert response.headers["x-nvium-ignored-params"] == "more"
 
 
-def test_tokenizer_info_describes_the_tokenizer(server: LiveServer, byte_model: LoadedModel) -> None:
+def test_tokenizer_info_describes_the_tokenizer(server, byte_model):
     info = server.http.get("/tokenizer_info").json()
     assert info["tokenizer_class"] == type(byte_model.tokenizer).__name__
     assert (info["vocab_size"], info["model_max_length"]) == (257, 4096)

@@ -83,7 +83,7 @@ def secretive(num_lines: int = 1) -> Iterator[LogLines]:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_request_is_logged_in_one_line(watched: LiveServer, stream: bool) -> None:
+def test_a_request_is_logged_in_one_line(watched, stream):
     with secretive() as log:
         watched.http.post("/v1/completions", json=BODY | {"stream": stream, "n": 2})
     [line] = log.lines
@@ -109,9 +109,7 @@ def test_a_request_is_logged_in_one_line(watched: LiveServer, stream: bool) -> N
         ({"n": 100, "prompt": [SECRET] * 20}, {}, (400, "invalid", "invalid_value")),
     ],
 )
-def test_a_refusal_is_logged_in_one_line_with_its_cause(
-    watched: LiveServer, body: dict[str, Any], headers: dict[str, str], expected: tuple[int, str, str]
-) -> None:
+def test_a_refusal_is_logged_in_one_line_with_its_cause(watched, body, headers, expected):
     with secretive() as log:
         watched.http.post("/v1/completions", json=BODY | body, headers=headers)
     [line] = log.lines
@@ -130,9 +128,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("target", "expected"), OTHERS)
-def test_a_request_to_no_named_endpoint_has_a_line_and_a_series(
-    watched: LiveServer, target: str, expected: tuple[int, str, str]
-) -> None:
+def test_a_request_to_no_named_endpoint_has_a_line_and_a_series(watched, target, expected):
     status, outcome, _ = expected
     series = [
         f'responses_total{{endpoint="other",status="{status}"}}',
@@ -147,7 +143,7 @@ def test_a_request_to_no_named_endpoint_has_a_line_and_a_series(
     assert [watched.gauge(f"nvium_{name}") for name in series] == [before[0] + 1, before[1] + 1]
 
 
-async def test_what_the_connection_refuses_has_a_line_and_a_series(watched: LiveServer) -> None:
+async def test_what_the_connection_refuses_has_a_line_and_a_series(watched):
     name = 'nvium_responses_total{endpoint="other",status="400"}'
     before = watched.gauge(name)
     with secretive() as log:
@@ -158,7 +154,7 @@ async def test_what_the_connection_refuses_has_a_line_and_a_series(watched: Live
     assert watched.gauge(name) == before + 1
 
 
-async def test_a_body_that_breaks_off_is_one_refusal(watched: LiveServer) -> None:
+async def test_a_body_that_breaks_off_is_one_refusal(watched):
     broken = request("/v1/completions", b"{", headers=JSON_TYPE | bearer(KEY), is_chunked=True)
     with secretive() as log:
         answer = await asked(watched.url, broken.replace(b"\r\n0\r\n", b"\r\nzz\r\n"))
@@ -172,7 +168,7 @@ async def test_a_body_that_breaks_off_is_one_refusal(watched: LiveServer) -> Non
     )
 
 
-def test_probes_and_public_files_have_no_line_unless_they_fail(watched: LiveServer) -> None:
+def test_probes_and_public_files_have_no_line_unless_they_fail(watched):
     with secretive(num_lines=2) as log:
         for path in ("/livez", "/readyz", "/", "/metrics", "/v1/models"):
             assert watched.http.get(path).status_code == 200
@@ -181,7 +177,7 @@ def test_probes_and_public_files_have_no_line_unless_they_fail(watched: LiveServ
     assert [line["target"] for line in log.lines] == ["GET /assets/nope.js", "GET /version"]
 
 
-def test_a_disconnect_is_logged_with_the_tokens_generated_so_far(watched: LiveServer) -> None:
+def test_a_disconnect_is_logged_with_the_tokens_generated_so_far(watched):
     body = BODY | {"max_tokens": 4000, "stream": True}
     with secretive() as log, watched.http.stream("POST", "/v1/completions", json=body) as response:
         next(response.iter_lines())
@@ -201,13 +197,13 @@ NAMES = st.sampled_from(
 
 @settings(max_examples=60)
 @given(st.dictionaries(NAMES, JSON).filter(lambda fields: not isinstance(fields.get("user"), str)))
-def test_no_log_line_quotes_the_body(watched: LiveServer, fields: dict[str, Any]) -> None:
+def test_no_log_line_quotes_the_body(watched, fields):
     with secretive() as log:
         watched.http.post("/v1/completions", json=BODY | fields)
     assert [line["event"] for line in log.lines] == ["request"]
 
 
-def test_an_exception_is_logged_without_its_message(watched: LiveServer) -> None:
+def test_an_exception_is_logged_without_its_message(watched):
     with secretive(num_lines=2) as log:
         response = watched.http.post("/quoting", content=SECRET)
     assert (response.status_code, error_of(response)["code"]) == (500, "internal_error")
@@ -219,7 +215,7 @@ def test_an_exception_is_logged_without_its_message(watched: LiveServer) -> None
     assert SECRET not in response.text
 
 
-def test_the_exception_of_a_background_task_is_logged_without_its_message(watched: LiveServer) -> None:
+def test_the_exception_of_a_background_task_is_logged_without_its_message(watched):
     with secretive(num_lines=2) as log:
         watched.http.post("/leaves-a-task", content=SECRET)
         wait_until(watched.app.state.task.done)
@@ -229,7 +225,7 @@ def test_the_exception_of_a_background_task_is_logged_without_its_message(watche
     assert line["exception"].endswith("QuotingError")
 
 
-def test_a_failure_in_a_stream_is_logged_with_the_requests_id(watched: LiveServer) -> None:
+def test_a_failure_in_a_stream_is_logged_with_the_requests_id(watched):
     with secretive(num_lines=3) as log, pytest.raises(httpx.RemoteProtocolError):
         watched.http.post("/breaks-off", content=SECRET)
     failure, _, incomplete = log.lines
@@ -238,7 +234,7 @@ def test_a_failure_in_a_stream_is_logged_with_the_requests_id(watched: LiveServe
     assert incomplete["event"] == "ASGI callable returned without completing response."
 
 
-def test_lines_of_other_loggers_have_the_id_and_no_line_breaks() -> None:
+def test_lines_of_other_loggers_have_the_id_and_no_line_breaks():
     with log_lines() as log, structlog.contextvars.bound_contextvars(request_id="mine"):
         logging.getLogger("other").warning("two\nlines \x1b[31m é")
         logging.getLogger("other").info("not worth it")
@@ -258,7 +254,7 @@ def raise_error() -> None:
     raise LookupError(SECRET)
 
 
-def test_the_interpreters_own_messages_are_log_lines() -> None:
+def test_the_interpreters_own_messages_are_log_lines():
     with log_lines() as written:
         with warnings.catch_warnings():
             warnings.simplefilter("always")
@@ -279,7 +275,7 @@ def test_the_interpreters_own_messages_are_log_lines() -> None:
     assert SECRET not in written.text
 
 
-def test_the_engines_exceptions_keep_their_messages() -> None:
+def test_the_engines_exceptions_keep_their_messages():
     with log_lines() as log:
         for name in ("nvium_core.engine.engine", "uvicorn.error"):
             try:
@@ -291,7 +287,7 @@ def test_the_engines_exceptions_keep_their_messages() -> None:
     assert other["exception"].endswith("RuntimeError")
 
 
-def test_the_cached_tokens_of_a_prompt_are_logged_once_for_all_its_choices(byte_model: LoadedModel) -> None:
+def test_the_cached_tokens_of_a_prompt_are_logged_once_for_all_its_choices(byte_model):
     with live_server(byte_model) as server:
         server.http.post("/v1/completions", json=BODY | {"prompt": "a" * 40, "logprobs": 0})
         with log_lines() as log:

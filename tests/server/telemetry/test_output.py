@@ -16,7 +16,6 @@ from structlog import DropEvent
 
 from server.telemetry.human import SENTENCES, in_words, sentence
 from server.telemetry.sink import MAX_LINES, LogSink
-from tests.server.raw_client import Json
 from tests.server.server_process import free_port
 
 
@@ -27,7 +26,7 @@ def sink() -> Iterator[LogSink]:
     made.drain()
 
 
-def test_lines_are_written_in_order(sink: LogSink, tmp_path: Path) -> None:
+def test_lines_are_written_in_order(sink, tmp_path):
     with (tmp_path / "log").open("w") as stream:
         sink.open(stream)
         for number in range(1000):
@@ -37,7 +36,7 @@ def test_lines_are_written_in_order(sink: LogSink, tmp_path: Path) -> None:
     assert sink.num_dropped == 0
 
 
-def test_lines_that_a_full_disk_refuses_are_counted(sink: LogSink) -> None:
+def test_lines_that_a_full_disk_refuses_are_counted(sink):
     with Path("/dev/full").open("w") as stream:
         sink.open(stream)
         for _ in range(10):
@@ -46,7 +45,7 @@ def test_lines_that_a_full_disk_refuses_are_counted(sink: LogSink) -> None:
     assert sink.num_dropped == 10
 
 
-def test_lines_to_a_closed_pipe_are_counted_and_later_lines_written(sink: LogSink, tmp_path: Path) -> None:
+def test_lines_to_a_closed_pipe_are_counted_and_later_lines_written(sink, tmp_path):
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as stream:
@@ -62,7 +61,7 @@ def test_lines_to_a_closed_pipe_are_counted_and_later_lines_written(sink: LogSin
     assert (sink.num_dropped, later.getvalue()) == (2, "found \\ud800\n")
 
 
-def test_a_pipe_that_is_not_read_does_not_block(sink: LogSink) -> None:
+def test_a_pipe_that_is_not_read_does_not_block(sink):
     reading, writing = os.pipe()
     with os.fdopen(writing, "w") as stream:
         sink.open(stream)
@@ -89,11 +88,11 @@ SECONDS = 180
         ({"event": "lost", "level": "warning", "timestamp": "now", "kind": 1, "user": None}, "warning: lost kind=1"),
     ],
 )
-def test_an_event_is_a_sentence_if_its_fields_are_known_else_its_level_and_fields(event: Json, shown: str) -> None:
+def test_an_event_is_a_sentence_if_its_fields_are_known_else_its_level_and_fields(event, shown):
     assert in_words(None, "info", event) == shown
 
 
-def test_the_playground_is_shown_if_it_is_on_and_events_with_an_empty_sentence_are_hidden() -> None:
+def test_the_playground_is_shown_if_it_is_on_and_events_with_an_empty_sentence_are_hidden():
     for is_on in (True, False):
         assert ("Playground" in sentence({"event": "ready", "url": "http://x", "playground": is_on})) == is_on
     silent = next(event for event, text in SENTENCES.items() if not text)
@@ -101,7 +100,7 @@ def test_the_playground_is_shown_if_it_is_on_and_events_with_an_empty_sentence_a
         in_words(None, "info", {"event": silent, "level": "info"})
 
 
-def test_a_server_at_a_terminal_shows_the_model_and_its_url(tmp_path: Path) -> None:
+def test_a_server_at_a_terminal_shows_the_model_and_its_url(tmp_path):
     terminal, end = pty.openpty()
     port = free_port()
     code = "from server.app import run; from server.settings import Settings; run(Settings())"

@@ -3,7 +3,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,9 +75,7 @@ def traced(byte_model: LoadedModel) -> Iterator[tuple[LiveServer, Spans]]:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_request_is_a_span_with_its_phases_as_children(
-    traced: tuple[LiveServer, Spans], stream: bool, n: int
-) -> None:
+def test_a_request_is_a_span_with_its_phases_as_children(traced, stream, n):
     server, spans = traced
     before = time.time_ns()
     response = server.http.post("/v1/completions", json=BODY | {"stream": stream, "n": n})
@@ -114,7 +111,7 @@ def test_a_request_is_a_span_with_its_phases_as_children(
     assert SECRET not in "".join(span.to_json() for span in (request, *inner))
 
 
-def test_a_request_belongs_to_the_clients_trace(traced: tuple[LiveServer, Spans]) -> None:
+def test_a_request_belongs_to_the_clients_trace(traced):
     server, spans = traced
     server.http.post("/v1/completions", json=BODY, headers={"traceparent": f"00-{TRACE}-{PARENT}-01"})
     request, inner = spans.take()
@@ -124,7 +121,7 @@ def test_a_request_belongs_to_the_clients_trace(traced: tuple[LiveServer, Spans]
     assert len(inner) == 3
 
 
-def test_a_refused_request_is_a_span_without_phases(byte_model: LoadedModel) -> None:
+def test_a_refused_request_is_a_span_without_phases(byte_model):
     with traced_server(byte_model, api_keys="alice:sk-a") as (server, spans):
         for body, key, status, cause in (
             (BODY, "sk-b", 401, "invalid_api_key"),
@@ -142,7 +139,7 @@ def test_a_refused_request_is_a_span_without_phases(byte_model: LoadedModel) -> 
             assert SECRET not in request.to_json()
 
 
-def test_a_disconnect_ends_the_current_phase(traced: tuple[LiveServer, Spans]) -> None:
+def test_a_disconnect_ends_the_current_phase(traced):
     server, spans = traced
     with server.http.stream("POST", "/v1/completions", json=BODY | {"max_tokens": 4000, "stream": True}) as response:
         next(response.iter_lines())
@@ -153,7 +150,7 @@ def test_a_disconnect_ends_the_current_phase(traced: tuple[LiveServer, Spans]) -
     assert request.status.status_code is StatusCode.UNSET
 
 
-def test_a_failed_request_is_an_error_span(byte_model: LoadedModel) -> None:
+def test_a_failed_request_is_an_error_span(byte_model):
     with traced_server(byte_model) as (server, spans):
         with server.http.stream("POST", "/v1/completions", json=BODY | {"max_tokens": 4000, "stream": True}) as stream:
             lines = stream.iter_lines()
@@ -166,7 +163,7 @@ def test_a_failed_request_is_an_error_span(byte_model: LoadedModel) -> None:
     assert [span.name for span in inner] == PHASES
 
 
-def test_probes_and_lists_are_not_traced(traced: tuple[LiveServer, Spans]) -> None:
+def test_probes_and_lists_are_not_traced(traced):
     server, spans = traced
     for path in ("/livez", "/metrics", "/v1/models", "/nope"):
         server.http.get(path)
@@ -187,9 +184,7 @@ def test_probes_and_lists_are_not_traced(traced: tuple[LiveServer, Spans]) -> No
         (200, None, 1, []),
     ],
 )
-def test_an_aborted_requests_last_phase_lasts_until_its_end(
-    status: int | None, cause: str | None, reached: int, expected: list[tuple[str, int, int]]
-) -> None:
+def test_an_aborted_requests_last_phase_lasts_until_its_end(status, cause, reached, expected):
     record = RequestRecord(Metrics([1.0]), request_id="mine", endpoint="completions")
     moments = [("queued_at", 1), ("started_at", 2), ("first_token_at", 3), ("last_token_at", 4)]
     for name, seconds in [*moments[:reached], ("closed_at", 9)]:
@@ -200,9 +195,7 @@ def test_an_aborted_requests_last_phase_lasts_until_its_end(
 
 
 @pytest.mark.parametrize("ending", ["", "/", "/v1/traces"])
-def test_spans_are_exported_to_the_configured_endpoint(
-    byte_model: LoadedModel, ending: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_spans_are_exported_to_the_configured_endpoint(byte_model, ending, monkeypatch):
     monkeypatch.setattr(JsonBodies, "TAKEN_FOR_JSON", ("", "application/x-protobuf"))  # the collector is an app of ours
     received: list[bytes] = []
 
@@ -224,13 +217,13 @@ def test_spans_are_exported_to_the_configured_endpoint(
     assert (service, sorted(names)) == ("nvium", ["decode", "prefill", "queue", f"text_completion {NAME}"])
 
 
-def test_an_endpoint_without_the_sdk_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endpoint_without_the_sdk_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk", None)
     with pytest.raises(SettingsError, match=r"^otlp_endpoint: .*nvium\[tracing\]"):
         tracer_provider(Settings(otlp_endpoint="http://localhost:4318"))
 
 
-def test_a_failing_export_of_traces_shows_no_password(model_folder: Path, tmp_path: Path) -> None:
+def test_a_failing_export_of_traces_shows_no_password(model_folder, tmp_path):
     endpoint = f"http://user:{SECRET}@127.0.0.1:9"
     with server_process(model_folder, tmp_path, otlp_endpoint=endpoint, drain_seconds=1) as server:
         assert server.http.post("/v1/completions", json=BODY | {"model": "default"}).status_code == 200

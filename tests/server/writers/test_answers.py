@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from nvium_core import Completion, Engine, LoadedModel, SamplingParams
 from nvium_core.text.detokenizer import REPLACEMENT
 from tests.byte_model import token_ids
-from tests.server.live_server import LiveServer
 from tests.server.raw_client import Json, events_of
 
 PIECES = ["a", "é", "日本", "\u0301", "👩\u200d🚀", "\n", "\ufffd", " "]
@@ -70,9 +69,7 @@ options = st.fixed_dictionaries(
 
 @settings(max_examples=40, deadline=None)
 @given(asked=options, logprobs=st.none() | st.integers(0, 3), echo=st.booleans(), prompt=prompts)
-def test_completions(
-    server: LiveServer, asked: Json, logprobs: int | None, echo: bool, prompt: str | list[str]
-) -> None:
+def test_completions(server, asked, logprobs, echo, prompt):
     body = asked | {"prompt": prompt, "logprobs": logprobs, "echo": echo}
     whole = server.complete(**body | {"stream_options": None}).json()
     *chunks, last = events_of(server.complete(**body, stream=True).text)
@@ -84,7 +81,7 @@ def test_completions(
 
 @settings(max_examples=40, deadline=None)
 @given(asked=options, logprobs=st.none() | st.integers(0, 3), text=st.sampled_from(PIECES))
-def test_chat(server: LiveServer, asked: Json, logprobs: int | None, text: str) -> None:
+def test_chat(server, asked, logprobs, text):
     asked_logprobs = {} if logprobs is None else {"logprobs": True, "top_logprobs": logprobs}
     body = asked | asked_logprobs
     whole = server.chat(text, **body | {"stream_options": None}).json()
@@ -113,9 +110,7 @@ def assert_arrays_are_aligned(whole: Json) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10**6), pieces=st.lists(st.sampled_from(PIECES), min_size=1, max_size=3))
-def test_the_text_equals_all_tokens_decoded_at_once_except_for_an_incomplete_character(
-    server: LiveServer, seed: int, pieces: list[str]
-) -> None:
+def test_the_text_equals_all_tokens_decoded_at_once_except_for_an_incomplete_character(server, seed, pieces):
     bias = utf8_bias("".join(pieces))
     choice = server.complete(seed=seed, max_tokens=20, ignore_eos=True, logit_bias=bias).json()["choices"][0]
     decoded = bytes(token_id - 1 for token_id in choice["nvium"]["token_ids"] if token_id)
@@ -131,7 +126,7 @@ def engine_scores(model: LoadedModel, prompt: list[int], **asked: Any) -> Comple
     return completion
 
 
-def test_logprobs_equal_the_engines(server: LiveServer, byte_model: LoadedModel) -> None:
+def test_logprobs_equal_the_engines(server, byte_model):
     expected = engine_scores(byte_model, token_ids(PROMPT), max_tokens=8, ignore_eos=True)
     [choice] = server.complete(prompt=PROMPT, max_tokens=8, ignore_eos=True, logprobs=3).json()["choices"]
     logprobs = choice["logprobs"]
@@ -141,7 +136,7 @@ def test_logprobs_equal_the_engines(server: LiveServer, byte_model: LoadedModel)
         assert max(top.values()) == pytest.approx(score.top[0][1])
 
 
-def test_an_echoed_prompt_is_scored_with_null_first(server: LiveServer, byte_model: LoadedModel) -> None:
+def test_an_echoed_prompt_is_scored_with_null_first(server, byte_model):
     expected = [score.logprob for score in engine_scores(byte_model, token_ids(PROMPT), max_tokens=0).prompt_scores]
     for prompt in (PROMPT, token_ids(PROMPT)):
         choice = server.complete(prompt=prompt, max_tokens=0, echo=True, logprobs=1).json()["choices"][0]
@@ -153,7 +148,7 @@ def test_an_echoed_prompt_is_scored_with_null_first(server: LiveServer, byte_mod
         assert logprobs["token_logprobs"][1:] == pytest.approx(expected, abs=1e-9)
 
 
-def test_one_token_after_an_echoed_prompt_is_scored_with_it(server: LiveServer) -> None:
+def test_one_token_after_an_echoed_prompt_is_scored_with_it(server):
     asked = {"prompt": [token_ids(PROMPT), token_ids("a")], "echo": True, "logprobs": 1, "max_tokens": 1}
     first, second = server.complete(**asked, temperature=0).json()["choices"]
     assert len(first["logprobs"]["token_logprobs"]) == len(token_ids(PROMPT)) + 1
@@ -161,7 +156,7 @@ def test_one_token_after_an_echoed_prompt_is_scored_with_it(server: LiveServer) 
     assert len(second["logprobs"]["tokens"]) == 2
 
 
-def test_the_alternatives_contain_the_sampled_token_with_the_same_logprob(server: LiveServer) -> None:
+def test_the_alternatives_contain_the_sampled_token_with_the_same_logprob(server):
     logprobs = server.complete(max_tokens=40, echo=True, logprobs=2, ignore_eos=True).json()["choices"][0]["logprobs"]
     for token, logprob, top in list(
         zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True)
@@ -172,7 +167,7 @@ def test_the_alternatives_contain_the_sampled_token_with_the_same_logprob(server
     assert [list(top) for top in logprobs["top_logprobs"]] == [[token] for token in logprobs["tokens"]]
 
 
-def test_offsets_locate_each_token_in_the_text(server: LiveServer) -> None:
+def test_offsets_locate_each_token_in_the_text(server):
     choice = server.complete(prompt=PROMPT, max_tokens=60, echo=True, logprobs=0, ignore_eos=True).json()["choices"][0]
     logprobs = choice["logprobs"]
     assert logprobs["text_offset"][: len(PROMPT)] == [0, 1, 2, 3, 3, 4, 5, 6, 7]
@@ -181,7 +176,7 @@ def test_offsets_locate_each_token_in_the_text(server: LiveServer) -> None:
             assert choice["text"][offset] in (token, REPLACEMENT)  # incomplete characters appear with their last byte
 
 
-def test_temperature_and_biases_do_not_change_logprobs(server: LiveServer) -> None:
+def test_temperature_and_biases_do_not_change_logprobs(server):
     asked = {"prompt": "Once", "max_tokens": 1, "logprobs": 20, "echo": True}
     plain = server.complete(**asked).json()["choices"][0]["logprobs"]
     biased = server.complete(**asked, temperature=0.3, logit_bias={"66": 90}).json()["choices"][0]["logprobs"]

@@ -17,7 +17,7 @@ values = st.recursive(
 
 @settings(max_examples=50)
 @given(st.dictionaries(st.text(), values), st.lists(values))
-def test_pieces_are_the_json_of_the_whole(value: dict[str, object], items: list[object]) -> None:
+def test_pieces_are_the_json_of_the_whole(value, items):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(pieces, "PIECE_BYTES", 10)
         made = json_pieces({**value, "": iter(items)})
