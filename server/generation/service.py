@@ -122,20 +122,20 @@ class Service(Drainable):
         self.worker.start()
         self.is_warm = True
 
-    @property
-    def is_live(self) -> bool:
-        busy_seconds = max(pool.busy_seconds for pool in self._pools)
-        has_progressed = max(self.worker.seconds_since_progress, busy_seconds) < self.settings.stall_seconds
-        return self.worker.is_alive and not self.has_failed and has_progressed
-
     def tick(self) -> None:
         if time.monotonic() > self._limited_at + 1:
             HELPERS.limit_memory()
             self._limited_at = time.monotonic()
 
-    @property
-    def is_ready(self) -> bool:
-        return self.is_warm and self.worker.is_alive and not self.admission.is_leaving
+    def check_live(self) -> None:
+        busy_seconds = max(pool.busy_seconds for pool in self._pools)
+        has_progressed = max(self.worker.seconds_since_progress, busy_seconds) < self.settings.stall_seconds
+        if not (self.worker.is_alive and has_progressed) or self.has_failed:
+            raise ApiError("the device thread or a worker thread makes no progress", status=503, code="not_live")
+
+    async def check_ready(self) -> None:
+        if not (self.is_warm and self.worker.is_alive) or self.admission.is_leaving:
+            raise ApiError("the server is starting or shutting down", status=503, code="not_ready")
 
     @property
     def has_failed(self) -> bool:

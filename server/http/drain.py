@@ -17,6 +17,7 @@ from server.generation.thread_pool import DaemonThreadPool
 from server.http.admission import Admission
 from server.http.reloader import Reloader
 from server.settings import Settings
+from server.telemetry.metrics import Metrics
 from server.telemetry.sink import sink
 
 ANY_INTERFACE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (the server does not listen here)
@@ -39,14 +40,24 @@ def url_of(settings: Settings, port: int) -> str:
 
 
 class Drainable:
-    """What an app drains at shutdown: a server's service, or the gateway in front of replicas."""
+    """What an app serves and drains at shutdown: a server's service, or the gateway in front of replicas."""
 
     settings: Settings
     admission: Admission
+    metrics: Metrics
 
     @property
     def has_failed(self) -> bool:
         return False
+
+    def check_live(self) -> None:
+        """Raise `ApiError` if nothing makes progress."""
+
+    async def check_ready(self) -> None:
+        """Raise `ApiError` if requests are not accepted."""
+
+    async def metrics_page(self) -> bytes:
+        return self.metrics.page()
 
     def tick(self) -> None:
         """Do what is due. The event loop calls this ten times a second."""

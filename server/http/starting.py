@@ -17,7 +17,6 @@ class Loading(Drainable):
     """Stands in for an app's service until the model is loaded. Requests reach no route except `/livez`."""
 
     name = ""
-    is_live = True
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

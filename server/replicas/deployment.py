@@ -110,8 +110,9 @@ class Replica:
 
     def check_health(self) -> None:
         """Raise if the server makes no progress. Ray calls this, and replaces a replica that keeps raising."""
-        if not (self._thread and self._thread.is_alive() and self._service.is_live):
-            raise RuntimeError("the device thread makes no progress")
+        if not (self._thread and self._thread.is_alive()):
+            raise RuntimeError("the server has stopped")
+        self._service.check_live()
 
     def __del__(self) -> None:
         """Stop the server. Ray calls this after the last request, or after `__init__` failed."""

@@ -4,9 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from fastapi import APIRouter, FastAPI, Request
-from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
-from starlette.responses import Response
+from fastapi import FastAPI
+from prometheus_client import Gauge, generate_latest
 
 from server.app import bare_app, keys_gate, middleware
 from server.errors import ApiError
@@ -15,6 +14,7 @@ from server.http.keys import KeyRing
 from server.replicas.pages import MergedPages
 from server.replicas.relay import Relay
 from server.replicas.routing import Address, NoReplica, Pool
+from server.routes import health
 from server.settings import Settings
 from server.telemetry.metrics import Metrics
 
@@ -26,8 +26,6 @@ LIST_SECONDS = 1.5
 
 ANSWER_SECONDS = 2
 """Timeout for a replica's response to a probe or scrape."""
-
-router = APIRouter()
 
 
 class Gateway(Drainable):
@@ -46,8 +44,9 @@ class Gateway(Drainable):
     def give_up(self) -> None:
         self.relay.give_up()
 
-    async def is_served(self) -> bool:
-        return bool(await self._answers("/readyz"))
+    async def check_ready(self) -> None:
+        if self.admission.is_leaving or not await self._answers("/readyz"):
+            raise ApiError("no replica is ready, or the server is shutting down", status=503, code="not_ready")
 
     async def metrics_page(self) -> bytes:
         pages = {GATEWAY_LABEL: self.metrics.page().decode(), **await self._answers("/metrics")}
@@ -80,26 +79,6 @@ def gateway_app(gateway: Gateway, keys: KeyRing | None = None) -> FastAPI:
     gate = keys_gate(keys or KeyRing(), gateway.settings)
     app = bare_app(lifespan, middleware(gateway.settings, gateway.metrics, gate))
     app.state.service = gateway
-    app.include_router(router)
+    app.include_router(health.router)
     app.mount("/", gateway.relay)
     return app
-
-
-@router.get("/livez")
-async def livez() -> dict[str, str]:
-    return {"status": "ok"}
-
-
-@router.get("/readyz")
-@router.get("/health")
-async def readyz(request: Request) -> dict[str, str]:
-    gateway: Gateway = request.app.state.service
-    if gateway.admission.is_leaving or not await gateway.is_served():
-        raise ApiError("no replica is ready, or the server is shutting down", status=503, code="not_ready")
-    return {"status": "ok"}
-
-
-@router.get("/metrics")
-async def metrics(request: Request) -> Response:
-    gateway: Gateway = request.app.state.service
-    return Response(await gateway.metrics_page(), headers={"content-type": CONTENT_TYPE_LATEST})
