@@ -4,6 +4,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import AfterValidator, ConfigDict, Field
@@ -20,6 +21,9 @@ from server.schemas.formats import GUIDED, Choices, OutputFormat, ResponseFormat
 
 NO_LIMIT = -1
 """The value of `max_tokens` and `top_k` that means no limit."""
+
+PARAMS = {field.name for field in fields(SamplingParams)}
+"""The engine's sampling parameters. A request's fields of these names are passed on."""
 
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARACTERS = 10_000
@@ -207,27 +211,12 @@ class GenerationRequest(AnswerRequest):
         self, max_tokens: int, constraint: Constraint | None, *, also_stops_at: Sequence[int] = (), **more: Any
     ) -> SamplingParams:
         """Return the engine's sampling parameters. Raise `InvalidRequest` for a value out of range."""
-        return SamplingParams(
-            max_tokens=max_tokens,
-            temperature=self.temperature,
-            top_k=0 if self.top_k == NO_LIMIT else self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            repetition_penalty=self.repetition_penalty,
-            logit_bias=self._logit_bias(),
-            min_tokens=self.min_tokens,
-            stop_token_ids=(*self.stop_token_ids, *also_stops_at),
-            constraint=constraint,
-            ignore_eos=self.ignore_eos,
-            seed=self.seed,
-            n=self.n,
-            sampling=self.nvium.sampling,
-            early_exits=self.nvium.early_exits,
-            probabilities=self.nvium.probabilities,
-            **more,
-        )
+        given = {name: getattr(self, name) for name in PARAMS & GenerationRequest.model_fields.keys()}
+        given |= {name: getattr(self.nvium, name) for name in PARAMS & NviumOptions.model_fields.keys()}
+        given |= {"max_tokens": max_tokens, "constraint": constraint, "logit_bias": self._logit_bias()}
+        given["top_k"] = 0 if self.top_k == NO_LIMIT else self.top_k
+        given["stop_token_ids"] = (*self.stop_token_ids, *also_stops_at)
+        return SamplingParams(**given | more)
 
     def check(self, limits: RequestLimits) -> None:
         """Raise `InvalidField` if a field is out of range or not supported."""

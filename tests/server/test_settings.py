@@ -73,12 +73,6 @@ def test_a_list_with_an_empty_item_is_refused(monkeypatch, name, value):
         read_settings({})
 
 
-def test_keys_limits_and_exports_are_off_by_default():
-    settings = read_settings({})
-    assert (settings.api_keys, settings.api_keys_file, settings.metrics_open) == ((), None, False)
-    assert (settings.requests_per_minute, settings.cors_origins, settings.otlp_endpoint) == (None, (), None)
-
-
 @pytest.mark.parametrize("url", ["localhost:4318", "ftp://x", "http://", "http://secret@x y", ""])
 def test_an_invalid_endpoint_is_refused_and_not_quoted(url):
     with pytest.raises(SettingsError, match=r"^otlp_endpoint: must be a URL") as refused:
