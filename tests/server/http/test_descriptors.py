@@ -54,6 +54,7 @@ async def test_probes_are_answered_despite_more_silent_clients_than_descriptors(
 ):
     prepare = partial(files_at_most, (limit, limit))
     with forked_server(model_folder, tmp_path / "log", prepare=prepare, arrival_seconds=600) as server:
+        from_start = server.log()  # a slow start is polled often
         alone = (await asked(server.url, asking(max_tokens=20))).spoken()
         with silent_clients(server, num_clients):
             assert [await livez(server) for _ in range(NUM_PROBES)] == [200] * NUM_PROBES
@@ -69,7 +70,7 @@ async def test_probes_are_answered_despite_more_silent_clients_than_descriptors(
         lines = [json.loads(line) for line in server.log().splitlines()]
         assert "connections reduced to fit the limit of open files" in {line["event"] for line in lines}
         assert sum(line["event"] == "too many connections" for line in lines) < 10
-        assert len(server.log()) < MAX_LOG_BYTES
+        assert len(server.log()) - len(from_start) < MAX_LOG_BYTES
 
 
 @pytest.mark.slow
