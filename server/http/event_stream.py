@@ -62,22 +62,16 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._send = send
-        tasks = [asyncio.create_task(job) for job in (self._stream(), disconnected(receive), self._keep_alive())]
-        streaming, disconnect, _ = tasks
+        keeping_alive = asyncio.create_task(self._keep_alive())
         try:
-            await asyncio.wait((streaming, disconnect), return_when=asyncio.FIRST_COMPLETED)
-            if streaming.done():
-                streaming.result()
-            else:
+            if not await unless_disconnected(self._stream(), receive):
                 self._on_abort("disconnected")
         finally:
-            for task in tasks:
-                task.cancel()
+            keeping_alive.cancel()
             self._on_close()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _stream(self) -> None:
-        """Send everything: events, keep-alives and the end of the response."""
+    async def _stream(self) -> bool:
+        """Send everything: events, keep-alives and the end of the response. Return True."""
         try:
             self._source.listen(self._wake)
             while (events := self._source.take()) or not self._source.is_over:
@@ -93,6 +87,7 @@ class EventStream(Response):
                 raise
             await self._send_piece(framed(self._on_failure(error)))
         await self._send({"type": "http.response.body", "body": b""})
+        return True
 
     def _wake(self) -> None:
         if self._turn and not self._turn.done():
