@@ -1,23 +1,18 @@
 """Optimisers: AdamW for all parameters, or Muon for the matrices inside the network and AdamW for the rest."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import Muon, Optimizer
 from transformers import PreTrainedModel
 
 from nvium_core.model.llama import RMSNorm
 from nvium_core.training.extension import imported
-from nvium_core.training.precision import fast_dtype
 
 ADAM_EPSILON = 1e-8
-NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-NEWTON_SCHULZ_STEPS = 5
-MUON_MOMENTUM = 0.95
 ROUTER_OUTCOMES = 2
 
 
@@ -42,62 +37,6 @@ class OptimizerSettings:
             raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas}")
 
 
-class Muon(Optimizer):
-    """Muon (Keller Jordan): momentum with all singular values set to about one, for matrices only.
-
-    The result is that of `torch.optim.Muon`, which updates one matrix at a time in bfloat16. This class updates all
-    matrices of one shape at once, in the device's `fast_dtype`. On a CPU without bfloat16, it is five times faster.
-    """
-
-    def __init__(self, matrices: Iterable[Tensor], lr: float, weight_decay: float = 0.1) -> None:
-        super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay, "momentum": MUON_MOMENTUM})
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update every matrix that has a gradient. `closure` is unused; PyTorch passes it to load a checkpoint."""
-        for group in self.param_groups:
-            for matrices in by_shape(group["params"]):
-                self._update(matrices, **{name: group[name] for name in ("lr", "weight_decay", "momentum")})
-
-    def _update(self, matrices: list[Tensor], lr: float, weight_decay: float, momentum: float) -> None:
-        gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]
-        averages = [self._average(matrix) for matrix in matrices]
-        torch._foreach_lerp_(averages, gradients, 1 - momentum)
-        momentum_MDE = torch.stack(gradients).lerp(torch.stack(averages), momentum)
-        direction_MDE = orthogonalized(momentum_MDE, fast_dtype(momentum_MDE.device))
-        num_rows, num_columns = matrices[0].shape
-        step_size = lr * max(1, num_rows / num_columns) ** 0.5
-        torch._foreach_mul_(matrices, 1 - lr * weight_decay)
-        torch._foreach_add_(matrices, list(direction_MDE.unbind(0)), alpha=-step_size)
-
-    def _average(self, matrix: Tensor) -> Tensor:
-        state = self.state[matrix]
-        if "average" not in state:
-            state["average"] = torch.zeros_like(matrix)
-        average: Tensor = state["average"]
-        return average
-
-
-def by_shape(matrices: Iterable[Tensor]) -> list[list[Tensor]]:
-    groups: dict[torch.Size, list[Tensor]] = {}
-    for matrix in matrices:
-        if matrix.grad is not None:
-            groups.setdefault(matrix.shape, []).append(matrix)
-    return list(groups.values())
-
-
-def orthogonalized(matrices_MDE: Tensor, dtype: torch.dtype) -> Tensor:
-    """Map each matrix U S Vᵀ to about U Vᵀ by five Newton–Schulz steps in the given precision."""
-    a, b, c = NEWTON_SCHULZ
-    is_tall = matrices_MDE.shape[-2] > matrices_MDE.shape[-1]
-    x = (matrices_MDE.mT if is_tall else matrices_MDE).to(dtype)
-    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp_min(1e-7)
-    for _ in range(NEWTON_SCHULZ_STEPS):
-        gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return (x.mT if is_tall else x).to(matrices_MDE.dtype)
-
-
 def optimizers(model: PreTrainedModel, rate: float, settings: OptimizerSettings) -> list[Optimizer]:
     """Return AdamW or the optimiser in its place, preceded by Muon if `muon_rate` is set.
 
@@ -110,7 +49,7 @@ def optimizers(model: PreTrainedModel, rate: float, settings: OptimizerSettings)
     taken = {name: value for name, value in options.items() if name in signature(kind).parameters}
     created: list[Optimizer] = [kind(groups, lr=rate, **taken)]
     if matrices:
-        created.insert(0, Muon(matrices, settings.muon_rate, settings.weight_decay))
+        created.insert(0, Muon(matrices, lr=settings.muon_rate, weight_decay=settings.weight_decay))
     return with_maximum_rates(created)
 
 

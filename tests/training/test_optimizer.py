@@ -1,15 +1,7 @@
 import pytest
-import torch
 
 from nvium_core import NviumForCausalLM
-from nvium_core.training.optimizer import (
-    Muon,
-    OptimizerSettings,
-    optimizers,
-    orthogonalized,
-    parameter_groups,
-    split_parameters,
-)
+from nvium_core.training.optimizer import OptimizerSettings, optimizers, parameter_groups, split_parameters
 from tests.random_models import small_config
 
 
@@ -49,34 +41,6 @@ def test_every_parameter_is_in_one_group_with_its_maximum_rate():
     assert [group["maximum_lr"] for group in groups] == [0.02, 0.004, 0.004]
     assert sorted(id(p) for group in groups for p in group["params"]) == sorted(id(p) for p in model.parameters())
     assert len(optimizers(model, 0.004, OptimizerSettings())) == 1
-
-
-@pytest.mark.parametrize("shape", [(24, 24), (12, 40), (40, 12)])
-def test_an_orthogonalised_matrix_keeps_its_directions_and_has_singular_values_near_one(shape):
-    drawn = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
-    left, _, right = torch.linalg.svd(drawn, full_matrices=False)
-    found = orthogonalized(left * torch.linspace(0.1, 1, min(shape)) @ right, torch.float32)
-    inner = left.mT @ found @ right.mT
-    singular = inner.diagonal(dim1=-2, dim2=-1)
-    assert ((singular > 0.5) & (singular < 1.3)).all()
-    assert (inner - singular.diag_embed()).abs().max() < 1e-4
-
-
-def test_muon_equals_pytorchs_up_to_its_bfloat16():
-    starts = [torch.randn(20, 30), torch.randn(30, 20), torch.randn(20, 30)]
-    ours, theirs = ([torch.nn.Parameter(start.clone()) for start in starts] for _ in range(2))
-    steps(Muon(ours, lr=0.02, weight_decay=0.1), ours)
-    steps(torch.optim.Muon(theirs, lr=0.02, weight_decay=0.1), theirs)
-    for mine, other, start in zip(ours, theirs, starts, strict=True):
-        assert (mine - other).norm() < 0.02 * (other - start).norm()
-
-
-def steps(optimizer: torch.optim.Optimizer, matrices: list[torch.nn.Parameter]) -> None:
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(5):
-        for matrix in matrices:
-            matrix.grad = torch.randn(matrix.shape, generator=generator)
-        optimizer.step()
 
 
 @pytest.mark.parametrize("betas", [(0.9,), (0.9, 1.0), (0.9, 0.95, 0.99)])
