@@ -31,7 +31,6 @@ from nvium_core.training.objective.objective import Objective
 from nvium_core.training.optimizer import optimizers
 from nvium_core.training.options import RunOptions
 from nvium_core.training.precision import fast_dtype
-from nvium_core.training.recipes.parameters import numel
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.reports import follow
 from nvium_core.training.run_folder import owned, write_model, write_recipe
@@ -150,7 +149,7 @@ class TrainingRun(Run):
     def tokens_summary(self) -> str:
         """Return a line about the tokens read. Warn if they are too few to compare models trained from scratch."""
         tokens = self.recipe.total_tokens
-        ratio = tokens / numel(self.model)
+        ratio = tokens / self.model.num_parameters()
         line = f"{tokens:,} tokens read, {ratio:.2g} per parameter"
         is_short = ratio < ENOUGH_TOKENS_PER_PARAMETER and self.recipe.initial is None
         return f"{line}. Warning: too few to compare models; the paper reads 20 per parameter" if is_short else line

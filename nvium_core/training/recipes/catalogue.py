@@ -10,12 +10,11 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from nvium_core.training.recipes.paper import pretrained
-from nvium_core.training.recipes.parameters import num_parameters
 from nvium_core.training.recipes.recipe import Recipe, RecipeError
 from nvium_core.training.recipes.settings import with_settings
 from nvium_core.training.recipes.small import small, tiny
 from nvium_core.training.recipes.tales import stories_24, stories_chat, tales
-from nvium_core.training.recipes.twins import dense_twin
+from nvium_core.training.recipes.twins import dense_twin, num_parameters
 
 DENSE = "-dense"
 CAPTION = """L: layers. D: width. dense: M parameters of the dense twin, NAME-dense.

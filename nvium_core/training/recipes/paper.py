@@ -7,8 +7,8 @@ uses C4 with Llama 2's tokenizer. Here, the tokenizer is trained on the text of 
 from dataclasses import dataclass, replace
 
 from nvium_core.training.objective.beta import BetaSettings
-from nvium_core.training.recipes.parameters import num_parameters
 from nvium_core.training.recipes.recipe import ModelShape, Recipe, swiglu_width
+from nvium_core.training.recipes.twins import num_parameters
 from nvium_core.training.schedule import LearningRate
 
 VOCAB_SIZE = 32_000

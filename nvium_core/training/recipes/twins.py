@@ -2,10 +2,11 @@
 
 import re
 from dataclasses import replace
+from functools import cache
 
+from nvium_core.model.nvium import Nvium
 from nvium_core.training.objective.beta import BetaSettings
-from nvium_core.training.recipes.parameters import num_parameters
-from nvium_core.training.recipes.recipe import Recipe
+from nvium_core.training.recipes.recipe import ModelShape, Recipe
 
 WIDTH_MULTIPLE = 8
 RUN = re.compile(r"runs/([^/]+)/model")
@@ -24,6 +25,15 @@ def dense_twin(recipe: Recipe) -> Recipe:
     widened = shape.mlp_width + added_mlp_width(missing, shape.width, shape.num_layers)
     initial = recipe.initial and RUN.sub(r"runs/\1-dense/model", recipe.initial)
     return replace(dense, shape=replace(shape, mlp_width=widened), initial=initial)
+
+
+@cache
+def num_parameters(shape: ModelShape) -> int:
+    """Count all parameters, without allocating them. A tied head counts once."""
+    short = replace(shape, num_layers=shape.num_exits, exit_layers=())  # all layers have the same size
+    model = Nvium.empty(short.config(shape.vocab_size, end_token=0))
+    per_layer = sum(weight.numel() for weight in model.model.layers[0].parameters())
+    return model.num_parameters() + (shape.num_layers - short.num_layers) * per_layer
 
 
 def added_mlp_width(num_missing: int, width: int, num_layers: int) -> int:
