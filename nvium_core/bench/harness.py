@@ -197,7 +197,6 @@ def counts(text: str, option: str) -> tuple[int, ...]:
 
 
 def shown(value: object) -> str:
-    """Format a value. Floats get four significant digits."""
     if isinstance(value, float):
         return f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

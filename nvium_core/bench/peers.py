@@ -132,7 +132,6 @@ def summary(turns: Sequence[Generation], workload: Workload, speeds: Sequence[fl
 
 
 def best_variants(contenders: Mapping[str, Figures]) -> dict[str, str]:
-    """Return contender → name of its fastest variant, for all contenders except ours."""
     by_speed = sorted(contenders.keys() - {OURS}, key=lambda name: contenders[name]["tokens_per_second"])
     return {name.partition("/")[0]: name for name in by_speed}
 
@@ -158,7 +157,6 @@ def table(figures: Figures) -> Table:
 
 
 def remarks(figures: Figures) -> list[str]:
-    """Return sentences with the speed-ups, then a line for each skipped contender."""
     gains = {row["sequences"]: row["contenders"][BASELINE] for row in figures["rows"]}
     left_out = [f"Skipped {peer}: {reason}." for peer, reason in figures["left_out"].items()]
     return [conclusion(figures["num_exits"], "ours_over", gains), *left_out]

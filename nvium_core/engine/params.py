@@ -210,18 +210,15 @@ class SamplingParams:
 
     @property
     def is_adjusted(self) -> bool:
-        """Whether penalties, biases, `min_tokens` or a constraint change the logits before they are sampled."""
         has_penalties = self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1
         return bool(has_penalties or self.logit_bias or self.min_tokens or self.constraint is not None)
 
     @property
     def num_choices(self) -> int:
-        """Number of choices to generate; the best `n` are returned."""
         return self.n if self.best_of is None else self.best_of
 
     @property
     def needs_scores(self) -> bool:
-        """Whether log-probabilities or exit probabilities are requested, or choices are ranked."""
         return self.logprobs is not None or self.probabilities or self.num_choices > self.n
 
 

@@ -28,5 +28,4 @@ def sampling_defaults(model: Nvium, choice: GenerationDefaults = "auto") -> dict
 
 
 def with_defaults(sampling: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Add a model's defaults to the sampling parameters of a request, unless it chooses the original distribution."""
     return dict(sampling) if sampling.get("sampling") == "original" else {**defaults, **sampling}

@@ -45,7 +45,6 @@ def wide_linear(layer: nn.Linear, x_XD: Tensor) -> Tensor:
 
 
 def precise_linear(layer: nn.Linear, x_XD: Tensor) -> Tensor:
-    """Apply the layer in float32 or better, even if its weights have a lower precision."""
     dtype = torch.promote_types(layer.weight.dtype, torch.float32)
     return F.linear(x_XD.to(dtype), layer.weight.to(dtype), layer.bias.to(dtype))
 

@@ -16,7 +16,6 @@ def univium_config(config: NviumConfig) -> NviumConfig:
 
 
 def shape_fields(config: NviumConfig) -> dict[str, Any]:
-    """Return the configuration's fields without the class-specific `model_type` and `architectures`."""
     return {name: value for name, value in config.to_dict().items() if name not in ("model_type", "architectures")}
 
 

@@ -120,7 +120,6 @@ class ChatTemplate:
         self.stop_token_ids: tuple[int, ...] = () if self._is_plain or end is None else (end,)
 
     def token_ids(self, messages: Sequence[Json], tools: Sequence[Json], *, adds_prompt: bool = True) -> list[int]:
-        """Tokenize messages and tools. See `prompt`."""
         return self.prompt(Conversation(messages, tools, adds_prompt))
 
     def prompt(self, conversation: Conversation, *, check: Callable[[str], object] | None = None) -> list[int]:
@@ -225,7 +224,6 @@ def tools_as_text(conversation: Conversation) -> Conversation:
 
 
 def full_text(message: Json) -> str:
-    """Return the message's text and its tool calls, one per line."""
     calls = [json_text(call["function"]) for call in message.get("tool_calls") or ()]
     return "\n".join(text for text in (message["content"], *calls) if text)
 

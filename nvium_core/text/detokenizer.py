@@ -77,7 +77,6 @@ class StopStrings:
         return text[:certain]
 
     def flush(self) -> str:
-        """Return the buffered text at the end of the answer."""
         text, self._held = self._held, ""
         return text
 

@@ -49,7 +49,6 @@ class ReasoningReader:
         return ReasoningAndAnswer(reasoning, self.flush().answer if self.state == "answer" else "")
 
     def flush(self) -> ReasoningAndAnswer:
-        """Return the buffered text at the end of the output."""
         held, self._held = self._held, ""
         is_reasoning = self.state == "thinking"
         return ReasoningAndAnswer(held.rstrip(), "") if is_reasoning else ReasoningAndAnswer("", held)

@@ -163,7 +163,6 @@ class TrainingRun(Run):
 
     @property
     def is_evaluation_due(self) -> bool:
-        """True if an evaluation follows this step. Evaluations are evenly spaced over the run."""
         parts, num_steps = self.recipe.evaluations, self.num_steps
         return self.step * parts // num_steps > (self.step - 1) * parts // num_steps
 
@@ -185,7 +184,6 @@ class TrainingRun(Run):
         return {VALIDATION_LOSS: round(loss, 5)}
 
     def loss_and_count(self, batch: Batch) -> Tensor:
-        """Return the sum of `mix_loss` over a batch's counted targets, and their number."""
         metrics: dict[str, Tensor] = self.objective(batch.to(self.device), self.phase()).metrics
         count = batch.counted.sum().to(self.device)
         return torch.stack([metrics["mix_loss"] * count, count])
@@ -223,6 +221,5 @@ def check_resumable(state: State, recipe: Recipe, folder: Path) -> None:
 
 
 def schedule_at(recipe: Recipe, step: int) -> tuple[float, bool]:
-    """Return a step's learning rate as a share of the maximum, and whether routers warm up."""
     progress = step / recipe.num_steps
     return round(recipe.learning_rate.share_at(progress), 9), recipe.router_warmup.active(progress)

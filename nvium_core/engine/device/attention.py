@@ -74,7 +74,6 @@ def ragged(cache: PagedCache, runs: Items[Rows]) -> Read:
 
 
 def upload_all(device: torch.device, *arrays: Integers) -> list[Tensor]:
-    """Upload integer arrays in one copy."""
     packed = upload(torch.from_numpy(np.concatenate([array.ravel() for array in arrays])), device)
     parts = packed.split([array.size for array in arrays])
     return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
@@ -194,7 +193,6 @@ def kernel_agrees(cache: PagedCache, num_heads: int, kernel: RowAttention) -> bo
 
 
 def ragged_agrees(cache: PagedCache, num_heads: int, kernel: RunAttention) -> bool:
-    """Whether a kernel agrees with `ragged` on a long, a medium and a single-row run. See `agrees`."""
     half, last = cache.page_size // 2, num_checked(cache) - 1
     rows = [range(max(half, last - MAX_CHECKED_ROWS), last), range(half), range(last, last + 1)]
     return agrees(cache, num_heads, kernel, rows)

@@ -73,7 +73,6 @@ class PagedCache:
         return self.slots_in(self.tables(runs)[run_R, position_R // self.page_size], position_R)
 
     def slots_in(self, page_R: Integers, position_R: Integers) -> Integers:
-        """Return the cache slots of positions whose pages are known, [R]."""
         return page_R * self.page_size + position_R % self.page_size
 
 

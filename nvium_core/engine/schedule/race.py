@@ -98,7 +98,6 @@ class SizeRace(Generic[Candidate]):
             self.winner = max(sure, key=self._means.__getitem__, default=0)
 
     def _errors(self) -> list[float]:
-        """Return the standard errors of the means; empty before `MIN_ROUNDS` rounds."""
         rounds = min(self.num_rounds, AVERAGED_ROUNDS)
         return [math.sqrt(variance / (rounds - 1)) for variance in self._variances] if rounds >= MIN_ROUNDS else []
 

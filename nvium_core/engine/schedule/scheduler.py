@@ -142,7 +142,6 @@ class Scheduler:
             yield sequence
 
     def _num_promised_pages(self) -> int:
-        """Return how many free pages are reserved for running sequences: for their tokens, and one more each."""
         return sum(max(0, 1 + self.pool.num_pages_for(s.num_tokens) - len(s.pages)) for s in self.running)
 
     def _seat(self, sequence: Sequence, found: list[int]) -> None:
@@ -155,7 +154,6 @@ class Scheduler:
         insort(self.running, sequence, key=attrgetter("arrival"))
 
     def _is_held(self, sequence: Sequence) -> bool:
-        """Whether the sequence must wait for prompt pages that another choice of its request computes."""
         leader = sequence.siblings[0]
         return leader is not sequence and self.prefills_for_others(leader)
 

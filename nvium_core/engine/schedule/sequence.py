@@ -177,7 +177,6 @@ class Sequence:
 
     @property
     def num_verified(self) -> int:
-        """Number of tokens, not counting drafts."""
         return len(self.token_ids) - self.num_drafts
 
     @property
@@ -235,7 +234,6 @@ class Sequence:
         self.filled = [num_rows] * len(self.filled)
 
     def reset(self) -> None:
-        """Drop drafts and all computed rows after the sequence lost its pages."""
         self.drop_drafts()
         self.start_at(0)
         self.log_reached = 0.0

@@ -41,7 +41,6 @@ class Batch:
         return self._each(lambda x: x.to(device, non_blocking=True))
 
     def pinned_for(self, device: torch.device) -> "Batch":
-        """Move the batch to pinned memory if the device is a GPU."""
         return self._each(Tensor.pin_memory) if device.type == "cuda" else self
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":

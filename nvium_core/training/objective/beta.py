@@ -112,7 +112,6 @@ class AdaptiveBeta(BetaControl):
 
 
 def nearest(losses: Sequence[tuple[int, float]], step: int) -> float:
-    """Return the loss recorded nearest to a step. If two are equally near, return the earlier."""
     return min(losses, key=lambda recorded: (abs(recorded[0] - step), recorded[0]))[1]
 
 

@@ -36,7 +36,6 @@ def min_chunked_rows(vocab_size: int, device_type: str = "cpu") -> int:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # PyTorch has no types for it
 def max_logits(device_type: str) -> int:
-    """Return how many logits of an exit may be in memory at once."""
     return MAX_LOGITS if device_type == "cpu" else max(MAX_LOGITS, free_bytes() // BYTES_PER_LOGIT)
 
 

@@ -83,5 +83,4 @@ def largest(num_layers: int, width: int) -> Recipe:
 
 
 def pretrained(num_layers: int, width: int) -> Recipe:
-    """Return the recipe of a model in the paper's tables, or of one with other layers."""
     return (largest if (num_layers, width) == (48, 1536) else scaling)(num_layers, width)

@@ -106,7 +106,6 @@ class WithExits:
         return [weight for exit_ in self.early if exit_.router is not None for weight in exit_.router.parameters()]
 
     def early_tensors(self) -> dict[str, Tensor]:
-        """Return the early exits' weights by their names in the model."""
         last = f"exits.{len(self.early)}."
         tensors = self.model.state_dict().items()
         return {name: weight for name, weight in tensors if name.startswith("exits.") and not name.startswith(last)}

@@ -226,6 +226,5 @@ def stacked(weights: Iterable[Tensor]) -> Tensor:
 
 
 def stacked_parameters(modules: list[Any]) -> dict[str, Tensor]:
-    """Stack the parameters of like modules, by name."""
     names = dict(modules[0].named_parameters()) if modules else {}
     return {name: stacked(module.get_parameter(name) for module in modules) for name in names}

@@ -23,7 +23,6 @@ class Fence:
             self._event.record()
 
     def wait(self) -> None:
-        """Wait until the device has reached the fence."""
         if self._event is not None:
             self._event.synchronize()
 

@@ -128,7 +128,6 @@ class LayersBackend:
         return written(self.cache, slot_R, ragged(self.cache, rows))
 
     def fronts(self, blocks: range, parts: Items[Progress]) -> list[Front]:
-        """Return the rows whose next token is decided after these blocks: front rows, and rows to verify."""
         return [self.front(part.run.sequence, row) for part in parts for row in self._rows_to_decide(part.run, blocks)]
 
     def front(self, sequence: Sequence, row: int) -> Front:

@@ -145,7 +145,6 @@ class NativeBackend:
 
     @property
     def part_seconds(self) -> dict[str, float]:
-        """Total seconds that all calls have spent on routers and on the head."""
         return {"router": self._call.router_seconds, "head": self._call.head_seconds}
 
     def _write_run(self, number: int, run: Run) -> None:

@@ -108,7 +108,6 @@ class Packer:
 
 
 def num_bytes(library: ctypes.CDLL, kind: Kind, num_rows: int, length: int) -> int:
-    """Return the bytes that a packed matrix takes."""
     return cast(int, library.packed_bytes(kind, num_rows, length))
 
 
