@@ -61,7 +61,6 @@ def measure(
 
 
 def compare(chosen: Lineup, workload: Workload, repeats: int, seconds: float) -> Figures:
-    """Measure all contenders on one workload."""
     turns = measured(chosen, workload, count(workload.num_sequences, "sequence"), repeats, seconds)
     shown = against_ours(turns, OURS, rates, workload)
     routing = shares(turns[OURS], chosen.subject.model.config.num_exits)

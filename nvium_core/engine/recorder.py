@@ -45,7 +45,6 @@ class Recorder:
                 self._unsettled[sequence] = None
 
     def end(self, sequence: Sequence) -> None:
-        """Remove a sequence and free its seat and pages."""
         if sequence.seat is not None:
             sequence.drop_drafts()
         self._scheduler.remove(sequence)

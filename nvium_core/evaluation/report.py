@@ -38,7 +38,6 @@ def table(figures: Figures) -> Table:
 
 
 def size(figures: Figures) -> str:
-    """Describe the model's parameters and shape, and its training tokens if known."""
     tokens = figures["training_tokens"]
     trained = f" trained on {tokens:,} tokens" if tokens else ""
     return (

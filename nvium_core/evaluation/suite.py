@@ -88,7 +88,6 @@ def description(loaded: LoadedModel) -> Figures:
 
 
 def flops(loaded: LoadedModel, exit_shares: Sequence[float]) -> Figures:
-    """Compute FLOPs per token at the full context."""
     config = loaded.model.config
     positions = config.max_position_embeddings
     return {

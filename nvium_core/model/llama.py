@@ -172,7 +172,6 @@ class Llama(nn.Module):
             layer.mlp.pack()
 
     def run(self, h_XD: Tensor, layers: Iterable[int], rotary: Rotary, attend: Attend) -> Tensor:
-        """Run the rows through the layers with these indices."""
         for index in layers:
             layer = self.layers[index]
             if self.gradient_checkpointing and self.training:

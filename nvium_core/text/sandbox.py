@@ -110,7 +110,6 @@ class Helper:
         return None
 
     def ask(self, message: bytes) -> bytes:
-        """Send a message and return the reply."""
         self.send(message)
         while (reply := self.receive()) is None:
             pass

@@ -41,7 +41,6 @@ class Processes:
         return range(self.rank * size, (self.rank + 1) * size)
 
     def total(self, value: Tensor) -> Tensor:
-        """Return the sum of a tensor over all processes."""
         if self.count > 1:
             value = value.clone()
             dist.all_reduce(value)

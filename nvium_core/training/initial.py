@@ -57,7 +57,6 @@ def shape_of(config: NviumConfig, context: int) -> ModelShape:
 
 
 def built_model(recipe: Recipe, vocab_size: int, end_token: int) -> NviumForCausalLM:
-    """Build the recipe's model for a vocabulary, with the recipe's routers."""
     build = imported(recipe.model) if recipe.model else initial_model
     model: NviumForCausalLM = build(recipe, vocab_size, end_token)
     if recipe.router:

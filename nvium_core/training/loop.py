@@ -162,7 +162,6 @@ class Run(ABC):
         return found
 
     def update(self) -> None:
-        """Apply the gradients at this step's learning rate."""
         share = self.recipe.learning_rate.share_at((self.step + 1) / self.num_steps)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:

@@ -178,7 +178,6 @@ def tokens_and_sources(rows: Items[Rows], previous: Items[Front]) -> tuple[list[
 
 
 def write_changes(entries_C5: Integers, fronts: Items[Front]) -> int:
-    """Write the changed logits, and return their number."""
     tables = [np.array(front.sequence.changes.entries if front.sequence.changes else ()) for front in fronts]
     fields_C4 = np.concatenate([[], *tables]).reshape(-1, NUM_FIELDS)
     count = len(fields_C4)

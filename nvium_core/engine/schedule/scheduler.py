@@ -214,8 +214,7 @@ class Scheduler:
         if not granted:
             return None
         limit = self._num_ahead(granted) if len(blocks) > 1 or self.num_blocks == 1 else 1
-        runs = [Run(sequence, stop, limit) for sequence, stop in granted.items()]
-        return Step(blocks, runs, self._policy, SECONDS_AHEAD if limit > 1 else 0.0)
+        return Step(blocks, [Run(*each) for each in granted.items()], self._policy, limit)
 
     def _granted(self, first: int, sequences: list[Sequence], *, preempts: bool = True) -> dict[Sequence, int]:
         """Return up to which row each sequence may run in a Step, within the row budget and the available pages.
@@ -305,7 +304,7 @@ class Scheduler:
 def assumed(runs: Items[Run], emitting: Items[Sequence]) -> Iterator[None]:
     """Inside the context, these runs have passed all blocks, and the `emitting` ones have emitted unknown tokens."""
     before = [(run.sequence, run.sequence.filled) for run in runs]
-    for sequence, stop, _ in runs:
+    for sequence, stop in runs:
         sequence.filled = [stop] * len(sequence.filled)
     for sequence in emitting:
         sequence.token_ids.append(NO_TOKEN)

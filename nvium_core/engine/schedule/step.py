@@ -12,11 +12,10 @@ NO_TOKEN = -1  # result of sampling if the logits have NaN or infinities
 
 
 class Run(NamedTuple):
-    """One sequence's part of a Step: rows filled[k] … stop - 1 of each block k. It emits at most `limit` tokens."""
+    """One sequence's part of a Step: rows filled[k] … stop - 1 of each block k."""
 
     sequence: Sequence
     stop: int
-    limit: int = 1
 
     @property
     def reaches_front(self) -> bool:
@@ -34,16 +33,15 @@ class Rows(NamedTuple):
 class Step:
     """Rows of some sequences to run through these blocks, in the passes of a policy.
 
-    A run ends with the pass in which its front row emits. `seconds`: time budget of a Step that may emit several tokens
-    per sequence. `ahead`: the next Step's rows, which a backend may run before it returns the outcomes of this Step. A
-    row behind the last known token takes the token that its sequence emits in this Step. `is_typical`: whether races
-    count the Step.
+    A run ends with the pass in which its front row emits its last token, of at most `limit`. `ahead`: the next Step's
+    rows, which a backend may run before it returns the outcomes of this Step. A row behind the last known token takes
+    the token that its sequence emits in this Step. `is_typical`: whether races count the Step.
     """
 
     blocks: range
     runs: list[Run]
     policy: Policy = SWEEP
-    seconds: float = 0.0
+    limit: int = 1
     ahead: Items[Rows] = ()
     is_typical: bool = True
 

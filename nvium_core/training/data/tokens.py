@@ -100,7 +100,6 @@ def first_documents(documents: Iterable[str], max_characters: int) -> Iterator[s
 
 
 def read_tokens(folder: Path) -> Tokens:
-    """Memory-map a folder's tokens."""
     try:
         tokens: Tokens = np.load(folder / TOKENS, mmap_mode="r")
         return tokens

@@ -66,7 +66,6 @@ class FusedDecisions:
         self._adapters = stacked_parameters([each.adapter for each in exits if isinstance(each.adapter, Adapter)])
 
     def decide(self, blocks: range, inputs: InputViews, variant: Variant, answers_4F: Tensor) -> None:
-        """Write `decide`'s answers for the fronts."""
         used = range(0 if variant.mixes else blocks.start, blocks.stop)
         x_NFD, x_KFD = self._normalised(used, inputs)
         log_w_KF2 = self._route(used, x_KFD)

@@ -152,7 +152,6 @@ class LayersBackend:
             part.scores = [*islice(found, len(rows))]
 
     def _rows_to_score(self, part: Progress) -> list[ScoredRow]:
-        """Return the rows that have just passed the last block."""
         sequence = part.run.sequence
         rows = range(max(sequence.num_scored, sequence.filled[-1]), part.filled[-1])
         if not rows:

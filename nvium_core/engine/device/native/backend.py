@@ -24,6 +24,7 @@ from nvium_core.engine.device.native.weights import address, pack_weights, packe
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.events import Score, StepReport
 from nvium_core.engine.params import EngineConfig
+from nvium_core.engine.schedule import scheduler
 from nvium_core.engine.schedule.step import Emission, Outcome, Run, Step, StepResult
 from nvium_core.model.nvium import Nvium
 
@@ -126,12 +127,11 @@ class NativeBackend:
         call = self._call
         call.is_tiled = self._has_tiles and is_long
         for number, run in enumerate(step.runs):
-            self._write_run(number, run)
+            self._write_run(number, run, step.limit)
         self._prepare_scores(step)
         ctypes.memset(self._reports, 0, ctypes.sizeof(self._reports))
         call.first, call.stop, call.is_one_pass = step.blocks.start, step.blocks.stop, len(passes) == 1
-        call.num_runs, call.seconds = len(step.runs), step.seconds
-        call.max_rows = max_rows
+        call.num_runs, call.max_rows, call.seconds = len(step.runs), max_rows, scheduler.SECONDS_AHEAD
         self._model.num_threads = self.num_threads
         self._run_native(ctypes.byref(self._model), ctypes.byref(call))
         scores = self._read_scores()
@@ -147,8 +147,8 @@ class NativeBackend:
     def part_seconds(self) -> dict[str, float]:
         return {"router": self._call.router_seconds, "head": self._call.head_seconds}
 
-    def _write_run(self, number: int, run: Run) -> None:
-        sequence, stop, limit = run
+    def _write_run(self, number: int, run: Run, limit: int) -> None:
+        sequence, stop = run
         first = number * self._num_exits
         self._filled[first : first + self._num_exits] = array("q", sequence.filled)
         RUN.pack_into(

@@ -15,6 +15,7 @@ from nvium_core.engine.device.native.backend import NativeBackend
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.device.runner import Backend
 from nvium_core.engine.params import Kind
+from nvium_core.engine.schedule import scheduler
 from nvium_core.engine.schedule.policies import SWEEP, WHOLE
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import NO_TOKEN, Emission, Outcome, Run, Step
@@ -223,8 +224,10 @@ def test_a_call_of_several_tokens_equals_as_many_calls(instructions, kinds, limi
     ]
     sequences = seated(asked, plain)
     for _ in range(2):
-        runs = [Run(sequence, sequence.num_tokens, limit) for sequence in sequences]
-        found = native.run(Step(range(3), runs, policy, seconds=60), ALL_ROWS).outcomes
+        runs = [Run(sequence, sequence.num_tokens) for sequence in sequences]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(scheduler, "SECONDS_AHEAD", 60.0)
+            found = native.run(Step(range(3), runs, policy, limit), ALL_ROWS).outcomes
         emissions: list[list[Emission]] = [[] for _ in sequences]
         for _ in found[0].emissions:
             runs = [Run(sequence, sequence.num_tokens) for sequence in sequences]
