@@ -30,18 +30,6 @@ def test_a_sequence_ends_at_max_tokens_or_with_a_stop_token():
     assert (stopped.token_ids, stopped.finish_reason) == (free.token_ids[: first + 1], "stop")
 
 
-def test_end_of_text_ends_a_sequence_unless_it_is_ignored():
-    engine = Engine(MODEL)
-    seed = next(s for s in range(500) if 0 in generated(engine, s, ignore_eos=True)[:-1])
-    full = generated(engine, seed, ignore_eos=True)
-    assert generated(engine, seed, ignore_eos=False) == full[: full.index(0) + 1]
-
-
-def generated(engine: Engine, seed: int, *, ignore_eos: bool) -> list[int]:
-    (completion,) = engine.generate([[3]], SamplingParams(max_tokens=8, seed=seed, ignore_eos=ignore_eos))
-    return completion.token_ids
-
-
 def test_requests_without_a_seed_differ():
     first, second = Engine(MODEL).generate([[1], [1]], SamplingParams(max_tokens=20, ignore_eos=True))
     assert first.token_ids != second.token_ids

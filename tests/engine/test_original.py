@@ -187,16 +187,6 @@ def test_log_probabilities_are_those_of_the_last_exit(wish):
     assert all(score.exit_probabilities == (0, 0, 1) for score in scores)
 
 
-def test_a_draft_is_not_emitted_before_it_is_verified():
-    engine = Engine(agreeing_model(), EngineConfig(max_drafts=4))
-    engine.add("x", PROMPTS[0], LONG)
-    found = list[int]()
-    while engine.has_work:
-        found += [event.token_id for event in engine.step() if isinstance(event, TokenEvent)]
-        for sequence in engine.scheduler.running:
-            assert sequence.token_ids[sequence.num_prompt_tokens : sequence.num_verified] == found
-
-
 @pytest.mark.parametrize("max_drafts", [0, 3])
 def test_a_retrofitted_llama_generates_the_same_tokens(tmp_path, max_drafts):
     folder = llama_folder(tmp_path, random_llama(num_hidden_layers=4, vocab_size=50, bos_token_id=0, eos_token_id=0))

@@ -22,7 +22,6 @@ from tests.engine.driving import (
     events_of,
     logprobs_of,
     small_model,
-    together,
 )
 
 PARAMS = SamplingParams(max_tokens=6, seed=2, ignore_eos=True)
@@ -95,16 +94,6 @@ def test_a_scored_prompt_is_computed_again_and_then_cached():
     assert [score.logprob for score in completion.prompt_scores] == pytest.approx(logprobs_of(MODEL, PROMPT))
     assert num_rows_found(engine, PROMPT) == 8
     assert num_rows_found(engine, PROMPT, SamplingParams(max_tokens=3, logprobs=0)) == 8
-
-
-def test_a_preempted_sequence_finds_its_pages_again():
-    params = SamplingParams(max_tokens=24, seed=5, ignore_eos=True)
-    prompts = [[token, 1, 2, 3, 4, 5, 6, 7, 8] for token in range(4)]
-    engine = engine_with(MODEL, cache_tokens=72)
-    found = together(engine, [(prompt, params) for prompt in prompts])
-    assert engine.scheduler.num_preemptions > 0
-    assert engine.pool.num_rows_found > 0
-    assert [each.token_ids for each in found] == [alone(MODEL, prompt, params).token_ids for prompt in prompts]
 
 
 @dataclass

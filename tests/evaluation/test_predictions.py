@@ -44,15 +44,3 @@ def test_every_token_of_a_long_document_is_in_a_window():
     found = predictions(loaded.model, loaded.tokenizer, documents)
     assert found.document.bincount().tolist() == [len(token_ids(text)) + 1 for text in documents]
     assert len(list(text_windows(loaded.tokenizer, documents, 16))) > len(documents)
-
-
-def test_windows_and_chunks_are_concatenated_in_order(monkeypatch):
-    monkeypatch.setattr(module, "CHUNK_ROWS", 3)
-    loaded = load_byte_model(context=16)
-    documents = ["A fox.", "Two hens went to see a third, who was not in."]
-    whole = predictions(loaded.model, loaded.tokenizer, documents)
-    alone = [
-        window_predictions(loaded.model, ids, first) for _, ids, first in text_windows(loaded.tokenizer, documents, 16)
-    ]
-    for name in ("log_p", "exit_nll", "explicit_nll", "mass"):
-        torch.testing.assert_close(getattr(whole, name), torch.cat([getattr(each, name) for each in alone]))

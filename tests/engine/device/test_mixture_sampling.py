@@ -2,10 +2,8 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from nvium_core import Completion, Engine, EngineConfig, NviumForCausalLM, SamplingParams
+from nvium_core import Engine, EngineConfig, SamplingParams
 from tests import reference
 from tests.engine.driving import exit_probabilities, log_mixtures
 from tests.engine.test_exactness import PROMPT, VOCAB_SIZE, disagreeing_model, explicit_joint, p_value
@@ -60,15 +58,3 @@ def test_tokens_of_probability_zero_are_harmless():
     asked = reference.Params(sampling="mixture", **wishes)
     expected = reference.sample(model, [1, 2], 12, partial(reference.uniform, 2, 0), asked)
     assert completion.token_ids == [s.token_id for s in expected]
-
-
-def greedy(model: NviumForCausalLM, prompt: list[int], **wishes: object) -> Completion:
-    return Engine(model).generate([prompt], SamplingParams(max_tokens=10, temperature=0, ignore_eos=True, **wishes))[0]
-
-
-@settings(max_examples=20)
-@given(st.integers(0, 50))
-def test_early_exits_change_no_greedy_token(seed):
-    model = random_model([1, 2, 3, 4], seed=seed, spread=2.0)
-    early, late = greedy(model, [1, 2]), greedy(model, [1, 2], sampling="mixture")
-    assert early.token_ids == late.token_ids

@@ -72,15 +72,6 @@ def test_the_requested_number_of_alternatives_is_returned(num_top):
 
 
 @schedules
-def test_scores_change_no_token_and_no_exit(schedule):
-    (scored,) = Engine(MODEL, EngineConfig(schedule=schedule)).generate([PROMPT], PARAMS)
-    (plain,) = Engine(MODEL, EngineConfig(schedule=schedule)).generate([PROMPT], replace(PARAMS, logprobs=None))
-    assert (scored.token_ids, scored.exits) == (plain.token_ids, plain.exits)
-    assert scored.exit_probabilities == pytest.approx(plain.exit_probabilities, **EXACT)
-    assert min(scored.exits) < MODEL.config.num_exits
-
-
-@schedules
 def test_exit_probabilities_change_no_token_and_include_that_of_the_exit_taken(schedule):
     asked = replace(PARAMS, logprobs=None, probabilities=True)
     (completion,) = Engine(MODEL, EngineConfig(schedule=schedule)).generate([PROMPT], asked)
@@ -129,17 +120,6 @@ def test_the_last_row_of_a_scored_prompt_is_not_computed():
     engine.add("x", [1, 2, 3], replace(PARAMS, max_tokens=0, prompt_logprobs=True))
     engine.step()
     assert engine.reports[0].num_rows == 2
-
-
-def test_all_scores_arrive_after_a_stop_token_too():
-    free = alone(MODEL, PROMPT, PARAMS)
-    stop = free.token_ids[12]
-    engine = Engine(MODEL)
-    (completion,) = engine.generate([PROMPT], replace(PARAMS, stop_token_ids=(stop,)))
-    end = free.token_ids.index(stop) + 1
-    assert (completion.token_ids, completion.finish_reason) == (free.token_ids[:end], "stop")
-    assert len(completion.scores) == end
-    check_scores(MODEL, PROMPT, completion, num_top=3)
 
 
 def lateness(engine: Engine) -> Iterator[int]:

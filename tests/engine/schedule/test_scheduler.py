@@ -71,15 +71,6 @@ def test_deferred_rows_are_computed_with_later_rows_of_their_block():
     assert lone.filled == [6, 6, 6]
 
 
-def test_the_whole_schedule_finishes_a_row_before_the_next_token_begins():
-    scheduler = scheduler_with("whole")
-    newcomer(scheduler, 0, 5)
-    for stop in (5, 6):
-        step = next_step(scheduler)
-        assert (step.blocks, step.policy, [run.stop for run in step.runs]) == (range(3), WHOLE, [stop])
-        carry_out(step, exiting={"0"})
-
-
 def test_a_long_prompt_is_cut_to_the_row_budget_of_every_block():
     scheduler = scheduler_with(max_rows=4)
     newcomer(scheduler, 0, 10)
