@@ -97,7 +97,6 @@ def build_calm(config: NviumConfig) -> CalmForCausalLM:
 
 
 def model(recipe: Recipe, vocab_size: int, end_token: int) -> CalmForCausalLM:
-    """Build a recipe's model."""
     return build_calm(recipe.shape.config(vocab_size, end_token))
 
 

@@ -109,7 +109,6 @@ class Demand:
     output_tokens: Lengths
 
     def requests(self, replicas: int, count: int) -> list[Request]:
-        """Draw `count` requests to one of `replicas` replicas."""
         draws = random.Random(0)
         arrivals = accumulate(draws.expovariate(self.rate / replicas) for _ in range(count))
         return [

@@ -119,7 +119,6 @@ def choose(logits_V: Tensor, rng: random.Random | None) -> int:
 
 
 def draw(weights_V: Tensor, rng: random.Random) -> int:
-    """Sample an index with a probability proportional to its weight."""
     cumulative_V = weights_V.double().cumsum(-1)
     return int(torch.searchsorted(cumulative_V, rng.random() * cumulative_V[-1], right=True))
 

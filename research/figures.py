@@ -23,7 +23,6 @@ def retrofit_curve(figures: Figures) -> Figure:
 
 
 def bars(panel: Axes, name: str, points: Sequence[Figures], what: str, bounds: str) -> None:
-    """Plot a line with error bars."""
     values = [point[what] for point in points]
     sides = [[value - point[bounds][0] for point, value in zip(points, values, strict=True)]]
     sides += [[point[bounds][1] - value for point, value in zip(points, values, strict=True)]]

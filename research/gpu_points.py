@@ -153,7 +153,6 @@ def add(engine: Engine, count: int, *, num_tokens: int, **wishes: Any) -> None:
 
 
 def drain(engine: Engine) -> int:
-    """Step until no work is left. Return the number of events."""
     return sum(1 for _ in engine.run())
 
 

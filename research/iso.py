@@ -109,7 +109,6 @@ def row(model: Nvium, times: Sequence[float], num_tokens: float) -> Figures:
 
 
 def dense_model(subject: Subject, depth: int) -> Nvium:
-    """Build a Llama with the model's width, `depth` layers and random weights."""
     model = subject.model
     config = univium_config(model.config)
     config.num_hidden_layers, config.exit_layers = depth, [depth]

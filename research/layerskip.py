@@ -139,7 +139,6 @@ def exit_losses(model: NviumForCausalLM, batch: Batch, kept_LB: Tensor, depths: 
 
 
 def model(recipe: Recipe, vocab_size: int, end_token: int) -> LayerSkipForCausalLM:
-    """Build a recipe's model."""
     return build_layerskip(recipe.shape.config(vocab_size, end_token))
 
 

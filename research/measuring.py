@@ -39,12 +39,10 @@ def load(args: Namespace) -> Subject:
 
 
 def engine_of(subject: Subject, **config: Any) -> Engine:
-    """Build a new engine. `config` are fields of `EngineConfig`."""
     return Engine(subject.model, EngineConfig(**config))
 
 
 def checked(event: Event) -> Any:
-    """Return the event. If it is a failure, raise its `EngineError`."""
     if isinstance(event, FailureEvent):
         raise event.error
     return event

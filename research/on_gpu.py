@@ -225,7 +225,6 @@ def run_and_record(part: Part, file: Path, scratch: Path, end: float) -> bool:
 
 
 def known(file: Path) -> dict[str, Any]:
-    """Read the results in the file, by name of the part."""
     found: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.exists() else {}
     return found
 

@@ -48,11 +48,9 @@ def compared_with_dense(ours: Answers, dense: Answers) -> Figures:
 
 
 def milliseconds(answers: Sequence[Generated]) -> list[float]:
-    """Return each answer's milliseconds per token."""
     return [answer.milliseconds_per_token for answer in answers]
 
 
 def early_share(answers: Answers, num_layers: int) -> float:
-    """Return the share of tokens emitted before the last layer."""
     depths = [depth for of_category in answers.values() for each in of_category for depth in each.exit_layers]
     return fmean(depth < num_layers for depth in depths)
