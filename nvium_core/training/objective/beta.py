@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nvium_core.errors import NviumError
+from nvium_core.training.errors import TrainingError
 
 VALIDATION_LOSS = "validation_loss"  # field of log.jsonl: L_mix on the validation text
 GAIN = 0.05  # gain of the depth controller per step, in runs of at least LONG_RUN steps
@@ -19,10 +19,6 @@ LONG_RUN = 3000  # runs of fewer steps steer faster
 
 RISE, FALL, FLAT, LARGEST_MOVE, LARGEST_BETA = 8.0, 4.0, 0.005, 100.0, 10.0
 """Constants of the adaptive β (paper, section on the 1.5B model)."""
-
-
-class BetaError(NviumError, ValueError):
-    """A dense model's log is missing or unusable."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +115,7 @@ def beta_control(settings: BetaSettings, num_steps: int, dense_log: Path | None 
     """Build the controller for a run of `num_steps`. An adaptive β needs the log.jsonl of a dense run."""
     if settings.adaptive:
         if dense_log is None:
-            raise BetaError("an adaptive β needs the log of a dense model's run; pass --dense-log")
+            raise TrainingError("an adaptive β needs the log of a dense model's run; pass --dense-log")
         return AdaptiveBeta(beta=settings.initial, dense_losses=read_losses(dense_log))
     if settings.depth:
         return DepthSteering(beta=settings.initial, target=settings.depth, speed_up=speed_up(num_steps))
@@ -134,7 +130,7 @@ def read_losses(log: Path) -> list[tuple[int, float]]:
             (int(report["step"]), float(report[VALIDATION_LOSS])) for report in reports if VALIDATION_LOSS in report
         ]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BetaError(f"{log}: cannot read the dense model's log ({error})") from error
+        raise TrainingError(f"{log}: cannot read the dense model's log ({error})") from error
     if not losses:
-        raise BetaError(f"{log}: contains no {VALIDATION_LOSS}; train the dense model with --validation")
+        raise TrainingError(f"{log}: contains no {VALIDATION_LOSS}; train the dense model with --validation")
     return losses

@@ -22,6 +22,7 @@ from nvium_core.training.chat.examples import Example
 from nvium_core.training.chat.packing import PackedConversations
 from nvium_core.training.data.documents import DataError
 from nvium_core.training.data.tokens import text_digest
+from nvium_core.training.errors import TrainingError
 from nvium_core.training.options import RetrofitSettings
 from nvium_core.training.precision import fast_dtype
 from nvium_core.training.reports import follow, note
@@ -29,7 +30,7 @@ from nvium_core.training.retrofitting.model import WithExits
 from nvium_core.training.retrofitting.router_shift import shift_to_depth
 from nvium_core.training.retrofitting.run import STATE_FOLDER, RetrofitRun
 from nvium_core.training.retrofitting.self_talk import SelfTalk, write_self_talk
-from nvium_core.training.retrofitting.settings import RetrofitError, checked_config
+from nvium_core.training.retrofitting.settings import checked_config
 from nvium_core.training.retrofitting.table import Measured, measured
 from nvium_core.training.retrofitting.texts import TrainingText, read_text
 from nvium_core.training.run_folder import owned
@@ -41,7 +42,7 @@ SELF_TALK = "self_talk.jsonl"
 def retrofit(settings: RetrofitSettings, tokenizer: PreTrainedTokenizerFast) -> dict[str, Measured]:
     """Train exits, or resume the retrofit in the target folder. Return the exits' measures by kind of text.
 
-    Raise `CheckpointError`, `RetrofitError`, `DataError` or `TrainingError`.
+    Raise `CheckpointError`, `DataError` or `TrainingError`.
     """
     path = Path(settings.source)
     source = path if is_gguf(path) else resolve_folder(path)
@@ -61,9 +62,9 @@ def retrofit(settings: RetrofitSettings, tokenizer: PreTrainedTokenizerFast) -> 
 
 
 def check_target(target: Path) -> None:
-    """Raise `RetrofitError` if the folder has contents, but no retrofit to resume."""
+    """Raise `TrainingError` if the folder has contents, but no retrofit to resume."""
     if target.exists() and not (target / STATE_FOLDER).is_dir() and (target.is_file() or any(target.iterdir())):
-        raise RetrofitError(f"{target}: not empty, and has no retrofit to resume; choose another folder")
+        raise TrainingError(f"{target}: not empty, and has no retrofit to resume; choose another folder")
 
 
 def source_config(source: Path) -> NviumConfig:

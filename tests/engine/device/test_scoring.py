@@ -115,13 +115,6 @@ def test_a_prompt_alone_can_be_scored():
     assert logprobs == pytest.approx(logprobs_of(MODEL, LONG_PROMPT), **EXACT)
 
 
-def test_the_last_row_of_a_scored_prompt_is_not_computed():
-    engine = Engine(MODEL)
-    engine.add("x", [1, 2, 3], replace(PARAMS, max_tokens=0, prompt_logprobs=True))
-    engine.step()
-    assert engine.reports[0].num_rows == 2
-
-
 def lateness(engine: Engine) -> Iterator[int]:
     """Yield after every Step how many tokens of a single sequence are generated but not yet reported."""
     num_reported = 0

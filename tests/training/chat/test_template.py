@@ -52,23 +52,6 @@ def test_every_turn_starts_with_end_of_text_and_its_role(tokenizer):
     )
 
 
-def test_the_template_renders_functions_calls_and_names(tokenizer):
-    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": {"at": "é"}}}
-    messages = [
-        {"role": "user", "content": "Hello", "name": "Alice"},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "content": "a\nb", "tool_call_id": "1"},
-    ]
-    ours = rendered(tokenizer, messages, tools=[{"type": "function", "function": {"name": "look"}}])
-    assert ours.split(END_OF_TEXT) == [
-        "",
-        'Functions:\n{"name": "look"}',
-        "User (Alice):\nHello",
-        'Assistant:\n{"name": "look", "arguments": {"at": "é"}}',
-        "Tool:\na\nb",
-    ]
-
-
 @settings(max_examples=40)
 @given(said=TURNS, answer=TEXTS)
 def test_an_example_is_the_servers_prompt_followed_by_the_answer_and_end_of_text(tokenizer, said, answer):

@@ -3,10 +3,10 @@ import math
 
 import pytest
 
+from nvium_core.training.errors import TrainingError
 from nvium_core.training.objective.beta import (
     AdaptiveBeta,
     BetaControl,
-    BetaError,
     BetaSettings,
     DepthSteering,
     beta_control,
@@ -84,5 +84,5 @@ def test_a_controller_resumes_from_its_state():
 def test_a_dense_log_without_validation_losses_is_refused_by_name(tmp_path, content):
     log = tmp_path / "log.jsonl"
     log.write_text(content, encoding="utf-8")
-    with pytest.raises(BetaError, match=r"log\.jsonl"):
+    with pytest.raises(TrainingError, match=r"log\.jsonl"):
         beta_control(BetaSettings(initial=0.0, adaptive=True), 100, log)

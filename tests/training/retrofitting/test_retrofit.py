@@ -19,7 +19,7 @@ from nvium_core.training.options import RetrofitSettings
 from nvium_core.training.retrofitting import model as model_module
 from nvium_core.training.retrofitting import retrofit as command
 from nvium_core.training.retrofitting import run as module
-from nvium_core.training.retrofitting.settings import RetrofitError, checked_config
+from nvium_core.training.retrofitting.settings import checked_config
 from nvium_core.training.retrofitting.table import measured
 from nvium_core.training.retrofitting.texts import read_text
 
@@ -206,7 +206,7 @@ def check_only_the_same_retrofit_resumes(asked: RetrofitSettings, llama: Path, m
 
 def test_a_folder_with_other_files_is_refused_before_a_text_that_is_too_short(llama, tmp_path):
     (text := tmp_path / "short.txt").write_text("too short")
-    with pytest.raises(RetrofitError, match="not empty, and has no retrofit to resume"):
+    with pytest.raises(TrainingError, match="not empty, and has no retrofit to resume"):
         retrofit(settings(llama, text, tmp_path))
     with pytest.raises(ValueError, match="too few"):
         retrofit(settings(llama, text, tmp_path / "target"))

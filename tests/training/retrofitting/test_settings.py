@@ -4,8 +4,9 @@ from typing import Any
 import pytest
 
 from nvium_core.model.config import NviumConfig
+from nvium_core.training.errors import TrainingError
 from nvium_core.training.options import RetrofitSettings
-from nvium_core.training.retrofitting.settings import RetrofitError, checked_config
+from nvium_core.training.retrofitting.settings import checked_config
 
 LLAMA = NviumConfig(num_hidden_layers=30, hidden_size=64, num_attention_heads=4, adapter_hidden_size=0)
 
@@ -40,10 +41,10 @@ def test_exits_are_evenly_spaced_or_at_the_given_layers(exits, layers):
     ],
 )
 def test_invalid_settings_are_refused(wrong, reason):
-    with pytest.raises(RetrofitError, match=reason):
+    with pytest.raises(TrainingError, match=reason):
         checked_config(settings(**wrong), LLAMA)
 
 
 def test_only_a_plain_llama_can_be_retrofitted():
-    with pytest.raises(RetrofitError, match="already has exits or an adapter"):
+    with pytest.raises(TrainingError, match="already has exits or an adapter"):
         checked_config(settings(), NviumConfig(num_hidden_layers=2, exit_layers=[1, 2]))
