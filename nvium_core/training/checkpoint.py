@@ -26,8 +26,8 @@ State = dict[str, Any]
 
 STATE, PREVIOUS, PARTIAL = "state.pt", "state.previous.pt", "state.partial"
 PARTS = {"model", "optimizers", "beta", "step", "recipe"}
-FORMAT = 4
-"""Version of the checkpoint format, 1 for files without a version. Increment it if `Recipe`'s fields change."""
+FORMAT = 5
+"""Version of the checkpoint format, 1 for files without a version. Increment it if `Recipe` or an optimiser changes."""
 
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
 
