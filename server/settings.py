@@ -150,6 +150,5 @@ def hint(unknown: str) -> str:
 
 
 def name_of(setting: Any, given: Mapping[str, Any]) -> str:
-    """Return the setting's name, or that of its environment variable if the value came from there."""
     variable = VARIABLE_OF.get(setting, "")
     return variable if setting not in given and variable in own_variables() else str(setting)

@@ -248,7 +248,6 @@ def compact(text: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return a Lark literal for the text. For an empty text, return an empty text."""
     return json.dumps(text) if text else ""
 
 

@@ -209,13 +209,11 @@ class Service(Drainable):
         return [prompt.truncated(last) for prompt in read]
 
     async def render_chat(self, conversation: Conversation, last: int | None = None) -> Prompt:
-        """Render a conversation with the chat template. If `last` is given, keep only the `last` last tokens."""
         check = partial(self.check_length, "messages")
         token_ids = await self.text_threads.run(partial(self.chat_template.prompt, conversation, check=check))
         return Prompt(token_ids).truncated(last)
 
     def encode(self, text: str, *, adds_special_tokens: bool = True) -> list[int]:
-        """Tokenize a text, by default with the tokenizer's leading special tokens."""
         token_ids: list[int] = self._tokenize(text, add_special_tokens=adds_special_tokens).input_ids
         return token_ids
 

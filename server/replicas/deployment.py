@@ -128,7 +128,6 @@ class AffineRouter(RequestRouter):  # type: ignore[misc]
     """
 
     def initialize_state(self, *, is_affine: bool = True) -> None:
-        """Initialize the state. Ray calls this before the first request."""
         self._is_affine = is_affine
         self._prefixes = PrefixHolders()
 

@@ -88,7 +88,6 @@ class RequestBody(BaseModel):
 
     @classmethod
     def resolved_aliases(cls, given: Container[str]) -> dict[str, str]:
-        """Return the aliases among these names, each with its field."""
         names = {name: own for name, own in cls.aliases.items() if name in given and name not in cls.model_fields}
         return {name: own for name, own in names.items() if own in cls.model_fields}
 
