@@ -28,8 +28,8 @@ from nvium_core.engine.schedule import scheduler
 from nvium_core.engine.schedule.step import Emission, Outcome, Run, Step, StepResult
 from nvium_core.model.nvium import Nvium
 
-MAX_UNTILED_ROWS = 32
-"""In float32, a run with more rows uses AMX tiles, if there are any."""
+MIN_TILED_ROWS = 32
+"""A pass of as many rows multiplies them in AMX tiles, if there are any. Eight rows take twice as long there."""
 
 RUN = struct.Struct("@6qPd2qP")  # `Run` of call.h
 EMISSION = struct.Struct("@qqd")  # `Emission` of call.h
@@ -62,7 +62,7 @@ class NativeCall(ctypes.Structure):
         *fields(POINTER, "runs seats"),
         ("max_rows", COUNT),
         ("seconds", REAL),
-        *fields(COUNT, "is_tiled num_scored num_top"),
+        *fields(COUNT, "min_tiled_rows num_scored num_top"),
         *fields(POINTER, "logprobs top_tokens top_logprobs exit_probabilities reports"),
         *fields(REAL, "router_seconds head_seconds"),
     )
@@ -71,7 +71,7 @@ class NativeCall(ctypes.Structure):
 class NativeBackend:
     """The backend for models that `native.supports` accepts.
 
-    With `is_deterministic`, no run uses AMX tiles, whatever its length (see `MAX_UNTILED_ROWS`).
+    With `is_deterministic`, no pass uses AMX tiles (see `MIN_TILED_ROWS`).
     """
 
     tokens_ahead = MAX_EMISSIONS
@@ -93,8 +93,7 @@ class NativeBackend:
         assert library is not None
         self.num_threads = torch.get_num_threads()
         dtype = model.dtype
-        self._has_tiles = dtype == torch.float32 and bool(library.has_tiles())
-        self._max_untiled_rows = sys.maxsize if is_deterministic else MAX_UNTILED_ROWS
+        self._has_tiles = dtype != torch.float64 and bool(library.has_tiles())
         self._num_exits, self._vocab_size = model.config.num_exits, model.config.vocab_size
         self._run_native = getattr(library, f"run_{PRECISIONS[dtype]}")
         total_bytes = packed_bytes(model, library)
@@ -116,6 +115,7 @@ class NativeBackend:
             runs=ctypes.addressof(ctypes.c_char.from_buffer(self._runs)),
             seats=ctypes.addressof(self._seats.array),
             reports=ctypes.addressof(self._reports),
+            min_tiled_rows=MIN_TILED_ROWS if self._has_tiles and not is_deterministic else sys.maxsize,
         )
 
     def prepare(self, config: EngineConfig) -> None:
@@ -123,9 +123,7 @@ class NativeBackend:
 
     def run(self, step: Step, max_rows: int) -> StepResult:
         passes = step.passes
-        is_long = any(run.stop - run.sequence.filled[passes[0][-1]] > self._max_untiled_rows for run in step.runs)
         call = self._call
-        call.is_tiled = self._has_tiles and is_long
         for number, run in enumerate(step.runs):
             self._write_run(number, run, step.limit)
         self._prepare_scores(step)

@@ -32,7 +32,7 @@ template <typename T> class BlockForward {
   using A = Accumulator<T>;
 
  public:
-  BlockForward(const Model<T>& model, const std::vector<Row>& rows, bool is_tiled)
+  BlockForward(const Model<T>& model, const std::vector<Row>& rows, int64_t tile_parts)
       : model_(model),
         num_rows_(rows.size()),
         slot_stride_(model.num_key_heads * model.head_size),
@@ -45,7 +45,7 @@ template <typename T> class BlockForward {
         gate_(num_rows_ * model.inner_width),
         up_(num_rows_ * model.inner_width),
         normed_(hidden_.size()),
-        is_tiled_(is_tiled) {}
+        tile_parts_(tile_parts) {}
 
   void run(int64_t block) {
     for (int64_t r = 0; r < num_rows_; ++r) {
@@ -327,14 +327,14 @@ template <typename T> class BlockForward {
 
   Operand<A> rows_for(std::initializer_list<Matrix> weights, const std::vector<A>& x, int64_t length) {
     const bool has_quantized = std::any_of(weights.begin(), weights.end(), std::mem_fn(&Matrix::is_quantized));
-    return operand(model_.num_threads, x.data(), num_rows_, length, has_quantized, is_tiled_, forms_);
+    return operand(model_.num_threads, x.data(), num_rows_, length, has_quantized, tile_parts_, forms_);
   }
 
   const Model<T> model_;
   const int64_t num_rows_, slot_stride_;
   const Row* rows_;
   std::vector<A> hidden_, queries_, attended_, own_keys_, own_values_, gate_, up_, normed_;
-  const bool is_tiled_;
+  const int64_t tile_parts_;
   Forms forms_;
 };
 

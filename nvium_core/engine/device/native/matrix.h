@@ -133,8 +133,9 @@ struct Forms {
 };
 
 // Return rows to multiply by matrices of which some may be quantized. They are valid until `forms` is used again.
+// `tile_parts`: number of bfloat16 parts of each number in AMX tiles, 0 without tiles.
 template <typename A>
-Operand<A> operand(int num_threads, const A* x, int64_t num_rows, int64_t length, bool has_quantized, bool is_tiled,
+Operand<A> operand(int num_threads, const A* x, int64_t num_rows, int64_t length, bool has_quantized, int64_t tile_parts,
                    Forms& forms) {
   Operand<A> out{x, num_rows, length};
   if constexpr (std::is_same_v<A, float>) {
@@ -144,8 +145,8 @@ Operand<A> operand(int num_threads, const A* x, int64_t num_rows, int64_t length
       parallel([&](int64_t begin, int64_t end) { round_rows(x, length, begin, end, forms.rounded); });
     }
     if constexpr (kMayTile<A>)
-      if (is_tiled && length % kTileDepth == 0) {
-        out.tiled = &forms.tiled.resized(num_rows, length);
+      if (tile_parts && length % kTileDepth == 0) {
+        out.tiled = &forms.tiled.resized(num_rows, length, tile_parts);
         parallel([&](int64_t begin, int64_t end) { split_rows(x, length, begin, end, forms.tiled); });
       }
   }
@@ -155,7 +156,9 @@ Operand<A> operand(int num_threads, const A* x, int64_t num_rows, int64_t length
 template <typename F, typename A, typename Use>
 void project_panel(const Operand<A>& in, const char* panel, int64_t vectors, Use&& use) {
   if constexpr (kMayTile<A>)
-    if (in.tiled) return multiply_tiled<F>(*in.tiled, in.num_rows, in.length, panel, vectors, use);
+    if (in.tiled)
+      return in.tiled->num_parts == 1 ? multiply_tiled<F, 1>(*in.tiled, in.num_rows, in.length, panel, vectors, use)
+                                      : multiply_tiled<F, kTileParts>(*in.tiled, in.num_rows, in.length, panel, vectors, use);
   multiply_panel<F>(in.num_rows, in.x, in.length, {panel, vectors, 0}, use);
 }
 

@@ -66,7 +66,9 @@ template <typename T> class StepRun {
 
   void forward(int64_t block, const std::vector<Row>& rows) {
     Clock clock;
-    BlockForward<T>(model_, rows, call_.is_tiled).run(block);
+    constexpr int64_t parts = std::is_same_v<T, BFloat16> ? 1 : kTileParts;
+    const bool is_tiled = static_cast<int64_t>(rows.size()) >= call_.min_tiled_rows;
+    BlockForward<T>(model_, rows, is_tiled ? parts : 0).run(block);
     BlockReport& report = call_.reports[block];
     ++report.num_steps;
     report.num_rows += rows.size();

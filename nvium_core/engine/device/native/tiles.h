@@ -1,8 +1,8 @@
 // Multiplies many rows with AMX tiles, which multiply bfloat16 and accumulate in float32.
 //
-// Every float32 is exactly the sum of three bfloat16 numbers, and a bfloat16 weight needs only one. So the results are as
-// precise as in float32. Tiles are two to three times as fast as matrix.h. They sum in another order, so the last bits of a
-// result may differ. Quantized matrices do not use tiles.
+// Every float32 is exactly the sum of three bfloat16 parts, and a bfloat16 weight needs only one. So with three parts the
+// results are as precise as in float32. A model in bfloat16 rounds its rows to one part. Tiles sum in another order than
+// matrix.h, so the last bits of a result may differ. Quantized matrices do not use tiles.
 #pragma once
 
 #include <vector>
@@ -18,14 +18,16 @@ namespace nvium {
 
 constexpr int64_t kTile = 16, kTileDepth = 32, kTileParts = 3;
 
-// Rows x [R, length], where each number is split into three parts. `parts`: [R / 16, length / 32, part, 16, 32].
+// Rows x [R, length], where each number is rounded to one part or split into three: [R / 16, length / 32, part, 16, 32].
 struct TiledRows {
+  int64_t num_parts;
   std::vector<uint16_t> parts;
 
   // Resize for `num_rows` rows, padded to whole tiles. The results of padding rows are never read.
-  TiledRows& resized(int64_t num_rows, int64_t length) {
+  TiledRows& resized(int64_t num_rows, int64_t length, int64_t num_parts_) {
     const int64_t padded = (num_rows + 2 * kTile - 1) / (2 * kTile) * 2 * kTile;
-    parts.resize(padded * length * kTileParts);
+    num_parts = num_parts_;
+    parts.resize(padded * length * num_parts);
     return *this;
   }
 };
@@ -65,16 +67,23 @@ inline ints next_part(floats& left) {
   return part;
 }
 
+// Round to the nearest bfloat16, ties to even.
+inline floats rounded_to_part(const floats& x) {
+  const ints bits = bits_as<ints>(x);
+  return bits_as<floats>(bits + 0x7FFF + (bits >> 16 & 1));
+}
+
 inline void split_rows(const float* x, int64_t length, int64_t begin, int64_t end, TiledRows& out) {
   using Halves = VectorOf<uint16_t, kVectorBytes / 2>::type;
   const int64_t groups = length / kTileDepth;
   for (int64_t r = begin; r < end; ++r)
     for (int64_t g = 0; g < groups; ++g) {
       const float* at = x + r * length + g * kTileDepth;
-      uint16_t* to = &out.parts[((r / kTile * groups + g) * kTileParts * kTile + r % kTile) * kTileDepth];
+      uint16_t* to = &out.parts[((r / kTile * groups + g) * out.num_parts * kTile + r % kTile) * kTileDepth];
       for (int half = 0; half < 2; ++half) {
         floats left = load(at + 16 * half);
-        for (int part = 0; part < kTileParts; ++part)
+        if (out.num_parts == 1) left = rounded_to_part(left);
+        for (int part = 0; part < out.num_parts; ++part)
           store(__builtin_convertvector(bits_as<Vector<uint32_t>>(next_part(left)) >> 16, Halves),
                 to + part * kTileNumbers + 16 * half);
       }
@@ -106,13 +115,13 @@ void unpack_tiles(const char* panel, int64_t vectors, int64_t first, int64_t gro
 }
 
 // Multiply two tiles of rows (registers 6 and 7) by two tiles of weights (4 and 5). Registers 0 to 3 hold the sums.
-template <int64_t Parts> NVIUM_TILES inline void add_tiles(const uint16_t* rows, const uint16_t* next_rows, const ints* weights) {
+template <int64_t Parts, int64_t RowParts>
+NVIUM_TILES inline void add_tiles(const uint16_t* rows, const uint16_t* next_rows, const ints* weights) {
 #pragma GCC unroll 3
   for (int64_t q = 0; q < Parts; ++q) {
     _tile_loadd(4, weights + q * 2 * kTile, 64);
     _tile_loadd(5, weights + (q * 2 + 1) * kTile, 64);
-#pragma GCC unroll 3
-    for (int64_t p = 0; p < kTileParts - q; ++p) {
+    for (int64_t p = 0; p < RowParts && p + q < kTileParts; ++p) {
       _tile_loadd(6, rows + p * kTileNumbers, 64);
       _tile_loadd(7, next_rows + p * kTileNumbers, 64);
       _tile_dpbf16ps(0, 6, 4);
@@ -131,10 +140,10 @@ NVIUM_TILES inline void store_sums(floats* to) {
 }
 
 // Multiply rows by all vectors of a panel. Call use(row, vector, products) with the vector's number in the panel.
-template <typename F, typename Use>
+template <typename F, int64_t RowParts, typename Use>
 NVIUM_TILES void multiply_tiled(const TiledRows& x, int64_t num_rows, int64_t length, const char* panel, int64_t vectors, Use&& use) {
   constexpr int64_t parts = kPartsOf<F>;
-  const int64_t groups = length / kTileDepth, row_tile = groups * kTileParts * kTileNumbers;
+  const int64_t groups = length / kTileDepth, row_tile = groups * RowParts * kTileNumbers;
   static thread_local std::vector<ints> weights;
   const TilesInUse tiles;
   for (int64_t first = 0; first < vectors; first += 2) {
@@ -145,8 +154,8 @@ NVIUM_TILES void multiply_tiled(const TiledRows& x, int64_t num_rows, int64_t le
       floats sums[2 * 2 * kTile];  // [row tile, vector, row]
       asm volatile("" : : : "memory");  // the compiler must not move stores past the tile loads
       zero_sums();
-      for (int64_t g = 0; g < groups; ++g, rows += kTileParts * kTileNumbers)
-        add_tiles<parts>(rows, rows + row_tile, &weights[g * parts * 2 * kTile]);
+      for (int64_t g = 0; g < groups; ++g, rows += RowParts * kTileNumbers)
+        add_tiles<parts, RowParts>(rows, rows + row_tile, &weights[g * parts * 2 * kTile]);
       store_sums(sums);
       for (int64_t r = 0; r < std::min(2 * kTile, num_rows - row); ++r)
         for (int64_t v = 0; v < here; ++v)

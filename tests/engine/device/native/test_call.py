@@ -148,14 +148,16 @@ def test_quantized_weights_equal_the_dequantized_layers(instructions, kind):
     assert_equal_to_layers(model, instructions, tolerance=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["float32", "float32 with weights of 16 bits", "bfloat16"])
 @pytest.mark.parametrize("width", [64, 96, 80])
 def test_tiles_multiply_like_the_layers(instructions, kind, width):
     """A width of 80 does not fill tiles, so none are used."""
     heads = {"num_heads": width // 16, "num_key_heads": width // 16}
     model = random_model([1, 2, 3], dtype=torch.float32, width=width, vocab_size=50, spread=0.5, **heads)
-    if kind == "bfloat16":
-        model.bfloat16().float()
+    if "16" in kind:
+        model.bfloat16()
+    if "float32" in kind:
+        model.float()
     assert_equal_to_layers(model, instructions, is_tiled=True)
 
 
@@ -163,7 +165,7 @@ def tiled(native: NativeBackend) -> NativeBackend:
     """Use tiles for every row."""
     if not native._has_tiles:
         pytest.skip("no AMX tiles here")
-    native._max_untiled_rows = 0
+    native._call.min_tiled_rows = 0
     return native
 
 
@@ -185,9 +187,10 @@ def assert_equal_to_layers(
         assert_alike(found, expected, tolerance)
 
 
-@pytest.mark.parametrize("kind", [*TOLERANCE, "float32 in tiles", "Q4_K", "Q6_K", "Q8_0"])
+@pytest.mark.parametrize("kind", [*TOLERANCE, "float32 in tiles", "bfloat16 in tiles", "Q4_K", "Q6_K", "Q8_0"])
 def test_results_do_not_depend_on_threads_the_batch_or_old_contents_of_pages(instructions, kind):
-    is_tiled, dtype = kind == "float32 in tiles", torch.float32 if isinstance(kind, str) else kind
+    is_tiled = isinstance(kind, str) and kind.endswith("in tiles")
+    dtype = torch.bfloat16 if kind == "bfloat16 in tiles" else torch.float32 if isinstance(kind, str) else kind
     model = random_model([1, 2, 3], dtype=dtype, width=256 if kind in KINDS_OF_BLOCKS else 64)
     if kind in KINDS_OF_BLOCKS:
         round_to(model, kind)

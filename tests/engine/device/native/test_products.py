@@ -1,11 +1,20 @@
-"""Integer products of quantized matrices."""
+"""Products of quantized matrices, and of AMX tiles."""
 
 import subprocess
 
+import pytest
+
+from nvium_core.engine.device import native
 from nvium_core.engine.device.native.instructions import FLAGS
 from tests.engine.device.native.compiling import compiled
 
 
 def test_products_of_every_quantized_type_equal_sums_in_double_for_any_number_of_rows(instructions):
     program = compiled("products.cpp", "c++", "-O2", *FLAGS[instructions])
+    assert subprocess.run([str(program)], check=False, capture_output=True, text=True).stdout == ""
+
+
+@pytest.mark.skipif("avx512" not in native.available(), reason="tiles are compiled for AVX-512 only")
+def test_emulated_tiles_multiply_like_sums_in_double():
+    program = compiled("tiles.cpp", "c++", "-O1", *FLAGS["avx512"])
     assert subprocess.run([str(program)], check=False, capture_output=True, text=True).stdout == ""
