@@ -34,8 +34,9 @@ BY_SUBJECT = ("subject", "short")
 SUBJECTS_SHARES = {"thing": 0.6, "being": 0.2, "both": 0.2}
 """Probabilities of what a request names if the tale has both a being and an object."""
 
+GIVES_OPENING = ("text", "opening")
 THING_FIRST_SHARE = 0.8
-"""Probability that a tale about an object begins with the sentence that introduces it."""
+"""Probability that such a tale about an object begins with the sentence that introduces it. (Its being may be lost.)"""
 
 SYSTEM_SHARE, GREETING_SHARE, CARELESS_SHARE = 0.1, 0.05, 0.2
 OPENING = re.compile(r"[^\n]{20,240}?[.!?][\"']?(?=\s)")
@@ -62,7 +63,7 @@ def line(tale: str | None, random: Random, rng: Rng, new_names: bool) -> Line:
         return exchange(random.choice(wordings.SMALL_TALK), rng)
     words = {"may_invent": kind in BY_SUBJECT, "new_names": new_names or kind in HERO_IN_REQUEST}
     chosen = with_other_subjects(tale, random, **words) if tale else short_tale(random, **words)
-    if random.random() < THING_FIRST_SHARE:
+    if kind in GIVES_OPENING and random.random() < THING_FIRST_SHARE:
         chosen = begun_with_its_thing(chosen)
     if kind == "text":
         return chosen.text
