@@ -27,11 +27,11 @@ THING_TIMES = 3
 HERO_IN_REQUEST = ("named", "opening")
 """Kinds of lines whose request names the hero."""
 
-KINDS = {"text": 0.3, "subject": 0.41, "named": 0.06, "short": 0.08, "opening": 0.08, "anything": 0.04, "talk": 0.03}
+KINDS = {"text": 0.2, "subject": 0.55, "named": 0.05, "short": 0.08, "opening": 0.06, "anything": 0.03, "talk": 0.03}
 """Probabilities of the kinds of lines. `text` is a tale without a request."""
 
 BY_SUBJECT = ("subject", "short")
-SUBJECTS_SHARES = {"thing": 0.6, "being": 0.2, "both": 0.2}
+SUBJECTS_SHARES = {"thing": 0.7, "being": 0.15, "both": 0.15}
 """Probabilities of what a request names if the tale has both a being and an object."""
 
 GIVES_OPENING = ("text", "opening")
