@@ -1,6 +1,6 @@
 """Records a streamed story as an animated SVG, each token in the colour of its exit.
 
-    python docs/figures/stream.py docs/figures/stream.svg --seed 12
+    python docs/figures/stream.py docs/figures/stream.svg --seed 8
 
 The animation has the stream's timing, slowed down.
 """
