@@ -79,11 +79,9 @@ inline doubles load(const double* from) { return bits_at<doubles>(from); }
 #if defined(__AVX512F__)
 constexpr __mmask16 kAll = 0xFFFF;  // GCC 12 warns about the unmasked intrinsics
 inline ints widened(const uint16_t* from) { return (ints)_mm512_maskz_cvtepu16_epi32(kAll, bits_at<__m256i>(from)); }
-inline ints widened(const uint8_t* from) { return (ints)_mm512_maskz_cvtepu8_epi32(kAll, bits_at<__m128i>(from)); }
 inline ints widened(const int8_t* from) { return (ints)_mm512_maskz_cvtepi8_epi32(kAll, bits_at<__m128i>(from)); }
 #elif defined(__AVX2__)
 inline ints widened(const uint16_t* from) { return (ints)_mm256_cvtepu16_epi32(bits_at<__m128i>(from)); }
-inline ints widened(const uint8_t* from) { return (ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from)); }
 inline ints widened(const int8_t* from) { return (ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)); }
 #else
 template <typename E> inline ints widened(const E* from) {

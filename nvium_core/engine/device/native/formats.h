@@ -83,14 +83,11 @@ struct Packing {
   bool has_levels, has_min;
   int offset;
 
-  constexpr int64_t span(int64_t group) const { return has_levels ? 256 : group; }
-  constexpr int64_t num_scales() const { return has_min ? 2 : 1; }
-  constexpr int64_t scale_bytes() const { return has_levels ? 1 : 2; }         // of one scale of one lane's group
-  constexpr int64_t header_bytes() const { return has_levels ? 2 * num_scales() : 0; }  // of one lane's span
-  constexpr int64_t bytes(int64_t length) const {                              // of one lane
-    const int64_t group = bits == 6 ? 16 : 32, words = bits == 8 ? 8 : bits == 6 ? 3 : bits;
-    const int64_t per_group = num_scales() * scale_bytes() + 4 * words;
-    return length / span(group) * header_bytes() + length / group * per_group;
+  // Return the bytes of one lane.
+  constexpr int64_t bytes(int64_t length) const {
+    const int64_t group = bits == 6 ? 16 : 32, words = bits == 8 ? 8 : bits == 6 ? 3 : bits, num_scales = has_min ? 2 : 1;
+    const int64_t of_levels = has_levels ? length / 256 * 2 * num_scales : 0, scale_bytes = has_levels ? 1 : 2;
+    return of_levels + length / group * (num_scales * scale_bytes + 4 * words);
   }
 };
 

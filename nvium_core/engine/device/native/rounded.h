@@ -13,6 +13,7 @@ namespace nvium {
 
 constexpr int64_t kPrefetchBytes = 4096;  // one memory page ahead: hardware prefetchers stop at the end of a page
 constexpr int64_t kPanel = 4;             // vectors of a panel; a quantized matrix is padded to whole panels
+constexpr int64_t kPanelStep = kPanel * kVectorBytes;
 
 constexpr int64_t kRoundedGroup = 32, kRoundedLimit = 127 * 256 + 127;  // two signed bytes
 constexpr int64_t kCounted = 16;       // elements that `counts` sums
@@ -91,8 +92,6 @@ inline void round_rows(const float* x, int64_t length, int64_t begin, int64_t en
 // so do the rows. With them, the numbers of a row are split into high and low bytes, whose products have sums of their own.
 template <bool HasDotProducts> struct Products {
   static constexpr int kVectors = HasDotProducts ? 1 : 2, kSums = 3 - kVectors;  // of a quad
-  // Rows to multiply at once by all vectors of a panel, so that all sums fit in registers.
-  static constexpr int kRowsAtOnce = HasDotProducts ? 3 : kRegisters == 32 ? 4 : 2;
 
   static void split(const ints& quad, ints* out) {
     if constexpr (HasDotProducts)
@@ -130,7 +129,7 @@ template <typename N> struct PanelGroup {
 template <typename N, typename P, int R, typename Unpack>
 inline void add_rounded(const RoundedRows& x, int64_t first, Unpack&& unpack, const PanelGroup<N>& of, floats* sums) {
   floats products[R][kPanel]{};
-  for (int part = 0; part < of.kParts; ++part) {
+  const auto add_part = [&](int part) {
     ints sums_of[R][kPanel][P::kSums];
     int32_t counts[R];
     for (int r = 0; r < R; ++r) {
@@ -161,17 +160,11 @@ inline void add_rounded(const RoundedRows& x, int64_t first, Unpack&& unpack, co
         products[r][k] += __builtin_convertvector(dots, floats) * of.scales[part][k];
         if (of.has_min) products[r][k] += of.minima[part][k] * static_cast<float>(counts[r]);
       }
-  }
+  };
+  add_part(0);
+  if constexpr (N::kGroup < kRoundedGroup) add_part(1);
   for (int r = 0; r < R; ++r)
     for (int k = 0; k < kPanel; ++k) sums[r * kPanel + k] += products[r][k] * x.scales[first + r];
-}
-
-template <typename N, typename P, int R, typename Unpack>
-inline void add_rounded_up_to(int64_t num_rows, const RoundedRows& x, int64_t first, Unpack&& unpack,
-                              const PanelGroup<N>& of, floats* sums) {
-  if constexpr (R > 1)
-    if (num_rows < R) return add_rounded_up_to<N, P, R - 1>(num_rows, x, first, unpack, of, sums);
-  add_rounded<N, P, R>(x, first, unpack, of, sums);
 }
 
 // Reads the groups of a panel in order.
@@ -179,11 +172,12 @@ template <typename N> class PanelReader {
  public:
   PanelReader(const Packing& packing, const char* panel) : packing_(packing), at_(panel) {}
 
-  // Read the next 32 elements.
+  // Read the next 32 elements, and prefetch as many later ones.
   void next(PanelGroup<N>& out) {
+    const char* read = at_;
     out.has_min = packing_.has_min, out.offset = packing_.offset;
     for (int part = 0; part < out.kParts; ++part, element_ += N::kGroup) {
-      if (packing_.has_levels && element_ % packing_.span(N::kGroup) == 0) read_halves(levels_[0], levels_[1]);
+      if (packing_.has_levels && element_ % 256 == 0) read_halves(levels_[0], levels_[1]);
       if (packing_.has_levels) {
         read_factors(levels_[0], out.scales[part]);
         if (packing_.has_min) read_factors(levels_[1], out.minima[part]);
@@ -191,11 +185,10 @@ template <typename N> class PanelReader {
         read_halves(out.scales[part], out.minima[part]);
       }
       out.numbers[part] = at_;
-      at_ += N::kWords * kStride;
+      at_ += N::kWords * kPanelStep;
     }
+    for (; read < at_; read += 64) __builtin_prefetch(read + kPrefetchBytes);
   }
-
-  static constexpr int64_t kStride = kPanel * kVectorBytes;  // bytes of a step
 
  private:
   void read_halves(floats (&scales)[kPanel], floats (&minima)[kPanel]) {
@@ -215,52 +208,64 @@ template <typename N> class PanelReader {
   floats levels_[2][kPanel]{};
 };
 
-// Multiply up to `kUnpackedRows` rows, which are contiguous in x, by a panel. `sums` [num_rows, kPanel].
+// Unpack the numbers 8w … of a part of vector k.
 template <typename N, typename P>
-__attribute__((noinline)) void multiply_rounded_rows(const RoundedRows& x, int64_t row, int64_t num_rows,
-                                                     const Packing& packing, const char* panel, floats* sums) {
-  constexpr int64_t stride = PanelReader<N>::kStride;
-  constexpr int kVectors = 2 * P::kVectors, rows_at_once = P::kRowsAtOnce;
-  const int64_t group_bytes = packing.bytes(256) / 8 * kPanel * lanes<float>;
-  std::fill_n(sums, num_rows * kPanel, floats{});
+inline void unpack(const PanelGroup<N>& of, int part, int w, int k, ints (&out)[2 * P::kVectors]) {
+  ints quads[2];
+  N::unpack(of.numbers[part] + k * kVectorBytes, kPanelStep, w, quads);
+  for (int q = 0; q < 2; ++q) P::split(quads[q], out + q * P::kVectors);
+}
+
+// Add the products of all R rows and a panel to `sums` [R, kPanel]. Both functions are not inlined, because compilers keep
+// more sums in registers in a small function.
+template <typename N, typename P, int R>
+__attribute__((noinline)) void multiply_few(const RoundedRows& x, const Packing& packing, const char* panel, floats* sums) {
   PanelReader<N> reader(packing, panel);
   PanelGroup<N> of;
-  ints weights[kRoundedGroup / 8][kPanel][kVectors];
   for (int64_t g = 0; g < x.num_groups; ++g) {
-    const int64_t first = x.index(row, g);
     reader.next(of);
-    if (row == 0)
-      for (int64_t b = 0; b < group_bytes; b += 64) __builtin_prefetch(of.numbers[0] + b + kPrefetchBytes);
-    const auto unpack = [&](int part, int w, int k, ints (&out)[kVectors]) {
-      ints quads[2];
-      N::unpack(of.numbers[part] + k * kVectorBytes, stride, w, quads);
-      for (int q = 0; q < 2; ++q) P::split(quads[q], out + q * P::kVectors);
-    };
-    if (num_rows <= rows_at_once) {
-      add_rounded_up_to<N, P, rows_at_once>(num_rows, x, first, unpack, of, sums);
-      continue;
-    }
+    const auto weights_of = [&](int part, int w, int k, auto& out) { unpack<N, P>(of, part, w, k, out); };
+    add_rounded<N, P, R>(x, g * R, weights_of, of, sums);
+  }
+}
+
+// Do the same for up to `kUnpackedRows` rows. Unpack the numbers of a group once for all of them. With more than two rows
+// at once, 32 registers would not hold the sums.
+template <typename N, typename P>
+__attribute__((noinline)) void multiply_many(const RoundedRows& x, int64_t row, int64_t num_rows, const Packing& packing,
+                                             const char* panel, floats* sums) {
+  PanelReader<N> reader(packing, panel);
+  PanelGroup<N> of;
+  constexpr int kParts = PanelGroup<N>::kParts, kWords = N::kGroup / 8, kVectors = 2 * P::kVectors;
+  ints weights[kParts][kWords][kPanel][kVectors];
+  for (int64_t g = 0; g < x.num_groups; ++g) {
+    reader.next(of);
 #pragma GCC unroll 1
-    for (int w = 0; w < kRoundedGroup / 8; ++w)
-      for (int k = 0; k < kPanel; ++k) unpack(w / (N::kGroup / 8), w % (N::kGroup / 8), k, weights[w][k]);
-    const auto unpacked = [&](int part, int w, int k, ints (&out)[kVectors]) {
-      for (int v = 0; v < kVectors; ++v) out[v] = weights[part * N::kGroup / 8 + w][k][v];
+    for (int i = 0; i < kParts * kWords; ++i)
+      for (int k = 0; k < kPanel; ++k) unpack<N, P>(of, i / kWords, i % kWords, k, weights[i / kWords][i % kWords][k]);
+    const auto weights_of = [&](int part, int w, int k, ints (&out)[kVectors]) {
+      for (int v = 0; v < kVectors; ++v) out[v] = weights[part][w][k][v];
     };
-    for (int64_t r = 0; r < num_rows; r += rows_at_once)
-      add_rounded_up_to<N, P, rows_at_once>(num_rows - r, x, first + r, unpacked, of, sums + r * kPanel);
+    const int64_t first = x.index(row, g);
+    int64_t r = 0;
+    for (; r + 1 < num_rows; r += 2) add_rounded<N, P, 2>(x, first + r, weights_of, of, sums + r * kPanel);
+    if (r < num_rows) add_rounded<N, P, 1>(x, first + r, weights_of, of, sums + r * kPanel);
   }
 }
 
 // Multiply rows by a panel. Call use(row, vector, products) with the vector's number in the panel.
 template <typename Use>
 void multiply_rounded(const RoundedRows& x, int64_t num_rows, const Packing& packing, const char* panel, Use&& use) {
-  using Fast = Products<kVectorBytes == 64>;
   floats sums[kUnpackedRows * kPanel];
   for (int64_t row = 0; row < num_rows; row += kUnpackedRows) {
     const int64_t count = std::min(kUnpackedRows, num_rows - row);
+    std::fill_n(sums, count * kPanel, floats{});
     with_numbers(packing.bits, [&]<typename N>(N) {
-      const auto multiply = kHasDotProducts ? multiply_rounded_rows<N, Fast> : multiply_rounded_rows<N, Products<false>>;
-      multiply(x, row, count, packing, panel, sums);
+      const auto multiply = [&]<typename P>(P) {
+        if (num_rows > 2) return multiply_many<N, P>(x, row, count, packing, panel, sums);
+        (num_rows == 1 ? multiply_few<N, P, 1> : multiply_few<N, P, 2>)(x, packing, panel, sums);
+      };
+      kHasDotProducts ? multiply(Products<kVectorBytes == 64>{}) : multiply(Products<false>{});
     });
     for (int64_t r = 0; r < count; ++r)
       for (int64_t k = 0; k < kPanel; ++k) use(row + r, k, sums[r * kPanel + k]);
