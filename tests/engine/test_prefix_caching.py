@@ -122,19 +122,20 @@ class PlainPool:
         self.num_preferred = min(self.num_pages, self.num_preferred + len(missed))
         return found
 
-    def taken(self, page: int, owned: Counter[int]) -> None:
-        """Assert that the right page was allocated, and forget its content."""
-        blank = {*range(self.num_used)} - owned.keys() - {*self.unowned}
-        if blank:
-            assert page in blank
+    def take(self, pages: set[int], owned: Counter[int]) -> int:
+        """Remove the page that was to be allocated next from the pages that were, and forget its content."""
+        if blank := {*range(self.num_used)} - owned.keys() - {*self.unowned}:
+            page = min(blank & pages)
         elif self.unowned and self.num_used >= self.num_preferred:
-            assert page == self.unowned.pop(0)
+            page = self.unowned.pop(0)
             if self.num_used < self.num_pages and self.content[page] not in self.evicted:
                 self.evicted = [*self.evicted, self.content[page]][-self.num_pages :]
         else:
-            assert page == self.num_used
+            page = self.num_used
             self.num_used += 1
+        pages.remove(page)
         self.content.pop(page, None)
+        return page
 
     def completed(self, sequence: Sequence, since: int) -> None:
         for index in range(since // PAGE_SIZE, sequence.filled[-1] // PAGE_SIZE):
@@ -175,9 +176,9 @@ class TwoPools:
         has_grown = self.pool.grow(sequence, rows.stop)
         assert has_grown == (num_missing <= self.plain.num_pages - len(before))
         assert len(sequence.pages) == num_pages_before + num_missing * has_grown
-        for page in sequence.pages[num_pages_before:]:
-            self.plain.taken(page, before)
-            before[page] += 1
+        allocated = {*sequence.pages[num_pages_before:]}
+        while allocated:
+            before[self.plain.take(allocated, before)] += 1
         if has_grown:
             self._pass(sequence, block, rows)
 
