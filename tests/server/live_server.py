@@ -102,7 +102,7 @@ class SlowRunner:
         self._num_steps -= 1
         if self._num_steps < 0:
             raise RuntimeError("out of order")
-        return self._runner.run(replace(step, seconds=0.0))
+        return self._runner.run(replace(step, limit=1))
 
 
 @contextmanager
