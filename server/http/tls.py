@@ -3,7 +3,7 @@
 import ssl
 from pathlib import Path
 
-from server.settings import Settings, SettingsError, read_file
+from server.settings import Settings, SettingsError
 
 
 def tls_context(settings: Settings) -> ssl.SSLContext | None:
@@ -14,7 +14,7 @@ def tls_context(settings: Settings) -> ssl.SSLContext | None:
             raise SettingsError("ssl_keyfile: requires ssl_certfile")
         return None
     for name, file in (("ssl_certfile", certificate), ("ssl_keyfile", key or certificate)):
-        read_file(name, file)
+        check_readable(name, file)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     load_certificate(context, certificate, key)
@@ -28,6 +28,14 @@ def load_certificate(context: ssl.SSLContext, certificate: Path, key: Path | Non
     except OSError as error:  # `ssl.SSLError` is an `OSError`
         reason = (error.reason or "not PEM") if isinstance(error, ssl.SSLError) else error.strerror
         raise SettingsError(f"ssl_certfile: {certificate} and its key cannot be used: {reason}") from error
+
+
+def check_readable(name: str, file: Path) -> None:
+    """Open the file without reading it: it may be a pipe, or have comments in any encoding."""
+    try:
+        file.open("rb").close()
+    except OSError as error:
+        raise SettingsError(f"{name}: cannot read {file}: {error.strerror}") from error
 
 
 def password_required() -> str:

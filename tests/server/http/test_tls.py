@@ -119,9 +119,10 @@ def test_a_probe_can_connect_when_all_connections_are_taken(byte_model, files, t
         assert httpx.get(f"https://localhost:{address.port}/livez", verify=trusting).status_code == 200
 
 
-def test_one_file_may_contain_the_certificate_and_the_key(authority, tmp_path):
+def test_one_file_may_contain_the_certificate_and_the_key_and_comments_in_any_encoding(authority, tmp_path):
     both = tmp_path / "both.pem"
-    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(both)
+    pem = authority.issue_cert("localhost").private_key_and_cert_chain_pem.bytes()
+    both.write_bytes("subject=O = Müller GmbH\n".encode("latin-1") + pem)
     context = tls_context(Settings(ssl_certfile=both))
     assert context is not None
     assert context.minimum_version == ssl.TLSVersion.TLSv1_2
