@@ -92,6 +92,7 @@ class NviumForCausalLM(Nvium, PreTrainedModel, GenerationMixin):
         past_key_values: Cache | None = None,
         labels: Tensor | None = None,
         output_exit_logits: bool = False,
+        output_hidden_states: bool | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
         **unused: Any,
@@ -101,8 +102,12 @@ class NviumForCausalLM(Nvium, PreTrainedModel, GenerationMixin):
         if position_ids is None:
             past = past_key_values.get_seq_length() if past_key_values is not None else 0
             position_ids = past + torch.arange(input_ids.shape[1], device=input_ids.device)[None]
+        if output_hidden_states is None:
+            output_hidden_states = bool(self.config.output_hidden_states)
         attend = self._cached_attention(input_ids, attention_mask, position_ids, past_key_values)
-        out = self.forward_with_attention(input_ids, position_ids, attend, labels, output_exit_logits, logits_to_keep)
+        out = self.forward_with_attention(
+            input_ids, position_ids, attend, labels, output_exit_logits, output_hidden_states, logits_to_keep
+        )
         out.past_key_values = past_key_values
         return out
 

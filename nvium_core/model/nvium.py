@@ -6,7 +6,7 @@ Shapes: B sequences, T tokens, D width, E exits, V vocabulary; X any row dimensi
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeVar
 
@@ -41,6 +41,9 @@ class NviumOutput(ModelOutput):
     exit_logits: each exit's own logits [B, T, E, V]. None without `output_exit_logits`.
     mix_loss, compute_loss, balance_loss: L_mix, L_compute and L_balance.
     exit_losses: cross-entropy of each exit alone [E].
+    hidden_states: embeddings and output of each layer, before any norm, [B, T, D] each. None without
+        `output_hidden_states`.
+    last_hidden_state: the head's input at the last exit [B, T, D].
     """
 
     loss: Tensor | None = None
@@ -51,7 +54,9 @@ class NviumOutput(ModelOutput):
     compute_loss: Tensor | None = None
     balance_loss: Tensor | None = None
     exit_losses: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
     past_key_values: Any = None
+    last_hidden_state: Tensor | None = None
 
 
 class Nvium(nn.Module):
@@ -131,10 +136,15 @@ class Nvium(nn.Module):
 
     def hidden_states(self, input_ids_BT: Tensor, positions_BT: Tensor, attend: Attend) -> list[Tensor]:
         """Compute the hidden state [B, T, D] at each exit."""
-        h_BTD = self.model.embed_tokens(input_ids_BT)
+        return self._states_after(self.config.blocks, self.model.embed_tokens(input_ids_BT), positions_BT, attend)
+
+    def _states_after(
+        self, parts: Iterable[Iterable[int]], h_BTD: Tensor, positions_BT: Tensor, attend: Attend
+    ) -> list[Tensor]:
+        """Run consecutive ranges of layers. Return the hidden state after each range."""
         rotary = self.model.rotary_emb(positions_BT, h_BTD.dtype)
         states = []
-        for layers in self.config.blocks:
+        for layers in parts:
             h_BTD = self.model.run(h_BTD, layers, rotary, attend)
             states.append(h_BTD)
         return states
@@ -159,10 +169,19 @@ class Nvium(nn.Module):
         attend: Attend,
         labels: Tensor | None = None,
         output_exit_logits: bool = False,
+        output_hidden_states: bool = False,
         logits_to_keep: int = 0,
     ) -> NviumOutput:
         """Like `forward`, with given positions and attention. Keep the last `logits_to_keep` positions; 0 keeps all."""
-        states = self.hidden_states(input_ids, position_ids.expand_as(input_ids), attend)
+        position_ids = position_ids.expand_as(input_ids)
+        all_states = None
+        if output_hidden_states:
+            embedded = self.model.embed_tokens(input_ids)
+            each = [[layer] for layer in range(self.config.num_hidden_layers)]
+            all_states = (embedded, *self._states_after(each, embedded, position_ids, attend))
+            states = [all_states[depth] for depth in self.config.exit_layers or []]
+        else:
+            states = self.hidden_states(input_ids, position_ids, attend)
         if labels is None:
             states = [h_BTD[:, -logits_to_keep:] for h_BTD in states]
         log_w, outputs = self.exit_outputs(states)
@@ -173,6 +192,8 @@ class Nvium(nn.Module):
             logits=mixture.log_mixture(log_p, exit_logits),
             exit_probs=log_p.exp(),
             exit_logits=exit_logits if output_exit_logits else None,
+            hidden_states=all_states,
+            last_hidden_state=outputs[-1],
             **losses,
         )
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from nvium_core import NviumForCausalLM
 from nvium_core.model.exits import CONTINUE, EXIT
 from nvium_core.model.nvium import NviumOutput
+from tests.model.llama_folders import llama_folder, random_llama
 from tests.random_models import random_model
 
 INPUT_IDS = torch.randint(17, (2, 12), generator=torch.Generator().manual_seed(7))
@@ -57,3 +58,17 @@ def test_routers_that_never_or_always_exit_give_the_last_or_first_exit_and_finit
     assert objective.isfinite() and output.logits.isfinite().all()
     for name, parameter in model.named_parameters():
         assert parameter.grad is None or parameter.grad.isfinite().all(), name
+
+
+@torch.no_grad()
+def test_hidden_states_equal_those_of_transformers_llama(tmp_path):
+    llama = random_llama()
+    model = NviumForCausalLM.from_pretrained(llama_folder(tmp_path, llama), dtype=torch.float32)
+    ids = INPUT_IDS % model.config.vocab_size
+    output = model(ids, output_hidden_states=True)
+    theirs = llama(ids, output_hidden_states=True).hidden_states
+    assert len(output.hidden_states) == len(theirs) == model.config.num_hidden_layers + 1
+    for ours, their in zip(output.hidden_states[:-1], theirs[:-1], strict=True):  # their last one is normalised
+        torch.testing.assert_close(ours, their)
+    torch.testing.assert_close(output.logits, model(ids).logits, rtol=0, atol=0)
+    assert model(ids).hidden_states is None
