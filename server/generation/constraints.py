@@ -87,7 +87,7 @@ class Constraints:
     def _with_process(self, pickled: bytes, use: Callable[["GrammarProcess"], Result]) -> Result:
         """Call `use` with the process of a grammar, which may still compile it.
 
-        If the process is lost, try once more with another one, unless the grammar was the cause.
+        If the process is lost, try once more with another one, unless compiling the grammar was the cause.
         """
         process = self._grammar_process(pickled)
         try:
@@ -96,7 +96,7 @@ class Constraints:
             with self._lock:
                 if self._cached.get(pickled) is process:
                     del self._cached[pickled]
-            if process.is_compiling:
+            if use is GrammarProcess.compiled and process.is_compiling:
                 raise
         return use(self._grammar_process(pickled))
 
