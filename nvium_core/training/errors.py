@@ -4,4 +4,4 @@ from nvium_core.errors import NviumError
 
 
 class TrainingError(NviumError, RuntimeError):
-    """Training cannot start or continue. The last checkpoint is intact."""
+    """Settings, data or a state with which training cannot start or continue. The last checkpoint is intact."""

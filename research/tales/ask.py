@@ -35,8 +35,10 @@ SUBJECTS_SHARES = {"thing": 0.7, "being": 0.15, "both": 0.15}
 """Probabilities of what a request names if the tale has both a being and an object."""
 
 GIVES_OPENING = ("text", "opening")
+"""Kinds of lines whose request names no subject. The first paragraph, which may introduce a being, can be dropped."""
+
 THING_FIRST_SHARE = 0.8
-"""Probability that such a tale about an object begins with the sentence that introduces it. (Its being may be lost.)"""
+"""Probability that their tale, if it is about an object, begins with the sentence that introduces the object."""
 
 SYSTEM_SHARE, GREETING_SHARE, CARELESS_SHARE = 0.1, 0.05, 0.2
 OPENING = re.compile(r"[^\n]{20,240}?[.!?][\"']?(?=\s)")

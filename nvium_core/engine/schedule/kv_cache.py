@@ -116,7 +116,7 @@ class PagePool:
         self.num_rows_found += len(pages) * self.page_size
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Assert that every page is free, kept, or owned by exactly the sequences that list it."""
+        """Assert that every page is fresh, free, kept, or owned by exactly the sequences that list it."""
         owners = Counter(page for sequence in sequences for page in sequence.pages)
         counted = {page: count for page, count in enumerate(self._num_owners) if count}
         assert counted == owners, "a page is leaked, or its owner count is wrong"

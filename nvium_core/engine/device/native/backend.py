@@ -29,7 +29,7 @@ from nvium_core.engine.schedule.step import Emission, Outcome, Run, Step, StepRe
 from nvium_core.model.nvium import Nvium
 
 MIN_TILED_ROWS = 32
-"""A pass of as many rows multiplies them in AMX tiles, if there are any. Eight rows take twice as long there."""
+"""Passes of at least this many rows use AMX tiles, if the processor has them. Fewer rows waste tiles of 16 rows."""
 
 RUN = struct.Struct("@6qPd2qP")  # `Run` of call.h
 EMISSION = struct.Struct("@qqd")  # `Emission` of call.h

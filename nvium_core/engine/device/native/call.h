@@ -91,7 +91,7 @@ struct Call {
   Seat* seats;
   int64_t max_rows;  // if not one pass, stop before a block with more rows, except before the first block
   double seconds;    // time budget: after this time, start no further token
-  int64_t min_tiled_rows;  // multiply as many rows with AMX tiles
+  int64_t min_tiled_rows;  // passes of at least this many rows use AMX tiles
   Scores scores;
   BlockReport* reports;  // [N]
   double router_seconds, head_seconds;

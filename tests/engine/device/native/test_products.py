@@ -11,10 +11,10 @@ from tests.engine.device.native.compiling import compiled
 
 def test_products_of_every_quantized_type_equal_sums_in_double_for_any_number_of_rows(instructions):
     program = compiled("products.cpp", "c++", "-O2", *FLAGS[instructions])
-    assert subprocess.run([str(program)], check=False, capture_output=True, text=True).stdout == ""
+    assert subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout == ""
 
 
 @pytest.mark.skipif("avx512" not in native.available(), reason="tiles are compiled for AVX-512 only")
 def test_emulated_tiles_multiply_like_sums_in_double():
     program = compiled("tiles.cpp", "c++", "-O1", *FLAGS["avx512"])
-    assert subprocess.run([str(program)], check=False, capture_output=True, text=True).stdout == ""
+    assert subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout == ""
