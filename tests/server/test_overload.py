@@ -26,8 +26,9 @@ def running(seed: int) -> bytes:
 async def test_a_flood_is_refused_while_running_streams_continue(byte_model, path):
     with live_server(byte_model, max_sequences=NUM_RUNNING, max_queue=8) as server:
         alone = [(await asked(server.url, running(seed))).spoken() for seed in range(NUM_RUNNING)]
-        streams = [asyncio.create_task(asked(server.url, running(seed))) for seed in range(NUM_RUNNING)]
-        await asyncio.to_thread(wait_until, lambda: server.gauge("nvium_requests_running") == NUM_RUNNING)
+        with hanging_steps():
+            streams = [asyncio.create_task(asked(server.url, running(seed))) for seed in range(NUM_RUNNING)]
+            await asyncio.to_thread(wait_until, lambda: server.service.admission.num_present == NUM_RUNNING)
         flood = (asked(server.url, asking(path, max_tokens=400)) for _ in range(NUM_REQUESTS))
         answers = await asyncio.gather(*flood)
         assert [stream.spoken() for stream in await asyncio.gather(*streams)] == alone
