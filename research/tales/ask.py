@@ -34,11 +34,11 @@ BY_SUBJECT = ("subject", "short")
 SUBJECTS_SHARES = {"thing": 0.7, "being": 0.15, "both": 0.15}
 """Probabilities of what a request names if the tale has both a being and an object."""
 
-GIVES_OPENING = ("text", "opening")
-"""Kinds of lines whose request names no subject. The first paragraph, which may introduce a being, can be dropped."""
+THING_FIRST = ("text", "opening")
+"""Kinds of lines whose tale may begin with its object. Other requests may name a being, which this could leave out."""
 
 THING_FIRST_SHARE = 0.8
-"""Probability that their tale, if it is about an object, begins with the sentence that introduces the object."""
+"""Probability that a tale about an object then begins with the sentence that introduces it."""
 
 SYSTEM_SHARE, GREETING_SHARE, CARELESS_SHARE = 0.1, 0.05, 0.2
 OPENING = re.compile(r"[^\n]{20,240}?[.!?][\"']?(?=\s)")
@@ -65,7 +65,7 @@ def line(tale: str | None, random: Random, rng: Rng, new_names: bool) -> Line:
         return exchange(random.choice(wordings.SMALL_TALK), rng)
     words = {"may_invent": kind in BY_SUBJECT, "new_names": new_names or kind in HERO_IN_REQUEST}
     chosen = with_other_subjects(tale, random, **words) if tale else short_tale(random, **words)
-    if kind in GIVES_OPENING and random.random() < THING_FIRST_SHARE:
+    if kind in THING_FIRST and random.random() < THING_FIRST_SHARE:
         chosen = begun_with_its_thing(chosen)
     if kind == "text":
         return chosen.text
