@@ -90,7 +90,6 @@ class ServerOptions(EngineConfig, ModelOptions):
     ssl_certfile: Annotated[Path | None, Doc("Certificate chain (PEM); enables https and disables http.")] = None
     ssl_keyfile: Annotated[Path | None, Doc("Private key of the certificate, if not in the same file.")] = None
     cors_origins: Annotated[tuple[str, ...], Doc("Origins of web pages that may call the server [none].")] = ()
-    otlp_endpoint: Annotated[str | None, Doc("OpenTelemetry collector for traces (OTLP over HTTP) [none].")] = None
     latency_buckets: Annotated[
         tuple[float, ...], Doc("Bucket bounds of all latency histograms, in seconds [per histogram].")
     ] = ()

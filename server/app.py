@@ -9,7 +9,6 @@ from typing import Any
 
 import structlog
 from fastapi import FastAPI
-from opentelemetry.trace import TracerProvider
 from prometheus_client import disable_created_metrics
 from starlette.middleware import Middleware
 
@@ -34,7 +33,6 @@ from server.settings import Settings, injected_variables
 from server.telemetry.logs import configure_logs
 from server.telemetry.metrics import Metrics
 from server.telemetry.record import OTHER
-from server.telemetry.tracing import Tracing, tracer_provider
 
 log = structlog.get_logger("nvium.server")
 
@@ -56,15 +54,12 @@ SLOW_SECONDS = 1.0
 def create_app(model: LoadedModel, settings: Settings) -> FastAPI:
     """Create the app for one model. Raise `InvalidRequest` or `SettingsError` if the settings do not fit the model."""
     service, keys = Service(model, settings), KeyRing(read_keys(settings))
-    return assemble(service, keys_gate(keys, settings), tracer_provider(settings))
+    return assemble(service, keys_gate(keys, settings))
 
 
-def assemble(
-    service: Service | Loading, gate: Middleware | None = None, provider: TracerProvider | None = None
-) -> FastAPI:
-    """Create the app for a service. `gate` is the middleware that checks keys, `provider` exports traces."""
-    tracing = Tracing(provider) if provider else None
-    app = bare_app(lifespan, middleware(service.settings, service.metrics, gate, tracing))
+def assemble(service: Service | Loading, gate: Middleware | None = None) -> FastAPI:
+    """Create the app for a service. `gate` is the middleware that checks keys."""
+    app = bare_app(lifespan, middleware(service.settings, service.metrics, gate))
     app.state.service = service
     app.state.response_store = responses.ResponseStore()
     service.metrics.create_series([*ENDPOINTS.values(), OTHER])
@@ -83,19 +78,16 @@ def bare_app(lifespan: Callable[[FastAPI], Any], middleware: Iterable[Middleware
         redirect_slashes=False,
         lifespan=lifespan,
         middleware=list(middleware),
-        # off, because FastAPI's telemetry would log exception messages and trace each request a second time
+        # off, because FastAPI's telemetry would log exception messages and trace each request
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     install_error_handlers(app)
     return app
 
 
-def middleware(
-    settings: Settings, metrics: Metrics, gate: Middleware | None, tracing: Tracing | None = None
-) -> Iterator[Middleware]:
+def middleware(settings: Settings, metrics: Metrics, gate: Middleware | None) -> Iterator[Middleware]:
     """Yield the middleware around the routes, outermost first."""
-    root_path = settings.root_path
-    yield Middleware(RequestContext, metrics=metrics, endpoints=ENDPOINTS, tracing=tracing, root_path=root_path)
+    yield Middleware(RequestContext, metrics=metrics, endpoints=ENDPOINTS, root_path=settings.root_path)
     if gate is None:
         yield Middleware(OriginCheck, settings=settings)
     if settings.cors_origins:
@@ -135,11 +127,11 @@ def run(settings: Settings) -> None:
     """
     configure_logs(settings.log_level)
     disable_created_metrics()
-    keys, provider, tls = KeyRing(read_keys(settings)), tracer_provider(settings), tls_context(settings)
+    keys, tls = KeyRing(read_keys(settings)), tls_context(settings)
     (reloader := Reloader(settings, keys, tls)).listen()
     with listen(settings.host, settings.port) as listener:
         starting = Loading(settings)
-        app = assemble(starting, keys_gate(keys, settings), provider)
+        app = assemble(starting, keys_gate(keys, settings))
         config = uvicorn_config(app, settings, tls, listener=listener)
         if ignored := injected_variables():
             log.info("ignored variables that Kubernetes sets for a service", names=ignored)

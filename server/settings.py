@@ -21,16 +21,12 @@ from nvium_core.errors import plain
 
 ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")
 PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+")
-ENDPOINT = re.compile(r"https?://[^/\s]+(/\S*)?")
 
 VARIABLES = "NVIUM_"
 INJECTED = re.compile(
     r"NVIUM_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)=.*|PORT(_\d+_[A-Z]+)?=[a-z]+://.*|PORT_\d+_[A-Z]+_\w+=.*)"
 )
 """Matches NAME=VALUE of variables that Kubernetes adds to every pod for a service whose name begins with `nvium`."""
-
-SECRET = ("api_keys", "otlp_endpoint")
-"""Settings whose values never appear in errors or logs."""
 
 RAY_DEFAULTS = {"RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
 """Variables for Ray: log every line of every replica, send no usage reports, run replicas at normal priority."""
@@ -55,12 +51,6 @@ def as_prefix(path: str) -> str:
     return prefix
 
 
-def as_endpoint(url: str) -> str:
-    if not ENDPOINT.fullmatch(url):
-        raise ValueError("must be a URL such as http://localhost:4318")
-    return url
-
-
 def as_buckets(bounds: tuple[float, ...]) -> tuple[float, ...]:
     if not all(low < high < inf for low, high in pairwise((0.0, *bounds))):
         raise ValueError("must be increasing positive numbers, such as 0.1,0.5,1")
@@ -75,9 +65,6 @@ class Settings(BaseSettings, ServerOptions):  # type: ignore[misc] # frozen belo
     api_keys: Annotated[tuple[str, ...], Field(repr=False, exclude=True)] = ServerOptions.api_keys
     root_path: Annotated[str, AfterValidator(as_prefix)] = ServerOptions.root_path
     cors_origins: tuple[Annotated[str, AfterValidator(as_origin)], ...] = ServerOptions.cors_origins
-    otlp_endpoint: Annotated[Annotated[str, AfterValidator(as_endpoint)] | None, Field(repr=False, exclude=True)] = (
-        ServerOptions.otlp_endpoint
-    )
     latency_buckets: Annotated[tuple[float, ...], AfterValidator(as_buckets)] = ServerOptions.latency_buckets
 
     @field_validator("*", mode="before")
@@ -127,7 +114,7 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
         setting, *place = first["loc"]
         entry = "".join(f", entry {index + 1}" for index in place if isinstance(index, int))
         # an unknown setting may be a misspelt secret, so its value is not quoted either
-        is_quotable = setting in Settings.model_fields and setting not in SECRET
+        is_quotable = setting in Settings.model_fields and setting != "api_keys"
         value = f", got {first['input']!r}" if is_quotable else ""
         raise SettingsError(f"{name_of(setting, given)}{entry}: {plain(plain(first['msg']) + value)}") from error
     except InvalidRequest as error:

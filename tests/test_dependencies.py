@@ -19,7 +19,7 @@ PINS = {
     )
 }
 OURS = "nvium"
-EXTRAS = ("", "test", "tracing", "bench")
+EXTRAS = ("", "test", "bench")
 UNPINNED = re.compile(r"nvidia-.*|cuda-.*|triton|pip|wheel|nvium")
 """Dependencies of PyTorch's CUDA builds, and pip."""
 

@@ -17,7 +17,6 @@ from server.errors import ApiError, Rejected, engine_stopped, internal_error
 from server.http.paths import CHECK, is_free
 from server.telemetry.metrics import Metrics
 from server.telemetry.record import OTHER, RequestRecord
-from server.telemetry.tracing import Tracing
 
 PROTECTIVE = {
     "cache-control": "no-store",
@@ -57,7 +56,6 @@ class RequestContext(HttpMiddleware):
 
     metrics: Metrics
     endpoints: Mapping[str, str]
-    tracing: Tracing | None = None
     root_path: str = ""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -87,8 +85,6 @@ class RequestContext(HttpMiddleware):
                 await app(scope, receive, framed_send)
             finally:
                 record.close(is_routine=is_free(scope) and record.outcome == "completed")
-                if self.tracing and record.endpoint != OTHER:
-                    self.tracing.trace(record, headers, scope["app"].state.service.name)
 
     def _open(self, scope: Scope, request_id: str) -> RequestRecord:
         """Return the request's record, which exists if the connection has already refused the request."""

@@ -40,7 +40,6 @@ from server.replicas.relay import GatewayOnly
 from server.replicas.routing import SEQUENCES, Address, BySequences, NoReplica, PrefixHolders, preferred
 from server.settings import Settings, SettingsError
 from server.telemetry.logs import configure_logs
-from server.telemetry.tracing import tracer_provider
 
 KEEP_ALIVE_SECONDS = 60
 """How long a replica keeps an idle connection of the gateway."""
@@ -87,7 +86,7 @@ class Replica:
         self._secret = secrets.token_urlsafe(32)
         self._service = load(settings)
         gate = Middleware(GatewayOnly, secret=self._secret)
-        app = assemble(self._service, gate, tracer_provider(settings))
+        app = assemble(self._service, gate)
         config = uvicorn_config(app, settings, None, port=port)
         self._server = DrainingServer(config, self._service)
         self._thread = threading.Thread(target=self._server.run, args=[[self._listener]], daemon=True)

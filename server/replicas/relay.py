@@ -49,7 +49,7 @@ IDLE_SECONDS = 15
 """How long an idle connection to a replica stays open. Must be shorter than the replica's keep-alive."""
 
 TARGET = re.compile(rb"/[!-~]*")
-FORWARDED = ("accept", "content-type", "traceparent", "tracestate")
+FORWARDED = ("accept", "content-type")
 HOP_BY_HOP = (b"connection", b"date", b"keep-alive", b"server", b"transfer-encoding")
 """Response headers that are not forwarded, because the gateway's connection sets them itself."""
 

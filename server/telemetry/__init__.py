@@ -1,1 +1,1 @@
-"""Metrics, traces and logs."""
+"""Metrics and logs."""

@@ -55,14 +55,10 @@ class RequestRecord:
         self.num_cached_prompt_tokens: int | None = None
         self.is_passed_on = False
         self.exit_counts: Counter[int] = Counter()
-        now = time.monotonic()
-        self.arrived_at = now if received_at is None else received_at
-        self.arrived_unix_ns = time.time_ns() - round((now - self.arrived_at) * 1e9)
+        self.arrived_at = time.monotonic() if received_at is None else received_at
         self.queued_at: float | None = None
         self.started_at: float | None = None
         self.first_token_at: float | None = None
-        self.last_token_at: float | None = None
-        self.closed_at: float | None = None
 
     def admitted(self, num_prompt_tokens: int) -> None:
         """Record that all choices are in the engine's queue."""
@@ -90,7 +86,6 @@ class RequestRecord:
     def served(self, tokens: list[TokenEvent]) -> None:
         for event in tokens:
             self.exit_counts[event.exit] += 1
-        self.last_token_at = time.monotonic()
 
     def choice_ended(self, reason: EndReason) -> None:
         self._metrics.finished_choices.labels(reason).inc()
@@ -119,10 +114,10 @@ class RequestRecord:
 
     def close(self, *, is_routine: bool = False) -> None:
         """Count and log the request. A routine request is logged at level `debug`."""
-        self.closed_at = time.monotonic()
+        closed_at = time.monotonic()
         if self.is_passed_on:
             return
-        self._count(self.closed_at - self.arrived_at)
+        self._count(closed_at - self.arrived_at)
         write = log.debug if is_routine else log.info
         write(
             "request",
@@ -140,7 +135,7 @@ class RequestRecord:
             exit_counts=dict(sorted(self.exit_counts.items())),
             queue_seconds=seconds_between(self.queued_at, self.started_at),
             first_token_seconds=seconds_between(self.arrived_at, self.first_token_at),
-            total_seconds=seconds_between(self.arrived_at, self.closed_at),
+            total_seconds=seconds_between(self.arrived_at, closed_at),
             abort_cause=self.abort_cause,
             param=self._param,
             code=self.error.code if self.error else None,

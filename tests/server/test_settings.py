@@ -73,13 +73,6 @@ def test_a_list_with_an_empty_item_is_refused(monkeypatch, name, value):
         read_settings({})
 
 
-@pytest.mark.parametrize("url", ["localhost:4318", "ftp://x", "http://", "http://secret@x y", ""])
-def test_an_invalid_endpoint_is_refused_and_not_quoted(url):
-    with pytest.raises(SettingsError, match=r"^otlp_endpoint: must be a URL") as refused:
-        read_settings({"otlp_endpoint": url})
-    assert "secret" not in str(refused.value) + repr(refused.value.__cause__)
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
