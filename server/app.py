@@ -25,7 +25,6 @@ from server.http.listener import listen
 from server.http.middleware import AsGet, JsonBodies, LastResort, RequestContext
 from server.http.origins import OriginCheck
 from server.http.rate_limit import RateLimit
-from server.http.reloader import Reloader
 from server.http.starting import Loading, UntilLoaded
 from server.http.tls import tls_context
 from server.routes import openapi, playground, responses
@@ -128,7 +127,6 @@ def run(settings: Settings) -> None:
     configure_logs(settings.log_level)
     disable_created_metrics()
     keys, tls = KeyRing(read_keys(settings)), tls_context(settings)
-    (reloader := Reloader(settings, keys, tls)).listen()
     with listen(settings.host, settings.port) as listener:
         starting = Loading(settings)
         app = assemble(starting, keys_gate(keys, settings))
@@ -144,7 +142,7 @@ def run(settings: Settings) -> None:
             )
             return service
 
-        DrainingServer(config, starting, reloader, serving).run(sockets=[listener])
+        DrainingServer(config, starting, serving).run(sockets=[listener])
 
 
 @contextmanager

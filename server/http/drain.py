@@ -15,7 +15,6 @@ import uvicorn
 
 from server.generation.thread_pool import DaemonThreadPool
 from server.http.admission import Admission
-from server.http.reloader import Reloader
 from server.settings import Settings
 from server.telemetry.metrics import Metrics
 from server.telemetry.sink import sink
@@ -85,12 +84,10 @@ class DrainingServer(uvicorn.Server):
         self,
         config: uvicorn.Config,
         service: Drainable,
-        reloader: Reloader | None = None,
         load: Callable[[], Drainable] | None = None,
     ) -> None:
         super().__init__(config)
         self._service = service
-        self._reloader = reloader
         self._was_signalled = False
         self._leaves_at: float | None = None
         """When the server begins to drain. None before the first signal."""
@@ -133,8 +130,6 @@ class DrainingServer(uvicorn.Server):
             return True
         self._arrive()
         self._service.tick()
-        if self._reloader:
-            self._reloader.tick()
         if self._service.has_failed and self._drains_since is None:
             log.error("the service has failed, stopping")
             self._drain_seconds = FAILED_SECONDS

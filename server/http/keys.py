@@ -64,16 +64,13 @@ def parsed(place: str, text: str) -> ApiKey:
 
 
 class KeyRing:
-    """The configured keys. They can be replaced while the server runs."""
+    """The configured keys."""
 
     def __init__(self, keys: Iterable[ApiKey] = ()) -> None:
-        self.replace(keys)
+        self._keys = list(keys)
 
     def __len__(self) -> int:
         return len(self._keys)
-
-    def replace(self, keys: Iterable[ApiKey]) -> None:
-        self._keys = list(keys)
 
     def owner(self, presented: str) -> str | None:
         """Return the id of a key, or None if it is unknown. Compare with all keys, in constant time."""

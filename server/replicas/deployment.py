@@ -32,7 +32,6 @@ from server.http.config import STOP_SECONDS, uvicorn_config
 from server.http.drain import DrainingServer
 from server.http.keys import KeyRing, read_keys
 from server.http.listener import listen
-from server.http.reloader import Reloader
 from server.http.tls import tls_context
 from server.replicas.gateway import Gateway, gateway_app
 from server.replicas.reaper import reaper_of
@@ -243,7 +242,6 @@ def run(settings: Settings) -> None:
     keys, tls = KeyRing(read_keys(settings)), tls_context(settings)
     most = settings.max_replicas or settings.replicas or 1
     check_devices(settings.device, most)
-    (reloader := Reloader(settings, keys, tls)).listen()
     with listen(settings.host, settings.port) as listener, ExitStack() as stack:
         start_ray(most)
         stack.enter_context(reaper_of(ray.worker.global_worker.node.get_session_dir_path()))
@@ -254,7 +252,7 @@ def run(settings: Settings) -> None:
             config = uvicorn_config(
                 app, settings, tls, listener=listener, descriptors_per_connection=DESCRIPTORS_PER_CLIENT
             )
-            DrainingServer(config, gateway, reloader).run(sockets=[listener])
+            DrainingServer(config, gateway).run(sockets=[listener])
         finally:
             serve.shutdown()
             ray.shutdown()

@@ -15,7 +15,6 @@ from server.http.config import uvicorn_config
 from server.http.drain import DrainingServer
 from server.http.keys import KeyRing, read_keys
 from server.http.listener import listen
-from server.http.reloader import Reloader
 from server.replicas import relay
 from server.replicas.gateway import Gateway, gateway_app
 from server.replicas.relay import GatewayOnly
@@ -45,9 +44,8 @@ def serve_gateway(urls: Sequence[str], settings: Settings) -> None:
     configure_logs()
     with listen(settings.host, settings.port) as listener:
         gateway, keys = Gateway(ListedPool(urls), settings), KeyRing(read_keys(settings))
-        (reloader := Reloader(settings, keys, None)).listen()
         config = uvicorn_config(gateway_app(gateway, keys), settings, None)
-        DrainingServer(config, gateway, reloader).run(sockets=[listener])
+        DrainingServer(config, gateway).run(sockets=[listener])
 
 
 class ListedPool:

@@ -9,13 +9,12 @@ import signal
 import socket
 import struct
 import termios
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
     ExitStack,
     asynccontextmanager,
-    contextmanager,
     nullcontext,
     suppress,
 )
@@ -38,7 +37,6 @@ FILES = 128
 HANG_SECONDS = 6
 """Longer than the gateway takes to detect that a replica hangs."""
 
-NUM_SIGNALS, SIGNALS_SECONDS = 200, 2
 TERM, INT, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGKILL
 
 
@@ -186,20 +184,6 @@ def pipe(folder: Path) -> int:
     return reading
 
 
-@contextmanager
-def server_with_key_file(model_folder: Path, log: Path, **options: object) -> Iterator[ServerProcess]:
-    keys = log.with_name("keys")
-    keys.write_text("sk-of-the-file\n")
-    with forked_server(model_folder, log, api_keys_file=keys, **options) as server:
-        yield server
-
-
-async def reload_keys(server: ServerProcess, chance: Random) -> None:
-    for _ in range(NUM_SIGNALS):
-        server.process.send_signal(signal.SIGHUP)
-        await asyncio.sleep(2 * chance.random() * SIGNALS_SECONDS / NUM_SIGNALS)
-
-
 def of_a_replica(inject: Inject) -> Inject:
     return lambda server, chance: inject(chance.choice(server.replicas), chance)
 
@@ -243,7 +227,6 @@ KINDS = [
     Kind("SIGTERM", partial(signalled, TERM), ends=(0,), is_quick=True),
     Kind("SIGINT", partial(signalled, INT), ends=(0,)),
     Kind("SIGKILL", partial(signalled, KILL), ends=(-KILL,), may_lose=True, is_quick=True),
-    Kind("SIGHUP, 200 times", reload_keys, start=server_with_key_file, had_effect=logs("reloaded keys"), is_quick=True),
     Kind("SIGSTOP and SIGCONT", paused, is_quick=True),
     Kind("slowed", slowed),
     Kind("device thread dies", until_it_ends, ends=(1,), prepare=break_the_device_thread, is_quick=True),

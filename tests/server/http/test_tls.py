@@ -1,7 +1,4 @@
-"""TLS, and the reloader of certificates and keys."""
-
 import asyncio
-import os
 import socket
 import ssl
 from collections.abc import Iterator
@@ -19,13 +16,10 @@ from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
 
 from nvium_core import LoadedModel
 from server.http.connection_limit import EXCESS_SHARE, RESERVE
-from server.http.keys import KeyRing, read_keys
-from server.http.reloader import Reloader
 from server.http.tls import tls_context
 from server.settings import Settings, SettingsError
 from tests.byte_model import NAME
 from tests.server.live_server import LiveServer, live_server, wait_until
-from tests.server.log_lines import log_lines
 
 BODY: dict[str, Any] = {"model": NAME, "prompt": "Once", "seed": 1, "max_tokens": 100, "ignore_eos": True}
 
@@ -149,69 +143,3 @@ def test_invalid_files_are_refused_at_start(given, message, files, authority, tm
     known = others | {"chain": files["ssl_certfile"], "key": files["ssl_keyfile"]}
     with pytest.raises(SettingsError, match=message):
         tls_context(Settings(**{name: known[file] for name, file in given.items()}))
-
-
-@pytest.mark.parametrize("content", ["bob:sk-new", "", "# none", "a key: with spaces", None])
-def test_a_valid_file_replaces_the_keys_and_an_invalid_one_does_not(tmp_path, content):
-    file = tmp_path / "keys"
-    file.write_text("alice:sk-old")
-    settings = Settings(api_keys_file=file)
-    reloader = Reloader(settings, ring := KeyRing(read_keys(settings)), None)
-    file.unlink() if content is None else file.write_text(content)
-    with log_lines() as log:
-        reloader.reload()
-    is_valid = content == "bob:sk-new"
-    assert (ring.owner("sk-old"), ring.owner("sk-new")) == ((None, "bob") if is_valid else ("alice", None))
-    assert [line["level"] for line in log.lines] == ["info" if is_valid else "error"]
-
-
-@pytest.mark.parametrize("setting", ["api_keys_file", "ssl_certfile", "ssl_keyfile"])
-def test_a_pipe_is_not_read(tmp_path, setting):
-    keys, pipe = tmp_path / "keys", tmp_path / "pipe"
-    keys.write_text("alice:sk-old")
-    os.mkfifo(pipe)
-    settings = Settings(**{"api_keys_file": keys, "ssl_certfile": keys, setting: pipe})
-    reloader = Reloader(settings, ring := KeyRing(read_keys(Settings(api_keys_file=keys))), None)
-    with log_lines() as log:
-        reloader.reload()
-    assert ring.owner("sk-old") == "alice"
-    assert [line["reason"] for line in log.lines] == [f"{setting}: {pipe} is not a regular file"]
-
-
-def test_new_connections_get_the_reloaded_certificate(tmp_path):
-    both = tmp_path / "both.pem"
-    settings = Settings(ssl_certfile=both)
-    authority = trustme.CA()
-
-    def issue(name: str) -> None:
-        authority.issue_cert(name).private_key_and_cert_chain_pem.write_to_path(both)
-
-    issue("old.example")
-    context = tls_context(settings)
-    assert context
-    reloader = Reloader(settings, KeyRing(), context)
-    issue("new.example")
-    reloader.reload()
-    assert certificate_name(context, authority) == "new.example"
-    both.write_text("no certificate")
-    reloader.reload()
-    assert certificate_name(context, authority) == "new.example"
-
-
-def certificate_name(context: ssl.SSLContext, authority: trustme.CA) -> str:
-    """Shake hands in memory and return the name on the certificate that the client receives."""
-    trusting = ssl.create_default_context()
-    trusting.check_hostname = False
-    authority.configure_trust(trusting)
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = trusting.wrap_bio(to_client, to_server)
-    server = context.wrap_bio(to_server, to_client, server_side=True)
-    for _ in range(4):
-        for end in (client, server):
-            try:
-                end.do_handshake()
-            except ssl.SSLWantReadError:
-                continue
-    certificate = client.getpeercert()
-    assert certificate
-    return str(dict(certificate["subjectAltName"])["DNS"])  # type: ignore[arg-type]
