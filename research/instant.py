@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     engine.runner.backend, engine.scheduler.tokens_ahead = backend, 0
     with listen("127.0.0.1", args.port) as listener:
         print(f"instant,http://127.0.0.1:{args.port},{os.getpid()}", flush=True)
-        DrainingServer(uvicorn_config(app, settings, None, listener=listener), app.state.service).run([listener])
+        DrainingServer(uvicorn_config(app, settings, listener=listener), app.state.service).run([listener])
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ from server.http.middleware import AsGet, JsonBodies, LastResort, RequestContext
 from server.http.origins import OriginCheck
 from server.http.rate_limit import RateLimit
 from server.http.starting import Loading, UntilLoaded
-from server.http.tls import tls_context
 from server.routes import openapi, playground, responses
 from server.settings import Settings, injected_variables
 from server.telemetry.logs import configure_logs
@@ -126,20 +125,19 @@ def run(settings: Settings) -> None:
     """
     configure_logs(settings.log_level)
     disable_created_metrics()
-    keys, tls = KeyRing(read_keys(settings)), tls_context(settings)
+    keys = KeyRing(read_keys(settings))
     with listen(settings.host, settings.port) as listener:
         starting = Loading(settings)
         app = assemble(starting, keys_gate(keys, settings))
-        config = uvicorn_config(app, settings, tls, listener=listener)
+        config = uvicorn_config(app, settings, listener=listener)
         if ignored := injected_variables():
             log.info("ignored variables that Kubernetes sets for a service", names=ignored)
 
         def serving() -> Service:
             service = load(settings, starting.metrics)
             service.start()
-            log.info(
-                "access", api_keys=len(keys), requests_per_minute=settings.requests_per_minute, tls=tls is not None
-            )
+            tls = settings.ssl_certfile is not None
+            log.info("access", api_keys=len(keys), requests_per_minute=settings.requests_per_minute, tls=tls)
             return service
 
         DrainingServer(config, starting, serving).run(sockets=[listener])

@@ -10,15 +10,17 @@ from fastapi import FastAPI
 
 from server.http.connection import Connection
 from server.http.connection_limit import connection_limit
-from server.http.handshakes import Handshakes
 from server.http.listener import BACKLOG, Listener
 from server.http.unread import UnreadBytes
-from server.settings import Settings
+from server.settings import Settings, SettingsError
 
 log = structlog.get_logger("nvium.server")
 
 STOP_SECONDS = 5
 """Timeout for each of the two steps after draining: closing the connections and stopping the engine."""
+
+NO_PASSWORD = "none"  # noqa: S105 (not a secret)
+"""Makes OpenSSL refuse an encrypted key. Without it, OpenSSL would ask for the password on the terminal."""
 
 UNREAD_RATIO = 8
 """The limit on unread bytes of responses, as a multiple of `--max-present-bytes`."""
@@ -27,36 +29,34 @@ UNREAD_RATIO = 8
 def uvicorn_config(
     app: FastAPI,
     settings: Settings,
-    tls: ssl.SSLContext | None,
     *,
     listener: Listener | None = None,
     descriptors_per_connection: int = 1,
     stop_seconds: int = STOP_SECONDS,
     **more: Any,
 ) -> uvicorn.Config:
-    """Configure uvicorn with a limit on connections. With TLS, also limit the listener's unfinished handshakes.
+    """Configure uvicorn with a limit on connections, and load the certificate.
 
-    Raise `SettingsError` if the limit of open files leaves no room for connections.
+    Raise `SettingsError` if the certificate cannot be used, or the limit of open files leaves no room for connections.
     """
     limit = connection_limit(settings.max_connections, descriptors_per_connection)
     if limit.num_connections < settings.max_connections:
         log.warning("connections reduced to fit the limit of open files", allowed=limit.num_connections)
     if listener:
         more["port"] = listener.getsockname()[1]
-        if tls:
-            listener.handshakes = Handshakes(limit.num_connections + 2 * limit.num_excess)
     connection: Any = partial(
         Connection,
         arrival_seconds=settings.arrival_seconds,
         slow_client_seconds=settings.slow_client_seconds,
         limit=limit,
         metrics=app.state.service.metrics,
-        handshakes=listener.handshakes if listener else None,
         unread=UnreadBytes(UNREAD_RATIO * settings.max_present_bytes),
     )
-    return uvicorn.Config(
+    config = uvicorn.Config(
         app,
-        ssl_context_factory=(lambda *_: tls) if tls else None,
+        ssl_certfile=settings.ssl_certfile,
+        ssl_keyfile=settings.ssl_keyfile,
+        ssl_keyfile_password=NO_PASSWORD,
         http=connection,
         loop="asyncio",  # do not use uvloop, even if it is installed
         ws="none",
@@ -69,3 +69,15 @@ def uvicorn_config(
         timeout_graceful_shutdown=stop_seconds,
         **more,
     )
+    load_certificate(config)
+    return config
+
+
+def load_certificate(config: uvicorn.Config) -> None:
+    if config.ssl_keyfile and not config.ssl_certfile:
+        raise SettingsError("ssl_keyfile: requires ssl_certfile")
+    try:
+        config.load()
+    except OSError as error:  # `ssl.SSLError` is an `OSError`
+        reason = (error.reason or "not PEM, or encrypted") if isinstance(error, ssl.SSLError) else error.strerror
+        raise SettingsError(f"ssl_certfile: {config.ssl_certfile} and its key cannot be used: {reason}") from error

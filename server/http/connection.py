@@ -13,7 +13,6 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from server.errors import ApiError, Rejected, malformed
 from server.http.connection_limit import ConnectionLimit
-from server.http.handshakes import Handshakes
 from server.http.lingering import Lingering
 from server.http.middleware import protect
 from server.http.parser import MAX_HEAD_BYTES, BoundedParser
@@ -64,7 +63,6 @@ class Connection(H11Protocol):
         slow_client_seconds: float,
         limit: ConnectionLimit,
         metrics: Metrics,
-        handshakes: Handshakes | None = None,
         unread: UnreadBytes | None = None,
         **kwargs: Any,
     ) -> None:
@@ -73,7 +71,6 @@ class Connection(H11Protocol):
         self.conn = BoundedParser(h11.SERVER, MAX_HEAD_BYTES)
         self._limit = limit
         self._unread = unread or UnreadBytes(sys.maxsize)
-        self._handshakes = handshakes
         self._arrival_seconds = arrival_seconds
         self._cut_off_seconds = slow_client_seconds
         self._received_at: float | None = None
@@ -86,8 +83,6 @@ class Connection(H11Protocol):
         self._lingering = Lingering(cast("asyncio.Transport", transport), self._must_linger)
         super().connection_made(cast("asyncio.Transport", self._lingering))
         cast("Any", transport).max_size = READ_BYTES
-        if self._handshakes:
-            self._handshakes.end(transport.get_extra_info("socket").fileno())
         self._time_arrival()
         if len(self.connections) > self._limit.num_connections:
             self._limit.add_excess(self)
@@ -99,8 +94,6 @@ class Connection(H11Protocol):
         self._unread.remove(self)
         self._limit.num_lingering -= self._lingering.is_lingering
         self._lingering.forget()
-        if self._handshakes:
-            self._handshakes.leave()
         for timer in (self._arrival, self._cut_off):
             if timer:
                 timer.cancel()

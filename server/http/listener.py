@@ -4,8 +4,6 @@ import socket
 from errno import EADDRINUSE
 from typing import Any
 
-from server.http.handshakes import Handshakes
-
 BACKLOG = 2048
 """Length of the accept queue."""
 
@@ -22,25 +20,20 @@ class Listener(socket.socket):
 
     def __init__(self, listening: socket.socket) -> None:
         super().__init__(fileno=listening.detach())
-        self.handshakes: Handshakes | None = None
         self._num_accepts = 0
 
     def accept(self) -> tuple[socket.socket, Any]:
         self._num_accepts += 1
         try:
-            is_full = self.handshakes is not None and not self.handshakes.has_room
-            if is_full or self._num_accepts > MAX_ACCEPTS_PER_TURN:
+            if self._num_accepts > MAX_ACCEPTS_PER_TURN:
                 raise BlockingIOError
-            accepted = super().accept()
+            return super().accept()
         except BlockingIOError:
             self._num_accepts = 0
             raise
         except OSError:  # asyncio logs it, waits a second, but before that tries again as often as the queue is long
             self._num_accepts = MAX_ACCEPTS_PER_TURN
             raise
-        if self.handshakes:
-            self.handshakes.begin(accepted[0])
-        return accepted
 
 
 def listen(host: str, port: int) -> Listener:

@@ -32,7 +32,6 @@ from server.http.config import STOP_SECONDS, uvicorn_config
 from server.http.drain import DrainingServer
 from server.http.keys import KeyRing, read_keys
 from server.http.listener import listen
-from server.http.tls import tls_context
 from server.replicas.gateway import Gateway, gateway_app
 from server.replicas.reaper import reaper_of
 from server.replicas.relay import GatewayOnly
@@ -86,7 +85,7 @@ class Replica:
         self._service = load(settings)
         gate = Middleware(GatewayOnly, secret=self._secret)
         app = assemble(self._service, gate)
-        config = uvicorn_config(app, settings, None, port=port)
+        config = uvicorn_config(app, settings, port=port)
         self._server = DrainingServer(config, self._service)
         self._thread = threading.Thread(target=self._server.run, args=[[self._listener]], daemon=True)
         self._thread.start()
@@ -239,7 +238,7 @@ def run(settings: Settings) -> None:
     """
     configure_logs(settings.log_level)
     disable_created_metrics()
-    keys, tls = KeyRing(read_keys(settings)), tls_context(settings)
+    keys = KeyRing(read_keys(settings))
     most = settings.max_replicas or settings.replicas or 1
     check_devices(settings.device, most)
     with listen(settings.host, settings.port) as listener, ExitStack() as stack:
@@ -249,9 +248,7 @@ def run(settings: Settings) -> None:
             gateway = Gateway(RayPool(started(settings)), settings)
             log.info("access", api_keys=len(keys), requests_per_minute=settings.requests_per_minute)
             app = gateway_app(gateway, keys)
-            config = uvicorn_config(
-                app, settings, tls, listener=listener, descriptors_per_connection=DESCRIPTORS_PER_CLIENT
-            )
+            config = uvicorn_config(app, settings, listener=listener, descriptors_per_connection=DESCRIPTORS_PER_CLIENT)
             DrainingServer(config, gateway).run(sockets=[listener])
         finally:
             serve.shutdown()

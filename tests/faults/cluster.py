@@ -35,7 +35,7 @@ def serve_replica(settings: Settings) -> None:
     with listen(settings.host, settings.port) as listener:
         service = load(settings)
         app = assemble(service, Middleware(GatewayOnly, secret=SECRET))
-        config = uvicorn_config(app, settings, None)
+        config = uvicorn_config(app, settings)
         DrainingServer(config, service).run(sockets=[listener])
 
 
@@ -44,7 +44,7 @@ def serve_gateway(urls: Sequence[str], settings: Settings) -> None:
     configure_logs()
     with listen(settings.host, settings.port) as listener:
         gateway, keys = Gateway(ListedPool(urls), settings), KeyRing(read_keys(settings))
-        config = uvicorn_config(gateway_app(gateway, keys), settings, None)
+        config = uvicorn_config(gateway_app(gateway, keys), settings)
         DrainingServer(config, gateway).run(sockets=[listener])
 
 

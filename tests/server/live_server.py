@@ -20,7 +20,6 @@ from server.app import create_app
 from server.generation.service import Service
 from server.http.config import uvicorn_config
 from server.http.listener import listen
-from server.http.tls import tls_context
 from server.settings import Settings
 from tests.byte_model import NAME, load_byte_model
 
@@ -69,7 +68,7 @@ def live_server(
     app = build(model, settings)
     prepare(app)
     listener = listen(settings.host, port=0)
-    server = uvicorn.Server(uvicorn_config(app, settings, tls_context(settings), listener=listener, stop_seconds=1))
+    server = uvicorn.Server(uvicorn_config(app, settings, listener=listener, stop_seconds=1))
     thread = threading.Thread(target=server.run, args=[[listener]])
     thread.start()
     wait_until(lambda: server.started, seconds=60)

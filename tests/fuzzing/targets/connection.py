@@ -45,8 +45,7 @@ def target() -> Callable[[bytes], None]:
     loop = asyncio.new_event_loop()
     app = cast(Any, digests)
     app.state = SimpleNamespace(service=SimpleNamespace(metrics=Metrics([1.0])))
-    config = uvicorn_config(app, Settings(), None)
-    config.load()
+    config = uvicorn_config(app, Settings())
 
     def check(data: bytes) -> None:
         cut, stream = Choices(data[:2]), data[2:]

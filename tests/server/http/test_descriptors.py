@@ -15,7 +15,6 @@ import httpx
 import pytest
 
 from server.http.connection_limit import RESERVE, ConnectionLimit, connection_limit
-from server.http.handshakes import Handshakes
 from server.http.listener import MAX_ACCEPTS_PER_TURN, Listener
 from server.settings import SettingsError
 from tests.server.forked_server import forked_server
@@ -153,23 +152,6 @@ def test_a_listener_accepts_a_few_at_a_time():
         for _ in range(MAX_ACCEPTS_PER_TURN + 2):
             stack.enter_context(socket.create_connection(listener.getsockname()))
         assert [num_accepted(listener, stack) for _ in range(3)] == [MAX_ACCEPTS_PER_TURN, 2, 0]
-
-
-def test_a_listener_waits_until_the_handshake_that_was_shut_down_is_closed():
-    with Listener(socket.create_server(("127.0.0.1", 0))) as listener, ExitStack() as stack:
-        listener.setblocking(False)
-        listener.handshakes = Handshakes(1)
-        for _ in range(3):
-            stack.enter_context(socket.create_connection(listener.getsockname()))
-        first, _ = listener.accept()
-        second, _ = listener.accept()
-        with pytest.raises(BlockingIOError):
-            listener.accept()
-        first.close()
-        third, _ = listener.accept()
-        assert second.recv(1) == b""
-        second.close()
-        third.close()
 
 
 def num_accepted(listener: Listener, stack: ExitStack) -> int:

@@ -54,7 +54,7 @@ async def gateway_for(pool: ScriptedPool, keys: tuple[ApiKey, ...] = ()) -> Asyn
     """Run a gateway on a real socket, in this event loop."""
     options = Settings()
     gateway = Gateway(pool, options)
-    server = DrainingServer(uvicorn_config(gateway_app(gateway, KeyRing(keys)), options, None, port=0), gateway)
+    server = DrainingServer(uvicorn_config(gateway_app(gateway, KeyRing(keys)), options, port=0), gateway)
     serving = asyncio.create_task(server.serve())
     await asyncio.to_thread(wait_until, lambda: server.started)
     try:
