@@ -36,7 +36,6 @@ from nvium_core.loading import load_model
 from nvium_core.training.data.corpus import read_documents
 from nvium_core.training.data.source import prepare_text
 from nvium_core.training.data.tokens import ORIGIN, TOKENS
-from nvium_core.training.distributed import Processes
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.objective.beta import DepthSteering, speed_up
 from nvium_core.training.options import RunOptions
@@ -89,7 +88,7 @@ class Plan:
         options = self.options(name, recipe)
         share_text(self.folder / OURS, options.folder)
         recipe = replace(recipe, total_tokens=known_total(self.folder) or recipe.total_tokens)
-        run = prepared(recipe, options, torch.device(self.device), Processes())
+        run = prepared(recipe, options)
         run.resume()
         return run
 

@@ -1,7 +1,6 @@
 """A run's checkpoint, `state.pt`: weights, optimiser states, β, step and recipe.
 
-The first process writes the whole file and all processes read it. The previous checkpoint is kept as
-`state.previous.pt`.
+The previous checkpoint is kept as `state.previous.pt`.
 """
 
 import os
@@ -11,15 +10,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_state_dict,
-    set_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.optim import Optimizer
 
-from nvium_core.training.distributed import Processes
 from nvium_core.training.errors import TrainingError
 
 State = dict[str, Any]
@@ -29,33 +22,23 @@ PARTS = {"model", "optimizers", "beta", "step", "recipe"}
 FORMAT = 5
 """Version of the checkpoint format, 1 for files without a version. Increment it if `Recipe` or an optimiser changes."""
 
-WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
 
-
-def gather(model: nn.Module, optimizers: Sequence[Optimizer]) -> State:
-    """Gather the trainable weights and optimiser states on the CPU of the first process.
-
-    Every process must call this.
-    """
-    weights, moments = get_state_dict(model, list(optimizers), options=WHOLE)
+def state_of(model: nn.Module, optimizers: Sequence[Optimizer]) -> State:
+    """Return the trainable weights and the optimisers' states, by parameter name, on the CPU."""
+    options = StateDictOptions(cpu_offload=True, ignore_frozen_params=True)
+    weights, moments = get_state_dict(model, list(optimizers), options=options)
     return {"model": weights, "optimizers": moments}
 
 
-def gather_weights(model: nn.Module) -> dict[str, Any]:
-    """Gather the weights by parameter name on the CPU of the first process. Every process must call this."""
-    return get_model_state_dict(model, options=WHOLE)
-
-
-def scatter(state: State, model: nn.Module, optimizers: Sequence[Optimizer], processes: Processes) -> None:
-    """Load a gathered state. Each process loads its own shard."""
+def restore(state: State, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    """Load what `state_of` returned."""
     is_whole = all(parameter.requires_grad for parameter in model.parameters())
-    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=processes.count > 1, strict=is_whole)
     set_state_dict(
         model,
         list(optimizers),
         model_state_dict=state["model"],
         optim_state_dict=state["optimizers"],
-        options=options,
+        options=StateDictOptions(strict=is_whole),
     )
 
 

@@ -4,19 +4,18 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from nvium_core.training.checkpoint import State, gather, read_state, scatter, write_state
+from nvium_core.training.checkpoint import State, read_state, restore, state_of, write_state
 from nvium_core.training.data.loader import prefetched
 from nvium_core.training.data.windows import Batch, Windows
-from nvium_core.training.distributed import Processes, gradient_sync
+from nvium_core.training.distributed import ALONE, Processes
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.loggers import KINDS, Logger, Report, RunLog
 from nvium_core.training.objective.beta import BetaControl
@@ -42,7 +41,7 @@ class Run(ABC):
     clipped: Sequence[Sequence[nn.Parameter]]
     beta: BetaControl
     rows_per_pass: int
-    processes: Processes = field(default_factory=Processes)
+    processes: Processes = ALONE
     autocast_dtype: torch.dtype = torch.float32
     loggers: Sequence[str] = ()
     step: int = 0
@@ -90,11 +89,11 @@ class Run(ABC):
 
     def batches_of(self, step: int) -> list[Batch]:
         """Return this process's windows of a step, in batches of at most `rows_per_pass` tokens."""
-        context, num_windows = self.recipe.shape.context, self.recipe.windows_per_step
-        own, per_pass = self.processes.share(num_windows), max(1, self.rows_per_pass // context)
+        context, num_own = self.recipe.shape.context, self.recipe.windows_per_step // self.processes.count
+        start, per_pass = (step * self.processes.count + self.processes.rank) * num_own, self.rows_per_pass // context
         batches = (
-            self.stream.batch(step * num_windows + first, min(per_pass, own.stop - first), context)
-            for first in range(own.start, own.stop, per_pass)
+            self.stream.batch(start + first, min(per_pass or 1, num_own - first), context)
+            for first in range(0, num_own, per_pass or 1)
         )
         return [batch.pinned_for(self.device) for batch in batches]
 
@@ -123,18 +122,20 @@ class Run(ABC):
         return (warmup.alpha, 0.0) if warmup.active(self.progress) else (0.0, self.beta.beta)
 
     def accumulate(self, batches: Sequence[Batch], phase: Phase) -> dict[str, Tensor]:
-        """Accumulate gradients batch by batch. Return this process's share of the metrics' means."""
+        """Accumulate gradients batch by batch, in all processes. Return this process's share of the metrics' means."""
         counts = [batch.counted.sum().to(self.device, non_blocking=True) for batch in batches]
         num_counted = self.processes.total(torch.stack(counts).sum()).clamp_min(1)
         metrics: dict[str, Tensor] = {}
-        for number, (batch, count) in enumerate(zip(batches, counts, strict=True), 1):
+        for batch, count in zip(batches, counts, strict=True):
             share = count / num_counted
-            with gradient_sync(self.objective, enabled=number == len(batches)):
-                with self.autocast():
-                    result = self.objective(batch.to(self.device), phase)
-                (share * self.processes.count * result.loss).backward()
+            with self.autocast():
+                result = self.objective(batch.to(self.device), phase)
+            (share * result.loss).backward()
             for name, value in result.metrics.items():
                 metrics[name] = metrics.get(name, 0) + share * value
+        for parameter in self.checkpointed.parameters():
+            if parameter.grad is not None:
+                self.processes.total(parameter.grad)
         return metrics
 
     def autocast(self) -> torch.autocast:
@@ -144,7 +145,7 @@ class Run(ABC):
     def clip(self) -> Tensor:
         """Clip the gradients. Return the sum of the groups' norms before clipping."""
         norms = [nn.utils.clip_grad_norm_(group, self.recipe.optimizer.clip_norm) for group in self.clipped]
-        return torch.stack([norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]).sum()
+        return torch.stack(norms).sum()
 
     def read(self, metrics: dict[str, Tensor], norm: Tensor) -> dict[str, Any]:
         """Add up the metrics of all processes, and copy them to the host at once.
@@ -171,11 +172,9 @@ class Run(ABC):
         self.step += 1
 
     def save(self) -> None:
-        state = gather(self.checkpointed, self.optimizers)
         if self.processes.is_first:
             own = {"recipe": self.description(), "step": self.step, "beta": self.beta.state()}
-            write_state(state | own, self.folder)
-        self.processes.wait()
+            write_state(state_of(self.checkpointed, self.optimizers) | own, self.folder)
 
     def resume(self) -> None:
         """Continue from the checkpoint, if there is one. Raise `TrainingError` if it belongs to another run."""
@@ -185,7 +184,7 @@ class Run(ABC):
         self.check_resumable(state)
         self.step = state["step"]
         self.beta.restore(state["beta"])
-        scatter(state, self.checkpointed, self.optimizers, self.processes)
+        restore(state, self.checkpointed, self.optimizers)
 
     def description(self) -> dict[str, Any]:
         """Return everything that the run's weights depend on."""

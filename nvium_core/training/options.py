@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typing_extensions import Doc
 
-from nvium_core.choices import ExitTarget, Sharding
+from nvium_core.choices import ExitTarget
 from nvium_core.training.errors import TrainingError
 
 SELF_TALK_EPOCHS = 3  # epochs over the model's own conversations if there is no other text
@@ -22,7 +22,6 @@ class RunOptions:
     compile: bool = False
     validation: Annotated[Path | None, Doc("Held-out text for periodic evaluation.")] = None
     dense_log: Annotated[Path | None, Doc("log.jsonl of a dense run, for an adaptive β.")] = None
-    sharding: Annotated[Sharding, Doc("How several processes hold the model.")] = "ddp"
     rows_per_pass: Annotated[int, Doc("Maximum tokens per forward pass; limits memory.")] = 16_384
     logger: Annotated[str, Doc("Where to log besides log.jsonl: tensorboard, wandb or tensorboard,wandb.")] = ""
     checkpoint_activations: Annotated[bool, Doc("Recompute activations in the backward pass to save memory.")] = False

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import timedelta
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TimeRemainingColumn
 from rich.table import Column
@@ -19,11 +20,10 @@ WIDE, BAR_WIDTH = 110, 20  # width from which a terminal shows a bar, and the ba
 LINE_SECONDS = 30  # interval between log lines when standard error is not a terminal
 
 
-def follow(run: Run, console: Console, any_process: Callable[[bool], bool] = bool) -> None:
+def follow(run: Run, console: Console) -> None:
     """Train to the end with a progress bar, or with occasional log lines if the console is not a terminal.
 
-    `any_process(flag)` returns True if the flag is set in any process. If a process received SIGINT or SIGTERM, write a
-    checkpoint and raise `KeyboardInterrupt`.
+    If any of the run's processes received SIGINT or SIGTERM, write a checkpoint and raise `KeyboardInterrupt`.
     """
     with progress_bar(console) as bar, interruption() as is_interrupted, closing(run.steps()) as steps:
         task = bar.add_task("", total=run.num_steps, completed=run.step)
@@ -36,7 +36,7 @@ def follow(run: Run, console: Console, any_process: Callable[[bool], bool] = boo
                 line = f"step {run.step:,}/{run.num_steps:,} · {describe(report)}"
                 console.print(f"{line} · {left} left" if left else line, highlight=False, soft_wrap=True)
                 last_line = now
-            if any_process(is_interrupted()):
+            if run.processes.total(torch.tensor(int(is_interrupted()), device=run.device)):
                 run.save()
                 console.print(f"stopped after step {run.step}; run the same command to resume", highlight=False)
                 raise KeyboardInterrupt

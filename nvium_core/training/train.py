@@ -7,6 +7,7 @@ folder. Under torchrun all processes train one model.
 import math
 from contextlib import nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,11 +16,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from nvium_core.model.checkpoint import MODEL_FOLDER
-from nvium_core.training.checkpoint import STATE, State, gather_weights
+from nvium_core.training.checkpoint import STATE, State
 from nvium_core.training.data.source import prepare_text, validation_text
 from nvium_core.training.data.tokens import differences
 from nvium_core.training.data.windows import Batch, Windows
-from nvium_core.training.distributed import Processes, joined_processes, own_device, parallelize
+from nvium_core.training.distributed import ALONE, Processes, joined_processes
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.extension import imported
 from nvium_core.training.initial import built_model, with_initial_shape
@@ -27,7 +28,6 @@ from nvium_core.training.loggers import Report, module_of
 from nvium_core.training.loop import Run
 from nvium_core.training.objective.beta import VALIDATION_LOSS, beta_control
 from nvium_core.training.objective.loss import nvium_objective
-from nvium_core.training.objective.objective import Objective
 from nvium_core.training.optimizer import optimizers
 from nvium_core.training.options import RunOptions
 from nvium_core.training.precision import fast_dtype
@@ -42,15 +42,14 @@ CHANGEABLE = {"total_tokens", "checkpoint_every", "evaluations"}
 
 def train(recipe: Recipe, options: RunOptions) -> Path:
     """Train a recipe, resuming from the folder's checkpoint if there is one. Return the model's folder."""
-    device = own_device(torch.device(options.device))
-    with joined_processes(device) as processes, owned(options.folder) if processes.is_first else nullcontext():
-        run = prepared(recipe, options, device, processes)
+    with joined_processes(options.device) as processes, owned(options.folder) if processes.is_first else nullcontext():
+        run = prepared(recipe, options, processes)
         run.resume()
         show(run)
         return run.export()
 
 
-def prepared(recipe: Recipe, options: RunOptions, device: torch.device, processes: Processes) -> "TrainingRun":
+def prepared(recipe: Recipe, options: RunOptions, processes: Processes = ALONE) -> "TrainingRun":
     """Prepare the text and return a run at step 0."""
     recipe = with_initial_shape(recipe)
     check_options(recipe, options, processes)
@@ -61,25 +60,21 @@ def prepared(recipe: Recipe, options: RunOptions, device: torch.device, processe
     validation = None
     if options.validation:
         validation = validation_text(recipe, options.validation, tokenizer)
-        if validation.num_windows(recipe.shape.context) < processes.count:
-            least = processes.count * recipe.shape.context + 1
-            raise TrainingError(f"{options.validation}: too short; must have at least {least} tokens")
-    return TrainingRun(recipe, options, tokenizer, stream, validation, device, processes)
+        validation.num_windows(recipe.shape.context)  # raises `DataError` if the text is too short
+    return TrainingRun(recipe, options, tokenizer, stream, validation, processes)
 
 
 def check_options(recipe: Recipe, options: RunOptions, processes: Processes) -> None:
     """Raise `TrainingError` if the options contradict one another or the recipe."""
-    try:
-        processes.share(recipe.windows_per_step)
-    except ValueError as error:
-        raise TrainingError(f"tokens_per_step: {error}") from error
+    if recipe.windows_per_step % processes.count:
+        raise TrainingError(
+            f"tokens_per_step: {recipe.windows_per_step} windows do not divide evenly among {processes.count} processes"
+        )
     if recipe.beta.adaptive and options.validation is None:
         raise TrainingError("an adaptive β needs a validation text; pass --validation")
     beta_control(recipe.beta, recipe.num_steps, options.dense_log)
     if options.dense_log and not recipe.beta.adaptive:
         raise TrainingError("--dense-log requires --set beta.adaptive=true")
-    if recipe.optimizer.muon_rate and options.sharding == "fsdp" and processes.count > 1:
-        raise TrainingError("Muon does not support FSDP; pass --sharding ddp or --set optimizer.muon_rate=0")
     check_names(recipe, options)
 
 
@@ -100,7 +95,7 @@ def show(run: "TrainingRun") -> None:
     console.print(f"{run.epochs:.2f} epochs, {run.num_steps:,} steps", highlight=False)
     if run.options.compile:
         console.print("compiling the model: the first step takes about a minute; --no-compile skips this")
-    follow(run, console, run.processes.any)
+    follow(run, console)
     console.print(run.tokens_summary(), highlight=False)
 
 
@@ -114,30 +109,28 @@ class TrainingRun(Run):
         tokenizer: PreTrainedTokenizerBase,
         stream: Windows,
         validation: Windows | None = None,
-        device: torch.device | None = None,
-        processes: Processes | None = None,
+        processes: Processes = ALONE,
     ) -> None:
         torch.manual_seed(recipe.seed)
         self.options, self.tokenizer, self.validation = options, tokenizer, validation
-        device, processes = device or torch.device(options.device), processes or Processes()
         self.model = built_model(recipe, len(tokenizer), tokenizer.eos_token_id).train()
-        nn.Module.to(self.model, device)
+        nn.Module.to(self.model, torch.device(options.device))
         if options.checkpoint_activations:
             self.model.activation_checkpointing_enable()
         function = imported(recipe.objective) if recipe.objective else nvium_objective
-        objective = Objective(self.model, torch.compile(function, dynamic=False) if options.compile else function)
+        objective = torch.compile(function, dynamic=False) if options.compile else function
         super().__init__(
             recipe=recipe,
             folder=options.folder,
             stream=stream,
             checkpointed=self.model,
-            objective=parallelize(objective, self.model.model.layers, options.sharding, processes),
+            objective=partial(objective, self.model),
             optimizers=optimizers(self.model, recipe.learning_rate.maximum, recipe.optimizer),
             clipped=[list(self.model.parameters())],
             beta=beta_control(recipe.beta, recipe.num_steps, options.dense_log),
             rows_per_pass=options.rows_per_pass,
             processes=processes,
-            autocast_dtype=fast_dtype(device),
+            autocast_dtype=fast_dtype(self.model.device),
             loggers=options.loggers,
         )
 
@@ -170,13 +163,13 @@ class TrainingRun(Run):
     def evaluate(self, validation: Windows) -> Report:
         """Compute the mean `mix_loss` over the validation text in windows of full context, and update β."""
         context = self.recipe.shape.context
-        num_windows = validation.num_windows(context)
-        own = self.processes.share(num_windows - num_windows % self.processes.count)
+        own = range(self.processes.rank, validation.num_windows(context), self.processes.count)
+        zero = torch.zeros(2, device=self.device)  # there may be fewer windows than processes
         self.model.eval()
         with self.autocast():
             sums = [self.loss_and_count(validation.batch(window, 1, context)) for window in own]
         self.model.train()
-        total_loss, num_counted = self.processes.total(torch.stack(sums).sum(0)).tolist()
+        total_loss, num_counted = self.processes.total(torch.stack([zero, *sums]).sum(0)).tolist()
         loss = total_loss / max(1, num_counted)
         if not math.isfinite(loss):
             raise TrainingError(f"the validation loss is not finite at step {self.step}; the last checkpoint is intact")
@@ -194,13 +187,11 @@ class TrainingRun(Run):
     def export(self) -> Path:
         """Write the model as a Hugging Face folder in bfloat16."""
         folder = self.folder / MODEL_FOLDER
-        weights = gather_weights(self.model)
         if self.processes.is_first:
             exported = built_model(self.recipe, len(self.tokenizer), self.tokenizer.eos_token_id)
-            exported.load_state_dict(weights)
+            exported.load_state_dict(self.model.state_dict())
             exported.generation_config = self.model.generation_config
             write_model(nn.Module.to(exported, torch.bfloat16), self.tokenizer, folder)
-        self.processes.wait()
         return folder
 
 

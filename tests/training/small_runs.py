@@ -10,7 +10,6 @@ import torch
 
 from nvium_core.training.data.corpus import read_documents
 from nvium_core.training.data.documents import END_OF_TEXT
-from nvium_core.training.distributed import Processes
 from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.catalogue import recipe_named
 from nvium_core.training.recipes.recipe import Recipe
@@ -76,7 +75,7 @@ def options(folder: Path, **changes: Any) -> RunOptions:
 
 def start(recipe: Recipe, run_options: RunOptions) -> TrainingRun:
     """Start a run as `train` does: resumed if the folder has a checkpoint."""
-    run = prepared(recipe, run_options, torch.device(run_options.device), Processes())
+    run = prepared(recipe, run_options)
     run.resume()
     return run
 

@@ -4,6 +4,7 @@ import pytest
 from rich.console import Console
 
 from nvium_core.training import reports
+from nvium_core.training.distributed import ALONE
 from nvium_core.training.reports import describe, follow, progress_bar
 
 REPORT = {"mix_loss": 3.1234, "tokens_per_second": 12_345, "mean_depth": 0.684, "beta": 0.0234}
@@ -14,6 +15,7 @@ class Counted:
     """A run of three steps."""
 
     step, num_steps = 0, 3
+    processes, device = ALONE, "cpu"
 
     def steps(self):
         while self.step < self.num_steps:

@@ -1,6 +1,7 @@
 """Tokenize documents into one stream, with end-of-text before every document and at the end."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -15,20 +16,22 @@ def encode(documents: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Toke
     end = tokenizer.eos_token_id
     encodings = tokenizer(list(documents), add_special_tokens=False, split_special_tokens=True, verbose=False)
     stream = [token for ids in encodings["input_ids"] for token in (end, *ids)]
-    return np.array([*stream, end], dtype=np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
+    return np.array([*stream, end], dtype=token_dtype(tokenizer))
 
 
-def encoded(
-    documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, max_tokens: int, *, is_followed: bool = False
-) -> Iterator[Tokens]:
-    """Yield the stream in parts, up to `max_tokens`. If another stream follows, omit the end-of-text at the end."""
+def token_dtype(tokenizer: PreTrainedTokenizerBase) -> type[np.unsignedinteger[Any]]:
+    return np.uint16 if len(tokenizer) <= 2**16 else np.uint32
+
+
+def encoded(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> Iterator[Tokens]:
+    """Yield the stream in parts, up to `max_tokens`."""
     source = batches(documents)
     batch = next(source, None)
     while batch and max_tokens > 0:
         following = next(source, None)
         tokens = encode(batch, tokenizer)
-        if following or is_followed:
-            tokens = tokens[:-1]  # the next batch or stream starts with an end-of-text
+        if following:
+            tokens = tokens[:-1]  # the next batch starts with an end-of-text
         part = tokens[:max_tokens]
         yield part
         batch, max_tokens = following, max_tokens - len(part)

@@ -7,9 +7,9 @@ from transformers import PreTrainedTokenizerBase
 from nvium_core.training.chat.chat_data import prepare_conversations, validation_conversations
 from nvium_core.training.chat.conversations import CHAT_SUFFIXES, holds_conversations
 from nvium_core.training.data.documents import DataError
-from nvium_core.training.data.tokens import ALONE, prepare_documents, validation_documents
+from nvium_core.training.data.tokens import prepare_documents, validation_documents
 from nvium_core.training.data.windows import Windows
-from nvium_core.training.distributed import Processes
+from nvium_core.training.distributed import ALONE, Processes
 from nvium_core.training.recipes.recipe import Recipe
 
 
@@ -18,16 +18,17 @@ def prepare_text(
 ) -> tuple[PreTrainedTokenizerBase, Windows]:
     """Return the tokenizer and the training windows. Reuse the tokens in the run's folder, or write them there.
 
-    Every process must call this. Raise `DataError` if the data contain conversations and the recipe trains on
-    documents, or the reverse.
+    Other processes wait for the first one, which writes. Raise `DataError` if the data contain conversations and the
+    recipe trains on documents, or the reverse.
     """
     check_kind(recipe, data)
-    if recipe.text == "documents":
-        return prepare_documents(recipe, data, folder, processes)
+    if not processes.is_first:
+        processes.wait()
+    prepare = prepare_documents if recipe.text == "documents" else prepare_conversations
+    prepared: tuple[PreTrainedTokenizerBase, Windows] = prepare(recipe, data, folder)
     if processes.is_first:
-        prepare_conversations(recipe, data, folder)
-    processes.wait()
-    return prepare_conversations(recipe, data, folder)
+        processes.wait()
+    return prepared
 
 
 def check_kind(recipe: Recipe, data: Path) -> None:

@@ -5,7 +5,6 @@ Neither the text nor its tokens have to fit into memory.
 
 import hashlib
 import json
-import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from nvium_core.training.data.corpus import corpus_files, documents_of
 from nvium_core.training.data.documents import DataError
-from nvium_core.training.data.encoding import encoded
-from nvium_core.training.data.parts import join_parts, write_parts
+from nvium_core.training.data.encoding import encoded, token_dtype
 from nvium_core.training.data.tokenizer import save_tokenizer, train_tokenizer
 from nvium_core.training.data.windows import PackedStream, Tokens
-from nvium_core.training.distributed import Processes
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.initial import given_tokenizer
 from nvium_core.training.recipes.recipe import Recipe
@@ -28,23 +25,15 @@ from nvium_core.training.reports import note
 TOKENS, ORIGIN = "tokens.npy", "text.json"
 MAX_TOKENIZER_CHARACTERS = 2**28  # a tokenizer is trained on about this many characters of a text
 
-ALONE = Processes()
 
-
-def prepare_documents(
-    recipe: Recipe, data: Path, folder: Path, processes: Processes = ALONE
-) -> tuple[PreTrainedTokenizerBase, PackedStream]:
-    """Return the tokenizer and the token stream. If the folder has none, write them first.
-
-    Every process must call this.
-    """
+def prepare_documents(recipe: Recipe, data: Path, folder: Path) -> tuple[PreTrainedTokenizerBase, PackedStream]:
+    """Return the tokenizer and the token stream. If the folder has none, write them first."""
     origin = text_origin(recipe, data)
     is_tokenized, is_begun = (folder / TOKENS).exists(), (folder / ORIGIN).exists()
-    processes.wait()
     if is_tokenized or is_begun:
         check_origin(folder / ORIGIN, origin)
     if not is_tokenized:
-        make_tokens(recipe, data, folder, origin, processes)
+        make_tokens(recipe, data, folder, origin)
     tokenizer = saved_tokenizer(folder)
     return tokenizer, PackedStream(read_tokens(folder), tokenizer.eos_token_id, recipe.seed)
 
@@ -54,26 +43,32 @@ def validation_documents(recipe: Recipe, data: Path, tokenizer: PreTrainedTokeni
     return PackedStream(np.concatenate(list(parts)), tokenizer.eos_token_id)
 
 
-def make_tokens(recipe: Recipe, data: Path, folder: Path, origin: dict[str, Any], processes: Processes) -> None:
-    """Write the tokenizer, then as many tokens as the run reads, atomically. Every process must call this."""
-    parts, max_tokens = folder / "tokens.parts", recipe.total_tokens + 1
-    if processes.is_first:
-        make_tokenizer(recipe, data, folder)
-        shutil.rmtree(parts, ignore_errors=True)
-        parts.mkdir()
-        note(f"tokenizing {data}, up to {max_tokens:,} tokens")
-    processes.wait()
-    num_tokens = write_parts(data, max_tokens, saved_tokenizer(folder), parts, processes)
+def make_tokens(recipe: Recipe, data: Path, folder: Path, origin: dict[str, Any]) -> None:
+    """Write the tokenizer, then as many tokens as the run reads, atomically."""
+    partial, max_tokens = folder / f"partial-{TOKENS}", recipe.total_tokens + 1
+    make_tokenizer(recipe, data, folder)
+    note(f"tokenizing {data}, up to {max_tokens:,} tokens")
+    num_tokens = write_tokens(documents_of(data), saved_tokenizer(folder), max_tokens, partial)
     if num_tokens <= recipe.shape.context:
         raise DataError(
             f"{data}: {num_tokens} tokens of text are too few for a context of {recipe.shape.context} tokens"
         )
-    if processes.is_first:
-        (folder / ORIGIN).write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
-        join_parts(parts, num_tokens, parts / TOKENS)
-        (parts / TOKENS).replace(folder / TOKENS)
-        shutil.rmtree(parts)
-    processes.wait()
+    (folder / ORIGIN).write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
+    partial.replace(folder / TOKENS)
+
+
+def write_tokens(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, max_tokens: int, path: Path) -> int:
+    """Write at most `max_tokens` tokens of a text to an .npy file, and return their number."""
+    header = {"descr": np.dtype(token_dtype(tokenizer)).str, "fortran_order": False, "shape": (0,)}
+    num_tokens = 0
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for part in encoded(documents, tokenizer, max_tokens):
+            part.tofile(file)
+            num_tokens += len(part)
+        file.seek(0)  # a header has room for any number
+        np.lib.format.write_array_header_1_0(file, header | {"shape": (num_tokens,)})
+    return num_tokens
 
 
 def make_tokenizer(recipe: Recipe, data: Path, folder: Path) -> None:

@@ -1,10 +1,9 @@
 """The interface of training objectives, which compute a loss and metrics from a batch."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from nvium_core.training.data.windows import Batch
 
@@ -27,22 +26,6 @@ class ObjectiveResult(NamedTuple):
 
     loss: Tensor
     metrics: dict[str, Tensor]
-
-
-ObjectiveFunction = Callable[[Any, Batch, Phase], ObjectiveResult]
-"""(model, batch, phase) → result."""
-
-
-class Objective(nn.Module):
-    """A model and its objective as one module, which DDP and FSDP can wrap."""
-
-    def __init__(self, model: nn.Module, function: ObjectiveFunction) -> None:
-        super().__init__()
-        self.model = model
-        self.function = function
-
-    def forward(self, batch: Batch, phase: Phase) -> ObjectiveResult:
-        return self.function(self.model, batch, phase)
 
 
 def counted_mean(value_BT: Tensor, batch: Batch) -> Tensor:

@@ -3,11 +3,8 @@ import json
 import lzma
 import tracemalloc
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from threading import Barrier
 from typing import cast
 
 import numpy as np
@@ -18,12 +15,11 @@ import zstandard
 from transformers import PreTrainedTokenizerFast
 
 from nvium_core.training.data import corpus as corpus_module
-from nvium_core.training.data import encoding, parts
+from nvium_core.training.data import encoding
 from nvium_core.training.data.corpus import documents_of, read_documents
 from nvium_core.training.data.documents import DataError
 from nvium_core.training.data.source import prepare_text
-from nvium_core.training.data.tokenizer import train_tokenizer
-from nvium_core.training.distributed import Processes
+from nvium_core.training.data.tokens import write_tokens
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.train import train
 from tests.training.small_runs import options, small_folder, small_recipe
@@ -67,56 +63,15 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoding, "BATCH_DOCUMENTS", 3)
 
 
-def test_a_corpus_gives_the_tokens_of_one_file(corpus, tmp_path, small_parts):
-    recipe, folder = small_recipe("total_tokens=100000"), tmp_path / "run"
+@pytest.mark.parametrize("total_tokens", [768, 10**6])
+def test_a_corpus_gives_the_first_tokens_of_one_file(corpus, tmp_path, small_parts, total_tokens):
+    recipe, folder = small_recipe(f"total_tokens={total_tokens}"), tmp_path / "run"
     folder.mkdir()
     tokenizer, stream = prepare_text(recipe, corpus, folder)
-    expected = encoding.encode(read_documents(tmp_path / "corpus.txt"), tokenizer)
+    expected = encoding.encode(read_documents(tmp_path / "corpus.txt"), tokenizer)[: total_tokens + 1]
     for found in (stream, prepare_text(recipe, corpus, folder)[1]):
         assert np.array_equal(found.tokens, expected)
     assert {path.name for path in folder.iterdir()} == {"tokenizer", "tokens.npy", "text.json"}
-
-
-class Meeting:
-    """A barrier and an all-reduce for threads that replace processes."""
-
-    def __init__(self, count: int) -> None:
-        self.barrier, self.numbers = Barrier(count), [0] * count
-
-
-@dataclass(frozen=True)
-class Thread(Processes):
-    meeting: Meeting = field(default_factory=lambda: Meeting(1))
-
-    def wait(self) -> None:
-        self.meeting.barrier.wait(timeout=60)
-
-    def sum(self, number: int) -> int:
-        self.meeting.numbers[self.rank] = number
-        self.wait()
-        total = sum(self.meeting.numbers)
-        self.wait()
-        return total
-
-
-@pytest.mark.parametrize("count", [2, 3, 5])
-@pytest.mark.parametrize("max_tokens", [700, 10**6])
-def test_several_processes_write_the_same_stream_as_one(corpus, tmp_path, small_parts, count, max_tokens):
-    tokenizer = train_tokenizer(documents_of(corpus), 280, context=64)
-    folders = [tmp_path / "alone", tmp_path / "together"]
-    for folder in folders:
-        folder.mkdir()
-    alone = parts.write_parts(corpus, max_tokens, tokenizer, folders[0], Processes())
-    meeting = Meeting(count)
-    with ThreadPoolExecutor(count) as threads:
-        ranks = [Thread(rank, count, meeting=meeting) for rank in range(count)]
-        write = partial(parts.write_parts, corpus, max_tokens, tokenizer, folders[1])
-        assert set(threads.map(write, ranks)) == {alone}
-    for folder in folders:
-        parts.join_parts(folder, alone, folder.with_suffix(".npy"))
-    expected, found = (np.load(folder.with_suffix(".npy")) for folder in folders)
-    assert len(expected) == alone <= max_tokens
-    assert (expected == found).all()
 
 
 class OneTokenAWord:
@@ -147,15 +102,14 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch, name):
 
 def peak_bytes(folder: Path, name: str, megabytes: int) -> int:
     """Return Python's peak memory while a corpus of two files is tokenized."""
-    (folder / "parts").mkdir(parents=True)
+    folder.mkdir()
     texts = [f"Tale {number}: {'the old fox ran ' * 125}" for number in range(250 * megabytes)]
     for part in ("1", "2"):
         LARGE[name](folder / f"{part}{name}", texts)
     del texts
     tracemalloc.start()
     tokenizer = cast(PreTrainedTokenizerFast, OneTokenAWord())
-    num_tokens = parts.write_parts(folder, 10**9, tokenizer, folder / "parts", Processes())
-    parts.join_parts(folder / "parts", num_tokens, folder / "tokens.npy")
+    write_tokens(documents_of(folder), tokenizer, 10**9, folder / "tokens.npy")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return peak
