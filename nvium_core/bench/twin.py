@@ -6,8 +6,6 @@ Its weights are random, because speed hardly depends on them. A Llama is its own
 from typing import get_args
 
 import torch
-from transformers import GenerationConfig, LlamaForCausalLM
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from nvium_core.bench.shapes import random_weights
 from nvium_core.choices import Quantization, Weights
@@ -16,7 +14,7 @@ from nvium_core.loading import quantize_as
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.nvium import Nvium
 from nvium_core.model.stored import GROUP
-from nvium_core.model.univium import as_llama, shape_fields, univium_config
+from nvium_core.model.univium import shape_fields, univium_config
 from nvium_core.training.recipes.twins import added_mlp_width
 
 NO_PARTS = {"qkv_bias": False, "qk_norm": False, "no_rope_layers": (), "attention_bias": False, "mlp_bias": False}
@@ -61,11 +59,3 @@ def twin_config(config: NviumConfig) -> NviumConfig:
 
 def num_parameters(config: NviumConfig) -> int:
     return Nvium.empty(config).num_parameters()
-
-
-def usable_llama(univium: Nvium) -> LlamaForCausalLM:
-    """Convert the twin to a Llama of transformers that shares the weights and ignores end-of-text."""
-    llama = as_llama(univium).eval()
-    llama.model.rotary_emb = LlamaRotaryEmbedding(llama.config).to(univium.device)
-    llama.generation_config = GenerationConfig()
-    return llama

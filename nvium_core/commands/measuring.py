@@ -22,18 +22,16 @@ def bench(
     sequences: Annotated[str | None, typer.Option(help="Batch sizes to measure, such as 1,8.")] = None,
     tokens: Annotated[int | None, typer.Option(help="Tokens to generate per sequence.")] = None,
     repeats: Annotated[int | None, typer.Option(help="Number of measured runs of each contender.")] = None,
-    against: Annotated[
-        str | None, typer.Option(help="With peers: contenders, such as generate,llama.cpp [all].")
-    ] = None,
+    against: Annotated[str | None, typer.Option(help="With peers: contenders, such as sweep,llama.cpp [all].")] = None,
     seconds: Annotated[float | None, typer.Option(help="With peers: time limit of all runs [60].")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the results to this file.")] = None,
     **given: Any,
 ) -> None:
     """Measure the engine in this process. Each experiment has its own defaults.
 
-    peers (default, two minutes): speed against full depth, and against the dense twin in transformers and llama.cpp, if
-    installed. A GGUF file is compared with llama.cpp on the same file. schedules: the speed-up of each schedule.
-    profile: time per token by part.
+    peers (default, two minutes): speed against full depth, and against the dense twin, also in llama.cpp if installed.
+    A GGUF file is compared with llama.cpp on the same file. schedules: the speed-up of each schedule. profile: time per
+    token by part.
     """
     from rich.console import Console
 

@@ -13,7 +13,7 @@ def byte_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_default_experiment_is_peers(nvium, tmp_path, byte_model):
     figures = tmp_path / "figures.json"
-    small = ("--model", byte_model, "--dtype", "float64", "--tokens", 3, "--seconds", 1, "--against", "generate")
+    small = ("--model", byte_model, "--dtype", "float64", "--tokens", 3, "--seconds", 1, "--against", "dense twin")
     shown = nvium("bench", "--json", figures, *small).out
     assert shown.startswith("Early exits compared with full depth: 1 stream ")
     assert "…" not in shown
@@ -25,10 +25,10 @@ def test_the_default_experiment_is_peers(nvium, tmp_path, byte_model):
     assert machine["threads"] == written["threads"] >= 1
     assert machine["instructions"] == written["instructions"]
     assert min(machine["bytes_per_second"], machine["flops_per_second"]["float64"]) > 0
-    assert all(row["ours_over"]["generate"] > 0 for row in written["rows"])
-    assert all(row["ours_over_turns"]["generate"] >= 1 for row in written["rows"])
+    assert all(row["ours_over"]["dense twin"] > 0 for row in written["rows"])
+    assert all(row["ours_over_turns"]["dense twin"] >= 1 for row in written["rows"])
     (prompt,) = written["prompts"]  # the one of 2,048 tokens is longer than the context
-    assert (prompt["tokens"], prompt["ours_over"]["generate"] > 0) == (512, True)
+    assert (prompt["tokens"], prompt["ours_over"]["dense twin"] > 0) == (512, True)
 
 
 def test_schedules_are_compared(nvium, byte_model):

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from nvium_core.bench.contenders import generate, llama_cpp, own
+from nvium_core.bench.contenders import llama_cpp, own
 from nvium_core.bench.contenders.contender import Contender, ContenderFailed, NotAvailable, Workload
 from nvium_core.bench.contenders.gguf_file import write_gguf
-from nvium_core.bench.contenders.lineup import GENERATE, GIVEN_FILE, LLAMA_CPP, UNPACKED, lineup
+from nvium_core.bench.contenders.lineup import GIVEN_FILE, LLAMA_CPP, UNPACKED, lineup
 from nvium_core.bench.harness import load_subject
 from nvium_core.bench.peers import best_variants
 from nvium_core.bench.shapes import random_weights, shape_config
-from nvium_core.bench.twin import dense_twin, usable_llama
+from nvium_core.bench.twin import dense_twin
 from nvium_core.model.causal_lm import NviumForCausalLM
 from tests.bench.tiny import tiny_subject
 from tests.model.gguf_files import write_gguf as write_given_file
@@ -46,16 +46,14 @@ def needs_llama_cpp() -> None:
 def contender(name: str, twin: NviumForCausalLM, folder: Path) -> Iterator[Contender]:
     if name == "own":
         yield own.contender(own.engine_for(twin, WORKLOAD), WORKLOAD, "race")
-    elif name == "llama.cpp":
+    else:
         needs_llama_cpp()
         write_gguf(twin, file := folder / "twin.gguf", "f16")
         with closing(llama_cpp.Process(file, "f16", WORKLOAD, threads=1)) as generate_turn:
             yield generate_turn
-    else:
-        yield generate.contender(usable_llama(twin), WORKLOAD, "static" if name == "static" else "dynamic")
 
 
-@pytest.mark.parametrize("name", ["own", "dynamic", "static", "llama.cpp"])
+@pytest.mark.parametrize("name", ["own", "llama.cpp"])
 def test_every_sequence_gets_the_requested_number_of_tokens_in_every_turn(name, tmp_path):
     with contender(name, loud_twin(), tmp_path) as generate_turn:
         turns = [generate_turn(turn) for turn in range(2)]
@@ -98,7 +96,7 @@ def test_a_gguf_file_is_compared_with_llama_cpp_on_the_same_file_and_a_crash_is_
     llama = random_backbone("llama", SHAPE | {"hidden_size": 64, "intermediate_size": 64})
     file = write_given_file(tmp_path / "model.F16.gguf", llama, "F16", tokenizer=FIELDS)
     subject = load_subject(str(file), None, None, "cpu", "bfloat16")
-    with lineup(subject, (GENERATE, LLAMA_CPP)) as who:
+    with lineup(subject, (LLAMA_CPP,)) as who:
         with who.ready(WORKLOAD) as contenders:
             assert contenders.keys() == {"race", "whole", GIVEN_FILE}
             assert [len(tokens) for tokens in contenders[GIVEN_FILE](0).token_ids] == [7, 7, 7]
@@ -126,6 +124,6 @@ def test_a_twin_that_cannot_be_written_as_gguf_skips_llama_cpp():
 
 
 def test_the_fastest_variant_of_a_peer_counts():
-    rates = {"race": 9.0, "generate/dynamic": 3.0, "generate/static": 2.0, "llama.cpp/f16": 4.0, "whole": 5.0}
+    rates = {"race": 9.0, "llama.cpp/bf16": 3.0, "llama.cpp/f16": 4.0, "whole": 5.0}
     found = best_variants({name: {"tokens_per_second": rate} for name, rate in rates.items()})
-    assert found == {"generate": "generate/dynamic", "llama.cpp": "llama.cpp/f16", "whole": "whole"}
+    assert found == {"llama.cpp": "llama.cpp/f16", "whole": "whole"}

@@ -9,19 +9,17 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import get_args
 
 import torch
 
-from nvium_core.bench.contenders import generate, llama_cpp, own
+from nvium_core.bench.contenders import llama_cpp, own
 from nvium_core.bench.contenders.contender import Contender, ContenderFailed, NotAvailable, Workload
 from nvium_core.bench.contenders.gguf_file import Kind, write_gguf
 from nvium_core.bench.harness import Subject
-from nvium_core.bench.twin import dense_twin, usable_llama
+from nvium_core.bench.twin import dense_twin
 from nvium_core.choices import Schedule, Weights
 from nvium_core.engine.params import require
 from nvium_core.model.nvium import Nvium
-from nvium_core.model.stored import materialise
 
 OURS: Schedule = "race"
 SWEEP: Schedule = "sweep"
@@ -29,10 +27,10 @@ BASELINE: Schedule = "whole"
 TWIN = "dense twin"
 """Contenders in our engine: the model with the schedules `race`, `sweep` and `whole` (full depth), and its twin."""
 
-GENERATE, LLAMA_CPP = "generate", "llama.cpp"  # the dense twin in transformers and in llama.cpp
+LLAMA_CPP = "llama.cpp"  # with the dense twin
 GIVEN_FILE = "llama.cpp/file"  # llama.cpp with the GGUF file that the model was loaded from
 UNPACKED = ", use_extra_bufts=False"  # added to llama.cpp's name if it crashes when it repacks weights
-OTHERS = SWEEP, TWIN, GENERATE, LLAMA_CPP  # optional contenders; `race` and `whole` always run
+OTHERS = SWEEP, TWIN, LLAMA_CPP  # optional contenders; `race` and `whole` always run
 
 HALF_BYTES = 2
 
@@ -66,17 +64,9 @@ class Lineup:
         schedules = [name for name in (OURS, SWEEP, BASELINE) if name in names]
         contenders: dict[str, Contender] = {name: own.contender(engine, workload, name) for name in schedules}
         with ExitStack() as stack:
-            if self.twin is not None:
-                contenders |= self._with_the_twin(self.twin, workload)
+            if self.twin is not None and TWIN in self.selected:
+                contenders[TWIN] = own.contender(own.engine_for(self.twin, workload), workload, BASELINE)
             yield contenders | self._in_llama_cpp(workload, stack)
-
-    def _with_the_twin(self, twin: Nvium, workload: Workload) -> dict[str, Contender]:
-        contenders: dict[str, Contender] = {}
-        if TWIN in self.selected:
-            contenders[TWIN] = own.contender(own.engine_for(twin, workload), workload, BASELINE)
-        if GENERATE in self.selected:
-            contenders |= self._generating(twin, workload)
-        return contenders
 
     def _in_llama_cpp(self, workload: Workload, stack: ExitStack) -> dict[str, Contender]:
         """Start llama.cpp with each file. Closing `stack` ends it. A first turn shows whether it crashes."""
@@ -94,18 +84,6 @@ class Lineup:
                     contenders[name] = process
                     break
         return contenders
-
-    def _generating(self, twin: Nvium, workload: Workload) -> dict[str, Contender]:
-        """Build `generate` with each kind of KV cache.
-
-        For 16-bit weights on a CPU, also build `generate` in float32, which may be faster than 16 bits there.
-        """
-        materialise(twin)
-        llama, caches = usable_llama(twin), get_args(generate.Cache)
-        variants = {f"{GENERATE}/{cache}": generate.contender(llama, workload, cache) for cache in caches}
-        if llama.device.type == "cpu" and llama.dtype.itemsize == HALF_BYTES:
-            variants[f"{GENERATE}/float32"] = generate.contender(usable_llama(twin).float(), workload, "dynamic")
-        return variants
 
 
 @contextmanager
