@@ -16,7 +16,7 @@ def train(
     recipe: Annotated[str, typer.Argument(help="One of `nvium recipes`; NAME-dense is the dense twin of NAME.")],
     data: Annotated[
         Path,
-        typer.Option(help="Text with <|endoftext|> lines between documents, .jsonl or .parquet; or a folder of these."),
+        typer.Option(help="Text with <|endoftext|> lines between documents, or .jsonl; or a folder of these."),
     ],
     folder: Annotated[
         Path | None, typer.Option(help="Folder of the run; a run in it is resumed [runs/RECIPE].")

@@ -1,35 +1,36 @@
 """Stream the documents of a folder or file.
 
-Files are UTF-8: .txt (with a line `<|endoftext|>` between documents), .jsonl or .json (one object with `text` per line,
-as in C4), or .parquet (with a column `text`). .txt, .jsonl and .json files may be compressed as .gz, .xz or .zst.
+Files are UTF-8: .txt (with a line `<|endoftext|>` between documents), or .jsonl or .json (one object with `text` per
+line, as in C4). They may be compressed as .gz or .xz.
 """
 
 import gzip
 import json
 import lzma
 from collections.abc import Callable, Iterable, Iterator
-from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from nvium_core.training.data.documents import END_OF_TEXT, DataError
 
 FIELD = "text"
-BATCH_ROWS = 1024  # rows of a parquet file in memory at once
+UNSUPPORTED = {".parquet", ".zst"}
 
 
 def corpus_files(path: Path) -> list[Path]:
     """Return a folder's text files sorted by path, or the path itself if it is a file.
 
-    Raise `DataError` if the folder contains no text files.
+    Raise `DataError` if the folder contains no text files, or if a file's format is not supported.
     """
-    if not path.is_dir():
-        return [path]
-    files = sorted(each for each in path.rglob("*") if kind(each) in READERS and each.is_file())
-    if not files:
-        raise DataError(f"{path}: no {', '.join(READERS)} files, uncompressed or with .gz, .xz or .zst appended")
-    return files
+    files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
+    for file in files:
+        if file.suffix in UNSUPPORTED:
+            raise DataError(f"{file}: {file.suffix} files are not supported; convert it to .jsonl or .jsonl.xz")
+    texts = [each for each in files if kind(each) in READERS] if path.is_dir() else files
+    if not texts:
+        raise DataError(f"{path}: no {', '.join(READERS)} files, uncompressed or with .gz or .xz appended")
+    return texts
 
 
 def read_documents(path: Path) -> list[str]:
@@ -52,12 +53,12 @@ def file_documents(file: Path) -> Iterator[str]:
         yield from (text for document in READERS.get(kind(file), read_text)(file) if (text := document.strip("\n")))
     except DataError:
         raise
-    except Exception as error:  # libraries such as pyarrow raise many types of exceptions for damaged files
+    except Exception as error:  # decompressors raise many types of exceptions for damaged files
         raise DataError(f"{file}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def kind(path: Path) -> str:
-    """Return the file's suffix without .gz, .xz or .zst, such as `.txt` for books.txt.gz."""
+    """Return the file's suffix without .gz or .xz, such as `.txt` for books.txt.gz."""
     return (path.with_suffix("") if path.suffix in OPENERS else path).suffix
 
 
@@ -78,14 +79,6 @@ def read_json_lines(path: Path) -> Iterator[str]:
             yield field_of(json.loads(line), f"{path}, line {number}")
 
 
-def read_parquet(path: Path) -> Iterator[str]:
-    file = import_optional("pyarrow.parquet").ParquetFile(path)
-    if FIELD not in file.schema_arrow.names:
-        raise DataError(f"{path}: no column {FIELD!r}")
-    for batch in file.iter_batches(BATCH_ROWS, columns=[FIELD]):
-        yield from (field_of({FIELD: value}, str(path)) for value in batch.column(0).to_pylist())
-
-
 def field_of(row: Any, place: str) -> str:
     if not (isinstance(row, dict) and isinstance(row.get(FIELD), str)):
         raise DataError(f"{place}: must be an object with a string {FIELD!r}")
@@ -98,23 +91,9 @@ def lines_of(path: Path) -> Iterable[str]:
         yield from lines
 
 
-def open_zst(path: Path, mode: str) -> IO[bytes]:
-    file: IO[bytes] = import_optional("zstandard").open(path, mode)
-    return file
-
-
-def import_optional(name: str) -> Any:
-    """Import a library that `pip install 'nvium[corpus]'` installs. Raise `DataError` if the library is missing."""
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise DataError(f"{error}; install it with pip install 'nvium[corpus]'") from error
-
-
-OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".zst": open_zst}
+OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
 READERS: dict[str, Callable[[Path], Iterator[str]]] = {
     ".txt": read_text,
     ".jsonl": read_json_lines,
     ".json": read_json_lines,
-    ".parquet": read_parquet,
 }
