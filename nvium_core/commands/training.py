@@ -1,6 +1,5 @@
 """`nvium train`, `nvium recipes` and `nvium convert`."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -68,15 +67,11 @@ def parsed_seeds(text: str) -> list[int]:
         raise typer.BadParameter(f"--seeds: must be integers such as 1,2,3, got {text!r}") from error
 
 
-def recipes(
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the list to this file.")] = None,
-) -> None:
+def recipes() -> None:
     """List the recipes of `nvium train` with parameters, training tokens, shape and exits."""
     from nvium_core.training.recipes import catalogue
 
     show(catalogue.table())
-    if json_file:
-        json_file.write_text(json.dumps(catalogue.listed(), indent=1) + "\n", encoding="utf-8")
 
 
 def convert(

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable
 from difflib import get_close_matches
-from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from rich.box import SIMPLE
@@ -82,30 +81,13 @@ def table() -> Table:
     shown = Table(*columns, box=SIMPLE, padding=(0, 1, 0, 0), caption=CAPTION)
     for column in shown.columns:
         column.no_wrap = True
-    for row in listed():
-        shape = f"{row['num_layers']}×{row['width']}"
-        sizes = [millions(row[name]) for name in ("num_parameters", "dense_parameters", "tokens")]
-        shown.add_row(row["recipe"], shape, str(row["num_exits"]), *sizes, f"{row['rate']:g}", f"{row['beta']:g}")
+    for name in (*RECIPES, *EXAMPLES):
+        recipe = built(name)
+        shape, rate, beta = recipe.shape, recipe.learning_rate.maximum, recipe.beta.initial
+        counts = num_parameters(shape), num_parameters(dense_twin(recipe).shape), recipe.total_tokens
+        layers = f"{shape.num_layers}×{shape.width}"
+        shown.add_row(name, layers, str(shape.num_exits), *map(millions, counts), f"{rate:g}", f"{beta:g}")
     return shown
-
-
-def listed() -> list[dict[str, Any]]:
-    """Return the figures of the table, one row per recipe."""
-    recipes = {name: built(name) for name in (*RECIPES, *EXAMPLES)}
-    return [
-        {
-            "recipe": name,
-            "num_layers": recipe.shape.num_layers,
-            "width": recipe.shape.width,
-            "num_exits": recipe.shape.num_exits,
-            "num_parameters": num_parameters(recipe.shape),
-            "dense_parameters": num_parameters(dense_twin(recipe).shape),
-            "tokens": recipe.total_tokens,
-            "rate": recipe.learning_rate.maximum,
-            "beta": recipe.beta.initial,
-        }
-        for name, recipe in recipes.items()
-    ]
 
 
 def millions(count: int) -> str:
