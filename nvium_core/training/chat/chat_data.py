@@ -1,4 +1,4 @@
-"""Fine-tuning data from a chat file. The run's folder stores the tokenized examples and a description of the file."""
+"""Fine-tuning data from a chat file. The run's folder stores a description of the file."""
 
 import json
 from collections.abc import Iterator
@@ -10,10 +10,10 @@ from rich.progress import track
 from transformers import PreTrainedTokenizerBase
 
 from nvium_core.training.chat.conversations import read_conversations
-from nvium_core.training.chat.examples import Example, example, load_examples, save_examples
+from nvium_core.training.chat.examples import Example, example
 from nvium_core.training.chat.packing import PackedConversations
 from nvium_core.training.data.documents import DataError
-from nvium_core.training.data.tokens import check_origin, text_origin
+from nvium_core.training.data.tokens import ORIGIN, check_origin, text_origin
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.initial import given_tokenizer
 from nvium_core.training.recipes.recipe import Recipe
@@ -22,19 +22,16 @@ from nvium_core.training.recipes.recipe import Recipe
 def prepare_conversations(
     recipe: Recipe, data: Path, folder: Path
 ) -> tuple[PreTrainedTokenizerBase, PackedConversations]:
-    """Return the tokenizer and the training windows. Reuse the examples in the run's folder, or write them there."""
+    """Return the tokenizer and the training windows. Raise `TrainingError` if the run has begun with another file."""
     tokenizer = given_tokenizer(recipe)
     if tokenizer is None:
         raise TrainingError("conversations need an existing tokenizer: pass --set initial=MODEL or tokenizer=NAME")
-    examples_file, origin_file = folder / "examples.npz", folder / "text.json"
-    origin = text_origin(recipe, data)
-    if examples_file.exists():
+    origin_file, origin = folder / ORIGIN, text_origin(recipe, data)
+    if origin_file.exists():
         check_origin(origin_file, origin)
-    else:
-        examples = chat_examples(data, tokenizer, recipe.shape.context)
-        origin_file.write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
-        save_examples(examples_file, examples)
-    return tokenizer, PackedConversations(load_examples(examples_file), tokenizer.eos_token_id, recipe.seed)
+    examples = chat_examples(data, tokenizer, recipe.shape.context)
+    origin_file.write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
+    return tokenizer, PackedConversations(examples, tokenizer.eos_token_id, recipe.seed)
 
 
 def validation_conversations(recipe: Recipe, data: Path, tokenizer: PreTrainedTokenizerBase) -> PackedConversations:

@@ -7,8 +7,6 @@ Shapes: T tokens.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,26 +80,3 @@ def check_plain(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Non
     for token in tokenizer.all_special_tokens:
         if any(token in text for text in texts):
             raise DataError(f"a text contains the special token {token}; remove it")
-
-
-def save_examples(path: Path, examples: Sequence[Example]) -> None:
-    """Write examples to an .npz file, atomically."""
-    partial = path.with_name(f"partial-{path.name}")
-    np.savez(
-        partial,
-        tokens=np.concatenate([example.tokens for example in examples]),
-        is_answer=np.concatenate([example.is_answer for example in examples]),
-        lengths=[len(example) for example in examples],
-    )
-    partial.replace(path)
-
-
-def load_examples(path: Path) -> list[Example]:
-    """Read examples. Raise `DataError` if the file is damaged."""
-    try:
-        with path.open("rb") as file, np.load(file) as arrays:
-            ends = arrays["lengths"].cumsum()[:-1]
-            parts = (np.split(arrays[name], ends) for name in ("tokens", "is_answer"))
-            return [Example(*example) for example in zip(*parts, strict=True)]
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
-        raise DataError(f"{path}: damaged ({error!r}); delete it to start over") from error

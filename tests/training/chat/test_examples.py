@@ -2,9 +2,8 @@ import numpy as np
 import pytest
 
 from nvium_core.training.chat.conversations import assistant, system, user
-from nvium_core.training.chat.examples import Example, example, load_examples, save_examples
+from nvium_core.training.chat.examples import example
 from nvium_core.training.data.documents import END_OF_TEXT, DataError
-from tests.training.small_runs import WORDS
 
 
 def test_only_answers_and_their_end_of_text_count(tokenizer):
@@ -34,20 +33,3 @@ def test_a_template_that_changes_earlier_answers_is_refused(tokenizer):
     assert example([user("the cat"), assistant("ran")], tokenizer).is_answer.any()
     with pytest.raises(DataError, match="changes an answer when another message follows"):
         example([user("the cat"), assistant("ran"), user("so"), assistant("sat")], tokenizer)
-
-
-def test_saved_examples_load_unchanged(tokenizer, tmp_path):
-    saved = [example([user(word), assistant(f"the {word}")], tokenizer) for word in WORDS]
-    save_examples(tmp_path / "examples.npz", saved)
-    assert [path.name for path in tmp_path.iterdir()] == ["examples.npz"]
-    for before, after in zip(saved, load_examples(tmp_path / "examples.npz"), strict=True):
-        assert np.array_equal(before.tokens, after.tokens) and np.array_equal(before.is_answer, after.is_answer)
-
-
-@pytest.mark.parametrize("kept", [0, 10, 200, -30])
-def test_damaged_examples_are_refused_by_name(kept, tmp_path):
-    path = tmp_path / "examples.npz"
-    save_examples(path, [Example(np.arange(5), np.ones(5, dtype=bool))])
-    path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(DataError, match=r"examples\.npz"):
-        load_examples(path)
