@@ -4,13 +4,11 @@
 """
 
 import math
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
-from torch import nn
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_rope_utils import RopeParameters
 
@@ -29,13 +27,6 @@ MAX_NUMBER = 1e30  # upper bound of other numbers, because a JSON integer may be
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Supported rope scalings. `dynamic` and `longrope` are missing, because they depend on a batch's longest sequence."""
-
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "silu": nn.SiLU,
-    "gelu": nn.GELU,
-    "gelu_pytorch_tanh": partial(nn.GELU, approximate="tanh"),
-    "relu": nn.ReLU,
-}
 
 FORMAT = 1
 """Version of the model folder's format. Increment it for a new field that changes the computation: an older nvium then
@@ -110,8 +101,8 @@ class NviumConfig(PreTrainedConfig):
             raise ValueError(f"nvium_format is {self.nvium_format}, but this version of nvium reads {FORMAT}")
 
     def validate_backbone(self) -> None:
-        if self.hidden_act not in ACTIVATIONS:
-            raise ValueError(f"hidden_act {self.hidden_act!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
+        if self.hidden_act != "silu":
+            raise ValueError(f"hidden_act {self.hidden_act!r} is not supported; supported: silu")
         if not 0 <= self.initializer_range <= 1:
             raise ValueError(f"initializer_range must be between 0 and 1, got {self.initializer_range}")
         if not 0 <= self.rms_norm_eps < math.inf:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from nvium_core.model.config import ACTIVATIONS, NviumConfig
+from nvium_core.model.config import NviumConfig
 
 Attend = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 """Attention of one layer: (queries [X, H, P], keys [X, G, P], values [X, G, P], layer index) → [X, H, P]."""
@@ -115,7 +115,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """SwiGLU: down(act(gate(x)) · up(x))."""
+    """SwiGLU: down(silu(gate(x)) · up(x))."""
 
     def __init__(self, config: NviumConfig) -> None:
         super().__init__()
@@ -123,7 +123,6 @@ class FeedForward(nn.Module):
         self.gate_proj = nn.Linear(width, inner, bias=config.mlp_bias)
         self.up_proj = nn.Linear(width, inner, bias=config.mlp_bias)
         self.down_proj = nn.Linear(inner, width, bias=config.mlp_bias)
-        self.act = ACTIVATIONS[config.hidden_act]()
         self.gate_up: FusedLinear | None = None
 
     def pack(self) -> None:
@@ -131,9 +130,9 @@ class FeedForward(nn.Module):
 
     def forward(self, x_XD: Tensor) -> Tensor:
         if self.gate_up is None:
-            return self.down_proj(self.act(self.gate_proj(x_XD)) * self.up_proj(x_XD))
+            return self.down_proj(F.silu(self.gate_proj(x_XD)) * self.up_proj(x_XD))
         gate_XI, up_XI = self.gate_up(x_XD).chunk(2, -1)
-        return self.down_proj(self.act(gate_XI) * up_XI)
+        return self.down_proj(F.silu(gate_XI) * up_XI)
 
 
 class Layer(nn.Module):

@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
         {"model_type": "gpt2"},
         {"model_type": None},
         {"nvium_format": 2},
-        {"hidden_act": "no-such-function"},
+        {"hidden_act": "gelu"},
         {"num_attention_heads": 5},
         {"router_temperature": 0},
         {"router_hidden_size": 0},

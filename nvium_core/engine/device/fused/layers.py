@@ -92,7 +92,6 @@ class FusedLayers:
             gate_up,
             out_RI,
             inner,
-            activation=self._config.hidden_act,
             wide=kernels.wide_of(gate_up),
             block=1024,
         )
