@@ -6,8 +6,6 @@ separately. Some tokenizers prepend a space to every text. For these, each piece
 the line break's tokens are dropped.
 """
 
-import json
-import logging
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -22,8 +20,6 @@ from nvium_core.errors import NviumError
 from nvium_core.text.reasoning import OPENING, ReasoningReader, thinks
 from nvium_core.text.rendering import RENDERER, RenderingError, rendered
 from nvium_core.text.tool_calls import call_format
-
-logger = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 
@@ -113,8 +109,6 @@ class ChatTemplate:
         continued = backend.encode("\na", add_special_tokens=False).ids[len(self._break) :]
         self._has_prefix = continued != backend.encode("a", add_special_tokens=False).ids
         self._has_tools = self._is_plain or self._renders_tools(template or "")
-        if not self._has_tools:
-            logger.warning("the model's chat template ignores tools; they are added to the system message")
         end = tokenizer.eos_token_id
         self.stops = PLAIN_STOPS if self._is_plain else ()
         self.stop_token_ids: tuple[int, ...] = () if self._is_plain or end is None else (end,)
@@ -125,7 +119,11 @@ class ChatTemplate:
     def prompt(self, conversation: Conversation, *, check: Callable[[str], object] | None = None) -> list[int]:
         """Render, call `check` with the text, and tokenize. Raise `ConversationError` if rendering fails."""
         mark = secrets.token_hex(16)
-        conversation = conversation if self._has_tools else tools_as_text(conversation)
+        uses_tools = conversation.tools or any(message.get("tool_calls") for message in conversation.messages)
+        if uses_tools and not self._has_tools:
+            raise ConversationError(
+                "the model's chat template does not support tools; choose another with --chat-template FILE"
+            )
         try:
             given = {name: self._cut(getattr(conversation, name), mark) for name in ("messages", "tools", "variables")}
             text = self._render(replace(conversation, **given))
@@ -208,25 +206,3 @@ def check_readable(tokenizer: PreTrainedTokenizerFast) -> None:
             RENDERER.render(template=text, messages=[])
         except RenderingError as error:
             raise ConversationError(f"{place}the chat template {error}") from error
-
-
-def tools_as_text(conversation: Conversation) -> Conversation:
-    """Add the functions to the system message, and each message's tool calls to its text."""
-    messages = [
-        message | {"content": full_text(message), "tool_calls": None} if message.get("tool_calls") else message
-        for message in conversation.messages
-    ]
-    if conversation.tools:
-        system = messages.pop(0) if messages and messages[0]["role"] == "system" else {"role": "system", "content": ""}
-        functions = "\n".join(["Functions:", *(json_text(tool["function"]) for tool in conversation.tools)])
-        messages.insert(0, system | {"content": f"{functions}\n\n{system['content'] or ''}".rstrip()})
-    return replace(conversation, messages=messages, tools=())
-
-
-def full_text(message: Json) -> str:
-    calls = [json_text(call["function"]) for call in message.get("tool_calls") or ()]
-    return "\n".join(text for text in (message["content"], *calls) if text)
-
-
-def json_text(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
