@@ -8,7 +8,7 @@ RELEASE_ARGS ?=
 FAULTS_ARGS ?=
 # --seconds N per fuzzed reader, --json FILE, --keep to keep inputs that cover new code.
 FUZZING_ARGS ?= --seconds 30
-# -m 'not slow' skips the tests that kill, scale and drain replicas, and saves three minutes.
+# -m 'not slow' skips the tests that kill and drain replicas, and saves two minutes.
 RAY_ARGS ?=
 PYTEST_ARGS ?= -n auto --maxprocesses 8
 # Failed tests run again, one at a time, because timing tests may fail on a busy machine.

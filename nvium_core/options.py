@@ -95,13 +95,7 @@ class ServerOptions(EngineConfig, ModelOptions):
     ] = ()
 
     replicas: Annotated[Positive | None, Doc("Number of server processes, run by Ray [one, without Ray].")] = None
-    max_replicas: Annotated[Positive | None, Doc("Maximum number of replicas under load [--replicas].")] = None
-    sequences_per_replica: Annotated[
-        Positive, Doc("Add replicas above this number of running and waiting sequences per replica.")
-    ] = 16
     prefix_affinity: Annotated[bool, Doc("Route prompts to the replica that has cached their prefix.")] = True
-    upscale_seconds: Annotated[Seconds, Doc("How long load must stay high before replicas are added.")] = 10
-    downscale_seconds: Annotated[Seconds, Doc("How long load must stay low before replicas are removed.")] = 300
 
     request_seconds: Annotated[Seconds | None, Doc("Maximum duration of a request [no limit].")] = None
     arrival_seconds: Annotated[Seconds, Doc("How long a client may take to send a request.")] = 60

@@ -90,7 +90,6 @@ def test_a_model_is_evaluated_to_a_table_and_a_file(nvium, model_folder, tmp_pat
         (["chat", "no-such-folder", "--top-p", "2"], "top_p: must be in (0, 1]"),
         (["serve", "MODEL", "--context", "1", "--port", "0"], "context"),
         (["serve", "MODEL", "--device", "tpu"], "'--device': 'tpu' is not one of 'auto', 'cpu', 'cuda'.\n"),
-        (["serve", "MODEL", "--replicas", "3", "--max-replicas", "2"], "max_replicas: must be at least replicas (3)"),
         (["serve", "no-such-folder", "--api-keys", "a:b:c"], "api_keys, entry 1"),
         (["serve", "no-such-folder", "--api-keys-file", "no-such-file"], "no-such-file"),
         (["serve", "no-such-folder", "--requests-per-minute", "0"], "requests_per_minute"),

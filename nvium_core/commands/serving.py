@@ -46,13 +46,7 @@ def runner(settings: "Settings") -> "Callable[[Settings], None]":
     from server.settings import RAY_DEFAULTS, SettingsError, set_defaults
 
     if settings.replicas is None:
-        if settings.max_replicas is not None:
-            raise SettingsError("max_replicas: requires replicas, the initial number")
         return run
-    if settings.max_replicas is not None and settings.max_replicas < settings.replicas:
-        raise SettingsError(
-            f"max_replicas: must be at least replicas ({settings.replicas}), got {settings.max_replicas}"
-        )
     set_defaults(RAY_DEFAULTS)
     try:
         from server.replicas import deployment

@@ -1,6 +1,6 @@
 """Replicas as a Ray Serve deployment, their request router, and `nvium serve --replicas N`.
 
-Ray scales, health-checks, replaces and drains the replicas.
+Ray health-checks, replaces and drains the replicas.
 """
 
 import logging
@@ -19,7 +19,7 @@ import torch
 from prometheus_client import disable_created_metrics
 from ray import serve
 from ray.exceptions import RayError
-from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
@@ -35,7 +35,7 @@ from server.http.listener import listen
 from server.replicas.gateway import Gateway, gateway_app
 from server.replicas.reaper import reaper_of
 from server.replicas.relay import GatewayOnly
-from server.replicas.routing import SEQUENCES, Address, BySequences, NoReplica, PrefixHolders, preferred
+from server.replicas.routing import Address, NoReplica, PrefixHolders, preferred
 from server.settings import Settings, SettingsError
 from server.telemetry.logs import configure_logs
 
@@ -47,9 +47,6 @@ HEALTH_SECONDS = 2
 """Interval of health checks. Ray replaces a replica after three failures."""
 
 HEALTH_TIMEOUT_SECONDS = 2.5
-LOOK_BACK_SECONDS = 15
-"""Window over which autoscaling averages the number of sequences."""
-
 DRAIN_POLL_SECONDS = 0.2
 MAX_GATEWAY_REQUESTS = 10_000
 """Maximum number of concurrent requests per gateway. Ray's proxy queues further requests."""
@@ -102,9 +99,6 @@ class Replica:
         name = serve.get_replica_context().replica_id.unique_id
         return {"name": name, "url": f"http://{f'[{host}]' if ':' in host else host}:{port}", "secret": self._secret}
 
-    def record_autoscaling_stats(self) -> dict[str, float]:
-        return {SEQUENCES: self._service.admission.num_present}
-
     def check_health(self) -> None:
         """Raise if the server makes no progress. Ray calls this, and replaces a replica that keeps raising."""
         if not (self._thread and self._thread.is_alive()):
@@ -153,22 +147,13 @@ class AffineRouter(RequestRouter):  # type: ignore[misc]
 
 def replicas(settings: Settings, host: str | None = None) -> serve.Application:
     """Define the replicas, without a gateway. Each one reserves a CPU and, if it runs on a GPU, that GPU."""
-    least, kind = settings.replicas or 1, "cuda" if is_on_gpu(settings.device) else "cpu"
+    kind = "cuda" if is_on_gpu(settings.device) else "cpu"
     gateways = {"cors_origins": (), "requests_per_minute": None, "api_keys": ()}
     own = settings.model_copy(update={**gateways, "ssl_certfile": None, "ssl_keyfile": None})
     return serve.deployment(
         Replica,
         name="Replica",
-        autoscaling_config=AutoscalingConfig(
-            min_replicas=least,
-            max_replicas=settings.max_replicas or least,
-            upscale_delay_s=settings.upscale_seconds,
-            downscale_delay_s=settings.downscale_seconds,
-            look_back_period_s=LOOK_BACK_SECONDS,
-            policy=AutoscalingPolicy(
-                policy_function=BySequences, policy_kwargs={"sequences_per_replica": settings.sequences_per_replica}
-            ),
-        ),
+        num_replicas=settings.replicas or 1,
         request_router_config=RequestRouterConfig(
             request_router_class=AffineRouter, request_router_kwargs={"is_affine": settings.prefix_affinity}
         ),
@@ -239,10 +224,10 @@ def run(settings: Settings) -> None:
     configure_logs(settings.log_level)
     disable_created_metrics()
     keys = KeyRing(read_keys(settings))
-    most = settings.max_replicas or settings.replicas or 1
-    check_devices(settings.device, most)
+    num_replicas = settings.replicas or 1
+    check_devices(settings.device, num_replicas)
     with listen(settings.host, settings.port) as listener, ExitStack() as stack:
-        start_ray(most)
+        start_ray(num_replicas)
         stack.enter_context(reaper_of(ray.worker.global_worker.node.get_session_dir_path()))
         try:
             gateway = Gateway(RayPool(started(settings)), settings)

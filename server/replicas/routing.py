@@ -1,11 +1,10 @@
-"""Chooses a replica for each request, and the number of replicas. Imports neither Ray nor an HTTP library.
+"""Chooses a replica for each request. Imports neither Ray nor an HTTP library.
 
 Prompt prefixes are stored as digests of the text, one per `BLOCK_CHARACTERS`, so the gateway needs no tokenizer. A
 replica may no longer have a prefix that is stored for it. A request sent there misses the cache, with no other harm.
 """
 
 import json
-import math
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -101,18 +100,3 @@ class Pool(Protocol):
 
     async def all(self) -> list[Address]:
         """Return all running replicas. Raise `NoReplica` if they cannot be listed."""
-
-
-SEQUENCES = "sequences"
-"""The name under which a replica reports its number of running and waiting sequences to Ray."""
-
-
-@dataclass
-class BySequences:
-    """An autoscaling policy for Ray: a fixed number of sequences per replica. Ray adds limits and delays."""
-
-    sequences_per_replica: int
-
-    def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
-        counts = (context.aggregated_metrics or {}).get(SEQUENCES, {})
-        return math.ceil(sum(counts.values()) / self.sequences_per_replica), {}

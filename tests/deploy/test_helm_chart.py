@@ -16,7 +16,7 @@ OF_THE_CHART = {"host", "port", "model", "api_keys", "api_keys_file"}
 
 OF_NO_POD = {
     *("ssl_certfile", "ssl_keyfile"),
-    *("replicas", "max_replicas", "sequences_per_replica", "prefix_affinity", "upscale_seconds", "downscale_seconds"),
+    *("replicas", "prefix_affinity"),
 }
 """Settings that the chart does not support: probes use plain HTTP, and Kubernetes runs the replicas instead of Ray."""
 

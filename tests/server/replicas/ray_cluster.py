@@ -14,16 +14,11 @@ from server.settings import RAY_DEFAULTS, Settings, set_defaults
 from tests.server.live_server import LiveServer, live_server
 
 APPLICATION = f"tests-{os.getpid()}"
-QUICK = {
-    "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
-    "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
-}
-"""Ray's default is to report the load every ten seconds."""
 
 
 @contextmanager
 def ray_started(num_replicas: int) -> Iterator[None]:
-    set_defaults({**RAY_DEFAULTS, **QUICK})
+    set_defaults(RAY_DEFAULTS)
     with warnings.catch_warnings(action="ignore"):  # raised by Ray's imports
         import ray
         from ray import serve

@@ -5,7 +5,6 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -25,9 +24,7 @@ from server.replicas.routing import (
     BLOCK_CHARACTERS,
     MAX_AHEAD,
     MAX_BLOCKS,
-    SEQUENCES,
     Address,
-    BySequences,
     PrefixHolders,
     preferred,
     prefix_digests,
@@ -281,9 +278,3 @@ def test_only_the_latest_digests_are_kept(noted, capacity):
         if len(latest) < capacity:
             latest.setdefault(digest, replica)
     assert dict(holders.by_digest) == latest
-
-
-@pytest.mark.parametrize(("counts", "wanted"), [({}, 0), ({"a": 16}, 1), ({"a": 17}, 2), ({"a": 1, "b": 40}, 3)])
-def test_the_number_of_replicas_follows_the_number_of_sequences(counts, wanted):
-    context = SimpleNamespace(aggregated_metrics={SEQUENCES: counts} if counts else None)
-    assert BySequences(sequences_per_replica=16)(context) == (wanted, {})

@@ -1,4 +1,4 @@
-"""Ray's replicas: death, autoscaling, shutdown, `serve run server.ray_app:app` as on a cluster, and the start."""
+"""Ray's replicas: death, shutdown, `serve run server.ray_app:app` as on a cluster, and the start."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ import torch
 from server.replicas.reaper import processes_of, reaper_of
 from tests.server.live_server import LiveServer, wait_until
 from tests.server.raw_client import PATHS, Answer, asked, asking, connected
-from tests.server.replicas.ray_cluster import replica_processes, replicated
+from tests.server.replicas.ray_cluster import replica_processes
 from tests.server.server_process import ServerProcess, free_port, server_process
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'nvium[ray]'")
@@ -107,34 +107,6 @@ def test_prompts_with_a_common_prefix_go_to_one_replica(server):
     gained = [cached_tokens(name) - then for name, then in zip(names, before, strict=True)]
     assert min(gained) == 0
     assert max(gained) > 4 * len(story)
-
-
-async def ask_until(server: LiveServer, num_replicas: int, num_clients: int) -> list[bytes]:
-    """Keep `num_clients` streams running until there are `num_replicas`. Return all streams."""
-    reached = asyncio.Event()
-
-    async def client(seed: int) -> list[bytes]:
-        streams: list[bytes] = []
-        while not reached.is_set():
-            streams.append((await asked(server.url, asking(max_tokens=LONG, stream=True, seed=seed))).body)
-        return streams
-
-    async with asyncio.timeout(100):
-        clients = [asyncio.create_task(client(seed)) for seed in range(num_clients)]
-        await asyncio.to_thread(wait_until, lambda: len(replicas(server)) == num_replicas, seconds=100)
-        reached.set()
-        return [stream for streams in await asyncio.gather(*clients) for stream in streams]
-
-
-@pytest.mark.slow
-async def test_autoscaling_follows_the_load_and_cuts_no_stream(ray_of_two, byte_model, model_folder):
-    scaling = {"max_replicas": 2, "sequences_per_replica": 4, "upscale_seconds": 1, "downscale_seconds": 1}
-    with replicated(byte_model, model_folder, replicas=1, **scaling) as server:
-        assert len(replicas(server)) == 1
-        streams = await ask_until(server, num_replicas=2, num_clients=8)
-        streams += await ask_until(server, num_replicas=1, num_clients=2)
-        assert not any(map(is_broken, streams))
-        assert server.gauge("nvium_moved_requests_total") == 0
 
 
 @needs_ray
