@@ -25,7 +25,6 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 from ray.serve.schema import LoggingConfig
 from starlette.middleware import Middleware
-from starlette.types import ASGIApp
 
 from server.app import assemble, load
 from server.http.config import STOP_SECONDS, uvicorn_config
@@ -48,10 +47,8 @@ HEALTH_SECONDS = 2
 
 HEALTH_TIMEOUT_SECONDS = 2.5
 DRAIN_POLL_SECONDS = 0.2
-MAX_GATEWAY_REQUESTS = 10_000
-"""Maximum number of concurrent requests per gateway. Ray's proxy queues further requests."""
-
 APPLICATION = "nvium"
+LOOPBACK = "127.0.0.1"
 DESCRIPTORS_PER_CLIENT = 2
 """File descriptors per client: one for its connection, one for a connection to a replica."""
 
@@ -66,23 +63,21 @@ log = structlog.get_logger("nvium.server")
 class Replica:
     """A single-process server in a thread of a Ray actor. Only the gateway knows its port and secret.
 
-    `host` is the address to listen on. If None, listen on this machine's address in the cluster. The constructor
-    raises the errors that `server.app.run` raises.
+    The constructor raises the errors that `server.app.run` raises.
     """
 
-    def __init__(self, settings: Settings, host: str | None) -> None:
+    def __init__(self, settings: Settings) -> None:
         configure_logs(settings.log_level)
         disable_created_metrics()
-        self._listener = listen(host or ray.util.get_node_ip_address(), port=0)
-        host, port = self._listener.getsockname()[:2]
-        settings = settings.model_copy(
-            update={"host": host, "port": port, "http_keep_alive_seconds": KEEP_ALIVE_SECONDS}
-        )
+        self._listener = listen(LOOPBACK, port=0)
+        _, self._port = self._listener.getsockname()
+        own = {"host": LOOPBACK, "port": self._port, "http_keep_alive_seconds": KEEP_ALIVE_SECONDS}
+        settings = settings.model_copy(update=own)
         self._secret = secrets.token_urlsafe(32)
         self._service = load(settings)
         gate = Middleware(GatewayOnly, secret=self._secret)
         app = assemble(self._service, gate)
-        config = uvicorn_config(app, settings, port=port)
+        config = uvicorn_config(app, settings, port=self._port)
         self._server = DrainingServer(config, self._service)
         self._thread = threading.Thread(target=self._server.run, args=[[self._listener]], daemon=True)
         self._thread.start()
@@ -95,9 +90,8 @@ class Replica:
 
     def record_replica_metadata(self) -> dict[str, str]:
         """Return the fields of an `Address`. Ray calls this for the gateway."""
-        host, port = self._listener.getsockname()[:2]
         name = serve.get_replica_context().replica_id.unique_id
-        return {"name": name, "url": f"http://{f'[{host}]' if ':' in host else host}:{port}", "secret": self._secret}
+        return {"name": name, "url": f"http://{LOOPBACK}:{self._port}", "secret": self._secret}
 
     def check_health(self) -> None:
         """Raise if the server makes no progress. Ray calls this, and replaces a replica that keeps raising."""
@@ -145,7 +139,7 @@ class AffineRouter(RequestRouter):  # type: ignore[misc]
         return self.replica_queue_len_cache.get(replica.replica_id) or 0
 
 
-def replicas(settings: Settings, host: str | None = None) -> serve.Application:
+def replicas(settings: Settings) -> serve.Application:
     """Define the replicas, without a gateway. Each one reserves a CPU and, if it runs on a GPU, that GPU."""
     kind = "cuda" if is_on_gpu(settings.device) else "cpu"
     gateways = {"cors_origins": (), "requests_per_minute": None, "api_keys": ()}
@@ -164,30 +158,7 @@ def replicas(settings: Settings, host: str | None = None) -> serve.Application:
         health_check_timeout_s=HEALTH_TIMEOUT_SECONDS,
         ray_actor_options={"num_cpus": 1, "num_gpus": int(kind == "cuda")},
         logging_config=QUIET_LOGS,
-    ).bind(own, host)
-
-
-def application(settings: Settings) -> serve.Application:
-    """Define the replicas and a gateway, which receives requests from Ray's proxy."""
-    deployment = serve.deployment(
-        serve.ingress()(IngressGateway),
-        name="Gateway",
-        max_ongoing_requests=MAX_GATEWAY_REQUESTS,
-        graceful_shutdown_timeout_s=settings.drain_seconds,
-        graceful_shutdown_wait_loop_s=DRAIN_POLL_SECONDS,
-        ray_actor_options={"num_cpus": 0},  # let Ray place the gateway on any node
-        logging_config=QUIET_LOGS,
-    )
-    return deployment.bind(settings, replicas(settings))
-
-
-class IngressGateway:
-    def __init__(self, settings: Settings, handle: DeploymentHandle[Any]) -> None:
-        configure_logs(settings.log_level)
-        self._app = gateway_app(Gateway(RayPool(handle), settings), KeyRing(read_keys(settings)))
-
-    def __serve_build_asgi_app__(self) -> ASGIApp:
-        return self._app
+    ).bind(own)
 
 
 class RayPool:
@@ -243,7 +214,7 @@ def run(settings: Settings) -> None:
 def started(settings: Settings) -> DeploymentHandle[Any]:
     """Start the replicas and wait until they are ready. Raise `SettingsError` if one fails to start."""
     try:
-        return serve.run(replicas(settings, host="127.0.0.1"), name=APPLICATION, route_prefix=None)
+        return serve.run(replicas(settings), name=APPLICATION, route_prefix=None)
     except RuntimeError as error:
         [deployment] = serve.status().applications[APPLICATION].deployments.values()
         errors = USER_ERROR.findall(deployment.message)

@@ -39,9 +39,7 @@ def replicated(model: LoadedModel, folder: Path, **options: Any) -> Iterator[Liv
     from server.replicas.deployment import RayPool, replicas
     from server.replicas.gateway import Gateway, gateway_app
 
-    handle = serve.run(
-        replicas(Settings(model=str(folder), **options), "127.0.0.1"), name=APPLICATION, route_prefix=None
-    )
+    handle = serve.run(replicas(Settings(model=str(folder), **options)), name=APPLICATION, route_prefix=None)
 
     def build(_: LoadedModel, settings: Settings) -> FastAPI:
         return gateway_app(Gateway(RayPool(handle), settings))
