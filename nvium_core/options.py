@@ -95,7 +95,6 @@ class ServerOptions(EngineConfig, ModelOptions):
     ] = ()
 
     replicas: Annotated[Positive | None, Doc("Number of server processes, run by Ray [one, without Ray].")] = None
-    prefix_affinity: Annotated[bool, Doc("Route prompts to the replica that has cached their prefix.")] = True
 
     request_seconds: Annotated[Seconds | None, Doc("Maximum duration of a request [no limit].")] = None
     arrival_seconds: Annotated[Seconds, Doc("How long a client may take to send a request.")] = 60

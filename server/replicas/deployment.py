@@ -9,7 +9,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
@@ -32,9 +32,9 @@ from server.http.drain import DrainingServer
 from server.http.keys import KeyRing, read_keys
 from server.http.listener import listen
 from server.replicas.gateway import Gateway, gateway_app
+from server.replicas.pool import Address, NoReplica
 from server.replicas.reaper import reaper_of
 from server.replicas.relay import GatewayOnly
-from server.replicas.routing import Address, NoReplica, PrefixHolders, preferred
 from server.settings import Settings, SettingsError
 from server.telemetry.logs import configure_logs
 
@@ -106,33 +106,21 @@ class Replica:
             self._thread.join(STOP_SECONDS)
 
 
-class AffineRouter(RequestRouter):  # type: ignore[misc]
-    """Ray's request router with prefix affinity: it prefers a replica that has a request's prefix in its cache.
-
-    A request's arguments are its prefix digests (`routing.prefix_digests`) and the names of excluded replicas.
-    """
-
-    def initialize_state(self, *, is_affine: bool = True) -> None:
-        self._is_affine = is_affine
-        self._prefixes = PrefixHolders()
+class Router(RequestRouter):  # type: ignore[misc]
+    """Ray's request router that leaves out lost replicas, whose names are a request's arguments."""
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Return the preferred replica, then the other replicas, which Ray tries if the preferred replica is full."""
-        digests, excluded = pending_request.args if pending_request and pending_request.args else ([], [])
+        """Return a least loaded replica, then the other replicas, which Ray tries if the first is full."""
+        excluded = pending_request.args[0] if pending_request and pending_request.args else []
         if pending_request:
             pending_request.routing_context.should_backoff = True
-        replicas = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
-        for name in excluded if replicas.keys() - set(excluded) else ():
-            replicas.pop(name, None)
-        loads = {name: self._load(replicas[name]) for name in random.sample(list(replicas), len(replicas))}
-        chosen = preferred(digests, self._prefixes.by_digest, loads)
-        if self._is_affine:
-            self._prefixes.note(digests, chosen)
-        first = replicas.pop(chosen)
+        present = [replica for replica in candidate_replicas if replica.replica_id.unique_id not in excluded]
+        present = present or candidate_replicas
+        first, *others = sorted(random.sample(present, len(present)), key=self._load)
         self.on_send_request(first.replica_id)  # add this request to the replica's load
-        return [[first], list(replicas.values())]
+        return [[first], others]
 
     def _load(self, replica: RunningReplica) -> int:
         """Return the replica's last reported number of requests, plus the requests sent since."""
@@ -148,9 +136,7 @@ def replicas(settings: Settings) -> serve.Application:
         Replica,
         name="Replica",
         num_replicas=settings.replicas or 1,
-        request_router_config=RequestRouterConfig(
-            request_router_class=AffineRouter, request_router_kwargs={"is_affine": settings.prefix_affinity}
-        ),
+        request_router_config=RequestRouterConfig(request_router_class=Router),
         max_ongoing_requests=settings.engine.bounds(kind).sequences + settings.max_queue,
         graceful_shutdown_timeout_s=settings.drain_seconds,
         graceful_shutdown_wait_loop_s=DRAIN_POLL_SECONDS,
@@ -168,9 +154,9 @@ class RayPool:
         self._handle = handle
 
     @asynccontextmanager
-    async def chosen(self, digests: Sequence[bytes], excluded: Collection[str]) -> AsyncIterator[Address]:
+    async def chosen(self, excluded: Collection[str]) -> AsyncIterator[Address]:
         try:
-            choosing = self._handle.choose_replica(list(digests), sorted(excluded))
+            choosing = self._handle.choose_replica(sorted(excluded))
             selection = await choosing.__aenter__()
         except (RayError, RayServeException) as error:
             raise NoReplica from error

@@ -12,8 +12,8 @@ from server.errors import ApiError
 from server.http.drain import Drainable
 from server.http.keys import KeyRing
 from server.replicas.pages import MergedPages
+from server.replicas.pool import Address, NoReplica, Pool
 from server.replicas.relay import Relay
-from server.replicas.routing import Address, NoReplica, Pool
 from server.routes import health
 from server.settings import Settings
 from server.telemetry.metrics import Metrics

@@ -27,7 +27,7 @@ from server.http.admission import Admission
 from server.http.event_stream import DONE, framed, unless_disconnected
 from server.http.keys import set_key
 from server.http.middleware import Check
-from server.replicas.routing import Address, NoReplica, Pool, prefix_digests
+from server.replicas.pool import Address, NoReplica, Pool
 from server.telemetry.metrics import Metrics
 from server.telemetry.record import RequestRecord
 
@@ -131,10 +131,10 @@ class Relay:
             self.admission.leave()
 
     async def _forward(self, exchange: "Exchange") -> bool:
-        digests, lost, num_deliveries = prefix_digests(exchange.body), set[str](), 0
+        lost, num_deliveries = set[str](), 0
         for _ in range(MAX_ATTEMPTS):
             try:
-                async with self._chosen(digests, lost) as address, self._until_given_up():
+                async with self._chosen(lost) as address, self._until_given_up():
                     await exchange.forward(self._session, address)
                 return True
             except (aiohttp.ClientError, OSError) as error:
@@ -155,12 +155,12 @@ class Relay:
         raise no_replica()
 
     @asynccontextmanager
-    async def _chosen(self, digests: list[bytes], lost: Collection[str]) -> AsyncIterator[Address]:
+    async def _chosen(self, lost: Collection[str]) -> AsyncIterator[Address]:
         """Choose a replica, preferably one that is not in `lost`. After the response, release it in the background."""
         stack = AsyncExitStack()
         try:
             async with asyncio.timeout(WAIT_SECONDS):
-                address = await stack.enter_async_context(self._pool.chosen(digests, lost))
+                address = await stack.enter_async_context(self._pool.chosen(lost))
         except (NoReplica, TimeoutError) as error:
             raise no_replica() from error
         try:

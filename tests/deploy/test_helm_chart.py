@@ -14,10 +14,7 @@ OLDEST, NEWEST = "1.27", kubernetes_validate.latest_version()
 OF_THE_CHART = {"host", "port", "model", "api_keys", "api_keys_file"}
 """Settings that the chart sets outside `settings`."""
 
-OF_NO_POD = {
-    *("ssl_certfile", "ssl_keyfile"),
-    *("replicas", "prefix_affinity"),
-}
+OF_NO_POD = {"ssl_certfile", "ssl_keyfile", "replicas"}
 """Settings that the chart does not support: probes use plain HTTP, and Kubernetes runs the replicas instead of Ray."""
 
 each_case = pytest.mark.parametrize("values", CASES.values(), ids=CASES)

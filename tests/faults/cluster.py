@@ -17,8 +17,8 @@ from server.http.keys import KeyRing, read_keys
 from server.http.listener import listen
 from server.replicas import relay
 from server.replicas.gateway import Gateway, gateway_app
+from server.replicas.pool import Address, NoReplica
 from server.replicas.relay import GatewayOnly
-from server.replicas.routing import Address, NoReplica
 from server.settings import Settings
 from server.telemetry.logs import configure_logs
 from tests.server.forked_server import Prepare, forked_server
@@ -55,7 +55,7 @@ class ListedPool:
         self._busy = {Address(name=url, url=url, secret=SECRET): 0 for url in urls}
 
     @asynccontextmanager
-    async def chosen(self, digests: Sequence[bytes], excluded: Collection[str]) -> AsyncIterator[Address]:
+    async def chosen(self, excluded: Collection[str]) -> AsyncIterator[Address]:
         free = [address for address in self._busy if address.name not in excluded] or list(self._busy)
         if not free:
             raise NoReplica

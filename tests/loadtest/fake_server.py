@@ -18,13 +18,11 @@ HEAD = "HTTP/1.1 {status}\r\nContent-Type: text/event-stream\r\nConnection: clos
 class FakeServer:
     """Answers each request with `events`, `gap` seconds apart, and records heads and bodies.
 
-    metrics: answers to GET requests, one after another; without any, the answer is 404.
     num_answers: number of requests that are answered; later ones wait until their clients disconnect.
     token_ids: answer to /tokenize.
     """
 
     events: Iterable[str]
-    metrics: Sequence[str] = ()
     status: str = "200 OK"
     gap: float = 0.0
     num_answers: int = 1000
@@ -33,12 +31,11 @@ class FakeServer:
     headers: list[str] = field(default_factory=list)
     num_running: int = 0
     most_running: int = 0
-    num_scrapes: int = 0
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         if head.startswith("GET"):
-            writer.write(self._scrape().encode())
+            writer.write(HEAD.format(status="404 Not Found").encode())
         elif head.startswith("POST /tokenize") and self.token_ids:
             await self._read(head, reader)
             writer.write((HEAD.format(status="200 OK") + json.dumps({"tokens": self.token_ids})).encode())
@@ -46,12 +43,6 @@ class FakeServer:
             await self._complete(head, reader, writer)
         writer.close()
         await writer.wait_closed()
-
-    def _scrape(self) -> str:
-        self.num_scrapes += 1
-        if not self.metrics:
-            return HEAD.format(status="404 Not Found")
-        return HEAD.format(status="200 OK") + self.metrics[self.num_scrapes - 1]
 
     async def _complete(self, head: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.num_running += 1

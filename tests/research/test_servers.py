@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from research import conversations, overhead
+from research import overhead
 from research.overhead import Measured, row
 from tests.loadtest.fake_server import STORY, FakeServer, serving
 
@@ -33,27 +33,3 @@ def test_the_share_is_the_median_of_the_turns():
     found = row(turns, 4, "server", "engine")
     assert found["shares"] == [0.9, 0.5, 1.2]
     assert (found["share"], found["tokens_per_second"]) == (0.9, 90)
-
-
-METRICS = """# TYPE nvium_prompt_tokens counter
-nvium_prompt_tokens_total{{replica="a"}} {asked}
-nvium_prompt_tokens_total{{replica="b"}} 100
-# TYPE nvium_cached_prompt_tokens counter
-nvium_cached_prompt_tokens_total{{replica="a"}} {found}
-nvium_cached_prompt_tokens_total{{replica="b"}} 0
-"""
-
-
-async def test_each_turn_of_a_conversation_contains_the_previous_ones(tmp_path):
-    file, answer = tmp_path / "found.json", json.dumps({"choices": [{"text": " a fox"}]})
-    metrics = [METRICS.format(asked=0, found=0), METRICS.format(asked=40, found=30)]
-    server = FakeServer(events=[answer], metrics=metrics)
-    async with serving(server) as base_url:
-        arguments = ["--base-url", base_url, "--conversations", "2", "--turns", "3", "--json", str(file)]
-        await asyncio.to_thread(conversations.main, arguments)
-    found = json.loads(file.read_text())
-    assert (found["hit_share"], found["requests"]) == (0.75, 6)
-    for seed in (0, 1):
-        first, second, third = [body["prompt"] for body in server.bodies if body["seed"] == seed]
-        assert second.startswith(f"{first} a fox")
-        assert third.startswith(f"{second} a fox")

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from server.replicas.routing import Address, NoReplica
+from server.replicas.pool import Address, NoReplica
 
 SECRET = "of the replica"
 EVENTS = [b'data: {"text":"\xc3\xa9 one"}\n\n', b": keep-alive\n\n", b'data: {"text":"two"}\n\n', b"data: [DONE]\n\n"]
@@ -53,7 +53,7 @@ class ScriptedPool:
     num_busy: int = 0
 
     @asynccontextmanager
-    async def chosen(self, digests: Sequence[bytes], excluded: Collection[str]) -> AsyncIterator[Address]:
+    async def chosen(self, excluded: Collection[str]) -> AsyncIterator[Address]:
         if not self.script:
             raise NoReplica
         reply = self.script.pop(0)

@@ -88,23 +88,6 @@ async def test_a_replica_killed_under_load_breaks_only_the_streams_that_it_had_b
     assert len(set(replica_processes()) - set(processes)) == 1
 
 
-def test_prompts_with_a_common_prefix_go_to_one_replica(server):
-    def cached_tokens(replica: str) -> float:
-        page = server.http.get("/metrics").text
-        [value] = re.findall(rf'nvium_cached_prompt_tokens_total{{replica="{replica}"}} (\S+)', page)
-        return float(value)
-
-    wait_until(lambda: len(replicas(server)) == 2, seconds=90)
-    names = sorted(replicas(server))
-    before = [cached_tokens(name) for name in names]
-    story = "There was once a story that everybody knew by heart, and so nobody ever told it any more. " * 4
-    for number in range(8):
-        assert server.complete(prompt=f"{story}{number}", max_tokens=8).status_code == 200
-    gained = [cached_tokens(name) - then for name, then in zip(names, before, strict=True)]
-    assert min(gained) == 0
-    assert max(gained) > 4 * len(story)
-
-
 @needs_ray
 @pytest.mark.slow
 async def test_sigterm_lets_requests_at_replicas_finish(model_folder, tmp_path):
