@@ -194,8 +194,7 @@ def from_engine(error: EngineError | HelperStuck) -> ApiError:
         log.warning("a grammar exceeded its limits while sampling")
         return ApiError(str(error), code=TOO_COSTLY)
     if isinstance(error, NoTokenAllowed):
-        message = f"{error}: check that allowed_token_ids and bad_words do not contradict the output format"
-        return ApiError(message, code="no_token_allowed")
+        return ApiError(str(error), code="no_token_allowed")
     return engine_stopped() if isinstance(error, EngineStopped) else internal_error(str(error))
 
 

@@ -15,7 +15,7 @@ async def start_chat(service: Service, chat: ChatRequest, record: RequestRecord,
         output_format = chat.output_format(template.call_format, template.call_tokens)
         async with service.within_deadline(record.arrived_at):
             prompt = await service.render_chat(chat.conversation(), kept)
-            compiled = await service.constraint(output_format, chat.allowed_token_ids, chat.continued)
+            compiled = await service.constraint(output_format, chat.continued)
         max_tokens = service.max_tokens(chat.requested_max_tokens, len(prompt.token_ids), chat.num_choices)
         params = chat.params(compiled.constraint, max_tokens, template.stop_token_ids)
         ends_turn = (output_format is None or output_format.is_text) and not chat.ignore_eos

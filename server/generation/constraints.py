@@ -9,7 +9,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 from weakref import WeakSet
 
@@ -235,38 +234,3 @@ class GrammarConstraint:
                 raise RuntimeError("the grammar does not allow a token that was sampled")
             raise TooCostly("the grammar is too complex")
         return reply
-
-
-@dataclass(frozen=True)
-class AllowedTokens:
-    """Allows the tokens in a bit mask. If the constraint `also` is given, a token must satisfy `also` too."""
-
-    mask: int
-    num_bytes: int
-    also: Constraint | None
-
-    @classmethod
-    def of(cls, token_ids: Collection[int], vocab_size: int, also: Constraint | None) -> "AllowedTokens":
-        """Allow these tokens. Raise `InvalidField` if there are none or if one is outside the vocabulary."""
-        if not token_ids or not all(0 <= token_id < vocab_size for token_id in token_ids):
-            raise InvalidField("allowed_token_ids", f"must be a non-empty list of token ids in [0, {vocab_size})")
-        mask = sum(1 << token_id for token_id in set(token_ids))
-        return cls(mask, vocab_size // 8 + 1, also)
-
-    @property
-    def is_over(self) -> bool:
-        return self.also is not None and self.also.is_over
-
-    def is_ready(self, seconds: float) -> bool:
-        return self.also is None or self.also.is_ready(seconds)
-
-    def allowed(self) -> bytes:
-        mask = self.mask & int.from_bytes(self.also.allowed(), "little") if self.also else self.mask
-        return mask.to_bytes(self.num_bytes, "little")
-
-    def advance(self, token_id: int) -> None:
-        if self.also:
-            self.also.advance(token_id)
-
-    def fork(self) -> "AllowedTokens":
-        return AllowedTokens(self.mask, self.num_bytes, self.also.fork() if self.also else None)

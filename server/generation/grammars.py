@@ -133,18 +133,6 @@ class Lark(Grammar):
             raise UnusableGrammar(f"must be a valid Lark or GBNF grammar{cause}") from error
 
 
-@dataclass(frozen=True)
-class Without(Grammar):
-    """Text that contains none of these words."""
-
-    words: Sequence[str]
-
-    def text(self) -> str:
-        require(all(self.words), "must not contain an empty string")
-        check_text("".join(self.words))
-        return f"{HEADER}TEXT?\nTEXT: /(?s:.+)/ & ~/(?s:.*)({'|'.join(map(pattern, self.words))})(?s:.*)/"
-
-
 def arguments(parameters: Schema | None = None, *, is_strict: bool = False) -> JsonSchema:
     """Return the schema of a function's arguments. If `parameters` is missing or empty, allow any object."""
     parameters = parameters or {}

@@ -15,7 +15,7 @@ from nvium_core.text.sandbox import HELPERS
 from nvium_core.text.token_bytes import longest_token
 from server.errors import CONTEXT_EXCEEDED, ApiError, InvalidField, deadline_exceeded, engine_stopped
 from server.generation.choice_text import Prompt
-from server.generation.constraints import AllowedTokens, Constraints, RequestConstraint
+from server.generation.constraints import Constraints, RequestConstraint
 from server.generation.thread_pool import DaemonThreadPool
 from server.http.admission import Admission, draining
 from server.http.drain import Drainable
@@ -217,20 +217,15 @@ class Service(Drainable):
         token_ids: list[int] = self._tokenize(text, add_special_tokens=adds_special_tokens).input_ids
         return token_ids
 
-    async def constraint(
-        self, output_format: OutputFormat | None, allowed: Sequence[int] | None = None, begun: str = ""
-    ) -> RequestConstraint:
-        """Combine an answer's format and its allowed tokens into a constraint. Raise `InvalidField` if one is invalid.
+    async def constraint(self, output_format: OutputFormat | None, begun: str = "") -> RequestConstraint:
+        """Return the constraint of an answer's format. Raise `InvalidField` if the format is invalid.
 
         `begun` is the part of the answer that is already in the prompt.
         """
-        compiled = RequestConstraint(None)
-        if output_format is not None:
-            compile_grammar = partial(self.constraints.compile, output_format.param, output_format.grammar, begun)
-            compiled = await self._compiling_threads.run(compile_grammar)
-        if allowed is None:
-            return compiled
-        return compiled._replace(constraint=AllowedTokens.of(allowed, self.vocab_size, compiled.constraint))
+        if output_format is None:
+            return RequestConstraint(None)
+        compile_grammar = partial(self.constraints.compile, output_format.param, output_format.grammar, begun)
+        return await self._compiling_threads.run(compile_grammar)
 
     def card(self, name: str) -> Model:
         """Return the `/v1/models` entry for one of the model's names."""

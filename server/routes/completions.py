@@ -23,7 +23,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
         output_format = body.output_format()
         async with service.within_deadline(record.arrived_at):
             prompts = await service.tokenize_prompts(body.prompts, kept)
-            compiled = await service.constraint(output_format, body.allowed_token_ids)
+            compiled = await service.constraint(output_format)
         longest = max(len(prompt.token_ids) for prompt in prompts)
         params = body.params(compiled.constraint, service.max_tokens(body.requested_max_tokens, longest, num_choices))
         generated = start(

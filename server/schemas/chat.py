@@ -9,7 +9,7 @@ from nvium_core import Constraint, SamplingParams
 from nvium_core.text.chat_template import Conversation
 from nvium_core.text.tool_calls import PLAIN, CallFormat
 from server.errors import InvalidField
-from server.generation.grammars import JsonSchema, ToolCalls, Without
+from server.generation.grammars import JsonSchema, ToolCalls
 from server.schemas.body import Hint, NeutralOnly, Text, require
 from server.schemas.formats import OutputFormat
 from server.schemas.generation import (
@@ -111,8 +111,7 @@ class ChatRequest(TemplateOptions, GenerationRequest):
         if calls is None:
             raise InvalidField("tools", "not supported: the model's chat template uses the call format of Qwen3-Coder")
         if text is not None and not isinstance(text.grammar, JsonSchema):
-            fits = not self.may_answer_in_text and not isinstance(text.grammar, Without)
-            require(fits, text.param, "cannot be combined with tools that the model may call")
+            require(not self.may_answer_in_text, text.param, "cannot be combined with tools that the model may call")
         if not self.may_answer_in_text:  # the format applies to text only
             text = None
         grammar = ToolCalls(

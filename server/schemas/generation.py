@@ -13,7 +13,6 @@ from typing_extensions import TypedDict
 
 from nvium_core import Constraint, InvalidRequest, SamplingParams
 from server.errors import OUT_OF_RANGE
-from server.generation.grammars import Without
 from server.schemas.aliases import ALIASES
 from server.schemas.body import AtMost, Int64, NeutralOnly, RequestBody, ResponseBody, Text, described, require
 from server.schemas.foreign import check_foreign
@@ -136,10 +135,6 @@ class GenerationRequest(AnswerRequest):
     regex: Text | None = None
     grammar: Text | None = None
     ebnf: Text | None = None
-    bad_words: Annotated[list[Text], AtMost(64)] = []
-    """At most 64 strings that the answer must not contain."""
-    allowed_token_ids: Annotated[list[int], AtMost(100_000)] | None = None
-    """The only tokens that may be sampled. End-of-text must be listed too."""
     truncate_prompt_tokens: Annotated[Int64, Field(ge=-1)] | None = None
     """Keep only this many tokens at the end of each prompt. −1: as many as leave room for `max_tokens`."""
     priority: Int64 = 0
@@ -188,7 +183,6 @@ class GenerationRequest(AnswerRequest):
             if (value := getattr(self, alias)) not in (None, ""):
                 outputs = StructuredOutputs.model_validate({name: value})
                 formats.append(outputs.output_format(alias))
-        formats += [OutputFormat("bad_words", Without(self.bad_words), is_text=True)] if self.bad_words else []
         requested = [each for each in formats if each is not None]
         for other in requested[1:]:
             require(other.grammar == requested[0].grammar, other.param, f"cannot be combined with {requested[0].param}")

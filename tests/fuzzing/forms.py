@@ -86,7 +86,6 @@ def form(chance: random.Random) -> Json:
         lambda: {"grammar": lark_of(chance, size)},
         lambda: {"grammar": lark_of(chance, size, is_gbnf=True)},
         lambda: {"grammar": filler * 15_000},
-        lambda: {"bad_words": [str(i) for i in range(size)]},
     ]
     return chance.choice(makers)()
 

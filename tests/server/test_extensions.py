@@ -47,27 +47,6 @@ def test_aliases_of_structured_outputs_work(server, fields, texts):
     assert {text(server, seed=seed, **fields) for seed in range(3)} <= texts
 
 
-def test_only_allowed_tokens_and_no_bad_words_are_sampled(server):
-    allowed = token_ids("abc")
-    answer = text(server, allowed_token_ids=allowed, max_tokens=30)
-    assert len(answer) == 30 and set(answer) <= set("abc")
-    assert set(text(server, allowed_token_ids=allowed, guided_regex="[b-d]{9}")) <= set("bc")
-    assert "aa" in text(server, allowed_token_ids=allowed, max_tokens=60)
-    answer = text(server, allowed_token_ids=allowed, max_tokens=60, bad_words=["aa", "bab"])
-    assert "aa" not in answer and "bab" not in answer
-    for wrong in ([257], []):
-        assert error_of(server.complete(allowed_token_ids=wrong))["param"] == "allowed_token_ids"
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_allowed_tokens_that_contradict_the_form_are_a_400(server, stream):
-    asked = {"response_format": {"type": "json_object"}, "stream": stream, "max_tokens": 9}
-    refused = server.complete(allowed_token_ids=token_ids("x"), **asked)
-    assert refused.status_code == 400
-    assert error_of(refused)["code"] == "no_token_allowed"
-    assert '"no_token_allowed"' in server.complete(allowed_token_ids=token_ids("{"), **asked).text
-
-
 def test_a_prompt_is_truncated_to_its_last_tokens_or_to_leave_room_for_the_answer(server):
     asked: Json = {"max_tokens": 3, "return_token_ids": True}
     cut = server.complete(prompt="abcdef", truncate_prompt_tokens=2, **asked).json()["choices"][0]
@@ -104,7 +83,7 @@ def test_prefixes_are_shared_only_with_the_same_salt(server):
 
 
 def test_special_tokens_appear_in_the_text_on_request(server):
-    asked: Json = {"allowed_token_ids": [0], "ignore_eos": True, "max_tokens": 2}
+    asked: Json = {"logit_bias": {"0": 100}, "ignore_eos": True, "max_tokens": 2}
     assert text(server, **asked) == ""
     assert text(server, **asked, skip_special_tokens=False) == "<|endoftext|>" * 2
 
