@@ -23,7 +23,6 @@ from server.schemas.formats import OutputFormat
 from server.schemas.generation import GenerationRequest, RequestLimits
 from server.schemas.models import Model
 from server.schemas.responses import ResponseRequest
-from server.schemas.tokens import TokenizerInfo
 from server.settings import Settings, read_file
 from server.telemetry.metrics import Metrics
 
@@ -74,7 +73,6 @@ class Service(Drainable):
         self.constraints = Constraints(loaded.tokenizer, self.engine.limits.end_token_ids)
         self.vocabulary = self.constraints.vocabulary
         self.chat_template = ChatTemplate(loaded.tokenizer)
-        self.tokenizer_info = tokenizer_info(loaded, self.engine.context)
         self._longest_token = longest_token(self.tokenizer)
         self.limits = RequestLimits(**{name: getattr(settings, name) for name in RequestLimits.model_fields})
         self.text_threads = DaemonThreadPool(NUM_TEXT_THREADS, "nvium-text")
@@ -247,17 +245,6 @@ class Service(Drainable):
 
     def _read(self, prompts: Sequence[str | list[int]]) -> list[Prompt]:
         return [Prompt(self.encode(p), p) if isinstance(p, str) else Prompt(p) for p in prompts]
-
-
-def tokenizer_info(loaded: LoadedModel, context: int) -> TokenizerInfo:
-    tokenizer = loaded.tokenizer
-    return TokenizerInfo(
-        tokenizer_class=type(tokenizer).__name__,
-        vocab_size=len(tokenizer),
-        model_max_length=context,
-        special_tokens=dict(tokenizer.special_tokens_map),
-        chat_template=tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None,
-    )
 
 
 def fingerprint(loaded: LoadedModel, settings: Settings, engine: Engine) -> str:

@@ -10,7 +10,7 @@ from server.generation.service import Service
 from server.http.bodies import JsonRoute
 from server.http.event_stream import unless_disconnected
 from server.schemas.body import RequestBody, ResponseBody, require
-from server.schemas.tokens import Detokenized, DetokenizeRequest, TokenizeRequest, TokenizerInfo, Tokens
+from server.schemas.tokens import Detokenized, DetokenizeRequest, TokenizeRequest, Tokens
 from server.telemetry.record import CLIENT_CLOSED_REQUEST
 from server.writers.answer import ignored_params
 
@@ -43,14 +43,6 @@ async def computed(request: Request, compute: Callable[[], Response]) -> Respons
         request.state.record.aborted("disconnected")
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     return response
-
-
-@router.get(
-    "/tokenizer_info", summary="The tokenizer's class, special tokens and chat template", response_model=TokenizerInfo
-)
-async def tokenizer_info(request: Request) -> Response:
-    service: Service = request.app.state.service
-    return Response(service.tokenizer_info.json_text(), media_type="application/json")
 
 
 def tokens(service: Service, body: TokenizeRequest) -> Tokens:

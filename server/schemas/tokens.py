@@ -1,4 +1,4 @@
-"""`POST /tokenize`, `POST /detokenize` and `GET /tokenizer_info`."""
+"""`POST /tokenize` and `POST /detokenize`."""
 
 from typing import Annotated
 
@@ -57,13 +57,3 @@ class Detokenized(ResponseBody):
     """The text of the tokens, including special tokens."""
 
     prompt: str
-
-
-class TokenizerInfo(ResponseBody):
-    """The tokenizer's transformers class, its special tokens by role, and its chat template if it has one."""
-
-    tokenizer_class: str
-    vocab_size: int
-    model_max_length: int
-    special_tokens: dict[str, str | list[str]]
-    chat_template: str | None

@@ -84,11 +84,3 @@ def test_an_unknown_model_is_not_found_and_unknown_fields_are_named(server):
     assert detokenize(server, model="default", tokens=[]).json() == {"prompt": ""}
     for response in (tokenize(server, prompt="a", more=1), detokenize(server, tokens=[], more=1)):
         assert response.headers["x-nvium-ignored-params"] == "more"
-
-
-def test_tokenizer_info_describes_the_tokenizer(server, byte_model):
-    info = server.http.get("/tokenizer_info").json()
-    assert info["tokenizer_class"] == type(byte_model.tokenizer).__name__
-    assert (info["vocab_size"], info["model_max_length"]) == (257, 4096)
-    assert info["special_tokens"] == byte_model.tokenizer.special_tokens_map
-    assert info["chat_template"] == byte_model.tokenizer.chat_template
