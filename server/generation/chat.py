@@ -11,10 +11,9 @@ async def start_chat(service: Service, chat: ChatRequest, record: RequestRecord,
     """Admit the request, render its prompt and submit it to the engine. If a step raises, undo the previous steps."""
     template = service.chat_template
     with service.admission.entered(chat.num_choices, tenant), chat.in_request_names():
-        kept = chat.num_prompt_tokens_kept(service.engine.context)
         output_format = chat.output_format(template.call_format, template.call_tokens)
         async with service.within_deadline(record.arrived_at):
-            prompt = await service.render_chat(chat.conversation(), kept)
+            prompt = await service.render_chat(chat.conversation())
             compiled = await service.constraint(output_format, chat.continued)
         max_tokens = service.max_tokens(chat.requested_max_tokens, len(prompt.token_ids), chat.num_choices)
         params = chat.params(compiled.constraint, max_tokens, template.stop_token_ids)

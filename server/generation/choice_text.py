@@ -17,9 +17,6 @@ class Prompt:
     token_ids: list[int]
     text: str | None = None
 
-    def truncated(self, last: int | None) -> "Prompt":
-        return self if last is None or len(self.token_ids) <= last else Prompt(self.token_ids[-last:])
-
 
 @dataclass(frozen=True)
 class CallText:

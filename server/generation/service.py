@@ -195,21 +195,18 @@ class Service(Drainable):
             message = f"This model's maximum context length is {self.engine.context} tokens, and the text has more."
             raise InvalidField(param, message, code=CONTEXT_EXCEEDED)
 
-    async def tokenize_prompts(self, prompts: Sequence[str | list[int]], last: int | None = None) -> list[Prompt]:
-        """Tokenize text prompts. If `last` is given, keep only the `last` last tokens of each prompt."""
+    async def tokenize_prompts(self, prompts: Sequence[str | list[int]]) -> list[Prompt]:
         for prompt in prompts:
             if isinstance(prompt, str):
                 self.check_length("prompt", prompt)
         if len(prompts) > MAX_INLINE_PROMPTS or sum(map(len, prompts)) > MAX_INLINE_CHARACTERS:
-            read = await self.text_threads.run(self._read, prompts)
-        else:
-            read = self._read(prompts)
-        return [prompt.truncated(last) for prompt in read]
+            return await self.text_threads.run(self._read, prompts)
+        return self._read(prompts)
 
-    async def render_chat(self, conversation: Conversation, last: int | None = None) -> Prompt:
+    async def render_chat(self, conversation: Conversation) -> Prompt:
         check = partial(self.check_length, "messages")
         token_ids = await self.text_threads.run(partial(self.chat_template.prompt, conversation, check=check))
-        return Prompt(token_ids).truncated(last)
+        return Prompt(token_ids)
 
     def encode(self, text: str, *, adds_special_tokens: bool = True) -> list[int]:
         token_ids: list[int] = self._tokenize(text, add_special_tokens=adds_special_tokens).input_ids

@@ -19,10 +19,9 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     tenant = request.state.key_id
     num_choices = len(body.prompts) * body.num_choices
     with service.admission.entered(num_choices, tenant), body.in_request_names():
-        kept = body.num_prompt_tokens_kept(service.engine.context)
         output_format = body.output_format()
         async with service.within_deadline(record.arrived_at):
-            prompts = await service.tokenize_prompts(body.prompts, kept)
+            prompts = await service.tokenize_prompts(body.prompts)
             compiled = await service.constraint(output_format)
         longest = max(len(prompt.token_ids) for prompt in prompts)
         params = body.params(compiled.constraint, service.max_tokens(body.requested_max_tokens, longest, num_choices))

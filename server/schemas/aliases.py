@@ -14,7 +14,6 @@ ALIASES: dict[str, str] = {
     "stop_strings": "stop",
     "stop_words": "stop",
     "no_stop_trim": "include_stop_str_in_output",
-    "truncate": "truncate_prompt_tokens",
     "return_full_text": "echo",
 }
 """Maps an alias to its field. An endpoint accepts the alias if it has the field, and no field named like the alias."""

@@ -72,7 +72,10 @@ FOREIGN: dict[str, NeutralOnly] = {
     **dict.fromkeys(("instructions", "previous_response_id", "system", "input", "format"), EMPTY),
     **dict.fromkeys(("thinking", "think"), refused(why="; use `chat_template_kwargs`")),
     **dict.fromkeys(("extra_body", "options"), refused({}, why="; put its fields at the top level")),
-    **dict.fromkeys(("prompt_truncate_len", "prompt_truncate_length"), refused(why="; use `truncate_prompt_tokens`")),
+    **dict.fromkeys(
+        ("truncate_prompt_tokens", "prompt_truncate_len", "prompt_truncate_length", "truncate"),
+        refused(why="; cut the prompt in the client, `/tokenize` counts its tokens"),
+    ),
 }
 
 

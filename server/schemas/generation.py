@@ -135,8 +135,6 @@ class GenerationRequest(AnswerRequest):
     regex: Text | None = None
     grammar: Text | None = None
     ebnf: Text | None = None
-    truncate_prompt_tokens: Annotated[Int64, Field(ge=-1)] | None = None
-    """Keep only this many tokens at the end of each prompt. −1: as many as leave room for `max_tokens`."""
     priority: Int64 = 0
     """Among waiting requests of one API key, the lowest value runs first."""
     cache_salt: Annotated[Text, Field(min_length=1)] | None = None
@@ -163,12 +161,6 @@ class GenerationRequest(AnswerRequest):
     @abstractmethod
     def requested_max_tokens(self) -> int | None:
         """Return the requested `max_tokens`, or None for the rest of the context."""
-
-    def num_prompt_tokens_kept(self, context: int) -> int | None:
-        """Return how many last tokens of a prompt to keep, or None for all."""
-        if self.truncate_prompt_tokens != -1:
-            return self.truncate_prompt_tokens
-        return max(1, context - max(1, self.requested_max_tokens or 0))
 
     @property
     def request_names(self) -> dict[str, str]:
@@ -224,8 +216,6 @@ class GenerationRequest(AnswerRequest):
         longest = max(map(len, self.stops), default=0)
         message = f"strings must have at most {MAX_STOP_CHARACTERS} characters, got {longest}"
         require(longest <= MAX_STOP_CHARACTERS, "stop", message, code=OUT_OF_RANGE)
-        is_some = self.truncate_prompt_tokens != 0
-        require(is_some, "truncate_prompt_tokens", "must be at least 1, or -1", code=OUT_OF_RANGE)
         require(self.stream or self.stream_options is None, "stream_options", "only allowed when stream is true")
 
     def _logit_bias(self) -> dict[int, float]:

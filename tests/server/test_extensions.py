@@ -47,17 +47,6 @@ def test_aliases_of_structured_outputs_work(server, fields, texts):
     assert {text(server, seed=seed, **fields) for seed in range(3)} <= texts
 
 
-def test_a_prompt_is_truncated_to_its_last_tokens_or_to_leave_room_for_the_answer(server):
-    asked: Json = {"max_tokens": 3, "return_token_ids": True}
-    cut = server.complete(prompt="abcdef", truncate_prompt_tokens=2, **asked).json()["choices"][0]
-    assert cut["prompt_token_ids"] == token_ids("ef")
-    assert cut["token_ids"] == server.complete(prompt="ef", **asked).json()["choices"][0]["token_ids"]
-    long = "abc" * 2000
-    choice = server.complete(prompt=long, truncate_prompt_tokens=-1, **asked).json()["choices"][0]
-    assert choice["prompt_token_ids"] == token_ids(long)[-(4096 - 3) :]
-    assert len(server.chat(long, truncate_prompt_tokens=-1, return_token_ids=True).json()["prompt_token_ids"]) == 4095
-
-
 def test_every_choice_echoes_the_scores_of_its_prompt(server):
     asked: Json = {"n": 3, "best_of": 3, "echo": True, "logprobs": 0, "max_tokens": 2, "seed": 1}
     choices = server.complete(prompt=["abc", "de"], **asked).json()["choices"]

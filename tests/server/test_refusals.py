@@ -89,7 +89,7 @@ INVALID: dict[str, list[tuple[str, Json]]] = {
         ("bad_words", {"bad_words": ["a"]}),
         ("allowed_token_ids", {"allowed_token_ids": [1]}),
         ("grammar", {"grammar": "root ::= ((("}),
-        ("truncate_prompt_tokens", {"truncate_prompt_tokens": 0}),
+        ("truncate_prompt_tokens", {"truncate_prompt_tokens": 5}),
         ("metadata.a", {"metadata": {"a": 1}}),
         *FORMS,
     ],
