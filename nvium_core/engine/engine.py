@@ -66,15 +66,14 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         tenant: str = "",
-        priority: int = 0,
         cache_salt: str = "",
     ) -> None:
         """Queue a request. Raise `InvalidRequest` if it can never be served.
 
-        Each of its choices becomes a sequence with its own events. Tenants with waiting sequences take turns; within a
-        tenant, the lowest `priority` goes first. Only requests with the same `cache_salt` share cached prefixes.
+        Each of its choices becomes a sequence with its own events. Tenants with waiting sequences take turns. Only
+        requests with the same `cache_salt` share cached prefixes.
         """
-        request = EngineRequest(token_ids, params or SamplingParams(), priority, cache_salt)
+        request = EngineRequest(token_ids, params or SamplingParams(), cache_salt)
         self.limits.check(token_ids, request.params)
         self.add_checked(request_id, request, tenant)
 
@@ -97,7 +96,6 @@ class Engine:
                     arrival=next(self._arrivals),
                     stop_token_ids=self.limits.stops(params),
                     tenant=tenant,
-                    priority=request.priority,
                     cache_salt=request.cache_salt,
                 )
                 for choice in range(params.choice, params.choice + params.num_choices)

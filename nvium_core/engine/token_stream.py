@@ -15,11 +15,10 @@ ChoiceKey = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """A prompt and its parameters; for `priority` and `cache_salt` see `Engine.add`."""
+    """A prompt and its parameters; for `cache_salt` see `Engine.add`."""
 
     token_ids: Items[int]
     params: SamplingParams
-    priority: int = 0
     cache_salt: str = ""
 
     def keys(self, request_id: str) -> list[ChoiceKey]:

@@ -199,9 +199,7 @@ def start(
     `stops` are stop strings in addition to the request's own. `ignored` are the paths of schema keywords that are not
     enforced. If the request has no seed, each prompt gets a random seed, which its choices share.
     """
-    engine_requests = [
-        EngineRequest(prompt.token_ids, params, request.priority, request.cache_salt or "") for prompt in prompts
-    ]
+    engine_requests = [EngineRequest(prompt.token_ids, params, request.cache_salt or "") for prompt in prompts]
     num_alternatives = checked_size(service, params, engine_requests)
     text_of = partial(
         ChoiceText,

@@ -11,7 +11,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Discriminator,
-    Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     ValidatorFunctionWrapHandler,
@@ -206,7 +205,6 @@ class AtMost:
 
 
 Text = Annotated[str, AfterValidator(encodable)]
-Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
 def require(condition: bool, param: str, message: str, *, code: str = INVALID) -> None:

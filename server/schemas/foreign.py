@@ -25,6 +25,7 @@ FOREIGN: dict[str, NeutralOnly] = {
     **dict.fromkeys(("documents", "logits_processors", "mm_processor_kwargs", "media_io_kwargs", "vllm_xargs"), EMPTY),
     **dict.fromkeys(("kv_transfer_params", "prompt_embeds", "repetition_detection", "chat_template"), EMPTY),
     **dict.fromkeys(("guided_whitespace_pattern", "structural_tag", "bad_words", "allowed_token_ids"), EMPTY),
+    "priority": NeutralOnly(0),
     "prompt_logprobs": refused(why="; use `echo` with `logprobs` in `/v1/completions`"),
     "length_penalty": ONE,
     "spaces_between_special_tokens": refused(True),

@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 from nvium_core import Constraint, InvalidRequest, SamplingParams
 from server.errors import OUT_OF_RANGE
 from server.schemas.aliases import ALIASES
-from server.schemas.body import AtMost, Int64, NeutralOnly, RequestBody, ResponseBody, Text, described, require
+from server.schemas.body import AtMost, NeutralOnly, RequestBody, ResponseBody, Text, described, require
 from server.schemas.foreign import check_foreign
 from server.schemas.formats import GUIDED, Choices, OutputFormat, ResponseFormat, SchemaField, StructuredOutputs
 
@@ -135,8 +135,6 @@ class GenerationRequest(AnswerRequest):
     regex: Text | None = None
     grammar: Text | None = None
     ebnf: Text | None = None
-    priority: Int64 = 0
-    """Among waiting requests of one API key, the lowest value runs first."""
     cache_salt: Annotated[Text, Field(min_length=1)] | None = None
     """Share cached prefixes only with requests that have the same salt."""
     skip_special_tokens: bool = True

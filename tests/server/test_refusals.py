@@ -90,6 +90,7 @@ INVALID: dict[str, list[tuple[str, Json]]] = {
         ("allowed_token_ids", {"allowed_token_ids": [1]}),
         ("grammar", {"grammar": "root ::= ((("}),
         ("truncate_prompt_tokens", {"truncate_prompt_tokens": 5}),
+        ("priority", {"priority": 1}),
         ("metadata.a", {"metadata": {"a": 1}}),
         *FORMS,
     ],

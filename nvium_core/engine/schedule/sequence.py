@@ -42,13 +42,10 @@ class Sequence:
         choice: int = 0,
         stop_token_ids: frozenset[int] = frozenset(),
         tenant: str = "",
-        priority: int = 0,
         cache_salt: str = "",
     ) -> None:
         self.request_id = request_id
         self.tenant = tenant
-        self.priority = priority
-        """Of a tenant's sequences, those with the lowest number are admitted first."""
         self.cache_salt = cache_salt
         """Only sequences with the same salt share pages."""
         self.choice = choice

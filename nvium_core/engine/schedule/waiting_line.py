@@ -1,8 +1,7 @@
 """The queue of waiting sequences, in which tenants take turns.
 
-Within a tenant the lowest priority number goes first, then the earliest request. Preempted sequences go before all
-other sequences. `first` takes time in proportion to the held requests and the priorities of a tenant. All other
-operations take constant time.
+Within a tenant the earliest request goes first. Preempted sequences go before all other sequences. `first` takes time
+in proportion to the held requests. All other operations take constant time.
 """
 
 from collections import OrderedDict
@@ -14,15 +13,12 @@ from nvium_core.engine.schedule.sequence import Sequence
 Requests = dict[str, dict[Sequence, None]]
 """The waiting choices of each request, by request id, in order of arrival."""
 
-Queue = dict[int, Requests]
-"""Requests by priority."""
-
 
 class WaitingLine:
     def __init__(self) -> None:
         self._preempted: OrderedDict[Sequence, None] = OrderedDict()
         """Preempted sequences, most recent first."""
-        self._tenants: OrderedDict[str, Queue] = OrderedDict()
+        self._tenants: OrderedDict[str, Requests] = OrderedDict()
         """Queue of each tenant, in the order of their turns."""
         self._num_waiting = 0
 
@@ -34,7 +30,7 @@ class WaitingLine:
 
     def add(self, sequence: Sequence) -> None:
         """Append a new sequence to its tenant's queue. A new tenant gets the last turn."""
-        requests = self._tenants.setdefault(sequence.tenant, {}).setdefault(sequence.priority, {})
+        requests = self._tenants.setdefault(sequence.tenant, {})
         requests.setdefault(sequence.request_id, {})[sequence] = None
         self._num_waiting += 1
 
@@ -62,18 +58,14 @@ class WaitingLine:
         if sequence in self._preempted:
             del self._preempted[sequence]
             return
-        queue = self._tenants[sequence.tenant]
-        requests = queue[sequence.priority]
+        requests = self._tenants[sequence.tenant]
         choices = requests[sequence.request_id]
         del choices[sequence]
         if not choices:
             del requests[sequence.request_id]
         if not requests:
-            del queue[sequence.priority]
-        if not queue:
             del self._tenants[sequence.tenant]
 
     def _new_requests(self) -> Iterator[dict[Sequence, None]]:
-        for queue in self._tenants.values():
-            for priority in sorted(queue):
-                yield from queue[priority].values()
+        for requests in self._tenants.values():
+            yield from requests.values()

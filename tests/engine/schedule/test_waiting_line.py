@@ -9,8 +9,8 @@ from nvium_core.engine.schedule.waiting_line import WaitingLine
 TENANTS = ["", "a", "b", "c"]
 
 
-def newcomer(tenant: str, number: int, choice: int = 0, priority: int = 0) -> Sequence:
-    placed = {"choice": choice, "tenant": tenant, "priority": priority}
+def newcomer(tenant: str, number: int, choice: int = 0) -> Sequence:
+    placed = {"choice": choice, "tenant": tenant}
     return Sequence(f"request-{number}", [0], SamplingParams(), seed=0, num_blocks=1, arrival=number, **placed)
 
 
@@ -34,7 +34,7 @@ class SlowLine:
     def in_order(self) -> list[Sequence]:
         """Return all waiting sequences in the order of the line."""
         by_turn = [[s for s in self.newcomers if s.tenant == tenant] for tenant in self.turns]
-        return self.returned + [s for own in by_turn for s in sorted(own, key=lambda s: s.priority)]
+        return self.returned + [s for own in by_turn for s in own]
 
     def admit(self, sequence: Sequence) -> None:
         is_turn = sequence in self.newcomers
@@ -62,14 +62,10 @@ class Waiting(RuleBasedStateMachine):
     def is_held(self, sequence: Sequence) -> bool:
         return sequence.request_id in self.held
 
-    @rule(
-        tenant=st.sampled_from(TENANTS),
-        num_choices=st.sampled_from([1, 1, 2, 3]),
-        priority=st.sampled_from([0, 0, -1, 5]),
-    )
-    def add(self, tenant: str, num_choices: int, priority: int) -> None:
+    @rule(tenant=st.sampled_from(TENANTS), num_choices=st.sampled_from([1, 1, 2, 3]))
+    def add(self, tenant: str, num_choices: int) -> None:
         for choice in range(num_choices):
-            sequence = newcomer(tenant, self.number, choice, priority)
+            sequence = newcomer(tenant, self.number, choice)
             self.line.add(sequence)
             self.slow.add(sequence)
         self.number += 1
@@ -89,7 +85,7 @@ class Waiting(RuleBasedStateMachine):
         if sequence in self.slow.returned:
             return
         own = [s for s in self.slow.newcomers if s.tenant == sequence.tenant and not self.is_held(s)]
-        first = min(own, key=lambda s: (s.priority, s.arrival, s.choice))
+        first = min(own, key=lambda s: (s.arrival, s.choice))
         assert sequence is first, "not first come, first served"
         self.waiting_tenants_are_tracked()
         del self.seen[sequence.tenant]
