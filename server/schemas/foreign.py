@@ -18,13 +18,16 @@ def refused(*neutral: Any, why: str = ": it would change the output") -> Neutral
 
 
 OFF, EMPTY, ZERO, ONE = refused(False), refused("", [], {}), refused(0, 0.0), refused(1, 1.0)
+FORMAT = refused("", [], {}, why="; use `structured_outputs`")
 
 FOREIGN: dict[str, NeutralOnly] = {
     # vLLM
     **dict.fromkeys(("echo", "use_beam_search", "early_stopping"), OFF),
     **dict.fromkeys(("documents", "logits_processors", "mm_processor_kwargs", "media_io_kwargs", "vllm_xargs"), EMPTY),
     **dict.fromkeys(("kv_transfer_params", "prompt_embeds", "repetition_detection", "chat_template"), EMPTY),
-    **dict.fromkeys(("guided_whitespace_pattern", "structural_tag", "bad_words", "allowed_token_ids"), EMPTY),
+    **dict.fromkeys(("structural_tag", "bad_words", "allowed_token_ids"), EMPTY),
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), FORMAT),
+    **dict.fromkeys(("json_schema", "regex", "grammar", "ebnf"), FORMAT),  # also of SGLang and llama.cpp
     "priority": NeutralOnly(0),
     "prompt_logprobs": refused(why="; use `echo` with `logprobs` in `/v1/completions`"),
     "length_penalty": ONE,
@@ -84,7 +87,7 @@ def check_foreign(unknown: Mapping[str, Any]) -> None:
     """Raise `InvalidField` for an unsupported field that would change the output."""
     for name, value in unknown.items():
         if name in FOREIGN or (name.startswith("guided_") and name != "guided_decoding_backend"):
-            FOREIGN.get(name, EMPTY).check(name, value)
+            FOREIGN.get(name, FORMAT).check(name, value)
 
 
 def check_elsewhere(unknown: Mapping[str, Any], other: type[BaseModel], endpoint: str) -> None:

@@ -80,40 +80,27 @@ class StructuredOutputs(RequestBody):
     structural_tag: Annotated[Any, NeutralOnly()] = None
     whitespace_pattern: Annotated[Any, NeutralOnly(why=": generated JSON has no whitespace")] = None
 
-    def output_format(self, param: str = "") -> OutputFormat:
-        """Return the format. Raise `InvalidField` unless exactly one field is set. Errors name `param` if given."""
+    def output_format(self) -> OutputFormat:
+        """Return the format. Raise `InvalidField` unless exactly one field is set."""
         given: dict[str, tuple[Any, Callable[[Any], Grammar]]] = {
             "regex": (self.regex, Regex),
             "choice": (self.choice, OneOf),
-            "json": (self.json_schema, lambda schema: JsonSchema(as_schema(param, schema))),
+            "json": (self.json_schema, lambda schema: JsonSchema(as_schema(schema))),
             "grammar": (self.grammar, Lark),
             "json_object": (self.json_object or None, lambda _: ANY_OBJECT),
         }
         names = [name for name, (value, _) in given.items() if value is not None]
         message = "must have exactly one of regex, choice, json, grammar and json_object"
         require(len(names) == 1, "structured_outputs", message)
-        param = param or f"structured_outputs.{names[0]}"
         value, grammar_of = given[names[0]]
-        return OutputFormat(param, grammar_of(value))
+        return OutputFormat(f"structured_outputs.{names[0]}", grammar_of(value))
 
 
-GUIDED = {
-    "guided_json": "json",
-    "guided_regex": "regex",
-    "guided_choice": "choice",
-    "guided_grammar": "grammar",
-    "json_schema": "json",
-    "regex": "regex",
-    "grammar": "grammar",
-    "ebnf": "grammar",
-}
-"""Maps an alias at the top level to its field of `structured_outputs`."""
-
-
-def as_schema(param: str, schema: Any) -> dict[str, Any]:
+def as_schema(schema: Any) -> dict[str, Any]:
     """Return the schema, which may be a JSON string. Raise `InvalidField` if it is not a JSON object."""
     if isinstance(schema, dict):
         return schema
+    param = "structured_outputs.json"
     try:
         read = parsed(schema.encode())
     except JsonError as error:

@@ -16,7 +16,7 @@ from server.errors import OUT_OF_RANGE
 from server.schemas.aliases import ALIASES
 from server.schemas.body import AtMost, NeutralOnly, RequestBody, ResponseBody, Text, described, require
 from server.schemas.foreign import check_foreign
-from server.schemas.formats import GUIDED, Choices, OutputFormat, ResponseFormat, SchemaField, StructuredOutputs
+from server.schemas.formats import OutputFormat, ResponseFormat, StructuredOutputs
 
 NO_LIMIT = -1
 """The value of `max_tokens` and `top_k` that means no limit."""
@@ -126,15 +126,6 @@ class GenerationRequest(AnswerRequest):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     """An alternative to `response_format`."""
-    guided_json: SchemaField = None
-    """Alias of `structured_outputs.json`. The fields from `guided_regex` to `ebnf` are aliases of the other formats."""
-    guided_regex: Text | None = None
-    guided_choice: Choices | None = None
-    guided_grammar: Text | None = None
-    json_schema: SchemaField = None
-    regex: Text | None = None
-    grammar: Text | None = None
-    ebnf: Text | None = None
     cache_salt: Annotated[Text, Field(min_length=1)] | None = None
     """Share cached prefixes only with requests that have the same salt."""
     skip_special_tokens: bool = True
@@ -169,10 +160,6 @@ class GenerationRequest(AnswerRequest):
         """Return the format of the answer, if any. Raise `InvalidField` if fields contradict each other."""
         formats = [self.response_format.output_format()] if self.response_format else []
         formats += [self.structured_outputs.output_format()] if self.structured_outputs else []
-        for alias, name in GUIDED.items():
-            if (value := getattr(self, alias)) not in (None, ""):
-                outputs = StructuredOutputs.model_validate({name: value})
-                formats.append(outputs.output_format(alias))
         requested = [each for each in formats if each is not None]
         for other in requested[1:]:
             require(other.grammar == requested[0].grammar, other.param, f"cannot be combined with {requested[0].param}")

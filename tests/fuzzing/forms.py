@@ -83,9 +83,9 @@ def form(chance: random.Random) -> Json:
         lambda: {"structured_outputs": {"choice": [str(i) * chance.randrange(1, 9) for i in range(size)]}},
         lambda: {"structured_outputs": {"json": with_something_odd(known, chance)}},
         lambda: {"structured_outputs": {"json": schema_of(chance, size)}},
-        lambda: {"grammar": lark_of(chance, size)},
-        lambda: {"grammar": lark_of(chance, size, is_gbnf=True)},
-        lambda: {"grammar": filler * 15_000},
+        lambda: {"structured_outputs": {"grammar": lark_of(chance, size)}},
+        lambda: {"structured_outputs": {"grammar": lark_of(chance, size, is_gbnf=True)}},
+        lambda: {"structured_outputs": {"grammar": filler * 15_000}},
     ]
     return chance.choice(makers)()
 
@@ -100,12 +100,16 @@ KNOWN: list[Json] = [
     {"structured_outputs": {"json": chained(1_100, lambda _, rest: {"properties": {"a": rest}}, {"type": "null"})}},
     {"structured_outputs": {"json": chained(900, lambda i, rest: {"allOf": [rest, {"minItems": i}]}, {})}},
     {"structured_outputs": {"regex": "(.{0,500}){20}"}, "logit_bias": {"0": -100}},
-    {"grammar": rules(6_000)},
-    {"grammar": rules(6_000, "R")},
-    {"grammar": rules(2_000, defines=" ::=", first="root")},
-    {"grammar": "\n" * 99_000},
-    {"grammar": 'start: x\nx: x x x | x x | /[a-z ]/ | ""'},
-    {"grammar": "\n".join(["start: r0", *(f"r{i}: {sides}" for i, sides in enumerate(ALTERNATIVES))])},
+    {"structured_outputs": {"grammar": rules(6_000)}},
+    {"structured_outputs": {"grammar": rules(6_000, "R")}},
+    {"structured_outputs": {"grammar": rules(2_000, defines=" ::=", first="root")}},
+    {"structured_outputs": {"grammar": "\n" * 99_000}},
+    {"structured_outputs": {"grammar": 'start: x\nx: x x x | x x | /[a-z ]/ | ""'}},
+    {
+        "structured_outputs": {
+            "grammar": "\n".join(["start: r0", *(f"r{i}: {sides}" for i, sides in enumerate(ALTERNATIVES))])
+        }
+    },
 ]
 """Fields that once crashed or stalled a server or its grammar processes."""
 

@@ -36,7 +36,7 @@ def test_a_strict_client_reads_a_stream_to_the_same_text(server):
 def test_the_clients_stream_helper_collects_the_exits_of_all_tokens(server, n):
     """OpenAI's helper raises if a response is cut at its length, so a regex ends this response."""
     asked = {"model": NAME, "messages": [{"role": "user", "content": "Hello"}], "seed": 3, "n": n}
-    asked["extra_body"] = {"guided_regex": "[a-z]{8}"}
+    asked["extra_body"] = {"structured_outputs": {"regex": "[a-z]{8}"}}
     client = server.client(strict=False)
     whole = client.chat.completions.create(**asked)
     with client.chat.completions.stream(**asked) as stream:
@@ -151,8 +151,8 @@ def test_ignored_schema_keywords_are_named(server):
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": parameters}}
     ignored = server.chat(response_format=schema, max_tokens=1).headers["x-nvium-ignored-params"]
     assert ignored == "response_format.json_schema.schema.properties.names.uniqueItems"
-    ignored = server.chat(max_tokens=1, guided_json=names).headers["x-nvium-ignored-params"]
-    assert ignored == "guided_json.uniqueItems"
+    ignored = server.chat(max_tokens=1, structured_outputs={"json": names}).headers["x-nvium-ignored-params"]
+    assert ignored == "structured_outputs.json.uniqueItems"
 
 
 def test_unknown_fields_within_messages_are_named(server):
