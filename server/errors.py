@@ -23,7 +23,6 @@ from nvium_core import (
 from nvium_core.errors import plain
 from nvium_core.text.chat_template import ConversationError
 from nvium_core.text.sandbox import HelperStuck
-from server.schemas.aliases import ALIASES
 
 MAX_MESSAGE_CHARACTERS = 1000
 """Longer messages are truncated, because a message may quote a long part of the request."""
@@ -224,18 +223,11 @@ def from_validation(error: RequestValidationError) -> ApiError:
         return InvalidField(path(error.body, (*place, decisive), "missing"), message)
     if not place:
         return ApiError(f"invalid body: {message}", code=code)
-    return InvalidField(as_sent(error.body, place) or path(error.body, place, first["type"]), message, code=code)
+    return InvalidField(path(error.body, place, first["type"]), message, code=code)
 
 
 def code_of(kind: str) -> str:
     return next((code for pattern, code in CODES.items() if re.fullmatch(pattern, kind)), INVALID)
-
-
-def as_sent(body: Any, place: Sequence[str | int]) -> str | None:
-    """Return the alias that the client used for a field, or None if the client used the field's own name."""
-    if not isinstance(body, dict) or place[0] in body:
-        return None
-    return next((name for name, own in ALIASES.items() if own == place[0] and name in body), None)
 
 
 def path(body: Any, place: Sequence[str | int], kind: str) -> str:

@@ -1,10 +1,10 @@
 """Base classes of all bodies: null means the default, and unknown fields are accepted and reported."""
 
 import json
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
@@ -65,9 +65,6 @@ class RequestBody(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True, use_attribute_docstrings=True)
 
-    aliases: ClassVar[Mapping[str, str]] = {}
-    """Maps an alias to its field."""
-
     @model_validator(mode="before")
     @classmethod
     def _null_is_default(cls, body: Any) -> Any:
@@ -75,20 +72,7 @@ class RequestBody(BaseModel):
             return body
         if len(body) > MAX_FIELDS:
             raise PydanticCustomError(TOO_MANY, f"must have at most {MAX_FIELDS} fields, got {len(body)}")
-        given = {name: value for name, value in body.items() if value is not None} if None in body.values() else body
-        if cls.aliases.keys().isdisjoint(given):
-            return given
-        given = dict(given)
-        for name, own in cls.resolved_aliases(given).items():
-            if given.setdefault(own, given[name]) != given[name]:
-                message = f"must equal {own}, because it is an alias of {own}"
-                raise PydanticCustomError(WRONG_FIELD + name, message)
-        return given
-
-    @classmethod
-    def resolved_aliases(cls, given: Container[str]) -> dict[str, str]:
-        names = {name: own for name, own in cls.aliases.items() if name in given and name not in cls.model_fields}
-        return {name: own for name, own in names.items() if own in cls.model_fields}
+        return {name: value for name, value in body.items() if value is not None} if None in body.values() else body
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -102,9 +86,7 @@ class RequestBody(BaseModel):
     def unknown_fields(self) -> Iterator[str]:
         """Yield the paths of ignored fields, such as `messages[0].weight`."""
         yield from (name for name, mark in marks(type(self), Hint) if not mark.is_neutral(getattr(self, name)))
-        if extra := self.model_extra:
-            known = self.resolved_aliases(extra)
-            yield from (name for name in extra if name not in known)
+        yield from self.model_extra or ()
         yield from (f"{name}.{unknown}" for name, body in self._nested() for unknown in body.unknown_fields())
 
     def check_neutral(self, within: str = "") -> None:

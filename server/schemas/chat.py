@@ -67,7 +67,7 @@ class ChatRequest(TemplateOptions, GenerationRequest):
 
     @property
     def request_names(self) -> dict[str, str]:
-        names = {"prompt": "messages", "logprobs": "top_logprobs", **super().request_names}
+        names = {"prompt": "messages", "logprobs": "top_logprobs"}
         return names if self.max_completion_tokens is None else names | {"max_tokens": "max_completion_tokens"}
 
     @property

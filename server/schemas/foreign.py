@@ -9,7 +9,6 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from server.schemas.aliases import ALIASES
 from server.schemas.body import Hint, NeutralOnly
 
 
@@ -21,6 +20,18 @@ OFF, EMPTY, ZERO, ONE = refused(False), refused("", [], {}), refused(0, 0.0), re
 FORMAT = refused("", [], {}, why="; use `structured_outputs`")
 
 FOREIGN: dict[str, NeutralOnly] = {
+    # other names of our fields
+    **dict.fromkeys(
+        ("max_new_tokens", "max_completion_tokens", "max_output_tokens", "n_predict"),
+        refused(why="; use `max_tokens` (in `/v1/responses`, `max_output_tokens`)"),
+    ),
+    **dict.fromkeys(("stop_sequences", "stop_strings", "stop_words"), refused([], why="; use `stop`")),
+    **dict.fromkeys(("random_seed", "sampling_seed"), refused(why="; use `seed`")),
+    "repeat_penalty": refused(1, 1.0, why="; use `repetition_penalty`"),
+    "min_new_tokens": refused(0, why="; use `min_tokens`"),
+    "n_cmpl": refused(1, why="; use `n`"),
+    "no_stop_trim": refused(False, why="; use `include_stop_str_in_output`"),
+    "return_full_text": refused(False, why="; use `echo`"),
     # vLLM
     **dict.fromkeys(("echo", "use_beam_search", "early_stopping"), OFF),
     **dict.fromkeys(("documents", "logits_processors", "mm_processor_kwargs", "media_io_kwargs", "vllm_xargs"), EMPTY),
@@ -93,7 +104,7 @@ def check_foreign(unknown: Mapping[str, Any]) -> None:
 def check_elsewhere(unknown: Mapping[str, Any], other: type[BaseModel], endpoint: str) -> None:
     """Raise `InvalidField` for a field of another endpoint, unless the field has its default value."""
     for name, value in unknown.items():
-        if field := other.model_fields.get(name) or other.model_fields.get(ALIASES.get(name, name)):
+        if field := other.model_fields.get(name):
             marks = [mark for mark in field.metadata if isinstance(mark, NeutralOnly)]
             mark = marks[0] if marks else NeutralOnly("", *neutral(field.default), why=f"; use `{endpoint}`")
             if not isinstance(mark, Hint):

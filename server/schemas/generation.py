@@ -13,7 +13,6 @@ from typing_extensions import TypedDict
 
 from nvium_core import Constraint, InvalidRequest, SamplingParams
 from server.errors import OUT_OF_RANGE
-from server.schemas.aliases import ALIASES
 from server.schemas.body import AtMost, NeutralOnly, RequestBody, ResponseBody, Text, described, require
 from server.schemas.foreign import check_foreign
 from server.schemas.formats import OutputFormat, ResponseFormat, StructuredOutputs
@@ -77,8 +76,6 @@ class NviumOptions(RequestBody):
 
 class AnswerRequest(RequestBody):
     """Fields of all endpoints that generate text."""
-
-    aliases = ALIASES
 
     model: Text
     """The model's id, or `default`."""
@@ -154,7 +151,7 @@ class GenerationRequest(AnswerRequest):
     @property
     def request_names(self) -> dict[str, str]:
         """Return this request's names for the engine's fields, where the names differ."""
-        return {own: name for name, own in self.resolved_aliases(self.model_extra or {}).items()}
+        return {}
 
     def output_format(self) -> OutputFormat | None:
         """Return the format of the answer, if any. Raise `InvalidField` if fields contradict each other."""

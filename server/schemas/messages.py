@@ -6,7 +6,7 @@ A message that this server returned is valid as an assistant message.
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, Tag
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from server.schemas.body import TOO_MANY, AtMost, NeutralOnly, RequestBody, Text, encodable, tagged
@@ -79,19 +79,22 @@ class ToolCall(RequestBody):
         return {"id": self.id, "type": self.type, "function": {"name": self.function.name, "arguments": arguments}}
 
 
+REASONING, PREFIX = AliasChoices("reasoning_content", "reasoning"), AliasChoices("prefix", "partial")
+
+
 class Message(RequestBody):
     """Fields of every message. Content parts are joined by newlines."""
-
-    aliases = {"reasoning": "reasoning_content", "partial": "prefix"}
 
     role: str
     content: Content | None = None
     refusal: OnlyAssistant = None
-    reasoning_content: OnlyAssistant = None
+    reasoning_content: OnlyAssistant = Field(default=None, validation_alias=REASONING)
     name: Name | None = None
     tool_call_id: Annotated[Any, NeutralOnly(why=": only for role tool")] = None
     tool_calls: Annotated[Any, NeutralOnly([], why=": only for role assistant")] = ()
-    prefix: Annotated[Any, NeutralOnly(False, why=": only for role assistant")] = False
+    prefix: Annotated[Any, NeutralOnly(False, why=": only for role assistant")] = Field(
+        default=False, validation_alias=PREFIX
+    )
     audio: Annotated[Any, NeutralOnly(why=": audio is not supported")] = None
     function_call: Annotated[Any, NeutralOnly(why="; use `tool_calls`")] = None
 
@@ -123,10 +126,10 @@ class ToolMessage(Message):
 class AssistantMessage(Message):
     role: Literal["assistant"]
     refusal: Text | None = None
-    reasoning_content: Text | None = None
+    reasoning_content: Text | None = Field(default=None, validation_alias=REASONING)
     """The reasoning of an earlier answer, also accepted as `reasoning`. Templates may use it."""
     tool_calls: Annotated[list[ToolCall], AtMost(MAX_PARTS)] = []
-    prefix: bool = False
+    prefix: bool = Field(default=False, validation_alias=PREFIX)
     """On the last message, the same as `continue_final_message`. `partial` is an alias."""
 
     @property

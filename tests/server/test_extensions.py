@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from server.errors import InvalidField
-from server.schemas.aliases import ALIASES
 from server.schemas.body import Hint, NeutralOnly
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
@@ -116,23 +115,17 @@ def test_an_unsupported_field_is_accepted_only_with_its_neutral_values(body, sta
             assert refused.value.param == name
 
 
-VALUES: Json = {"repetition_penalty": 1.5, "stop": ["b"], "include_stop_str_in_output": True, "echo": True}
-
-
-@pytest.mark.parametrize(("body", "start"), BODIES)
-def test_an_alias_sets_the_field(body, start):
-    for name, own in ALIASES.items():
-        value = VALUES.get(own, 3)
-        if own in body.model_fields and name not in body.model_fields:
-            for asked in ({name: value}, {name: value, own: value}):
-                request = body.model_validate(start | asked)
-                assert (getattr(request, own), [*request.unknown_fields()]) == (value, [])
+def test_other_names_of_a_messages_fields_are_accepted():
+    names = {"reasoning": "b", "partial": True}
+    asked = ChatRequest.model_validate({"model": NAME, "messages": [{"role": "assistant", "content": "a", **names}]})
+    assert (asked.messages[0].reasoning_content, asked.messages[0].prefix) == ("b", True)
+    assert [*asked.unknown_fields()] == []
 
 
 def test_values_that_turn_a_field_off_are_accepted(server):
     off = {"top_k": -1, "stop": ["a", "a", "b", "c", "d"], "ignore_eos": True}
     assert server.chat(max_tokens=1, top_logprobs=0, **off).status_code == 200
-    for response in (server.chat(max_tokens=-1, ignore_eos=True), server.complete(n_predict=-1, ignore_eos=True)):
+    for response in (server.chat(max_tokens=-1, ignore_eos=True), server.complete(max_tokens=-1, ignore_eos=True)):
         assert response.json()["usage"]["total_tokens"] == 4096
 
 

@@ -184,7 +184,7 @@ def test_clamp_max_tokens_shortens_a_limit_beyond_the_context(byte_model):
             response = server.chat(ignore_eos=True, **{name: 8000})
             assert response.json()["usage"]["total_tokens"] == 40
             assert response.headers["x-nvium-ignored-params"] == name
-        assert server.complete(ignore_eos=True, n_predict=8000).headers["x-nvium-ignored-params"] == "n_predict"
+        assert server.complete(ignore_eos=True, max_tokens=8000).headers["x-nvium-ignored-params"] == "max_tokens"
         response = server.http.post("/v1/responses", json={"model": NAME, "input": "a", "max_output_tokens": 8000})
         assert response.headers["x-nvium-ignored-params"] == "max_output_tokens"
         assert "x-nvium-ignored-params" not in server.chat(max_tokens=2).headers
