@@ -59,7 +59,7 @@ async def run(arguments: argparse.Namespace, sweep: Sequence[Workload]) -> tuple
                 task = progress.add_task(name, total=num_requests)
                 return lambda _: progress.advance(task)
 
-            points = await measure(client, sweep, arguments.warm_up, options.targets(arguments), watch)
+            points = await measure(client, sweep, arguments.warm_up, watch)
     return points, not client.stopped
 
 

@@ -10,7 +10,6 @@ from typing import NoReturn, TypeVar
 import httpx
 
 from loadtest.prompts import DEFAULT_PROMPTS, Lengths, WorkloadError, read_prompts
-from loadtest.report import Targets
 from loadtest.sweep import workloads
 from loadtest.workload import Workload
 
@@ -69,8 +68,6 @@ def parser() -> OneLineParser:
     add("--prompt-tokens", type=lengths, metavar="N[:N]", help="random prompts of N tokens, or of a range")
 
     add = options.add_argument_group("results").add_argument
-    add("--target-ttft-ms", type=at_least(LEAST), metavar="MS", help="goodput target: time to first token")
-    add("--target-itl-ms", type=at_least(LEAST), metavar="MS", help="goodput target: mean inter-token latency")
     add("--json", type=Path, metavar="FILE", help="write reports and all requests to this file; - is stdout")
     return options
 
@@ -78,8 +75,6 @@ def parser() -> OneLineParser:
 def check(arguments: argparse.Namespace) -> None:
     if arguments.concurrency and max(arguments.concurrency) > arguments.requests:
         raise WorkloadError(f"--concurrency {max(arguments.concurrency)} requires at least as many --requests")
-    if arguments.target_itl_ms and arguments.max_tokens.high == 1:
-        raise WorkloadError("--target-itl-ms requires --max-tokens above 1")
 
 
 def sweep(arguments: argparse.Namespace) -> list[Workload]:
@@ -96,11 +91,6 @@ def sweep(arguments: argparse.Namespace) -> list[Workload]:
         return workloads(base, [{"rate": rate} for rate in arguments.rate], arguments.warm_up)
     numbers = arguments.concurrency or [min(DEFAULT_CONCURRENCY, arguments.requests)]
     return workloads(base, [{"concurrency": number} for number in numbers], arguments.warm_up)
-
-
-def targets(arguments: argparse.Namespace) -> Targets:
-    in_seconds = [ms and ms / 1000 for ms in (arguments.target_ttft_ms, arguments.target_itl_ms)]
-    return Targets(time_to_first_token=in_seconds[0], inter_token_latency=in_seconds[1])
 
 
 def base_url(text: str) -> httpx.URL:

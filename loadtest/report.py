@@ -1,4 +1,4 @@
-"""The results of a load test: percentiles, rates, goodput, exits and errors."""
+"""The results of a load test: percentiles, rates, exits and errors."""
 
 import math
 from collections import Counter
@@ -34,27 +34,10 @@ LATENCIES = ("time_to_first_token", "inter_token_latency", "latency")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Targets:
-    """Goodput targets in seconds; None means no target. A request's mean must meet `inter_token_latency`."""
-
-    time_to_first_token: float | None = None
-    inter_token_latency: float | None = None
-
-    def are_met_by(self, result: RequestResult) -> bool:
-        """Return whether a request succeeded and met all targets. With one token, it meets any inter-token target."""
-        first, between = result.time_to_first_token, result.mean_inter_token_latency
-        if result.error is not None or first is None:
-            return False
-        is_in_time = self.time_to_first_token is None or first <= self.time_to_first_token
-        return is_in_time and (self.inter_token_latency is None or (between or 0.0) <= self.inter_token_latency)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
     """The results of one workload. Latencies are of successful requests, token counts are of all requests.
 
     inter_token_latency: summarises tokens; the other latencies summarise requests.
-    num_good: number of requests that met the targets, or None if there are no targets.
     lateness: time from when a request was due until it was sent.
     """
 
@@ -65,14 +48,13 @@ class Report:
     time_to_first_token: Spread | None
     inter_token_latency: Spread | None
     latency: Spread | None
-    num_good: int | None
     lateness: Spread | None
     exits: dict[int, int]
     errors: dict[str, int]
     messages: dict[str, str]
 
     @classmethod
-    def of(cls, results: Sequence[RequestResult], targets: Targets = Targets()) -> Self:
+    def of(cls, results: Sequence[RequestResult]) -> Self:
         succeeded = [result for result in results if result.error is None]
         first = [result.time_to_first_token for result in succeeded]
         return cls(
@@ -83,7 +65,6 @@ class Report:
             time_to_first_token=Spread.of(seconds for seconds in first if seconds is not None),
             inter_token_latency=Spread.of(gap for result in succeeded for gap in result.inter_token_latencies),
             latency=Spread.of(result.latency for result in succeeded),
-            num_good=None if targets == Targets() else sum(map(targets.are_met_by, results)),
             lateness=Spread.of(result.sent - result.due for result in results),
             exits=_counts(exit_ for result in results for exit_ in result.exits),
             errors=_counts(result.error for result in results if result.error is not None),
@@ -102,14 +83,9 @@ class Report:
     def requests_per_second(self) -> float:
         return self._per_second(self.num_succeeded)
 
-    @property
-    def goodput(self) -> float | None:
-        """Return how many requests per second met the targets, or None if there are no targets."""
-        return None if self.num_good is None else self._per_second(self.num_good)
-
     def to_json(self) -> dict[str, Any]:
         """Return JSON values. Times are in seconds. The keys of `exits` count exits from 1."""
-        derived = ("num_failed", "tokens_per_second", "requests_per_second", "goodput")
+        derived = ("num_failed", "tokens_per_second", "requests_per_second")
         return asdict(self) | {name: getattr(self, name) for name in derived}
 
     def _per_second(self, count: int) -> float:

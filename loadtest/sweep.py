@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from loadtest.client import LoadClient, RequestResult
-from loadtest.report import Report, Targets
+from loadtest.report import Report
 from loadtest.workload import Workload
 
 OnDone = Callable[[RequestResult], None]
@@ -52,9 +52,7 @@ def workloads(base: Workload, levels: Iterable[Mapping[str, Any]], warm_up: int)
     return [replace(base, **level, first=k * each + warm_up) for k, level in enumerate(levels)]
 
 
-async def measure(
-    client: LoadClient, sweep: Iterable[Workload], warm_up: int, targets: Targets, watch: Watch
-) -> list[Point]:
+async def measure(client: LoadClient, sweep: Iterable[Workload], warm_up: int, watch: Watch) -> list[Point]:
     """Measure each workload, after `warm_up` requests that do not count. Return early if the client is stopped."""
     points: list[Point] = []
     for load in sweep:
@@ -64,5 +62,5 @@ async def measure(
         if client.stopped:
             break
         results = await client.run(load, watch(load.name, load.num_requests))
-        points.append(Point(workload=load, results=results, report=Report.of(results, targets)))
+        points.append(Point(workload=load, results=results, report=Report.of(results)))
     return points

@@ -26,8 +26,6 @@ def results(points: Sequence[Point]) -> Table:
 def rows(report: Report) -> Iterator[tuple[str, str]]:
     yield "requests", f"{report.num_succeeded}, {report.requests_per_second:.2f}/s"
     yield "failed", str(report.num_failed)
-    if report.goodput is not None:
-        yield "within targets", f"{report.num_good}, {report.goodput:.2f}/s"
     yield "tokens", f"{report.num_tokens}, {report.tokens_per_second:.1f}/s"
     yield "seconds", f"{report.duration:.2f}"
     if report.lateness:

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from loadtest.client import Arrival, RequestResult
-from loadtest.report import Report, Targets
+from loadtest.report import Report
 
 
 def good(due: float) -> RequestResult:
@@ -39,22 +39,3 @@ def test_failed_requests_count_as_errors_only_also_in_json():
     assert report.messages == {"error in stream": "lost"}
     assert report.latency.max == pytest.approx(0.4)
     assert report.time_to_first_token.mean == pytest.approx(0.1)
-
-
-@pytest.mark.parametrize(
-    ("first", "between", "num_good"),
-    [
-        (None, None, None),
-        (0.11, None, 2),
-        (0.09, None, 0),
-        (None, 0.11, 2),
-        (None, 0.09, 0),
-        (0.11, 0.11, 2),
-        (0.11, 0.09, 0),
-    ],
-)
-def test_good_requests_meet_every_target(first, between, num_good):
-    targets = Targets(time_to_first_token=first, inter_token_latency=between)
-    report = Report.of([good(0.0), FAILED, good(1.6)], targets)
-    assert report.num_good == num_good
-    assert report.goodput == (None if num_good is None else pytest.approx(num_good / 9))

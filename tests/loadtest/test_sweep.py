@@ -1,7 +1,6 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.report import Targets
 from loadtest.sweep import measure, workloads
 from loadtest.workload import Workload
 from tests.loadtest.fake_server import STORY, FakeServer, client_of
@@ -25,7 +24,7 @@ async def test_every_load_is_measured_after_a_warm_up():
         return done.append
 
     async with client_of(server) as client:
-        points = await measure(client, sweep, 2, Targets(), watch)
+        points = await measure(client, sweep, 2, watch)
     assert [len(point.results) for point in points] == [4, 4]
     assert [point.report.num_tokens for point in points] == [12, 12]
     assert sorted(body["seed"] for body in server.bodies) == list(range(12))
