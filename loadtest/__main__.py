@@ -11,7 +11,6 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -19,8 +18,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from loadtest import options
-from loadtest.client import LoadClient, ServerError
-from loadtest.prompts import DEFAULT_PROMPTS, WorkloadError, random_prompts
+from loadtest.client import LoadClient
+from loadtest.prompts import WorkloadError
 from loadtest.sweep import OnDone, Point, measure
 from loadtest.tables import tables
 from loadtest.workload import Workload
@@ -43,16 +42,11 @@ def stop_on_signals(client: LoadClient) -> None:
 
 
 async def run(arguments: argparse.Namespace, sweep: Sequence[Workload]) -> tuple[list[Point], bool]:
-    """Run the workloads. Return their results, and whether all workloads have run.
-
-    Raise `ServerError` if `--prompt-tokens` is set and the server cannot tokenize.
-    """
+    """Run the workloads. Return their results, and whether all workloads have run."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     async with http_client(arguments) as http:
         client = LoadClient(http, model=arguments.model)
         stop_on_signals(client)
-        if arguments.prompt_tokens:
-            sweep = await with_random_prompts(client, arguments, sweep)
         with Progress(*columns, console=Console(stderr=True)) as progress:
 
             def watch(name: str, num_requests: int) -> OnDone:
@@ -61,15 +55,6 @@ async def run(arguments: argparse.Namespace, sweep: Sequence[Workload]) -> tuple
 
             points = await measure(client, sweep, arguments.warm_up, watch)
     return points, not client.stopped
-
-
-async def with_random_prompts(
-    client: LoadClient, arguments: argparse.Namespace, sweep: Sequence[Workload]
-) -> list[Workload]:
-    known = await client.token_ids(" ".join(DEFAULT_PROMPTS))
-    total = len(sweep) * (arguments.warm_up + arguments.requests)
-    prompts = random_prompts(known, arguments.prompt_tokens, total, arguments.seed)
-    return [replace(load, prompts=prompts) for load in sweep]
 
 
 def record(arguments: argparse.Namespace, points: Sequence[Point], is_complete: bool) -> dict[str, Any]:
@@ -96,10 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             arguments.json.touch()  # if the file cannot be written, fail now, before the measurement
     except (WorkloadError, OSError) as error:
         parser.error(str(error))
-    try:
-        points, is_complete = asyncio.run(run(arguments, sweep))
-    except ServerError as error:
-        parser.exit(1, f"loadtest: {error.message}\n")
+    points, is_complete = asyncio.run(run(arguments, sweep))
     write(arguments, points, is_complete)
     if not is_complete:
         return 130

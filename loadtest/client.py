@@ -133,15 +133,6 @@ class LoadClient:
                 self._loop.result()
         return results
 
-    async def token_ids(self, text: str) -> list[int]:
-        """Return the distinct token ids of a text, sorted. Raise `ServerError` if the server's `/tokenize` fails."""
-        body = {"model": self.model, "prompt": text, "add_special_tokens": False}
-        try:
-            response = (await self.http.post("/tokenize", json=body)).raise_for_status()
-            return sorted({int(token_id) for token_id in response.json()["tokens"]})
-        except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-            raise ServerError("no tokens", f"--prompt-tokens requires the server's /tokenize: {error!r}") from error
-
     def stop(self) -> None:
         """Stop this run and all later ones. Running requests count as interrupted."""
         self.stopped = True

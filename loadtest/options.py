@@ -48,8 +48,7 @@ def parser() -> OneLineParser:
     add("--concurrency", type=several(at_least(1)), metavar="N,N…", help="closed loop: concurrent users (4)")
     rates = several(at_least(LEAST))
     add("--rate", type=rates, metavar="R,R…", help="open loop: requests per second, Poisson")
-    requests = options.add_argument_group("requests")
-    add = requests.add_argument
+    add = options.add_argument_group("requests").add_argument
     add("--requests", type=at_least(1), default=32, metavar="N", help="requests per load (32)")
     add("--warm-up", type=at_least(0), default=4, metavar="N", help="warm-up requests before each load (4)")
     add("--max-tokens", type=lengths, default="64", metavar="N[:N]", help="tokens per answer, or a range (64)")
@@ -63,9 +62,7 @@ def parser() -> OneLineParser:
         help="for arrivals and lengths; request i samples with N + i (0)",
     )
 
-    add = requests.add_mutually_exclusive_group().add_argument
     add("--prompts", type=Path, metavar="FILE", help="one prompt per line: text, or .jsonl with `prompt` or `turns`")
-    add("--prompt-tokens", type=lengths, metavar="N[:N]", help="random prompts of N tokens, or of a range")
 
     add = options.add_argument_group("results").add_argument
     add("--json", type=Path, metavar="FILE", help="write reports and all requests to this file; - is stdout")

@@ -1,14 +1,10 @@
-"""Prompts of a load test: from a file, or random tokens."""
+"""Prompts of a load test: the built-in ones, or from a file."""
 
 import json
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
-
-Prompt = str | tuple[int, ...]
-"""A text, or the ids of its tokens."""
 
 
 class WorkloadError(ValueError):
@@ -51,13 +47,7 @@ DEFAULT_PROMPTS = (
 )
 
 
-def random_prompts(token_ids: Sequence[int], lengths: Lengths, count: int, seed: int) -> tuple[Prompt, ...]:
-    """Draw `count` prompts of random tokens. The prompts differ, so the server's prefix cache cannot help."""
-    draws = random.Random(seed)
-    return tuple(tuple(draws.choices(token_ids, k=lengths.draw(draws))) for _ in range(count))
-
-
-def read_prompts(path: Path) -> tuple[Prompt, ...]:
+def read_prompts(path: Path) -> tuple[str, ...]:
     """Read one prompt per line. A line of a .jsonl file has `prompt` or `turns`, whose first item is the prompt.
 
     Raise `WorkloadError` if the file is invalid.

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
-from loadtest.prompts import DEFAULT_PROMPTS, Lengths, Prompt
+from loadtest.prompts import DEFAULT_PROMPTS, Lengths
 
 DEFAULT_MAX_TOKENS = Lengths(64, 64)
 
@@ -18,7 +18,7 @@ DEFAULT_MAX_TOKENS = Lengths(64, 64)
 class Request:
     """A request. `arrival` is in seconds since the start of the run. The closed loop ignores `arrival`."""
 
-    prompt: Prompt
+    prompt: str
     max_tokens: int
     temperature: float
     seed: int
@@ -34,7 +34,7 @@ class Workload:
     first: index of the first request. A request's seed is `seed` plus its index, so workloads can have distinct seeds.
     """
 
-    prompts: tuple[Prompt, ...] = DEFAULT_PROMPTS
+    prompts: tuple[str, ...] = DEFAULT_PROMPTS
     num_requests: int = 32
     max_tokens: Lengths = DEFAULT_MAX_TOKENS
     concurrency: int = 4

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,14 +19,12 @@ class FakeServer:
     """Answers each request with `events`, `gap` seconds apart, and records heads and bodies.
 
     num_answers: number of requests that are answered; later ones wait until their clients disconnect.
-    token_ids: answer to /tokenize.
     """
 
     events: Iterable[str]
     status: str = "200 OK"
     gap: float = 0.0
     num_answers: int = 1000
-    token_ids: Sequence[int] = ()
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[str] = field(default_factory=list)
     num_running: int = 0
@@ -34,13 +32,7 @@ class FakeServer:
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        if head.startswith("GET"):
-            writer.write(HEAD.format(status="404 Not Found").encode())
-        elif head.startswith("POST /tokenize") and self.token_ids:
-            await self._read(head, reader)
-            writer.write((HEAD.format(status="200 OK") + json.dumps({"tokens": self.token_ids})).encode())
-        else:
-            await self._complete(head, reader, writer)
+        await self._complete(head, reader, writer)
         writer.close()
         await writer.wait_closed()
 

@@ -101,8 +101,3 @@ def test_a_gap_is_divided_among_the_tokens_of_its_chunk():
     assert result.time_to_first_token == pytest.approx(0.5)
     assert result.inter_token_latencies == pytest.approx([0.2, 0.2, 0.2, 0.2])
     assert result.latency == pytest.approx(2.0)
-
-
-async def test_token_ids_come_from_the_server_s_tokenizer():
-    async with client_of(FakeServer(events=STORY, token_ids=[7, 3, 7])) as client:
-        assert await client.token_ids("a fox") == [3, 7]

@@ -24,7 +24,7 @@ async def run_against(server: FakeServer, *arguments: str) -> int:
         (["--rate", "2,0"], "--rate"),
         (["--temperature", "nan"], "--temperature"),
         (["--timeout", "0"], "--timeout"),
-        (["--prompt-tokens", "few"], "--prompt-tokens"),
+        (["--max-tokens", "few"], "--max-tokens"),
         (["--rate", "1,1"], "--rate"),
         (["--rate", "1", "--concurrency", "2"], "--rate"),
         (["--concurrency", "64"], "--concurrency"),
@@ -66,13 +66,6 @@ async def test_a_sweep_is_measured_and_written_to_stdout(capsys):
     assert all(point["report"]["num_succeeded"] == 3 for point in written["points"])
     assert "rate 500/s" in output.err
     assert {body["max_tokens"] for body in server.bodies} <= set(range(2, 10))
-
-
-async def test_random_prompts_have_the_requested_length_and_tokens_of_the_server():
-    server = FakeServer(events=STORY, token_ids=[5, 6, 7])
-    assert await run_against(server, "--requests", "4", "--prompt-tokens", "9:10") == 0
-    assert {len(body["prompt"]) for body in server.bodies} <= {9, 10}
-    assert set().union(*(body["prompt"] for body in server.bodies)) <= {5, 6, 7}
 
 
 async def test_the_key_is_sent_as_a_bearer_token_and_not_printed(capsys):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.prompts import Lengths, WorkloadError, random_prompts, read_prompts
+from loadtest.prompts import Lengths, WorkloadError, read_prompts
 
 
 @pytest.mark.parametrize("line", ["not json", "[]", "{}", "3", '{"turns": []}', '{"prompt": 3}'])
@@ -23,11 +23,3 @@ def test_lengths_are_drawn_within_their_bounds(low, more, seed):
     draws = random.Random(seed)
     assert all(low <= lengths.draw(draws) <= low + more for _ in range(20))
     assert Lengths.parse(str(lengths)) == lengths
-
-
-def test_random_prompts_are_distinct_and_reproducible():
-    prompts = random_prompts([3, 5, 8, 13], Lengths(20, 24), 50, seed=1)
-    assert len(set(prompts)) == 50
-    assert {len(prompt) for prompt in prompts} == {20, 21, 22, 23, 24}
-    assert set().union(*prompts) == {3, 5, 8, 13}
-    assert prompts == random_prompts([3, 5, 8, 13], Lengths(20, 24), 50, seed=1)
