@@ -1,8 +1,8 @@
 """Starts generation for a validated chat request, for `/v1/chat/completions` and `/v1/responses`."""
 
-from server.generation.choice_text import CallText
 from server.generation.generation import Generation, start
 from server.generation.service import Service
+from server.schemas.body import require
 from server.schemas.chat import ChatRequest
 from server.telemetry.record import RequestRecord
 
@@ -12,12 +12,14 @@ async def start_chat(service: Service, chat: ChatRequest, record: RequestRecord,
     template = service.chat_template
     with service.admission.entered(chat.num_choices, tenant), chat.in_request_names():
         output_format = chat.output_format(template.call_format, template.call_tokens)
+        is_text = output_format is None or output_format.is_text
+        require(is_text or not chat.continued, "continue_final_message", "cannot be combined with an output format")
         async with service.within_deadline(record.arrived_at):
             prompt = await service.render_chat(chat.conversation())
-            compiled = await service.constraint(output_format, chat.continued)
+            compiled = await service.constraint(output_format)
         max_tokens = service.max_tokens(chat.requested_max_tokens, len(prompt.token_ids), chat.num_choices)
         params = chat.params(compiled.constraint, max_tokens, template.stop_token_ids)
-        ends_turn = (output_format is None or output_format.is_text) and not chat.ignore_eos
+        ends_turn = is_text and not chat.ignore_eos
         return start(
             service,
             chat,
@@ -26,15 +28,13 @@ async def start_chat(service: Service, chat: ChatRequest, record: RequestRecord,
             record,
             tenant=tenant,
             stops=template.stops if ends_turn else (),
-            calls=call_text(service, chat, has_begun=compiled.has_begun),
+            shown=special_tokens_of_calls(service, chat),
             ignored=compiled.ignored,
         )
 
 
-def call_text(service: Service, chat: ChatRequest, *, has_begun: bool) -> CallText:
+def special_tokens_of_calls(service: Service, chat: ChatRequest) -> dict[int, str]:
+    """Return the texts of the special tokens that are never skipped, because they delimit tool calls."""
     template = service.chat_template
-    if not chat.callable_tools():
-        return CallText(chat.continued)
-    shown = template.call_format.tokens if template.call_format else ()
-    tokens = {template.call_tokens[text]: text for text in shown if text in template.call_tokens}
-    return CallText(chat.continued, has_begun, tokens)
+    texts = template.call_format.tokens if template.call_format and chat.callable_tools() else ()
+    return {template.call_tokens[text]: text for text in texts if text in template.call_tokens}

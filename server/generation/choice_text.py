@@ -18,21 +18,6 @@ class Prompt:
     text: str | None = None
 
 
-@dataclass(frozen=True)
-class CallText:
-    """How tool calls appear in the text of an answer."""
-
-    continued: str = ""
-    """The part of the answer that is already in the prompt."""
-    has_begun: bool = False
-    """Whether the grammar accepted `continued` as the start of a call."""
-    shown: Mapping[int, str] = field(default_factory=dict)
-    """Text of the special tokens that are never skipped, by token id."""
-
-
-NO_CALLS = CallText()
-
-
 @dataclass(slots=True)
 class Delta:
     """Output of one choice since its last delta.
@@ -74,17 +59,16 @@ class ChoiceText:
         echo: bool,
         skips_special: bool = True,
         end_token_ids: Collection[int] = (),
-        calls: CallText = NO_CALLS,
+        shown: Mapping[int, str] | None = None,
     ) -> None:
         self.index = index
         self.prompt = prompt
-        self.calls = calls
         self._end_token_ids = end_token_ids
         self._tokenizer = tokenizer
         echoes_tokens = echo and prompt.text is None
         is_context = not (echoes_tokens or (prompt.text or "").endswith(REPLACEMENT))
         context = prompt.token_ids if is_context else []
-        detokenizer = Detokenizer(tokenizer, context, skips_special=skips_special, shown=calls.shown)
+        detokenizer = Detokenizer(tokenizer, context, skips_special=skips_special, shown=shown)
         self._echo: Iterable[str] = [prompt.text or ""] if echo else []
         """The prompt's text until it is taken. Its tokens are detokenized only then, choice by choice."""
         if echoes_tokens:

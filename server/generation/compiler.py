@@ -46,8 +46,6 @@ class Compiled(NamedTuple):
     matcher: LLMatcher | None
     ignored: list[str]
     error: str | None = None
-    has_begun: bool = False
-    """Whether the grammar accepted the part of the answer that is already in the prompt."""
 
 
 class Compiler:

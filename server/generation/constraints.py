@@ -39,8 +39,6 @@ class RequestConstraint(NamedTuple):
     constraint: Constraint | None
     ignored: Sequence[str] = ()
     """Paths of schema keywords that are not enforced."""
-    has_begun: bool = False
-    """Whether the constraint has accepted the part of the answer that is already in the prompt."""
 
 
 class Constraints:
@@ -54,19 +52,16 @@ class Constraints:
         self._fork_server: Helper | None = None
         self._cached: dict[bytes, GrammarProcess] = {}
 
-    def compile(self, field: str, grammar: Grammar, begun: str = "") -> RequestConstraint:
-        """Return the constraint for an answer that starts with `begun`.
+    def compile(self, field: str, grammar: Grammar) -> RequestConstraint:
+        """Return at once if the grammar is cached, otherwise block for up to several seconds.
 
-        This returns at once if the grammar is cached, otherwise it blocks for up to several seconds. Raise
-        `InvalidField` for a grammar that is malformed, unsupported, unsatisfiable, too large or too costly, and
+        Raise `InvalidField` for a grammar that is malformed, unsupported, unsatisfiable, too large or too costly, and
         `HelperStuck` if no process compiles it in time.
         """
         if not (self.vocabulary.is_byte_level or self.vocabulary.has_byte_fallback):
             raise InvalidField(field, "not supported: the model's tokens are not bytes")
-        texts = [text for text in dict.fromkeys((begun, grammar.compacted(begun))) if text]
-        beginnings = [self._tokenizer(text, add_special_tokens=False).input_ids for text in texts]
         try:
-            pickled = pickle.dumps((grammar, beginnings))
+            pickled = pickle.dumps(grammar)
         except RecursionError as error:
             raise InvalidField(field, "nested too deeply") from error
         try:
@@ -81,7 +76,7 @@ class Constraints:
             raise InvalidField(field, compiled.error)
         masks = MaskClient(lambda: self._with_process(pickled, lambda process: process.helper.fork()))
         ignored = [f"{field}.{place}" for place in compiled.ignored]
-        return RequestConstraint(GrammarConstraint(masks), ignored, compiled.has_begun)
+        return RequestConstraint(GrammarConstraint(masks), ignored)
 
     def _with_process(self, pickled: bytes, use: Callable[["GrammarProcess"], Result]) -> Result:
         """Call `use` with the process of a grammar, which may still compile it.

@@ -5,7 +5,7 @@ Whole and streamed responses are built from the same deltas, so they agree.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 
@@ -21,7 +21,7 @@ from nvium_core import (
     TokenStream,
 )
 from server.errors import deadline_exceeded
-from server.generation.choice_text import NO_CALLS, CallText, ChoiceText, Delta, Prompt
+from server.generation.choice_text import ChoiceText, Delta, Prompt
 from server.generation.service import Service
 from server.schemas.generation import GenerationRequest
 from server.telemetry.record import RequestRecord
@@ -191,13 +191,14 @@ def start(
     tenant: str = "",
     echo: bool = False,
     stops: Sequence[str] = (),
-    calls: CallText = NO_CALLS,
+    shown: Mapping[int, str] | None = None,
     ignored: Sequence[str] = (),
 ) -> Generation:
     """Submit every choice of an admitted request. Cancel all of them if anything raises.
 
-    `stops` are stop strings in addition to the request's own. `ignored` are the paths of schema keywords that are not
-    enforced. If the request has no seed, each prompt gets a random seed, which its choices share.
+    `stops` are stop strings in addition to the request's own. `shown` maps special tokens that are never skipped to
+    their texts. `ignored` are the paths of schema keywords that are not enforced. If the request has no seed, each
+    prompt gets a random seed, which its choices share.
     """
     engine_requests = [EngineRequest(prompt.token_ids, params, request.cache_salt or "") for prompt in prompts]
     num_alternatives = checked_size(service, params, engine_requests)
@@ -209,7 +210,7 @@ def start(
         echo=echo,
         skips_special=request.skip_special_tokens,
         end_token_ids=service.engine.limits.end_token_ids,
-        calls=calls,
+        shown=shown,
     )
     prompt_of_choice = [prompt for prompt in prompts for _ in range(params.num_choices)]
     with ExitStack() as held:

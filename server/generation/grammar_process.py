@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from llguidance import LLMatcher, LLTokenizer
 
 from nvium_core.text.sandbox import limit_cpu_time, limit_memory, serve_forks
-from server.generation.compiler import Compiled, Compiler
+from server.generation.compiler import Compiler
 
 COMPILE_SECONDS = 2.5
 """Maximum CPU time for compiling one grammar. All times in this module are CPU time."""
@@ -75,24 +75,13 @@ def main(pipe: Connection) -> None:
 
 def serve_grammar(pipe: Connection, compiler: Compiler) -> None:
     """Compile a grammar and send the result. Then fork a mask process for each request."""
-    grammar, beginnings = pickle.loads(pipe.recv_bytes())  # noqa: S301 # from the server
+    grammar = pickle.loads(pipe.recv_bytes())  # noqa: S301 # from the server
     limit_cpu_time(COMPILE_SECONDS)
     compiled = compiler.compile(grammar)
-    if compiled.matcher:
-        compiled = begun(compiled, compiled.matcher, beginnings)
     limit_cpu_time(0)
     pipe.send_bytes(pickle.dumps(compiled._replace(matcher=None)))
     if matcher := compiled.matcher:
         serve_forks(pipe, lambda forked: MaskServer(forked, matcher).run())
-
-
-def begun(compiled: Compiled, matcher: LLMatcher, beginnings: list[list[int]]) -> Compiled:
-    """Advance the grammar by the first of the token sequences that it accepts."""
-    for token_ids in beginnings:
-        advanced = matcher.deep_copy()
-        if advanced.consume_tokens(token_ids) and not advanced.is_stopped():
-            return compiled._replace(matcher=advanced, has_begun=True)
-    return compiled
 
 
 class MaskServer:

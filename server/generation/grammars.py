@@ -25,9 +25,6 @@ HEADER = '%llguidance {"no_forcing": true}\nstart: '
 BLANK = r"[ \n]*"
 """Whitespace that may precede the first call of an answer."""
 
-STRING_OR_SPACE = re.compile(r'("(?:[^"\\]|\\.)*(?:"|$))|\s+', re.DOTALL)
-"""Matches a JSON string (as group 1) or whitespace outside strings."""
-
 KEY = '"name"'
 
 LARK = re.compile(r"^[ \t]*(%llguidance\b|start[ \t]*:)", re.MULTILINE)
@@ -50,10 +47,6 @@ class Grammar(ABC):
         size = sum(check_size(schema.schema) for schema in self.schemas().values())
         message = f"all schemas together must have at most {MAX_CHARACTERS} characters, got {size}"
         require(size <= MAX_CHARACTERS, message)
-
-    def compacted(self, text: str) -> str:
-        """Remove forbidden whitespace from the JSON in `text`, which is the start of an answer."""
-        return text
 
 
 @dataclass
@@ -82,9 +75,6 @@ class JsonSchema(Grammar):
 
     def schemas(self) -> "Mapping[str, JsonSchema]":
         return {"": self}
-
-    def compacted(self, text: str) -> str:
-        return compact(text)
 
 
 ANY_OBJECT = JsonSchema({"type": "object"})
@@ -175,10 +165,6 @@ class ToolCalls(Grammar):
         otherwise = {"response_format.": self.otherwise} if self.otherwise else {}
         return {f"{name}.parameters.": schema for name, schema in self.functions.items()} | otherwise
 
-    def compacted(self, text: str) -> str:
-        head, found, arguments = text.partition(self.call_format.middle)
-        return head + found + compact(arguments)
-
     def _start(self) -> Iterator[str]:
         """Yield the start rule, and the rules for the text and for the opening of a call."""
         fmt = self.call_format
@@ -229,10 +215,6 @@ class ToolCalls(Grammar):
     def _literal(self, text: str) -> str:
         parts = re.split(f"({'|'.join(map(re.escape, self.special))})", text) if self.special else [text]
         return " ".join(f"<[{self.special[part]}]>" if part in self.special else quoted(part) for part in parts if part)
-
-
-def compact(text: str) -> str:
-    return STRING_OR_SPACE.sub(r"\1", text)
 
 
 def quoted(text: str) -> str:

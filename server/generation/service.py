@@ -212,14 +212,11 @@ class Service(Drainable):
         token_ids: list[int] = self._tokenize(text, add_special_tokens=adds_special_tokens).input_ids
         return token_ids
 
-    async def constraint(self, output_format: OutputFormat | None, begun: str = "") -> RequestConstraint:
-        """Return the constraint of an answer's format. Raise `InvalidField` if the format is invalid.
-
-        `begun` is the part of the answer that is already in the prompt.
-        """
+    async def constraint(self, output_format: OutputFormat | None) -> RequestConstraint:
+        """Return the constraint of an answer's format. Raise `InvalidField` if the format is invalid."""
         if output_format is None:
             return RequestConstraint(None)
-        compile_grammar = partial(self.constraints.compile, output_format.param, output_format.grammar, begun)
+        compile_grammar = partial(self.constraints.compile, output_format.param, output_format.grammar)
         return await self._compiling_threads.run(compile_grammar)
 
     def card(self, name: str) -> Model:

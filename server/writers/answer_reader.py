@@ -23,21 +23,14 @@ class AnswerReader:
     """Parses the answer of one choice. The result does not depend on where deltas split the text."""
 
     def __init__(self, service: Service, request: ChatRequest, choice: Choice) -> None:
-        template, has_tools, start = service.chat_template, bool(request.callable_tools()), choice.text.calls
+        template, has_tools, continued = service.chat_template, bool(request.callable_tools()), request.continued
         call_format = template.call_format if has_tools else None
-        self.reasoning = template.reasoning_reader(choice.prompt.token_ids, is_continued=bool(start.continued))
+        self.reasoning = template.reasoning_reader(choice.prompt.token_ids, is_continued=bool(continued))
         self.calls = ToolCallReader(call_format) if call_format else None
         """None if no tool can be called. Then all text after the reasoning is content."""
         self.may_be_text = not has_tools or request.may_answer_in_text
         """Whether an answer without a call is allowed. If it is not, an incomplete call never becomes content."""
-        self._begun_calls: list[CallPiece] = []
-        """Calls that begin in the prompt. The first delta of the answer repeats their beginnings."""
-        self._begun_content = ""
-        """Text at the end of the prompt that may start a call. If it turns out to be content, the answer omits it."""
-        answer = self.reasoning.push(start.continued).answer
-        if self.calls and start.has_begun:
-            self._begun_calls = self.calls.push(answer).calls
-            self._begun_content = self.calls.held
+        self.reasoning.push(continued)
 
     def read(self, delta: Delta) -> AnswerPart:
         reasoning, text = self.reasoning.push(delta.text)
@@ -47,11 +40,8 @@ class AnswerReader:
         if self.calls is None:
             return AnswerPart(reasoning, text, [])
         content, pieces = self.calls.push(text)
-        pieces, self._begun_calls = self._begun_calls + pieces, []
         if delta.finish_reason and self.may_be_text:
             content += self.calls.flush()
-        if content:
-            content, self._begun_content = content.removeprefix(self._begun_content), ""
         return AnswerPart(reasoning, content, pieces)
 
     def finish_reason(self, delta: Delta) -> AnswerEnd | None:

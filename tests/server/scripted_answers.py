@@ -50,9 +50,9 @@ def answering(app: FastAPI, *answers: str | list[int]) -> Iterator[None]:
     service: Service = app.state.service
     constraint, left = service.constraint, [*answers]
 
-    async def scripted(output_format: OutputFormat | None, begun: str = "") -> RequestConstraint:
+    async def scripted(output_format: OutputFormat | None) -> RequestConstraint:
         answer = left.pop(0)
-        compiled = await constraint(output_format, begun)
+        compiled = await constraint(output_format)
         tokens = [*(token_ids(answer) if isinstance(answer, str) else answer), 0]
         return compiled._replace(constraint=Scripted(tokens, compiled.constraint))
 

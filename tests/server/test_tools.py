@@ -1,4 +1,4 @@
-"""Tool calls: required, optional, streamed, in the formats of templates, with special tokens, begun in the prompt."""
+"""Tool calls: required, optional, streamed, in the formats of templates, with special tokens, in continued turns."""
 
 import json
 from typing import Any
@@ -300,25 +300,6 @@ def continuing(text: str, **more: Any) -> Json:
     return {"messages": turns, "continue_final_message": True, "tools": TOOLS, **more}
 
 
-@pytest.mark.parametrize("tool_choice", ["auto", "required"])
-@pytest.mark.parametrize("length", [3, 10, 20, 36, 41, 45, 60])
-def test_a_call_that_starts_in_the_prompt_is_returned_whole(server, tool_choice, length):
-    asked = continuing(CALL[:length], tool_choice=tool_choice)
-    with answering(server.app, CALL[length:], CALL[length:]):
-        whole = server.chat(**asked).json()["choices"][0]
-        chunks = streamed(server, **asked)
-    assert (whole["finish_reason"], whole["message"]["content"]) == ("tool_calls", None)
-    assert calls_of(whole) == [("get_weather", json.loads(WEATHER))]
-    pieces = streamed_calls(chunks)
-    assert (joined(pieces, "name"), joined(pieces, "arguments")) == ("get_weather", WEATHER)
-
-
-def test_a_call_in_the_prompt_may_contain_whitespace(server):
-    with answering(server.app, 'Köln","when":"now"}}'):
-        choice = server.chat(**continuing('{"name": "get_weather", "arguments": {"place": "')).json()["choices"][0]
-    assert calls_of(choice) == [("get_weather", json.loads(WEATHER))]
-
-
 @pytest.mark.parametrize("text", ["Let me see", '{"na', '{"name": "unknown", "argu'])
 def test_text_in_the_prompt_is_continued_and_not_repeated(server, text):
     with answering(server.app, "rrow"):
@@ -326,11 +307,9 @@ def test_text_in_the_prompt_is_continued_and_not_repeated(server, text):
     assert (choice["message"]["content"], choice["finish_reason"]) == ("rrow", "stop")
 
 
-def test_json_that_starts_in_the_prompt_is_continued(server):
-    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object", "properties": {"a": {}}}}}
-    with answering(server.app, "7}"):
-        choice = server.chat(**continuing('{"a": ', tools=[], response_format=form)).json()["choices"][0]
-    assert choice["message"]["content"] == "7}"
+@pytest.mark.parametrize("form", [{"response_format": {"type": "json_object"}}, {"tool_choice": "required"}])
+def test_a_format_cannot_begin_in_the_prompt(server, form):
+    assert error_of(server.chat(**continuing('{"a": ', **form)))["param"] == "continue_final_message"
 
 
 def test_reasoning_that_starts_in_the_prompt_is_continued():
