@@ -30,6 +30,8 @@ def tool(name: str, **function: Any) -> Json:
 
 TOOLS = [tool("get_weather", description="The weather.", parameters=PARAMETERS, strict=True), tool("stop")]
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
+SHOWS_TOOLS = "{{ tools }}{{ messages[0].content }}"
+"""A chat template that supports tools."""
 
 
 def test_a_required_call_names_one_of_the_functions(server):
@@ -190,7 +192,7 @@ def test_an_answer_that_starts_like_a_call_must_be_one(server, broken):
 @pytest.mark.parametrize("before", ["", "I look. "])
 def test_an_answer_with_an_opening_tag_must_be_a_call(before):
     answer = f'{before}<tool_call>\n{{"name": "other'
-    with template_server("{# <tool_call> #}{{ messages[0].content }}") as server, answering(server.app, answer):
+    with template_server("{# <tool_call> #}" + SHOWS_TOOLS) as server, answering(server.app, answer):
         assert server.chat(tools=TOOLS).json()["error"]["code"] == "no_token_allowed"
 
 
@@ -229,7 +231,7 @@ TEMPLATES = {
 @pytest.mark.parametrize("family", list(TEMPLATES))
 def test_calls_in_the_format_of_the_chat_template_are_parsed(family):
     sign, text, content = TEMPLATES[family]
-    with template_server(f"{{# {sign} #}}{{{{ messages[0].content }}}}") as server, answering(server.app, text):
+    with template_server(f"{{# {sign} #}}" + SHOWS_TOOLS) as server, answering(server.app, text):
         choice = server.chat(tools=TOOLS).json()["choices"][0]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["content"] == content
@@ -242,7 +244,7 @@ SPECIAL = ["[TOOL_CALLS]", "[ARGS]"]
 def with_special_tokens() -> LoadedModel:
     tokenizer = load_byte_model().tokenizer
     tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL})
-    tokenizer.chat_template = (
+    tokenizer.chat_template = SHOWS_TOOLS + (
         "{% for m in messages %}{{ m.role }} {{ m.content }}{% for call in m.tool_calls or [] %}"
         "{% if call.id|length != 9 %}{{ raise_exception('Tool call IDs should have 9 characters') }}{% endif %}"
         "[TOOL_CALLS]{{ call.function.name }}[ARGS]{{ call.function.arguments|tojson }}{% endfor %}{% endfor %}"
