@@ -73,7 +73,7 @@ def test_without_thinking_the_answer_is_all_content(thinking):
 
 
 def test_an_answer_may_have_reasoning_and_calls():
-    with template_server(QWEN_3 + "{#<tool_call>#}") as server, answering(server.app, CALL):
+    with template_server(QWEN_3 + "{{ tools }}{#<tool_call>#}") as server, answering(server.app, CALL):
         choice = server.chat(tools=STOP).json()["choices"][0]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["reasoning_content"] == "It has to call."
