@@ -40,25 +40,25 @@ inline uint32_t quad_of(const uint8_t* numbers) {
 }
 
 // Numbers of 4 + High bits. Each word has the lower bits of two quads: one in the lower half of each byte, one in the
-// upper half. The upper bits of all quads follow in one word: of quad q in bits High · q … of each byte.
+// upper half. A word before them has the upper bits of all quads: of quad q in bits High · q … of each byte.
 template <int High, int Group> struct Nibbles {
-  static constexpr int kGroup = Group, kWords = Group / 8 + (High ? 1 : 0);
+  static constexpr int kGroup = Group, kFirst = High ? 1 : 0, kWords = kFirst + Group / 8;
 
   static void put(const uint8_t* numbers, int64_t stride, char* to) {
     uint32_t words[kWords] = {};
     for (int q = 0; q < Group / 4; ++q) {
       const uint32_t quad = quad_of(numbers + 4 * q);
-      words[q / 2] |= (quad & 0x0F0F0F0F) << 4 * (q % 2);
-      if (High) words[kWords - 1] |= (quad >> 4 & 0x0F0F0F0F) << High * q;
+      words[kFirst + q / 2] |= (quad & 0x0F0F0F0F) << 4 * (q % 2);
+      if (High) words[0] |= (quad >> 4 & 0x0F0F0F0F) << High * q;
     }
     for (int word = 0; word < kWords; ++word) std::memcpy(to + word * stride, &words[word], 4);
   }
 
   static void unpack(const char* at, int64_t stride, int w, ints (&quads)[2]) {
-    const ints lower = bits_at<ints>(at + w * stride);
+    const ints lower = bits_at<ints>(at + (kFirst + w) * stride);
     quads[0] = lower & 0x0F0F0F0F, quads[1] = lower >> 4 & 0x0F0F0F0F;
     if constexpr (High) {
-      const ints upper = bits_at<ints>(at + Group / 8 * stride) >> 2 * High * w;
+      const ints upper = bits_at<ints>(at) >> 2 * High * w;
       for (int q = 0; q < 2; ++q) quads[q] |= upper << (4 - High * q) & ((1 << High) - 1) * 0x10101010;
     }
   }

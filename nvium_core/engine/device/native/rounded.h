@@ -172,8 +172,8 @@ template <typename N> class PanelReader {
  public:
   PanelReader(const Packing& packing, const char* panel) : packing_(packing), at_(panel) {}
 
-  // Read the next 32 elements, and prefetch as many later ones.
-  void next(PanelGroup<N>& out) {
+  // Read the next 32 elements. If asked to, prefetch as many later ones.
+  void next(PanelGroup<N>& out, bool prefetches = false) {
     const char* read = at_;
     out.has_min = packing_.has_min, out.offset = packing_.offset;
     for (int part = 0; part < out.kParts; ++part, element_ += N::kGroup) {
@@ -187,7 +187,8 @@ template <typename N> class PanelReader {
       out.numbers[part] = at_;
       at_ += N::kWords * kPanelStep;
     }
-    for (; read < at_; read += 64) __builtin_prefetch(read + kPrefetchBytes);
+    if (prefetches)
+      for (; read < at_; read += 64) __builtin_prefetch(read + kPrefetchBytes);
   }
 
  private:
@@ -216,8 +217,8 @@ inline void unpack(const PanelGroup<N>& of, int part, int w, int k, ints (&out)[
   for (int q = 0; q < 2; ++q) P::split(quads[q], out + q * P::kVectors);
 }
 
-// Add the products of all R rows and a panel to `sums` [R, kPanel]. Both functions are not inlined, because compilers keep
-// more sums in registers in a small function.
+// Add the products of all R rows and a panel to `sums` [R, kPanel]. With so few rows, processors prefetch faster by
+// themselves. Both functions are not inlined, because compilers keep more sums in registers in a small function.
 template <typename N, typename P, int R>
 __attribute__((noinline)) void multiply_few(const RoundedRows& x, const Packing& packing, const char* panel, floats* sums) {
   PanelReader<N> reader(packing, panel);
@@ -239,7 +240,7 @@ __attribute__((noinline)) void multiply_many(const RoundedRows& x, int64_t row, 
   constexpr int kParts = PanelGroup<N>::kParts, kWords = N::kGroup / 8, kVectors = 2 * P::kVectors;
   ints weights[kParts][kWords][kPanel][kVectors];
   for (int64_t g = 0; g < x.num_groups; ++g) {
-    reader.next(of);
+    reader.next(of, true);
 #pragma GCC unroll 1
     for (int i = 0; i < kParts * kWords; ++i)
       for (int k = 0; k < kPanel; ++k) unpack<N, P>(of, i / kWords, i % kWords, k, weights[i / kWords][i % kWords][k]);
