@@ -7,6 +7,7 @@ from functools import partial
 import torch
 
 from nvium_core.bench.figures import Figures
+from nvium_core.engine.device.arena import zeros
 
 BUFFER_BYTES = 2**30  # size of the buffer that is read; larger than the CPU's caches
 ENOUGH_SECONDS = 0.02  # the matrices grow until one product takes this long
@@ -33,7 +34,7 @@ def precisions(dtype: torch.dtype) -> list[torch.dtype]:
 
 def read_rate(device: torch.device, num_bytes: int) -> float:
     """Measure the bytes read per second by a sum and by a matrix-vector product, in float32. Return the higher rate."""
-    buffer = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
+    buffer = zeros(num_bytes).view(torch.float32).fill_(1).to(device)  # in huge pages, as packed weights
     width = 4096 if num_bytes >= 2**24 else 64
     matrix, vector = buffer[: len(buffer) // width * width].view(-1, width), torch.zeros(width, device=device)
     return num_bytes / min(least_seconds(buffer.sum), least_seconds(lambda: matrix @ vector))
