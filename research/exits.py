@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nvium_core.bench.contenders.contender import Generation
 from nvium_core.bench.figures import Figures
-from nvium_core.bench.harness import Subject, interleaved, median_ratio, timed
+from nvium_core.bench.harness import Subject, interleaved, ratio, timed
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import EngineConfig, SamplingParams
 from nvium_core.loading import quantize_as
@@ -113,7 +113,7 @@ def speeds(turns: Mapping[str, Sequence[Generation]], layers: Sequence[int]) -> 
         "depth": sum(p * layer for p, layer in zip(routing, layers, strict=True)) / layers[-1],
         "routing": routing,
         **{f"tokens_per_second_{name}": median(values) for name, values in rates.items()},
-        "ratio": median_ratio(rates["early"], rates["dense"]),
+        **ratio("ratio", rates["early"], rates["dense"]),
         "turns": rates,
     }
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nvium_core.bench.figures import Figures, write_json
-from nvium_core.bench.harness import median_ratio
+from nvium_core.bench.harness import ratio
 from nvium_core.bench.shapes import shape_config
 from nvium_core.model.nvium import token_nll
 from nvium_core.training.objective.cross_entropy import chunked_head_nll, min_chunked_rows
@@ -49,7 +49,7 @@ def measure(shape: str, tokens: int, repeats: int, device: str) -> Figures:
         "tokens": tokens,
         "chunked_from_tokens": min_chunked_rows(config.vocab_size),
         **{name: {method: median(values) for method, values in by_method.items()} for name, by_method in found.items()},
-        **{f"{name}_ratio": median_ratio(by_method[CHUNKED], by_method[WHOLE]) for name, by_method in found.items()},
+        **{f"{name}_ratio": ratio(name, of[CHUNKED], of[WHOLE])[name] for name, of in found.items()},
     }
 
 

@@ -17,7 +17,7 @@ from nvium_core.bench.contenders import own
 from nvium_core.bench.contenders.contender import Contender
 from nvium_core.bench.contenders.lineup import BASELINE, SWEEP
 from nvium_core.bench.figures import Figures, write_json
-from nvium_core.bench.harness import PROMPT_TOKENS, Subject, interleaved, median_ratio
+from nvium_core.bench.harness import PROMPT_TOKENS, Subject, interleaved
 from nvium_core.bench.shapes import PAPER_ROUTING, force_routing, random_weights, shape_config
 from nvium_core.choices import Instructions, Precision, Weights
 from nvium_core.engine.device.processor import use_processor
@@ -62,7 +62,7 @@ def gain(subject: Subject, tokens: int, repeats: int) -> Figures:
     turns = interleaved(contenders, repeats, subject.name)
     sweep, whole = ([turn.tokens_per_second for turn in turns[name]] for name in (SWEEP, BASELINE))
     turn_gains = [mine / other for mine, other in zip(sweep, whole, strict=True)]
-    return {"gain": median_ratio(sweep, whole), "turns": turn_gains, "whole_tokens_per_second": median(whole)}
+    return {"gain": median(turn_gains), "turns": turn_gains, "whole_tokens_per_second": median(whole)}
 
 
 def draw(measured: list[Figures], image: Path) -> None:

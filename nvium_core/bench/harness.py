@@ -137,13 +137,8 @@ def interleaved(
     return results
 
 
-def median_ratio(values: Sequence[float], baselines: Sequence[float]) -> float:
-    """Return the median over the turns of value / baseline. Ignore turns that are missing in one list."""
-    return median(value / baseline for value, baseline in zip(values, baselines, strict=False))
-
-
 def ratio(name: str, values: Sequence[float], baselines: Sequence[float]) -> Figures:
-    """Return the median ratio as `name`, with its quartiles and its number of turns."""
+    """Return the median over the turns of value / baseline as `name`, with its quartiles and number of turns."""
     ratios = [value / baseline for value, baseline in zip(values, baselines, strict=False)]
     low, _, high = quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
     return {name: median(ratios), f"{name}_quartiles": [low, high], f"{name}_turns": len(ratios)}
