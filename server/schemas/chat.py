@@ -96,7 +96,7 @@ class ChatRequest(TemplateOptions, GenerationRequest):
     @property
     def continued(self) -> str:
         """Return the start of the answer that is already in the last message."""
-        return self.messages[-1].text if self.continues(self.messages) else ""
+        return self.messages[-1].text if self.continue_final_message else ""
 
     def output_format(
         self, calls: CallFormat | None = PLAIN, special: Mapping[str, int] | None = None

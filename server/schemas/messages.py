@@ -79,7 +79,8 @@ class ToolCall(RequestBody):
         return {"id": self.id, "type": self.type, "function": {"name": self.function.name, "arguments": arguments}}
 
 
-REASONING, PREFIX = AliasChoices("reasoning_content", "reasoning"), AliasChoices("prefix", "partial")
+REASONING = AliasChoices("reasoning_content", "reasoning")
+Prefilled = Annotated[Any, NeutralOnly(False, why="; use `continue_final_message`")]
 
 
 class Message(RequestBody):
@@ -92,9 +93,8 @@ class Message(RequestBody):
     name: Name | None = None
     tool_call_id: Annotated[Any, NeutralOnly(why=": only for role tool")] = None
     tool_calls: Annotated[Any, NeutralOnly([], why=": only for role assistant")] = ()
-    prefix: Annotated[Any, NeutralOnly(False, why=": only for role assistant")] = Field(
-        default=False, validation_alias=PREFIX
-    )
+    prefix: Prefilled = None
+    partial: Prefilled = None
     audio: Annotated[Any, NeutralOnly(why=": audio is not supported")] = None
     function_call: Annotated[Any, NeutralOnly(why="; use `tool_calls`")] = None
 
@@ -129,8 +129,6 @@ class AssistantMessage(Message):
     reasoning_content: Text | None = Field(default=None, validation_alias=REASONING)
     """The reasoning of an earlier answer, also accepted as `reasoning`. Templates may use it."""
     tool_calls: Annotated[list[ToolCall], AtMost(MAX_PARTS)] = []
-    prefix: bool = Field(default=False, validation_alias=PREFIX)
-    """On the last message, the same as `continue_final_message`. `partial` is an alias."""
 
     @property
     def text(self) -> str:

@@ -28,12 +28,9 @@ class TemplateOptions(RequestBody):
     enable_thinking: bool | None = None
     """The template variable of the same name."""
 
-    def continues(self, messages: Sequence[Message]) -> bool:
-        return self.continue_final_message or bool(messages[-1].prefix)
-
     def conversation_of(self, messages: Sequence[Message], tools: Sequence[Tool | CustomTool]) -> Conversation:
         """Return the arguments of the chat template. Raise `InvalidField` if tools contradict each other."""
-        continues = self.continues(messages)
+        continues = self.continue_final_message
         thinks = {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
         return Conversation(
             [message.for_template() for message in messages],
@@ -55,9 +52,7 @@ class TemplateOptions(RequestBody):
             check_counts(*(text.encode() for text in arguments))
         except JsonError as error:
             raise InvalidField("messages", f"the JSON in the arguments of tool calls {error}") from error
-        *others, last = messages
-        continued = next((number for number, message in enumerate(others) if message.prefix), None)
-        require(continued is None, f"messages[{continued}].prefix", "only the last message can be continued")
+        last = messages[-1]
         fits = last.role == "assistant" and not self.add_generation_prompt and not last.tool_calls
         needs = "requires a last message of role assistant without tool calls, and no add_generation_prompt"
-        require(fits or not self.continues(messages), "continue_final_message", needs)
+        require(fits or not self.continue_final_message, "continue_final_message", needs)

@@ -71,17 +71,15 @@ def test_special_tokens_appear_in_the_text_on_request(server):
     assert text(server, **asked, skip_special_tokens=False) == "<|endoftext|>" * 2
 
 
-@pytest.mark.parametrize("name", ["prefix", "partial", None])
-def test_the_last_message_is_continued(server, name):
+def test_the_last_message_is_continued(server):
     user, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "Well, "}
-    asked: Json = {"max_tokens": 1, "return_token_ids": True}
-    messages = [user, answer | {name: True} if name else answer]
-    asked |= {} if name else {"continue_final_message": True, "add_generation_prompt": False}
-    body = server.chat(messages=messages, **asked).json()
+    asked: Json = {"max_tokens": 1, "return_token_ids": True, "continue_final_message": True}
+    messages = [user, answer]
+    body = server.chat(messages=messages, add_generation_prompt=False, **asked).json()
     assert body["prompt_token_ids"] == token_ids("User:\na\n\nAssistant:\nWell, ")
     refused = error_of(server.chat(messages=[*messages, user], **asked))
-    assert refused["param"] == ("messages[1].prefix" if name else "continue_final_message")
-    refused = error_of(server.chat(messages=messages, **asked | {"add_generation_prompt": True}))
+    assert refused["param"] == "continue_final_message"
+    refused = error_of(server.chat(messages=messages, add_generation_prompt=True, **asked))
     assert refused["param"] == "continue_final_message"
 
 
@@ -115,11 +113,10 @@ def test_an_unsupported_field_is_accepted_only_with_its_neutral_values(body, sta
             assert refused.value.param == name
 
 
-def test_other_names_of_a_messages_fields_are_accepted():
-    names = {"reasoning": "b", "partial": True}
-    asked = ChatRequest.model_validate({"model": NAME, "messages": [{"role": "assistant", "content": "a", **names}]})
-    assert (asked.messages[0].reasoning_content, asked.messages[0].prefix) == ("b", True)
-    assert [*asked.unknown_fields()] == []
+def test_the_reasoning_of_a_message_has_two_names():
+    message = {"role": "assistant", "content": "a", "reasoning": "b"}
+    asked = ChatRequest.model_validate({"model": NAME, "messages": [message]})
+    assert (asked.messages[0].reasoning_content, [*asked.unknown_fields()]) == ("b", [])
 
 
 def test_values_that_turn_a_field_off_are_accepted(server):

@@ -103,7 +103,8 @@ INVALID: dict[str, list[tuple[str, Json]]] = {
         ("messages[1].role", say(role="function", name="f", content="a")),
         ("messages[1].role", say(content="a")),
         ("messages[1].content", say(role="user")),
-        ("messages[0].prefix", {"messages": [{"role": "user", "content": "a", "prefix": True}]}),
+        ("messages[1].prefix", say(role="assistant", content="a", prefix=True)),
+        ("messages[1].partial", say(role="assistant", content="a", partial=True)),
         ("chat_template_kwargs.chat_template", {"chat_template_kwargs": {"chat_template": "{% for a in range(9) %}"}}),
         (
             "continue_final_message",
