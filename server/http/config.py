@@ -32,7 +32,6 @@ def uvicorn_config(
     *,
     listener: Listener | None = None,
     descriptors_per_connection: int = 1,
-    stop_seconds: int = STOP_SECONDS,
     **more: Any,
 ) -> uvicorn.Config:
     """Configure uvicorn with a limit on connections, and load the certificate.
@@ -66,7 +65,7 @@ def uvicorn_config(
         server_header=False,
         timeout_keep_alive=settings.http_keep_alive_seconds,  # type: ignore[arg-type]  # a fraction works too
         backlog=min(BACKLOG, limit.num_connections),
-        timeout_graceful_shutdown=stop_seconds,
+        timeout_graceful_shutdown=STOP_SECONDS,
         **more,
     )
     load_certificate(config)

@@ -68,7 +68,9 @@ def live_server(
     app = build(model, settings)
     prepare(app)
     listener = listen(settings.host, port=0)
-    server = uvicorn.Server(uvicorn_config(app, settings, listener=listener, stop_seconds=1))
+    config = uvicorn_config(app, settings, listener=listener)
+    config.timeout_graceful_shutdown = 1
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=[[listener]])
     thread.start()
     wait_until(lambda: server.started, seconds=60)
