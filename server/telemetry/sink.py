@@ -60,14 +60,14 @@ class LogSink:
 
 
 def writer_to(stream: TextIO | None) -> Write:
-    """Return a function that writes to the stream's file descriptor.
+    """Return a function that writes to a copy of the stream's file descriptor, which stays ours if the stream closes.
 
     Bypass the stream's buffer, which would keep the lines that do not fit on a full disk.
     """
     if stream is None:
         return discard
     try:
-        descriptor = stream.fileno()
+        descriptor = os.dup(stream.fileno())
     except (io.UnsupportedOperation, ValueError):
         return lambda line: stream.write(line.decode())
     return lambda line: write_all(descriptor, line)
