@@ -191,7 +191,8 @@ def read_config(folder: Path) -> NviumConfig:
 
 def _nvium_fields(folder: Path, fields: dict[str, Any]) -> dict[str, Any]:
     model_type = fields.pop("model_type", None)
-    fields.pop("transformers_weights", None)  # transformers would read a file of this name
+    for unused in ("transformers_weights", "dtype", "torch_dtype"):  # transformers would read the first as a file
+        fields.pop(unused, None)
     if model_type == "nvium":
         return fields
     if "NviumModel" in (fields.get("architectures") or []):

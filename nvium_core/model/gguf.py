@@ -210,10 +210,9 @@ def close_gguf() -> None:
 def read_gguf(path: Path, config: NviumConfig | None = None) -> Checkpoint:
     """Read configuration and weights. The matrices stay as they are stored."""
     file = open_gguf(path)
-    tensors = dict(read_tensors(file))
     return Checkpoint(
-        config=config or read_config(file),
-        tensors=tensors,
+        config=config or read_config(file),  # before the tensors, whose shapes may contradict it
+        tensors=dict(read_tensors(file)),
         folder=path,
         dtype=stored_precision(file),
         sampling=sampling_fields(file),

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from nvium_core import CheckpointError, NviumForCausalLM
 from nvium_core.bench.contenders.gguf_file import write_shape
-from nvium_core.model.gguf import open_gguf, read_config
+from nvium_core.model.gguf import open_gguf, read_config, read_gguf
 from tests.model.gguf_files import close, write_gguf
 from tests.model.llama_folders import LLAMA_3_ROPE
 from tests.model.test_backbones import random_ids, random_model
@@ -107,6 +107,12 @@ def test_an_unknown_field_that_changes_the_computation_is_rejected(name, tmp_pat
     read_config(open_gguf(with_fields(tmp_path / "neutral.gguf", model, {f"qwen2.{name}": 0})))
     with pytest.raises(CheckpointError, match=f"qwen2.{name} is 2"):
         read_config(open_gguf(with_fields(tmp_path / "model.gguf", model, {f"qwen2.{name}": 2})))
+
+
+def test_a_contradictory_shape_is_rejected_before_the_tensors_are_read(tmp_path):
+    file = with_fields(tmp_path / "model.gguf", random_model("llama", WIDE), {"llama.attention.head_count": 3})
+    with pytest.raises(CheckpointError, match="head"):
+        read_gguf(file)
 
 
 @pytest.mark.parametrize("name", ["attention.head_count", "block_count", "embedding_length"])
