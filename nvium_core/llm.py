@@ -1,13 +1,15 @@
 """Offline inference on text: a model, its tokenizer and an engine in one object."""
 
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nvium_core.choices import Device, FinishReason, GenerationDefaults, Precision, Weights
 from nvium_core.engine.engine import Engine
-from nvium_core.engine.events import Completion, TokenEvent, best
-from nvium_core.engine.params import ContextLengthExceeded, EngineConfig, SamplingParams
+from nvium_core.engine.events import Completion, Event, FailureEvent, PromptEvent, TokenEvent, best
+from nvium_core.engine.failures import EngineError
+from nvium_core.engine.params import ContextLengthExceeded, EngineConfig, SamplingParams, require
 from nvium_core.engine.sampling_defaults import sampling_defaults, with_defaults
 from nvium_core.loading import LoadedModel, load_model
 from nvium_core.text.answer import AnswerText
@@ -16,6 +18,8 @@ from nvium_core.text.detokenizer import Detokenizer, StopStrings
 
 Message = dict[str, Any]
 """`{"role": "user", "content": "…"}`, as in OpenAI's API."""
+
+ROLES = ("system", "user", "assistant", "tool")
 
 
 @dataclass
@@ -78,8 +82,31 @@ class _Answer:
         return Piece(text, [event.token_id], [event.exit], self.completion.finish_reason)
 
 
+@dataclass
+class _Request:
+    """A prompt with its choices. `pieces` have not been streamed yet."""
+
+    name: str
+    prompt: list[int]
+    answers: list[_Answer]
+    pieces: deque[Piece] = field(default_factory=deque)
+    error: EngineError | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return all(answer.completion.finish_reason for answer in self.answers)
+
+    def taken(self) -> Iterator[Piece]:
+        """Yield the waiting pieces. Then raise the error if the request has failed."""
+        while self.pieces:
+            yield self.pieces.popleft()
+        if self.error:
+            raise self.error
+
+
 class LLM:
-    """A model with its engine: `LLM("folder").generate("Once upon a time")`. Not thread-safe.
+    """A model with its engine: `LLM("folder").generate("Once upon a time")`. Several streams may be open; not
+    thread-safe.
 
     model: a folder, Hub name or GGUF file; None is the bundled model.
     exits: folder or Hub name of retrofitted exits for the model.
@@ -109,15 +136,15 @@ class LLM:
         self.engine = Engine(self.loaded.model, EngineConfig(**engine_options))
         self._template = ChatTemplate(self.loaded.tokenizer)
         self._num_requests = 0
+        self._running: dict[str, _Request] = {}
 
     def generate(self, prompts: str | Sequence[str], **sampling: Any) -> Completions:
         """Continue one text or several. With `n`, the result has `n` consecutive completions for each prompt."""
-        texts = [prompts] if isinstance(prompts, str) else list(prompts)
-        return self._complete([self._tokens(text) for text in texts], **sampling)
+        return self._complete([self._tokens(text) for text in as_strings(prompts)], **sampling)
 
     def chat(self, messages: Sequence[Message], **sampling: Any) -> Completions:
         """Answer a conversation through the model's chat template. `max_tokens` defaults to the rest of the context."""
-        prompt = self._template.token_ids(messages, ())
+        prompt = self._conversation(messages)
         return self._complete([prompt], **self._chat_sampling(prompt, sampling))
 
     def stream(self, prompt: str | Sequence[Message], **sampling: Any) -> Generator[Piece, None, None]:
@@ -125,15 +152,21 @@ class LLM:
         if isinstance(prompt, str):
             tokens = self._tokens(prompt)
         else:
-            tokens = self._template.token_ids(prompt, ())
+            tokens = self._conversation(prompt)
             sampling = self._chat_sampling(tokens, sampling)
-        params, answers = self._begin([tokens], **sampling)
+        params, stops = self._params(**sampling)
         if params.num_choices > 1:
-            self._cancel(answers)
             raise ValueError("n and best_of must be 1 when streaming")
-        return self._streamed(answers)
+        self.engine.limits.check(tokens, params)
+        return self._streamed([self._request(tokens, params, stops)], params)
 
-    def _tokens(self, text: str) -> list[int]:
+    def _conversation(self, messages: Sequence[Any]) -> list[int]:
+        are_messages = all(isinstance(message, dict) and message.get("role") in ROLES for message in messages)
+        require(are_messages, "messages", f"must be messages with a role: {', '.join(ROLES)}")
+        return self._template.token_ids(messages, ())
+
+    def _tokens(self, text: Any) -> list[int]:
+        require(isinstance(text, str), "prompts", f"must be texts, got {type(text).__name__}")
         token_ids: list[int] = self.loaded.tokenizer(text, verbose=False).input_ids
         return token_ids
 
@@ -146,56 +179,69 @@ class LLM:
         stops = (*as_strings(sampling.get("stop", ())), *self._template.stops)
         return {"max_tokens": room, **sampling, "stop_token_ids": ends, "stop": stops}
 
-    def _complete(self, prompts: Sequence[Sequence[int]], **sampling: Any) -> Completions:
-        params, answers = self._begin(prompts, **sampling)
-        for _ in self._streamed(answers):
+    def _complete(self, prompts: Sequence[list[int]], **sampling: Any) -> Completions:
+        params, stops = self._params(**sampling)
+        requests = [self._request(prompt, params, stops) for prompt in prompts]
+        for _ in self._streamed(requests, params):
             pass
         ranked = Completions()
-        for choices in answers.values():
-            completions = [answer.completion for answer in choices]
+        for request in requests:
+            completions = [answer.completion for answer in request.answers]
             ranked += best(completions, params.n, lambda completion: completion.mean_logprob)
         return ranked
 
-    def _streamed(self, answers: dict[str, list[_Answer]]) -> Generator[Piece, None, None]:
-        """Run until all answers are complete. Cancel them if the caller stops."""
-        try:
-            for event in self.engine.run():
-                if isinstance(event, TokenEvent):
-                    answer = answers[event.request_id][event.choice]
-                    piece = answer.append(event)
-                    if answer.text.has_stopped:
-                        self.engine.cancel(event.request_id, event.choice)
-                    yield piece
-        finally:
-            self._cancel(answers)
+    def _params(
+        self, *, stop: str | Sequence[str] = (), include_stop_str_in_output: bool = False, **sampling: Any
+    ) -> tuple[SamplingParams, StopStrings]:
+        stops = as_strings(stop)
+        require(all(stops), "stop", "must not contain an empty string")
+        params = SamplingParams(**with_defaults(sampling, self.sampling_defaults))
+        return params, StopStrings(stops, include_stop_str_in_output)
 
-    def _begin(
-        self,
-        prompts: Sequence[Sequence[int]],
-        *,
-        stop: str | Sequence[str] = (),
-        include_stop_str_in_output: bool = False,
-        **sampling: Any,
-    ) -> tuple[SamplingParams, dict[str, list[_Answer]]]:
-        params, stops = SamplingParams(**with_defaults(sampling, self.sampling_defaults)), as_strings(stop)
+    def _request(self, prompt: list[int], params: SamplingParams, stops: StopStrings) -> _Request:
+        self._num_requests += 1
         tokenizer = self.loaded.tokenizer.backend_tokenizer
-        answers: dict[str, list[_Answer]] = {}
-        try:
-            for prompt in prompts:
-                name = f"llm-{self._num_requests}"
-                self._num_requests += 1
-                self.engine.add(name, prompt, params)
-                for _ in range(params.num_choices):
-                    text = AnswerText(Detokenizer(tokenizer, prompt), StopStrings(stops, include_stop_str_in_output))
-                    answers.setdefault(name, []).append(_Answer(text))
-        except BaseException:
-            self._cancel(answers)
-            raise
-        return params, answers
+        answers = [
+            _Answer(AnswerText(Detokenizer(tokenizer, prompt), replace(stops), params.min_tokens))
+            for _ in range(params.num_choices)
+        ]
+        return _Request(f"llm-{self._num_requests}", prompt, answers)
 
-    def _cancel(self, answers: dict[str, list[_Answer]]) -> None:
-        for name in answers:
-            self.engine.cancel(name)
+    def _streamed(self, requests: Sequence[_Request], params: SamplingParams) -> Generator[Piece, None, None]:
+        """Start the requests and run until they are complete. Cancel them if the caller stops.
+
+        Pieces of other requests, whose streams are open too, wait until their streams are read.
+        """
+        try:
+            for request in requests:
+                self.engine.add(request.name, request.prompt, params)
+                self._running[request.name] = request
+            while True:
+                for request in requests:
+                    yield from request.taken()
+                if all(request.is_done for request in requests) or not self.engine.has_work:
+                    return
+                self._step()
+        finally:
+            for request in requests:
+                self.engine.cancel(request.name)
+                self._running.pop(request.name, None)
+
+    def _step(self) -> None:
+        for event in self.engine.step():
+            if event.request_id in self._running:
+                self._receive(event, self._running[event.request_id])
+
+    def _receive(self, event: Event, request: _Request) -> None:
+        answer = request.answers[event.choice]
+        if isinstance(event, FailureEvent):
+            request.error = event.error
+        elif isinstance(event, PromptEvent):
+            answer.completion.append(event)
+        elif not answer.text.has_stopped:
+            request.pieces.append(piece := answer.append(event))
+            if piece.finish_reason:
+                self.engine.cancel(request.name, event.choice)
 
 
 def as_strings(stop: str | Sequence[str]) -> tuple[str, ...]:

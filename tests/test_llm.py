@@ -51,6 +51,48 @@ def test_a_stream_is_the_completion_in_pieces(llm):
     assert [piece.finish_reason for piece in pieces if piece.finish_reason] == ["length"]
 
 
+def test_open_streams_do_not_disturb_each_other(llm):
+    alone = {prompt: list(llm.stream(prompt, max_tokens=20, seed=3)) for prompt in PROMPTS}
+    first, second = (llm.stream(prompt, max_tokens=20, seed=3) for prompt in PROMPTS)
+    pieces = [next(first), next(first)]
+    assert llm.generate("Then", max_tokens=8, seed=5).token_ids == by_hand("Then", max_tokens=8, seed=5)
+    assert list(second) == alone[PROMPTS[1]]
+    assert pieces + list(first) == alone[PROMPTS[0]]
+    assert not llm.engine.has_work
+
+
+def test_a_stream_that_is_never_read_or_closed_early_leaves_the_engine_idle(llm):
+    llm.stream("Once", max_tokens=20)
+    stream = llm.stream("Once", max_tokens=20)
+    next(stream)
+    stream.close()
+    assert not llm.engine.has_work
+    assert len(llm.generate("Once", max_tokens=3).token_ids) == 3
+
+
+def test_min_tokens_also_holds_against_stop_strings(llm):
+    whole = llm.generate("Once", max_tokens=60, seed=3)
+    stop = whole.text[10:12]
+    stopped = llm.generate("Once", max_tokens=60, seed=3, stop=stop)
+    later = llm.generate("Once", max_tokens=60, min_tokens=len(stopped.token_ids), seed=3, stop=stop)
+    assert len(later.token_ids) > len(stopped.token_ids)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda llm: llm.generate([1, 2]),
+        lambda llm: llm.generate("a", stop=[""]),
+        lambda llm: llm.chat("hi"),
+        lambda llm: llm.chat([{"role": "poet", "content": "hi"}]),
+        lambda llm: llm.stream(["a"]),
+    ],
+)
+def test_an_argument_of_a_wrong_kind_is_an_invalid_request(llm, call):
+    with pytest.raises(InvalidRequest):
+        call(llm)
+
+
 def test_a_stop_string_ends_the_text_before_it(llm):
     whole = llm.generate("Once", max_tokens=60, seed=3)
     stop = whole.text[10:12]

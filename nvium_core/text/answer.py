@@ -7,10 +7,15 @@ from nvium_core.text.detokenizer import Detokenizer, StopStrings
 
 @dataclass
 class AnswerText:
-    """Turns the tokens of one answer into text, and buffers text that may have to be cut."""
+    """Turns the tokens of one answer into text, and buffers text that may have to be cut.
+
+    Stop strings in the text of the first `min_tokens` tokens are ignored.
+    """
 
     detokenizer: Detokenizer
     stops: StopStrings
+    min_tokens: int = 0
+    num_tokens: int = field(default=0, init=False)
     num_characters: int = field(default=0, init=False)
     """Number of characters so far, including buffered and cut ones."""
 
@@ -27,6 +32,9 @@ class AnswerText:
         if is_last:
             text += self.detokenizer.flush()
         self.num_characters += len(text)
+        self.num_tokens += 1
+        if self.num_tokens <= self.min_tokens:
+            return text
         certain = self.stops.push(text)
         return certain + self.stops.flush() if is_last else certain
 

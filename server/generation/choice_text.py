@@ -57,6 +57,7 @@ class ChoiceText:
         *,
         include_stop: bool,
         echo: bool,
+        min_tokens: int = 0,
         skips_special: bool = True,
         end_token_ids: Collection[int] = (),
         shown: Mapping[int, str] | None = None,
@@ -73,7 +74,7 @@ class ChoiceText:
         """The prompt's text until it is taken. Its tokens are detokenized only then, choice by choice."""
         if echoes_tokens:
             self._echo = map(detokenizer.push, prompt.token_ids)
-        self._answer = AnswerText(detokenizer, StopStrings(stops, include_stop))
+        self._answer = AnswerText(detokenizer, StopStrings(stops, include_stop), min_tokens)
 
     def prompt_offsets(self) -> list[int]:
         detokenizer, num_characters, offsets = Detokenizer(self._tokenizer), 0, []

@@ -207,6 +207,7 @@ def start(
         service.tokenizer,
         [*request.stops, *stops],
         include_stop=request.include_stop_str_in_output,
+        min_tokens=request.min_tokens,
         echo=echo,
         skips_special=request.skip_special_tokens,
         end_token_ids=service.engine.limits.end_token_ids,

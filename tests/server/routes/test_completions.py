@@ -114,6 +114,9 @@ def test_generation_ends_with_the_token_that_completes_a_stop_string(server):
     by_token = server.complete(max_tokens=200, ignore_eos=True, stop_token_ids=token_ids(stop)).json()["choices"][0]
     assert (by_token["finish_reason"], by_token["stop_reason"]) == ("stop", tokens[-1])
     assert by_token["nvium"]["token_ids"] == tokens
+    later = server.complete(max_tokens=200, ignore_eos=True, stop=stop, min_tokens=len(tokens)).json()["choices"][0]
+    assert later["nvium"]["token_ids"][: len(tokens)] == tokens
+    assert len(later["nvium"]["token_ids"]) > len(tokens)
 
 
 def test_usage_is_streamed_only_when_asked_for(server):
