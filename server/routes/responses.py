@@ -9,10 +9,11 @@ from fastapi import APIRouter, Request
 from pydantic_core import to_json
 from starlette.responses import Response as HttpResponse
 
-from server.errors import ApiError
+from server.errors import UNSUPPORTED, ApiError
 from server.generation.chat import start_chat
 from server.generation.service import Service
 from server.http.bodies import JsonRoute
+from server.schemas.body import require
 from server.schemas.response_items import Json, add_item
 from server.schemas.responses import DeletedResponse, Response, ResponseRequest
 from server.writers.answer import accepted, answer
@@ -21,6 +22,9 @@ from server.writers.response_writer import ResponseWriter
 MAX_STORED = 10_000
 MAX_STORED_CHARACTERS = 64_000_000
 NOT_FOUND = "response {!r} does not exist or is no longer stored"
+
+STREAMED = ("stream", "starting_after", "include", "include[]")
+"""Query parameters of OpenAI's that would change the stored response."""
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -113,6 +117,8 @@ async def create_response(body: ResponseRequest, request: Request) -> HttpRespon
     response_model=Response | DeletedResponse,
 )
 async def stored_response(response_id: str, request: Request) -> HttpResponse:
+    for name in STREAMED:
+        require(request.query_params.get(name, "false") == "false", name, "not supported", code=UNSUPPORTED)
     store, owner = request.app.state.response_store, request.state.key_id
     found: StoredResponse | None = store.find(owner, response_id)
     if found is None:

@@ -137,6 +137,9 @@ def test_a_stored_response_can_be_read_and_deleted(server):
     client = server.client()
     made = client.responses.create(model=NAME, input="Hello", max_output_tokens=9, metadata={"run": "7"})
     assert client.responses.retrieve(made.id) == made
+    for query in ({"stream": "true"}, {"include[]": "message.output_text.logprobs"}, {"starting_after": "1"}):
+        refused = server.http.get(f"/v1/responses/{made.id}", params=query)
+        assert (refused.status_code, error_of(refused)["param"]) == (400, *query)
     deleted = server.http.delete(f"/v1/responses/{made.id}")
     assert deleted.json() == {"id": made.id, "object": "response", "deleted": True}
     not_stored = ask(server, store=False, max_output_tokens=1).json()["id"]
