@@ -44,9 +44,7 @@ CODES = {
 }
 """Maps patterns of pydantic's types of errors, and of ours, to codes. All other types have the code `INVALID`."""
 
-NO_ENDPOINT = (
-    "no such endpoint: embeddings, images, audio and files are not supported; GET /openapi.json lists the rest"
-)
+NO_ENDPOINT = "no such endpoint; GET /openapi.json lists the supported ones"
 
 WRONG_FIELD = "wrong_field:"
 """Prefix of the type of a custom pydantic error. The rest of the type is the name of the invalid field."""
@@ -62,6 +60,8 @@ REJECTIONS = {
     "invalid_api_key": 401,
     "malformed_request": 400,
     "no_replica": 503,
+    "not_live": 503,
+    "not_ready": 503,
     "origin_not_allowed": 403,
     "queue_full": 503,
     "rate_limit_exceeded": 429,

@@ -13,7 +13,7 @@ from nvium_core import Engine, EngineWorker, LoadedModel, sampling_defaults, wit
 from nvium_core.text.chat_template import ChatTemplate, Conversation
 from nvium_core.text.sandbox import HELPERS
 from nvium_core.text.token_bytes import longest_token
-from server.errors import CONTEXT_EXCEEDED, ApiError, InvalidField, deadline_exceeded, engine_stopped
+from server.errors import CONTEXT_EXCEEDED, ApiError, InvalidField, Rejected, deadline_exceeded, engine_stopped
 from server.generation.choice_text import Prompt
 from server.generation.constraints import Constraints, RequestConstraint
 from server.generation.thread_pool import DaemonThreadPool
@@ -129,11 +129,11 @@ class Service(Drainable):
         busy_seconds = max(pool.busy_seconds for pool in self._pools)
         has_progressed = max(self.worker.seconds_since_progress, busy_seconds) < self.settings.stall_seconds
         if not (self.worker.is_alive and has_progressed) or self.has_failed:
-            raise ApiError("the device thread or a worker thread makes no progress", status=503, code="not_live")
+            raise Rejected("not_live", "the device thread or a worker thread makes no progress")
 
     async def check_ready(self) -> None:
         if not (self.is_warm and self.worker.is_alive) or self.admission.is_leaving:
-            raise ApiError("the server is starting or shutting down", status=503, code="not_ready")
+            raise Rejected("not_ready", "the server is starting or shutting down")
 
     @property
     def has_failed(self) -> bool:

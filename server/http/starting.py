@@ -3,7 +3,7 @@
 from starlette.datastructures import MutableHeaders
 from starlette.types import Scope
 
-from server.errors import ApiError
+from server.errors import Rejected
 from server.http.admission import Admission
 from server.http.drain import Drainable
 from server.http.middleware import Check
@@ -29,5 +29,4 @@ class UntilLoaded(Check):
 
     def check(self, scope: Scope, headers: MutableHeaders) -> None:
         if isinstance(scope["app"].state.service, Loading) and scope["path"] != "/livez":
-            retry = {"retry-after": str(RETRY_SECONDS)}
-            raise ApiError("the model is loading", status=503, code="not_ready", headers=retry)
+            raise Rejected("not_ready", "the model is loading", retry_after_seconds=RETRY_SECONDS)

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from prometheus_client import Gauge, generate_latest
 
 from server.app import bare_app, keys_gate, middleware
-from server.errors import ApiError
+from server.errors import Rejected
 from server.http.drain import Drainable
 from server.http.keys import KeyRing
 from server.replicas.pages import MergedPages
@@ -46,7 +46,7 @@ class Gateway(Drainable):
 
     async def check_ready(self) -> None:
         if self.admission.is_leaving or not await self._answers("/readyz"):
-            raise ApiError("no replica is ready, or the server is shutting down", status=503, code="not_ready")
+            raise Rejected("not_ready", "no replica is ready, or the server is shutting down")
 
     async def metrics_page(self) -> bytes:
         pages = {GATEWAY_LABEL: self.metrics.page().decode(), **await self._answers("/metrics")}

@@ -13,8 +13,6 @@ from server.telemetry.metrics import EndReason, Metrics, Outcome
 OTHER = "other"
 """The endpoint of requests that no route records by name, and of those refused before they reach a route."""
 
-REJECTED = (401, 403, 408, 413, 415, 429, 431, 503)
-
 ABORTED = ("disconnected", "slow_client")
 
 CLIENT_CLOSED_REQUEST = 499
@@ -106,7 +104,7 @@ class RequestRecord:
     def outcome(self) -> Outcome:
         if self.status is None or self.abort_cause in ABORTED:
             return "cancelled"
-        if self.status in REJECTED:
+        if self.status >= 400 and self.error and self.error.code in REJECTIONS:
             return "rejected"
         if self.status >= 500 or (self.status < 400 and self.abort_cause):
             return "failed"
