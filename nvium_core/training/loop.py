@@ -175,6 +175,7 @@ class Run(ABC):
         if self.processes.is_first:
             own = {"recipe": self.description(), "step": self.step, "beta": self.beta.state()}
             write_state(state_of(self.checkpointed, self.optimizers) | own, self.folder)
+        self.processes.wait()  # torchrun ends all processes once one has ended after a signal
 
     def resume(self) -> None:
         """Continue from the checkpoint, if there is one. Raise `TrainingError` if it belongs to another run."""
