@@ -1,7 +1,6 @@
-"""`nvium train`, killed after its fifth step."""
+"""`nvium train`, which gets the signal `SIGNAL` of the environment after its fifth step."""
 
 import os
-import signal
 
 from nvium_core.cli import main
 from nvium_core.training.train import TrainingRun
@@ -12,7 +11,7 @@ update = TrainingRun.update
 def last_update(run: TrainingRun) -> None:
     update(run)
     if run.step == 5:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), int(os.environ["SIGNAL"]))
 
 
 if __name__ == "__main__":

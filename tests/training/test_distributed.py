@@ -1,4 +1,5 @@
 import json
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -57,10 +58,14 @@ def test_two_processes_train_what_one_does(together, tmp_path):
         assert ours == pytest.approx(theirs, rel=1e-3)
 
 
-def test_two_processes_that_are_killed_and_restarted_end_with_the_same_weights(together, tmp_path):
+@pytest.mark.parametrize(("received", "step"), [(signal.SIGKILL, 4), (signal.SIGTERM, 5)])
+def test_two_processes_that_are_stopped_and_restarted_end_with_the_same_weights(
+    received, step, together, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("SIGNAL", str(int(received)))
     resumed = replace(options(tmp_path / "run"), data=together.data)
     assert train_by_two(resumed, "tests.training.killed_run") != 0
-    assert torch.load(resumed.folder / "state.pt")["step"] == 4
+    assert torch.load(resumed.folder / "state.pt")["step"] == step
     assert not (resumed.folder / "model").exists()
     assert train_by_two(resumed) == 0
     assert_equal(weights(resumed), weights(together))
