@@ -34,6 +34,7 @@ FOREIGN: dict[str, NeutralOnly] = {
     "return_full_text": refused(False, why="; use `echo`"),
     # vLLM
     **dict.fromkeys(("echo", "use_beam_search", "early_stopping"), OFF),
+    "best_of": ONE,
     **dict.fromkeys(("documents", "logits_processors", "mm_processor_kwargs", "media_io_kwargs", "vllm_xargs"), EMPTY),
     **dict.fromkeys(("kv_transfer_params", "prompt_embeds", "repetition_detection", "chat_template"), EMPTY),
     **dict.fromkeys(("structural_tag", "bad_words", "allowed_token_ids"), EMPTY),
@@ -93,6 +94,13 @@ FOREIGN: dict[str, NeutralOnly] = {
     ),
 }
 
+INSTEAD = {
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+}
+"""Fields of chats that have another name in `/v1/responses`."""
+
 
 def check_foreign(unknown: Mapping[str, Any]) -> None:
     """Raise `InvalidField` for an unsupported field that would change the output."""
@@ -106,13 +114,14 @@ def check_elsewhere(unknown: Mapping[str, Any], other: type[BaseModel], endpoint
     for name, value in unknown.items():
         if field := other.model_fields.get(name):
             marks = [mark for mark in field.metadata if isinstance(mark, NeutralOnly)]
-            mark = marks[0] if marks else NeutralOnly("", *neutral(field.default), why=f"; use `{endpoint}`")
+            instead = INSTEAD.get(name, endpoint)
+            mark = marks[0] if marks else NeutralOnly(*neutral(field.default), why=f"; use `{instead}`")
             if not isinstance(mark, Hint):
                 mark.check(name, value)
 
 
 def neutral(default: Any) -> list[Any]:
-    if default is PydanticUndefined:
+    if default in (PydanticUndefined, None):
         return []
     is_integer = isinstance(default, float) and default.is_integer()
     return [default, int(default)] if is_integer else [default]

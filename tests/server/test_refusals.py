@@ -103,6 +103,7 @@ INVALID: dict[str, list[tuple[str, Json]]] = {
         ("messages[1].role", say(role="function", name="f", content="a")),
         ("messages[1].role", say(content="a")),
         ("messages[1].content", say(role="user")),
+        ("best_of", {"best_of": 2}),
         ("messages[1].prefix", say(role="assistant", content="a", prefix=True)),
         ("messages[1].partial", say(role="assistant", content="a", partial=True)),
         ("chat_template_kwargs.chat_template", {"chat_template_kwargs": {"chat_template": "{% for a in range(9) %}"}}),
@@ -242,6 +243,19 @@ def test_another_content_type_is_refused(server, kind):
 )
 def test_the_code_of_a_validation_error_is_its_kind(server, code, body):
     assert error_of(server.complete(**body))["code"] == code
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("n", 2, "must be 1 or null"),
+        ("max_tokens", 5, "use `max_output_tokens`; must be null"),
+        ("response_format", {"type": "json_object"}, "use `text.format`; must be null"),
+    ],
+)
+def test_a_field_of_chats_is_refused_in_responses_with_what_to_use(server, field, value, message):
+    refused = server.http.post("/v1/responses", json=VALID["/v1/responses"] | {field: value})
+    assert error_of(refused)["message"].endswith(message)
 
 
 def test_an_exceeded_context_is_refused_with_its_numbers(server):
