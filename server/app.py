@@ -13,7 +13,7 @@ from prometheus_client import disable_created_metrics
 from starlette.middleware import Middleware
 
 from nvium_core import LoadedModel, load_model
-from nvium_core.text.rendering import RENDERER
+from nvium_core.text.renderer import RENDERER
 from server.errors import install_error_handlers
 from server.generation.service import Service
 from server.http.bodies import Bodies
@@ -158,7 +158,7 @@ def logged_if_slow(phase: str, **fields: object) -> Iterator[None]:
 def load(settings: Settings, metrics: Metrics | None = None) -> Service:
     """Load the model and log its properties. Raise `CheckpointError` or `InvalidRequest` if it cannot be served."""
     started = time.monotonic()
-    if settings.model:  # its chat template is probably not ours
+    if settings.model:
         RENDERER.prepare()
     with logged_if_slow("loading", model=settings.model or "the bundled model"):
         loaded = load_model(

@@ -180,6 +180,10 @@ def test_serving_a_gguf_file_imports_nothing_slow_that_it_does_not_need(tmp_path
     assert "server.app" in loaded and loaded & slow == set()
 
 
+def test_the_helper_for_chat_templates_starts_before_anything_slow_is_imported():
+    assert {"numpy", "jinja2", "transformers"} & modules_after(f"import {CORE}.text.renderer") == set()
+
+
 def test_only_the_settings_read_the_environment():
     found = {module: environment_reads(path.read_text()) for module, path in MODULES.items()}
     assert {module for module, reads in found.items() if reads} <= {READS_ENVIRONMENT}

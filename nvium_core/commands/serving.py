@@ -42,10 +42,14 @@ def serve(model: ModelArgument = None, **given: Any) -> None:
 
 def runner(settings: "Settings") -> "Callable[[Settings], None]":
     """Return the function that serves, in one process or with Ray. Raise `SettingsError` if Ray is missing."""
-    from server.app import run
+    from nvium_core.text.renderer import RENDERER
     from server.settings import RAY_DEFAULTS, SettingsError, set_defaults
 
     if settings.replicas is None:
+        if settings.model:  # its chat template is probably not ours
+            RENDERER.prepare()  # takes as long as the import below
+        from server.app import run
+
         return run
     set_defaults(RAY_DEFAULTS)
     try:

@@ -18,7 +18,8 @@ from transformers import PreTrainedTokenizerFast
 
 from nvium_core.errors import NviumError
 from nvium_core.text.reasoning import OPENING, ReasoningReader, thinks
-from nvium_core.text.rendering import RENDERER, RenderingError, rendered
+from nvium_core.text.renderer import RENDERER, RenderingError
+from nvium_core.text.rendering import rendered
 from nvium_core.text.tool_calls import call_format
 
 Json = dict[str, Any]

@@ -115,7 +115,9 @@ class DrainingServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().set_exception_handler(self._note_error)
         await super().startup(sockets)
-        if not self._loading:
+        if self._loading:
+            asyncio.wrap_future(self._loading).add_done_callback(self._arrive)
+        else:
             self._announce()
 
     def _announce(self) -> None:
@@ -128,7 +130,6 @@ class DrainingServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         if self._loading_error:
             return True
-        self._arrive()
         self._service.tick()
         if self._service.has_failed and self._drains_since is None:
             log.error("the service has failed, stopping")
@@ -144,11 +145,11 @@ class DrainingServer(uvicorn.Server):
                 self._begin_to_drain()
         return await super().on_tick(counter)
 
-    def _arrive(self) -> None:
-        """Serve the service once it is loaded, unless the server is leaving."""
-        if self._loading and self._loading.done() and self._leaves_at is None:
+    def _arrive(self, loaded: asyncio.Future[Drainable]) -> None:
+        """Serve the loaded service, unless it failed to load or the server is leaving."""
+        if not loaded.exception() and self._leaves_at is None:
             app: Any = self.config.app
-            self._service = app.state.service = self._loading.result()
+            self._service = app.state.service = loaded.result()
             self._loading = None
             self._announce()
 

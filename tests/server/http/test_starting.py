@@ -15,7 +15,7 @@ import pytest
 
 from nvium_core import LoadedModel
 from nvium_core.text import chat_template
-from nvium_core.text.rendering import Renderer
+from nvium_core.text.renderer import Renderer
 from server import app
 from server.app import assemble, run
 from server.http.starting import Loading

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from nvium_core.text.rendering import Renderer
+from nvium_core.text.renderer import Renderer
 from nvium_core.text.sandbox import PATIENCE_SECONDS, Helper
 
 
