@@ -19,7 +19,7 @@ from nvium_core.text.detokenizer import Detokenizer, StopStrings
 Message = dict[str, Any]
 """`{"role": "user", "content": "…"}`, as in OpenAI's API."""
 
-ROLES = ("system", "user", "assistant", "tool")
+ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 @dataclass
@@ -163,7 +163,8 @@ class LLM:
     def _conversation(self, messages: Sequence[Any]) -> list[int]:
         are_messages = all(isinstance(message, dict) and message.get("role") in ROLES for message in messages)
         require(are_messages, "messages", f"must be messages with a role: {', '.join(ROLES)}")
-        return self._template.token_ids(messages, ())
+        renamed = [message | {"role": "system"} if message["role"] == "developer" else message for message in messages]
+        return self._template.token_ids(renamed, ())
 
     def _tokens(self, text: Any) -> list[int]:
         require(isinstance(text, str), "prompts", f"must be texts, got {type(text).__name__}")
@@ -193,8 +194,9 @@ class LLM:
     def _params(
         self, *, stop: str | Sequence[str] = (), include_stop_str_in_output: bool = False, **sampling: Any
     ) -> tuple[SamplingParams, StopStrings]:
-        stops = as_strings(stop)
-        require(all(stops), "stop", "must not contain an empty string")
+        stops: tuple[Any, ...] = as_strings(stop)
+        are_texts = all(isinstance(each, str) and each for each in stops)
+        require(are_texts, "stop", "must be a string that is not empty, or several")
         params = SamplingParams(**with_defaults(sampling, self.sampling_defaults))
         return params, StopStrings(stops, include_stop_str_in_output)
 

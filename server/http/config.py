@@ -56,6 +56,7 @@ def uvicorn_config(
         ssl_certfile=settings.ssl_certfile,
         ssl_keyfile=settings.ssl_keyfile,
         ssl_keyfile_password=NO_PASSWORD,
+        ssl_ciphers=None,  # Python's own list; older versions of uvicorn have another
         http=connection,
         loop="asyncio",  # do not use uvloop, even if it is installed
         ws="none",
@@ -79,4 +80,5 @@ def load_certificate(config: uvicorn.Config) -> None:
         config.load()
     except OSError as error:  # `ssl.SSLError` is an `OSError`
         reason = (error.reason or "not PEM, or encrypted") if isinstance(error, ssl.SSLError) else error.strerror
-        raise SettingsError(f"ssl_certfile: {config.ssl_certfile} and its key cannot be used: {reason}") from error
+        files = " and ".join(str(file) for file in (config.ssl_certfile, config.ssl_keyfile) if file)
+        raise SettingsError(f"ssl_certfile: {files} cannot be used: {reason}") from error

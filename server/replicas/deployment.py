@@ -4,7 +4,6 @@ Ray health-checks, replaces and drains the replicas.
 """
 
 import logging
-import random
 import re
 import secrets
 import threading
@@ -32,7 +31,7 @@ from server.http.drain import DrainingServer
 from server.http.keys import KeyRing, read_keys
 from server.http.listener import listen
 from server.replicas.gateway import Gateway, gateway_app
-from server.replicas.pool import Address, NoReplica
+from server.replicas.pool import Address, NoReplica, by_load
 from server.replicas.reaper import reaper_of
 from server.replicas.relay import GatewayOnly
 from server.settings import Settings, SettingsError
@@ -116,9 +115,8 @@ class Router(RequestRouter):  # type: ignore[misc]
         excluded = pending_request.args[0] if pending_request and pending_request.args else []
         if pending_request:
             pending_request.routing_context.should_backoff = True
-        present = [replica for replica in candidate_replicas if replica.replica_id.unique_id not in excluded]
-        present = present or candidate_replicas
-        first, *others = sorted(random.sample(present, len(present)), key=self._load)
+        names = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        first, *others = [names[name] for name in by_load({name: self._load(names[name]) for name in names}, excluded)]
         self.on_send_request(first.replica_id)  # add this request to the replica's load
         return [[first], others]
 

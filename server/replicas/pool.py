@@ -1,6 +1,7 @@
 """Where requests may go: replicas and the pool that chooses among them. Imports neither Ray nor an HTTP library."""
 
-from collections.abc import Collection
+import random
+from collections.abc import Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -17,6 +18,12 @@ class Address:
 
 class NoReplica(Exception):
     """No replica is available."""
+
+
+def by_load(loads: Mapping[str, int], excluded: Collection[str]) -> list[str]:
+    """Return the names in order of their loads, without the excluded ones unless no others are left."""
+    present = [name for name in loads if name not in excluded] or list(loads)
+    return sorted(random.sample(present, len(present)), key=lambda name: loads[name])
 
 
 class Pool(Protocol):

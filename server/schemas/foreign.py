@@ -34,7 +34,8 @@ FOREIGN: dict[str, NeutralOnly] = {
     "return_full_text": refused(False, why="; use `echo`"),
     # vLLM
     **dict.fromkeys(("echo", "use_beam_search", "early_stopping"), OFF),
-    "best_of": ONE,
+    "best_of": refused(1, why="; use `/v1/completions`"),
+    "guided_whitespace_pattern": refused("", why=": generated JSON has no whitespace"),
     **dict.fromkeys(("documents", "logits_processors", "mm_processor_kwargs", "media_io_kwargs", "vllm_xargs"), EMPTY),
     **dict.fromkeys(("kv_transfer_params", "prompt_embeds", "repetition_detection", "chat_template"), EMPTY),
     **dict.fromkeys(("structural_tag", "bad_words", "allowed_token_ids"), EMPTY),

@@ -116,7 +116,7 @@ class GenerationRequest(AnswerRequest):
     stop_token_ids: Annotated[list[int], AtMost(1024)] = []
     """Token ids that end the answer, in addition to end-of-text."""
     min_tokens: int = 0
-    """Minimum number of tokens."""
+    """Minimum number of tokens. Until then, stop tokens are not sampled, and stop strings are ignored."""
     include_stop_str_in_output: bool = False
     """Include the matched stop string in the text."""
 
