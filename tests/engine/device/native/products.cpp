@@ -27,7 +27,7 @@ std::vector<char> random_rows(int64_t stored) {
   return rows;
 }
 
-#ifdef __FP_FAST_FMAF
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
 using Product = double;  // exact: the compiler fuses the multiplication with the addition that rounds
 #else
 using Product = float;
