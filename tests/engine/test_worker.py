@@ -201,7 +201,6 @@ async def test_each_choice_reports_its_cached_prompt_tokens(worker):
     found = []
     for _ in range(2):
         stream = submit(worker, [1, 2, 3, 4] * 10, replace(PARAMS, n=2))
-        assert stream.admissions == {}
         await collect(stream)
         found.append([stream.admissions[key].num_cached_prompt_tokens for key in stream.keys])
     assert found == [[0, 32], [32, 32]]

@@ -57,8 +57,9 @@ def test_a_repeated_prompt_is_taken_from_the_cache(server):
     asked = {"prompt": prompt, "max_tokens": 6, "nvium": {"sampling": "mixture"}}
     first = server.complete(**asked).json()["choices"]
     before = server.gauge("nvium_cached_prompt_tokens_total")
-    assert same(server.complete(**asked).json()["choices"][0]["nvium"], first[0]["nvium"])
-    wait_until(lambda: server.gauge("nvium_cached_prompt_tokens_total") == before + 64)
+    for _ in range(2):  # with two replicas, one of them has the prompt by then
+        assert same(server.complete(**asked).json()["choices"][0]["nvium"], first[0]["nvium"])
+    wait_until(lambda: server.gauge("nvium_cached_prompt_tokens_total") - before in (64, 128))
 
 
 def same(first: Json, second: Json) -> bool:
