@@ -1,6 +1,8 @@
 """`GET /openapi.json`: describes every route except the playground's, as FastAPI finds them."""
 
 import warnings
+from collections.abc import Mapping
+from copy import deepcopy
 from functools import cache
 from typing import Any
 
@@ -39,8 +41,19 @@ class Error(TypedDict):
 
 @router.get("/openapi.json", summary="This API as an OpenAPI 3.1 document")
 async def openapi(request: Request) -> Json:
-    root_path = request.app.state.service.settings.root_path
-    return {**document(), "servers": [{"url": root_path}]} if root_path else document()
+    service = request.app.state.service
+    described, root_path = with_defaults(document(), service.sampling_defaults), service.settings.root_path
+    return {**described, "servers": [{"url": root_path}]} if root_path else described
+
+
+def with_defaults(described: Json, defaults: Mapping[str, Any]) -> Json:
+    """Replace the defaults of sampling parameters by the served model's own."""
+    described = deepcopy(described)
+    for schema in described["components"]["schemas"].values():
+        for name, field in schema.get("properties", {}).items():
+            if name in defaults and "default" in field:
+                field["default"] = defaults[name]
+    return described
 
 
 @cache

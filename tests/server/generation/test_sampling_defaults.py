@@ -4,6 +4,7 @@ import pytest
 from transformers import GenerationConfig
 
 from nvium_core import LLM, InvalidRequest, LoadedModel, sampling_defaults
+from server.routes.openapi import document
 from tests.byte_model import load_byte_model
 from tests.server.live_server import LiveServer, live_server
 
@@ -35,6 +36,17 @@ def test_the_models_values_are_the_defaults_of_every_endpoint():
         assert by_default[:2] == given[:2] != answers(plain)[:2]
         assert by_default[2] == by_default[1]
         assert answers(own, nvium={"sampling": "original"}) == answers(plain, nvium={"sampling": "original"})
+
+
+def test_the_description_of_the_api_has_the_models_values():
+    with live_server(suggesting(**OWN)) as own, live_server(load_byte_model()) as plain:
+        schemas = own.http.get("/openapi.json").json()["components"]["schemas"]
+        for endpoint in ("Completion", "Chat", "Response"):
+            fields = schemas[f"{endpoint}Request"]["properties"]
+            assert {name: fields[name]["default"] for name in OWN if name in fields}.items() <= OWN.items()
+            assert fields["temperature"]["default"] == OWN["temperature"]
+        assert "default" not in schemas["Response"]["properties"]["temperature"]
+        assert plain.http.get("/openapi.json").json() == document()
 
 
 def test_a_field_in_the_request_wins_also_if_it_is_openais_default():
