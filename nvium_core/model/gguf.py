@@ -107,36 +107,15 @@ LLAMA_3_CONTEXT = 8192
 """`original_max_position_embeddings` of Llama 3.1 and later. GGUF files have only factors that are computed from it."""
 
 
-PART = re.compile(r"-(\d{5})-of-(?!00000)(\d{5})(\.gguf)$", re.IGNORECASE)
-
-
-def gguf_parts(path: Path) -> tuple[Path, ...]:
-    """Return the file or, for the first shard of a split model, all shards.
-
-    Raise `CheckpointError` if `path` is another shard, or if shards are missing.
-    """
-    named = PART.search(path.name)
-    if not named:
-        return (path,)
-    number, count, suffix = int(named[1]), int(named[2]), named[3]
-    begin = path.name[: named.start()]
-    parts = tuple(path.with_name(f"{begin}-{part:05}-of-{count:05}{suffix}") for part in range(1, count + 1))
-    if number != 1:
-        raise CheckpointError(f"{path}: is shard {number} of {count}; pass the first shard, {parts[0].name}")
-    if missing := [part.name for part in parts if not part.is_file()]:
-        raise CheckpointError(f"{path}: is shard 1 of {count}, but the folder lacks {', '.join(missing[:5])}")
-    return parts
-
-
 @dataclass(frozen=True)
 class GGUFFile:
-    """An open GGUF file with the headers of all shards. The first shard has the metadata."""
+    """An open GGUF file."""
 
     path: Path
-    headers: list[Header]
+    header: Header
 
     def get(self, name: str, default: Any = None) -> Any:
-        return self.headers[0].fields.get(name, default)
+        return self.header.fields.get(name, default)
 
     @cached_property
     def architecture(self) -> str:
@@ -152,7 +131,7 @@ class GGUFFile:
 
     @cached_property
     def tensors(self) -> dict[str, FileTensor]:
-        return {tensor.name: tensor for header in self.headers for tensor in header.tensors}
+        return {tensor.name: tensor for tensor in self.header.tensors}
 
     @property
     def matrix_kinds(self) -> set[str]:
@@ -165,7 +144,7 @@ class GGUFFile:
     def check_fields(self) -> None:
         """Raise `CheckpointError` for an unsupported field that would change the computation."""
         prefix = f"{self.architecture}."
-        names = (name for name in self.headers[0].fields if name.startswith(prefix))
+        names = (name for name in self.header.fields if name.startswith(prefix))
         for field in {name.removeprefix(prefix) for name in names} - READ - HARMLESS:
             value = self.shape(field)
             if value and value != NEUTRAL.get(field):
@@ -174,32 +153,19 @@ class GGUFFile:
 
 def open_gguf(path: Path) -> GGUFFile:
     """Open a GGUF file. Raise `CheckpointError` if it is not valid."""
-    parts = gguf_parts(path)
-    file = _open(parts, *((state.st_mtime_ns, state.st_size) for state in map(Path.stat, parts)))
-    if file.get("split.count", 1) not in (0, len(parts)):
-        raise CheckpointError(f"{path}: is a shard of a split model; name the shards NAME-00001-of-0000N.gguf")
-    return file
+    return _open(path, path.stat().st_mtime_ns, path.stat().st_size)
 
 
 @lru_cache(1)
-def _open(parts: tuple[Path, ...], *written: tuple[int, int]) -> GGUFFile:
-    """Open all shards. Cached, because the tokenizer and the weights use the same file."""
-    names = set[str]()
-    headers = []
-    for part in parts:
-        headers.append(_header(part))
-        own = {tensor.name for tensor in headers[-1].tensors}
-        if twice := own & names:
-            raise CheckpointError(f"{part}: an earlier shard has a tensor {min(twice)} too")
-        names |= own
-    return GGUFFile(parts[0], headers)
-
-
-def _header(path: Path) -> Header:
+def _open(path: Path, *_written: int) -> GGUFFile:
+    """Open a file. Cached, because the tokenizer and the weights use the same file."""
     try:
-        return read_header(path)
+        file = GGUFFile(path, read_header(path))
     except Exception as error:  # damaged files raise various exceptions in the reader
         raise damaged(path, error) from error
+    if file.get("split.count", 1) not in (0, 1):
+        raise CheckpointError(f"{path}: is a shard of a split model; merge the shards with llama-gguf-split --merge")
+    return file
 
 
 def close_gguf() -> None:

@@ -2,16 +2,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-import gguf
 import pytest
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from nvium_core import CheckpointError, NviumForCausalLM
-from nvium_core.bench.contenders.gguf_file import write_shape
 from nvium_core.model.gguf import open_gguf, read_config, read_gguf
-from tests.model.gguf_files import close, write_gguf
+from tests.model.gguf_files import write_gguf
 from tests.model.llama_folders import LLAMA_3_ROPE
 from tests.model.test_backbones import random_ids, random_model
 
@@ -130,32 +128,7 @@ def test_a_file_is_recognised_by_its_suffix_or_magic_number(name, tmp_path):
     assert torch.equal(loaded.lm_head.weight, model.lm_head.weight)
 
 
-def test_a_split_file_is_loaded_by_its_first_shard(tmp_path):
-    model = random_model("qwen2", WIDE)
-    whole = write_gguf(tmp_path / "whole.gguf", model)
-    first, second = (tmp_path / f"model-0000{part}-of-00002.gguf" for part in (1, 2))
-    kept = {tensor.name: tensor for tensor in gguf.GGUFReader(whole).tensors}
-    writers = [gguf.GGUFWriter(path, "qwen2") for path in (first, second)]
-    write_shape(writers[0], model.config)
-    for writer in writers:
-        writer.add_uint16("split.count", 2)
-    for index, (name, tensor) in enumerate(kept.items()):
-        writers[index % 2].add_tensor(name, tensor.data)
-    for writer in writers:
-        close(writer)
-    loaded, expected = (NviumForCausalLM.from_pretrained(path).state_dict() for path in (first, whole))
-    assert all(torch.equal(loaded[name], tensor) for name, tensor in expected.items())
-    with pytest.raises(CheckpointError, match=r"is shard 2 of 2; pass the first shard, model-00001-of-00002\.gguf"):
-        NviumForCausalLM.from_pretrained(second)
-    stored = second.read_bytes()
-    for content, complaint in ((stored[:-9], "damaged or incomplete"), (first.read_bytes(), "an earlier shard has")):
-        second.write_bytes(content)
-        with pytest.raises(CheckpointError, match=rf"model-00002-of-00002\.gguf: {complaint}"):
-            NviumForCausalLM.from_pretrained(first)
-    alone = first.rename(tmp_path / "alone.gguf")
-    with pytest.raises(CheckpointError, match="is a shard of a split model"):
-        NviumForCausalLM.from_pretrained(alone)
-    alone.rename(first)
-    second.unlink()
-    with pytest.raises(CheckpointError, match=r"the folder lacks model-00002-of-00002\.gguf"):
-        NviumForCausalLM.from_pretrained(first)
+def test_a_shard_of_a_split_model_is_refused_with_the_command_that_merges(tmp_path):
+    file = with_fields(tmp_path / "model.gguf", random_model("qwen2", WIDE), {"split.count": 2})
+    with pytest.raises(CheckpointError, match="merge the shards with llama-gguf-split --merge"):
+        NviumForCausalLM.from_pretrained(file)
