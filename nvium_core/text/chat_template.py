@@ -87,7 +87,7 @@ class ChatTemplate:
 
     stops, stop_token_ids: end the assistant's turn, in addition to the model's end-of-text.
     call_format: the model's tool call format, or None if it is not supported.
-    call_tokens: ids of the special tokens in the tool call format.
+    call_marker: id of the special token that may precede calls, or None.
     thinks: whether the template supports reasoning.
     """
 
@@ -102,8 +102,8 @@ class ChatTemplate:
         longest_first = sorted(map(re.escape, special), key=len, reverse=True)
         self._special = re.compile(f"(?=(?:{'|'.join(longest_first)}))(.)", re.DOTALL) if special else None
         self.call_format = call_format(template)
-        call_texts = (self.call_format.marker, *self.call_format.tokens) if self.call_format else ()
-        self.call_tokens = {text: tokenizer.get_added_vocab()[text] for text in call_texts if text in special}
+        marker = self.call_format.marker if self.call_format else ""
+        self.call_marker: int | None = tokenizer.get_added_vocab()[marker] if marker in special else None
         self.thinks = thinks(template)
         backend = tokenizer.backend_tokenizer
         self._break: list[int] = backend.encode("\n", add_special_tokens=False).ids

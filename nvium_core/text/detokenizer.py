@@ -3,7 +3,7 @@
 The joined text does not depend on how it is split into chunks.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer
@@ -17,7 +17,7 @@ CONTEXT_TOKENS = 8
 
 
 class Detokenizer:
-    """Emits text as soon as its characters are complete. Special tokens have no text, except those in `shown`."""
+    """Emits text as soon as its characters are complete. Special tokens have no text by default."""
 
     def __init__(
         self,
@@ -25,19 +25,15 @@ class Detokenizer:
         preceding: Sequence[int] = (),
         *,
         skips_special: bool = True,
-        shown: Mapping[int, str] | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._skips_special = skips_special
-        self._shown = shown or {}
         self._stream = DecodeStream(skip_special_tokens=skips_special)
         self._held: list[int] = []
         for token_id in preceding[-CONTEXT_TOKENS:]:
             self.push(token_id)
 
     def push(self, token_id: int) -> str:
-        if token_id in self._shown:
-            return self._shown[token_id]
         self._held.append(token_id)
         text = self._stream.step(self._tokenizer, token_id)
         if text is None:

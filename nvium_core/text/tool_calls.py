@@ -4,7 +4,7 @@ A call is a name and a JSON object of arguments. All characters around them are 
 template tells which format the model uses.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 from uuid import uuid4
 
@@ -20,10 +20,8 @@ class CallFormat:
     An answer with calls consists of `before`, the calls separated by `between`, and `after`. A call consists of
     `beginning`, its name, `middle`, its arguments and `end`.
 
-    id_mark: separates the name from the call's id.
     trigger: text that opens a call anywhere in an answer. Without a trigger, an answer has either text or calls.
     marker: special token that may precede the calls. It has no text.
-    tokens: parts of the format that are special tokens in some tokenizers.
     id_length: length of a call's id, which some templates check. None allows any length.
     """
 
@@ -33,10 +31,8 @@ class CallFormat:
     end: str = "}"
     between: str = "\n"
     after: str = ""
-    id_mark: str = ""
     trigger: str = ""
     marker: str = ""
-    tokens: tuple[str, ...] = ()
     id_length: int | None = None
 
     def new_id(self) -> str:
@@ -51,35 +47,18 @@ HERMES = CallFormat(beginning='<tool_call>\n{"name": "', end="}\n</tool_call>", 
 
 LLAMA = CallFormat(middle='", "parameters": ', between="; ", marker="<|python_tag|>")
 MISTRAL = CallFormat(before="[", between=", ", after="]", marker="[TOOL_CALLS]", id_length=9)
-MISTRAL_ARGS = CallFormat(
-    beginning="[TOOL_CALLS]",
-    middle="[ARGS]",
-    end="",
-    between="",
-    trigger="[TOOL_CALLS]",
-    tokens=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
-    id_length=9,
-)
-"""Mistral since tokenizer v11: a special token before each name and before each call's arguments.
-
-Text may precede the calls.
-"""
-
-MISTRAL_CALL_ID = replace(MISTRAL_ARGS, id_mark="[CALL_ID]")
-"""`MISTRAL_ARGS` with the call's id after the name."""
 
 SIGNS: dict[str, CallFormat | None] = {
     "<parameter=": None,
     "<tool_call>": HERMES,
-    MISTRAL_CALL_ID.id_mark: MISTRAL_CALL_ID,
-    MISTRAL_ARGS.middle: MISTRAL_ARGS,
+    "[ARGS]": None,
     MISTRAL.marker: MISTRAL,
     LLAMA.marker: LLAMA,
     '"parameters": ': LLAMA,
 }
 """Substring of a template → its format. The most specific substrings come first.
 
-None stands for Qwen3-Coder's format, which is not supported, because its arguments are not JSON.
+None stands for formats that are not supported: Qwen3-Coder's, whose arguments are not JSON, and Mistral's since v11.
 """
 
 
@@ -161,8 +140,7 @@ class ToolCallReader:
             return None
         self._state, self.held, self.is_complete = "arguments", rest, False
         self._index += 1
-        name, _, own_id = name.partition(self.form.id_mark) if self.form.id_mark else (name, "", "")
-        return ContentAndCalls("", [CallPiece(self._index, name, id=own_id or self.form.new_id())])
+        return ContentAndCalls("", [CallPiece(self._index, name, id=self.form.new_id())])
 
     def _read_arguments(self) -> ContentAndCalls | None:
         if not self.held:

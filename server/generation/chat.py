@@ -11,7 +11,7 @@ async def start_chat(service: Service, chat: ChatRequest, record: RequestRecord,
     """Admit the request, render its prompt and submit it to the engine. If a step raises, undo the previous steps."""
     template = service.chat_template
     with service.admission.entered(chat.num_choices, tenant), chat.in_request_names():
-        output_format = chat.output_format(template.call_format, template.call_tokens)
+        output_format = chat.output_format(template.call_format, template.call_marker)
         is_text = output_format is None or output_format.is_text
         require(is_text or not chat.continued, "continue_final_message", "cannot be combined with an output format")
         async with service.within_deadline(record.arrived_at):
@@ -28,13 +28,5 @@ async def start_chat(service: Service, chat: ChatRequest, record: RequestRecord,
             record,
             tenant=tenant,
             stops=template.stops if ends_turn else (),
-            shown=special_tokens_of_calls(service, chat),
             ignored=compiled.ignored,
         )
-
-
-def special_tokens_of_calls(service: Service, chat: ChatRequest) -> dict[int, str]:
-    """Return the texts of the special tokens that are never skipped, because they delimit tool calls."""
-    template = service.chat_template
-    texts = template.call_format.tokens if template.call_format and chat.callable_tools() else ()
-    return {template.call_tokens[text]: text for text in texts if text in template.call_tokens}

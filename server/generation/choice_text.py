@@ -1,6 +1,6 @@
 """Detokenizes one choice incrementally, with its echoed prompt and its stop strings."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer
@@ -60,7 +60,6 @@ class ChoiceText:
         min_tokens: int = 0,
         skips_special: bool = True,
         end_token_ids: Collection[int] = (),
-        shown: Mapping[int, str] | None = None,
     ) -> None:
         self.index = index
         self.prompt = prompt
@@ -69,7 +68,7 @@ class ChoiceText:
         echoes_tokens = echo and prompt.text is None
         is_context = not (echoes_tokens or (prompt.text or "").endswith(REPLACEMENT))
         context = prompt.token_ids if is_context else []
-        detokenizer = Detokenizer(tokenizer, context, skips_special=skips_special, shown=shown)
+        detokenizer = Detokenizer(tokenizer, context, skips_special=skips_special)
         self._echo: Iterable[str] = [prompt.text or ""] if echo else []
         """The prompt's text until it is taken. Its tokens are detokenized only then, choice by choice."""
         if echoes_tokens:

@@ -5,7 +5,7 @@ Whole and streamed responses are built from the same deltas, so they agree.
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 
@@ -191,14 +191,12 @@ def start(
     tenant: str = "",
     echo: bool = False,
     stops: Sequence[str] = (),
-    shown: Mapping[int, str] | None = None,
     ignored: Sequence[str] = (),
 ) -> Generation:
     """Submit every choice of an admitted request. Cancel all of them if anything raises.
 
-    `stops` are stop strings in addition to the request's own. `shown` maps special tokens that are never skipped to
-    their texts. `ignored` are the paths of schema keywords that are not enforced. If the request has no seed, each
-    prompt gets a random seed, which its choices share.
+    `stops` are stop strings in addition to the request's own. `ignored` are the paths of schema keywords that are not
+    enforced. If the request has no seed, each prompt gets a random seed, which its choices share.
     """
     engine_requests = [EngineRequest(prompt.token_ids, params, request.cache_salt or "") for prompt in prompts]
     num_alternatives = checked_size(service, params, engine_requests)
@@ -211,7 +209,6 @@ def start(
         echo=echo,
         skips_special=request.skip_special_tokens,
         end_token_ids=service.engine.limits.end_token_ids,
-        shown=shown,
     )
     prompt_of_choice = [prompt for prompt in prompts for _ in range(params.num_choices)]
     with ExitStack() as held:

@@ -8,7 +8,7 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
@@ -137,8 +137,8 @@ class ToolCalls(Grammar):
     functions: Mapping[str, JsonSchema]
     """The schemas of the arguments, by function name."""
     call_format: CallFormat = PLAIN
-    special: Mapping[str, int] = field(default_factory=dict)
-    """Token ids of those delimiters of the format that are special tokens."""
+    marker: int | None = None
+    """Id of the special token that may precede the calls."""
     is_optional: bool = False
     """Allow an answer without calls: JSON that matches `otherwise`, or any text if `otherwise` is None.
 
@@ -168,10 +168,10 @@ class ToolCalls(Grammar):
     def _start(self) -> Iterator[str]:
         """Yield the start rule, and the rules for the text and for the opening of a call."""
         fmt = self.call_format
-        more = f"({self._literal(fmt.between + fmt.trigger)} call)*" if self.is_parallel else ""
-        calls = f"first {more} {self._literal(fmt.after)}"
-        if fmt.marker in self.special:
-            calls = f"{self._literal(fmt.marker)}? {calls}"
+        more = f"({quoted(fmt.between + fmt.trigger)} call)*" if self.is_parallel else ""
+        calls = f"first {more} {quoted(fmt.after)}"
+        if self.marker is not None:
+            calls = f"<[{self.marker}]>? {calls}"
         if self.otherwise:
             yield f"start: {self.otherwise.rule()} | {calls}"
         else:
@@ -181,9 +181,7 @@ class ToolCalls(Grammar):
     def _text(self, *, has_text: bool) -> Iterator[str]:
         """Yield the rules for the text and for the opening of a call. Each rule is one lexeme."""
         fmt = self.call_format
-        if fmt.trigger in self.special:
-            yield f"begun: {'TEXT?' if has_text else ''} {self._literal(fmt.trigger)}"
-        elif fmt.trigger:
+        if fmt.trigger:
             yield f"begun[lazy]: {'/(?s:.*)/' if has_text else ''} {quoted(fmt.trigger)}"
         if has_text and fmt.trigger:
             yield "TEXT: /(?s:.+)/"
@@ -192,7 +190,7 @@ class ToolCalls(Grammar):
 
     def _calls(self, *, is_first: bool) -> str:
         calls = [f"{self._opening(name, is_first)} arguments{i}" for i, name in enumerate(self.functions)]
-        return " | ".join(f"{call} {self._literal(self.call_format.end)}" for call in calls)
+        return " | ".join(f"{call} {quoted(self.call_format.end)}" for call in calls)
 
     def _arguments(self, name: str, schema: JsonSchema) -> str:
         is_name = FUNCTION_NAME.fullmatch(name) is not None
@@ -202,19 +200,14 @@ class ToolCalls(Grammar):
     def _opening(self, name: str, is_first: bool) -> str:
         fmt = self.call_format
         if fmt.trigger:
-            own_id = f"{self._literal(fmt.id_mark)} /[a-zA-Z0-9]{{{fmt.id_length}}}/" if fmt.id_mark else ""
-            named = self._literal(fmt.beginning.removeprefix(fmt.trigger) + name)
-            return f"{'begun' if is_first else ''} {named} {own_id} {self._literal(fmt.middle)}"
+            named = quoted(fmt.beginning.removeprefix(fmt.trigger) + name)
+            return f"{'begun' if is_first else ''} {named} {quoted(fmt.middle)}"
         opening = fmt.beginning + name + fmt.middle
         if is_first and self.otherwise and not fmt.before:
             return f'"{{" {quoted(KEY)} {quoted(opening.removeprefix("{" + KEY))}'  # split as the JSON lexer does
         if is_first:
             return f"/{BLANK if self.is_optional else ''}{pattern(fmt.before + opening)}/"
         return quoted(opening)
-
-    def _literal(self, text: str) -> str:
-        parts = re.split(f"({'|'.join(map(re.escape, self.special))})", text) if self.special else [text]
-        return " ".join(f"<[{self.special[part]}]>" if part in self.special else quoted(part) for part in parts if part)
 
 
 def quoted(text: str) -> str:

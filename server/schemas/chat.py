@@ -1,6 +1,6 @@
 """`POST /v1/chat/completions`."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
@@ -98,9 +98,7 @@ class ChatRequest(TemplateOptions, GenerationRequest):
         """Return the start of the answer that is already in the last message."""
         return self.messages[-1].text if self.continue_final_message else ""
 
-    def output_format(
-        self, calls: CallFormat | None = PLAIN, special: Mapping[str, int] | None = None
-    ) -> OutputFormat | None:
+    def output_format(self, calls: CallFormat | None = PLAIN, marker: int | None = None) -> OutputFormat | None:
         """Return the format of the answer. Tool calls have the format of the model's chat template.
 
         Raise `InvalidField` if fields contradict each other.
@@ -109,7 +107,10 @@ class ChatRequest(TemplateOptions, GenerationRequest):
         if not (tools := self.callable_tools()):
             return text
         if calls is None:
-            raise InvalidField("tools", "not supported: the model's chat template uses the call format of Qwen3-Coder")
+            raise InvalidField(
+                "tools",
+                "not supported: the model's chat template has a call format of its own; choose another with --chat-template",
+            )
         if text is not None and not isinstance(text.grammar, JsonSchema):
             require(not self.may_answer_in_text, text.param, "cannot be combined with tools that the model may call")
         if not self.may_answer_in_text:  # the format applies to text only
@@ -117,7 +118,7 @@ class ChatRequest(TemplateOptions, GenerationRequest):
         grammar = ToolCalls(
             {tool.function.name: tool.function.arguments() for tool in tools},
             calls,
-            special or {},
+            marker,
             is_optional=self.may_answer_in_text,
             is_parallel=self.may_call_again,
             otherwise=text.grammar if text and isinstance(text.grammar, JsonSchema) else None,

@@ -215,16 +215,6 @@ TEMPLATES = {
     "hermes, at once": ("<tool_call>", f"<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{STOP}\n</tool_call>", None),
     "llama": ('"parameters": ', f"{CALL}; {STOP}".replace("arguments", "parameters"), None),
     "mistral": ("[TOOL_CALLS]", f"[{CALL}, {STOP}]", None),
-    "newer mistral": (
-        "[TOOL_CALLS][ARGS]",
-        f"I look.[TOOL_CALLS]get_weather[ARGS]{WEATHER}[TOOL_CALLS]stop[ARGS]{{}}",
-        "I look.",
-    ),
-    "mistral with ids": (
-        "[TOOL_CALLS][CALL_ID][ARGS]",
-        f"[TOOL_CALLS]get_weather[CALL_ID]a1b2c3d4e[ARGS]{WEATHER}[TOOL_CALLS]stop[CALL_ID]a1b2c3d4f[ARGS]{{}}",
-        None,
-    ),
 }
 
 
@@ -238,27 +228,24 @@ def test_calls_in_the_format_of_the_chat_template_are_parsed(family):
     assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["get_weather", "stop"]
 
 
-SPECIAL = ["[TOOL_CALLS]", "[ARGS]"]
+MARKER, MARKER_ID = "[TOOL_CALLS]", 257
 
 
 def with_special_tokens() -> LoadedModel:
     tokenizer = load_byte_model().tokenizer
-    tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL})
+    tokenizer.add_special_tokens({"additional_special_tokens": [MARKER]})
     tokenizer.chat_template = SHOWS_TOOLS + (
         "{% for m in messages %}{{ m.role }} {{ m.content }}{% for call in m.tool_calls or [] %}"
         "{% if call.id|length != 9 %}{{ raise_exception('Tool call IDs should have 9 characters') }}{% endif %}"
-        "[TOOL_CALLS]{{ call.function.name }}[ARGS]{{ call.function.arguments|tojson }}{% endfor %}{% endfor %}"
+        "[TOOL_CALLS][{{ call.function|tojson }}]{% endfor %}{% endfor %}"
     )
     return LoadedModel(NAME, random_model(EXIT_LAYERS, vocab_size=260, context=4096), tokenizer)
 
 
 def in_tokens(text: str) -> list[int]:
-    """Tokenize a text and its special tokens."""
-    for number, name in enumerate(SPECIAL, start=257):
-        head, found, rest = text.partition(name)
-        if found:
-            return [*in_tokens(head), number, *in_tokens(rest)]
-    return token_ids(text)
+    """Tokenize a text and its special token."""
+    head, found, rest = text.partition(MARKER)
+    return [*token_ids(head), MARKER_ID, *token_ids(rest)] if found else token_ids(text)
 
 
 def calls_of(choice: Json) -> list[tuple[str, Json]]:
@@ -266,16 +253,16 @@ def calls_of(choice: Json) -> list[tuple[str, Json]]:
     return [(call["name"], json.loads(call["arguments"])) for call in calls]
 
 
-def test_special_tokens_start_calls_and_arguments_after_any_text():
-    answer = in_tokens(f"Gut.[TOOL_CALLS]get_weather[ARGS]{WEATHER}[TOOL_CALLS]stop[ARGS]{{}}")
+def test_a_special_token_may_precede_calls():
+    answer = in_tokens(f"[TOOL_CALLS][{CALL}, {STOP}]")
     with live_server(with_special_tokens()) as server:
         with answering(server.app, answer, answer):
             whole = server.chat(tools=TOOLS).json()["choices"][0]
             chunks = streamed(server, tools=TOOLS)
-        assert (whole["message"]["content"], whole["finish_reason"]) == ("Gut.", "tool_calls")
+        assert (whole["message"]["content"], whole["finish_reason"]) == (None, "tool_calls")
         assert calls_of(whole) == [("get_weather", json.loads(WEATHER)), ("stop", {})]
         assert joined(streamed_calls(chunks), "arguments") == WEATHER + "{}"
-        with answering(server.app, in_tokens("[TOOL_CALLS]other")):
+        with answering(server.app, in_tokens('[TOOL_CALLS][{"name": "other')):
             assert server.chat(tools=TOOLS).json()["error"]["code"] == "no_token_allowed"
         history = [
             {"role": "user", "content": "hi"},
@@ -293,7 +280,7 @@ def test_special_tokens_start_calls_and_arguments_after_any_text():
 def test_the_tools_of_a_template_without_json_calls_are_refused():
     with template_server("{# <tool_call><function=f><parameter=p> #}{{ messages[0].content }}") as server:
         error = error_of(server.chat(tools=TOOLS))
-        assert (error["param"], "Qwen3-Coder" in error["message"]) == ("tools", True)
+        assert (error["param"], "choose another with --chat-template" in error["message"]) == ("tools", True)
         assert server.chat(tools=TOOLS, tool_choice="none", max_tokens=1).status_code == 200
 
 

@@ -7,8 +7,6 @@ from nvium_core.text.tool_calls import (
     HERMES,
     LLAMA,
     MISTRAL,
-    MISTRAL_ARGS,
-    MISTRAL_CALL_ID,
     PLAIN,
     CallFormat,
     ToolCallReader,
@@ -27,7 +25,7 @@ names = st.from_regex(r"[a-zA-Z0-9_-]{1,64}", fullmatch=True)
 styles = st.sampled_from([{"separators": (",", ":")}, {"indent": 1}, {"ensure_ascii": False}])
 cuts = st.lists(st.integers(0, 200))
 
-formats = st.sampled_from([PLAIN, HERMES, LLAMA, MISTRAL, MISTRAL_ARGS])
+formats = st.sampled_from([PLAIN, HERMES, LLAMA, MISTRAL])
 
 
 def call(form: CallFormat, name: str, arguments: str) -> str:
@@ -99,8 +97,7 @@ def test_the_format_follows_the_template():
         "<tool_call>": HERMES,
         "<tool_call><function=f><parameter=p>": None,
         "[TOOL_CALLS]": MISTRAL,
-        "[TOOL_CALLS]f[ARGS]": MISTRAL_ARGS,
-        "[TOOL_CALLS]f[CALL_ID]0[ARGS]": MISTRAL_CALL_ID,
+        "[TOOL_CALLS]f[ARGS]": None,
         "<|python_tag|>": LLAMA,
     }
     assert {template: call_format(template) for template in formats} == formats
