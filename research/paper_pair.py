@@ -37,7 +37,7 @@ from nvium_core.training.data.corpus import read_documents
 from nvium_core.training.data.source import prepare_text
 from nvium_core.training.data.tokens import ORIGIN, TOKENS
 from nvium_core.training.errors import TrainingError
-from nvium_core.training.objective.beta import DepthSteering, speed_up
+from nvium_core.training.objective.beta import speed_up
 from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.catalogue import DENSE, recipe_named
 from nvium_core.training.recipes.recipe import Recipe
@@ -169,8 +169,7 @@ def tokens_in_time(run: TrainingRun, max_steps: int, seconds_per_step: float, se
 def set_total(runs: dict[str, TrainingRun], total_tokens: int) -> None:
     for run in runs.values():
         run.recipe = replace(run.recipe, total_tokens=total_tokens)
-        if isinstance(run.beta, DepthSteering):
-            run.beta.speed_up = speed_up(run.num_steps)
+        run.beta.speed_up = speed_up(run.num_steps)
 
 
 def known_total(folder: Path) -> int | None:

@@ -31,12 +31,10 @@ def with_initial_shape(recipe: Recipe) -> Recipe:
         )
     config = read_config(resolve_folder(recipe.initial))
     context = min(recipe.shape.context, config.max_position_embeddings)
-    adopted = replace(recipe, shape=shape_of(config, context))
     try:
-        adopted.check_together()
+        return replace(recipe, shape=shape_of(config, context))
     except ValueError as error:
         raise RecipeError(f"{recipe.initial}: {error}") from error
-    return adopted
 
 
 def shape_of(config: NviumConfig, context: int) -> ModelShape:

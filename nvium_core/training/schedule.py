@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["cosine", "wsd"]
-DecayShape = Literal["linear", "cosine"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,7 +12,7 @@ class LearningRate:
     """Linear warm-up over the first `warmup` share of the steps, then decay to `final_ratio` of the maximum.
 
     With `cosine`, the decay starts directly after the warm-up. With `wsd` (warm-up, stable, decay), the rate stays at
-    the maximum and decays over the last `decay` share of the steps, in the form of `decay_shape`.
+    the maximum and decays linearly over the last `decay` share of the steps.
     """
 
     maximum: float
@@ -21,7 +20,6 @@ class LearningRate:
     final_ratio: float = 0.1
     kind: Kind = "cosine"
     decay: float = 0.1
-    decay_shape: DecayShape = "linear"
 
     def __post_init__(self) -> None:
         if not (self.maximum > 0 and 0 <= self.warmup < 1):
@@ -37,13 +35,8 @@ class LearningRate:
 
     def _decay_at(self, progress: float) -> float:
         if self.kind == "cosine":
-            return half_cosine((progress - self.warmup) / (1 - self.warmup))
-        left = min(1.0, (1 - progress) / self.decay)
-        return left if self.decay_shape == "linear" else half_cosine(1 - left)
-
-
-def half_cosine(progress: float) -> float:
-    return 0.5 * (1 + math.cos(math.pi * progress))
+            return 0.5 * (1 + math.cos(math.pi * (progress - self.warmup) / (1 - self.warmup)))
+        return min(1.0, (1 - progress) / self.decay)
 
 
 @dataclass(frozen=True, kw_only=True)

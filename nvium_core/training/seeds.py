@@ -9,11 +9,10 @@ from statistics import fmean, stdev
 from rich.box import SIMPLE
 from rich.table import Table
 
-from nvium_core.training.objective.beta import VALIDATION_LOSS
 from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.reports import note
-from nvium_core.training.train import train
+from nvium_core.training.train import VALIDATION_LOSS, train
 
 FIGURES = {VALIDATION_LOSS: "validation loss", "mix_loss": "loss", "mean_depth": "mean depth", "beta": "β"}
 END_SHARE = 0.1  # share of the steps, at the end of the run, over which a figure is averaged

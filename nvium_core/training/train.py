@@ -26,7 +26,7 @@ from nvium_core.training.extension import imported
 from nvium_core.training.initial import built_model, with_initial_shape
 from nvium_core.training.loggers import Report, module_of
 from nvium_core.training.loop import Run
-from nvium_core.training.objective.beta import VALIDATION_LOSS, beta_control
+from nvium_core.training.objective.beta import BetaControl
 from nvium_core.training.objective.loss import nvium_objective
 from nvium_core.training.optimizer import optimizers
 from nvium_core.training.options import RunOptions
@@ -36,6 +36,7 @@ from nvium_core.training.reports import follow
 from nvium_core.training.run_folder import owned, write_model, write_recipe
 
 ENOUGH_TOKENS_PER_PARAMETER = 1.0
+VALIDATION_LOSS = "validation_loss"  # field of log.jsonl: L_mix on the validation text
 CHANGEABLE = {"total_tokens", "checkpoint_every", "evaluations"}
 """Settings of a recipe that may change when a run resumes."""
 
@@ -65,21 +66,11 @@ def prepared(recipe: Recipe, options: RunOptions, processes: Processes = ALONE) 
 
 
 def check_options(recipe: Recipe, options: RunOptions, processes: Processes) -> None:
-    """Raise `TrainingError` if the options contradict one another or the recipe."""
+    """Raise `TrainingError` if the number of processes does not fit, or if a named class cannot be imported."""
     if recipe.windows_per_step % processes.count:
         raise TrainingError(
             f"tokens_per_step: {recipe.windows_per_step} windows do not divide evenly among {processes.count} processes"
         )
-    if recipe.beta.adaptive and options.validation is None:
-        raise TrainingError("an adaptive β needs a validation text; pass --validation")
-    beta_control(recipe.beta, recipe.num_steps, options.dense_log)
-    if options.dense_log and not recipe.beta.adaptive:
-        raise TrainingError("--dense-log requires --set beta.adaptive=true")
-    check_names(recipe, options)
-
-
-def check_names(recipe: Recipe, options: RunOptions) -> None:
-    """Raise `TrainingError` if something that the recipe or the options name cannot be imported."""
     for logger in options.loggers:
         module_of(logger)
     for name in filter(None, (recipe.model, recipe.router, recipe.objective, recipe.optimizer.name)):
@@ -127,7 +118,7 @@ class TrainingRun(Run):
             objective=partial(objective, self.model),
             optimizers=optimizers(self.model, recipe.learning_rate.maximum, recipe.optimizer),
             clipped=[list(self.model.parameters())],
-            beta=beta_control(recipe.beta, recipe.num_steps, options.dense_log),
+            beta=BetaControl.of(recipe.beta, recipe.num_steps),
             rows_per_pass=options.rows_per_pass,
             processes=processes,
             autocast_dtype=fast_dtype(self.model.device),
@@ -161,7 +152,7 @@ class TrainingRun(Run):
 
     @torch.no_grad()
     def evaluate(self, validation: Windows) -> Report:
-        """Compute the mean `mix_loss` over the validation text in windows of full context, and update β."""
+        """Compute the mean `mix_loss` over the validation text in windows of full context."""
         context = self.recipe.shape.context
         own = range(self.processes.rank, validation.num_windows(context), self.processes.count)
         zero = torch.zeros(2, device=self.device)  # there may be fewer windows than processes
@@ -173,7 +164,6 @@ class TrainingRun(Run):
         loss = total_loss / max(1, num_counted)
         if not math.isfinite(loss):
             raise TrainingError(f"the validation loss is not finite at step {self.step}; the last checkpoint is intact")
-        self.beta.observe_loss(self.step, loss)
         return {VALIDATION_LOSS: round(loss, 5)}
 
     def loss_and_count(self, batch: Batch) -> Tensor:

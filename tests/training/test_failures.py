@@ -43,7 +43,7 @@ def test_a_checkpoint_of_another_format_is_refused(run_options, monkeypatch):
     with monkeypatch.context() as later:
         later.setattr("nvium_core.training.checkpoint.FORMAT", 0)
         run.save()
-    with pytest.raises(TrainingError, match=r"state\.pt: has format 0, but this version of nvium reads format 5"):
+    with pytest.raises(TrainingError, match=r"state\.pt: has format 0, but this version of nvium reads format 6"):
         start(small_recipe(), run.options)
 
 
@@ -161,9 +161,6 @@ def test_a_text_that_is_too_short_is_refused_and_can_be_replaced(run_options):
 @pytest.mark.parametrize(
     ("settings", "changes", "complaint"),
     [
-        (["beta.depth=0", "beta.adaptive=true"], {}, "an adaptive β needs a validation text"),
-        (["beta.depth=0", "beta.adaptive=true"], {"validation": Path("x")}, "needs the log of a dense model"),
-        ([], {"dense_log": Path("x")}, "--dense-log requires"),
         (["initial=runs/nowhere/model"], {}, "train `nowhere` first, or pass --set initial=FOLDER"),
     ],
 )

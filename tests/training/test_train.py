@@ -148,15 +148,6 @@ def test_evaluations_are_evenly_spaced_and_the_last_is_at_the_end(evaluations, s
     assert due == steps
 
 
-def test_an_adaptive_beta_rises_when_the_mixture_is_ahead_of_the_dense_model(tmp_path):
-    text, log = small_corpus(tmp_path / "validation.txt", num_documents=7), tmp_path / "dense.jsonl"
-    log.write_text(json.dumps({"step": 4, "validation_loss": 5.5}), encoding="utf-8")
-    recipe = small_recipe("evaluations=3", "beta.initial=0", "beta.depth=0", "beta.adaptive=true")
-    reports = list(start(recipe, options(tmp_path / "run", validation=text, dense_log=log)).steps())
-    expected = 8 * (5.5 - reports[3]["validation_loss"])
-    assert [report["beta"] for report in reports[3:5]] == [0.0, pytest.approx(expected, abs=1e-3)]
-
-
 def test_beta_acts_after_the_router_warm_up(tmp_path):
     reports = list(start(small_recipe(), options(tmp_path / "run")).steps())
     assert [report["beta"] > 0 for report in reports] == [False] * 3 + [True] * 9

@@ -4,7 +4,7 @@ All recipes use a vocabulary of 32,000 tokens, windows of 1,024 tokens, and 20 t
 uses C4 with Llama 2's tokenizer. Here, the tokenizer is trained on the text of `--data` unless `tokenizer` is set.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from nvium_core.training.objective.beta import BetaSettings
 from nvium_core.training.recipes.recipe import ModelShape, Recipe, swiglu_width
@@ -40,8 +40,8 @@ WIDTHS = {
 }
 
 
-def scaling(num_layers: int, width: int) -> Recipe:
-    """Return the recipe of a row in the scaling tables, with four exits.
+def pretrained(num_layers: int, width: int) -> Recipe:
+    """Return the recipe of a row in the scaling tables, with four exits and a fixed β.
 
     Raise `ValueError` for another width than `WIDTHS`.
     """
@@ -69,18 +69,3 @@ def scaling(num_layers: int, width: int) -> Recipe:
         evaluations=NUM_EVALUATIONS,
         validation_tokens=VALIDATION_TOKENS,
     )
-
-
-def largest(num_layers: int, width: int) -> Recipe:
-    """Return the recipe of the 1.5B model. β adapts to the dense twin's losses, so training needs `--dense-log`."""
-    recipe = scaling(num_layers, width)
-    return replace(
-        recipe,
-        shape=replace(recipe.shape, num_heads=12),
-        learning_rate=LearningRate(maximum=2e-4, kind="wsd", decay_shape="cosine"),
-        beta=BetaSettings(initial=0.0, adaptive=True),
-    )
-
-
-def pretrained(num_layers: int, width: int) -> Recipe:
-    return (largest if (num_layers, width) == (48, 1536) else scaling)(num_layers, width)

@@ -110,12 +110,8 @@ class Recipe:
         trains_tokenizer = self.tokenizer is None and self.initial is None
         fits = not trains_tokenizer or MIN_TRAINED_VOCABULARY <= self.shape.vocab_size <= MAX_TRAINED_VOCABULARY
         require(fits, f"vocab_size must be in [{MIN_TRAINED_VOCABULARY}, {MAX_TRAINED_VOCABULARY}]")
-
-    def check_together(self) -> None:
-        """Raise `ValueError` if settings contradict one another."""
         context = self.shape.context
         require(self.tokens_per_step % context == 0, f"tokens_per_step must be a multiple of the context, {context}")
-        require(self.evaluations > 0 or not self.beta.adaptive, "evaluations must be at least 1 for an adaptive β")
 
     @property
     def num_steps(self) -> int:

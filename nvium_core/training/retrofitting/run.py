@@ -22,7 +22,7 @@ from nvium_core.training.data.windows import Batch, Windows
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.initial import shape_of
 from nvium_core.training.loop import Run
-from nvium_core.training.objective.beta import BetaSettings, DepthSteering, speed_up
+from nvium_core.training.objective.beta import BetaControl, BetaSettings
 from nvium_core.training.objective.objective import ObjectiveResult, Phase
 from nvium_core.training.optimizer import OptimizerSettings, with_maximum_rates
 from nvium_core.training.options import RetrofitSettings
@@ -60,9 +60,6 @@ class RetrofitRun(Run):
         parts = model.exit_weights(), model.router_weights()
         groups = [{"params": each, "lr": rate} for each, rate in zip(parts, (RATE.maximum, ROUTER_RATE), strict=True)]
         recipe = recipe_of(settings, model, context)
-        steering = DepthSteering(
-            beta=INITIAL_BETA, target=settings.depth, speed_up=speed_up(recipe.num_steps), maximum=MAX_BETA
-        )
         super().__init__(
             recipe=recipe,
             folder=settings.target / STATE_FOLDER,
@@ -71,7 +68,7 @@ class RetrofitRun(Run):
             objective=partial(retrofit_objective, model, learns_text=settings.exits_learn == "text"),
             optimizers=with_maximum_rates([AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)]),
             clipped=parts,
-            beta=steering,
+            beta=BetaControl.of(recipe.beta, recipe.num_steps, MAX_BETA),
             rows_per_pass=context,
         )
         self.saved = time.monotonic()

@@ -7,7 +7,7 @@ from transformers import initialization as init
 
 from nvium_core.training.initial import initial_model
 from nvium_core.training.recipes.catalogue import EXAMPLES, RECIPES, recipe_named
-from nvium_core.training.recipes.paper import scaling
+from nvium_core.training.recipes.paper import pretrained
 from nvium_core.training.recipes.recipe import ModelShape, RecipeError
 from nvium_core.training.recipes.twins import dense_twin, num_parameters
 
@@ -80,17 +80,9 @@ def test_steps_agree_with_the_authors_to_a_fifth_of_a_percent():
 
 def test_dense_twins_are_as_wide_as_the_authors():
     for width, expected in TWIN_WIDTHS.items():
-        assert [dense_twin(scaling(layers, width)).shape.mlp_width for layers in DEPTHS] == expected
+        assert [dense_twin(pretrained(layers, width)).shape.mlp_width for layers in DEPTHS] == expected
     for num_exits, mlp_width in TWIN_WIDTHS_BY_EXITS.items():
         assert recipe_named("paper-24x768-dense", [f"shape.num_exits={num_exits}"]).shape.mlp_width == mlp_width
-
-
-def test_a_recipe_with_an_adaptive_beta_and_its_twin_have_the_same_evaluations():
-    small = ["beta.adaptive=true", "evaluations=20"]
-    for name, settings in {"small": small, "paper-48x1536": []}.items():
-        recipe, twin = recipe_named(name, settings), recipe_named(f"{name}-dense", settings)
-        assert recipe.beta.adaptive and not twin.beta.adaptive
-        assert 1 < recipe.evaluations == twin.evaluations < recipe.num_steps
 
 
 def test_a_twin_follows_the_settings_and_the_initial_model_of_its_recipe():
