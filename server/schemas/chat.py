@@ -107,10 +107,8 @@ class ChatRequest(TemplateOptions, GenerationRequest):
         if not (tools := self.callable_tools()):
             return text
         if calls is None:
-            raise InvalidField(
-                "tools",
-                "not supported: the model's chat template has a call format of its own; choose another with --chat-template",
-            )
+            message = "the model's chat template has a call format that is not supported; choose another with "
+            raise InvalidField("tools", f"{message}--chat-template FILE")
         if text is not None and not isinstance(text.grammar, JsonSchema):
             require(not self.may_answer_in_text, text.param, "cannot be combined with tools that the model may call")
         if not self.may_answer_in_text:  # the format applies to text only

@@ -280,7 +280,7 @@ def test_a_special_token_may_precede_calls():
 def test_the_tools_of_a_template_without_json_calls_are_refused():
     with template_server("{# <tool_call><function=f><parameter=p> #}{{ messages[0].content }}") as server:
         error = error_of(server.chat(tools=TOOLS))
-        assert (error["param"], "choose another with --chat-template" in error["message"]) == ("tools", True)
+        assert (error["param"], "--chat-template" in error["message"]) == ("tools", True)
         assert server.chat(tools=TOOLS, tool_choice="none", max_tokens=1).status_code == 200
 
 
