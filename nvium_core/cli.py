@@ -12,7 +12,7 @@ import typer
 from nvium_core.commands import evaluation, generating, measuring, retrofitting, serving, training
 from nvium_core.errors import NviumError, plain
 
-THROUGHPUT_COMMANDS = ("train", "evaluate", "retrofit")
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of mallopt
 
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """The base class of click's usage errors, taken from typer, because some versions of typer bundle their own click."""
@@ -37,8 +37,11 @@ for command in COMMANDS:
 def main() -> None:
     """Run the command in `sys.argv`. This is the entry point of the package."""
     open_missing_streams()
-    if sys.argv[1:2] and sys.argv[1] in THROUGHPUT_COMMANDS:
+    command = "".join(sys.argv[1:2])
+    if command in ("train", "retrofit", "evaluate"):
         spin_briefly()
+    if command in ("train", "retrofit"):
+        keep_freed_memory()
     try:
         arguments = serving.with_names_joined(sys.argv[1:] or ["--help"])
         status = typer.main.get_command(app)(arguments, prog_name="nvium", standalone_mode=False)
@@ -73,6 +76,13 @@ def spin_briefly() -> None:
     setenv = getattr(ctypes.CDLL(None), "setenv", None)
     if setenv:
         setenv(b"GOMP_SPINCOUNT", b"1000", 0)
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep freed memory. Clearing returned pages takes an eighth of a small model's training time."""
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
+        mallopt(M_MMAP_MAX, 0)
+        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def fail(message: str) -> None:

@@ -19,11 +19,9 @@ def retrofit(
 ) -> None:
     """Train exits for a model and write them to a separate file. The model's weights do not change."""
     from nvium_core.loading import source_tokenizer
-    from nvium_core.training.heap import keep_freed_memory
     from nvium_core.training.retrofitting.retrofit import retrofit as run
     from nvium_core.training.retrofitting.table import table
 
-    keep_freed_memory()
     settings = RetrofitSettings(source=base, target=target, **given)
     for kind, measured in run(settings, source_tokenizer(base)).items():
         show(table(measured, kind))

@@ -15,7 +15,7 @@ def train(
     recipe: Annotated[str, typer.Argument(help="One of `nvium recipes`; NAME-dense is the dense twin of NAME.")],
     data: Annotated[
         Path,
-        typer.Option(help="Text with <|endoftext|> lines between documents, or .jsonl; or a folder of these."),
+        typer.Option(help="Text, plain or .xz, with <|endoftext|> lines between documents; or a folder of such files."),
     ],
     folder: Annotated[
         Path | None, typer.Option(help="Folder of the run; a run in it is resumed [runs/RECIPE].")
@@ -36,7 +36,6 @@ def train(
     """
     from nvium_core.loading import resolve_device
     from nvium_core.training.distributed import is_first_here
-    from nvium_core.training.heap import keep_freed_memory
     from nvium_core.training.recipes.catalogue import recipe_named
     from nvium_core.training.seeds import train_seeds
     from nvium_core.training.train import train as run
@@ -49,7 +48,6 @@ def train(
         **given,
     )
     named = recipe_named(recipe, settings)
-    keep_freed_memory()
     if seeds:
         shown = train_seeds(named, options, parsed_seeds(seeds))
         if is_first_here():

@@ -1,7 +1,6 @@
 """A corpus and a recipe that train in a second or two."""
 
-import gzip
-import json
+import lzma
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +37,7 @@ def small_folder(folder: Path) -> Path:
     documents = read_documents(small_corpus(folder.with_suffix(".txt")))
     folder.mkdir()
     for number, part in enumerate((documents[:5], documents[5:32], documents[32:])):
-        lines = "".join(json.dumps({"text": document}) + "\n" for document in part)
-        (folder / f"{number}.json.gz").write_bytes(gzip.compress(lines.encode()))
+        (folder / f"{number}.txt.xz").write_bytes(lzma.compress(f"\n{END_OF_TEXT}\n".join(part).encode()))
     return folder
 
 

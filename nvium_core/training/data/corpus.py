@@ -1,21 +1,14 @@
-"""Stream the documents of a folder or file.
+"""Stream the documents of a file or folder: UTF-8 text, plain or .xz, with `<|endoftext|>` lines between documents."""
 
-Files are UTF-8: .txt (with a line `<|endoftext|>` between documents), or .jsonl or .json (one object with `text` per
-line, as in C4). They may be compressed as .gz or .xz.
-"""
-
-import gzip
-import json
 import lzma
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
 
 from nvium_core.training.data.documents import END_OF_TEXT, DataError
 
-FIELD = "text"
-UNSUPPORTED = {".parquet", ".zst"}
+SUFFIXES = (".txt", ".txt.xz")
+UNSUPPORTED = {".gz", ".json", ".jsonl", ".parquet", ".zst"}
 
 
 def corpus_files(path: Path) -> list[Path]:
@@ -25,11 +18,12 @@ def corpus_files(path: Path) -> list[Path]:
     """
     files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
     for file in files:
-        if file.suffix in UNSUPPORTED:
-            raise DataError(f"{file}: {file.suffix} files are not supported; convert it to .jsonl or .jsonl.xz")
-    texts = [each for each in files if kind(each) in READERS] if path.is_dir() else files
+        if found := UNSUPPORTED.intersection(file.suffixes):
+            hint = f"convert it to .txt, plain or .xz, with a line {END_OF_TEXT} between documents"
+            raise DataError(f"{file}: {min(found)} files are not supported; {hint}")
+    texts = [each for each in files if each.name.endswith(SUFFIXES)] if path.is_dir() else files
     if not texts:
-        raise DataError(f"{path}: no {', '.join(READERS)} files, uncompressed or with .gz or .xz appended")
+        raise DataError(f"{path}: no {' or '.join(SUFFIXES)} files")
     return texts
 
 
@@ -49,51 +43,22 @@ def documents_of(path: Path) -> Iterator[str]:
 
 
 def file_documents(file: Path) -> Iterator[str]:
-    try:
-        yield from (text for document in READERS.get(kind(file), read_text)(file) if (text := document.strip("\n")))
-    except DataError:
-        raise
-    except Exception as error:  # decompressors raise many types of exceptions for damaged files
-        raise DataError(f"{file}: {getattr(error, 'strerror', None) or error}") from error
-
-
-def kind(path: Path) -> str:
-    """Return the file's suffix without .gz or .xz, such as `.txt` for books.txt.gz."""
-    return (path.with_suffix("") if path.suffix in OPENERS else path).suffix
-
-
-def read_text(path: Path) -> Iterator[str]:
     document = list[str]()
-    for line in lines_of(path):
-        if line.rstrip("\n") == END_OF_TEXT:
-            yield "".join(document)
+    try:
+        for line in lines_of(file):
+            if line.rstrip("\n") != END_OF_TEXT:
+                document.append(line)
+                continue
+            if text := "".join(document).strip("\n"):
+                yield text
             document.clear()
-        else:
-            document.append(line)
-    yield "".join(document)
-
-
-def read_json_lines(path: Path) -> Iterator[str]:
-    for number, line in enumerate(lines_of(path), 1):
-        if line.strip():
-            yield field_of(json.loads(line), f"{path}, line {number}")
-
-
-def field_of(row: Any, place: str) -> str:
-    if not (isinstance(row, dict) and isinstance(row.get(FIELD), str)):
-        raise DataError(f"{place}: must be an object with a string {FIELD!r}")
-    text: str = row[FIELD]
-    return text
+    except (OSError, UnicodeDecodeError, lzma.LZMAError, EOFError) as error:
+        raise DataError(f"{file}: {getattr(error, 'strerror', None) or error}") from error
+    if text := "".join(document).strip("\n"):
+        yield text
 
 
 def lines_of(path: Path) -> Iterable[str]:
-    with OPENERS.get(path.suffix, Path.open)(path, "rb") as file, TextIOWrapper(file, encoding="utf-8-sig") as lines:
+    opened = lzma.open if path.suffix == ".xz" else Path.open
+    with opened(path, "rb") as file, TextIOWrapper(file, encoding="utf-8-sig") as lines:
         yield from lines
-
-
-OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
-READERS: dict[str, Callable[[Path], Iterator[str]]] = {
-    ".txt": read_text,
-    ".jsonl": read_json_lines,
-    ".json": read_json_lines,
-}
