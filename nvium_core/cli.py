@@ -43,8 +43,7 @@ def main() -> None:
     if command in ("train", "retrofit"):
         keep_freed_memory()
     try:
-        arguments = serving.with_names_joined(sys.argv[1:] or ["--help"])
-        status = typer.main.get_command(app)(arguments, prog_name="nvium", standalone_mode=False)
+        status = typer.main.get_command(app)(sys.argv[1:] or ["--help"], prog_name="nvium", standalone_mode=False)
     except UsageError as error:
         fail(plain(error.format_message()))  # type: ignore[attr-defined]
     except (NviumError, OSError) as error:

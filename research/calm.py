@@ -19,7 +19,6 @@ from nvium_core.errors import CheckpointError
 from nvium_core.model.causal_lm import NviumForCausalLM
 from nvium_core.model.checkpoint import resolve_folder
 from nvium_core.model.config import NviumConfig
-from nvium_core.model.univium import shape_fields
 from nvium_core.training.data.windows import Batch
 from nvium_core.training.objective.loss import token_losses
 from nvium_core.training.objective.objective import ObjectiveResult, Phase, counted_mean
@@ -93,7 +92,8 @@ def config_values(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 def build_calm(config: NviumConfig) -> CalmForCausalLM:
     """Build a CALM* model with the shape and exits of an N-vium's configuration, and random weights."""
-    return CalmForCausalLM(CalmConfig(**(shape_fields(config) | {"adapter_hidden_size": 0})))
+    changes = {"adapter_hidden_size": 0, "model_type": CalmConfig.model_type}
+    return CalmForCausalLM(CalmConfig.from_dict(config.to_dict() | changes))
 
 
 def model(recipe: Recipe, vocab_size: int, end_token: int) -> CalmForCausalLM:

@@ -22,10 +22,10 @@ from nvium_core.bench.harness import Subject, interleaved, ratio, timed
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import EngineConfig, SamplingParams
 from nvium_core.loading import quantize_as
+from nvium_core.model.config import univium_config
 from nvium_core.model.exits import Exit
 from nvium_core.model.llama import causal_attention
 from nvium_core.model.nvium import Nvium
-from nvium_core.model.univium import univium_config
 from nvium_core.training.retrofitting.router_shift import log_odds, shift_routers, shift_to
 from research.measuring import load, numbers, parser, report, requests, seeds
 

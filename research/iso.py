@@ -20,9 +20,9 @@ from nvium_core.engine.device.processor import use_processor
 from nvium_core.engine.params import SamplingParams
 from nvium_core.evaluation.paired import Interval, Sample, interval, with_interval
 from nvium_core.evaluation.predictions import EvaluationError
+from nvium_core.model.config import univium_config
 from nvium_core.model.flops import flops_per_token
 from nvium_core.model.nvium import Nvium
-from nvium_core.model.univium import univium_config
 from nvium_core.training.recipes.catalogue import recipe_named
 from nvium_core.training.recipes.recipe import RecipeError
 from nvium_core.training.run_folder import tokens_read

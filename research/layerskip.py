@@ -8,16 +8,17 @@ Shapes: B windows, T tokens, D width, L layers. Depth 6 means after six layers.
 import os
 import zlib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from nvium_core.model.causal_lm import NviumForCausalLM
-from nvium_core.model.config import NviumConfig
-from nvium_core.model.univium import as_llama, univium_config
+from nvium_core.model.config import NviumConfig, univium_config
+from nvium_core.model.nvium import Nvium
 from nvium_core.training.data.windows import Batch
 from nvium_core.training.objective.cross_entropy import head_nll
 from nvium_core.training.objective.objective import ObjectiveResult, Phase, counted_mean
@@ -42,6 +43,18 @@ class LayerSkipForCausalLM(NviumForCausalLM):
     ) -> None:
         """Save as a `LlamaForCausalLM`, which `NviumForCausalLM` can load. Pass `options` to transformers."""
         as_llama(self).save_pretrained(save_directory, **options)
+
+
+def as_llama(model: Nvium) -> LlamaForCausalLM:
+    """Convert a univium to transformers' class. The weights are shared, not copied."""
+    names = {field.name for field in fields(LlamaConfig)} - {"architectures"}
+    config = LlamaConfig(**{name: value for name, value in model.config.to_dict().items() if name in names})
+    with torch.device("meta"):
+        llama = LlamaForCausalLM(config)
+    tensors = model.state_dict()
+    tensors["model.norm.weight"] = tensors.pop("exits.0.norm.weight")
+    llama.load_state_dict(tensors, assign=True)
+    return llama
 
 
 def build_layerskip(config: NviumConfig) -> LayerSkipForCausalLM:

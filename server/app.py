@@ -158,8 +158,6 @@ def logged_if_slow(phase: str, **fields: object) -> Iterator[None]:
 def load(settings: Settings, metrics: Metrics | None = None) -> Service:
     """Load the model and log its properties. Raise `CheckpointError` or `InvalidRequest` if it cannot be served."""
     started = time.monotonic()
-    if settings.model:
-        RENDERER.prepare()
     with logged_if_slow("loading", model=settings.model or "the bundled model"):
         loaded = load_model(
             settings.model, settings.device, settings.dtype, weights=settings.weights, exits=settings.exits

@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from nvium_core.bench.figures import check_place
 from nvium_core.engine.params import require
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def check(experiment: Experiment, given: Mapping[str, Any], json_file: Path | No
         require(option in known, option, f"not an option of the experiment {experiment}")
         require(not isinstance(value, int) or value >= 1, option, f"must be at least 1, got {value}")
         require(not isinstance(value, float) or value > 0, option, f"must be above 0, got {value}")
-    require(json_file is None or json_file.parent.is_dir(), "json", f"no such folder: {json_file and json_file.parent}")
+    check_place(json_file)
 
 
 def measure(experiment: Experiment, subject: "Subject", given: Mapping[str, Any]) -> "Figures":

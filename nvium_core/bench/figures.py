@@ -11,6 +11,8 @@ from pathlib import Path
 from shutil import which
 from typing import Any
 
+from nvium_core.engine.params import require
+
 Figures = dict[str, Any]
 """Results of an experiment, as JSON values."""
 
@@ -24,6 +26,11 @@ def provenance() -> Figures:
         "processor": _processor(),
         "commit": _commit(),
     }
+
+
+def check_place(json_file: Path | None) -> None:
+    """Raise `InvalidRequest` if the file's folder does not exist. Call this before measuring."""
+    require(json_file is None or json_file.parent.is_dir(), "json", f"no such folder: {json_file and json_file.parent}")
 
 
 def write_json(figures: Figures | Sequence[Figures], path: Path) -> None:

@@ -11,10 +11,9 @@ from nvium_core.bench.shapes import random_weights
 from nvium_core.choices import Quantization, Weights
 from nvium_core.engine.device.native.packing import fits_bfloat16
 from nvium_core.loading import quantize_as
-from nvium_core.model.config import NviumConfig
+from nvium_core.model.config import NviumConfig, univium_config
 from nvium_core.model.nvium import Nvium
 from nvium_core.model.stored import GROUP
-from nvium_core.model.univium import shape_fields, univium_config
 from nvium_core.training.recipes.twins import added_mlp_width
 
 NO_PARTS = {"qkv_bias": False, "qk_norm": False, "no_rope_layers": (), "attention_bias": False, "mlp_bias": False}
@@ -51,7 +50,7 @@ def is_llama(config: NviumConfig) -> bool:
 
 def twin_config(config: NviumConfig) -> NviumConfig:
     """Return a univium with as many parameters as `config`, by a wider MLP. The MLP's width is a multiple of 8."""
-    twin = univium_config(NviumConfig(**(shape_fields(config) | NO_PARTS)))
+    twin = univium_config(config, **NO_PARTS)
     missing = num_parameters(config) - num_parameters(twin)
     twin.intermediate_size += added_mlp_width(missing, config.hidden_size, config.num_hidden_layers)
     return twin

@@ -25,13 +25,13 @@ def evaluate(
     from rich.console import Console
 
     from nvium_core import load_model
-    from nvium_core.bench.figures import write_json
+    from nvium_core.bench.figures import check_place, write_json
     from nvium_core.engine.device.processor import use_processor
     from nvium_core.evaluation import suite
     from nvium_core.evaluation.report import report
     from nvium_core.training.data.corpus import documents_of
 
-    suite.check_place(json_file)
+    check_place(json_file)
     documents = list(documents_of(data))
     options = ModelOptions(**given)
     use_processor(options.instructions, options.threads)

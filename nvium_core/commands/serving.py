@@ -4,7 +4,6 @@ import gc
 import os
 import signal
 from collections.abc import Callable
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from nvium_core.commands.options import ModelArgument, takes
@@ -12,16 +11,6 @@ from nvium_core.options import ServerOptions
 
 if TYPE_CHECKING:
     from server.settings import Settings
-
-
-def with_names_joined(arguments: list[str]) -> list[str]:
-    """Join the names in vLLM's syntax `serve MODEL --served-model-name a b` to `a,b`. MODEL must come first."""
-    option = "--served-model-name"
-    if option not in arguments or arguments[0] != "serve" or arguments[1].startswith("-"):
-        return arguments
-    first = arguments.index(option) + 1
-    names = [*takewhile(lambda word: not word.startswith("-"), arguments[first:])]
-    return [*arguments[:first], *([",".join(names)] if names else []), *arguments[first + len(names) :]]
 
 
 @takes(ServerOptions)

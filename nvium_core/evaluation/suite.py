@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 from nvium_core.bench.figures import Figures
 from nvium_core.bench.harness import subject_of
@@ -58,12 +57,6 @@ def check_dense(loaded: LoadedModel, twin: LoadedModel) -> None:
         raise EvaluationError(f"--twin: {twin.name} is not a dense model; it has early exits")
     if twin.tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
         raise EvaluationError(f"--twin: {twin.name} has another tokenizer, so the perplexities cannot be compared")
-
-
-def check_place(json_file: Path | None) -> None:
-    """Raise `EvaluationError` if the folder of `json_file` does not exist. Call this before evaluating."""
-    if json_file and not json_file.parent.is_dir():
-        raise EvaluationError(f"json: no such folder: {json_file.parent}")
 
 
 def digest(documents: Sequence[str]) -> Figures:

@@ -160,6 +160,11 @@ class NviumConfig(PreTrainedConfig):
         return [range(shallow, deep) for shallow, deep in pairwise(depths)]
 
 
+def univium_config(config: NviumConfig, **changes: Any) -> NviumConfig:
+    """Return the configuration of the dense model with the same backbone, with these changes."""
+    return NviumConfig.from_dict(config.to_dict() | {"exit_layers": None, "adapter_hidden_size": 0} | changes)
+
+
 def check_sizes(fields: Mapping[str, Any]) -> None:
     """Raise `ValueError` for an integer out of range. `@strict` checks the types."""
     for name, most in MAX_SIZES.items():

@@ -31,12 +31,10 @@ class LearningRate:
         """Return the rate at `progress` in [0, 1] as a share of the maximum."""
         if progress < self.warmup:
             return progress / self.warmup
-        return self.final_ratio + (1 - self.final_ratio) * self._decay_at(progress)
-
-    def _decay_at(self, progress: float) -> float:
+        left = min(1.0, (1 - progress) / self.decay)
         if self.kind == "cosine":
-            return 0.5 * (1 + math.cos(math.pi * (progress - self.warmup) / (1 - self.warmup)))
-        return min(1.0, (1 - progress) / self.decay)
+            left = 0.5 * (1 + math.cos(math.pi * (progress - self.warmup) / (1 - self.warmup)))
+        return self.final_ratio + (1 - self.final_ratio) * left
 
 
 @dataclass(frozen=True, kw_only=True)

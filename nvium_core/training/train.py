@@ -61,7 +61,6 @@ def prepared(recipe: Recipe, options: RunOptions, processes: Processes = ALONE) 
     validation = None
     if options.validation:
         validation = validation_text(recipe, options.validation, tokenizer)
-        validation.num_windows(recipe.shape.context)  # raises `DataError` if the text is too short
     return TrainingRun(recipe, options, tokenizer, stream, validation, processes)
 
 
@@ -172,7 +171,19 @@ class TrainingRun(Run):
         return torch.stack([metrics["mix_loss"] * count, count])
 
     def check_resumable(self, state: State) -> None:
-        check_resumable(state, self.recipe, self.folder)
+        """Raise `TrainingError` if the recipe is not the checkpoint's, or would change the schedule of past steps."""
+        if others := differences(state["recipe"], asdict(self.recipe)) - CHANGEABLE:
+            raise TrainingError(
+                f"{self.folder / STATE}: the checkpoint's {', '.join(sorted(others))} differ from the recipe's; "
+                "choose another --folder"
+            )
+        step, total_tokens = state["step"], state["recipe"]["total_tokens"]
+        begun = replace(self.recipe, total_tokens=total_tokens)
+        if schedule_at(begun, step) != schedule_at(self.recipe, step):
+            raise TrainingError(
+                f"total_tokens cannot change after step {step}: the schedule of past steps depends on the total; "
+                f"set total_tokens={total_tokens}, or choose another --folder"
+            )
 
     def export(self) -> Path:
         """Write the model as a Hugging Face folder in bfloat16."""
@@ -183,22 +194,6 @@ class TrainingRun(Run):
             exported.generation_config = self.model.generation_config
             write_model(nn.Module.to(exported, torch.bfloat16), self.tokenizer, folder)
         return folder
-
-
-def check_resumable(state: State, recipe: Recipe, folder: Path) -> None:
-    """Raise `TrainingError` if the recipe differs from the checkpoint's, or would change the schedule of past steps."""
-    if others := differences(state["recipe"], asdict(recipe)) - CHANGEABLE:
-        raise TrainingError(
-            f"{folder / STATE}: the checkpoint's {', '.join(sorted(others))} differ from the recipe's; "
-            "choose another --folder"
-        )
-    step, total_tokens = state["step"], state["recipe"]["total_tokens"]
-    begun = replace(recipe, total_tokens=total_tokens)
-    if begun.num_steps != recipe.num_steps and schedule_at(begun, step) != schedule_at(recipe, step):
-        raise TrainingError(
-            f"total_tokens cannot change after step {step}: the schedule of past steps depends on the total; "
-            f"set total_tokens={total_tokens}, or choose another --folder"
-        )
 
 
 def schedule_at(recipe: Recipe, step: int) -> tuple[float, bool]:

@@ -3,8 +3,7 @@
 import torch
 
 from nvium_core import NviumForCausalLM
-from nvium_core.model.config import even_exit_layers
-from nvium_core.model.univium import univium_config
+from nvium_core.model.config import even_exit_layers, univium_config
 from nvium_core.training.data.windows import Batch, packed_batch
 from nvium_core.training.objective.objective import Phase
 from research.calm import CalmForCausalLM, build_calm

@@ -9,7 +9,6 @@ from typing_extensions import Doc
 
 from nvium_core import ServerOptions, cli
 from nvium_core.commands.options import takes
-from nvium_core.commands.serving import with_names_joined
 from server.app import create_app
 from server.settings import Settings, SettingsError, injected_variables, read_settings
 from tests.byte_model import load_byte_model, token_ids
@@ -114,20 +113,6 @@ def test_a_command_receives_only_the_options_that_were_given():
     app.command()(command)
     assert CliRunner().invoke(app, ["here", "--names", "a,b", "--names", "c", "--no-is-fast"]).exit_code == 0
     assert received == {"place": "here", "names": "a,b,c", "is_fast": False}
-
-
-@pytest.mark.parametrize(
-    ("given", "read"),
-    [
-        ("serve m --served-model-name a b --port 1", "serve m --served-model-name a,b --port 1"),
-        ("serve m --port 1 --served-model-name a b", "serve m --port 1 --served-model-name a,b"),
-        ("serve --served-model-name a m", "serve --served-model-name a m"),
-        ("serve m --served-model-name", "serve m --served-model-name"),
-        ("--help", "--help"),
-    ],
-)
-def test_several_served_model_names_may_follow_the_option(given, read):
-    assert with_names_joined(given.split()) == read.split()
 
 
 def test_a_model_is_served_under_each_of_its_names(byte_model):

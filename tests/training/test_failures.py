@@ -150,11 +150,10 @@ def test_a_run_can_be_extended_while_its_rate_is_stable(run_options):
 
 
 def test_a_text_that_is_too_short_is_refused_and_can_be_replaced(run_options):
-    text = run_options.data.read_text(encoding="utf-8")
-    run_options.data.write_text("Too short.", encoding="utf-8")
-    with pytest.raises(DataError, match=r"corpus\.txt: \d+ tokens of text are too few for a context of 64"):
-        start(small_recipe(), run_options)
-    run_options.data.write_text(text, encoding="utf-8")
+    (short := run_options.data.with_name("short.txt")).write_text("Too short.", encoding="utf-8")
+    for chosen in (replace(run_options, data=short), replace(run_options, validation=short)):
+        with pytest.raises(DataError, match=r"short\.txt: \d+ tokens of text are too few for a context of 64"):
+            start(small_recipe(), chosen)
     advance(start(small_recipe(), run_options), 1)
 
 

@@ -9,7 +9,6 @@ from transformers import PreTrainedConfig
 
 from nvium_core.bench.contenders.contender import NotAvailable
 from nvium_core.model.nvium import Nvium
-from nvium_core.model.univium import as_llama
 
 Kind = Literal["f32", "f16", "bf16", "q8_0", "q4_0"]
 """GGUF type of the matrices. Vectors are always float32."""
@@ -25,7 +24,8 @@ def write_gguf(univium: Nvium, file: Path, kind: Kind) -> None:
     writer.add_tokenizer_model("no_vocab")
     write_shape(writer, config)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    for name, tensor in as_llama(univium).state_dict().items():
+    for own_name, tensor in univium.state_dict().items():
+        name = own_name.replace("exits.0.", "model.")  # the final norm
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         stored = rows_as_in_llama_cpp(name, tensor, config).float().cpu().numpy()

@@ -39,8 +39,14 @@ def prepare_documents(recipe: Recipe, data: Path, folder: Path) -> tuple[PreTrai
 
 
 def validation_documents(recipe: Recipe, data: Path, tokenizer: PreTrainedTokenizerBase) -> PackedStream:
-    parts = encoded(documents_of(data), tokenizer, recipe.validation_tokens)
-    return PackedStream(np.concatenate(list(parts)), tokenizer.eos_token_id)
+    tokens = np.concatenate(list(encoded(documents_of(data), tokenizer, recipe.validation_tokens)))
+    check_length(data, len(tokens), recipe.shape.context)
+    return PackedStream(tokens, tokenizer.eos_token_id)
+
+
+def check_length(data: Path, num_tokens: int, context: int) -> None:
+    if num_tokens <= context:
+        raise DataError(f"{data}: {num_tokens} tokens of text are too few for a context of {context} tokens")
 
 
 def make_tokens(recipe: Recipe, data: Path, folder: Path, origin: dict[str, Any]) -> None:
@@ -49,10 +55,7 @@ def make_tokens(recipe: Recipe, data: Path, folder: Path, origin: dict[str, Any]
     make_tokenizer(recipe, data, folder)
     note(f"tokenizing {data}, up to {max_tokens:,} tokens")
     num_tokens = write_tokens(documents_of(data), saved_tokenizer(folder), max_tokens, partial)
-    if num_tokens <= recipe.shape.context:
-        raise DataError(
-            f"{data}: {num_tokens} tokens of text are too few for a context of {recipe.shape.context} tokens"
-        )
+    check_length(data, num_tokens, recipe.shape.context)
     (folder / ORIGIN).write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
     partial.replace(folder / TOKENS)
 

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from nvium_core.model.llama import Attend, causal_attention, document_attention
-from nvium_core.training.data.documents import DataError
 
 Tokens = NDArray[np.unsignedinteger[Any]]
 """Token ids: uint16 if the vocabulary has at most 2¹⁶ tokens, else uint32."""
@@ -113,11 +112,7 @@ class PackedStream:
         return packed_batch(window_BT[:, :-1], window_BT[:, 1:], self.end_token)
 
     def num_windows(self, context: int) -> int:
-        """Return the number of windows per epoch. Raise `DataError` if the stream is too short for one window."""
-        count = (len(self.tokens) - 1) // context
-        if count < 1:
-            raise DataError(f"{len(self.tokens)} tokens of text are too few for a context of {context} tokens")
-        return count
+        return (len(self.tokens) - 1) // context
 
     def _window(self, epoch: int, index: int, per_epoch: int, context: int) -> Tokens:
         rng = np.random.default_rng((self.seed, context, epoch))

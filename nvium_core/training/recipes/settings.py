@@ -44,19 +44,15 @@ def changed(owner: Any, settings: Sequence[Setting]) -> Any:
         if rest:
             groups.setdefault(name, []).append((rest, value, option))
         else:
-            values[name] = parsed_setting(value, kinds[name], option)
+            try:
+                values[name] = parsed(value, kinds[name])
+            except ValueError as error:
+                raise RecipeError(f"{option}: {error}") from error
     values |= {name: changed(getattr(owner, name), group) for name, group in groups.items()}
     try:
         return replace(owner, **values)
     except ValueError as error:
         raise RecipeError(f"{' '.join(option for _, _, option in settings)}: {error}") from error
-
-
-def parsed_setting(text: str, kind: Any, option: str) -> Any:
-    try:
-        return parsed(text, kind)
-    except ValueError as error:
-        raise RecipeError(f"{option}: {error}") from error
 
 
 def parsed(text: str, kind: Any) -> Any:

@@ -19,12 +19,12 @@ def dense_twin(recipe: Recipe) -> Recipe:
     The authors use this rule, and it reproduces the widths in the paper. If the recipe starts from another recipe's
     model, the twin starts from the twin of that recipe.
     """
-    dense = without_exits(recipe)
-    shape = dense.shape
+    shape = replace(recipe.shape, num_exits=1, exit_layers=(), router_width=None, adapter_width=0)
     missing = num_parameters(recipe.shape) - num_parameters(shape)
     widened = shape.mlp_width + added_mlp_width(missing, shape.width, shape.num_layers)
     initial = recipe.initial and RUN.sub(r"runs/\1-dense/model", recipe.initial)
-    return replace(dense, shape=replace(shape, mlp_width=widened), initial=initial)
+    shape = replace(shape, mlp_width=widened)
+    return replace(recipe, shape=shape, beta=BetaSettings(initial=0.0), initial=initial)
 
 
 @cache
@@ -40,8 +40,3 @@ def added_mlp_width(num_missing: int, width: int, num_layers: int) -> int:
     """Return the smallest multiple of 8 that, added to the MLPs' width, adds at least `num_missing` parameters."""
     per_multiple = WIDTH_MULTIPLE * 3 * width * num_layers
     return WIDTH_MULTIPLE * -(-num_missing // per_multiple)
-
-
-def without_exits(recipe: Recipe) -> Recipe:
-    shape = replace(recipe.shape, num_exits=1, exit_layers=(), router_width=None, adapter_width=0)
-    return replace(recipe, shape=shape, beta=BetaSettings(initial=0.0))

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nvium_core.model.llama import causal_attention
-from nvium_core.training.data.documents import DataError
 from nvium_core.training.data.windows import Batch, PackedStream, flex_attention_by, packed_batch
 from tests.random_models import random_model
 
@@ -84,8 +83,3 @@ def test_a_batch_depends_on_stream_seed_and_number_only():
         assert torch.equal(ours, theirs)
     different = PackedStream(tokens, END, seed=2).batch(40, 4, 16)
     assert not torch.equal(different.inputs, one.batch(40, 4, 16).inputs)
-
-
-def test_a_stream_shorter_than_a_window_is_refused():
-    with pytest.raises(DataError, match="8 tokens of text are too few for a context of 8"):
-        PackedStream(np.ones(8, dtype=np.uint16), END).batch(0, 1, 8)
