@@ -126,7 +126,8 @@ def check(checkpoint: Checkpoint) -> bool:
     checkpoint.check_against(model)
     files = companions(checkpoint.folder)
     for file in files:
-        check_json(file)
+        if file.suffix == ".json" and not isinstance(parse_file(file, json.loads), dict):
+            raise CheckpointError(f"{file}: not a JSON object")
     has_tokenizer = is_gguf(checkpoint.folder) or checkpoint.folder / TOKENIZER_FILE in files
     if has_tokenizer:
         load_tokenizer(checkpoint.folder, model)
@@ -135,12 +136,6 @@ def check(checkpoint: Checkpoint) -> bool:
 
 def companions(folder: Path) -> list[Path]:
     return [folder / name for name in COMPANIONS if (folder / name).exists()]
-
-
-def check_json(file: Path) -> None:
-    """Raise `CheckpointError` if a .json file does not contain an object."""
-    if file.suffix == ".json" and not isinstance(parse_file(file, json.loads), dict):
-        raise CheckpointError(f"{file}: not a JSON object")
 
 
 @contextmanager

@@ -94,7 +94,7 @@ def load_model(
     model = kind.from_pretrained(folder, dtype=precision, exits=exits, **stored).eval()
     tokenizer = load_tokenizer(folder, model)
     close_gguf()
-    quantize_as(model, weights)
+    quantize_model(model, weights)
     if place.type != "cpu":
         check_gpu_memory(model, place)
         nn.Module.to(model, place)
@@ -108,15 +108,6 @@ def check_gpu_memory(model: Nvium, device: torch.device) -> None:
     free = torch.cuda.mem_get_info(device)[0] + unused
     if needed > free:
         raise CheckpointError(f"device {device}: the weights need {needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free")
-
-
-def quantize_as(model: Nvium, weights: Weights) -> None:
-    """Quantize the model if `weights` is q8 or q4. Raise `CheckpointError` if the model is not float32 or float64."""
-    if weights in {"q8", "q4"}:
-        try:
-            quantize_model(model, weights)
-        except ValueError as error:
-            raise CheckpointError(f"weights: {weights} requires dtype float32: {error}") from error
 
 
 def model_name(source: Path) -> str:

@@ -21,11 +21,11 @@ from nvium_core.bench.figures import Figures
 from nvium_core.bench.harness import Subject, interleaved, ratio, timed
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import EngineConfig, SamplingParams
-from nvium_core.loading import quantize_as
 from nvium_core.model.config import univium_config
 from nvium_core.model.exits import Exit
 from nvium_core.model.llama import causal_attention
 from nvium_core.model.nvium import Nvium
+from nvium_core.model.stored import quantize_model
 from nvium_core.training.retrofitting.router_shift import log_odds, shift_routers, shift_to
 from research.measuring import load, numbers, parser, report, requests, seeds
 
@@ -49,7 +49,7 @@ def measure(subject: Subject, sequences: Sequence[int], depths: Sequence[float],
     """Return a row of results for each number of sequences and each depth."""
     params = SamplingParams(max_tokens=tokens, sampling="exits", ignore_eos=True)
     layers, original = subject.model.config.exit_layers or [], last_exit_of(subject.model)
-    quantize_as(original, subject.weights)
+    quantize_model(original, subject.weights)
     log_odds_RK = text_log_odds(subject.model, original_texts(subject, original, params))
     rows = []
     for number in sequences:

@@ -21,7 +21,8 @@ from nvium_core.bench.harness import PROMPT_TOKENS, Subject, interleaved
 from nvium_core.bench.shapes import PAPER_ROUTING, force_routing, random_weights, shape_config
 from nvium_core.choices import Instructions, Precision, Weights
 from nvium_core.engine.device.processor import use_processor
-from nvium_core.loading import quantize_as, resolve_dtype
+from nvium_core.loading import resolve_dtype
+from nvium_core.model.stored import quantize_model
 from research.plots import DOTS_PER_INCH, label, sheet
 
 
@@ -42,7 +43,7 @@ def main(
     for shape in shapes or ():
         model = random_weights(shape_config(shape, vocab_size=vocab), dtype=resolve_dtype(dtype, torch.device("cpu")))
         force_routing(model, PAPER_ROUTING)
-        quantize_as(model, weights)
+        quantize_model(model, weights)
         parameters = sum(weight.numel() for weight in model.parameters())
         subject = Subject(shape, model, list(range(1, PROMPT_TOKENS + 1)), weights)
         known = {**subject.as_dict(), "vocab": vocab, "parameters": parameters}

@@ -25,9 +25,10 @@ from nvium_core.engine.device import native
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Completion
 from nvium_core.engine.params import MAX_SEQUENCES, InvalidRequest, SamplingParams, require
-from nvium_core.loading import LoadedModel, load_model, quantize_as, resolve_device, resolve_dtype
+from nvium_core.loading import LoadedModel, load_model, resolve_device, resolve_dtype
 from nvium_core.model.nvium import Nvium
 from nvium_core.model.source import is_gguf
+from nvium_core.model.stored import quantize_model
 
 PROMPT = "Once upon a time there was a"
 MIN_TURNS = 3  # turns of a ratio that may be a headline
@@ -83,7 +84,7 @@ def load_subject(
     config, place = shape_config(shape, len(shares)), resolve_device(device)
     random_model = random_weights(config, dtype=resolve_dtype(dtype, place), device=place)
     force_routing(random_model, shares)
-    quantize_as(random_model, weights)
+    quantize_model(random_model, weights)
     return Subject(f"random-{shape}", random_model, list(range(1, PROMPT_TOKENS + 1)), weights)
 
 

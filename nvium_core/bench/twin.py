@@ -10,10 +10,9 @@ import torch
 from nvium_core.bench.shapes import random_weights
 from nvium_core.choices import Quantization, Weights
 from nvium_core.engine.device.native.packing import fits_bfloat16
-from nvium_core.loading import quantize_as
 from nvium_core.model.config import NviumConfig, univium_config
 from nvium_core.model.nvium import Nvium
-from nvium_core.model.stored import GROUP
+from nvium_core.model.stored import GROUP, quantize_model
 from nvium_core.training.recipes.twins import added_mlp_width
 
 NO_PARTS = {"qkv_bias": False, "qk_norm": False, "no_rope_layers": (), "attention_bias": False, "mlp_bias": False}
@@ -40,7 +39,7 @@ def random_rival(model: Nvium, config: NviumConfig, weights: Weights) -> Nvium:
     if all(fits_bfloat16(weight) for weight in model.model.layers.parameters()):
         for weight in rival.parameters():
             weight.copy_(weight.bfloat16())
-    quantize_as(rival, weights)
+    quantize_model(rival, weights)
     return rival
 
 

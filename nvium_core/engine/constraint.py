@@ -26,23 +26,17 @@ class Constraint(Protocol):
     @property
     def is_over(self) -> bool:
         """Whether the output is complete: no token may follow, not even end-of-text."""
-        ...
 
     def is_ready(self, seconds: float) -> bool:
         """Wait up to `seconds`. Return whether `is_over` and `allowed` now return without blocking."""
-        ...
 
     def allowed(self) -> bytes:
         """Return the bit mask of allowed tokens: bit t % 8 of byte t // 8 for token t. Missing bits are zeros."""
-        ...
 
-    def advance(self, token_id: int) -> None:
-        """Append the next token."""
-        ...
+    def advance(self, token_id: int) -> None: ...
 
     def fork(self) -> "Constraint":
         """Return a copy that can be advanced independently."""
-        ...
 
 
 class ConstraintState:
@@ -59,7 +53,6 @@ class ConstraintState:
 
     @property
     def allowed(self) -> bytes:
-        """Bit mask of the allowed tokens (see `Constraint.allowed`), computed on first use."""
         if self._allowed is None:
             with self._contained():
                 self._allowed = self._constraint.allowed()
@@ -72,7 +65,6 @@ class ConstraintState:
             self._constraint.advance(token_id)
 
     def is_ready(self, seconds: float) -> bool:
-        """Wait up to `seconds`. Return whether the next token's mask is ready."""
         with self._contained():
             if not self._constraint.is_ready(seconds):
                 return False

@@ -58,6 +58,4 @@ def eos_token_ids(model: Nvium) -> frozenset[int]:
     """Return the end-of-text tokens of the generation configuration, or, if it has none, of the model configuration."""
     found = getattr(model.generation_config, "eos_token_id", None)
     found = model.config.eos_token_id if found is None else found
-    if found is None:
-        return frozenset()
-    return frozenset([found] if isinstance(found, int) else found)
+    return frozenset([found] if isinstance(found, int) else found or ())

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import Annotated, NamedTuple, get_args
 
@@ -44,15 +44,15 @@ MAX_SEQUENCES = 65_536
 DEFAULT_CACHE_MEMORY = {"cpu": "25%", "cuda": "85%"}
 """Upper bound on the key/value cache if neither its memory nor its tokens are configured. See device/memory.py."""
 
-INTEGERS = ("max_tokens", "min_tokens", "top_k", "seed", "choice", "n", "best_of", "logprobs")
-OPTIONAL = ("seed", "best_of", "logprobs")
-NUMBERS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+MAX_INTEGER = 2**31 - 1
 RANGES = (
     ("temperature", 0, 2),
     ("min_p", 0, 1),
     ("presence_penalty", -2, 2),
     ("frequency_penalty", -2, 2),
     ("repetition_penalty", 0.01, 2),
+    ("top_k", 0, MAX_INTEGER),
+    ("choice", 0, MAX_INTEGER),
 )
 
 
@@ -143,7 +143,6 @@ class SamplingParams:
         self._check_lengths()
         self._check_distribution()
         require(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", "must fit in 64 bits")
-        require_between(self.choice, "choice", 0, 2**31 - 1)
         require(self.n >= 1, "n", f"must be at least 1, got {self.n}")
         require(self.num_choices >= self.n, "best_of", f"must be at least n ({self.n}), got {self.best_of}")
         name = "n" if self.best_of is None else "best_of"
@@ -155,17 +154,17 @@ class SamplingParams:
         require(self.logprobs is not None or not self.prompt_logprobs, "prompt_logprobs", "requires logprobs")
 
     def _check_kinds(self) -> None:
-        for name in INTEGERS:
-            value = getattr(self, name)
-            is_omitted = value is None and name in OPTIONAL
+        for each in fields(self):
+            value = getattr(self, each.name)
             is_integer = isinstance(value, int) and not isinstance(value, bool)
-            require(is_omitted or is_integer, name, f"must be an integer, got {value!r}")
-        for name in NUMBERS:
-            value = getattr(self, name)
-            require(isinstance(value, int | float), name, f"must be a number, got {value!r}")
+            if each.type in (int, int | None):
+                is_omitted = value is None and each.type is not int
+                require(is_omitted or is_integer, each.name, f"must be an integer, got {value!r}")
+            elif each.type is float:
+                require(isinstance(value, int | float), each.name, f"must be a number, got {value!r}")
 
     def _check_lengths(self) -> None:
-        require_between(self.max_tokens, "max_tokens", 0 if self.prompt_logprobs else 1, 2**31 - 1)
+        require_between(self.max_tokens, "max_tokens", 0 if self.prompt_logprobs else 1, MAX_INTEGER)
         require(self.max_tokens > 0 or self.num_choices == 1, "n", "must be 1 if max_tokens is 0")
         require(self.min_tokens >= 0, "min_tokens", f"must not be negative, got {self.min_tokens}")
         message = f"must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}"
@@ -176,7 +175,6 @@ class SamplingParams:
     def _check_distribution(self) -> None:
         for name, lowest, highest in RANGES:
             require_between(getattr(self, name), name, lowest, highest)
-        require_between(self.top_k, "top_k", 0, 2**31 - 1)
         require(0 < self.top_p <= 1, "top_p", f"must be in (0, 1], got {self.top_p}")
         num_biases = len(self.logit_bias)
         require(num_biases <= MAX_BIASES, "logit_bias", f"must have at most {MAX_BIASES} tokens, got {num_biases}")

@@ -16,7 +16,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from nvium_core.choices import Quantization
+from nvium_core.choices import Weights
 from nvium_core.errors import CheckpointError
 
 aten = torch.ops.aten
@@ -186,18 +186,20 @@ def quantized(weight_ND: Tensor, kind: GGMLQuantizationType) -> Tensor:
     return torch.cat([scale_NG1.view(torch.uint8), numbers_NGX], -1).flatten(1)
 
 
-def quantize_model(model: nn.Module, kind: Quantization) -> None:
-    """Quantize the linear layers of backbone and head whose row length is a multiple of 32.
+def quantize_model(model: nn.Module, kind: Weights) -> None:
+    """If `kind` is q8 or q4, quantize the linear layers of backbone and head whose row length is a multiple of 32.
 
-    Raise `ValueError` if a weight is not float32 or float64, which would round the dequantized numbers.
+    Raise `CheckpointError` if a weight is not float32 or float64, which would round the dequantized numbers.
     """
+    if kind not in QUANTIZED:
+        return
     made = dict[int, nn.Parameter]()
     for name, layer in model.named_modules():
         is_weight = name.startswith("model.layers.") or name == "lm_head"
         if isinstance(layer, nn.Linear) and is_weight and layer.in_features % GROUP == 0:
             weight = layer.weight
             if weight.dtype not in (torch.float32, torch.float64):
-                raise ValueError(f"{weight.dtype} would round the dequantized weights")
+                raise CheckpointError(f"weights: {kind} requires dtype float32: {weight.dtype} would round the weights")
             if not (isinstance(weight, StoredMatrix) and weight.kind == QUANTIZED[kind]):
                 own = weight.place if isinstance(weight, StoredMatrix) else ""
                 matrix = StoredMatrix(weight.detach(), QUANTIZED[kind], weight.dtype, place=own)

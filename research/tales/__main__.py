@@ -65,8 +65,8 @@ def ask(
     times: Annotated[int, typer.Option(help="Copies of each tale, each with other subjects.", min=1)] = 2,
     short_tales: Annotated[int, typer.Option(help="Short tales after each tale.", min=0)] = 2,
     new_names: Annotated[bool, typer.Option(help="Invent names even where the request does not name the hero.")] = True,
-    beside: Annotated[Path | None, typer.Option(help="Text, plain or .xz, whose pieces are mixed in.")] = None,
-    beside_share: Annotated[float, typer.Option(help="Share of these pieces in all characters.", min=0, max=0.9)] = 0.5,
+    other_text: Annotated[Path | None, typer.Option(help="Text, plain or .xz, whose pieces are mixed in.")] = None,
+    other_share: Annotated[float, typer.Option(help="Share of these pieces in all characters.", min=0, max=0.9)] = 0.5,
     seed: int = 0,
 ) -> None:
     """Write questions answered by tales, and tales alone. Short tales made from plots follow each tale."""
@@ -74,9 +74,9 @@ def ask(
         json.dumps({"text": line} if isinstance(line, str) else {"messages": line})
         for line in training_lines(read_documents(tales), times, seed, short_tales=short_tales, new_names=new_names)
     ]
-    if beside:
-        num_characters = round(sum(map(len, lines)) * beside_share / (1 - beside_share))
-        pieces = pieces_of(read_documents(beside), num_characters, seed)
+    if other_text:
+        num_characters = round(sum(map(len, lines)) * other_share / (1 - other_share))
+        pieces = pieces_of(read_documents(other_text), num_characters, seed)
         lines += [json.dumps({"text": piece}) for piece in pieces]
         Random(seed).shuffle(lines)
     target.write_text("".join(line + "\n" for line in lines), encoding="utf-8")

@@ -8,7 +8,8 @@ from nvium_core.bench.figures import Figures
 from nvium_core.evaluation import suite
 from nvium_core.evaluation.predictions import EvaluationError
 from nvium_core.evaluation.report import report
-from nvium_core.loading import load_model, quantize_as
+from nvium_core.loading import load_model
+from nvium_core.model.stored import quantize_model
 from nvium_core.training.recipes.catalogue import recipe_named
 from nvium_core.training.run_folder import write_model, write_recipe
 from tests.byte_model import load_byte_model
@@ -52,7 +53,7 @@ def test_the_first_line_has_the_main_figures_and_the_table_fits_a_narrow_screen(
 
 def test_the_cost_of_quantization_is_reported(loaded):
     rounded = load_byte_model(context=64)
-    quantize_as(rounded.model, "q4")
+    quantize_model(rounded.model, "q4")
     figures = suite.evaluate(rounded, DOCUMENTS, unrounded=loaded, show_progress=False)
     exact = suite.evaluate(loaded, DOCUMENTS, show_progress=False)["perplexity"]
     found = figures["rounding"]

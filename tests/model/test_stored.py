@@ -135,5 +135,7 @@ def test_only_backbone_and_head_are_quantized():
 def test_a_tied_embedding_is_quantized_with_the_head():
     model = random_model([1], width=32, tie_word_embeddings=True)
     quantize_model(model, "q8")
+    with pytest.raises(CheckpointError, match="weights: q8 requires dtype float32"):
+        quantize_model(random_model([1], width=32, dtype=torch.bfloat16), "q8")
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert isinstance(model.lm_head.weight, StoredMatrix)

@@ -16,13 +16,10 @@ def zeros(num_bytes: int) -> Tensor:
 
 
 class Arena:
-    """Memory in large pieces."""
-
     def __init__(self) -> None:
         self._free = zeros(0)
 
     def zeros(self, num_bytes: int) -> Tensor:
-        """Return zero bytes that start at a cache line, [N]."""
         size = -(-num_bytes // CACHE_LINE) * CACHE_LINE
         if len(self._free) < size:
             self._free = zeros(max(size, PIECE_BYTES))

@@ -90,7 +90,6 @@ def in_place(cache: PagedCache, table_RW: Tensor, position_R: Tensor) -> Read:
 
 
 def ragged_in_place(cache: PagedCache, runs: Items[Rows]) -> Read:
-    """Attend with runs of any length, like `in_place`."""
     lengths = [len(run.rows) for run in runs]
     first_query, num_keys = np.cumsum([0, *lengths]), np.array([run.rows.stop for run in runs])
     table_BW, num_keys_B, first_query_B = upload_all(cache.keys.device, cache.tables(runs), num_keys, first_query)

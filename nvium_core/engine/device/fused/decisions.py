@@ -79,12 +79,10 @@ class FusedDecisions:
         self._sample(logits_FV, inputs, variant, answers_4F)
 
     def route(self, blocks: range, inputs: InputViews, answers_4F: Tensor) -> None:
-        """Write the answers of fronts that no mixture decides, except the tokens. `draw` then writes the tokens."""
         _, x_KFD = self._normalised(blocks, inputs)
         self._choose(blocks, blocks.start, self._route(blocks, x_KFD), None, inputs, answers_4F)
 
     def draw(self, blocks: range, inputs: InputViews, variant: Variant, answers_4F: Tensor) -> None:
-        """Write the tokens of the fronts for which `route` has just chosen one of these exits."""
         self._draw(blocks, self._normalised(blocks, inputs)[0], inputs, variant, answers_4F)
 
     def _normalised(self, used: range, inputs: InputViews) -> tuple[Tensor, Tensor]:
@@ -101,7 +99,6 @@ class FusedDecisions:
         return x_NFD, x_KFD
 
     def _route(self, used: range, x_KFD: Tensor) -> Tensor:
-        """Return log w of the exits with a router."""
         num_routed, num_fronts, width = x_KFD.shape
         log_w_KF2 = x_KFD.new_empty(num_routed, num_fronts, 2)
         if num_routed:

@@ -28,7 +28,6 @@ class FusedLayers:
         self._inv_freq = model.model.rotary_emb.inv_freq.to(model.device, torch.float32)
 
     def run(self, blocks: range, inputs: InputViews, previous_R: Tensor) -> None:
-        """Compute the states of the rows after each of these blocks."""
         model, config, states = self._model.model, self._config, self._cache.states_NSD
         layers = [cast(Layer, model.layers[index]) for block in blocks for index in config.blocks[block]]
         ends = {config.blocks[block][-1]: block for block in blocks}
