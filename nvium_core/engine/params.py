@@ -51,8 +51,6 @@ RANGES = (
     ("presence_penalty", -2, 2),
     ("frequency_penalty", -2, 2),
     ("repetition_penalty", 0.01, 2),
-    ("top_k", 0, MAX_INTEGER),
-    ("choice", 0, MAX_INTEGER),
 )
 
 
@@ -175,6 +173,8 @@ class SamplingParams:
     def _check_distribution(self) -> None:
         for name, lowest, highest in RANGES:
             require_between(getattr(self, name), name, lowest, highest)
+        for name in ("top_k", "choice"):
+            require_between(getattr(self, name), name, 0, MAX_INTEGER)
         require(0 < self.top_p <= 1, "top_p", f"must be in (0, 1], got {self.top_p}")
         num_biases = len(self.logit_bias)
         require(num_biases <= MAX_BIASES, "logit_bias", f"must have at most {MAX_BIASES} tokens, got {num_biases}")
