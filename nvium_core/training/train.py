@@ -58,9 +58,7 @@ def prepared(recipe: Recipe, options: RunOptions, processes: Processes = ALONE) 
         tokenizer, stream = prepare_text(recipe, options.data, options.folder, processes)
     except OSError as error:
         raise TrainingError(f"{options.folder}: cannot write or read the tokenized text ({error})") from error
-    validation = None
-    if options.validation:
-        validation = validation_text(recipe, options.validation, tokenizer)
+    validation = validation_text(recipe, options.validation, tokenizer) if options.validation else None
     return TrainingRun(recipe, options, tokenizer, stream, validation, processes)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from nvium_core.model import mixture
 from nvium_core.model.causal_lm import NviumForCausalLM
@@ -89,15 +90,12 @@ class WithExits:
         losses = [head_kl(output_RD, self.head, teacher, rows.target_R) for output_RD in outputs]
         losses.append((torch.zeros_like(teacher.nll_R), teacher.nll_R))
         kl_RE, nll_RE = (torch.stack(each, 1) for each in zip(*losses, strict=True))
-        log_p_RE = self.log_exit_probs([x_RD.detach() for x_RD in rows.early])
-        return Losses(kl_RE, nll_RE, teacher.nll_R, log_p_RE)
+        log_w_RK2 = self.route([x_RD.detach() for x_RD in rows.early])
+        return Losses(kl_RE, nll_RE, teacher.nll_R, log_exit_probs(log_w_RK2))
 
-    def log_exit_probs(self, early: list[Tensor]) -> Tensor:
-        """Route the early exits' rows. Return log p [R, E]."""
-        log_ws = [exit_.route(x_RD) for exit_, x_RD in zip(self.early, early, strict=True)]
-        last_R2 = torch.zeros_like(log_ws[-1])
-        last_R2[:, CONTINUE] = -torch.inf
-        return mixture.log_exit_probs(torch.stack([*log_ws, last_R2], 1))
+    def route(self, early: list[Tensor]) -> Tensor:
+        """Return log w [R, K, 2] of the early exits' rows."""
+        return torch.stack([exit_.route(x_RD) for exit_, x_RD in zip(self.early, early, strict=True)], 1)
 
     def exit_weights(self) -> list[nn.Parameter]:
         return [weight for exit_ in self.early for part in (exit_.norm, exit_.adapter) for weight in part.parameters()]
@@ -109,3 +107,10 @@ class WithExits:
         last = f"exits.{len(self.early)}."
         tensors = self.model.state_dict().items()
         return {name: weight for name, weight in tensors if name.startswith("exits.") and not name.startswith(last)}
+
+
+def log_exit_probs(log_w_RK2: Tensor) -> Tensor:
+    """Return log p [R, E], given log w of the early exits."""
+    log_w_RE2 = F.pad(log_w_RK2, (0, 0, 0, 1))
+    log_w_RE2[:, -1, CONTINUE] = -torch.inf
+    return mixture.log_exit_probs(log_w_RE2)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from nvium_core.model import mixture
 from nvium_core.model.exits import CONTINUE, EXIT, Exit
 from nvium_core.training.data.windows import Windows
-from nvium_core.training.retrofitting.model import WithExits
+from nvium_core.training.retrofitting.model import WithExits, log_exit_probs
 
 NUM_ROWS = 32_768  # training tokens on which the depth is measured
 
@@ -37,8 +37,7 @@ def router_log_odds(model: WithExits, stream: Windows, context: int) -> Tensor:
         if sum(map(len, parts)) >= NUM_ROWS:
             break
         rows = model.rows(stream.batch(window, 1, context))
-        pairs = zip(model.early, rows.early, strict=True)
-        parts.append(log_odds(torch.stack([exit_.route(x_RD) for exit_, x_RD in pairs], 1)))
+        parts.append(log_odds(model.route(rows.early)))
     return torch.cat(parts)
 
 
@@ -49,10 +48,8 @@ def log_odds(log_w_RK2: Tensor) -> Tensor:
 def shifted_log_exit_probs(log_odds_RK: Tensor, shift: float) -> Tensor:
     """Return log p [R, E] after raising the log-odds by `shift`."""
     shifted_RK = log_odds_RK + shift
-    log_w_RE2 = shifted_RK.new_zeros(len(shifted_RK), shifted_RK.shape[1] + 1, 2)
-    log_w_RE2[:, :-1, EXIT], log_w_RE2[:, :-1, CONTINUE] = F.logsigmoid(shifted_RK), F.logsigmoid(-shifted_RK)
-    log_w_RE2[:, -1, CONTINUE] = -torch.inf
-    return mixture.log_exit_probs(log_w_RE2)
+    log_w_RK2 = F.logsigmoid(torch.stack([-shifted_RK, shifted_RK], -1))  # continue, exit
+    return log_exit_probs(log_w_RK2)
 
 
 def shift_to(depth: float, log_odds_RK: Tensor, exit_layers: Sequence[int]) -> float:
