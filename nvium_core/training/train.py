@@ -12,14 +12,14 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from nvium_core.model.checkpoint import MODEL_FOLDER
 from nvium_core.training.checkpoint import STATE, State
 from nvium_core.training.data.source import prepare_text, validation_text
 from nvium_core.training.data.tokens import differences
-from nvium_core.training.data.windows import Batch, Windows
+from nvium_core.training.data.windows import Windows
 from nvium_core.training.distributed import ALONE, Processes, joined_processes
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.extension import imported
@@ -152,21 +152,19 @@ class TrainingRun(Run):
         """Compute the mean `mix_loss` over the validation text in windows of full context."""
         context = self.recipe.shape.context
         own = range(self.processes.rank, validation.num_windows(context), self.processes.count)
-        zero = torch.zeros(2, device=self.device)  # there may be fewer windows than processes
+        sums = torch.zeros(2, device=self.device)  # of losses and of counted targets
         self.model.eval()
-        with self.autocast():
-            sums = [self.loss_and_count(validation.batch(window, 1, context)) for window in own]
+        for window in own:
+            batch = validation.batch(window, 1, context).to(self.device)
+            with self.autocast():
+                metrics = self.objective(batch, self.phase()).metrics
+            sums += batch.counted.sum() * torch.stack([metrics["mix_loss"], sums.new_ones(())])
         self.model.train()
-        total_loss, num_counted = self.processes.total(torch.stack([zero, *sums]).sum(0)).tolist()
+        total_loss, num_counted = self.processes.total(sums).tolist()
         loss = total_loss / max(1, num_counted)
         if not math.isfinite(loss):
             raise TrainingError(f"the validation loss is not finite at step {self.step}; the last checkpoint is intact")
         return {VALIDATION_LOSS: round(loss, 5)}
-
-    def loss_and_count(self, batch: Batch) -> Tensor:
-        metrics: dict[str, Tensor] = self.objective(batch.to(self.device), self.phase()).metrics
-        count = batch.counted.sum().to(self.device)
-        return torch.stack([metrics["mix_loss"] * count, count])
 
     def check_resumable(self, state: State) -> None:
         """Raise `TrainingError` if the recipe is not the checkpoint's, or would change the schedule of past steps."""

@@ -39,7 +39,7 @@ class Chosen(NamedTuple):
 
 
 class Mixture(NamedTuple):
-    """What every exit says. logits [N, F, V]; log_w [K, F, 2]; per exit and front the largest logit and the sum of the
+    """The exits' logits [N, F, V] and log w [K, F, 2]; for each exit and front, the largest logit and the sum of the
     exponentials below it; of the partial mixtures m_k, the two largest elements and the token of the largest."""
 
     logits_NFV: Tensor
