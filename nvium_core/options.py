@@ -94,7 +94,7 @@ class ServerOptions(EngineConfig, ModelOptions):
         tuple[float, ...], Doc("Bucket bounds of all latency histograms, in seconds [per histogram].")
     ] = ()
 
-    replicas: Annotated[Positive | None, Doc("Number of server processes, run by Ray [one, without Ray].")] = None
+    replicas: Annotated[Positive | None, Doc("Number of replicas: server processes behind one address [none].")] = None
 
     request_seconds: Annotated[Seconds | None, Doc("Maximum duration of a request [no limit].")] = None
     arrival_seconds: Annotated[Seconds, Doc("How long a client may take to send a request.")] = 60

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any
 
 import structlog
@@ -127,20 +128,19 @@ def run(settings: Settings) -> None:
     disable_created_metrics()
     keys = KeyRing(read_keys(settings))
     with listen(settings.host, settings.port) as listener:
-        starting = Loading(settings)
-        app = assemble(starting, keys_gate(keys, settings))
+        loading = Loading(settings)
+        app = assemble(loading, keys_gate(keys, settings))
         config = uvicorn_config(app, settings, listener=listener)
         if ignored := injected_variables():
             log.info("ignored variables that Kubernetes sets for a service", names=ignored)
+        DrainingServer(config, loading, partial(started, settings, loading.metrics)).run(sockets=[listener])
 
-        def serving() -> Service:
-            service = load(settings, starting.metrics)
-            service.start()
-            tls = settings.ssl_certfile is not None
-            log.info("access", api_keys=len(keys), requests_per_minute=settings.requests_per_minute, tls=tls)
-            return service
 
-        DrainingServer(config, starting, serving).run(sockets=[listener])
+def started(settings: Settings, metrics: Metrics) -> Service:
+    """Load the model and start its engine. Raise as `run` does."""
+    service = load(settings, metrics)
+    service.start()
+    return service
 
 
 @contextmanager

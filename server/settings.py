@@ -28,8 +28,7 @@ INJECTED = re.compile(
 )
 """Matches NAME=VALUE of variables that Kubernetes adds to every pod for a service whose name begins with `nvium`."""
 
-RAY_DEFAULTS = {"RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
-"""Variables for Ray: log every line of every replica, send no usage reports, run replicas at normal priority."""
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 class SettingsError(NviumError, ValueError):
@@ -93,10 +92,11 @@ def read_file(name: str, file: Path) -> str:
         raise SettingsError(f"{name}: {file} is not UTF-8 text") from None
 
 
-def set_defaults(variables: Mapping[str, str]) -> None:
-    """Set those environment variables that are not set yet. Call this before importing a library that reads them."""
-    for name, value in variables.items():
-        os.environ.setdefault(name, value)
+def environment(*, gpu: int | None) -> dict[str, str]:
+    """Return this process's environment, limited to the GPU with this index among the visible GPUs."""
+    visible = os.environ.get(VISIBLE_GPUS)
+    limit = {} if gpu is None else {VISIBLE_GPUS: visible.split(",")[gpu] if visible else str(gpu)}
+    return {**os.environ, **limit}
 
 
 def read_settings(given: Mapping[str, Any]) -> Settings:

@@ -30,19 +30,13 @@ def serve(model: ModelArgument = None, **given: Any) -> None:
 
 
 def runner(settings: "Settings") -> "Callable[[Settings], None]":
-    """Return the function that serves, in one process or with Ray. Raise `SettingsError` if Ray is missing."""
-    from nvium_core.text.renderer import RENDERER
-    from server.settings import RAY_DEFAULTS, SettingsError, set_defaults
+    """Return the function that serves, in one process or several."""
+    if settings.replicas:
+        from server.replicas.gateway import run
+    else:
+        from nvium_core.text.renderer import RENDERER
 
-    if settings.replicas is None:
         if settings.model:  # its chat template is probably not ours
             RENDERER.prepare()  # takes as long as the import below
         from server.app import run
-
-        return run
-    set_defaults(RAY_DEFAULTS)
-    try:
-        from server.replicas import deployment
-    except ImportError as error:
-        raise SettingsError(f"replicas: requires Ray; run `pip install 'nvium[ray]'` ({error})") from error
-    return deployment.run
+    return run

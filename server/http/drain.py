@@ -118,11 +118,14 @@ class DrainingServer(uvicorn.Server):
         if self._loading:
             asyncio.wrap_future(self._loading).add_done_callback(self._arrive)
         else:
-            self._announce()
+            self._begin()
 
-    def _announce(self) -> None:
+    def _begin(self) -> None:
         gc.freeze()  # garbage collection must not scan the model: that would pause all streams
         gc.enable()
+        self.announce()
+
+    def announce(self) -> None:
         settings = self._service.settings
         url = url_of(settings, self.config.port)
         log.info("ready", host=self.config.host, port=self.config.port, url=url, playground=settings.playground)
@@ -151,7 +154,7 @@ class DrainingServer(uvicorn.Server):
             app: Any = self.config.app
             self._service = app.state.service = loaded.result()
             self._loading = None
-            self._announce()
+            self._begin()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)

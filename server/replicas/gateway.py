@@ -2,83 +2,92 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
+import structlog
 from fastapi import FastAPI
-from prometheus_client import Gauge, generate_latest
+from prometheus_client import Gauge, disable_created_metrics, generate_latest
 
 from server.app import bare_app, keys_gate, middleware
 from server.errors import Rejected
-from server.http.drain import Drainable
-from server.http.keys import KeyRing
+from server.http.config import uvicorn_config
+from server.http.drain import Drainable, DrainingServer
+from server.http.keys import KeyRing, read_keys
+from server.http.listener import listen
+from server.replicas.fleet import Fleet
 from server.replicas.pages import MergedPages
-from server.replicas.pool import Address, NoReplica, Pool
 from server.replicas.relay import Relay
 from server.routes import health
 from server.settings import Settings
+from server.telemetry.logs import configure_logs
 from server.telemetry.metrics import Metrics
 
 GATEWAY_LABEL = "front"
 """The gateway's value of the metrics label `replica`. Dashboards depend on it."""
 
-LIST_SECONDS = 1.5
-"""Timeout for listing replicas. Without it, Ray would wait for a replica that hangs."""
+DESCRIPTORS_PER_CLIENT = 2
+"""File descriptors per client: one for its connection, one for a connection to a replica."""
 
-ANSWER_SECONDS = 2
-"""Timeout for a replica's response to a probe or scrape."""
+log = structlog.get_logger("nvium.server")
 
 
 class Gateway(Drainable):
-    """Forwards requests to replicas. For a probe or scrape, asks all replicas."""
+    """Forwards requests to replicas."""
 
-    def __init__(self, pool: Pool, settings: Settings) -> None:
+    def __init__(self, fleet: Fleet, settings: Settings, metrics: Metrics) -> None:
+        self.fleet = fleet
         self.settings = settings
-        self.metrics = Metrics(settings.latency_buckets)
-        self.relay = Relay(pool, self.metrics)
+        self.metrics = metrics
+        self.relay = Relay(fleet, metrics)
         self.admission = self.relay.admission
-        relayed = Gauge("nvium_relayed_requests", "Requests in flight to replicas.", registry=self.metrics.registry)
+        relayed = Gauge("nvium_relayed_requests", "Requests in flight to replicas.", registry=metrics.registry)
         relayed.set_function(lambda: self.admission.num_present)
-        self._pool = pool
-        self._known: list[Address] = []
 
     def give_up(self) -> None:
         self.relay.give_up()
 
     async def check_ready(self) -> None:
-        if self.admission.is_leaving or not await self._answers("/readyz"):
+        if self.admission.is_leaving or not any(replica.is_ready for replica in self.fleet.replicas):
             raise Rejected("not_ready", "no replica is ready, or the server is shutting down")
 
     async def metrics_page(self) -> bytes:
-        pages = {GATEWAY_LABEL: self.metrics.page().decode(), **await self._answers("/metrics")}
+        """Merge the pages of the gateway and the replicas, without replicas that do not answer."""
+        pages = {GATEWAY_LABEL: self.metrics.page().decode()}
+        answers = await asyncio.gather(*(replica.get("/metrics") for replica in self.fleet.replicas))
+        pages |= {replica.name: page for replica, page in zip(self.fleet.replicas, answers, strict=True) if page}
         return await asyncio.to_thread(generate_latest, MergedPages(pages))
 
-    async def _answers(self, path: str) -> dict[str, str]:
-        """Get a path from all replicas. Return the bodies by replica name. Omit replicas that fail or time out."""
-        addresses = await self._replicas()
-        requests = [asyncio.wait_for(self.relay.get(address, path), ANSWER_SECONDS) for address in addresses]
-        answers = await asyncio.gather(*requests, return_exceptions=True)
-        return {address.name: page for address, page in zip(addresses, answers, strict=True) if isinstance(page, str)}
 
-    async def _replicas(self) -> list[Address]:
-        """Return the current replicas. If Ray does not answer in time, return the last known replicas."""
-        with suppress(TimeoutError):
-            try:
-                self._known = await asyncio.wait_for(self._pool.all(), LIST_SECONDS)
-            except NoReplica:
-                self._known = []
-        return self._known
-
-
-def gateway_app(gateway: Gateway, keys: KeyRing | None = None) -> FastAPI:
+def gateway_app(gateway: Gateway, keys: KeyRing) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with gateway.relay.opened():
+        async with gateway.fleet.running():
             yield
 
-    gate = keys_gate(keys or KeyRing(), gateway.settings)
-    app = bare_app(lifespan, middleware(gateway.settings, gateway.metrics, gate))
+    app = bare_app(lifespan, middleware(gateway.settings, gateway.metrics, keys_gate(keys, gateway.settings)))
     app.state.service = gateway
     app.include_router(health.router)
     app.mount("/", gateway.relay)
     return app
+
+
+def run(settings: Settings) -> None:
+    """Serve from several processes until SIGTERM or SIGINT, then finish running requests.
+
+    Raise `SettingsError` or `OSError` if the model, the settings or the address cannot be used.
+    """
+    configure_logs(settings.log_level)
+    disable_created_metrics()
+    keys = KeyRing(read_keys(settings))
+    with listen(settings.host, settings.port) as listener:
+        metrics = Metrics(settings.latency_buckets)
+        gateway = Gateway(Fleet(settings, metrics), settings, metrics)
+        app = gateway_app(gateway, keys)
+        config = uvicorn_config(app, settings, listener=listener, descriptors_per_connection=DESCRIPTORS_PER_CLIENT)
+
+        def started() -> Gateway:
+            gateway.fleet.started.result()
+            return gateway
+
+        DrainingServer(config, gateway, started).run(sockets=[listener])

@@ -5,14 +5,10 @@ stream has begun, the stream ends with an error. Otherwise the request is retrie
 """
 
 import asyncio
-import hmac
 import re
-import socket
-from collections.abc import AsyncIterator, Collection
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from io import BytesIO
-from typing import Any
 
 import aiohttp
 import structlog
@@ -22,17 +18,13 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 from yarl import URL
 
-from server.errors import ApiError, Rejected, invalid_key
+from server.errors import ApiError
 from server.http.admission import Admission
 from server.http.event_stream import DONE, framed, unless_disconnected
-from server.http.keys import set_key
-from server.http.middleware import Check
-from server.replicas.pool import Address, NoReplica, Pool
+from server.replicas.fleet import Fleet, Replica, no_replica
+from server.replicas.replica import KEY_ID
 from server.telemetry.metrics import Metrics
 from server.telemetry.record import RequestRecord
-
-MAX_ATTEMPTS = 5
-"""Maximum number of attempts per request, including failed connections."""
 
 MAX_DELIVERIES = 3
 """Maximum number of attempts that reach a replica. If three replicas fail, the request may be the cause."""
@@ -40,76 +32,28 @@ MAX_DELIVERIES = 3
 UNBOUNDED = 2**31
 """The gateway does not limit open requests, because replicas limit their own queues."""
 
-RETRY_SECONDS = 5
-
-WAIT_SECONDS = 30
-"""How long a request waits for a replica."""
-
-IDLE_SECONDS = 15
-"""How long an idle connection to a replica stays open. Must be shorter than the replica's keep-alive."""
-
 TARGET = re.compile(rb"/[!-~]*")
 FORWARDED = ("accept", "content-type")
 HOP_BY_HOP = (b"connection", b"date", b"keep-alive", b"server", b"transfer-encoding")
 """Response headers that are not forwarded, because the gateway's connection sets them itself."""
-
-DEAD_PEER = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
-"""Socket options that close a connection if the peer does not respond for 25 seconds."""
 
 END_OF_EVENT = b"\n\n"
 
 STOPPED = b'"code": "engine_stopped"'
 """Text in the response of a replica whose engine has stopped."""
 
-SECRET = "x-nvium-secret"  # noqa: S105 (a header's name)
-KEY_ID = "x-nvium-key-id"
-
 log = structlog.get_logger("nvium.server")
-
-
-@dataclass
-class GatewayOnly(Check):
-    """Replaces `KeyGate` in a replica. Requires the gateway's secret and reads the key id that the gateway sends."""
-
-    secret: str = field(repr=False)
-
-    def check(self, scope: Scope, headers: Headers) -> None:
-        if not hmac.compare_digest(headers.get(SECRET, "").encode(), self.secret.encode()):
-            raise invalid_key("only the gateway may call a replica")
-        set_key(scope, headers.get(KEY_ID, ""))
 
 
 class Relay:
     """The ASGI app that forwards requests. `admission` counts open requests."""
 
-    _session: aiohttp.ClientSession
-
-    def __init__(self, pool: Pool, metrics: Metrics) -> None:
-        self._pool = pool
+    def __init__(self, fleet: Fleet, metrics: Metrics) -> None:
+        self._fleet = fleet
         self._metrics = metrics
         self.admission = Admission(UNBOUNDED)
-        self._releases: set[asyncio.Task[None]] = set()
         self._in_flight: set[asyncio.Timeout] = set()
         self._is_given_up = False
-
-    @asynccontextmanager
-    async def opened(self) -> AsyncIterator[None]:
-        """Open the connection pool. Requests can be forwarded while the context is open."""
-        connector = aiohttp.TCPConnector(
-            limit=0, keepalive_timeout=IDLE_SECONDS, use_dns_cache=False, socket_factory=new_socket
-        )
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=WAIT_SECONDS)
-        async with aiohttp.ClientSession(
-            connector=connector, timeout=timeout, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
-        ) as self._session:
-            yield
-        await asyncio.gather(*self._releases, return_exceptions=True)
-
-    async def get(self, address: Address, path: str) -> str:
-        """Get a page from a replica. Raise `OSError` or `aiohttp.ClientError` if that fails."""
-        async with self._session.get(URL(address.url + path), headers={SECRET: address.secret}) as answer:
-            answer.raise_for_status()
-            return await answer.text()
 
     def give_up(self) -> None:
         """Fail all open requests. Call this on the event loop."""
@@ -131,44 +75,32 @@ class Relay:
             self.admission.leave()
 
     async def _forward(self, exchange: "Exchange") -> bool:
-        lost, num_deliveries = set[str](), 0
-        for _ in range(MAX_ATTEMPTS):
+        lost, num_deliveries = set[Replica](), 0
+        while not self._is_given_up:
+            replica = await self._fleet.chosen(lost)
+            replica.num_requests += 1
             try:
-                async with self._chosen(lost) as address, self._until_given_up():
-                    await exchange.forward(self._session, address)
+                async with self._until_given_up():
+                    await exchange.forward(replica)
                 return True
             except (aiohttp.ClientError, OSError) as error:
-                num_deliveries += not isinstance(error, aiohttp.ClientConnectorError)
-                lost.add(address.name)
+                is_delivered = not isinstance(error, aiohttp.ClientConnectorError)
+                num_deliveries += is_delivered
+                replica.is_ready &= is_delivered  # the next probe corrects it
+                lost.add(replica)
                 exchange.record.is_passed_on = False
                 log.warning("lost a replica", request_id=exchange.request_id, kind=type(error).__name__)
                 if exchange.has_begun:
                     self._metrics.broken_streams.inc()
                     await exchange.break_off()
                     return True
-                if self._is_given_up:
-                    break
                 if num_deliveries == MAX_DELIVERIES:
                     message = f"{MAX_DELIVERIES} replicas failed while they handled this request; it is not retried"
                     raise ApiError(message, status=500, code="replicas_lost") from error
                 self._metrics.moved_requests.inc()
+            finally:
+                replica.num_requests -= 1
         raise no_replica()
-
-    @asynccontextmanager
-    async def _chosen(self, lost: Collection[str]) -> AsyncIterator[Address]:
-        """Choose a replica, preferably one that is not in `lost`. After the response, release it in the background."""
-        stack = AsyncExitStack()
-        try:
-            async with asyncio.timeout(WAIT_SECONDS):
-                address = await stack.enter_async_context(self._pool.chosen(lost))
-        except (NoReplica, TimeoutError) as error:
-            raise no_replica() from error
-        try:
-            yield address
-        finally:
-            release = asyncio.create_task(stack.aclose())
-            self._releases.add(release)
-            release.add_done_callback(self._releases.discard)
 
     @asynccontextmanager
     async def _until_given_up(self) -> AsyncIterator[None]:
@@ -198,14 +130,13 @@ class Exchange:
         self._headers |= {"x-request-id": self.request_id, KEY_ID: scope["state"]["key_id"]}
         self._send = send
 
-    async def forward(self, session: aiohttp.ClientSession, address: Address) -> None:
+    async def forward(self, replica: Replica) -> None:
         """Forward the request and the response. Raise `aiohttp.ClientError` or `OSError` if the replica is lost."""
-        url = URL(address.url + self._target, encoded=True)
         self.record.is_passed_on = True
-        async with session.request(
+        async with replica.session.request(
             self._method,
-            url,
-            headers={**self._headers, SECRET: address.secret},
+            URL(f"http://replica{self._target}", encoded=True),
+            headers=self._headers,
             data=BytesIO(self.body) if self.body else None,
             allow_redirects=False,
         ) as response:
@@ -242,18 +173,3 @@ class Exchange:
 
     async def _send_events(self, events: bytes) -> None:
         await self._send({"type": "http.response.body", "body": events, "more_body": True})
-
-
-def no_replica() -> Rejected:
-    return Rejected("no_replica", "no replica is available", retry_after_seconds=RETRY_SECONDS)
-
-
-def new_socket(address: tuple[Any, ...]) -> socket.socket:
-    """Create a socket to a replica. The socket detects that the machine is dead."""
-    family, kind, protocol, *_ = address
-    made = socket.socket(family, kind, protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, True)
-    for name, value in DEAD_PEER.items():
-        with suppress(AttributeError):  # some systems lack some of these options
-            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return made

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from structlog import DropEvent
 from structlog.typing import EventDict, WrappedLogger
 
 SENTENCES = {
@@ -21,9 +20,8 @@ SENTENCES = {
     "request": "{endpoint}: {status} {outcome}, {prompt_tokens} tokens in, {completion_tokens} out, "
     "{total_seconds:.2f} s",
     "other request": "{target}: {status} {outcome}, {total_seconds:.2f} s",
-    "access": "",
 }
-"""Sentence templates by event. An empty sentence hides the event."""
+"""Sentence templates by event."""
 
 HIDDEN = ("event", "level", "timestamp", "exception")
 
@@ -31,8 +29,6 @@ HIDDEN = ("event", "level", "timestamp", "exception")
 def in_words(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
     """Render an event. This is structlog's last processor."""
     text = sentence(event)
-    if not text:
-        raise DropEvent
     level = str(event.get("level", "info"))
     return text if level == "info" else f"{level}: {text}"
 

@@ -57,6 +57,7 @@ class Metrics:
         self.prompt_tokens = counter("nvium_prompt_tokens", "Prompt tokens of admitted requests.")
         self.key_tokens = counter("nvium_key_tokens", "Tokens by API key and kind: prompt or generated.", "key", "kind")
         self.moved_requests = counter("nvium_moved_requests", "Requests retried after a replica was lost.")
+        self.replica_restarts = counter("nvium_replica_restarts", "Replicas that ended and were started again.")
         self.broken_streams = counter("nvium_broken_streams", "Streams ended by the loss of a replica.")
 
     def _add_histograms(self, latency_buckets: Sequence[float]) -> None:

@@ -15,7 +15,7 @@ OF_THE_CHART = {"host", "port", "model", "api_keys", "api_keys_file"}
 """Settings that the chart sets outside `settings`."""
 
 OF_NO_POD = {"ssl_certfile", "ssl_keyfile", "replicas"}
-"""Settings that the chart does not support: probes use plain HTTP, and Kubernetes runs the replicas instead of Ray."""
+"""Settings that the chart does not support: probes use plain HTTP, and Kubernetes runs the replicas."""
 
 each_case = pytest.mark.parametrize("values", CASES.values(), ids=CASES)
 

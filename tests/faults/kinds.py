@@ -34,7 +34,7 @@ Inject = Callable[[ServerProcess, Random], Awaitable[None]]
 PIPE_BYTES = 4_096
 SILENT_CLIENTS = 300
 FILES = 128
-HANG_SECONDS = 6
+HANG_SECONDS = 12
 """Longer than the gateway takes to detect that a replica hangs."""
 
 TERM, INT, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGKILL

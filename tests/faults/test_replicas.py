@@ -1,12 +1,10 @@
 import asyncio
 import random
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.faults.cluster import Cluster, cluster, gateway_of
+from tests.faults.cluster import cluster
 from tests.faults.load import OPTIONS, Known, Spoken, judged, known_requests, quiet_answers
 from tests.server.forked_server import forked_server
 from tests.server.raw_client import connected
@@ -22,12 +20,6 @@ def expected(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> di
         return asyncio.run(quiet_answers(server.url, KNOWN))
 
 
-@pytest.fixture(scope="module")
-def three(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with cluster(model_folder, tmp_path_factory.mktemp("three") / "log", num_replicas=3, **OPTIONS) as server:
-        yield server
-
-
 async def all_at_once(url: str, expected: dict[Known, Spoken], chance: random.Random) -> list[str]:
     """Send the requests in random order, three at a time and half of them streamed. Return the outcomes."""
     order, turns = random.Random(chance.random()).sample(KNOWN, len(KNOWN)), asyncio.Semaphore(3)
@@ -40,10 +32,9 @@ async def all_at_once(url: str, expected: dict[Known, Spoken], chance: random.Ra
 
 
 @pytest.mark.slow
-async def test_tokens_do_not_depend_on_the_number_of_replicas_and_the_order(three, model_folder, tmp_path, expected):
-    with ExitStack() as stack:
-        for number in (1, 2):
-            log = tmp_path / f"log-{number}"
-            gateway = stack.enter_context(gateway_of(model_folder, log, three.replicas[:number], **OPTIONS))
-            assert set(await all_at_once(gateway.url, expected, random.Random(number))) == {"right"}
-    assert set(await all_at_once(three.url, expected, random.Random(3))) == {"right"}
+@pytest.mark.parametrize("num_replicas", [1, 3])
+async def test_tokens_do_not_depend_on_the_number_of_replicas_and_the_order(
+    model_folder, tmp_path, expected, num_replicas
+):
+    with cluster(model_folder, tmp_path / "log", num_replicas=num_replicas, **OPTIONS) as server:
+        assert set(await all_at_once(server.url, expected, random.Random(num_replicas))) == {"right"}

@@ -60,6 +60,7 @@ class LiveServer:
 @contextmanager
 def live_server(
     model: LoadedModel,
+    /,
     prepare: Callable[[FastAPI], None] = lambda _: None,
     build: Callable[[LoadedModel, Settings], FastAPI] = create_app,
     **options: Any,

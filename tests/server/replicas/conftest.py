@@ -1,23 +1,25 @@
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from nvium_core import LoadedModel
-from tests.server.live_server import LiveServer
-from tests.server.replicas.ray_cluster import ray_started, replicated
+from server.http.keys import KeyRing
+from server.replicas.fleet import Fleet
+from server.replicas.gateway import Gateway, gateway_app
+from server.settings import Settings
+from server.telemetry.metrics import Metrics
+from tests.server.live_server import LiveServer, live_server
 
 
-@pytest.fixture(scope="session")
-def ray_of_two() -> Iterator[None]:
-    if find_spec("ray") is None:
-        pytest.skip("Ray is not installed: pip install 'nvium[ray]'")
-    with ray_started(2):
-        yield
+def build(_: LoadedModel, settings: Settings) -> object:
+    metrics = Metrics()
+    return gateway_app(Gateway(Fleet(settings, metrics), settings, metrics), KeyRing())
 
 
 @pytest.fixture(scope="package")
-def server(ray_of_two: None, byte_model: LoadedModel, model_folder: Path) -> Iterator[LiveServer]:
-    with replicated(byte_model, model_folder, replicas=2, dtype="float64") as live:
+def server(byte_model: LoadedModel, model_folder: Path) -> Iterator[LiveServer]:
+    """A gateway with two replicas. The server's `gauge` sums a metric over all of them."""
+    with live_server(byte_model, build=build, model=str(model_folder), replicas=2, dtype="float64") as live:
+        live.service.fleet.started.result(120)
         yield live

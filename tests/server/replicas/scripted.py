@@ -5,11 +5,13 @@ import itertools
 import re
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
+from tempfile import TemporaryDirectory
 
-from server.replicas.pool import Address, NoReplica
+from server.replicas.fleet import Fleet, Replica, no_replica
+from server.settings import Settings
 
-SECRET = "of the replica"
 EVENTS = [b'data: {"text":"\xc3\xa9 one"}\n\n', b": keep-alive\n\n", b'data: {"text":"two"}\n\n', b"data: [DONE]\n\n"]
 
 
@@ -44,30 +46,31 @@ def endless(body: bytes) -> Reply:
     return Reply(stream(body).pieces[:-1])
 
 
-@dataclass
-class ScriptedPool:
+class ScriptedFleet(Fleet):
     """Starts a new replica for each request, with the script's next reply. Has no replica after the last reply."""
 
-    script: list[Reply]
-    received: list[bytes] = field(default_factory=list)
-    num_busy: int = 0
+    def __init__(self, script: list[Reply]) -> None:
+        self.script, self.received = script, list[bytes]()
 
     @asynccontextmanager
-    async def chosen(self, excluded: Collection[str]) -> AsyncIterator[Address]:
-        if not self.script:
-            raise NoReplica
-        reply = self.script.pop(0)
-        server = await asyncio.start_server(lambda reader, writer: self._answer(reply, reader, writer), "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        self.num_busy += 1
-        try:
-            yield Address(name=str(port), url=f"http://127.0.0.1:{port}", secret=SECRET)
-        finally:
-            self.num_busy -= 1
+    async def running(self) -> AsyncIterator[None]:
+        self.replicas, self._servers = [], []
+        with TemporaryDirectory() as self._folder:
+            yield
+        for replica, server in zip(self.replicas, self._servers, strict=True):
+            assert replica.num_requests == 0
+            await replica.session.close()
             server.close()
 
-    async def all(self) -> list[Address]:
-        raise NoReplica
+    async def chosen(self, lost: Collection[Replica]) -> Replica:
+        if not self.script:
+            raise no_replica()
+        replica, reply = Replica(len(self.replicas), Settings(), is_on_gpu=False), self.script.pop(0)
+        replica.connect(self._folder)
+        replica.is_ready = True
+        self.replicas.append(replica)
+        self._servers.append(await asyncio.start_unix_server(partial(self._answer, reply), replica.path))
+        return replica
 
     async def _answer(self, reply: Reply, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")

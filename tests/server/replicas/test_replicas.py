@@ -1,4 +1,4 @@
-"""Ray's replicas: death, shutdown and the start."""
+"""Replicas as processes: start, death, replacement and shutdown."""
 
 import asyncio
 import json
@@ -7,29 +7,34 @@ import re
 import signal
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
-from server.replicas.reaper import processes_of, reaper_of
+from server.replicas import fleet as module
+from server.replicas.fleet import Fleet, own_options
+from server.settings import Settings, environment
+from server.telemetry.metrics import Metrics
+from tests.faults.cluster import replicas_of
 from tests.server.live_server import LiveServer, wait_until
 from tests.server.raw_client import PATHS, Answer, asked, asking, connected
-from tests.server.replicas.ray_cluster import replica_processes
 from tests.server.server_process import server_process
-
-needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'nvium[ray]'")
 
 LONG = 1500
 NUM_STREAMS, NUM_WHOLE = 12, 24
 SERVES = "from nvium_core.commands.serving import serve; serve()"
-WITHOUT_RAY = "import sys; sys.modules['ray'] = None; from nvium_core.cli import main; main()"
 
 
-def replicas(server: LiveServer) -> set[str]:
-    """Return the names of the replicas on the metrics page."""
-    return set(re.findall(r'nvium_requests_running{replica="(\w+)"}', server.http.get("/metrics").text))
+def is_running(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def num_ready(server: LiveServer) -> int:
+    return sum(replica.is_ready for replica in server.service.fleet.replicas)
 
 
 async def streamed(server: LiveServer, seed: int, begun: asyncio.Barrier) -> bytes:
@@ -65,15 +70,14 @@ def is_broken(stream: bytes) -> bool:
 
 @pytest.mark.slow
 async def test_a_replica_killed_under_load_breaks_only_the_streams_that_it_had_begun(server):
-    wait_until(lambda: len(replicas(server)) == 2, seconds=60)
-    processes, names = replica_processes(), replicas(server)
+    processes = replicas_of(os.getpid())
     lost = server.gauge("nvium_broken_streams_total"), server.gauge("nvium_moved_requests_total")
     begun = asyncio.Barrier(NUM_STREAMS + NUM_WHOLE + 1)
     streams = [asyncio.create_task(streamed(server, seed, begun)) for seed in range(NUM_STREAMS)]
     wholes = [asyncio.create_task(answered(server, seed, begun)) for seed in range(NUM_WHOLE)]
     async with asyncio.timeout(150):
         await begun.wait()
-        os.kill(processes[0], signal.SIGKILL)
+        os.kill(min(processes), signal.SIGKILL)
         broken = [is_broken(stream) for stream in await asyncio.gather(*streams)]
         answers = await asyncio.gather(*wholes)
     assert 0 < sum(broken) < NUM_STREAMS
@@ -83,15 +87,27 @@ async def test_a_replica_killed_under_load_breaks_only_the_streams_that_it_had_b
     assert num_broken - lost[0] == sum(broken)
     assert num_moved - lost[1] >= NUM_WHOLE // 4
     assert (await asked(server.url, asking(PATHS[0], max_tokens=LONG, seed=0))).spoken() == answers[0].spoken()
-    wait_until(lambda: len(replicas(server)) == 2, seconds=90)
-    assert len(replicas(server) - names) == 1
-    assert len(set(replica_processes()) - set(processes)) == 1
+    await asyncio.to_thread(wait_until, lambda: num_ready(server) == 2, 60)
+    assert len(replicas_of(os.getpid()) - processes) == 1
 
 
-@needs_ray
+def test_a_replica_that_hangs_is_replaced(server, monkeypatch):
+    monkeypatch.setattr(module, "PROBE_SECONDS", 0.1)
+    monkeypatch.setattr(module, "ANSWER_SECONDS", 1)
+    wait_until(lambda: num_ready(server) == 2)
+    processes, restarts = replicas_of(os.getpid()), server.gauge("nvium_replica_restarts_total")
+    os.kill(min(processes), signal.SIGSTOP)
+    wait_until(lambda: not is_running(min(processes)))
+    assert set(re.findall(r'nvium_requests_running{replica="(\w+)"}', server.http.get("/metrics").text)) < {"0", "1"}
+    wait_until(lambda: num_ready(server) == 2, 60)
+    assert server.gauge("nvium_replica_restarts_total") == restarts + 1
+    assert len(replicas_of(os.getpid()) & processes) == 1
+
+
 @pytest.mark.slow
 async def test_sigterm_lets_requests_at_replicas_finish(model_folder, tmp_path):
     with server_process(model_folder, tmp_path, code=SERVES, replicas=1) as server:
+        [replica] = replicas_of(server.process.pid)
         async with connected(server.url) as connection:
             await connection.send(asking(max_tokens=LONG, stream=True))
             await connection.head()
@@ -101,54 +117,61 @@ async def test_sigterm_lets_requests_at_replicas_finish(model_folder, tmp_path):
             assert (refused.status, refused.json()["error"]["code"]) == (503, "draining")
             assert not is_broken(await connection.rest())
             assert server.exit_code(seconds=30) == 0
+        assert not is_running(replica)
     outcomes = re.findall(r'"endpoint": "completions".*"outcome": "(\w+)"', server.log())  # not those of probes
     assert sorted(outcomes) == ["completed", "rejected"]
 
 
-def test_an_error_says_how_to_install_ray():
-    command = [sys.executable, "-c", WITHOUT_RAY, "serve", "--replicas", "2"]
-    ended = subprocess.run(command, check=False, capture_output=True, text=True)
+def test_replicas_end_with_a_gateway_that_is_killed(model_folder, tmp_path):
+    with server_process(model_folder, tmp_path, code=SERVES, replicas=1) as server:
+        [replica] = replicas_of(server.process.pid)
+        server.process.kill()
+        wait_until(lambda: not is_running(replica))
+
+
+def refusal(*options: str) -> str:
+    command = [sys.executable, "-m", "nvium_core.cli", "serve", "--port", "0", *options]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
-    assert "pip install 'nvium[ray]'" in ended.stderr
+    return ended.stderr
 
 
-GATEWAY = """
-import sys, time
-from server.replicas.reaper import reaper_of
-with reaper_of(sys.argv[1]):
-    print("ready", flush=True)
-    time.sleep(60)
-"""
+def test_a_model_that_no_replica_can_load_is_refused_in_one_line():
+    assert refusal("/nowhere", "--replicas", "2") == "nvium: /nowhere: no such folder, file or Hub name\n"
 
 
-@pytest.fixture
-def ray_process(tmp_path: Path) -> subprocess.Popen[bytes]:
-    """A process with the session's folder on its command line."""
-    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", str(tmp_path)])
-
-
-def test_the_reaper_kills_the_ray_processes_of_a_killed_gateway(tmp_path, ray_process):
-    with subprocess.Popen([sys.executable, "-c", GATEWAY, str(tmp_path)], stdout=subprocess.PIPE) as gateway:
-        assert gateway.stdout
-        assert gateway.stdout.readline() == b"ready\n"
-        gateway.kill()
-    assert ray_process.wait(timeout=30) < 0
-    wait_until(lambda: not list(processes_of(str(tmp_path))))
-
-
-def test_the_reaper_kills_nothing_after_an_orderly_stop(tmp_path, ray_process):
-    with reaper_of(str(tmp_path)):
-        assert ray_process.pid in processes_of(str(tmp_path))
-    assert ray_process.poll() is None
-    assert os.getpid() not in processes_of(str(tmp_path))
-    ray_process.kill()
-    ray_process.wait()
-
-
-@needs_ray
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs no GPU")
 def test_more_replicas_than_gpus_are_refused_in_one_line():
-    command = [sys.executable, "-m", "nvium_core.cli", "serve", "--replicas", "2", "--device", "cuda"]
-    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
-    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
-    assert "replicas: 2 replicas need 2 GPUs, this machine has 0" in ended.stderr
+    line = refusal("--replicas", "2", "--device", "cuda")
+    assert "replicas: 2 replicas need 2 GPUs, this machine has 0" in line
+
+
+async def test_a_replica_that_keeps_ending_is_started_again_after_growing_pauses(monkeypatch):
+    fleet, pauses = Fleet(Settings(device="cpu"), Metrics()), list[float]()
+    [replica] = fleet.replicas
+    replica.was_ready.set()
+
+    async def ends() -> str:
+        return "out of order"
+
+    async def noted(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 8:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(replica, "run", ends)
+    monkeypatch.setattr(asyncio, "sleep", noted)
+    with pytest.raises(asyncio.CancelledError):
+        await fleet._keep(replica)
+    assert pauses == [0.5, 1.5, 3.5, 7.5, 15.5, 30, 30, 30]
+
+
+def test_replicas_share_threads_and_gpus_and_get_no_keys(monkeypatch):
+    given = Settings(api_keys=("sk-1",), cors_origins=("*",), latency_buckets=(0.1, 1), max_n=3, chat_template="a")
+    own = given.model_copy(update=own_options(given, 2))
+    assert Settings(**json.loads(own.model_dump_json())) == own.model_copy(update={"api_keys": ()})
+    assert (own.max_n, own.cors_origins, own.threads) == (3, (), str(max(1, torch.get_num_threads() // 2)))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    assert [environment(gpu=gpu)["CUDA_VISIBLE_DEVICES"] for gpu in (0, 1, None)] == ["4", "7", "4,7"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert environment(gpu=1)["CUDA_VISIBLE_DEVICES"] == "1"

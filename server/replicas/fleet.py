@@ -1,0 +1,205 @@
+"""Starts the replicas one after another, probes them, replaces those that end, and chooses one for each request."""
+
+import asyncio
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import AsyncIterator, Collection
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import aiohttp
+import structlog
+import torch
+
+from server.errors import Rejected
+from server.http.config import STOP_SECONDS
+from server.replicas.replica import READY
+from server.settings import Settings, SettingsError, environment
+from server.telemetry.metrics import Metrics
+
+PROBE_SECONDS, MAX_FAILED_PROBES = 1, 3
+"""Pause between probes. A replica that fails three in a row is killed."""
+
+ANSWER_SECONDS = 2
+"""Timeout for a replica's response to a probe or scrape."""
+
+IDLE_SECONDS, KEEP_ALIVE_SECONDS = 15, 60
+"""How long the gateway, and a replica, keep an idle connection between them."""
+
+WAIT_SECONDS, POLL_SECONDS = 30, 0.1
+"""How long a request waits for a replica."""
+
+RETRY_SECONDS = 5
+
+STABLE_SECONDS, MAX_PAUSE_SECONDS = 60, 30
+"""If a replica ends earlier, it is started again after a pause, which doubles each time."""
+
+PROGRAM = (
+    "import sys, json; sys.path[:] = json.loads(sys.argv.pop()); sys.argv[0] = 'nvium'; "
+    "from server.replicas.replica import main; main()"
+)
+"""Code that runs a replica, with the gateway's import path."""
+
+log = structlog.get_logger("nvium.server")
+
+
+class Replica:
+    """A server process, its replacements, and the gateway's connections to it."""
+
+    session: aiohttp.ClientSession
+
+    def __init__(self, number: int, settings: Settings, *, is_on_gpu: bool) -> None:
+        self.name = str(number)
+        self.is_ready = False
+        self.was_ready = asyncio.Event()
+        """Set once a process has been ready."""
+        self.num_requests = 0
+        self._options = settings.model_dump_json()
+        self._environment = environment(gpu=number if is_on_gpu else None)
+
+    def connect(self, folder: str) -> None:
+        """Prepare connections to a socket in the folder."""
+        self.path = Path(folder, self.name)
+        self.session = aiohttp.ClientSession(
+            connector=aiohttp.UnixConnector(str(self.path), limit=0, keepalive_timeout=IDLE_SECONDS),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=WAIT_SECONDS),
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+
+    async def run(self) -> str:
+        """Run a process until it ends, and return the reason. If cancelled, stop the process."""
+        self.path.unlink(missing_ok=True)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-c", PROGRAM),
+            *(str(self.path), str(os.getpid()), self._options, json.dumps(sys.path)),
+            env=self._environment,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C must not end the process while the gateway drains
+        )
+        assert process.stdout
+        try:
+            line = await process.stdout.readline()
+            if line == READY:
+                await self._probe(process)
+            code = await process.wait()
+            return line.decode().removeprefix(READY.decode()).strip() or f"a replica ended with exit code {code}"
+        finally:
+            self.is_ready = False
+            if process.returncode is None:
+                await self.session.close()  # the process waits for its connections to close
+                await stop(process)
+
+    async def get(self, path: str) -> str | None:
+        """Get a page. Return None if the replica does not answer with 200 in time."""
+        with suppress(aiohttp.ClientError, OSError):
+            async with asyncio.timeout(ANSWER_SECONDS), self.session.get(f"http://replica{path}") as answer:
+                return await answer.text() if answer.ok else None
+        return None
+
+    async def _probe(self, process: asyncio.subprocess.Process) -> None:
+        """Update `is_ready` until the process ends. Kill it if it does not answer."""
+        self.is_ready, num_failed = True, 0
+        self.was_ready.set()
+        while num_failed < MAX_FAILED_PROBES:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), PROBE_SECONDS)
+                return
+            readiness, liveness = await asyncio.gather(self.get("/readyz"), self.get("/livez"))
+            self.is_ready = readiness is not None
+            num_failed = 0 if liveness else num_failed + 1
+        log.error("a replica does not answer", replica=self.name)
+        process.kill()
+
+
+class Fleet:
+    """All replicas. `started` is done when all are ready, or raises `SettingsError` if one cannot start."""
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        count = settings.replicas or 1
+        num_gpus = 0 if settings.device == "cpu" else torch.cuda.device_count()
+        is_on_gpu = settings.device == "cuda" or num_gpus > 0
+        if is_on_gpu and num_gpus < count:
+            raise SettingsError(f"replicas: {count} replicas need {count} GPUs, this machine has {num_gpus}")
+        own = settings.model_copy(update=own_options(settings, count))
+        self.replicas = [Replica(number, own, is_on_gpu=is_on_gpu) for number in range(count)]
+        self.started = Future[None]()
+        self._metrics = metrics
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run the replicas while the context is open."""
+        with TemporaryDirectory(prefix="nvium-") as folder:  # which other users cannot open
+            for replica in self.replicas:
+                replica.connect(folder)
+            keeping = asyncio.create_task(self._keep_all())
+            try:
+                yield
+            finally:
+                keeping.cancel()
+                await asyncio.wait([keeping])
+                for replica in self.replicas:
+                    await replica.session.close()
+
+    async def chosen(self, lost: Collection[Replica]) -> Replica:
+        """Wait for replicas. Return the least busy one, preferably not in `lost`. Raise `Rejected` if none comes."""
+        waits_until = time.monotonic() + WAIT_SECONDS
+        while not (ready := [replica for replica in self.replicas if replica.is_ready]):
+            if time.monotonic() > waits_until:
+                raise no_replica()
+            await asyncio.sleep(POLL_SECONDS)
+        return min(random.sample(ready, len(ready)), key=lambda replica: (replica in lost, replica.num_requests))
+
+    async def _keep_all(self) -> None:
+        """Start one replica after another, so that each sees how much memory is left, and keep them running."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for replica in self.replicas:
+                    group.create_task(self._keep(replica))
+                    await replica.was_ready.wait()
+                self.started.set_result(None)
+        except* SettingsError as errors:
+            self.started.set_exception(errors.exceptions[0])
+
+    async def _keep(self, replica: Replica) -> None:
+        pause = 0.0
+        while True:
+            started_at = time.monotonic()
+            try:
+                reason = await replica.run()
+            except OSError as error:
+                reason = f"replicas: a replica cannot be started: {error}"
+            if not replica.was_ready.is_set():
+                raise SettingsError(reason)
+            is_stable = time.monotonic() - started_at > STABLE_SECONDS
+            pause = 0.0 if is_stable else min(2 * pause + 0.5, MAX_PAUSE_SECONDS)
+            log.error("a replica ended and is started again", replica=replica.name, reason=reason, pause_seconds=pause)
+            self._metrics.replica_restarts.inc()
+            await asyncio.sleep(pause)
+
+
+def no_replica() -> Rejected:
+    return Rejected("no_replica", "no replica is available", retry_after_seconds=RETRY_SECONDS)
+
+
+def own_options(settings: Settings, count: int) -> dict[str, object]:
+    """Return the options in which replicas differ from their gateway, which checks keys, origins and rates for them."""
+    threads = str(max(1, torch.get_num_threads() // count)) if settings.threads == "auto" else settings.threads
+    public: dict[str, object] = dict.fromkeys(("api_keys_file", "requests_per_minute", "ssl_certfile", "ssl_keyfile"))
+    return {**public, "cors_origins": (), "threads": threads, "http_keep_alive_seconds": KEEP_ALIVE_SECONDS}
+
+
+async def stop(process: asyncio.subprocess.Process) -> None:
+    with suppress(ProcessLookupError):
+        process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), STOP_SECONDS)
+        except TimeoutError:
+            process.kill()
+            await process.wait()

@@ -1,0 +1,64 @@
+"""The program of a replica: an ordinary server on a Unix socket that only its gateway can open.
+
+The arguments are the socket's path, the gateway's process id and the settings as JSON. The process prints `READY`, or
+a user's error, to standard output, which the gateway reads. It ends with its gateway, even if the gateway was killed.
+"""
+
+import gc
+import json
+import os
+import socket
+import sys
+from functools import partial
+
+from prometheus_client import disable_created_metrics
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.types import Scope
+
+from nvium_core import NviumError
+from nvium_core.text.sandbox import die_with
+from server.app import assemble, started
+from server.http.config import uvicorn_config
+from server.http.drain import DrainingServer
+from server.http.keys import set_key
+from server.http.listener import BACKLOG
+from server.http.middleware import Check
+from server.http.starting import Loading
+from server.settings import Settings
+from server.telemetry.logs import configure_logs
+
+KEY_ID = "x-nvium-key-id"
+READY = b"ready\n"
+
+
+class FromGateway(Check):
+    """Replaces `KeyGate` in a replica. Only the gateway can open the socket, so the key id that it sends is true."""
+
+    def check(self, scope: Scope, headers: Headers) -> None:
+        set_key(scope, headers.get(KEY_ID, ""))
+
+
+class ReplicaServer(DrainingServer):
+    def announce(self) -> None:
+        os.write(1, READY)
+
+
+def main() -> None:
+    path, parent, options = sys.argv[1:]
+    die_with(int(parent))
+    gc.disable()  # until the server is ready
+    settings = Settings(**json.loads(options))
+    configure_logs(settings.log_level)
+    disable_created_metrics()
+    loading = Loading(settings)
+    app = assemble(loading, Middleware(FromGateway))
+    try:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            listener.listen(BACKLOG)
+            config = uvicorn_config(app, settings)
+            ReplicaServer(config, loading, partial(started, settings, loading.metrics)).run([listener])
+    except (NviumError, OSError) as error:
+        print(error)  # noqa: T201 (the gateway reads it)
+        sys.exit(2)
