@@ -30,12 +30,15 @@ class TemplateOptions(RequestBody):
 
     def conversation_of(self, messages: Sequence[Message], tools: Sequence[Tool | CustomTool]) -> Conversation:
         """Return the arguments of the chat template. Raise `InvalidField` if tools contradict each other."""
-        continues = self.continue_final_message
+        last, continues = messages[-1], self.continue_final_message
+        if continues and len(messages) > 1 and not (last.text or last.reasoning_content):
+            messages, continues = messages[:-1], False  # nothing to continue, so begin the turn
+        adds_prompt = not continues and (self.continue_final_message or self.add_generation_prompt is not False)
         thinks = {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
         return Conversation(
             [message.for_template() for message in messages],
             [tool.for_template() for tool in unique(tools)],
-            not continues if self.add_generation_prompt is None else self.add_generation_prompt,
+            adds_prompt,
             continues,
             self.chat_template_kwargs | thinks,
         )

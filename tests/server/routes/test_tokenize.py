@@ -66,10 +66,11 @@ def test_tokenize_passes_the_same_options_to_the_template_as_a_chat():
             ({}, "Hi|Well|>"),
             ({"add_generation_prompt": False}, "Hi|Well|"),
             ({"continue_final_message": True}, "Hi|Well"),
+            ({"continue_final_message": True, "messages": [turns[0], turns[1] | {"content": ""}]}, "Hi|>"),
             ({"chat_template_kwargs": {"mood": "sad"}, "tools": tools}, "sadfHi|Well|>"),
         ):
             tokens = server.http.post("/tokenize", json={"messages": turns, **asked}).json()["tokens"]
-            chat = server.chat(messages=turns, max_tokens=1, return_token_ids=True, **asked)
+            chat = server.chat(**{"messages": turns, "max_tokens": 1, "return_token_ids": True, **asked})
             assert tokens == chat.json()["prompt_token_ids"] == token_ids(text)
 
 
