@@ -3,14 +3,10 @@
 import gc
 import os
 import signal
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nvium_core.commands.options import ModelArgument, takes
 from nvium_core.options import ServerOptions
-
-if TYPE_CHECKING:
-    from server.settings import Settings
 
 
 @takes(ServerOptions)
@@ -21,22 +17,16 @@ def serve(model: ModelArgument = None, **given: Any) -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
     gc.disable()  # until the server is ready: collections take a tenth of its start
     try:
+        from nvium_core.text.renderer import RENDERER
         from server.settings import read_settings
 
         settings = read_settings(given if model is None else given | {"model": model})
-        runner(settings)(settings)
+        if settings.replicas:
+            from server.replicas.gateway import run
+        else:
+            if settings.model:  # its chat template is probably not ours
+                RENDERER.prepare()  # takes as long as the import below
+            from server.app import run
+        run(settings)
     finally:
         gc.enable()
-
-
-def runner(settings: "Settings") -> "Callable[[Settings], None]":
-    """Return the function that serves, in one process or several."""
-    if settings.replicas:
-        from server.replicas.gateway import run
-    else:
-        from nvium_core.text.renderer import RENDERER
-
-        if settings.model:  # its chat template is probably not ours
-            RENDERER.prepare()  # takes as long as the import below
-        from server.app import run
-    return run

@@ -5,16 +5,12 @@ import resource
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 from server.settings import SettingsError
 
-RESERVE = 96
-"""Descriptors reserved for files and excess connections. At most a quarter of the limit of open files is reserved."""
-
-EXCESS_SHARE = 3
-"""A third of the reserve is for excess connections."""
+RESERVE = 128
+"""Descriptors reserved for files, pipes to helpers, and excess connections."""
 
 PROBE = re.compile(rb"(?:(?:GET|HEAD) /(?:livez|readyz|health)|OPTIONS /) HTTP/1\.")
 
@@ -28,7 +24,7 @@ class ConnectionLimit:
     """Allows `num_connections` connections, and `num_excess` more that may only send probes."""
 
     num_connections: int
-    num_excess: int = RESERVE // EXCESS_SHARE
+    num_excess: int = RESERVE // 4
     num_lingering: int = 0
     """Connections that were answered and are still read from. They share the places of excess connections."""
     _excess: OrderedDict[Refusable, bool] = field(default_factory=OrderedDict)
@@ -58,26 +54,13 @@ class ConnectionLimit:
 
 
 def connection_limit(max_connections: int, descriptors_per_connection: int = 1) -> ConnectionLimit:
-    """Return `max_connections`, or fewer if descriptors are short. Raise `SettingsError` if none are left."""
-    max_files = raised_limit()
+    """Raise the limit of open files. Return `max_connections`, or fewer to fit it. Raise `SettingsError` for none."""
+    max_files, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # some systems refuse even the hard limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        max_files = hard
     if max_files == resource.RLIM_INFINITY:
         return ConnectionLimit(max_connections)
-    reserve = min(RESERVE, max_files // 4)
-    possible = (max_files - num_descriptors() - reserve) // descriptors_per_connection
-    if possible < 1:
+    if (possible := (max_files - RESERVE) // descriptors_per_connection) < 1:
         raise SettingsError(f"max_connections: a limit of {max_files} open files leaves no room for connections")
-    return ConnectionLimit(min(max_connections, possible), max(1, reserve // EXCESS_SHARE))
-
-
-def raised_limit() -> int:
-    """Raise the soft limit of open files to the hard limit. Return the new limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with suppress(OSError, ValueError):  # some systems refuse even the hard limit
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-            return hard
-    return soft
-
-
-def num_descriptors() -> int:
-    return len(list(Path("/dev/fd").iterdir()))
+    return ConnectionLimit(min(max_connections, possible))

@@ -33,7 +33,7 @@ from tests.server.server_process import ServerProcess
 Inject = Callable[[ServerProcess, Random], Awaitable[None]]
 PIPE_BYTES = 4_096
 SILENT_CLIENTS = 300
-FILES = 128
+FILES = 200
 HANG_SECONDS = 12
 """Longer than the gateway takes to detect that a replica hangs."""
 
