@@ -18,7 +18,7 @@ import torch
 
 from server.errors import Rejected
 from server.http.config import STOP_SECONDS
-from server.replicas.replica import READY
+from server.replicas.replica import READY, USER_ERROR
 from server.settings import Settings, SettingsError, environment
 from server.telemetry.metrics import Metrics
 
@@ -85,11 +85,13 @@ class Replica:
         )
         assert process.stdout
         try:
-            line = await process.stdout.readline()
-            if line == READY:
-                await self._probe(process)
+            line = b""
+            async for line in process.stdout:  # libraries may print too
+                if line == READY:
+                    await self._probe(process)
             code = await process.wait()
-            return line.decode().removeprefix(READY.decode()).strip() or f"a replica ended with exit code {code}"
+            is_refused = code == USER_ERROR and line != READY
+            return line.decode().strip() if is_refused else f"replicas: a replica ended with exit code {code}"
         finally:
             self.is_ready = False
             if process.returncode is None:
@@ -138,14 +140,20 @@ class Fleet:
         with TemporaryDirectory(prefix="nvium-") as folder:  # which other users cannot open
             for replica in self.replicas:
                 replica.connect(folder)
-            keeping = asyncio.create_task(self._keep_all())
+            self._keeping = asyncio.create_task(self._keep_all())
             try:
                 yield
             finally:
-                keeping.cancel()
-                await asyncio.wait([keeping])
+                self._keeping.cancel()
+                await asyncio.wait([self._keeping])
                 for replica in self.replicas:
                     await replica.session.close()
+
+    @property
+    def has_failed(self) -> bool:
+        """Return whether the replicas have started, and are no longer kept running, although the server runs."""
+        has_ended = self._keeping.done() and not self._keeping.cancelled()
+        return has_ended and self.started.done() and not self.started.exception()
 
     async def chosen(self, lost: Collection[Replica]) -> Replica:
         """Wait for replicas. Return the least busy one, preferably not in `lost`. Raise `Rejected` if none comes."""

@@ -43,6 +43,10 @@ class Gateway(Drainable):
         relayed = Gauge("nvium_relayed_requests", "Requests in flight to replicas.", registry=metrics.registry)
         relayed.set_function(lambda: self.admission.num_present)
 
+    @property
+    def has_failed(self) -> bool:
+        return self.fleet.has_failed
+
     def give_up(self) -> None:
         self.relay.give_up()
 

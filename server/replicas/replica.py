@@ -29,7 +29,8 @@ from server.settings import Settings
 from server.telemetry.logs import configure_logs
 
 KEY_ID = "x-nvium-key-id"
-READY = b"ready\n"
+READY, USER_ERROR = b"ready\n", 2
+"""The line that tells the gateway that the model is loaded, and the exit code after a user's error."""
 
 
 class FromGateway(Check):
@@ -42,6 +43,7 @@ class FromGateway(Check):
 class ReplicaServer(DrainingServer):
     def announce(self) -> None:
         os.write(1, READY)
+        os.dup2(2, 1)  # nobody reads the pipe from now on
 
 
 def main() -> None:
@@ -60,5 +62,5 @@ def main() -> None:
             config = uvicorn_config(app, settings)
             ReplicaServer(config, loading, partial(started, settings, loading.metrics)).run([listener])
     except (NviumError, OSError) as error:
-        print(error)  # noqa: T201 (the gateway reads it)
-        sys.exit(2)
+        print(" ".join(str(error).split()))  # noqa: T201 (the gateway reads it)
+        sys.exit(USER_ERROR)

@@ -49,6 +49,8 @@ def endless(body: bytes) -> Reply:
 class ScriptedFleet(Fleet):
     """Starts a new replica for each request, with the script's next reply. Has no replica after the last reply."""
 
+    has_failed = False
+
     def __init__(self, script: list[Reply]) -> None:
         self.script, self.received = script, list[bytes]()
 

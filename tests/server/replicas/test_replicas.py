@@ -166,6 +166,39 @@ async def test_a_replica_that_keeps_ending_is_started_again_after_growing_pauses
     assert pauses == [0.5, 1.5, 3.5, 7.5, 15.5, 30, 30, 30]
 
 
+@pytest.mark.parametrize(
+    ("printed", "code", "is_started", "reason"),
+    [
+        ("ready", 0, True, "replicas: a replica ended with exit code 0"),
+        ("model: is damaged", 2, False, "model: is damaged"),
+        ("model: is damaged", 1, False, "replicas: a replica ended with exit code 1"),
+    ],
+)
+async def test_what_a_library_prints_is_neither_the_start_nor_the_error(
+    monkeypatch, tmp_path, printed, code, is_started, reason
+):
+    monkeypatch.setattr(module, "PROGRAM", f"print('a library'); print({printed!r}); raise SystemExit({code})")
+    [replica] = Fleet(Settings(device="cpu"), Metrics()).replicas
+    replica.connect(str(tmp_path))
+    assert await replica.run() == reason
+    assert replica.was_ready.is_set() == is_started
+    await replica.session.close()
+
+
+async def test_a_fleet_that_no_longer_keeps_its_replicas_has_failed(monkeypatch):
+    fleet = Fleet(Settings(device="cpu"), Metrics())
+
+    async def breaks() -> str:
+        fleet.replicas[0].was_ready.set()
+        await asyncio.wrap_future(fleet.started)
+        raise RuntimeError
+
+    monkeypatch.setattr(fleet.replicas[0], "run", breaks)
+    async with fleet.running():
+        assert not fleet.has_failed
+        await asyncio.to_thread(wait_until, lambda: fleet.has_failed)
+
+
 def test_replicas_share_threads_and_gpus_and_get_no_keys(monkeypatch):
     given = Settings(api_keys=("sk-1",), cors_origins=("*",), latency_buckets=(0.1, 1), max_n=3, chat_template="a")
     own = given.model_copy(update=own_options(given, 2))
