@@ -137,9 +137,9 @@ class GrammarProcess:
 class MaskClient:
     """The connection to a request's mask process.
 
-    The mask process of a lone choice runs on the core of the engine's thread, which waits for it, because waking
-    other cores takes 45 µs a mask. After a late mask it may use any core for `TOKENS_APART` tokens: the engine goes
-    on then.
+    The mask process of a lone choice runs on the core of the engine's thread, which waits for it: waking another core
+    takes 45 µs a mask. The engine does not wait for a late mask, so the process may then use any core for
+    `TOKENS_APART` tokens.
     """
 
     clients = WeakSet["MaskClient"]()

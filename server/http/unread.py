@@ -35,7 +35,8 @@ class UnreadBytes:
         self._slow[reader] = reader.num_unread
         self._most += self._slow[reader]
         while self._most > self._max_bytes and len(self._slow) > 1:
-            self._recount()
+            self._slow = {each: each.num_unread for each in self._slow}
+            self._most = sum(self._slow.values())
             if self._most > self._max_bytes:
                 slowest = self._of_largest_key()
                 self.remove(slowest)
@@ -43,10 +44,6 @@ class UnreadBytes:
 
     def remove(self, reader: Reader) -> None:
         self._most -= self._slow.pop(reader, 0)
-
-    def _recount(self) -> None:
-        self._slow = {reader: reader.num_unread for reader in self._slow}
-        self._most = sum(self._slow.values())
 
     def _of_largest_key(self) -> Reader:
         totals = defaultdict[str, int](int)

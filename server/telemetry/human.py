@@ -28,9 +28,8 @@ HIDDEN = ("event", "level", "timestamp", "exception")
 
 def in_words(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
     """Render an event. This is structlog's last processor."""
-    text = sentence(event)
-    level = str(event.get("level", "info"))
-    return text if level == "info" else f"{level}: {text}"
+    level = event.get("level", "info")
+    return sentence(event) if level == "info" else f"{level}: {sentence(event)}"
 
 
 def sentence(event: Mapping[str, Any]) -> str:
