@@ -26,6 +26,7 @@ struct Range {
 
 constexpr int64_t kGroupRows = 32;                   // maximum rows of a sequence that attend together
 constexpr int64_t kReadAheadBytes = 128 << 10;       // bytes of keys or values to load into the L2 cache in advance
+constexpr int64_t kPagesAtOnce = 8;                  // maximum pages to load at once; with 16 the gain is less
 constexpr int kTileRows = kRegisters == 32 ? 4 : 2;  // rows to process at once, so that their sums fit in registers
 
 template <typename T> class BlockForward {
@@ -213,23 +214,31 @@ template <typename T> class BlockForward {
     });
   }
 
-  // Call use(key, count, slots) for each page. Pages are loaded into the L2 cache beforehand, in order of addresses,
-  // because `use` reads head by head, an order that the processor does not prefetch.
+  // Call use(key, count, slots) for each page. Pages are loaded into the L2 cache beforehand, because `use` reads head by
+  // head, an order that the processor does not prefetch.
   template <typename Use> void each_page(int64_t row, int64_t end, Range heads, const T* cache, Use&& use) const {
     const int64_t first = column(heads.begin), width = column(heads.end - 1) + model_.head_size - first;
-    const int64_t keys_ahead = kReadAheadBytes / static_cast<int64_t>(width * sizeof(T)), page_size = model_.page_size;
-    for (int64_t key = 0, read = 0; key < end; key += page_size) {
-      if (key == read)
-        for (; read < std::min(end, key + keys_ahead + 1); read += page_size)
-          read_in_order(cache + slot(row, read) * slot_stride_ + first, std::min(page_size, end - read), width);
+    const int64_t page_size = model_.page_size, page_bytes = page_size * width * sizeof(T);
+    const int64_t ahead = std::clamp(kReadAheadBytes / page_bytes, int64_t{1}, kPagesAtOnce) * page_size;
+    for (int64_t key = 0; key < end; key += page_size) {
+      if (key % ahead == 0) load_pages(row, {key, std::min(key + ahead, end)}, cache + first, width);
       use(key, std::min(page_size, end - key), cache + slot(row, key) * slot_stride_);
     }
   }
 
-  void read_in_order(const T* slots, int64_t count, int64_t width) const {
-    for (int64_t i = 0; i < count; ++i)
-      for (int64_t p = 0; p < width; p += 64 / sizeof(T))
-        static_cast<void>(*reinterpret_cast<const volatile char*>(slots + i * slot_stride_ + p));
+  // Load the pages of these keys, one line of each in turn. A processor prefetches slowly at the start of a page, but it
+  // prefetches several pages at once.
+  void load_pages(int64_t row, Range keys, const T* cache, int64_t width) const {
+    const int64_t page_size = model_.page_size;
+    const T* pages[kPagesAtOnce];
+    for (int64_t key = keys.begin, page = 0; key < keys.end; key += page_size)
+      pages[page++] = cache + slot(row, key) * slot_stride_;
+    for (int64_t i = 0, key = keys.begin; i < page_size && key < keys.end; ++i, ++key) {
+      const int64_t num_pages = (keys.end - key + page_size - 1) / page_size;  // that have an i-th key
+      for (int64_t p = i * slot_stride_; p < i * slot_stride_ + width; p += 64 / sizeof(T))
+        for (int64_t page = 0; page < num_pages; ++page)
+          static_cast<void>(*reinterpret_cast<const volatile char*>(pages[page] + p));
+    }
   }
 
   int64_t column(int64_t head) const { return head * model_.num_key_heads / model_.num_heads * model_.head_size; }

@@ -23,6 +23,7 @@ def tokens_and_exits(completions: list[Completion]) -> list[tuple[list[int], lis
 def test_a_compiled_library_is_reused(tmp_path, monkeypatch):
     file = library.build("avx2", tmp_path)
     ctypes.CDLL(str(file))
+    assert {each.suffix for each in tmp_path.iterdir()} == {".so", ".lock"}
     monkeypatch.setattr(library, "COMPILER", ("false",))
     monkeypatch.setattr(library, "file_name", lambda instructions: file.name)
     assert library.build("avx2", tmp_path) == file
