@@ -89,13 +89,7 @@ template <typename E> inline ints widened(const E* from) {
 }
 #endif
 
-#if defined(__AVX512F__)
-inline doubles load_doubles(const float* from) { return (doubles)_mm512_maskz_cvtps_pd(0xFF, bits_at<__m256>(from)); }
-#elif defined(__AVX2__)
-inline doubles load_doubles(const float* from) { return (doubles)_mm256_cvtps_pd(bits_at<__m128>(from)); }
-#else
 inline doubles load_doubles(const float* from) { return __builtin_convertvector(bits_at<Narrow<float, double>>(from), doubles); }
-#endif
 inline doubles load_doubles(const double* from) { return load(from); }
 
 // Convert finite IEEE halves to floats, exactly. A half's bits in a float are a number that is 2^112 times too small.
@@ -177,39 +171,22 @@ inline floats exp(floats x) {
   return sum * bits_as<floats>(power);
 }
 
-// Return e^x to within two ulp, or 0 if x < `least`, which must be at least -708. x is clamped to at most 708. With
-// AVX-512, one shuffle looks up 2^(n/8), so a polynomial of lower degree suffices.
+// Return e^x to within two ulp, or 0 if x < `least`, which must be at least -708. x is clamped to at most 708.
 inline doubles exp(doubles x, double least = -708.0) {
-  constexpr int kRoots = lanes<double> == 8 ? 8 : 1, kDegree = kRoots == 8 ? 8 : 13;
   constexpr double of_powers[] = {  // Taylor coefficients of x^13, …, x^0
       1 / 6227020800.0, 1 / 479001600.0, 1 / 39916800.0, 1 / 3628800.0, 1 / 362880.0, 1 / 40320.0, 1 / 5040.0,
       1 / 720.0,        1 / 120.0,       1 / 24.0,       1 / 6.0,       1 / 2.0,      1.0,         1.0};
   const longs vanishes = x < least;
   x = x > 708.0 ? doubles{} + 708.0 : x;  // NaN stays NaN
   x = bits_as<doubles>(bits_as<longs>(x) & ~vanishes);
-  const doubles shifted = x * (kRoots * 1.44269504088896338700) + 6755399441055744.0;  // adding 1.5 · 2^52 rounds
-  const longs bits = bits_as<longs>(shifted), root = bits & (kRoots - 1);
+  const doubles shifted = x * 1.44269504088896338700 + 6755399441055744.0;  // adding 1.5 · 2^52 rounds
   const doubles whole = shifted - 6755399441055744.0;
-  const doubles rest =
-      (x - whole * (6.93147180369123816490e-01 / kRoots)) - whole * (1.90821492927058770002e-10 / kRoots);
-  doubles sum = doubles{} + of_powers[13 - kDegree];
+  const doubles rest = (x - whole * 6.93147180369123816490e-01) - whole * 1.90821492927058770002e-10;
+  doubles sum{};
 #pragma GCC unroll 16
-  for (int i = 14 - kDegree; i < 14; ++i) sum = sum * rest + of_powers[i];
-#if defined(__AVX512F__)
-  constexpr double eighths[] = {1.0,
-                                1.0905077326652576592,
-                                1.1892071150027210667,
-                                1.2968395546510096659,
-                                1.4142135623730950488,
-                                1.5422108254079408236,
-                                1.6817928305074290861,
-                                1.8340080864093424635};
-  const doubles roots = (doubles)_mm512_maskz_permutexvar_pd(0xFF, (__m512i)root, bits_at<__m512d>(eighths));
-#else
-  const doubles roots = doubles{} + 1;
-#endif
-  const longs power = (bits - root) << (52 - std::countr_zero(unsigned{kRoots}));
-  const doubles product = sum * bits_as<doubles>(bits_as<longs>(roots) + power);
+  for (const double coefficient : of_powers) sum = sum * rest + coefficient;
+  const longs power = (bits_as<longs>(shifted) + 1023) << 52;
+  const doubles product = sum * bits_as<doubles>(power);
   return bits_as<doubles>(bits_as<longs>(product) & ~vanishes);
 }
 

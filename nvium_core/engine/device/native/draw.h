@@ -124,9 +124,8 @@ template <typename A> int64_t draw_row(const A* logits, int64_t vocab_size, cons
     return std::accumulate(sums.begin(), sums.end(), 0.0);
   };
   weights.resize(vocab_size);
-  double total = divisor == 1
-                     ? sum_chunks(logits, A(-INFINITY), [=](const doubles& x) { return exp(x - peak, least); })
-                     : sum_chunks(logits, A(-INFINITY), [=](const doubles& x) { return exp((x - peak) / divisor, least); });
+  const auto weight_of = [=](const doubles& x) { return exp((x - peak) / divisor, least); };
+  double total = sum_chunks(logits, A(-INFINITY), weight_of);
   if (!std::isfinite(total)) return kNoToken;
   if (kind == kOriginal && !temperature) return std::find(logits, logits + vocab_size, top) - logits;
   if (top_k || top_p < 1) {
