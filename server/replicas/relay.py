@@ -39,10 +39,14 @@ HOP_BY_HOP = (b"connection", b"date", b"keep-alive", b"server", b"transfer-encod
 
 END_OF_EVENT = b"\n\n"
 
-STOPPED = b'"code": "engine_stopped"'
-"""Text in the response of a replica whose engine has stopped."""
+STOPPED, NOT_STORED = b'"code": "engine_stopped"', b'response_not_found"'
+"""Text in the response of a replica whose engine has stopped, or that does not store a response."""
 
 log = structlog.get_logger("nvium.server")
+
+
+class StoredElsewhere(Exception):
+    """The replica does not store the response that the request names."""
 
 
 class Relay:
@@ -78,11 +82,14 @@ class Relay:
         lost, num_deliveries = set[Replica](), 0
         while not self._is_given_up:
             replica = await self._fleet.chosen(lost)
+            is_last = replica in lost or len(lost) + 1 == len(self._fleet.replicas)
             replica.num_requests += 1
             try:
                 async with self._until_given_up():
-                    await exchange.forward(replica)
+                    await exchange.forward(replica, is_last=is_last)
                 return True
+            except StoredElsewhere:
+                lost.add(replica)
             except (aiohttp.ClientError, OSError) as error:
                 is_delivered = not isinstance(error, aiohttp.ClientConnectorError)
                 num_deliveries += is_delivered
@@ -130,8 +137,11 @@ class Exchange:
         self._headers |= {"x-request-id": self.request_id, KEY_ID: scope["state"]["key_id"]}
         self._send = send
 
-    async def forward(self, replica: Replica) -> None:
-        """Forward the request and the response. Raise `aiohttp.ClientError` or `OSError` if the replica is lost."""
+    async def forward(self, replica: Replica, *, is_last: bool) -> None:
+        """Forward the request and the response. Raise `aiohttp.ClientError` or `OSError` if the replica is lost.
+
+        Raise `StoredElsewhere` if another replica may store the response that the request names, unless `is_last`.
+        """
         self.record.is_passed_on = True
         async with replica.session.request(
             self._method,
@@ -140,7 +150,7 @@ class Exchange:
             data=BytesIO(self.body) if self.body else None,
             allow_redirects=False,
         ) as response:
-            await self._send_response(response)
+            await self._send_response(response, is_last=is_last)
 
     async def break_off(self) -> None:
         """End a stream with an error because its replica is lost."""
@@ -149,11 +159,13 @@ class Exchange:
         await self._send_events(framed([to_json(error.body), DONE]))
         await self._send({"type": "http.response.body", "body": b""})
 
-    async def _send_response(self, response: aiohttp.ClientResponse) -> None:
+    async def _send_response(self, response: aiohttp.ClientResponse, *, is_last: bool) -> None:
         if response.content_type != "text/event-stream":
             body = await response.read()
             if response.status == 503 and STOPPED in body:
                 raise ConnectionError("the engine of the replica has stopped")
+            if response.status in (400, 404) and NOT_STORED in body and not is_last:
+                raise StoredElsewhere
             await self._begin(response)
             await self._send({"type": "http.response.body", "body": body})
             return

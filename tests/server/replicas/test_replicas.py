@@ -104,6 +104,17 @@ def test_a_replica_that_hangs_is_replaced(server, monkeypatch):
     assert len(replicas_of(os.getpid()) & processes) == 1
 
 
+def test_stored_responses_are_found_in_whichever_replica(server):
+    asked = {"model": "default", "input": "Tell me of an owl.", "max_output_tokens": 2}
+    stored = [server.http.post("/v1/responses", json=asked).json()["id"] for _ in range(8)]
+    for response_id in stored:
+        assert server.http.post("/v1/responses", json=asked | {"previous_response_id": response_id}).status_code == 200
+        assert server.http.get(f"/v1/responses/{response_id}").json()["id"] == response_id
+        assert server.http.delete(f"/v1/responses/{response_id}").json()["deleted"]
+        missing = server.http.get(f"/v1/responses/{response_id}")
+        assert (missing.status_code, missing.json()["error"]["code"]) == (404, "response_not_found")
+
+
 @pytest.mark.slow
 async def test_sigterm_lets_requests_at_replicas_finish(model_folder, tmp_path):
     with server_process(model_folder, tmp_path, code=SERVES, replicas=1) as server:
