@@ -197,10 +197,11 @@ def no_replica() -> Rejected:
 
 
 def own_options(settings: Settings, count: int) -> dict[str, object]:
-    """Return the options in which replicas differ from their gateway, which checks keys, origins and rates for them."""
+    """Return the options that differ in replicas. The gateway checks keys, origins and rates, and says goodbye."""
     threads = str(max(1, torch.get_num_threads() // count)) if settings.threads == "auto" else settings.threads
     public: dict[str, object] = dict.fromkeys(("api_keys_file", "requests_per_minute", "ssl_certfile", "ssl_keyfile"))
-    return {**public, "cors_origins": (), "threads": threads, "http_keep_alive_seconds": KEEP_ALIVE_SECONDS}
+    own = {"threads": threads, "http_keep_alive_seconds": KEEP_ALIVE_SECONDS, "goodbye_seconds": 0}
+    return {**public, **own, "cors_origins": ()}
 
 
 async def stop(process: asyncio.subprocess.Process) -> None:

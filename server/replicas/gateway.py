@@ -1,10 +1,7 @@
 """The public server: checks keys, rates, origins and bodies, answers probes, and forwards other requests."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
-import structlog
 from fastapi import FastAPI
 from prometheus_client import Gauge, disable_created_metrics, generate_latest
 
@@ -27,8 +24,6 @@ GATEWAY_LABEL = "front"
 
 DESCRIPTORS_PER_CLIENT = 2
 """File descriptors per client: one for its connection, one for a connection to a replica."""
-
-log = structlog.get_logger("nvium.server")
 
 
 class Gateway(Drainable):
@@ -63,13 +58,8 @@ class Gateway(Drainable):
 
 
 def gateway_app(gateway: Gateway, keys: KeyRing) -> FastAPI:
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with gateway.fleet.running():
-            yield
-
-    app = bare_app(lifespan, middleware(gateway.settings, gateway.metrics, keys_gate(keys, gateway.settings)))
+    stack = middleware(gateway.settings, gateway.metrics, keys_gate(keys, gateway.settings))
+    app = bare_app(lambda _: gateway.fleet.running(), stack)
     app.state.service = gateway
     app.include_router(health.router)
     app.mount("/", gateway.relay)

@@ -211,10 +211,11 @@ async def test_a_fleet_that_no_longer_keeps_its_replicas_has_failed(monkeypatch)
 
 
 def test_replicas_share_threads_and_gpus_and_get_no_keys(monkeypatch):
-    given = Settings(api_keys=("sk-1",), cors_origins=("*",), latency_buckets=(0.1, 1), max_n=3, chat_template="a")
+    given = Settings(api_keys=("sk-1",), cors_origins=("*",), latency_buckets=(0.1, 1), max_n=3, goodbye_seconds=9)
     own = given.model_copy(update=own_options(given, 2))
     assert Settings(**json.loads(own.model_dump_json())) == own.model_copy(update={"api_keys": ()})
-    assert (own.max_n, own.cors_origins, own.threads) == (3, (), str(max(1, torch.get_num_threads() // 2)))
+    assert (own.max_n, own.cors_origins, own.goodbye_seconds) == (3, (), 0)
+    assert own.threads == str(max(1, torch.get_num_threads() // 2))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     assert [environment(gpu=gpu)["CUDA_VISIBLE_DEVICES"] for gpu in (0, 1, None)] == ["4", "7", "4,7"]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
