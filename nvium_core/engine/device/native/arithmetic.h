@@ -142,15 +142,13 @@ template <int W, typename V, size_t... I> inline V exchanged(const V& v, std::in
   return shuffled<(I ^ W)...>(v, v);
 }
 
-// Return a vector that has the sum of v's lanes in every lane. Adds in the same order as `totals`.
-template <typename A, int W = lanes<A> / 2> inline Vector<A> spread_total(const Vector<A>& v) {
+// Return the sum of v's lanes. Adds in the same order as `totals`.
+template <typename A, int W = lanes<A> / 2> inline A total(const Vector<A>& v) {
   if constexpr (W == 0)
-    return v;
+    return v[0];
   else
-    return spread_total<A, W / 2>(v + exchanged<W>(v, std::make_index_sequence<lanes<A>>()));
+    return total<A, W / 2>(v + exchanged<W>(v, std::make_index_sequence<lanes<A>>()));
 }
-
-template <typename A> inline A total(const Vector<A>& v) { return spread_total<A>(v)[0]; }
 
 // Return e^x to within a few ulp. x is clamped to ±87. NaN stays NaN.
 inline floats exp(floats x) {
