@@ -64,28 +64,36 @@ def material(file: Path = MATERIAL) -> dict[str, Any]:
 
 
 def continue_openings(
-    loaded: LoadedModel, openings: dict[str, str], things: Mapping[str, str], max_tokens: int = MAX_TOKENS
+    loaded: LoadedModel,
+    openings: dict[str, str],
+    things: Mapping[str, str],
+    max_tokens: int = MAX_TOKENS,
+    first_seed: int = 0,
 ) -> list[Story]:
     """Continue the opening of each hero. `openings` and `things` map heroes to openings and their things."""
     prompts = [list(loaded.tokenizer(opening).input_ids) for opening in openings.values()]
-    generated = completions(loaded, prompts, max_tokens)
+    generated = completions(loaded, prompts, max_tokens, first_seed)
     return [
         Story(hero, opening, decoded(loaded, each), each.finish_reason == "stop", things.get(hero))
         for (hero, opening), each in zip(openings.items(), generated, strict=True)
     ]
 
 
-def answers(loaded: LoadedModel, subjects: Sequence[str], max_tokens: int = MAX_TOKENS) -> list[str]:
+def answers(
+    loaded: LoadedModel, subjects: Sequence[str], max_tokens: int = MAX_TOKENS, first_seed: int = 0
+) -> list[str]:
     """Let the model answer one request per subject for a story about it."""
     requests = [user(material()["request"].format(subject=subject)) for subject in subjects]
     prompts = [prompt_tokens([request], loaded.tokenizer) for request in requests]
-    return [decoded(loaded, each) for each in completions(loaded, prompts, max_tokens)]
+    return [decoded(loaded, each) for each in completions(loaded, prompts, max_tokens, first_seed)]
 
 
-def completions(loaded: LoadedModel, prompts: Sequence[list[int]], max_tokens: int) -> list[Completion]:
+def completions(
+    loaded: LoadedModel, prompts: Sequence[list[int]], max_tokens: int, first_seed: int
+) -> list[Completion]:
     """Complete the prompts, each with its own seed."""
     params = SamplingParams(max_tokens=max_tokens, temperature=TEMPERATURE, top_p=TOP_P)
-    requests = [(prompt, replace(params, seed=seed)) for seed, prompt in enumerate(prompts)]
+    requests = [(prompt, replace(params, seed=seed)) for seed, prompt in enumerate(prompts, first_seed)]
     return sampled(Engine(loaded.model, EngineConfig(max_sequences=8)), requests)
 
 
@@ -181,6 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--openings", type=int, help="number of openings [all]")
     parser.add_argument("--subjects", type=int, help="number of subjects [all]")
     parser.add_argument("--max-tokens", type=int, default=MAX_TOKENS)
+    parser.add_argument("--first-seed", type=int, default=0, help="seed of the first story; the next has the next [0]")
     args = parser.parse_args(arguments)
     chosen = material(args.material)
     openings = dict([*chosen["openings"].items()][: args.openings])
@@ -188,11 +197,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     stories, answered, found = dict[str, list[Story]](), dict[str, dict[str, str]](), list[Figures]()
     for name in args.models:
         loaded = load_model(name, "cpu")
-        stories[loaded.name] = continue_openings(loaded, openings, chosen.get("things", {}), args.max_tokens)
-        texts = answers(loaded, subjects, args.max_tokens)
+        limits = args.max_tokens, args.first_seed
+        stories[loaded.name] = continue_openings(loaded, openings, chosen.get("things", {}), *limits)
+        texts = answers(loaded, subjects, *limits)
         answered[loaded.name] = dict(zip(subjects, texts, strict=True))
         own = figures(loaded, stories[loaded.name], subjects, texts)
-        found.append({**own, "max_tokens": args.max_tokens})
+        found.append({**own, "max_tokens": args.max_tokens, "first_seed": args.first_seed})
         Console().print(loaded.name, {name: found[-1][name] for name in (*COUNTS, "keep_to_their_subject")})
     if args.markdown:
         args.markdown.write_text(as_markdown(stories, answered), encoding="utf-8")
