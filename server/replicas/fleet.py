@@ -121,7 +121,7 @@ class Replica:
 
 
 class Fleet:
-    """All replicas. `started` is done when all are ready, or raises `SettingsError` if one cannot start."""
+    """All replicas. `started` is done when all are ready, or raises the error of one that cannot start."""
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         count = settings.replicas or 1
@@ -172,7 +172,9 @@ class Fleet:
                     group.create_task(self._keep(replica))
                     await replica.was_ready.wait()
                 self.started.set_result(None)
-        except* SettingsError as errors:
+        except* Exception as errors:
+            if self.started.done():
+                raise
             self.started.set_exception(errors.exceptions[0])
 
     async def _keep(self, replica: Replica) -> None:

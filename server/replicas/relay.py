@@ -22,7 +22,7 @@ from server.errors import ApiError
 from server.http.admission import Admission
 from server.http.event_stream import DONE, framed, unless_disconnected
 from server.replicas.fleet import Fleet, Replica, no_replica
-from server.replicas.replica import KEY_ID
+from server.replicas.replica import IS_LAST, KEY_ID
 from server.telemetry.metrics import Metrics
 from server.telemetry.record import RequestRecord
 
@@ -90,6 +90,7 @@ class Relay:
                 return True
             except StoredElsewhere:
                 lost.add(replica)
+                exchange.record.is_passed_on = False
             except (aiohttp.ClientError, OSError) as error:
                 is_delivered = not isinstance(error, aiohttp.ClientConnectorError)
                 num_deliveries += is_delivered
@@ -146,7 +147,7 @@ class Exchange:
         async with replica.session.request(
             self._method,
             URL(f"http://replica{self._target}", encoded=True),
-            headers=self._headers,
+            headers=self._headers | ({IS_LAST: ""} if is_last else {}),
             data=BytesIO(self.body) if self.body else None,
             allow_redirects=False,
         ) as response:

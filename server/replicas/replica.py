@@ -14,7 +14,7 @@ from functools import partial
 from prometheus_client import disable_created_metrics
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
-from starlette.types import Scope
+from starlette.types import Receive, Scope, Send
 
 from nvium_core import NviumError
 from nvium_core.text.sandbox import die_with
@@ -27,8 +27,12 @@ from server.http.middleware import Check
 from server.http.starting import Loading
 from server.settings import Settings
 from server.telemetry.logs import configure_logs
+from server.telemetry.record import RequestRecord
 
-KEY_ID = "x-nvium-key-id"
+KEY_ID, IS_LAST = "x-nvium-key-id", "x-nvium-is-last"
+NOT_STORED = ("response_not_found", "previous_response_not_found")
+"""Error codes after which the gateway tries the other replicas, unless the request has the header `IS_LAST`."""
+
 READY, USER_ERROR = b"ready\n", 2
 """The line that tells the gateway that the model is loaded, and the exit code after a user's error."""
 
@@ -38,6 +42,12 @@ class FromGateway(Check):
 
     def check(self, scope: Scope, headers: Headers) -> None:
         set_key(scope, headers.get(KEY_ID, ""))
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await super().handle(scope, receive, send)
+        record: RequestRecord = scope["state"]["record"]
+        if record.error and record.error.code in NOT_STORED and IS_LAST not in Headers(scope=scope):
+            record.is_passed_on = True
 
 
 class ReplicaServer(DrainingServer):

@@ -30,7 +30,7 @@ log = structlog.get_logger("nvium.request")
 class RequestRecord:
     """The times, tokens and outcome of one request.
 
-    If `is_passed_on`, a replica counts and logs the request, so the gateway does not.
+    If `is_passed_on`, another process counts and logs the request.
 
     Times are by `time.monotonic()`. Each is the time at which the first choice reached the stage, or None before that.
     """

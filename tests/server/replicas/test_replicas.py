@@ -23,6 +23,7 @@ from tests.server.server_process import server_process
 
 LONG = 1500
 NUM_STREAMS, NUM_WHOLE = 12, 24
+STORED = ("responses", "completed"), ("responses", "invalid"), ("other", "invalid")
 SERVES = "from nvium_core.commands.serving import serve; serve()"
 
 
@@ -105,6 +106,10 @@ def test_a_replica_that_hangs_is_replaced(server, monkeypatch):
 
 
 def test_stored_responses_are_found_in_whichever_replica(server):
+    def counted(endpoint: str, outcome: str) -> float:
+        return server.gauge(f'nvium_requests_total{{endpoint="{endpoint}",outcome="{outcome}"}}')
+
+    before = [counted(*each) for each in STORED]
     asked = {"model": "default", "input": "Tell me of an owl.", "max_output_tokens": 2}
     stored = [server.http.post("/v1/responses", json=asked).json()["id"] for _ in range(8)]
     for response_id in stored:
@@ -113,6 +118,7 @@ def test_stored_responses_are_found_in_whichever_replica(server):
         assert server.http.delete(f"/v1/responses/{response_id}").json()["deleted"]
         missing = server.http.get(f"/v1/responses/{response_id}")
         assert (missing.status_code, missing.json()["error"]["code"]) == (404, "response_not_found")
+    wait_until(lambda: [counted(*each) - count for each, count in zip(STORED, before, strict=True)] == [16, 0, 8])
 
 
 @pytest.mark.slow
@@ -194,6 +200,19 @@ async def test_what_a_library_prints_is_neither_the_start_nor_the_error(
     assert await replica.run() == reason
     assert replica.was_ready.is_set() == is_started
     await replica.session.close()
+
+
+async def test_a_bug_before_the_start_ends_the_start(monkeypatch):
+    fleet = Fleet(Settings(device="cpu"), Metrics())
+
+    async def breaks() -> str:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(fleet.replicas[0], "run", breaks)
+    async with fleet.running():
+        with pytest.raises(RuntimeError, match="a bug"):
+            await asyncio.wait_for(asyncio.wrap_future(fleet.started), 30)
+    assert not fleet.has_failed
 
 
 async def test_a_fleet_that_no_longer_keeps_its_replicas_has_failed(monkeypatch):
