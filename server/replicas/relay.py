@@ -18,10 +18,10 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 from yarl import URL
 
-from server.errors import ApiError
+from server.errors import ApiError, Rejected, engine_stopped
 from server.http.admission import Admission
 from server.http.event_stream import DONE, framed, unless_disconnected
-from server.replicas.fleet import Fleet, Replica, no_replica
+from server.replicas.fleet import Fleet, Replica
 from server.replicas.replica import IS_LAST, KEY_ID
 from server.telemetry.metrics import Metrics
 from server.telemetry.record import RequestRecord
@@ -91,16 +91,22 @@ class Relay:
             except StoredElsewhere:
                 lost.add(replica)
                 exchange.record.is_passed_on = False
+            except Rejected as stopped:
+                exchange.record.is_passed_on = False
+                if not exchange.has_begun:
+                    raise
+                await exchange.break_off(stopped)
+                return True
             except (aiohttp.ClientError, OSError) as error:
+                exchange.record.is_passed_on = False
                 is_delivered = not isinstance(error, aiohttp.ClientConnectorError)
                 num_deliveries += is_delivered
                 replica.is_ready &= is_delivered  # the next probe corrects it
                 lost.add(replica)
-                exchange.record.is_passed_on = False
                 log.warning("lost a replica", request_id=exchange.request_id, kind=type(error).__name__)
                 if exchange.has_begun:
                     self._metrics.broken_streams.inc()
-                    await exchange.break_off()
+                    await exchange.break_off(replica_lost())
                     return True
                 if num_deliveries == MAX_DELIVERIES:
                     message = f"{MAX_DELIVERIES} replicas failed while they handled this request; it is not retried"
@@ -108,17 +114,22 @@ class Relay:
                 self._metrics.moved_requests.inc()
             finally:
                 replica.num_requests -= 1
-        raise no_replica()
+        raise engine_stopped()
 
     @asynccontextmanager
     async def _until_given_up(self) -> AsyncIterator[None]:
-        """Raise `TimeoutError` in the context when `give_up` is called."""
-        async with asyncio.timeout(None) as timeout:
-            self._in_flight.add(timeout)
-            try:
+        """Raise `Rejected` in the context when `give_up` is called."""
+        timeout = asyncio.timeout(None)
+        try:
+            async with timeout:
+                self._in_flight.add(timeout)
                 yield
-            finally:
-                self._in_flight.remove(timeout)
+        except TimeoutError:
+            if timeout.expired():
+                raise engine_stopped() from None
+            raise
+        finally:
+            self._in_flight.remove(timeout)
 
 
 class Exchange:
@@ -153,9 +164,8 @@ class Exchange:
         ) as response:
             await self._send_response(response, is_last=is_last)
 
-    async def break_off(self) -> None:
-        """End a stream with an error because its replica is lost."""
-        error = ApiError("the replica failed while it was answering", status=503, code="replica_lost")
+    async def break_off(self, error: ApiError) -> None:
+        """End a stream with an error."""
         self.record.refused(error)
         await self._send_events(framed([to_json(error.body), DONE]))
         await self._send({"type": "http.response.body", "body": b""})
@@ -186,3 +196,7 @@ class Exchange:
 
     async def _send_events(self, events: bytes) -> None:
         await self._send({"type": "http.response.body", "body": events, "more_body": True})
+
+
+def replica_lost() -> ApiError:
+    return ApiError("the replica failed while it was answering", status=503, code="replica_lost")

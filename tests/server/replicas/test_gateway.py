@@ -152,7 +152,8 @@ async def test_a_draining_gateway_refuses_requests_and_can_end_open_ones():
             assert (await asked(url, request(path, method="GET"), "GET")).status == 503
         assert (await asked(url, request("/livez", method="GET"), "GET")).status == 200
         gateway.give_up()
-        assert (await connection.rest()).endswith(b'"code":"replica_lost"}}\n\ndata: [DONE]\n\n')
+        assert (await connection.rest()).endswith(b'"code":"engine_stopped"}}\n\ndata: [DONE]\n\n')
+        assert b'nvium_broken_streams_total{replica="front"} 0.0' in await gateway.metrics_page()
 
 
 async def test_metrics_skip_a_replica_that_hangs():
