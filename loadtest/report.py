@@ -13,7 +13,7 @@ K = TypeVar("K", int, str)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spread:
-    """Mean, percentiles and maximum, in seconds."""
+    """In seconds."""
 
     mean: float
     p50: float

@@ -35,7 +35,7 @@ for command in COMMANDS:
 
 
 def main() -> None:
-    """Run the command in `sys.argv`. This is the entry point of the package."""
+    """The entry point of the package."""
     open_missing_streams()
     command = "".join(sys.argv[1:2])
     if command in ("train", "retrofit", "evaluate"):

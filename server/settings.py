@@ -74,7 +74,7 @@ class Settings(BaseSettings, ServerOptions):  # type: ignore[misc] # frozen belo
 
     @property
     def engine(self) -> EngineConfig:
-        """Return the engine's settings. Raise `InvalidRequest` if they contradict each other."""
+        """Raise `InvalidRequest` if the engine's settings contradict each other."""
         return EngineConfig(**{field.name: getattr(self, field.name) for field in fields(EngineConfig)})
 
 

@@ -304,7 +304,6 @@ def thread_count(text: str) -> int | None:
 
 
 def require(condition: bool, field: str, message: str) -> None:
-    """Raise `InvalidRequest` for the field unless the condition holds."""
     if not condition:
         raise InvalidRequest(field, message)
 

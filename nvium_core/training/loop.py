@@ -122,7 +122,7 @@ class Run(ABC):
         return (warmup.alpha, 0.0) if warmup.active(self.progress) else (0.0, self.beta.beta)
 
     def accumulate(self, batches: Sequence[Batch], phase: Phase) -> dict[str, Tensor]:
-        """Accumulate gradients batch by batch, in all processes. Return this process's share of the metrics' means."""
+        """Accumulate gradients batch by batch. Return metrics whose sums over all processes are means over tokens."""
         counts = [batch.counted.sum().to(self.device, non_blocking=True) for batch in batches]
         num_counted = self.processes.total(torch.stack(counts).sum()).clamp_min(1)
         metrics: dict[str, Tensor] = {}

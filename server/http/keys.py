@@ -64,8 +64,6 @@ def parsed(place: str, text: str) -> ApiKey:
 
 
 class KeyRing:
-    """The configured keys."""
-
     def __init__(self, keys: Iterable[ApiKey] = ()) -> None:
         self._keys = list(keys)
 

@@ -15,9 +15,9 @@ LINGER_BYTES = 64 * 2**20
 
 
 class Lingering:
-    """Wraps a transport. `close` stops writing, then waits for the client to close, if `must_linger` returns True.
+    """A transport whose `close` stops writing and waits for the client to close, if `must_linger` returns True.
 
-    The protocol passes each piece of data that arrives afterwards to `discard`. A second `close` closes at once.
+    The protocol passes data that arrives while it waits to `discard`. A second `close` closes at once.
     """
 
     def __init__(self, transport: asyncio.Transport, must_linger: Callable[[], bool]) -> None:

@@ -245,8 +245,6 @@ class Usage(TypedDict):
 
 
 class PromptTokenIds(TypedDict, total=False):
-    """The prompt's tokens, if requested."""
-
     prompt_token_ids: list[int]
 
 

@@ -8,7 +8,7 @@ from nvium_core.engine.params import thread_count
 
 
 def use_processor(instructions: Instructions, threads: str) -> None:
-    """Apply both options. Raise `InvalidRequest` if this CPU lacks the instructions or `threads` is invalid."""
+    """Raise `InvalidRequest` if this CPU lacks the instructions or `threads` is invalid."""
     native.limit(instructions)
     use_threads(threads)
 

@@ -92,7 +92,7 @@ def truncate(weight_RV: Tensor, draws: Columns) -> Tensor:
 
 
 def first_beyond(weight_RX: Tensor, target_R1: Tensor) -> Tensor:
-    """Return the first index whose cumulative weight exceeds the target, else the last of nonzero weight, [R, 1]."""
+    """Return [R, 1]: the first index whose cumulative weight exceeds the target, else the last with a weight."""
     chunks_RCX = in_chunks(weight_RX)
     ends_RC = chunk_sums(weight_RX).cumsum(-1)
     chunk_R1 = first_above(ends_RC, target_R1)

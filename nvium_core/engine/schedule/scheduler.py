@@ -130,7 +130,7 @@ class Scheduler:
             assert len(sequence.pages) >= self.pool.num_pages_for(sequence.filled[0])
 
     def _admit(self) -> Iterator[Sequence]:
-        """Admit waiting sequences while seats and pages are free. Reserve pages for their tokens, and one more each."""
+        """Admit waiting sequences while seats and pages are free. Each needs pages for its tokens and a spare one."""
         promised = self._num_promised_pages()
         while self._seats and (sequence := self.waiting.first(self._is_held)):
             found = self.pool.find(sequence)

@@ -22,7 +22,7 @@ class Phase:
 
 
 class ObjectiveResult(NamedTuple):
-    """The mean loss over a batch's counted targets, and detached metrics. `mix_loss` is the mean −log π_mix."""
+    """The mean loss over a batch's counted targets, and detached metrics, with the mean −log π_mix as `mix_loss`."""
 
     loss: Tensor
     metrics: dict[str, Tensor]

@@ -76,7 +76,7 @@ def parsed_choice(text: str, choices: tuple[str, ...]) -> str:
 
 
 def parsed_number(text: str, kind: type[int] | type[float]) -> int | float:
-    """Parse a number. Integers may be written as 1e5."""
+    """Integers may be written as 1e5."""
     try:
         number = float(text)
     except ValueError as error:

@@ -4,9 +4,9 @@ There is one graph for a pass through all blocks. A pass through one block has t
 draw, which is skipped if no front row exits. Each is captured for several numbers of rows, with and without mixtures
 and changed logits, before the first request. A pass runs the smallest captured graph that includes what it needs.
 While the host waits for the tokens of a Step, the device already has the pass of the next one, which reads the tokens
-in device memory. For sequences that have ended, this pass is harmless: it writes only rows after their last rows, and
-such rows are always written before they are read. The layers of long runs are PyTorch's operators, and so are Steps
-with very many changed logits.
+in device memory. A pass for a sequence that has ended does no harm: it writes only beyond the sequence's last row, and
+whoever gets such a page writes the rows before reading them. The layers of long runs are PyTorch's operators, and so
+are Steps with very many changed logits.
 
 Shapes: R rows, with padding.
 """
@@ -102,9 +102,10 @@ class Graph(NamedTuple):
 
 
 class Flight(NamedTuple):
-    """A pass in flight: the buffers that receive its answers, its front rows, its blocks, its rows and their pages.
+    """A pass in flight.
 
-    `draw` is the graph that draws, if it is not part of the pass.
+    `buffers` receive its answers, and `rows` has the rows and pages of each sequence. `draw` is the graph that draws,
+    if it is not part of the pass.
     """
 
     buffers: HostBuffers

@@ -88,7 +88,7 @@ def is_identity(adapter: nn.Module) -> bool:
 
 
 def packed_bytes(model: Nvium, library: ctypes.CDLL) -> int:
-    """Return the bytes of `pack_weights`. Of a float32 matrix only one row is read, to see if bfloat16 is exact."""
+    """Estimate the bytes of `pack_weights`. Whether a float32 matrix fits bfloat16 is judged by its first row."""
     parts = (model.model.layers, model.exits, model.lm_head)  # without the embedding, which is not packed
     matrices = {weight for part in parts for weight in part.parameters() if weight.dim() == 2}
     return sum(num_bytes(library, packed_kind(weight[:1]), *weight.shape) for weight in matrices)
