@@ -11,6 +11,7 @@ from nvium_core.engine.events import Completion, Event, FailureEvent, PromptEven
 from nvium_core.engine.failures import EngineError
 from nvium_core.engine.params import ContextLengthExceeded, EngineConfig, SamplingParams, require
 from nvium_core.engine.sampling_defaults import sampling_defaults, with_defaults
+from nvium_core.engine.token_stream import EngineRequest
 from nvium_core.loading import LoadedModel, load_model
 from nvium_core.text.answer import AnswerText
 from nvium_core.text.chat_template import ChatTemplate
@@ -87,7 +88,7 @@ class _Request:
     """A prompt with its choices. `pieces` have not been streamed yet."""
 
     name: str
-    prompt: list[int]
+    sent: EngineRequest
     answers: list[_Answer]
     pieces: deque[Piece] = field(default_factory=deque)
     error: EngineError | None = None
@@ -157,8 +158,7 @@ class LLM:
         params, stops = self._params(**sampling)
         if params.num_choices > 1:
             raise ValueError("n and best_of must be 1 when streaming")
-        self.engine.limits.check(tokens, params)
-        return self._streamed([self._request(tokens, params, stops)], params)
+        return self._streamed([self._request(tokens, params, stops)])
 
     def _conversation(self, messages: Sequence[Any]) -> list[int]:
         are_messages = all(isinstance(message, dict) and message.get("role") in ROLES for message in messages)
@@ -183,7 +183,7 @@ class LLM:
     def _complete(self, prompts: Sequence[list[int]], **sampling: Any) -> Completions:
         params, stops = self._params(**sampling)
         requests = [self._request(prompt, params, stops) for prompt in prompts]
-        for _ in self._streamed(requests, params):
+        for _ in self._streamed(requests):
             pass
         ranked = Completions()
         for request in requests:
@@ -201,22 +201,23 @@ class LLM:
         return params, StopStrings(stops, include_stop_str_in_output)
 
     def _request(self, prompt: list[int], params: SamplingParams, stops: StopStrings) -> _Request:
+        self.engine.limits.check(prompt, params)
         self._num_requests += 1
         tokenizer = self.loaded.tokenizer.backend_tokenizer
         answers = [
             _Answer(AnswerText(Detokenizer(tokenizer, prompt), replace(stops), params.min_tokens))
             for _ in range(params.num_choices)
         ]
-        return _Request(f"llm-{self._num_requests}", prompt, answers)
+        return _Request(f"llm-{self._num_requests}", EngineRequest(prompt, params), answers)
 
-    def _streamed(self, requests: Sequence[_Request], params: SamplingParams) -> Generator[Piece, None, None]:
+    def _streamed(self, requests: Sequence[_Request]) -> Generator[Piece, None, None]:
         """Start the requests and run until they are complete. Cancel them if the caller stops.
 
         Pieces of other requests, whose streams are open too, wait until their streams are read.
         """
         try:
             for request in requests:
-                self.engine.add(request.name, request.prompt, params)
+                self.engine.add_checked(request.name, request.sent, tenant="")
                 self._running[request.name] = request
             while True:
                 for request in requests:

@@ -6,7 +6,6 @@ Not thread-safe: `EngineWorker` runs it on its own thread.
 import time
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Items
-from dataclasses import replace
 from itertools import count
 from operator import attrgetter
 
@@ -79,9 +78,7 @@ class Engine:
 
     def add_checked(self, request_id: str, request: EngineRequest, tenant: str) -> None:
         """Queue a request that `limits` has checked."""
-        params, default = request.params, self.config.sampling or self.model_config.default_sampling
-        if params.sampling is None and default != "exits":
-            params = replace(params, sampling=default)
+        params = request.params
         require(request_id not in self._recorder.requests, "request_id", f"{request_id!r} is already running")
         seed = random_seed() if params.seed is None else params.seed
         self._recorder.add(
@@ -97,6 +94,7 @@ class Engine:
                     stop_token_ids=self.limits.stops(params),
                     tenant=tenant,
                     cache_salt=request.cache_salt,
+                    default_sampling=self.config.sampling or self.model_config.default_sampling,
                 )
                 for choice in range(params.choice, params.choice + params.num_choices)
             ]

@@ -185,18 +185,14 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         return self.temperature == 0
 
-    @property
-    def kind(self) -> Kind:
-        if self.sampling == "original":
-            return Kind.ORIGINAL
-        if self.sampling == "mixture":
-            return Kind.MIXTURE
+    def kind(self, default: Sampling) -> Kind:
+        if (sampling := self.sampling or default) != "exits":
+            return Kind.ORIGINAL if sampling == "original" else Kind.MIXTURE
         return Kind.ARGMAX if self.is_greedy else Kind.EXITS
 
-    @property
-    def draw(self) -> Draw:
-        """How to sample. A mixture at temperature 0 is sampled with a top-k of 1."""
-        kind = self.kind
+    def draw(self, default: Sampling = "exits") -> Draw:
+        """How to sample; `default` replaces a `sampling` of None. A mixture at temperature 0 has a top-k of 1."""
+        kind = self.kind(default)
         is_greedy_mixture = kind is Kind.MIXTURE and self.is_greedy
         return Draw(
             kind=kind,

@@ -234,7 +234,7 @@ NUM_DRAWS = 200_000
 def test_200000_races_follow_the_distribution():
     logits_V = torch.tensor([0.3, -1.0, 2.0, -4.0, 0.0, 1.2, -0.3, 0.9], dtype=torch.float64)
     uniforms = [reference.uniform(5, 0, row, 0, b"token") for row in range(NUM_DRAWS)]
-    draws = columns([SamplingParams(sampling="original").draw] * NUM_DRAWS)
+    draws = columns([SamplingParams(sampling="original").draw()] * NUM_DRAWS)
     uniform_R = torch.tensor(uniforms, dtype=torch.float64)
     tokens_R = race(logits_V.expand(NUM_DRAWS, -1), draws, uniform_R, is_ranked=False)
     counts = Counter(tokens_R.tolist())

@@ -16,7 +16,7 @@ from functools import cached_property
 
 import numpy as np
 
-from nvium_core.choices import FinishReason
+from nvium_core.choices import FinishReason, Sampling
 from nvium_core.engine.constraint import ConstraintState
 from nvium_core.engine.params import DRAW, Kind, SamplingParams
 from nvium_core.engine.schedule.logit_changes import LogitChanges
@@ -43,6 +43,7 @@ class Sequence:
         stop_token_ids: frozenset[int] = frozenset(),
         tenant: str = "",
         cache_salt: str = "",
+        default_sampling: Sampling = "exits",
     ) -> None:
         self.request_id = request_id
         self.tenant = tenant
@@ -50,11 +51,12 @@ class Sequence:
         """Only sequences with the same salt share pages."""
         self.choice = choice
         self.params = params
-        is_certain = params.kind is Kind.ARGMAX and num_blocks == 1
-        self.draw = params.draw._replace(kind=Kind.ORIGINAL, temperature=0.0) if is_certain else params.draw
+        draw = params.draw(default_sampling)
+        is_certain = draw.kind is Kind.ARGMAX and num_blocks == 1
+        self.draw = draw._replace(kind=Kind.ORIGINAL, temperature=0.0) if is_certain else draw
         """How to sample. If the model has a single exit, the argmax needs no certificate."""
         self.draw_bytes = np.array([self.draw], DRAW).tobytes()
-        self.is_original = params.kind is Kind.ORIGINAL
+        self.is_original = draw.kind is Kind.ORIGINAL
         self.needs_scores = params.needs_scores
         self.seed = seed
         self.arrival = arrival

@@ -31,7 +31,7 @@ rows = st.tuples(logit_rows, wishes, st.floats(0, 1, exclude_max=True))
 
 
 def drawn(logits: torch.Tensor, params: list[SamplingParams], uniform: torch.Tensor) -> list[int]:
-    draws = [each.draw for each in params]
+    draws = [each.draw() for each in params]
     return draw(logits, columns(draws), uniform, is_ranked=any(each.is_ranked for each in draws)).tolist()
 
 

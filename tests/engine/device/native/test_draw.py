@@ -63,7 +63,7 @@ def test_random_numbers_equal_those_of_numpy(library, key, purpose):
 def test_draws_equal_those_of_pytorch(library, rows, way):
     logits, asked, uniform = zip(*rows, strict=True)
     logits_RV, params = torch.tensor(logits, dtype=torch.float64), [SamplingParams(**each) for each in asked]
-    draws = [replace(each, sampling=way).draw for each in params]
+    draws = [replace(each, sampling=way).draw() for each in params]
     pick = sampling.race if way == "original" else sampling.draw
     expected = pick(logits_RV, columns(draws), torch.tensor(uniform, dtype=torch.float64), is_ranked=True).tolist()
     for row, (token, other) in enumerate(zip(draw_tokens(library, logits_RV, draws, uniform), expected, strict=True)):
@@ -83,7 +83,7 @@ def test_truncation_of_a_large_vocabulary_keeps_what_a_full_sort_keeps(
     logits_RV = spread * torch.randn(3, vocab_size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     if are_many_equal:
         logits_RV = logits_RV.round(decimals=1)
-    logits_RV, draws = logits_RV.repeat(40, 1), [SamplingParams(**asked).draw] * 120
+    logits_RV, draws = logits_RV.repeat(40, 1), [SamplingParams(**asked).draw()] * 120
     evenly = [(number + 0.4637) / 120 for number in range(120)]
     uniform_R = torch.tensor(evenly, dtype=torch.float64)
     tokens = sampling.draw(logits_RV, columns(draws), uniform_R, is_ranked=True).tolist()
@@ -100,12 +100,12 @@ def is_at_an_edge(logits_V: torch.Tensor, params: SamplingParams, uniform: float
 def test_rows_with_nan_or_infinity_or_no_allowed_token_draw_none(library):
     logits_RV = torch.zeros(4, 40, dtype=torch.float64)
     logits_RV[0, 33], logits_RV[1, 33], logits_RV[2] = math.nan, math.inf, -math.inf
-    assert draw_tokens(library, logits_RV, [SamplingParams().draw] * 4, [0.5] * 4) == [*[NO_TOKEN] * 3, 20]
+    assert draw_tokens(library, logits_RV, [SamplingParams().draw()] * 4, [0.5] * 4) == [*[NO_TOKEN] * 3, 20]
 
 
 def test_the_largest_uniform_draws_the_last_possible_token(library):
     logits_RV = torch.tensor([[0.0, 0.0, 0.0, -math.inf]], dtype=torch.float64)
-    assert draw_tokens(library, logits_RV, [SamplingParams().draw], [1 - 2.0**-53]) == [2]
+    assert draw_tokens(library, logits_RV, [SamplingParams().draw()], [1 - 2.0**-53]) == [2]
 
 
 def test_top_k_keeps_the_first_of_equal_tokens_at_any_position(library):
@@ -113,5 +113,5 @@ def test_top_k_keeps_the_first_of_equal_tokens_at_any_position(library):
         logits_RV = torch.full((200, vocab_size), -9.0, dtype=torch.float64)
         logits_RV[:, 1] = 0.0
         logits_RV[:, 3] = logits_RV[:, -1] = -torch.linspace(0.1, 2, 200, dtype=torch.float64)
-        draws = [SamplingParams(top_k=2).draw] * 200
+        draws = [SamplingParams(top_k=2).draw()] * 200
         assert vocab_size - 1 not in draw_tokens(library, logits_RV, draws, [0.99] * 200)
