@@ -15,7 +15,7 @@ from operator import attrgetter
 from nvium_core.engine.params import Bounds, EngineConfig
 from nvium_core.engine.schedule.drafting import Drafting
 from nvium_core.engine.schedule.kv_cache import PagePool
-from nvium_core.engine.schedule.policies import SWEEP, WHOLE, Policy, policies_of
+from nvium_core.engine.schedule.policies import WHOLE, Policy, policies_of
 from nvium_core.engine.schedule.race import Race
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import NO_TOKEN, Rows, Run, Step
@@ -58,9 +58,7 @@ class Scheduler:
         self._num_steps = self._num_running = 0
         self._is_forced = False
         """Whether the last Step's policy was not chosen, because a running sequence disables early exits."""
-        passes = {policy: policy.passes(range(num_blocks)) for policy in (WHOLE, SWEEP)}
-        self._passes_of = {policy: {blocks.start: blocks for blocks in own} for policy, own in passes.items()}
-        self._policy, self._passes = WHOLE, self._passes_of[WHOLE]
+        self._policy, self._passes = WHOLE, dict[int, range]()
         """The last Step's policy, and its passes by their first block."""
         self._ahead: list[Rows] = []
         """`Step.ahead` of the last Step."""
@@ -80,8 +78,8 @@ class Scheduler:
             self._is_forced = not all(sequence.params.early_exits for sequence in self.running)
             policy = self.schedules.choose(self._num_running)
             self._policy = WHOLE if self._is_forced else policy
-            self._passes = self._passes_of[self._policy]
-            if step := self._step_of_rows(ahead) or self._step(self._turn(ready)):
+            self._passes = {blocks.start: blocks for blocks in self._policy.passes(range(self.num_blocks))}
+            if step := self._step_of_rows(ahead) or self._step(ready):
                 self._num_steps += 1
                 for run in step.runs:
                     run.sequence.last_step = self._num_steps
@@ -157,12 +155,12 @@ class Scheduler:
         leader = sequence.siblings[0]
         return leader is not sequence and self.prefills_for_others(leader)
 
-    def _turn(self, ready: list[Sequence]) -> list[Sequence]:
+    def _turn(self, ready: dict[Sequence, int]) -> list[Sequence]:
         """Return the sequences for the next Step: all with long runs, or all with short runs, by their last Step.
 
         The two kinds alternate, unless a sequence is overdue. Long runs that are not overdue are sorted by arrival.
         """
-        long = {sequence for sequence in ready if self._is_long(sequence)}
+        long = {sequence for sequence in ready if self._is_long(sequence, ready[sequence])}
         is_mixed = 0 < len(long) < len(ready)
         longest_waiting = min(ready, key=attrgetter("last_step"))
         is_due = longest_waiting in long if self._is_overdue(longest_waiting) else not self._long_ran
@@ -174,15 +172,14 @@ class Scheduler:
             turn.sort(key=lambda sequence: 0 if self._is_overdue(sequence) else 1 + sequence.arrival)
         return turn
 
-    def _is_long(self, sequence: Sequence) -> bool:
-        blocks = self._passes[self._ready_block(sequence)]
-        return sequence.pending_rows(blocks.start).stop - sequence.filled[blocks[-1]] > MAX_SHORT_RUN_ROWS
+    def _is_long(self, sequence: Sequence, block: int) -> bool:
+        blocks = self._passes[block]
+        return sequence.pending_rows(block).stop - sequence.filled[blocks[-1]] > MAX_SHORT_RUN_ROWS
 
-    def _step(self, turn: list[Sequence]) -> Step | None:
-        if len(self._passes) == 1:
-            return self._step_of(self._passes[0], turn)
-        ready = {sequence: self._ready_block(sequence) for sequence in turn}
-        block = self._choose(ready)
+    def _step(self, sequences: list[Sequence]) -> Step | None:
+        ready = {sequence: self._ready_block(sequence) for sequence in sequences}
+        turn = self._turn(ready)
+        block = self._choose({sequence: ready[sequence] for sequence in turn})
         here = [sequence for sequence in turn if ready[sequence] == block]
         is_lone = len(self.running) == 1 and not (self.waiting and self._seats)
         rows = here[0].pending_rows(block)
@@ -191,11 +188,8 @@ class Scheduler:
         return self._step_of(self._passes[block], here)
 
     def _ready_block(self, sequence: Sequence) -> int:
-        """Return the first block of the pass that the sequence waits for."""
-        if len(self._passes) == 1:
-            return 0
         is_leader = len(sequence.siblings) > 1 and self.prefills_for_others(sequence)
-        return sequence.deepest_pending_block if is_leader else sequence.ready_block
+        return self._policy.ready_block(sequence, is_leader)
 
     def _choose(self, ready: dict[Sequence, int]) -> int:
         """Return the deepest block for which enough sequences wait. If a sequence is overdue, return its block."""
@@ -237,7 +231,7 @@ class Scheduler:
 
     def _rows_ahead(self, step: Step) -> list[Rows]:
         """Schedule the Step after this one, if no outcome but an end can change it. Return its rows."""
-        if not self.launches_ahead or self._policy is not WHOLE:
+        if not (self.launches_ahead and self._policy.runs_ahead):
             return []
         if not self.drafts.is_off and any(sequence.is_original for sequence in self.running):
             return []
@@ -247,19 +241,18 @@ class Scheduler:
         long_ran = self._long_ran
         with assumed(step.runs, emitting):
             ready = [s for s in self.running if s.filled[-1] < s.num_rows and not s.awaits_constraint]
-            granted = self._granted(0, self._turn(ready), preempts=False) if ready else {}
+            granted = self._granted(0, self._turn(dict.fromkeys(ready, 0)), preempts=False) if ready else {}
             rows = [Rows(sequence, range(sequence.filled[-1], stop)) for sequence, stop in granted.items()]
         self._long_ran = long_ran
         return rows
 
     def _step_of_rows(self, ahead: list[Rows]) -> Step | None:
         """Return the Step of `Step.ahead`, without the sequences that have ended or lost their pages."""
-        is_open = self._policy is WHOLE
-        runs = [Run(sequence, rows.stop) for sequence, rows in ahead if is_open and self._is_pending(sequence, rows)]
-        if not runs:
+        runs = [Run(sequence, rows.stop) for sequence, rows in ahead if self._is_pending(sequence, rows)]
+        if not (runs and self._policy.runs_ahead):
             return None
-        self._long_ran = self._is_long(runs[0].sequence)
-        return Step(range(self.num_blocks), runs, WHOLE)
+        self._long_ran = self._is_long(runs[0].sequence, 0)
+        return Step(range(self.num_blocks), runs, self._policy)
 
     def _is_pending(self, sequence: Sequence, rows: range) -> bool:
         is_next = sequence.filled[-1] == rows.start and rows.stop <= sequence.num_rows

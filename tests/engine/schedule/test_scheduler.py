@@ -269,8 +269,9 @@ def test_with_short_runs_long_runs_get_at_most_a_chunk_in_every_other_step(workl
     num_without_short = 0
     for _ in range(60):
         step = next_step(scheduler)
-        long_runs = [run for run in step.runs if scheduler._is_long(run.sequence)]
-        some_are_short = any(not scheduler._is_long(sequence) for sequence in sequences)
+        long = {each for each in sequences if scheduler._is_long(each, scheduler._ready_block(each))}
+        long_runs = [run for run in step.runs if run.sequence in long]
+        some_are_short = len(long) < len(sequences)
         last = step.passes[0][-1]
         taken = sum(run.stop - run.sequence.filled[last] for run in long_runs)
         assert taken <= (scheduler.config.chunk_rows if some_are_short else 400)
