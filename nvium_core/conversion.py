@@ -90,7 +90,8 @@ def convert(
     place = check_target(Path(target))
     wanted = None if dtype == "auto" else getattr(torch, dtype)
     checkpoint = read_source(source, exits=exits)
-    has_tokenizer = check(checkpoint)
+    has_tokenizer = is_gguf(checkpoint.folder) or (checkpoint.folder / TOKENIZER_FILE).exists()
+    check(checkpoint, has_tokenizer=has_tokenizer)
     widest = reduce(torch.promote_types, (tensor.dtype for tensor in checkpoint.tensors.values()))
     precision = wanted or (checkpoint.dtype if is_gguf(source) else widest)
     with atomic_folder(place) as folder:
@@ -120,18 +121,15 @@ def check_target(target: Path) -> Path:
     return target.resolve()
 
 
-def check(checkpoint: Checkpoint) -> bool:
-    """Raise `CheckpointError` for wrong tensors or damaged files. Return whether the model has a tokenizer."""
+def check(checkpoint: Checkpoint, *, has_tokenizer: bool) -> None:
+    """Raise `CheckpointError` for wrong tensors or damaged files."""
     model = Nvium.empty(checkpoint.config)
     checkpoint.check_against(model)
-    files = companions(checkpoint.folder)
-    for file in files:
+    for file in companions(checkpoint.folder):
         if file.suffix == ".json" and not isinstance(parse_file(file, json.loads), dict):
             raise CheckpointError(f"{file}: not a JSON object")
-    has_tokenizer = is_gguf(checkpoint.folder) or checkpoint.folder / TOKENIZER_FILE in files
     if has_tokenizer:
         load_tokenizer(checkpoint.folder, model)
-    return has_tokenizer
 
 
 def companions(folder: Path) -> list[Path]:

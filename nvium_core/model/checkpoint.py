@@ -75,7 +75,7 @@ class Checkpoint:
     def numbers(self, name: str, dtype: torch.dtype) -> Tensor:
         """Return an ordinary tensor. Raise `CheckpointError` if it has NaN or infinite values."""
         tensor = self.tensors[name]
-        return (tensor.checked_numbers() if isinstance(tensor, StoredMatrix) else tensor).to(dtype)
+        return (tensor.finite_numbers() if isinstance(tensor, StoredMatrix) else tensor).to(dtype)
 
     def stored(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Return all tensors in a precision; the matrices stay as they are stored."""

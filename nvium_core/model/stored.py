@@ -93,7 +93,7 @@ class StoredMatrix(Tensor):
                 held = torch.from_numpy(gguf.dequantize(held.numpy(), self.kind)).view(self.shape)
         return held.to(self.dtype).contiguous()
 
-    def checked_numbers(self) -> Tensor:
+    def finite_numbers(self) -> Tensor:
         """Return the numbers. Raise `CheckpointError` if a matrix of a file has NaN or infinite values."""
         numbers = self.numbers()
         if self.place:
@@ -147,7 +147,7 @@ def materialise(model: nn.Module) -> None:
         for name, weight in list(module.named_parameters(recurse=False)):
             if isinstance(weight, StoredMatrix):
                 if id(weight) not in made:
-                    made[id(weight)] = nn.Parameter(weight.checked_numbers(), weight.requires_grad)
+                    made[id(weight)] = nn.Parameter(weight.finite_numbers(), weight.requires_grad)
                 module.register_parameter(name, made[id(weight)])
 
 

@@ -24,7 +24,7 @@ from nvium_core.training.recipes.recipe import Recipe
 
 
 @dataclass(kw_only=True, eq=False)
-class Run(ABC):
+class TrainingLoop(ABC):
     """A run in progress: model, optimisers, β and the current step.
 
     - `objective`: computes loss and metrics from a batch and a phase.

@@ -14,13 +14,13 @@ from rich.table import Column
 from rich.text import Text
 
 from nvium_core.training.loggers import Report
-from nvium_core.training.loop import Run
+from nvium_core.training.loop import TrainingLoop
 
 WIDE, BAR_WIDTH = 110, 20  # width from which a terminal shows a bar, and the bar's width
 LINE_SECONDS = 30  # interval between log lines when standard error is not a terminal
 
 
-def follow(run: Run, console: Console) -> None:
+def follow(run: TrainingLoop, console: Console) -> None:
     """Train to the end with a progress bar, or with occasional log lines if the console is not a terminal.
 
     If any of the run's processes received SIGINT or SIGTERM, write a checkpoint and raise `KeyboardInterrupt`.

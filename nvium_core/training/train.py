@@ -25,7 +25,7 @@ from nvium_core.training.errors import TrainingError
 from nvium_core.training.extension import imported
 from nvium_core.training.initial import built_model, with_initial_shape
 from nvium_core.training.loggers import Report, module_of
-from nvium_core.training.loop import Run
+from nvium_core.training.loop import TrainingLoop
 from nvium_core.training.objective.beta import BetaControl
 from nvium_core.training.objective.loss import nvium_objective
 from nvium_core.training.optimizer import optimizers
@@ -87,7 +87,7 @@ def show(run: "TrainingRun") -> None:
     console.print(run.tokens_summary(), highlight=False)
 
 
-class TrainingRun(Run):
+class TrainingRun(TrainingLoop):
     """A run of a recipe on a text."""
 
     def __init__(

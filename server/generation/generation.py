@@ -199,7 +199,7 @@ def start(
     enforced. If the request has no seed, each prompt gets a random seed, which its choices share.
     """
     engine_requests = [EngineRequest(prompt.token_ids, params, request.cache_salt or "") for prompt in prompts]
-    num_alternatives = checked_size(service, params, engine_requests)
+    num_alternatives = max_alternatives(service, params, engine_requests)
     text_of = partial(
         ChoiceText,
         service.tokenizer,
@@ -235,7 +235,7 @@ def choices_of(texts: Sequence[ChoiceText], record: RequestRecord, params: Sampl
     return choices
 
 
-def checked_size(service: Service, params: SamplingParams, requests: Sequence[EngineRequest]) -> int:
+def max_alternatives(service: Service, params: SamplingParams, requests: Sequence[EngineRequest]) -> int:
     """Return the maximum number of alternatives. Raise `InvalidRequest` if the requests exceed a limit together.
 
     `submit` checks each request.

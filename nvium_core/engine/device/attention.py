@@ -208,7 +208,7 @@ def agrees(cache: PagedCache, num_heads: int, kernel: RunAttention, rows: Items[
     In the first head, about half of the attention goes to the row's own key. In other heads, most goes to a few keys.
     The cache must be empty, and is so again.
     """
-    sequence = Sequence("checked", [0], SamplingParams(), seed=0, num_blocks=1, arrival=0)
+    sequence = Sequence("trial", [0], SamplingParams(), seed=0, num_blocks=1, arrival=0)
     sequence.pages = list(reversed(range(num_checked(cache) // cache.page_size)))
     runs = [Rows(sequence, each) for each in rows]
     slot_R = torch.from_numpy(cache.slots(runs)).to(cache.keys.device)

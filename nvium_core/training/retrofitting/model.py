@@ -21,7 +21,7 @@ INITIAL_BIAS = 2.0
 
 
 @dataclass(frozen=True)
-class Rows:
+class TeacherRows:
     """A batch's rows that count in the loss: normed hidden states of the early and last exits, and targets [R]."""
 
     early: list[Tensor]
@@ -69,7 +69,7 @@ class WithExits:
     def head(self) -> Tensor:
         return self.model.lm_head.weight
 
-    def rows(self, batch: Batch) -> Rows:
+    def rows(self, batch: Batch) -> TeacherRows:
         """Run the backbone and the exits' norms. Gradients reach only the early exits' norms."""
         counted_R = batch.counted.flatten()
         attend = batch.attention()
@@ -81,9 +81,9 @@ class WithExits:
         early = [
             exit_.norm(h_BTD.flatten(0, 1)[counted_R].float()) for exit_, h_BTD in zip(self.early, states, strict=False)
         ]
-        return Rows(early, last_RD, batch.targets.flatten()[counted_R])
+        return TeacherRows(early, last_RD, batch.targets.flatten()[counted_R])
 
-    def losses(self, rows: Rows) -> Losses:
+    def losses(self, rows: TeacherRows) -> Losses:
         """Compute the losses. The routers' input is detached, so the exits' norms get no gradients from routers."""
         teacher = teacher_of(rows.last_RD, self.head, rows.target_R)
         outputs = [exit_.adapter(x_RD) for exit_, x_RD in zip(self.early, rows.early, strict=True)]

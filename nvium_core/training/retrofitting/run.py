@@ -21,7 +21,7 @@ from nvium_core.training.data.tokens import differences
 from nvium_core.training.data.windows import Batch, Windows
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.initial import shape_of
-from nvium_core.training.loop import Run
+from nvium_core.training.loop import TrainingLoop
 from nvium_core.training.objective.beta import BetaControl, BetaSettings
 from nvium_core.training.objective.objective import ObjectiveResult, Phase
 from nvium_core.training.optimizer import OptimizerSettings, with_maximum_rates
@@ -49,7 +49,7 @@ INITIAL_BETA, MAX_BETA = 0.3, 10.0
 SAVE_SECONDS = 300
 
 
-class RetrofitRun(Run):
+class RetrofitRun(TrainingLoop):
     """The training of early exits. A window is a pass of its own."""
 
     def __init__(

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from nvium_core.model import mixture
 from nvium_core.training.data.windows import Windows
 from nvium_core.training.retrofitting.distillation import CHUNK_ROWS
-from nvium_core.training.retrofitting.model import Rows, WithExits, log_exit_probs
+from nvium_core.training.retrofitting.model import TeacherRows, WithExits, log_exit_probs
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def measured(model: WithExits, stream: Windows, context: int) -> Measured:
     )
 
 
-def _measure_rows(model: WithExits, rows: Rows) -> tuple[Tensor, ...]:
+def _measure_rows(model: WithExits, rows: TeacherRows) -> tuple[Tensor, ...]:
     log_p_RE = log_exit_probs(model.route(rows.early))
     outputs = [*(exit_.adapter(x) for exit_, x in zip(model.early, rows.early, strict=True)), rows.last_RD]
     chunks = zip(*(x.split(CHUNK_ROWS) for x in (log_p_RE, rows.target_R, *outputs)), strict=True)

@@ -196,7 +196,7 @@ class GraphsBackend(LayersBackend):
         return blocks.stop < self.num_blocks and not variant.mixes
 
     @classmethod
-    def checked(cls, model: Nvium, cache: PagedCache) -> LayersBackend:
+    def tried(cls, model: Nvium, cache: PagedCache) -> LayersBackend:
         """Return this backend with Triton's kernels, or `LayersBackend` if they cannot run here."""
         num_heads = model.config.num_attention_heads
         if cache.keys.dtype not in TRITON_TYPES:
@@ -216,7 +216,7 @@ class GraphsBackend(LayersBackend):
     @torch.inference_mode()
     def agrees(self) -> bool:
         """Whether a pass and that of the layers agree on one row. The cache must be empty, and is so again."""
-        sequence = Sequence("checked", [0], SamplingParams(), seed=0, num_blocks=self.num_blocks, arrival=0)
+        sequence = Sequence("trial", [0], SamplingParams(), seed=0, num_blocks=self.num_blocks, arrival=0)
         sequence.pages = [0]
         states_ND, found = self.cache.states_NSD[:, 0], list[tuple[Tensor, float, int]]()
         for backend in (self, LayersBackend(self.model, self.cache)):
