@@ -17,9 +17,7 @@ from nvium_core.engine.device.runner import Backend
 from nvium_core.engine.events import StepReport
 from nvium_core.engine.params import EngineConfig
 from nvium_core.engine.schedule.step import Emission, Outcome, Step, StepResult
-from server.app import create_app
-from server.http.config import uvicorn_config
-from server.http.drain import DrainingServer
+from server.app import create_app, serve
 from server.http.listener import listen
 from server.settings import Settings
 
@@ -70,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     engine.runner.backend, engine.scheduler.tokens_ahead = backend, 0
     with listen("127.0.0.1", args.port) as listener:
         print(f"instant,http://127.0.0.1:{args.port},{os.getpid()}", flush=True)
-        DrainingServer(uvicorn_config(app, settings, listener=listener), app.state.service).run([listener])
+        serve(app, listener)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The ASGI app for one model, and `run`, which serves it until SIGTERM or SIGINT."""
 
+import socket
 import sys
 import threading
 import time
@@ -20,7 +21,7 @@ from server.generation.service import Service
 from server.http.bodies import Bodies
 from server.http.config import STOP_SECONDS, uvicorn_config
 from server.http.cors import Cors
-from server.http.drain import DrainingServer
+from server.http.drain import Drainable, DrainingServer
 from server.http.keys import KeyGate, KeyRing, read_keys
 from server.http.listener import listen
 from server.http.middleware import AsGet, JsonBodies, LastResort, RequestContext
@@ -125,15 +126,26 @@ def run(settings: Settings) -> None:
     cannot be used. If the service fails, exit with code `FAILURE`, so that a supervisor restarts the process.
     """
     configure_logs(settings.log_level)
-    disable_created_metrics()
     keys = KeyRing(read_keys(settings))
     with listen(settings.host, settings.port) as listener:
         loading = Loading(settings)
         app = assemble(loading, keys_gate(keys, settings))
-        config = uvicorn_config(app, settings, listener=listener)
         if ignored := injected_variables():
             log.info("ignored variables that Kubernetes sets for a service", names=ignored)
-        DrainingServer(config, loading, partial(started, settings, loading.metrics)).run(sockets=[listener])
+        serve(app, listener, partial(started, settings, loading.metrics))
+
+
+def serve(
+    app: FastAPI,
+    listener: socket.socket,
+    load: Callable[[], Drainable] | None = None,
+    server: type[DrainingServer] = DrainingServer,
+    **options: Any,
+) -> None:
+    """Serve the app until SIGTERM or SIGINT. The result of `load` replaces its service. `options` are uvicorn's."""
+    service: Drainable = app.state.service
+    disable_created_metrics()
+    server(uvicorn_config(app, service.settings, **options), service, load).run([listener])
 
 
 def started(settings: Settings, metrics: Metrics) -> Service:

@@ -80,7 +80,6 @@ class Service(Drainable):
         """The thread of `/tokenize` and `/detokenize`, which may take seconds."""
         self._compiling_threads = DaemonThreadPool(NUM_COMPILING_THREADS, "nvium-compile")
         self._pools = self.text_threads, self.tokenizing_thread, self._compiling_threads
-        self.is_warm = False
         self._limited_at = 0.0
 
     def log_capacity(self) -> None:
@@ -118,7 +117,6 @@ class Service(Drainable):
         self.engine.warm_up()
         log.info("warm", seconds=round(time.monotonic() - started, 3), processor=self.engine.runner.processor)
         self.worker.start()
-        self.is_warm = True
 
     def tick(self) -> None:
         if time.monotonic() > self._limited_at + 1:
@@ -132,7 +130,7 @@ class Service(Drainable):
             raise Rejected("not_live", "the device thread or a worker thread makes no progress")
 
     async def check_ready(self) -> None:
-        if not (self.is_warm and self.worker.is_alive) or self.admission.is_leaving:
+        if not self.worker.is_alive or self.admission.is_leaving:
             raise Rejected("not_ready", "the server is starting or shutting down")
 
     @property

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from server.http.connection import Connection
 from server.http.connection_limit import connection_limit
-from server.http.listener import BACKLOG, Listener
+from server.http.listener import BACKLOG
 from server.http.unread import UnreadBytes
 from server.settings import Settings, SettingsError
 
@@ -30,7 +30,6 @@ def uvicorn_config(
     app: FastAPI,
     settings: Settings,
     *,
-    listener: Listener | None = None,
     descriptors_per_connection: int = 1,
     **more: Any,
 ) -> uvicorn.Config:
@@ -41,8 +40,6 @@ def uvicorn_config(
     limit = connection_limit(settings.max_connections, descriptors_per_connection)
     if limit.num_connections < settings.max_connections:
         log.warning("connections reduced to fit the limit of open files", allowed=limit.num_connections)
-    if listener:
-        more["port"] = listener.getsockname()[1]
     connection: Any = partial(
         Connection,
         arrival_seconds=settings.arrival_seconds,

@@ -127,8 +127,9 @@ class DrainingServer(uvicorn.Server):
 
     def announce(self) -> None:
         settings = self._service.settings
-        url = url_of(settings, self.config.port)
-        log.info("ready", host=self.config.host, port=self.config.port, url=url, playground=settings.playground)
+        port = self.servers[0].sockets[0].getsockname()[1]
+        url = url_of(settings, port)
+        log.info("ready", host=settings.host, port=port, url=url, playground=settings.playground)
 
     async def on_tick(self, counter: int) -> bool:
         if self._loading_error:

@@ -3,12 +3,11 @@
 import asyncio
 
 from fastapi import FastAPI
-from prometheus_client import Gauge, disable_created_metrics, generate_latest
+from prometheus_client import Gauge, generate_latest
 
-from server.app import bare_app, keys_gate, middleware
+from server.app import bare_app, keys_gate, middleware, serve
 from server.errors import Rejected
-from server.http.config import uvicorn_config
-from server.http.drain import Drainable, DrainingServer
+from server.http.drain import Drainable
 from server.http.keys import KeyRing, read_keys
 from server.http.listener import listen
 from server.replicas.fleet import Fleet
@@ -72,16 +71,14 @@ def run(settings: Settings) -> None:
     Raise `SettingsError` or `OSError` if the model, the settings or the address cannot be used.
     """
     configure_logs(settings.log_level)
-    disable_created_metrics()
     keys = KeyRing(read_keys(settings))
     with listen(settings.host, settings.port) as listener:
         metrics = Metrics(settings.latency_buckets)
         gateway = Gateway(Fleet(settings, metrics), settings, metrics)
         app = gateway_app(gateway, keys)
-        config = uvicorn_config(app, settings, listener=listener, descriptors_per_connection=DESCRIPTORS_PER_CLIENT)
 
         def started() -> Gateway:
             gateway.fleet.started.result()
             return gateway
 
-        DrainingServer(config, gateway, started).run(sockets=[listener])
+        serve(app, listener, started, descriptors_per_connection=DESCRIPTORS_PER_CLIENT)

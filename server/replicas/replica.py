@@ -11,15 +11,13 @@ import socket
 import sys
 from functools import partial
 
-from prometheus_client import disable_created_metrics
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.types import Receive, Scope, Send
 
 from nvium_core import NviumError
 from nvium_core.text.sandbox import die_with
-from server.app import assemble, started
-from server.http.config import uvicorn_config
+from server.app import assemble, serve, started
 from server.http.drain import DrainingServer
 from server.http.keys import set_key
 from server.http.listener import BACKLOG
@@ -62,15 +60,13 @@ def main() -> None:
     gc.disable()  # until the server is ready
     settings = Settings(**json.loads(options))
     configure_logs(settings.log_level)
-    disable_created_metrics()
     loading = Loading(settings)
     app = assemble(loading, Middleware(FromGateway))
     try:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(path)
             listener.listen(BACKLOG)
-            config = uvicorn_config(app, settings)
-            ReplicaServer(config, loading, partial(started, settings, loading.metrics)).run([listener])
+            serve(app, listener, partial(started, settings, loading.metrics), ReplicaServer)
     except (NviumError, OSError) as error:
         print(" ".join(str(error).split()))  # noqa: T201 (the gateway reads it)
         sys.exit(USER_ERROR)

@@ -69,7 +69,7 @@ def live_server(
     app = build(model, settings)
     prepare(app)
     listener = listen(settings.host, port=0)
-    config = uvicorn_config(app, settings, listener=listener)
+    config = uvicorn_config(app, settings)
     config.timeout_graceful_shutdown = 1
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=[[listener]])
