@@ -64,8 +64,7 @@ class EventStream(Response):
         self._send = send
         keeping_alive = asyncio.create_task(self._keep_alive())
         try:
-            if not await unless_disconnected(self._stream(), receive):
-                self._on_abort("disconnected")
+            await unless_disconnected(self._stream(), receive, self._on_abort)
         finally:
             keeping_alive.cancel()
             self._on_close()
@@ -129,12 +128,17 @@ async def disconnected(receive: Receive) -> None:
         pass
 
 
-async def unless_disconnected(work: Coroutine[Any, Any, T], receive: Receive) -> T | None:
-    """Return the result of the work. If the client disconnects first, cancel the work and return None."""
+async def unless_disconnected(
+    work: Coroutine[Any, Any, T], receive: Receive, on_abort: Callable[[str], None]
+) -> T | None:
+    """Return the result of the work. If the client disconnects first, cancel the work, report it and return None."""
     working, leaving = asyncio.create_task(work), asyncio.create_task(disconnected(receive))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        return working.result() if working.done() else None
+        if working.done():
+            return working.result()
+        on_abort("disconnected")
+        return None
     finally:
         working.cancel()
         leaving.cancel()

@@ -72,9 +72,7 @@ class Relay:
         try:
             body: bytes = (await receive())["body"]  # `Bodies` sends the whole body in one message
             exchange = Exchange(scope, send, body)
-            is_sent = await unless_disconnected(self._forward(exchange), receive)
-            if is_sent is None:
-                scope["state"]["record"].aborted("disconnected")
+            await unless_disconnected(self._forward(exchange), receive, scope["state"]["record"].aborted)
         finally:
             self.admission.leave()
 

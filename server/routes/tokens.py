@@ -37,12 +37,10 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
 async def computed(request: Request, compute: Callable[[], Response]) -> Response:
     """Compute a response on the tokenizing thread. A client that hangs up before its turn costs no time."""
     service: Service = request.app.state.service
+    aborted = request.state.record.aborted
     async with service.within_deadline(time.monotonic()):
-        response = await unless_disconnected(service.tokenizing_thread.run(compute), request.receive)
-    if response is None:
-        request.state.record.aborted("disconnected")
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
-    return response
+        response = await unless_disconnected(service.tokenizing_thread.run(compute), request.receive, aborted)
+    return response or Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
 def tokens(service: Service, body: TokenizeRequest) -> Tokens:

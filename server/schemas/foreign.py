@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from server.schemas.body import Hint, NeutralOnly
+from server.schemas.body import Hint, NeutralOnly, RequestBody
 
 
 def refused(why: str, *neutral: Any) -> NeutralOnly:
@@ -87,9 +87,10 @@ INSTEAD = {
 """Fields of chats that have another name in `/v1/responses`."""
 
 
-def check_foreign(unknown: Mapping[str, Any]) -> None:
-    """Raise `InvalidField` for an unsupported field that would change the output."""
-    for name, value in unknown.items():
+def check_unsupported(body: RequestBody) -> None:
+    """Raise `InvalidField` for an unsupported field, ours or of another server, that would have an effect."""
+    body.check_neutral()
+    for name, value in (body.model_extra or {}).items():
         if name in FOREIGN or (name.startswith("guided_") and name != "guided_decoding_backend"):
             FOREIGN.get(name, STRUCTURED).check(name, value)
 

@@ -11,11 +11,14 @@ from pydantic import AfterValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from nvium_core import Constraint, InvalidRequest, SamplingParams
+from nvium_core import Constraint, FinishReason, InvalidRequest, Sampling, SamplingParams
 from server.errors import OUT_OF_RANGE
 from server.schemas.body import AtMost, NeutralOnly, RequestBody, ResponseBody, Text, described, require
-from server.schemas.foreign import check_foreign
+from server.schemas.foreign import check_unsupported
 from server.schemas.formats import OutputFormat, ResponseFormat, StructuredOutputs
+
+AnswerEnd = Literal[FinishReason, "tool_calls"]
+"""The `finish_reason` of an answer. Only a chat can end with `tool_calls`."""
 
 NO_LIMIT = -1
 """The value of `max_tokens` and `top_k` that means no limit."""
@@ -61,7 +64,7 @@ class NviumOptions(RequestBody):
 
     model_config = ConfigDict(extra="forbid")
 
-    sampling: Literal["exits", "mixture", "original"] | None = None
+    sampling: Sampling | None = None
     """`exits`: sample from the exit that the routers choose. `mixture`: from the mixture of all exits. `original`: from
     the last exit. Default: `--sampling`, or the model's own."""
     early_exits: bool = True
@@ -188,8 +191,7 @@ class GenerationRequest(AnswerRequest):
 
     def check(self, limits: RequestLimits) -> None:
         """Raise `InvalidField` if a field is out of range or not supported."""
-        self.check_neutral()
-        check_foreign(self.model_extra or {})
+        check_unsupported(self)
         is_few = 1 <= self.n <= limits.max_n
         require(is_few, "n", f"must be between 1 and {limits.max_n}, got {self.n}", code=OUT_OF_RANGE)
         is_few = len(self.stops) <= MAX_STOP_STRINGS
@@ -252,7 +254,7 @@ class GeneratedChoice(TypedDict):
     """A choice in a response or a chunk."""
 
     index: int
-    finish_reason: Literal["stop", "length", "tool_calls"] | None
+    finish_reason: AnswerEnd | None
     stop_reason: NotRequired[int | str | None]
     token_ids: NotRequired[list[int]]
     nvium: NotRequired[TokenExits]

@@ -11,7 +11,7 @@ from nvium_core.errors import plain
 from server.errors import InvalidField, code_of
 from server.schemas.body import TOO_MANY, AtMost, Hint, NeutralOnly, RequestBody, Text, described, require
 from server.schemas.chat import ChatRequest
-from server.schemas.foreign import check_elsewhere, check_foreign
+from server.schemas.foreign import check_elsewhere, check_unsupported
 from server.schemas.generation import AnswerRequest, ExitSummary, Metadata, TokenExits
 from server.schemas.messages import MAX_MESSAGES, MAX_PARTS
 from server.schemas.response_items import MORE_TOOLS, Json, add_item
@@ -195,8 +195,7 @@ class ResponseRequest(AnswerRequest):
 
     def as_chat(self, earlier: Sequence[Json]) -> ChatRequest:
         """Convert to a chat request that starts with the `earlier` messages. Raise `InvalidField` if that fails."""
-        self.check_neutral()
-        check_foreign(self.model_extra or {})
+        check_unsupported(self)
         check_elsewhere(self.model_extra or {}, ChatRequest, "/v1/chat/completions")
         included = self.include if isinstance(self.include, list) else []
         require(LOGPROBS not in included, "include", f"{LOGPROBS} is not supported; use `/v1/chat/completions`")

@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from server.schemas.body import AtMost, RequestBody, ResponseBody, Text, require
-from server.schemas.foreign import check_foreign
+from server.schemas.foreign import check_unsupported
 from server.schemas.json_text import MAX_VALUES
 from server.schemas.messages import Messages
 from server.schemas.template import TemplateOptions
@@ -25,8 +25,7 @@ class TokenizeRequest(TemplateOptions):
 
     def check(self) -> None:
         """Raise `InvalidField` if fields contradict each other."""
-        self.check_neutral()
-        check_foreign(self.model_extra or {})
+        check_unsupported(self)
         require((self.prompt is None) != (self.messages is None), "prompt", "give exactly one of prompt and messages")
         require(self.messages is not None or not self.tools, "tools", "only allowed with messages")
         given = self.continue_final_message or self.chat_template_kwargs or self.add_generation_prompt

@@ -11,10 +11,11 @@ from prometheus_client.registry import Collector
 from nvium_core import EngineWorker
 from nvium_core.text.sandbox import HELPERS
 from server.errors import REJECTIONS
+from server.schemas.generation import AnswerEnd
 from server.telemetry.sink import sink
 from server.telemetry.steps import StepMetrics, TallyMetric
 
-EndReason = Literal["stop", "length", "tool_calls", "abort"]
+EndReason = Literal[AnswerEnd, "abort"]
 """Why a choice ended. `abort` means that the request ended before the choice."""
 
 Outcome = Literal["completed", "invalid", "rejected", "cancelled", "failed"]

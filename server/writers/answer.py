@@ -63,9 +63,9 @@ async def answer(request: Request, body: GenerationRequest | ResponseRequest, wr
 
 async def respond(request: Request, writer: Writer[Any], headers: dict[str, str], service: Service) -> Response:
     try:
-        deltas = await unless_disconnected(writer.generation.collect(), request.receive)
+        aborted = request.state.record.aborted
+        deltas = await unless_disconnected(writer.generation.collect(), request.receive, aborted)
         if deltas is None:
-            request.state.record.aborted("disconnected")
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         num_values = sum(len(delta.tokens) + len(delta.prompt_scores) for delta in deltas)
         is_long = num_values + writer.generation.num_alternatives > MAX_INLINE_VALUES

@@ -1,16 +1,13 @@
 """Splits a generated answer into reasoning, content and tool calls, incrementally."""
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from nvium_core import FinishReason
 from nvium_core.text.tool_calls import CallPiece, ToolCallReader
 from server.generation.choice_text import Delta
 from server.generation.generation import Choice
 from server.generation.service import Service
 from server.schemas.chat import ChatRequest
-
-AnswerEnd = FinishReason | Literal["tool_calls"]
-"""The `finish_reason` of a chat."""
+from server.schemas.generation import AnswerEnd
 
 
 class AnswerPart(NamedTuple):

@@ -20,8 +20,8 @@ from server.schemas.chat import (
     ChatRequest,
     MadeToolCall,
 )
-from server.schemas.generation import PromptTokenIds
-from server.writers.answer_reader import AnswerEnd, AnswerReader
+from server.schemas.generation import AnswerEnd, PromptTokenIds
+from server.writers.answer_reader import AnswerReader
 from server.writers.logprobs import chat_logprobs
 from server.writers.writer import ChunkWriter
 

@@ -11,8 +11,9 @@ from server.generation.choice_text import Delta
 from server.generation.generation import Generation
 from server.generation.service import Service
 from server.schemas.chat import ChatRequest
+from server.schemas.generation import AnswerEnd
 from server.schemas.responses import OutputItem, OutputPart, Response, ResponseEvent, ResponseRequest, ResponseUsage
-from server.writers.answer_reader import AnswerEnd, AnswerReader
+from server.writers.answer_reader import AnswerReader
 from server.writers.writer import Writer
 
 TextKind = Literal["message", "reasoning"]
