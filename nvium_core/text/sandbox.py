@@ -33,10 +33,9 @@ MAX_FORKED_BYTES = 2 << 30
 """Maximum memory of all forks together, without what each shares with its parent."""
 
 PROGRAM = (
-    "import sys, json; sys.path[:] = json.loads(sys.argv.pop()); sys.argv[0] = 'nvium'; "
-    "from nvium_core.text.sandbox import main; main()"
+    "import sys, json; sys.path[:] = json.loads(sys.argv.pop()); sys.argv[0] = 'nvium'; from {} import main; main()"
 )
-"""Code that runs a helper. With `nvium` as `argv[0]`, importing `nvium_core` does not import PyTorch."""
+"""Code that runs a module's `main` with our import path. The `argv[0]` keeps `nvium_core` from importing PyTorch."""
 
 PR_SET_PDEATHSIG = 1
 
@@ -73,7 +72,7 @@ class Helper:
         ours, theirs = socket.socketpair()
         with theirs:
             arguments = [function, str(theirs.fileno()), str(os.getpid()), json.dumps(sys.path)]
-            process = HELPERS.popen([sys.executable, "-I", "-c", PROGRAM, *arguments], theirs.fileno())
+            process = HELPERS.popen([sys.executable, "-I", "-c", PROGRAM.format(__name__), *arguments], theirs.fileno())
         helper = cls(with_timeout(ours), pid=process.pid)
         finalize(helper, end, process, os.getpid())
         return helper

@@ -54,7 +54,7 @@ class ConnectionLimit:
 
 
 def connection_limit(max_connections: int, descriptors_per_connection: int = 1) -> ConnectionLimit:
-    """Raise the limit of open files. Return `max_connections`, or fewer to fit it. Raise `SettingsError` for none."""
+    """Raise the limit of open files. Return `max_connections`, or as many as fit. Raise `SettingsError` if none do."""
     max_files, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):  # some systems refuse even the hard limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

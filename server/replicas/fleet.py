@@ -16,6 +16,7 @@ import aiohttp
 import structlog
 import torch
 
+from nvium_core.text.sandbox import PROGRAM
 from server.errors import Rejected
 from server.http.config import STOP_SECONDS
 from server.replicas.replica import READY, USER_ERROR
@@ -38,12 +39,6 @@ RETRY_SECONDS = 5
 
 STABLE_SECONDS, MAX_PAUSE_SECONDS = 60, 30
 """If a replica ends earlier, it is started again after a pause, which doubles each time."""
-
-PROGRAM = (
-    "import sys, json; sys.path[:] = json.loads(sys.argv.pop()); sys.argv[0] = 'nvium'; "
-    "from server.replicas.replica import main; main()"
-)
-"""Code that runs a replica, with the gateway's import path."""
 
 log = structlog.get_logger("nvium.server")
 
@@ -76,7 +71,7 @@ class Replica:
         """Run a process until it ends, and return the reason. If cancelled, stop the process."""
         self.path.unlink(missing_ok=True)
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-c", PROGRAM),
+            *(sys.executable, "-P", "-c", PROGRAM.format("server.replicas.replica")),
             *(str(self.path), str(os.getpid()), self._options, json.dumps(sys.path)),
             env=self._environment,
             stdin=asyncio.subprocess.DEVNULL,
@@ -151,7 +146,7 @@ class Fleet:
 
     @property
     def has_failed(self) -> bool:
-        """Return whether the replicas have started, and are no longer kept running, although the server runs."""
+        """Whether a bug has ended the task that keeps the replicas running, after all had started."""
         has_ended = self._keeping.done() and not self._keeping.cancelled()
         return has_ended and self.started.done() and not self.started.exception()
 

@@ -18,9 +18,9 @@ def corpus_files(path: Path) -> list[Path]:
     """
     files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
     for file in files:
-        if found := UNSUPPORTED.intersection(file.suffixes):
+        if (suffix := Path(file.name.removesuffix(".xz")).suffix) in UNSUPPORTED:
             hint = f"convert it to .txt, plain or .xz, with a line {END_OF_TEXT} between documents"
-            raise DataError(f"{file}: {min(found)} files are not supported; {hint}")
+            raise DataError(f"{file}: {suffix} files are not supported; {hint}")
     texts = [each for each in files if each.name.endswith(SUFFIXES)] if path.is_dir() else files
     if not texts:
         raise DataError(f"{path}: no {' or '.join(SUFFIXES)} files")

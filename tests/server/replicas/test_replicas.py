@@ -144,6 +144,7 @@ def test_replicas_end_with_a_gateway_that_is_killed(model_folder, tmp_path):
         [replica] = replicas_of(server.process.pid)
         server.process.kill()
         wait_until(lambda: not is_running(replica))
+        assert not is_running(replica)
 
 
 def refusal(*options: str) -> str:
