@@ -1,4 +1,4 @@
-"""Measure time and peak memory of the exits' training losses, computed from whole logits and in chunks.
+"""Measure time and peak memory of the exits' training losses, computed from whole logits and in parts.
 
 Each measurement runs in its own process, so that the peaks are independent.
 """
@@ -20,19 +20,18 @@ from nvium_core.bench.figures import Figures, write_json
 from nvium_core.bench.harness import ratio
 from nvium_core.bench.shapes import shape_config
 from nvium_core.model.nvium import token_nll
-from nvium_core.training.objective.cross_entropy import chunked_head_nll, min_chunked_rows
+from nvium_core.training.objective.cross_entropy import min_split_rows, split_head_nll
 
-WHOLE, CHUNKED = "whole", "chunked"
-
+WHOLE, PARTS = "whole", "parts"
 
 METHODS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     WHOLE: lambda output_XD, head_VD, target_X: token_nll(F.linear(output_XD, head_VD), target_X),
-    CHUNKED: chunked_head_nll,
+    PARTS: split_head_nll,
 }
 
 
 def measure(shape: str, tokens: int, repeats: int, device: str) -> Figures:
-    """Return medians, and the median ratios of chunks to whole logits."""
+    """Return medians, and the median ratios of parts to whole logits."""
     config, threads = shape_config(shape), torch.get_num_threads()
     sizes = (config.num_exits, tokens, config.hidden_size, config.vocab_size)
     turns: dict[str, list[Figures]] = {method: [] for method in METHODS}
@@ -47,9 +46,9 @@ def measure(shape: str, tokens: int, repeats: int, device: str) -> Figures:
     return {
         "shape": shape,
         "tokens": tokens,
-        "chunked_from_tokens": min_chunked_rows(config.vocab_size),
+        "parts_from_tokens": min_split_rows(config.vocab_size),
         **{name: {method: median(values) for method, values in by_method.items()} for name, by_method in found.items()},
-        **{f"{name}_ratio": ratio(name, of[CHUNKED], of[WHOLE])[name] for name, of in found.items()},
+        **{f"{name}_ratio": ratio(name, of[PARTS], of[WHOLE])[name] for name, of in found.items()},
     }
 
 

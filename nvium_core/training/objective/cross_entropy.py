@@ -1,36 +1,46 @@
-"""−log softmax of a linear head at the targets, in chunks of rows if there are many logits.
+"""−log softmax of a linear head at the targets, in parts if there are many logits.
 
-The forward pass computes the logits of a chunk of rows at a time and discards them. The backward pass computes them
-again. This saves memory. On a GPU, chunks are used only if memory is short. PyTorch's chunked
-`linear_cross_entropy` is unsuitable: it computes gradients in the forward pass, before the weights of the exits in the
-mixture are known.
+The forward pass computes a part of the logits at a time and discards them. The backward pass computes them again. This
+saves memory. On a CPU, a part is a block of words, which stays in the cache. On a GPU, a part is a chunk of rows, and
+there are several only if memory is short. PyTorch's chunked `linear_cross_entropy` is unsuitable: it computes gradients
+in the forward pass, before the weights of the exits in the mixture are known.
 
-Shapes: R rows, C rows of a chunk, D width, V vocabulary, X any.
+Shapes: R rows, C rows of a chunk, D width, V vocabulary, W words of a block, X any.
 """
 
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from nvium_core.model.nvium import token_nll
 
 CHUNK_ROWS = 512
-MAX_LOGITS = 2**26  # if there are more logits, they are computed in chunks
+BLOCK_WORDS = 512
+MAX_EXPONENT = 80  # its exponential is finite in float32
+MAX_LOGITS = 2**26  # if there are more logits, they are computed in parts
 BYTES_PER_LOGIT = 64  # of a GPU's free memory: eight exits' logits in bfloat16 and float32, with some to spare
 CHUNKS = 8  # into which a GPU's logits are split at least
 
 
 def head_nll(output_XD: Tensor, head_VD: Tensor, target_X: Tensor) -> Tensor:
     """Return −log softmax(output · headᵀ) at the targets, [X], in float32 or better."""
-    if target_X.numel() < min_chunked_rows(len(head_VD), head_VD.device.type):
+    if target_X.numel() < min_split_rows(len(head_VD), head_VD.device.type):
         return token_nll(F.linear(output_XD, head_VD), target_X)
-    return chunked_head_nll(output_XD, head_VD, target_X)
+    return split_head_nll(output_XD, head_VD, target_X)
 
 
-def min_chunked_rows(vocab_size: int, device_type: str = "cpu") -> int:
+def split_head_nll(output_XD: Tensor, head_VD: Tensor, target_X: Tensor) -> Tensor:
+    """Compute `head_nll` in parts, even if there are few logits."""
+    compute = block_head_nll if output_XD.device.type == "cpu" else chunked_head_nll
+    return compute(output_XD, head_VD, target_X)
+
+
+def min_split_rows(vocab_size: int, device_type: str = "cpu") -> int:
     return max_logits(device_type) // vocab_size + 1
 
 
@@ -51,7 +61,7 @@ def chunk_rows(head_VD: Tensor) -> int:
 
 
 def chunked_head_nll(output_XD: Tensor, head_VD: Tensor, target_X: Tensor) -> Tensor:
-    """Compute `head_nll` in chunks, even if there are few logits."""
+    """Compute `head_nll` in chunks of rows."""
     parts = (x.split(chunk_rows(head_VD)) for x in (output_XD.flatten(0, -2), target_X.flatten()))
     nll = [
         checkpoint(chunk_nll, output_CD, head_VD, target_C, use_reentrant=False, preserve_rng_state=False)
@@ -66,3 +76,47 @@ def chunk_nll(output_CD: Tensor, head_VD: Tensor, target_C: Tensor) -> Tensor:
         # Autocast would share one cast of the head, and add the chunks' gradients in bfloat16.
         head_VD = head_VD.to(torch.get_autocast_dtype(device_type))
     return token_nll(F.linear(output_CD, head_VD), target_C)
+
+
+@torch.compiler.disable
+def block_head_nll(output_XD: Tensor, head_VD: Tensor, target_X: Tensor) -> Tensor:
+    """Compute `head_nll` in blocks of words. The compiler would take minutes for the many blocks."""
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else output_XD.dtype
+    nll_R: Tensor = BlockNll.apply(output_XD.flatten(0, -2).to(dtype), head_VD.to(dtype), target_X.flatten())
+    return nll_R.view(target_X.shape)
+
+
+class BlockNll(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, output_RD: Tensor, head_VD: Tensor, target_R: Tensor) -> Tensor:
+        precise = torch.promote_types(output_RD.dtype, torch.float32)
+        blocks = head_VD.split(BLOCK_WORDS)
+        shift_R1 = output_RD.new_zeros(len(output_RD), 1)
+        if output_RD.norm(dim=1).max() * head_VD.norm(dim=1).max() > MAX_EXPONENT:
+            shift_R1 = torch.stack([F.linear(output_RD, block_WD).amax(1, keepdim=True) for block_WD in blocks]).amax(0)
+        sum_R = torch.zeros_like(target_R, dtype=precise)
+        for block_WD in blocks:
+            sum_R += F.linear(output_RD, block_WD).sub_(shift_R1).exp_().sum(1, dtype=precise)
+        log_sum_R = shift_R1.squeeze(1) + sum_R.log()
+        ctx.save_for_backward(output_RD, head_VD, target_R, log_sum_R)
+        return log_sum_R - (output_RD.to(precise) * head_VD[target_R]).sum(1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_R: Tensor) -> tuple[Tensor, Tensor, None]:
+        output_RD, head_VD, target_R, log_sum_R = ctx.saved_tensors
+        dtype, gradient_R1 = output_RD.dtype, gradient_R[:, None]
+        # In two more columns, the product subtracts the logarithm of the sum before it is rounded.
+        high_R1 = log_sum_R[:, None].to(dtype)
+        low_R1 = (log_sum_R[:, None] - high_R1).to(dtype)
+        shifted = torch.cat([output_RD, -high_R1, -low_R1], 1)
+        head_VS = torch.cat([head_VD, head_VD.new_ones(len(head_VD), 2)], 1)
+        weighted_RD = (output_RD * gradient_R1).to(dtype)
+        mean_RD, gradients = torch.zeros_like(output_RD, dtype=gradient_R.dtype), []
+        for block_WD, block_WS in zip(head_VD.split(BLOCK_WORDS), head_VS.split(BLOCK_WORDS), strict=True):
+            probs_RW = F.linear(shifted, block_WS).exp_()
+            mean_RD += probs_RW @ block_WD
+            gradients.append(probs_RW.T @ weighted_RD)
+        gradient_VD = torch.cat(gradients).to(gradient_R.dtype)
+        gradient_VD.index_add_(0, target_R, -weighted_RD.to(gradient_R.dtype))
+        return (mean_RD - head_VD[target_R]) * gradient_R1, gradient_VD, None
