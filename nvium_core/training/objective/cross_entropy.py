@@ -78,7 +78,7 @@ def chunk_nll(output_CD: Tensor, head_VD: Tensor, target_C: Tensor) -> Tensor:
     return token_nll(F.linear(output_CD, head_VD), target_C)
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # PyTorch has no types for it
 def block_head_nll(output_XD: Tensor, head_VD: Tensor, target_X: Tensor) -> Tensor:
     """Compute `head_nll` in blocks of words. The compiler would take minutes for the many blocks."""
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else output_XD.dtype
