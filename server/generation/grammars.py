@@ -51,7 +51,7 @@ class Grammar(ABC):
 
 @dataclass
 class JsonSchema(Grammar):
-    """JSON that a schema describes. `json_schema.py` lists the differences from the standard."""
+    """JSON that a schema describes. `json_schema.py` and `keywords.py` list the differences from the standard."""
 
     schema: Schema
     is_strict: bool = False

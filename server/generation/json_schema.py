@@ -3,8 +3,6 @@
 - By default, objects that declare `properties` are closed: they allow no other properties. In JSON Schema they are
   open, and a model would invent properties up to its length limit. Schemas merged by `$ref` and `allOf` are closed
   as one object.
-- A `format` that llguidance cannot check is not enforced.
-- `uniqueItems` is not enforced.
 - If a property has a different constant in each alternative of `oneOf`, that property is required.
 - If a closed schema has alternatives, each alternative forbids the properties that only other alternatives declare.
 
@@ -17,11 +15,6 @@ from typing import Any
 
 Schema = Mapping[str, Any]
 Names = dict[str, None]
-
-FORMATS = frozenset(
-    ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid")
-)
-"""Formats that llguidance checks."""
 
 OPEN_SUFFIX = "-merged"
 """Suffix for the name of a definition's open copy. Schemas that merge the definition refer to the open copy."""
@@ -84,7 +77,7 @@ class Preparation:
         if only := only_member(node):
             return self._prepare(only, is_merged=is_merged)
         merges = is_merged or "allOf" in node or ("$ref" in node and "properties" in node)
-        ready = {key: self._part(node, key, value, merges) for key, value in node.items() if is_kept(key, value)}
+        ready = {key: self._part(node, key, value, merges) for key, value in node.items() if key not in DEFINITIONS}
         if "anyOf" not in ready and (tag := self._tag(listed(node, "oneOf"))):
             ready["anyOf"] = [with_required(tag, alternative) for alternative in ready.pop("oneOf")]
         return ready if is_merged else self._closed(node, ready)
@@ -223,11 +216,6 @@ def listed(node: Schema, key: str) -> list[Any]:
 
 def branches(node: Schema) -> list[Any]:
     return [*listed(node, "anyOf"), *listed(node, "oneOf")]
-
-
-def is_kept(key: str, value: Any) -> bool:
-    is_annotation = key == "format" and isinstance(value, str) and value not in FORMATS
-    return not is_annotation and key not in ("uniqueItems", *DEFINITIONS)
 
 
 def with_required(name: str, node: Any) -> Any:

@@ -1,4 +1,7 @@
-"""Finds the keywords in a JSON schema that llguidance cannot enforce. Independent of tokens, engines and HTTP."""
+"""Finds the keywords in a JSON schema that are not enforced: llguidance cannot, or they constrain nothing.
+
+`uniqueItems`, and a `format` that llguidance cannot check, are never enforced. Independent of tokens, engines and HTTP.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +16,11 @@ MAX_BOUND = 2**63 - 1
 MAX_COUNT = 10**9
 """Larger maximum counts are ignored, because no answer is long enough to reach them."""
 
+FORMATS = frozenset(
+    ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid")
+)
+"""Formats that llguidance checks. Other formats are annotations."""
+
 UNSUPPORTED = (
     *("not", "if", "then", "else", "propertyNames", "dependencies", "dependentRequired", "dependentSchemas"),
     *("contains", "minContains", "maxContains", "unevaluatedItems", "unevaluatedProperties"),
@@ -21,12 +29,11 @@ UNSUPPORTED = (
 """Keywords that llguidance does not support."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "not": (False,),
+    **dict.fromkeys(("not", "uniqueItems"), (False,)),
     **dict.fromkeys(("unevaluatedItems", "unevaluatedProperties"), (True, {})),
     **dict.fromkeys(("dependencies", "dependentRequired", "dependentSchemas"), ({},)),
 }
 """Values of unsupported keywords that constrain nothing."""
-
 
 PARTNERS = {
     "if": ("then", "else"),
@@ -41,7 +48,7 @@ def enforceable(schema: Schema, *, drops: bool) -> tuple[dict[str, Any], list[st
 
     With `drops`, remove also the keywords that llguidance cannot enforce, and include their paths.
     """
-    ignored: list[str] = []
+    ignored = list[str]()
     return enforced(schema, "", ignored, drops=drops), ignored
 
 
@@ -53,7 +60,7 @@ def enforced(node: Any, place: str, ignored: list[str], *, drops: bool) -> Any:
     for key, value in node.items():
         if not constrains(key, value) or node.keys().isdisjoint(PARTNERS.get(key, (key,))):
             continue
-        if (key == "uniqueItems" and value is True) or (drops and is_unenforceable(key, value)):
+        if key == "uniqueItems" or (drops and is_unenforceable(key, value)):
             ignored.append(place + key)
         elif key in COUNTS and isinstance(value, float) and value.is_integer():
             kept[key] = int(value)
@@ -68,6 +75,8 @@ def constrains(key: str, value: Any) -> bool:
         return not (value >= MAX_BOUND if key in UPPER else value <= -MAX_BOUND)
     if key in COUNTS and key.startswith("max") and is_number(value):
         return bool(value <= MAX_COUNT)
+    if key == "format" and isinstance(value, str):
+        return value in FORMATS
     if key == "propertyNames":
         return not allows_all_names(value)
     return key not in ("$dynamicAnchor", "$recursiveAnchor") and value not in NEUTRAL.get(key, ())
