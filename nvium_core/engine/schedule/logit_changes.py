@@ -10,9 +10,11 @@ from collections.abc import Sequence as Items
 
 from nvium_core.engine.params import SamplingParams
 
-NUM_FIELDS = 4
-"""Fields of an entry: token, repetition, occurrence, bias. They change the logit x of the token to
+FIELDS = ("token", "repetition", "occurrence", "bias")
+"""Numbers of an entry. They change the logit x of the token to
 (x > 0 ? x / repetition : x · repetition) − occurrence + bias."""
+
+NUM_FIELDS = len(FIELDS)
 
 
 class LogitChanges:

@@ -6,7 +6,6 @@ Shapes: T context, P head size.
 """
 
 import ctypes
-import struct
 import sys
 from array import array
 from collections.abc import Mapping
@@ -17,9 +16,10 @@ import torch
 from nvium_core.choices import Instructions
 from nvium_core.engine.device.memory import check_memory
 from nvium_core.engine.device.native.instructions import instructions as resolved
-from nvium_core.engine.device.native.library import COUNT, POINTER, PRECISIONS, REAL, fields, native_library
+from nvium_core.engine.device.native.library import PRECISIONS, native_library
 from nvium_core.engine.device.native.packing import Packer
 from nvium_core.engine.device.native.seats import MAX_EMISSIONS, Seats
+from nvium_core.engine.device.native.structs import filled, struct
 from nvium_core.engine.device.native.weights import address, pack_weights, packed_bytes
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.events import Score, StepReport
@@ -30,42 +30,6 @@ from nvium_core.model.nvium import Nvium
 
 MIN_TILED_ROWS = 32
 """Passes of at least this many rows use AMX tiles, if the processor has them. Fewer rows waste tiles of 16 rows."""
-
-RUN = struct.Struct("@6qPd2qP")  # `Run` of call.h
-EMISSION = struct.Struct("@qqd")  # `Emission` of call.h
-
-
-class NativeModel(ctypes.Structure):
-    """`Model` of call.h."""
-
-    _fields_ = (
-        *fields(COUNT, "num_threads num_blocks width inner_width num_heads num_key_heads head_size"),
-        *fields(COUNT, "router_width adapter_width vocab_size page_size num_slots"),
-        *fields(REAL, "eps temperature"),
-        *fields(POINTER, "first_layers layers exits keys values cos sin states"),
-        *fields(COUNT, "embedding_kind"),
-        *fields(POINTER, "embedding"),
-    )
-
-
-class NativeReport(ctypes.Structure):
-    """`BlockReport` of call.h."""
-
-    _fields_ = (*fields(COUNT, "num_steps num_rows"), ("seconds", REAL))
-
-
-class NativeCall(ctypes.Structure):
-    """`Call` of call.h, including its `Scores`."""
-
-    _fields_ = (
-        *fields(COUNT, "first stop is_one_pass num_runs"),
-        *fields(POINTER, "runs seats"),
-        ("max_rows", COUNT),
-        ("seconds", REAL),
-        *fields(COUNT, "min_tiled_rows num_scored num_top"),
-        *fields(POINTER, "logprobs top_tokens top_logprobs exit_probabilities reports"),
-        *fields(REAL, "router_seconds head_seconds"),
-    )
 
 
 class NativeBackend:
@@ -105,14 +69,13 @@ class NativeBackend:
         context = context or model.config.max_position_embeddings
         self._model = self._native_model(model, cache, context)
         self._seats = Seats(max_sequences, context)
-        self._runs = bytearray(RUN.size * max_sequences)
+        self._runs = (struct("Run") * max_sequences)()
         self._filled = array("q", bytes(8 * self._num_exits * max_sequences))
-        self._emissions = bytearray(EMISSION.size * MAX_EMISSIONS * max_sequences)
-        self._emissions_at = ctypes.addressof(ctypes.c_char.from_buffer(self._emissions))
+        self._emissions = (struct("Emission") * MAX_EMISSIONS * max_sequences)()
         self._scores: dict[str, array[Any]] = {}
-        self._reports = (NativeReport * self._num_exits)()
-        self._call = NativeCall(
-            runs=ctypes.addressof(ctypes.c_char.from_buffer(self._runs)),
+        self._reports = (struct("BlockReport") * self._num_exits)()
+        self._call = struct("Call")(
+            runs=ctypes.addressof(self._runs),
             seats=ctypes.addressof(self._seats.array),
             reports=ctypes.addressof(self._reports),
             min_tiled_rows=MIN_TILED_ROWS if self._has_tiles and not is_deterministic else sys.maxsize,
@@ -147,42 +110,33 @@ class NativeBackend:
 
     def _write_run(self, number: int, run: Run, limit: int) -> None:
         sequence, stop = run
-        first = number * self._num_exits
+        first, native = number * self._num_exits, self._runs[number]
         self._filled[first : first + self._num_exits] = array("q", sequence.filled)
-        RUN.pack_into(
-            self._runs,
-            number * RUN.size,
-            self._seats.update(sequence),
-            stop,
-            sequence.num_tokens,
-            limit,
-            sequence.first_verified,
-            sequence.first_scored,
-            address(self._filled) + 8 * first,
-            sequence.log_reached,
-            0,
-            0,
-            self._emissions_at + number * MAX_EMISSIONS * EMISSION.size,
-        )
+        native.seat, native.stop, native.num_tokens = self._seats.update(sequence), stop, sequence.num_tokens
+        native.limit, native.num_emitted, native.num_scored = limit, 0, 0
+        native.first_verified, native.first_scored = sequence.first_verified, sequence.first_scored
+        native.filled, native.log_reached = address(self._filled) + 8 * first, sequence.log_reached
+        native.emissions = ctypes.addressof(self._emissions[number])
 
     def _outcome(self, number: int, run: Run, scores: list[Score]) -> Outcome:
         """Return a run's outcome. Its scores are removed from the start of `scores`."""
-        first, at = number * self._num_exits, number * MAX_EMISSIONS * EMISSION.size
-        *_, log_reached, num_emitted, num_scored, _ = RUN.unpack_from(self._runs, number * RUN.size)
-        own, scores[:] = scores[:num_scored], scores[num_scored:]
+        first, native = number * self._num_exits, self._runs[number]
+        own, scores[:] = scores[: native.num_scored], scores[native.num_scored :]
         num_top = run.sequence.params.logprobs or 0
-        if num_top < self._call.num_top:
+        if num_top < self._call.scores.num_top:
             own = [score._replace(top=score.top[:num_top]) for score in own]
-        emissions = EMISSION.iter_unpack(memoryview(self._emissions)[at : at + num_emitted * EMISSION.size])
+        emissions = self._emissions[number][: native.num_emitted]
         filled = self._filled[first : first + self._num_exits].tolist()
-        return Outcome(filled, log_reached, [Emission(*each) for each in emissions], own)
+        emissions = [Emission(each.token, each.block, each.log_p) for each in emissions]
+        return Outcome(filled, native.log_reached, emissions, own)
 
     def _prepare_scores(self, step: Step) -> None:
-        """Allocate memory for the scores of all rows that may pass the last block. The call sets `num_scored`."""
+        """Allocate memory for the scores of all rows that may pass the last block. The call sets `num_rows`."""
         scored = [run for run in step.runs if run.sequence.needs_scores]
         count = sum(max(0, run.stop - max(run.sequence.first_scored, run.sequence.filled[-1])) for run in scored)
         num_top = min(max((run.sequence.params.logprobs or 0 for run in scored), default=0), self._vocab_size)
-        self._call.num_scored, self._call.num_top, self._scores = 0, num_top, {}
+        native, self._scores = self._call.scores, {}
+        native.num_rows, native.num_top = 0, num_top
         if count:
             self._scores = {
                 "logprobs": array("d", bytes(8 * count)),
@@ -191,14 +145,14 @@ class NativeBackend:
                 "exit_probabilities": array("d", bytes(8 * count * self._num_exits)),
             }
         for name, numbers in self._scores.items():
-            setattr(self._call, name, address(numbers))
+            setattr(native, name, address(numbers))
 
     def _read_scores(self) -> list[Score]:
         """Return the scores in row order, each with `num_top` alternatives."""
         if not self._scores:
             return []
         logprobs, top_tokens, top_logprobs, p = self._scores.values()
-        num_top, num_exits = self._call.num_top, self._num_exits
+        num_rows, num_top, num_exits = self._call.scores.num_rows, self._call.scores.num_top, self._num_exits
         top = list(zip(top_tokens, top_logprobs, strict=True))
         return [
             Score(
@@ -206,10 +160,10 @@ class NativeBackend:
                 tuple(top[row * num_top : (row + 1) * num_top]),
                 tuple(p[row * num_exits : (row + 1) * num_exits]),
             )
-            for row in range(self._call.num_scored)
+            for row in range(num_rows)
         ]
 
-    def _native_model(self, model: Nvium, cache: PagedCache, context: int) -> NativeModel:
+    def _native_model(self, model: Nvium, cache: PagedCache, context: int) -> Any:
         config, (layers, exits) = model.config, self._weights
         precise = torch.promote_types(model.dtype, torch.float32)
         cos_TP, sin_TP = model.model.rotary_emb(torch.arange(context), precise)
@@ -222,7 +176,9 @@ class NativeBackend:
             "embedding": self._embedding,
         }
         self._first_layers = array("q", [*(block.start for block in config.blocks), config.num_hidden_layers])
-        return NativeModel(
+        return filled(
+            "Model",
+            num_threads=self.num_threads,
             num_blocks=config.num_exits,
             width=config.hidden_size,
             inner_width=config.intermediate_size,

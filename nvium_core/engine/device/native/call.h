@@ -1,4 +1,4 @@
-// The structs that Python fills. Their counterparts in weights.py and backend.py have the same fields, in this order.
+// The structs that Python fills, as structs.py reads them here.
 //
 // Shapes: N blocks and exits, L layers, S cache slots, D width, H query heads, G key heads, P head size, V vocabulary.
 #pragma once

@@ -1,9 +1,7 @@
 // Draws tokens by the inverse CDF or by an exponential race. The reference is nvium_core/engine/device/sampling.py.
 #pragma once
 
-#include <cstddef>
 #include <numeric>
-#include <type_traits>
 #include <vector>
 
 #include "arithmetic.h"
@@ -24,17 +22,6 @@ struct Draw {
   int64_t top_k;
   double top_p;
 };
-
-#ifdef NVIUM_DRAW  // the fields in Python, passed by library.py
-#define NVIUM_FIELD(type, name) type name;
-#define NVIUM_IS_EQUAL(type, name) \
-  static_assert(std::is_same_v<type, decltype(Draw::name)> && offsetof(PythonDraw, name) == offsetof(Draw, name));
-struct PythonDraw {
-  NVIUM_DRAW(NVIUM_FIELD)
-};
-NVIUM_DRAW(NVIUM_IS_EQUAL)
-static_assert(sizeof(PythonDraw) == sizeof(Draw));
-#endif
 
 // Return the token with the smallest E / weight. E = -log u is an exponential variate; u is a hash of `uniform` and the
 // token. E is at least 1 - u, so a token with (1 - u) / weight above the smallest so far needs no logarithm.

@@ -8,26 +8,23 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from filelock import FileLock
 from platformdirs import user_cache_path
 
 from nvium_core.engine.device.native.instructions import FLAGS
-from nvium_core.engine.params import DRAW
+from nvium_core.engine.device.native.structs import FOLDER
 
 logger = logging.getLogger(__name__)
 
-FOLDER = Path(__file__).parent
 SOURCE = "functions.cpp"
 COMPILER = ("c++", "-std=c++20", "-O3", "-pthread", "-shared", "-fPIC", "-Wno-psabi")
 
 PRECISIONS = {torch.float64: "float64", torch.float32: "float32", torch.bfloat16: "bfloat16"}
 """By precision of the cache: suffix of the C++ function that runs Steps."""
 
-COUNT, REAL, POINTER = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
+COUNT, POINTER = ctypes.c_int64, ctypes.c_void_p
 
 
 @cache
@@ -79,20 +76,9 @@ def file_name(instructions: str) -> str:
     return f"nvium-{instructions}-{digest}.so"
 
 
-def fields(kind: type["ctypes._SimpleCData[Any]"], names: str) -> list[tuple[str, type["ctypes._SimpleCData[Any]"]]]:
-    """Return fields of one type for the `_fields_` of a `ctypes.Structure`."""
-    return [(name, kind) for name in names.split()]
-
-
 def _command(instructions: str, target: str | None = None) -> tuple[str, ...]:
-    command = (*COMPILER, *FLAGS[instructions], draw_fields())
+    command = (*COMPILER, *FLAGS[instructions])
     if target is None:
         return command
     options = (option.replace("-march=x86-64-", "-mcpu=x86_64_") for option in command[1:])
     return (sys.executable, "-m", "ziglang", "c++", "-target", target, "-s", *options)
-
-
-def draw_fields() -> str:
-    """Return a definition for the compiler: the fields of `Draw`, which draw.h compares with its own."""
-    types = {np.dtype(np.float64): "double", np.dtype(np.int64): "int64_t"}
-    return "-DNVIUM_DRAW(F)=" + "".join(f"F({types[DRAW[name]]}, {name})" for name in DRAW.names or ())

@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
 
 from nvium_core.engine.device.arena import Arena
-from nvium_core.engine.device.native.library import COUNT, POINTER, fields
+from nvium_core.engine.device.native.structs import filled
 from nvium_core.errors import CheckpointError
 from nvium_core.model.stored import FLOATS, StoredMatrix, plain
 
@@ -31,12 +31,6 @@ REPORT_SECONDS = 5
 
 ROWS_AT_ONCE = 1024
 """Rows that are packed together: whole panels of every build."""
-
-
-class StoredRows(ctypes.Structure):
-    """`StoredRows` of pack.h."""
-
-    _fields_ = (*fields(COUNT, "stored"), *fields(POINTER, "data"), *fields(COUNT, "first num_rows length num_all"))
 
 
 class Packed(NamedTuple):
@@ -65,7 +59,7 @@ class Packer:
         kind = packed_kind(weight_ND)
         packed = self._arena.zeros(num_bytes(self._library, kind, *weight_ND.shape))
 
-        def pack(rows: StoredRows) -> int:
+        def pack(rows: Any) -> int:
             return cast(int, self._library.pack(ctypes.byref(rows), self._num_threads, packed.data_ptr()))
 
         self._each_part(weight_ND, kind, pack)
@@ -85,7 +79,7 @@ class Packer:
         scratch = bytearray(num_bytes(self._library, matrix.kind, ROWS_AT_ONCE, matrix.shape[1]))
         scratch_at = ctypes.addressof(ctypes.c_char.from_buffer(scratch))
 
-        def are_finite(rows: StoredRows) -> int:
+        def are_finite(rows: Any) -> int:
             rows.first, rows.num_all = 0, rows.num_rows
             return cast(int, self._library.pack(ctypes.byref(rows), self._num_threads, scratch_at))
 
@@ -93,13 +87,14 @@ class Packer:
             self._each_part(weight_ND, matrix.kind, are_finite)
         return matrix.kind, matrix.held().contiguous()
 
-    def _each_part(self, weight_ND: Tensor, kind: Kind, use: Callable[[StoredRows], int]) -> None:
+    def _each_part(self, weight_ND: Tensor, kind: Kind, use: Callable[[Any], int]) -> None:
         """Call `use` for all rows as this type, a part at a time. It returns whether their numbers are finite."""
         matrix, is_finite = as_stored(weight_ND), True
         for first in range(0, len(matrix), ROWS_AT_ONCE):
             part = matrix.at(slice(first, first + ROWS_AT_ONCE))
             held = (part.held() if part.kind == kind else part.numbers().to(DTYPES[kind])).contiguous()
-            rows = StoredRows(kind, held.data_ptr(), first, len(held), matrix.shape[1], len(matrix))
+            data, shape = held.data_ptr(), {"num_rows": len(held), "length": matrix.shape[1], "num_all": len(matrix)}
+            rows = filled("StoredRows", stored=kind, data=data, first=first, **shape)
             is_finite &= bool(use(rows))
             if matrix is weight_ND:
                 release(part, self._files)

@@ -2,40 +2,24 @@
 
 import ctypes
 from array import array
+from typing import Any
 from weakref import ref
 
-import numpy as np
-
-from nvium_core.engine.device.native.library import COUNT, POINTER, REAL, fields
+from nvium_core.engine.device.native.structs import filled, struct
 from nvium_core.engine.device.native.weights import address
-from nvium_core.engine.params import DRAW, MAX_DRAFTS, Draw
-from nvium_core.engine.schedule.logit_changes import NUM_FIELDS
+from nvium_core.engine.params import MAX_DRAFTS
+from nvium_core.engine.schedule.logit_changes import FIELDS, NUM_FIELDS
 from nvium_core.engine.schedule.sequence import Sequence
 
 MAX_EMISSIONS = max(32, MAX_DRAFTS + 1)  # maximum tokens that one run emits in a call
 
-
-class NativeSeat(ctypes.Structure):
-    """`Seat` of seat.h."""
-
-    _fields_ = (
-        *fields(POINTER, "pages tokens"),
-        *fields(COUNT, "seed choice"),
-        *((name, REAL if DRAW[name] == np.float64 else COUNT) for name in Draw._fields),
-        ("num_changes", COUNT),
-        ("changes", POINTER),
-        *fields(REAL, "presence frequency repetition"),
-        *fields(COUNT, "num_prompt_tokens mask_bytes"),
-        ("mask", ctypes.c_char_p),
-        ("num_stops", COUNT),
-        ("stops", POINTER),
-    )
+assert struct("Change")._fields_ == [(name, ctypes.c_double) for name in FIELDS]
 
 
 class SeatMemory:
     """The arrays to which a seat points, and its last sequence, which this does not keep alive."""
 
-    def __init__(self, sequence: Sequence, seat: NativeSeat, context: int) -> None:
+    def __init__(self, sequence: Sequence, seat: Any, context: int) -> None:
         self.sequence = ref(sequence)
         self.page_list: list[int] | None = None
         self.num_pages = 0
@@ -48,15 +32,14 @@ class SeatMemory:
         seat.presence, seat.frequency = params.presence_penalty, params.frequency_penalty
         seat.repetition, seat.num_prompt_tokens = params.repetition_penalty, sequence.num_prompt_tokens
         seat.seed, seat.choice = sequence.seed, sequence.choice
-        for name, value in zip(Draw._fields, sequence.draw, strict=True):
-            setattr(seat, name, value)
+        seat.draw = filled("Draw", **sequence.draw._asdict())
         seat.tokens, seat.num_stops, seat.stops = address(self.tokens), len(self.stops), address(self.stops)
         seat.num_changes, seat.changes, seat.mask_bytes, seat.mask = 0, None, 0, None
 
 
 class Seats:
     def __init__(self, count: int, context: int) -> None:
-        self.array = (NativeSeat * count)()
+        self.array = (struct("Seat") * count)()
         self.memory: list[SeatMemory | None] = [None] * count
         self._context = context
         self._spare = array("d", bytes(8 * NUM_FIELDS * MAX_EMISSIONS))

@@ -2,15 +2,16 @@
 
 import ctypes
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Items
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from nvium_core.engine.device.native.library import PRECISIONS
 from nvium_core.engine.device.native.packing import NOTHING, Packed, Packer, num_bytes, packed_kind
+from nvium_core.engine.device.native.structs import filled, struct
 from nvium_core.model.exits import Adapter, Exit
 from nvium_core.model.llama import Layer
 from nvium_core.model.nvium import Nvium
@@ -19,21 +20,19 @@ from nvium_core.model.stored import plain
 Weight = Tensor | Packed | bool | None
 
 
-class Pointers:
-    """A C array of pointers to weights. Keeps the weights alive. A packed matrix takes two words: kind and pointer."""
+class Structs:
+    """A C array of `Layer` or `Exit` of call.h. Keeps the weights alive."""
 
-    def __init__(self, weights: Items[Weight]) -> None:
+    def __init__(self, name: str, weights: Items[Mapping[str, Weight]]) -> None:
         self.weights = weights
-        words = [word for weight in weights for word in _words(weight)]
-        self.array = (ctypes.c_void_p * len(words))(*words)
+        made = [filled(name, **{field: _value(weight) for field, weight in each.items()}) for each in weights]
+        self.array = (struct(name) * len(made))(*made)
 
 
-def _words(weight: Weight) -> list[int | None]:
+def _value(weight: Weight) -> Any:
     if isinstance(weight, Packed):
-        return [weight.kind, *_words(weight.data)]
-    if isinstance(weight, bool):
-        return [int(weight)]
-    return [None if weight is None else weight.data_ptr()]
+        return filled("Matrix", kind=weight.kind, data=_value(weight.data))
+    return weight.data_ptr() if isinstance(weight, Tensor) else weight
 
 
 def is_plain(model: Nvium) -> bool:
@@ -52,32 +51,34 @@ def _read(model: Nvium) -> Iterator[Tensor]:
     yield from (model.model.embed_tokens.weight, model.lm_head.weight)
     layers = (layer_parts(cast(Layer, layer)) for layer in model.model.layers)
     exits = (exit_parts(cast(Exit, exit_)) for exit_ in model.exits)
-    yield from (part for parts in (*layers, *exits) for part in parts if isinstance(part, Tensor))
+    yield from (part for parts in (*layers, *exits) for part in parts.values() if isinstance(part, Tensor))
 
 
-def layer_parts(layer: Layer) -> list[Weight]:
+def layer_parts(layer: Layer) -> dict[str, Weight]:
     """Return the fields of `Layer` in call.h."""
     attention = layer.self_attn
-    return [
-        layer.input_layernorm.weight,
-        *(getattr(attention, f"{name}_proj").weight for name in "qkvo"),
-        *(getattr(attention, f"{name}_proj").bias for name in "qkv"),
-        *(getattr(getattr(attention, f"{name}_norm"), "weight", None) for name in "qk"),
-        attention.has_rotary,
-        layer.post_attention_layernorm.weight,
-        *(getattr(layer.mlp, f"{name}_proj").weight for name in ("gate", "up", "down")),
-    ]
+    return {
+        "attention_norm": layer.input_layernorm.weight,
+        **{name: getattr(attention, f"{name}_proj").weight for name in "qkvo"},
+        **{f"{name}_bias": getattr(attention, f"{name}_proj").bias for name in "qkv"},
+        **{f"{name}_norm": getattr(getattr(attention, f"{name}_norm"), "weight", None) for name in "qk"},
+        "has_rotary": attention.has_rotary,
+        "mlp_norm": layer.post_attention_layernorm.weight,
+        **{name: getattr(layer.mlp, f"{name}_proj").weight for name in ("gate", "up", "down")},
+    }
 
 
-def exit_parts(exit_: Exit) -> list[Weight]:
+def exit_parts(exit_: Exit) -> dict[str, Weight]:
     """Return the fields of `Exit` in call.h, without the head."""
-    router, adapter = exit_.router, exit_.adapter
-    routing: list[Weight] = [NOTHING, None, NOTHING, None, None, NOTHING, None]
-    if router is not None:
-        layers = (router.fc1, router.fc2, router.norm, router.head)
-        routing = [getattr(layer, part) for layer in layers for part in ("weight", "bias") if hasattr(layer, part)]
-    adapting = [adapter.up.weight, adapter.down.weight] if isinstance(adapter, Adapter) else [NOTHING] * 2
-    return [exit_.norm.weight, *routing, *adapting]
+    parts: dict[str, Weight] = {"norm": exit_.norm.weight, "fc1_bias": None, "fc2_bias": None, "router_bias": None}
+    parts |= {"router_norm": None, **dict.fromkeys(("fc1", "fc2", "router_head", "up", "down"), NOTHING)}
+    if (router := exit_.router) is not None:
+        parts |= {"fc1": router.fc1.weight, "fc1_bias": router.fc1.bias, "fc2": router.fc2.weight}
+        parts |= {"fc2_bias": router.fc2.bias, "router_norm": router.norm.weight}
+        parts |= {"router_head": router.head.weight, "router_bias": router.head.bias}
+    if isinstance(adapter := exit_.adapter, Adapter):
+        parts |= {"up": adapter.up.weight, "down": adapter.down.weight}
+    return parts
 
 
 def is_identity(adapter: nn.Module) -> bool:
@@ -94,7 +95,7 @@ def packed_bytes(model: Nvium, library: ctypes.CDLL) -> int:
     return sum(num_bytes(library, packed_kind(weight[:1]), *weight.shape) for weight in matrices)
 
 
-def pack_weights(model: Nvium, packer: Packer) -> tuple[Pointers, Pointers]:
+def pack_weights(model: Nvium, packer: Packer) -> tuple[Structs, Structs]:
     """Pack the weights of all layers and all exits. The exits share one head.
 
     Biases and norms are float32 or better. A matrix stays quantized, or gets the narrowest precision that is exact.
@@ -106,14 +107,17 @@ def pack_weights(model: Nvium, packer: Packer) -> tuple[Pointers, Pointers]:
             return weight
         return weight.detach().to(precise).contiguous() if weight.dim() == 1 else packer.pack(weight)
 
-    layers = [packed(part) for layer in model.model.layers for part in layer_parts(cast(Layer, layer))]
-    head, exits = packed(model.lm_head.weight), list[Weight]()
+    def packed_all(parts: dict[str, Weight]) -> dict[str, Weight]:
+        return {name: packed(part) for name, part in parts.items()}
+
+    layers = [packed_all(layer_parts(cast(Layer, layer))) for layer in model.model.layers]
+    head, exits = packed(model.lm_head.weight), list[dict[str, Weight]]()
     for exit_ in model.exits:
         parts = exit_parts(cast(Exit, exit_))
         if is_identity(cast(Exit, exit_).adapter):
-            parts[-2:] = NOTHING, NOTHING
-        exits += [*(packed(part) for part in parts), head]
-    return Pointers(layers), Pointers(exits)
+            parts |= {"up": NOTHING, "down": NOTHING}
+        exits.append({**packed_all(parts), "head": head})
+    return Structs("Layer", layers), Structs("Exit", exits)
 
 
 def address(numbers: "array[int] | array[float]") -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-from nvium_core.engine.device.native.library import FOLDER
+from nvium_core.engine.device.native.structs import FOLDER
 
 
 def compiled(source: str, compiler: str, *flags: str) -> Path:

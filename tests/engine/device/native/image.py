@@ -5,6 +5,7 @@ import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -59,15 +60,15 @@ class ReplayedBackend(NativeBackend):
         layers, exits = self._weights
         for each in (self._model, self._call, layers.array, exits.array, self._seats.array):
             yield region_of(each)
-        yield region_of(ctypes.c_char.from_buffer(self._runs), len(self._runs))
+        yield region_of(self._runs)
 
     def _data(self) -> Iterator[Region]:
         """Memory without pointers."""
-        weights = [weight for pointers in self._weights for weight in pointers.weights]
+        weights = [weight for structs in self._weights for each in structs.weights for weight in each.values()]
         tensors = [weight.data if isinstance(weight, Packed) else weight for weight in weights]
         tensors += self._tensors.values()
         yield from {(tensor.data_ptr(), tensor.nbytes) for tensor in tensors if isinstance(tensor, Tensor)}
-        yield region_of(ctypes.c_char.from_buffer(self._emissions), len(self._emissions))
+        yield region_of(self._emissions)
         yield region_of(self._reports)
         arrays = [self._first_layers, self._filled, *self._scores.values()]
         for memory in self._seats.memory:
@@ -76,8 +77,8 @@ class ReplayedBackend(NativeBackend):
         yield from ((address(each), len(each) * each.itemsize) for each in arrays if len(each))
 
 
-def region_of(part: object, size: int | None = None) -> Region:
-    return ctypes.addressof(part), ctypes.sizeof(part) if size is None else size
+def region_of(part: Any) -> Region:
+    return ctypes.addressof(part), ctypes.sizeof(part)
 
 
 def enumerate_words(region: Region) -> Iterator[tuple[int, int]]:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from nvium_core.choices import Instructions
 from nvium_core.engine.device import sampling
 from nvium_core.engine.device.native.instructions import FLAGS
-from nvium_core.engine.device.native.library import draw_fields
 from nvium_core.engine.params import DRAW, Draw, SamplingParams
 from nvium_core.engine.schedule.step import NO_TOKEN
 from tests.engine.device.columns import columns
@@ -35,9 +34,7 @@ rows = st.tuples(logit_rows, wishes, uniforms)
 
 @pytest.fixture(scope="session")
 def library(instructions: Instructions) -> ctypes.CDLL:
-    library = ctypes.CDLL(
-        str(compiled("draw.cpp", "c++", "-O2", "-shared", "-fPIC", draw_fields(), *FLAGS[instructions]))
-    )
+    library = ctypes.CDLL(str(compiled("draw.cpp", "c++", "-O2", "-shared", "-fPIC", *FLAGS[instructions])))
     pointer, count = ctypes.c_void_p, ctypes.c_int64
     library.draw.argtypes, library.draw.restype = [pointer, count, count, pointer, pointer, pointer], None
     library.uniform.argtypes, library.uniform.restype = [count] * 5, ctypes.c_double

@@ -1,5 +1,3 @@
-from collections.abc import Sequence as Items
-
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
@@ -44,10 +42,9 @@ def test_a_model_of_mixed_precision_runs_through_the_layers():
     assert not native.supports(model)
 
 
-def packed_exits(model: NviumForCausalLM) -> list[Items[weights.Weight]]:
-    parts = weights.pack_weights(model, packer(model))[1].weights
-    size = len(parts) // len(model.exits)
-    return [parts[first : first + size] for first in range(0, len(parts), size)]
+def packed_exits(model: NviumForCausalLM) -> list[list[weights.Weight]]:
+    _, exits = weights.pack_weights(model, packer(model))
+    return [[*parts.values()] for parts in exits.weights]
 
 
 def test_exits_share_one_packed_head():
@@ -67,7 +64,7 @@ def test_quantized_matrices_and_halves_keep_their_type():
     model = random_model([1], dtype=torch.float32, width=64)
     round_to(model, "Q4_0")
     layers, _ = weights.pack_weights(model, packer(model))
-    assert [weight.kind for weight in layers.weights if isinstance(weight, Packed)] == [Kind.Q4_0] * 7
+    assert [weight.kind for weight in layers.weights[0].values() if isinstance(weight, Packed)] == [Kind.Q4_0] * 7
     halves = StoredMatrix(torch.ones(3, 4, dtype=torch.float16), dtype=torch.float32)
     assert packed_kind(halves) == Kind.F16
 
@@ -78,8 +75,9 @@ def test_the_bytes_of_the_packed_weights_are_known_before_packing(is_tied, monke
     round_to(model, "Q4_0")
     monkeypatch.setattr(packing, "REPORT_SECONDS", -1)
     with caplog.at_level("INFO"):
-        pointers = weights.pack_weights(model, packer(model))
-    made = {id(part.data): part.data for each in pointers for part in each.weights if isinstance(part, Packed)}
+        structs = weights.pack_weights(model, packer(model))
+    parts = [part for each in structs for named in each.weights for part in named.values()]
+    made = {id(part.data): part.data for part in parts if isinstance(part, Packed)}
     assert sum(data.nbytes for data in made.values() if data is not None) == packer(model)._total_bytes > 0
     assert "packed 0.00 of 0.00 GB of weights" in caplog.text
 
