@@ -163,8 +163,7 @@ class LLM:
     def _conversation(self, messages: Sequence[Any]) -> list[int]:
         are_messages = all(isinstance(message, dict) and message.get("role") in ROLES for message in messages)
         require(are_messages, "messages", f"must be messages with a role: {', '.join(ROLES)}")
-        renamed = [message | {"role": "system"} if message["role"] == "developer" else message for message in messages]
-        return self._template.token_ids(renamed, ())
+        return self._template.token_ids(messages, ())
 
     def _tokens(self, text: Any) -> list[int]:
         require(isinstance(text, str), "prompts", f"must be texts, got {type(text).__name__}")

@@ -83,7 +83,9 @@ class ConversationError(NviumError, ValueError):
 
 
 class ChatTemplate:
-    """A tokenizer's chat template. Raise `ConversationError` if the template cannot be parsed.
+    """A tokenizer's chat template, which gets `developer` messages as `system` messages.
+
+    Raise `ConversationError` if the template cannot be parsed.
 
     stops, stop_token_ids: end the assistant's turn, in addition to the model's end-of-text.
     call_format: the model's tool call format, or None if it is not supported.
@@ -177,7 +179,7 @@ class ChatTemplate:
         try:
             text = (rendered if is_ours else RENDERER.render)(
                 template=template,
-                messages=list(conversation.messages),
+                messages=[m | {"role": "system"} if m.get("role") == "developer" else m for m in conversation.messages],
                 tools=tools,
                 add_generation_prompt=conversation.adds_prompt,
                 continue_final_message=conversation.continues,

@@ -103,10 +103,9 @@ class Message(RequestBody):
         return "\n".join(part.text for part in self.content) if isinstance(self.content, list) else self.content or ""
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message for the chat template. Role `developer` becomes `system`."""
-        role = "system" if self.role == "developer" else self.role
+        """Return the message for the chat template."""
         named = {name: getattr(self, name) for name in ("name", "tool_call_id", "reasoning_content")}
-        fields = {"role": role, "content": self.text, **{k: v for k, v in named.items() if v is not None}}
+        fields = {"role": self.role, "content": self.text, **{k: v for k, v in named.items() if v is not None}}
         return fields | ({"tool_calls": [call.for_template() for call in self.tool_calls]} if self.tool_calls else {})
 
 
