@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nvium_core.engine.device.paged_cache import HALF, KERNEL_PAGE_SIZE, Integers, PagedCache, upload
+from nvium_core.engine.device.paged_cache import HALF, KERNEL_PAGE_SIZE, PagedCache, Read, upload_all
 from nvium_core.engine.params import SamplingParams
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Rows
@@ -30,9 +30,6 @@ from nvium_core.model.llama import Attend, dense_attention
 logger = logging.getLogger(__name__)
 
 TRITON_TYPES = (*HALF, torch.float32)
-
-Read = Callable[[Tensor, int], Tensor]
-"""(queries [R, H, P], layer index) → attention to the cached keys, [R, H, P]."""
 
 RunAttention = Callable[[PagedCache, Items[Rows]], Read]
 """(cache, runs) → attention for runs of several rows."""
@@ -71,17 +68,6 @@ def ragged(cache: PagedCache, runs: Items[Rows]) -> Read:
         return torch.cat(found)
 
     return attend
-
-
-def upload_all(device: torch.device, *arrays: Integers) -> list[Tensor]:
-    packed = upload(torch.from_numpy(np.concatenate([array.ravel() for array in arrays])), device)
-    parts = packed.split([array.size for array in arrays])
-    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
-
-
-def power_of_two(number: int) -> int:
-    """Round up to a power of two."""
-    return 1 << (number - 1).bit_length()
 
 
 def in_place(cache: PagedCache, table_RW: Tensor, position_R: Tensor) -> Read:

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import torch
 
-from nvium_core.engine.device.attention import power_of_two
-from nvium_core.engine.device.paged_cache import best_page_size
+from nvium_core.engine.device.paged_cache import best_page_size, power_of_two
 from nvium_core.engine.params import DEFAULT_CACHE_MEMORY, EngineConfig, require
 from nvium_core.model.config import NviumConfig
 

@@ -8,6 +8,7 @@ R rows, W pages of the longest table, N blocks.
 """
 
 import math
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from itertools import chain, zip_longest
 
@@ -28,6 +29,9 @@ KERNEL_PAGE_SIZE = 256
 PAGE_SIZE = 16
 
 Integers = NDArray[np.int64]
+
+Read = Callable[[Tensor, int], Tensor]
+"""(queries [R, H, P], layer index) → attention to the cached keys, [R, H, P]."""
 
 
 def best_page_size(like: Tensor) -> int:
@@ -88,6 +92,17 @@ def tokens_of(runs: Items[Rows]) -> list[int]:
 def upload(words: Tensor, device: torch.device) -> Tensor:
     """Copy to the device without waiting for the copy. PyTorch keeps the pinned memory until the copy is done."""
     return (words.pin_memory() if device.type == "cuda" else words).to(device, non_blocking=True)
+
+
+def upload_all(device: torch.device, *arrays: Integers) -> list[Tensor]:
+    packed = upload(torch.from_numpy(np.concatenate([array.ravel() for array in arrays])), device)
+    parts = packed.split([array.size for array in arrays])
+    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
+
+
+def power_of_two(number: int) -> int:
+    """Round up to a power of two."""
+    return 1 << (number - 1).bit_length()
 
 
 def untouched_zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:

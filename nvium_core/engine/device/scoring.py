@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nvium_core.engine.device.attention import upload_all
+from nvium_core.engine.device.paged_cache import upload_all
 from nvium_core.engine.events import Score
 from nvium_core.model import mixture
 from nvium_core.model.nvium import Nvium

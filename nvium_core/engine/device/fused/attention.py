@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nvium_core.engine.device.attention import Read, power_of_two, upload_all
 from nvium_core.engine.device.fused import kernels
-from nvium_core.engine.device.paged_cache import PagedCache
+from nvium_core.engine.device.paged_cache import PagedCache, Read, power_of_two, upload_all
 from nvium_core.engine.schedule.step import Rows
 
 NUM_PROGRAMS = 264

@@ -14,12 +14,11 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from nvium_core.engine.device.attention import power_of_two
 from nvium_core.engine.device.decide import EMITTED, EXIT_TAKEN
 from nvium_core.engine.device.fused import draws, routing
 from nvium_core.engine.device.fused.kernels import wide_of
 from nvium_core.engine.device.inputs import MAX_FRONTS, InputViews, Variant
-from nvium_core.engine.device.paged_cache import PagedCache
+from nvium_core.engine.device.paged_cache import PagedCache, power_of_two
 from nvium_core.engine.params import Draw
 from nvium_core.model.exits import Adapter, Exit, Router
 from nvium_core.model.nvium import Nvium

@@ -9,10 +9,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from nvium_core.engine.device.attention import RowAttention, power_of_two
+from nvium_core.engine.device.attention import RowAttention
 from nvium_core.engine.device.fused import kernels
 from nvium_core.engine.device.inputs import InputViews
-from nvium_core.engine.device.paged_cache import PagedCache
+from nvium_core.engine.device.paged_cache import PagedCache, power_of_two
 from nvium_core.model.llama import Attention, Layer, RMSNorm
 from nvium_core.model.nvium import Nvium
 

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nvium_core.engine.device.attention import ragged, upload_all, written
+from nvium_core.engine.device.attention import ragged, written
 from nvium_core.engine.device.decide import GOES_ON, decide
 from nvium_core.engine.device.inputs import MAX_FRONTS, Front, Inputs
-from nvium_core.engine.device.paged_cache import PagedCache, positions, tokens_of, upload
+from nvium_core.engine.device.paged_cache import PagedCache, positions, tokens_of, upload, upload_all
 from nvium_core.engine.device.scoring import ScoredRow, scores
 from nvium_core.engine.events import StepReport
 from nvium_core.engine.params import EngineConfig

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from nvium_core import Engine, EngineConfig, NviumForCausalLM
-from nvium_core.engine.device.attention import Read, ragged, written
+from nvium_core.engine.device.attention import ragged, written
 from nvium_core.engine.device.decide import EMITTED, decide
 from nvium_core.engine.device.graphs.backend import GraphsBackend
 from nvium_core.engine.device.graphs.replay import Fence
 from nvium_core.engine.device.inputs import Front, InputViews, Variant
-from nvium_core.engine.device.paged_cache import PagedCache
+from nvium_core.engine.device.paged_cache import PagedCache, Read
 from nvium_core.engine.schedule.step import Rows
 from nvium_core.model.llama import dense_attention
 from tests.engine.driving import engine_on
