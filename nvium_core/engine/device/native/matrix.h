@@ -155,10 +155,10 @@ Operand<A> operand(int num_threads, const A* x, int64_t num_rows, int64_t length
 
 template <typename F, typename A, typename Use>
 void project_panel(const Operand<A>& in, const char* panel, int64_t vectors, Use&& use) {
-  if constexpr (kMayTile<A>)
+  if constexpr (kMayTile<A> && std::is_same_v<F, Pairs>)
     if (in.tiled)
-      return in.tiled->num_parts == 1 ? multiply_tiled<F, 1>(*in.tiled, in.num_rows, in.length, panel, vectors, use)
-                                      : multiply_tiled<F, kTileParts>(*in.tiled, in.num_rows, in.length, panel, vectors, use);
+      return in.tiled->num_parts == 1 ? multiply_tiled<1>(*in.tiled, in.num_rows, panel, vectors, use)
+                                      : multiply_tiled<kTileParts>(*in.tiled, in.num_rows, panel, vectors, use);
   multiply_panel<F>(in.num_rows, in.x, in.length, {panel, vectors, 0}, use);
 }
 
@@ -195,7 +195,8 @@ void project(const Operand<A>& in, const Matrix& matrix, int64_t count, int64_t 
 template <typename A>
 void project_into(const Operand<A>& in, const Matrix& matrix, int64_t count, int64_t begin, int64_t end, A* y) {
   project(in, matrix, count, begin, end, [&](int64_t r, int64_t n, const A* products, int64_t num) {
-    std::copy_n(products, num, y + r * count + n);
+    A* const to = y + r * count + n;
+    num == lanes<A> ? store(load(products), to) : (void)std::copy_n(products, num, to);
   });
 }
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nvium_core import Engine, SamplingParams
 from nvium_core.choices import Instructions
 from nvium_core.engine.device.layers.backend import LayersBackend
-from nvium_core.engine.device.native.backend import NativeBackend
+from nvium_core.engine.device.native.backend import MIN_TILED_ROWS, NativeBackend
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.device.runner import Backend
 from nvium_core.engine.params import Kind
@@ -159,6 +159,24 @@ def test_tiles_multiply_like_the_layers(instructions, kind, width):
     if "float32" in kind:
         model.float()
     assert_equal_to_layers(model, instructions, is_tiled=True)
+
+
+def test_a_pass_uses_tiles_from_32_rows_on_whosesoever_they_are(instructions):
+    """Each sequence has one row. Tiles round rows in bfloat16, so results differ where they are used."""
+    model = random_model([1, 2, 3], dtype=torch.bfloat16, width=64, vocab_size=50, spread=0.5)
+    for num_rows in (MIN_TILED_ROWS - 1, MIN_TILED_ROWS):
+        found = []
+        for is_deterministic in (True, False):
+            cache = cache_of(model)
+            native = NativeBackend(
+                model, cache, max_sequences=64, is_deterministic=is_deterministic, instructions=instructions
+            )
+            sequences = seated([([token], SamplingParams()) for token in range(num_rows)], cache)
+            carry(native, sequences)
+            found.append(rows_of(cache, sequences)[-1])
+        if not native._has_tiles:
+            pytest.skip("no AMX tiles here")
+        assert torch.equal(*found) == (num_rows < MIN_TILED_ROWS)
 
 
 def tiled(native: NativeBackend) -> NativeBackend:
