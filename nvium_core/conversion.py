@@ -87,7 +87,7 @@ def convert(
     Raise `CheckpointError` if the source cannot be loaded, or `ConversionError` if the target is not empty or cannot be
     written.
     """
-    place = check_target(Path(target))
+    place = checked_target(Path(target))
     wanted = None if dtype == "auto" else getattr(torch, dtype)
     checkpoint = read_source(source, exits=exits)
     has_tokenizer = is_gguf(checkpoint.folder) or (checkpoint.folder / TOKENIZER_FILE).exists()
@@ -112,7 +112,7 @@ def convert(
     )
 
 
-def check_target(target: Path) -> Path:
+def checked_target(target: Path) -> Path:
     """Return the target with links resolved. Raise `ConversionError` if it is a file or a folder that is not empty."""
     if target.exists() and not target.is_dir():
         raise ConversionError(f"{target}: is a file; choose a folder")

@@ -54,7 +54,7 @@ RANGES = (
 )
 
 
-class Kind(IntEnum):
+class DrawKind(IntEnum):
     """How a front row's token is decided.
 
     `EXITS`: the routers choose exit k, and the token is sampled from f(π_k). `ARGMAX`: the token is the argmax of
@@ -72,7 +72,7 @@ class Draw(NamedTuple):
     A log min-p of -inf, a top-k of 0 and a top-p of 1 disable the truncation.
     """
 
-    kind: int = Kind.EXITS
+    kind: int = DrawKind.EXITS
     temperature: float = 1.0
     log_min_p: float = -math.inf
     top_k: int = 0
@@ -185,18 +185,18 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         return self.temperature == 0
 
-    def kind(self, default: Sampling) -> Kind:
+    def kind(self, default: Sampling) -> DrawKind:
         if (sampling := self.sampling or default) != "exits":
-            return Kind.ORIGINAL if sampling == "original" else Kind.MIXTURE
-        return Kind.ARGMAX if self.is_greedy else Kind.EXITS
+            return DrawKind.ORIGINAL if sampling == "original" else DrawKind.MIXTURE
+        return DrawKind.ARGMAX if self.is_greedy else DrawKind.EXITS
 
     def draw(self, default: Sampling = "exits") -> Draw:
         """How to sample; `default` replaces a `sampling` of None. A mixture at temperature 0 has a top-k of 1."""
         kind = self.kind(default)
-        is_greedy_mixture = kind is Kind.MIXTURE and self.is_greedy
+        is_greedy_mixture = kind is DrawKind.MIXTURE and self.is_greedy
         return Draw(
             kind=kind,
-            temperature=1.0 if is_greedy_mixture or kind is Kind.ARGMAX else self.temperature,
+            temperature=1.0 if is_greedy_mixture or kind is DrawKind.ARGMAX else self.temperature,
             log_min_p=math.log(self.min_p) if self.min_p and not is_greedy_mixture else -math.inf,
             top_k=1 if is_greedy_mixture else self.top_k,
             top_p=self.top_p,

@@ -11,7 +11,7 @@ from server.generation.json_schema import Schema, UnusableGrammar, declared, lis
 
 MAX_CHARACTERS = 100_000
 MAX_DEPTH = 100
-MAX_ALTERNATIVES = 32
+MAX_BRANCHES = 32
 """Maximum number of alternatives in `anyOf` or `oneOf`, not counting constants.
 
 In a recursive schema, the time per token grows with the square of this number.
@@ -29,7 +29,7 @@ MAX_MULTIPLE = 10_000
 SURROGATES = re.compile("[\ud800-\udfff]")
 
 
-def check_size(schema: Schema) -> int:
+def checked_size(schema: Schema) -> int:
     """Return the length of the schema's JSON. Raise `UnusableGrammar` if it is too long or nested too deeply."""
     for _ in nodes(schema):
         pass
@@ -44,8 +44,8 @@ def check_bounds(schema: Schema) -> None:
     for node in nodes(schema):
         for keyword in ("anyOf", "oneOf"):
             num_open = sum(not is_constant(alternative) for alternative in listed(node, keyword))
-            message = f"{keyword} must have at most {MAX_ALTERNATIVES} alternatives besides constants, got {num_open}"
-            require(num_open <= MAX_ALTERNATIVES, message)
+            message = f"{keyword} must have at most {MAX_BRANCHES} alternatives besides constants, got {num_open}"
+            require(num_open <= MAX_BRANCHES, message)
         num_optional = len(declared(node)) - len(listed(node, "required"))
         message = f"an object must have at most {MAX_OPTIONAL_PROPERTIES} optional properties, got {num_optional}"
         require(num_optional <= MAX_OPTIONAL_PROPERTIES, message)

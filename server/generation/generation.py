@@ -26,7 +26,7 @@ from server.generation.service import Service
 from server.schemas.generation import GenerationRequest
 from server.telemetry.record import RequestRecord
 
-MAX_ALTERNATIVES = 2_000_000
+MAX_REQUEST_ALTERNATIVES = 2_000_000
 """Maximum number of alternative log-probabilities in one response. Each takes 150 bytes until it is written."""
 
 Events = Sequence[TokenEvent | PromptEvent]
@@ -254,7 +254,7 @@ def max_alternatives(service: Service, params: SamplingParams, requests: Sequenc
             f"with log-probabilities of the prompt, choices × prompt tokens must be at most {limit}, got {num_scored}"
         )
         raise InvalidRequest("prompt", message)
-    if num_alternatives > MAX_ALTERNATIVES:
-        message = f"tokens × alternatives must be at most {MAX_ALTERNATIVES}, got {num_alternatives}"
+    if num_alternatives > MAX_REQUEST_ALTERNATIVES:
+        message = f"tokens × alternatives must be at most {MAX_REQUEST_ALTERNATIVES}, got {num_alternatives}"
         raise InvalidRequest("logprobs", message)
     return num_alternatives

@@ -14,7 +14,7 @@ from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
 from nvium_core.text.tool_calls import PLAIN, CallFormat
-from server.generation.bounds import MAX_CHARACTERS, check_bounds, check_size, check_text, require
+from server.generation.bounds import MAX_CHARACTERS, check_bounds, check_text, checked_size, require
 from server.generation.json_schema import Preparation, Schema, UnusableGrammar
 
 FUNCTION_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -44,7 +44,7 @@ class Grammar(ABC):
 
     def check(self) -> None:
         """Raise `UnusableGrammar` if the JSON schemas are too large."""
-        size = sum(check_size(schema.schema) for schema in self.schemas().values())
+        size = sum(checked_size(schema.schema) for schema in self.schemas().values())
         message = f"all schemas together must have at most {MAX_CHARACTERS} characters, got {size}"
         require(size <= MAX_CHARACTERS, message)
 

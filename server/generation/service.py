@@ -147,7 +147,7 @@ class Service(Drainable):
         if not self.worker.is_alive:
             raise engine_stopped("the server's model has failed and needs a restart; retry later")
 
-    def check_model(self, name: str | None) -> str:
+    def checked_model(self, name: str | None) -> str:
         """Return the name if it is a served name. For None and `default`, return the first served name.
 
         Raise `ApiError` for an unknown name.

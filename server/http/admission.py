@@ -11,7 +11,7 @@ MULTIPLE = 3
 
 RETRY_QUEUE_SECONDS = 1
 
-MAX_ALTERNATIVES = 4_000_000
+MAX_HELD_ALTERNATIVES = 4_000_000
 """Maximum number of alternative log-probabilities of all requests. Each takes 150 bytes until it is written."""
 
 
@@ -51,7 +51,7 @@ class Admission:
 
     def __init__(self, capacity: int) -> None:
         self._shares = Shares(capacity)
-        self._alternatives = Shares(MAX_ALTERNATIVES)
+        self._alternatives = Shares(MAX_HELD_ALTERNATIVES)
         self.is_leaving = False
         """While True, the readiness probe fails."""
         self.is_draining = False
@@ -91,7 +91,9 @@ class Admission:
     def alternatives(self, number: int, key: str) -> Iterator[None]:
         """Hold alternatives of a request until the block ends. Raise `Rejected` if they do not fit."""
         if not self._alternatives.fits(number, key):
-            message = f"{self._alternatives.num_held} of {MAX_ALTERNATIVES} alternative log-probabilities are in use"
+            message = (
+                f"{self._alternatives.num_held} of {MAX_HELD_ALTERNATIVES} alternative log-probabilities are in use"
+            )
             raise Rejected("queue_full", message, retry_after_seconds=RETRY_QUEUE_SECONDS)
         self._alternatives.acquire(number, key)
         try:

@@ -18,4 +18,4 @@ async def list_models(request: Request) -> ModelList:
 async def get_model(model_id: str, request: Request) -> Model | ModelList:
     """Return one model. `/v1/models/` lists all models."""
     service: Service = request.app.state.service
-    return service.card(service.check_model(model_id)) if model_id else await list_models(request)
+    return service.card(service.checked_model(model_id)) if model_id else await list_models(request)

@@ -21,7 +21,7 @@ router = APIRouter(route_class=JsonRoute)
 @router.post("/tokenize", summary="Tokenize a text or a chat", response_model=Tokens)
 async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     service: Service = request.app.state.service
-    service.check_model(body.model)
+    service.checked_model(body.model)
     body.check()
     return await computed(request, lambda: json_response(tokens(service, body), body))
 
@@ -30,7 +30,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
 @router.post("/detokenize", summary="Convert token ids to text", response_model=Detokenized)
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     service: Service = request.app.state.service
-    service.check_model(body.model)
+    service.checked_model(body.model)
     return await computed(request, lambda: json_response(detokenized(service, body.tokens), body))
 
 

@@ -40,7 +40,7 @@ def accepted(request: Request, body: GenerationRequest) -> tuple[Service, Reques
     service, record = request.app.state.service, request.state.record
     record.user = body.logged_user
     service.check_accepting()
-    service.check_model(body.model)
+    service.checked_model(body.model)
     body.check(service.limits)
     return service, record
 

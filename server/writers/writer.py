@@ -35,7 +35,7 @@ class Writer(ABC, Generic[AnyRequest]):
         self._service = service
         self._request = request
         self._has_begun = False
-        self._model = service.check_model(request.model)
+        self._model = service.checked_model(request.model)
         self._num_generated = 0
         self._exit_counts: Counter[int] = Counter()
 

@@ -10,11 +10,11 @@ from transformers import PreTrainedConfig
 from nvium_core.bench.contenders.contender import NotAvailable
 from nvium_core.model.nvium import Nvium
 
-Kind = Literal["f32", "f16", "bf16", "q8_0", "q4_0"]
+FileKind = Literal["f32", "f16", "bf16", "q8_0", "q4_0"]
 """GGUF type of the matrices. Vectors are always float32."""
 
 
-def write_gguf(univium: Nvium, file: Path, kind: Kind) -> None:
+def write_gguf(univium: Nvium, file: Path, kind: FileKind) -> None:
     """Write the weights and the shape, but no tokenizer. Raise `NotAvailable` if the model scales its rotary angles."""
     gguf, config = import_module("gguf"), univium.config
     rope_type = (config.rope_parameters or {}).get("rope_type", "default")

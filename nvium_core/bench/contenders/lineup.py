@@ -14,7 +14,7 @@ import torch
 
 from nvium_core.bench.contenders import llama_cpp, own
 from nvium_core.bench.contenders.contender import Contender, ContenderFailed, NotAvailable, Workload
-from nvium_core.bench.contenders.gguf_file import Kind, write_gguf
+from nvium_core.bench.contenders.gguf_file import FileKind, write_gguf
 from nvium_core.bench.harness import Subject
 from nvium_core.bench.twin import dense_twin
 from nvium_core.choices import Schedule, Weights
@@ -34,7 +34,7 @@ OTHERS = SWEEP, TWIN, LLAMA_CPP  # optional contenders; `race` and `whole` alway
 
 HALF_BYTES = 2
 
-QUANTIZED: dict[str, Kind] = {"q8": "q8_0", "q4": "q4_0"}  # our `--weights` → GGUF type
+QUANTIZED: dict[str, FileKind] = {"q8": "q8_0", "q4": "q4_0"}  # our `--weights` → GGUF type
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Lineup:
     subject: Subject
     twin: Nvium | None
     selected: Collection[str] = OTHERS
-    files: dict[Kind | None, Path] = field(default_factory=dict)
+    files: dict[FileKind | None, Path] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
 
     @contextmanager
@@ -115,7 +115,7 @@ def write_files(contenders: Lineup, folder: Path) -> None:
         contenders.files[kind] = file
 
 
-def kinds(dtype: torch.dtype, weights: Weights = "auto") -> tuple[Kind, ...]:
+def kinds(dtype: torch.dtype, weights: Weights = "auto") -> tuple[FileKind, ...]:
     """Return the GGUF types that have as many bits as our weights. For 16 bits these are f16 and bf16."""
     if weights in QUANTIZED:
         return (QUANTIZED[weights],)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nvium_core.bench.contenders.contender import ContenderFailed, Generation, NotAvailable, Workload
-from nvium_core.bench.contenders.gguf_file import Kind
+from nvium_core.bench.contenders.gguf_file import FileKind
 
 NEEDED = ("llama_cpp", "gguf")
 MIN_BATCH_TOKENS = 512  # llama.cpp's default
@@ -46,7 +46,7 @@ class LlamaCpp:
     """
 
     def __init__(
-        self, file: Path, kind: Kind | None, workload: Workload, threads: int, *, repacks: bool = True
+        self, file: Path, kind: FileKind | None, workload: Workload, threads: int, *, repacks: bool = True
     ) -> None:
         self._lib = lib = import_module("llama_cpp")
         self._log = lib.llama_log_callback(lambda *_: None)
@@ -65,7 +65,7 @@ class LlamaCpp:
             raise ContenderFailed(f"llama.cpp cannot allocate a cache of {params.n_ctx} tokens")
         self._batch = lib.llama_batch_init(self._batch_tokens, 0, 1)
 
-    def _params(self, kind: Kind | None, threads: int) -> Any:
+    def _params(self, kind: FileKind | None, threads: int) -> Any:
         params = self._lib.llama_context_default_params()
         params.n_ctx = self._workload.num_sequences * self._workload.num_positions
         params.n_seq_max = self._workload.num_sequences

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nvium_core.engine.device.inputs import InputViews, Variant
 from nvium_core.engine.device.sampling import certified_argmax, draw, race
-from nvium_core.engine.params import Kind
+from nvium_core.engine.params import DrawKind
 from nvium_core.engine.schedule.step import NO_TOKEN
 from nvium_core.model.exits import CONTINUE, EXIT, Exit
 from nvium_core.model.nvium import Nvium
@@ -34,7 +34,7 @@ def decide(model: Nvium, states_NSD: Tensor, blocks: range, inputs: InputViews, 
     rows = inputs.rows
     kind_F, first_F, uniform_F2N = rows["kind"], rows["first"], rows["uniform"]
     num_blocks = model.config.num_exits
-    is_exits_F, is_argmax_F, is_mixture_F, is_original_F = (kind_F == kind for kind in Kind)
+    is_exits_F, is_argmax_F, is_mixture_F, is_original_F = (kind_F == kind for kind in DrawKind)
     states_NFD = states_NSD[: blocks.stop, rows["front_slot"]]
     change = change_of(inputs, variant, model.config.vocab_size)
     log_continue_F = log_mixed_F = log_p_F = uniform_F = torch.zeros_like(uniform_F2N[:, 0, 0])
@@ -83,7 +83,7 @@ def decide(model: Nvium, states_NSD: Tensor, blocks: range, inputs: InputViews, 
 
 
 def probabilities(model: Nvium, o_FD: Tensor, change: Change, is_argmax_F: Tensor) -> Tensor:
-    """Return an exit's distribution π, or g(π) for `Kind.ARGMAX`, in float64."""
+    """Return an exit's distribution π, or g(π) for `DrawKind.ARGMAX`, in float64."""
     logits_FV = model.lm_head(o_FD).double()
     return torch.where(is_argmax_F[:, None], change(logits_FV.clone()), logits_FV).softmax(-1)
 

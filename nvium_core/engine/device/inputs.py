@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nvium_core.engine.device.paged_cache import Integers, PagedCache, positions, tokens_of
-from nvium_core.engine.params import DRAW, Draw, Kind
+from nvium_core.engine.params import DRAW, Draw, DrawKind
 from nvium_core.engine.schedule.logit_changes import NUM_FIELDS
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Rows
@@ -90,8 +90,8 @@ class Inputs:
             num_changes=sum(len(front.sequence.changes or ()) for front in fronts),
             has_masks=any(front.sequence.constraint is not None for front in fronts),
             is_ranked=any(draw.is_ranked for draw in draws),
-            mixes=Kind.ARGMAX in kinds or (is_last and Kind.MIXTURE in kinds),
-            has_original=Kind.ORIGINAL in kinds,
+            mixes=DrawKind.ARGMAX in kinds or (is_last and DrawKind.MIXTURE in kinds),
+            has_original=DrawKind.ORIGINAL in kinds,
         )
 
     def num_words(self, variant: Variant) -> int:
@@ -157,7 +157,7 @@ class Inputs:
         row_F["front_slot"] = self._cache.slots_in(page_F, np.array([front.row for front in fronts]))
         row_F["first"] = [front.first for front in fronts]
         row_F[[*Draw._fields]] = np.frombuffer(b"".join([front.sequence.draw_bytes for front in fronts]), DRAW)
-        is_original_F, token_FN = row_F["kind"] == Kind.ORIGINAL, row_F["uniform"][:, 0]
+        is_original_F, token_FN = row_F["kind"] == DrawKind.ORIGINAL, row_F["uniform"][:, 0]
         token_FN[is_original_F, -1] = token_FN[is_original_F, 0]
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from nvium_core.choices import FinishReason, Sampling
 from nvium_core.engine.constraint import ConstraintState
-from nvium_core.engine.params import DRAW, Kind, SamplingParams
+from nvium_core.engine.params import DRAW, DrawKind, SamplingParams
 from nvium_core.engine.schedule.logit_changes import LogitChanges
 from nvium_core.engine.schedule.ngrams import HitRates, Match, Ngrams
 from nvium_core.engine.schedule.randomness import Uniforms
@@ -52,11 +52,11 @@ class Sequence:
         self.choice = choice
         self.params = params
         draw = params.draw(default_sampling)
-        is_certain = draw.kind is Kind.ARGMAX and num_blocks == 1
-        self.draw = draw._replace(kind=Kind.ORIGINAL, temperature=0.0) if is_certain else draw
+        is_certain = draw.kind is DrawKind.ARGMAX and num_blocks == 1
+        self.draw = draw._replace(kind=DrawKind.ORIGINAL, temperature=0.0) if is_certain else draw
         """How to sample. If the model has a single exit, the argmax needs no certificate."""
         self.draw_bytes = np.array([self.draw], DRAW).tobytes()
-        self.is_original = draw.kind is Kind.ORIGINAL
+        self.is_original = draw.kind is DrawKind.ORIGINAL
         self.needs_scores = params.needs_scores
         self.seed = seed
         self.arrival = arrival
@@ -195,7 +195,9 @@ class Sequence:
     def first_verified(self) -> int:
         """First row whose next token the last exit must decide, if the kind is `ORIGINAL`. Otherwise `num_tokens`."""
         return (
-            self.num_verified - 1 if self.draw.kind is Kind.ORIGINAL and self.finish_reason is None else self.num_tokens
+            self.num_verified - 1
+            if self.draw.kind is DrawKind.ORIGINAL and self.finish_reason is None
+            else self.num_tokens
         )
 
     def append_drafts(self, token_ids: Items[int]) -> None:

@@ -1,7 +1,7 @@
 """Decides after a pass which front rows emit, with Triton kernels. The reference is `decide` of ../decide.py.
 
 Routers come first, those of all exits in one product. The head multiplies one row per front, that of the exit taken.
-Only `Kind.ARGMAX` and `Kind.MIXTURE` need the head at every exit.
+Only `DrawKind.ARGMAX` and `DrawKind.MIXTURE` need the head at every exit.
 
 Shapes: F fronts, K exits with a router, N exits, D width, V vocabulary.
 """
@@ -172,7 +172,7 @@ class FusedDecisions:
         return Mixture(*measured, best_NF, second_NF, token_NF)
 
     def _changed(self, logits_NFV: Tensor, inputs: InputViews, variant: Variant, *, only_argmax: bool) -> Tensor:
-        """Apply g to the logits [N, F, V] of all fronts, or only to those of `Kind.ARGMAX`."""
+        """Apply g to the logits [N, F, V] of all fronts, or only to those of `DrawKind.ARGMAX`."""
         if not (variant.num_changes or variant.has_masks):
             return logits_NFV
         num_exits, num_fronts, vocab = logits_NFV.shape

@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 
 from nvium_core.engine.device import decide
-from nvium_core.engine.params import Kind
+from nvium_core.engine.params import DrawKind
 
-ARGMAX, MIXTURE, ORIGINAL = (tl.constexpr(int(kind)) for kind in (Kind.ARGMAX, Kind.MIXTURE, Kind.ORIGINAL))
+ARGMAX, MIXTURE, ORIGINAL = (tl.constexpr(int(kind)) for kind in (DrawKind.ARGMAX, DrawKind.MIXTURE, DrawKind.ORIGINAL))
 NO_TOKEN, GOES_ON = tl.constexpr(decide.NO_TOKEN), tl.constexpr(decide.GOES_ON)
 
 
@@ -281,7 +281,7 @@ def select_logits(
     logits, log_w, peaks, sums, kind, exits, out, stride, num_fronts, vocab,
     num_blocks: tl.constexpr, has_last: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """The logits to sample: log π_mix for `Kind.MIXTURE` at the last exit, else those of the front's exit."""
+    """The logits to sample: log π_mix for `DrawKind.MIXTURE` at the last exit, else those of the front's exit."""
     front = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * block + tl.arange(0, block)
     if has_last & (tl.load(kind + front * stride) == MIXTURE):
@@ -298,7 +298,7 @@ def change_logits(
     logits, out, entries, values, used, kind, stride, num_fronts, vocab,
     only_argmax: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Write changed logits to `out`, a copy of the logits: of all fronts, or those of `Kind.ARGMAX`.
+    """Write changed logits to `out`, a copy of the logits: of all fronts, or those of `DrawKind.ARGMAX`.
 
     Program (block of changes, exit). A change has five words: front, token, repetition, occurrence, bias.
     """
@@ -321,7 +321,7 @@ def mask_logits(
     out, masks, kind, stride, num_fronts, vocab, num_words,
     only_argmax: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Set the logits of forbidden tokens to −inf: of all fronts, or those of `Kind.ARGMAX`.
+    """Set the logits of forbidden tokens to −inf: of all fronts, or those of `DrawKind.ARGMAX`.
 
     Program (front, block of tokens, exit). A word has the bits of 64 tokens.
     """

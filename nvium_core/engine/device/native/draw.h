@@ -12,8 +12,8 @@ namespace nvium {
 constexpr int64_t kNoToken = -1;
 constexpr int64_t kChunk = 256;  // weights per partial sum
 
-// `Kind` in nvium_core/engine/params.py.
-enum Kind : int64_t { kExits, kArgmax, kMixture, kOriginal };
+// `DrawKind` in nvium_core/engine/params.py.
+enum DrawKind : int64_t { kExits, kArgmax, kMixture, kOriginal };
 
 // `Draw` in nvium_core/engine/params.py.
 struct Draw {

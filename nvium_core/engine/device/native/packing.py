@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
-from gguf import GGMLQuantizationType as Kind
+from gguf import GGMLQuantizationType as StoredKind
 from torch import Tensor
 
 from nvium_core.engine.device.arena import Arena
@@ -87,7 +87,7 @@ class Packer:
             self._each_part(weight_ND, matrix.kind, are_finite)
         return matrix.kind, matrix.held().contiguous()
 
-    def _each_part(self, weight_ND: Tensor, kind: Kind, use: Callable[[Any], int]) -> None:
+    def _each_part(self, weight_ND: Tensor, kind: StoredKind, use: Callable[[Any], int]) -> None:
         """Call `use` for all rows as this type, a part at a time. It returns whether their numbers are finite."""
         matrix, is_finite = as_stored(weight_ND), True
         for first in range(0, len(matrix), ROWS_AT_ONCE):
@@ -102,7 +102,7 @@ class Packer:
             raise CheckpointError(f"{matrix.place} has NaN or infinite values")
 
 
-def num_bytes(library: ctypes.CDLL, kind: Kind, num_rows: int, length: int) -> int:
+def num_bytes(library: ctypes.CDLL, kind: StoredKind, num_rows: int, length: int) -> int:
     return cast(int, library.packed_bytes(kind, num_rows, length))
 
 
@@ -110,14 +110,14 @@ def as_stored(weight_ND: Tensor) -> StoredMatrix:
     return weight_ND if isinstance(weight_ND, StoredMatrix) else StoredMatrix(weight_ND.detach())
 
 
-def packed_kind(weight_ND: Tensor) -> Kind:
+def packed_kind(weight_ND: Tensor) -> StoredKind:
     """Return the type of the packed matrix: the stored one, or bfloat16 if this is exact for wider floats."""
     matrix = as_stored(weight_ND)
     if matrix.dtype != torch.float32:
         return FLOATS[matrix.dtype]
-    if matrix.kind not in (Kind.F32, Kind.F64):
+    if matrix.kind not in (StoredKind.F32, StoredKind.F64):
         return matrix.kind
-    return Kind.BF16 if fits_bfloat16(matrix) else Kind.F32
+    return StoredKind.BF16 if fits_bfloat16(matrix) else StoredKind.F32
 
 
 def fits_bfloat16(weight_ND: Tensor) -> bool:

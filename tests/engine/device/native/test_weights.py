@@ -1,6 +1,6 @@
 import pytest
 import torch
-from gguf import GGMLQuantizationType as Kind
+from gguf import GGMLQuantizationType as StoredKind
 
 from nvium_core import Engine, NviumForCausalLM, SamplingParams
 from nvium_core.engine.device import native
@@ -54,19 +54,19 @@ def test_exits_share_one_packed_head():
 
 def test_a_matrix_is_narrowed_only_if_that_is_exact():
     matrix = torch.ones(3, 4)
-    assert packed_kind(matrix) == Kind.BF16
+    assert packed_kind(matrix) == StoredKind.BF16
     matrix[0, 0] = 1 + 2**-20
-    assert packed_kind(matrix) == Kind.F32
-    assert packed_kind(torch.ones(3, 4, dtype=torch.float64)) == Kind.F64
+    assert packed_kind(matrix) == StoredKind.F32
+    assert packed_kind(torch.ones(3, 4, dtype=torch.float64)) == StoredKind.F64
 
 
 def test_quantized_matrices_and_halves_keep_their_type():
     model = random_model([1], dtype=torch.float32, width=64)
     round_to(model, "Q4_0")
     layers, _ = weights.pack_weights(model, packer(model))
-    assert [weight.kind for weight in layers.weights[0].values() if isinstance(weight, Packed)] == [Kind.Q4_0] * 7
+    assert [weight.kind for weight in layers.weights[0].values() if isinstance(weight, Packed)] == [StoredKind.Q4_0] * 7
     halves = StoredMatrix(torch.ones(3, 4, dtype=torch.float16), dtype=torch.float32)
-    assert packed_kind(halves) == Kind.F16
+    assert packed_kind(halves) == StoredKind.F16
 
 
 @pytest.mark.parametrize("is_tied", [False, True])
