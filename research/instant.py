@@ -17,7 +17,8 @@ from nvium_core.engine.device.runner import Backend
 from nvium_core.engine.events import StepReport
 from nvium_core.engine.params import EngineConfig
 from nvium_core.engine.schedule.step import Emission, Outcome, Step, StepResult
-from server.app import create_app, serve
+from server.app import assemble, serve
+from server.generation.service import Service
 from server.http.listener import listen
 from server.settings import Settings
 
@@ -62,13 +63,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     os.sched_setaffinity(0, {args.core})
     loaded = load_model(args.model)
     settings = Settings(schedule="whole", max_sequences=MAX_STREAMS)
-    app = create_app(loaded, settings)
-    engine = app.state.service.engine
+    service = Service(loaded, settings)
+    engine = service.engine
     backend: Backend = InstantBackend(loaded)
     engine.runner.backend, engine.scheduler.tokens_ahead = backend, 0
+    service.start()
     with listen("127.0.0.1", args.port) as listener:
         print(f"instant,http://127.0.0.1:{args.port},{os.getpid()}", flush=True)
-        serve(app, listener)
+        serve(assemble(service), listener)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from prometheus_client import disable_created_metrics
 from starlette.middleware import Middleware
 
-from nvium_core import LoadedModel, load_model
+from nvium_core import load_model
 from nvium_core.text.renderer import RENDERER
 from server.errors import install_error_handlers
 from server.generation.service import Service
@@ -49,12 +49,6 @@ METHODS = sorted({"HEAD", *(method for route in ROUTES for method in route.metho
 
 SLOW_SECONDS = 1.0
 """A faster load logs only that it is done, so that a wrong command line prints a single line."""
-
-
-def create_app(model: LoadedModel, settings: Settings) -> FastAPI:
-    """Create the app for one model. Raise `InvalidRequest` or `SettingsError` if the settings do not fit the model."""
-    service, keys = Service(model, settings), KeyRing(read_keys(settings))
-    return assemble(service, keys_gate(keys, settings))
 
 
 def assemble(service: Service | Loading, gate: Middleware | None = None) -> FastAPI:
@@ -109,9 +103,7 @@ def keys_gate(keys: KeyRing, settings: Settings) -> Middleware | None:
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Run the engine while the app runs, unless the model is still to be loaded."""
-    if isinstance(app.state.service, Service):
-        app.state.service.start()
+    """Stop the engine, if it has started, after the app."""
     try:
         yield
     finally:

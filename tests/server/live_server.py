@@ -16,9 +16,10 @@ import uvicorn
 from fastapi import FastAPI
 
 from nvium_core import LoadedModel
-from server.app import create_app
+from server.app import assemble, keys_gate
 from server.generation.service import Service
 from server.http.config import uvicorn_config
+from server.http.keys import KeyRing, read_keys
 from server.http.listener import listen
 from server.settings import Settings
 from tests.byte_model import NAME, load_byte_model
@@ -57,6 +58,10 @@ class LiveServer:
         return sum(values)
 
 
+def create_app(model: LoadedModel, settings: Settings) -> FastAPI:
+    return assemble(Service(model, settings), keys_gate(KeyRing(read_keys(settings)), settings))
+
+
 @contextmanager
 def live_server(
     model: LoadedModel,
@@ -68,6 +73,8 @@ def live_server(
     settings = Settings(**options)
     app = build(model, settings)
     prepare(app)
+    if isinstance(app.state.service, Service):
+        app.state.service.start()
     listener = listen(settings.host, port=0)
     config = uvicorn_config(app, settings)
     config.timeout_graceful_shutdown = 1

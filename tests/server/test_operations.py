@@ -7,8 +7,8 @@ import pytest
 
 from nvium_core import InvalidRequest
 from nvium_core.engine.worker import IDLE_WAIT_SECONDS
-from server.app import create_app
 from server.errors import REJECTIONS
+from server.generation.service import Service
 from server.http.listener import listen
 from server.settings import Settings
 from server.telemetry.metrics import Metrics, Outcome
@@ -130,7 +130,7 @@ def test_the_heartbeats_age_grows_when_the_device_thread_has_ended(byte_model):
 
 def test_settings_that_the_model_cannot_serve_are_refused(byte_model):
     with pytest.raises(InvalidRequest, match="context"):
-        create_app(byte_model, Settings(context=5000))
+        Service(byte_model, Settings(context=5000))
 
 
 def test_accepted_connections_have_tcp_nodelay():

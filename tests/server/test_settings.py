@@ -9,7 +9,7 @@ from typing_extensions import Doc
 
 from nvium_core import ServerOptions, cli
 from nvium_core.commands.options import takes
-from server.app import create_app
+from server.generation.service import Service
 from server.settings import Settings, SettingsError, injected_variables, read_settings
 from tests.byte_model import load_byte_model, token_ids
 from tests.server.live_server import live_server
@@ -133,4 +133,4 @@ def test_a_chat_template_may_come_from_a_file(byte_model, tmp_path):
         body = server.chat("hi", max_tokens=1, return_token_ids=True).json()
     assert body["prompt_token_ids"] == token_ids("<hi>")
     with pytest.raises(SettingsError, match="chat_template: cannot read"):
-        create_app(load_byte_model(), read_settings({"chat_template": tmp_path / "none"}))
+        Service(load_byte_model(), read_settings({"chat_template": tmp_path / "none"}))

@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nvium_core import LoadedModel
-from server.app import create_app
 from server.http.keys import ApiKey, KeyGate, KeyRing, parsed, read_keys
 from server.http.paths import CHECK
 from server.routes.openapi import document
@@ -20,7 +19,7 @@ from server.settings import Settings, SettingsError, read_settings
 from server.telemetry.metrics import Metrics
 from server.telemetry.record import RequestRecord
 from tests.byte_model import NAME
-from tests.server.live_server import LiveServer, live_server, wait_until
+from tests.server.live_server import LiveServer, create_app, live_server, wait_until
 from tests.server.log_lines import log_lines
 from tests.server.raw_client import asked, error_of, request
 
