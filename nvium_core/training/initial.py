@@ -12,7 +12,7 @@ from nvium_core.model.config import NviumConfig
 from nvium_core.text.chat_template import CHAT_TEMPLATE
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.extension import imported
-from nvium_core.training.recipes.recipe import ModelShape, Recipe, RecipeError
+from nvium_core.training.recipes.recipe import CONFIG_FIELDS, ModelShape, Recipe, RecipeError
 from nvium_core.training.recipes.twins import RUN
 
 
@@ -38,20 +38,9 @@ def with_initial_shape(recipe: Recipe) -> Recipe:
 
 
 def shape_of(config: NviumConfig, context: int) -> ModelShape:
-    return ModelShape(
-        num_layers=config.num_hidden_layers,
-        width=config.hidden_size,
-        mlp_width=config.intermediate_size,
-        num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_key_value_heads,
-        num_exits=config.num_exits,
-        exit_layers=tuple(config.exit_layers or ()),
-        vocab_size=config.vocab_size,
-        context=context,
-        router_width=config.router_hidden_size,
-        adapter_width=config.adapter_hidden_size,
-        tied_head=config.tie_word_embeddings,
-    )
+    same = {ours: getattr(config, theirs) for ours, theirs in CONFIG_FIELDS.items()} | {"context": context}
+    exits = tuple(config.exit_layers or ())
+    return ModelShape(num_exits=config.num_exits, exit_layers=exits, vocab_size=config.vocab_size, **same)
 
 
 def built_model(recipe: Recipe, vocab_size: int, end_token: int) -> NviumForCausalLM:

@@ -20,6 +20,20 @@ class RecipeError(NviumError, ValueError):
     """A recipe is unknown, or a setting is invalid."""
 
 
+CONFIG_FIELDS = {
+    "num_layers": "num_hidden_layers",
+    "width": "hidden_size",
+    "mlp_width": "intermediate_size",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "context": "max_position_embeddings",
+    "router_width": "router_hidden_size",
+    "adapter_width": "adapter_hidden_size",
+    "tied_head": "tie_word_embeddings",
+}
+"""Fields of `ModelShape` → fields of `NviumConfig` with the same value."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
     """The model's shape. If a tokenizer is trained on the text, `vocab_size` is the tokenizer's size.
@@ -57,18 +71,10 @@ class ModelShape:
     def config(self, vocab_size: int, end_token: int) -> NviumConfig:
         return NviumConfig(
             vocab_size=vocab_size,
-            hidden_size=self.width,
-            intermediate_size=self.mlp_width,
-            num_hidden_layers=self.num_layers,
-            num_attention_heads=self.num_heads,
-            num_key_value_heads=self.num_kv_heads,
-            max_position_embeddings=self.context,
             exit_layers=self.exit_depths,
-            router_hidden_size=self.router_width,
-            adapter_hidden_size=self.adapter_width,
-            tie_word_embeddings=self.tied_head,
             bos_token_id=end_token,
             eos_token_id=end_token,
+            **{theirs: getattr(self, ours) for ours, theirs in CONFIG_FIELDS.items()},
         )
 
 
