@@ -21,7 +21,7 @@ from typing import Annotated
 from annotated_types import Ge, Interval, MinLen
 from typing_extensions import Doc
 
-from nvium_core.choices import Device, GenerationDefaults, LogLevel, Precision, Weights
+from nvium_core.choices import Device, GenerationDefaults, LogLevel, Precision, Sampling, Weights
 from nvium_core.engine.params import EngineConfig, ProcessorOptions
 
 Positive = Annotated[int, Ge(1)]
@@ -43,6 +43,19 @@ class ModelOptions(ProcessorOptions):
     weights: Annotated[
         Weights, Doc("Weight format; native dequantizes GGUF weights, q8 and q4 quantize to 8 or 4 bits.")
     ] = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """Sampling parameters of `nvium generate` and `nvium chat`."""
+
+    seed: Annotated[int | None, Doc("For reproducible sampling: same seed, same text.")] = None
+    temperature: Annotated[float | None, Doc("0 takes the most probable token [the model's default, else 1].")] = None
+    top_p: Annotated[float | None, Doc("Nucleus sampling [the model's default, else 1].")] = None
+    sampling: Annotated[
+        Sampling | None,
+        Doc("Sample from the exit taken, the mixture or the last exit [the model's default]."),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,40 +1,27 @@
 """`nvium generate` and `nvium chat`."""
 
 import sys
+from dataclasses import fields
 from typing import Annotated, Any
 
 import typer
 
-from nvium_core.choices import Sampling
 from nvium_core.commands.options import ModelArgument, takes
 from nvium_core.engine.params import EngineConfig, InvalidRequest
-from nvium_core.options import ModelOptions, ServerOptions
+from nvium_core.options import ModelOptions, SamplingOptions, ServerOptions
 
 BUNDLED = "The bundled model only writes short tales. Ask it: Tell me a tale of a fox. Then enter /reset."
 ENGINE_OPTIONS = "schedule", "deterministic", "max_drafts"
-
-SeedOption = Annotated[int | None, typer.Option(help="For reproducible sampling: same seed, same text.")]
-TemperatureOption = Annotated[
-    float | None, typer.Option(help="0 takes the most probable token [the model's default, else 1].")
-]
-SamplingOption = Annotated[
-    Sampling | None,
-    typer.Option(help="Sample from the exit taken, from the mixture or from the last exit [the model's default]."),
-]
-TopPOption = Annotated[float | None, typer.Option(help="Nucleus sampling [the model's default, else 1].")]
 
 
 @takes(ModelOptions)
 @takes(ServerOptions, "generation_config")
 @takes(EngineConfig, *ENGINE_OPTIONS)
+@takes(SamplingOptions)
 def generate(
     model: ModelArgument = None,
     prompt: Annotated[str, typer.Option(help="The text to continue; - reads standard input.")] = "Once upon a time",
     max_tokens: Annotated[int, typer.Option(help="Maximum number of tokens to generate.")] = 128,
-    seed: SeedOption = None,
-    temperature: TemperatureOption = None,
-    top_p: TopPOption = None,
-    sampling: SamplingOption = None,
     **given: Any,
 ) -> None:
     """Continue a prompt in the terminal, each token coloured by its exit. Statistics go to standard error."""
@@ -45,29 +32,26 @@ def generate(
         text.encode()
     except UnicodeError as error:
         raise InvalidRequest("prompt", "must be valid UTF-8 text") from error
-    params = chosen_params(max_tokens=max_tokens, seed=seed, temperature=temperature, top_p=top_p, sampling=sampling)
+    params = chosen_params(given, max_tokens)
     terminal.continue_text(terminal.Terminal(), language_model(model, given), text, params)
 
 
 @takes(ModelOptions)
 @takes(ServerOptions, "generation_config")
 @takes(EngineConfig, *ENGINE_OPTIONS)
+@takes(SamplingOptions)
 def chat(
     model: ModelArgument = None,
     system: Annotated[str | None, typer.Option(help="The system prompt.")] = None,
     max_tokens: Annotated[
         int | None, typer.Option(help="Maximum number of tokens per answer [the rest of the context].")
     ] = None,
-    seed: SeedOption = None,
-    temperature: TemperatureOption = None,
-    top_p: TopPOption = None,
-    sampling: SamplingOption = None,
     **given: Any,
 ) -> None:
     """Chat with a model through its chat template; each line of standard input is a message."""
     from nvium_core import SamplingParams, terminal
 
-    params = chosen_params(max_tokens=max_tokens, seed=seed, temperature=temperature, top_p=top_p, sampling=sampling)
+    params = chosen_params(given, max_tokens)
     SamplingParams(**params)  # check the values before loading the model
     llm, streams = language_model(model, given), terminal.Terminal()
     if model is None:
@@ -77,8 +61,10 @@ def chat(
     terminal.converse(streams, llm, lambda: input("> " if sys.stdin.isatty() else ""), system, params)
 
 
-def chosen_params(**given: Any) -> dict[str, Any]:
-    return {name: value for name, value in given.items() if value is not None}
+def chosen_params(given: dict[str, Any], max_tokens: int | None) -> dict[str, Any]:
+    """Move the sampling parameters out of the given options."""
+    params = {field.name: given.pop(field.name) for field in fields(SamplingOptions) if field.name in given}
+    return params if max_tokens is None else params | {"max_tokens": max_tokens}
 
 
 def language_model(model: str | None, given: dict[str, Any]) -> Any:
