@@ -59,6 +59,7 @@ class Service(Drainable):
         self.vocab_size = loaded.model.config.vocab_size
         self.exit_layers = list(loaded.model.config.exit_layers or [])
         self.precision = loaded.precision()
+        digest = loaded.digest()  # before the engine, whose packing releases the file's pages that this reads
         self.engine = Engine(loaded.model, settings.engine)
         self.num_seats = self.engine.scheduler.bounds.sequences
         self.metrics = metrics or Metrics(settings.latency_buckets)
@@ -66,7 +67,7 @@ class Service(Drainable):
         self.worker = EngineWorker(self.engine, observe=steps.observe)
         self.metrics.watch(self.worker)
         self.admission = Admission(self.num_seats + settings.max_queue)
-        self.fingerprint = fingerprint(loaded, settings, self.engine)
+        self.fingerprint = fingerprint(digest, loaded, settings, self.engine)
         self.metrics.add_model(self._description(loaded), self.num_seats)
         self._tokenize = loaded.tokenizer
         self.tokenizer = loaded.tokenizer.backend_tokenizer
@@ -239,9 +240,9 @@ class Service(Drainable):
         return [Prompt(self.encode(p), p) if isinstance(p, str) else Prompt(p) for p in prompts]
 
 
-def fingerprint(loaded: LoadedModel, settings: Settings, engine: Engine) -> str:
+def fingerprint(digest: str, loaded: LoadedModel, settings: Settings, engine: Engine) -> str:
     """Return an id of the weights, dtype, schedule, CPU instructions and number of threads."""
     dtype = str(loaded.model.dtype).removeprefix("torch.")
     mode = f"{settings.schedule}-deterministic" if settings.deterministic else settings.schedule
-    parts = loaded.digest()[:12], dtype, engine.runner.processor, mode
+    parts = digest[:12], dtype, engine.runner.processor, mode
     return "-".join(part for part in parts if part)
