@@ -5,7 +5,7 @@ saves memory. On a CPU, a part is a block of words, which stays in the cache. On
 there are several only if memory is short. PyTorch's chunked `linear_cross_entropy` is unsuitable: it computes gradients
 in the forward pass, before the weights of the exits in the mixture are known.
 
-Shapes: R rows, C rows of a chunk, D width, V vocabulary, W words of a block, X any.
+Shapes: R rows, C rows of a chunk, D width, V vocabulary, W words of a block, S two more than D, X any.
 """
 
 from functools import cache
@@ -21,7 +21,7 @@ from nvium_core.model.nvium import token_nll
 
 CHUNK_ROWS = 512
 BLOCK_WORDS = 512
-MAX_EXPONENT = 80  # its exponential is finite in float32
+MAX_EXPONENT = 64  # its exponential is finite in float32, also summed over all words
 MAX_LOGITS = 2**26  # if there are more logits, they are computed in parts
 BYTES_PER_LOGIT = 64  # of a GPU's free memory: eight exits' logits in bfloat16 and float32, with some to spare
 CHUNKS = 8  # into which a GPU's logits are split at least
@@ -88,35 +88,41 @@ def block_head_nll(output_XD: Tensor, head_VD: Tensor, target_X: Tensor) -> Tens
 
 class BlockNll(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, output_RD: Tensor, head_VD: Tensor, target_R: Tensor) -> Tensor:
+    def forward(ctx: Any, output_RD: Tensor, head_VD: Tensor, word_R: Tensor) -> Tensor:
         precise = torch.promote_types(output_RD.dtype, torch.float32)
-        blocks = head_VD.split(BLOCK_WORDS)
-        shift_R1 = output_RD.new_zeros(len(output_RD), 1)
-        if output_RD.norm(dim=1).max() * head_VD.norm(dim=1).max() > MAX_EXPONENT:
-            shift_R1 = torch.stack([F.linear(output_RD, block_WD).amax(1, keepdim=True) for block_WD in blocks]).amax(0)
-        sum_R = torch.zeros_like(target_R, dtype=precise)
-        for block_WD in blocks:
-            sum_R += F.linear(output_RD, block_WD).sub_(shift_R1).exp_().sum(1, dtype=precise)
-        log_sum_R = shift_R1.squeeze(1) + sum_R.log()
-        ctx.save_for_backward(output_RD, head_VD, target_R, log_sum_R)
-        return log_sum_R - (output_RD.to(precise) * head_VD[target_R]).sum(1)
+        target_R = (output_RD.to(precise) * head_VD[word_R]).sum(1)
+        blocks, shift_R = head_VD.split(BLOCK_WORDS), target_R
+        if (output_RD.norm(dim=1) * head_VD.norm(dim=1).max() - target_R).max() > MAX_EXPONENT:
+            max_R = torch.stack([F.linear(output_RD, block_WD).amax(1) for block_WD in blocks]).amax(0).to(precise)
+            shift_R = target_R.where(max_R - target_R <= MAX_EXPONENT, max_R)
+        shifted_RS, head_VS = shifted(output_RD, head_VD, shift_R)
+        sum_R = torch.zeros_like(target_R)
+        for block_WS in head_VS.split(BLOCK_WORDS):
+            sum_R += F.linear(shifted_RS, block_WS).exp_().sum(1, dtype=precise)
+        log_sum_R = shift_R + sum_R.log()
+        ctx.save_for_backward(output_RD, head_VD, word_R, log_sum_R)
+        return sum_R.log() + (shift_R - target_R)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient_R: Tensor) -> tuple[Tensor, Tensor, None]:
-        output_RD, head_VD, target_R, log_sum_R = ctx.saved_tensors
+        output_RD, head_VD, word_R, log_sum_R = ctx.saved_tensors
         dtype, gradient_R1 = output_RD.dtype, gradient_R[:, None]
-        # In two more columns, the product subtracts the logarithm of the sum before it is rounded.
-        high_R1 = log_sum_R[:, None].to(dtype)
-        low_R1 = (log_sum_R[:, None] - high_R1).to(dtype)
-        shifted = torch.cat([output_RD, -high_R1, -low_R1], 1)
-        head_VS = torch.cat([head_VD, head_VD.new_ones(len(head_VD), 2)], 1)
+        shifted_RS, head_VS = shifted(output_RD, head_VD, log_sum_R)
         weighted_RD = (output_RD * gradient_R1).to(dtype)
         mean_RD, gradients = torch.zeros_like(output_RD, dtype=gradient_R.dtype), []
         for block_WD, block_WS in zip(head_VD.split(BLOCK_WORDS), head_VS.split(BLOCK_WORDS), strict=True):
-            probs_RW = F.linear(shifted, block_WS).exp_()
+            probs_RW = F.linear(shifted_RS, block_WS).exp_()
             mean_RD += probs_RW @ block_WD
             gradients.append(probs_RW.T @ weighted_RD)
         gradient_VD = torch.cat(gradients).to(gradient_R.dtype)
-        gradient_VD.index_add_(0, target_R, -weighted_RD.to(gradient_R.dtype))
-        return (mean_RD - head_VD[target_R]) * gradient_R1, gradient_VD, None
+        gradient_VD.index_add_(0, word_R, -weighted_RD.to(gradient_R.dtype))
+        return (mean_RD - head_VD[word_R]) * gradient_R1, gradient_VD, None
+
+
+def shifted(output_RD: Tensor, head_VD: Tensor, shift_R: Tensor) -> tuple[Tensor, Tensor]:
+    """Return factors of the logits minus the shift. Two more columns subtract it before the product is rounded."""
+    high_R = shift_R.to(output_RD.dtype)
+    low_R = (shift_R - high_R).to(output_RD.dtype)
+    columns = torch.stack([-high_R, -low_R], 1)
+    return torch.cat([output_RD, columns], 1), torch.cat([head_VD, head_VD.new_ones(len(head_VD), 2)], 1)

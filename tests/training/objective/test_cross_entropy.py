@@ -27,12 +27,29 @@ def test_parts_do_not_change_losses_or_gradients(nll_in_parts, num_rows, num_wor
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("logit", [79.0, 200.0, -200.0])
-def test_large_logits_do_not_overflow(logit):
-    example = torch.tensor([[logit]]), torch.tensor([[1.0], [0.99]]), torch.tensor([1]), torch.ones(1)
+@pytest.mark.parametrize("logit", [63.0, 79.0, 200.0, -200.0])
+@pytest.mark.parametrize("word", [0, -1])
+def test_large_logits_do_not_overflow(logit, word):
+    head = torch.linspace(0.999, 1, 20_000)[:, None]
+    head[0] = 0.5
+    example = torch.tensor([[logit]]), head, torch.tensor([word % len(head)]), torch.ones(1)
     found = gradients(block_head_nll, *example)
     for one, other in zip(found, gradients(lambda o, h, t: token_nll(o @ h.T, t), *example), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@PARTS
+@pytest.mark.parametrize("logit", [10.0, 30.0])
+def test_the_losses_of_certain_tokens_are_precise_in_bfloat16(nll_in_parts, logit):
+    """The target's logit must not be rounded in the sum only."""
+    generator = torch.Generator().manual_seed(0)
+    head = torch.randn(2000, 256, generator=generator) / 16
+    target = torch.arange(64)
+    output = logit * head[target] + 0.3 * torch.randn(64, 256, generator=generator)
+    exact = token_nll(output.double() @ head.double().T, target).float()
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = nll_in_parts(output, head, target)
+    torch.testing.assert_close(losses, exact, rtol=0.05, atol=1e-5)
 
 
 def test_on_a_gpu_free_memory_decides_about_chunks(monkeypatch):
