@@ -103,7 +103,7 @@ def keys_gate(keys: KeyRing, settings: Settings) -> Middleware | None:
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Stop the engine, if it has started, after the app."""
+    """At the end, stop the engine if the model was loaded."""
     try:
         yield
     finally:

@@ -83,7 +83,7 @@ class ConversationError(NviumError, ValueError):
 
 
 class ChatTemplate:
-    """A tokenizer's chat template, which gets `developer` messages as `system` messages.
+    """A tokenizer's chat template. Messages of role `developer` are rendered as `system` messages.
 
     Raise `ConversationError` if the template cannot be parsed.
 

@@ -59,7 +59,7 @@ class Service(Drainable):
         self.vocab_size = loaded.model.config.vocab_size
         self.exit_layers = list(loaded.model.config.exit_layers or [])
         self.precision = loaded.precision()
-        digest = loaded.digest()  # before the engine, whose packing releases the file's pages that this reads
+        digest = loaded.digest()  # before the engine packs the weights and releases the pages of the file
         self.engine = Engine(loaded.model, settings.engine)
         self.num_seats = self.engine.scheduler.bounds.sequences
         self.metrics = metrics or Metrics(settings.latency_buckets)

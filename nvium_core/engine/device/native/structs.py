@@ -9,7 +9,7 @@ from typing import Any
 FOLDER = Path(__file__).parent
 STRUCT = r"^(?:template <.*> )?struct {} {{\n(.*?)^}};"
 BODY = re.compile(r"[^;{}]*\{[^{}]*\}")  # of a function
-FIELDS = re.compile(r"\s*(?:const )?(\w+)(?:<[^;]*>)?([ *][\w\s,*]*)")
+DECLARATION = re.compile(r"\s*(?:const )?(\w+)(?:<[^;]*>)?([ *][\w\s,*]*)")
 NUMBERS = {"int64_t": ctypes.c_int64, "double": ctypes.c_double}
 
 
@@ -26,7 +26,7 @@ def struct(name: str) -> Any:
     while BODY.search(content):
         content = BODY.sub("", content)
     for declaration in content.split(";")[:-1]:
-        if not (found := FIELDS.fullmatch(declaration)):
+        if not (found := DECLARATION.fullmatch(declaration)):
             raise ValueError(f"Python cannot fill the field of {name}: {declaration.strip()}")
         kind, names = found.groups()
         pointer = ctypes.c_char_p if kind == "uint8_t" else ctypes.c_void_p

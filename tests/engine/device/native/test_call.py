@@ -161,7 +161,7 @@ def test_tiles_multiply_like_the_layers(instructions, kind, width):
     assert_equal_to_layers(model, instructions, is_tiled=True)
 
 
-def test_a_pass_uses_tiles_from_32_rows_on_whosesoever_they_are(instructions):
+def test_tiles_are_used_from_32_rows_of_all_sequences_on(instructions):
     """Each sequence has one row. Tiles round rows in bfloat16, so results differ where they are used."""
     model = random_model([1, 2, 3], dtype=torch.bfloat16, width=64, vocab_size=50, spread=0.5)
     for num_rows in (MIN_TILED_ROWS - 1, MIN_TILED_ROWS):
