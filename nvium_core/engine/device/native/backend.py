@@ -125,10 +125,9 @@ class NativeBackend:
         num_top = run.sequence.params.logprobs or 0
         if num_top < self._call.scores.num_top:
             own = [score._replace(top=score.top[:num_top]) for score in own]
-        emissions = self._emissions[number][: native.num_emitted]
-        filled = self._filled[first : first + self._num_exits].tolist()
-        emissions = [Emission(each.token, each.block, each.log_p) for each in emissions]
-        return Outcome(filled, native.log_reached, emissions, own)
+        emitted = self._emissions[number][: native.num_emitted]
+        filled_N = self._filled[first : first + self._num_exits].tolist()
+        return Outcome(filled_N, native.log_reached, [Emission(e.token, e.block, e.log_p) for e in emitted], own)
 
     def _prepare_scores(self, step: Step) -> None:
         """Allocate memory for the scores of all rows that may pass the last block. The call sets `num_rows`."""
