@@ -175,9 +175,9 @@ class LLM:
         room = self.engine.context - len(prompt)
         if room < 1:
             raise ContextLengthExceeded(len(prompt), 1, self.engine.context)
-        ends = (*sampling.get("stop_token_ids", ()), *self._template.stop_token_ids)
-        stops = (*as_strings(sampling.get("stop", ())), *self._template.stops)
-        return {"max_tokens": room, **sampling, "stop_token_ids": ends, "stop": stops}
+        ends, stops = self._template.ends(ignore_eos=sampling.get("ignore_eos", False))
+        given = {"stop_token_ids": (*sampling.get("stop_token_ids", ()), *ends)}
+        return {"max_tokens": room, **sampling, **given, "stop": (*as_strings(sampling.get("stop", ())), *stops)}
 
     def _complete(self, prompts: Sequence[list[int]], **sampling: Any) -> Completions:
         params, stops = self._params(**sampling)

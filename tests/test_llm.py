@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
@@ -104,6 +105,15 @@ def test_a_stop_string_ends_the_text_before_it(llm):
     with_stop = llm.generate("Once", max_tokens=60, seed=3, stop=[stop], include_stop_str_in_output=True)
     assert with_stop.text == whole.text[:at] + stop
     assert not llm.engine.has_work
+
+
+@pytest.mark.parametrize("name", ["stops", "stop_token_ids"])
+def test_ignore_eos_also_continues_after_the_chat_templates_end_of_turn(llm, name):
+    ask = partial(llm.chat, [{"role": "user", "content": "hi"}], max_tokens=60, seed=3)
+    free = ask(ignore_eos=True)
+    setattr(llm._template, name, (free.text[0] if name == "stops" else free.token_ids[0],))
+    assert len(ask().token_ids) == 1
+    assert ask(ignore_eos=True).token_ids == free.token_ids
 
 
 def test_a_stop_token_has_no_text_and_flushes_the_buffer(llm):

@@ -87,7 +87,7 @@ class ChatTemplate:
 
     Raise `ConversationError` if the template cannot be parsed.
 
-    stops, stop_token_ids: end the assistant's turn, in addition to the model's end-of-text.
+    stops, stop_token_ids: end the assistant's turn, in addition to the model's end-of-text. Use `ends`.
     call_format: the model's tool call format, or None if it is not supported.
     call_marker: id of the special token that may precede calls, or None.
     thinks: whether the template supports reasoning.
@@ -115,6 +115,10 @@ class ChatTemplate:
         end = tokenizer.eos_token_id
         self.stops = PLAIN_STOPS if self._is_plain else ()
         self.stop_token_ids: tuple[int, ...] = () if self._is_plain or end is None else (end,)
+
+    def ends(self, *, ignore_eos: bool = False) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Return the stop tokens and stop strings. `ignore_eos` drops both, as in vLLM."""
+        return ((), ()) if ignore_eos else (self.stop_token_ids, self.stops)
 
     def token_ids(self, messages: Sequence[Json], tools: Sequence[Json], *, adds_prompt: bool = True) -> list[int]:
         return self.prompt(Conversation(messages, tools, adds_prompt))

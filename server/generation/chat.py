@@ -18,8 +18,8 @@ async def start_chat(service: Service, chat: ChatRequest, record: RequestRecord,
             prompt = await service.render_chat(chat.conversation())
             compiled = await service.constraint(output_format)
         max_tokens = service.max_tokens(chat.requested_max_tokens, len(prompt.token_ids), chat.num_choices)
-        params = chat.params(compiled.constraint, max_tokens, template.stop_token_ids)
-        ends_turn = is_text and not chat.ignore_eos
+        stop_token_ids, stops = template.ends(ignore_eos=chat.ignore_eos)
+        params = chat.params(compiled.constraint, max_tokens, stop_token_ids)
         return start(
             service,
             chat,
@@ -27,6 +27,6 @@ async def start_chat(service: Service, chat: ChatRequest, record: RequestRecord,
             [prompt],
             record,
             tenant=tenant,
-            stops=template.stops if ends_turn else (),
+            stops=stops if is_text else (),
             ignored=compiled.ignored,
         )

@@ -130,8 +130,7 @@ class ChatRequest(TemplateOptions, GenerationRequest):
 
     def params(self, constraint: Constraint | None, max_tokens: int, end_of_turn: Sequence[int]) -> SamplingParams:
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        also_stops_at = () if self.ignore_eos else end_of_turn
-        return self.sampling(max_tokens, constraint, also_stops_at=also_stops_at, logprobs=logprobs)
+        return self.sampling(max_tokens, constraint, also_stops_at=end_of_turn, logprobs=logprobs)
 
     def check(self, limits: RequestLimits) -> None:
         super().check(limits)

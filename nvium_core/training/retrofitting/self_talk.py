@@ -36,7 +36,7 @@ class SelfTalk:
             raise DataError("a model without a chat template cannot generate conversations; pass --data")
         self._tokenizer = tokenizer
         self._engine = Engine(model, EngineConfig(max_sequences=MAX_SEQUENCES))
-        self._stop_token_ids = ChatTemplate(tokenizer).stop_token_ids
+        self._stop_token_ids, _ = ChatTemplate(tokenizer).ends()
         rendered = tokenizer.apply_chat_template([user(MARK)], add_generation_prompt=True, tokenize=False)
         before, after = str(rendered).split(MARK)
         self._before, self._after = (tokenizer.encode(text, add_special_tokens=False) for text in (before, after))
