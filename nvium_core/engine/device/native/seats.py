@@ -1,6 +1,5 @@
 """Seats for native calls: pages, tokens and sampling parameters of running sequences. Only changes are rewritten."""
 
-import ctypes
 from array import array
 from typing import Any
 from weakref import ref
@@ -8,12 +7,10 @@ from weakref import ref
 from nvium_core.engine.device.native.structs import filled, struct
 from nvium_core.engine.device.native.weights import address
 from nvium_core.engine.params import MAX_DRAFTS
-from nvium_core.engine.schedule.logit_changes import FIELDS, NUM_FIELDS
+from nvium_core.engine.schedule.logit_changes import NUM_FIELDS
 from nvium_core.engine.schedule.sequence import Sequence
 
 MAX_EMISSIONS = max(32, MAX_DRAFTS + 1)  # maximum tokens that one run emits in a call
-
-assert struct("Change")._fields_ == [(name, ctypes.c_double) for name in FIELDS]
 
 
 class SeatMemory:

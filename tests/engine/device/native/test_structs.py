@@ -10,6 +10,7 @@ import pytest
 from nvium_core.engine.device.native import structs
 from nvium_core.engine.device.native.structs import FOLDER, filled, struct
 from nvium_core.engine.params import DRAW
+from nvium_core.engine.schedule.logit_changes import FIELDS
 
 TEMPLATES = ["Layer", "Exit", "Model"]
 PLAIN = ["Emission", "Run", "BlockReport", "Scores", "Call", "Change", "Draw", "Seat", "Matrix", "StoredRows"]
@@ -36,8 +37,9 @@ def test_fields_are_where_the_compiler_places_them():
     assert "static assertion failed" in compiler_error([checks[0].replace("==", "!=")])
 
 
-def test_draws_have_the_fields_of_the_sampling_parameters():
+def test_draws_and_changes_have_the_fields_of_the_engines_arrays():
     assert np.dtype(struct("Draw")) == DRAW
+    assert np.dtype(struct("Change")) == [(name, float) for name in FIELDS]
 
 
 @pytest.fixture
