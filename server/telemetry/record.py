@@ -111,11 +111,12 @@ class RequestRecord:
         return "invalid" if self.status >= 400 else "completed"
 
     def close(self, *, is_routine: bool = False) -> None:
-        """Count and log the request. A routine request is logged at level `debug`."""
+        """Count and log the request. A routine request is logged at level `debug`, and counted only if it failed."""
         closed_at = time.monotonic()
         if self.is_passed_on:
             return
-        self._count(closed_at - self.arrived_at)
+        if self.error or not is_routine:
+            self._count(closed_at - self.arrived_at)
         write = log.debug if is_routine else log.info
         write(
             "request",

@@ -168,13 +168,16 @@ async def test_a_body_that_breaks_off_is_one_refusal(watched):
     )
 
 
-def test_probes_and_public_files_have_no_line_unless_they_fail(watched):
+def test_probes_and_public_files_have_no_line_and_no_count_unless_they_fail(watched):
+    series = [f'nvium_requests_total{{endpoint="other",outcome="{outcome}"}}' for outcome in ("completed", "invalid")]
+    before = [watched.gauge(name) for name in series]
     with secretive(num_lines=2) as log:
         for path in ("/livez", "/readyz", "/", "/metrics", "/v1/models"):
             assert watched.http.get(path).status_code == 200
         watched.http.get("/assets/nope.js")
         watched.http.get("/version")
     assert [line["target"] for line in log.lines] == ["GET /assets/nope.js", "GET /version"]
+    assert [watched.gauge(name) for name in series] == [before[0] + 1, before[1] + 1]
 
 
 def test_a_disconnect_is_logged_with_the_tokens_generated_so_far(watched):
