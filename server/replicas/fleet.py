@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import random
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Collection
@@ -86,7 +87,7 @@ class Replica:
                     await self._probe(process)
             code = await process.wait()
             is_refused = code == USER_ERROR and line != READY
-            return line.decode().strip() if is_refused else f"replicas: a replica ended with exit code {code}"
+            return line.decode().strip() if is_refused else f"replicas: a replica {ending(code)}"
         finally:
             self.is_ready = False
             if process.returncode is None:
@@ -199,6 +200,14 @@ def own_options(settings: Settings, count: int) -> dict[str, object]:
     public: dict[str, object] = dict.fromkeys(("api_keys_file", "requests_per_minute", "ssl_certfile", "ssl_keyfile"))
     own = {"threads": threads, "http_keep_alive_seconds": KEEP_ALIVE_SECONDS, "goodbye_seconds": 0}
     return {**public, **own, "cors_origins": ()}
+
+
+def ending(code: int) -> str:
+    """Return how a process ended, from its exit code or, if negative, its signal."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    hint = ", which the system sends when memory runs out" if code == -signal.SIGKILL else ""
+    return f"was ended by {signal.Signals(-code).name}{hint}"
 
 
 async def stop(process: asyncio.subprocess.Process) -> None:

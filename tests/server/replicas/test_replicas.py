@@ -24,6 +24,7 @@ from tests.server.server_process import server_process
 LONG = 1500
 NUM_STREAMS, NUM_WHOLE = 12, 24
 STORED = ("responses", "completed"), ("responses", "invalid"), ("other", "invalid")
+OUT_OF_MEMORY = "which the system sends when memory runs out"
 SERVES = "from nvium_core.commands.serving import serve; serve()"
 
 
@@ -185,17 +186,20 @@ async def test_a_replica_that_keeps_ending_is_started_again_after_growing_pauses
 
 
 @pytest.mark.parametrize(
-    ("printed", "code", "is_started", "reason"),
+    ("printed", "end", "is_started", "reason"),
     [
-        ("ready", 0, True, "replicas: a replica ended with exit code 0"),
-        ("model: is damaged", 2, False, "model: is damaged"),
-        ("model: is damaged", 1, False, "replicas: a replica ended with exit code 1"),
+        ("ready", "sys.exit(0)", True, "replicas: a replica ended with exit code 0"),
+        ("model: is damaged", "sys.exit(2)", False, "model: is damaged"),
+        ("model: is damaged", "sys.exit(1)", False, "replicas: a replica ended with exit code 1"),
+        ("loading", "os.abort()", False, "replicas: a replica was ended by SIGABRT"),
+        ("loading", "os.kill(os.getpid(), 9)", False, f"replicas: a replica was ended by SIGKILL, {OUT_OF_MEMORY}"),
     ],
 )
 async def test_what_a_library_prints_is_neither_the_start_nor_the_error(
-    monkeypatch, tmp_path, printed, code, is_started, reason
+    monkeypatch, tmp_path, printed, end, is_started, reason
 ):
-    monkeypatch.setattr(module, "PROGRAM", f"print('a library'); print({printed!r}); raise SystemExit({code})")
+    program = f"import os, sys; print('a library'); print({printed!r}, flush=True); {end}"
+    monkeypatch.setattr(module, "PROGRAM", program)
     [replica] = Fleet(Settings(device="cpu"), Metrics()).replicas
     replica.connect(str(tmp_path))
     assert await replica.run() == reason
