@@ -335,9 +335,7 @@ template <typename T> class BlockForward {
   }
 
   Operand<A> rows_for(std::initializer_list<Matrix> weights, const std::vector<A>& x, int64_t length) {
-    const bool has_quantized = std::any_of(weights.begin(), weights.end(), std::mem_fn(&Matrix::is_quantized));
-    const bool may_tile = std::any_of(weights.begin(), weights.end(), [](const Matrix& each) { return each.kind == kStoredBF16; });
-    return operand(model_.num_threads, x.data(), num_rows_, length, has_quantized, may_tile ? tile_parts_ : 0, forms_);
+    return operand(model_.num_threads, x.data(), num_rows_, length, weights, tile_parts_, forms_);
   }
 
   const Model<T> model_;

@@ -14,7 +14,7 @@ template <typename A>
 void linear(int num_threads, const std::vector<A>& x, const Matrix& weight, const A* bias, int64_t num_rows,
             int64_t length, int64_t count, A* y) {
   static thread_local Forms forms;
-  const Operand<A> rows = operand(num_threads, x.data(), num_rows, length, weight.is_quantized(), 0, forms);
+  const Operand<A> rows = operand(num_threads, x.data(), num_rows, length, {weight}, 0, forms);
   ThreadPool::shared().run(num_threads, num_panels<A>(count), [&](int64_t begin, int64_t end) {
     project_into(rows, weight, count, begin, end, y);
   });

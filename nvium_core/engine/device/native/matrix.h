@@ -5,9 +5,8 @@
 // one or two elements), so that memory is read in order. The last vector is padded with zeros.
 #pragma once
 
-#include "rounded.h"
+#include "rounded_tiles.h"
 #include "thread_pool.h"
-#include "tiles.h"
 
 namespace nvium {
 
@@ -123,32 +122,46 @@ template <typename A> struct Operand {
   const A* x;
   int64_t num_rows, length;
   const RoundedRows* rounded = nullptr;
-  const TiledRows* tiled = nullptr;  // null if tiles are not used
+  const ByteRows* bytes = nullptr;   // null if no tiles of bytes are used
+  const TiledRows* tiled = nullptr;  // null if no tiles of bfloat16 are used
 };
 
 // Memory for the forms of an operand.
 struct Forms {
   RoundedRows rounded;
+  ByteRows bytes;
   TiledRows tiled;
 };
 
-// Return rows to multiply by matrices of which some may be quantized. They are valid until `forms` is used again.
-// `tile_parts`: number of bfloat16 parts of each number in AMX tiles, 0 without tiles.
+// Return rows to multiply by these matrices. They are valid until `forms` is used again. `tile_parts`: number of bfloat16
+// parts of each number in AMX tiles, 0 without tiles.
 template <typename A>
-Operand<A> operand(int num_threads, const A* x, int64_t num_rows, int64_t length, bool has_quantized, int64_t tile_parts,
-                   Forms& forms) {
+Operand<A> operand(int num_threads, const A* x, int64_t num_rows, int64_t length, std::initializer_list<Matrix> weights,
+                   int64_t tile_parts, Forms& forms) {
   Operand<A> out{x, num_rows, length};
   if constexpr (std::is_same_v<A, float>) {
     const auto parallel = [&](auto&& form) { ThreadPool::shared().run(num_threads, num_rows, form); };
-    if (has_quantized) {
-      out.rounded = &forms.rounded.resized(num_rows, length);
+    for (const Matrix& weight : weights)
+      if (kMayTile<A> && tile_parts && weight.kind == kStoredBF16 && length % kTileDepth == 0)
+        out.tiled = &forms.tiled;
+      else if (kMayTile<A> && tile_parts && fits_byte_tiles(weight.kind))
+        out.bytes = &forms.bytes;
+      else if (weight.is_quantized())
+        out.rounded = &forms.rounded;
+    if (out.rounded) {
+      forms.rounded.resize(num_rows, length);
       parallel([&](int64_t begin, int64_t end) { round_rows(x, length, begin, end, forms.rounded); });
     }
-    if constexpr (kMayTile<A>)
-      if (tile_parts && length % kTileDepth == 0) {
-        out.tiled = &forms.tiled.resized(num_rows, length, tile_parts);
+    if constexpr (kMayTile<A>) {
+      if (out.bytes) {
+        forms.bytes.resize(num_rows, length);
+        parallel([&](int64_t begin, int64_t end) { round_blocks(x, length, begin, end, forms.bytes); });
+      }
+      if (out.tiled) {
+        forms.tiled.resize(num_rows, length, tile_parts);
         parallel([&](int64_t begin, int64_t end) { split_rows(x, length, begin, end, forms.tiled); });
       }
+    }
   }
   return out;
 }
@@ -177,6 +190,11 @@ void project(const Operand<A>& in, const Matrix& matrix, int64_t count, int64_t 
       if (matrix.is_quantized()) {
         const Packing packing = packing_of(matrix.kind);
         const char* at = matrix.data + panel * panel_rows<A> * packing.bytes(in.length);
+        if constexpr (kMayTile<A>)
+          if (in.bytes && fits_byte_tiles(matrix.kind)) {
+            multiply_blocks(*in.bytes, in.num_rows, packing, at, use_vector);
+            continue;
+          }
         multiply_rounded(*in.rounded, in.num_rows, packing, at, use_vector);
         continue;
       }

@@ -43,11 +43,10 @@ struct RoundedRows {
   std::vector<float> scales;
   std::vector<int32_t> counts;
 
-  RoundedRows& resized(int64_t num_rows, int64_t length) {
+  void resize(int64_t num_rows, int64_t length) {
     num_groups = length / kRoundedGroup, rows_together = std::min(num_rows, kUnpackedRows);
     const int64_t count = index(num_rows - 1, num_groups - 1) + 1;
     numbers.resize(count * kRoundedGroup), scales.resize(count), counts.resize(2 * count);
-    return *this;
   }
 
   // Return the place of a row's group.
@@ -57,30 +56,49 @@ struct RoundedRows {
   }
 };
 
-// Round a group x to group i of `out`. A group with a number that is not finite gets a scale of NaN.
-inline void round_group(const float* x, int64_t i, RoundedRows& out) {
-  floats most{}, invalid{};
-  for (int64_t at = 0; at < kRoundedGroup; at += lanes<float>) {
-    const floats part = load(x + at), size = bits_as<floats>(bits_as<ints>(part) & 0x7FFFFFFF);
-    most = size > most ? size : most, invalid += part - part;
+inline int32_t total_of(const ints& x) {
+  int32_t sum = 0;
+  for (int64_t n = 0; n < lanes<float>; ++n) sum += x[n];
+  return sum;
+}
+
+// How to round some numbers. If one of them is not finite, the scale is NaN.
+struct Rounding {
+  float factor, scale;
+
+  Rounding(const float* x, int64_t count) {
+    floats most{}, invalid{};
+    for (int64_t at = 0; at < count; at += lanes<float>) {
+      const floats part = load(x + at), size = bits_as<floats>(bits_as<ints>(part) & 0x7FFFFFFF);
+      most = size > most ? size : most, invalid += part - part;
+    }
+    float peak = most[0];
+    for (int64_t n = 1; n < lanes<float>; ++n) peak = std::max(peak, most[n]);
+    factor = peak > 1e-30f ? kRoundedLimit / peak : 0;  // smaller numbers become zero
+    scale = peak / kRoundedLimit + total<float>(invalid);
   }
-  float peak = most[0];
-  for (int64_t n = 1; n < lanes<float>; ++n) peak = std::max(peak, most[n]);
-  const float factor = peak > 1e-30f ? kRoundedLimit / peak : 0;  // smaller numbers become zero
+
+  ints rounded(const floats& x) const {
+    const floats shifted = x * factor + 12582912.0f;  // 1.5 · 2^23, to round to an integer
+    return bits_as<ints>(shifted) - 0x4B400000;
+  }
+};
+
+// Round a group x to group i of `out`.
+inline void round_group(const float* x, int64_t i, RoundedRows& out) {
+  const Rounding rounding(x, kRoundedGroup);
   for (int64_t half = 0; half < 2; ++half) {
     ints sum{};
     for (int64_t at = half * kCounted; at < (half + 1) * kCounted; at += lanes<float>) {
-      const floats shifted = load(x + at) * factor + 12582912.0f;  // 1.5 · 2^23, to round to an integer
-      const ints rounded = bits_as<ints>(shifted) - 0x4B400000;
+      const ints rounded = rounding.rounded(load(x + at));
       auto numbers = __builtin_convertvector(rounded, Narrow<int16_t, float>);
       if (kHasDotProducts) split_bytes(numbers);
       store(numbers, &out.numbers[i * kRoundedGroup + at]);
       sum += rounded;
     }
-    out.counts[2 * i + half] = 0;
-    for (int64_t n = 0; n < lanes<float>; ++n) out.counts[2 * i + half] += sum[n];
+    out.counts[2 * i + half] = total_of(sum);
   }
-  out.scales[i] = peak / kRoundedLimit + total<float>(invalid);
+  out.scales[i] = rounding.scale;
 }
 
 inline void round_rows(const float* x, int64_t length, int64_t begin, int64_t end, RoundedRows& out) {
@@ -123,6 +141,12 @@ template <typename N> struct PanelGroup {
   floats scales[kParts][kPanel], minima[kParts][kPanel]{};
   bool has_min;
   int32_t offset;
+
+  // Return the factor of a packing with levels. They come before the numbers, and before those of the minima.
+  ints factor(int part, int k) const {
+    const char* factors = numbers[part] - (has_min ? 2 : 1) * kPanel * lanes<float>;
+    return widened(reinterpret_cast<const int8_t*>(factors + k * lanes<float>));
+  }
 };
 
 // Add the products of R groups of x, from `first` on, and a panel to `sums` [R, kPanel]. `unpack(part, w, vector, weights)`.
@@ -190,6 +214,8 @@ template <typename N> class PanelReader {
     if (prefetches)
       for (; read < at_; read += 64) __builtin_prefetch(read + kPrefetchBytes);
   }
+
+  const floats* levels() const { return levels_[0]; }
 
  private:
   void read_halves(floats (&scales)[kPanel], floats (&minima)[kPanel]) {

@@ -2,7 +2,7 @@
 //
 // Every float32 is exactly the sum of three bfloat16 parts. So with three parts the results are as precise as in float32.
 // A model in bfloat16 rounds its rows to one part. Tiles sum in another order than matrix.h, so the last bits of a result
-// may differ. Weights of other types do not use tiles: those that need three parts are no faster in tiles.
+// may differ. Weights of other floats do not use tiles: those that need three parts are no faster in tiles.
 #pragma once
 
 #include <vector>
@@ -25,10 +25,9 @@ struct TiledRows {
   std::vector<uint16_t> parts;
 
   // Resize for `num_rows` rows, padded to whole pairs of tiles. The results of padding rows are never read.
-  TiledRows& resized(int64_t num_rows, int64_t length, int64_t num_parts_) {
+  void resize(int64_t num_rows, int64_t length, int64_t num_parts_) {
     num_parts = num_parts_, num_groups = length / kTileDepth;
     parts.resize(index((num_rows + 2 * kTile - 1) / (2 * kTile) * 2 * kTile, 0));
-    return *this;
   }
 
   // Return the place of the first part of a row's group.
@@ -40,11 +39,11 @@ struct TiledRows {
 #if defined(__AVX512F__) && defined(__linux__)
 
 template <typename A> constexpr bool kMayTile = std::is_same_v<A, float>;
-#define NVIUM_TILES __attribute__((target("amx-tile,amx-bf16")))
+#define NVIUM_TILES __attribute__((target("amx-tile,amx-bf16,amx-int8")))
 
 // Return true if the processor has AMX tiles and the operating system grants them to this process.
 inline bool has_tiles() {
-  static const bool granted = __builtin_cpu_supports("amx-bf16") && !syscall(SYS_arch_prctl, 0x1023, 18);
+  static const bool granted = __builtin_cpu_supports("amx-bf16") && __builtin_cpu_supports("amx-int8") && !syscall(SYS_arch_prctl, 0x1023, 18);
   return granted;
 }
 

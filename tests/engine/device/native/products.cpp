@@ -57,7 +57,7 @@ bool is_right(int64_t stored) {
   const auto multiply = [&](const float* of, int64_t num_rows, float* to) {
     Forms forms;
     const Matrix matrix{stored, packed.data()};
-    project_into(operand(2, of, num_rows, kLength, true, false, forms), matrix, kCount, 0, num_panels<float>(kCount), to);
+    project_into(operand(2, of, num_rows, kLength, {matrix}, 0, forms), matrix, kCount, 0, num_panels<float>(kCount), to);
   };
   multiply(x.data(), kRows, y.data());
   for (int64_t r = 0; r < kRows; ++r) {

@@ -161,9 +161,13 @@ def test_tiles_multiply_like_the_layers(instructions, kind, width):
     assert_equal_to_layers(model, instructions, is_tiled=True)
 
 
-def test_tiles_are_used_from_32_rows_of_all_sequences_on(instructions):
-    """Each sequence has one row. Tiles round rows in bfloat16, so results differ where they are used."""
-    model = random_model([1, 2, 3], dtype=torch.bfloat16, width=64, vocab_size=50, spread=0.5)
+@pytest.mark.parametrize("kind", ["bfloat16", "Q4_K"])
+def test_tiles_are_used_from_32_rows_of_all_sequences_on(instructions, kind):
+    """Each sequence has one row. Tiles round rows differently, so results differ where they are used."""
+    dtype = torch.bfloat16 if kind == "bfloat16" else torch.float32
+    model = random_model([1, 2, 3], dtype=dtype, width=256, vocab_size=50, spread=0.5)
+    if kind in KINDS_OF_BLOCKS:
+        round_to(model, kind)
     for num_rows in (MIN_TILED_ROWS - 1, MIN_TILED_ROWS):
         found = []
         for is_deterministic in (True, False):
@@ -177,6 +181,7 @@ def test_tiles_are_used_from_32_rows_of_all_sequences_on(instructions):
         if not native._has_tiles:
             pytest.skip("no AMX tiles here")
         assert torch.equal(*found) == (num_rows < MIN_TILED_ROWS)
+        torch.testing.assert_close(*found, rtol=0, atol=0.2 if kind == "bfloat16" else 1e-3)
 
 
 def tiled(native: NativeBackend) -> NativeBackend:

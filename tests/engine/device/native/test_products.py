@@ -16,5 +16,5 @@ def test_products_of_every_quantized_type_equal_sums_in_double_for_any_number_of
 
 @pytest.mark.skipif("avx512" not in native.available(), reason="tiles are compiled for AVX-512 only")
 def test_emulated_tiles_multiply_like_sums_in_double():
-    program = compiled("tiles.cpp", "c++", "-O1", *FLAGS["avx512"])
+    program = compiled("tiles.cpp", "c++", "-O2", *FLAGS["avx512"])
     assert subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout == ""
