@@ -12,7 +12,7 @@ from nvium_core import NviumForCausalLM, load_model
 from nvium_core.conversion import ConversionError, convert
 from nvium_core.loading import bundled_model
 from tests.byte_model import load_byte_model, save_byte_model
-from tests.full_disk import no_file_larger_than
+from tests.limits import no_file_larger_than
 from tests.model.llama_folders import edit_tensors, llama_folder, random_llama
 from tests.model.test_published_layout import EXIT_LAYERS as PUBLISHED_EXITS
 from tests.model.test_published_layout import write_published

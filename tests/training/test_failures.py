@@ -16,7 +16,7 @@ from nvium_core.training.errors import TrainingError
 from nvium_core.training.options import RunOptions
 from nvium_core.training.run_folder import owned
 from nvium_core.training.train import show, train
-from tests.full_disk import no_file_larger_than
+from tests.limits import no_file_larger_than
 from tests.training.small_runs import NUM_STEPS, advance, assert_equal, finished, options, small_recipe, start
 
 

@@ -3,9 +3,18 @@
 #include "pack.h"
 #include "step.h"
 
-#define NVIUM_RUN(T, type)                                                     \
-  extern "C" void run_##type(const nvium::Model<T>* model, nvium::Call* call) { \
-    nvium::StepRun<T>(*model, *call).run();                                    \
+// Return f(), or -1 if memory runs out. If it runs out on a helper thread of the pool, the process aborts.
+template <typename F> int64_t caught(F&& f) {
+  try {
+    return f();
+  } catch (...) {
+    return -1;
+  }
+}
+
+#define NVIUM_RUN(T, type)                                                        \
+  extern "C" int64_t run_##type(const nvium::Model<T>* model, nvium::Call* call) { \
+    return caught([&] { return nvium::StepRun<T>(*model, *call).run(), 0; });      \
   }
 
 NVIUM_RUN(double, float64)
@@ -19,7 +28,7 @@ extern "C" int64_t packed_bytes(int64_t kind, int64_t num_rows, int64_t length) 
 
 // Pack rows into the matrix `out`. Return 0 if a number or scale is not finite, else 1.
 extern "C" int64_t pack(const nvium::StoredRows* rows, int64_t num_threads, char* out) {
-  return nvium::pack(*rows, static_cast<int>(num_threads), out);
+  return caught([&] { return nvium::pack(*rows, static_cast<int>(num_threads), out); });
 }
 
 extern "C" int64_t has_tiles() { return nvium::has_tiles(); }

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from filelock import FileLock
@@ -42,13 +43,19 @@ def native_library(instructions: str) -> ctypes.CDLL | None:
             cause = f"no C++ compiler ({COMPILER[0]}) on PATH; install one, such as g++"
         logger.warning("no native layers, so PyTorch's slower layers run: %s", cause)
         return None
-    for precision in PRECISIONS.values():
-        run = getattr(library, f"run_{precision}")
-        run.argtypes, run.restype = [POINTER, POINTER], None
-    library.has_tiles.argtypes, library.has_tiles.restype = [], COUNT
-    library.packed_bytes.argtypes, library.packed_bytes.restype = [COUNT, COUNT, COUNT], COUNT
-    library.pack.argtypes, library.pack.restype = [POINTER, COUNT, POINTER], COUNT
+    arguments: dict[str, list[Any]] = {f"run_{precision}": [POINTER, POINTER] for precision in PRECISIONS.values()}
+    arguments |= {"has_tiles": [], "packed_bytes": [COUNT, COUNT, COUNT], "pack": [POINTER, COUNT, POINTER]}
+    for name, types in arguments.items():
+        function: Any = getattr(library, name)
+        function.argtypes, function.restype, function.errcheck = types, COUNT, checked
     return library
+
+
+def checked(result: int, *_: object) -> int:
+    """Return the result of a native function. Raise `MemoryError` if it ran out of memory."""
+    if result < 0:
+        raise MemoryError
+    return result
 
 
 def build(instructions: str, folder: Path, target: str | None = None) -> Path:

@@ -9,9 +9,14 @@ from nvium_core import Engine, EngineConfig, InvalidRequest, SamplingParams
 from nvium_core.engine.device import native
 from nvium_core.engine.device.native import library
 from nvium_core.engine.events import Completion
+from tests.limits import no_more_memory_than
 from tests.random_models import random_model
 
 has_compiler = pytest.mark.skipif(native.native_library(native.instructions()) is None, reason="no C++ compiler here")
+
+
+MANY_ROWS = 16_384
+"""Rows of a pass that needs 64 MiB for the inner rows of an MLP alone, more than glibc keeps when memory is freed."""
 
 
 def tokens_and_exits(completions: list[Completion]) -> list[tuple[list[int], list[int]]]:
@@ -87,6 +92,15 @@ def test_native_engines_and_layers_generate_the_same_tokens(monkeypatch):
     native_output = tokens_and_exits(Engine(model).generate(prompts, params))
     monkeypatch.setattr(native, "supports", lambda *_: False)
     assert tokens_and_exits(Engine(model).generate(prompts, params)) == native_output
+
+
+@has_compiler
+def test_a_native_call_without_memory_is_a_memory_error():
+    model = random_model([1], width=256, context=MANY_ROWS + 1)
+    engine = Engine(model, EngineConfig(max_sequences=1, max_rows_per_step=MANY_ROWS))
+    with no_more_memory_than(16 << 20), pytest.raises(MemoryError) as raised:
+        engine.generate([[1] * MANY_ROWS], SamplingParams(max_tokens=1))
+    assert raised.traceback[-1].name == library.checked.__name__
 
 
 @pytest.mark.slow

@@ -1,0 +1,31 @@
+"""Simulates a full disk, and a machine without memory, for this process."""
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from nvium_core.text.sandbox import size_of
+
+
+@contextmanager
+def no_file_larger_than(num_bytes: int) -> Iterator[None]:
+    """Let writes beyond this size fail, as on a full disk."""
+    with limited(resource.RLIMIT_FSIZE, num_bytes):
+        yield
+
+
+@contextmanager
+def no_more_memory_than(num_bytes: int) -> Iterator[None]:
+    """Let this process allocate this many more bytes."""
+    with limited(resource.RLIMIT_AS, size_of("self") + num_bytes):
+        yield
+
+
+@contextmanager
+def limited(kind: int, limit: int) -> Iterator[None]:
+    before = resource.getrlimit(kind)
+    resource.setrlimit(kind, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, before)
