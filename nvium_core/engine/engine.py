@@ -101,9 +101,9 @@ class Engine:
         )
 
     def warm_up(self) -> None:
-        """Prepare the device, and generate a few tokens. The engine must be idle."""
+        """Prepare the device, and generate two tokens. The engine must be idle."""
         self.runner.prepare()
-        self.generate([[0]], SamplingParams(max_tokens=min(4, self.context - 1, self.limits.cache_tokens - 1)))
+        self.generate([[0]], SamplingParams(max_tokens=min(2, self.context - 1, self.limits.cache_tokens - 1)))
 
     def cancel(self, request_id: str, choice: int | None = None) -> None:
         """End a request, or one of its choices, immediately. Unknown and finished requests are ignored."""
