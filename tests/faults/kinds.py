@@ -47,6 +47,7 @@ class Kind:
     `ends` are the possible exit codes. Empty means that the server must survive. If it `may_live`, both are allowed.
     `start` starts a server as `forked_server` does. `log` opens the server's log. `missing` names what this machine
     lacks for the fault, or returns an empty string.
+    `aborts` are words that a library logs when it aborts the process, which nothing can catch.
     `had_effect` checks a surviving server. Only a killed process `may_lose` requests without a response.
     """
 
@@ -59,6 +60,7 @@ class Kind:
     options: Mapping[str, object] = field(default_factory=dict)
     missing: Callable[[], str] = str
     is_quick: bool = False
+    aborts: str = ""
     may_live: bool = False
     may_lose: bool = False
     had_effect: Callable[[ServerProcess], bool] = bool
@@ -212,9 +214,10 @@ KINDS = [
         "no more memory",
         no_more_memory,
         ends=(1,),
+        aborts="memory allocation of",  # Rust's, in tokenizers and pydantic
         may_live=True,
         may_lose=True,
-        had_effect=lambda _: True,
+        had_effect=logs("MemoryError"),
         is_quick=True,
     ),
     Kind(

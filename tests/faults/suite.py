@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import tempfile
 import time
 from collections import Counter
@@ -94,7 +95,7 @@ class Suite:
             await asyncio.sleep(AFTER_SECONDS)
             load.is_over = True
             await running
-            assert code in kind.ends if code is not None else not kind.ends or kind.may_live, f"{kind.name}: {code}"
+            assert is_expected(code, kind, server), f"{kind.name}: {code}"
             assert code is not None or kind.had_effect(server), f"{kind.name}: had no effect"
             if code is not None:
                 server = stack.enter_context(start(folder / "log-2"))
@@ -110,6 +111,12 @@ class Suite:
                 await asyncio.sleep(0.1)
             recovery = time.monotonic() - since
             return await all_right(server.url, self.expected), recovery
+
+
+def is_expected(code: int | None, kind: Kind, server: ServerProcess) -> bool:
+    if code is None:
+        return not kind.ends or kind.may_live
+    return code in kind.ends or (code == -signal.SIGABRT and bool(kind.aborts) and kind.aborts in server.log())
 
 
 def is_as_promised(row: Row, kind: Kind) -> bool:
