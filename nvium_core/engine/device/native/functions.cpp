@@ -3,7 +3,7 @@
 #include "pack.h"
 #include "step.h"
 
-// Return f(), or -1 if memory runs out. If it runs out on a helper thread of the pool, the process aborts.
+// Return f(), or -1 if memory runs out.
 template <typename F> int64_t caught(F&& f) {
   try {
     return f();

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdint>
 #include <mutex>
+#include <new>
 #include <thread>
 
 #if defined(__x86_64__)
@@ -49,7 +50,7 @@ class ThreadPool {
   }
 
   // Call f(begin, end) once for each part of [0, count), on at most num_threads threads. If another caller is using the
-  // pool, call f for the whole range on this thread.
+  // pool, call f for the whole range on this thread. Throw `std::bad_alloc` if a call of f did.
   template <typename F> void run(int num_threads, int64_t count, F&& f) {
     std::unique_lock lock(busy_, std::defer_lock);
     if (num_threads <= 1 || count <= 1 || !lock.try_lock() || is_alone()) return f(int64_t{0}, count);
@@ -66,6 +67,7 @@ class ThreadPool {
     take_parts(job);
     const auto all_done = [&] { return done_.load(std::memory_order_acquire) == parts; };
     if (!poll(all_done)) wait_longer(all_done);
+    if (is_out_of_memory_.exchange(false, std::memory_order_relaxed)) throw std::bad_alloc();
   }
 
  private:
@@ -104,7 +106,11 @@ class ThreadPool {
     while (left >> 32 == job && (left & 0xFFFFFFFF)) {
       if (!left_.compare_exchange_weak(left, left - 1, std::memory_order_acq_rel)) continue;
       const int64_t part = parts_ - static_cast<int64_t>(left & 0xFFFFFFFF);
-      call_(work_, count_ * part / parts_, count_ * (part + 1) / parts_);
+      try {
+        call_(work_, count_ * part / parts_, count_ * (part + 1) / parts_);
+      } catch (const std::bad_alloc&) {
+        is_out_of_memory_.store(true, std::memory_order_relaxed);
+      }
       done_.fetch_add(1, std::memory_order_release);
       left = left_.load(std::memory_order_acquire);
     }
@@ -119,6 +125,7 @@ class ThreadPool {
   int64_t count_ = 0, parts_ = 0;
   std::atomic<int> helpers_{0};
   std::atomic<int64_t> done_{0};
+  std::atomic<bool> is_out_of_memory_{false};
   std::atomic<uint32_t> job_{0};
   std::atomic<uint64_t> left_{0};  // upper half: the job's number; lower half: how many parts no thread has taken
 };

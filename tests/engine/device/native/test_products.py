@@ -1,4 +1,4 @@
-"""Products of quantized matrices, and of AMX tiles."""
+"""Products of quantized matrices, and of AMX tiles, and the threads that compute them."""
 
 import subprocess
 
@@ -17,4 +17,9 @@ def test_products_of_every_quantized_type_equal_sums_in_double_for_any_number_of
 @pytest.mark.skipif("avx512" not in native.available(), reason="tiles are compiled for AVX-512 only")
 def test_emulated_tiles_multiply_like_sums_in_double():
     program = compiled("tiles.cpp", "c++", "-O2", *FLAGS["avx512"])
+    assert subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout == ""
+
+
+def test_a_part_without_memory_fails_the_whole_loop_but_not_the_next():
+    program = compiled("pool.cpp", "c++", "-O1")
     assert subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout == ""
