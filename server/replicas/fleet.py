@@ -206,7 +206,7 @@ def ending(code: int) -> str:
     """Return how a process ended, from its exit code or, if negative, its signal."""
     if code >= 0:
         return f"ended with exit code {code}"
-    hint = ", which the system sends when memory runs out" if code == -signal.SIGKILL else ""
+    hint = ", which the system also sends when memory runs out" if code == -signal.SIGKILL else ""
     return f"was ended by {signal.Signals(-code).name}{hint}"
 
 

@@ -24,7 +24,7 @@ from tests.server.server_process import server_process
 LONG = 1500
 NUM_STREAMS, NUM_WHOLE = 12, 24
 STORED = ("responses", "completed"), ("responses", "invalid"), ("other", "invalid")
-OUT_OF_MEMORY = "which the system sends when memory runs out"
+OUT_OF_MEMORY = "which the system also sends when memory runs out"
 SERVES = "from nvium_core.commands.serving import serve; serve()"
 
 
