@@ -1,4 +1,5 @@
-// Multiplies rows by matrices in AMX tiles, which this file emulates, and compares the products with sums in double. So the code for AMX is tested on every processor with AVX-512. Prints what differs.
+// Multiplies rows by matrices in AMX tiles, which this file emulates, and compares the products with sums in double. So
+// the code for AMX is tested on every processor with AVX-512. Prints what differs.
 
 #include <immintrin.h>
 
