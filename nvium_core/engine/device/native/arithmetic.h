@@ -10,10 +10,22 @@
 #include <utility>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
 namespace nvium {
+
+#if defined(__x86_64__)
+constexpr int kAvx512Vnni = 11, kAmxBf16 = 32 + 22, kAmxInt8 = 32 + 25;  // bits of CPUID's leaf 7: of ECX, then of EDX
+
+// Return true if the processor has this feature. Compiled by Zig, `__builtin_cpu_supports` is always false.
+inline bool has_feature(int bit) {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  __get_cpuid_count(7, 0, &a, &b, &c, &d);
+  return (uint64_t{d} << 32 | c) >> bit & 1;
+}
+#endif
 
 // The upper 16 bits of a float. Conversion rounds to nearest, ties to even, as in PyTorch.
 struct BFloat16 {

@@ -20,7 +20,7 @@ constexpr int64_t kCounted = 16;       // elements that `counts` sums
 constexpr int64_t kUnpackedRows = 64;  // maximum rows to multiply by a group's numbers once they are unpacked
 
 #if defined(__x86_64__)
-inline const bool kHasDotProducts = kVectorBytes == 64 && __builtin_cpu_supports("avx512vnni");
+inline const bool kHasDotProducts = kVectorBytes == 64 && has_feature(kAvx512Vnni);
 #else
 constexpr bool kHasDotProducts = false;
 #endif

@@ -43,8 +43,7 @@ template <typename A> constexpr bool kMayTile = std::is_same_v<A, float>;
 
 // Return true if the processor has AMX tiles and the operating system grants them to this process.
 inline bool has_tiles() {
-  static const bool granted = __builtin_cpu_supports("amx-bf16") && __builtin_cpu_supports("amx-int8") &&
-                              !syscall(SYS_arch_prctl, 0x1023, 18);
+  static const bool granted = has_feature(kAmxBf16) && has_feature(kAmxInt8) && !syscall(SYS_arch_prctl, 0x1023, 18);
   return granted;
 }
 

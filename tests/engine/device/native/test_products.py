@@ -1,6 +1,7 @@
 """Products of quantized matrices, and of AMX tiles, and the threads that compute them."""
 
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,14 @@ def test_products_of_every_quantized_type_equal_sums_in_double_for_any_number_of
 def test_emulated_tiles_multiply_like_sums_in_double():
     program = compiled("tiles.cpp", "c++", "-O2", *FLAGS["avx512"])
     assert subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout == ""
+
+
+@pytest.mark.skipif("avx512" not in native.available(), reason="compiled for AVX-512 only")
+def test_features_of_the_processor_are_those_that_linux_names():
+    program = compiled("features.cpp", "c++", "-O1", *FLAGS["avx512"])
+    found = subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout
+    flags = Path("/proc/cpuinfo").read_text().split()
+    assert found.split() == [name for name in ("avx512_vnni", "amx_bf16", "amx_int8") if name in flags]
 
 
 def test_a_part_without_memory_fails_the_whole_loop_but_not_the_next():

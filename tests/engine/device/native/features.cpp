@@ -1,0 +1,11 @@
+// Prints the features of the processor that decide how matrices are multiplied.
+
+#include <cstdio>
+
+#include "arithmetic.h"
+
+int main() {
+  if (nvium::has_feature(nvium::kAvx512Vnni)) std::puts("avx512_vnni");
+  if (nvium::has_feature(nvium::kAmxBf16)) std::puts("amx_bf16");
+  if (nvium::has_feature(nvium::kAmxInt8)) std::puts("amx_int8");
+}
