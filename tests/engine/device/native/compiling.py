@@ -13,7 +13,8 @@ from nvium_core.engine.device.native.structs import FOLDER
 def compiled(source: str, compiler: str, *flags: str) -> Path:
     """Compile a file of this folder, once per version of the sources. Tests may run in parallel."""
     file = Path(__file__).parent / source
-    content = b"".join(each.read_bytes() for each in (*sorted(FOLDER.glob("*.h")), file))
+    headers = sorted((*FOLDER.glob("*.h"), *file.parent.glob("*.h")))
+    content = b"".join(each.read_bytes() for each in (*headers, file))
     digest = hashlib.sha256(content + " ".join((compiler, *flags)).encode()).hexdigest()[:16]
     folder = user_cache_path("nvium") / "tests"
     folder.mkdir(parents=True, exist_ok=True)
