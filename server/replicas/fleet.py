@@ -207,7 +207,7 @@ def ending(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code}"
     hint = ", which the system also sends when memory runs out" if code == -signal.SIGKILL else ""
-    return f"was ended by {signal.Signals(-code).name}{hint}"
+    return f"was ended by signal {-code} ({signal.strsignal(-code)}){hint}"
 
 
 async def stop(process: asyncio.subprocess.Process) -> None:

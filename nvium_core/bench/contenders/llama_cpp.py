@@ -153,7 +153,7 @@ class Process:
         except (EOFError, OSError):
             self._process.join()
             code = self._process.exitcode or 0
-            cause = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+            cause = signal.strsignal(-code) if code < 0 else f"exit status {code}"
             raise ContenderFailed(f"llama.cpp crashed ({cause})") from None
         if isinstance(result, ContenderFailed):
             raise result

@@ -24,6 +24,7 @@ from tests.server.server_process import server_process
 LONG = 1500
 NUM_STREAMS, NUM_WHOLE = 12, 24
 STORED = ("responses", "completed"), ("responses", "invalid"), ("other", "invalid")
+BY_SIGNAL = "replicas: a replica was ended by signal"
 OUT_OF_MEMORY = "which the system also sends when memory runs out"
 SERVES = "from nvium_core.commands.serving import serve; serve()"
 
@@ -191,8 +192,9 @@ async def test_a_replica_that_keeps_ending_is_started_again_after_growing_pauses
         ("ready", "sys.exit(0)", True, "replicas: a replica ended with exit code 0"),
         ("model: is damaged", "sys.exit(2)", False, "model: is damaged"),
         ("model: is damaged", "sys.exit(1)", False, "replicas: a replica ended with exit code 1"),
-        ("loading", "os.abort()", False, "replicas: a replica was ended by SIGABRT"),
-        ("loading", "os.kill(os.getpid(), 9)", False, f"replicas: a replica was ended by SIGKILL, {OUT_OF_MEMORY}"),
+        ("loading", "os.abort()", False, f"{BY_SIGNAL} 6 (Aborted)"),
+        ("loading", "os.kill(os.getpid(), 9)", False, f"{BY_SIGNAL} 9 (Killed), {OUT_OF_MEMORY}"),
+        ("loading", "os.kill(os.getpid(), 34)", False, f"{BY_SIGNAL} 34 (Real-time signal 0)"),
     ],
 )
 async def test_what_a_library_prints_is_neither_the_start_nor_the_error(
