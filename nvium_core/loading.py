@@ -81,8 +81,8 @@ def load_model(
     dtype: auto is float32 on a CPU and bfloat16 on CUDA (float16 before compute capability 8). With auto on a CPU, a
         GGUF file without quantized matrices keeps its own precision.
     kind: class of the model.
-    weights: q8 and q4 quantize backbone and head. native rounds the quantized matrices of a GGUF file, to bfloat16 if
-        `dtype` is auto.
+    weights: q8 and q4 quantize backbone and head. native rounds the quantized matrices of a GGUF file to bfloat16 if
+        `dtype` is auto; float32 leaves them quantized on a CPU.
     exits: folder or Hub name of retrofitted exits for the model.
     """
     disable_progress_bar()

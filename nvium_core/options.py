@@ -41,7 +41,11 @@ class ModelOptions(ProcessorOptions):
         "auto"
     )
     weights: Annotated[
-        Weights, Doc("Weight format; native dequantizes GGUF weights, q8 and q4 quantize to 8 or 4 bits.")
+        Weights,
+        Doc(
+            "Weight format; native rounds a quantized GGUF file to bfloat16 if dtype is auto, but leaves it quantized "
+            "if dtype is float32; q8 and q4 quantize to 8 or 4 bits."
+        ),
     ] = "auto"
 
 
