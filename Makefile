@@ -39,7 +39,7 @@ test: .venv/test.stamp .venv/helm.stamp
 		|| $(BIN)/python -m pytest -m 'not slow and not conformance' $(SECOND_TRY)
 
 # Tests that need a process or many seconds each: faults, soaks, sanitizers, large samples.
-test-slow: .venv/test.stamp .venv/helm.stamp
+test-slow: .venv/release.stamp .venv/helm.stamp
 	$(BIN)/python -m pytest -m 'slow and not conformance' $(PYTEST_ARGS) \
 		|| $(BIN)/python -m pytest -m 'slow and not conformance' $(SECOND_TRY)
 

@@ -1,11 +1,14 @@
 """Products of quantized matrices, and of AMX tiles, and the threads that compute them."""
 
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from deploy.release import PLATFORMS
 from nvium_core.engine.device import native
+from nvium_core.engine.device.native import library
 from nvium_core.engine.device.native.instructions import FLAGS
 from tests.engine.device.native.compiling import compiled
 
@@ -22,8 +25,12 @@ def test_emulated_tiles_multiply_like_sums_in_double():
 
 
 @pytest.mark.skipif("avx512" not in native.available(), reason="compiled for AVX-512 only")
-def test_features_of_the_processor_are_those_that_linux_names():
-    program = compiled("features.cpp", "c++", "-O1", *FLAGS["avx512"])
+@pytest.mark.parametrize("platform", [None, pytest.param("manylinux_2_28_x86_64", marks=pytest.mark.slow)])
+def test_features_of_the_processor_are_those_that_linux_names(platform):
+    if platform and find_spec("ziglang") is None:
+        pytest.skip("no ziglang here")
+    compiler = library._command("avx512", PLATFORMS.get(platform))
+    program = compiled("features.cpp", *(option for option in compiler if option != "-shared"))
     found = subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout
     flags = Path("/proc/cpuinfo").read_text().split()
     assert found.split() == [name for name in ("avx512_vnni", "amx_bf16", "amx_int8") if name in flags]
