@@ -1,14 +1,19 @@
 // The functions that Python calls.
 
+#include <cerrno>
+#include <system_error>
+
 #include "pack.h"
 #include "step.h"
 
-// Return f(), or -1 if memory runs out.
+// Return f(), or minus the system's number of an error if memory runs out or a thread cannot start.
 template <typename F> int64_t caught(F&& f) {
   try {
     return f();
-  } catch (...) {
-    return -1;
+  } catch (const std::bad_alloc&) {
+    return -ENOMEM;
+  } catch (const std::system_error& error) {
+    return -error.code().value();
   }
 }
 

@@ -1,6 +1,7 @@
 """Compiles the C++ of this folder once per instruction set, and loads it."""
 
 import ctypes
+import errno
 import hashlib
 import logging
 import os
@@ -52,9 +53,11 @@ def native_library(instructions: str) -> ctypes.CDLL | None:
 
 
 def checked(result: int, *_: object) -> int:
-    """Return the result of a native function. Raise `MemoryError` if it ran out of memory."""
-    if result < 0:
+    """Return a native function's result. Raise `MemoryError` if memory ran out, `OSError` if a thread cannot start."""
+    if result == -errno.ENOMEM:
         raise MemoryError
+    if result < 0:
+        raise OSError(f"cannot start a thread: {os.strerror(-result)}")
     return result
 
 

@@ -50,11 +50,12 @@ class ThreadPool {
   }
 
   // Call f(begin, end) once for each part of [0, count), on at most num_threads threads. If another caller is using the
-  // pool, call f for the whole range on this thread. Throw `std::bad_alloc` if a call of f did.
+  // pool, call f for the whole range on this thread. Throw `std::bad_alloc` if a call of f did, and `std::system_error`
+  // if a thread cannot start.
   template <typename F> void run(int num_threads, int64_t count, F&& f) {
     std::unique_lock lock(busy_, std::defer_lock);
     if (num_threads <= 1 || count <= 1 || !lock.try_lock() || is_alone()) return f(int64_t{0}, count);
-    while (size_ < num_threads - 1) std::thread(&ThreadPool::wait_for_work, this, size_++).detach();
+    for (; size_ < num_threads - 1; ++size_) std::thread(&ThreadPool::wait_for_work, this, size_).detach();
     const int64_t parts = std::min(count, num_threads * kPartsPerThread);
     call_ = [](void* work, int64_t begin, int64_t end) { (*static_cast<std::remove_reference_t<F>*>(work))(begin, end); };
     work_ = &f, count_ = count, parts_ = parts;

@@ -1,13 +1,16 @@
 import ctypes
 import logging
 import subprocess
+import time
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from nvium_core import Engine, EngineConfig, InvalidRequest, SamplingParams
 from nvium_core.engine.device import native
 from nvium_core.engine.device.native import library
+from nvium_core.engine.device.native.packing import Packer
 from nvium_core.engine.events import Completion
 from tests.limits import no_more_memory_than
 from tests.random_models import random_model
@@ -101,6 +104,15 @@ def test_a_native_call_without_memory_is_a_memory_error():
     with no_more_memory_than(16 << 20), pytest.raises(MemoryError) as raised:
         engine.generate([[1] * MANY_ROWS], SamplingParams(max_tokens=1))
     assert raised.traceback[-1].name == library.checked.__name__
+
+
+@has_compiler
+def test_threads_that_cannot_start_are_an_error_with_the_systems_words():
+    compiled = native.native_library(native.instructions())
+    assert compiled is not None
+    time.sleep(0.3)  # after stalls the pool uses no other thread for 0.2 s
+    with no_more_memory_than(64 << 20), pytest.raises(OSError, match=r"^cannot start a thread: Resource temporarily"):
+        Packer(compiled, 1000, 0).pack(torch.ones(1024, 32))
 
 
 @pytest.mark.slow
