@@ -43,7 +43,6 @@ class WorkerState:
     num_waiting: int = 0
     num_deferred_rows: int = 0
     num_preemptions: int = 0
-    num_cached_prompt_tokens: int = 0
     kv_cache_usage: float = 0.0
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
@@ -122,7 +121,6 @@ class EngineWorker:
             num_waiting=len(scheduler.waiting),
             num_deferred_rows=sum(sequence.num_deferred_rows for sequence in scheduler.running),
             num_preemptions=scheduler.num_preemptions,
-            num_cached_prompt_tokens=scheduler.pool.num_rows_found,
             kv_cache_usage=scheduler.pool.usage,
             num_draft_tokens=scheduler.drafts.num_drafted,
             num_accepted_draft_tokens=scheduler.drafts.num_accepted,

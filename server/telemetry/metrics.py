@@ -56,6 +56,7 @@ class Metrics:
         self.finished_choices = counter("nvium_finished_choices", "Choices by finish reason.", "finish_reason")
         self.rejected = counter("nvium_rejected", "Requests rejected.", "reason")
         self.prompt_tokens = counter("nvium_prompt_tokens", "Prompt tokens of admitted requests.")
+        self.cached_prompt_tokens = counter("nvium_cached_prompt_tokens", "Prompt tokens found in the prefix cache.")
         self.key_tokens = counter("nvium_key_tokens", "Tokens by API key and kind: prompt or generated.", "key", "kind")
         self.moved_requests = counter("nvium_moved_requests", "Requests retried after a replica was lost.")
         self.replica_restarts = counter("nvium_replica_restarts", "Replicas that ended and were started again.")
@@ -147,6 +148,5 @@ class WorkerCollector(Collector):
             ("nvium_eager_passes", "Passes in PyTorch's operators.", sum(state.eager_passes.values())),
             ("nvium_draft_tokens", "Draft tokens proposed to the last exit.", state.num_draft_tokens),
             ("nvium_accepted_draft_tokens", "Draft tokens accepted and emitted.", state.num_accepted_draft_tokens),
-            ("nvium_cached_prompt_tokens", "Prompt rows taken from the prefix cache.", state.num_cached_prompt_tokens),
         ):
             yield CounterMetricFamily(name, about, value)

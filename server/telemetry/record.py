@@ -69,6 +69,7 @@ class RequestRecord:
         assert self.queued_at is not None
         seconds = max(0.0, seconds)  # the engine may start a choice before its submission is timed
         self._metrics.queue_time.observe(seconds)
+        self._metrics.cached_prompt_tokens.inc(num_cached_prompt_tokens)
         started_at = self.queued_at + seconds
         self.started_at = started_at if self.started_at is None else min(started_at, self.started_at)
         self.num_cached_prompt_tokens = num_cached_prompt_tokens + (self.num_cached_prompt_tokens or 0)

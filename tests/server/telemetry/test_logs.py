@@ -290,11 +290,11 @@ def test_the_engines_exceptions_keep_their_messages():
     assert other["exception"].endswith("RuntimeError")
 
 
-def test_the_cached_tokens_of_a_prompt_are_logged_once_for_all_its_choices(byte_model):
+def test_the_cached_tokens_of_a_prompt_are_logged_and_counted_once_for_all_its_choices(byte_model):
     with live_server(byte_model) as server:
         server.http.post("/v1/completions", json=BODY | {"prompt": "a" * 40, "logprobs": 0})
         with log_lines() as log:
             answer = server.http.post("/v1/completions", json=BODY | {"prompt": ["a" * 40, "b"], "n": 2})
             wait_until(lambda: bool(log.of(answer.headers["x-request-id"])))
         [line] = log.of(answer.headers["x-request-id"])
-        assert line["cached_prompt_tokens"] == 32
+        assert line["cached_prompt_tokens"] == server.gauge("nvium_cached_prompt_tokens_total") == 32
