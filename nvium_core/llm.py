@@ -1,7 +1,7 @@
 """Offline inference on text: a model, its tokenizer and an engine in one object."""
 
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,7 +9,14 @@ from nvium_core.choices import Device, FinishReason, GenerationDefaults, Precisi
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Completion, Event, FailureEvent, PromptEvent, TokenEvent, best
 from nvium_core.engine.failures import EngineError
-from nvium_core.engine.params import ContextLengthExceeded, EngineConfig, SamplingParams, require
+from nvium_core.engine.params import (
+    ContextLengthExceeded,
+    EngineConfig,
+    InvalidRequest,
+    SamplingParams,
+    require,
+    require_choice,
+)
 from nvium_core.engine.sampling_defaults import sampling_defaults, with_defaults
 from nvium_core.engine.token_stream import EngineRequest
 from nvium_core.loading import LoadedModel, load_model
@@ -130,6 +137,9 @@ class LLM:
         generation_config: GenerationDefaults = "auto",
         **engine_options: Any,
     ) -> None:
+        choices = ("device", device, Device), ("dtype", dtype, Precision), ("weights", weights, Weights)
+        for name, value, literal in (*choices, ("generation_config", generation_config, GenerationDefaults)):
+            require_choice(value, name, literal)
         if not isinstance(model, LoadedModel):
             model = load_model(model, device, dtype, weights=weights, exits=exits)
         self.loaded = model
@@ -141,7 +151,7 @@ class LLM:
 
     def generate(self, prompts: str | Sequence[str], **sampling: Any) -> Completions:
         """Continue one text or several. With `n`, the result has `n` consecutive completions for each prompt."""
-        return self._complete([self._tokens(text) for text in as_strings(prompts)], **sampling)
+        return self._complete([self._tokens(text) for text in as_tuple(prompts, "prompts")], **sampling)
 
     def chat(self, messages: Sequence[Message], **sampling: Any) -> Completions:
         """Answer a conversation through the model's chat template. `max_tokens` defaults to the rest of the context."""
@@ -161,13 +171,17 @@ class LLM:
         return self._streamed([self._request(tokens, params, stops)])
 
     def _conversation(self, messages: Sequence[Any]) -> list[int]:
+        messages = as_tuple(messages, "messages")
         are_messages = all(isinstance(message, dict) and message.get("role") in ROLES for message in messages)
         require(are_messages, "messages", f"must be messages with a role: {', '.join(ROLES)}")
-        return self._template.token_ids(messages, ())
+        return self._template.token_ids([{**message, "content": content_of(message)} for message in messages], ())
 
     def _tokens(self, text: Any) -> list[int]:
         require(isinstance(text, str), "prompts", f"must be texts, got {type(text).__name__}")
-        token_ids: list[int] = self.loaded.tokenizer(text, verbose=False).input_ids
+        try:
+            token_ids: list[int] = self.loaded.tokenizer(text, verbose=False).input_ids
+        except TypeError as error:  # the tokenizer cannot read lone surrogates
+            raise InvalidRequest("prompts", "must be valid Unicode") from error
         return token_ids
 
     def _chat_sampling(self, prompt: Sequence[int], sampling: dict[str, Any]) -> dict[str, Any]:
@@ -176,8 +190,9 @@ class LLM:
         if room < 1:
             raise ContextLengthExceeded(len(prompt), 1, self.engine.context)
         ends, stops = self._template.ends(ignore_eos=sampling.get("ignore_eos", False))
-        given = {"stop_token_ids": (*sampling.get("stop_token_ids", ()), *ends)}
-        return {"max_tokens": room, **sampling, **given, "stop": (*as_strings(sampling.get("stop", ())), *stops)}
+        added = {"stop_token_ids": ends, "stop": stops}
+        given = {name: (*as_tuple(sampling.get(name, ()), name), *more) for name, more in added.items()}
+        return {"max_tokens": room, **sampling, **given}
 
     def _complete(self, prompts: Sequence[list[int]], **sampling: Any) -> Completions:
         params, stops = self._params(**sampling)
@@ -193,7 +208,7 @@ class LLM:
     def _params(
         self, *, stop: str | Sequence[str] = (), include_stop_str_in_output: bool = False, **sampling: Any
     ) -> tuple[SamplingParams, StopStrings]:
-        stops: tuple[Any, ...] = as_strings(stop)
+        stops = as_tuple(stop, "stop")
         are_texts = all(isinstance(each, str) and each for each in stops)
         require(are_texts, "stop", "must be a string that is not empty, or several")
         params = SamplingParams(**with_defaults(sampling, self.sampling_defaults))
@@ -235,7 +250,7 @@ class LLM:
                 self._receive(event, self._running[event.request_id])
 
     def _receive(self, event: Event, request: _Request) -> None:
-        answer = request.answers[event.choice]
+        answer = request.answers[event.choice - request.sent.params.choice]
         if isinstance(event, FailureEvent):
             request.error = event.error
         elif isinstance(event, PromptEvent):
@@ -246,5 +261,17 @@ class LLM:
                 self.engine.cancel(request.name, event.choice)
 
 
-def as_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
-    return (stop,) if isinstance(stop, str) else tuple(stop)
+def as_tuple(given: Any, name: str) -> tuple[Any, ...]:
+    """Return the items of a list, or a text alone."""
+    require(isinstance(given, Iterable), name, f"must be a list, got {given!r}")
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def content_of(message: Message) -> str:
+    """Return a message's text. Text parts are joined by newlines."""
+    content = message.get("content") or ""
+    parts = content if isinstance(content, list) else [{"text": content}]
+    texts: list[Any] = [part.get("text") if isinstance(part, dict) else None for part in parts]
+    are_texts = all(isinstance(text, str) for text in texts)
+    require(are_texts, "messages", "content must be a text or a list of text parts")
+    return "\n".join(texts)

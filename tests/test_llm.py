@@ -38,6 +38,8 @@ def test_several_texts_are_completed_in_order_and_independently(llm):
 
 def test_n_and_best_of_give_the_requested_number_of_choices(llm):
     assert len(llm.generate(PROMPTS, n=3, max_tokens=4, seed=1)) == 6
+    first, second = llm.generate("Once", n=2, max_tokens=6, seed=1)
+    assert [llm.generate("Once", choice=j, max_tokens=6, seed=1)[0] for j in (0, 1)] == [first, second]
     ranked = llm.generate("Once", n=2, best_of=4, max_tokens=6, seed=1)
     assert ranked[0].mean_logprob >= ranked[1].mean_logprob
     assert len(ranked) == 2
@@ -83,7 +85,17 @@ def test_min_tokens_also_holds_against_stop_strings(llm):
     "call",
     [
         lambda llm: llm.generate([1, 2]),
+        lambda llm: llm.generate(None),
+        lambda llm: llm.generate("\ud83d"),
         lambda llm: llm.generate("a", stop=[""]),
+        lambda llm: llm.generate("a", stop=5),
+        lambda llm: llm.generate("a", stop_token_ids=5),
+        lambda llm: llm.generate("a", logit_bias=[1]),
+        lambda llm: llm.generate("a", logit_bias={1: "a"}),
+        lambda llm: llm.chat([{"role": "user", "content": "hi"}], stop_token_ids=None),
+        lambda llm: llm.chat([{"role": "user", "content": [{"type": "image_url"}]}]),
+        lambda _: LLM(LOADED, generation_config="on"),
+        lambda _: LLM(device="gpu"),
         lambda llm: llm.chat("hi"),
         lambda llm: llm.chat([{"role": "poet", "content": "hi"}]),
         lambda llm: llm.stream(["a"]),
@@ -105,6 +117,12 @@ def test_a_stop_string_ends_the_text_before_it(llm):
     with_stop = llm.generate("Once", max_tokens=60, seed=3, stop=[stop], include_stop_str_in_output=True)
     assert with_stop.text == whole.text[:at] + stop
     assert not llm.engine.has_work
+
+
+def test_the_text_parts_of_a_message_are_joined_as_by_the_server(llm):
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    answers = [llm.chat([{"role": "user", "content": content}], max_tokens=8, seed=3) for content in (parts, "a\nb")]
+    assert answers[0].token_ids == answers[1].token_ids
 
 
 @pytest.mark.parametrize("name", ["stops", "stop_token_ids"])

@@ -1,7 +1,7 @@
 """Sampling parameters and engine configuration, checked before anything is allocated."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import Annotated, NamedTuple, get_args
@@ -160,6 +160,11 @@ class SamplingParams:
                 require(is_omitted or is_integer, each.name, f"must be an integer, got {value!r}")
             elif each.type is float:
                 require(isinstance(value, int | float), each.name, f"must be a number, got {value!r}")
+            elif each.name == "stop_token_ids":
+                require(isinstance(value, Collection), each.name, f"must be a list, got {value!r}")
+            elif each.name == "logit_bias":
+                is_valid = isinstance(value, Mapping) and all(isinstance(bias, int | float) for bias in value.values())
+                require(is_valid, each.name, f"must map token ids to numbers, got {value!r}")
 
     def _check_lengths(self) -> None:
         require_between(self.max_tokens, "max_tokens", 0 if self.prompt_logprobs else 1, MAX_INTEGER)
