@@ -19,10 +19,10 @@ class SeatMemory:
     def __init__(self, sequence: Sequence, seat: Any, context: int) -> None:
         self.sequence = ref(sequence)
         self.page_list: list[int] | None = None
-        self.num_pages = 0
+        self.num_pages = self.num_tokens = 0
+        """How many of the sequence's pages and verified tokens are here. A call may write tokens behind these."""
         self.pages = array("q")
         self.tokens = array("q", bytes(8 * context))
-        self.tokens[: sequence.num_tokens] = array("q", sequence.token_ids)
         self.stops = array("q", sequence.stop_token_ids)
         self.changes = array("d")
         params = sequence.params
@@ -52,8 +52,8 @@ class Seats:
         if memory.page_list is not pages or memory.num_pages != len(pages):  # each admission makes a new list
             memory.page_list, memory.num_pages, memory.pages = pages, len(pages), array("q", pages)
             seat.pages = address(memory.pages)
-        start = min(sequence.filled[-1], sequence.num_verified - 1)  # includes tokens that PyTorch's layers emitted
-        memory.tokens[start : sequence.num_tokens] = array("q", sequence.token_ids[start:])
+        memory.tokens[memory.num_tokens : sequence.num_tokens] = array("q", sequence.token_ids[memory.num_tokens :])
+        memory.num_tokens = sequence.num_verified
         if sequence.changes is not None:
             memory.changes = sequence.changes.entries + self._spare
             seat.num_changes, seat.changes = len(sequence.changes), address(memory.changes)
