@@ -46,7 +46,12 @@ def batch_scores(model: Nvium, states_ECD: Tensor, rows: Items[ScoredRow]) -> It
     top = log_SV.topk(min(int(nums_top.max()), log_SV.shape[-1]), dim=-1)
     own = log_SV.gather(-1, target_S[:, None]), log_p_SE.exp(), top.values, top.indices
     found = torch.cat([part.double() for part in own], dim=-1)  # ids are exact in float64
-    num_exits, num_top = len(outputs), top.values.shape[-1]
-    for num, (logprob, *parts) in zip(nums_top, found.tolist(), strict=True):
-        p_E, value_K, id_K = parts[:num_exits], parts[num_exits : num_exits + num_top], parts[num_exits + num_top :]
-        yield Score(logprob, tuple(zip(map(int, id_K[:num]), value_K[:num], strict=True)), tuple(p_E))
+    for num_top, numbers in zip(nums_top, found.tolist(), strict=True):
+        yield score_of(numbers, len(outputs), num_top)
+
+
+def score_of(numbers: Items[float], num_exits: int, num_top: int) -> Score:
+    """Return the score in these numbers: log-probability, p_k of all exits, then the alternatives' values and ids."""
+    p, top = numbers[1 : 1 + num_exits], numbers[1 + num_exits :]
+    values, ids = top[: len(top) // 2][:num_top], top[len(top) // 2 :][:num_top]
+    return Score(numbers[0], tuple(zip(map(int, ids), values, strict=True)), tuple(p))

@@ -8,7 +8,8 @@ Shapes: T context, P head size.
 import ctypes
 import sys
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ from nvium_core.engine.device.native.seats import MAX_EMISSIONS, Seats
 from nvium_core.engine.device.native.structs import filled, struct
 from nvium_core.engine.device.native.weights import address, pack_weights, packed_bytes
 from nvium_core.engine.device.paged_cache import PagedCache
-from nvium_core.engine.events import Score, StepReport
+from nvium_core.engine.device.scoring import score_of
+from nvium_core.engine.events import StepReport
 from nvium_core.engine.params import EngineConfig
 from nvium_core.engine.schedule import scheduler
 from nvium_core.engine.schedule.step import Emission, Outcome, Run, Step, StepResult
@@ -72,7 +74,7 @@ class NativeBackend:
         self._runs = (struct("Run") * max_sequences)()
         self._filled = array("q", bytes(8 * self._num_exits * max_sequences))
         self._emissions = (struct("Emission") * MAX_EMISSIONS * max_sequences)()
-        self._scores: dict[str, array[Any]] = {}
+        self._scores = array("d")
         self._reports = (struct("BlockReport") * self._num_exits)()
         self._call = struct("Call")(
             runs=ctypes.addressof(self._runs),
@@ -95,7 +97,8 @@ class NativeBackend:
         call.num_runs, call.max_rows, call.seconds = len(step.runs), max_rows, scheduler.SECONDS_AHEAD
         self._model.num_threads = self.num_threads
         self._run_native(ctypes.byref(self._model), ctypes.byref(call))
-        scores = self._read_scores()
+        width = 1 + self._num_exits + 2 * call.num_top
+        scores = (self._scores[at : at + width] for at in range(0, len(self._scores), width))
         outcomes = [self._outcome(number, run, scores) for number, run in enumerate(step.runs)]
         reports = [
             StepReport(block, report.num_steps, report.num_rows, report.seconds)
@@ -118,49 +121,23 @@ class NativeBackend:
         native.filled, native.log_reached = address(self._filled) + 8 * first, sequence.log_reached
         native.emissions = ctypes.addressof(self._emissions[number])
 
-    def _outcome(self, number: int, run: Run, scores: list[Score]) -> Outcome:
-        """Return a run's outcome. Its scores are removed from the start of `scores`."""
+    def _outcome(self, number: int, run: Run, scores: "Iterator[array[float]]") -> Outcome:
+        """Return a run's outcome. `scores` yields its scores next."""
         first, native = number * self._num_exits, self._runs[number]
-        own, scores[:] = scores[: native.num_scored], scores[native.num_scored :]
         num_top = run.sequence.params.logprobs or 0
-        if num_top < self._call.scores.num_top:
-            own = [score._replace(top=score.top[:num_top]) for score in own]
+        own = [score_of(each, self._num_exits, num_top) for each in islice(scores, native.num_scored)]
         emitted = self._emissions[number][: native.num_emitted]
         filled_N = self._filled[first : first + self._num_exits].tolist()
         return Outcome(filled_N, native.log_reached, [Emission(e.token, e.block, e.log_p) for e in emitted], own)
 
     def _prepare_scores(self, step: Step) -> None:
-        """Allocate memory for the scores of all rows that may pass the last block. The call sets `num_rows`."""
+        """Allocate memory for the scores of all rows that may pass the last block."""
         scored = [run for run in step.runs if run.sequence.needs_scores]
         count = sum(max(0, run.stop - max(run.sequence.first_scored, run.sequence.filled[-1])) for run in scored)
-        num_top = min(max((run.sequence.params.logprobs or 0 for run in scored), default=0), self._vocab_size)
-        native, self._scores = self._call.scores, {}
-        native.num_rows, native.num_top = 0, num_top
-        if count:
-            self._scores = {
-                "logprobs": array("d", bytes(8 * count)),
-                "top_tokens": array("q", bytes(8 * count * num_top)),
-                "top_logprobs": array("d", bytes(8 * count * num_top)),
-                "exit_probabilities": array("d", bytes(8 * count * self._num_exits)),
-            }
-        for name, numbers in self._scores.items():
-            setattr(native, name, address(numbers))
-
-    def _read_scores(self) -> list[Score]:
-        """Return the scores in row order, each with `num_top` alternatives."""
-        if not self._scores:
-            return []
-        logprobs, top_tokens, top_logprobs, p = self._scores.values()
-        num_rows, num_top, num_exits = self._call.scores.num_rows, self._call.scores.num_top, self._num_exits
-        top = list(zip(top_tokens, top_logprobs, strict=True))
-        return [
-            Score(
-                logprobs[row],
-                tuple(top[row * num_top : (row + 1) * num_top]),
-                tuple(p[row * num_exits : (row + 1) * num_exits]),
-            )
-            for row in range(num_rows)
-        ]
+        most = max((run.sequence.params.logprobs or 0 for run in scored), default=0)
+        self._call.num_top = num_top = min(most, self._vocab_size)
+        self._scores = array("d", bytes(8 * count * (1 + self._num_exits + 2 * num_top)))
+        self._call.scores = address(self._scores)
 
     def _native_model(self, model: Nvium, cache: PagedCache, context: int) -> Any:
         config, (layers, exits) = model.config, self._weights

@@ -74,15 +74,6 @@ struct BlockReport {
   double seconds;
 };
 
-// Scores of R rows. `logprobs` [R]: of the next tokens. `top_tokens`, `top_logprobs` [R, num_top]: the most probable
-// tokens. `exit_probabilities` [R, N]: p_k.
-struct Scores {
-  int64_t num_rows, num_top;
-  double* logprobs;
-  int64_t* top_tokens;
-  double *top_logprobs, *exit_probabilities;
-};
-
 struct Call {
   int64_t first, stop;  // run blocks first … stop - 1
   int64_t is_one_pass;  // 1: fronts emit after the last block; 0: after every block, which ends their runs
@@ -92,7 +83,8 @@ struct Call {
   int64_t max_rows;  // if not one pass, stop before a block with more rows, except before the first block
   double seconds;    // time budget: after this time, start no further token
   int64_t min_tiled_rows;  // passes of at least this many rows use AMX tiles
-  Scores scores;
+  int64_t num_top;       // the most probable tokens to return with each score
+  double* scores;        // [rows, 1 + N + 2 · num_top]: log-probability of the next token, p_k, log-probabilities, tokens
   BlockReport* reports;  // [N]
   double router_seconds, head_seconds;
 };

@@ -80,11 +80,11 @@ template <typename A> class Mixture {
   int64_t num_exits_, vocab_size_;
 };
 
-template <typename T> void score(const Model<T>& model, const std::vector<ScoredRow>& rows, Scores& out) {
+// Write the scores of these rows to `out` [rows, 1 + N + 2 · num_top], as in call.h.
+template <typename T> void score(const Model<T>& model, const std::vector<ScoredRow>& rows, int64_t num_top, double* out) {
   using A = Accumulator<T>;
   const int64_t vocab = model.vocab_size, num_exits = model.num_blocks, count = rows.size();
   const int64_t most = std::max(int64_t{1}, kHeadRows / num_exits);
-  out.num_rows = count;
   for (int64_t first = 0; first < count; first += most) {
     const int64_t num_rows = std::min(most, count - first), num_outputs = num_rows * num_exits;
     std::vector<int64_t> slots;
@@ -106,17 +106,17 @@ template <typename T> void score(const Model<T>& model, const std::vector<Scored
       std::vector<double> shifts(num_exits);
       for (int64_t r = begin; r < end; ++r) {
         const A* own = all_logits + r * num_exits * vocab;
+        double* const to = out + (first + r) * (1 + num_exits + 2 * num_top);
         for (int64_t e = 0; e < num_exits; ++e) {
           std::copy_n(own + e * vocab, vocab, scratch.data());
           const double log_p_k = log_p[r * num_exits + e];
           shifts[e] = log_p_k - log_sum_exp(scratch.data(), vocab);
-          out.exit_probabilities[(first + r) * num_exits + e] = std::exp(log_p_k);
+          to[1 + e] = std::exp(log_p_k);
         }
         const Mixture<A> mixture(own, shifts.data(), num_exits, vocab);
-        out.logprobs[first + r] = mixture.log_probability(rows[first + r].target);
-        int64_t at = (first + r) * out.num_top;
-        for (const auto& [logprob, token] : mixture.top(out.num_top))
-          out.top_logprobs[at] = logprob, out.top_tokens[at++] = token;
+        to[0] = mixture.log_probability(rows[first + r].target);
+        double* at = to + 1 + num_exits;
+        for (const auto& [logprob, token] : mixture.top(num_top)) at[num_top] = token, *at++ = logprob;
       }
     });
   }

@@ -121,7 +121,7 @@ template <typename T> class StepRun {
         rows.push_back({seat.slot(row, model_.page_size), target, seat.draw.kind == kOriginal});
       }
     }
-    if (!rows.empty()) score(model_, rows, call_.scores);
+    if (!rows.empty()) score(model_, rows, call_.num_top, call_.scores);
   }
 
   const Model<T>& model_;

@@ -70,7 +70,7 @@ class ReplayedBackend(NativeBackend):
         yield from {(tensor.data_ptr(), tensor.nbytes) for tensor in tensors if isinstance(tensor, Tensor)}
         yield region_of(self._emissions)
         yield region_of(self._reports)
-        arrays = [self._first_layers, self._filled, *self._scores.values()]
+        arrays = [self._first_layers, self._filled, self._scores]
         for memory in self._seats.memory:
             if memory is not None:
                 arrays += [memory.pages, memory.tokens, memory.stops, memory.changes]

@@ -13,7 +13,7 @@ from nvium_core.engine.params import DRAW
 from nvium_core.engine.schedule.logit_changes import FIELDS
 
 TEMPLATES = ["Layer", "Exit", "Model"]
-PLAIN = ["Emission", "Run", "BlockReport", "Scores", "Call", "Change", "Draw", "Seat", "Matrix", "StoredRows"]
+PLAIN = ["Emission", "Run", "BlockReport", "Call", "Change", "Draw", "Seat", "Matrix", "StoredRows"]
 FOREIGN = ["int32_t a", "bool a", "int64_t a[2]", "int64_t a = 1", "std::vector<int64_t> a", "int64_t& a"]
 
 
