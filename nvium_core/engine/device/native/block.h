@@ -7,7 +7,6 @@
 // Shapes: R rows, H query heads; others as in call.h.
 #pragma once
 
-#include <functional>
 #include <vector>
 
 #include "call.h"

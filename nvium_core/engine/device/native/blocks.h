@@ -24,24 +24,35 @@ struct Block {
   int8_t factors[16] = {1}, min_factors[16] = {1}, numbers[256];
 };
 
-// Elements and bytes of a block, and elements of a group, which share a scale. No elements: not a type of blocks.
+// How a quantized matrix is packed. A weight is scale · (number − offset), plus a minimum if there are minima. Scales and
+// minima are IEEE halves of one group; or, if `has_levels`, halves of 256 elements times an 8-bit factor of one group.
+struct Packing {
+  int bits;
+  bool has_levels, has_min;
+  int offset;
+};
+
+// Elements and bytes of a block, elements of a group, which share a scale, and how such matrices are packed. No elements:
+// not a type of blocks.
 struct BlockShape {
-  int64_t elements = 0, bytes = 0, group = 0;
+  int64_t elements, bytes, group;
+  Packing packing;
 };
 
 constexpr BlockShape block_shape(int64_t stored) {
   switch (stored) {
-    case kQ4_0: case kIQ4_NL: return {32, 18, 32};
-    case kQ4_1: return {32, 20, 32};
-    case kQ5_0: return {32, 22, 32};
-    case kQ5_1: return {32, 24, 32};
-    case kQ8_0: return {32, 34, 32};
-    case kQ2_K: return {256, 84, 16};
-    case kQ3_K: return {256, 110, 16};
-    case kQ4_K: return {256, 144, 32};
-    case kQ5_K: return {256, 176, 32};
-    case kQ6_K: return {256, 210, 16};
-    case kIQ4_XS: return {256, 136, 32};
+    case kQ4_0: return {32, 18, 32, {4, false, false, 8}};
+    case kQ4_1: return {32, 20, 32, {4, false, true, 0}};
+    case kQ5_0: return {32, 22, 32, {5, false, false, 16}};
+    case kQ5_1: return {32, 24, 32, {5, false, true, 0}};
+    case kQ8_0: return {32, 34, 32, {8, false, false, 128}};
+    case kQ2_K: return {256, 84, 16, {6, true, true, 0}};
+    case kQ3_K: return {256, 110, 16, {6, true, false, 32}};
+    case kQ4_K: return {256, 144, 32, {4, true, true, 0}};
+    case kQ5_K: return {256, 176, 32, {5, true, true, 0}};
+    case kQ6_K: return {256, 210, 16, {6, true, false, 32}};
+    case kIQ4_NL: return {32, 18, 32, {8, false, false, 128}};
+    case kIQ4_XS: return {256, 136, 32, {8, true, false, 128}};
     default: return {};
   }
 }
@@ -124,7 +135,6 @@ inline void q6_k(const uint8_t* at, Block& out) {
 }
 
 inline void iq4_xs(const uint8_t* at, Block& out) {
-  out.scale = half_at(at);
   for (int g = 0; g < 8; ++g) {
     out.factors[g] = ((at[4 + g / 2] >> (g % 2 * 4) & 15) | (at[2 + g / 4] >> (g % 4 * 2) & 3) << 4) - 32;
     each_nibble(at + 8 + 16 * g, [&](int i, int number) { out.numbers[32 * g + i] = kNonlinear[number]; });
@@ -136,14 +146,12 @@ inline void iq4_xs(const uint8_t* at, Block& out) {
 inline void decode(int64_t stored, const uint8_t* at, Block& out) {
   using namespace decoding;
   const auto fifth_bit = [&](const uint8_t* bits, int i) { return (bits[i / 8] >> i % 8 & 1) << 4; };
+  out.scale = half_at(at);  // the next three types store their scale elsewhere
   switch (stored) {
-    case kQ2_K: return q2_k(at, out);
-    case kQ3_K: return q3_k(at, out);
-    case kQ6_K: return q6_k(at, out);
-    case kIQ4_XS: return iq4_xs(at, out);
-  }
-  out.scale = half_at(at);
-  switch (stored) {
+    case kQ2_K: q2_k(at, out); break;
+    case kQ3_K: q3_k(at, out); break;
+    case kQ6_K: q6_k(at, out); break;
+    case kIQ4_XS: iq4_xs(at, out); break;
     case kQ8_0: std::memcpy(out.numbers, at + 2, 32); break;
     case kQ4_0: each_nibble(at + 2, [&](int i, int number) { out.numbers[i] = number - 8; }); break;
     case kIQ4_NL: each_nibble(at + 2, [&](int i, int number) { out.numbers[i] = kNonlinear[number]; }); break;

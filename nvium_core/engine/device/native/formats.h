@@ -76,44 +76,22 @@ struct Bytes {  // one quad in each word
   }
 };
 
-// How a quantized matrix is packed. A weight is scale · (number − offset), plus a minimum if there are minima. Scales and
-// minima are IEEE halves of one group; or, if `has_levels`, halves of 256 elements times an 8-bit factor of one group.
-struct Packing {
-  int bits;
-  bool has_levels, has_min;
-  int offset;
-
-  // Return the bytes of one lane.
-  constexpr int64_t bytes(int64_t length) const {
-    const int64_t group = bits == 6 ? 16 : 32, words = bits == 8 ? 8 : bits == 6 ? 3 : bits, num_scales = has_min ? 2 : 1;
-    const int64_t of_levels = has_levels ? length / 256 * 2 * num_scales : 0, scale_bytes = has_levels ? 1 : 2;
-    return of_levels + length / group * (num_scales * scale_bytes + 4 * words);
-  }
-};
-
-constexpr Packing packing_of(int64_t stored) {
-  switch (stored) {
-    case kQ4_0: return {4, false, false, 8};
-    case kQ4_1: return {4, false, true, 0};
-    case kQ4_K: return {4, true, true, 0};
-    case kQ5_0: return {5, false, false, 16};
-    case kQ5_1: return {5, false, true, 0};
-    case kQ5_K: return {5, true, true, 0};
-    case kQ2_K: return {6, true, true, 0};
-    case kQ3_K: case kQ6_K: return {6, true, false, 32};
-    case kIQ4_XS: return {8, true, false, 128};
-    default: return {8, false, false, 128};  // Q8_0, IQ4_NL
-  }
-}
-
 // Call use(numbers) with the format of a quantized matrix's numbers.
-template <typename Use> auto with_numbers(int bits, Use&& use) {
+template <typename Use> constexpr auto with_numbers(int bits, Use&& use) {
   switch (bits) {
     case 4: return use(Nibbles<0, 32>{});
     case 5: return use(Nibbles<1, 32>{});
     case 6: return use(Nibbles<2, 16>{});
     default: return use(Bytes{});
   }
+}
+
+// Return the bytes of one lane of a quantized matrix.
+constexpr int64_t lane_bytes(const Packing& packing, int64_t length) {
+  const int64_t scales = packing.has_min ? 2 : 1, of_levels = packing.has_levels ? length / 256 * 2 * scales : 0;
+  return with_numbers(packing.bits, [&]<typename N>(N) {
+    return of_levels + length / N::kGroup * (scales * (packing.has_levels ? 1 : 2) + 4 * N::kWords);
+  });
 }
 
 }  // namespace nvium

@@ -188,8 +188,8 @@ void project(const Operand<A>& in, const Matrix& matrix, int64_t count, int64_t 
     };
     if constexpr (std::is_same_v<A, float>) {
       if (matrix.is_quantized()) {
-        const Packing packing = packing_of(matrix.kind);
-        const char* at = matrix.data + panel * panel_rows<A> * packing.bytes(in.length);
+        const Packing packing = block_shape(matrix.kind).packing;
+        const char* at = matrix.data + panel * panel_rows<A> * lane_bytes(packing, in.length);
         if constexpr (kMayTile<A>)
           if (in.bytes && fits_byte_tiles(matrix.kind)) {
             multiply_blocks(*in.bytes, in.num_rows, packing, at, use_vector);

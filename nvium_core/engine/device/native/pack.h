@@ -39,8 +39,8 @@ struct Place {
 
 // Write a row of blocks to its panel. Return false if a scale is not finite.
 template <typename N> bool put_blocks(const StoredRows& in, const char* row, const Place& place, char* panel) {
-  const Packing packing = packing_of(in.stored);
   const BlockShape shape = block_shape(in.stored);
+  const Packing& packing = shape.packing;
   const int64_t stride = place.vectors * kVectorBytes, own = place.vector * kVectorBytes + place.lane * 4;
   bool is_finite = true;
   Block block;
@@ -98,7 +98,8 @@ bool pack_rows(const StoredRows& in, int num_threads, int64_t lanes, int64_t vec
 
 // Return the bytes of a packed matrix.
 inline int64_t packed_bytes(int64_t kind, int64_t num_rows, int64_t length) {
-  if (block_shape(kind).elements) return num_panels<float>(num_rows) * panel_rows<float> * packing_of(kind).bytes(length);
+  if (const BlockShape shape = block_shape(kind); shape.elements)
+    return num_panels<float>(num_rows) * panel_rows<float> * lane_bytes(shape.packing, length);
   const int64_t lanes = kind == kStoredF64 ? nvium::lanes<double> : nvium::lanes<float>, step = kind == kStoredBF16 || kind == kStoredF16 ? 2 : 1;
   return (num_rows + lanes - 1) / lanes * ((length + step - 1) / step * kVectorBytes);
 }
@@ -111,9 +112,9 @@ inline bool pack(const StoredRows& in, int num_threads, char* out) {
   if (in.stored == kStoredF32) return floats_of(Plain<float>{}, float{});
   if (in.stored == kStoredBF16) return floats_of(Pairs{}, BFloat16{});
   if (in.stored == kStoredF16) return floats_of(Halves{}, Half{});
-  const Packing packing = packing_of(in.stored);
+  const Packing packing = block_shape(in.stored).packing;
   return with_numbers(packing.bits, [&]<typename N>(N) {
-    const int64_t vector_bytes = lanes<float> * packing.bytes(in.length);
+    const int64_t vector_bytes = lanes<float> * lane_bytes(packing, in.length);
     return pack_rows(in, num_threads, lanes<float>, vector_bytes, out, put_blocks<N>);
   });
 }

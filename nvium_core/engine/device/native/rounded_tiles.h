@@ -31,7 +31,7 @@ struct ByteRows {
 };
 
 // Return whether a block's weights are integers of 16 bits times one scale. Q2_K has too many minima.
-constexpr bool fits_byte_tiles(int64_t kind) { return packing_of(kind).has_levels && kind != kQ2_K; }
+constexpr bool fits_byte_tiles(int64_t kind) { return block_shape(kind).packing.has_levels && kind != kQ2_K; }
 
 #if defined(__AVX512F__) && defined(__linux__)
 
