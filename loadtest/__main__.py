@@ -11,7 +11,6 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 import httpx
 from rich.console import Console
@@ -57,17 +56,14 @@ async def run(arguments: argparse.Namespace, sweep: Sequence[Workload]) -> tuple
     return points, not client.stopped
 
 
-def record(arguments: argparse.Namespace, points: Sequence[Point], is_complete: bool) -> dict[str, Any]:
-    used = {name: value for name, value in vars(arguments).items() if name not in ("api_key", "json")}
-    return {"options": used, "complete": is_complete, "points": [point.to_json() for point in points]}
-
-
 def write(arguments: argparse.Namespace, points: Sequence[Point], is_complete: bool) -> None:
     to_stdout = arguments.json == options.STDOUT
     if points:
-        Console(stderr=to_stdout).print(*(table for table in tables(points) if table.row_count))
+        Console(stderr=to_stdout).print(*tables(points))
     if arguments.json:
-        text = json.dumps(record(arguments, points, is_complete), indent=2, default=str) + "\n"
+        used = {name: value for name, value in vars(arguments).items() if name not in ("api_key", "json")}
+        record = {"options": used, "complete": is_complete, "points": [point.to_json() for point in points]}
+        text = json.dumps(record, indent=2, default=str) + "\n"
         sys.stdout.write(text) if to_stdout else arguments.json.write_text(text, encoding="utf-8")
 
 
@@ -75,7 +71,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = options.parser()
     arguments = parser.parse_args(argv)
     try:
-        options.check(arguments)
         sweep = options.sweep(arguments)
         if arguments.json and arguments.json != options.STDOUT:
             arguments.json.touch()  # if the file cannot be written, fail now, before the measurement

@@ -88,12 +88,7 @@ Send = Callable[[Request, float], Coroutine[None, None, None]]
 
 
 class ServerError(Exception):
-    """The server rejected a request or ended its response early."""
-
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(kind, message)
-        self.kind = kind
-        self.message = message
+    """The server rejected a request or ended its response early. The arguments are the kind of error and a message."""
 
 
 class LoadClient:
@@ -171,7 +166,7 @@ class LoadClient:
             result.error = INTERRUPTED
             raise
         except ServerError as error:
-            result.error, result.message = error.kind, error.message
+            result.error, result.message = error.args
         except Exception as error:
             result.error, result.message = type(error).__name__, str(error)
 

@@ -69,11 +69,6 @@ def parser() -> OneLineParser:
     return options
 
 
-def check(arguments: argparse.Namespace) -> None:
-    if arguments.concurrency and max(arguments.concurrency) > arguments.requests:
-        raise WorkloadError(f"--concurrency {max(arguments.concurrency)} requires at least as many --requests")
-
-
 def sweep(arguments: argparse.Namespace) -> list[Workload]:
     """Return a workload for each concurrency or rate. Raise `WorkloadError` if an option or the prompts are invalid."""
     base = Workload(
@@ -87,6 +82,8 @@ def sweep(arguments: argparse.Namespace) -> list[Workload]:
     if arguments.rate:
         return workloads(base, [{"rate": rate} for rate in arguments.rate], arguments.warm_up)
     numbers = arguments.concurrency or [min(DEFAULT_CONCURRENCY, arguments.requests)]
+    if max(numbers) > arguments.requests:
+        raise WorkloadError(f"--concurrency {max(numbers)} requires at least as many --requests")
     return workloads(base, [{"concurrency": number} for number in numbers], arguments.warm_up)
 
 

@@ -3,8 +3,8 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Self, TypeVar
+from dataclasses import dataclass
+from typing import Self, TypeVar
 
 from loadtest.client import RequestResult
 
@@ -39,12 +39,16 @@ class Report:
 
     inter_token_latency: summarises tokens; the other latencies summarise requests.
     lateness: time from when a request was due until it was sent.
+    exits: number of tokens by exit, counted from 1.
     """
 
     duration: float
     num_prompt_tokens: int
     num_tokens: int
+    tokens_per_second: float
     num_succeeded: int
+    num_failed: int
+    requests_per_second: float
     time_to_first_token: Spread | None
     inter_token_latency: Spread | None
     latency: Spread | None
@@ -57,11 +61,16 @@ class Report:
     def of(cls, results: Sequence[RequestResult]) -> Self:
         succeeded = [result for result in results if result.error is None]
         first = [result.time_to_first_token for result in succeeded]
+        duration = max((result.finished for result in results), default=0.0)
+        num_tokens = sum(result.num_tokens for result in results)
         return cls(
-            duration=max((result.finished for result in results), default=0.0),
+            duration=duration,
             num_prompt_tokens=sum(result.num_prompt_tokens for result in results),
-            num_tokens=sum(result.num_tokens for result in results),
+            num_tokens=num_tokens,
+            tokens_per_second=num_tokens / (duration or 1),
             num_succeeded=len(succeeded),
+            num_failed=len(results) - len(succeeded),
+            requests_per_second=len(succeeded) / (duration or 1),
             time_to_first_token=Spread.of(seconds for seconds in first if seconds is not None),
             inter_token_latency=Spread.of(gap for result in succeeded for gap in result.inter_token_latencies),
             latency=Spread.of(result.latency for result in succeeded),
@@ -70,26 +79,6 @@ class Report:
             errors=_counts(result.error for result in results if result.error is not None),
             messages={result.error: result.message for result in reversed(results) if result.error is not None},
         )
-
-    @property
-    def num_failed(self) -> int:
-        return sum(self.errors.values())
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self._per_second(self.num_tokens)
-
-    @property
-    def requests_per_second(self) -> float:
-        return self._per_second(self.num_succeeded)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON values. Times are in seconds. The keys of `exits` count exits from 1."""
-        derived = ("num_failed", "tokens_per_second", "requests_per_second")
-        return asdict(self) | {name: getattr(self, name) for name in derived}
-
-    def _per_second(self, count: int) -> float:
-        return count / self.duration if self.duration else 0.0
 
 
 def _counts(values: Iterable[K]) -> dict[K, int]:

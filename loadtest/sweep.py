@@ -1,7 +1,7 @@
 """Runs several workloads in sequence, each after a warm-up."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from loadtest.client import LoadClient, RequestResult
@@ -41,7 +41,7 @@ class Point:
         return {
             "concurrency": None if self.workload.rate else self.workload.concurrency,
             "rate": self.workload.rate,
-            "report": self.report.to_json(),
+            "report": asdict(self.report),
             "requests": [{name: getattr(result, name) for name in REQUEST_FIELDS} for result in results],
         }
 

@@ -12,7 +12,7 @@ from loadtest.sweep import Point
 
 
 def tables(points: Sequence[Point]) -> list[Table]:
-    return [results(points), errors(points)]
+    return [table for table in (results(points), errors(points)) if table.row_count]
 
 
 def results(points: Sequence[Point]) -> Table:
