@@ -4,7 +4,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from server.http.bodies import Bodies
 from server.http.config import STOP_SECONDS, uvicorn_config
 from server.http.cors import Cors
 from server.http.drain import Drainable, DrainingServer
-from server.http.keys import KeyGate, KeyRing, read_keys
+from server.http.keys import ApiKey, KeyGate, read_keys
 from server.http.listener import listen
 from server.http.middleware import AsGet, JsonBodies, LastResort, RequestContext
 from server.http.origins import OriginCheck
@@ -97,7 +97,7 @@ def middleware(settings: Settings, metrics: Metrics, gate: Middleware | None) ->
     yield Middleware(AsGet)
 
 
-def keys_gate(keys: KeyRing, settings: Settings) -> Middleware | None:
+def keys_gate(keys: Sequence[ApiKey], settings: Settings) -> Middleware | None:
     return Middleware(KeyGate, keys=keys, metrics_open=settings.metrics_open) if keys else None
 
 
@@ -118,7 +118,7 @@ def run(settings: Settings) -> None:
     cannot be used. If the service fails, exit with code `FAILURE`, so that a supervisor restarts the process.
     """
     configure_logs(settings.log_level)
-    keys = KeyRing(read_keys(settings))
+    keys = read_keys(settings)
     with listen(settings.host, settings.port) as listener:
         loading = Loading(settings)
         app = assemble(loading, keys_gate(keys, settings))

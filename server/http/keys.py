@@ -5,7 +5,7 @@ Only hashes of keys are stored. If no keys are configured, requests need no key.
 
 import hmac
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -63,18 +63,11 @@ def parsed(place: str, text: str) -> ApiKey:
     return ApiKey(entry["name"] or digest.hex()[:8], digest)
 
 
-class KeyRing:
-    def __init__(self, keys: Iterable[ApiKey] = ()) -> None:
-        self._keys = list(keys)
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def owner(self, presented: str) -> str | None:
-        """Return the id of a key, or None if it is unknown. Compare with all keys, in constant time."""
-        digest = sha256(presented.encode()).digest()
-        matches = [hmac.compare_digest(key.digest, digest) for key in self._keys]
-        return next((key.id for key, matched in zip(self._keys, matches, strict=True) if matched), None)
+def owner(keys: Sequence[ApiKey], presented: str) -> str | None:
+    """Return the id of a key, or None if it is unknown. Compare with all keys, in constant time."""
+    digest = sha256(presented.encode()).digest()
+    matches = [hmac.compare_digest(key.digest, digest) for key in keys]
+    return next((key.id for key, matched in zip(keys, matches, strict=True) if matched), None)
 
 
 @dataclass
@@ -84,13 +77,13 @@ class KeyGate(Check):
     `metrics_open` makes /metrics public.
     """
 
-    keys: KeyRing
+    keys: Sequence[ApiKey]
     metrics_open: bool
 
     def check(self, scope: Scope, headers: Headers) -> None:
         if is_public(scope) or (self.metrics_open and is_metrics(scope)):
             return
-        key_id = self.keys.owner(bearer(headers))
+        key_id = owner(self.keys, bearer(headers))
         if key_id is None:
             raise invalid_key("the key is unknown")
         set_key(scope, key_id)

@@ -1,6 +1,7 @@
 """The public server: checks keys, rates, origins and bodies, answers probes, and forwards other requests."""
 
 import asyncio
+from collections.abc import Sequence
 
 from fastapi import FastAPI
 from prometheus_client import Gauge, generate_latest
@@ -8,7 +9,7 @@ from prometheus_client import Gauge, generate_latest
 from server.app import bare_app, keys_gate, middleware, serve
 from server.errors import Rejected
 from server.http.drain import Drainable
-from server.http.keys import KeyRing, read_keys
+from server.http.keys import ApiKey, read_keys
 from server.http.listener import listen
 from server.replicas.fleet import Fleet
 from server.replicas.pages import MergedPages
@@ -56,7 +57,7 @@ class Gateway(Drainable):
         return await asyncio.to_thread(generate_latest, MergedPages(pages))
 
 
-def gateway_app(gateway: Gateway, keys: KeyRing) -> FastAPI:
+def gateway_app(gateway: Gateway, keys: Sequence[ApiKey]) -> FastAPI:
     stack = middleware(gateway.settings, gateway.metrics, keys_gate(keys, gateway.settings))
     app = bare_app(lambda _: gateway.fleet.running(), stack)
     app.state.service = gateway
@@ -71,7 +72,7 @@ def run(settings: Settings) -> None:
     Raise `SettingsError` or `OSError` if the model, the settings or the address cannot be used.
     """
     configure_logs(settings.log_level)
-    keys = KeyRing(read_keys(settings))
+    keys = read_keys(settings)
     with listen(settings.host, settings.port) as listener:
         metrics = Metrics(settings.latency_buckets)
         gateway = Gateway(Fleet(settings, metrics), settings, metrics)

@@ -19,7 +19,7 @@ from nvium_core import LoadedModel
 from server.app import assemble, keys_gate
 from server.generation.service import Service
 from server.http.config import uvicorn_config
-from server.http.keys import KeyRing, read_keys
+from server.http.keys import read_keys
 from server.http.listener import listen
 from server.settings import Settings
 from tests.byte_model import NAME, load_byte_model
@@ -59,7 +59,7 @@ class LiveServer:
 
 
 def create_app(model: LoadedModel, settings: Settings) -> FastAPI:
-    return assemble(Service(model, settings), keys_gate(KeyRing(read_keys(settings)), settings))
+    return assemble(Service(model, settings), keys_gate(read_keys(settings), settings))
 
 
 @contextmanager

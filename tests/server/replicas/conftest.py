@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 
 from nvium_core import LoadedModel
-from server.http.keys import KeyRing
 from server.replicas.fleet import Fleet
 from server.replicas.gateway import Gateway, gateway_app
 from server.settings import Settings
@@ -14,7 +13,7 @@ from tests.server.live_server import LiveServer, live_server
 
 def build(_: LoadedModel, settings: Settings) -> object:
     metrics = Metrics()
-    return gateway_app(Gateway(Fleet(settings, metrics), settings, metrics), KeyRing())
+    return gateway_app(Gateway(Fleet(settings, metrics), settings, metrics), [])
 
 
 @pytest.fixture(scope="package")

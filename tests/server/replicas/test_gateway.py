@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from server.errors import Rejected, engine_stopped
 from server.http.config import uvicorn_config
 from server.http.drain import DrainingServer
-from server.http.keys import ApiKey, KeyRing
+from server.http.keys import ApiKey
 from server.replicas.fleet import Fleet
 from server.replicas.gateway import Gateway, gateway_app
 from server.settings import Settings
@@ -40,7 +40,7 @@ async def gateway_for(fleet: ScriptedFleet, keys: tuple[ApiKey, ...] = ()) -> As
     """Run a gateway on a real socket, in this event loop."""
     options = Settings()
     gateway = Gateway(fleet, options, Metrics())
-    server = DrainingServer(uvicorn_config(gateway_app(gateway, KeyRing(keys)), options, port=0), gateway)
+    server = DrainingServer(uvicorn_config(gateway_app(gateway, keys), options, port=0), gateway)
     serving = asyncio.create_task(server.serve())
     await asyncio.to_thread(wait_until, lambda: server.started)
     try:
