@@ -246,7 +246,7 @@ def max_alternatives(service: Service, params: SamplingParams, requests: Sequenc
     num_prompt = sum(len(request.token_ids) for request in requests)
     num_scored = params.num_choices * num_prompt if params.prompt_logprobs else 0
     num_alternatives = (num_new + num_scored) * (params.logprobs or 0)
-    limit = service.limits.max_new_tokens
+    limit = service.settings.max_new_tokens
     if num_new > limit:
         raise InvalidRequest("max_tokens", f"prompts × choices × max_tokens must be at most {limit}, got {num_new}")
     if num_scored > limit:

@@ -20,7 +20,7 @@ from server.generation.thread_pool import DaemonThreadPool
 from server.http.admission import Admission, draining
 from server.http.drain import Drainable
 from server.schemas.formats import OutputFormat
-from server.schemas.generation import GenerationRequest, RequestLimits
+from server.schemas.generation import GenerationRequest
 from server.schemas.models import Model
 from server.schemas.responses import ResponseRequest
 from server.settings import Settings, read_file
@@ -67,7 +67,7 @@ class Service(Drainable):
         self.worker = EngineWorker(self.engine, observe=steps.observe)
         self.metrics.watch(self.worker)
         self.admission = Admission(self.num_seats + settings.max_queue)
-        self.fingerprint = fingerprint(digest, loaded, settings, self.engine)
+        self.fingerprint = self._fingerprint(digest)
         self.metrics.add_model(self._description(loaded), self.num_seats)
         self._tokenize = loaded.tokenizer
         self.tokenizer = loaded.tokenizer.backend_tokenizer
@@ -75,13 +75,18 @@ class Service(Drainable):
         self.vocabulary = self.constraints.vocabulary
         self.chat_template = ChatTemplate(loaded.tokenizer)
         self._longest_token = longest_token(self.tokenizer)
-        self.limits = RequestLimits(**{name: getattr(settings, name) for name in RequestLimits.model_fields})
         self.text_threads = DaemonThreadPool(NUM_TEXT_THREADS, "nvium-text")
         self.tokenizing_thread = DaemonThreadPool(1, "nvium-tokenize")
         """The thread of `/tokenize` and `/detokenize`, which may take seconds."""
         self._compiling_threads = DaemonThreadPool(NUM_COMPILING_THREADS, "nvium-compile")
         self._pools = self.text_threads, self.tokenizing_thread, self._compiling_threads
         self._limited_at = 0.0
+
+    def _fingerprint(self, digest: str) -> str:
+        """Return an id of the weights, dtype, schedule, CPU instructions and number of threads."""
+        schedule, processor = self.settings.schedule, self.engine.runner.processor
+        mode = f"{schedule}-deterministic" if self.settings.deterministic else schedule
+        return "-".join(filter(None, (digest[:12], str(self.precision["arithmetic"]), processor, mode)))
 
     def log_capacity(self) -> None:
         cache = self.engine.cache_size
@@ -169,7 +174,7 @@ class Service(Drainable):
     def max_tokens(self, asked: int | None, num_prompt_tokens: int, num_choices: int) -> int:
         """Return `max_tokens` for each choice. If no room remains, return 1, and the engine rejects the prompt."""
         remaining = self.engine.context - num_prompt_tokens
-        limit = max(1, min(remaining, self.limits.max_new_tokens // num_choices))
+        limit = max(1, min(remaining, self.settings.max_new_tokens // num_choices))
         if asked is None:
             return limit
         return min(asked, limit) if self.settings.clamp_max_tokens else asked
@@ -220,7 +225,7 @@ class Service(Drainable):
 
     def card(self, name: str) -> Model:
         """Return the `/v1/models` entry for one of the model's names."""
-        names = (*RequestLimits.model_fields, "max_queue", "max_body_bytes")
+        names = ("max_n", "max_prompts", "max_new_tokens", "max_queue", "max_body_bytes")
         return Model(
             id=name,
             created=self.created,
@@ -238,11 +243,3 @@ class Service(Drainable):
 
     def _read(self, prompts: Sequence[str | list[int]]) -> list[Prompt]:
         return [Prompt(self.encode(p), p) if isinstance(p, str) else Prompt(p) for p in prompts]
-
-
-def fingerprint(digest: str, loaded: LoadedModel, settings: Settings, engine: Engine) -> str:
-    """Return an id of the weights, dtype, schedule, CPU instructions and number of threads."""
-    dtype = str(loaded.model.dtype).removeprefix("torch.")
-    mode = f"{settings.schedule}-deterministic" if settings.deterministic else settings.schedule
-    parts = digest[:12], dtype, engine.runner.processor, mode
-    return "-".join(part for part in parts if part)

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from server.generation.service import Service
 from server.http.bodies import JsonRoute
 from server.http.event_stream import unless_disconnected
-from server.schemas.body import RequestBody, ResponseBody, require
+from server.schemas.body import RequestBody, require
 from server.schemas.tokens import Detokenized, DetokenizeRequest, TokenizeRequest, Tokens
 from server.telemetry.record import CLIENT_CLOSED_REQUEST
 from server.writers.answer import ignored_params
@@ -60,5 +60,5 @@ def detokenized(service: Service, token_ids: list[int]) -> Detokenized:
     return Detokenized(prompt=service.tokenizer.decode(token_ids, skip_special_tokens=False))
 
 
-def json_response(answer: ResponseBody, asked: RequestBody) -> Response:
-    return Response(answer.json_text(), headers=ignored_params(asked), media_type="application/json")
+def json_response(answer: Tokens | Detokenized, asked: RequestBody) -> Response:
+    return Response(answer.model_dump_json(), headers=ignored_params(asked), media_type="application/json")

@@ -106,16 +106,6 @@ class RequestBody(BaseModel):
                 yield from ((f"{name}[{i}]", item) for i, item in enumerate(value))
 
 
-class ResponseBody(BaseModel):
-    """A response body that serializes only the fields that were set.
-
-    Bodies with tokens are `TypedDict`s instead, which are cheaper to create and to serialize.
-    """
-
-    def json_text(self) -> str:
-        return self.model_dump_json(exclude_unset=True)
-
-
 @cache
 def marks(body: type[RequestBody], kind: type[NeutralOnly] = NeutralOnly) -> list[tuple[str, NeutralOnly]]:
     fields = body.model_fields.items()

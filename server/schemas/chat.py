@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from nvium_core import Constraint, SamplingParams
+from nvium_core import Constraint, SamplingParams, ServerOptions
 from nvium_core.text.chat_template import Conversation
 from nvium_core.text.tool_calls import PLAIN, CallFormat
 from server.errors import InvalidField
@@ -18,7 +18,6 @@ from server.schemas.generation import (
     GeneratedChoice,
     GenerationRequest,
     PromptTokenIds,
-    RequestLimits,
     TokenExits,
     loggable,
 )
@@ -132,7 +131,7 @@ class ChatRequest(TemplateOptions, GenerationRequest):
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         return self.sampling(max_tokens, constraint, also_stops_at=end_of_turn, logprobs=logprobs)
 
-    def check(self, limits: RequestLimits) -> None:
+    def check(self, limits: ServerOptions) -> None:
         super().check(limits)
         given = {self.max_tokens, self.max_completion_tokens} - {None}
         require(len(given) < 2, "max_tokens", "must equal max_completion_tokens, because it is an alias")

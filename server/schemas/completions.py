@@ -5,17 +5,10 @@ from typing import Annotated, Any, Literal
 
 from typing_extensions import TypedDict
 
-from nvium_core import Constraint, SamplingParams
+from nvium_core import Constraint, SamplingParams, ServerOptions
 from server.errors import OUT_OF_RANGE
 from server.schemas.body import AtMost, NeutralOnly, Text, described, require
-from server.schemas.generation import (
-    NO_LIMIT,
-    Generated,
-    GeneratedChoice,
-    GenerationRequest,
-    PromptTokenIds,
-    RequestLimits,
-)
+from server.schemas.generation import NO_LIMIT, Generated, GeneratedChoice, GenerationRequest, PromptTokenIds
 from server.schemas.json_text import MAX_VALUES
 
 TokenIds = Annotated[list[int], AtMost(MAX_VALUES)]
@@ -67,7 +60,7 @@ class CompletionRequest(GenerationRequest):
             max_tokens, constraint, best_of=self.best_of, logprobs=logprobs, prompt_logprobs=scores_prompt
         )
 
-    def check(self, limits: RequestLimits) -> None:
+    def check(self, limits: ServerOptions) -> None:
         super().check(limits)
         num_prompts = len(self.prompts)
         allowed = limits.max_prompts

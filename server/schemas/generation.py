@@ -11,9 +11,9 @@ from pydantic import AfterValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from nvium_core import Constraint, FinishReason, InvalidRequest, Sampling, SamplingParams
+from nvium_core import Constraint, FinishReason, InvalidRequest, Sampling, SamplingParams, ServerOptions
 from server.errors import OUT_OF_RANGE
-from server.schemas.body import AtMost, NeutralOnly, RequestBody, ResponseBody, Text, described, require
+from server.schemas.body import AtMost, NeutralOnly, RequestBody, Text, described, require
 from server.schemas.foreign import check_unsupported
 from server.schemas.formats import OutputFormat, ResponseFormat, StructuredOutputs
 
@@ -43,12 +43,6 @@ def short(metadata: dict[str, str]) -> dict[str, str]:
 
 
 Metadata = Annotated[dict[Text, Text], AtMost(16), AfterValidator(short)]
-
-
-class RequestLimits(ResponseBody):
-    max_n: int
-    max_prompts: int
-    max_new_tokens: int
 
 
 class StreamOptions(RequestBody):
@@ -189,7 +183,7 @@ class GenerationRequest(AnswerRequest):
         given["stop_token_ids"] = (*self.stop_token_ids, *also_stops_at)
         return SamplingParams(**given | more)
 
-    def check(self, limits: RequestLimits) -> None:
+    def check(self, limits: ServerOptions) -> None:
         """Raise `InvalidField` if a field is out of range or not supported."""
         check_unsupported(self)
         is_few = 1 <= self.n <= limits.max_n
@@ -261,7 +255,7 @@ class GeneratedChoice(TypedDict):
 
 
 class Generated(TypedDict):
-    """A response or a chunk."""
+    """A response or a chunk. Bodies with tokens are `TypedDict`s, which are cheaper to create and to serialize."""
 
     id: str
     created: int

@@ -2,10 +2,10 @@
 
 from typing import Any, Literal
 
-from server.schemas.body import ResponseBody
+from pydantic import BaseModel
 
 
-class Model(ResponseBody):
+class Model(BaseModel):
     id: str
     object: Literal["model"] = "model"
     created: int
@@ -15,6 +15,6 @@ class Model(ResponseBody):
     nvium: dict[str, Any]
 
 
-class ModelList(ResponseBody):
+class ModelList(BaseModel):
     object: Literal["list"] = "list"
     data: list[Model]

@@ -2,7 +2,9 @@
 
 from typing import Annotated
 
-from server.schemas.body import AtMost, RequestBody, ResponseBody, Text, require
+from pydantic import BaseModel
+
+from server.schemas.body import AtMost, RequestBody, Text, require
 from server.schemas.foreign import check_unsupported
 from server.schemas.json_text import MAX_VALUES
 from server.schemas.messages import Messages
@@ -36,7 +38,7 @@ class TokenizeRequest(TemplateOptions):
         require(not adds, "add_special_tokens", "not supported with messages: the chat template adds them")
 
 
-class Tokens(ResponseBody):
+class Tokens(BaseModel):
     """`token_strs` are the tokens' names in the vocabulary, or null if they are not requested."""
 
     count: int
@@ -52,7 +54,7 @@ class DetokenizeRequest(RequestBody):
     """Token ids."""
 
 
-class Detokenized(ResponseBody):
+class Detokenized(BaseModel):
     """The text of the tokens, including special tokens."""
 
     prompt: str

@@ -41,7 +41,7 @@ def accepted(request: Request, body: GenerationRequest) -> tuple[Service, Reques
     record.user = body.logged_user
     service.check_accepting()
     service.checked_model(body.model)
-    body.check(service.limits)
+    body.check(service.settings)
     return service, record
 
 

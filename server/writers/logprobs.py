@@ -17,12 +17,11 @@ MIN_LOGPROB = -9999.0
 def completion_logprobs(
     vocabulary: TokenBytes,
     token_ids: Sequence[int],
-    scores: Iterable[Score | None],
+    scores: Sequence[Score | None],
     text_offsets: Sequence[int],
     num_alternatives: int,
 ) -> CompletionLogprobs:
     """Return the arrays of `/v1/completions`, with null for tokens without a score."""
-    scores = list(scores)
     return {
         "tokens": [vocabulary.name(token_id) for token_id in token_ids],
         "token_logprobs": [None if score is None else clamped(score.logprob) for score in scores],

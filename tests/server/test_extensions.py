@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 
+from nvium_core import ServerOptions
 from server.errors import InvalidField
 from server.schemas.body import Hint, NeutralOnly
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.foreign import FOREIGN
-from server.schemas.generation import GenerationRequest, RequestLimits
+from server.schemas.generation import GenerationRequest
 from server.schemas.responses import ResponseRequest
 from tests.byte_model import NAME, token_ids
 from tests.server.live_server import LiveServer, live_server, wait_until
@@ -83,7 +84,7 @@ def test_the_last_message_is_continued(server):
     assert refused["param"] == "continue_final_message"
 
 
-LIMITS = RequestLimits(max_n=9, max_prompts=9, max_new_tokens=99)
+LIMITS = ServerOptions(max_n=9, max_prompts=9, max_new_tokens=99)
 BODIES: list[tuple[type[GenerationRequest], Json]] = [
     (CompletionRequest, {"model": NAME, "prompt": "a"}),
     (ChatRequest, {"model": NAME, "messages": [{"role": "user", "content": "a"}]}),

@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from starlette.responses import Response
 from starlette.types import Message
 
+from nvium_core import ServerOptions
 from nvium_core.text.tool_calls import PLAIN
 from server.app import bare_app, middleware
 from server.http.bodies import JsonRoute
@@ -20,7 +21,7 @@ from server.http.middleware import LastResort
 from server.http.starting import UntilLoaded
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
-from server.schemas.generation import GenerationRequest, RequestLimits
+from server.schemas.generation import GenerationRequest
 from server.schemas.responses import ResponseRequest
 from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from server.settings import Settings
@@ -39,7 +40,7 @@ PATHS = list(BODIES)
 MADE = len(PATHS)
 """If an input's first byte is `MADE`, the other bytes steer a random body. Below, they are the body for that path."""
 
-LIMITS = RequestLimits(max_n=8, max_prompts=4, max_new_tokens=1000)
+LIMITS = ServerOptions(max_n=8, max_prompts=4, max_new_tokens=1000)
 RESPONSE = {
     "model": "default",
     "input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]}],
