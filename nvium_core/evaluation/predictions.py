@@ -4,7 +4,7 @@ A *target* is a token to predict. Shapes: T targets, C targets of a chunk, E exi
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -70,14 +70,10 @@ def predictions(
 
 def empty_predictions(num_targets: int, num_exits: int) -> Predictions:
     """Allocate all results at once. Allocating them one by one, between large temporaries, would fragment the heap."""
-    sizes = {"log_p": (num_exits,), "exit_nll": (num_exits,)}
-    kinds = {"document": torch.long}
-    return Predictions(
-        **{
-            each.name: torch.empty(num_targets, *sizes.get(each.name, ()), dtype=kinds.get(each.name, torch.float64))
-            for each in fields(Predictions)
-        }
-    )
+    document = torch.empty(num_targets, dtype=torch.long)
+    log_p, exit_nll = torch.empty(2, num_targets, num_exits, dtype=torch.float64)
+    explicit_nll, mass = torch.empty(2, num_targets, dtype=torch.float64)
+    return Predictions(document, log_p, exit_nll, explicit_nll, mass)
 
 
 def text_windows(
