@@ -35,12 +35,10 @@ class RequestRecord:
     Times are by `time.monotonic()`. Each is the time at which the first choice reached the stage, or None before that.
     """
 
-    def __init__(
-        self, metrics: Metrics, *, request_id: str, endpoint: str = OTHER, received_at: float | None = None
-    ) -> None:
+    def __init__(self, metrics: Metrics, *, request_id: str, received_at: float | None = None) -> None:
         self._metrics = metrics
         self.request_id = request_id
-        self.endpoint = endpoint
+        self.endpoint = OTHER
         self.target: str | None = None
         """The method and path of a request to no endpoint in particular."""
         self.key_id = ""

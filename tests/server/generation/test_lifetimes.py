@@ -64,7 +64,7 @@ def test_a_failure_after_submission_cancels_the_sequences(server, monkeypatch, o
 
 @pytest.mark.parametrize("is_together", [True, False])
 async def test_every_choice_starts_with_its_prompts_scores_even_if_its_tokens_arrive_first(is_together):
-    record = RequestRecord(Metrics([1.0]), request_id="request", endpoint="completions")
+    record = RequestRecord(Metrics([1.0]), request_id="request")
     record.admitted(num_prompt_tokens=3)
     prompt, tokenizer = Prompt(token_ids("abc")), load_byte_model().tokenizer.backend_tokenizer
     texts = [ChoiceText(tokenizer, [], index, prompt, include_stop=False, echo=True) for index in range(2)]
