@@ -17,8 +17,7 @@ Number = TypeVar("Number", int, float)
 
 DEFAULT_CONCURRENCY = 4
 STDOUT = Path("-")
-LEAST = 0.001
-"""The least time and the least rate."""
+LEAST = 0.001  # the least time and the least rate
 
 
 class OneLineParser(argparse.ArgumentParser):

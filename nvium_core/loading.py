@@ -26,8 +26,7 @@ from nvium_core.text.tokenizer_trial import try_tokenizer
 TOKEN_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 """Files whose texts become tokens in addition to those of tokenizer.json."""
 
-SAMPLES = 64
-"""Values of a tensor that count in a model's digest."""
+SAMPLES = 64  # values of a tensor that count in a model's digest
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
 

@@ -13,8 +13,7 @@ ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 PRINTABLE = {ord(character) for character in ALPHABET if ord(character) < 256}
 BYTE_OF = dict(zip(ALPHABET, [*sorted(PRINTABLE), *sorted({*range(256)} - PRINTABLE)], strict=True))
 
-BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
-"""A byte's name in a vocabulary with byte fallback."""
+BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")  # a byte's name in a vocabulary with byte fallback
 
 
 class TokenBytes:

@@ -16,8 +16,7 @@ MAX_REASON_CHARACTERS = 200
 TEXTS = ("", "Once  upon a time,\n\n\tthere were 1,234 foxes. <s>[b] é e\u0301 日本語 👩\u200d🚀 \u0378\ufffd\x00")
 """Texts to try: an empty text, which gets the special tokens only, and characters that few vocabularies contain."""
 
-PASSED = set[bytes]()
-"""Digests of messages whose trials succeeded."""
+PASSED = set[bytes]()  # digests of messages whose trials succeeded
 
 
 class TrialError(ValueError):

@@ -39,8 +39,7 @@ class CallFormat:
         return f"call_{uuid4().hex}" if self.id_length is None else uuid4().hex[: self.id_length]
 
 
-PLAIN = CallFormat()
-"""For models without a template: `{"name": …, "arguments": …}`, one per line."""
+PLAIN = CallFormat()  # for models without a template: `{"name": …, "arguments": …}`, one per line
 
 HERMES = CallFormat(beginning='<tool_call>\n{"name": "', end="}\n</tool_call>", trigger="<tool_call>\n")
 """Hermes and Qwen: the format `PLAIN` in tags. Text may precede the calls."""

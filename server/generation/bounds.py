@@ -17,8 +17,7 @@ MAX_BRANCHES = 32
 In a recursive schema, the time per token grows with the square of this number.
 """
 
-MAX_OPTIONAL_PROPERTIES = 500
-"""Maximum number of optional properties of one object."""
+MAX_OPTIONAL_PROPERTIES = 500  # maximum number of optional properties of one object
 
 MAX_PATTERNS = 16
 """Maximum number of distinct patterns in a schema. Intersecting patterns of merged schemas takes exponential time."""

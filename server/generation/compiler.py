@@ -28,8 +28,7 @@ LIMITS = LLParserLimits(
 
 MAX_REASON_CHARACTERS = 200
 
-SEARCH_SECONDS = 1.0
-"""Maximum CPU time for finding the keywords that prevent compilation."""
+SEARCH_SECONDS = 1.0  # maximum CPU time for finding the keywords that prevent compilation
 
 POSITION = re.compile(r"^(\d+)\((\d+)\): ")
 PLACE = re.compile(r"^at \d+\(\d+\): ")

@@ -23,8 +23,7 @@ from server.generation.compiler import Compiled
 from server.generation.grammar_process import ANY_CORE, BEGIN, BROKEN, COMMAND, GOES_ON, OVER, REPLY
 from server.generation.grammars import Grammar
 
-MAX_CACHED_GRAMMARS = 16
-"""Number of compiled grammars that stay cached, each in its own process."""
+MAX_CACHED_GRAMMARS = 16  # number of compiled grammars that stay cached, each in its own process
 
 TOKENS_APART = 32
 

@@ -31,11 +31,8 @@ COMPILE_SECONDS = 2.5
 MASK_BUDGET_SECONDS = 0.5
 """Budget of CPU time for the masks of one request: the initial budget, which is also the maximum."""
 
-BUDGET_PER_TOKEN_SECONDS = 0.005
-"""CPU time added to the budget with each token."""
-
-MEMORY_BYTES = 512 << 20
-"""Address space that a process may use in addition to the fork server's."""
+BUDGET_PER_TOKEN_SECONDS = 0.005  # CPU time added to the budget with each token
+MEMORY_BYTES = 512 << 20  # address space that a process may use in addition to the fork server's
 
 STACK_BYTES = 64 << 20
 """Maximum size of the stack. It is large, because llguidance recurses along chains of references."""
@@ -50,8 +47,7 @@ BEGIN = -1
 
 ANY_CORE = -1
 
-REPLY = struct.Struct("iB")
-"""A choice and its state. The choice's mask follows."""
+REPLY = struct.Struct("iB")  # a choice and its state; the choice's mask follows
 
 CORES = os.sched_getaffinity(0) if sys.platform == "linux" else set[int]()
 

@@ -22,8 +22,7 @@ FUNCTION_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 HEADER = '%llguidance {"no_forcing": true}\nstart: '
 """Start of a grammar. `no_forcing` skips the search for forced tokens, which takes time linear in the text."""
 
-BLANK = r"[ \n]*"
-"""Whitespace that may precede the first call of an answer."""
+BLANK = r"[ \n]*"  # whitespace that may precede the first call of an answer
 
 KEY = '"name"'
 

@@ -34,8 +34,7 @@ ALIAS = "default"
 MAX_INLINE_CHARACTERS, MAX_INLINE_PROMPTS = 10_000, 16
 """If the prompts have more characters, or if there are more prompts, another thread tokenizes them."""
 
-NUM_TEXT_THREADS = 2
-"""Threads that tokenize long texts, render templates and write long responses."""
+NUM_TEXT_THREADS = 2  # threads that tokenize long texts, render templates and write long responses
 
 NUM_COMPILING_THREADS = 4
 """Threads that wait for grammar processes, and so the number of grammars that are compiled at the same time."""

@@ -22,8 +22,7 @@ STOP_SECONDS = 5
 NO_PASSWORD = "none"  # noqa: S105 (not a secret)
 """Makes OpenSSL refuse an encrypted key. Without it, OpenSSL would ask for the password on the terminal."""
 
-UNREAD_RATIO = 8
-"""The limit on unread bytes of responses, as a multiple of `--max-present-bytes`."""
+UNREAD_RATIO = 8  # the limit on unread bytes of responses, as a multiple of `--max-present-bytes`
 
 
 def uvicorn_config(

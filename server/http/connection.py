@@ -27,14 +27,12 @@ MAX_BYTES_AHEAD = 65_536
 READ_BYTES = 65_536
 """Size of a read. With asyncio's default of 256 kB, every read would allocate its buffer by a system call."""
 
-GRACE_SECONDS = 1
-"""How long a client may take to close a connection that the server has closed."""
+GRACE_SECONDS = 1  # how long a client may take to close a connection that the server has closed
 
 MIN_BYTES_PER_SECOND = 1_000
 """A client that leaves more than asyncio's write buffer of 64 KiB unread must read at least this fast."""
 
-EXCESS_SECONDS = 1
-"""An excess connection that sends nothing for this long is refused."""
+EXCESS_SECONDS = 1  # an excess connection that sends nothing for this long is refused
 
 too_many = RateLimitedWarning("too many connections")
 

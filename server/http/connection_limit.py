@@ -9,8 +9,7 @@ from typing import Protocol
 
 from server.settings import SettingsError
 
-RESERVE = 128
-"""Descriptors reserved for files, pipes to helpers, and excess connections."""
+RESERVE = 128  # descriptors reserved for files, pipes to helpers, and excess connections
 
 PROBE = re.compile(rb"(?:(?:GET|HEAD) /(?:livez|readyz|health)|OPTIONS /) HTTP/1\.")
 

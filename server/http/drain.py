@@ -23,8 +23,7 @@ ANY_INTERFACE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (the server 
 
 log = structlog.get_logger("nvium.server")
 
-FAILED_SECONDS = 5
-"""Timeout for answering open requests after the service has failed."""
+FAILED_SECONDS = 5  # timeout for answering open requests after the service has failed
 
 IDLE_SECONDS = 2
 """How long idle connections stay open while draining. A request sent in this time gets a 503 instead of a reset."""
@@ -65,8 +64,7 @@ class Drainable:
         """Fail all open requests."""
 
 
-FAILURE = 1
-"""Exit code if the service has failed."""
+FAILURE = 1  # exit code if the service has failed
 
 
 class DrainingServer(uvicorn.Server):

@@ -7,11 +7,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-LINGER_SECONDS = 10
-"""How long the rest of a request is read and discarded."""
-
-LINGER_BYTES = 64 * 2**20
-"""How much of a request is read and discarded."""
+LINGER_SECONDS = 10  # how long the rest of a request is read and discarded
+LINGER_BYTES = 64 * 2**20  # how much of a request is read and discarded
 
 
 class Lingering:

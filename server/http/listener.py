@@ -4,8 +4,7 @@ import socket
 from errno import EADDRINUSE
 from typing import Any
 
-BACKLOG = 2048
-"""Length of the accept queue."""
+BACKLOG = 2048  # length of the accept queue
 
 MAX_ACCEPTS_PER_TURN = 4
 """Connections accepted per turn of the event loop. Few, because closing an excess connection takes some turns."""

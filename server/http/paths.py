@@ -8,8 +8,7 @@ MODELS = "/v1/models"
 PAGE = "/"
 ASSETS = "/assets/"
 READING = ("GET", "HEAD")
-CHECK = ("OPTIONS", PAGE)
-"""HAProxy's default check, which this server answers as `GET /readyz`."""
+CHECK = ("OPTIONS", PAGE)  # HAProxy's default check, which this server answers as `GET /readyz`
 
 
 def is_public(scope: Scope) -> bool:

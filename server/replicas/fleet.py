@@ -27,14 +27,12 @@ from server.telemetry.metrics import Metrics
 PROBE_SECONDS, MAX_FAILED_PROBES = 1, 3
 """Pause between probes. A replica that fails three in a row is killed."""
 
-ANSWER_SECONDS = 2
-"""Timeout for a replica's response to a probe or scrape."""
+ANSWER_SECONDS = 2  # timeout for a replica's response to a probe or scrape
 
 IDLE_SECONDS, KEEP_ALIVE_SECONDS = 15, 60
 """How long the gateway, and a replica, keep an idle connection between them."""
 
-WAIT_SECONDS, POLL_SECONDS = 30, 0.1
-"""How long a request waits for a replica."""
+WAIT_SECONDS, POLL_SECONDS = 30, 0.1  # how long a request waits for a replica
 
 RETRY_SECONDS = 5
 

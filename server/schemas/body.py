@@ -22,8 +22,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, ValidationError, core
 
 from server.errors import INVALID, UNSUPPORTED, WRONG_FIELD, InvalidField
 
-MAX_FIELDS = 1_000
-"""Maximum number of fields in a JSON object of a request."""
+MAX_FIELDS = 1_000  # maximum number of fields in a JSON object of a request
 
 TOO_MANY = "too_many"
 

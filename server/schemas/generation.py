@@ -20,8 +20,7 @@ from server.schemas.formats import OutputFormat, ResponseFormat, StructuredOutpu
 AnswerEnd = Literal[FinishReason, "tool_calls"]
 """The `finish_reason` of an answer. Only a chat can end with `tool_calls`."""
 
-NO_LIMIT = -1
-"""The value of `max_tokens` and `top_k` that means no limit."""
+NO_LIMIT = -1  # the value of `max_tokens` and `top_k` that means no limit
 
 PARAMS = {field.name for field in fields(SamplingParams)}
 """The engine's sampling parameters. A request's fields of these names are passed on."""

@@ -9,14 +9,9 @@ from typing import Any
 
 import numpy as np
 
-MAX_CONTAINERS = 50_000
-"""Maximum number of lists and objects in a text."""
-
-MAX_VALUES = 400_000
-"""Maximum number of commas outside strings, and so of values."""
-
-MAX_NAMES = 100_000
-"""Maximum number of colons outside strings, and so of names in objects."""
+MAX_CONTAINERS = 50_000  # maximum number of lists and objects in a text
+MAX_VALUES = 400_000  # maximum number of commas outside strings, and so of values
+MAX_NAMES = 100_000  # maximum number of colons outside strings, and so of names in objects
 
 LIMITS = (
     (b"[{", MAX_CONTAINERS, "lists and objects", 5e-6),

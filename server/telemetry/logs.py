@@ -23,8 +23,7 @@ ENGINE = "nvium_core"
 OF_REFUSALS = "Invalid HTTP request received."
 """uvicorn's line for a malformed request, which has a line of ours too."""
 
-MAX_CAUSES = 10
-"""Maximum number of chained exceptions in a log line."""
+MAX_CAUSES = 10  # maximum number of chained exceptions in a log line
 
 
 def configure_logs(level: str = "info") -> None:

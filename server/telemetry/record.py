@@ -15,11 +15,8 @@ OTHER = "other"
 
 ABORTED = ("disconnected", "slow_client")
 
-CLIENT_CLOSED_REQUEST = 499
-"""Status of a request whose client disconnected before the response."""
-
-FIELD = re.compile(r"[a-z0-9_.\[\]]{1,80}")
-"""Matches the path of a request's field."""
+CLIENT_CLOSED_REQUEST = 499  # status of a request whose client disconnected before the response
+FIELD = re.compile(r"[a-z0-9_.\[\]]{1,80}")  # matches the path of a request's field
 
 TARGET = re.compile(r"[A-Z]{1,10} [A-Za-z0-9._~:/-]{1,200}")
 """Matches a method and a path that are safe to log."""

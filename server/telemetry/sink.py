@@ -11,11 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import TextIO
 
-MAX_LINES = 4_000
-"""Length of the queue of lines to write."""
-
-EXIT_SECONDS = 1
-"""Timeout for writing the queued lines at exit."""
+MAX_LINES = 4_000  # length of the queue of lines to write
+EXIT_SECONDS = 1  # timeout for writing the queued lines at exit
 
 Write = Callable[[bytes], object]
 

@@ -10,8 +10,7 @@ from nvium_core.text.token_bytes import TokenBytes
 from server.schemas.chat import ChatLogprobs, TokenLogprob, TopLogprob
 from server.schemas.completions import CompletionLogprobs
 
-MIN_LOGPROB = -9999.0
-"""Replaces log 0: JSON has no infinity."""
+MIN_LOGPROB = -9999.0  # replaces log 0: JSON has no infinity
 
 
 def completion_logprobs(
