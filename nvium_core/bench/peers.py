@@ -12,7 +12,7 @@ from statistics import fmean, median
 from rich.table import Table
 
 from nvium_core.bench.contenders import own
-from nvium_core.bench.contenders.contender import Contender, ContenderFailed, Generation, Workload
+from nvium_core.bench.contenders.contender import ContenderFailed, Generation, Workload
 from nvium_core.bench.contenders.lineup import BASELINE, OTHERS, OURS, Lineup, lineup
 from nvium_core.bench.contenders.llama_cpp import system_info
 from nvium_core.bench.figures import Figures
@@ -78,9 +78,14 @@ def compare_prompts(chosen: Lineup, workload: Workload, repeats: int, seconds: f
 def measured(
     chosen: Lineup, workload: Workload, label: str, repeats: int, seconds: float
 ) -> dict[str, list[Generation]]:
+    """Measure all contenders. Raise `ContenderFailed` if one generates a wrong number of tokens."""
     with chosen.ready(workload) as contenders:
-        counted = {name: checked_turn(name, contender, workload) for name, contender in contenders.items()}
-        return interleaved(counted, repeats, label, seconds)
+        turns = interleaved(contenders, repeats, label, seconds)
+    expected = [workload.num_tokens] * workload.num_sequences
+    for name, taken in turns.items():
+        if any([*map(len, turn.token_ids)] != expected for turn in taken):
+            raise ContenderFailed(f"{name} did not generate {workload.num_tokens} tokens for every sequence")
+    return turns
 
 
 def against_ours(
@@ -101,18 +106,6 @@ def ratios_to_peers(contenders: Mapping[str, Figures]) -> Figures:
     best = best_variants(contenders)
     kinds = "ours_over", "ours_over_quartiles", "ours_over_turns"
     return {kind: {peer: contenders[name][kind] for peer, name in best.items()} for kind in kinds}
-
-
-def checked_turn(name: str, contender: Contender, workload: Workload) -> Contender:
-    """Wrap a contender to raise `ContenderFailed` if it generates a wrong number of tokens."""
-
-    def turn(number: int) -> Generation:
-        generated = contender(number)
-        if [len(tokens) for tokens in generated.token_ids] != [workload.num_tokens] * workload.num_sequences:
-            raise ContenderFailed(f"{name} did not generate {workload.num_tokens} tokens for every sequence")
-        return generated
-
-    return turn
 
 
 def rates(turns: Sequence[Generation]) -> list[float]:
