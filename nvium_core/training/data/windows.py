@@ -43,9 +43,7 @@ class Batch:
         return self._each(Tensor.pin_memory) if device.type == "cuda" else self
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        tensors = (self.inputs, self.targets, self.positions, self.documents, self.counted)
-        inputs, targets, positions, documents, counted = map(change, tensors)
-        return Batch(inputs, targets, positions, documents, counted)
+        return Batch(*map(change, vars(self).values()))
 
     def attention(self) -> Attend:
         """Return attention within documents without a mask, except compiled on a CPU or not compiled on a GPU.
