@@ -35,7 +35,6 @@ for command in COMMANDS:
 
 
 def main() -> None:
-    """The entry point of the package."""
     open_missing_streams()
     command = "".join(sys.argv[1:2])
     if command in ("train", "retrofit", "evaluate"):

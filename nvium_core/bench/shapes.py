@@ -31,7 +31,6 @@ PAPER_ROUTING = (0.145703, 0.259934, 0.344640, 0.246770)
 
 
 def random_weights(config: NviumConfig, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> NviumForCausalLM:
-    """Build a model and set its weights with `fill`."""
     with torch.device(device), init.no_init_weights():
         model: NviumForCausalLM = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     nn.Module.to(model, device)  # moves the rotary frequencies, which are always computed on the CPU

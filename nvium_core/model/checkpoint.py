@@ -325,8 +325,6 @@ def check_count(path: Path, num_tensors: int) -> None:
 
 
 def _renamed(folder: Path, tensors: dict[str, Tensor], num_exits: int) -> dict[str, Tensor]:
-    """Rename published and Llama tensors to our names."""
-
     def ours(name: str) -> str:
         for pattern, replacement in PUBLISHED_NAMES.items():
             name = re.sub(pattern, replacement.replace("{last}", str(num_exits - 1)), name)

@@ -109,8 +109,6 @@ LLAMA_3_CONTEXT = 8192
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """An open GGUF file."""
-
     path: Path
     header: Header
 

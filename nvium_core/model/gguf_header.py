@@ -147,7 +147,6 @@ def _form(kind: int) -> str:
 
 
 def _size(name: str, code: int, shape: list[int]) -> tuple[GGMLQuantizationType, int]:
-    """Return a tensor's type and bytes."""
     if code not in GGMLQuantizationType.__members__.values():
         raise ValueError(f"tensor {name} has the unknown type {code}")
     kind = GGMLQuantizationType(code)

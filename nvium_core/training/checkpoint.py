@@ -31,7 +31,6 @@ def state_of(model: nn.Module, optimizers: Sequence[Optimizer]) -> State:
 
 
 def restore(state: State, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-    """Load what `state_of` returned."""
     is_whole = all(parameter.requires_grad for parameter in model.parameters())
     set_state_dict(
         model,

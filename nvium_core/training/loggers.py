@@ -17,8 +17,6 @@ Report = dict[str, Any]
 
 
 class Logger(Protocol):
-    """A destination of reports."""
-
     def write(self, report: Report) -> None: ...
     def close(self) -> None: ...
 

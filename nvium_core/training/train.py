@@ -88,8 +88,6 @@ def show(run: "TrainingRun") -> None:
 
 
 class TrainingRun(TrainingLoop):
-    """A run of a recipe on a text."""
-
     def __init__(
         self,
         recipe: Recipe,

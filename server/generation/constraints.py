@@ -41,8 +41,6 @@ class RequestConstraint(NamedTuple):
 
 
 class Constraints:
-    """Compiles constraints for one tokenizer."""
-
     def __init__(self, tokenizer: PreTrainedTokenizerFast, end_token_ids: Collection[int]) -> None:
         self._tokenizer = tokenizer
         self._end_token_ids = sorted(end_token_ids)

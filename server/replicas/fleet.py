@@ -57,7 +57,6 @@ class Replica:
         self._environment = environment(gpu=number if is_on_gpu else None)
 
     def connect(self, folder: str) -> None:
-        """Prepare connections to a socket in the folder."""
         self.path = Path(folder, self.name)
         self.session = aiohttp.ClientSession(
             connector=aiohttp.UnixConnector(str(self.path), limit=0, keepalive_timeout=IDLE_SECONDS),
@@ -130,7 +129,6 @@ class Fleet:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run the replicas while the context is open."""
         with TemporaryDirectory(prefix="nvium-") as folder:  # which other users cannot open
             for replica in self.replicas:
                 replica.connect(folder)

@@ -27,8 +27,6 @@ DESCRIPTORS_PER_CLIENT = 2
 
 
 class Gateway(Drainable):
-    """Forwards requests to replicas."""
-
     def __init__(self, fleet: Fleet, settings: Settings, metrics: Metrics) -> None:
         self.fleet = fleet
         self.settings = settings

@@ -163,7 +163,6 @@ class Exchange:
             await self._send_response(response, is_last=is_last)
 
     async def break_off(self, error: ApiError) -> None:
-        """End a stream with an error."""
         self.record.refused(error)
         await self._send_events(framed([to_json(error.body), DONE]))
         await self._send({"type": "http.response.body", "body": b""})

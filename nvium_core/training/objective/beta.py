@@ -48,7 +48,6 @@ class BetaControl:
         return cls(beta=settings.initial, target=settings.depth, speed_up=speed_up(num_steps), maximum=maximum)
 
     def observe_depth(self, depth: float) -> None:
-        """Receive a step's mean depth."""
         if self.target:
             smoothing = SMOOTHING**self.speed_up
             self.depth = depth if self.depth is None else smoothing * self.depth + (1 - smoothing) * depth
