@@ -13,7 +13,7 @@ from nvium_core.loading import LoadedModel
 from nvium_core.model.checkpoint import MODEL_FOLDER
 from nvium_core.model.flops import flops_per_token, flops_until_emitted, generation_flops
 from nvium_core.model.stored import materialise
-from nvium_core.training.data.documents import END_OF_TEXT
+from nvium_core.training.data.corpus import END_OF_TEXT
 from nvium_core.training.run_folder import tokens_read
 
 

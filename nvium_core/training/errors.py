@@ -1,6 +1,10 @@
-"""The error that stops a run."""
+"""The errors of training that a user can correct."""
 
 from nvium_core.errors import NviumError
+
+
+class DataError(NviumError, ValueError):
+    """Training text or conversations are unusable."""
 
 
 class TrainingError(NviumError, RuntimeError):

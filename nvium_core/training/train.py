@@ -25,12 +25,11 @@ from nvium_core.training.errors import TrainingError
 from nvium_core.training.extension import imported
 from nvium_core.training.initial import built_model, with_initial_shape
 from nvium_core.training.loggers import Report, module_of
-from nvium_core.training.loop import TrainingLoop
+from nvium_core.training.loop import TrainingLoop, fast_dtype
 from nvium_core.training.objective.beta import BetaControl
 from nvium_core.training.objective.loss import nvium_objective
 from nvium_core.training.optimizer import optimizers
 from nvium_core.training.options import RunOptions
-from nvium_core.training.precision import fast_dtype
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.reports import follow
 from nvium_core.training.run_folder import owned, write_model, write_recipe

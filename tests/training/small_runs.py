@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nvium_core.training.data.corpus import read_documents
-from nvium_core.training.data.documents import END_OF_TEXT
+from nvium_core.training.data.corpus import END_OF_TEXT, read_documents
 from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.catalogue import recipe_named
 from nvium_core.training.recipes.recipe import Recipe

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from nvium_core.errors import NviumError
-from nvium_core.training.data.documents import DataError
 from nvium_core.training.data.source import prepare_text
-from nvium_core.training.errors import TrainingError
+from nvium_core.training.errors import DataError, TrainingError
 from nvium_core.training.options import RunOptions
 from nvium_core.training.run_folder import owned
 from nvium_core.training.train import show, train

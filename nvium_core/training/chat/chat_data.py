@@ -12,9 +12,8 @@ from transformers import PreTrainedTokenizerBase
 from nvium_core.training.chat.conversations import read_conversations
 from nvium_core.training.chat.examples import Example, example
 from nvium_core.training.chat.packing import PackedConversations
-from nvium_core.training.data.documents import DataError
 from nvium_core.training.data.tokens import ORIGIN, check_origin, text_origin
-from nvium_core.training.errors import TrainingError
+from nvium_core.training.errors import DataError, TrainingError
 from nvium_core.training.initial import given_tokenizer
 from nvium_core.training.recipes.recipe import Recipe
 

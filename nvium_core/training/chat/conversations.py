@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nvium_core.training.data.corpus import lines_of
-from nvium_core.training.data.documents import DataError
+from nvium_core.training.errors import DataError
 
 CHAT_SUFFIXES = (".jsonl", ".jsonl.xz")
 ROLES = ("system", "user", "assistant")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from nvium_core.training.chat.conversations import Conversation, Line, Message
-from nvium_core.training.data.documents import DataError
+from nvium_core.training.errors import DataError
 
 
 @dataclass(frozen=True, eq=False)

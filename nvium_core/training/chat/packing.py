@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from nvium_core.training.chat.examples import Example
-from nvium_core.training.data.documents import DataError
 from nvium_core.training.data.windows import Batch, permuted
+from nvium_core.training.errors import DataError
 
 
 class PackedConversations:

@@ -5,8 +5,9 @@ from collections.abc import Iterable, Iterator
 from io import TextIOWrapper
 from pathlib import Path
 
-from nvium_core.training.data.documents import END_OF_TEXT, DataError
+from nvium_core.training.errors import DataError
 
+END_OF_TEXT = "<|endoftext|>"
 SUFFIXES = (".txt", ".txt.xz")
 UNSUPPORTED = {".gz", ".json", ".jsonl", ".parquet", ".zst"}
 

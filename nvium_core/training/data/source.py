@@ -6,10 +6,10 @@ from transformers import PreTrainedTokenizerBase
 
 from nvium_core.training.chat.chat_data import prepare_conversations, validation_conversations
 from nvium_core.training.chat.conversations import CHAT_SUFFIXES, holds_conversations
-from nvium_core.training.data.documents import DataError
 from nvium_core.training.data.tokens import prepare_documents, validation_documents
 from nvium_core.training.data.windows import Windows
 from nvium_core.training.distributed import ALONE, Processes
+from nvium_core.training.errors import DataError
 from nvium_core.training.recipes.recipe import Recipe
 
 

@@ -13,11 +13,10 @@ import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from nvium_core.training.data.corpus import corpus_files, documents_of
-from nvium_core.training.data.documents import DataError
 from nvium_core.training.data.encoding import encoded, token_dtype
 from nvium_core.training.data.tokenizer import save_tokenizer, train_tokenizer
 from nvium_core.training.data.windows import PackedStream, Tokens
-from nvium_core.training.errors import TrainingError
+from nvium_core.training.errors import DataError, TrainingError
 from nvium_core.training.initial import given_tokenizer
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.reports import note

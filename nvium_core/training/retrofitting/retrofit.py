@@ -20,11 +20,10 @@ from nvium_core.model.gguf import read_config as read_gguf_config
 from nvium_core.model.source import is_gguf
 from nvium_core.training.chat.examples import Example
 from nvium_core.training.chat.packing import PackedConversations
-from nvium_core.training.data.documents import DataError
 from nvium_core.training.data.tokens import text_digest
-from nvium_core.training.errors import TrainingError
+from nvium_core.training.errors import DataError, TrainingError
+from nvium_core.training.loop import fast_dtype
 from nvium_core.training.options import RetrofitSettings
-from nvium_core.training.precision import fast_dtype
 from nvium_core.training.reports import follow, note
 from nvium_core.training.retrofitting.model import WithExits
 from nvium_core.training.retrofitting.router_shift import shift_to_depth

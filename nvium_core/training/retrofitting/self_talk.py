@@ -17,7 +17,7 @@ from nvium_core.engine.params import EngineConfig, SamplingParams
 from nvium_core.model.nvium import Nvium
 from nvium_core.text.chat_template import ChatTemplate
 from nvium_core.training.chat.conversations import Conversation, assistant, user
-from nvium_core.training.data.documents import DataError
+from nvium_core.training.errors import DataError
 
 MAX_SEQUENCES, MAX_ROUND = 64, 256
 """Maximum number of sequences in a batch and of conversations in a round. A round has at least `MAX_SEQUENCES`."""

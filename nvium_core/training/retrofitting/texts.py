@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerFast
 from nvium_core.training.chat.conversations import holds_conversations, read_conversations
 from nvium_core.training.chat.examples import Example, example
 from nvium_core.training.data.corpus import documents_of
-from nvium_core.training.data.documents import DataError
 from nvium_core.training.data.encoding import encoded
+from nvium_core.training.errors import DataError
 
 MAX_HELD_OUT, HELD_OUT_SHARE = 8_192, 0.1
 """The end of a text is held out for measuring: this share of its tokens, and at most this number."""

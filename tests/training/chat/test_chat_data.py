@@ -10,9 +10,9 @@ from transformers import PreTrainedTokenizerFast
 from nvium_core import NviumForCausalLM
 from nvium_core.training.chat.chat_data import chat_examples, prepare_conversations, validation_conversations
 from nvium_core.training.chat.conversations import assistant, user
-from nvium_core.training.data.documents import END_OF_TEXT, DataError
+from nvium_core.training.data.corpus import END_OF_TEXT
 from nvium_core.training.data.tokenizer import save_tokenizer
-from nvium_core.training.errors import TrainingError
+from nvium_core.training.errors import DataError, TrainingError
 from nvium_core.training.initial import give_chat_template
 from nvium_core.training.recipes.recipe import Recipe
 from tests.training.small_runs import WORDS, small_recipe

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nvium_core.training.chat.conversations import assistant, read_conversations, system, user
-from nvium_core.training.data.documents import DataError
+from nvium_core.training.errors import DataError
 
 TALK = [system("Be kind."), user("Thé cat?"), assistant("It ran.")]
 GOOD = json.dumps({"messages": TALK, "source": "here"}, ensure_ascii=False)

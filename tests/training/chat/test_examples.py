@@ -3,7 +3,8 @@ import pytest
 
 from nvium_core.training.chat.conversations import assistant, system, user
 from nvium_core.training.chat.examples import example
-from nvium_core.training.data.documents import END_OF_TEXT, DataError
+from nvium_core.training.data.corpus import END_OF_TEXT
+from nvium_core.training.errors import DataError
 
 
 def test_only_answers_and_their_end_of_text_count(tokenizer):

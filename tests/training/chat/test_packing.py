@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from nvium_core.training.chat.examples import Example
 from nvium_core.training.chat.packing import PackedConversations, packed
-from nvium_core.training.data.documents import DataError
 from nvium_core.training.data.windows import Batch
+from nvium_core.training.errors import DataError
 from tests.random_models import random_model
 from tests.training.objective.test_loss import outcome_of
 

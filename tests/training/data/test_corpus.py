@@ -10,10 +10,9 @@ from transformers import PreTrainedTokenizerFast
 
 from nvium_core.training.data import encoding
 from nvium_core.training.data.corpus import documents_of, read_documents
-from nvium_core.training.data.documents import DataError
 from nvium_core.training.data.source import prepare_text
 from nvium_core.training.data.tokens import write_tokens
-from nvium_core.training.errors import TrainingError
+from nvium_core.training.errors import DataError, TrainingError
 from nvium_core.training.train import train
 from tests.training.small_runs import options, small_folder, small_recipe
 

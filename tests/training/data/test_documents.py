@@ -3,7 +3,7 @@ import lzma
 import pytest
 
 from nvium_core.training.data.corpus import read_documents
-from nvium_core.training.data.documents import DataError
+from nvium_core.training.errors import DataError
 
 TEXT = "Title\n\nOne.\n<|endoftext|>\nTwo <|endoftext|> in a line.\n<|endoftext|>\n\n<|endoftext|>\nThrée.\n"
 DOCUMENTS = ["Title\n\nOne.", "Two <|endoftext|> in a line.", "Thrée."]

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from nvium_core.training.data.documents import END_OF_TEXT
+from nvium_core.training.data.corpus import END_OF_TEXT
 from nvium_core.training.data.encoding import encode
 from nvium_core.training.data.tokenizer import train_tokenizer
 from tests.training.small_runs import WORDS

@@ -11,9 +11,8 @@ from nvium_core.choices import ExitTarget
 from nvium_core.loading import source_tokenizer
 from nvium_core.model import mixture
 from nvium_core.model.exits import CONTINUE, EXIT
-from nvium_core.training.data.documents import DataError
 from nvium_core.training.data.windows import Batch, Windows
-from nvium_core.training.errors import TrainingError
+from nvium_core.training.errors import DataError, TrainingError
 from nvium_core.training.loggers import Report
 from nvium_core.training.options import RetrofitSettings
 from nvium_core.training.retrofitting import model as model_module

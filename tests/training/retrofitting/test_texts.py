@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from nvium_core.training.data.documents import DataError
+from nvium_core.training.errors import DataError
 from nvium_core.training.retrofitting.texts import read_text
 from tests.byte_model import END_OF_TEXT, TURNS, wrapped_tokenizer
 
