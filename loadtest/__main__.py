@@ -18,10 +18,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from loadtest import options
 from loadtest.client import LoadClient
-from loadtest.prompts import WorkloadError
 from loadtest.sweep import OnDone, Point, measure
 from loadtest.tables import tables
-from loadtest.workload import Workload
+from loadtest.workload import Workload, WorkloadError
 
 
 def http_client(arguments: argparse.Namespace) -> httpx.AsyncClient:

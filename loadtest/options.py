@@ -9,9 +9,8 @@ from typing import NoReturn, TypeVar
 
 import httpx
 
-from loadtest.prompts import DEFAULT_PROMPTS, Lengths, WorkloadError, read_prompts
 from loadtest.sweep import workloads
-from loadtest.workload import Workload
+from loadtest.workload import DEFAULT_PROMPTS, Lengths, Workload, WorkloadError, read_prompts
 
 Number = TypeVar("Number", int, float)
 

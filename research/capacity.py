@@ -23,7 +23,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.prompts import Lengths
+from loadtest.workload import Lengths
 from nvium_core.bench.figures import write_json
 
 MEASURES = ("first_token", "between_tokens", "total")

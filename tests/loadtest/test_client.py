@@ -3,8 +3,7 @@ import asyncio
 import pytest
 
 from loadtest.client import INTERRUPTED, Arrival, LoadClient, RequestResult
-from loadtest.prompts import Lengths
-from loadtest.workload import Workload
+from loadtest.workload import Lengths, Workload
 from tests.loadtest.fake_server import DONE, STORY, FakeServer, chunk, client_of, until, usage
 
 
