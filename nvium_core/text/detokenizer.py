@@ -64,8 +64,8 @@ class StopStrings:
         if self.matched is not None:
             return ""
         text = self._held + text
-        end, start = min((self._find(text, stop) for stop in self.stops), default=(len(text) + 1, 0))
-        if end <= len(text):
+        if found := [(start + len(stop), start) for stop in self.stops if (start := text.find(stop)) >= 0]:
+            end, start = min(found)
             self.matched, self._held = text[start:end], ""
             return text[: end if self.include else start]
         certain = certain_length(text, self.stops)
@@ -75,11 +75,6 @@ class StopStrings:
     def flush(self) -> str:
         text, self._held = self._held, ""
         return text
-
-    def _find(self, text: str, stop: str) -> tuple[int, int]:
-        """Return (end, start) of the first occurrence of `stop`. If there is none, the end is beyond the text."""
-        start = text.find(stop)
-        return (start + len(stop) if start >= 0 else len(text) + 1, start)
 
 
 def certain_length(text: str, marks: Sequence[str]) -> int:

@@ -151,7 +151,7 @@ class JsonBodies(Check):
         if encoding not in ("", "identity"):
             message = f"content-encoding: {encoding[:50]!r} is not supported, send the body unencoded"
             raise Rejected("unsupported_body", message)
-        given = media_type(headers)
+        given = headers.get("content-type", "").partition(";")[0].strip().lower()
         if scope["method"] != "POST" or self.JSON.fullmatch(given):
             return
         if given not in self.TAKEN_FOR_JSON:
@@ -168,10 +168,6 @@ class AsGet(HttpMiddleware):
         if (scope["method"], scope["path"]) == CHECK:
             scope = {**scope, "method": "GET", "path": "/readyz", "raw_path": b"/readyz"}
         await self.app({**scope, "method": "GET"} if scope["method"] == "HEAD" else scope, receive, send)
-
-
-def media_type(headers: Headers) -> str:
-    return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 async def refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:

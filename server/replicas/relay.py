@@ -104,7 +104,9 @@ class Relay:
                 log.warning("lost a replica", request_id=exchange.request_id, kind=type(error).__name__)
                 if exchange.has_begun:
                     self._metrics.broken_streams.inc()
-                    await exchange.break_off(replica_lost())
+                    await exchange.break_off(
+                        ApiError("the replica failed while it was answering", status=503, code="replica_lost")
+                    )
                     return True
                 if num_deliveries == MAX_DELIVERIES:
                     message = f"{MAX_DELIVERIES} replicas failed while they handled this request; it is not retried"
@@ -193,7 +195,3 @@ class Exchange:
 
     async def _send_events(self, events: bytes) -> None:
         await self._send({"type": "http.response.body", "body": events, "more_body": True})
-
-
-def replica_lost() -> ApiError:
-    return ApiError("the replica failed while it was answering", status=503, code="replica_lost")

@@ -23,7 +23,7 @@ from server.schemas.generation import (
 )
 from server.schemas.messages import Messages
 from server.schemas.template import TemplateOptions
-from server.schemas.tools import AllowedTools, NamedTool, Tool, ToolChoice, callable_tools
+from server.schemas.tools import AllowedTools, NamedTool, Tool, ToolChoice, unique
 
 
 class ChatRequest(TemplateOptions, GenerationRequest):
@@ -77,7 +77,20 @@ class ChatRequest(TemplateOptions, GenerationRequest):
         return self.conversation_of(self.messages, [] if self.tool_choice == "none" else self.tools)
 
     def callable_tools(self) -> list[Tool]:
-        return callable_tools(self.tools, self.tool_choice)
+        """Return the tools that the model may call. Raise `InvalidField` if `tool_choice` does not fit them."""
+        tools, choice = unique(self.tools), self.tool_choice
+        if choice is None or choice == "auto":
+            return tools
+        if choice == "none":
+            return []
+        require(bool(tools), "tool_choice", "requires tools")
+        if choice == "required":
+            return tools
+        chosen = choice.allowed_tools.tools if isinstance(choice, AllowedTools) else [choice]
+        names, known = [named.function.name for named in chosen], {tool.function.name for tool in tools}
+        unknown = next((name for name in names if name not in known), None)
+        require(unknown is None, "tool_choice", f"{unknown!r} is not among the tools")
+        return [tool for tool in tools if tool.function.name in names]
 
     @property
     def may_answer_in_text(self) -> bool:

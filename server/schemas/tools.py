@@ -94,20 +94,3 @@ def unique(tools: Sequence[Tool | CustomTool]) -> list[Tool]:
         is_same = by_name.setdefault(tool.function.name, tool) == tool
         require(is_same, "tools", f"different functions have the same name {tool.function.name}")
     return [*by_name.values()]
-
-
-def callable_tools(given: Sequence[Tool | CustomTool], choice: ToolChoice | None) -> list[Tool]:
-    """Return the tools that the model may call. Raise `InvalidField` if `choice` does not fit them."""
-    tools = unique(given)
-    if choice is None or choice == "auto":
-        return tools
-    if choice == "none":
-        return []
-    require(bool(tools), "tool_choice", "requires tools")
-    if choice == "required":
-        return tools
-    chosen = choice.allowed_tools.tools if isinstance(choice, AllowedTools) else [choice]
-    names, known = [named.function.name for named in chosen], {tool.function.name for tool in tools}
-    unknown = next((name for name in names if name not in known), None)
-    require(unknown is None, "tool_choice", f"{unknown!r} is not among the tools")
-    return [tool for tool in tools if tool.function.name in names]
