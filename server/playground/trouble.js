@@ -5,23 +5,20 @@ export class Trouble extends Error {}
 /** The server requires a key, and none was given. */
 export class KeyNeeded extends Trouble {}
 
-const GONE = "The server cannot be reached. Is it still running?";
-const BROKEN = "The stream ended early: the server stopped or the connection was lost.";
-const NO_KEY = "This server requires an API key. Enter one under Settings.";
-const WRONG_KEY = "The server does not accept this API key.";
+export const unreachable = () => new Trouble("The server cannot be reached. Is it still running?");
 
-export const unreachable = () => new Trouble(GONE);
+export const brokenOff = () => new Trouble("The stream ended early: the server stopped or the connection was lost.");
 
-export const brokenOff = () => new Trouble(BROKEN);
+export const unknownKey = () => new Trouble("The server does not accept this API key.");
 
-export const unknownKey = () => new Trouble(WRONG_KEY);
+const keyNeeded = () => new KeyNeeded("This server requires an API key. Enter one under Settings.");
 
 /** An error event in a stream. */
 export const failed = (error) => new Trouble(`The server failed while answering: ${sentence(error.message)}`);
 
 /** Return the error for a response other than 2xx. */
 export async function refusal(response, hasKey) {
-  if (response.status === 401) return hasKey ? unknownKey() : new KeyNeeded(NO_KEY);
+  if (response.status === 401) return hasKey ? unknownKey() : keyNeeded();
   const body = await response.json().catch(() => null);
   const words = sentence(body?.error?.message ?? `it answered ${response.status} ${response.statusText}`);
   return new Trouble(`${opening(response.status)} ${words}${retryAfter(response.headers.get("retry-after"))}`);
