@@ -91,10 +91,6 @@ class LlamaCpp:
         if status != 0:
             raise ContenderFailed(f"llama_decode failed with status {status}")
 
-    def logits(self, row: int) -> list[float]:
-        vocab = self._lib.llama_model_get_vocab(self._model)
-        return list(self._lib.llama_get_logits_ith(self._context, row)[: self._lib.llama_vocab_n_tokens(vocab)])
-
     @contextmanager
     def sampler(self, seed: int) -> Iterator[Any]:
         """Yield a function that samples a token from a row's logits, at temperature 1, without top-k or top-p."""
@@ -105,9 +101,6 @@ class LlamaCpp:
         finally:
             self._lib.llama_sampler_free(chain)
 
-    def forget(self) -> None:
-        self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), False)
-
     def generate(self, turn: int) -> Generation:
         """Run the workload. `turn` is the seed."""
         length, sequences = len(self._workload.prompt), range(self._workload.num_sequences)
@@ -116,7 +109,7 @@ class LlamaCpp:
             for sequence in sequences
             for position, token in enumerate(self._workload.prompt)
         ]
-        self.forget()
+        self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), False)
         with self.sampler(turn) as draw:
             started = time.perf_counter()
             self.decode(prompts)

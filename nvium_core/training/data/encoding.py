@@ -1,6 +1,7 @@
 """Tokenize documents into one stream, with end-of-text before every document and at the end."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,10 @@ BATCH_DOCUMENTS, BATCH_CHARACTERS = 1000, 2**22
 
 
 def encode(documents: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Tokens:
-    end = tokenizer.eos_token_id
+    """Return the tokens of some documents, with end-of-text before each."""
     encodings = tokenizer(list(documents), add_special_tokens=False, split_special_tokens=True, verbose=False)
-    stream = [token for ids in encodings["input_ids"] for token in (end, *ids)]
-    return np.array([*stream, end], dtype=token_dtype(tokenizer))
+    stream = [token for ids in encodings["input_ids"] for token in (tokenizer.eos_token_id, *ids)]
+    return np.array(stream, dtype=token_dtype(tokenizer))
 
 
 def token_dtype(tokenizer: PreTrainedTokenizerBase) -> type[np.unsignedinteger[Any]]:
@@ -25,16 +26,12 @@ def token_dtype(tokenizer: PreTrainedTokenizerBase) -> type[np.unsignedinteger[A
 
 def encoded(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> Iterator[Tokens]:
     """Yield the stream in parts, up to `max_tokens`."""
-    source = batches(documents)
-    batch = next(source, None)
-    while batch and max_tokens > 0:
-        following = next(source, None)
-        tokens = encode(batch, tokenizer)
-        if following:
-            tokens = tokens[:-1]  # the next batch starts with an end-of-text
-        part = tokens[:max_tokens]
-        yield part
-        batch, max_tokens = following, max_tokens - len(part)
+    end = np.array([tokenizer.eos_token_id], dtype=token_dtype(tokenizer))
+    for part in chain((encode(batch, tokenizer) for batch in batches(documents)), [end]):
+        yield part[:max_tokens]
+        max_tokens -= len(part)
+        if max_tokens <= 0:
+            return
 
 
 def batches(documents: Iterable[str]) -> Iterator[list[str]]:

@@ -51,7 +51,8 @@ def test_a_corpus_gives_the_first_tokens_of_one_file(corpus, tmp_path, small_par
     recipe, folder = small_recipe(f"total_tokens={total_tokens}"), tmp_path / "run"
     folder.mkdir()
     tokenizer, stream = prepare_text(recipe, corpus, folder)
-    expected = encoding.encode(read_documents(tmp_path / "corpus.txt"), tokenizer)[: total_tokens + 1]
+    tokens = encoding.encode(read_documents(tmp_path / "corpus.txt"), tokenizer)
+    expected = [*tokens, tokenizer.eos_token_id][: total_tokens + 1]
     for found in (stream, prepare_text(recipe, corpus, folder)[1]):
         assert np.array_equal(found.tokens, expected)
     assert {path.name for path in folder.iterdir()} == {"tokenizer", "tokens.npy", "text.json"}

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from nvium_core.training.data.corpus import END_OF_TEXT
-from nvium_core.training.data.encoding import encode
+from nvium_core.training.data.encoding import encoded
 from nvium_core.training.data.tokenizer import train_tokenizer
 from tests.training.small_runs import WORDS
 
@@ -23,6 +23,9 @@ def test_any_text_round_trips(tokenizer, text):
 
 def test_the_stream_has_an_end_of_text_before_every_document_and_at_the_end(tokenizer):
     end = tokenizer.eos_token_id
-    stream = encode(["the cat", "so it was"], tokenizer).tolist()
-    assert stream == [*tokenizer("the cat").input_ids, *tokenizer("so it was").input_ids, end]
-    assert encode([f"the {END_OF_TEXT} cat"], tokenizer).tolist().count(end) == 2
+    whole = [*tokenizer("the cat").input_ids, *tokenizer("so it was").input_ids, end]
+    for length in (1, len(whole) - 1, len(whole), 99):
+        stream = [token for part in encoded(["the cat", "so it was"], tokenizer, length) for token in part]
+        assert stream == whole[:length]
+    [text, _] = encoded([f"the {END_OF_TEXT} cat"], tokenizer, 99)
+    assert text.tolist().count(end) == 1
