@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from nvium_core.commands import evaluation, generating, measuring, retrofitting, serving, training
+from nvium_core.commands import generating, measuring, serving, training
 from nvium_core.errors import NviumError, plain
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of mallopt
@@ -26,8 +26,8 @@ COMMANDS = (
     training.train,
     training.recipes,
     training.convert,
-    retrofitting.retrofit,
-    evaluation.evaluate,
+    training.retrofit,
+    measuring.evaluate,
     measuring.bench,
 )
 for command in COMMANDS:
