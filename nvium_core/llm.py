@@ -20,9 +20,8 @@ from nvium_core.engine.params import (
 from nvium_core.engine.sampling_defaults import sampling_defaults, with_defaults
 from nvium_core.engine.token_stream import EngineRequest
 from nvium_core.loading import LoadedModel, load_model
-from nvium_core.text.answer import AnswerText
 from nvium_core.text.chat_template import ChatTemplate
-from nvium_core.text.detokenizer import Detokenizer, StopStrings
+from nvium_core.text.detokenizer import AnswerText, Detokenizer, StopStrings
 
 Message = dict[str, Any]
 """`{"role": "user", "content": "…"}`, as in OpenAI's API."""

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from tokenizers import Tokenizer
 
 from nvium_core import FinishReason, Score, TokenEvent
-from nvium_core.text.answer import AnswerText
-from nvium_core.text.detokenizer import REPLACEMENT, Detokenizer, StopStrings
+from nvium_core.text.detokenizer import REPLACEMENT, AnswerText, Detokenizer, StopStrings
 
 
 @dataclass(frozen=True)

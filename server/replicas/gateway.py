@@ -1,10 +1,13 @@
 """The public server: checks keys, rates, origins and bodies, answers probes, and forwards other requests."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from fastapi import FastAPI
 from prometheus_client import Gauge, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from server.app import bare_app, keys_gate, middleware, serve
 from server.errors import Rejected
@@ -12,7 +15,6 @@ from server.http.drain import Drainable
 from server.http.keys import ApiKey, read_keys
 from server.http.listener import listen
 from server.replicas.fleet import Fleet
-from server.replicas.pages import MergedPages
 from server.replicas.relay import Relay
 from server.routes import health
 from server.settings import Settings
@@ -53,6 +55,25 @@ class Gateway(Drainable):
         answers = await asyncio.gather(*(replica.get("/metrics") for replica in self.fleet.replicas))
         pages |= {replica.name: page for replica, page in zip(self.fleet.replicas, answers, strict=True) if page}
         return await asyncio.to_thread(generate_latest, MergedPages(pages))
+
+
+class MergedPages(Collector):
+    """Merges Prometheus pages, a page for each name. Each sample gets a label with its name."""
+
+    def __init__(self, pages: Mapping[str, str]) -> None:
+        self._pages = pages
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for replica, page in self._pages.items():
+            for family in text_string_to_metric_families(page):
+                samples = [sample._replace(labels={**sample.labels, "replica": replica}) for sample in family.samples]
+                if family.name in families:
+                    families[family.name].samples += samples
+                else:
+                    family.samples = samples
+                    families[family.name] = family
+        yield from families.values()
 
 
 def gateway_app(gateway: Gateway, keys: Sequence[ApiKey]) -> FastAPI:

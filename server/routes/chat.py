@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from server.generation.chat import start_chat
+from server.generation.generation import start_chat
 from server.http.bodies import JsonRoute
 from server.schemas.chat import Chat, ChatRequest
 from server.writers.answer import accepted, answer

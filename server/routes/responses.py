@@ -10,7 +10,7 @@ from pydantic_core import to_json
 from starlette.responses import Response as HttpResponse
 
 from server.errors import UNSUPPORTED, ApiError
-from server.generation.chat import start_chat
+from server.generation.generation import start_chat
 from server.generation.service import Service
 from server.http.bodies import JsonRoute
 from server.schemas.body import require
