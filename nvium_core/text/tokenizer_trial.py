@@ -19,21 +19,17 @@ TEXTS = ("", "Once  upon a time,\n\n\tthere were 1,234 foxes. <s>[b] é e\u0301 
 PASSED = set[bytes]()  # digests of messages whose trials succeeded
 
 
-class TrialError(ValueError):
-    """The tokenizer cannot be used. The message begins with a field of tokenizer.json if it is known."""
-
-
 def try_tokenizer(serialized: str, texts: Iterable[str] = ()) -> None:
-    """Encode and decode `TEXTS` and these texts. Raise `TrialError` on failure. A success is remembered."""
+    """Encode and decode `TEXTS` and these texts. Raise `ValueError` on failure. A success is remembered."""
     message = json.dumps([serialized, *TEXTS, *texts]).encode()
     if (digest := hashlib.sha256(message).digest()) in PASSED:
         return
     try:
         error = Helper.spawn(f"{__name__}:serve").ask(message).decode()
     except HelperLost as lost:
-        raise TrialError(f"encoding a text crashes, or exceeds {MAX_SECONDS} s or {MAX_BYTES >> 20} MB") from lost
+        raise ValueError(f"encoding a text crashes, or exceeds {MAX_SECONDS} s or {MAX_BYTES >> 20} MB") from lost
     if error:
-        raise TrialError(error)
+        raise ValueError(error)
     PASSED.add(digest)
 
 
