@@ -14,7 +14,6 @@ from loadtest.workload import DEFAULT_PROMPTS, Lengths, Workload, WorkloadError,
 
 Number = TypeVar("Number", int, float)
 
-DEFAULT_CONCURRENCY = 4
 STDOUT = Path("-")
 LEAST = 0.001  # the least time and the least rate
 
@@ -79,7 +78,7 @@ def sweep(arguments: argparse.Namespace) -> list[Workload]:
     )
     if arguments.rate:
         return workloads(base, [{"rate": rate} for rate in arguments.rate], arguments.warm_up)
-    numbers = arguments.concurrency or [min(DEFAULT_CONCURRENCY, arguments.requests)]
+    numbers = arguments.concurrency or [min(4, arguments.requests)]
     if max(numbers) > arguments.requests:
         raise WorkloadError(f"--concurrency {max(numbers)} requires at least as many --requests")
     return workloads(base, [{"concurrency": number} for number in numbers], arguments.warm_up)

@@ -43,8 +43,6 @@ COMPANIONS = (
 )
 """Files that are copied unchanged, if they exist."""
 
-MAX_SHARD_BYTES = 5_000_000_000
-
 
 class ConversionError(NviumError):
     """The target cannot be written."""
@@ -76,7 +74,7 @@ def convert(
     dtype: Precision = "auto",
     *,
     exits: str | PathLike[str] | None = None,
-    max_shard_bytes: int = MAX_SHARD_BYTES,
+    max_shard_bytes: int = 5_000_000_000,
 ) -> Conversion:
     """Write the model `source` to the folder `target`.
 

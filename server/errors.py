@@ -44,8 +44,6 @@ CODES = {
 }
 """Maps patterns of pydantic's types of errors, and of ours, to codes. All other types have the code `INVALID`."""
 
-NO_ENDPOINT = "no such endpoint; GET /openapi.json lists the supported ones"
-
 WRONG_FIELD = "wrong_field:"
 """Prefix of the type of a custom pydantic error. The rest of the type is the name of the invalid field."""
 
@@ -203,7 +201,7 @@ def from_http(error: HTTPException) -> ApiError:
         return error.__cause__
     headers = error.headers or {}
     known = {
-        HTTPStatus.NOT_FOUND: (NO_ENDPOINT, "unknown_url"),
+        HTTPStatus.NOT_FOUND: ("no such endpoint; GET /openapi.json lists the supported ones", "unknown_url"),
         HTTPStatus.METHOD_NOT_ALLOWED: (
             f"this endpoint accepts {headers.get('Allow', 'other methods')}",
             "method_not_allowed",

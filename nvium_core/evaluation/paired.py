@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from nvium_core.bench.figures import Figures
 
 RESAMPLES = 2000
-MIN_PAIRS = 3
 
 Interval = tuple[float, float]
 
@@ -26,7 +25,7 @@ def interval(counts: Sequence[int], statistic: Callable[[list[Sample]], NDArray[
     counts: number of pairs in each group.
     statistic: takes one `Sample` per group, returns RESAMPLES values.
     """
-    if min(counts) < MIN_PAIRS:
+    if min(counts) < 3:
         return None
     rng = np.random.default_rng(0)
     found = statistic([rng.integers(0, count, (RESAMPLES, count)) for count in counts])

@@ -25,8 +25,6 @@ from nvium_core.model.exits import Adapter, Router
 from nvium_core.model.llama import Attend, RMSNorm, RotaryEmbedding, dense_attention
 from nvium_core.model.nvium import HUB_OPTIONS, Nvium, NviumOutput, generation_config, read_checked
 
-ROUTER_HEAD_STD = 0.4  # initial router heads have this standard deviation, divided by √d (authors' code)
-
 
 class NviumForCausalLM(Nvium, PreTrainedModel, GenerationMixin):
     """An N-vium as a Hugging Face causal language model whose logits are log π_mix."""
@@ -79,7 +77,7 @@ class NviumForCausalLM(Nvium, PreTrainedModel, GenerationMixin):
             init.normal_(module.up.weight, std=width**-0.5)
             init.zeros_(module.down.weight)
         elif isinstance(module, Router):
-            init.normal_(module.head.weight, std=ROUTER_HEAD_STD * width**-0.5)
+            init.normal_(module.head.weight, std=0.4 * width**-0.5)
             init.zeros_(module.head.bias)
         elif isinstance(module, RotaryEmbedding):
             init.copy_(module.inv_freq, module.frequencies()[0])

@@ -32,8 +32,6 @@ FORMAT = 1
 """Version of the model folder's format. Increment it for a new field that changes the computation: an older nvium then
 rejects the folder instead of ignoring the field."""
 
-ROUTER_WIDTH_RATIO = 0.66  # the paper's router MLP is ⌊0.66 d⌋ wide
-
 
 @strict
 class NviumConfig(PreTrainedConfig):
@@ -91,7 +89,7 @@ class NviumConfig(PreTrainedConfig):
             self.exit_layers = [self.num_hidden_layers]
         self.exit_layers = list(self.exit_layers)
         if self.router_hidden_size is None:
-            self.router_hidden_size = int(ROUTER_WIDTH_RATIO * self.hidden_size)
+            self.router_hidden_size = int(0.66 * self.hidden_size)
         if self.adapter_hidden_size is None:
             self.adapter_hidden_size = self.hidden_size
         super().__post_init__(**kwargs)

@@ -12,9 +12,6 @@ from transformers import PreTrainedModel
 from nvium_core.model.llama import RMSNorm
 from nvium_core.training.extension import imported
 
-ADAM_EPSILON = 1e-8
-ROUTER_OUTCOMES = 2
-
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSettings:
@@ -45,7 +42,7 @@ def optimizers(model: PreTrainedModel, rate: float, settings: OptimizerSettings)
     matrices, rest = split_parameters(model) if settings.muon_rate else ([], list(model.parameters()))
     groups = parameter_groups(model, rest, settings.weight_decay)
     kind = imported(settings.name)
-    options = {"betas": settings.betas, "eps": ADAM_EPSILON, "fused": True}
+    options = {"betas": settings.betas, "eps": 1e-8, "fused": True}
     taken = {name: value for name, value in options.items() if name in signature(kind).parameters}
     created: list[Optimizer] = [kind(groups, lr=rate, **taken)]
     if matrices:
@@ -68,7 +65,7 @@ def split_parameters(model: PreTrainedModel) -> tuple[list[Tensor], list[Tensor]
     """
     head = model.get_output_embeddings()
     linear = [module for module in model.modules() if isinstance(module, nn.Linear) and module is not head]
-    matrices: list[Tensor] = [layer.weight for layer in linear if layer.out_features > ROUTER_OUTCOMES]
+    matrices: list[Tensor] = [layer.weight for layer in linear if layer.out_features > 2]
     chosen = {id(matrix) for matrix in matrices}
     return matrices, [parameter for parameter in model.parameters() if id(parameter) not in chosen]
 

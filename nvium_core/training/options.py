@@ -9,8 +9,6 @@ from typing_extensions import Doc
 from nvium_core.choices import ExitTarget
 from nvium_core.training.errors import TrainingError
 
-SELF_TALK_EPOCHS = 3  # epochs over the model's own conversations if there is no other text
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
@@ -60,4 +58,4 @@ class RetrofitSettings:
     def self_talk_tokens(self) -> int:
         if self.self_talk is not None:
             return self.self_talk
-        return 0 if self.data else max(1, self.tokens // SELF_TALK_EPOCHS)
+        return 0 if self.data else max(1, self.tokens // 3)  # three epochs

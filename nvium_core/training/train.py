@@ -34,7 +34,6 @@ from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.reports import follow
 from nvium_core.training.run_folder import owned, write_model, write_recipe
 
-ENOUGH_TOKENS_PER_PARAMETER = 1.0
 VALIDATION_LOSS = "validation_loss"  # field of log.jsonl: L_mix on the validation text
 CHANGEABLE = {"total_tokens", "checkpoint_every", "evaluations"}
 """Settings of a recipe that may change when a run resumes."""
@@ -129,7 +128,7 @@ class TrainingRun(TrainingLoop):
         tokens = self.recipe.total_tokens
         ratio = tokens / self.model.num_parameters()
         line = f"{tokens:,} tokens read, {ratio:.2g} per parameter"
-        is_short = ratio < ENOUGH_TOKENS_PER_PARAMETER and self.recipe.initial is None
+        is_short = ratio < 1 and self.recipe.initial is None
         return f"{line}. Warning: too few to compare models; the paper reads 20 per parameter" if is_short else line
 
     def begin(self) -> None:

@@ -17,8 +17,6 @@ from nvium_core.text.tool_calls import PLAIN, CallFormat
 from server.generation.bounds import MAX_CHARACTERS, check_bounds, check_text, checked_size, require
 from server.generation.json_schema import Preparation, Schema, UnusableGrammar
 
-FUNCTION_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-
 HEADER = '%llguidance {"no_forcing": true}\nstart: '
 """Start of a grammar. `no_forcing` skips the search for forced tokens, which takes time linear in the text."""
 
@@ -192,7 +190,7 @@ class ToolCalls(Grammar):
         return " | ".join(f"{call} {quoted(self.call_format.end)}" for call in calls)
 
     def _arguments(self, name: str, schema: JsonSchema) -> str:
-        is_name = FUNCTION_NAME.fullmatch(name) is not None
+        is_name = re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", name) is not None
         require(is_name, f"a function's name must have 1 to 64 letters, digits, _ or -, got {name[:100]!r}")
         return replace(schema, schema={"type": "object", **schema.schema}).rule()
 

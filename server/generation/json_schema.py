@@ -19,8 +19,6 @@ Names = dict[str, None]
 OPEN_SUFFIX = "-merged"
 """Suffix for the name of a definition's open copy. Schemas that merge the definition refer to the open copy."""
 
-MAX_VISITS = 500_000
-
 LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 NAMED = ("properties", "patternProperties", "dependentSchemas")
 SINGLE = ("items", "additionalItems", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames")
@@ -166,7 +164,7 @@ class Preparation:
 
     def _visit(self) -> None:
         self._num_visits += 1
-        if self._num_visits > MAX_VISITS:
+        if self._num_visits > 500_000:
             raise UnusableGrammar("merges too many schemas")
 
     def _resolved(self, node: Any) -> Schema:

@@ -30,7 +30,6 @@ Body = TypeVar("Body", bound=GenerationRequest | ResponseRequest)
 
 log = structlog.get_logger("nvium.server")
 
-ALIAS = "default"
 MAX_INLINE_CHARACTERS, MAX_INLINE_PROMPTS = 10_000, 16
 """If the prompts have more characters, or if there are more prompts, another thread tokenizes them."""
 
@@ -159,7 +158,7 @@ class Service(Drainable):
         """
         if name in self.names:
             return name
-        if name not in (None, ALIAS):
+        if name not in (None, "default"):
             message = f"the model {name!r} does not exist; available: {', '.join(map(repr, self.names))}"
             raise ApiError(message, status=404, param="model", code="model_not_found")
         return self.name

@@ -27,8 +27,6 @@ PROTECTIVE = {
 }
 """Security headers for browsers. A route's own headers take precedence."""
 
-SAFE_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
-
 log = structlog.get_logger("nvium.server")
 
 
@@ -66,7 +64,7 @@ class RequestContext(HttpMiddleware):
             scope = {**scope, **{name: scope[name][len(prefix) :] for name in ("path", "raw_path")}}
         headers = Headers(scope=scope)
         request_id = headers.get("x-request-id", "")
-        if not SAFE_REQUEST_ID.fullmatch(request_id):
+        if not re.fullmatch(r"[A-Za-z0-9._-]{1,128}", request_id):
             request_id = uuid.uuid4().hex
         state = scope.setdefault("state", {})
         record = self._open(scope, request_id)

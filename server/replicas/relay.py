@@ -37,8 +37,6 @@ FORWARDED = ("accept", "content-type")
 HOP_BY_HOP = (b"connection", b"date", b"keep-alive", b"server", b"transfer-encoding")
 """Response headers that are not forwarded, because the gateway's connection sets them itself."""
 
-END_OF_EVENT = b"\n\n"
-
 STOPPED, NOT_STORED = b'"code": "engine_stopped"', b'response_not_found"'
 """Text in the response of a replica whose engine has stopped, or that does not store a response."""
 
@@ -181,7 +179,7 @@ class Exchange:
             return
         unsent = b""
         async for piece in response.content.iter_any():
-            events, end, unsent = (unsent + piece).rpartition(END_OF_EVENT)
+            events, end, unsent = (unsent + piece).rpartition(b"\n\n")
             if end:
                 if not self.has_begun:
                     await self._begin(response)

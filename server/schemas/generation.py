@@ -28,8 +28,6 @@ PARAMS = {field.name for field in fields(SamplingParams)}
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARACTERS = 10_000
 
-TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
-
 Stops = Annotated[
     Text | Annotated[list[Text], AtMost(1024)], described("must be a string or a list of strings of valid Unicode")
 ]
@@ -197,7 +195,7 @@ class GenerationRequest(AnswerRequest):
 
     def _logit_bias(self) -> dict[int, float]:
         for token_id in self.logit_bias:
-            is_token_id = TOKEN_ID.fullmatch(token_id) is not None
+            is_token_id = re.fullmatch("0|[1-9][0-9]{0,9}", token_id) is not None
             require(is_token_id, "logit_bias", f"keys must be token ids, got {token_id!r}")
         return {int(token_id): bias for token_id, bias in self.logit_bias.items()}
 

@@ -13,8 +13,6 @@ from server.telemetry.metrics import EndReason, Metrics, Outcome
 OTHER = "other"
 """The endpoint of requests that no route records by name, and of those refused before they reach a route."""
 
-ABORTED = ("disconnected", "slow_client")
-
 CLIENT_CLOSED_REQUEST = 499  # status of a request whose client disconnected before the response
 FIELD = re.compile(r"[a-z0-9_.\[\]]{1,80}")  # matches the path of a request's field
 
@@ -98,7 +96,7 @@ class RequestRecord:
 
     @property
     def outcome(self) -> Outcome:
-        if self.status is None or self.abort_cause in ABORTED:
+        if self.status is None or self.abort_cause in ("disconnected", "slow_client"):
             return "cancelled"
         if self.status >= 400 and self.error and self.error.code in REJECTIONS:
             return "rejected"

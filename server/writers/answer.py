@@ -25,8 +25,6 @@ from server.writers.writer import Writer
 MAX_INLINE_VALUES = 2_000
 """Responses of more tokens and alternatives are serialized on another thread."""
 
-SCORES_FREED = 500
-
 MAX_IGNORED_CHARACTERS = 1_000
 """Length of the header that names ignored fields, and so their maximum number."""
 
@@ -83,7 +81,7 @@ def written(writer: Writer[Any], deltas: list[Delta]) -> list[bytes]:
     scored += [each for delta in deltas for each in (delta.prompt_scores, delta.tokens)]
     for each in scored:
         while each:
-            del each[-SCORES_FREED:]
+            del each[-500:]
     return pieces
 
 

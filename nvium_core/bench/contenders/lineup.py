@@ -32,8 +32,6 @@ GIVEN_FILE = "llama.cpp/file"  # llama.cpp with the GGUF file that the model was
 UNPACKED = ", use_extra_bufts=False"  # added to llama.cpp's name if it crashes when it repacks weights
 OTHERS = SWEEP, TWIN, LLAMA_CPP  # optional contenders; `race` and `whole` always run
 
-HALF_BYTES = 2
-
 QUANTIZED: dict[str, FileKind] = {"q8": "q8_0", "q4": "q4_0"}  # our `--weights` → GGUF type
 
 
@@ -119,4 +117,4 @@ def kinds(dtype: torch.dtype, weights: Weights = "auto") -> tuple[FileKind, ...]
     """Return the GGUF types that have as many bits as our weights. For 16 bits these are f16 and bf16."""
     if weights in QUANTIZED:
         return (QUANTIZED[weights],)
-    return ("f16", "bf16") if dtype.itemsize == HALF_BYTES else ("f32",)
+    return ("f16", "bf16") if dtype.itemsize == 2 else ("f32",)

@@ -11,14 +11,6 @@ from nvium_core.training.recipes.recipe import ModelShape, Recipe, swiglu_width
 from nvium_core.training.recipes.twins import num_parameters
 from nvium_core.training.schedule import LearningRate
 
-VOCAB_SIZE = 32_000
-CONTEXT = 1024
-TOKENS_PER_PARAMETER = 20
-VALIDATION_TOKENS = 5_000_000
-NUM_EVALUATIONS = 20
-BETA = 0.15
-SEED = 42
-
 
 @dataclass(frozen=True, kw_only=True)
 class Width:
@@ -58,16 +50,16 @@ def pretrained(num_layers: int, width: int) -> Recipe:
         num_exits=4,
         exit_layers=(1, 2, 4, 6) if num_layers == 6 else (),  # the authors' exits; otherwise they are evenly spaced
         router_width=settings.router_width,
-        vocab_size=VOCAB_SIZE,
-        context=CONTEXT,
+        vocab_size=32_000,
+        context=1024,
     )
     return Recipe(
         shape=shape,
-        total_tokens=TOKENS_PER_PARAMETER * num_parameters(shape),
+        total_tokens=20 * num_parameters(shape),
         tokens_per_step=settings.tokens_per_step,
         learning_rate=LearningRate(maximum=settings.learning_rate),
-        beta=BetaSettings(initial=BETA),
-        seed=SEED,
-        evaluations=NUM_EVALUATIONS,
-        validation_tokens=VALIDATION_TOKENS,
+        beta=BetaSettings(initial=0.15),
+        seed=42,
+        evaluations=20,
+        validation_tokens=5_000_000,
     )

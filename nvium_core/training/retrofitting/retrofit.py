@@ -35,7 +35,6 @@ from nvium_core.training.retrofitting.texts import TrainingText, read_text
 from nvium_core.training.run_folder import owned
 
 MAX_CONTEXT = 1024
-SELF_TALK = "self_talk.jsonl"
 
 
 def retrofit(settings: RetrofitSettings, tokenizer: PreTrainedTokenizerFast) -> dict[str, Measured]:
@@ -108,7 +107,7 @@ def files(settings: RetrofitSettings, base: NviumForCausalLM, tokenizer: PreTrai
     if settings.data:
         yield settings.data
     if num_tokens := settings.self_talk_tokens:
-        file = settings.target / STATE_FOLDER / SELF_TALK
+        file = settings.target / STATE_FOLDER / "self_talk.jsonl"
 
         def report(num_written: int) -> None:
             note(f"{file}: {num_written:,} of {num_tokens:,} tokens")
