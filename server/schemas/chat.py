@@ -10,10 +10,11 @@ from nvium_core.text.chat_template import Conversation
 from nvium_core.text.tool_calls import PLAIN, CallFormat
 from server.errors import InvalidField
 from server.generation.grammars import JsonSchema, ToolCalls
-from server.schemas.body import Hint, NeutralOnly, Text, require
+from server.schemas.body import Hint, NeutralOnly, require
 from server.schemas.formats import OutputFormat
 from server.schemas.generation import (
     NO_LIMIT,
+    ConversationRequest,
     Generated,
     GeneratedChoice,
     GenerationRequest,
@@ -26,7 +27,7 @@ from server.schemas.template import TemplateOptions
 from server.schemas.tools import AllowedTools, NamedTool, Tool, ToolChoice, unique
 
 
-class ChatRequest(TemplateOptions, GenerationRequest):
+class ChatRequest(TemplateOptions, ConversationRequest, GenerationRequest):
     messages: Messages
     max_completion_tokens: int | None = None
     """By default and with −1, the rest of the context. `--max-new-tokens` limits all choices together."""
@@ -40,17 +41,7 @@ class ChatRequest(TemplateOptions, GenerationRequest):
     tool_choice: ToolChoice | None = None
     """`none`: no calls. `auto` (the default with tools): text or calls. `required`: calls. A function: one call.
     `allowed_tools`: `auto` or `required` with some of the tools. An output format applies to text only."""
-    parallel_tool_calls: bool | None = None
-    """Allow several calls in one answer. By default, `auto` allows several and `required` one: small models repeat
-    required calls without end."""
 
-    safety_identifier: Text | None = None
-    """Logged with the request instead of `user`."""
-    prompt_cache_key: Text | None = None
-    """No effect, because all requests share the prefix cache."""
-    prompt_cache_options: Annotated[Any, NeutralOnly({}, {"mode": "implicit"})] = None
-    prompt_cache_retention: Annotated[Any, NeutralOnly("in_memory")] = None
-    service_tier: Annotated[Any, NeutralOnly("auto", "default")] = None
     store: Annotated[Any, NeutralOnly(False, why=": chat completions are not stored")] = None
 
     add_special_tokens: Annotated[Any, NeutralOnly(False, why=": the chat template adds them")] = None
@@ -59,7 +50,6 @@ class ChatRequest(TemplateOptions, GenerationRequest):
     verbosity: Annotated[Any, Hint("medium")] = None
     audio: Annotated[Any, NeutralOnly()] = None
     prediction: Annotated[Any, NeutralOnly()] = None
-    moderation: Annotated[Any, NeutralOnly()] = None
     web_search_options: Annotated[Any, NeutralOnly()] = None
     functions: Annotated[Any, NeutralOnly([], why="; use `tools`")] = None
     function_call: Annotated[Any, NeutralOnly("none", why="; use `tool_choice`")] = None

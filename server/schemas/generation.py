@@ -94,6 +94,22 @@ class AnswerRequest(RequestBody):
     nvium: NviumOptions = NviumOptions()
 
 
+class ConversationRequest(AnswerRequest):
+    """Fields of chats and responses."""
+
+    parallel_tool_calls: bool | None = None
+    """Allow several calls in one answer. By default, `auto` allows several and `required` one: small models repeat
+    required calls without end."""
+    safety_identifier: Text | None = None
+    """Logged with the request instead of `user`."""
+    prompt_cache_key: Text | None = None
+    """No effect, because all requests share the prefix cache."""
+    prompt_cache_options: Annotated[Any, NeutralOnly({}, {"mode": "implicit"})] = None
+    prompt_cache_retention: Annotated[Any, NeutralOnly("in_memory")] = None
+    service_tier: Annotated[Any, NeutralOnly("auto", "default")] = None
+    moderation: Annotated[Any, NeutralOnly()] = None
+
+
 class GenerationRequest(AnswerRequest):
     """Fields of completions and chat: OpenAI's and those of other servers."""
 

@@ -12,16 +12,13 @@ from server.errors import InvalidField, code_of
 from server.schemas.body import TOO_MANY, AtMost, Hint, NeutralOnly, RequestBody, Text, described, require
 from server.schemas.chat import ChatRequest
 from server.schemas.foreign import check_elsewhere, check_unsupported
-from server.schemas.generation import AnswerRequest, ExitSummary, Metadata, TokenExits
+from server.schemas.generation import ConversationRequest, ExitSummary, Metadata, TokenExits
 from server.schemas.messages import MAX_MESSAGES, MAX_PARTS
 from server.schemas.response_items import MORE_TOOLS, Json, add_item
 from server.schemas.tools import MAX_TOOLS, FunctionName
 
 LOGPROBS = "message.output_text.logprobs"
-CHAT_FIELDS = (
-    *(name for name in AnswerRequest.model_fields if name != "nvium"),
-    *("safety_identifier", "metadata", "parallel_tool_calls"),
-)
+CHAT_FIELDS = ("metadata", *(name for name in ConversationRequest.model_fields if name != "nvium"))
 """Fields that have the same name in a chat request."""
 
 
@@ -122,7 +119,7 @@ class ResponseStreamOptions(RequestBody):
     include_obfuscation: Annotated[bool, NeutralOnly(False)] = False
 
 
-class ResponseRequest(AnswerRequest):
+class ResponseRequest(ConversationRequest):
     """OpenAI's fields, and sampling fields of the other endpoints."""
 
     input: Annotated[
@@ -146,26 +143,18 @@ class ResponseRequest(AnswerRequest):
             '{"type": "allowed_tools", "mode": …, "tools": …}'
         ),
     ] = "auto"
-    parallel_tool_calls: bool | None = None
     text: TextOptions = TextOptions()
     metadata: Metadata = {}
-    safety_identifier: Text | None = None
-    prompt_cache_key: Text | None = None
-    """No effect, because all requests share the prefix cache."""
 
     reasoning: Annotated[Any, Hint({})] = None
     include: Annotated[Any, Hint([])] = None
     truncation: Annotated[Any, NeutralOnly("disabled")] = None
-    service_tier: Annotated[Any, NeutralOnly("auto", "default")] = None
     background: Annotated[Any, NeutralOnly(False)] = None
     conversation: Annotated[Any, NeutralOnly(why="; use `previous_response_id`")] = None
     prompt: Annotated[Any, NeutralOnly()] = None
     max_tool_calls: Annotated[Any, NeutralOnly(why=": the client calls the functions")] = None
     top_logprobs: Annotated[Any, NeutralOnly(0, why="; use `/v1/chat/completions`")] = None
     context_management: Annotated[Any, NeutralOnly()] = None
-    moderation: Annotated[Any, NeutralOnly()] = None
-    prompt_cache_options: Annotated[Any, NeutralOnly({}, {"mode": "implicit"})] = None
-    prompt_cache_retention: Annotated[Any, NeutralOnly("in_memory")] = None
 
     def messages(self) -> list[Json]:
         """Convert the input to chat messages. Raise `InvalidField` for an unsupported item."""
