@@ -16,8 +16,6 @@ RETRY_SECONDS = 2
 class Loading(Drainable):
     """Stands in for an app's service until the model is loaded. Requests reach no route except `/livez`."""
 
-    name = ""
-
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.metrics = Metrics(settings.latency_buckets)
