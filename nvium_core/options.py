@@ -33,13 +33,9 @@ Name = Annotated[str, MinLen(1)]
 class ModelOptions(ProcessorOptions):
     """Options for loading a model."""
 
-    exits: Annotated[str | None, Doc("Folder or Hub name of early exits trained for the model (`nvium retrofit`).")] = (
-        None
-    )
+    exits: Annotated[str | None, Doc("Folder or Hub name of exits trained for the model (`nvium retrofit`).")] = None
     device: Annotated[Device, Doc("Device; auto is CUDA if available, else the CPU.")] = "auto"
-    dtype: Annotated[Precision, Doc("Precision; auto is float32 on CPU, bfloat16 (float16 on old GPUs) on CUDA.")] = (
-        "auto"
-    )
+    dtype: Annotated[Precision, Doc("Precision; auto: float32 on CPU, bfloat16 (old GPUs: float16) on CUDA.")] = "auto"
     weights: Annotated[
         Weights,
         Doc(
@@ -77,9 +73,7 @@ class ServerOptions(EngineConfig, ModelOptions):
     root_path: Annotated[str, Doc("URL path under which a proxy serves this server, such as /llm.")] = ""
     log_level: Annotated[LogLevel, Doc("Lowest severity to log.")] = "info"
 
-    max_queue: Annotated[int, Ge(0), Doc("Maximum number of waiting sequences; 0 refuses what cannot run at once.")] = (
-        1024
-    )
+    max_queue: Annotated[int, Ge(0), Doc("Maximum waiting sequences; 0 refuses what cannot run at once.")] = 1024
     max_prompts: Annotated[Positive, Doc("Maximum prompts per request.")] = 1024
     max_n: Annotated[Positive, Doc("Maximum choices per prompt.")] = 128
     max_new_tokens: Annotated[Positive, Doc("Maximum tokens per request: choices × max_tokens.")] = 262_144
