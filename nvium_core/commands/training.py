@@ -17,9 +17,7 @@ def train(
         Path,
         typer.Option(help="Text, plain or .xz, with <|endoftext|> lines between documents; or a folder of such files."),
     ],
-    folder: Annotated[
-        Path | None, typer.Option(help="Folder of the run; a run in it is resumed [runs/RECIPE].")
-    ] = None,
+    folder: Annotated[Path | None, typer.Option(help="Folder of the run; resumes a run in it [runs/RECIPE].")] = None,
     settings: Annotated[
         list[str], typer.Option("--set", help="Override a setting: key=value, such as learning_rate.maximum=1e-3.")
     ] = [],  # noqa: B006 (typer copies it)
@@ -79,9 +77,7 @@ def convert(
     ],
     target: Annotated[Path, typer.Argument(help="The folder to write; must be empty or missing.")],
     dtype: Annotated[Precision, typer.Option(help="Precision of the weights; auto keeps the stored one.")] = "auto",
-    exits: Annotated[
-        str | None, typer.Option(help="Retrofitted exits to merge into the model: a folder or Hub name.")
-    ] = None,
+    exits: Annotated[str | None, typer.Option(help="Folder or Hub name of retrofitted exits to merge in.")] = None,
 ) -> None:
     """Convert a model to a folder in our layout."""
     from nvium_core import conversion

@@ -83,9 +83,7 @@ def with_exits_of(base: Checkpoint, source: str | PathLike[str], **hub_options: 
     added, width, inner = read_weights(folder), config.hidden_size, config.adapter_hidden_size or 0
     adapter = added.get("exits.0.adapter.up.weight")
     if inner and (adapter is None or list(adapter.shape) != [inner, width]):  # before allocating that many zeros
-        raise CheckpointError(
-            f"{folder / ABOUT}: adapter_hidden_size is {inner}, but {EXITS_WEIGHTS} has other adapters"
-        )
+        raise CheckpointError(f"{folder / ABOUT}: adapter_hidden_size is {inner}, but {EXITS_WEIGHTS} has another")
     tensors = dict(base.tensors)
     norm = tensors.pop("exits.0.norm.weight")  # the base's only norm becomes that of the last exit
     return replace(

@@ -139,9 +139,7 @@ def sentence_piece(field: Fields) -> Tokenizer:
     """Build a SentencePiece tokenizer as BPE. Merges are sorted by score. In a tie the longer left part is first."""
     tokens, scores = field("tokenizer.ggml.tokens"), field("tokenizer.ggml.scores")
     if (longest := max(map(len, tokens), default=0)) > MAX_PIECE:
-        raise TokenizerError(
-            f"tokenizer.ggml.tokens: a token has {longest:,} characters; at most {MAX_PIECE} are supported"
-        )
+        raise TokenizerError(f"tokenizer.ggml.tokens: a token has {longest:,} characters; at most {MAX_PIECE} are read")
     vocabulary = {token: index for index, token in enumerate(tokens)}
     merges = [
         (-scores[index], -place, place - len(token), token[:place], token[place:])

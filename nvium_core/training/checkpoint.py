@@ -55,9 +55,7 @@ def write_state(state: State, folder: Path) -> None:
     except (OSError, RuntimeError) as error:
         if partial.is_file():
             partial.unlink()
-        raise TrainingError(
-            f"{partial}: cannot write the checkpoint ({error}); the previous checkpoint is intact"
-        ) from error
+        raise TrainingError(f"{partial}: cannot write the checkpoint ({error}); the last one is intact") from error
 
 
 def read_state(folder: Path) -> State | None:

@@ -277,9 +277,7 @@ def max_alternatives(service: Service, params: SamplingParams, requests: Sequenc
     if num_new > limit:
         raise InvalidRequest("max_tokens", f"prompts × choices × max_tokens must be at most {limit}, got {num_new}")
     if num_scored > limit:
-        message = (
-            f"with log-probabilities of the prompt, choices × prompt tokens must be at most {limit}, got {num_scored}"
-        )
+        message = f"with prompt log-probabilities, choices × prompt tokens must be at most {limit}, got {num_scored}"
         raise InvalidRequest("prompt", message)
     if num_alternatives > MAX_REQUEST_ALTERNATIVES:
         message = f"tokens × alternatives must be at most {MAX_REQUEST_ALTERNATIVES}, got {num_alternatives}"

@@ -56,9 +56,7 @@ def parsed(place: str, text: str) -> ApiKey:
     if not text:
         raise SettingsError(f"{place}: the key is empty")
     if not (entry := ENTRY.fullmatch(text)):
-        raise SettingsError(
-            f"{place}: must be KEY or NAME:KEY; a key may contain visible ASCII except ':', '#' and ','"
-        )
+        raise SettingsError(f"{place}: must be KEY or NAME:KEY; keys may contain visible ASCII except ':', '#' and ','")
     digest = sha256(entry["key"].encode()).digest()
     return ApiKey(entry["name"] or digest.hex()[:8], digest)
 

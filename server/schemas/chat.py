@@ -149,9 +149,7 @@ class ChatRequest(TemplateOptions, ConversationRequest, GenerationRequest):
             called.update(call.id for call in message.tool_calls)
             if message.role == "tool" and message.tool_call_id not in called:
                 param = self.request_names.get("messages", f"messages[{number}].tool_call_id")
-                raise InvalidField(
-                    param, f"no earlier message has a tool call with the id {message.tool_call_id!r:.100}"
-                )
+                raise InvalidField(param, f"no earlier tool call has the id {message.tool_call_id!r:.100}")
 
 
 class TopLogprob(TypedDict):

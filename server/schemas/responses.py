@@ -62,9 +62,7 @@ def with_few_functions(tools: Any) -> Any:
     given = tools if isinstance(tools, list) else []
     inner = [tool["tools"] for tool in given if isinstance(tool, dict) and isinstance(tool.get("tools"), list)]
     if (number := len(given) + sum(map(len, inner))) > MAX_TOOLS:
-        raise PydanticCustomError(
-            TOO_MANY, f"must have at most {MAX_TOOLS} tools with those of namespaces, got {number}"
-        )
+        raise PydanticCustomError(TOO_MANY, f"must have at most {MAX_TOOLS} tools, also in namespaces, got {number}")
     return tools
 
 

@@ -101,9 +101,7 @@ def read_tokens(folder: Path) -> Tokens:
         tokens: Tokens = np.load(folder / TOKENS, mmap_mode="r")
         return tokens
     except (ValueError, EOFError) as error:
-        raise TrainingError(
-            f"{folder / TOKENS}: damaged ({error}); delete it, and the text is tokenized again"
-        ) from error
+        raise TrainingError(f"{folder / TOKENS}: damaged ({error}); delete it to tokenize the text again") from error
 
 
 def text_origin(recipe: Recipe, data: Path) -> dict[str, Any]:

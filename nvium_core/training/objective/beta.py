@@ -18,9 +18,7 @@ class BetaSettings:
 
     def __post_init__(self) -> None:
         if self.initial < 0 or not 0 <= self.depth < 1:
-            raise ValueError(
-                f"initial must not be negative, and depth must be in [0, 1), got {self.initial} and {self.depth}"
-            )
+            raise ValueError(f"initial must not be negative, and depth in [0, 1); got {self.initial} and {self.depth}")
 
 
 def speed_up(num_steps: int) -> float:
