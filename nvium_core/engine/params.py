@@ -45,6 +45,9 @@ DEFAULT_CACHE_MEMORY = {"cpu": "25%", "cuda": "85%"}
 """Upper bound on the key/value cache if neither its memory nor its tokens are configured. See device/memory.py."""
 
 MAX_INTEGER = 2**31 - 1
+LEAST_TEMPERATURE = 1e-30
+"""Lower temperatures, which float32 would round to 0, mean the same: all weights but the largest are 0."""
+
 RANGES = (
     ("temperature", 0, 2),
     ("min_p", 0, 1),
@@ -199,9 +202,10 @@ class SamplingParams:
         """How to sample; `default` replaces a `sampling` of None. A mixture at temperature 0 has a top-k of 1."""
         kind = self.kind(default)
         is_greedy_mixture = kind is DrawKind.MIXTURE and self.is_greedy
+        temperature = 0.0 if self.is_greedy else max(self.temperature, LEAST_TEMPERATURE)
         return Draw(
             kind=kind,
-            temperature=1.0 if is_greedy_mixture or kind is DrawKind.ARGMAX else self.temperature,
+            temperature=1.0 if is_greedy_mixture or kind is DrawKind.ARGMAX else temperature,
             log_min_p=math.log(self.min_p) if self.min_p and not is_greedy_mixture else -math.inf,
             top_k=1 if is_greedy_mixture else self.top_k,
             top_p=self.top_p,

@@ -57,6 +57,12 @@ def test_temperature_0_selects_the_most_probable_token(logits, uniform, wishes):
     assert tokens == [row.index(max(row)) for row in logits]
 
 
+@pytest.mark.parametrize("sampling", ["exits", "mixture", "original"])
+def test_a_temperature_that_float32_rounds_to_0_selects_the_most_probable_token(sampling):
+    params = SamplingParams(temperature=1e-46, sampling=sampling)
+    assert drawn(torch.tensor([[0.0, 2.0, 1.0]]), [params], float64([0.9])) == [1]
+
+
 def test_the_most_probable_token_survives_any_top_p():
     params = SamplingParams(temperature=2.0, top_k=1, top_p=5e-324)
     assert drawn(torch.tensor([[0.0, 3.0, 1.0]]), [params], float64([0.9])) == [1]
