@@ -40,7 +40,7 @@ class Constraint(Protocol):
 
 
 class ConstraintState:
-    """The constraint of one sequence. Its methods never raise: after a failure no token is allowed."""
+    """The constraint of one sequence. After a failure no token is allowed, and its first error remains."""
 
     def __init__(self, prototype: Constraint) -> None:
         self.is_over = False
@@ -65,6 +65,8 @@ class ConstraintState:
             self._constraint.advance(token_id)
 
     def is_ready(self, seconds: float) -> bool:
+        if self.error is not None:
+            return True
         with self._contained():
             if not self._constraint.is_ready(seconds):
                 return False
@@ -81,6 +83,8 @@ class ConstraintState:
         except TooCostly as error:
             self.error = ConstraintLimit(f"the request's constraint ended: {error}")
             self._allowed = b""
+        except (KeyboardInterrupt, MemoryError):
+            raise  # not the constraint's fault
         except BaseException:  # a panic in a Rust library is not an Exception
             logger.exception("a constraint failed; its sequence will end")
             self.error = EngineError("the request's constraint failed")

@@ -3,7 +3,16 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
-from nvium_core import Engine, EngineConfig, FailureEvent, InvalidRequest, SamplingParams, TokenEvent
+from nvium_core import (
+    ConstraintLimit,
+    Engine,
+    EngineConfig,
+    FailureEvent,
+    InvalidRequest,
+    SamplingParams,
+    TokenEvent,
+    TooCostly,
+)
 from nvium_core.engine.device.runner import Runner
 from tests.engine.automaton import Automaton, Rule, packed
 from tests.engine.driving import events_of
@@ -44,13 +53,13 @@ class Script:
         return type(self)(self.turns, self.ends, self.calls, list(self.tokens))
 
 
-def breaking(where: str) -> Script:
+def breaking(where: str, error: BaseException | None = None) -> Script:
     """Create a script that raises in one of its methods; in `allowed` after the first token."""
 
     def method(script: Script, *given: object) -> bytes:
         if where == "allowed" and not script.tokens:
             return Script.allowed(script)
-        raise RuntimeError("injected fault")
+        raise error or RuntimeError("injected fault")
 
     kind = type("Breaking", (Script,), {where: property(method) if where == "is_over" else method})
     return kind([{1, 2, 3}] * 9)
@@ -143,6 +152,21 @@ def test_a_failing_constraint_ends_its_own_sequence_and_no_step_is_repeated(
             told[event.request_id].append(event.token_id)
     assert failures == [("guilty", True)]
     assert told == {name: completion.token_ids for name, completion in expected.items()}
+
+
+@pytest.mark.parametrize("where", ["fork", "allowed", "is_over"])
+def test_the_error_of_a_constraint_is_its_first(where):
+    engine = Engine(MODEL)
+    engine.add("x", [1, 2], SamplingParams(seed=0, constraint=breaking(where, TooCostly("too complex"))))
+    failure = list(events_of(engine))[-1]
+    assert isinstance(failure, FailureEvent) and isinstance(failure.error, ConstraintLimit)
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+@pytest.mark.parametrize("where", ["fork", "allowed", "advance", "is_over"])
+def test_running_out_of_memory_and_an_interrupt_are_no_failures_of_a_constraint(where, error):
+    with pytest.raises(error):
+        Engine(MODEL).generate([[1, 2]], SamplingParams(seed=0, constraint=breaking(where, error())))
 
 
 def test_a_broken_model_is_not_blamed_on_the_constraint():
