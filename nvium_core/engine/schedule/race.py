@@ -63,13 +63,6 @@ class SizeRace(Generic[Candidate]):
         """Restart the window, because Steps of another size came in between. Finished windows still count."""
         self._window = None
 
-    @property
-    def is_sure(self) -> bool:
-        """Whether every candidate is significantly faster or slower than the first."""
-        errors = self._errors()
-        pairs = zip(self._means[1:], errors[1:], strict=True)
-        return bool(errors) and all(abs(mean) > MIN_STANDARD_ERRORS * error for mean, error in pairs)
-
     def _end_turn(self, tokens: float, seconds: float) -> None:
         self._rates[self._turns[self._turn]].append(math.log(tokens / max(seconds, 1e-9)))
         self._turn, self._window = self._turn + 1, None
@@ -79,27 +72,22 @@ class SizeRace(Generic[Candidate]):
     def _end_round(self, rates: list[float]) -> None:
         self._turn, self._rates = 0, [[] for _ in self.candidates]
         self.num_rounds += 1
-        weight = 1 / min(self.num_rounds, AVERAGED_ROUNDS)
+        rounds = min(self.num_rounds, AVERAGED_ROUNDS)
         for index, rate in enumerate(rates):
             change = rate - rates[0] - self._means[index]
-            self._means[index] += weight * change
-            self._variances[index] = (1 - weight) * (self._variances[index] + weight * change**2)
-        self._decide()
-        if self.num_rounds >= MIN_ROUNDS:
-            lost = [math.exp(max(0.0, self._means[self.winner] - mean)) - 1 for mean in self._means]
-            pause = 2 * WINDOW_TOKENS * sum(lost) / MAX_OVERHEAD if self.is_sure else 0.0
-            self._pause_tokens = min(max(pause, MIN_PAUSE_TOKENS), MAX_PAUSE_TOKENS)
+            self._means[index] += change / rounds
+            self._variances[index] = (1 - 1 / rounds) * (self._variances[index] + change**2 / rounds)
+        if rounds >= MIN_ROUNDS:
+            self._decide([MIN_STANDARD_ERRORS * math.sqrt(variance / (rounds - 1)) for variance in self._variances])
 
-    def _decide(self) -> None:
-        if errors := self._errors():
-            sure = [
-                index for index in range(1, len(errors)) if self._means[index] > MIN_STANDARD_ERRORS * errors[index]
-            ]
-            self.winner = max(sure, key=self._means.__getitem__, default=0)
-
-    def _errors(self) -> list[float]:
-        rounds = min(self.num_rounds, AVERAGED_ROUNDS)
-        return [math.sqrt(variance / (rounds - 1)) for variance in self._variances] if rounds >= MIN_ROUNDS else []
+    def _decide(self, significant: list[float]) -> None:
+        """Choose the winner and the pause. A candidate's mean is significant if its absolute value exceeds a bound."""
+        faster = [index for index, mean in enumerate(self._means) if mean > significant[index]]
+        self.winner = max(faster, key=self._means.__getitem__, default=0)
+        is_sure = all(abs(mean) > bound for mean, bound in zip(self._means[1:], significant[1:], strict=True))
+        lost = [math.exp(max(0.0, self._means[self.winner] - mean)) - 1 for mean in self._means]
+        pause = 2 * WINDOW_TOKENS * sum(lost) / MAX_OVERHEAD if is_sure else 0.0
+        self._pause_tokens = min(max(pause, MIN_PAUSE_TOKENS), MAX_PAUSE_TOKENS)
 
 
 class Race(Generic[Candidate]):

@@ -177,7 +177,7 @@ class Scheduler:
         return sequence.pending_rows(block).stop - sequence.filled[blocks[-1]] > MAX_SHORT_RUN_ROWS
 
     def _step(self, sequences: list[Sequence]) -> Step | None:
-        ready = {sequence: self._ready_block(sequence) for sequence in sequences}
+        ready = {each: self._policy.ready_block(each, self.prefills_for_others(each)) for each in sequences}
         turn = self._turn(ready)
         block = self._choose({sequence: ready[sequence] for sequence in turn})
         here = [sequence for sequence in turn if ready[sequence] == block]
@@ -186,10 +186,6 @@ class Scheduler:
         if is_lone and rows.stop == here[0].num_tokens and len(rows) <= self._budget:
             return self._step_of(range(block, self.num_blocks), here)
         return self._step_of(self._passes[block], here)
-
-    def _ready_block(self, sequence: Sequence) -> int:
-        is_leader = len(sequence.siblings) > 1 and self.prefills_for_others(sequence)
-        return self._policy.ready_block(sequence, is_leader)
 
     def _choose(self, ready: dict[Sequence, int]) -> int:
         """Return the deepest block for which enough sequences wait. If a sequence is overdue, return its block."""

@@ -115,8 +115,7 @@ class Sequence:
         """Rows that have passed the previous block but not this block."""
         if block:
             return range(self.filled[block], self.filled[block - 1])
-        num_rows = len(self.token_ids) - (self.finish_reason is not None)
-        return range(self.filled[0], min(num_rows, self._score_limit) if self.needs_scores else num_rows)
+        return range(self.filled[0], min(self.num_rows, self._score_limit) if self.needs_scores else self.num_rows)
 
     @property
     def _score_limit(self) -> int:

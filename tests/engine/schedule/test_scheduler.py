@@ -269,7 +269,7 @@ def test_with_short_runs_long_runs_get_at_most_a_chunk_in_every_other_step(workl
     num_without_short = 0
     for _ in range(60):
         step = next_step(scheduler)
-        long = {each for each in sequences if scheduler._is_long(each, scheduler._ready_block(each))}
+        long = {each for each in sequences if scheduler._is_long(each, scheduler._policy.ready_block(each, False))}
         long_runs = [run for run in step.runs if run.sequence in long]
         some_are_short = len(long) < len(sequences)
         last = step.passes[0][-1]
