@@ -188,12 +188,10 @@ class GraphsBackend(LayersBackend):
         logger.info("captured %d CUDA graphs in %.1f s, using %.0f MB", len(self.replay.graphs), seconds, used)
 
     def _graphs(self, blocks: range, variant: Variant) -> list[Graph]:
-        parts = (ROUTE, DRAW) if self._is_split(blocks, variant) else (PASS,)
+        """Return the graphs of a pass. At the last exit all front rows emit, and a mixture needs all logits, so neither
+        has a draw of its own."""
+        parts = (PASS,) if blocks.stop == self.num_blocks or variant.mixes else (ROUTE, DRAW)
         return [Graph(part, blocks, variant) for part in parts]
-
-    def _is_split(self, blocks: range, variant: Variant) -> bool:
-        """Whether the draw has its own graph. At the last exit all front rows emit, and a mixture needs all logits."""
-        return blocks.stop < self.num_blocks and not variant.mixes
 
     @classmethod
     def tried(cls, model: Nvium, cache: PagedCache) -> LayersBackend:
