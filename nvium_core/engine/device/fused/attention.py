@@ -22,11 +22,6 @@ MAX_SPLITS, MIN_SPLIT_KEYS = 32, 256
 KEY_BLOCK, MIN_TILE, ROWS_PER_TILE = 32, 16, 16
 
 
-def in_tiles(cache: PagedCache, table_RW: Tensor, position_R: Tensor) -> Read:
-    """Attend with one row per sequence."""
-    return tiles(cache, table_RW, position_R, None)
-
-
 def ragged_in_tiles(cache: PagedCache, runs: Items[Rows]) -> Read:
     """Attend with runs of any length, in tiles of `ROWS_PER_TILE` rows."""
     first, found = 0, list[tuple[int, int, int, int]]()
@@ -38,14 +33,14 @@ def ragged_in_tiles(cache: PagedCache, runs: Items[Rows]) -> Read:
     tables_BW, position_B, first_B2 = upload_all(
         cache.keys.device, cache.tables(runs)[tile_B4[:, 0]], tile_B4[:, 1], tile_B4[:, 2:]
     )
-    return tiles(cache, tables_BW, position_B, first_B2)
+    return in_tiles(cache, tables_BW, position_B, first_B2)
 
 
-def tiles(cache: PagedCache, table_BW: Tensor, position_B: Tensor, first_B2: Tensor | None) -> Read:
+def in_tiles(cache: PagedCache, table_BW: Tensor, position_B: Tensor, first_B2: Tensor | None = None) -> Read:
     """Attend with tiles of consecutive rows of a run.
 
-    position_B: the position of each tile's first row. first_B2: its index, and the number of rows; without, tile b is
-    row b.
+    position_B: the position of each tile's first row. first_B2: its index, and the number of rows. Without them, tile b
+    is row b, the only row of its sequence.
     """
     num_keys, head_size = cache.keys.shape[2:]
     num_tiles, width = table_BW.shape

@@ -110,22 +110,22 @@ class FusedDecisions:
             routing.route[(num_fronts, num_routed)](y_KFD, *parts, *last, **sizes)
         return log_w_KF2
 
-    def _outputs(self, used: range, x_NFD: Tensor, exit_F: Tensor | None) -> Tensor:
-        """Return the head's inputs: of each front's exit [F, D], or without `exit_F` of all exits [N, F, D]."""
-        delta_NFD = x_NFD
-        if self._adapters:
-            own = {name: weight[used.start : used.stop] for name, weight in self._adapters.items()}
-            delta_NFD = F.silu(x_NFD @ own["up.weight"].mT) @ own["down.weight"].mT
-        elif exit_F is None or len(used) == 1:
-            return x_NFD if exit_F is None else x_NFD[0]
-        num_exits, num_fronts, width = x_NFD.shape
-        selects = exit_F is not None
-        o_XD = torch.empty_like(x_NFD[0] if selects else x_NFD)
-        grid = (num_fronts, -(-width // WIDTH_BLOCK), 1 if selects else num_exits)
-        tensors = (x_NFD, delta_NFD, x_NFD if exit_F is None else exit_F, o_XD)
-        flags = {"selects": selects, "has_delta": bool(self._adapters), "block": WIDTH_BLOCK}
-        routing.add_outputs[grid](*tensors, num_fronts, width, used.start, **flags)
-        return o_XD
+    def _deltas(self, used: range, x_NFD: Tensor) -> Tensor | None:
+        """Return what the adapters of these exits add to the head's inputs, or None without adapters."""
+        own = {name: weight[used.start : used.stop] for name, weight in self._adapters.items()}
+        return F.silu(x_NFD @ own["up.weight"].mT) @ own["down.weight"].mT if own else None
+
+    def _outputs(self, used: range, x_NFD: Tensor) -> Tensor:
+        """Return the head's input at each front's exit, [F, D]."""
+        delta_NFD = self._deltas(used, x_NFD)
+        if len(used) == 1 and delta_NFD is None:
+            return x_NFD[0]
+        o_FD = torch.empty_like(x_NFD[0])
+        num_fronts, width = o_FD.shape
+        tensors = (x_NFD, x_NFD if delta_NFD is None else delta_NFD, self._chosen.exit_F, o_FD)
+        flags = {"has_delta": delta_NFD is not None, "block": WIDTH_BLOCK}
+        routing.select_outputs[num_fronts, -(-width // WIDTH_BLOCK)](*tensors, num_fronts, width, used.start, **flags)
+        return o_FD
 
     def _choose(
         self,
@@ -150,11 +150,12 @@ class FusedDecisions:
         )
 
     def _draw(self, used: range, x_NFD: Tensor, inputs: InputViews, variant: Variant, answers_4F: Tensor) -> None:
-        logits_FV = self._model.lm_head(self._outputs(used, x_NFD, self._chosen.exit_F))
+        logits_FV = self._model.lm_head(self._outputs(used, x_NFD))
         self._sample(logits_FV, inputs, variant, answers_4F)
 
     def _mixture(self, x_NFD: Tensor, log_w_KF2: Tensor, inputs: InputViews, variant: Variant) -> Mixture:
-        logits_NFV = self._model.lm_head(self._outputs(range(len(x_NFD)), x_NFD, None))
+        delta_NFD = self._deltas(range(len(x_NFD)), x_NFD)
+        logits_NFV = self._model.lm_head(x_NFD if delta_NFD is None else x_NFD + delta_NFD)
         num_exits, num_fronts, vocab = logits_NFV.shape
         judged_NFV = self._changed(logits_NFV, inputs, variant, only_argmax=True)
         peak_NF, sum_NF, best_NF, second_NF = (
@@ -212,7 +213,6 @@ class FusedDecisions:
             block=VOCAB_BLOCK,
             narrow=tl.float64 if is_exact else tl.float32,
             bits=tl.int64 if is_exact else tl.int32,
-            bits_of_1=0x3FF0000000000000 if is_exact else 0x3F800000,
         )
 
 

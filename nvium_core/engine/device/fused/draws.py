@@ -30,17 +30,15 @@ def peak_of(logits, vocab, block: tl.constexpr, narrow: tl.constexpr):
 
 
 @triton.jit
-def weights_of(logits, at, vocab, peak, divisor, least, narrow: tl.constexpr):
-    x = tl.load(logits + at, mask=at < vocab, other=float("-inf")).to(narrow)
+def weights_of(logits, at, vocab, peak, divisor, least):
+    """Weights in the precision of `peak`."""
+    x = tl.load(logits + at, mask=at < vocab, other=float("-inf")).to(peak.dtype)
     below = (x - peak) / divisor
     return tl.where((at >= vocab) | (below < least), 0.0, tl.exp(below))
 
 
 @triton.jit
-def mass_from(
-    logits, vocab, peak, divisor, least, floor, is_strict,
-    block: tl.constexpr, narrow: tl.constexpr,
-):  # fmt: skip
+def mass_from(logits, vocab, peak, divisor, least, floor, is_strict, block: tl.constexpr):
     """Sum and number of the weights that are at least `floor`, or above it if `is_strict`.
 
     The sum is NaN if a logit is NaN, or all are −inf.
@@ -48,7 +46,7 @@ def mass_from(
     mass, count = tl.full((), 0, tl.float64), tl.full((), 0, tl.int64)
     for begin in range(0, vocab, block):
         at = begin + tl.arange(0, block)
-        weight = weights_of(logits, at, vocab, peak, divisor, least, narrow)
+        weight = weights_of(logits, at, vocab, peak, divisor, least)
         is_out = (at >= vocab) | (weight < floor) | ((weight == floor) & (is_strict != 0))
         is_in = is_out == 0
         mass += tl.sum(tl.where(is_in, weight, 0.0).to(tl.float64), 0)
@@ -57,60 +55,51 @@ def mass_from(
 
 
 @triton.jit
-def least_kept(
-    logits, vocab, peak, divisor, least, low, target,
-    counts: tl.constexpr, block: tl.constexpr, narrow: tl.constexpr, bits: tl.constexpr, bits_of_1: tl.constexpr,
-):  # fmt: skip
+def least_kept(logits, vocab, peak, divisor, least, low, target, counts: tl.constexpr, block: tl.constexpr):
     """Bisect the bits of the largest weight w, at least `low`, so that the weights from w on reach the target.
 
-    `counts`: the target is a number of weights, otherwise their sum.
+    `counts`: the target is a number of weights, otherwise their sum. Return the bits, w, and the sum and the number of
+    larger weights.
     """
-    high = tl.full((), bits_of_1 + 1, bits)
+    high = tl.full((), 1.0, peak.dtype).to(low.dtype, bitcast=True) + 1
     while high - low > 1:
         middle = low + (high - low) // 2
-        mass, count = mass_from(logits, vocab, peak, divisor, least, middle.to(narrow, bitcast=True), 0, block, narrow)
-        reaches = (count if counts else mass) >= target
+        weight = middle.to(peak.dtype, bitcast=True)
+        mass, number = mass_from(logits, vocab, peak, divisor, least, weight, 0, block)
+        reaches = (number if counts else mass) >= target
         low = tl.where(reaches, middle, low)
         high = tl.where(reaches, high, middle)
-    return low
+    floor = low.to(peak.dtype, bitcast=True)
+    above, count = mass_from(logits, vocab, peak, divisor, least, floor, 1, block)
+    return low, floor, above, count
 
 
 @triton.jit
-def truncate(
-    logits, vocab, peak, divisor, least, total, top_k, top_p,
-    block: tl.constexpr, narrow: tl.constexpr, bits: tl.constexpr, bits_of_1: tl.constexpr,
-):  # fmt: skip
+def truncate(logits, vocab, peak, divisor, least, total, top_k, top_p, block: tl.constexpr, bits: tl.constexpr):
     """Return the least weight that top-k and top-p keep, and how many tokens of this weight."""
     low, num_ties = tl.full((), 0, bits), tl.full((), 0, tl.int64) + vocab
     mass = total
     if top_k > 0:
         wanted = tl.minimum(top_k, vocab)
-        low = least_kept(logits, vocab, peak, divisor, least, low, wanted, True, block, narrow, bits, bits_of_1)
-        floor = low.to(narrow, bitcast=True)
-        above, count = mass_from(logits, vocab, peak, divisor, least, floor, 1, block, narrow)
+        low, floor, above, count = least_kept(logits, vocab, peak, divisor, least, low, wanted, True, block)
         num_ties = wanted - count
         mass = above + num_ties.to(tl.float64) * floor.to(tl.float64)
     if top_p < 1:
         target = top_p * mass
         of_k = low
-        low = least_kept(logits, vocab, peak, divisor, least, low, target, False, block, narrow, bits, bits_of_1)
-        floor = low.to(narrow, bitcast=True)
-        above, _ = mass_from(logits, vocab, peak, divisor, least, floor, 1, block, narrow)
+        low, floor, above, _ = least_kept(logits, vocab, peak, divisor, least, low, target, False, block)
         each = tl.where(low > 0, floor.to(tl.float64), 1.0)
         missing = tl.maximum(tl.ceil((target - above) / each), 1.0)
         enough = tl.where(low > 0, missing.to(tl.int64), vocab)
         num_ties = tl.where(low == of_k, tl.minimum(num_ties, enough), enough)
-    return low.to(narrow, bitcast=True), num_ties
+    return low.to(peak.dtype, bitcast=True), num_ties
 
 
 @triton.jit
-def kept_weights(
-    logits, begin, vocab, peak, divisor, least, floor, num_ties, seen,
-    block: tl.constexpr, narrow: tl.constexpr,
-):  # fmt: skip
+def kept_weights(logits, begin, vocab, peak, divisor, least, floor, num_ties, seen, block: tl.constexpr):
     """The weights of a block of tokens after truncation, and the number of ties up to its end."""
     at = begin + tl.arange(0, block)
-    weight = weights_of(logits, at, vocab, peak, divisor, least, narrow)
+    weight = weights_of(logits, at, vocab, peak, divisor, least)
     is_tie = (weight == floor) & (at < vocab)
     rank = seen + tl.cumsum(is_tie.to(tl.int64), 0)
     kept = tl.where((weight > floor) | (is_tie & (rank <= num_ties)), weight, 0.0)
@@ -134,15 +123,12 @@ def race_times(uniform, at, weight):
 
 
 @triton.jit
-def raced_token(
-    logits, vocab, peak, divisor, least, floor, num_ties, uniform,
-    block: tl.constexpr, narrow: tl.constexpr,
-):  # fmt: skip
+def raced_token(logits, vocab, peak, divisor, least, floor, num_ties, uniform, block: tl.constexpr):
     """The token with the smallest race time."""
     token, seen = tl.full((), NO_TOKEN, tl.int64), tl.full((), 0, tl.int64)
     fastest = tl.full((), float("inf"), tl.float64)
     for begin in range(0, vocab, block):
-        kept, seen = kept_weights(logits, begin, vocab, peak, divisor, least, floor, num_ties, seen, block, narrow)
+        kept, seen = kept_weights(logits, begin, vocab, peak, divisor, least, floor, num_ties, seen, block)
         time = race_times(uniform, begin + tl.arange(0, block), kept)
         here = tl.min(time, 0)
         first = begin + tl.min(tl.where(time == here, tl.arange(0, block), block), 0)
@@ -152,27 +138,21 @@ def raced_token(
 
 
 @triton.jit
-def kept_total(
-    logits, vocab, peak, divisor, least, floor, num_ties,
-    block: tl.constexpr, narrow: tl.constexpr,
-):  # fmt: skip
+def kept_total(logits, vocab, peak, divisor, least, floor, num_ties, block: tl.constexpr):
     total, seen = tl.full((), 0, tl.float64), tl.full((), 0, tl.int64)
     for begin in range(0, vocab, block):
-        kept, seen = kept_weights(logits, begin, vocab, peak, divisor, least, floor, num_ties, seen, block, narrow)
+        kept, seen = kept_weights(logits, begin, vocab, peak, divisor, least, floor, num_ties, seen, block)
         total += tl.sum(kept.to(tl.float64), 0)
     return total
 
 
 @triton.jit
-def drawn_token(
-    logits, vocab, peak, divisor, least, floor, num_ties, target,
-    block: tl.constexpr, narrow: tl.constexpr,
-):  # fmt: skip
+def drawn_token(logits, vocab, peak, divisor, least, floor, num_ties, target, block: tl.constexpr):
     """The first token up to which the weights exceed the target, or the last of positive weight."""
     before, seen = tl.full((), 0, tl.float64), tl.full((), 0, tl.int64)
     found, last = tl.full((), -1, tl.int64), tl.full((), -1, tl.int64)
     for begin in range(0, vocab, block):
-        kept, seen = kept_weights(logits, begin, vocab, peak, divisor, least, floor, num_ties, seen, block, narrow)
+        kept, seen = kept_weights(logits, begin, vocab, peak, divisor, least, floor, num_ties, seen, block)
         at = begin + tl.arange(0, block)
         ends = before + tl.cumsum(kept.to(tl.float64), 0)
         beyond = tl.min(tl.where((ends > target) & (kept > 0), at, vocab), 0).to(tl.int64)
@@ -185,7 +165,7 @@ def drawn_token(
 @triton.jit
 def sample_tokens(
     logits, kind, temperature, log_min_p, top_k, top_p, exits, tokens, uniforms, emitted, stride, vocab,
-    mixes: tl.constexpr, block: tl.constexpr, narrow: tl.constexpr, bits: tl.constexpr, bits_of_1: tl.constexpr,
+    mixes: tl.constexpr, block: tl.constexpr, narrow: tl.constexpr, bits: tl.constexpr,
 ):  # fmt: skip
     """Sample each front's token from its logits, unless it goes on or its argmax is known (`mixes`)."""
     front = tl.program_id(0).to(tl.int64)
@@ -201,19 +181,19 @@ def sample_tokens(
         least = tl.load(log_min_p + front * stride).to(narrow)
         k, p = tl.load(top_k + front * stride), tl.load(top_p + front * stride)
         peak, best = peak_of(own, vocab, block, narrow)
-        total, _ = mass_from(own, vocab, peak, divisor, least, 0.0, 0, block, narrow)
+        total, _ = mass_from(own, vocab, peak, divisor, least, 0.0, 0, block)
         floor, num_ties = tl.full((), -1.0, narrow), tl.full((), 0, tl.int64)
         is_finite = total < float("inf")  # False for NaN too
         is_argmax = (own_kind == ARGMAX) | ((own_kind == ORIGINAL) & (heat == 0))
         if is_finite & (is_argmax == 0) & ((k > 0) | (p < 1)):
-            floor, num_ties = truncate(own, vocab, peak, divisor, least, total, k, p, block, narrow, bits, bits_of_1)
-            total = kept_total(own, vocab, peak, divisor, least, floor, num_ties, block, narrow)
+            floor, num_ties = truncate(own, vocab, peak, divisor, least, total, k, p, block, bits)
+            total = kept_total(own, vocab, peak, divisor, least, floor, num_ties, block)
         if is_finite & is_argmax:
             token = best
         elif is_finite & (own_kind == ORIGINAL):
-            token = raced_token(own, vocab, peak, divisor, least, floor, num_ties, uniform, block, narrow)
+            token = raced_token(own, vocab, peak, divisor, least, floor, num_ties, uniform, block)
         elif is_finite:
-            token = drawn_token(own, vocab, peak, divisor, least, floor, num_ties, uniform * total, block, narrow)
+            token = drawn_token(own, vocab, peak, divisor, least, floor, num_ties, uniform * total, block)
     tl.store(emitted + front, token.to(tl.float64))
 
 
@@ -224,7 +204,7 @@ def measure_exits(logits, peaks, sums, num_fronts, vocab, block: tl.constexpr):
     place = number * num_fronts + front
     own = logits + place * vocab
     peak, _ = peak_of(own, vocab, block, tl.float64)
-    total, _ = mass_from(own, vocab, peak, 1.0, float("-inf"), 0.0, 0, block, tl.float64)
+    total, _ = mass_from(own, vocab, peak, 1.0, float("-inf"), 0.0, 0, block)
     tl.store(peaks + place, peak)
     tl.store(sums + place, total)
 

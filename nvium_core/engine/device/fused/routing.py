@@ -105,20 +105,16 @@ def choose_exits(
 
 
 @triton.jit(do_not_specialize=["num_fronts"])
-def add_outputs(
+def select_outputs(
     x, delta, exits, out, num_fronts, width, base,
-    selects: tl.constexpr, has_delta: tl.constexpr, block: tl.constexpr,
+    has_delta: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """The head's input x + adapter(x): of the front's exit (`selects`), or of exit program_id(2)."""
+    """The head's input x + adapter(x) at the front's exit."""
     front = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * block + tl.arange(0, block)
     inside = at < width
-    if selects:
-        number, to = tl.maximum(tl.load(exits + front) - base, 0), front
-    else:
-        number = tl.program_id(2).to(tl.int64)
-        to = number * num_fronts + front
+    number = tl.maximum(tl.load(exits + front) - base, 0)
     o = tl.load(x + (number * num_fronts + front) * width + at, mask=inside, other=0.0)
     if has_delta:
         o += tl.load(delta + (number * num_fronts + front) * width + at, mask=inside, other=0.0)
-    tl.store(out + to * width + at, o, mask=inside)
+    tl.store(out + front * width + at, o, mask=inside)
