@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from nvium_core import Engine, EngineConfig, NviumForCausalLM, PromptEvent, SamplingParams, TokenEvent
-from nvium_core.choices import Schedule
+from nvium_core.choices import Sampling, Schedule
 from nvium_core.model.stored import quantize_model
 from tests import reference
 from tests.engine.automaton import Automaton, Rule
@@ -195,10 +195,11 @@ def test_a_quantized_model_equals_the_model_with_its_dequantized_weights(kind):
     check(model, served(Engine(model, EngineConfig(max_sequences=3)), plan), plan)
 
 
-def test_exit_probabilities_are_those_of_algorithm_1():
-    model = random_model([1, 2, 4], seed=3)
-    (completion,) = Engine(model).generate([[1, 2, 3]], SamplingParams(max_tokens=12, seed=5, ignore_eos=True))
-    spoken = reference.sample(model, [1, 2, 3], 12, partial(reference.uniform, 5, 0))
+@pytest.mark.parametrize("sampling", ["exits", "mixture"])
+def test_exit_probabilities_are_those_of_algorithm_1(sampling):
+    model, wish = random_model([1, 2, 4], seed=3), {"sampling": sampling}
+    (completion,) = Engine(model).generate([[1, 2, 3]], SamplingParams(max_tokens=12, seed=5, ignore_eos=True, **wish))
+    spoken = reference.sample(model, [1, 2, 3], 12, partial(reference.uniform, 5, 0), reference.Params(**wish))
     assert completion.exit_probabilities == pytest.approx([s.exit_probability for s in spoken], abs=1e-12)
 
 
@@ -207,13 +208,13 @@ PROMPT = [3, 1]
 
 
 @cache
-def joint_counts() -> torch.Tensor:
-    """Count (exit, token) over 200,000 requests that differ only in their seeds, [E, V]."""
+def joint_counts(num_draws: int = NUM_DRAWS, sampling: Sampling = "exits") -> torch.Tensor:
+    """Count (exit, token) over requests that differ only in their seeds, [E, V]."""
     model = disagreeing_model()
     engine = Engine(model, EngineConfig(max_sequences=1000, max_rows_per_step=2000, cache_tokens=16_000))
     counts = torch.zeros(model.config.num_exits, VOCAB_SIZE, dtype=torch.float64)
-    for seed in range(NUM_DRAWS):
-        engine.add(str(seed), PROMPT, SamplingParams(max_tokens=1, seed=seed))
+    for seed in range(num_draws):
+        engine.add(str(seed), PROMPT, SamplingParams(max_tokens=1, seed=seed, sampling=sampling))
     while engine.has_work:
         for event in engine.step():
             assert isinstance(event, TokenEvent)

@@ -21,8 +21,8 @@ from nvium_core.training.retrofitting.settings import with_exits
 from tests import reference
 from tests.engine import test_exactness
 from tests.engine.device.columns import columns
-from tests.engine.driving import drained
-from tests.engine.test_exactness import Request
+from tests.engine.driving import drained, together
+from tests.engine.test_exactness import Request, configs
 from tests.model.llama_folders import llama_folder, random_llama
 from tests.random_models import random_model
 
@@ -92,21 +92,12 @@ wishes = st.builds(
     stop_token_ids=st.sampled_from([(), (4,)]),
     n=st.sampled_from([1, 1, 2]),
 )
-configs = st.builds(
-    EngineConfig,
-    schedule=st.sampled_from(["race", "sweep", "whole"]),
-    max_sequences=st.integers(1, 4),
-    max_rows_per_step=st.sampled_from([1, 3, 7, 64]),
-    page_size=st.integers(1, 5),
-    cache_tokens=st.sampled_from([40, 80]),
-    deterministic=st.booleans(),
-)
 
 
 @given(st.integers(0, 9), configs, st.lists(st.tuples(st.sampled_from(PROMPTS), wishes), min_size=1, max_size=4))
 def test_tokens_equal_the_reference_whatever_is_drafted(seed, config, plan):
     model = agreeing_model(seed % 3)
-    engine = whimsical(model, seed, config)
+    engine = whimsical(model, seed, replace(config, cache_tokens=40))
     for number, (prompt, params) in enumerate(plan):
         engine.add(str(number), prompt, params)
     for (request, choice), completion in drained(engine).items():
@@ -151,10 +142,7 @@ def test_preemption_with_drafts_and_prefix_caching_changes_no_token(monkeypatch)
 
     monkeypatch.setattr(engine.scheduler, "preempt", noted)
     asked = [(prompt, replace(LONG, seed=seed, max_tokens=24)) for seed in range(3) for prompt in PROMPTS]
-    for number, (prompt, params) in enumerate(asked):
-        engine.add(str(number), prompt, params)
-    for (request, _), completion in drained(engine).items():
-        assert completion.token_ids == expected(model, *asked[int(request)])
+    assert [found.token_ids for found in together(engine, asked)] == [expected(model, *own) for own in asked]
     assert had_drafts.count(True) > 2
     assert engine.pool.num_rows_found > 0
     assert engine.scheduler.drafts.num_accepted > 20
