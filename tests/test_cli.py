@@ -91,9 +91,6 @@ def test_a_model_is_evaluated_to_a_table_and_a_file(nvium, model_folder, tmp_pat
         (["serve", "MODEL", "--context", "1", "--port", "0"], "context"),
         (["serve", "MODEL", "--device", "tpu"], "'--device': 'tpu' is not one of 'auto', 'cpu', 'cuda'.\n"),
         (["serve", "no-such-folder", "--api-keys", "a:b:c"], "api_keys, entry 1"),
-        (["serve", "no-such-folder", "--api-keys-file", "no-such-file"], "no-such-file"),
-        (["serve", "no-such-folder", "--requests-per-minute", "0"], "requests_per_minute"),
-        (["serve", "no-such-folder", "--cors-origins", "example.org"], "cors_origins"),
     ],
 )
 def test_a_user_error_is_one_line_on_stderr_and_exit_code_2(

@@ -73,14 +73,6 @@ def test_a_stream_that_is_never_read_or_closed_early_leaves_the_engine_idle(llm)
     assert len(llm.generate("Once", max_tokens=3).token_ids) == 3
 
 
-def test_min_tokens_also_holds_against_stop_strings(llm):
-    whole = llm.generate("Once", max_tokens=60, seed=3)
-    stop = whole.text[10:12]
-    stopped = llm.generate("Once", max_tokens=60, seed=3, stop=stop)
-    later = llm.generate("Once", max_tokens=60, min_tokens=len(stopped.token_ids), seed=3, stop=stop)
-    assert len(later.token_ids) > len(stopped.token_ids)
-
-
 @pytest.mark.parametrize(
     "call",
     [
@@ -99,14 +91,18 @@ def test_min_tokens_also_holds_against_stop_strings(llm):
         lambda llm: llm.chat("hi"),
         lambda llm: llm.chat([{"role": "poet", "content": "hi"}]),
         lambda llm: llm.stream(["a"]),
+        lambda llm: llm.generate(PROMPTS, max_tokens=0),
+        lambda llm: llm.generate(PROMPTS, temperature=9),
+        lambda llm: llm.generate(PROMPTS, max_tokens=200),
     ],
 )
-def test_an_argument_of_a_wrong_kind_is_an_invalid_request(llm, call):
+def test_a_wrong_argument_is_an_invalid_request_and_leaves_the_engine_idle(llm, call):
     with pytest.raises(InvalidRequest):
         call(llm)
+    assert not llm.engine.has_work
 
 
-def test_a_stop_string_ends_the_text_before_it(llm):
+def test_a_stop_string_ends_the_text_before_it_and_after_min_tokens(llm):
     whole = llm.generate("Once", max_tokens=60, seed=3)
     stop = whole.text[10:12]
     at = whole.text.index(stop)
@@ -116,6 +112,8 @@ def test_a_stop_string_ends_the_text_before_it(llm):
     assert len(stopped.token_ids) < len(whole.token_ids)
     with_stop = llm.generate("Once", max_tokens=60, seed=3, stop=[stop], include_stop_str_in_output=True)
     assert with_stop.text == whole.text[:at] + stop
+    later = llm.generate("Once", max_tokens=60, min_tokens=len(stopped.token_ids), seed=3, stop=stop)
+    assert len(later.token_ids) > len(stopped.token_ids)
     assert not llm.engine.has_work
 
 
@@ -141,13 +139,6 @@ def test_a_stop_token_has_no_text_and_flushes_the_buffer(llm):
     stop = text[-1:] + "never"
     ended = llm.generate("Once", max_tokens=20, seed=3, stop=stop, stop_token_ids=[token_ids[-1]])
     assert (ended.text, ended[0].finish_reason) == (text, "stop")
-
-
-@pytest.mark.parametrize("sampling", [{"max_tokens": 0}, {"temperature": 9}, {"max_tokens": 200}])
-def test_an_invalid_request_is_rejected_and_leaves_the_engine_idle(llm, sampling):
-    with pytest.raises(InvalidRequest):
-        llm.generate(PROMPTS, **sampling)
-    assert not llm.engine.has_work
 
 
 AUTO = "from transformers import AutoConfig, AutoModel, AutoModelForCausalLM"

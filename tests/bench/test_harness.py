@@ -52,11 +52,8 @@ def test_a_shape_has_the_exits_of_the_routing_and_the_requested_precision():
 @pytest.mark.parametrize(
     ("model", "shape", "routing", "field"),
     [
-        ("some-model", "4x128", None, "shape"),
-        (None, None, ".5,.5", "routing"),
         (None, "4x128", ".5,x", "routing"),
         (None, "4x128", "-.5,1.5", "routing"),
-        (None, "4x127", None, "shape"),
     ],
 )
 def test_contradictory_options_are_rejected_by_name(model, shape, routing, field):

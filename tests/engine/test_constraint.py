@@ -8,7 +8,6 @@ from nvium_core import (
     Engine,
     EngineConfig,
     FailureEvent,
-    InvalidRequest,
     SamplingParams,
     TokenEvent,
     TooCostly,
@@ -108,12 +107,6 @@ def test_an_event_distinguishes_a_stop_token_from_the_last_token_of_constrained_
     told = [event for event in events_of(engine) if isinstance(event, TokenEvent)]
     stops = {name: [event.is_stop for event in told if event.request_id == name] for name in ("satisfied", "stopped")}
     assert stops == {"satisfied": [False, False], "stopped": [False, True]}
-
-
-def test_min_tokens_with_a_constraint_is_refused():
-    with pytest.raises(InvalidRequest) as refusal:
-        SamplingParams(min_tokens=1, constraint=Script([{1}]))
-    assert refusal.value.field == "min_tokens"
 
 
 def company() -> dict[str, SamplingParams]:

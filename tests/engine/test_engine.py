@@ -30,11 +30,6 @@ def test_a_sequence_ends_at_max_tokens_or_with_a_stop_token():
     assert (stopped.token_ids, stopped.finish_reason) == (free.token_ids[: first + 1], "stop")
 
 
-def test_requests_without_a_seed_differ():
-    first, second = Engine(MODEL).generate([[1], [1]], SamplingParams(max_tokens=20, ignore_eos=True))
-    assert first.token_ids != second.token_ids
-
-
 @pytest.mark.parametrize(
     ("token_ids", "settings", "field"),
     [
@@ -142,12 +137,20 @@ def test_the_last_value_that_is_allowed_is_served(settings):
         {"page_size": 0},
         {"cache_tokens": 0},
         {"cache_memory": "1GiB", "cache_tokens": 512},
+        *({"threads": number} for number in ("0", "-1", "two", "")),
+        {"context": 33},
+        {"context": 0},
+        {"context": 1},
+        {"cache_memory": "1TB"},
+        {"cache_memory": ""},
+        {"cache_tokens": 10**15},
+        {"max_sequences": 10**9},
     ],
     ids=str,
 )
-def test_engine_configurations_out_of_range_are_refused_by_name(settings):
+def test_an_engine_out_of_range_or_with_impossible_limits_is_refused_by_name(settings):
     with pytest.raises(InvalidRequest) as refusal:
-        EngineConfig(**settings)
+        Engine(MODEL, EngineConfig(**settings))
     assert refusal.value.field == next(iter(settings))
 
 
@@ -166,24 +169,6 @@ def test_an_overlong_request_is_refused_with_the_numbers():
     message = r"32 tokens. However, you requested 33 tokens: 20 in the prompt and 13 in"
     with pytest.raises(ContextLengthExceeded, match=message):
         Engine(MODEL).add("x", [1] * 20, SamplingParams(max_tokens=13))
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"context": 33},
-        {"context": 0},
-        {"context": 1},
-        {"cache_memory": "1TB"},
-        {"cache_memory": ""},
-        {"cache_tokens": 10**15},
-        {"max_sequences": 10**9},
-    ],
-    ids=str,
-)
-def test_an_engine_with_impossible_limits_is_refused_by_name(settings):
-    with pytest.raises(InvalidRequest, match=next(iter(settings))):
-        Engine(MODEL, EngineConfig(**settings))
 
 
 def test_cancelling_frees_everything_at_once_and_unknown_ids_are_ignored():

@@ -65,20 +65,6 @@ async def until(condition: object, seconds: float = 30.0) -> None:
         await asyncio.sleep(0.005)
 
 
-async def test_streams_equal_the_output_of_the_engine(worker):
-    prompts = [[1, 2], [3], [4, 5, 6], [7], [8, 9]]
-    streamed = await asyncio.gather(*(collect(submit(worker, prompt, PARAMS)) for prompt in prompts))
-    assert list(streamed) == [c.token_ids for c in Engine(MODEL).generate(prompts, PARAMS)]
-
-
-async def test_leaving_a_stream_early_frees_its_sequence(worker):
-    iterator = batches(submit(worker, [1], SamplingParams(max_tokens=500, ignore_eos=True)))
-    await anext(iterator)
-    await iterator.aclose()
-    await until(lambda: not worker.engine.has_work)
-    assert worker.engine.scheduler.pool.usage == 0
-
-
 class HeldRunner(Runner):
     begun, held = threading.Event(), threading.Event()
 
@@ -95,19 +81,6 @@ async def test_submitting_never_waits_for_the_device(worker):
     second = submit(worker, [2], SamplingParams(max_tokens=1))
     HeldRunner.held.set()
     await asyncio.gather(collect(first), collect(second))
-
-
-async def test_stopping_fails_running_requests_and_later_ones_are_refused():
-    worker = EngineWorker(Engine(MODEL))
-    worker.start()
-    stream = submit(worker, [1], SamplingParams(max_tokens=500, ignore_eos=True))
-    await until(lambda: worker.state.num_running == 1)
-    worker.stop(timeout=5)
-    with pytest.raises(EngineError, match="stopped"):
-        await collect(stream)
-    assert not worker.is_alive
-    with pytest.raises(EngineError, match="stopped"):
-        submit(worker, [1], PARAMS)
 
 
 async def test_every_step_is_observed_once_with_its_events_and_the_speedup_is_reported():

@@ -6,14 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvium_core.evaluation.paired import perplexity_gain
-from research.speed import mean_ratio, pairwise, ratio_interval
+from research.speed import ratio_interval
 
 RATIOS = st.dictionaries(st.text(max_size=3), st.lists(st.floats(0.1, 10), min_size=3, max_size=9), min_size=1)
-
-
-def test_the_ratio_is_the_median_over_pairs_and_the_mean_over_categories():
-    ratios = {"qa": pairwise([3, 900, 2.5], [2, 2, 2]), "math": pairwise([10], [4])}
-    assert mean_ratio(ratios) == pytest.approx((1.5 + 2.5) / 2)
 
 
 @given(RATIOS)

@@ -156,17 +156,10 @@ def test_a_text_that_is_too_short_is_refused_and_can_be_replaced(run_options):
     advance(start(small_recipe(), run_options), 1)
 
 
-@pytest.mark.parametrize(
-    ("settings", "changes", "complaint"),
-    [
-        (["initial=runs/nowhere/model"], {}, "train `nowhere` first, or pass --set initial=FOLDER"),
-    ],
-)
-def test_contradictory_options_are_refused_before_the_text_is_read(tmp_path, settings, changes, complaint):
-    run_options = options(tmp_path / "run", **changes)
+def test_a_missing_initial_model_is_refused_before_the_text_is_read(run_options):
     run_options.data.unlink()
-    with pytest.raises(NviumError, match=complaint):
-        start(small_recipe(*settings), run_options)
+    with pytest.raises(NviumError, match="train `nowhere` first, or pass --set initial=FOLDER"):
+        start(small_recipe("initial=runs/nowhere/model"), run_options)
 
 
 def test_an_error_about_the_kind_of_data_names_a_suitable_recipe(run_options, tmp_path):

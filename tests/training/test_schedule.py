@@ -15,17 +15,11 @@ def test_the_learning_rate_rises_linearly_and_falls_as_a_cosine(progress, rate):
     assert LearningRate(maximum=2.0, warmup=0.1, final_ratio=0.1).share_at(progress) == pytest.approx(rate)
 
 
-@pytest.mark.parametrize(("progress", "left"), [(0.8, 1.0), (0.9, 1.0), (0.95, 0.5), (1.0, 0.0)])
-def test_a_stable_rate_decays_at_the_end(progress, left):
-    schedule = LearningRate(maximum=1.0, kind="wsd")
-    assert schedule.share_at(progress) == pytest.approx(0.1 + 0.9 * left)
-
-
 def test_a_decay_at_the_end_equals_transformers_schedule():
     optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=1.0)
     theirs = get_wsd_schedule(optimizer, 10, 100, num_stable_steps=890, decay_type="linear", min_lr_ratio=0.1)
     schedule = LearningRate(maximum=2e-4, kind="wsd")
-    for step in range(1000):
+    for step in range(1001):
         if step >= 10:  # their warm-up does not start at zero
             assert schedule.share_at(step / 1000) == pytest.approx(theirs.get_last_lr()[0]), step
         optimizer.step()

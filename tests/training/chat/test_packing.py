@@ -1,4 +1,5 @@
 from dataclasses import astuple
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from nvium_core.training.chat.examples import Example
 from nvium_core.training.chat.packing import PackedConversations, packed
-from nvium_core.training.data.windows import Batch
+from nvium_core.training.data.windows import Batch, PackedStream
 from nvium_core.training.errors import DataError
 from tests.random_models import random_model
 from tests.training.objective.test_loss import outcome_of
@@ -58,14 +59,19 @@ def test_packing_is_close_to_the_fewest_windows(num_rows, context):
     assert len(windows) <= 1.7 * -(-sum(num_rows) // context) + 1
 
 
-def test_a_batch_depends_on_examples_seed_and_number_only():
-    examples = examples_of([5, 9, 12, 16, 3, 8, 17, 10, 11] * 4)
-    one, other = (PackedConversations(examples, END, seed=1) for _ in range(2))
-    one.batch(0, 3, CONTEXT)
+STREAMS = {
+    "conversations": partial(PackedConversations, examples_of([5, 9, 12, 16, 3, 8, 17, 10, 11] * 4), END),
+    "text": partial(PackedStream, np.random.default_rng(0).integers(0, 50, 500, dtype=np.uint16), END),
+}
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_a_batch_depends_on_stream_seed_and_number_only(kind):
+    one, other, different = (STREAMS[kind](seed=seed) for seed in (1, 1, 2))
+    one.batch(0, 7, CONTEXT)
     ours, theirs = one.batch(40, 4, CONTEXT), other.batch(40, 4, CONTEXT)
     assert all(torch.equal(x, y) for x, y in zip(astuple(ours), astuple(theirs), strict=True))
-    different = PackedConversations(examples, END, seed=2).batch(40, 4, CONTEXT)
-    assert not torch.equal(different.inputs, one.batch(40, 4, CONTEXT).inputs)
+    assert not torch.equal(different.batch(40, 4, CONTEXT).inputs, ours.inputs)
 
 
 def test_packing_does_not_change_the_loss_of_the_answers():

@@ -89,15 +89,6 @@ def test_a_read_only_cache_is_not_fatal(tmp_path, monkeypatch):
 
 
 @has_compiler
-def test_native_engines_and_layers_generate_the_same_tokens(monkeypatch):
-    model, prompts = random_model([1, 3, 4], context=128), [[1, 2, 3], [4], [5, 6]]
-    params = SamplingParams(max_tokens=60, seed=3, ignore_eos=True)
-    native_output = tokens_and_exits(Engine(model).generate(prompts, params))
-    monkeypatch.setattr(native, "supports", lambda *_: False)
-    assert tokens_and_exits(Engine(model).generate(prompts, params)) == native_output
-
-
-@has_compiler
 def test_a_native_call_without_memory_is_a_memory_error():
     model = random_model([1], width=256, context=MANY_ROWS + 1)
     engine = Engine(model, EngineConfig(max_sequences=1, max_rows_per_step=MANY_ROWS))
@@ -142,9 +133,3 @@ def test_instructions_that_the_processor_lacks_are_rejected(name):
     else:
         with pytest.raises(InvalidRequest, match=f"^instructions: .*{name}"):
             Engine(random_model([1]), EngineConfig(instructions=name))
-
-
-@pytest.mark.parametrize("threads", ["0", "-1", "two", ""])
-def test_an_invalid_number_of_threads_is_rejected(threads):
-    with pytest.raises(InvalidRequest, match=r"^threads: "):
-        EngineConfig(threads=threads)
