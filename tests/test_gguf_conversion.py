@@ -7,7 +7,6 @@ from nvium_core import LLM, load_model
 from tests.model.gguf_files import write_gguf
 from tests.model.test_backbones import random_model
 from tests.public_model import needs_smollm, smollm
-from tests.server.live_server import live_server
 from tests.server.server_process import server_process
 from tests.text.test_gguf_tokenizer import END, VOCABULARIES
 
@@ -30,13 +29,6 @@ def test_a_converted_file_is_the_same_model_and_tokenizer(nvium, kind, tmp_path)
     assert converted.model.config.eos_token_id == original.model.config.eos_token_id
     given = torch.tensor([ids])
     assert torch.equal(converted.model(given).logits, original.model(given).logits)
-
-
-def test_a_file_is_served(tmp_path):
-    model = load_model(str(write_gguf(tmp_path / "tiny.gguf", random_model("llama", SHAPE), tokenizer=FIELDS)))
-    with live_server(model) as server:
-        answer = server.http.post("/v1/completions", json={"model": "tiny", "prompt": "The", "seed": 1})
-    assert answer.json()["usage"]["completion_tokens"] > 0
 
 
 def test_a_file_of_200_mb_is_served_from_its_own_blocks(tmp_path):

@@ -9,7 +9,7 @@ import signal
 import socket
 import struct
 import termios
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -18,7 +18,7 @@ from contextlib import (
     nullcontext,
     suppress,
 )
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -57,7 +57,6 @@ class Kind:
     prepare: Prepare | None = None
     log: Callable[[Path], AbstractAsyncContextManager[Path]] | None = None
     start: Callable[..., AbstractContextManager[ServerProcess]] = forked_server
-    options: Mapping[str, object] = field(default_factory=dict)
     missing: Callable[[], str] = str
     is_quick: bool = False
     aborts: str = ""

@@ -84,7 +84,7 @@ class Suite:
         async with AsyncExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             log = await stack.enter_async_context(kind.log(folder)) if kind.log else folder / "log"
-            start = partial(kind.start, self._folder, **OPTIONS, **kind.options)
+            start = partial(kind.start, self._folder, **OPTIONS)
             server = stack.enter_context(start(log, prepare=kind.prepare))
             load = Load(self.expected, chance.randrange(2**31))
             running = asyncio.create_task(load.run(server.url, NUM_CLIENTS))

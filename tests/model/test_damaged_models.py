@@ -23,9 +23,7 @@ def folder(tmp_path: Path) -> Path:
     "changed",
     [
         {"exit_layers": [2, 1]},
-        {"exit_layers": [1]},
         {"exit_layers": "deep"},
-        {"model_type": "gpt2"},
         {"model_type": None},
         {"nvium_format": 2},
         {"hidden_act": "gelu"},

@@ -27,10 +27,6 @@ def text(server: LiveServer, **body: Any) -> str:
 @pytest.mark.parametrize(
     ("fields", "texts"),
     [
-        ({"structured_outputs": {"choice": ["yes", "no"]}}, {"yes", "no"}),
-        ({"structured_outputs": {"regex": "ab|cd"}}, {"ab", "cd"}),
-        ({"structured_outputs": {"json": {"enum": [1, 2]}}}, {"1", "2"}),
-        ({"structured_outputs": {"json": '{"const": 7}'}}, {"7"}),
         ({"structured_outputs": {"grammar": 'start: "x" | "y"'}}, {"x", "y"}),
         ({"structured_outputs": {"grammar": 'root ::= "p" | "q"'}}, {"p", "q"}),
         ({"response_format": {"type": "json_object", "schema": {"enum": [1, 2]}}}, {"1", "2"}),

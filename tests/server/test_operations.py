@@ -3,14 +3,9 @@ import socket
 from math import inf
 from typing import get_args
 
-import pytest
-
-from nvium_core import InvalidRequest
 from nvium_core.engine.worker import IDLE_WAIT_SECONDS
 from server.errors import REJECTIONS
-from server.generation.service import Service
 from server.http.listener import listen
-from server.settings import Settings
 from server.telemetry.metrics import Metrics, Outcome
 from tests.byte_model import EXIT_LAYERS, NAME
 from tests.server.live_server import live_server, wait_until
@@ -126,11 +121,6 @@ def test_the_heartbeats_age_grows_when_the_device_thread_has_ended(byte_model):
         server.service.worker.stop()
         stopped_at = server.gauge(name)
         wait_until(lambda: server.gauge(name) > stopped_at + 2 * IDLE_WAIT_SECONDS)
-
-
-def test_settings_that_the_model_cannot_serve_are_refused(byte_model):
-    with pytest.raises(InvalidRequest, match="context"):
-        Service(byte_model, Settings(context=5000))
 
 
 def test_accepted_connections_have_tcp_nodelay():

@@ -5,8 +5,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -149,20 +147,14 @@ def test_replicas_end_with_a_gateway_that_is_killed(model_folder, tmp_path):
         assert not is_running(replica)
 
 
-def refusal(*options: str) -> str:
-    command = [sys.executable, "-m", "nvium_core.cli", "serve", "--port", "0", *options]
-    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
-    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
-    return ended.stderr
-
-
-def test_a_model_that_no_replica_can_load_is_refused_in_one_line():
-    assert refusal("/nowhere", "--replicas", "2") == "nvium: /nowhere: no such folder, file or Hub name\n"
+def test_a_model_that_no_replica_can_load_is_refused_in_one_line(nvium):
+    line = nvium.refuses("serve", "--port", 0, "/nowhere", "--replicas", 2)
+    assert line == "nvium: /nowhere: no such folder, file or Hub name\n"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs no GPU")
-def test_more_replicas_than_gpus_are_refused_in_one_line():
-    line = refusal("--replicas", "2", "--device", "cuda")
+def test_more_replicas_than_gpus_are_refused_in_one_line(nvium):
+    line = nvium.refuses("serve", "--port", 0, "--replicas", 2, "--device", "cuda")
     assert "replicas: 2 replicas need 2 GPUs, this machine has 0" in line
 
 

@@ -126,12 +126,6 @@ def test_an_exception_of_the_template_is_a_400():
         assert error_of(response)["param"] == "messages"
 
 
-def test_a_tokenizers_own_template_is_used():
-    with template_server("<|endoftext|>{{ messages[0].content }}") as server:
-        body = server.chat("<|endoftext|>", max_tokens=1, return_token_ids=True).json()
-        assert body["prompt_token_ids"] == [0, *token_ids("<|endoftext|>")]
-
-
 def test_the_user_is_logged_with_unsafe_characters_replaced(byte_model):
     with live_server(byte_model) as server, log_lines() as log:
         server.chat(max_tokens=1, user="a\nb" + "x" * 100)

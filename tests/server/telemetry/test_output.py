@@ -15,7 +15,7 @@ import pytest
 
 from server.telemetry.human import in_words, sentence
 from server.telemetry.sink import MAX_LINES, LogSink
-from tests.server.server_process import free_port
+from tests.server.server_process import CODE, free_port
 
 
 @pytest.fixture
@@ -99,9 +99,8 @@ def test_the_playground_is_shown_if_it_is_on():
 def test_a_server_at_a_terminal_shows_the_model_and_its_url(tmp_path):
     terminal, end = pty.openpty()
     port = free_port()
-    code = "from server.app import run; from server.settings import Settings; run(Settings())"
     environment = os.environ | {"NVIUM_PORT": str(port)}
-    process = subprocess.Popen([sys.executable, "-c", code], stderr=end, env=environment)
+    process = subprocess.Popen([sys.executable, "-c", CODE], stderr=end, env=environment)
     os.close(end)
     try:
         shown = read_until(terminal, "Ready", process)
