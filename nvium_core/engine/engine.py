@@ -25,11 +25,7 @@ from nvium_core.model.nvium import Nvium
 
 class Engine:
     def __init__(
-        self,
-        model: Nvium,
-        config: EngineConfig | None = None,
-        *,
-        make_runner: Callable[..., Runner] = Runner,
+        self, model: Nvium, config: EngineConfig | None = None, *, make_runner: Callable[..., Runner] = Runner
     ) -> None:
         """`make_runner` replaces `Runner` in tests and measurements."""
         self.config = config or EngineConfig()

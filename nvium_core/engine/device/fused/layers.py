@@ -87,11 +87,6 @@ class FusedLayers:
         gate_up = layer.mlp.gate_up(x_RD)
         inner = gate_up.shape[1] // 2
         out_RI = gate_up.new_empty(len(gate_up), inner)
-        kernels.activate[(len(gate_up), -(-inner // 1024))](
-            gate_up,
-            out_RI,
-            inner,
-            wide=kernels.wide_of(gate_up),
-            block=1024,
-        )
+        grid = (len(gate_up), -(-inner // 1024))
+        kernels.activate[grid](gate_up, out_RI, inner, wide=kernels.wide_of(gate_up), block=1024)
         return out_RI

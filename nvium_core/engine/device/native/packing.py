@@ -67,7 +67,6 @@ class Packer:
         return Packed(kind, packed)
 
     def _report(self, added_bytes: int) -> None:
-        """Log the progress."""
         self._num_bytes += added_bytes
         if time.monotonic() > self._reported + REPORT_SECONDS:
             self._reported = time.monotonic()
