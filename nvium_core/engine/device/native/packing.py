@@ -34,13 +34,10 @@ ROWS_AT_ONCE = 1024
 
 
 class Packed(NamedTuple):
-    """`Matrix` of matrix.h: its type and bytes. `data` is None if the model has no such matrix."""
+    """`Matrix` of matrix.h: its type and bytes."""
 
     kind: int
-    data: Tensor | None
-
-
-NOTHING = Packed(0, None)
+    data: Tensor
 
 
 class Packer:

@@ -39,7 +39,7 @@ def _value(kind: str) -> type:
 
 
 def filled(name: str, **values: object) -> Any:
-    """Return a struct with a value for every field."""
+    """Return a struct with a value for every field. Fields of None are zero."""
     kind = struct(name)
     assert values.keys() == {field for field, _ in kind._fields_}, f"{name} has other fields in its header"
-    return kind(**values)
+    return kind(**{field: value for field, value in values.items() if value is not None})

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nvium_core.engine.device.native.library import PRECISIONS
-from nvium_core.engine.device.native.packing import NOTHING, Packed, Packer, num_bytes, packed_kind
+from nvium_core.engine.device.native.packing import Packed, Packer, num_bytes, packed_kind
 from nvium_core.engine.device.native.structs import filled, struct
 from nvium_core.model.exits import Adapter, Exit
 from nvium_core.model.llama import Layer
@@ -31,7 +31,7 @@ class Structs:
 
 def _value(weight: Weight) -> Any:
     if isinstance(weight, Packed):
-        return filled("Matrix", kind=weight.kind, data=_value(weight.data))
+        return filled("Matrix", kind=weight.kind, data=weight.data.data_ptr())
     return weight.data_ptr() if isinstance(weight, Tensor) else weight
 
 
@@ -69,9 +69,9 @@ def layer_parts(layer: Layer) -> dict[str, Weight]:
 
 
 def exit_parts(exit_: Exit) -> dict[str, Weight]:
-    """Return the fields of `Exit` in call.h, without the head."""
-    parts: dict[str, Weight] = {"norm": exit_.norm.weight, "fc1_bias": None, "fc2_bias": None, "router_bias": None}
-    parts |= {"router_norm": None, **dict.fromkeys(("fc1", "fc2", "router_head", "up", "down"), NOTHING)}
+    """Return the fields of `Exit` in call.h, without the head. Weights that the exit lacks are None."""
+    parts: dict[str, Weight] = {name: None for name, _ in struct("Exit")._fields_ if name != "head"}
+    parts["norm"] = exit_.norm.weight
     if (router := exit_.router) is not None:
         parts |= {"fc1": router.fc1.weight, "fc1_bias": router.fc1.bias, "fc2": router.fc2.weight}
         parts |= {"fc2_bias": router.fc2.bias, "router_norm": router.norm.weight}
@@ -115,7 +115,7 @@ def pack_weights(model: Nvium, packer: Packer) -> tuple[Structs, Structs]:
     for exit_ in model.exits:
         parts = exit_parts(cast(Exit, exit_))
         if is_identity(cast(Exit, exit_).adapter):
-            parts |= {"up": NOTHING, "down": NOTHING}
+            parts |= {"up": None, "down": None}
         exits.append({**packed_all(parts), "head": head})
     return Structs("Layer", layers), Structs("Exit", exits)
 
