@@ -77,7 +77,7 @@ class NviumForCausalLM(Nvium, PreTrainedModel, GenerationMixin):
             init.normal_(module.up.weight, std=width**-0.5)
             init.zeros_(module.down.weight)
         elif isinstance(module, Router):
-            init.normal_(module.head.weight, std=0.4 * width**-0.5)
+            init.normal_(module.head.weight, std=0.4 * width**-0.5)  # as in the authors' code
             init.zeros_(module.head.bias)
         elif isinstance(module, RotaryEmbedding):
             init.copy_(module.inv_freq, module.frequencies()[0])

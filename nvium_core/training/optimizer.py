@@ -65,7 +65,7 @@ def split_parameters(model: PreTrainedModel) -> tuple[list[Tensor], list[Tensor]
     """
     head = model.get_output_embeddings()
     linear = [module for module in model.modules() if isinstance(module, nn.Linear) and module is not head]
-    matrices: list[Tensor] = [layer.weight for layer in linear if layer.out_features > 2]
+    matrices: list[Tensor] = [layer.weight for layer in linear if layer.out_features > 2]  # routers' heads have 2
     chosen = {id(matrix) for matrix in matrices}
     return matrices, [parameter for parameter in model.parameters() if id(parameter) not in chosen]
 
