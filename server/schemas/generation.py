@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 
 from nvium_core import Constraint, FinishReason, InvalidRequest, Sampling, SamplingParams, ServerOptions
 from server.errors import OUT_OF_RANGE
-from server.schemas.body import AtMost, NeutralOnly, RequestBody, Text, described, require
+from server.schemas.body import AtMost, NeutralOnly, RequestBody, Text, described, encodable, require
 from server.schemas.foreign import check_unsupported
 from server.schemas.formats import OutputFormat, ResponseFormat, StructuredOutputs
 
@@ -133,7 +133,7 @@ class GenerationRequest(AnswerRequest):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     """An alternative to `response_format`."""
-    cache_salt: Annotated[Text, Field(min_length=1)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1), AfterValidator(encodable)] | None = None
     """Share cached prefixes only with requests that have the same salt."""
     skip_special_tokens: bool = True
     """Omit special tokens from the text."""

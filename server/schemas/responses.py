@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from nvium_core.errors import plain
-from server.errors import InvalidField, code_of
+from server.errors import MISSING, InvalidField, code_of
 from server.schemas.body import TOO_MANY, AtMost, Hint, NeutralOnly, RequestBody, Text, described, require
 from server.schemas.chat import ChatRequest
 from server.schemas.foreign import check_elsewhere, check_unsupported
@@ -32,7 +32,7 @@ class FunctionTool(RequestBody):
     def functions(self, param: str) -> Iterator["FunctionTool"]:
         """Yield the functions of this tool. Raise `InvalidField` for a function without a name."""
         if self.type == "function":
-            require(self.name is not None, f"{param}.name", "field required")
+            require(self.name is not None, f"{param}.name", "is missing", code=MISSING)
             yield self
 
     def as_chat(self) -> Json:
