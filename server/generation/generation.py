@@ -55,7 +55,8 @@ class Choice:
         self._has_begun = False
         self.record = record
         self._submitted = time.monotonic()
-        self._last_arrival: float | None = None
+        self.last_arrival: float | None = None
+        """When the last token arrived; None before the first."""
 
     @property
     def awaits_scores(self) -> bool:
@@ -66,8 +67,8 @@ class Choice:
         tokens = [event for event in events if isinstance(event, TokenEvent)]
         if tokens:
             now = time.monotonic()
-            self.record.tokens_arrived(len(tokens), now, self._last_arrival)
-            self._last_arrival = now
+            self.record.tokens_arrived(len(tokens), now, self.last_arrival)
+            self.last_arrival = now
         delta = self.text.add(tokens)
         if self._leader and self._leader.prompt_scores:
             delta.prompt_scores, self._leader = self._leader.prompt_scores, None
@@ -96,7 +97,7 @@ class Generation:
     """All choices of one request. The caller must close it, which cancels the unfinished choices.
 
     At `deadline`, by the event loop's clock, running choices end with finish reason "length". The request fails instead
-    if no choice has started, or if prompt scores are missing: a client would take partial scores for complete scores.
+    if no token has arrived, or if prompt scores are missing: a client would take partial scores for complete scores.
     """
 
     def __init__(
@@ -160,7 +161,8 @@ class Generation:
         self.held.close()
 
     def _expire(self) -> list[Delta]:
-        if not self._stream.admissions or any(choice.num_unscored for choice in self._open.values()):
+        has_begun = any(choice.last_arrival for choice in self.choices)
+        if not has_begun or any(choice.num_unscored for choice in self._open.values()):
             raise deadline_exceeded()
         deltas = [choice.text.end("length") for choice in self._open.values()]
         for key in list(self._open):

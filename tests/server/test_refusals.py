@@ -187,7 +187,7 @@ VALID: dict[str, Json] = {
 
 
 @pytest.mark.parametrize(("path", "param", "fields"), [(path, *row) for path, rows in INVALID.items() for row in rows])
-def test_an_invalid_field_is_refused_with_its_name_in_plain_english(server, path, param, fields):
+def test_an_invalid_field_is_refused_with_its_name(server, path, param, fields):
     response = server.http.post(path, json=VALID[path] | fields)
     assert response.status_code == 400
     error = error_of(response)

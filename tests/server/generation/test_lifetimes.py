@@ -26,7 +26,7 @@ from server.telemetry.metrics import Metrics
 from server.telemetry.record import RequestRecord
 from tests.byte_model import NAME, load_byte_model, token_ids
 from tests.server.live_server import LiveServer, live_server, slowed_down, wait_until
-from tests.server.raw_client import asked, asking, connected, events_of
+from tests.server.raw_client import asked, asking, connected, error_of, events_of
 
 SCORES = (Score(-1.0), Score(-2.0))
 
@@ -160,6 +160,13 @@ def test_a_request_that_has_not_started_is_refused(slow_server, monkeypatch, str
     assert response.status_code == 503
     assert response.json()["error"]["code"] == "deadline_exceeded"
     wait_until(lambda: service.admission.num_present == 0)
+
+
+def test_a_request_without_a_token_is_refused(slow_server, monkeypatch):
+    service = slow_server.service
+    monkeypatch.setattr(service, "settings", service.settings.model_copy(update={"request_seconds": 0.3}))
+    response = slow_server.complete(prompt="a" * 3900)  # takes at least 16 Steps
+    assert (response.status_code, error_of(response)["code"]) == (503, "deadline_exceeded")
 
 
 def test_choices_that_have_not_started_are_empty_and_ignored_by_best_of(slow_server):
