@@ -3,15 +3,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
-from nvium_core import (
-    ConstraintLimit,
-    Engine,
-    EngineConfig,
-    FailureEvent,
-    SamplingParams,
-    TokenEvent,
-    TooCostly,
-)
+from nvium_core import ConstraintLimit, Engine, EngineConfig, FailureEvent, SamplingParams, TokenEvent, TooCostly
 from nvium_core.engine.device.runner import Runner
 from tests.engine.automaton import Automaton, Rule, packed
 from tests.engine.driving import events_of

@@ -19,17 +19,6 @@ from tests.random_models import random_model
 MODEL = random_model([1, 3], context=32)
 
 
-def test_a_sequence_ends_at_max_tokens_or_with_a_stop_token():
-    engine = Engine(MODEL)
-    (free,) = engine.generate([[1, 2]], SamplingParams(max_tokens=10, seed=1, ignore_eos=True))
-    assert (len(free.token_ids), free.finish_reason) == (10, "length")
-    stop = free.token_ids[3]
-    first = free.token_ids.index(stop)
-    params = SamplingParams(max_tokens=10, seed=1, ignore_eos=True, stop_token_ids=(stop,))
-    (stopped,) = engine.generate([[1, 2]], params)
-    assert (stopped.token_ids, stopped.finish_reason) == (free.token_ids[: first + 1], "stop")
-
-
 @pytest.mark.parametrize(
     ("token_ids", "settings", "field"),
     [

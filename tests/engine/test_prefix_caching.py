@@ -37,19 +37,6 @@ def num_rows_found(engine: Engine, prompt: list[int], params: SamplingParams = P
     return engine.pool.num_rows_found - before
 
 
-@pytest.mark.parametrize("schedule", ["race", "sweep", "whole"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_repeated_request_uses_the_cache_and_gets_the_same_output(schedule, temperature):
-    params = SamplingParams(max_tokens=20, seed=2, temperature=temperature, ignore_eos=True)
-    engine = engine_with(MODEL, schedule)
-    (first,) = engine.generate([PROMPT], params)
-    assert engine.pool.num_rows_found == 0
-    (second,) = engine.generate([PROMPT], params)
-    assert engine.pool.num_rows_found == 8
-    assert (first.token_ids, first.exits) == (second.token_ids, second.exits)
-    assert first.exit_probabilities == pytest.approx(second.exit_probabilities, abs=1e-12)
-
-
 @pytest.mark.parametrize("schedule", ["race", "whole"])
 def test_a_prompt_with_one_generated_token_is_cached_and_its_rows_are_not_computed_again(schedule):
     engine, params = engine_with(MODEL, schedule), SamplingParams(max_tokens=1)

@@ -31,6 +31,7 @@ from tests.engine.driving import (
     small_model,
     together,
 )
+from tests.engine.test_exactness import configs
 from tests.random_models import random_model
 
 VOCAB_SIZE = 17
@@ -180,24 +181,13 @@ scored_requests = st.tuples(
     ),
 )
 
-configs = st.builds(
-    EngineConfig,
-    schedule=st.sampled_from(["race", "sweep", "whole"]),
-    max_sequences=st.integers(1, 3),
-    max_rows_per_step=st.integers(1, 24),
-    chunk_rows=st.integers(1, 8),
-    page_size=st.integers(1, 5),
-    cache_tokens=st.integers(32, 64),
-    prefix_caching=st.booleans(),
-)
-
 
 @settings(max_examples=settings().max_examples // 2)
 @given(configs, st.lists(scored_requests, min_size=1, max_size=3), st.integers(1, 6))
 def test_scores_are_exact_whatever_the_schedule_and_the_window(config, plan, window):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sequence, "SCORE_WINDOW", window)
-        engine = Engine(MODEL, replace(config, context=32))
+        engine = Engine(MODEL, replace(config, context=32, cache_tokens=48))
         for number, (prompt, params) in enumerate(plan):
             engine.add(str(number), prompt, params)
         found = drained(engine)

@@ -108,15 +108,6 @@ def assert_arrays_are_aligned(whole: Json) -> None:
             assert len({len(values) for values in choice["logprobs"].values()}) == 1
 
 
-@settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 10**6), pieces=st.lists(st.sampled_from(PIECES), min_size=1, max_size=3))
-def test_the_text_equals_all_tokens_decoded_at_once_except_for_an_incomplete_character(server, seed, pieces):
-    bias = utf8_bias("".join(pieces))
-    choice = server.complete(seed=seed, max_tokens=20, ignore_eos=True, logit_bias=bias).json()["choices"][0]
-    decoded = bytes(token_id - 1 for token_id in choice["nvium"]["token_ids"] if token_id)
-    assert choice["text"].rstrip("\ufffd") == decoded.decode(errors="replace").rstrip("\ufffd")
-
-
 PROMPT = "Oncé upon"
 
 
