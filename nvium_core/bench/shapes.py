@@ -16,9 +16,7 @@ from nvium_core.engine.params import require
 from nvium_core.model.causal_lm import NviumForCausalLM
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.exits import CONTINUE, EXIT, Exit
-
-MLP_WIDTHS = {128: 344, 192: 512, 256: 688, 384: 1024, 512: 1376, 768: 2048, 1024: 2736, 1536: 4096, 2048: 5632}
-"""`hidden_size` → `intermediate_size`, from the paper's scaling tables; widths 192, 384 and 2048 are our own."""
+from nvium_core.training.recipes.recipe import swiglu_width
 
 ROUTER_WIDTHS = {768: 512}  # `hidden_size` → width of the authors' routers, where it is not ⌊0.66 d⌋
 
@@ -42,15 +40,15 @@ def shape_config(shape: str, num_exits: int = 4, vocab_size: int = 32_000) -> Nv
     """Return a configuration with evenly placed exits. Raise `InvalidRequest` for a wrong shape or too many exits."""
     parts = re.fullmatch(r"([0-9]{1,4})x([0-9]{1,5})", shape)
     num_layers, width = (int(parts[1]), int(parts[2])) if parts else (0, 0)
-    widths = ", ".join(map(str, MLP_WIDTHS))
-    known = num_layers > 0 and width in MLP_WIDTHS
-    require(known, "shape", f"must be layers x width, such as 24x768, with a width of {widths}, got {shape!r}")
+    known = num_layers > 0 and width > 0 and width % HEAD_WIDTH == 0
+    wanted = f"must be layers x width, such as 24x768, with a width that is a multiple of {HEAD_WIDTH}"
+    require(known, "shape", f"{wanted}, got {shape!r}")
     placed = 1 <= num_exits <= num_layers
     require(placed, "num_exits", f"must be between 1 and the {num_layers} layers, got {num_exits}")
     return NviumConfig(
         vocab_size=vocab_size,
         hidden_size=width,
-        intermediate_size=MLP_WIDTHS[width],
+        intermediate_size=swiglu_width(width),
         num_hidden_layers=num_layers,
         num_attention_heads=width // HEAD_WIDTH,
         max_position_embeddings=CONTEXT,
