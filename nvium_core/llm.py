@@ -267,10 +267,10 @@ def as_tuple(given: Any, name: str) -> tuple[Any, ...]:
 
 
 def content_of(message: Message) -> str:
-    """Return a message's text. Text parts are joined by newlines."""
-    content = message.get("content") or ""
-    parts = content if isinstance(content, list) else [{"text": content}]
-    texts: list[Any] = [part.get("text") if isinstance(part, dict) else None for part in parts]
+    """Return a message's text. Parts, which are texts or refusals, are joined by newlines."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"text": "" if content is None else content}]
+    texts: list[Any] = [part.get("text", part.get("refusal")) if isinstance(part, dict) else None for part in parts]
     are_texts = all(isinstance(text, str) for text in texts)
     require(are_texts, "messages", "content must be a text or a list of text parts")
     return "\n".join(texts)

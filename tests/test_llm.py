@@ -86,6 +86,7 @@ def test_a_stream_that_is_never_read_or_closed_early_leaves_the_engine_idle(llm)
         lambda llm: llm.generate("a", logit_bias={1: "a"}),
         lambda llm: llm.chat([{"role": "user", "content": "hi"}], stop_token_ids=None),
         lambda llm: llm.chat([{"role": "user", "content": [{"type": "image_url"}]}]),
+        lambda llm: llm.chat([{"role": "user", "content": {}}]),
         lambda _: LLM(LOADED, generation_config="on"),
         lambda _: LLM(device="gpu"),
         lambda llm: llm.chat("hi"),
@@ -117,8 +118,8 @@ def test_a_stop_string_ends_the_text_before_it_and_after_min_tokens(llm):
     assert not llm.engine.has_work
 
 
-def test_the_text_parts_of_a_message_are_joined_as_by_the_server(llm):
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+def test_the_parts_of_a_message_are_joined_as_by_the_server(llm):
+    parts = [{"type": "text", "text": "a"}, {"type": "refusal", "refusal": "b"}]
     answers = [llm.chat([{"role": "user", "content": content}], max_tokens=8, seed=3) for content in (parts, "a\nb")]
     assert answers[0].token_ids == answers[1].token_ids
 

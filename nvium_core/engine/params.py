@@ -4,6 +4,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
+from numbers import Real
 from typing import Annotated, NamedTuple, get_args
 
 import numpy as np
@@ -166,7 +167,7 @@ class SamplingParams:
             elif each.name == "stop_token_ids":
                 require(isinstance(value, Collection), each.name, f"must be a list, got {value!r}")
             elif each.name == "logit_bias":
-                is_valid = isinstance(value, Mapping) and all(isinstance(bias, int | float) for bias in value.values())
+                is_valid = isinstance(value, Mapping) and all(isinstance(bias, Real) for bias in value.values())
                 require(is_valid, each.name, f"must map token ids to numbers, got {value!r}")
 
     def _check_lengths(self) -> None:

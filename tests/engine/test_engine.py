@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -99,7 +100,7 @@ def test_a_range_holds_its_bounds_and_nothing_beyond(field, lowest, highest):
         {"top_p": 1},
         {"top_p": 1e-300},
         {"repetition_penalty": 2},
-        {"logit_bias": {1: 100.0, 2: -100.0}},
+        {"logit_bias": {1: np.float32(100), 2: -100.0}},
         {"seed": 2**63 - 1},
         {"seed": -(2**63)},
         {"choice": 2**31 - 1},
