@@ -38,7 +38,7 @@ def random_weights(config: NviumConfig, *, dtype: torch.dtype, device: torch.dev
 
 def shape_config(shape: str, num_exits: int = 4, vocab_size: int = 32_000) -> NviumConfig:
     """Return a configuration with evenly placed exits. Raise `InvalidRequest` for a wrong shape or too many exits."""
-    parts = re.fullmatch(r"([0-9]{1,4})x([0-9]{1,5})", shape)
+    parts = re.fullmatch(r"([0-9]{1,4})x([0-9]{1,4})", shape)
     num_layers, width = (int(parts[1]), int(parts[2])) if parts else (0, 0)
     known = num_layers > 0 and width > 0 and width % HEAD_WIDTH == 0
     wanted = f"must be layers x width, such as 24x768, with a width that is a multiple of {HEAD_WIDTH}"

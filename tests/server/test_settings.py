@@ -75,7 +75,8 @@ def test_a_list_with_an_empty_item_is_refused(monkeypatch, name, value):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("port", -1), ("schedule", "none"), ("max_sequences", 0), ("unknown", 1)),
+        *product(("max_sequences", "requests_per_minute"), [0]),
+        *(("port", -1), ("schedule", "none"), ("unknown", 1)),
         *product(["latency_buckets"], ("2,1", "1,1", "0,1", "1,inf", "nan,1")),
         *product(("request_seconds", "slow_client_seconds", "drain_seconds"), (0, -1, "nan", "inf", "soon")),
     ],

@@ -129,7 +129,7 @@ class Recipe:
 
 
 def swiglu_width(width: int) -> int:
-    """Return the usual MLP width of a SwiGLU, 8/3 of the width, rounded up to a multiple of 8."""
+    """Return the authors' and usual MLP width of a SwiGLU, 8/3 of the width, rounded up to a multiple of 8."""
     return 8 * -(-width // 3)
 
 

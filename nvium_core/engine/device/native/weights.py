@@ -70,8 +70,8 @@ def layer_parts(layer: Layer) -> dict[str, Weight]:
 
 def exit_parts(exit_: Exit) -> dict[str, Weight]:
     """Return the fields of `Exit` in call.h, without the head. Weights that the exit lacks are None."""
-    parts: dict[str, Weight] = {name: None for name, _ in struct("Exit")._fields_ if name != "head"}
-    parts["norm"] = exit_.norm.weight
+    parts: dict[str, Weight] = {"norm": exit_.norm.weight, "fc1_bias": None, "fc2_bias": None, "router_bias": None}
+    parts |= dict.fromkeys(("router_norm", "fc1", "fc2", "router_head", "up", "down"))
     if (router := exit_.router) is not None:
         parts |= {"fc1": router.fc1.weight, "fc1_bias": router.fc1.bias, "fc2": router.fc2.weight}
         parts |= {"fc2_bias": router.fc2.bias, "router_norm": router.norm.weight}
