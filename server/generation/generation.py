@@ -161,7 +161,7 @@ class Generation:
         self.held.close()
 
     def _expire(self) -> list[Delta]:
-        has_begun = any(choice.last_arrival for choice in self.choices)
+        has_begun = any(choice.last_arrival is not None for choice in self.choices)
         if not has_begun or any(choice.num_unscored for choice in self._open.values()):
             raise deadline_exceeded()
         deltas = [choice.text.end("length") for choice in self._open.values()]

@@ -76,7 +76,8 @@ class RequestRecord:
             self._metrics.time_to_first_token.observe(now - self.arrived_at)
 
     def served(self, tokens: list[TokenEvent]) -> None:
-        self.exit_counts.update(event.exit for event in tokens)
+        for event in tokens:
+            self.exit_counts[event.exit] += 1
 
     def choice_ended(self, reason: EndReason) -> None:
         self._metrics.finished_choices.labels(reason).inc()

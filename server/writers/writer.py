@@ -82,7 +82,8 @@ class Writer(ABC, Generic[AnyRequest]):
 
     def _count(self, delta: Delta) -> None:
         self._num_generated += len(delta.tokens)
-        self._exit_counts.update(event.exit for event in delta.tokens)
+        for event in delta.tokens:
+            self._exit_counts[event.exit] += 1
 
     def _token_exits(self, delta: Delta) -> TokenExits:
         exits: TokenExits = {
