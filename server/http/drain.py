@@ -184,7 +184,7 @@ class DrainingServer(uvicorn.Server):
         self._service.admission.is_draining = True
 
     def _log_once(self, event: str, **fields: object) -> None:
-        """Log the first call only. A signal handler must not log, because it may have interrupted a log call."""
+        """Log the first call only."""
         if event not in self._logged:
             self._logged.add(event)
             log.info(event, **fields)

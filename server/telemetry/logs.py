@@ -17,7 +17,7 @@ import structlog
 from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
 
 from server.telemetry.human import in_words
-from server.telemetry.sink import sink
+from server.telemetry.sink import LineLogger, sink
 
 ENGINE = "nvium_core"
 OF_REFUSALS = "Invalid HTTP request received."
@@ -39,7 +39,7 @@ def configure_logs(level: str = "info") -> None:
     structlog.configure(
         processors=[*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(least),
-        logger_factory=structlog.WriteLoggerFactory(sink),  # type: ignore[arg-type]
+        logger_factory=lambda *_: LineLogger(),
     )
     sink.open(sys.stderr)
     handler = logging.StreamHandler(sink)

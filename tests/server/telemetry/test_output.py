@@ -1,6 +1,7 @@
 """Logging neither blocks nor fails, wherever the lines go. At a terminal they are sentences."""
 
 import io
+import logging
 import os
 import pty
 import re
@@ -12,9 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from server.telemetry.human import in_words, sentence
 from server.telemetry.sink import MAX_LINES, LogSink
+from tests.server.log_lines import log_lines
 from tests.server.server_process import CODE, free_port
 
 
@@ -72,6 +75,21 @@ def test_a_pipe_that_is_not_read_does_not_block(sink):
         assert sink.num_dropped >= 0.9 * MAX_LINES
         os.close(reading)
         sink.drain(30)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("logger", [structlog.get_logger("nvium.server"), logging.getLogger("asyncio")])
+def test_a_line_logged_while_another_is_put_does_not_block(logger):
+    """As by an exception in a garbage collection. Here a signal's handler logs, at moments as arbitrary."""
+    before = signal.signal(signal.SIGVTALRM, lambda *_: logger.error("inner"))
+    with log_lines():
+        signal.setitimer(signal.ITIMER_VIRTUAL, 1e-4, 1e-4)
+        try:
+            for _ in range(20_000):
+                logger.error("outer")
+        finally:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            signal.signal(signal.SIGVTALRM, before)
 
 
 SECONDS = 180
