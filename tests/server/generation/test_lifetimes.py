@@ -118,7 +118,8 @@ def test_in_flight_requests_fail_and_no_step_runs_again(byte_model):
         lost = server.service.worker.engine.runner.backend.run = Lost()  # type: ignore[attr-defined]
         prompts = [f"Once{number}" for number in range(5)]
         response = server.http.post("/v1/completions", json=BODY | {"prompt": prompts})
-        assert (response.status_code, response.json()["error"]["type"]) == (500, "server_error")
+        assert response.status_code in (500, 503)  # 503 if the engine fails before `submit` has returned
+        assert response.json()["error"]["type"] == "server_error"
         assert lost.num_steps == 1
         assert server.service.has_failed
         assert server.http.get("/livez").status_code == 503
