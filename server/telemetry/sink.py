@@ -24,7 +24,7 @@ class LogSink:
         self.num_dropped = 0
         self._write_out: Write = discard
         self._lines = queue.SimpleQueue[bytes | threading.Event]()
-        """Lines to write, and events to set. `put` must be reentrant: a garbage collection while a line is put may log."""
+        """Lines to write, and events to set. `put` must be reentrant: garbage collected while a line is put may log."""
         self._thread = threading.Thread(target=self._run, name="nvium-log", daemon=True)
 
     def open(self, stream: TextIO | None) -> None:
