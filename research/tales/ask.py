@@ -27,7 +27,7 @@ THING_TIMES = 3
 HERO_IN_REQUEST = ("named", "opening")
 """Kinds of lines whose request names the hero."""
 
-KINDS = {"text": 0.17, "subject": 0.52, "named": 0.07, "short": 0.08, "opening": 0.1, "anything": 0.03, "talk": 0.03}
+KINDS = {"text": 0.2, "subject": 0.55, "named": 0.05, "short": 0.08, "opening": 0.06, "anything": 0.03, "talk": 0.03}
 """Probabilities of the kinds of lines. `text` is a tale without a request."""
 
 BY_SUBJECT = ("subject", "short")

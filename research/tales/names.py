@@ -59,13 +59,8 @@ def blended_name(random: Random) -> str:
 @cache
 def word_pieces() -> list[str]:
     """Return the bundled tokenizer's tokens inside words. A model can only copy tokens that it was trained on."""
-    return tokens_like("([a-z]{2,7})")
-
-
-def tokens_like(pattern: str) -> list[str]:
-    """Return what the pattern's group matches of each of the bundled tokenizer's tokens that match as a whole."""
     vocabulary = Tokenizer.from_file(str(bundled_model() / "tokenizer.json")).get_vocab()
-    return sorted(match[1] for token in vocabulary if (match := re.fullmatch(pattern, token)))
+    return sorted(token for token in vocabulary if re.fullmatch("[a-z]{2,7}", token))
 
 
 def with_other_noun(tale: str, noun: str, other: str) -> str:

@@ -18,26 +18,17 @@ from research.tales.names import (
     most_frequent,
     other_name,
     replaced,
-    tokens_like,
     with_other_noun,
 )
 from research.tales.plots import draw_cast, draw_sentences, words
 
 MORE_WORDS = Path(__file__).with_name("asked.yaml")
-EVALUATED = [Path(__file__).parents[1] / name for name in ("stories.yaml", "fresh_stories.yaml")]
 OTHER_HERO_SHARE, OTHER_NOUN_SHARE = 0.9, 0.8
 NAME_OF_A_NOUN_SHARE = 0.3
 """Probability that a name is a noun, such as Marble or Whisker."""
 
 ANYTHING_SHARE, INVENTED_NOUN_SHARE = 0.25, 0.08
 """Probabilities that a new noun is of any kind, and that it is invented (only if the request names the noun)."""
-
-ANY_WORD_SHARE = 0.2
-"""Probability that a thing is any word that is one token, such as "beyond", so that the model copies whatever is asked
-for (only if the request names the noun)."""
-
-QUALITY_SHARE = 0.25
-"""Probability that a noun has an adjective before it, as in "a wooden kite" (only if the request names the noun)."""
 
 MIN_MENTIONS = 3
 BEGINNING = 2  # number of sentences that may introduce the hero
@@ -89,20 +80,9 @@ def draw_name(random: Random, known: str) -> str:
 def draw_noun(field: str, random: Random, may_invent: bool) -> str:
     if may_invent and random.random() < INVENTED_NOUN_SHARE:
         return invented_name(random).lower()
-    if may_invent and field in THINGS and random.random() < ANY_WORD_SHARE:
-        return random.choice(any_words())
     if random.random() < ANYTHING_SHARE:
         field = "anything"
-    noun = random.choice(nouns(field))
-    has_quality = may_invent and random.random() < QUALITY_SHARE
-    return f"{random.choice(more_words()['qualities'])} {noun}" if has_quality else noun
-
-
-@cache
-def any_words() -> Sequence[str]:
-    """Return the words that are one token of the bundled tokenizer, without those that the evaluation asks for."""
-    evaluated = " ".join(file.read_text(encoding="utf-8") for file in EVALUATED)
-    return sorted({*tokens_like("Ġ([a-z]{3,})")}.difference(re.findall(r"\w+", evaluated)))
+    return random.choice(nouns(field))
 
 
 @cache
@@ -113,7 +93,7 @@ def nouns(field: str) -> Sequence[str]:
 
 def with_other(text: str, noun: str, other: str) -> tuple[str, str]:
     """Replace `noun` by `other`, unless the tale contains `other` or the plural of `noun`."""
-    if mentions(text, other) or mentions(text, f"{noun}e?s"):
+    if other in re.findall(r"\w+", text) or re.search(rf"\b{noun}e?s\b", text):
         return text, noun
     return with_other_noun(text, noun, other), other
 
@@ -137,13 +117,9 @@ def begun_with_its_thing(tale: SubjectTale) -> SubjectTale:
     """Drop the first paragraph of a tale if the next one begins with a sentence about the hero and the thing."""
     _, _, text = tale.text.partition("\n\n")
     [opening, *_] = re.split(r"(?<=[.!?])\s", text, maxsplit=1)
-    if not (mentions(opening, tale.hero) and mentions(opening, tale.thing)):
+    if not {tale.hero, tale.thing}.issubset(re.findall(r"\w+", opening)):
         return tale
-    return replace(tale, text=text, being=tale.being if mentions(text, tale.being) else None)
-
-
-def mentions(text: str, noun: str | None) -> bool:
-    return bool(noun and re.search(rf"\b{noun}\b", text))
+    return replace(tale, text=text, being=tale.being if tale.being in re.findall(r"\w+", text) else None)
 
 
 def short_tale(random: Random, *, may_invent: bool = False, new_names: bool = True) -> SubjectTale:
