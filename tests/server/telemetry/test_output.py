@@ -82,7 +82,7 @@ def test_a_pipe_that_is_not_read_does_not_block(sink):
 def test_a_line_logged_while_another_is_put_does_not_block(logger):
     """As by an exception in a garbage collection. Here a signal's handler logs, at moments as arbitrary."""
     before = signal.signal(signal.SIGVTALRM, lambda *_: logger.error("inner"))
-    with log_lines():
+    with log_lines() as log:
         signal.setitimer(signal.ITIMER_VIRTUAL, 1e-4, 1e-4)
         try:
             for _ in range(20_000):
@@ -90,6 +90,8 @@ def test_a_line_logged_while_another_is_put_does_not_block(logger):
         finally:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
             signal.signal(signal.SIGVTALRM, before)
+        assert log.text.count("inner") > 10
+        assert all("inner" in line or "outer" in line for line in log.text.splitlines())
 
 
 SECONDS = 180
