@@ -27,8 +27,11 @@ OTHER_HERO_SHARE, OTHER_NOUN_SHARE = 0.9, 0.8
 NAME_OF_A_NOUN_SHARE = 0.3
 """Probability that a name is a noun, such as Marble or Whisker."""
 
-ANYTHING_SHARE, INVENTED_NOUN_SHARE = 0.25, 0.08
+ANYTHING_SHARE, INVENTED_NOUN_SHARE = 0.35, 0.08
 """Probabilities that a new noun is of any kind, and that it is invented (only if the request names the noun)."""
+
+QUALITY_SHARE = 0.25
+"""Probability that a noun has an adjective before it, as in "a wooden kite" (only if the request names the noun)."""
 
 MIN_MENTIONS = 3
 BEGINNING = 2  # number of sentences that may introduce the hero
@@ -82,7 +85,9 @@ def draw_noun(field: str, random: Random, may_invent: bool) -> str:
         return invented_name(random).lower()
     if random.random() < ANYTHING_SHARE:
         field = "anything"
-    return random.choice(nouns(field))
+    noun = random.choice(nouns(field))
+    has_quality = may_invent and random.random() < QUALITY_SHARE
+    return f"{random.choice(more_words()['qualities'])} {noun}" if has_quality else noun
 
 
 @cache
@@ -93,7 +98,7 @@ def nouns(field: str) -> Sequence[str]:
 
 def with_other(text: str, noun: str, other: str) -> tuple[str, str]:
     """Replace `noun` by `other`, unless the tale contains `other` or the plural of `noun`."""
-    if other in re.findall(r"\w+", text) or re.search(rf"\b{noun}e?s\b", text):
+    if mentions(text, other) or mentions(text, f"{noun}e?s"):
         return text, noun
     return with_other_noun(text, noun, other), other
 
@@ -117,9 +122,13 @@ def begun_with_its_thing(tale: SubjectTale) -> SubjectTale:
     """Drop the first paragraph of a tale if the next one begins with a sentence about the hero and the thing."""
     _, _, text = tale.text.partition("\n\n")
     [opening, *_] = re.split(r"(?<=[.!?])\s", text, maxsplit=1)
-    if not {tale.hero, tale.thing}.issubset(re.findall(r"\w+", opening)):
+    if not (mentions(opening, tale.hero) and mentions(opening, tale.thing)):
         return tale
-    return replace(tale, text=text, being=tale.being if tale.being in re.findall(r"\w+", text) else None)
+    return replace(tale, text=text, being=tale.being if mentions(text, tale.being) else None)
+
+
+def mentions(text: str, noun: str | None) -> bool:
+    return bool(noun and re.search(rf"\b{noun}\b", text))
 
 
 def short_tale(random: Random, *, may_invent: bool = False, new_names: bool = True) -> SubjectTale:
