@@ -5,11 +5,11 @@ from random import Random
 from typer.testing import CliRunner
 
 from nvium_core.training.chat.conversations import read_conversations
+from research.stories import material
 from research.tales.__main__ import app
 from research.tales.pack import SEPARATOR
 from research.tales.plots import words
-from research.stories import material
-from research.tales.subject_tales import begun_with_its_thing, more_words, nouns, short_tale, with_other_subjects
+from research.tales.subject_tales import begun_with_its_thing, more_words, short_tale, with_other_subjects
 
 OTTER = (
     "Long ago a shy otter named Lara lived by the river. Lara was a quiet otter.\n\n"
