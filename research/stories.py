@@ -2,8 +2,9 @@
 
     python -m research.stories MODEL [OTHER] --markdown stories.md --json stories.json
 
-Without MODEL, the bundled model generates the stories. fresh_stories.yaml (`--material`) contains openings and subjects
-that were not used to select a model. thing_stories.yaml contains openings with a thing, to which a story should return.
+Without MODEL, the bundled model generates the stories. Other openings and subjects (`--material`) are in
+fresh_stories.yaml. Those of thing_stories.yaml, fresh_things.yaml and unseen.yaml have a thing, to which a story should
+return. Only those of unseen.yaml did not help to choose the bundled model.
 """
 
 import re
