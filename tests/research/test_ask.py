@@ -5,8 +5,9 @@ from random import Random
 from typer.testing import CliRunner
 
 from nvium_core.training.chat.conversations import read_conversations
-from research.stories import material
+from research.stories import MATERIAL, material
 from research.tales.__main__ import app
+from research.tales.ask import with_article
 from research.tales.pack import SEPARATOR
 from research.tales.plots import words
 from research.tales.subject_tales import begun_with_its_thing, more_words, short_tale, with_other_subjects
@@ -29,13 +30,18 @@ def test_a_tale_with_other_subjects_does_not_mention_the_first_ones():
     assert len({(each.being, each.thing) for each in told}) > 60
 
 
-def test_requests_name_nouns_with_adjectives_and_none_that_the_first_evaluation_asks_for():
+def test_requests_name_nouns_with_adjectives_after_the_right_article():
     told = [with_other_subjects(OTTER, Random(seed), may_invent=True) for seed in range(200)]
-    things = [each.thing for each in told if each.thing]
-    assert 20 < sum(thing.partition(" ")[0] in more_words()["qualities"] for thing in things) < 60
-    assert all(f"a {each.thing}" in each.text or f"an {each.thing}" in each.text for each in told)
+    assert 20 < sum(each.thing.partition(" ")[0] in more_words()["qualities"] for each in told) < 60
+    assert all(re.search(rf"\b{with_article(each.thing)}\b", each.text) for each in told)
+
+
+def test_no_noun_of_the_requests_is_a_subject_of_the_first_evaluation_or_a_hero_s_name_of_any():
     more = {noun for field in ("being", "thing", "sight", "anything") for noun in more_words()[field]}
-    assert more.isdisjoint(subject.split()[-1] for subject in material()["subjects"])
+    assert {noun.split()[-1] for noun in more}.isdisjoint(subject.split()[-1] for subject in material()["subjects"])
+    heroes = {hero.lower() for file in MATERIAL.parent.glob("*.yaml") for hero in material(file)["openings"]}
+    assert len(heroes) > 190
+    assert heroes.isdisjoint(more_words()["anything"])
 
 
 def test_a_tale_can_begin_with_the_sentence_about_its_thing_and_keeps_the_rest():
@@ -45,8 +51,8 @@ def test_a_tale_can_begin_with_the_sentence_about_its_thing_and_keeps_the_rest()
     assert len(changed) > 20
     for one, other in changed:
         assert other.text.endswith(f"\n\n{one.text}")
-        assert all(noun in one.text.partition("\n")[0] for noun in (one.thing, one.hero))
-        assert one.being is None or one.being in one.text
+        assert all(re.search(rf"\b{noun}\b", one.text.partition("\n")[0]) for noun in (one.thing, one.hero))
+        assert one.being == (other.being if other.being and re.search(rf"\b{other.being}\b", one.text) else None)
 
 
 def test_the_command_writes_a_file_that_training_reads(tmp_path):
