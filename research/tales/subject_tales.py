@@ -86,9 +86,9 @@ def draw_noun(field: str, random: Random, may_invent: bool) -> str:
     if random.random() < ANYTHING_SHARE:
         field = "anything"
     noun = random.choice(nouns(field))
-    quality = random.choice(more_words()["qualities"])
-    has_quality = may_invent and quality not in noun.split() and random.random() < QUALITY_SHARE
-    return f"{quality} {noun}" if has_quality else noun
+    if may_invent and random.random() < QUALITY_SHARE:
+        return f"{random.choice([word for word in more_words()['qualities'] if word not in noun.split()])} {noun}"
+    return noun
 
 
 @cache
