@@ -119,6 +119,7 @@ class LLM:
     exits: folder or Hub name of retrofitted exits for the model.
     generation_config: auto takes defaults from the model's generation_config.json or GGUF file, for parameters that a
         call leaves out; off takes those of `SamplingParams`.
+    threshold: default `threshold` of calls with the sampling "threshold".
     engine_options: fields of `EngineConfig`.
 
     The methods take these keywords as `sampling`: the fields of `SamplingParams`, `stop` (a string or several) and
@@ -134,6 +135,7 @@ class LLM:
         dtype: Precision = "auto",
         weights: Weights = "auto",
         generation_config: GenerationDefaults = "auto",
+        threshold: float | None = None,
         **engine_options: Any,
     ) -> None:
         choices = ("device", device, Device), ("dtype", dtype, Precision), ("weights", weights, Weights)
@@ -143,7 +145,7 @@ class LLM:
             model = load_model(model, device, dtype, weights=weights, exits=exits)
         self.loaded = model
         self.sampling_defaults = sampling_defaults(self.loaded.model, generation_config)
-        self.engine = Engine(self.loaded.model, EngineConfig(**engine_options))
+        self.engine = Engine(self.loaded.model, EngineConfig(exit_threshold=threshold, **engine_options))
         self._template = ChatTemplate(self.loaded.tokenizer)
         self._num_requests = 0
         self._running: dict[str, _Request] = {}

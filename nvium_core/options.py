@@ -54,7 +54,10 @@ class SamplingOptions:
     top_p: Annotated[float | None, Doc("Nucleus sampling [the model's default, else 1].")] = None
     sampling: Annotated[
         Sampling | None,
-        Doc("Sample from the exit taken, the mixture or the last exit [the model's default]."),
+        Doc("Sample from the exit taken, the mixture, the last exit, or the threshold's exit [the model's default]."),
+    ] = None
+    exit_threshold: Annotated[
+        float | None, Doc("With sampling threshold: cumulative exit probability at which a token stops.")
     ] = None
 
 

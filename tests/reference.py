@@ -6,6 +6,7 @@ The engine must produce the same tokens and exits. This module shares no code wi
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import torch
@@ -42,7 +43,8 @@ class Params:
     min_tokens: int = 0
     stop_token_ids: Collection[int] = ()
     constraint: Constraint | None = None
-    sampling: Sampling | None = "exits"
+    sampling: Sampling | Literal["confidence"] | None = "exits"
+    threshold: float | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,8 @@ def next_token(state: State, uniform: Uniform) -> Sampled:
         return sample_from_original(state, uniform)
     if state.params.sampling == "mixture":
         return sample_from_mixture(state, uniform)
+    if state.params.sampling in ("threshold", "confidence"):
+        return sample_beyond_threshold(state, uniform)
     return greedy(state) if state.params.temperature == 0 else sample_from_exits(state, uniform)
 
 
@@ -114,6 +118,25 @@ def sample_from_exits(state: State, uniform: Uniform) -> Sampled:
             return Sampled(token, junction + 1, reached * w)
         reached *= 1 - w
     raise AssertionError("w is 1 at the last exit")
+
+
+def sample_beyond_threshold(state: State, uniform: Uniform) -> Sampled:
+    """`sampling: threshold`: exit at the first k with 1 − Π_{j≤k} (1 − w_j) ≥ threshold; 1 or more is the last exit.
+
+    CALM's rule, `confidence`, exits at the first k where the largest probability of π_k is above the threshold.
+    """
+    remaining, threshold = 1.0, state.params.threshold or 0.0
+    for junction, (w, logits) in enumerate(state.exits):
+        p, remaining = remaining * w, remaining * (1 - w)
+        by_threshold = state.params.sampling == "threshold"
+        stops = 1 - remaining >= threshold if by_threshold else max(softmax(logits)) > threshold
+        if (stops and threshold < 1) or junction == len(state.exits) - 1:
+            changed = adjusted(logits, state)
+            if state.params.temperature == 0:
+                return Sampled(changed.index(max(changed)), junction + 1, p)
+            token = invert(truncated(changed, state.params), uniform(state.position, junction, b"token"))
+            return Sampled(token, junction + 1, p)
+    raise AssertionError("the loop returns at the last exit")
 
 
 def sample_from_mixture(state: State, uniform: Uniform) -> Sampled:

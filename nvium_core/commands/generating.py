@@ -64,6 +64,8 @@ def chat(
 def chosen_params(given: dict[str, Any], max_tokens: int | None) -> dict[str, Any]:
     """Move the sampling parameters out of the given options."""
     params = {field.name: given.pop(field.name) for field in fields(SamplingOptions) if field.name in given}
+    if "exit_threshold" in params:
+        params["threshold"] = params.pop("exit_threshold")
     return params if max_tokens is None else params | {"max_tokens": max_tokens}
 
 

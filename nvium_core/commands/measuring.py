@@ -65,6 +65,9 @@ def evaluate(
         Path | None,
         typer.Option(help="File with the name of each document's work, one per line. Intervals then resample works."),
     ] = None,
+    thresholds: Annotated[
+        str | None, typer.Option(help="Also evaluate sampling threshold at these, such as .3,.5,.9.")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the results to this file.")] = None,
     **given: Any,
 ) -> None:
@@ -79,6 +82,7 @@ def evaluate(
     from nvium_core.training.data.corpus import documents_of
 
     check_place(json_file)
+    asked = suite.parse_thresholds(thresholds)
     documents = list(documents_of(data))
     options = ModelOptions(**given)
     use_processor(options.instructions, options.threads)
@@ -91,6 +95,7 @@ def evaluate(
         works=works.read_text(encoding="utf-8").splitlines() if works else None,
         unrounded=load_model(model, device, dtype, weights="native", exits=exits) if is_rounded else None,
         twin=load_model(twin, device, dtype) if twin else None,
+        thresholds=asked,
     )
     figures["text"]["file"] = data.name
     Console().print(report(figures))

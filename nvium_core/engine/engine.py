@@ -36,7 +36,14 @@ class Engine:
         require(1 < self.context <= limit, "context", message)
         self.cache_size = size = cache_size(self.config, model.config, self.context, like=model.lm_head.weight)
         num_pages, page_size = size.num_pages, size.page_size
-        self.limits = Limits(self.context, num_pages * page_size, model.config.vocab_size, eos_token_ids(model))
+        self.limits = Limits(
+            self.context,
+            num_pages * page_size,
+            model.config.vocab_size,
+            eos_token_ids(model),
+            self.config.sampling or model.config.default_sampling,
+            self.config.exit_threshold,
+        )
         self.pool = PagePool(
             num_pages, page_size, num_preferred=size.num_preferred, keeps_pages=self.config.prefix_caching
         )
@@ -77,6 +84,7 @@ class Engine:
         params = request.params
         require(request_id not in self._recorder.requests, "request_id", f"{request_id!r} is already running")
         seed = random_seed() if params.seed is None else params.seed
+        draw = self.limits.draw(params)
         self._recorder.add(
             [
                 Sequence(
@@ -90,7 +98,7 @@ class Engine:
                     stop_token_ids=self.limits.stops(params),
                     tenant=tenant,
                     cache_salt=request.cache_salt,
-                    default_sampling=self.config.sampling or self.model_config.default_sampling,
+                    draw=draw,
                 )
                 for choice in range(params.choice, params.choice + params.num_choices)
             ]

@@ -10,22 +10,29 @@ from typing import Any
 
 import numpy as np
 
-from nvium_core.engine.params import ContextLengthExceeded, InvalidRequest, SamplingParams, require
+from nvium_core.choices import Sampling
+from nvium_core.engine.params import ContextLengthExceeded, Draw, InvalidRequest, SamplingParams, require
 from nvium_core.model.nvium import Nvium
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of an engine. `context` and `cache_tokens` are in tokens; `end_token_ids` are its end-of-text tokens."""
+    """Limits of an engine. `context` and `cache_tokens` are in tokens; `end_token_ids` are its end-of-text tokens.
+
+    `sampling` and `exit_threshold` apply to requests that do not set `sampling` and `threshold`.
+    """
 
     context: int
     cache_tokens: int
     vocab_size: int
     end_token_ids: frozenset[int]
+    sampling: Sampling
+    exit_threshold: float | None
 
     def check(self, token_ids: Items[int], params: SamplingParams) -> None:
         """Raise `InvalidRequest` if a request can never be served."""
         require(len(token_ids) > 0, "prompt", "must have at least one token")
+        self.draw(params)
         num_positions = len(token_ids) + params.max_tokens
         if num_positions > self.context:
             raise ContextLengthExceeded(len(token_ids), params.max_tokens, self.context)
@@ -39,6 +46,10 @@ class Limits:
         require(can_emit, "min_tokens", "must be 0 if every token is a stop token")
         has_work = params.max_tokens > 0 or len(token_ids) > 1
         require(has_work, "max_tokens", "must be at least 1 for a prompt of one token, which has nothing to score")
+
+    def draw(self, params: SamplingParams) -> Draw:
+        """Return how to sample a request with these parameters. Raise `InvalidRequest` as `SamplingParams.draw`."""
+        return params.draw(self.sampling, self.exit_threshold)
 
     def stops(self, params: SamplingParams) -> frozenset[int]:
         """Return all tokens that end a request with these parameters."""

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from numbers import Real
-from typing import Annotated, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple, get_args
 
 import numpy as np
 from typing_extensions import Doc
@@ -58,25 +58,29 @@ RANGES = (
 )
 
 
-class DrawKind(IntEnum):
-    """How a front row's token is decided.
+class ExitRule(IntEnum):
+    """When a front row stops, and what its token is sampled from.
 
     `EXITS`: the routers choose exit k, and the token is sampled from f(π_k). `ARGMAX`: the token is the argmax of
     Σ p_k g(π_k), emitted at the first exit after which no later exit can change it. `MIXTURE`: the token is sampled
     from f(π_mix) at the last exit. `ORIGINAL`: the token is sampled from f(π_N) by an exponential race, which can
-    verify drafts. At temperature 0 it is the argmax.
+    verify drafts. `THRESHOLD`: the row stops at the first exit k with 1 − Π_{j≤k} (1 − w_j) ≥ `threshold`, and the
+    token is sampled from f(π_k). `CONFIDENCE` (CALM): it stops at the first exit where max π_k > `threshold`.
+    `ORIGINAL`, `THRESHOLD` and `CONFIDENCE` take the argmax at temperature 0. Only `EXITS` and `MIXTURE` are exact
+    samples of the mixture.
     """
 
-    EXITS, ARGMAX, MIXTURE, ORIGINAL = range(4)
+    EXITS, ARGMAX, MIXTURE, ORIGINAL, THRESHOLD, CONFIDENCE = range(6)
 
 
 class Draw(NamedTuple):
     """How a token is sampled from logits. The fields and their order are those of `Draw` in native/draw.h.
 
-    A log min-p of -inf, a top-k of 0 and a top-p of 1 disable the truncation.
+    A log min-p of -inf, a top-k of 0 and a top-p of 1 disable the truncation. A threshold above 1 is never reached.
     """
 
-    kind: int = DrawKind.EXITS
+    rule: int = ExitRule.EXITS
+    threshold: float = math.inf
     temperature: float = 1.0
     log_min_p: float = -math.inf
     top_k: int = 0
@@ -87,6 +91,15 @@ class Draw(NamedTuple):
         """Whether top-k or top-p truncates, which requires sorting."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1)
 
+
+RULES: dict[str, ExitRule] = {
+    "exits": ExitRule.EXITS,
+    "mixture": ExitRule.MIXTURE,
+    "original": ExitRule.ORIGINAL,
+    "threshold": ExitRule.THRESHOLD,
+    "confidence": ExitRule.CONFIDENCE,
+}
+"""Rules by `SamplingParams.sampling`. "confidence" is not public: research compares with it."""
 
 DRAW = np.dtype([(name, np.float64 if kind is float else np.int64) for name, kind in Draw.__annotations__.items()])
 """`Draw` as a record of 8-byte words."""
@@ -110,9 +123,11 @@ class SamplingParams:
     - `seed`: None chooses a random seed. `choice`: index of the first choice. Each choice has its own random numbers.
     - `best_of`: number of choices to generate (None: `n`). `n`: number to return, those with the best mean log π_mix.
     - `sampling`: "mixture" applies f to the explicit π_mix, so every token passes all exits. "original" applies f to
-      π_N alone, and drafts tokens by prompt lookup. None is the model's default.
+      π_N alone, and drafts tokens by prompt lookup. "threshold" applies f to π_k of the first exit k whose cumulative
+      probability is at least `threshold`; 1 or more is the last exit. None is the model's default.
     - `early_exits`: False runs all blocks for every token; the tokens are the same.
-    - `logprobs`: number of alternatives to return with each token's log π_mix ("original": log π_N) before f.
+    - `logprobs`: number of alternatives to return with each token's log π_mix before f ("original": log π_N,
+      "threshold": log π_k of the exit that it chooses).
       `prompt_logprobs` scores the prompt too.
     - `probabilities`: return p_k of all exits with each token.
     """
@@ -134,7 +149,8 @@ class SamplingParams:
     choice: int = 0
     n: int = 1
     best_of: int | None = None
-    sampling: Sampling | None = None
+    sampling: Sampling | Literal["confidence"] | None = None
+    threshold: float | None = None
     early_exits: bool = True
     logprobs: int | None = None
     prompt_logprobs: bool = False
@@ -150,7 +166,12 @@ class SamplingParams:
         name = "n" if self.best_of is None else "best_of"
         require(self.num_choices <= MAX_CHOICES, name, f"must be at most {MAX_CHOICES}, got {self.num_choices}")
         if self.sampling is not None:
-            require_choice(self.sampling, "sampling", Sampling)
+            message = f"must be one of {', '.join(get_args(Sampling))}, got {self.sampling!r}"
+            require(self.sampling in RULES, "sampling", message)
+            is_scored = self.needs_scores and self.sampling == "confidence"
+            require(not is_scored, "logprobs", "not supported by sampling 'confidence'")
+        if self.threshold is not None:
+            require_threshold(self.threshold, "threshold")
         if self.logprobs is not None:
             require_between(self.logprobs, "logprobs", 0, MAX_LOGPROBS)
         require(self.logprobs is not None or not self.prompt_logprobs, "prompt_logprobs", "requires logprobs")
@@ -194,19 +215,30 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         return self.temperature == 0
 
-    def kind(self, default: Sampling) -> DrawKind:
-        if (sampling := self.sampling or default) != "exits":
-            return DrawKind.ORIGINAL if sampling == "original" else DrawKind.MIXTURE
-        return DrawKind.ARGMAX if self.is_greedy else DrawKind.EXITS
+    def draw(self, default: Sampling = "exits", threshold: float | None = None) -> Draw:
+        """Return how to sample. `default` and `threshold` replace a `sampling` and a `threshold` of None.
 
-    def draw(self, default: Sampling = "exits") -> Draw:
-        """How to sample; `default` replaces a `sampling` of None. A mixture at temperature 0 has a top-k of 1."""
-        kind = self.kind(default)
-        is_greedy_mixture = kind is DrawKind.MIXTURE and self.is_greedy
+        A mixture at temperature 0 has a top-k of 1. Raise `InvalidRequest` if the rule lacks its threshold, or if
+        another rule has one.
+        """
+        sampling = self.sampling or default
+        rule = ExitRule.ARGMAX if sampling == "exits" and self.is_greedy else RULES[sampling]
+        asked = self.threshold
+        if rule in (ExitRule.THRESHOLD, ExitRule.CONFIDENCE):
+            asked = threshold if asked is None else asked
+            require(
+                asked is not None,
+                "threshold",
+                f"required by {sampling!r}, unless --exit-threshold sets a default",
+            )
+        else:
+            require(asked is None, "threshold", f"requires sampling 'threshold', but sampling is {sampling!r}")
+        is_greedy_mixture = rule is ExitRule.MIXTURE and self.is_greedy
         temperature = 0.0 if self.is_greedy else max(self.temperature, LEAST_TEMPERATURE)
         return Draw(
-            kind=kind,
-            temperature=1.0 if is_greedy_mixture or kind is DrawKind.ARGMAX else temperature,
+            rule=rule,
+            threshold=math.inf if asked is None or asked >= 1 else asked,
+            temperature=1.0 if is_greedy_mixture or rule is ExitRule.ARGMAX else temperature,
             log_min_p=math.log(self.min_p) if self.min_p and not is_greedy_mixture else -math.inf,
             top_k=1 if is_greedy_mixture else self.top_k,
             top_p=self.top_p,
@@ -256,6 +288,9 @@ class EngineConfig(ProcessorOptions):
     sampling: Annotated[
         Sampling | None, Doc("Distribution for requests that do not set nvium.sampling [the model's default].")
     ] = None
+    exit_threshold: Annotated[
+        float | None, Doc("Cumulative exit probability at which sampling threshold stops; 1: the last exit.")
+    ] = None
     max_drafts: Annotated[
         int | None, Doc("Maximum tokens of a draft; 0 disables drafts [the fastest, as measured].")
     ] = None
@@ -274,6 +309,10 @@ class EngineConfig(ProcessorOptions):
         thread_count(self.threads)
         if self.sampling is not None:
             require_choice(self.sampling, "sampling", Sampling)
+        if self.exit_threshold is not None:
+            require_threshold(self.exit_threshold, "exit_threshold")
+        is_complete = self.sampling != "threshold" or self.exit_threshold is not None
+        require(is_complete, "exit_threshold", "required by sampling 'threshold'")
         if self.max_drafts is not None:
             require_between(self.max_drafts, "max_drafts", 0, MAX_DRAFTS)
         for name in ("max_sequences", "max_rows_per_step", "chunk_rows", "max_wait_steps", "page_size", "cache_tokens"):
@@ -316,6 +355,10 @@ def require(condition: bool, field: str, message: str) -> None:
 
 def require_between(value: float, field: str, lowest: float, highest: float) -> None:
     require(lowest <= value <= highest, field, f"must be between {lowest} and {highest}, got {value}")
+
+
+def require_threshold(value: float, field: str) -> None:
+    require(0 < value < math.inf, field, f"must be a finite number above 0, got {value}")
 
 
 def require_choice(value: str, field: str, literal: object) -> None:

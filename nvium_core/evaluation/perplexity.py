@@ -21,6 +21,16 @@ ROUNDING = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
+class ThresholdEvaluation:
+    """Perplexity of the exits that a threshold chooses, their shares, and the mean of their l_k / L."""
+
+    threshold: float
+    perplexity: float
+    mean_depth: float
+    exit_shares: list[float]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """Means over all tokens of a text, including end-of-text tokens. ℓ_k is −ln π_k of a token, ℓ_mix is −ln π_mix.
 
@@ -36,6 +46,7 @@ class Evaluation:
         training makes shares and posteriors equal. β moves shares to shallower exits.
     mean_depth: mean of Σ_k p_k l_k / L.
     routing_entropy: mean entropy of p in nats, at most ln N.
+    thresholds: the same text with `sampling: threshold`, for each requested threshold.
     """
 
     num_tokens: int
@@ -52,10 +63,15 @@ class Evaluation:
     exit_posteriors: list[float]
     mean_depth: float
     routing_entropy: float
+    thresholds: list[ThresholdEvaluation]
 
 
 def evaluate(
-    model: Nvium, tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], show_progress: bool = False
+    model: Nvium,
+    tokenizer: PreTrainedTokenizerBase,
+    documents: Sequence[str],
+    show_progress: bool = False,
+    thresholds: Sequence[float] = (),
 ) -> Evaluation:
     """Predict every token of every document once, and compute all statistics. See `predictions`."""
     found = predictions(model, tokenizer, documents, show_progress)
@@ -63,6 +79,18 @@ def evaluate(
         **text_loss(found.mix_nll, found.document, documents),
         **exit_losses(found),
         **routing(found, model.config.exit_layers or []),
+        thresholds=[at_threshold(found, each, model.config.exit_layers or []) for each in thresholds],
+    )
+
+
+def at_threshold(found: Predictions, threshold: float, exit_layers: Sequence[int]) -> ThresholdEvaluation:
+    exit_T = mixture.threshold_exit(found.log_remaining, threshold if threshold < 1 else math.inf)
+    depths_E = torch.tensor(exit_layers, dtype=torch.float64) / exit_layers[-1]
+    return ThresholdEvaluation(
+        threshold=threshold,
+        perplexity=float(found.exit_nll.gather(-1, exit_T[:, None]).mean().exp()),
+        mean_depth=float(depths_E[exit_T].mean()),
+        exit_shares=(exit_T.bincount(minlength=len(depths_E)) / len(exit_T)).tolist(),
     )
 
 

@@ -31,6 +31,7 @@ class Predictions:
 
     document: index of the target's document [T].
     log_p: log p_k [T, E].
+    log_remaining: log Π_{j≤k} (1 − w_j) [T, E].
     exit_nll: −log π_k of the target [T, E].
     explicit_nll: −log π_mix of the target, read from π_mix of the whole vocabulary [T].
     mass: sum of π_mix over the vocabulary, which should be 1 [T].
@@ -38,6 +39,7 @@ class Predictions:
 
     document: Tensor
     log_p: Tensor
+    log_remaining: Tensor
     exit_nll: Tensor
     explicit_nll: Tensor
     mass: Tensor
@@ -71,9 +73,9 @@ def predictions(
 def empty_predictions(num_targets: int, num_exits: int) -> Predictions:
     """Allocate all results at once. Allocating them one by one, between large temporaries, would fragment the heap."""
     document = torch.empty(num_targets, dtype=torch.long)
-    log_p, exit_nll = torch.empty(2, num_targets, num_exits, dtype=torch.float64)
+    log_p, log_remaining, exit_nll = torch.empty(3, num_targets, num_exits, dtype=torch.float64)
     explicit_nll, mass = torch.empty(2, num_targets, dtype=torch.float64)
-    return Predictions(document, log_p, exit_nll, explicit_nll, mass)
+    return Predictions(document, log_p, log_remaining, exit_nll, explicit_nll, mass)
 
 
 def text_windows(
@@ -137,6 +139,7 @@ def predict(model: Nvium, states: list[Tensor], target_C: Tensor) -> dict[str, T
         log_mixture_CV = log_mixture_CV.logaddexp(log_p_C[:, None] + log_probs_CV)
     return {
         "log_p": log_p_CE,
+        "log_remaining": mixture.log_remaining(log_w),
         "exit_nll": torch.stack(nll, -1),
         "explicit_nll": -log_mixture_CV.gather(-1, target_C[:, None])[:, 0],
         "mass": log_mixture_CV.exp().sum(-1),

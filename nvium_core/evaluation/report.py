@@ -13,7 +13,8 @@ from nvium_core.evaluation.paired import with_interval
 def report(figures: Figures) -> Group:
     details = [size(figures), certainty(figures), routing(figures)]
     details += [rounding(figures)] if "rounding" in figures else []
-    return Group(Text(main_line(figures)), table(figures), *map(Text, details))
+    by_threshold = [threshold_table(figures)] if figures["thresholds"] else []
+    return Group(Text(main_line(figures)), table(figures), *by_threshold, *map(Text, details))
 
 
 def main_line(figures: Figures) -> str:
@@ -34,6 +35,15 @@ def table(figures: Figures) -> Table:
     made.add_row("oracle router", shown(figures["oracle_perplexity"]))
     if "twin" in figures:
         made.add_row(f"dense twin, {figures['twin']['model']}", shown(figures["twin"]["perplexity"]))
+    return made
+
+
+def threshold_table(figures: Figures) -> Table:
+    """List perplexity, mean depth and shares of the exits that each threshold chooses."""
+    layers = figures["exit_layers"]
+    made = Table("threshold", "perplexity", "mean depth", *(f"layer {layer}" for layer in layers), box=SIMPLE)
+    for row in figures["thresholds"]:
+        made.add_row(f"{row['threshold']:g}", *map(shown, (row["perplexity"], row["mean_depth"], *row["exit_shares"])))
     return made
 
 

@@ -1,6 +1,7 @@
 """Computes and writes the figures of `nvium evaluate`."""
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -24,6 +25,7 @@ def evaluate(
     works: Sequence[str] | None = None,
     unrounded: LoadedModel | None = None,
     twin: LoadedModel | None = None,
+    thresholds: Sequence[float] = (),
     show_progress: bool = True,
 ) -> Figures:
     """Compute all figures, as JSON values. Raise `EvaluationError` if the twin or the works do not match.
@@ -31,6 +33,7 @@ def evaluate(
     works: for each document, the name of its work, such as a book.
     unrounded: the same model without quantization.
     twin: a dense model to compare with.
+    thresholds: evaluate `sampling: threshold` at these too.
     """
     for each in (loaded, unrounded, twin):
         if each:
@@ -40,7 +43,7 @@ def evaluate(
     if works is not None and len(works) != len(documents):
         raise EvaluationError(f"works: {len(works)} lines, but the text has {len(documents)} documents")
     figures = description(loaded) | {"text": digest(documents), "document_works": list(works) if works else None}
-    figures |= asdict(perplexity.evaluate(loaded.model, loaded.tokenizer, documents, show_progress))
+    figures |= asdict(perplexity.evaluate(loaded.model, loaded.tokenizer, documents, show_progress, thresholds))
     figures["theoretical_speed_up_percent"] = 100 * (1 / figures["mean_depth"] - 1)
     figures["flops"] = flops(loaded, figures["exit_shares"])
     if unrounded:
@@ -50,6 +53,17 @@ def evaluate(
         dense = twin_figures(twin, documents, show_progress)
         figures |= {"twin": dense, **perplexity_gain(figures, dense)}
     return figures
+
+
+def parse_thresholds(text: str | None) -> list[float]:
+    """Parse thresholds separated by commas. Raise `EvaluationError` for anything but finite numbers above 0."""
+    try:
+        found = [float(part) for part in text.split(",")] if text else []
+    except ValueError:
+        found = [math.nan]
+    if not all(0 < each < math.inf for each in found):
+        raise EvaluationError(f"--thresholds must be finite numbers above 0, separated by commas; got {text!r}")
+    return found
 
 
 def check_dense(loaded: LoadedModel, twin: LoadedModel) -> None:

@@ -21,6 +21,18 @@ def log_exit_probs(log_w_XE2: Tensor) -> Tensor:
     return log_w_XE2[..., EXIT] + log_reached_XE
 
 
+def log_remaining(log_w_XE2: Tensor) -> Tensor:
+    """Return log Π_{j≤k} (1 − w_j), the probability of all later exits, [X, E], in float64."""
+    return log_w_XE2[..., CONTINUE].double().cumsum(-1)
+
+
+def threshold_exit(log_remaining_XE: Tensor, threshold: Tensor | float) -> Tensor:
+    """Return the first exit (from 0) whose cumulative probability is at least the threshold, else the last, [X]."""
+    reached_XE = -log_remaining_XE.expm1() >= torch.as_tensor(threshold, device=log_remaining_XE.device)[..., None]
+    reached_XE[..., -1] = True
+    return reached_XE.int().argmax(-1)
+
+
 def log_mixture(log_p_XE: Tensor, exit_logits_XEV: Tensor) -> Tensor:
     """Return log π_mix = log Σ_k p_k π_k, [X, V], normalised."""
     precise = exit_logits_XEV.to(log_p_XE.dtype)

@@ -34,7 +34,7 @@ class ChatRequest(TemplateOptions, ConversationRequest, GenerationRequest):
     max_tokens: int | None = None
     """Deprecated name of `max_completion_tokens`. If both are given, they must be equal."""
     logprobs: bool = False
-    """Return log π_mix (with `nvium.sampling: original`, log π_N) of every token."""
+    """Return log π_mix (with `nvium.sampling: original` or `threshold`, log π_k of the exit) of every token."""
     top_logprobs: int | None = None
     """Number of alternatives, 0 to 20. Requires `logprobs`."""
 
@@ -56,7 +56,7 @@ class ChatRequest(TemplateOptions, ConversationRequest, GenerationRequest):
 
     @property
     def request_names(self) -> dict[str, str]:
-        names = {"prompt": "messages", "logprobs": "top_logprobs"}
+        names = super().request_names | {"prompt": "messages", "logprobs": "top_logprobs"}
         return names if self.max_completion_tokens is None else names | {"max_tokens": "max_completion_tokens"}
 
     @property

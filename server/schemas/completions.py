@@ -30,7 +30,8 @@ class CompletionRequest(GenerationRequest):
     echo: bool = False
     """Prepend the prompt to the text."""
     logprobs: int | None = None
-    """0 to 20. Return log π_mix (with `nvium.sampling: original`, log π_N) of each token and this many alternatives."""
+    """0 to 20. Return log π_mix (with `nvium.sampling: original` or `threshold`, log π_k of the exit) of each token and
+    this many alternatives."""
     add_special_tokens: Annotated[Any, NeutralOnly(True)] = None
     suffix: Annotated[str, NeutralOnly("", why=": the model cannot infill")] = ""
 

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from dataclasses import fields
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from nvium_core import Constraint, FinishReason, InvalidRequest, Sampling, SamplingParams, ServerOptions
-from server.errors import OUT_OF_RANGE
+from server.errors import OUT_OF_RANGE, WRONG_FIELD
 from server.schemas.body import AtMost, NeutralOnly, RequestBody, Text, described, encodable, require
 from server.schemas.foreign import check_unsupported
 from server.schemas.formats import OutputFormat, ResponseFormat, StructuredOutputs
@@ -57,7 +57,10 @@ class NviumOptions(RequestBody):
 
     sampling: Sampling | None = None
     """`exits`: sample from the exit that the routers choose. `mixture`: from the mixture of all exits. `original`: from
-    the last exit. Default: `--sampling`, or the model's own."""
+    the last exit. `threshold`: from the first exit whose cumulative probability is at least `threshold`, which is not
+    an exact sample of the mixture. Default: `--sampling`, or the model's own."""
+    threshold: float | None = None
+    """Above 0; 1 or more is the last exit. Only with `sampling: threshold`. Default: `--exit-threshold`."""
     early_exits: bool = True
     """Return each token as soon as it exits. `false`: run all layers first. The tokens are the same."""
     metadata: bool = True
@@ -66,6 +69,13 @@ class NviumOptions(RequestBody):
     """Return where each token's characters start in the text."""
     probabilities: bool = False
     """Return p_k of all exits. Costs as much as `logprobs`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _threshold_is_not_null(cls, body: Any) -> Any:
+        if isinstance(body, dict) and body.get("threshold", 1) is None:
+            raise PydanticCustomError(f"{WRONG_FIELD}threshold", "must be a number, got null")
+        return body
 
 
 class AnswerRequest(RequestBody):
@@ -76,7 +86,7 @@ class AnswerRequest(RequestBody):
     seed: int | None = None
     """A 64-bit seed for reproducible sampling. Random by default."""
     temperature: float = 1.0
-    """0 to 2. 0 selects the most probable token of the mixture, or of the last exit with `nvium.sampling: original`."""
+    """0 to 2. 0 selects the most probable token of the mixture (with `original` or `threshold`: of the exit)."""
     top_p: float = 1.0
     """In (0, 1]. 1: off."""
     top_k: int = 0
@@ -161,7 +171,7 @@ class GenerationRequest(AnswerRequest):
     @property
     def request_names(self) -> dict[str, str]:
         """Return this request's names for the engine's fields, where the names differ."""
-        return {}
+        return {"threshold": "nvium.threshold"}
 
     def output_format(self) -> OutputFormat | None:
         """Return the format of the answer, if any. Raise `InvalidField` if fields contradict each other."""

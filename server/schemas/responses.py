@@ -195,7 +195,7 @@ class ResponseRequest(ConversationRequest):
             "tools": tools,
             "tool_choice": choice if tools or choice != "auto" else None,
             "response_format": self.text.format.as_chat(),
-            "nvium": self.nvium.model_dump(),
+            "nvium": self.nvium,
         }
         try:
             return ChatAsResponse.model_validate(body)
@@ -211,6 +211,7 @@ RESPONSES_NAMES = {
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text",
+    "threshold": "nvium.threshold",
 }
 """Maps a field of chat requests to its name in this endpoint."""
 

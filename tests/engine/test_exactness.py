@@ -42,9 +42,16 @@ def models(draw: st.DrawFn) -> NviumForCausalLM:
     return random_model(exit_layers, seed=seed, **shape, **draw(st.sampled_from(MAKES)))
 
 
+THRESHOLDS = 0.02, 0.3, 0.5, 0.9, 1.0, 7.0
+
+exit_rules = st.one_of(
+    st.fixed_dictionaries({"sampling": st.sampled_from(["exits", "exits", "mixture", "original", "original"])}),
+    st.fixed_dictionaries({"sampling": st.just("threshold"), "threshold": st.sampled_from(THRESHOLDS)}),
+    st.fixed_dictionaries({"sampling": st.just("confidence"), "threshold": st.sampled_from(THRESHOLDS)}),
+)
+
 distributions = st.fixed_dictionaries(
     {
-        "sampling": st.sampled_from(["exits", "exits", "mixture", "original", "original"]),
         "temperature": st.sampled_from([1.0, 1.0, 0.6, 1.7, 0.0]),
         "top_k": st.sampled_from([0, 0, 1, 4]),
         "top_p": st.sampled_from([1.0, 1.0, 0.8, 0.3]),
@@ -76,7 +83,8 @@ SHARED_PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2]
 def requests(draw: st.DrawFn) -> Request:
     beginning = SHARED_PROMPT[: draw(st.just(0) | st.integers(0, len(SHARED_PROMPT)))]
     prompt = beginning + draw(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=20 - len(beginning)))
-    logprobs = draw(st.sampled_from([None, None, 0, 2]))
+    rule = draw(exit_rules)
+    logprobs = None if rule["sampling"] == "confidence" else draw(st.sampled_from([None, None, 0, 2]))
     params = SamplingParams(
         max_tokens=draw(st.integers(1, min(8, CONTEXT - len(prompt)))),
         seed=draw(st.integers(-(2**63), 2**63 - 1)),
@@ -87,10 +95,12 @@ def requests(draw: st.DrawFn) -> Request:
         stop_token_ids=(STOP,) if draw(st.booleans()) else (),
         ignore_eos=draw(st.booleans()),
         early_exits=draw(st.sampled_from([True, True, True, False])),
+        probabilities=logprobs is not None and draw(st.booleans()),
+        **rule,
         **draw(distributions),
     )
-    if rule := draw(st.none() | st.none() | rules):
-        params = replace(params, constraint=Automaton(rule))
+    if automaton := draw(st.none() | st.none() | rules):
+        params = replace(params, constraint=Automaton(automaton))
     else:
         params = replace(params, min_tokens=draw(st.just(0) | st.integers(0, params.max_tokens)))
     return Request(prompt, params, draw(st.integers(0, 12)), draw(st.none() | st.none() | st.integers(1, 20)))
@@ -150,12 +160,16 @@ def served(engine: Engine, plan: list[Request]) -> Events:
 
 @torch.no_grad()
 def explicit_logprobs(
-    model: NviumForCausalLM, prompt: list[int], token_ids: list[int], *, of_last_exit: bool
+    model: NviumForCausalLM, prompt: list[int], token_ids: list[int], exits: list[int] | None
 ) -> list[float]:
-    """Return log π_mix, or log π_N, of the tokens after the prompt, from one full forward pass."""
+    """Return log π_mix, or log π_k of these exits, of the tokens after the prompt, from one full forward pass."""
     out = model(torch.tensor([prompt + token_ids]), output_exit_logits=True)
-    log_TV = out.exit_logits[0, :, -1].log_softmax(-1) if of_last_exit else out.logits[0]
-    return [float(log_TV[t, token]) for t, token in enumerate(token_ids, start=len(prompt) - 1)]
+    first = len(prompt) - 1
+    if exits is None:
+        return [float(out.logits[0, t, token]) for t, token in enumerate(token_ids, first)]
+    log_TEV = out.exit_logits[0].log_softmax(-1)
+    pairs = zip(exits, token_ids, strict=True)
+    return [float(log_TEV[t, exit_ - 1, token]) for t, (exit_, token) in enumerate(pairs, first)]
 
 
 @settings(max_examples=3 * settings().max_examples)
@@ -179,7 +193,11 @@ def check(model: NviumForCausalLM, events_of: Events, plan: list[Request]) -> No
         if request.params.logprobs is not None:
             scores = [event.score.logprob for event in events if event.score]
             token_ids = [event.token_id for event in events]
-            explicit = explicit_logprobs(model, request.prompt, token_ids, of_last_exit=is_original)
+            exits = [
+                event.exit if request.params.sampling == "threshold" else model.config.num_exits for event in events
+            ]
+            is_mixed = request.params.sampling not in ("original", "threshold")
+            explicit = explicit_logprobs(model, request.prompt, token_ids, None if is_mixed else exits)
             assert scores == pytest.approx(explicit, abs=1e-10)
 
 

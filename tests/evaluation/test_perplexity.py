@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvium_core import LoadedModel
-from nvium_core.evaluation.perplexity import evaluate, exit_losses, routing
+from nvium_core.evaluation.perplexity import at_threshold, evaluate, exit_losses, routing
 from tests.byte_model import load_byte_model
 from tests.evaluation.windows import window_predictions
 from tests.random_models import random_model
@@ -87,6 +87,20 @@ def test_tokens_and_loss_of_each_document_are_independent(loaded):
     assert whole.document_tokens == [each.num_tokens for each in alone]
     assert whole.document_losses == pytest.approx([each.document_losses[0] for each in alone], abs=2e-4)
     assert sum(whole.document_losses) == pytest.approx(math.log(whole.perplexity) * whole.num_tokens, abs=1e-3)
+
+
+def test_a_threshold_evaluates_the_exits_that_it_chooses():
+    found = window_predictions(random_model([1, 2, 4], seed=5), [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], 1)
+    (early, middle, last) = (at_threshold(found, q, [1, 2, 4]) for q in (1e-9, 0.2, 1))
+    assert (early.exit_shares, last.exit_shares) == ([1, 0, 0], [0, 0, 1])
+    assert (early.mean_depth, last.mean_depth) == (0.25, 1)
+    assert early.perplexity == pytest.approx(float(found.exit_nll[:, 0].mean().exp()))
+    assert last.perplexity == pytest.approx(float(found.exit_nll[:, 2].mean().exp()))
+    chosen = [next(k for k, p in enumerate(row) if p >= 0.2) for row in found.log_p.exp().cumsum(-1).tolist()]
+    assert len({*chosen}) > 1
+    assert middle.exit_shares == pytest.approx([chosen.count(k) / len(chosen) for k in range(3)])
+    losses = [float(found.exit_nll[t, k]) for t, k in enumerate(chosen)]
+    assert math.log(middle.perplexity) == pytest.approx(sum(losses) / len(losses))
 
 
 def test_shares_posteriors_and_entropy_equal_plain_sums():

@@ -132,6 +132,23 @@ def test_tokens_are_counted_for_each_key(byte_model):
     assert counted == [3, 5]
 
 
+def test_a_threshold_chooses_the_exit_in_every_endpoint(server):
+    last = server.http.get("/v1/models").json()["data"][0]["nvium"]["exit_layers"]
+    for threshold, exit_ in ((1e-9, 1), (1, len(last))):
+        asked: Json = {"nvium": {"sampling": "threshold", "threshold": threshold}, "ignore_eos": True, "seed": 3}
+        scored = server.complete(**asked, max_tokens=9, logprobs=0, temperature=0).json()["choices"][0]
+        assert scored["nvium"]["exits"] == [exit_] * 9 and len(scored["logprobs"]["token_logprobs"]) == 9
+        assert server.chat(**asked, max_tokens=9).json()["choices"][0]["nvium"]["exits"] == [exit_] * 9
+
+
+def test_the_servers_threshold_applies_to_requests_without_one(byte_model):
+    with live_server(byte_model, exit_threshold=1e-9) as server:
+        asked: Json = {"max_tokens": 5, "ignore_eos": True}
+        own = server.complete(**asked, nvium={"sampling": "threshold"}).json()["choices"][0]["nvium"]["exits"]
+        other = server.complete(**asked, nvium={"sampling": "threshold", "threshold": 1}).json()
+        assert own == [1] * 5 and {*other["choices"][0]["nvium"]["exits"]} != {1}
+
+
 def test_original_samples_from_the_last_exit(server):
     asked: Json = {"nvium": {"sampling": "original"}, "max_tokens": 30, "ignore_eos": True, "seed": 3}
     whole = server.complete(**asked).json()["choices"][0]

@@ -1,4 +1,4 @@
-"""Decides after each block whether a front row emits a token or continues. The reference for native/decide.h.
+"""Decides after each block whether a front row emits a token, by its `ExitRule`. The reference for native/decide.h.
 
 CUDA graphs can capture the decisions, because the host reads no value, and all inputs are known before the call:
 uniforms depend on positions, logit changes depend on earlier tokens, and the cache has the states of earlier exits.
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from nvium_core.engine.device.inputs import InputViews, Variant
-from nvium_core.engine.device.sampling import certified_argmax, draw, race
-from nvium_core.engine.params import DrawKind
+from nvium_core.engine.device.sampling import Columns, certified_argmax, draw, race
+from nvium_core.engine.params import ExitRule
 from nvium_core.engine.schedule.step import NO_TOKEN
 from nvium_core.model.exits import CONTINUE, EXIT, Exit
 from nvium_core.model.nvium import Nvium
@@ -24,7 +24,7 @@ GOES_ON = NO_TOKEN - 1  # token value of a front row that continues to the next 
 NUM_ANSWERS = 4
 EXIT_TAKEN, EMITTED, LOG_P, LOG_CONTINUE = range(NUM_ANSWERS)
 """Rows of the float64 result: the exit taken, or -1; the token, `NO_TOKEN` or `GOES_ON`; log p_k of the exit taken;
-log Π (1 − w_j). The last two include only the exits of this call's blocks."""
+log Π (1 − w_j) over all exits that the row has passed."""
 
 Change = Callable[[Tensor], Tensor]
 
@@ -32,44 +32,46 @@ Change = Callable[[Tensor], Tensor]
 def decide(model: Nvium, states_NSD: Tensor, blocks: range, inputs: InputViews, variant: Variant) -> Tensor:
     """Decide for front rows that have just passed these blocks. Return [4, F]: `EXIT_TAKEN` to `LOG_CONTINUE`."""
     rows = inputs.rows
-    kind_F, first_F, uniform_F2N = rows["kind"], rows["first"], rows["uniform"]
-    num_blocks = model.config.num_exits
-    is_exits_F, is_argmax_F, is_mixture_F, is_original_F = (kind_F == kind for kind in DrawKind)
+    rule_F, first_F, uniform_F2N = rows["rule"], rows["first"], rows["uniform"]
+    is_exits_F, is_argmax_F, is_mixture_F, is_original_F, _, is_confidence_F = (rule_F == rule for rule in ExitRule)
     states_NFD = states_NSD[: blocks.stop, rows["front_slot"]]
     change = change_of(inputs, variant, model.config.vocab_size)
-    log_continue_F = log_mixed_F = log_p_F = uniform_F = torch.zeros_like(uniform_F2N[:, 0, 0])
+    log_continue_F = rows["log_reached"]
+    log_mixed_F = log_p_F = uniform_F = torch.zeros_like(log_continue_F)
     mixture_FV = torch.zeros_like(log_p_F)[:, None]
-    is_open_F = kind_F >= 0
+    is_open_F = rule_F >= 0
     is_sane_F, o_FD = is_open_F, torch.zeros_like(states_NFD[0])
-    exit_F, argmax_F = torch.full_like(kind_F, -1), torch.full_like(kind_F, GOES_ON)
+    exit_F, argmax_F = torch.full_like(rule_F, -1), torch.full_like(rule_F, GOES_ON)
     for block in range(0 if variant.mixes else blocks.start, blocks.stop):
         log_w_F2, own_FD = cast(Exit, model.exits[block])(states_NFD[block])
         log_w_exit_F, log_w_continue_F = log_w_F2[:, EXIT].double(), log_w_F2[:, CONTINUE].double()
         if variant.mixes:
             p_F1 = (log_mixed_F + log_w_exit_F).exp()[:, None]
-            mixture_FV = mixture_FV + p_F1 * probabilities(model, own_FD, change, is_argmax_F)
+            own_FV = probabilities(model, own_FD, change, is_argmax_F)
+            mixture_FV = mixture_FV + p_F1 * own_FV
             log_mixed_F = log_mixed_F + log_w_continue_F
         if block not in blocks:
             continue
-        takes_F = is_exits_F & (uniform_F2N[:, 1, block] < log_w_exit_F.exp())
-        if block == num_blocks - 1:
+        is_here_F = is_open_F & (first_F <= block)
+        passed_F = log_continue_F + log_w_continue_F
+        takes_F = stops(rows, block, log_w_exit_F, passed_F)
+        if block == model.config.num_exits - 1:
             takes_F = takes_F | ~is_exits_F
         if variant.mixes:
             most_probable_F, is_certain_F = certified_argmax(mixture_FV, log_mixed_F.exp())
-            takes_F = takes_F | (is_argmax_F & is_certain_F)
+            is_confident_F = is_confidence_F & (own_FV.amax(-1) > rows["threshold"])
+            takes_F = takes_F | (is_argmax_F & is_certain_F) | is_confident_F
             argmax_F = torch.where(is_open_F, most_probable_F, argmax_F)
         is_finite_F = ~(log_w_exit_F + log_w_continue_F).isnan()
-        is_here_F = is_open_F & (first_F <= block)
         takes_F = (takes_F | (~is_finite_F & ~is_original_F)) & is_here_F
         is_sane_F = torch.where(takes_F, is_finite_F, is_sane_F)
         o_FD = torch.where(takes_F[:, None], own_FD, o_FD)
         exit_F = torch.where(takes_F, block, exit_F)
         uniform_F = torch.where(takes_F, uniform_F2N[:, 0, block], uniform_F)
         log_p_F = torch.where(takes_F & ~is_original_F, log_continue_F + log_w_exit_F, log_p_F)
-        log_continue_F = torch.where(is_here_F, log_continue_F + log_w_continue_F, log_continue_F)
+        log_continue_F = torch.where(is_here_F, passed_F, log_continue_F)
         is_open_F = is_open_F & ~takes_F
-    logits_FV = model.lm_head(o_FD)
-    logits_FV = logits_FV.to(torch.promote_types(logits_FV.dtype, torch.float32))
+    logits_FV = precise_logits(model, o_FD)
     if variant.mixes:
         logits_FV = torch.where(is_mixture_F[:, None], mixture_FV.log(), logits_FV)
     logits_FV = change(logits_FV)
@@ -82,8 +84,20 @@ def decide(model: Nvium, states_NSD: Tensor, blocks: range, inputs: InputViews, 
     return torch.stack([exit_F.double(), token_F.double(), log_p_F, log_continue_F])
 
 
+def stops(rows: Columns, block: int, log_w_exit_F: Tensor, log_continue_F: Tensor) -> Tensor:
+    """Whether the routers' draw or the threshold stops each row at this exit, [F]."""
+    is_drawn_F = rows["uniform"][:, 1, block] < log_w_exit_F.exp()
+    is_reached_F = -log_continue_F.expm1() >= rows["threshold"]
+    return torch.where(rows["rule"] == ExitRule.EXITS, is_drawn_F, is_reached_F & (rows["rule"] == ExitRule.THRESHOLD))
+
+
+def precise_logits(model: Nvium, o_FD: Tensor) -> Tensor:
+    logits_FV: Tensor = model.lm_head(o_FD)
+    return logits_FV.to(torch.promote_types(logits_FV.dtype, torch.float32))
+
+
 def probabilities(model: Nvium, o_FD: Tensor, change: Change, is_argmax_F: Tensor) -> Tensor:
-    """Return an exit's distribution π, or g(π) for `DrawKind.ARGMAX`, in float64."""
+    """Return an exit's distribution π, or g(π) for `ExitRule.ARGMAX`, in float64."""
     logits_FV = model.lm_head(o_FD).double()
     return torch.where(is_argmax_F[:, None], change(logits_FV.clone()), logits_FV).softmax(-1)
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nvium_core.engine.device.paged_cache import Integers, PagedCache, positions, tokens_of
-from nvium_core.engine.params import DRAW, Draw, DrawKind
+from nvium_core.engine.params import DRAW, Draw, ExitRule
 from nvium_core.engine.schedule.logit_changes import NUM_FIELDS
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Rows
@@ -67,10 +67,11 @@ def row_type(num_exits: int) -> np.dtype[np.void]:
     """Return the layout of a row, in words of 8 bytes.
 
     `source`: row of the previous pass that emitted this row's token, or -1. `first`: first block after which a front
-    row may emit. `uniform`: numbers for drawing a token at each exit, then for routing at each exit.
+    row may emit. `log_reached`: log Π (1 − w_j) over the exits that a front row passed before. `uniform`: numbers for
+    drawing a token at each exit, then for routing at each exit.
     """
-    names = "token", "source", "position", "slot", "front_slot", "first"
-    return np.dtype([*((name, "<i8") for name in names), *DRAW.descr, ("uniform", "<f8", (2, num_exits))])
+    integers = [(name, "<i8") for name in ("token", "source", "position", "slot", "front_slot", "first")]
+    return np.dtype([*integers, ("log_reached", "<f8"), *DRAW.descr, ("uniform", "<f8", (2, num_exits))])
 
 
 class Inputs:
@@ -79,19 +80,19 @@ class Inputs:
         self._mask_words = -(-config.vocab_size // 64)
         self._row_type = row_type(config.num_exits)
         padding, slot = Draw(), cache.padding_slot
-        self._padding = np.array((0, -1, 0, slot, slot, 0, *padding, 0.0), self._row_type)
+        self._padding = np.array((0, -1, 0, slot, slot, 0, 0.0, *padding, 0.0), self._row_type)
 
     def variant(self, fronts: Items[Front], *, is_last: bool) -> Variant:
         """Return the variant for these front rows, without padding. `is_last`: the call includes the last exit."""
         draws = {front.sequence.draw for front in fronts}
-        kinds = {draw.kind for draw in draws}
+        rules = {draw.rule for draw in draws}
         return Variant(
             num_rows=len(fronts),
             num_changes=sum(len(front.sequence.changes or ()) for front in fronts),
             has_masks=any(front.sequence.constraint is not None for front in fronts),
             is_ranked=any(draw.is_ranked for draw in draws),
-            mixes=DrawKind.ARGMAX in kinds or (is_last and DrawKind.MIXTURE in kinds),
-            has_original=DrawKind.ORIGINAL in kinds,
+            mixes=bool(rules & {ExitRule.ARGMAX, ExitRule.CONFIDENCE}) or (is_last and ExitRule.MIXTURE in rules),
+            has_original=ExitRule.ORIGINAL in rules,
         )
 
     def num_words(self, variant: Variant) -> int:
@@ -156,8 +157,9 @@ class Inputs:
         page_F = np.array([front.sequence.pages[front.row // self._cache.page_size] for front in fronts])
         row_F["front_slot"] = self._cache.slots_in(page_F, np.array([front.row for front in fronts]))
         row_F["first"] = [front.first for front in fronts]
+        row_F["log_reached"] = [front.sequence.log_reached if front.first else 0.0 for front in fronts]
         row_F[[*Draw._fields]] = np.frombuffer(b"".join([front.sequence.draw_bytes for front in fronts]), DRAW)
-        is_original_F, token_FN = row_F["kind"] == DrawKind.ORIGINAL, row_F["uniform"][:, 0]
+        is_original_F, token_FN = row_F["rule"] == ExitRule.ORIGINAL, row_F["uniform"][:, 0]
         token_FN[is_original_F, -1] = token_FN[is_original_F, 0]
 
 

@@ -26,14 +26,15 @@ Columns = Mapping[str, Tensor]
 
 
 def draw(logits_RV: Tensor, draws: Columns, uniform_R: Tensor, *, is_ranked: bool) -> Tensor:
-    """Sample tokens, [R], after temperature, min-p, top-k and top-p. Rows with NaN or infinities get `NO_TOKEN`.
+    """Sample tokens, [R], after temperature, min-p, top-k and top-p. At temperature 0 take the argmax.
 
-    `is_ranked`: whether any row has top-k or top-p.
+    Rows with NaN or infinities get `NO_TOKEN`. `is_ranked`: whether any row has top-k or top-p.
     """
     weight_RV = weights(logits_RV, draws, is_ranked=is_ranked)
     total_R1 = chunk_sums(weight_RV).sum(-1, keepdim=True)
-    token_R1 = first_beyond(weight_RV, uniform_R[:, None] * total_R1)
-    return torch.where(total_R1.isfinite(), token_R1, NO_TOKEN)[:, 0]
+    token_R = first_beyond(weight_RV, uniform_R[:, None] * total_R1)[:, 0]
+    token_R = torch.where(draws["temperature"] == 0, logits_RV.argmax(-1), token_R)
+    return torch.where(total_R1[:, 0].isfinite(), token_R, NO_TOKEN)
 
 
 def race(logits_RV: Tensor, draws: Columns, uniform_R: Tensor, *, is_ranked: bool) -> Tensor:

@@ -16,9 +16,9 @@ from functools import cached_property
 
 import numpy as np
 
-from nvium_core.choices import FinishReason, Sampling
+from nvium_core.choices import FinishReason
 from nvium_core.engine.constraint import ConstraintState
-from nvium_core.engine.params import DRAW, DrawKind, SamplingParams
+from nvium_core.engine.params import DRAW, Draw, ExitRule, SamplingParams
 from nvium_core.engine.schedule.logit_changes import LogitChanges
 from nvium_core.engine.schedule.ngrams import HitRates, Match, Ngrams
 from nvium_core.engine.schedule.randomness import Uniforms
@@ -43,7 +43,7 @@ class Sequence:
         stop_token_ids: frozenset[int] = frozenset(),
         tenant: str = "",
         cache_salt: str = "",
-        default_sampling: Sampling = "exits",
+        draw: Draw | None = None,
     ) -> None:
         self.request_id = request_id
         self.tenant = tenant
@@ -51,13 +51,15 @@ class Sequence:
         """Only sequences with the same salt share pages."""
         self.choice = choice
         self.params = params
-        draw = params.draw(default_sampling)
-        is_certain = draw.kind is DrawKind.ARGMAX and num_blocks == 1
-        self.draw = draw._replace(kind=DrawKind.ORIGINAL, temperature=0.0) if is_certain else draw
+        draw = draw or params.draw()
+        is_certain = draw.rule == ExitRule.ARGMAX and num_blocks == 1
+        self.draw = draw._replace(rule=ExitRule.ORIGINAL, temperature=0.0) if is_certain else draw
         """How to sample. If the model has a single exit, the argmax needs no certificate."""
         self.draw_bytes = np.array([self.draw], DRAW).tobytes()
-        self.is_original = draw.kind is DrawKind.ORIGINAL
+        self.is_original = draw.rule == ExitRule.ORIGINAL
         self.needs_scores = params.needs_scores
+        self.is_scored_at_exit = self.needs_scores and draw.rule == ExitRule.THRESHOLD and not params.probabilities
+        """Whether a generated token's score is known when it is emitted, so that its row need not pass all blocks."""
         self.seed = seed
         self.arrival = arrival
         self.stop_token_ids = stop_token_ids
@@ -119,7 +121,13 @@ class Sequence:
 
     @property
     def _score_limit(self) -> int:
-        """Maximum rows that the first block may compute: the prompt, or `SCORE_WINDOW` rows beyond the scored rows."""
+        """Maximum rows that the first block may compute: the prompt, or `SCORE_WINDOW` rows beyond the scored rows.
+
+        If tokens are scored at their exits, the front waits until the rows before it have been scored.
+        """
+        if self.is_scored_at_exit:
+            last = self.num_prompt_tokens - 1
+            return last if self.num_scored < last else self.max_length
         return max(self.num_scored + SCORE_WINDOW, self.num_prompt_tokens - 1)
 
     @property
@@ -192,10 +200,10 @@ class Sequence:
 
     @property
     def first_verified(self) -> int:
-        """First row whose next token the last exit must decide, if the kind is `ORIGINAL`. Otherwise `num_tokens`."""
+        """First row whose next token the last exit must decide, if the rule is `ORIGINAL`. Otherwise `num_tokens`."""
         return (
             self.num_verified - 1
-            if self.draw.kind is DrawKind.ORIGINAL and self.finish_reason is None
+            if self.draw.rule == ExitRule.ORIGINAL and self.finish_reason is None
             else self.num_tokens
         )
 

@@ -19,7 +19,7 @@ from nvium_core.engine.device.attention import ragged, written
 from nvium_core.engine.device.decide import GOES_ON, decide
 from nvium_core.engine.device.inputs import MAX_FRONTS, Front, Inputs
 from nvium_core.engine.device.paged_cache import PagedCache, positions, tokens_of, upload, upload_all
-from nvium_core.engine.device.scoring import ScoredRow, scores
+from nvium_core.engine.device.scoring import NOT_EMITTED, ScoredRow, scores
 from nvium_core.engine.events import StepReport
 from nvium_core.engine.params import EngineConfig
 from nvium_core.engine.schedule.sequence import Sequence
@@ -51,9 +51,9 @@ class Progress(Outcome):
             if [emission.token_id for emission in self.emissions[: len(drafts)]] != drafts:
                 return
         if token_id == GOES_ON:
-            self.log_reached += log_continue
+            self.log_reached = log_continue
         else:
-            self.emissions.append(Emission(int(token_id), int(exit_taken), self.log_reached + log_p))
+            self.emissions.append(Emission(int(token_id), int(exit_taken), log_p))
             self.log_reached = 0.0
 
 
@@ -153,13 +153,15 @@ class LayersBackend:
 
     def _rows_to_score(self, part: Progress) -> list[ScoredRow]:
         sequence = part.run.sequence
-        rows = range(max(sequence.num_scored, sequence.filled[-1]), part.filled[-1])
+        is_due = sequence.is_scored_at_exit and part.emissions
+        rows = range(max(sequence.num_scored, sequence.filled[-1]), part.run.stop if is_due else part.filled[-1])
         if not rows:
             return []
         emitted = [max(0, emission.token_id) for emission in part.emissions[:1]]
         targets = [*sequence.token_ids, *emitted][rows.start + 1 : rows.stop + 1]
-        slots, wanted = self.cache.slots([Rows(sequence, rows)]), (sequence.params.logprobs or 0, sequence.is_original)
-        return [ScoredRow(*own, *wanted) for own in zip(slots.tolist(), targets, strict=True)]
+        exits = [NOT_EMITTED] * (len(rows) - 1) + [part.emissions[0].block if is_due else NOT_EMITTED]
+        own = zip(self.cache.slots([Rows(sequence, rows)]).tolist(), targets, exits, strict=True)
+        return [ScoredRow(*each, sequence.draw, sequence.params.logprobs or 0) for each in own]
 
 
 def record_answers(parts: Items[Progress], fronts: Items[Front], answers_4F: Tensor) -> None:

@@ -118,6 +118,7 @@ class NativeBackend:
         native.seat, native.stop, native.num_tokens = self._seats.update(sequence), stop, sequence.num_tokens
         native.limit, native.num_emitted, native.num_scored = limit, 0, 0
         native.first_verified, native.first_scored = sequence.first_verified, sequence.first_scored
+        native.is_scored_at_exit = sequence.is_scored_at_exit
         native.filled, native.log_reached = address(self._filled) + 8 * first, sequence.log_reached
         native.emissions = ctypes.addressof(self._emissions[number])
 

@@ -61,6 +61,7 @@ struct Run {
   int64_t limit;           // emit at most this many tokens
   int64_t first_verified;  // kOriginal: the last exit draws the next token of this row and of later rows
   int64_t first_scored;    // first row to score
+  int64_t is_scored_at_exit;  // 1: score an emitted row at its exit; 0: score rows that have passed the last block
   int64_t* filled;         // [N]
   double log_reached;      // log Π (1 − w_j) over the exits that the front has passed
   int64_t num_emitted, num_scored;

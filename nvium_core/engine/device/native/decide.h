@@ -36,7 +36,7 @@ template <typename A> struct Front {
   };
   Run* run;
   const Seat* seat;
-  int64_t only;  // the only token that the constraint allows; kNoToken if it allows several
+  int64_t only;  // the only token that the constraint allows; kNoToken if it allows several, or if logits are needed
   bool has_emitted = false;
   int64_t num_exits = 0;  // for kArgmax and kMixture: exits that are in `mixture` or pending
   std::vector<Pending> pending;
@@ -44,7 +44,9 @@ template <typename A> struct Front {
   std::vector<double> mixture;
   double mass = 0;  // Σ p_j over the exits in `mixture`
 
-  Front(Run& run, const Seat& seat, int64_t vocab_size) : run(&run), seat(&seat), only(seat.only_token(vocab_size)) {}
+  Front(Run& run, const Seat& seat, int64_t vocab_size) : run(&run), seat(&seat) {
+    only = seat.draw.rule == kConfidence ? kNoToken : seat.only_token(vocab_size);
+  }
 
   // Return whether later exits have less than half of the probability. If not, no token can have a certificate.
   bool may_be_certain() const { return std::exp(run->log_reached) < 0.5; }
@@ -67,7 +69,7 @@ template <typename T> class Decisions {
     std::vector<Routed> rows;
     for (F* front : fronts) {
       const Run& run = *front->run;
-      if (front->seat->draw.kind != kOriginal)
+      if (front->seat->draw.rule != kOriginal)
         rows.push_back({front, run.stop - 1});
       else if (block == last_)
         for (int64_t row = run.first_verified; row < run.stop; ++row) rows.push_back({front, row});
@@ -135,7 +137,7 @@ template <typename T> class Decisions {
   // Update the front's log_reached. Return whether the front needs the logits of this exit.
   bool needs_head(int64_t block, Routed& routed, double log_continue, double log_exit) {
     F& front = *routed.front;
-    if (front.seat->draw.kind == kOriginal) return true;
+    if (front.seat->draw.rule == kOriginal) return true;
     Run& run = *front.run;
     routed.log_p = run.log_reached + log_exit;
     run.log_reached += log_continue;
@@ -144,8 +146,11 @@ template <typename T> class Decisions {
       front.emit(kNoToken, block, routed.log_p);
       return false;
     }
-    if (front.seat->draw.kind == kExits) return uniform_of(front, run.stop - 1, block, kRoute) < std::exp(log_exit);
-    if (front.num_exits < block && (block == last_ || (front.seat->draw.kind == kArgmax && front.may_be_certain())))
+    const Draw& draw = front.seat->draw;
+    if (draw.rule == kExits) return uniform_of(front, run.stop - 1, block, kRoute) < std::exp(log_exit);
+    if (draw.rule == kThreshold) return block == last_ || -std::expm1(run.log_reached) >= draw.threshold;
+    if (draw.rule == kConfidence) return true;
+    if (front.num_exits < block && (block == last_ || (draw.rule == kArgmax && front.may_be_certain())))
       evaluate_earlier(front, block);
     return front.num_exits == block;
   }
@@ -153,26 +158,30 @@ template <typename T> class Decisions {
   // Make all exits before `block` pending. Their outputs are computed from the states in the cache.
   void evaluate_earlier(F& front, int64_t block) {
     const int64_t row = front.run->stop - 1, slot = front.seat->slot(row, model_.page_size);
-    std::vector<double> log_p(block);
+    std::vector<double> log_p(block), log_remaining(block);
     front.pending.clear();
     front.outputs.resize(block * width_);
-    evaluate_exits(model_, block, &slot, 1, log_p.data(), front.outputs.data());
+    evaluate_exits(model_, block, &slot, 1, log_p.data(), log_remaining.data(), front.outputs.data());
     for (int64_t e = 0; e < block; ++e) front.pending.push_back({e, row, log_p[e], 1});
     front.num_exits = block;
   }
 
   bool can_emit(int64_t block, const F& front) const {
     if (front.has_emitted || front.pending.empty()) return false;
-    if (front.seat->draw.kind == kExits || block == last_) return true;
-    return front.seat->draw.kind == kArgmax && front.may_be_certain();
+    const int64_t rule = front.seat->draw.rule;
+    return block == last_ || (rule == kArgmax ? front.may_be_certain() : rule != kMixture);
   }
 
   void decide(F& front, const A* logits) const {
     for (size_t i = 0; i < front.pending.size() && !front.has_emitted; ++i) {
       const auto& [block, row, log_p, remaining] = front.pending[i];
       const A* own = logits + (front.only == kNoToken ? i * model_.vocab_size : 0);
-      switch (front.seat->draw.kind) {
+      switch (front.seat->draw.rule) {
+        case kConfidence:
+          if (block != last_ && !(confidence(own) > front.seat->draw.threshold)) break;
+          [[fallthrough]];
         case kExits:
+        case kThreshold:
           front.emit(draw(front, own, uniform_of(front, row, block, kDraw)), block, log_p);
           break;
         case kOriginal: {
@@ -193,6 +202,13 @@ template <typename T> class Decisions {
     front.pending.clear(), front.outputs.clear();
   }
 
+  // Return the largest probability.
+  double confidence(const A* logits) const {
+    static thread_local std::vector<double> weights;
+    weights.assign(logits, logits + model_.vocab_size);
+    return 1 / exponentials(weights.data(), largest(weights.data(), model_.vocab_size), model_.vocab_size);
+  }
+
   // Apply penalties, biases and masks, then draw.
   int64_t draw(const F& front, const A* logits, double uniform) const {
     if (front.only != kNoToken) return front.only;
@@ -211,7 +227,7 @@ template <typename T> class Decisions {
     const int64_t vocab = model_.vocab_size;
     static thread_local std::vector<double> weights;
     weights.assign(logits, logits + vocab);
-    if (front.seat->draw.kind == kArgmax) front.seat->change(weights.data(), vocab);
+    if (front.seat->draw.rule == kArgmax) front.seat->change(weights.data(), vocab);
     const double total = exponentials(weights.data(), largest(weights.data(), vocab), vocab);
     front.mixture.resize(vocab);
     const double share = p / total;

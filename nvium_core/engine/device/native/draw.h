@@ -12,13 +12,13 @@ namespace nvium {
 constexpr int64_t kNoToken = -1;
 constexpr int64_t kChunk = 256;  // weights per partial sum
 
-// `DrawKind` in nvium_core/engine/params.py.
-enum DrawKind : int64_t { kExits, kArgmax, kMixture, kOriginal };
+// `ExitRule` in nvium_core/engine/params.py.
+enum ExitRule : int64_t { kExits, kArgmax, kMixture, kOriginal, kThreshold, kConfidence };
 
 // `Draw` in nvium_core/engine/params.py.
 struct Draw {
-  int64_t kind;
-  double temperature, log_min_p;
+  int64_t rule;
+  double threshold, temperature, log_min_p;
   int64_t top_k;
   double top_p;
 };
@@ -100,7 +100,7 @@ inline int64_t inverse_cdf(const std::vector<double>& weights, const std::vector
 // Return kNoToken if a weight is not finite.
 template <typename A> int64_t draw_row(const A* logits, int64_t vocab_size, const Draw& draw, double uniform) {
   static thread_local std::vector<double> weights, sums;
-  const auto& [kind, temperature, log_min_p, top_k, top_p] = draw;
+  const auto& [rule, threshold, temperature, log_min_p, top_k, top_p] = draw;
   const A top = largest(logits, vocab_size);
   const double peak = top, divisor = temperature ? temperature : 1, least = std::max(log_min_p, -708.0);
   const auto sum_chunks = [&](const auto* from, auto padding, auto f) {
@@ -114,12 +114,12 @@ template <typename A> int64_t draw_row(const A* logits, int64_t vocab_size, cons
   const auto weight_of = [=](const doubles& x) { return exp((x - peak) / divisor, least); };
   double total = sum_chunks(logits, A(-INFINITY), weight_of);
   if (!std::isfinite(total)) return kNoToken;
-  if (kind == kOriginal && !temperature) return std::find(logits, logits + vocab_size, top) - logits;
+  if (!temperature) return std::find(logits, logits + vocab_size, top) - logits;
   if (top_k || top_p < 1) {
     truncate(weights, total, top_k, top_p);
     total = sum_chunks(weights.data(), 0.0, [](const doubles& weight) { return weight; });
   }
-  if (kind == kOriginal) return first_of_race(weights, uniform);
+  if (rule == kOriginal) return first_of_race(weights, uniform);
   return inverse_cdf(weights, sums, uniform * total);
 }
 

@@ -71,10 +71,11 @@ template <typename T> void adapt(const Model<T>& model, int64_t block, std::vect
   for (size_t i = 0; i < x.size(); ++i) x[i] += added[i];
 }
 
-// For the first `num_exits` exits, compute log p_k [R, num_exits] and the exits' outputs [R, num_exits, D].
+// For the first `num_exits` exits, compute log p_k and log Π_{j≤k} (1 − w_j) [R, num_exits] and the outputs
+// [R, num_exits, D].
 template <typename T>
 void evaluate_exits(const Model<T>& model, int64_t num_exits, const int64_t* slots, int64_t num_rows, double* log_p,
-                    Accumulator<T>* outputs) {
+                    double* log_remaining, Accumulator<T>* outputs) {
   const int64_t width = model.width;
   std::vector<double> log_w(2 * num_rows), log_reached(num_rows);
   for (int64_t e = 0; e < num_exits; ++e) {
@@ -83,7 +84,7 @@ void evaluate_exits(const Model<T>& model, int64_t num_exits, const int64_t* slo
     adapt(model, e, x);
     for (int64_t r = 0; r < num_rows; ++r) {
       log_p[r * num_exits + e] = log_reached[r] + log_w[2 * r + 1];
-      log_reached[r] += log_w[2 * r];
+      log_remaining[r * num_exits + e] = log_reached[r] += log_w[2 * r];
       std::copy_n(&x[r * width], width, outputs + (r * num_exits + e) * width);
     }
   }

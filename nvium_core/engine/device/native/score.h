@@ -1,4 +1,4 @@
-// Scores rows that have passed every block: log π_mix of the next token, the most probable tokens, and all p_k.
+// Scores rows: the log-probability of the next token before f, the most probable tokens, and all p_k.
 //
 // Shapes: R rows; others as in call.h.
 #pragma once
@@ -14,9 +14,20 @@ namespace nvium {
 
 constexpr int64_t kHeadRows = 32;  // maximum outputs that the head multiplies at once
 
+constexpr int64_t kNotEmitted = -1, kEveryExit = -1;
+
 struct ScoredRow {
   int64_t slot, target;
-  bool is_original;  // score with the last exit alone
+  int64_t exit;  // the exit that emitted the token, or kNotEmitted
+  const Draw& draw;
+
+  // Return the exit that alone counts, or kEveryExit. A threshold that is never reached chooses the last exit.
+  int64_t alone(const double* log_remaining, int64_t num_exits) const {
+    if (draw.rule < kOriginal) return kEveryExit;
+    if (exit != kNotEmitted) return exit;
+    const auto stops = [&](double log_continue) { return -std::expm1(log_continue) >= draw.threshold; };
+    return std::min(num_exits - 1, std::find_if(log_remaining, log_remaining + num_exits, stops) - log_remaining);
+  }
 };
 
 // Return log Σ e^x. Overwrites x.
@@ -86,17 +97,19 @@ template <typename T> void score(const Model<T>& model, const std::vector<Scored
   const int64_t vocab = model.vocab_size, num_exits = model.num_blocks, count = rows.size();
   const int64_t most = std::max(int64_t{1}, kHeadRows / num_exits);
   for (int64_t first = 0; first < count; first += most) {
-    const int64_t num_rows = std::min(most, count - first), num_outputs = num_rows * num_exits;
-    std::vector<int64_t> slots;
+    const int64_t num_rows = std::min(most, count - first), width = model.width;
+    std::vector<int64_t> slots, alone, offsets;
     for (int64_t r = 0; r < num_rows; ++r) slots.push_back(rows[first + r].slot);
-    std::vector<double> log_p(num_outputs);
-    std::vector<A> outputs(num_outputs * model.width);
-    evaluate_exits(model, num_exits, slots.data(), num_rows, log_p.data(), outputs.data());
-    for (int64_t r = 0; r < num_rows; ++r)
-      if (rows[first + r].is_original) {
-        std::fill_n(&log_p[r * num_exits], num_exits - 1, -INFINITY);
-        log_p[(r + 1) * num_exits - 1] = 0;
-      }
+    std::vector<double> log_p(num_rows * num_exits), log_remaining(log_p.size());
+    std::vector<A> all_outputs(log_p.size() * width), outputs;
+    evaluate_exits(model, num_exits, slots.data(), num_rows, log_p.data(), log_remaining.data(), all_outputs.data());
+    for (int64_t r = 0; r < num_rows; ++r) {
+      alone.push_back(rows[first + r].alone(&log_remaining[r * num_exits], num_exits));
+      offsets.push_back(outputs.size() / width);
+      const auto from = all_outputs.begin() + (r * num_exits + std::max(int64_t{0}, alone[r])) * width;
+      outputs.insert(outputs.end(), from, from + (alone[r] == kEveryExit ? num_exits : 1) * width);
+    }
+    const int64_t num_outputs = outputs.size() / width;
     static thread_local std::vector<A> logits;
     logits.resize(num_outputs * vocab);
     A* const all_logits = logits.data();
@@ -105,15 +118,16 @@ template <typename T> void score(const Model<T>& model, const std::vector<Scored
       std::vector<A> scratch(vocab);
       std::vector<double> shifts(num_exits);
       for (int64_t r = begin; r < end; ++r) {
-        const A* own = all_logits + r * num_exits * vocab;
+        const A* own = all_logits + offsets[r] * vocab;
         double* const to = out + (first + r) * (1 + num_exits + 2 * num_top);
-        for (int64_t e = 0; e < num_exits; ++e) {
+        const bool is_original = rows[first + r].draw.rule == kOriginal;
+        for (int64_t e = 0; e < num_exits; ++e) to[1 + e] = is_original ? e == alone[r] : std::exp(log_p[r * num_exits + e]);
+        const int64_t num_mixed = alone[r] == kEveryExit ? num_exits : 1;
+        for (int64_t e = 0; e < num_mixed; ++e) {
           std::copy_n(own + e * vocab, vocab, scratch.data());
-          const double log_p_k = log_p[r * num_exits + e];
-          shifts[e] = log_p_k - log_sum_exp(scratch.data(), vocab);
-          to[1 + e] = std::exp(log_p_k);
+          shifts[e] = (alone[r] == kEveryExit ? log_p[r * num_exits + e] : 0) - log_sum_exp(scratch.data(), vocab);
         }
-        const Mixture<A> mixture(own, shifts.data(), num_exits, vocab);
+        const Mixture<A> mixture(own, shifts.data(), num_mixed, vocab);
         to[0] = mixture.log_probability(rows[first + r].target);
         double* at = to + 1 + num_exits;
         for (const auto& [logprob, token] : mixture.top(num_top)) at[num_top] = token, *at++ = logprob;

@@ -78,8 +78,9 @@ template <typename T> class StepRun {
   // Return whether this block's exit runs for the front. In `original`, it runs if rows await verification. Otherwise it
   // runs unless the front has already exited in this pass.
   static bool is_routed(const F& front) {
-    const bool has_exited = front.seat->draw.kind == kExits && !front.pending.empty();
-    if (front.seat->draw.kind == kOriginal) return front.run->first_verified < front.run->stop;
+    const int64_t rule = front.seat->draw.rule;
+    const bool has_exited = (rule == kExits || rule == kThreshold) && !front.pending.empty();
+    if (rule == kOriginal) return front.run->first_verified < front.run->stop;
     return front.run->reaches_front() && !has_exited;
   }
 
@@ -89,7 +90,7 @@ template <typename T> class StepRun {
       if (run.num_emitted <= num_passes_) continue;  // this run has emitted nothing in this pass
       run.log_reached = 0;
       Seat& seat = call_.seats[run.seat];
-      if (seat.draw.kind != kOriginal || run.first_verified + 1 == run.num_tokens)
+      if (seat.draw.rule != kOriginal || run.first_verified + 1 == run.num_tokens)
         seat.append(run.emissions[run.num_emitted - 1].token, run.num_tokens);
     }
   }
@@ -110,15 +111,18 @@ template <typename T> class StepRun {
     return true;
   }
 
-  // Score the rows that have passed the last block in this pass.
+  // Score the rows that have passed the last block in this pass, and emitted rows that are scored at their exits.
   void score_rows(const std::vector<int64_t>& first_scored) {
     std::vector<ScoredRow> rows;
     for (int64_t i = 0; i < call_.num_runs; ++i) {
       Run& run = call_.runs[i];
       const Seat& seat = call_.seats[run.seat];
-      for (int64_t row = first_scored[i]; row < run.filled[model_.last()]; ++row, ++run.num_scored) {
+      const bool is_due = run.is_scored_at_exit && run.num_emitted;
+      const int64_t end = is_due ? run.stop : run.filled[model_.last()];
+      for (int64_t row = first_scored[i]; row < end; ++row, ++run.num_scored) {
         const int64_t target = std::max(int64_t{0}, seat.tokens[row + 1]);
-        rows.push_back({seat.slot(row, model_.page_size), target, seat.draw.kind == kOriginal});
+        const int64_t exit = is_due && row == run.stop - 1 ? run.emissions[0].block : kNotEmitted;
+        rows.push_back({seat.slot(row, model_.page_size), target, exit, seat.draw});
       }
     }
     if (!rows.empty()) score(model_, rows, call_.num_top, call_.scores);

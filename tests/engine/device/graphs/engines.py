@@ -63,7 +63,7 @@ class PlainPass:
         answers_4F[:, : variant.num_rows] = found_4F
 
     def route(self, blocks: range, inputs: InputViews, answers_4F: Tensor) -> None:
-        self.decide(blocks, inputs, Variant(len(inputs.rows["kind"])), answers_4F)
+        self.decide(blocks, inputs, Variant(len(inputs.rows["rule"])), answers_4F)
         answers_4F[EMITTED] = torch.nan
 
     def draw(self, blocks: range, inputs: InputViews, variant: Variant, answers_4F: Tensor) -> None:

@@ -14,7 +14,7 @@ from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.device.native.backend import MIN_TILED_ROWS, NativeBackend
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.device.runner import Backend
-from nvium_core.engine.params import DrawKind
+from nvium_core.engine.params import ExitRule
 from nvium_core.engine.schedule import scheduler
 from nvium_core.engine.schedule.policies import SWEEP, WHOLE
 from nvium_core.engine.schedule.sequence import Sequence
@@ -281,7 +281,7 @@ def test_drafts_are_accepted_up_to_the_first_wrong_one(instructions, num_right, 
     plain, cache = cache_of(MODEL), cache_of(MODEL)
     ways = LayersBackend(MODEL, plain), NativeBackend(MODEL, cache, max_sequences=1, instructions=instructions)
     (sequence,) = seated([([1, 2, 3], params)], plain)
-    assert sequence.draw.kind is DrawKind.ORIGINAL
+    assert sequence.draw.rule == ExitRule.ORIGINAL
     sequence.append_drafts(drafts)
     step = Step(range(3), [Run(sequence, sequence.num_tokens)])
     expected, found = (backend.run(step, ALL_ROWS).outcomes for backend in ways)

@@ -1,0 +1,121 @@
+"""`sampling: threshold`: exits, scores and defaults. `test_exactness` compares the draws with the reference."""
+
+import pytest
+import torch
+
+from nvium_core import Engine, EngineConfig, InvalidRequest, SamplingParams, TokenEvent
+from nvium_core.engine.schedule.sequence import Sequence
+from nvium_core.model import mixture
+from tests.engine.driving import PROMPT, drained, engine_with, events_of, exit_probabilities, small_model
+from tests.random_models import random_model
+
+MODEL = small_model()
+
+
+def asked(**more: object) -> SamplingParams:
+    return SamplingParams(
+        **{"sampling": "threshold", "threshold": 0.2, "max_tokens": 12, "seed": 1, "ignore_eos": True, **more}
+    )
+
+
+@torch.no_grad()
+def log_of_chosen_exits(token_ids: list[int], threshold: float) -> list[float]:
+    """Return log π_k of every token but the first, k being the exit that the threshold chooses at each position."""
+    out = MODEL(torch.tensor([token_ids]), output_exit_logits=True)
+    log_TEV, cumulative_TE = out.exit_logits[0].log_softmax(-1), out.exit_probs[0].cumsum(-1)
+    exits = [next((k for k, p in enumerate(row) if p >= threshold), 2) for row in cumulative_TE.tolist()]
+    return [float(log_TEV[t, exits[t], token]) for t, token in enumerate(token_ids[1:])]
+
+
+@pytest.mark.parametrize("schedule", ["whole", "sweep"])
+@pytest.mark.parametrize("probabilities", [False, True])
+def test_log_probabilities_are_those_of_the_exit_that_the_threshold_chooses(schedule, probabilities):
+    params = asked(logprobs=2, prompt_logprobs=True, probabilities=probabilities)
+    (found,) = engine_with(MODEL, schedule).generate([PROMPT], params)
+    token_ids = [*PROMPT, *found.token_ids]
+    own = [score.logprob for score in (*found.prompt_scores, *found.scores)]
+    assert own == pytest.approx(log_of_chosen_exits(token_ids, 0.2), abs=1e-10)
+    assert len({*found.exits}) > 1, "the threshold must choose several exits, or this test shows little"
+    if probabilities:
+        p_TE = exit_probabilities(MODEL, token_ids[:-1])[len(PROMPT) - 1 :]
+        assert [list(score.exit_probabilities) for score in found.scores] == [pytest.approx(p) for p in p_TE]
+
+
+def test_a_scored_token_is_delivered_when_it_is_emitted_and_no_row_is_owed():
+    engine = engine_with(MODEL, "sweep")
+    engine.add("a", PROMPT, asked(logprobs=0, threshold=1e-9))
+    events = [event for event in events_of(engine) if isinstance(event, TokenEvent)]
+    assert [event.exit for event in events] == [1] * 12 and all(event.score for event in events)
+    ran = Engine(MODEL, EngineConfig(schedule="sweep"))
+    ran.add("a", PROMPT, asked(logprobs=0, threshold=1e-9))
+    blocks = set[int]()
+    while ran.has_work:
+        ran.step()
+        blocks |= {report.block for report in ran.reports if report.num_rows}
+    assert blocks == {1}
+
+
+def test_best_of_ranks_by_the_log_probabilities_of_the_chosen_exits():
+    engine = engine_with(MODEL)
+    ranked = engine.generate([PROMPT], asked(n=2, best_of=6, logprobs=0))
+    every = engine.generate([PROMPT], asked(n=6, logprobs=0))
+    means = sorted((each.mean_logprob for each in every), reverse=True)
+    assert [each.mean_logprob for each in ranked] == pytest.approx(means[:2])
+
+
+@pytest.mark.parametrize("threshold", [1.0, 1.5, 1e30])
+def test_a_threshold_of_1_is_the_last_exit_even_if_a_gate_rounds_to_1(threshold):
+    model = random_model([1, 2, 3], dtype=torch.float32)
+    with torch.no_grad():
+        for exit_ in model.exits[:-1]:
+            exit_.router.head.bias.copy_(torch.tensor([-200.0, 200.0]))
+    (found,) = Engine(model).generate([PROMPT], asked(threshold=threshold))
+    assert {*found.exits} == {3}
+    (early,) = Engine(model).generate([PROMPT], asked(threshold=0.999))
+    assert {*early.exits} == {1}
+
+
+def test_temperature_0_is_the_argmax_of_the_chosen_exit():
+    (found,) = engine_with(MODEL).generate([PROMPT], asked(temperature=0, logprobs=1))
+    assert [score.top[0][0] for score in found.scores] == found.token_ids
+
+
+def test_the_engines_default_threshold_applies_unless_the_request_sets_one():
+    engine = Engine(MODEL, EngineConfig(sampling="threshold", exit_threshold=0.9))
+    plain, own = asked(sampling=None, threshold=None), asked(sampling=None, threshold=0.2)
+    for params, threshold in ((plain, 0.9), (own, 0.2), (asked(threshold=None), 0.9)):
+        engine.add("a", PROMPT, params)
+        expected = Engine(MODEL).generate([PROMPT], asked(threshold=threshold))[0]
+        assert drained(engine)["a", 0].exits == expected.exits
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_threshold_must_be_a_finite_number_above_0(wrong):
+    with pytest.raises(InvalidRequest, match=r"^threshold: must be a finite number above 0"):
+        asked(threshold=wrong)
+    with pytest.raises(InvalidRequest, match=r"^exit_threshold: must be a finite number above 0"):
+        EngineConfig(exit_threshold=wrong)
+
+
+def test_the_rule_and_its_threshold_need_each_other():
+    with pytest.raises(InvalidRequest, match=r"^threshold: required by 'threshold'"):
+        Engine(MODEL).add("a", PROMPT, asked(threshold=None))
+    for sampling in ("exits", "mixture", "original", None):
+        with pytest.raises(InvalidRequest, match=r"^threshold: requires sampling 'threshold'"):
+            Engine(MODEL).add("a", PROMPT, asked(sampling=sampling))
+    with pytest.raises(InvalidRequest, match=r"^exit_threshold: required by sampling 'threshold'"):
+        EngineConfig(sampling="threshold")
+
+
+def test_only_the_front_waits_until_an_echoed_prompt_has_its_scores():
+    sequence = Sequence("a", PROMPT, asked(logprobs=0, prompt_logprobs=True), seed=0, num_blocks=3, arrival=0)
+    assert sequence.pending_rows(0) == range(len(PROMPT) - 1)
+    sequence.num_scored = len(PROMPT) - 1
+    assert sequence.pending_rows(0) == range(len(PROMPT))
+
+
+def test_the_threshold_exit_is_the_first_whose_cumulative_probability_is_large_enough():
+    log_w = torch.tensor([[0.5, 0.5], [0.5, 0.5], [0.0, 1.0]], dtype=torch.float64).log()
+    remaining = mixture.log_remaining(log_w)
+    chosen = [int(mixture.threshold_exit(remaining, q)) for q in (0.1, 0.5, 0.51, 0.75, 0.76, float("inf"))]
+    assert chosen == [0, 0, 1, 1, 2, 2]
