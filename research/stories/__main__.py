@@ -10,7 +10,7 @@ return. Only those of unseen.yaml did not help to choose the bundled model.
 import re
 from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -28,7 +28,6 @@ from nvium_core.loading import LoadedModel, load_model
 from nvium_core.training.chat.conversations import user
 from nvium_core.training.chat.examples import prompt_tokens
 from nvium_core.training.data.corpus import read_documents
-from research.stories.chat import sampled
 from research.tales.filters import WORD, forms, halves, keeps_hero, keeps_pronoun, repeats_a_sentence, returns_to
 
 MATERIAL = Path(__file__).with_name("stories.yaml")
@@ -92,10 +91,16 @@ def answers(
 def completions(
     loaded: LoadedModel, prompts: Sequence[list[int]], max_tokens: int, first_seed: int
 ) -> list[Completion]:
-    """Complete the prompts, each with its own seed."""
-    params = SamplingParams(max_tokens=max_tokens, temperature=TEMPERATURE, top_p=TOP_P)
-    requests = [(prompt, replace(params, seed=seed)) for seed, prompt in enumerate(prompts, first_seed)]
-    return sampled(Engine(loaded.model, EngineConfig(max_sequences=8)), requests)
+    """Complete the prompts, each with its own seed. If a prompt fails, raise its error."""
+    engine = Engine(loaded.model, EngineConfig(max_sequences=8))
+    for number, prompt in enumerate(prompts):
+        seed = first_seed + number
+        params = SamplingParams(max_tokens=max_tokens, temperature=TEMPERATURE, top_p=TOP_P, seed=seed)
+        engine.add(str(number), prompt, params)
+    completed = [Completion() for _ in prompts]
+    for event in engine.run():
+        completed[int(event.request_id)].append(event)
+    return completed
 
 
 def decoded(loaded: LoadedModel, completion: Completion) -> str:
