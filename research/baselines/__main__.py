@@ -33,8 +33,8 @@ from research.baselines.confidence import evaluate_calm
 from research.baselines.layerskip import DRAFTS
 from research.baselines.plain_speed import Answers, Generate
 from research.paper import pareto
-from research.speed.per_token import DENSE, TRIALS, Prompts, PromptSet, openings, tokenize_prompts
-from research.speed.spec_bench import read_prompts
+from research.speed.per_token import DENSE, TRIALS
+from research.speed.prompts import Prompts, PromptSet, openings, read_questions, tokenize_prompts
 
 CALM, LAYERSKIP = "CALM*", "LayerSkip"
 
@@ -165,7 +165,7 @@ def run_training(args: Namespace) -> None:
 
 def run_evaluation(args: Namespace) -> None:
     documents = read_documents(args.data)
-    prompts = read_prompts(args.questions, args.prompts) if args.questions else openings(documents)
+    prompts = read_questions(args.questions, args.prompts) if args.questions else openings(documents)
     loaded, twin = load_baseline(args.model, "cpu"), load_model(args.twin, "cpu")
     points = evaluate_baseline(loaded, twin, documents, prompts, trials=args.trials)
     print(pareto.markdown(points))

@@ -11,7 +11,8 @@ from typing import Protocol
 
 from nvium_core.bench.figures import Figures
 from research.baselines.decoding import Generated
-from research.speed.per_token import DENSE, TRIALS, PromptSet, pairwise, speed_up_percent, take_turns
+from research.speed.per_token import DENSE, TRIALS, pairwise, speed_up_percent, take_turns
+from research.speed.prompts import PromptSet
 
 Answers = dict[str, list[Generated]]
 """By category, one answer per prompt and trial."""

@@ -22,28 +22,23 @@ from typing import Annotated, TypeVar
 import numpy as np
 import typer
 from rich.progress import track
-from transformers import PreTrainedTokenizerBase
 
 from nvium_core.bench.figures import Figures, write_json
 from nvium_core.choices import Schedule
 from nvium_core.engine.engine import Engine
+from nvium_core.engine.events import FailureEvent, TokenEvent
 from nvium_core.engine.params import EngineConfig, SamplingParams
 from nvium_core.evaluation.paired import Interval, interval, with_interval
 from nvium_core.evaluation.suite import check_dense
 from nvium_core.loading import LoadedModel, load_model
 from nvium_core.model.nvium import Nvium
-from nvium_core.training.data.corpus import documents_of
+from nvium_core.training.data.corpus import read_documents
 from research.markdown import table
-from research.speed.measuring import checked
+from research.speed.prompts import MAX_NEW_TOKENS, Prompts, PromptSet, openings, read_questions, tokenize_prompts
 
 OURS, FULL_DEPTH, DENSE = "early exits", "full depth", "dense"
 MILLISECONDS = 1000
-MAX_NEW_TOKENS = 128
 TRIALS = 3
-OPENINGS, OPENING_CHARACTERS, NUM_OPENINGS = "openings", 200, 8
-
-Prompts = Mapping[str, Sequence[str]]
-"""Prompts by category."""
 
 Ratios = Mapping[str, Sequence[float]]
 """By category, the ratio of the other model's time to ours, for every pair of answers in the same turn."""
@@ -64,45 +59,6 @@ class TimedToken:
 Answer = list[TimedToken]
 Answers = Mapping[str, Sequence[Answer]]
 """By category, one answer per prompt and trial."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PromptSet:
-    """Tokenized prompts by category, the length of answers, and the number of truncated prompts."""
-
-    prompts: dict[str, list[list[int]]]
-    max_new_tokens: int
-    prompts_cut: int
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Return the number of prompts by category."""
-        return {category: len(of_category) for category, of_category in self.prompts.items()}
-
-
-def tokenize_prompts(
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Prompts,
-    context: int,
-    num_tokens: int = MAX_NEW_TOKENS,
-    cut_end: bool = False,
-) -> PromptSet:
-    """Tokenize prompts. Answers get at most half of the context.
-
-    A prompt that does not fit into the rest of the context loses its beginning or, if `cut_end`, its end.
-    """
-    num_tokens = min(num_tokens, context // 2)
-    room = context - num_tokens
-    kept = slice(room) if cut_end else slice(-room, None)
-    whole = {category: [tokens(tokenizer, text) for text in texts] for category, texts in prompts.items()}
-    cut = {category: [ids[kept] for ids in of_category] for category, of_category in whole.items()}
-    num_cut = sum(len(ids) > room for of_category in whole.values() for ids in of_category)
-    return PromptSet(prompts=cut, max_new_tokens=num_tokens, prompts_cut=num_cut)
-
-
-def tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Tokenize a text. An empty text becomes an end-of-text token."""
-    return list(tokenizer(text, verbose=False).input_ids) or [tokenizer.eos_token_id]
 
 
 def take_turns(
@@ -134,7 +90,10 @@ def generate(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> A
     answer = Answer()
     while engine.has_work:
         events, now = engine.step(), time.perf_counter()
-        for event in map(checked, events):  # divide the Step's time evenly among its tokens
+        for event in events:  # divide the Step's time evenly among its tokens
+            if isinstance(event, FailureEvent):
+                raise event.error
+            assert isinstance(event, TokenEvent)
             each = (now - last) / len(events)
             answer.append(TimedToken(event.token_id, event.exit, event.exit_probability, each))
         last = now if events else last
@@ -146,11 +105,6 @@ def warm_engine(model: Nvium, schedule: Schedule) -> Engine:
     engine = Engine(model, EngineConfig(schedule=schedule, max_sequences=1, prefix_caching=False))
     generate(engine, [0], SamplingParams(max_tokens=16, seed=0, ignore_eos=True))
     return engine
-
-
-def engines(loaded: LoadedModel, twin: LoadedModel | None) -> dict[str, Engine]:
-    found = {OURS: warm_engine(loaded.model, "sweep"), FULL_DEPTH: warm_engine(loaded.model, "whole")}
-    return found | {DENSE: warm_engine(twin.model, "sweep")} if twin else found
 
 
 def generators(
@@ -166,14 +120,18 @@ def generators(
 
 def measure(
     loaded: LoadedModel,
-    twin: LoadedModel | None,
+    twin: LoadedModel,
     prompts: Prompts,
     *,
     num_tokens: int = MAX_NEW_TOKENS,
     trials: int = TRIALS,
 ) -> Figures:
     """Measure every model's time per token by category, and the ratios to ours."""
-    running = engines(loaded, twin)
+    running = {
+        OURS: warm_engine(loaded.model, "sweep"),
+        FULL_DEPTH: warm_engine(loaded.model, "whole"),
+        DENSE: warm_engine(twin.model, "sweep"),
+    }
     prompt_set = tokenize_prompts(loaded.tokenizer, prompts, min(each.context for each in running.values()), num_tokens)
     params = partial(SamplingParams, max_tokens=prompt_set.max_new_tokens, ignore_eos=True)
     answers = take_turns(generators(running, params), prompt_set, trials)
@@ -256,19 +214,13 @@ def speed_up_percent(ratios: Ratios) -> Figures:
     }
 
 
-def openings(documents: Sequence[str], number: int = NUM_OPENINGS) -> dict[str, list[str]]:
-    """Return the openings of up to `number` documents, as one category of prompts."""
-    spread = documents[:: max(1, len(documents) // number)][:number]
-    return {OPENINGS: [document[:OPENING_CHARACTERS] for document in spread]}
-
-
-def speed_up(measured: Figures, over: str) -> Figures:
-    """Return times per token, and the speed-up over the contender `over` in percent, with its interval."""
-    interval = measured["ratio_intervals"][over]
+def speed_up(measured: Figures) -> Figures:
+    """Return times per token, and the speed-up over the dense twin in percent, with its interval."""
+    interval = measured["ratio_intervals"][DENSE]
     return {
         "latency": measured,
-        "speed_up_over": over,
-        "speed_up_percent": 100 * (measured["ratios"][over] - 1),
+        "speed_up_over": DENSE,
+        "speed_up_percent": 100 * (measured["ratios"][DENSE] - 1),
         "speed_up_interval_percent": interval and [100 * (bound - 1) for bound in interval],
     }
 
@@ -304,13 +256,21 @@ def ratios_shown(ratios: Mapping[str, float], intervals: Mapping[str, Sequence[f
 def main(
     model: str,
     twin: str,
-    data: Annotated[Path, typer.Option(help="Text whose openings are the prompts.")],
+    data: Annotated[Path | None, typer.Option(help="Text whose openings are the prompts.")] = None,
+    questions: Annotated[Path | None, typer.Option(help="Spec-Bench's question.jsonl, instead of --data.")] = None,
+    prompts: Annotated[int | None, typer.Option(help="Questions of each category [all].")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Evaluation to add to, or a new file.")] = None,
 ) -> None:
     """Measure time per token of a model, of the same model at full depth, and of its dense twin."""
+    if questions:
+        asked = read_questions(questions, prompts)
+    elif data:
+        asked = openings(read_documents(data))
+    else:
+        raise typer.BadParameter("pass --data or --questions")
     loaded, dense = load_model(model), load_model(twin)
     check_dense(loaded, dense)
-    figures = speed_up(measure(loaded, dense, openings(list(documents_of(data)))), DENSE)
+    figures = speed_up(measure(loaded, dense, asked))
     print(as_markdown(figures))
     if json_file:
         known = json.loads(json_file.read_text(encoding="utf-8")) if json_file.exists() else {}
