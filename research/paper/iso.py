@@ -6,18 +6,18 @@ python -m research.paper.iso --model runs/small/model --depths 6,9,12
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nvium_core.bench.contenders import own
+from nvium_core.bench.contenders.lineup import SWEEP
 from nvium_core.bench.figures import Figures, write_json
-from nvium_core.bench.harness import Subject, load_subject
+from nvium_core.bench.harness import Subject, interleaved, load_subject
 from nvium_core.bench.twin import random_rival
 from nvium_core.engine.device.processor import use_processor
-from nvium_core.engine.params import SamplingParams
 from nvium_core.evaluation.paired import Interval, Sample, interval, with_interval
 from nvium_core.evaluation.predictions import EvaluationError
 from nvium_core.model.config import univium_config
@@ -28,18 +28,8 @@ from nvium_core.training.recipes.recipe import RecipeError
 from nvium_core.training.run_folder import tokens_read
 from research.markdown import Row, table
 from research.paper import results
-from research.speed.per_token import (
-    MAX_NEW_TOKENS,
-    MILLISECONDS,
-    OURS,
-    PromptSet,
-    generators,
-    milliseconds,
-    take_turns,
-    warm_engine,
-)
 
-PROMPT = "prompt"
+OURS, MAX_NEW_TOKENS = "ours", 128
 
 
 def iso_flop_tokens(flops: float, dense_flops: float, num_tokens: float) -> float:
@@ -68,9 +58,7 @@ def iso_speed_interval(dense_milliseconds: Mapping[int, Sequence[float]], ours: 
     return interval([len(ours)], depths_of)
 
 
-def evaluate_iso(
-    subject: Subject, depths: Sequence[int], num_tokens: float, trials: int, show_progress: bool = True
-) -> Figures:
+def evaluate_iso(subject: Subject, depths: Sequence[int], num_tokens: float, trials: int) -> Figures:
     """Compare a model with dense models that have the same width, several depths and random weights.
 
     `num_tokens` is the number of tokens that the model was trained on. If it is 1, a dense model's number of tokens is
@@ -79,7 +67,7 @@ def evaluate_iso(
     if len(set(depths)) < 2 or min(depths) < 1:
         raise EvaluationError("--depths needs two or more numbers of layers")
     models = {depth: dense_model(subject, depth) for depth in depths}
-    times = measured_times(subject, models, trials, show_progress)
+    times = measured_times(subject, models, trials)
     of_depths = {depth: times[str(depth)] for depth in depths}
     middles = {depth: median(each) for depth, each in of_depths.items()}
     bounds = iso_speed_interval(of_depths, times[OURS])
@@ -129,17 +117,16 @@ def flops_of(model: Nvium) -> float:
     return float(flops_per_token(model.config, model.config.max_position_embeddings).total)
 
 
-def measured_times(
-    subject: Subject, models: Mapping[int, Nvium], trials: int, show_progress: bool
-) -> dict[str, list[float]]:
+def measured_times(subject: Subject, models: Mapping[int, Nvium], trials: int) -> dict[str, list[float]]:
     """Return milliseconds per token in every trial, by model: `OURS`, or a dense model's number of layers."""
-    running = {OURS: warm_engine(subject.model, "sweep")}
-    running |= {str(depth): warm_engine(model, "sweep") for depth, model in models.items()}
-    num_tokens = min(MAX_NEW_TOKENS, running[OURS].context - len(subject.prompt))
-    prompt_set = PromptSet(prompts={PROMPT: [subject.prompt]}, max_new_tokens=num_tokens, prompts_cut=0)
-    params = partial(SamplingParams, max_tokens=num_tokens, ignore_eos=True)
-    answers = take_turns(generators(running, params), prompt_set, trials, show_progress)
-    return {name: milliseconds(of[PROMPT]) for name, of in answers.items()}
+    num_tokens = min(MAX_NEW_TOKENS, subject.context - len(subject.prompt))
+    [workload] = own.workloads(subject, [1], num_tokens)
+    running = {OURS: subject.model} | {str(depth): model for depth, model in models.items()}
+    contenders = {
+        name: own.contender(own.engine_for(model, workload), workload, SWEEP) for name, model in running.items()
+    }
+    turns = interleaved(contenders, trials, subject.name)
+    return {name: [1000 * turn.seconds / num_tokens for turn in of_model] for name, of_model in turns.items()}
 
 
 def markdown(figures: Figures) -> str:
@@ -152,7 +139,7 @@ def markdown(figures: Figures) -> str:
 
 
 def shown(name: str, of: Figures) -> Row:
-    rate = MILLISECONDS / of["milliseconds"]
+    rate = 1000 / of["milliseconds"]
     return [name, of["layers"], of["num_parameters"] / 1e6, rate, of["flops"] / 1e6, of["tokens"], of.get("perplexity")]
 
 
