@@ -20,6 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -39,8 +41,8 @@ from nvium_core.training.chat.examples import Example, prompt_tokens
 from nvium_core.training.retrofitting.retrofit import MAX_CONTEXT
 from nvium_core.training.retrofitting.router_shift import log_odds, shift_to, shifted_log_exit_probs
 from nvium_core.training.retrofitting.texts import read_text
+from research.plots import label, sheet
 from research.retrofit.exits import shifted
-from research.retrofit.figures import retrofit_curve
 
 DEPTHS = (0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
 ANSWERED_DEPTHS = (0.9, 0.85, 0.8)
@@ -206,6 +208,26 @@ def num_right(given: Sequence[str]) -> int:
     return sum(bool(re.search(rf"\b(?:{word})\b", answer, re.IGNORECASE)) for word, answer in pairs)
 
 
+def plot(figures: Figures) -> Figure:
+    """Plot, by depth, the mixture's perplexity increase over the original, and how often both have the same argmax."""
+    figure, [price, same] = sheet(figures, 2)
+    for name, text in figures["texts"].items():
+        points = [point for point in text["points"] if point["asked_depth"]]
+        bars(price, name, points, "price_percent", "price_interval_percent")
+        bars(same, name, points, "same_argmax", "same_argmax_interval")
+    price.axhline(0, color="black", linewidth=1)
+    label(price, "mean depth", "perplexity above the original, %")
+    label(same, "mean depth", "share of tokens with the original's argmax")
+    return figure
+
+
+def bars(panel: Axes, name: str, points: Sequence[Figures], what: str, bounds: str) -> None:
+    values = [point[what] for point in points]
+    sides = [[value - point[bounds][0] for point, value in zip(points, values, strict=True)]]
+    sides += [[point[bounds][1] - value for point, value in zip(points, values, strict=True)]]
+    panel.errorbar([point["depth"] for point in points], values, yerr=sides, fmt="o-", capsize=4, label=name)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(prog="python -m research.retrofit.curve", description=__doc__.splitlines()[0])
     parser.add_argument("model")
@@ -238,7 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found["answers"] = answers(loaded, [each for each in points if each["asked_depth"] in ANSWERED_DEPTHS])
     write_json(found, args.json)
     if args.plot:
-        retrofit_curve(found).savefig(args.plot)
+        plot(found).savefig(args.plot)
 
 
 if __name__ == "__main__":

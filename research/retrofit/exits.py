@@ -6,19 +6,25 @@ For each requested depth, the log-odds of all routers are shifted by one constan
 exit has this mean depth. The reported depth is the mean depth of the timed tokens.
 """
 
+from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from statistics import median
+from typing import get_args
 
 import torch
+from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
 from nvium_core.bench.contenders.contender import Generation
-from nvium_core.bench.figures import Figures
-from nvium_core.bench.harness import Subject, interleaved, ratio, timed
+from nvium_core.bench.figures import Figures, write_json
+from nvium_core.bench.harness import Subject, counts, interleaved, load_subject, numbers, ratio, timed
+from nvium_core.choices import Device, Precision, Weights
+from nvium_core.engine.device.processor import use_processor
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import EngineConfig, SamplingParams
 from nvium_core.model.config import univium_config
@@ -27,9 +33,7 @@ from nvium_core.model.llama import causal_attention
 from nvium_core.model.nvium import Nvium
 from nvium_core.model.stored import quantize_model
 from nvium_core.training.retrofitting.router_shift import log_odds, shift_routers, shift_to
-from research.speed.measuring import load, numbers, parser, report, requests, seeds
 
-DEPTHS = (0.9, 0.85, 0.8)
 NUM_TEXTS = 4
 
 
@@ -68,14 +72,15 @@ def measure(subject: Subject, sequences: Sequence[int], depths: Sequence[float],
 
 
 def generate(engine: Engine, prompt: list[int], params: SamplingParams, number: int, turn: int) -> Generation:
-    return timed(engine, requests(prompt, [replace(params, seed=seed) for seed in seeds(turn, number)]))
+    """Generate `number` texts. No other turn has the same seeds."""
+    return timed(engine, [(prompt, replace(params, seed=turn * number + each)) for each in range(number)])
 
 
 def original_texts(subject: Subject, original: Nvium, params: SamplingParams) -> list[list[int]]:
     """Generate text with the last exit alone. The seeds differ from those of the timed turns."""
     engine = Engine(original, EngineConfig(max_sequences=NUM_TEXTS, prefix_caching=False))
-    seeded = [replace(params, seed=-seed - 1) for seed in range(NUM_TEXTS)]
-    return [subject.prompt + token_ids for token_ids in timed(engine, requests(subject.prompt, seeded)).token_ids]
+    requests = [(subject.prompt, replace(params, seed=-seed - 1)) for seed in range(NUM_TEXTS)]
+    return [subject.prompt + token_ids for token_ids in timed(engine, requests).token_ids]
 
 
 @torch.inference_mode()
@@ -128,14 +133,26 @@ def table(figures: Figures) -> Table:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = parser("retrofit.exits", __doc__)
-    options.add_argument("--sequences", type=numbers, default="1", help="numbers of sequences, such as 1,4 [1]")
-    options.add_argument("--depths", type=lambda text: [float(part) for part in text.split(",")], default=DEPTHS)
-    options.add_argument("--tokens", type=int, default=128, help="tokens per sequence [128]")
-    args = options.parse_args(arguments)
-    subject = load(args)
-    figures = measure(subject, args.sequences, args.depths, args.tokens, args.repeats)
-    report(subject, figures, table(figures), args.json)
+    parser = ArgumentParser(prog="python -m research.retrofit.exits", description=__doc__)
+    add = parser.add_argument
+    add("--model", help="folder, Hub name or GGUF file [the bundled model]")
+    add("--device", choices=get_args(Device), default="auto")
+    add("--dtype", choices=get_args(Precision), default="auto")
+    add("--weights", choices=get_args(Weights), default="auto")
+    add("--threads", default="1", help="number of threads, or auto [1]")
+    add("--sequences", default="1", help="numbers of sequences, such as 1,4 [1]")
+    add("--depths", default="0.9,0.85,0.8", help="mean depths [0.9,0.85,0.8]")
+    add("--tokens", type=int, default=128, help="tokens per sequence [128]")
+    add("--repeats", type=int, default=5, help="number of measured turns, in which contenders alternate [5]")
+    add("--json", type=Path, help="also write the results to this file")
+    args = parser.parse_args(arguments)
+    sequences, depths = counts(args.sequences, "sequences"), numbers(args.depths, "depths")
+    use_processor("auto", args.threads)
+    subject = load_subject(args.model, None, None, args.device, args.dtype, args.weights)
+    figures = measure(subject, sequences, depths, args.tokens, args.repeats)
+    Console().print(table(figures))
+    if args.json:
+        write_json({**subject.as_dict(), **figures}, args.json)
 
 
 if __name__ == "__main__":

@@ -32,9 +32,9 @@ from loadtest.client import DONE
 from nvium_core.bench.figures import write_json
 from nvium_core.bench.harness import PROMPT, subject_of, timed
 from nvium_core.engine.device.processor import use_processor
-from nvium_core.engine.params import SamplingParams
+from nvium_core.engine.engine import Engine
+from nvium_core.engine.params import EngineConfig, SamplingParams
 from nvium_core.loading import load_model
-from research.speed.measuring import engine_of
 
 ENGINE = "engine"
 WARM_UP_RUNS = 3
@@ -73,7 +73,7 @@ def engine_rate(model: str | None, num_streams: int, num_tokens: int, num_thread
     """Measure the engine's tokens per second, prefill included, after a warm-up."""
     use_processor("auto", num_threads)
     subject = subject_of(load_model(model))
-    engine = engine_of(subject, max_sequences=max(32, num_streams))
+    engine = Engine(subject.model, EngineConfig(max_sequences=max(32, num_streams)))
     params = [SamplingParams(max_tokens=num_tokens, seed=seed, ignore_eos=True) for seed in range(num_streams)]
     for _ in range(WARM_UP_RUNS):
         timed(engine, [(subject.prompt, each) for each in params])
