@@ -8,8 +8,8 @@ Shapes: B windows, T tokens, D width, L layers. Depth 6 means after six layers.
 import os
 import zlib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,8 +24,8 @@ from nvium_core.training.objective.cross_entropy import head_nll
 from nvium_core.training.objective.objective import ObjectiveResult, Phase, counted_mean
 from nvium_core.training.recipes.recipe import Recipe
 
-Curriculum = Literal["gradual", "rotational"]
-DropoutInTime = Literal["exponential", "constant"]
+MAX_DROPOUT = 0.3
+"""The last layer's dropout at the end of training, as in the N-vium paper."""
 
 DRAFTS = ((6, 12), (4, 12), (4, 8), (6, 5), (2, 5), (2, 8))
 """Exit layers and draft lengths in the N-vium paper, whose LayerSkip has early exits after layers 2, 4 … 22 of 24."""
@@ -62,72 +62,44 @@ def build_layerskip(config: NviumConfig) -> LayerSkipForCausalLM:
     return LayerSkipForCausalLM(univium_config(config), (config.exit_layers or [])[:-1])
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerSkip:
-    """The method's settings. The defaults are the N-vium paper's.
+# The enabled exits change during training, and PyTorch would recompile at each change.
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # PyTorch has no types for it
+def objective(model: LayerSkipForCausalLM, batch: Batch, phase: Phase) -> ObjectiveResult:
+    """In training mode, compute Σ ẽ(t, l) CE_l (LayerSkip, equation 5). Else compute a Llama's loss.
 
-    - `max_dropout`: the last layer's dropout at the end of training.
-    - `dropout_in_time`: `exponential` raises dropout from 0 during training. `constant` does not change it.
-    - `early_loss_scale`: e_scale, from 0 (no early losses) to 1.
-    - `curriculum`: `gradual` enables early exits from the deepest to the shallowest during the first half of training.
-      `rotational` enables one early exit at a time, for `rotation_period` steps each.
+    `mix_loss` is the last exit's cross-entropy. `dropped_share` is the share of rows that skip a layer.
     """
+    num_layers, num_windows = model.config.num_hidden_layers, len(batch.inputs)
+    weights, kept_LB = {num_layers: 1.0}, torch.ones(num_layers, num_windows, dtype=torch.bool)
+    if model.training:
+        weights = loss_weights([*model.early_exits, num_layers], phase.progress)
+        kept_LB = kept_layers(batch, phase.step, dropout(num_layers, phase.progress))
+    kept_LB = kept_LB.to(batch.inputs.device)
+    losses = exit_losses(model, batch, kept_LB, weights)
+    loss = torch.stack([weights[depth] * loss for depth, loss in losses.items()]).sum()
+    return ObjectiveResult(loss, {"mix_loss": losses[num_layers].detach(), "dropped_share": (~kept_LB).float().mean()})
 
-    max_dropout: float = 0.3
-    dropout_in_time: DropoutInTime = "exponential"
-    early_loss_scale: float = 1.0
-    curriculum: Curriculum = "gradual"
-    rotation_period: int = 8
 
-    def __post_init__(self) -> None:
-        for name, words in (("dropout_in_time", get_args(DropoutInTime)), ("curriculum", get_args(Curriculum))):
-            if getattr(self, name) not in words:
-                raise ValueError(f"{name} must be one of {', '.join(words)}, got {getattr(self, name)!r}")
-        if self.rotation_period < 1:
-            raise ValueError(f"rotation_period must be at least 1, got {self.rotation_period}")
-        if not (0 <= self.max_dropout < 1 and 0 <= self.early_loss_scale <= 1):
-            raise ValueError(
-                "max_dropout must be in [0, 1) and early_loss_scale in [0, 1], got "
-                f"{self.max_dropout} and {self.early_loss_scale}"
-            )
+def dropout(num_layers: int, progress: float) -> list[float]:
+    """Return p_l = S · D_l · p_max (equation 2). D rises over layers, S over time, each as 2^x − 1 from 0 to 1."""
+    in_time = 2**progress - 1
+    return [in_time * (2 ** (layer / max(1, num_layers - 1)) - 1) * MAX_DROPOUT for layer in range(num_layers)]
 
-    # The enabled exits change during training, and PyTorch would recompile at each change.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # PyTorch has no types for it
-    def objective(self, model: LayerSkipForCausalLM, batch: Batch, phase: Phase) -> ObjectiveResult:
-        """In training mode, compute Σ ẽ(t, l) CE_l (LayerSkip, equation 5). Else compute a Llama's loss.
 
-        `mix_loss` is the last exit's cross-entropy. `dropped_share` is the share of rows that skip a layer.
-        """
-        num_layers, num_windows = model.config.num_hidden_layers, len(batch.inputs)
-        weights, kept_LB = {num_layers: 1.0}, torch.ones(num_layers, num_windows, dtype=torch.bool)
-        if model.training:
-            weights = self.loss_weights([*model.early_exits, num_layers], phase)
-            kept_LB = kept_layers(batch, phase.step, self.dropout(num_layers, phase.progress))
-        kept_LB = kept_LB.to(batch.inputs.device)
-        losses = exit_losses(model, batch, kept_LB, weights)
-        loss = torch.stack([weights[depth] * loss for depth, loss in losses.items()]).sum()
-        return ObjectiveResult(
-            loss, {"mix_loss": losses[num_layers].detach(), "dropped_share": (~kept_LB).float().mean()}
-        )
+def loss_weights(depths: Sequence[int], progress: float) -> dict[int, float]:
+    """Return the enabled exits' weights ẽ (equation 6, e_scale 1) by depth. The weights sum to 1."""
+    *early, last = depths
+    scales = {depth: sum(range(depth)) for depth in active(early, last, progress)}
+    scales[last] = max(1, sum(range(last)))
+    return {depth: scale / sum(scales.values()) for depth, scale in scales.items()}
 
-    def dropout(self, num_layers: int, progress: float) -> list[float]:
-        """Return p_l = S · D_l · p_max (equation 2). D rises over layers, S over time, each as 2^x − 1 from 0 to 1."""
-        in_time = 2**progress - 1 if self.dropout_in_time == "exponential" else 1
-        return [in_time * (2 ** (layer / max(1, num_layers - 1)) - 1) * self.max_dropout for layer in range(num_layers)]
 
-    def loss_weights(self, depths: Sequence[int], phase: Phase) -> dict[int, float]:
-        """Return the enabled exits' weights ẽ (equation 6) by depth. The weights sum to 1."""
-        *early, last = depths
-        scales = {depth: self.early_loss_scale * sum(range(depth)) for depth in self.active(early, last, phase)}
-        scales[last] = max(1, last - 1) + self.early_loss_scale * sum(range(last - 1))
-        return {depth: scale / sum(scales.values()) for depth, scale in scales.items()}
+def active(early: Sequence[int], num_layers: int, progress: float) -> list[int]:
+    """Return C, the early exits that the gradual curriculum enables now, from the deepest to the shallowest.
 
-    def active(self, early: Sequence[int], num_layers: int, phase: Phase) -> list[int]:
-        """Return C, the early exits that the curriculum enables now. The last exit is always enabled."""
-        if self.curriculum == "rotational":
-            turn = phase.step // self.rotation_period % max(1, len(early))
-            return list(early[turn : turn + 1])
-        return [depth for depth in early if phase.progress >= (num_layers - depth) / (2 * num_layers)]
+    All are enabled after half of the training. The last exit always is.
+    """
+    return [depth for depth in early if progress >= (num_layers - depth) / (2 * num_layers)]
 
 
 def kept_layers(batch: Batch, step: int, dropout: list[float]) -> Tensor:
@@ -153,6 +125,3 @@ def exit_losses(model: NviumForCausalLM, batch: Batch, kept_LB: Tensor, depths: 
 
 def model(recipe: Recipe, vocab_size: int, end_token: int) -> LayerSkipForCausalLM:
     return build_layerskip(recipe.shape.config(vocab_size, end_token))
-
-
-objective = LayerSkip().objective
