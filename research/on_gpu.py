@@ -63,7 +63,7 @@ def parts(device: str, scratch: Path, *, is_tiny: bool) -> Iterator[Part]:
     where, tiny = ("--device", device, "--dtype", dtype), ("--tiny",) if is_tiny else ()
 
     def points(name: str, seconds: int) -> Part:
-        return Part(name, ("research.gpu_points", name, "--device", device, *tiny), seconds)
+        return Part(name, ("research.gpu.points", name, "--device", device, *tiny), seconds)
 
     yield points("machine", 30)
     tests = ("pytest", "-v", "-rs", "--tb=short", *WITHOUT_PLUGINS, "-m", "cuda", CUDA_TESTS)
@@ -86,7 +86,7 @@ def parts(device: str, scratch: Path, *, is_tiny: bool) -> Iterator[Part]:
         port=port,
         before=("research.random_folder", folder, *(("--layers", "2") if is_tiny else ())),
     )
-    training = ("research.training_speed", "--device", device)
+    training = ("research.gpu.training_speed", "--device", device)
     training = (*training, *(("--recipe", "tiny", "--steps", "1") if is_tiny else ("--recipe", "paper-24x768")))
     for rows in ("16384", "65536") if not is_tiny else ("1024",):
         yield Part(f"training-eager-{rows}", (*training, "--rows", rows, "--eager"), 60)
@@ -197,7 +197,7 @@ def main(arguments: list[str] | None = None) -> int:
     is_forked = args.device == "cpu"  # CUDA does not work in a forked process
     multiprocessing.set_start_method("fork" if is_forked else "spawn")
     if is_forked:
-        runpy.run_module("research.gpu_points")  # imports for all processes what takes seconds
+        runpy.run_module("research.gpu.points")  # imports for all processes what takes seconds
     with TemporaryDirectory() as scratch:
         open_parts = [
             part

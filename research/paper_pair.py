@@ -42,7 +42,7 @@ from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.catalogue import DENSE, recipe_named
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.train import TrainingRun, prepared
-from research.training_speed import run_on_random_tokens, timed_step
+from research.gpu.training_speed import run_on_random_tokens, timed_step
 
 DECAY = 0.2
 PART_BYTES, MAX_PARTS = 15 * 2**20, 7

@@ -73,7 +73,7 @@ FORBIDDEN_IMPORTS = [
     ("server.x", "from nvium_core.engine.engine import Engine"),
     ("server.x", "import nvium_core"),
     ("loadtest.x", "from nvium_core import Engine"),
-    ("nvium_core.evaluation.x", "from research.paper import SCALES"),
+    ("nvium_core.evaluation.x", "from research.paper.results import SCALES"),
 ]
 
 # Concatenated, so that this file does not contain the forbidden string.

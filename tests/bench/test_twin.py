@@ -5,7 +5,7 @@ from nvium_core import NviumForCausalLM
 from nvium_core.bench.harness import Subject
 from nvium_core.bench.shapes import shape_config
 from nvium_core.bench.twin import dense_twin, is_llama, num_parameters, twin_config
-from research.iso import dense_model
+from research.paper.iso import dense_model
 from tests.model.test_backbones import random_model as random_backbone
 from tests.random_models import random_model
 

@@ -110,8 +110,7 @@ def check_python(words: Sequence[str]) -> None:
         loadtest_options.parser().parse_args(list(words[2:]))
         return
     else:
-        options_of = {"loadtest": "loadtest.options", "tests.faults": "tests.faults.__main__"}
-        sources = source_of(options_of.get(words[1], words[1]))
+        sources = source_of("loadtest.options" if words[1] == "loadtest" else words[1])
     used = {word.partition("=")[0] for word in words if word.startswith("--")}
     known = {node.value for node in ast.walk(ast.parse(sources)) if isinstance(node, ast.Constant)}
     known |= {f"--{name}".replace("_", "-") for name in re.findall(r"^    (\w+): Annotated", sources, re.MULTILINE)}
@@ -122,7 +121,9 @@ def check_python(words: Sequence[str]) -> None:
 
 
 def source_of(module: str) -> str:
-    return Path(importlib.util.find_spec(module).origin).read_text()
+    """Return the source that `python -m` runs, which is `__main__` of a package."""
+    file = Path(importlib.util.find_spec(module).origin)
+    return (file.with_name("__main__.py") if file.name == "__init__.py" else file).read_text()
 
 
 CHECKS: dict[str, Callable[[Sequence[str]], None]] = {

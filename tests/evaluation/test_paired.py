@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvium_core.evaluation.paired import perplexity_gain
-from research.speed import ratio_interval
+from research.speed.per_token import ratio_interval
 
 RATIOS = st.dictionaries(st.text(max_size=3), st.lists(st.floats(0.1, 10), min_size=3, max_size=9), min_size=1)
 

@@ -3,7 +3,7 @@
 from nvium_core import NviumConfig
 from nvium_core.model.flops import Flops, flops_per_token
 from nvium_core.training.recipes.catalogue import recipe_named
-from research.sweeps import paper
+from research.paper.sweeps import paper
 
 PAPER_POSITIONS = 1024
 PER_MILLE = 1e-3

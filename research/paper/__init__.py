@@ -1,0 +1,1 @@
+"""The paper's tables and figures, and when exits pay."""

@@ -1,0 +1,1 @@
+"""Models that got exits afterwards."""

@@ -1,0 +1,1 @@
+"""Speed on a CPU and over HTTP."""

@@ -1,0 +1,1 @@
+"""The bundled model, its corpus, and what its stories keep."""
