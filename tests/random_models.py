@@ -31,7 +31,7 @@ def small_config(
         vocab_size=vocab_size,
         hidden_size=width,
         intermediate_size=2 * width,
-        num_hidden_layers=exit_layers[-1],
+        num_hidden_layers=exit_layers[-1] // parts.get("num_loops", 1),
         num_attention_heads=num_heads,
         num_key_value_heads=num_key_heads,
         max_position_embeddings=context,

@@ -89,6 +89,7 @@ def description(loaded: LoadedModel) -> Figures:
         "training_tokens": tokens_read(run) if run else None,
         "num_parameters": loaded.model.num_parameters(),
         "num_layers": config.num_hidden_layers,
+        "num_loops": config.num_loops,
         "width": config.hidden_size,
         "exit_layers": config.exit_layers,
     }

@@ -24,6 +24,7 @@ from nvium_core.model.config import NviumConfig
 from nvium_core.model.exits import Adapter, Router
 from nvium_core.model.llama import Attend, RMSNorm, RotaryEmbedding, dense_attention
 from nvium_core.model.nvium import HUB_OPTIONS, Nvium, NviumOutput, generation_config, read_checked
+from nvium_core.model.plan import LayerCall
 
 
 class NviumForCausalLM(Nvium, PreTrainedModel, GenerationMixin):
@@ -121,10 +122,10 @@ class NviumForCausalLM(Nvium, PreTrainedModel, GenerationMixin):
         )
         assert mask is None or isinstance(mask, Tensor)
 
-        def attend(q_BTHP: Tensor, k_BTGP: Tensor, v_BTGP: Tensor, layer_index: int) -> Tensor:
+        def attend(q_BTHP: Tensor, k_BTGP: Tensor, v_BTGP: Tensor, call: LayerCall) -> Tensor:
             q, k, v = (x.transpose(1, 2) for x in (q_BTHP, k_BTGP, v_BTGP))
             if cache is not None:
-                k, v = cache.update(k, v, layer_index)
+                k, v = cache.update(k, v, call.cache)
             return dense_attention(q, k, v, mask, is_causal=mask is None and q.shape[2] > 1).transpose(1, 2)
 
         return attend

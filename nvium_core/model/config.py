@@ -1,6 +1,7 @@
 """The configuration of an N-vium: Llama's fields plus the exits.
 
-`exit_layers` are depths counted in layers: 6 means "after six layers".
+`exit_layers` are depths counted in layer calls: 6 means "after six calls". If the model runs its layers once, a call is
+a layer.
 """
 
 import math
@@ -12,7 +13,7 @@ from huggingface_hub.dataclasses import strict
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_rope_utils import RopeParameters
 
-from nvium_core.choices import Sampling
+from nvium_core.choices import Norms, Sampling
 
 MAX_WIDTH = 2**24  # upper bound of sizes, far above any real model
 
@@ -20,6 +21,7 @@ WIDTHS = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads
 MAX_SIZES = {
     **dict.fromkeys((*WIDTHS, "max_position_embeddings"), MAX_WIDTH),
     "num_hidden_layers": 10_000,
+    "num_loops": 1_000,
     "num_labels": 10_000,  # transformers builds a list of labels for every model
 }
 
@@ -28,7 +30,7 @@ MAX_NUMBER = 1e30  # upper bound of other numbers, because a JSON integer may be
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Supported rope scalings. `dynamic` and `longrope` are missing, because they depend on a batch's longest sequence."""
 
-FORMAT = 1
+FORMAT = 2
 """Version of the model folder's format. Increment it for a new field that changes the computation: an older nvium then
 rejects the folder instead of ignoring the field."""
 
@@ -43,6 +45,10 @@ class NviumConfig(PreTrainedConfig):
     qkv_bias: biases of the query, key and value projections, but not of the output projection (Qwen2).
     qk_norm: RMSNorm of every query and key head (Qwen3).
     no_rope_layers: indices of layers without rotary embedding (SmolLM3).
+    layer_norms: RMSNorms before attention and MLP, or also after them, before the residual is added (Ouro).
+    num_loops: how often a row passes all layers (looped models).
+    norms_loops: whether one RMSNorm, shared by all loops, follows each loop; exits and the next loop read its output
+        (Ouro). Otherwise each exit has its own norm, which the next layer does not see.
     default_sampling: used for requests that set no `sampling`. Retrofitted models have "original".
     """
 
@@ -76,6 +82,9 @@ class NviumConfig(PreTrainedConfig):
     qkv_bias: bool = False
     qk_norm: bool = False
     no_rope_layers: list[int] | tuple[int, ...] = ()
+    layer_norms: Norms = "before"
+    num_loops: int = 1
+    norms_loops: bool = False
     default_sampling: Sampling = "exits"
     nvium_format: int = FORMAT
 
@@ -86,7 +95,7 @@ class NviumConfig(PreTrainedConfig):
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.exit_layers is None:
-            self.exit_layers = [self.num_hidden_layers]
+            self.exit_layers = [self.num_calls]
         self.exit_layers = list(self.exit_layers)
         if self.router_hidden_size is None:
             self.router_hidden_size = int(0.66 * self.hidden_size)
@@ -95,8 +104,8 @@ class NviumConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def validate_format(self) -> None:
-        if self.nvium_format != FORMAT:
-            raise ValueError(f"nvium_format is {self.nvium_format}, but this version of nvium reads {FORMAT}")
+        if not 1 <= self.nvium_format <= FORMAT:
+            raise ValueError(f"nvium_format is {self.nvium_format}, but this version of nvium reads up to {FORMAT}")
 
     def validate_backbone(self) -> None:
         if self.hidden_act != "silu":
@@ -136,10 +145,11 @@ class NviumConfig(PreTrainedConfig):
         depths = [0, *(self.exit_layers or [])]
         if any(shallow >= deep for shallow, deep in pairwise(depths)):
             raise ValueError(f"exit_layers must be positive and strictly increasing, got {self.exit_layers}")
-        if depths[-1] != self.num_hidden_layers:
-            raise ValueError(
-                f"the last of exit_layers must be num_hidden_layers ({self.num_hidden_layers}), got {self.exit_layers}"
-            )
+        if depths[-1] != self.num_calls:
+            product = "num_hidden_layers" if self.num_loops == 1 else "num_hidden_layers times num_loops"
+            raise ValueError(f"the last of exit_layers must be {product} ({self.num_calls}), got {self.exit_layers}")
+        if self.norms_loops and any(depth % self.num_hidden_layers for depth in depths):
+            raise ValueError(f"exit_layers must be ends of loops if norms_loops is set, got {self.exit_layers}")
         for name, least in (("router_hidden_size", 1), ("adapter_hidden_size", 0)):
             if not least <= (getattr(self, name) or 0) <= MAX_WIDTH:
                 raise ValueError(f"{name} must be between {least} and {MAX_WIDTH}, got {getattr(self, name)}")
@@ -152,10 +162,9 @@ class NviumConfig(PreTrainedConfig):
         return len(self.exit_layers or [])
 
     @property
-    def blocks(self) -> list[range]:
-        """The indices of each block's layers. A block has the layers between the previous exit and its own exit."""
-        depths = [0, *(self.exit_layers or [])]
-        return [range(shallow, deep) for shallow, deep in pairwise(depths)]
+    def num_calls(self) -> int:
+        """Layer calls that a row passes, which is the depth of the last exit."""
+        return self.num_hidden_layers * self.num_loops
 
 
 def univium_config(config: NviumConfig, **changes: Any) -> NviumConfig:

@@ -63,11 +63,14 @@ class Adapter(nn.Module):
 
 
 class Exit(nn.Module):
-    """Norm, adapter and router. The last exit has no router. The shared head W_lm belongs to the model."""
+    """Norm, adapter and router. The last exit has no router. The shared head W_lm belongs to the model.
+
+    If the model norms its loops (`norms_loops`), an exit has no norm of its own.
+    """
 
     def __init__(self, config: NviumConfig, is_last: bool) -> None:
         super().__init__()
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = nn.Identity() if config.norms_loops else RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.router = None if is_last else Router(config)
         self.adapter = Adapter(config) if config.adapter_hidden_size else nn.Identity()
 

@@ -33,12 +33,12 @@ def flops_per_token(config: NviumConfig, num_positions: int) -> Flops:
     L(8d² + 6dm) + 4LSd + N·2Vd + N·4d·d_a + (N−1)·4d·m_r. Grouped-query attention makes the term 8d² smaller.
     """
     num_exits = config.num_exits
-    return _flops(config, num_positions, num_layers=config.num_hidden_layers, heads=num_exits, routers=num_exits - 1)
+    return _flops(config, num_positions, num_layers=config.num_calls, heads=num_exits, routers=num_exits - 1)
 
 
 def generation_flops(config: NviumConfig, num_positions: int, exit_shares: Sequence[float]) -> Flops:
     """FLOPs of a generated token: layers before and after its exit, one head with its adapter, and the routers."""
-    num_layers = config.num_hidden_layers
+    num_layers = config.num_calls
     return _flops(config, num_positions, num_layers=num_layers, heads=1, routers=mean_routers(exit_shares))
 
 

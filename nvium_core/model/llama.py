@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from nvium_core.choices import Norms
 from nvium_core.model.config import NviumConfig
+from nvium_core.model.plan import LayerCall, blocks_of
 
-Attend = Callable[[Tensor, Tensor, Tensor, int], Tensor]
-"""Attention of one layer: (queries [X, H, P], keys [X, G, P], values [X, G, P], layer index) → [X, H, P]."""
+Attend = Callable[[Tensor, Tensor, Tensor, LayerCall], Tensor]
+"""Attention of one call: (queries [X, H, P], keys [X, G, P], values [X, G, P], call) → [X, H, P]."""
 
 Rotary = tuple[Tensor, Tensor]
 """Cosine and sine of each row's rotary angles, [X, P] each."""
@@ -75,13 +77,11 @@ def fused(known: FusedLinear | None, *layers: nn.Linear) -> FusedLinear:
 
 
 class Attention(nn.Module):
-    def __init__(self, config: NviumConfig, layer_index: int) -> None:
+    def __init__(self, config: NviumConfig) -> None:
         super().__init__()
-        self.layer_index = layer_index
         self.head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
         query_width = config.num_attention_heads * self.head_dim
         key_width = (config.num_key_value_heads or config.num_attention_heads) * self.head_dim
-        self.has_rotary = layer_index not in config.no_rope_layers
         bias = config.attention_bias or config.qkv_bias
         self.q_proj = nn.Linear(config.hidden_size, query_width, bias=bias)
         self.k_proj = nn.Linear(config.hidden_size, key_width, bias=bias)
@@ -95,16 +95,16 @@ class Attention(nn.Module):
     def pack(self) -> None:
         self.qkv = fused(self.qkv, self.q_proj, self.k_proj, self.v_proj)
 
-    def forward(self, x_XD: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
-        if self.qkv is not None and self.has_rotary and isinstance(self.q_norm, nn.Identity):
+    def forward(self, x_XD: Tensor, call: LayerCall, rotary: Rotary, attend: Attend) -> Tensor:
+        if self.qkv is not None and call.has_rotary and isinstance(self.q_norm, nn.Identity):
             q_XHP, k_XGP, v_XGP = self._rotated_together(self.qkv(x_XD), rotary)
         else:
             q_XHP = self.q_norm(self.q_proj(x_XD).unflatten(-1, (-1, self.head_dim)))
             k_XGP = self.k_norm(self.k_proj(x_XD).unflatten(-1, (-1, self.head_dim)))
             v_XGP = self.v_proj(x_XD).unflatten(-1, (-1, self.head_dim))
-            if self.has_rotary:
+            if call.has_rotary:
                 q_XHP, k_XGP = rotate(q_XHP, rotary), rotate(k_XGP, rotary)
-        return self.o_proj(attend(q_XHP, k_XGP, v_XGP, self.layer_index).flatten(-2))
+        return self.o_proj(attend(q_XHP, k_XGP, v_XGP, call).flatten(-2))
 
     def _rotated_together(self, qkv: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
         widths = (self.q_proj.out_features, self.k_proj.out_features, self.v_proj.out_features)
@@ -136,20 +136,26 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, config: NviumConfig, layer_index: int) -> None:
+    """Attention and MLP with a norm before each, and optionally one after each. The names are those of GLM-4."""
+
+    def __init__(self, config: NviumConfig, norms: Norms) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config, layer_index)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        width, eps = config.hidden_size, config.rms_norm_eps
+        self.input_layernorm, self.post_attention_layernorm = RMSNorm(width, eps), RMSNorm(width, eps)
+        self.post_self_attn_layernorm, self.post_mlp_layernorm = (
+            RMSNorm(width, eps) if norms == "both" else nn.Identity() for _ in range(2)
+        )
+        self.self_attn = Attention(config)
         self.mlp = FeedForward(config)
 
-    def forward(self, h_XD: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
-        h_XD = h_XD + self.self_attn(self.input_layernorm(h_XD), rotary, attend)
-        return h_XD + self.mlp(self.post_attention_layernorm(h_XD))
+    def forward(self, h_XD: Tensor, call: LayerCall, rotary: Rotary, attend: Attend) -> Tensor:
+        attended_XD = self.self_attn(self.input_layernorm(h_XD), call, rotary, attend)
+        h_XD = h_XD + self.post_self_attn_layernorm(attended_XD)
+        return h_XD + self.post_mlp_layernorm(self.mlp(self.post_attention_layernorm(h_XD)))
 
 
 class Llama(nn.Module):
-    """Embedding and layers. The final norm belongs to the last exit."""
+    """Embedding, layers and their plan. `norm` follows the calls that the plan marks; other norms belong to exits."""
 
     _gradient_checkpointing_func: Callable[..., Tensor]
 
@@ -159,7 +165,11 @@ class Llama(nn.Module):
         if not embeddings.is_meta:  # random numbers on meta would import PyTorch's compiler
             nn.init.normal_(embeddings)
         self.embed_tokens = nn.Embedding.from_pretrained(embeddings, freeze=False, padding_idx=config.pad_token_id)
-        self.layers = nn.ModuleList(Layer(config, index) for index in range(config.num_hidden_layers))
+        self.blocks = blocks_of(config)
+        norms = {call.layer: call.norms for block in self.blocks for call in block}
+        self.layers = nn.ModuleList(Layer(config, norms[index]) for index in range(config.num_hidden_layers))
+        is_normed = any(call.is_normed for block in self.blocks for call in block)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps) if is_normed else None
         self.rotary_emb = RotaryEmbedding(config)
         self.gradient_checkpointing = False  # set by transformers' `gradient_checkpointing_enable`
 
@@ -170,13 +180,15 @@ class Llama(nn.Module):
             layer.self_attn.pack()
             layer.mlp.pack()
 
-    def run(self, h_XD: Tensor, layers: Iterable[int], rotary: Rotary, attend: Attend) -> Tensor:
-        for index in layers:
-            layer = self.layers[index]
+    def run(self, h_XD: Tensor, calls: Iterable[LayerCall], rotary: Rotary, attend: Attend) -> Tensor:
+        for call in calls:
+            layer = self.layers[call.layer]
             if self.gradient_checkpointing and self.training:
-                h_XD = self._gradient_checkpointing_func(layer, h_XD, rotary, attend)
+                h_XD = self._gradient_checkpointing_func(layer, h_XD, call, rotary, attend)
             else:
-                h_XD = layer(h_XD, rotary, attend)
+                h_XD = layer(h_XD, call, rotary, attend)
+            if call.is_normed and self.norm is not None:
+                h_XD = self.norm(h_XD)
         return h_XD
 
 
@@ -219,7 +231,7 @@ def causal_attention(mask: Tensor | None = None) -> Attend:
     mask: [B, 1, T, T], True where position t may attend to position s. It replaces the causal mask.
     """
 
-    def attend(q_BTHP: Tensor, k_BTGP: Tensor, v_BTGP: Tensor, layer_index: int) -> Tensor:
+    def attend(q_BTHP: Tensor, k_BTGP: Tensor, v_BTGP: Tensor, call: LayerCall) -> Tensor:
         q_BHTP, k_BGTP, v_BGTP = (x.transpose(1, 2) for x in (q_BTHP, k_BTGP, v_BTGP))
         return dense_attention(q_BHTP, k_BGTP, v_BGTP, mask, is_causal=mask is None).transpose(1, 2)
 
@@ -232,7 +244,7 @@ def document_attention(lengths: Sequence[int]) -> Attend:
     lengths: the documents' numbers of rows, in order. No document crosses the end of a row of the batch.
     """
 
-    def attend(q_BTHP: Tensor, k_BTGP: Tensor, v_BTGP: Tensor, layer_index: int) -> Tensor:
+    def attend(q_BTHP: Tensor, k_BTGP: Tensor, v_BTGP: Tensor, call: LayerCall) -> Tensor:
         by_document = (x.flatten(0, 1).transpose(0, 1)[None].split(lengths, dim=2) for x in (q_BTHP, k_BTGP, v_BTGP))
         seen = [dense_attention(q, k, v, None, is_causal=True) for q, k, v in zip(*by_document, strict=True)]
         return torch.cat(seen, dim=2).transpose(1, 2).reshape(q_BTHP.shape)

@@ -23,6 +23,7 @@ from nvium_core.model.checkpoint import EMBEDDING, HEAD, Checkpoint, one_line
 from nvium_core.model.config import NviumConfig, check_end_token_ids
 from nvium_core.model.exits import Exit
 from nvium_core.model.llama import Attend, Llama, causal_attention
+from nvium_core.model.plan import LayerCall
 from nvium_core.model.source import read_source
 from nvium_core.model.stored import materialise
 
@@ -41,7 +42,7 @@ class NviumOutput(ModelOutput):
     exit_logits: each exit's own logits [B, T, E, V]. None without `output_exit_logits`.
     mix_loss, compute_loss, balance_loss: L_mix, L_compute and L_balance.
     exit_losses: cross-entropy of each exit alone [E].
-    hidden_states: embeddings and output of each layer, before any norm, [B, T, D] each. None without
+    hidden_states: embeddings and output of each layer call, [B, T, D] each. None without
         `output_hidden_states`.
     last_hidden_state: the head's input at the last exit [B, T, D].
     """
@@ -70,9 +71,7 @@ class Nvium(nn.Module):
         super().__init__(*for_base)
         self.config = config
         self.model: Llama = Llama(config)
-        self.exits = nn.ModuleList(
-            Exit(config, depth == config.num_hidden_layers) for depth in config.exit_layers or []
-        )
+        self.exits = nn.ModuleList(Exit(config, depth == config.num_calls) for depth in config.exit_layers or [])
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.tie()
 
@@ -136,16 +135,16 @@ class Nvium(nn.Module):
 
     def hidden_states(self, input_ids_BT: Tensor, positions_BT: Tensor, attend: Attend) -> list[Tensor]:
         """Compute the hidden state [B, T, D] at each exit."""
-        return self._states_after(self.config.blocks, self.model.embed_tokens(input_ids_BT), positions_BT, attend)
+        return self._states_after(self.model.blocks, self.model.embed_tokens(input_ids_BT), positions_BT, attend)
 
     def _states_after(
-        self, parts: Iterable[Iterable[int]], h_BTD: Tensor, positions_BT: Tensor, attend: Attend
+        self, parts: Iterable[Iterable[LayerCall]], h_BTD: Tensor, positions_BT: Tensor, attend: Attend
     ) -> list[Tensor]:
-        """Run consecutive ranges of layers. Return the hidden state after each range."""
+        """Run consecutive parts of the plan. Return the hidden state after each part."""
         rotary = self.model.rotary_emb(positions_BT, h_BTD.dtype)
         states = []
-        for layers in parts:
-            h_BTD = self.model.run(h_BTD, layers, rotary, attend)
+        for calls in parts:
+            h_BTD = self.model.run(h_BTD, calls, rotary, attend)
             states.append(h_BTD)
         return states
 
@@ -177,7 +176,7 @@ class Nvium(nn.Module):
         all_states = None
         if output_hidden_states:
             embedded = self.model.embed_tokens(input_ids)
-            each = [[layer] for layer in range(self.config.num_hidden_layers)]
+            each = [[call] for block in self.model.blocks for call in block]
             all_states = (embedded, *self._states_after(each, embedded, position_ids, attend))
             states = [all_states[depth] for depth in self.config.exit_layers or []]
         else:

@@ -10,6 +10,7 @@ Shapes: B rows, T tokens, S positions, D width, H query heads, G key heads, P he
 import math
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import cast
 
 import torch
@@ -20,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from nvium_core.model.exits import Exit
 from nvium_core.model.llama import dense_attention
 from nvium_core.model.nvium import Nvium
+from nvium_core.model.plan import LayerCall
 from research.tales.plots import Plot
 
 SYSTEM = "You tell simple stories."
@@ -128,9 +130,9 @@ class Memory:
         ]
         self.length = 0
 
-    def attend(self, q_BTHP: Tensor, k_BTGP: Tensor, v_BTGP: Tensor, layer_index: int) -> Tensor:
+    def attend(self, q_BTHP: Tensor, k_BTGP: Tensor, v_BTGP: Tensor, call: LayerCall) -> Tensor:
         start, end = self.length, self.length + q_BTHP.shape[1]
-        keys_BGSP, values_BGSP = self.layers[layer_index]
+        keys_BGSP, values_BGSP = self.layers[call.cache]
         keys_BGSP[:, :, start:end] = k_BTGP.transpose(1, 2)
         values_BGSP[:, :, start:end] = v_BTGP.transpose(1, 2)
         if start == 0:
@@ -191,7 +193,7 @@ class Narrator:
         h_BTD = llama.embed_tokens(tokens_BT)
         positions_T = torch.arange(memory.length, memory.length + tokens_BT.shape[1], device=tokens_BT.device)
         rotary = llama.rotary_emb(positions_T[None], h_BTD.dtype)
-        h_BTD = llama.run(h_BTD, range(len(llama.layers)), rotary, memory.attend)
+        h_BTD = llama.run(h_BTD, chain(*llama.blocks), rotary, memory.attend)
         memory.length += tokens_BT.shape[1]
         return h_BTD[:, -1]
 

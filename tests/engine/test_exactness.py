@@ -30,16 +30,25 @@ class Request:
     is_cancelled: int | None
 
 
-MAKES: list[dict[str, Any]] = [{}, {}, {"qkv_bias": True}, {"qk_norm": True, "no_rope_layers": [0]}]
+MAKES: list[dict[str, Any]] = [
+    {},
+    {"qkv_bias": True},
+    {"qk_norm": True, "no_rope_layers": [0]},
+    {"layer_norms": "both"},
+    {"layer_norms": "both", "norms_loops": True},
+]
 
 
 @st.composite
 def models(draw: st.DrawFn) -> NviumForCausalLM:
     depths = draw(st.lists(st.integers(1, 3), min_size=1, max_size=5))
     exit_layers = [sum(depths[: k + 1]) for k in range(len(depths))]
-    seed = draw(st.integers(0, 50))
+    seed, make = draw(st.integers(0, 50)), draw(st.sampled_from(MAKES))
+    if make.get("norms_loops") or draw(st.integers(0, 3)) == 0:  # blocks that share their weights
+        exit_layers = [depths[0] * (k + 1) for k in range(len(depths))]
+        make = {**make, "num_loops": len(depths)}
     shape = {"vocab_size": VOCAB_SIZE, "width": 8, "num_heads": 2, "num_key_heads": 1, "context": CONTEXT}
-    return random_model(exit_layers, seed=seed, **shape, **draw(st.sampled_from(MAKES)))
+    return random_model(exit_layers, seed=seed, **shape, **make)
 
 
 THRESHOLDS = 0.02, 0.3, 0.5, 0.9, 1.0, 7.0

@@ -26,6 +26,7 @@ from nvium_core.engine.params import SamplingParams
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Rows
 from nvium_core.model.llama import Attend, dense_attention
+from nvium_core.model.plan import LayerCall
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +42,9 @@ RowAttention = Callable[[PagedCache, Tensor, Tensor], Read]
 def written(cache: PagedCache, slot_R: Tensor, read: Read) -> Attend:
     """Return attention that first writes the rows' keys and values to their cache slots."""
 
-    def attend(q_RHP: Tensor, k_RGP: Tensor, v_RGP: Tensor, layer: int) -> Tensor:
-        cache.write(layer, slot_R, k_RGP, v_RGP)
-        return read(q_RHP, layer)
+    def attend(q_RHP: Tensor, k_RGP: Tensor, v_RGP: Tensor, call: LayerCall) -> Tensor:
+        cache.write(call.cache, slot_R, k_RGP, v_RGP)
+        return read(q_RHP, call.cache)
 
     return attend
 

@@ -165,9 +165,9 @@ def _number(group: Path, name: str) -> int | None:
 
 
 def page_bytes(config: NviumConfig, page_size: int, dtype: torch.dtype) -> int:
-    """Return the bytes of one page: keys and values in all layers, and hidden states after every block."""
+    """Return the bytes of one page: keys and values of all layer calls, and hidden states after every block."""
     heads = config.num_key_value_heads or config.num_attention_heads
-    numbers_per_row = 2 * config.num_hidden_layers * heads * (config.head_dim or 0)
+    numbers_per_row = 2 * config.num_calls * heads * (config.head_dim or 0)
     numbers_per_row += config.num_exits * config.hidden_size
     return page_size * numbers_per_row * dtype.itemsize
 

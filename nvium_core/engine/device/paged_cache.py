@@ -3,8 +3,8 @@
 The cache stores each row's hidden state after every block that the row has passed. So a Step can be retried, because it
 never overwrites its own inputs. And a row that has passed every block can be scored.
 
-Shapes: L layers, S cache slots, B runs, Q rows of the longest run, H query heads, G key heads, P head size, D width,
-R rows, W pages of the longest table, N blocks.
+Shapes: L layer calls, S cache slots, B runs, Q rows of the longest run, H query heads, G key heads, P head size,
+D width, R rows, W pages of the longest table, N blocks.
 """
 
 import math
@@ -31,7 +31,7 @@ PAGE_SIZE = 16
 Integers = NDArray[np.int64]
 
 Read = Callable[[Tensor, int], Tensor]
-"""(queries [R, H, P], layer index) → attention to the cached keys, [R, H, P]."""
+"""(queries [R, H, P], index of the call's keys) → attention to the cached keys, [R, H, P]."""
 
 
 def best_page_size(like: Tensor) -> int:
@@ -53,7 +53,7 @@ class PagedCache:
         self.num_slots = num_pages * page_size + max(2, page_size)
         """Total slots: a multiple of the page size, because kernels require that."""
         heads = config.num_key_value_heads or config.num_attention_heads
-        shape = (config.num_hidden_layers, self.num_slots, heads, config.head_dim or 0)
+        shape = (config.num_calls, self.num_slots, heads, config.head_dim or 0)
         self.keys = untouched_zeros(shape, like)
         self.values = untouched_zeros(shape, like)
         self.states_NSD = untouched_zeros((config.num_exits, self.num_slots, config.hidden_size), like)

@@ -15,6 +15,7 @@ from nvium_core.engine.device.inputs import InputViews
 from nvium_core.engine.device.paged_cache import PagedCache, power_of_two
 from nvium_core.model.llama import Attention, Layer, RMSNorm
 from nvium_core.model.nvium import Nvium
+from nvium_core.model.plan import LayerCall
 
 
 class FusedLayers:
@@ -29,8 +30,9 @@ class FusedLayers:
 
     def run(self, blocks: range, inputs: InputViews, previous_R: Tensor) -> None:
         model, config, states = self._model.model, self._config, self._cache.states_NSD
-        layers = [cast(Layer, model.layers[index]) for block in blocks for index in config.blocks[block]]
-        ends = {config.blocks[block][-1]: block for block in blocks}
+        calls = [call for block in blocks for call in model.blocks[block]]
+        ends = {model.blocks[block][-1].cache: block for block in blocks}
+        first = cast(Layer, model.layers[calls[0].layer])
         table = states[blocks.start - 1] if blocks.start else model.embed_tokens.weight
         slot_R = inputs.rows["slot"]
         rows, width, stride = len(slot_R), config.hidden_size, slot_R.stride(0)
@@ -39,46 +41,48 @@ class FusedLayers:
         eps = config.rms_norm_eps
         kernels.start_rows[(rows,)](
             *(table, slot_R, inputs.rows["token"], inputs.rows["source"], previous_R, h_RD, x_RD),
-            *(layers[0].input_layernorm.weight, stride, width, eps),
+            *(first.input_layernorm.weight, stride, width, eps),
             is_first=blocks.start == 0,
             **exact,
         )
         attend = self._attend(inputs)
-        for layer, following in zip(layers, [*layers[1:], None], strict=True):
-            index = layer.self_attn.layer_index
-            delta_RD = layer.self_attn.o_proj(attend(layer.self_attn, x_RD))
+        for call, following in zip(calls, [*calls[1:], None], strict=True):
+            layer = cast(Layer, model.layers[call.layer])
+            attended_RD = layer.self_attn.o_proj(attend(layer.self_attn, call, x_RD))
+            delta_RD = layer.post_self_attn_layernorm(attended_RD)
             norm = layer.post_attention_layernorm.weight
             sizes = (states[0], slot_R, stride, width, eps)
             kernels.add_rows[(rows,)](h_RD, delta_RD, x_RD, norm, *sizes, keeps=False, norms=True, **exact)
-            delta_RD = layer.mlp.down_proj(self._activated(layer, x_RD))
-            norm = norm if following is None else following.input_layernorm.weight
-            sizes = (states[ends.get(index, 0)], *sizes[1:])
-            flags = {"keeps": index in ends, "norms": following is not None}
+            delta_RD = layer.post_mlp_layernorm(layer.mlp.down_proj(self._activated(layer, x_RD)))
+            if following is not None:
+                norm = cast(Layer, model.layers[following.layer]).input_layernorm.weight
+            sizes = (states[ends.get(call.cache, 0)], *sizes[1:])
+            flags = {"keeps": call.cache in ends, "norms": following is not None}
             kernels.add_rows[(rows,)](h_RD, delta_RD, x_RD, norm, *sizes, **flags, **exact)
 
-    def _attend(self, inputs: InputViews) -> Callable[[Attention, Tensor], Tensor]:
+    def _attend(self, inputs: InputViews) -> Callable[[Attention, LayerCall, Tensor], Tensor]:
         cache, config, rows = self._cache, self._config, inputs.rows
         num_keys, head_size = cache.keys.shape[2:]
         num_queries, scaling = config.num_attention_heads, self._model.model.rotary_emb.scaling
         read = self._attention(cache, inputs.table_RW, rows["position"])
 
-        def attend(module: Attention, x_RD: Tensor) -> Tensor:
+        def attend(module: Attention, call: LayerCall, x_RD: Tensor) -> Tensor:
             assert module.qkv is not None
             qkv_R = module.qkv(x_RD)
             norms = [each.weight for each in (module.q_norm, module.k_norm) if isinstance(each, RMSNorm)]
-            layer = module.layer_index
             kernels.rotate_and_write[(len(x_RD), num_queries + 2 * num_keys)](
-                *(qkv_R, cache.keys[layer], cache.values[layer], rows["slot"], rows["position"], self._inv_freq),
+                *(qkv_R, cache.keys[call.cache], cache.values[call.cache]),
+                *(rows["slot"], rows["position"], self._inv_freq),
                 *(*(norms or (self._inv_freq, self._inv_freq)), rows["slot"].stride(0), scaling, config.rms_norm_eps),
                 num_queries=num_queries,
                 num_keys=num_keys,
                 half=head_size // 2,
                 size=power_of_two(head_size // 2),
-                rotates=module.has_rotary,
+                rotates=call.has_rotary,
                 norms=bool(norms),
                 wide=kernels.wide_of(x_RD),
             )
-            return read(qkv_R.unflatten(-1, (-1, head_size))[:, :num_queries], layer).flatten(-2)
+            return read(qkv_R.unflatten(-1, (-1, head_size))[:, :num_queries], call.cache).flatten(-2)
 
         return attend
 

@@ -122,7 +122,7 @@ class LayersBackend:
         h_RD = cache.states_NSD[block - 1, slot_R] if block else backbone.embed_tokens(token_R)
         rotary = backbone.rotary_emb(position_R, h_RD.dtype)
         attend = self.attend(rows, slot_R)
-        cache.states_NSD[block, slot_R] = backbone.run(h_RD, self.model.config.blocks[block], rotary, attend)
+        cache.states_NSD[block, slot_R] = backbone.run(h_RD, backbone.blocks[block], rotary, attend)
 
     def attend(self, rows: Items[Rows], slot_R: Tensor) -> Attend:
         return written(self.cache, slot_R, ragged(self.cache, rows))

@@ -9,7 +9,7 @@ import ctypes
 import sys
 from array import array
 from collections.abc import Iterator, Mapping
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any
 
 import torch
@@ -152,7 +152,13 @@ class NativeBackend:
             "states": cache.states_NSD,
             "embedding": self._embedding,
         }
-        self._first_layers = array("q", [*(block.start for block in config.blocks), config.num_hidden_layers])
+        if model.model.norm is not None:
+            self._tensors["norm"] = model.model.norm.weight.detach().to(precise)
+        blocks = model.model.blocks
+        self._first_calls = array("q", accumulate(map(len, blocks), initial=0))
+        kind = struct("LayerCall")
+        calls = [kind(*(getattr(call, name) for name, _ in kind._fields_)) for block in blocks for call in block]
+        self._calls = (kind * len(calls))(*calls)
         return filled(
             "Model",
             num_threads=self.num_threads,
@@ -169,9 +175,10 @@ class NativeBackend:
             num_slots=cache.keys.shape[1],
             eps=config.rms_norm_eps,
             temperature=config.router_temperature,
-            first_layers=address(self._first_layers),
+            first_calls=address(self._first_calls),
+            calls=ctypes.addressof(self._calls),
             layers=ctypes.addressof(layers.array),
             exits=ctypes.addressof(exits.array),
             embedding_kind=self._embedding_kind,
-            **{name: tensor.data_ptr() for name, tensor in self._tensors.items()},
+            **{"norm": None} | {name: tensor.data_ptr() for name, tensor in self._tensors.items()},
         )

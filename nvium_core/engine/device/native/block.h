@@ -57,17 +57,19 @@ template <typename T> class BlockForward {
         embed(rows_[r].seat->tokens[position(r)], hidden);
       }
     }
-    for (int64_t i = model_.first_layers[block]; i < model_.first_layers[block + 1]; ++i) {
-      const Layer<A>& layer = model_.layers[i];
-      const int64_t offset = i * model_.num_slots * slot_stride_;
-      norm(layer.attention_norm);
+    for (int64_t i = model_.first_calls[block]; i < model_.first_calls[block + 1]; ++i) {
+      const LayerCall& call = model_.calls[i];
+      const Layer<A>& layer = model_.layers[call.layer];
+      const int64_t offset = call.cache * model_.num_slots * slot_stride_;
+      norm(hidden_, layer.attention_norm, normed_);
       project_heads(layer);
-      cache_heads(layer, offset);
+      cache_heads(layer, call, offset);
       attend(offset);
-      add(attended_, layer.o, model_.num_heads * model_.head_size);
-      norm(layer.mlp_norm);
+      add(attended_, layer.o, model_.num_heads * model_.head_size, layer.attention_post_norm);
+      norm(hidden_, layer.mlp_norm, normed_);
       feed_forward(layer);
-      add(gate_, layer.down, model_.inner_width);
+      add(gate_, layer.down, model_.inner_width, layer.mlp_post_norm);
+      if (call.is_normed) norm(hidden_, model_.norm, hidden_);
     }
     for (int64_t r = 0; r < num_rows_; ++r) {
       T* h = model_.state(block, own_slot(r));
@@ -93,10 +95,10 @@ template <typename T> class BlockForward {
 
   template <typename F> void parallel(int64_t count, F&& f) const { ThreadPool::shared().run(model_.num_threads, count, f); }
 
-  void norm(const A* weight) {
+  void norm(const std::vector<A>& x, const A* weight, std::vector<A>& out) {
     parallel(num_rows_, [&](int64_t begin, int64_t end) {
       for (int64_t at = begin * model_.width; at < end * model_.width; at += model_.width)
-        rms_norm(&hidden_[at], weight, model_.width, static_cast<A>(model_.eps), &normed_[at]);
+        rms_norm(&x[at], weight, model_.width, static_cast<A>(model_.eps), &out[at]);
     });
   }
 
@@ -117,24 +119,24 @@ template <typename T> class BlockForward {
   }
 
   // Add biases, normalise and rotate the heads. Write keys and values into the cache.
-  void cache_heads(const Layer<A>& layer, int64_t offset) {
+  void cache_heads(const Layer<A>& layer, const LayerCall& call, int64_t offset) {
     parallel(num_rows_, [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) cache_row(layer, r, offset + own_slot(r) * slot_stride_);
+      for (int64_t r = begin; r < end; ++r) cache_row(layer, call, r, offset + own_slot(r) * slot_stride_);
     });
   }
 
-  void cache_row(const Layer<A>& layer, int64_t r, int64_t at) {
+  void cache_row(const Layer<A>& layer, const LayerCall& call, int64_t r, int64_t at) {
     const int64_t heads = model_.num_heads, key_heads = model_.num_key_heads, size = model_.head_size;
     for (int64_t head = 0; head < heads; ++head) {
       A* query = &queries_[(r * heads + head) * size];
       finish(query, layer.q_bias, head, layer.q_norm);
-      if (layer.has_rotary) rotate(query, position(r), query);
+      if (call.has_rotary) rotate(query, position(r), query);
     }
     for (int64_t head = 0; head < key_heads; ++head) {
       A *key = &own_keys_[(r * key_heads + head) * size], *value = &own_values_[(r * key_heads + head) * size];
       T* cached = model_.keys + at + head * size;
       finish(key, layer.k_bias, head, layer.k_norm);
-      layer.has_rotary ? rotate(key, position(r), cached) : copy(key, cached);
+      call.has_rotary ? rotate(key, position(r), cached) : copy(key, cached);
       finish(value, layer.v_bias, head, nullptr);
       copy(value, model_.values + at + head * size);
     }
@@ -324,13 +326,19 @@ template <typename T> class BlockForward {
     });
   }
 
-  void add(const std::vector<A>& x, const Matrix& weight, int64_t length) {
+  // Add the product to the residual, normed if there is a norm.
+  void add(const std::vector<A>& x, const Matrix& weight, int64_t length, const A* post_norm) {
     const Operand<A> rows = rows_for({weight}, x, length);
+    if (post_norm) std::fill(normed_.begin(), normed_.end(), A{0});
+    std::vector<A>& out = post_norm ? normed_ : hidden_;
     parallel(num_panels<A>(model_.width), [&](int64_t begin, int64_t end) {
       project(rows, weight, model_.width, begin, end, [&](int64_t r, int64_t n, const A* products, int64_t count) {
-        for (int64_t i = 0; i < count; ++i) hidden_[r * model_.width + n + i] += products[i];
+        for (int64_t i = 0; i < count; ++i) out[r * model_.width + n + i] += products[i];
       });
     });
+    if (!post_norm) return;
+    norm(normed_, post_norm, normed_);
+    for (size_t i = 0; i < hidden_.size(); ++i) hidden_[i] += normed_[i];
   }
 
   Operand<A> rows_for(std::initializer_list<Matrix> weights, const std::vector<A>& x, int64_t length) {

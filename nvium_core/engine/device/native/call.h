@@ -1,6 +1,6 @@
 // The structs that Python fills, as structs.py reads them here.
 //
-// Shapes: N blocks and exits, L layers, S cache slots, D width, H query heads, G key heads, P head size, V vocabulary.
+// Shapes: N blocks and exits, L layer calls, S cache slots, D width, H query heads, G key heads, P head size, V vocabulary.
 #pragma once
 
 #include "blocks.h"
@@ -9,17 +9,22 @@
 
 namespace nvium {
 
-// Biases of heads are [H * P] or [G * P], and norms of heads are [P]. They are null if the layer has none.
+// Biases of heads are [H * P] or [G * P], norms of heads are [P], and other norms are [D]. Biases, norms of heads and norms
+// after attention and MLP are null if the layer has none.
 template <typename A> struct Layer {
-  const A* attention_norm;
+  const A *attention_norm, *attention_post_norm;
   Matrix q, k, v, o;
   const A *q_bias, *k_bias, *v_bias, *q_norm, *k_norm;
-  int64_t has_rotary;
-  const A* mlp_norm;
+  const A *mlp_norm, *mlp_post_norm;
   Matrix gate, up, down;
 };
 
-// The weights of router and adapter are null if the exit has none.
+// `LayerCall` in nvium_core/model/plan.py.
+struct LayerCall {
+  int64_t layer, cache, has_rotary, is_normed;
+};
+
+// The weights of norm, router and adapter are null if the exit has none.
 template <typename A> struct Exit {
   const A* norm;
   Matrix fc1;
@@ -35,7 +40,9 @@ template <typename T> struct Model {
   int64_t num_threads, num_blocks, width, inner_width, num_heads, num_key_heads, head_size, router_width, adapter_width;
   int64_t vocab_size, page_size, num_slots;
   double eps, temperature;
-  const int64_t* first_layers;  // [N + 1]: the first layer of each block, then L
+  const int64_t* first_calls;  // [N + 1]: the first call of each block, then L
+  const LayerCall* calls;      // [L]
+  const Accumulator<T>* norm;  // [D]: follows calls that are normed
   const Layer<Accumulator<T>>* layers;
   const Exit<Accumulator<T>>* exits;
   T *keys, *values;                  // [L, S, G, P]

@@ -35,7 +35,8 @@ void route(const Model<T>& model, int64_t block, const int64_t* slots, int64_t n
   for (int64_t r = 0; r < num_rows; ++r) {
     const T* state = model.state(block, slots[r]);
     for (int64_t d = 0; d < width; ++d) hidden[r * width + d] = static_cast<A>(state[d]);
-    rms_norm(&hidden[r * width], exit.norm, width, eps, x + r * width);
+    if (exit.norm) rms_norm(&hidden[r * width], exit.norm, width, eps, x + r * width);
+    else std::copy_n(&hidden[r * width], width, x + r * width);
   }
   if (!exit.fc1) {
     for (int64_t r = 0; r < num_rows; ++r) log_w[2 * r] = -INFINITY, log_w[2 * r + 1] = 0;

@@ -17,7 +17,7 @@ from nvium_core.model.llama import Layer
 from nvium_core.model.nvium import Nvium
 from nvium_core.model.stored import plain
 
-Weight = Tensor | Packed | bool | None
+Weight = Tensor | Packed | None
 
 
 class Structs:
@@ -49,6 +49,7 @@ def is_plain(model: Nvium) -> bool:
 def _read(model: Nvium) -> Iterator[Tensor]:
     """Yield every parameter that the native functions read."""
     yield from (model.model.embed_tokens.weight, model.lm_head.weight)
+    yield from () if model.model.norm is None else (model.model.norm.weight,)
     layers = (layer_parts(cast(Layer, layer)) for layer in model.model.layers)
     exits = (exit_parts(cast(Exit, exit_)) for exit_ in model.exits)
     yield from (part for parts in (*layers, *exits) for part in parts.values() if isinstance(part, Tensor))
@@ -62,16 +63,17 @@ def layer_parts(layer: Layer) -> dict[str, Weight]:
         **{name: getattr(attention, f"{name}_proj").weight for name in "qkvo"},
         **{f"{name}_bias": getattr(attention, f"{name}_proj").bias for name in "qkv"},
         **{f"{name}_norm": getattr(getattr(attention, f"{name}_norm"), "weight", None) for name in "qk"},
-        "has_rotary": attention.has_rotary,
+        "attention_post_norm": getattr(layer.post_self_attn_layernorm, "weight", None),
         "mlp_norm": layer.post_attention_layernorm.weight,
+        "mlp_post_norm": getattr(layer.post_mlp_layernorm, "weight", None),
         **{name: getattr(layer.mlp, f"{name}_proj").weight for name in ("gate", "up", "down")},
     }
 
 
 def exit_parts(exit_: Exit) -> dict[str, Weight]:
     """Return the fields of `Exit` in call.h, without the head. Weights that the exit lacks are None."""
-    parts: dict[str, Weight] = {"norm": exit_.norm.weight, "fc1_bias": None, "fc2_bias": None, "router_bias": None}
-    parts |= dict.fromkeys(("router_norm", "fc1", "fc2", "router_head", "up", "down"))
+    names = "fc1", "fc1_bias", "fc2", "fc2_bias", "router_norm", "router_head", "router_bias", "up", "down"
+    parts: dict[str, Weight] = {"norm": getattr(exit_.norm, "weight", None), **dict.fromkeys(names)}
     if (router := exit_.router) is not None:
         parts |= {"fc1": router.fc1.weight, "fc1_bias": router.fc1.bias, "fc2": router.fc2.weight}
         parts |= {"fc2_bias": router.fc2.bias, "router_norm": router.norm.weight}

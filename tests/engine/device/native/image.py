@@ -68,9 +68,10 @@ class ReplayedBackend(NativeBackend):
         tensors = [weight.data if isinstance(weight, Packed) else weight for weight in weights]
         tensors += self._tensors.values()
         yield from {(tensor.data_ptr(), tensor.nbytes) for tensor in tensors if isinstance(tensor, Tensor)}
+        yield region_of(self._calls)
         yield region_of(self._emissions)
         yield region_of(self._reports)
-        arrays = [self._first_layers, self._filled, self._scores]
+        arrays = [self._first_calls, self._filled, self._scores]
         for memory in self._seats.memory:
             if memory is not None:
                 arrays += [memory.pages, memory.tokens, memory.stops, memory.changes]

@@ -1,0 +1,52 @@
+"""The plan of a model: the layers that a row passes, in order. Made once, when a model is built from its configuration.
+
+PyTorch's layers, the C++ kernels and the CUDA graphs all follow it.
+"""
+
+from itertools import pairwise
+from typing import NamedTuple
+
+from nvium_core.choices import Norms
+from nvium_core.model.config import NviumConfig
+
+
+class LayerCall(NamedTuple):
+    """One call of a stored layer.
+
+    layer: index of the layer whose weights it uses. Several calls may use the same layer.
+    cache: index of its keys and values in the cache. Every call has its own.
+    has_rotary: whether queries and keys are rotated.
+    norms: the layer's norms.
+    is_normed: whether the model's final norm follows, for exits and for the next call.
+    """
+
+    layer: int
+    cache: int
+    has_rotary: bool = True
+    norms: Norms = "before"
+    is_normed: bool = False
+
+
+Block = tuple[LayerCall, ...]
+"""The calls between two exits."""
+
+
+def layer_calls(config: NviumConfig) -> Block:
+    num_layers = config.num_hidden_layers
+    return tuple(
+        LayerCall(
+            layer,
+            cache=loop * num_layers + layer,
+            has_rotary=layer not in config.no_rope_layers,
+            norms=config.layer_norms,
+            is_normed=config.norms_loops and layer == num_layers - 1,
+        )
+        for loop in range(config.num_loops)
+        for layer in range(num_layers)
+    )
+
+
+def blocks_of(config: NviumConfig) -> list[Block]:
+    """Return the calls of each block. A block has the calls between the previous exit and its own exit."""
+    calls = layer_calls(config)
+    return [calls[shallow:deep] for shallow, deep in pairwise([0, *(config.exit_layers or [])])]
