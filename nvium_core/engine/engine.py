@@ -42,7 +42,7 @@ class Engine:
             model.config.vocab_size,
             eos_token_ids(model),
             self.config.sampling or model.config.default_sampling,
-            self.config.exit_threshold,
+            self.config.exit_threshold or model.config.exit_threshold,
         )
         self.pool = PagePool(
             num_pages, page_size, num_preferred=size.num_preferred, keeps_pages=self.config.prefix_caching

@@ -42,8 +42,9 @@ RECOMPUTED = re.compile(r"rotary_emb\.(inv_freq|original_inv_freq|cos_cached|sin
 TIED = re.compile(r"^early_lm_heads\.\d+\.weight$")  # copies of the head in the published layout
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
-PUBLISHED_NAMES = {
-    r"^model\.norm\.": "exits.{last}.norm.",
+OTHER_NAMES = {
+    r"^(model\.layers\.\d+\.)input_layernorm_2\.": r"\1post_self_attn_layernorm.",
+    r"^(model\.layers\.\d+\.)post_attention_layernorm_2\.": r"\1post_mlp_layernorm.",
     r"^final_adapter\.0\.": "exits.{last}.adapter.up.",
     r"^final_adapter\.2\.": "exits.{last}.adapter.down.",
     r"^early_norms\.(\d+)\.": r"exits.\1.norm.",
@@ -53,7 +54,10 @@ PUBLISHED_NAMES = {
     r"^router_final_norms\.(\d+)\.": r"exits.\1.router.norm.",
     r"^router_heads\.(\d+)\.": r"exits.\1.router.head.",
 }
-"""Tensor names in the published layout → ours. `{last}` is the index of the last exit."""
+"""Tensor names of Ouro and in the published layout → ours. `{last}` is the index of the last exit."""
+
+GATE = "model.early_exit_gate."
+"""Prefix of Ouro's gate, which all its early exits share."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +132,7 @@ def read_checkpoint(source: str | PathLike[str], config: NviumConfig | None = No
     tensors = stored_matrices(folder, tensors)
     _drop_tied_heads(folder, config, tensors)
     dtype = next((tensor.dtype for tensor in tensors.values()), torch.float32)
-    return Checkpoint(config=config, tensors=_renamed(folder, tensors, config.num_exits), folder=folder, dtype=dtype)
+    return Checkpoint(config=config, tensors=_renamed(folder, tensors, config), folder=folder, dtype=dtype)
 
 
 def resolve_folder(source: str | PathLike[str], **hub_options: Any) -> Path:
@@ -324,17 +328,37 @@ def check_count(path: Path, num_tensors: int) -> None:
         raise CheckpointError(f"{path}: has {num_tensors:,} tensors; at most {MAX_TENSORS:,} are supported")
 
 
-def _renamed(folder: Path, tensors: dict[str, Tensor], num_exits: int) -> dict[str, Tensor]:
+def final_norm(config: NviumConfig) -> str:
+    """Return our prefix of Llama's `model.norm`."""
+    return "model.norm." if config.norms_loops else f"exits.{config.num_exits - 1}.norm."
+
+
+def _renamed(folder: Path, tensors: dict[str, Tensor], config: NviumConfig) -> dict[str, Tensor]:
     def ours(name: str) -> str:
-        for pattern, replacement in PUBLISHED_NAMES.items():
-            name = re.sub(pattern, replacement.replace("{last}", str(num_exits - 1)), name)
+        for pattern, replacement in (OTHER_NAMES | {r"^model\.norm\.": final_norm(config)}).items():
+            name = re.sub(pattern, replacement.replace("{last}", str(config.num_exits - 1)), name)
         return name
+
+    if config.router == "linear" and "exits.0.router.head.weight" not in tensors:
+        tensors = with_gates(folder, tensors, config)
 
     renamed = {ours(name): tensor for name, tensor in tensors.items()}
     if len(renamed) < len(tensors):
         twice = [name for name in tensors if name != ours(name) and ours(name) in tensors]
         raise CheckpointError(f"{folder}: tensors stored under two names: {', '.join(twice)}")
     return renamed
+
+
+def with_gates(folder: Path, tensors: dict[str, Tensor], config: NviumConfig) -> dict[str, Tensor]:
+    """Give each early exit the shared gate. Raise `CheckpointError` if it is missing or has another shape."""
+    others, gates = dict(tensors), dict[str, Tensor]()
+    for part, shape in (("weight", (1, config.hidden_size)), ("bias", (1,))):
+        if (gate := others.pop(GATE + part, None)) is None:
+            raise CheckpointError(f"{folder}: missing tensor {GATE}{part}")
+        if tuple(gate.shape) != shape:
+            raise CheckpointError(f"{folder}: tensor {GATE}{part} has shape {[*gate.shape]}, expected {[*shape]}")
+        gates |= {f"exits.{k}.router.head.{part}": gate for k in range(config.num_exits - 1)}
+    return others | gates
 
 
 def parse_file(path: Path, parser: Callable[[str], Any]) -> Any:

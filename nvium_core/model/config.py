@@ -13,7 +13,7 @@ from huggingface_hub.dataclasses import strict
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_rope_utils import RopeParameters
 
-from nvium_core.choices import Norms, Sampling
+from nvium_core.choices import Norms, RouterKind, Sampling
 
 MAX_WIDTH = 2**24  # upper bound of sizes, far above any real model
 
@@ -49,7 +49,9 @@ class NviumConfig(PreTrainedConfig):
     num_loops: how often a row passes all layers (looped models).
     norms_loops: whether one RMSNorm, shared by all loops, follows each loop; exits and the next loop read its output
         (Ouro). Otherwise each exit has its own norm, which the next layer does not see.
-    default_sampling: used for requests that set no `sampling`. Retrofitted models have "original".
+    router: the paper's MLP, or a linear gate whose sigmoid is w_k (Ouro).
+    default_sampling: used for requests that set no `sampling`. Retrofitted and looped models have "original".
+    exit_threshold: the threshold of requests with the sampling "threshold" that set none.
     """
 
     model_type = "nvium"
@@ -85,7 +87,9 @@ class NviumConfig(PreTrainedConfig):
     layer_norms: Norms = "before"
     num_loops: int = 1
     norms_loops: bool = False
+    router: RouterKind = "mlp"
     default_sampling: Sampling = "exits"
+    exit_threshold: float | None = None
     nvium_format: int = FORMAT
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -142,6 +146,8 @@ class NviumConfig(PreTrainedConfig):
                 raise ValueError(f"{name} must be positive and at most {MAX_NUMBER:g}")
 
     def validate_exits(self) -> None:
+        if self.num_calls > MAX_SIZES["num_hidden_layers"]:
+            raise ValueError(f"num_hidden_layers times num_loops must be at most 10000, got {self.num_calls}")
         depths = [0, *(self.exit_layers or [])]
         if any(shallow >= deep for shallow, deep in pairwise(depths)):
             raise ValueError(f"exit_layers must be positive and strictly increasing, got {self.exit_layers}")

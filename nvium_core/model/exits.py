@@ -35,6 +35,22 @@ class Router(nn.Module):
             return F.log_softmax(logits_X2 / self.temperature, dim=-1)
 
 
+class Gate(nn.Module):
+    """A linear router: w(x) = sigmoid(W · x + b) (Ouro, arXiv 2510.25741)."""
+
+    temperature = 1.0
+
+    def __init__(self, config: NviumConfig) -> None:
+        super().__init__()
+        self.head = nn.Linear(config.hidden_size, 1)
+
+    def forward(self, x_XD: Tensor) -> Tensor:
+        """Return log w [X, 2] like `Router`."""
+        with maybe_autocast(x_XD.device.type, enabled=False):
+            logit_X1 = precise_linear(self.head, x_XD)
+            return F.logsigmoid(torch.cat([-logit_X1, logit_X1], dim=-1))
+
+
 def wide_linear(layer: nn.Linear, x_XD: Tensor) -> Tensor:
     """Apply the layer in float32 or better. In training, under autocast, apply it in autocast's precision."""
     device = x_XD.device.type
@@ -71,7 +87,7 @@ class Exit(nn.Module):
     def __init__(self, config: NviumConfig, is_last: bool) -> None:
         super().__init__()
         self.norm = nn.Identity() if config.norms_loops else RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.router = None if is_last else Router(config)
+        self.router = None if is_last else Gate(config) if config.router == "linear" else Router(config)
         self.adapter = Adapter(config) if config.adapter_hidden_size else nn.Identity()
 
     def forward(self, h_XD: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from nvium_core.errors import CheckpointError
 from nvium_core.model.backbones import FAMILIES, within_window
-from nvium_core.model.checkpoint import Checkpoint, damaged
+from nvium_core.model.checkpoint import Checkpoint, damaged, final_norm
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.gguf_header import FileTensor, Header, read_header
 from nvium_core.model.stored import FLOATS, StoredMatrix, check_finite
@@ -39,7 +39,7 @@ SHAPE = {
 
 NAMES = {
     "token_embd": "model.embed_tokens",
-    "output_norm": "exits.0.norm",
+    "output_norm": "model.norm",
     "output": "lm_head",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -143,7 +143,8 @@ class GGUFFile:
         """Raise `CheckpointError` for an unsupported field that would change the computation."""
         prefix = f"{self.architecture}."
         names = (name for name in self.header.fields if name.startswith(prefix))
-        for field in {name.removeprefix(prefix) for name in names} - READ - HARMLESS:
+        own = ARCHITECTURES[self.architecture].gguf_fields
+        for field in {name.removeprefix(prefix) for name in names} - READ - HARMLESS - {*own}:
             value = self.shape(field)
             if value and value != NEUTRAL.get(field):
                 raise CheckpointError(f"{self.path}: {prefix}{field} is {value!r}, which is not supported")
@@ -174,9 +175,10 @@ def close_gguf() -> None:
 def read_gguf(path: Path, config: NviumConfig | None = None) -> Checkpoint:
     """Read configuration and weights. The matrices stay as they are stored."""
     file = open_gguf(path)
+    config = config or read_config(file)  # before the tensors, whose shapes may contradict it
     return Checkpoint(
-        config=config or read_config(file),  # before the tensors, whose shapes may contradict it
-        tensors=dict(read_tensors(file)),
+        config=config,
+        tensors=dict(read_tensors(file, config)),
         folder=path,
         dtype=stored_precision(file),
         sampling=sampling_fields(file),
@@ -222,6 +224,9 @@ def _fields(file: GGUFFile) -> dict[str, Any]:
             raise CheckpointError(f"{file.path}: {field} must be a positive integer, got {count!r}")
     family = ARCHITECTURES[file.architecture]
     fields |= _special_tokens(file) | family.fields
+    own = {name: value for name in family.gguf_fields if (value := file.shape(name)) is not None}
+    if family.own_fields:
+        fields |= family.own_fields(fields | own)
     if "blk.0.attn_output.bias" in file.tensors:
         fields["attention_bias"] = True
     else:
@@ -274,12 +279,12 @@ def _llama_3_rope(file: GGUFFile, plain: dict[str, Any], head_dim: int) -> dict[
     return parameters
 
 
-def read_tensors(file: GGUFFile) -> Iterator[tuple[str, Tensor]]:
+def read_tensors(file: GGUFFile, config: NviumConfig) -> Iterator[tuple[str, Tensor]]:
     """Read every weight under our name, with query and key rows in our order."""
     for name, stored in file.tensors.items():
         if name != ROPE_FACTORS:
             try:
-                yield our_name(name), read_tensor(file, stored)
+                yield our_name(name, config), read_tensor(file, stored)
             except (RuntimeError, TypeError, ValueError) as error:
                 raise CheckpointError(f"{file.path}: {name}: {error}") from error
 
@@ -298,13 +303,14 @@ def rows_in_our_order(file: GGUFFile, name: str, num_rows: int) -> Tensor | None
     return torch.arange(num_rows).view(num_heads, -1, 2).transpose(1, 2).flatten()
 
 
-def our_name(name: str) -> str:
+def our_name(name: str, config: NviumConfig) -> str:
     """Map `blk.3.attn_q.weight` to `model.layers.3.self_attn.q_proj.weight`. Return unknown names unchanged."""
     known = NAME.fullmatch(name)
     if not known:
         return name
     prefix = f"model.layers.{known['layer']}." if known["layer"] else ""
-    return f"{prefix}{NAMES.get(known['part'], known['part'])}.{known['kind']}"
+    ours = f"{prefix}{NAMES.get(known['part'], known['part'])}.{known['kind']}"
+    return ours.replace("model.norm.", final_norm(config))
 
 
 def read_tensor(file: GGUFFile, stored: FileTensor) -> Tensor:

@@ -130,16 +130,15 @@ configs = st.builds(
 )
 
 
-def expected(model: NviumForCausalLM, request: Request, choice: int) -> list[tuple[int, int]]:
-    """Return tokens and exits of Algorithm 1. For `original` the exit is 0: it depends on the schedule."""
+def expected(model: NviumForCausalLM, request: Request, choice: int) -> list[reference.Sampled]:
+    """Return the tokens of Algorithm 1, their exits and p_k of these exits."""
     params = request.params
     stops = set(params.stop_token_ids) | (set() if params.ignore_eos else {0})
     rule = params.constraint.rule if isinstance(params.constraint, Automaton) else None
     own = {"stop_token_ids": stops, "constraint": rule}
     asked = {each.name: getattr(params, each.name) for each in fields(reference.Params) if each.name not in own}
     uniform = partial(reference.uniform, params.seed, choice)
-    sampled = reference.sample(model, request.prompt, params.max_tokens, uniform, reference.Params(**asked, **own))
-    return [(s.token_id, 0 if params.sampling == "original" else s.exit) for s in sampled]
+    return reference.sample(model, request.prompt, params.max_tokens, uniform, reference.Params(**asked, **own))
 
 
 Events = dict[tuple[int, int], list[TokenEvent]]
@@ -191,14 +190,14 @@ def check(model: NviumForCausalLM, events_of: Events, plan: list[Request]) -> No
     """Assert that all tokens, exits and scores equal Algorithm 1's."""
     for (number, choice), events in events_of.items():
         request = plan[number]
-        is_original = request.params.sampling == "original"
-        tokens_and_exits = [(event.token_id, 0 if is_original else event.exit) for event in events]
         full = expected(model, request, choice)
         if request.is_cancelled is None or (events and events[-1].finish_reason):
-            assert tokens_and_exits == full
+            assert len(events) == len(full)
             assert [event.finish_reason for event in events[:-1]] == [None] * (len(events) - 1)
-        else:
-            assert tokens_and_exits == full[: len(events)]
+        sampled = full[: len(events)]
+        assert [(event.token_id, event.exit) for event in events] == [(each.token_id, each.exit) for each in sampled]
+        found_p = [event.exit_probability for event in events]
+        assert found_p == pytest.approx([each.exit_probability for each in sampled], rel=1e-6, abs=1e-12)
         if request.params.logprobs is not None:
             scores = [event.score.logprob for event in events if event.score]
             token_ids = [event.token_id for event in events]

@@ -78,7 +78,7 @@ def whimsical(model: NviumForCausalLM, seed: int, config: EngineConfig | None = 
 def expected(model: NviumForCausalLM, prompt: list[int], params: SamplingParams, choice: int = 0) -> list[int]:
     """Return the tokens of the reference, which uses no drafts."""
     request = Request(prompt, params, arrives=0, is_cancelled=None)
-    return [token for token, _ in test_exactness.expected(model, request, choice)]
+    return [each.token_id for each in test_exactness.expected(model, request, choice)]
 
 
 wishes = st.builds(

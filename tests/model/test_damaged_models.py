@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
         {"exit_layers": [2, 1]},
         {"exit_layers": "deep"},
         {"model_type": None},
-        {"nvium_format": 2},
+        {"nvium_format": 3},
         {"hidden_act": "gelu"},
         {"num_attention_heads": 5},
         {"router_temperature": 0},

@@ -128,10 +128,12 @@ class LayersBackend:
         return written(self.cache, slot_R, ragged(self.cache, rows))
 
     def fronts(self, blocks: range, parts: Items[Progress]) -> list[Front]:
-        return [self.front(part.run.sequence, row) for part in parts for row in self._rows_to_decide(part.run, blocks)]
+        rows = ((part, row) for part in parts for row in self._rows_to_decide(part.run, blocks))
+        return [self.front(part.run.sequence, row, part.log_reached) for part, row in rows]
 
-    def front(self, sequence: Sequence, row: int) -> Front:
-        return Front(sequence, row, sum([done > row for done in sequence.filled]) if sequence.filled[0] > row else 0)
+    def front(self, sequence: Sequence, row: int, log_reached: float = 0.0) -> Front:
+        first = sum([done > row for done in sequence.filled]) if sequence.filled[0] > row else 0
+        return Front(sequence, row, first, log_reached)
 
     def _rows_to_decide(self, run: Run, blocks: range) -> range:
         if run.sequence.is_original:

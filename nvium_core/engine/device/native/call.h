@@ -24,7 +24,8 @@ struct LayerCall {
   int64_t layer, cache, has_rotary, is_normed;
 };
 
-// The weights of norm, router and adapter are null if the exit has none.
+// The weights of norm, router and adapter are null if the exit has none. A linear gate is a router_head [2, D] alone, whose
+// first row is 0.
 template <typename A> struct Exit {
   const A* norm;
   Matrix fc1;

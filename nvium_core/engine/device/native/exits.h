@@ -38,16 +38,18 @@ void route(const Model<T>& model, int64_t block, const int64_t* slots, int64_t n
     if (exit.norm) rms_norm(&hidden[r * width], exit.norm, width, eps, x + r * width);
     else std::copy_n(&hidden[r * width], width, x + r * width);
   }
-  if (!exit.fc1) {
+  if (!exit.router_head) {
     for (int64_t r = 0; r < num_rows; ++r) log_w[2 * r] = -INFINITY, log_w[2 * r + 1] = 0;
     return;
   }
   std::copy_n(x, num_rows * width, normed.begin());
-  linear(num_threads, normed, exit.fc1, exit.fc1_bias, num_rows, width, inner, mid.data());
-  for (A& value : mid) value = gelu(value);
-  linear(num_threads, mid, exit.fc2, exit.fc2_bias, num_rows, inner, width, hidden.data());
-  for (int64_t r = 0; r < num_rows; ++r)
-    rms_norm(&hidden[r * width], exit.router_norm, width, eps, &normed[r * width]);
+  if (exit.fc1) {
+    linear(num_threads, normed, exit.fc1, exit.fc1_bias, num_rows, width, inner, mid.data());
+    for (A& value : mid) value = gelu(value);
+    linear(num_threads, mid, exit.fc2, exit.fc2_bias, num_rows, inner, width, hidden.data());
+    for (int64_t r = 0; r < num_rows; ++r)
+      rms_norm(&hidden[r * width], exit.router_norm, width, eps, &normed[r * width]);
+  }
   std::vector<A> logits(2 * num_rows);
   linear(1, normed, exit.router_head, exit.router_bias, num_rows, width, 2, logits.data());
   for (int64_t r = 0; r < num_rows; ++r) {

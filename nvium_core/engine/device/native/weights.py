@@ -7,12 +7,12 @@ from collections.abc import Sequence as Items
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, cat, nn, zeros_like
 
 from nvium_core.engine.device.native.library import PRECISIONS
 from nvium_core.engine.device.native.packing import Packed, Packer, num_bytes, packed_kind
 from nvium_core.engine.device.native.structs import filled, struct
-from nvium_core.model.exits import Adapter, Exit
+from nvium_core.model.exits import Adapter, Exit, Gate
 from nvium_core.model.llama import Layer
 from nvium_core.model.nvium import Nvium
 from nvium_core.model.stored import plain
@@ -39,7 +39,7 @@ def is_plain(model: Nvium) -> bool:
     """Whether the model is on the CPU and the native functions implement all of it."""
     if model.device.type != "cpu":
         return False
-    if {id(weight) for weight in model.parameters()} != {id(weight) for weight in _read(model)}:
+    if not {id(weight) for weight in model.parameters()} <= {id(weight) for weight in _read(model)}:
         return False
     # Skip the biases of router heads, which are always in float32 or better.
     precisions = {weight.dtype for name, weight in model.named_parameters() if not name.endswith("router.head.bias")}
@@ -52,6 +52,9 @@ def _read(model: Nvium) -> Iterator[Tensor]:
     yield from () if model.model.norm is None else (model.model.norm.weight,)
     layers = (layer_parts(cast(Layer, layer)) for layer in model.model.layers)
     exits = (exit_parts(cast(Exit, exit_)) for exit_ in model.exits)
+    yield from (
+        weight for exit_ in model.exits if isinstance(exit_.router, Gate) for weight in exit_.router.parameters()
+    )
     yield from (part for parts in (*layers, *exits) for part in parts.values() if isinstance(part, Tensor))
 
 
@@ -74,7 +77,11 @@ def exit_parts(exit_: Exit) -> dict[str, Weight]:
     """Return the fields of `Exit` in call.h, without the head. Weights that the exit lacks are None."""
     names = "fc1", "fc1_bias", "fc2", "fc2_bias", "router_norm", "router_head", "router_bias", "up", "down"
     parts: dict[str, Weight] = {"norm": getattr(exit_.norm, "weight", None), **dict.fromkeys(names)}
-    if (router := exit_.router) is not None:
+    router = exit_.router
+    if isinstance(router, Gate):  # softmax over (0, x) is sigmoid(x)
+        weight, bias = plain(router.head.weight), router.head.bias
+        parts |= {"router_head": cat([zeros_like(weight), weight]), "router_bias": cat([zeros_like(bias), bias])}
+    elif router is not None:
         parts |= {"fc1": router.fc1.weight, "fc1_bias": router.fc1.bias, "fc2": router.fc2.weight}
         parts |= {"fc2_bias": router.fc2.bias, "router_norm": router.norm.weight}
         parts |= {"router_head": router.head.weight, "router_bias": router.head.bias}

@@ -1,0 +1,65 @@
+"""Looped models: the fixtures with what a public implementation computes, and random folders in their formats."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+FIXTURES = Path(__file__).parents[3] / "shared" / "fixtures" / "looped"
+OURO, NANBEIGE = ("ouro-4x3", "ouro-2x2-gqa"), ("nanbeige-2x3", "nanbeige-3x2-skip-norm")
+
+OURO_CONFIG: dict[str, Any] = {
+    "model_type": "ouro",
+    "architectures": ["OuroForCausalLM"],
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "hidden_act": "silu",
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "total_ut_steps": 3,
+    "early_exit_threshold": 1.0,
+    "eos_token_id": 0,
+}
+
+
+def expected_of(name: str) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((FIXTURES / name / "expected.json").read_text(encoding="utf-8"))
+    return values
+
+
+def ouro_folder(folder: Path, **changes: Any) -> Path:
+    """Write an Ouro with random weights. A change of None removes the field."""
+    config = {name: value for name, value in (OURO_CONFIG | changes).items() if value is not None}
+    width, inner = config["hidden_size"], config["intermediate_size"]
+    shapes = {"model.embed_tokens": (config["vocab_size"], width), "lm_head": (config["vocab_size"], width)}
+    shapes |= {"model.norm": (width,), "model.early_exit_gate": (1, width)}
+    for layer in range(config["num_hidden_layers"]):
+        own = {f"self_attn.{part}_proj": (width, width) for part in "qkvo"}
+        own |= {"mlp.gate_proj": (inner, width), "mlp.up_proj": (inner, width), "mlp.down_proj": (width, inner)}
+        norms = "input_layernorm", "input_layernorm_2", "post_attention_layernorm", "post_attention_layernorm_2"
+        own |= dict.fromkeys(norms, (width,))
+        shapes |= {f"model.layers.{layer}.{part}": shape for part, shape in own.items()}
+    generator = torch.Generator().manual_seed(0)
+    tensors = {f"{name}.weight": torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    tensors |= {"model.early_exit_gate.bias": torch.randn(1, generator=generator)}
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def without(folder: Path, name: str) -> Path:
+    """Remove a tensor from a folder."""
+    tensors = load_file(folder / "model.safetensors")
+    del tensors[name]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder

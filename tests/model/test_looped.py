@@ -1,0 +1,161 @@
+"""Looped models load, and compute what a public implementation of them computes."""
+
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from nvium_core import Engine, EngineConfig, NviumForCausalLM, SamplingParams
+from nvium_core.engine.device.layers.backend import LayersBackend
+from nvium_core.errors import CheckpointError
+from nvium_core.model import mixture
+from nvium_core.model.backbones import nanbeige_fields
+from nvium_core.model.llama import causal_attention
+from tests.engine.driving import WrappedBackend, engine_on
+from tests.model.looped_folders import FIXTURES, NANBEIGE, OURO, expected_of, ouro_folder, without
+
+needs_fixtures = pytest.mark.skipif(not FIXTURES.is_dir(), reason="no fixtures of looped models next to this checkout")
+
+TOLERANCE = {torch.float64: (1e-5, 1e-5), torch.float32: (5e-5, 2e-6)}
+"""Of log-probabilities and of probabilities. Angles are float32, which in float64 costs 1e-5."""
+
+
+def load(name: str, dtype: torch.dtype) -> NviumForCausalLM:
+    return NviumForCausalLM.from_pretrained(FIXTURES / name, dtype=dtype)
+
+
+@torch.no_grad()
+def computed(model: NviumForCausalLM, token_ids: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return log w [T, E, 2], log p [T, E] and log π_k [T, E, V]."""
+    ids_BT = torch.tensor([token_ids])
+    states = model.hidden_states(ids_BT, torch.arange(len(token_ids))[None], causal_attention())
+    log_w, outputs = model.exit_outputs(states)
+    logits = torch.stack([model.lm_head(o) for o in outputs], dim=-2)
+    return log_w[0], mixture.log_exit_probs(log_w)[0], logits[0].log_softmax(-1)
+
+
+@needs_fixtures
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("name", OURO)
+def test_every_loop_of_ouro_gate_and_mixture_equal_the_public_implementation(name, dtype):
+    model, of_logprob, of_p = load(name, dtype), *TOLERANCE[dtype]
+    for prompt in expected_of(name)["prompts"]:
+        log_w, log_p, log_pi = computed(model, prompt["token_ids"])
+        log_mix = (log_p[..., None] + log_pi).logsumexp(-2)
+        for row in prompt["positions"]:
+            t = row["position"]
+            loops = row["logprobs_of_loop_at_ids"]
+            gates = row["gate"][: len(loops) - 1]  # the last loop's gate is not used
+            assert log_w[t, : len(gates), 1].exp().tolist() == pytest.approx(gates, abs=of_p)
+            assert log_p[t].exp().tolist() == pytest.approx(row["p"], abs=of_p)
+            assert log_pi[t].argmax(-1).tolist() == row["argmax_of_loop"]
+            for k, own in enumerate(loops):
+                assert log_pi[t, k, prompt["ids"]].tolist() == pytest.approx(own, abs=of_logprob)
+            assert int(log_mix[t].argmax()) == row["argmax_of_mixture"]
+            assert log_mix[t, prompt["ids"]].tolist() == pytest.approx(row["log_mixture_at_ids"], abs=of_logprob)
+
+
+@needs_fixtures
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("name", NANBEIGE)
+def test_the_only_exit_of_nanbeige_equals_the_public_implementation(name, dtype):
+    model = load(name, dtype)
+    for prompt in expected_of(name)["prompts"]:
+        _, _, log_pi = computed(model, prompt["token_ids"])
+        assert log_pi.shape[1] == 1
+        for row in prompt["positions"]:
+            own = log_pi[row["position"], 0]
+            assert int(own.argmax()) == row["argmax"]
+            assert own[prompt["ids"]].tolist() == pytest.approx(row["logprobs_at_ids"], abs=TOLERANCE[dtype][0])
+
+
+class Layers(WrappedBackend):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args, make_inner=lambda model, cache, config: LayersBackend(model, cache))
+
+
+def greedy(engine: Engine, token_ids: list[int], **sampling: Any) -> Any:
+    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, **sampling)
+    return engine.generate([token_ids], params)[0]
+
+
+@needs_fixtures
+@pytest.mark.parametrize("backend", ["kernels", "layers"])
+@pytest.mark.parametrize("schedule", ["whole", "sweep"])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("name", OURO)
+def test_greedy_tokens_exits_and_scores_of_ouro_equal_the_public_implementation(name, dtype, schedule, backend):
+    config, model = EngineConfig(schedule=schedule, page_size=4), load(name, dtype)
+    engine = Engine(model, config) if backend == "kernels" else engine_on(Layers, model, config)
+    values = expected_of(name)
+    for prompt in values["prompts"]:
+        assert greedy(engine, prompt["token_ids"]).token_ids == prompt["greedy"]["1.0"], "the default is the last loop"
+        assert greedy(engine, prompt["token_ids"], sampling="exits").token_ids == prompt["greedy_of_mixture"]
+        for q, tokens in prompt["greedy"].items():
+            asked = {"sampling": "threshold", "threshold": float(q), "logprobs": 0, "prompt_logprobs": True}
+            found = greedy(engine, prompt["token_ids"], **asked)
+            assert found.token_ids == tokens
+            last = prompt["positions"][-1]["threshold"][q]
+            assert (found.exits[0], found.token_ids[0]) == (last["exit_loop"], last["argmax"])
+            assert found.scores[0].logprob == pytest.approx(last["logprob_of_argmax"], abs=TOLERANCE[dtype][0])
+
+
+@needs_fixtures
+@pytest.mark.parametrize("name", NANBEIGE)
+def test_greedy_tokens_of_nanbeige_equal_the_public_implementation(name):
+    engine = Engine(load(name, torch.float64))
+    for prompt in expected_of(name)["prompts"]:
+        assert greedy(engine, prompt["token_ids"]).token_ids == prompt["greedy"]
+
+
+def test_an_ouro_leaves_after_its_last_loop_unless_its_file_has_a_lower_threshold(tmp_path):
+    plain = NviumForCausalLM.from_pretrained(ouro_folder(tmp_path / "plain"))
+    assert (plain.config.default_sampling, plain.config.exit_layers) == ("original", [2, 4, 6])
+    assert {*Engine(plain).generate([[1, 2]], SamplingParams(seed=0))[0].exits} == {3}
+    early = NviumForCausalLM.from_pretrained(ouro_folder(tmp_path / "early", early_exit_threshold=1e-6))
+    assert {*Engine(early).generate([[1, 2]], SamplingParams(seed=0))[0].exits} == {1}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"total_ut_steps": 0}, "total_ut_steps must be between 1 and 1000, got 0"),
+        ({"total_ut_steps": 10**6}, "total_ut_steps must be between 1 and 1000, got 1000000"),
+        ({"total_ut_steps": "4"}, "total_ut_steps must be between 1 and 1000, got '4'"),
+        ({"use_sliding_window": True}, "use_sliding_window must be false"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types must all be full_attention"),
+        ({"early_exit_step": 1}, "early_exit_step is not supported"),
+        ({"early_exit_threshold": 0}, "early_exit_threshold must be a finite number above 0"),
+        ({"early_exit_threshold": True}, "early_exit_threshold must be a finite number above 0"),
+    ],
+)
+def test_a_field_of_ouro_that_changes_the_model_is_refused_by_name(tmp_path, wrong, message):
+    with pytest.raises(CheckpointError, match=message):
+        NviumForCausalLM.from_pretrained(ouro_folder(tmp_path, **wrong))
+
+
+def test_an_ouro_without_its_gate_or_with_another_gate_is_refused(tmp_path):
+    for part in ("weight", "bias"):
+        with pytest.raises(CheckpointError, match=rf"missing tensor model\.early_exit_gate\.{part}"):
+            NviumForCausalLM.from_pretrained(without(ouro_folder(tmp_path), f"model.early_exit_gate.{part}"))
+    ouro_folder(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors") | {"model.early_exit_gate.weight": torch.zeros(1, 8)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"early_exit_gate\.weight has shape \[1, 8\], expected \[1, 16\]"):
+        NviumForCausalLM.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["enable_mhc", "loop_middle_layers", "qk_layernorm"])
+def test_a_field_of_nanbeige_that_changes_the_model_is_refused_by_name(tmp_path, name):
+    folder = ouro_folder(tmp_path, model_type="nanbeige", num_loops=2, **{name: 1})
+    with pytest.raises(CheckpointError, match=f"{name} is 1, which is not supported"):
+        NviumForCausalLM.from_pretrained(folder)
+
+
+def test_the_loops_of_nanbeige_follow_from_its_loss_weights_if_it_has_any():
+    given = {"num_hidden_layers": 3, "num_loops": 2}
+    assert nanbeige_fields(given) == {"num_loops": 2, "norms_loops": True}
+    assert nanbeige_fields(given | {"loop_loss_weights": [0.1, 0.2]}) == {"num_loops": 3, "norms_loops": True}
+    assert nanbeige_fields(given | {"skip_loop_final_norm": True}) == {"num_loops": 2, "norms_loops": False}
+    assert nanbeige_fields({"num_hidden_layers": 3}) == {"num_loops": 1, "norms_loops": False}
