@@ -13,18 +13,17 @@ from nvium_core import Engine, EngineWorker, LoadedModel, sampling_defaults, wit
 from nvium_core.text.chat_template import ChatTemplate, Conversation
 from nvium_core.text.sandbox import HELPERS
 from nvium_core.text.token_bytes import longest_token
+from server.admission import Admission, Drainable, draining
 from server.errors import CONTEXT_EXCEEDED, ApiError, InvalidField, Rejected, deadline_exceeded, engine_stopped
 from server.generation.choice_text import Prompt
-from server.generation.constraints import Constraints, RequestConstraint
-from server.generation.thread_pool import DaemonThreadPool
-from server.http.admission import Admission, draining
-from server.http.drain import Drainable
 from server.schemas.formats import OutputFormat
 from server.schemas.generation import GenerationRequest
 from server.schemas.models import Model
 from server.schemas.responses import ResponseRequest
 from server.settings import Settings, read_file
+from server.structured_outputs.constraints import Constraints, RequestConstraint
 from server.telemetry.metrics import Metrics
+from server.thread_pool import DaemonThreadPool
 
 Body = TypeVar("Body", bound=GenerationRequest | ResponseRequest)
 

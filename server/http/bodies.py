@@ -10,8 +10,8 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.admission import Shares
 from server.errors import ApiError, Rejected
-from server.http.admission import Shares
 from server.http.middleware import HttpMiddleware, refuse
 from server.schemas.json_text import JsonError, parsed, reading_seconds
 

@@ -9,7 +9,6 @@ from nvium_core import Constraint, SamplingParams, ServerOptions
 from nvium_core.text.chat_template import Conversation
 from nvium_core.text.tool_calls import PLAIN, CallFormat
 from server.errors import InvalidField
-from server.generation.grammars import JsonSchema, ToolCalls
 from server.schemas.body import Hint, NeutralOnly, require
 from server.schemas.formats import OutputFormat
 from server.schemas.generation import (
@@ -25,6 +24,7 @@ from server.schemas.generation import (
 from server.schemas.messages import Messages
 from server.schemas.template import TemplateOptions
 from server.schemas.tools import AllowedTools, NamedTool, Tool, ToolChoice, unique
+from server.structured_outputs.grammars import JsonSchema, ToolCalls
 
 
 class ChatRequest(TemplateOptions, ConversationRequest, GenerationRequest):

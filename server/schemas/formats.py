@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 
 from server.errors import InvalidField
-from server.generation.bounds import MAX_CHARACTERS
-from server.generation.grammars import ANY_OBJECT, Grammar, JsonSchema, Lark, OneOf, Regex
 from server.schemas.body import AtMost, NeutralOnly, RequestBody, Text, described, require
 from server.schemas.json_text import JsonError, parsed
+from server.structured_outputs.bounds import MAX_CHARACTERS
+from server.structured_outputs.grammars import ANY_OBJECT, Grammar, JsonSchema, Lark, OneOf, Regex
 
 FormatName = Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 SchemaField = Annotated[dict[str, Any] | Text | None, described("must be a JSON schema, as an object or a string")]

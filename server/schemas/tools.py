@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
 
-from server.generation.grammars import JsonSchema, arguments
 from server.schemas.body import AtMost, Hint, RequestBody, Text, described, require, tagged
+from server.structured_outputs.grammars import JsonSchema, arguments
 
 FunctionName = Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 

@@ -14,8 +14,8 @@ from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
 from nvium_core.text.tool_calls import PLAIN, CallFormat
-from server.generation.bounds import MAX_CHARACTERS, check_bounds, check_text, checked_size, require
-from server.generation.json_schema import Preparation, Schema, UnusableGrammar
+from server.structured_outputs.bounds import MAX_CHARACTERS, check_bounds, check_text, checked_size, require
+from server.structured_outputs.json_schema import Preparation, Schema, UnusableGrammar
 
 HEADER = '%llguidance {"no_forcing": true}\nstart: '
 """Start of a grammar. `no_forcing` skips the search for forced tokens, which takes time linear in the text."""

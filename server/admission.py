@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from server.errors import RETRY_STOPPED_SECONDS, InvalidField, Rejected
+from server.settings import Settings
+from server.telemetry.metrics import Metrics
 
 MULTIPLE = 3
 """A key may hold at most three times the free capacity. One busy key gets 3/4 of the capacity, two get 3/7 each."""
@@ -103,6 +105,33 @@ class Admission:
 
     def leave(self, num_choices: int = 1, key: str = "") -> None:
         self._shares.give_back(num_choices, key)
+
+
+class Drainable:
+    """What an app serves and drains at shutdown: a server's service, or the gateway in front of replicas."""
+
+    settings: Settings
+    admission: Admission
+    metrics: Metrics
+
+    @property
+    def has_failed(self) -> bool:
+        return False
+
+    def check_live(self) -> None:
+        """Raise `ApiError` if nothing makes progress."""
+
+    async def check_ready(self) -> None:
+        """Raise `ApiError` if requests are not accepted."""
+
+    async def metrics_page(self) -> bytes:
+        return self.metrics.page()
+
+    def tick(self) -> None:
+        """Do what is due. The event loop calls this ten times a second."""
+
+    def give_up(self) -> None:
+        """Fail all open requests."""
 
 
 def draining() -> Rejected:

@@ -17,8 +17,18 @@ from transformers import PreTrainedTokenizerFast
 from nvium_core import Completion, Constraint, Engine, LoadedModel, SamplingParams, TooCostly, load_model
 from nvium_core.text.tool_calls import PLAIN
 from server.errors import InvalidField
-from server.generation.constraints import Constraints
-from server.generation.grammars import ANY_OBJECT, Grammar, JsonSchema, Lark, OneOf, Regex, Schema, ToolCalls, arguments
+from server.structured_outputs.constraints import Constraints
+from server.structured_outputs.grammars import (
+    ANY_OBJECT,
+    Grammar,
+    JsonSchema,
+    Lark,
+    OneOf,
+    Regex,
+    Schema,
+    ToolCalls,
+    arguments,
+)
 from tests.byte_model import load_byte_model, token_ids
 from tests.server.grammar_samples import (
     COSTLY_PATTERNS,
