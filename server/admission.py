@@ -13,9 +13,6 @@ MULTIPLE = 3
 
 RETRY_QUEUE_SECONDS = 1
 
-MAX_HELD_ALTERNATIVES = 4_000_000
-"""Maximum number of alternative log-probabilities of all requests. Each takes 150 bytes until it is written."""
-
 
 class Shares:
     """Divides a capacity among keys by dynamic thresholds, as network switches divide their buffers.
@@ -53,7 +50,6 @@ class Admission:
 
     def __init__(self, capacity: int) -> None:
         self._shares = Shares(capacity)
-        self._alternatives = Shares(MAX_HELD_ALTERNATIVES)
         self.is_leaving = False
         """While True, the readiness probe fails."""
         self.is_draining = False
@@ -88,20 +84,6 @@ class Admission:
         except BaseException:
             self.leave(num_choices, key)
             raise
-
-    @contextmanager
-    def alternatives(self, number: int, key: str) -> Iterator[None]:
-        """Hold alternatives of a request until the block ends. Raise `Rejected` if they do not fit."""
-        if not self._alternatives.fits(number, key):
-            message = (
-                f"{self._alternatives.num_held} of {MAX_HELD_ALTERNATIVES} alternative log-probabilities are in use"
-            )
-            raise Rejected("queue_full", message, retry_after_seconds=RETRY_QUEUE_SECONDS)
-        self._alternatives.acquire(number, key)
-        try:
-            yield
-        finally:
-            self._alternatives.give_back(number, key)
 
     def leave(self, num_choices: int = 1, key: str = "") -> None:
         self._shares.give_back(num_choices, key)

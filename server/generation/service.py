@@ -32,6 +32,9 @@ log = structlog.get_logger("nvium.server")
 MAX_INLINE_CHARACTERS, MAX_INLINE_PROMPTS = 10_000, 16
 """If the prompts have more characters, or if there are more prompts, another thread tokenizes them."""
 
+MAX_ALTERNATIVES = 200_000
+"""Maximum number of alternative log-probabilities of a request. Each takes 150 bytes until it is written."""
+
 NUM_TEXT_THREADS = 2  # threads that tokenize long texts, render templates and write long responses
 
 NUM_COMPILING_THREADS = 4
@@ -168,10 +171,14 @@ class Service(Drainable):
         fields = {name: value for name, value in added if name in type(body).model_fields}
         return cast(Body, body.model_copy(update=fields))
 
-    def max_tokens(self, asked: int | None, num_prompt_tokens: int, num_choices: int) -> int:
+    def max_tokens(
+        self, asked: int | None, num_prompt_tokens: int, num_choices: int, num_alternatives: int | None
+    ) -> int:
         """Return `max_tokens` for each choice. If no room remains, return 1, and the engine rejects the prompt."""
-        remaining = self.engine.context - num_prompt_tokens
-        limit = max(1, min(remaining, self.settings.max_new_tokens // num_choices))
+        per_choice = self.settings.max_new_tokens // num_choices
+        if num_alternatives:
+            per_choice = min(per_choice, MAX_ALTERNATIVES // (num_choices * num_alternatives))
+        limit = max(1, min(self.engine.context - num_prompt_tokens, per_choice))
         if asked is None:
             return limit
         return min(asked, limit) if self.settings.clamp_max_tokens else asked

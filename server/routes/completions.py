@@ -24,7 +24,8 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
             prompts = await service.tokenize_prompts(body.prompts)
             compiled = await service.constraint(output_format)
         longest = max(len(prompt.token_ids) for prompt in prompts)
-        params = body.params(compiled.constraint, service.max_tokens(body.requested_max_tokens, longest, num_choices))
+        max_tokens = service.max_tokens(body.requested_max_tokens, longest, num_choices, body.logprobs)
+        params = body.params(compiled.constraint, max_tokens)
         generated = start(
             service, body, params, prompts, record, tenant=tenant, echo=body.echo, ignored=compiled.ignored
         )
