@@ -237,7 +237,7 @@ async def start_chat(service: Service, chat: ChatRequest, record: RequestRecord,
             chat.requested_max_tokens, len(prompt.token_ids), chat.num_choices, chat.top_logprobs
         )
         stop_token_ids, stops = template.ends(ignore_eos=chat.ignore_eos)
-        params = chat.params(compiled.constraint, max_tokens, stop_token_ids)
+        params = chat.params(compiled.constraint, max_tokens, stop_token_ids, service.sampling_defaults)
         return start(
             service,
             chat,

@@ -5,11 +5,10 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TypeVar, cast
 
 import structlog
 
-from nvium_core import Engine, EngineWorker, LoadedModel, sampling_defaults, with_defaults
+from nvium_core import Engine, EngineWorker, LoadedModel, sampling_defaults
 from nvium_core.text.chat_template import ChatTemplate, Conversation
 from nvium_core.text.sandbox import HELPERS
 from nvium_core.text.token_bytes import longest_token
@@ -17,15 +16,11 @@ from server.admission import Admission, Drainable, draining
 from server.errors import CONTEXT_EXCEEDED, ApiError, InvalidField, Rejected, deadline_exceeded, engine_stopped
 from server.generation.choice_text import Prompt
 from server.schemas.formats import OutputFormat
-from server.schemas.generation import GenerationRequest
 from server.schemas.models import Model
-from server.schemas.responses import ResponseRequest
 from server.settings import Settings, read_file
 from server.structured_outputs.constraints import Constraints, RequestConstraint
 from server.telemetry.metrics import Metrics
 from server.thread_pool import DaemonThreadPool
-
-Body = TypeVar("Body", bound=GenerationRequest | ResponseRequest)
 
 log = structlog.get_logger("nvium.server")
 
@@ -164,12 +159,6 @@ class Service(Drainable):
             message = f"the model {name!r} does not exist; available: {', '.join(map(repr, self.names))}"
             raise ApiError(message, status=404, param="model", code="model_not_found")
         return self.name
-
-    def with_defaults(self, body: Body) -> Body:
-        given = dict.fromkeys(body.model_fields_set) | {"sampling": body.nvium.sampling}
-        added = with_defaults(given, self.sampling_defaults).items() - given.items()
-        fields = {name: value for name, value in added if name in type(body).model_fields}
-        return cast(Body, body.model_copy(update=fields))
 
     def max_tokens(
         self, asked: int | None, num_prompt_tokens: int, num_choices: int, num_alternatives: int | None

@@ -1,6 +1,6 @@
 """`POST /v1/chat/completions`."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
@@ -130,9 +130,11 @@ class ChatRequest(TemplateOptions, ConversationRequest, GenerationRequest):
         max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         return None if max_tokens == NO_LIMIT else max_tokens
 
-    def params(self, constraint: Constraint | None, max_tokens: int, end_of_turn: Sequence[int]) -> SamplingParams:
+    def params(
+        self, constraint: Constraint | None, max_tokens: int, end_of_turn: Sequence[int], defaults: Mapping[str, Any]
+    ) -> SamplingParams:
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        return self.sampling(max_tokens, constraint, also_stops_at=end_of_turn, logprobs=logprobs)
+        return self.sampling(defaults, end_of_turn, max_tokens=max_tokens, constraint=constraint, logprobs=logprobs)
 
     def check(self, limits: ServerOptions) -> None:
         super().check(limits)

@@ -1,6 +1,6 @@
 """`POST /v1/completions`."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from typing_extensions import TypedDict
@@ -49,16 +49,15 @@ class CompletionRequest(GenerationRequest):
     def requested_max_tokens(self) -> int | None:
         return None if self.max_tokens == NO_LIMIT else self.max_tokens
 
-    def params(self, constraint: Constraint | None, max_tokens: int) -> SamplingParams:
+    def params(self, constraint: Constraint | None, max_tokens: int, defaults: Mapping[str, Any]) -> SamplingParams:
         """Return the engine's sampling parameters. Raise `InvalidRequest` for a value out of range.
 
         An echoed prompt is scored if `logprobs` is set or nothing is generated.
         """
         scores_prompt = self.echo and (self.logprobs is not None or self.max_tokens == 0)
         logprobs = 0 if scores_prompt and self.logprobs is None else self.logprobs
-        return self.sampling(
-            max_tokens, constraint, best_of=self.best_of, logprobs=logprobs, prompt_logprobs=scores_prompt
-        )
+        own = {"max_tokens": max_tokens, "constraint": constraint, "best_of": self.best_of}
+        return self.sampling(defaults, (), **own, logprobs=logprobs, prompt_logprobs=scores_prompt)
 
     def check(self, limits: ServerOptions) -> None:
         super().check(limits)

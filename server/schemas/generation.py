@@ -2,7 +2,7 @@
 
 import re
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Annotated, Any, Literal, NotRequired
@@ -11,7 +11,7 @@ from pydantic import AfterValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from nvium_core import Constraint, FinishReason, InvalidRequest, Sampling, SamplingParams, ServerOptions
+from nvium_core import FinishReason, InvalidRequest, Sampling, SamplingParams, ServerOptions, with_defaults
 from server.errors import OUT_OF_RANGE
 from server.schemas.body import AtMost, NeutralOnly, RequestBody, Text, described, encodable, require
 from server.schemas.foreign import check_unsupported
@@ -185,16 +185,17 @@ class GenerationRequest(AnswerRequest):
             error.field = self.request_names.get(error.field, error.field)
             raise
 
-    def sampling(
-        self, max_tokens: int, constraint: Constraint | None, *, also_stops_at: Sequence[int] = (), **more: Any
-    ) -> SamplingParams:
-        """Return the engine's sampling parameters. Raise `InvalidRequest` for a value out of range."""
-        given = {name: getattr(self, name) for name in PARAMS & GenerationRequest.model_fields.keys()}
+    def sampling(self, defaults: Mapping[str, Any], also_stops_at: Sequence[int], **more: Any) -> SamplingParams:
+        """Return the engine's sampling parameters, with the model's `defaults` for fields that the request leaves out.
+
+        Raise `InvalidRequest` for a value out of range.
+        """
+        given = {name: getattr(self, name) for name in SHARED_PARAMS & self.model_fields_set}
         given |= {name: getattr(self.nvium, name) for name in PARAMS & NviumOptions.model_fields.keys()}
-        given |= {"max_tokens": max_tokens, "constraint": constraint, "logit_bias": self._logit_bias()}
-        given["top_k"] = 0 if self.top_k == NO_LIMIT else self.top_k
-        given["stop_token_ids"] = (*self.stop_token_ids, *also_stops_at)
-        return SamplingParams(**given | more)
+        given |= {"logit_bias": self._logit_bias(), "stop_token_ids": (*self.stop_token_ids, *also_stops_at)}
+        if self.top_k == NO_LIMIT:
+            given["top_k"] = 0
+        return SamplingParams(**with_defaults(given | more, defaults))
 
     def check(self, limits: ServerOptions) -> None:
         """Raise `InvalidField` if a field is out of range or not supported."""
@@ -214,6 +215,9 @@ class GenerationRequest(AnswerRequest):
             is_token_id = re.fullmatch("0|[1-9][0-9]{0,9}", token_id) is not None
             require(is_token_id, "logit_bias", f"keys must be token ids, got {token_id!r}")
         return {int(token_id): bias for token_id, bias in self.logit_bias.items()}
+
+
+SHARED_PARAMS = PARAMS & GenerationRequest.model_fields.keys()
 
 
 def loggable(name: str) -> str:

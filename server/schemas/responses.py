@@ -18,7 +18,7 @@ from server.schemas.response_items import MORE_TOOLS, Json, add_item
 from server.schemas.tools import MAX_TOOLS, FunctionName
 
 LOGPROBS = "message.output_text.logprobs"
-CHAT_FIELDS = ("metadata", *(name for name in ConversationRequest.model_fields if name != "nvium"))
+CHAT_FIELDS = {"metadata"} | ConversationRequest.model_fields.keys() - {"nvium"}
 """Fields that have the same name in a chat request."""
 
 
@@ -189,7 +189,7 @@ class ResponseRequest(ConversationRequest):
         system = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         choice = as_chat_choice(self.tool_choice)
         tools = [tool.as_chat() for tool in self.functions()]
-        body = {name: getattr(self, name) for name in CHAT_FIELDS} | {
+        body = {name: getattr(self, name) for name in CHAT_FIELDS & self.model_fields_set} | {
             "messages": [*system, *earlier, *self.messages()],
             "max_completion_tokens": self.max_output_tokens,
             "tools": tools,

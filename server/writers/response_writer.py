@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic_core import to_json
 
+from nvium_core import SamplingParams
 from server.generation.choice_text import Delta
 from server.generation.generation import Generation
 from server.generation.service import Service
@@ -38,7 +39,7 @@ class ResponseWriter(Writer[ChatRequest]):
         self._reader = AnswerReader(service, chat, generation.choices[0])
         self._num_events = 0
         self._total = Delta(index=0)
-        self._response = new_response(asked, chat, response_id, self._model)
+        self._response = new_response(asked, chat, generation.params, response_id, self._model)
 
     def response(self, deltas: Sequence[Delta]) -> Response:
         for delta in deltas:
@@ -169,7 +170,9 @@ def new_part(kind: TextKind) -> OutputPart:
     return {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
 
 
-def new_response(asked: ResponseRequest, chat: ChatRequest, response_id: str, model: str) -> Response:
+def new_response(
+    asked: ResponseRequest, chat: ChatRequest, params: SamplingParams, response_id: str, model: str
+) -> Response:
     """Return the response as it is before the first token."""
     return {
         "id": response_id,
@@ -185,11 +188,11 @@ def new_response(asked: ResponseRequest, chat: ChatRequest, response_id: str, mo
         "parallel_tool_calls": chat.may_call_again,
         "previous_response_id": asked.previous_response_id,
         "store": asked.store,
-        "temperature": asked.temperature,
+        "temperature": params.temperature,
         "text": asked.text.model_dump(exclude_none=True, exclude={"format"}) | {"format": asked.text.format.echoed()},
         "tool_choice": asked.tool_choice if isinstance(asked.tool_choice, str) else asked.tool_choice.model_dump(),
         "tools": [tool.model_dump(exclude_unset=True) for tool in asked.tools],
-        "top_p": asked.top_p,
+        "top_p": params.top_p,
         "truncation": "disabled",
         "metadata": asked.metadata,
         "usage": None,

@@ -113,9 +113,9 @@ def check_generation(asked: GenerationRequest) -> None:
         with asked.in_request_names():
             asked.conversation()
             asked.output_format(PLAIN, None)
-            asked.params(None, 100, ())
+            asked.params(None, 100, (), {})
     elif isinstance(asked, CompletionRequest):
-        asked.params(None, 100)
+        asked.params(None, 100, {})
 
 
 async def answer(app: FastAPI, path: str, content: bytes) -> tuple[int, bytes]:
