@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from operator import itemgetter
 
 from nvium_core import (
     Admitted,
@@ -27,8 +28,6 @@ from server.schemas.body import require
 from server.schemas.chat import ChatRequest
 from server.schemas.generation import GenerationRequest
 from server.telemetry.record import RequestRecord
-
-Events = Sequence[TokenEvent | PromptEvent]
 
 
 class Choice:
@@ -59,7 +58,7 @@ class Choice:
     def awaits_scores(self) -> bool:
         return self._leader is not None and self._leader.num_unscored > 0
 
-    def add(self, events: Events, admission: Admitted) -> Delta:
+    def add(self, events: Sequence[TokenEvent | PromptEvent], admission: Admitted) -> Delta:
         self.note_admission(admission)
         tokens = [event for event in events if isinstance(event, TokenEvent)]
         if tokens:
@@ -112,7 +111,7 @@ class Generation:
         self.listen = stream.listen
         self._stream = stream
         self._leave = leave
-        self._held: list[TokenEvent | PromptEvent] = []
+        self._held: dict[ChoiceKey, list[TokenEvent | PromptEvent]] = {}
         """Events of choices that await their prompt's scores."""
         self._open = dict(zip(stream.keys, choices, strict=True))
         self._alarm = None if deadline is None else asyncio.get_running_loop().call_at(deadline, stream.close)
@@ -126,12 +125,14 @@ class Generation:
 
         Raise `EngineError` if a choice failed, or `Rejected` if the request failed at its deadline.
         """
-        deltas, arrived, self._held = [], [*self._held, *self._stream.take()], []
-        for key, events in by_key(arrived).items():
+        deltas, arrived, held, self._held = [], self._stream.take(), self._held, {}
+        for key, events in held.items():
+            arrived[key] = events + arrived.get(key, [])
+        for key in sorted(arrived, key=itemgetter(1)):  # a prompt's first choice, which gets its scores, is first
             if self._open[key].awaits_scores:
-                self._held += events
+                self._held[key] = arrived[key]
                 continue
-            deltas.append(delta := self._open[key].add(events, self._stream.admissions[key]))
+            deltas.append(delta := self._open[key].add(arrived[key], self._stream.admissions[key]))
             if delta.finish_reason:
                 self._end(key)
         return deltas + self._expire() if self._stream.is_over and self._open else deltas
@@ -168,14 +169,6 @@ class Generation:
         if admission := self._stream.admissions.get(key):
             choice.note_admission(admission)
         self._leave()
-
-
-def by_key(events: Events) -> dict[ChoiceKey, list[TokenEvent | PromptEvent]]:
-    """Group events by choice. The first choice of each prompt precedes the prompt's other choices."""
-    grouped: dict[ChoiceKey, list[TokenEvent | PromptEvent]] = {}
-    for event in events:
-        grouped.setdefault((event.request_id, event.choice), []).append(event)
-    return dict(sorted(grouped.items(), key=lambda item: item[0][1]))
 
 
 def start(
