@@ -7,13 +7,13 @@ from typing_extensions import TypedDict
 
 from nvium_core import Constraint, SamplingParams, ServerOptions
 from server.errors import OUT_OF_RANGE
-from server.schemas.body import AtMost, NeutralOnly, Text, described, require
+from server.schemas.body import MaxItems, Text, Unsupported, described, require
 from server.schemas.generation import NO_LIMIT, Generated, GeneratedChoice, GenerationRequest, PromptTokenIds
 from server.schemas.json_text import MAX_VALUES
 
-TokenIds = Annotated[list[int], AtMost(MAX_VALUES)]
+TokenIds = Annotated[list[int], MaxItems(MAX_VALUES)]
 Prompts = Annotated[
-    Text | Annotated[list[Text], AtMost(MAX_VALUES)] | TokenIds | Annotated[list[TokenIds], AtMost(MAX_VALUES)],
+    Text | Annotated[list[Text], MaxItems(MAX_VALUES)] | TokenIds | Annotated[list[TokenIds], MaxItems(MAX_VALUES)],
     described(
         "must be a string (valid Unicode), a list of strings, a list of token ids, or a list of lists of token ids"
     ),
@@ -31,8 +31,8 @@ class CompletionRequest(GenerationRequest):
     """Prepend the prompt to the text."""
     logprobs: int | None = None
     """0 to 20. Return log π_mix (with `nvium.sampling: original`, log π_N) of each token and this many alternatives."""
-    add_special_tokens: Annotated[Any, NeutralOnly(True)] = None
-    suffix: Annotated[str, NeutralOnly("", why=": the model cannot infill")] = ""
+    add_special_tokens: Annotated[Any, Unsupported(True)] = None
+    suffix: Annotated[str, Unsupported("", why=": the model cannot infill")] = ""
 
     @property
     def prompts(self) -> list[str | list[int]]:

@@ -13,9 +13,9 @@ from typing_extensions import TypedDict
 
 from nvium_core import FinishReason, InvalidRequest, Sampling, SamplingParams, ServerOptions, with_defaults
 from server.errors import OUT_OF_RANGE
-from server.schemas.body import AtMost, NeutralOnly, RequestBody, Text, described, encodable, require
-from server.schemas.foreign import check_unsupported
+from server.schemas.body import MaxItems, RequestBody, Text, Unsupported, described, encodable, require
 from server.schemas.formats import OutputFormat, ResponseFormat, StructuredOutputs
+from server.schemas.unsupported import check_unsupported
 
 AnswerEnd = Literal[FinishReason, "tool_calls"]
 """The `finish_reason` of an answer. Only a chat can end with `tool_calls`."""
@@ -29,7 +29,7 @@ MAX_STOP_STRINGS = 4
 MAX_STOP_CHARACTERS = 10_000
 
 Stops = Annotated[
-    Text | Annotated[list[Text], AtMost(1024)], described("must be a string or a list of strings of valid Unicode")
+    Text | Annotated[list[Text], MaxItems(1024)], described("must be a string or a list of strings of valid Unicode")
 ]
 
 
@@ -39,7 +39,7 @@ def short(metadata: dict[str, str]) -> dict[str, str]:
     return metadata
 
 
-Metadata = Annotated[dict[Text, Text], AtMost(16), AfterValidator(short)]
+Metadata = Annotated[dict[Text, Text], MaxItems(16), AfterValidator(short)]
 
 
 class StreamOptions(RequestBody):
@@ -47,7 +47,7 @@ class StreamOptions(RequestBody):
     """Send the usage in a final chunk."""
     continuous_usage_stats: bool = False
     """Send the usage so far in every chunk."""
-    include_obfuscation: Annotated[bool, NeutralOnly(False)] = False
+    include_obfuscation: Annotated[bool, Unsupported(False)] = False
 
 
 class NviumOptions(RequestBody):
@@ -104,10 +104,10 @@ class ConversationRequest(AnswerRequest):
     """Logged with the request instead of `user`."""
     prompt_cache_key: Text | None = None
     """No effect, because all requests share the prefix cache."""
-    prompt_cache_options: Annotated[Any, NeutralOnly({}, {"mode": "implicit"})] = None
-    prompt_cache_retention: Annotated[Any, NeutralOnly("in_memory")] = None
-    service_tier: Annotated[Any, NeutralOnly("auto", "default")] = None
-    moderation: Annotated[Any, NeutralOnly()] = None
+    prompt_cache_options: Annotated[Any, Unsupported({}, {"mode": "implicit"})] = None
+    prompt_cache_retention: Annotated[Any, Unsupported("in_memory")] = None
+    service_tier: Annotated[Any, Unsupported("auto", "default")] = None
+    moderation: Annotated[Any, Unsupported()] = None
 
 
 class GenerationRequest(AnswerRequest):
@@ -121,9 +121,9 @@ class GenerationRequest(AnswerRequest):
     """−2 to 2, subtracted once for each occurrence. 0: off."""
     repetition_penalty: float = 1
     """0.01 to 2, applied to all tokens so far including the prompt. 1: off."""
-    logit_bias: Annotated[dict[str, float], AtMost(1024)] = {}
+    logit_bias: Annotated[dict[str, float], MaxItems(1024)] = {}
     """Biases added to logits, −100 to 100 by token id."""
-    stop_token_ids: Annotated[list[int], AtMost(1024)] = []
+    stop_token_ids: Annotated[list[int], MaxItems(1024)] = []
     """Token ids that end the answer, in addition to end-of-text."""
     min_tokens: int = 0
     """Minimum number of tokens. Until then, stop tokens are not sampled, and stop strings are ignored."""

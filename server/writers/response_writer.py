@@ -14,7 +14,7 @@ from server.generation.service import Service
 from server.schemas.chat import ChatRequest
 from server.schemas.generation import AnswerEnd
 from server.schemas.responses import OutputItem, OutputPart, Response, ResponseEvent, ResponseRequest, ResponseUsage
-from server.writers.answer_reader import AnswerReader
+from server.writers.answer_parser import AnswerParser
 from server.writers.writer import Writer
 
 TextKind = Literal["message", "reasoning"]
@@ -36,7 +36,7 @@ class ResponseWriter(Writer[ChatRequest]):
         super().__init__(service, chat, generation)
         self._asked = asked
         self._keep = keep
-        self._reader = AnswerReader(service, chat, generation.choices[0])
+        self._parser = AnswerParser(service, chat, generation.choices[0])
         self._num_events = 0
         self._total = Delta(index=0)
         self._response = new_response(asked, chat, generation.params, response_id, self._model)
@@ -52,7 +52,7 @@ class ResponseWriter(Writer[ChatRequest]):
     def _events(self, delta: Delta) -> Iterator[bytes]:
         self._count(delta)
         self._total.extend(delta)
-        reasoning, content, calls = self._reader.read(delta)
+        reasoning, content, calls = self._parser.parse(delta)
         if reasoning:
             yield from self._add_text("reasoning", reasoning)
         if content:
@@ -101,12 +101,12 @@ class ResponseWriter(Writer[ChatRequest]):
         yield self._event(f"response.{response['status']}", response=response)
 
     def _finish_reason(self, delta: Delta) -> AnswerEnd | None:
-        return self._reader.finish_reason(delta)
+        return self._parser.finish_reason(delta)
 
     def _response_usage(self) -> ResponseUsage:
         usage = self._usage()
         cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
-        reasoning_end = self._reader.reasoning.num_characters
+        reasoning_end = self._parser.reasoning.num_characters
         num_reasoning_tokens = sum(offset < reasoning_end for offset in self._total.text_offsets)
         return {
             "input_tokens": usage["prompt_tokens"],
