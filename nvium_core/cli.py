@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from nvium_core.commands import generating, measuring, serving, training
-from nvium_core.errors import NviumError, plain
+from nvium_core.errors import NviumError, rephrase
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of mallopt
 
@@ -44,7 +44,7 @@ def main() -> None:
     try:
         status = typer.main.get_command(app)(sys.argv[1:] or ["--help"], prog_name="nvium", standalone_mode=False)
     except UsageError as error:
-        fail(plain(error.format_message()))  # type: ignore[attr-defined]
+        fail(rephrase(error.format_message()))  # type: ignore[attr-defined]
     except (NviumError, OSError) as error:
         fail(str(error))
     except MemoryError:

@@ -32,7 +32,7 @@ REPHRASED = {
 """Phrases of pydantic and click → plain English."""
 
 
-def plain(message: str) -> str:
+def rephrase(message: str) -> str:
     """Rephrase an error message of pydantic or click in plain English. Keep the text of our own `ValueError`s."""
     if message.startswith("Value error, "):
         return message.removeprefix("Value error, ")

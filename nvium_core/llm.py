@@ -81,11 +81,9 @@ class _Answer:
 
     def append(self, event: TokenEvent) -> Piece:
         self.completion.append(event)
-        is_last = event.finish_reason is not None
-        text = self.text.push(event.token_id, is_stop=event.is_stop, is_last=is_last)
+        text = self.text.push(event.token_id, is_stop=event.is_stop, finish_reason=event.finish_reason)
         self.completion.text += text
-        if self.text.has_stopped:
-            self.completion.finish_reason = "stop"
+        self.completion.finish_reason = self.text.finish_reason
         return Piece(text, [event.token_id], [event.exit], self.completion.finish_reason)
 
 
@@ -256,7 +254,7 @@ class LLM:
             request.error = event.error
         elif isinstance(event, PromptEvent):
             answer.completion.append(event)
-        elif not answer.text.has_stopped:
+        elif not answer.text.finish_reason:
             request.pieces.append(piece := answer.append(event))
             if piece.finish_reason:
                 self.engine.cancel(request.name, event.choice)

@@ -41,7 +41,7 @@ from nvium_core.training.objective.beta import speed_up
 from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.catalogue import DENSE, recipe_named
 from nvium_core.training.recipes.recipe import Recipe
-from nvium_core.training.train import TrainingRun, prepared
+from nvium_core.training.train import TrainingRun, prepare_run
 from research.gpu.training_speed import run_on_random_tokens, timed_step
 
 DECAY = 0.2
@@ -88,7 +88,7 @@ class Plan:
         options = self.options(name, recipe)
         share_text(self.folder / OURS, options.folder)
         recipe = replace(recipe, total_tokens=known_total(self.folder) or recipe.total_tokens)
-        run = prepared(recipe, options)
+        run = prepare_run(recipe, options)
         run.resume()
         return run
 

@@ -16,12 +16,13 @@ from starlette.middleware import Middleware
 
 from nvium_core import load_model
 from nvium_core.text.renderer import RENDERER
+from server.admission import Drainable
 from server.errors import install_error_handlers
 from server.generation.service import Service
 from server.http.bodies import Bodies
 from server.http.config import STOP_SECONDS, uvicorn_config
 from server.http.cors import Cors
-from server.http.drain import Drainable, DrainingServer
+from server.http.drain import DrainingServer
 from server.http.keys import ApiKey, KeyGate, read_keys
 from server.http.listener import listen
 from server.http.middleware import AsGet, JsonBodies, LastResort, RequestContext

@@ -20,7 +20,7 @@ from nvium_core import (
     InvalidRequest,
     NoTokenAllowed,
 )
-from nvium_core.errors import plain
+from nvium_core.errors import rephrase
 from nvium_core.text.chat_template import ConversationError
 from nvium_core.text.sandbox import HelperStuck
 
@@ -216,7 +216,7 @@ def from_validation(error: RequestValidationError) -> ApiError:
     place, code = first["loc"][1:], code_of(first["type"])
     if first["type"] in ("missing", "model_attributes_type") and not place:
         return ApiError("the body must be a JSON object", code=WRONG_TYPE)
-    message = plain(first["msg"])
+    message = rephrase(first["msg"])
     if decisive := first["type"].partition(WRONG_FIELD)[2]:
         return InvalidField(path(error.body, (*place, decisive), "missing"), message)
     if not place:

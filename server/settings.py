@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, fie
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from nvium_core import EngineConfig, InvalidRequest, NviumError, ServerOptions
-from nvium_core.errors import plain
+from nvium_core.errors import rephrase
 
 ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")
 PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+")
@@ -116,7 +116,7 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
         # an unknown setting may be a misspelt secret, so its value is not quoted either
         is_quotable = setting in Settings.model_fields and setting != "api_keys"
         value = f", got {first['input']!r}" if is_quotable else ""
-        raise SettingsError(f"{name_of(setting, given)}{entry}: {plain(plain(first['msg']) + value)}") from error
+        raise SettingsError(f"{name_of(setting, given)}{entry}: {rephrase(rephrase(first['msg']) + value)}") from error
     except InvalidRequest as error:
         raise SettingsError(f"{name_of(error.field, given)}: {error.message}") from error
     return settings

@@ -5,7 +5,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,20 @@ def forbidden_imports(module: str, source: str) -> list[str]:
     return wrong
 
 
+def room(module: str) -> str:
+    """Return the folder of the server that contains the module, or the module itself if it is in none."""
+    return ".".join(module.split(".")[:2])
+
+
+def rooms_in_order(sources: Mapping[str, str]) -> list[str]:
+    """Return the rooms of the server's modules, each after those that it imports. Raise `CycleError` for a circle."""
+    graph = TopologicalSorter[str]()
+    for module, source in sources.items():
+        others = {room(name) for name in imports(source) if is_within(name, ("server",))} - {room(module)}
+        graph.add(room(module), *others)
+    return list(graph.static_order())
+
+
 def is_exported(name: str) -> bool:
     return name.removeprefix("nvium_core.") in nvium_core.__all__
 
@@ -161,6 +176,18 @@ def test_packages_import_only_what_they_may():
 
 def test_a_forbidden_import_is_found():
     assert [example for example in FORBIDDEN_IMPORTS if len(forbidden_imports(*example)) != 1] == []
+
+
+def test_rooms_of_the_server_do_not_import_each_other_and_generation_knows_no_http():
+    sources = {module: path.read_text() for module, path in MODULES.items() if is_within(module, ("server",))}
+    sources["server.http.x"] = "import server.generation.service"
+    assert "server.structured_outputs" in rooms_in_order(sources)
+    for room_, back in (
+        ("schemas", "from server.generation.service import Service"),
+        ("generation", "import server.http"),
+    ):
+        with pytest.raises(CycleError):
+            rooms_in_order(sources | {f"server.{room_}.x": f"def f():\n    {back}"})
 
 
 def test_scheduling_needs_no_torch():

@@ -11,13 +11,13 @@ from pydantic.fields import FieldInfo
 from docs.tables.table import Cell, Table, table
 from server.http.paths import PROBES
 from server.routes.openapi import document
-from server.schemas.body import Hint, NeutralOnly, RequestBody
+from server.schemas.body import Ignored, RequestBody, Unsupported
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
-from server.schemas.foreign import FOREIGN
 from server.schemas.generation import GenerationRequest
 from server.schemas.responses import ResponseRequest
 from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
+from server.schemas.unsupported import UNSUPPORTED_FIELDS
 
 BODIES: dict[str, type[RequestBody]] = {
     "completions": CompletionRequest,
@@ -108,7 +108,7 @@ def unsupported() -> Iterator[tuple[str, str, str, str]]:
                 found.setdefault((path, status_of(mark), reason), []).append(endpoint)
     for (path, status, reason), endpoints in found.items():
         yield path, ", ".join(endpoints), status, reason
-    for name, mark in FOREIGN.items():
+    for name, mark in UNSUPPORTED_FIELDS.items():
         without = [endpoint for endpoint in GENERATING if name not in BODIES[endpoint].model_fields]
         yield name, ", ".join(without), status_of(mark), ""
 
@@ -178,12 +178,12 @@ def nested_bodies(annotation: Any) -> list[type[RequestBody]]:
     return [body for inner in get_args(annotation) for body in nested_bodies(inner)]
 
 
-def neutral(field: FieldInfo) -> NeutralOnly | None:
-    return next((mark for mark in field.metadata if isinstance(mark, NeutralOnly)), None)
+def neutral(field: FieldInfo) -> Unsupported | None:
+    return next((mark for mark in field.metadata if isinstance(mark, Unsupported)), None)
 
 
-def status_of(mark: NeutralOnly) -> str:
-    if isinstance(mark, Hint):
+def status_of(mark: Unsupported) -> str:
+    if isinstance(mark, Ignored):
         return "ignored"
     values = [value for number, value in enumerate(mark.values) if value not in mark.values[:number]]
     return f"only {', '.join(map(code, values))}" if values else "refused"

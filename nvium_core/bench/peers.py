@@ -61,7 +61,7 @@ def measure(
 
 
 def compare(chosen: Lineup, workload: Workload, repeats: int, seconds: float) -> Figures:
-    turns = measured(chosen, workload, count(workload.num_sequences, "sequence"), repeats, seconds)
+    turns = measure_contenders(chosen, workload, count(workload.num_sequences, "sequence"), repeats, seconds)
     shown = against_ours(turns, OURS, rates, workload)
     routing = shares(turns[OURS], chosen.subject.model.config.num_exits)
     return {"sequences": workload.num_sequences, "routing": routing, "contenders": shown, **ratios_to_peers(shown)}
@@ -70,12 +70,12 @@ def compare(chosen: Lineup, workload: Workload, repeats: int, seconds: float) ->
 def compare_prompts(chosen: Lineup, workload: Workload, repeats: int, seconds: float) -> Figures:
     """Measure all contenders with one prompt. Rates are in prompt tokens per second."""
     length = len(workload.prompt)
-    turns = measured(chosen, workload, f"prompt of {length}", repeats, seconds)
+    turns = measure_contenders(chosen, workload, f"prompt of {length}", repeats, seconds)
     shown = against_ours(turns, BASELINE, lambda taken: [length / turn.seconds for turn in taken], workload)
     return {"tokens": length, "contenders": shown, **ratios_to_peers(shown)}
 
 
-def measured(
+def measure_contenders(
     chosen: Lineup, workload: Workload, label: str, repeats: int, seconds: float
 ) -> dict[str, list[Generation]]:
     """Measure all contenders. Raise `ContenderFailed` if one generates a wrong number of tokens."""

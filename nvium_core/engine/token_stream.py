@@ -70,13 +70,13 @@ class TokenStream:
             self.listen(arrived.set)
             await arrived.wait()
 
-    def take(self) -> list[TokenEvent | PromptEvent]:
-        """Return the events since the last call. Raise `EngineError` if a choice failed before any of them.
+    def take(self) -> dict[ChoiceKey, list[TokenEvent | PromptEvent]]:
+        """Return each choice's events since the last call. Raise `EngineError` if a choice failed before any of them.
 
         If a choice failed after some of them, the next call raises.
         """
         events, self._events = self._events, []
-        taken = list[TokenEvent | PromptEvent]()
+        taken: dict[ChoiceKey, list[TokenEvent | PromptEvent]] = {}
         for number, event in enumerate(events):
             key = key_of(event)
             if key not in self._open:
@@ -90,7 +90,7 @@ class TokenStream:
                 raise event.error
             if event.finish_reason:
                 self._open.remove(key)
-            taken.append(event)
+            taken.setdefault(key, []).append(event)
         return taken
 
     def cancel(self, key: ChoiceKey) -> None:

@@ -255,25 +255,25 @@ def _rope(file: GGUFFile, fields: dict[str, Any]) -> dict[str, Any]:
     for name in HEAD_SIZES:
         if (size := file.shape(name, head_dim)) != head_dim:
             raise CheckpointError(f"{file.path}: {name} must be the head size, {head_dim}, got {size}")
-    plain = {"rope_type": "default", "rope_theta": float(file.shape("rope.freq_base", 10_000.0))}
+    base = {"rope_type": "default", "rope_theta": float(file.shape("rope.freq_base", 10_000.0))}
     kind = file.shape("rope.scaling.type", "linear")
     factor = float(file.shape("rope.scaling.factor") or file.shape("rope.scale_linear") or 1.0)
     is_scaled = kind != "none" and factor != 1
     if ROPE_FACTORS in file.tensors and not is_scaled:
-        return _llama_3_rope(file, plain, head_dim)
+        return _llama_3_rope(file, base, head_dim)
     if ROPE_FACTORS in file.tensors or kind not in ("none", "linear"):
         known = "none, linear, Llama 3's factors"
         raise CheckpointError(f"{file.path}: rope scaling {kind!r} by {factor:g} is not supported; supported: {known}")
-    return plain | {"rope_type": "linear", "factor": factor} if is_scaled else plain
+    return base | {"rope_type": "linear", "factor": factor} if is_scaled else base
 
 
-def _llama_3_rope(file: GGUFFile, plain: dict[str, Any], head_dim: int) -> dict[str, Any]:
+def _llama_3_rope(file: GGUFFile, base: dict[str, Any], head_dim: int) -> dict[str, Any]:
     """Return Llama 3's rotary parameters. Raise `CheckpointError` if their factors differ from the file's."""
     factors = read_tensor(file, file.tensors[ROPE_FACTORS]).float()
-    parameters = plain | LLAMA_3 | {"factor": factors.max().item(), "original_max_position_embeddings": LLAMA_3_CONTEXT}
+    parameters = base | LLAMA_3 | {"factor": factors.max().item(), "original_max_position_embeddings": LLAMA_3_CONTEXT}
     config = NviumConfig(head_dim=head_dim, rope_parameters=parameters)
     frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, device="cpu")
-    unscaled = plain["rope_theta"] ** (-torch.arange(0, head_dim, 2) / head_dim)
+    unscaled = base["rope_theta"] ** (-torch.arange(0, head_dim, 2) / head_dim)
     if factors.shape != frequencies.shape or not torch.allclose(unscaled / frequencies, factors, rtol=1e-3):
         raise CheckpointError(f"{file.path}: {ROPE_FACTORS} must have the factors of a llama3 rope scaling")
     return parameters

@@ -1,4 +1,4 @@
-"""Tokenizes conversations with the tokenizer's chat template or, without one, with a plain template.
+"""Tokenizes conversations with the tokenizer's chat template or, without one, with a default template.
 
 Only the template may produce special tokens. If a message or tool contains the text of a special token, this text stays
 plain: before rendering, a mark is inserted after its first character, and the pieces between marks are tokenized
@@ -17,7 +17,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from nvium_core.errors import NviumError
-from nvium_core.text.reasoning import OPENING, ReasoningReader, thinks
+from nvium_core.text.reasoning import OPENING, ReasoningParser, thinks
 from nvium_core.text.renderer import RENDERER, RenderingError
 from nvium_core.text.rendering import rendered
 from nvium_core.text.tool_calls import call_format
@@ -26,10 +26,10 @@ Json = dict[str, Any]
 
 LAST_TOKENS = 16  # number of tokens at the end of a prompt in which `<think>` is searched
 
-PLAIN_BREAK = "\n\n"
-"""For a model without a template: what separates the turns of `PLAIN_TEMPLATE`, instead of end-of-text."""
+DEFAULT_BREAK = "\n\n"
+"""For a model without a template: what separates the turns of `DEFAULT_TEMPLATE`, instead of end-of-text."""
 
-PLAIN_STOPS = ("\nUser:", "\n\nUser:", "\nUser (", "\n\nUser (")
+DEFAULT_STOPS = ("\nUser:", "\n\nUser:", "\nUser (", "\n\nUser (")
 """Stop strings for a model without a template. They begin the next user turn."""
 
 CHAT_TEMPLATE = """\
@@ -58,7 +58,7 @@ Messages cannot contain end-of-text, the only special token, so a user cannot fa
 time, so it needs no sandbox process.
 """
 
-PLAIN_TEMPLATE = CHAT_TEMPLATE.replace(" | trim", "")
+DEFAULT_TEMPLATE = CHAT_TEMPLATE.replace(" | trim", "")
 """The template of models without one. It keeps spaces, so that a continued message keeps its last space."""
 
 
@@ -96,7 +96,7 @@ class ChatTemplate:
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         check_readable(tokenizer)
         self._tokenizer = tokenizer
-        self._is_plain = not tokenizer.chat_template
+        self._uses_default = not tokenizer.chat_template
         template = tokenizer.chat_template
         if isinstance(template, dict):
             template = template.get("tool_use", template["default"])  # transformers renders tools with "tool_use"
@@ -111,10 +111,10 @@ class ChatTemplate:
         self._break: list[int] = backend.encode("\n", add_special_tokens=False).ids
         continued = backend.encode("\na", add_special_tokens=False).ids[len(self._break) :]
         self._has_prefix = continued != backend.encode("a", add_special_tokens=False).ids
-        self._has_tools = self._is_plain or self._renders_tools(template or "")
+        self._has_tools = self._uses_default or self._renders_tools(template or "")
         end = tokenizer.eos_token_id
-        self.stops = PLAIN_STOPS if self._is_plain else ()
-        self.stop_token_ids: tuple[int, ...] = () if self._is_plain or end is None else (end,)
+        self.stops = DEFAULT_STOPS if self._uses_default else ()
+        self.stop_token_ids: tuple[int, ...] = () if self._uses_default or end is None else (end,)
 
     def ends(self, *, ignore_eos: bool = False) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """Return the stop tokens and stop strings. `ignore_eos` drops both, as in vLLM."""
@@ -142,7 +142,7 @@ class ChatTemplate:
         if check:
             check(text.replace(mark, ""))
         first, *others = text.split(mark)
-        begun: list[int] = self._tokenizer(first, add_special_tokens=self._is_plain, verbose=False).input_ids
+        begun: list[int] = self._tokenizer(first, add_special_tokens=self._uses_default, verbose=False).input_ids
         lead, num_dropped = ("\n", len(self._break)) if self._has_prefix else ("", 0)
         continued = [lead + piece for piece in others]
         pieces = self._tokenizer.backend_tokenizer.encode_batch_fast(continued, add_special_tokens=False)
@@ -158,14 +158,14 @@ class ChatTemplate:
         except ConversationError:
             return "tools" in template
 
-    def reasoning_reader(self, prompt: Sequence[int], *, is_continued: bool = False) -> ReasoningReader:
-        """Return a reader for the answer to a prompt. `is_continued`: the prompt ends with a part of the answer."""
+    def reasoning_parser(self, prompt: Sequence[int], *, is_continued: bool = False) -> ReasoningParser:
+        """Return a parser for the answer to a prompt. `is_continued`: the prompt ends with a part of the answer."""
         if not self.thinks:
-            return ReasoningReader("answer")
+            return ReasoningParser("answer")
         if is_continued:
-            return ReasoningReader()
+            return ReasoningParser()
         end: str = self._tokenizer.backend_tokenizer.decode(list(prompt[-LAST_TOKENS:]), skip_special_tokens=False)
-        return ReasoningReader("thinking" if end.rstrip().endswith(OPENING) else "start")
+        return ReasoningParser("thinking" if end.rstrip().endswith(OPENING) else "start")
 
     def _cut(self, value: Any, mark: str) -> Any:
         """In all strings of a JSON value, insert `mark` after the first character of each special token."""
@@ -177,9 +177,9 @@ class ChatTemplate:
 
     def _render(self, conversation: Conversation) -> str:
         tools: list[Any] | None = list(conversation.tools) or None
-        template = PLAIN_TEMPLATE if self._is_plain else self._tokenizer.get_chat_template(None, tools)
-        tokens = {"bos_token": PLAIN_BREAK} if self._is_plain else self._tokenizer.special_tokens_map
-        is_ours = template in (CHAT_TEMPLATE, PLAIN_TEMPLATE) and not conversation.variables
+        template = DEFAULT_TEMPLATE if self._uses_default else self._tokenizer.get_chat_template(None, tools)
+        tokens = {"bos_token": DEFAULT_BREAK} if self._uses_default else self._tokenizer.special_tokens_map
+        is_ours = template in (CHAT_TEMPLATE, DEFAULT_TEMPLATE) and not conversation.variables
         try:
             text = (rendered if is_ours else RENDERER.render)(
                 template=template,
@@ -191,7 +191,7 @@ class ChatTemplate:
             )
         except RenderingError as error:
             raise ConversationError(f"the model's chat template {error}") from error
-        return text.removeprefix(PLAIN_BREAK) if self._is_plain else text
+        return text.removeprefix(DEFAULT_BREAK) if self._uses_default else text
 
 
 def check_readable(tokenizer: PreTrainedTokenizerFast) -> None:

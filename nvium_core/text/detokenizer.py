@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from nvium_core.choices import FinishReason
+
 REPLACEMENT = "\ufffd"
 """The decoder's replacement for bytes that are not UTF-8, such as part of a character."""
 
@@ -97,25 +99,26 @@ class AnswerText:
     num_tokens: int = field(default=0, init=False)
     num_characters: int = field(default=0, init=False)
     """Number of characters so far, including buffered and cut ones."""
+    finish_reason: FinishReason | None = field(default=None, init=False)
+    """Why the answer ended: as its last token says, or `stop` after a stop string."""
 
-    @property
-    def has_stopped(self) -> bool:
-        return self.stops.matched is not None
-
-    def push(self, token_id: int, *, is_stop: bool, is_last: bool) -> str:
+    def push(self, token_id: int, *, is_stop: bool, finish_reason: FinishReason | None) -> str:
         """Add a token and return the text that can be emitted.
 
         A stop token has text only if stop strings are included. After the last token, all buffered text is emitted.
         """
         text = "" if is_stop and not self.stops.include else self.detokenizer.push(token_id)
-        if is_last:
+        self.finish_reason = finish_reason
+        if finish_reason:
             text += self.detokenizer.flush()
         self.num_characters += len(text)
         self.num_tokens += 1
         if self.num_tokens <= self.min_tokens:
             return text
         certain = self.stops.push(text)
-        return certain + self.stops.flush() if is_last else certain
+        if self.stops.matched is not None:
+            self.finish_reason = "stop"
+        return certain + self.stops.flush() if finish_reason else certain
 
     def end(self) -> str:
         """Return the buffered text of an answer that ends without a further token."""

@@ -21,7 +21,7 @@ def thinks(template: object) -> bool:
 
 
 @dataclass
-class ReasoningReader:
+class ReasoningParser:
     """Splits a streamed output into reasoning and answer. The joined result does not depend on the chunks.
 
     The initial `state` must be "thinking" if the prompt ends with `<think>`, and "answer" if the model does not reason.

@@ -39,10 +39,10 @@ class CallFormat:
         return f"call_{uuid4().hex}" if self.id_length is None else uuid4().hex[: self.id_length]
 
 
-PLAIN = CallFormat()  # for models without a template: `{"name": …, "arguments": …}`, one per line
+JSON_LINES = CallFormat()  # for models without a template: `{"name": …, "arguments": …}`, one per line
 
 HERMES = CallFormat(beginning='<tool_call>\n{"name": "', end="}\n</tool_call>", trigger="<tool_call>\n")
-"""Hermes and Qwen: the format `PLAIN` in tags. Text may precede the calls."""
+"""Hermes and Qwen: the format `JSON_LINES` in tags. Text may precede the calls."""
 
 LLAMA = CallFormat(middle='", "parameters": ', between="; ", marker="<|python_tag|>")
 MISTRAL = CallFormat(before="[", between=", ", after="]", marker="[TOOL_CALLS]", id_length=9)
@@ -63,7 +63,7 @@ None stands for formats that are not supported: Qwen3-Coder's, whose arguments a
 
 def call_format(template: str | None) -> CallFormat | None:
     """Return the format that a chat template uses, or None if it is not supported."""
-    return next((form for sign, form in SIGNS.items() if sign in (template or "")), PLAIN)
+    return next((form for sign, form in SIGNS.items() if sign in (template or "")), JSON_LINES)
 
 
 class CallPiece(NamedTuple):
@@ -81,10 +81,10 @@ class ContentAndCalls(NamedTuple):
 
 
 @dataclass
-class ToolCallReader:
+class ToolCallParser:
     """Splits a streamed answer into text and calls. The joined result does not depend on the chunks."""
 
-    form: CallFormat = PLAIN
+    form: CallFormat = JSON_LINES
     is_complete: bool = field(default=False, init=False)
     """Whether the arguments of the latest call are complete."""
     _state: Literal["start", "text", "name", "arguments", "between"] = field(default="start", init=False)

@@ -42,13 +42,13 @@ CHANGEABLE = {"total_tokens", "checkpoint_every", "evaluations"}
 def train(recipe: Recipe, options: RunOptions) -> Path:
     """Train a recipe, resuming from the folder's checkpoint if there is one. Return the model's folder."""
     with joined_processes(options.device) as processes, owned(options.folder) if processes.is_first else nullcontext():
-        run = prepared(recipe, options, processes)
+        run = prepare_run(recipe, options, processes)
         run.resume()
         show(run)
         return run.export()
 
 
-def prepared(recipe: Recipe, options: RunOptions, processes: Processes = ALONE) -> "TrainingRun":
+def prepare_run(recipe: Recipe, options: RunOptions, processes: Processes = ALONE) -> "TrainingRun":
     """Prepare the text and return a run at step 0."""
     recipe = with_initial_shape(recipe)
     check_options(recipe, options, processes)

@@ -87,11 +87,9 @@ class ChoiceText:
         for event in events:
             delta.tokens.append(event)
             delta.text_offsets.append(answer.num_characters)
-            is_last = event.finish_reason is not None
-            delta.text += answer.push(event.token_id, is_stop=event.is_stop, is_last=is_last)
-            if is_last or answer.has_stopped:
-                delta.finish_reason = "stop" if answer.has_stopped else event.finish_reason
-                delta.stop_reason = self._stop_reason(event)
+            delta.text += answer.push(event.token_id, is_stop=event.is_stop, finish_reason=event.finish_reason)
+            if answer.finish_reason:
+                delta.finish_reason, delta.stop_reason = answer.finish_reason, self._stop_reason(event)
                 break
         return delta
 

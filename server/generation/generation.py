@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from operator import itemgetter
 
 from nvium_core import (
     Admitted,
@@ -22,16 +23,11 @@ from nvium_core import (
 )
 from server.errors import deadline_exceeded
 from server.generation.choice_text import ChoiceText, Delta, Prompt
-from server.generation.service import Service
+from server.generation.service import MAX_ALTERNATIVES, Service
 from server.schemas.body import require
 from server.schemas.chat import ChatRequest
 from server.schemas.generation import GenerationRequest
 from server.telemetry.record import RequestRecord
-
-MAX_REQUEST_ALTERNATIVES = 2_000_000
-"""Maximum number of alternative log-probabilities in one response. Each takes 150 bytes until it is written."""
-
-Events = Sequence[TokenEvent | PromptEvent]
 
 
 class Choice:
@@ -62,7 +58,7 @@ class Choice:
     def awaits_scores(self) -> bool:
         return self._leader is not None and self._leader.num_unscored > 0
 
-    def add(self, events: Events, admission: Admitted) -> Delta:
+    def add(self, events: Sequence[TokenEvent | PromptEvent], admission: Admitted) -> Delta:
         self.note_admission(admission)
         tokens = [event for event in events if isinstance(event, TokenEvent)]
         if tokens:
@@ -104,21 +100,18 @@ class Generation:
         self,
         stream: TokenStream,
         choices: Sequence[Choice],
+        params: SamplingParams,
         leave: Callable[[], None],
         deadline: float | None,
-        num_alternatives: int = 0,
     ) -> None:
         self.choices = list(choices)
-        self.num_alternatives = num_alternatives
-        """Maximum number of alternative log-probabilities in the response."""
-        self.held = ExitStack()
-        """What to release when the generation is closed, after its response has been written."""
+        self.params = params
         self.ignored: list[str] = []
         """Request fields that have no effect."""
         self.listen = stream.listen
         self._stream = stream
         self._leave = leave
-        self._held: list[TokenEvent | PromptEvent] = []
+        self._held: dict[ChoiceKey, list[TokenEvent | PromptEvent]] = {}
         """Events of choices that await their prompt's scores."""
         self._open = dict(zip(stream.keys, choices, strict=True))
         self._alarm = None if deadline is None else asyncio.get_running_loop().call_at(deadline, stream.close)
@@ -132,12 +125,14 @@ class Generation:
 
         Raise `EngineError` if a choice failed, or `Rejected` if the request failed at its deadline.
         """
-        deltas, arrived, self._held = [], [*self._held, *self._stream.take()], []
-        for key, events in by_key(arrived).items():
+        deltas, arrived, held, self._held = [], self._stream.take(), self._held, {}
+        for key, events in held.items():
+            arrived[key] = events + arrived.get(key, [])
+        for key in sorted(arrived, key=itemgetter(1)):  # a prompt's first choice, which gets its scores, is first
             if self._open[key].awaits_scores:
-                self._held += events
+                self._held[key] = arrived[key]
                 continue
-            deltas.append(delta := self._open[key].add(events, self._stream.admissions[key]))
+            deltas.append(delta := self._open[key].add(arrived[key], self._stream.admissions[key]))
             if delta.finish_reason:
                 self._end(key)
         return deltas + self._expire() if self._stream.is_over and self._open else deltas
@@ -158,7 +153,6 @@ class Generation:
         for key in list(self._open):
             self._open[key].record.choice_ended("abort")
             self._end(key)
-        self.held.close()
 
     def _expire(self) -> list[Delta]:
         has_begun = any(choice.last_arrival is not None for choice in self.choices)
@@ -175,14 +169,6 @@ class Generation:
         if admission := self._stream.admissions.get(key):
             choice.note_admission(admission)
         self._leave()
-
-
-def by_key(events: Events) -> dict[ChoiceKey, list[TokenEvent | PromptEvent]]:
-    """Group events by choice. The first choice of each prompt precedes the prompt's other choices."""
-    grouped: dict[ChoiceKey, list[TokenEvent | PromptEvent]] = {}
-    for event in events:
-        grouped.setdefault((event.request_id, event.choice), []).append(event)
-    return dict(sorted(grouped.items(), key=lambda item: item[0][1]))
 
 
 def start(
@@ -203,7 +189,7 @@ def start(
     enforced. If the request has no seed, each prompt gets a random seed, which its choices share.
     """
     engine_requests = [EngineRequest(prompt.token_ids, params, request.cache_salt or "") for prompt in prompts]
-    num_alternatives = max_alternatives(service, params, engine_requests)
+    check_totals(service, params, engine_requests)
     text_of = partial(
         ChoiceText,
         service.tokenizer,
@@ -215,19 +201,18 @@ def start(
         end_token_ids=service.engine.limits.end_token_ids,
     )
     prompt_of_choice = [prompt for prompt in prompts for _ in range(params.num_choices)]
-    with ExitStack() as held:
-        held.enter_context(service.admission.alternatives(num_alternatives, tenant))
-        stream = service.worker.submit(engine_requests, tenant)
-        held.callback(stream.close)
+    stream = service.worker.submit(engine_requests, tenant)
+    with ExitStack() as undo:
+        undo.callback(stream.close)
         texts = [text_of(index, prompt) for index, prompt in enumerate(prompt_of_choice)]
         record.admitted(sum(len(prompt.token_ids) for prompt in prompts))
         choices = choices_of(texts, record, params)
         leave = partial(service.admission.leave, key=tenant)
-        generation = Generation(stream, choices, leave, service.deadline(record.arrived_at), num_alternatives)
+        generation = Generation(stream, choices, params, leave, service.deadline(record.arrived_at))
         generation.ignored += ignored
         if request.requested_max_tokens is not None and params.max_tokens < request.requested_max_tokens:
             generation.ignored.append(request.request_names.get("max_tokens", "max_tokens"))
-        generation.held = held.pop_all()
+        undo.pop_all()
         return generation
 
 
@@ -241,9 +226,11 @@ async def start_chat(service: Service, chat: ChatRequest, record: RequestRecord,
         async with service.within_deadline(record.arrived_at):
             prompt = await service.render_chat(chat.conversation())
             compiled = await service.constraint(output_format)
-        max_tokens = service.max_tokens(chat.requested_max_tokens, len(prompt.token_ids), chat.num_choices)
+        max_tokens = service.max_tokens(
+            chat.requested_max_tokens, len(prompt.token_ids), chat.num_choices, chat.top_logprobs
+        )
         stop_token_ids, stops = template.ends(ignore_eos=chat.ignore_eos)
-        params = chat.params(compiled.constraint, max_tokens, stop_token_ids)
+        params = chat.params(compiled.constraint, max_tokens, stop_token_ids, service.sampling_defaults)
         return start(
             service,
             chat,
@@ -264,13 +251,10 @@ def choices_of(texts: Sequence[ChoiceText], record: RequestRecord, params: Sampl
     return choices
 
 
-def max_alternatives(service: Service, params: SamplingParams, requests: Sequence[EngineRequest]) -> int:
-    """Return the maximum number of alternatives. Raise `InvalidRequest` if the requests exceed a limit together.
-
-    `submit` checks each request.
-    """
+def check_totals(service: Service, params: SamplingParams, requests: Sequence[EngineRequest]) -> None:
+    """Raise `InvalidRequest` if the requests exceed a limit together. `submit` checks each request."""
     if max(len(request.token_ids) for request in requests) + params.max_tokens > service.engine.context:
-        return 0  # `submit` refuses the request and names the context
+        return  # `submit` refuses the request and names the context
     num_new = len(requests) * params.num_choices * params.max_tokens
     num_prompt = sum(len(request.token_ids) for request in requests)
     num_scored = params.num_choices * num_prompt if params.prompt_logprobs else 0
@@ -281,7 +265,6 @@ def max_alternatives(service: Service, params: SamplingParams, requests: Sequenc
     if num_scored > limit:
         message = f"with prompt log-probabilities, choices × prompt tokens must be at most {limit}, got {num_scored}"
         raise InvalidRequest("prompt", message)
-    if num_alternatives > MAX_REQUEST_ALTERNATIVES:
-        message = f"tokens × alternatives must be at most {MAX_REQUEST_ALTERNATIVES}, got {num_alternatives}"
+    if num_alternatives > MAX_ALTERNATIVES:
+        message = f"alternatives × tokens of all choices must be at most {MAX_ALTERNATIVES}, got {num_alternatives}"
         raise InvalidRequest("logprobs", message)
-    return num_alternatives

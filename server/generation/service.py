@@ -5,33 +5,30 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TypeVar, cast
 
 import structlog
 
-from nvium_core import Engine, EngineWorker, LoadedModel, sampling_defaults, with_defaults
+from nvium_core import Engine, EngineWorker, LoadedModel, sampling_defaults
 from nvium_core.text.chat_template import ChatTemplate, Conversation
 from nvium_core.text.sandbox import HELPERS
 from nvium_core.text.token_bytes import longest_token
+from server.admission import Admission, Drainable, draining
 from server.errors import CONTEXT_EXCEEDED, ApiError, InvalidField, Rejected, deadline_exceeded, engine_stopped
 from server.generation.choice_text import Prompt
-from server.generation.constraints import Constraints, RequestConstraint
-from server.generation.thread_pool import DaemonThreadPool
-from server.http.admission import Admission, draining
-from server.http.drain import Drainable
 from server.schemas.formats import OutputFormat
-from server.schemas.generation import GenerationRequest
 from server.schemas.models import Model
-from server.schemas.responses import ResponseRequest
 from server.settings import Settings, read_file
+from server.structured_outputs.constraints import Constraints, RequestConstraint
 from server.telemetry.metrics import Metrics
-
-Body = TypeVar("Body", bound=GenerationRequest | ResponseRequest)
+from server.thread_pool import DaemonThreadPool
 
 log = structlog.get_logger("nvium.server")
 
 MAX_INLINE_CHARACTERS, MAX_INLINE_PROMPTS = 10_000, 16
 """If the prompts have more characters, or if there are more prompts, another thread tokenizes them."""
+
+MAX_ALTERNATIVES = 200_000
+"""Maximum number of alternative log-probabilities of a request. Each takes 150 bytes until it is written."""
 
 NUM_TEXT_THREADS = 2  # threads that tokenize long texts, render templates and write long responses
 
@@ -163,16 +160,14 @@ class Service(Drainable):
             raise ApiError(message, status=404, param="model", code="model_not_found")
         return self.name
 
-    def with_defaults(self, body: Body) -> Body:
-        given = dict.fromkeys(body.model_fields_set) | {"sampling": body.nvium.sampling}
-        added = with_defaults(given, self.sampling_defaults).items() - given.items()
-        fields = {name: value for name, value in added if name in type(body).model_fields}
-        return cast(Body, body.model_copy(update=fields))
-
-    def max_tokens(self, asked: int | None, num_prompt_tokens: int, num_choices: int) -> int:
+    def max_tokens(
+        self, asked: int | None, num_prompt_tokens: int, num_choices: int, num_alternatives: int | None
+    ) -> int:
         """Return `max_tokens` for each choice. If no room remains, return 1, and the engine rejects the prompt."""
-        remaining = self.engine.context - num_prompt_tokens
-        limit = max(1, min(remaining, self.settings.max_new_tokens // num_choices))
+        per_choice = self.settings.max_new_tokens // num_choices
+        if num_alternatives:
+            per_choice = min(per_choice, MAX_ALTERNATIVES // (num_choices * num_alternatives))
+        limit = max(1, min(self.engine.context - num_prompt_tokens, per_choice))
         if asked is None:
             return limit
         return min(asked, limit) if self.settings.clamp_max_tokens else asked

@@ -10,10 +10,10 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.admission import Shares
 from server.errors import ApiError, Rejected
-from server.http.admission import Shares
 from server.http.middleware import HttpMiddleware, refuse
-from server.schemas.json_text import JsonError, parsed, reading_seconds
+from server.schemas.json_text import JsonError, parse_json, reading_seconds
 
 COSTLY_SECONDS = 0.001
 """Bodies that take longer to parse and validate are costly: they block the event loop."""
@@ -124,6 +124,6 @@ class JsonRoute(APIRoute):
 class JsonRequest(Request):
     async def json(self) -> Any:
         try:
-            return parsed(await self.body())
+            return parse_json(await self.body())
         except JsonError as error:
             raise ApiError(f"the body {error}", param=error.param, code="invalid_json") from error

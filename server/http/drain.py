@@ -13,11 +13,10 @@ from typing import Any
 import structlog
 import uvicorn
 
-from server.generation.thread_pool import DaemonThreadPool
-from server.http.admission import Admission
+from server.admission import Drainable
 from server.settings import Settings
-from server.telemetry.metrics import Metrics
 from server.telemetry.sink import sink
+from server.thread_pool import DaemonThreadPool
 
 ANY_INTERFACE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (the server does not listen here)
 
@@ -35,33 +34,6 @@ def url_of(settings: Settings, port: int) -> str:
     scheme = "https" if settings.ssl_certfile else "http"
     host = ANY_INTERFACE.get(settings.host, settings.host)
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{settings.root_path}"
-
-
-class Drainable:
-    """What an app serves and drains at shutdown: a server's service, or the gateway in front of replicas."""
-
-    settings: Settings
-    admission: Admission
-    metrics: Metrics
-
-    @property
-    def has_failed(self) -> bool:
-        return False
-
-    def check_live(self) -> None:
-        """Raise `ApiError` if nothing makes progress."""
-
-    async def check_ready(self) -> None:
-        """Raise `ApiError` if requests are not accepted."""
-
-    async def metrics_page(self) -> bytes:
-        return self.metrics.page()
-
-    def tick(self) -> None:
-        """Do what is due. The event loop calls this ten times a second."""
-
-    def give_up(self) -> None:
-        """Fail all open requests."""
 
 
 FAILURE = 1  # exit code if the service has failed

@@ -37,7 +37,7 @@ def read_keys(settings: Settings) -> list[ApiKey]:
         entries += lines_of(settings.api_keys_file)
     found: dict[bytes, tuple[str, ApiKey]] = {}
     for place, text in entries:
-        key = parsed(place, text)
+        key = parse_key(place, text)
         if key.digest in found:
             raise SettingsError(f"{place}: the same key as {found[key.digest][0]}")
         found[key.digest] = place, key
@@ -52,7 +52,7 @@ def lines_of(file: Path) -> list[tuple[str, str]]:
     return [(f"api_keys_file, line {number}", line) for number, line in enumerate(lines, start=1) if line]
 
 
-def parsed(place: str, text: str) -> ApiKey:
+def parse_key(place: str, text: str) -> ApiKey:
     if not text:
         raise SettingsError(f"{place}: the key is empty")
     if not (entry := ENTRY.fullmatch(text)):

@@ -3,9 +3,8 @@
 from starlette.datastructures import MutableHeaders
 from starlette.types import Scope
 
+from server.admission import Admission, Drainable
 from server.errors import Rejected
-from server.http.admission import Admission
-from server.http.drain import Drainable
 from server.http.middleware import Check
 from server.settings import Settings
 from server.telemetry.metrics import Metrics

@@ -9,9 +9,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from server.admission import Drainable
 from server.app import bare_app, keys_gate, middleware, serve
 from server.errors import Rejected
-from server.http.drain import Drainable
 from server.http.keys import ApiKey, read_keys
 from server.http.listener import listen
 from server.replicas.fleet import Fleet

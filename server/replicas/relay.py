@@ -18,8 +18,8 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 from yarl import URL
 
+from server.admission import Admission
 from server.errors import ApiError, Rejected, engine_stopped
-from server.http.admission import Admission
 from server.http.event_stream import DONE, framed, unless_disconnected
 from server.replicas.fleet import Fleet, Replica
 from server.replicas.replica import IS_LAST, KEY_ID

@@ -15,7 +15,6 @@ router = APIRouter(route_class=JsonRoute)
 @router.post("/v1/chat/completions", summary="Answer messages", response_model=Chat)
 async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
     service, record = accepted(request, body)
-    body = service.with_defaults(body)
     generated = await start_chat(service, body, record, request.state.key_id)
     writer = ChatWriter(service, body, generated, f"chatcmpl-{record.request_id}")
     return await answer(request, body, writer)

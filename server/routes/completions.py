@@ -15,7 +15,6 @@ router = APIRouter(route_class=JsonRoute)
 @router.post("/v1/completions", summary="Continue prompts", response_model=Completion)
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     service, record = accepted(request, body)
-    body = service.with_defaults(body)
     tenant = request.state.key_id
     num_choices = len(body.prompts) * body.num_choices
     with service.admission.entered(num_choices, tenant), body.in_request_names():
@@ -24,7 +23,8 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
             prompts = await service.tokenize_prompts(body.prompts)
             compiled = await service.constraint(output_format)
         longest = max(len(prompt.token_ids) for prompt in prompts)
-        params = body.params(compiled.constraint, service.max_tokens(body.requested_max_tokens, longest, num_choices))
+        max_tokens = service.max_tokens(body.requested_max_tokens, longest, num_choices, body.logprobs)
+        params = body.params(compiled.constraint, max_tokens, service.sampling_defaults)
         generated = start(
             service, body, params, prompts, record, tenant=tenant, echo=body.echo, ignored=compiled.ignored
         )

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import PlainTextResponse, Response
 
-from server.http.drain import Drainable
+from server.admission import Drainable
 
 OK = {"status": "ok"}
 

@@ -11,7 +11,6 @@ from starlette.responses import Response as HttpResponse
 
 from server.errors import UNSUPPORTED, ApiError
 from server.generation.generation import start_chat
-from server.generation.service import Service
 from server.http.bodies import JsonRoute
 from server.schemas.body import require
 from server.schemas.response_items import Json, add_item
@@ -96,10 +95,8 @@ async def create_response(body: ResponseRequest, request: Request) -> HttpRespon
     store: ResponseStore = request.app.state.response_store
     owner = request.state.key_id
     before = earlier(store, owner, body.previous_response_id)
-    service: Service = request.app.state.service
-    body = service.with_defaults(body)
-    chat = service.with_defaults(body.as_chat(before))
-    _, record = accepted(request, chat)
+    chat = body.as_chat(before)
+    service, record = accepted(request, chat)
     generated = await start_chat(service, chat, record, owner)
 
     def keep(response: Response) -> None:

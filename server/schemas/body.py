@@ -27,7 +27,7 @@ MAX_FIELDS = 1_000  # maximum number of fields in a JSON object of a request
 TOO_MANY = "too_many"
 
 
-class NeutralOnly:
+class Unsupported:
     """Marks an unsupported field. The field accepts only null and `values`, which have no effect.
 
     `why` is appended to the message "not supported".
@@ -49,7 +49,7 @@ class NeutralOnly:
         return {"enum": list(self.values)} if self.values else {"type": "null"}
 
 
-class Hint(NeutralOnly):
+class Ignored(Unsupported):
     """Marks a field that is ignored. If its value is not neutral, the field is named in `x-nvium-ignored-params`."""
 
     def check(self, param: str, value: Any) -> None:
@@ -84,7 +84,7 @@ class RequestBody(BaseModel):
 
     def unknown_fields(self) -> Iterator[str]:
         """Yield the paths of ignored fields, such as `messages[0].weight`."""
-        yield from (name for name, mark in marks(type(self), Hint) if not mark.is_neutral(getattr(self, name)))
+        yield from (name for name, mark in marks(type(self), Ignored) if not mark.is_neutral(getattr(self, name)))
         yield from self.model_extra or ()
         yield from (f"{name}.{unknown}" for name, body in self._nested() for unknown in body.unknown_fields())
 
@@ -106,7 +106,7 @@ class RequestBody(BaseModel):
 
 
 @cache
-def marks(body: type[RequestBody], kind: type[NeutralOnly] = NeutralOnly) -> list[tuple[str, NeutralOnly]]:
+def marks(body: type[RequestBody], kind: type[Unsupported] = Unsupported) -> list[tuple[str, Unsupported]]:
     fields = body.model_fields.items()
     return [(name, mark) for name, field in fields for mark in field.metadata if isinstance(mark, kind)]
 
@@ -151,7 +151,7 @@ def encodable(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class AtMost:
+class MaxItems:
     """Limits a list or object: counts its items before validating them, and a list's validation stops at an error.
 
     Without limits, pydantic would validate all items, and describe the error of each. Every list needs this mark, and

@@ -1,16 +1,15 @@
 """`POST /v1/chat/completions`."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
 from nvium_core import Constraint, SamplingParams, ServerOptions
 from nvium_core.text.chat_template import Conversation
-from nvium_core.text.tool_calls import PLAIN, CallFormat
+from nvium_core.text.tool_calls import JSON_LINES, CallFormat
 from server.errors import InvalidField
-from server.generation.grammars import JsonSchema, ToolCalls
-from server.schemas.body import Hint, NeutralOnly, require
+from server.schemas.body import Ignored, Unsupported, require
 from server.schemas.formats import OutputFormat
 from server.schemas.generation import (
     NO_LIMIT,
@@ -25,6 +24,7 @@ from server.schemas.generation import (
 from server.schemas.messages import Messages
 from server.schemas.template import TemplateOptions
 from server.schemas.tools import AllowedTools, NamedTool, Tool, ToolChoice, unique
+from server.structured_outputs.grammars import JsonSchema, ToolCalls
 
 
 class ChatRequest(TemplateOptions, ConversationRequest, GenerationRequest):
@@ -42,17 +42,17 @@ class ChatRequest(TemplateOptions, ConversationRequest, GenerationRequest):
     """`none`: no calls. `auto` (the default with tools): text or calls. `required`: calls. A function: one call.
     `allowed_tools`: `auto` or `required` with some of the tools. An output format applies to text only."""
 
-    store: Annotated[Any, NeutralOnly(False, why=": chat completions are not stored")] = None
+    store: Annotated[Any, Unsupported(False, why=": chat completions are not stored")] = None
 
-    add_special_tokens: Annotated[Any, NeutralOnly(False, why=": the chat template adds them")] = None
-    modalities: Annotated[Any, NeutralOnly(["text"])] = None
-    reasoning_effort: Annotated[Any, Hint("none")] = None
-    verbosity: Annotated[Any, Hint("medium")] = None
-    audio: Annotated[Any, NeutralOnly()] = None
-    prediction: Annotated[Any, NeutralOnly()] = None
-    web_search_options: Annotated[Any, NeutralOnly()] = None
-    functions: Annotated[Any, NeutralOnly([], why="; use `tools`")] = None
-    function_call: Annotated[Any, NeutralOnly("none", why="; use `tool_choice`")] = None
+    add_special_tokens: Annotated[Any, Unsupported(False, why=": the chat template adds them")] = None
+    modalities: Annotated[Any, Unsupported(["text"])] = None
+    reasoning_effort: Annotated[Any, Ignored("none")] = None
+    verbosity: Annotated[Any, Ignored("medium")] = None
+    audio: Annotated[Any, Unsupported()] = None
+    prediction: Annotated[Any, Unsupported()] = None
+    web_search_options: Annotated[Any, Unsupported()] = None
+    functions: Annotated[Any, Unsupported([], why="; use `tools`")] = None
+    function_call: Annotated[Any, Unsupported("none", why="; use `tool_choice`")] = None
 
     @property
     def request_names(self) -> dict[str, str]:
@@ -100,7 +100,7 @@ class ChatRequest(TemplateOptions, ConversationRequest, GenerationRequest):
         """Return the start of the answer that is already in the last message."""
         return self.messages[-1].text if self.continue_final_message else ""
 
-    def output_format(self, calls: CallFormat | None = PLAIN, marker: int | None = None) -> OutputFormat | None:
+    def output_format(self, calls: CallFormat | None = JSON_LINES, marker: int | None = None) -> OutputFormat | None:
         """Return the format of the answer. Tool calls have the format of the model's chat template.
 
         Raise `InvalidField` if fields contradict each other.
@@ -130,9 +130,11 @@ class ChatRequest(TemplateOptions, ConversationRequest, GenerationRequest):
         max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         return None if max_tokens == NO_LIMIT else max_tokens
 
-    def params(self, constraint: Constraint | None, max_tokens: int, end_of_turn: Sequence[int]) -> SamplingParams:
+    def params(
+        self, constraint: Constraint | None, max_tokens: int, end_of_turn: Sequence[int], defaults: Mapping[str, Any]
+    ) -> SamplingParams:
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        return self.sampling(max_tokens, constraint, also_stops_at=end_of_turn, logprobs=logprobs)
+        return self.sampling(defaults, end_of_turn, max_tokens=max_tokens, constraint=constraint, logprobs=logprobs)
 
     def check(self, limits: ServerOptions) -> None:
         super().check(limits)

@@ -1,19 +1,19 @@
 """`POST /v1/completions`."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from typing_extensions import TypedDict
 
 from nvium_core import Constraint, SamplingParams, ServerOptions
 from server.errors import OUT_OF_RANGE
-from server.schemas.body import AtMost, NeutralOnly, Text, described, require
+from server.schemas.body import MaxItems, Text, Unsupported, described, require
 from server.schemas.generation import NO_LIMIT, Generated, GeneratedChoice, GenerationRequest, PromptTokenIds
 from server.schemas.json_text import MAX_VALUES
 
-TokenIds = Annotated[list[int], AtMost(MAX_VALUES)]
+TokenIds = Annotated[list[int], MaxItems(MAX_VALUES)]
 Prompts = Annotated[
-    Text | Annotated[list[Text], AtMost(MAX_VALUES)] | TokenIds | Annotated[list[TokenIds], AtMost(MAX_VALUES)],
+    Text | Annotated[list[Text], MaxItems(MAX_VALUES)] | TokenIds | Annotated[list[TokenIds], MaxItems(MAX_VALUES)],
     described(
         "must be a string (valid Unicode), a list of strings, a list of token ids, or a list of lists of token ids"
     ),
@@ -32,8 +32,8 @@ class CompletionRequest(GenerationRequest):
     logprobs: int | None = None
     """0 to 20. Return log π_mix (with `nvium.sampling: original` or `threshold`, log π_k of the exit) of each token and
     this many alternatives."""
-    add_special_tokens: Annotated[Any, NeutralOnly(True)] = None
-    suffix: Annotated[str, NeutralOnly("", why=": the model cannot infill")] = ""
+    add_special_tokens: Annotated[Any, Unsupported(True)] = None
+    suffix: Annotated[str, Unsupported("", why=": the model cannot infill")] = ""
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -50,16 +50,15 @@ class CompletionRequest(GenerationRequest):
     def requested_max_tokens(self) -> int | None:
         return None if self.max_tokens == NO_LIMIT else self.max_tokens
 
-    def params(self, constraint: Constraint | None, max_tokens: int) -> SamplingParams:
+    def params(self, constraint: Constraint | None, max_tokens: int, defaults: Mapping[str, Any]) -> SamplingParams:
         """Return the engine's sampling parameters. Raise `InvalidRequest` for a value out of range.
 
         An echoed prompt is scored if `logprobs` is set or nothing is generated.
         """
         scores_prompt = self.echo and (self.logprobs is not None or self.max_tokens == 0)
         logprobs = 0 if scores_prompt and self.logprobs is None else self.logprobs
-        return self.sampling(
-            max_tokens, constraint, best_of=self.best_of, logprobs=logprobs, prompt_logprobs=scores_prompt
-        )
+        own = {"max_tokens": max_tokens, "constraint": constraint, "best_of": self.best_of}
+        return self.sampling(defaults, (), **own, logprobs=logprobs, prompt_logprobs=scores_prompt)
 
     def check(self, limits: ServerOptions) -> None:
         super().check(limits)

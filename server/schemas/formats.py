@@ -6,14 +6,14 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 
 from server.errors import InvalidField
-from server.generation.bounds import MAX_CHARACTERS
-from server.generation.grammars import ANY_OBJECT, Grammar, JsonSchema, Lark, OneOf, Regex
-from server.schemas.body import AtMost, NeutralOnly, RequestBody, Text, described, require
-from server.schemas.json_text import JsonError, parsed
+from server.schemas.body import MaxItems, RequestBody, Text, Unsupported, described, require
+from server.schemas.json_text import JsonError, parse_json
+from server.structured_outputs.bounds import MAX_CHARACTERS
+from server.structured_outputs.grammars import ANY_OBJECT, Grammar, JsonSchema, Lark, OneOf, Regex
 
 FormatName = Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 SchemaField = Annotated[dict[str, Any] | Text | None, described("must be a JSON schema, as an object or a string")]
-Choices = Annotated[list[Text], AtMost(MAX_CHARACTERS)]
+Choices = Annotated[list[Text], MaxItems(MAX_CHARACTERS)]
 
 
 class OutputFormat(NamedTuple):
@@ -42,10 +42,10 @@ class ResponseFormat(RequestBody):
     """Requires type `json_schema`."""
     object_schema: dict[str, Any] | None = Field(default=None, alias="schema")
     """A schema for type `json_object`. For type `json_schema`, an alternative to `json_schema.schema`."""
-    value: Annotated[Any, NeutralOnly(why="; use `json_schema`")] = None
-    pattern: Annotated[Any, NeutralOnly(why="; use `structured_outputs.regex`")] = None
-    regex: Annotated[Any, NeutralOnly(why="; use `structured_outputs.regex`")] = None
-    grammar: Annotated[Any, NeutralOnly(why="; use `structured_outputs.grammar`")] = None
+    value: Annotated[Any, Unsupported(why="; use `json_schema`")] = None
+    pattern: Annotated[Any, Unsupported(why="; use `structured_outputs.regex`")] = None
+    regex: Annotated[Any, Unsupported(why="; use `structured_outputs.regex`")] = None
+    grammar: Annotated[Any, Unsupported(why="; use `structured_outputs.grammar`")] = None
 
     def output_format(self) -> OutputFormat | None:
         """Return the format, or None for text. Raise `InvalidField` if fields contradict each other."""
@@ -77,8 +77,8 @@ class StructuredOutputs(RequestBody):
     """A grammar in llguidance's variant of Lark or in llama.cpp's GBNF."""
     json_object: bool | None = None
     """Any JSON object."""
-    structural_tag: Annotated[Any, NeutralOnly()] = None
-    whitespace_pattern: Annotated[Any, NeutralOnly(why=": generated JSON has no whitespace")] = None
+    structural_tag: Annotated[Any, Unsupported()] = None
+    whitespace_pattern: Annotated[Any, Unsupported(why=": generated JSON has no whitespace")] = None
 
     def output_format(self) -> OutputFormat:
         """Return the format. Raise `InvalidField` unless exactly one field is set."""
@@ -102,7 +102,7 @@ def as_schema(schema: Any) -> dict[str, Any]:
         return schema
     param = "structured_outputs.json"
     try:
-        read = parsed(schema.encode())
+        read = parse_json(schema.encode())
     except JsonError as error:
         raise InvalidField(param, f"must be a JSON schema, as an object or a string; it {error}") from error
     require(isinstance(read, dict), param, "must be a JSON object")

@@ -2,7 +2,7 @@
 
 import re
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Annotated, Any, Literal, NotRequired
@@ -11,11 +11,11 @@ from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from nvium_core import Constraint, FinishReason, InvalidRequest, Sampling, SamplingParams, ServerOptions
+from nvium_core import FinishReason, InvalidRequest, Sampling, SamplingParams, ServerOptions, with_defaults
 from server.errors import OUT_OF_RANGE, WRONG_FIELD
-from server.schemas.body import AtMost, NeutralOnly, RequestBody, Text, described, encodable, require
-from server.schemas.foreign import check_unsupported
+from server.schemas.body import MaxItems, RequestBody, Text, Unsupported, described, encodable, require
 from server.schemas.formats import OutputFormat, ResponseFormat, StructuredOutputs
+from server.schemas.unsupported import check_unsupported
 
 AnswerEnd = Literal[FinishReason, "tool_calls"]
 """The `finish_reason` of an answer. Only a chat can end with `tool_calls`."""
@@ -29,7 +29,7 @@ MAX_STOP_STRINGS = 4
 MAX_STOP_CHARACTERS = 10_000
 
 Stops = Annotated[
-    Text | Annotated[list[Text], AtMost(1024)], described("must be a string or a list of strings of valid Unicode")
+    Text | Annotated[list[Text], MaxItems(1024)], described("must be a string or a list of strings of valid Unicode")
 ]
 
 
@@ -39,7 +39,7 @@ def short(metadata: dict[str, str]) -> dict[str, str]:
     return metadata
 
 
-Metadata = Annotated[dict[Text, Text], AtMost(16), AfterValidator(short)]
+Metadata = Annotated[dict[Text, Text], MaxItems(16), AfterValidator(short)]
 
 
 class StreamOptions(RequestBody):
@@ -47,7 +47,7 @@ class StreamOptions(RequestBody):
     """Send the usage in a final chunk."""
     continuous_usage_stats: bool = False
     """Send the usage so far in every chunk."""
-    include_obfuscation: Annotated[bool, NeutralOnly(False)] = False
+    include_obfuscation: Annotated[bool, Unsupported(False)] = False
 
 
 class NviumOptions(RequestBody):
@@ -114,10 +114,10 @@ class ConversationRequest(AnswerRequest):
     """Logged with the request instead of `user`."""
     prompt_cache_key: Text | None = None
     """No effect, because all requests share the prefix cache."""
-    prompt_cache_options: Annotated[Any, NeutralOnly({}, {"mode": "implicit"})] = None
-    prompt_cache_retention: Annotated[Any, NeutralOnly("in_memory")] = None
-    service_tier: Annotated[Any, NeutralOnly("auto", "default")] = None
-    moderation: Annotated[Any, NeutralOnly()] = None
+    prompt_cache_options: Annotated[Any, Unsupported({}, {"mode": "implicit"})] = None
+    prompt_cache_retention: Annotated[Any, Unsupported("in_memory")] = None
+    service_tier: Annotated[Any, Unsupported("auto", "default")] = None
+    moderation: Annotated[Any, Unsupported()] = None
 
 
 class GenerationRequest(AnswerRequest):
@@ -131,9 +131,9 @@ class GenerationRequest(AnswerRequest):
     """−2 to 2, subtracted once for each occurrence. 0: off."""
     repetition_penalty: float = 1
     """0.01 to 2, applied to all tokens so far including the prompt. 1: off."""
-    logit_bias: Annotated[dict[str, float], AtMost(1024)] = {}
+    logit_bias: Annotated[dict[str, float], MaxItems(1024)] = {}
     """Biases added to logits, −100 to 100 by token id."""
-    stop_token_ids: Annotated[list[int], AtMost(1024)] = []
+    stop_token_ids: Annotated[list[int], MaxItems(1024)] = []
     """Token ids that end the answer, in addition to end-of-text."""
     min_tokens: int = 0
     """Minimum number of tokens. Until then, stop tokens are not sampled, and stop strings are ignored."""
@@ -195,16 +195,17 @@ class GenerationRequest(AnswerRequest):
             error.field = self.request_names.get(error.field, error.field)
             raise
 
-    def sampling(
-        self, max_tokens: int, constraint: Constraint | None, *, also_stops_at: Sequence[int] = (), **more: Any
-    ) -> SamplingParams:
-        """Return the engine's sampling parameters. Raise `InvalidRequest` for a value out of range."""
-        given = {name: getattr(self, name) for name in PARAMS & GenerationRequest.model_fields.keys()}
+    def sampling(self, defaults: Mapping[str, Any], also_stops_at: Sequence[int], **more: Any) -> SamplingParams:
+        """Return the engine's sampling parameters, with the model's `defaults` for fields that the request leaves out.
+
+        Raise `InvalidRequest` for a value out of range.
+        """
+        given = {name: getattr(self, name) for name in SHARED_PARAMS & self.model_fields_set}
         given |= {name: getattr(self.nvium, name) for name in PARAMS & NviumOptions.model_fields.keys()}
-        given |= {"max_tokens": max_tokens, "constraint": constraint, "logit_bias": self._logit_bias()}
-        given["top_k"] = 0 if self.top_k == NO_LIMIT else self.top_k
-        given["stop_token_ids"] = (*self.stop_token_ids, *also_stops_at)
-        return SamplingParams(**given | more)
+        given |= {"logit_bias": self._logit_bias(), "stop_token_ids": (*self.stop_token_ids, *also_stops_at)}
+        if self.top_k == NO_LIMIT:
+            given["top_k"] = 0
+        return SamplingParams(**with_defaults(given | more, defaults))
 
     def check(self, limits: ServerOptions) -> None:
         """Raise `InvalidField` if a field is out of range or not supported."""
@@ -224,6 +225,9 @@ class GenerationRequest(AnswerRequest):
             is_token_id = re.fullmatch("0|[1-9][0-9]{0,9}", token_id) is not None
             require(is_token_id, "logit_bias", f"keys must be token ids, got {token_id!r}")
         return {int(token_id): bias for token_id, bias in self.logit_bias.items()}
+
+
+SHARED_PARAMS = PARAMS & GenerationRequest.model_fields.keys()
 
 
 def loggable(name: str) -> str:

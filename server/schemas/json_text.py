@@ -34,7 +34,7 @@ class JsonError(ValueError):
         self.param = param
 
 
-def parsed(text: bytes) -> Any:
+def parse_json(text: bytes) -> Any:
     """Parse JSON. Raise `JsonError`, also for a duplicate name: a proxy may have checked the other value."""
     encoding = json.detect_encoding(text)
     try:

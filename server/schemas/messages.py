@@ -9,14 +9,14 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from server.schemas.body import TOO_MANY, AtMost, NeutralOnly, RequestBody, Text, encodable, tagged
+from server.schemas.body import TOO_MANY, MaxItems, RequestBody, Text, Unsupported, encodable, tagged
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 4096
 """Maximum number of content parts and tool calls in all messages. Validating them blocks the event loop."""
 
 Name = Annotated[str, Field(pattern=r"^[^\s<|\\/>]{1,64}$"), AfterValidator(encodable)]
-OnlyAssistant = Annotated[Any, NeutralOnly(why=": only for role assistant")]
+OnlyAssistant = Annotated[Any, Unsupported(why=": only for role assistant")]
 
 
 class Part(RequestBody):
@@ -55,7 +55,7 @@ ContentPart = Annotated[
     tagged(kind_of_part, by="type", message="must be text or refusal; images, audio and files are not supported"),
 ]
 Content = Annotated[
-    Annotated[Text, Tag("one text")] | Annotated[list[ContentPart], AtMost(MAX_PARTS), Tag("text parts")],
+    Annotated[Text, Tag("one text")] | Annotated[list[ContentPart], MaxItems(MAX_PARTS), Tag("text parts")],
     tagged(kind_of_content, message="must be a string or a list of text parts"),
 ]
 
@@ -80,7 +80,7 @@ class ToolCall(RequestBody):
 
 
 REASONING = AliasChoices("reasoning_content", "reasoning")
-Prefilled = Annotated[Any, NeutralOnly(False, why="; use `continue_final_message`")]
+Prefilled = Annotated[Any, Unsupported(False, why="; use `continue_final_message`")]
 
 
 class Message(RequestBody):
@@ -91,12 +91,12 @@ class Message(RequestBody):
     refusal: OnlyAssistant = None
     reasoning_content: OnlyAssistant = Field(default=None, validation_alias=REASONING)
     name: Name | None = None
-    tool_call_id: Annotated[Any, NeutralOnly(why=": only for role tool")] = None
-    tool_calls: Annotated[Any, NeutralOnly([], why=": only for role assistant")] = ()
+    tool_call_id: Annotated[Any, Unsupported(why=": only for role tool")] = None
+    tool_calls: Annotated[Any, Unsupported([], why=": only for role assistant")] = ()
     prefix: Prefilled = None
     partial: Prefilled = None
-    audio: Annotated[Any, NeutralOnly(why=": audio is not supported")] = None
-    function_call: Annotated[Any, NeutralOnly(why="; use `tool_calls`")] = None
+    audio: Annotated[Any, Unsupported(why=": audio is not supported")] = None
+    function_call: Annotated[Any, Unsupported(why="; use `tool_calls`")] = None
 
     @property
     def text(self) -> str:
@@ -127,7 +127,7 @@ class AssistantMessage(Message):
     refusal: Text | None = None
     reasoning_content: Text | None = Field(default=None, validation_alias=REASONING)
     """The reasoning of an earlier answer, also accepted as `reasoning`. Templates may use it."""
-    tool_calls: Annotated[list[ToolCall], AtMost(MAX_PARTS)] = []
+    tool_calls: Annotated[list[ToolCall], MaxItems(MAX_PARTS)] = []
 
     @property
     def text(self) -> str:
@@ -167,4 +167,4 @@ def with_few_parts(messages: Any) -> Any:
     return messages
 
 
-Messages = Annotated[list[AnyMessage], Field(min_length=1), AtMost(MAX_MESSAGES), BeforeValidator(with_few_parts)]
+Messages = Annotated[list[AnyMessage], Field(min_length=1), MaxItems(MAX_MESSAGES), BeforeValidator(with_few_parts)]

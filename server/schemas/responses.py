@@ -7,18 +7,18 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from nvium_core.errors import plain
+from nvium_core.errors import rephrase
 from server.errors import MISSING, InvalidField, code_of
-from server.schemas.body import TOO_MANY, AtMost, Hint, NeutralOnly, RequestBody, Text, described, require
+from server.schemas.body import TOO_MANY, Ignored, MaxItems, RequestBody, Text, Unsupported, described, require
 from server.schemas.chat import ChatRequest
-from server.schemas.foreign import check_elsewhere, check_unsupported
 from server.schemas.generation import ConversationRequest, ExitSummary, Metadata, TokenExits
 from server.schemas.messages import MAX_MESSAGES, MAX_PARTS
 from server.schemas.response_items import MORE_TOOLS, Json, add_item
 from server.schemas.tools import MAX_TOOLS, FunctionName
+from server.schemas.unsupported import check_elsewhere, check_unsupported
 
 LOGPROBS = "message.output_text.logprobs"
-CHAT_FIELDS = ("metadata", *(name for name in ConversationRequest.model_fields if name != "nvium"))
+CHAT_FIELDS = {"metadata"} | ConversationRequest.model_fields.keys() - {"nvium"}
 """Fields that have the same name in a chat request."""
 
 
@@ -45,7 +45,7 @@ class ResponseTool(FunctionTool):
 
     type: Text
     """`function`, or `namespace` with `tools`. Custom and hosted tools are ignored."""
-    tools: Annotated[list[FunctionTool], AtMost(MAX_TOOLS)] = []
+    tools: Annotated[list[FunctionTool], MaxItems(MAX_TOOLS)] = []
 
     def unknown_fields(self) -> Iterator[str]:
         return super().unknown_fields() if self.type in ("function", "namespace") else iter([self.type])
@@ -66,8 +66,8 @@ def with_few_functions(tools: Any) -> Any:
     return tools
 
 
-ResponseTools = Annotated[list[ResponseTool], AtMost(MAX_TOOLS), BeforeValidator(with_few_functions)]
-TOOLS_READER = TypeAdapter[list[ResponseTool]](ResponseTools)
+ResponseTools = Annotated[list[ResponseTool], MaxItems(MAX_TOOLS), BeforeValidator(with_few_functions)]
+TOOLS_ADAPTER = TypeAdapter[list[ResponseTool]](ResponseTools)
 
 
 class NamedResponseTool(RequestBody):
@@ -78,7 +78,7 @@ class NamedResponseTool(RequestBody):
 class AllowedResponseTools(RequestBody):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedResponseTool], Field(min_length=1), AtMost(MAX_TOOLS)]
+    tools: Annotated[list[NamedResponseTool], Field(min_length=1), MaxItems(MAX_TOOLS)]
 
 
 def as_chat_choice(choice: Any) -> Any:
@@ -110,18 +110,18 @@ class TextFormat(RequestBody):
 
 class TextOptions(RequestBody):
     format: TextFormat = TextFormat(type="text")
-    verbosity: Annotated[Any, Hint("medium")] = None
+    verbosity: Annotated[Any, Ignored("medium")] = None
 
 
 class ResponseStreamOptions(RequestBody):
-    include_obfuscation: Annotated[bool, NeutralOnly(False)] = False
+    include_obfuscation: Annotated[bool, Unsupported(False)] = False
 
 
 class ResponseRequest(ConversationRequest):
     """OpenAI's fields, and sampling fields of the other endpoints."""
 
     input: Annotated[
-        Text | Annotated[list[Json], Field(min_length=1), AtMost(MAX_MESSAGES)],
+        Text | Annotated[list[Json], Field(min_length=1), MaxItems(MAX_MESSAGES)],
         described("must be a string or a list of items"),
     ]
     """A user message, or a list of messages, function calls and their outputs."""
@@ -144,15 +144,15 @@ class ResponseRequest(ConversationRequest):
     text: TextOptions = TextOptions()
     metadata: Metadata = {}
 
-    reasoning: Annotated[Any, Hint({})] = None
-    include: Annotated[Any, Hint([])] = None
-    truncation: Annotated[Any, NeutralOnly("disabled")] = None
-    background: Annotated[Any, NeutralOnly(False)] = None
-    conversation: Annotated[Any, NeutralOnly(why="; use `previous_response_id`")] = None
-    prompt: Annotated[Any, NeutralOnly()] = None
-    max_tool_calls: Annotated[Any, NeutralOnly(why=": the client calls the functions")] = None
-    top_logprobs: Annotated[Any, NeutralOnly(0, why="; use `/v1/chat/completions`")] = None
-    context_management: Annotated[Any, NeutralOnly()] = None
+    reasoning: Annotated[Any, Ignored({})] = None
+    include: Annotated[Any, Ignored([])] = None
+    truncation: Annotated[Any, Unsupported("disabled")] = None
+    background: Annotated[Any, Unsupported(False)] = None
+    conversation: Annotated[Any, Unsupported(why="; use `previous_response_id`")] = None
+    prompt: Annotated[Any, Unsupported()] = None
+    max_tool_calls: Annotated[Any, Unsupported(why=": the client calls the functions")] = None
+    top_logprobs: Annotated[Any, Unsupported(0, why="; use `/v1/chat/completions`")] = None
+    context_management: Annotated[Any, Unsupported()] = None
 
     def messages(self) -> list[Json]:
         """Convert the input to chat messages. Raise `InvalidField` for an unsupported item."""
@@ -189,7 +189,7 @@ class ResponseRequest(ConversationRequest):
         system = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         choice = as_chat_choice(self.tool_choice)
         tools = [tool.as_chat() for tool in self.functions()]
-        body = {name: getattr(self, name) for name in CHAT_FIELDS} | {
+        body = {name: getattr(self, name) for name in CHAT_FIELDS & self.model_fields_set} | {
             "messages": [*system, *earlier, *self.messages()],
             "max_completion_tokens": self.max_output_tokens,
             "tools": tools,
@@ -202,7 +202,7 @@ class ResponseRequest(ConversationRequest):
         except ValidationError as error:
             first = error.errors()[0]
             name = RESPONSES_NAMES.get(str(first["loc"][0]), str(first["loc"][0]))
-            raise InvalidField(name, plain(first["msg"]), code=code_of(first["type"])) from error
+            raise InvalidField(name, rephrase(first["msg"]), code=code_of(first["type"])) from error
 
 
 RESPONSES_NAMES = {
@@ -225,10 +225,10 @@ class ChatAsResponse(ChatRequest):
 def more_tools(item: Json, param: str) -> list[ResponseTool]:
     """Return the tools in an input item. Raise `InvalidField` if they are invalid."""
     try:
-        return TOOLS_READER.validate_python(item.get("tools"))
+        return TOOLS_ADAPTER.validate_python(item.get("tools"))
     except ValidationError as error:
         first = error.errors()[0]
-        raise InvalidField(param, plain(first["msg"]), code=code_of(first["type"])) from error
+        raise InvalidField(param, rephrase(first["msg"]), code=code_of(first["type"])) from error
 
 
 class OutputPart(TypedDict):

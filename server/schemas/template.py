@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from nvium_core.text.chat_template import Conversation
 from server.errors import InvalidField
-from server.schemas.body import AtMost, RequestBody, require
+from server.schemas.body import MaxItems, RequestBody, require
 from server.schemas.json_text import JsonError, check_counts
 from server.schemas.messages import Message
 from server.schemas.tools import CustomTool, Tool, Tools, unique
@@ -23,7 +23,7 @@ class TemplateOptions(RequestBody):
     """Start the assistant's turn at the end of the prompt. By default `true`, unless the last message is continued."""
     continue_final_message: bool = False
     """Continue the last message, which must be the assistant's."""
-    chat_template_kwargs: Annotated[dict[str, Any], AtMost(64)] = {}
+    chat_template_kwargs: Annotated[dict[str, Any], MaxItems(64)] = {}
     """Variables for the chat template, except arguments of `apply_chat_template`."""
     enable_thinking: bool | None = None
     """The template variable of the same name."""

@@ -4,11 +4,11 @@ from typing import Annotated
 
 from pydantic import BaseModel
 
-from server.schemas.body import AtMost, RequestBody, Text, require
-from server.schemas.foreign import check_unsupported
+from server.schemas.body import MaxItems, RequestBody, Text, require
 from server.schemas.json_text import MAX_VALUES
 from server.schemas.messages import Messages
 from server.schemas.template import TemplateOptions
+from server.schemas.unsupported import check_unsupported
 
 
 class TokenizeRequest(TemplateOptions):
@@ -50,7 +50,7 @@ class Tokens(BaseModel):
 class DetokenizeRequest(RequestBody):
     model: Text | None = None
     """The model's id, or `default`."""
-    tokens: Annotated[list[int], AtMost(MAX_VALUES)]
+    tokens: Annotated[list[int], MaxItems(MAX_VALUES)]
     """Token ids."""
 
 

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
 
-from server.generation.grammars import JsonSchema, arguments
-from server.schemas.body import AtMost, Hint, RequestBody, Text, described, require, tagged
+from server.schemas.body import Ignored, MaxItems, RequestBody, Text, described, require, tagged
+from server.structured_outputs.grammars import JsonSchema, arguments
 
 FunctionName = Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
@@ -43,7 +43,7 @@ class Tool(RequestBody):
 
 class CustomTool(RequestBody):
     type: Literal["custom"]
-    custom: Annotated[Any, Hint()] = None
+    custom: Annotated[Any, Ignored()] = None
     """Custom tools are ignored; use functions."""
 
 
@@ -56,7 +56,7 @@ AnyTool = Annotated[
     Annotated[Tool, Tag("function tool")] | Annotated[CustomTool, Tag("custom tool")],
     tagged(kind_of_tool, by="type", message="must be 'function'"),
 ]
-Tools = Annotated[list[AnyTool], AtMost(MAX_TOOLS)]
+Tools = Annotated[list[AnyTool], MaxItems(MAX_TOOLS)]
 
 
 class NamedFunction(RequestBody):
@@ -70,7 +70,7 @@ class NamedTool(RequestBody):
 
 class ToolSubset(RequestBody):
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1), AtMost(MAX_TOOLS)]
+    tools: Annotated[list[NamedTool], Field(min_length=1), MaxItems(MAX_TOOLS)]
 
 
 class AllowedTools(RequestBody):

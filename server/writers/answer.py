@@ -19,7 +19,6 @@ from server.schemas.body import RequestBody
 from server.schemas.generation import GenerationRequest
 from server.schemas.responses import ResponseRequest
 from server.telemetry.record import CLIENT_CLOSED_REQUEST, RequestRecord
-from server.writers.pieces import PiecesResponse, json_pieces
 from server.writers.writer import Writer
 
 MAX_INLINE_VALUES = 2_000
@@ -66,23 +65,16 @@ async def respond(request: Request, writer: Writer[Any], headers: dict[str, str]
         if deltas is None:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         num_values = sum(len(delta.tokens) + len(delta.prompt_scores) for delta in deltas)
-        is_long = num_values + writer.generation.num_alternatives > MAX_INLINE_VALUES
-        pieces = await service.text_threads.run(written, writer, deltas) if is_long else written(writer, deltas)
+        is_long = num_values * (1 + (writer.generation.params.logprobs or 0)) > MAX_INLINE_VALUES
+        body = await service.text_threads.run(json_of, writer, deltas) if is_long else json_of(writer, deltas)
         writer.note_ends(deltas)
-        return PiecesResponse(pieces, headers)
+        return Response(body, headers=headers, media_type="application/json")
     finally:
         writer.generation.close()
 
 
-def written(writer: Writer[Any], deltas: list[Delta]) -> list[bytes]:
-    """Write the response and free its scores, a few at a time: freeing millions at once blocks all threads."""
-    pieces = json_pieces(writer.response(deltas))
-    scored: list[list[Any]] = [choice.prompt_scores for choice in writer.generation.choices]
-    scored += [each for delta in deltas for each in (delta.prompt_scores, delta.tokens)]
-    for each in scored:
-        while each:
-            del each[-500:]
-    return pieces
+def json_of(writer: Writer[Any], deltas: list[Delta]) -> bytes:
+    return to_json(writer.response(deltas))
 
 
 def failure_events(error: Exception, record: RequestRecord) -> list[bytes]:

@@ -21,7 +21,7 @@ from server.schemas.chat import (
     MadeToolCall,
 )
 from server.schemas.generation import AnswerEnd, PromptTokenIds
-from server.writers.answer_reader import AnswerReader
+from server.writers.answer_parser import AnswerParser
 from server.writers.logprobs import chat_logprobs
 from server.writers.writer import ChunkWriter
 
@@ -35,9 +35,9 @@ class ChatWriter(ChunkWriter[ChatRequest]):
 
     def __init__(self, service: Service, request: ChatRequest, generation: Generation, response_id: str) -> None:
         super().__init__(service, request, generation, response_id)
-        self._readers = [AnswerReader(service, request, choice) for choice in generation.choices]
-        self._has_tools = self._readers[0].calls is not None
-        self._is_text_first = self._readers[0].may_be_text
+        self._parsers = [AnswerParser(service, request, choice) for choice in generation.choices]
+        self._has_tools = self._parsers[0].calls is not None
+        self._is_text_first = self._parsers[0].may_be_text
         self._streamed = [Delta(choice.index) for choice in generation.choices]
         """The tokens streamed so far, for each choice."""
         self._hidden: dict[int, Delta] = {}
@@ -63,7 +63,7 @@ class ChatWriter(ChunkWriter[ChatRequest]):
         return []
 
     def _new_part(self, delta: Delta) -> ChatMessage:
-        reasoning, content, calls = self._readers[delta.index].read(delta)
+        reasoning, content, calls = self._parsers[delta.index].parse(delta)
         is_empty = delta.finish_reason or self._has_tools or reasoning
         message: ChatMessage = {"content": content} if content or not is_empty else {}
         if reasoning:
@@ -82,7 +82,7 @@ class ChatWriter(ChunkWriter[ChatRequest]):
         return self._chunk_of(delta, message)
 
     def _message(self, delta: Delta) -> ChatMessage:
-        reasoning, content, calls = self._readers[delta.index].read(delta)
+        reasoning, content, calls = self._parsers[delta.index].parse(delta)
         message: ChatMessage = {"role": "assistant", "content": content, "refusal": None}
         if reasoning:
             message["reasoning_content"] = message["reasoning"] = reasoning
@@ -102,7 +102,7 @@ class ChatWriter(ChunkWriter[ChatRequest]):
         return {**fields, "logprobs": self._logprobs(delta)}
 
     def _finish_reason(self, delta: Delta) -> AnswerEnd | None:
-        return self._readers[delta.index].finish_reason(delta)
+        return self._parsers[delta.index].finish_reason(delta)
 
     def _logprobs(self, delta: Delta) -> ChatLogprobs | None:
         if not self._request.logprobs:

@@ -1,6 +1,6 @@
 """Formats log-probabilities (log π_mix) as OpenAI does.
 
-Lists with alternatives are generators: each entry is written before the next one is made.
+Lists with alternatives are generators, because a long list would take much memory and pause all threads.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

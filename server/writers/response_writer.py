@@ -7,13 +7,14 @@ from typing import Any, Literal
 
 from pydantic_core import to_json
 
+from nvium_core import SamplingParams
 from server.generation.choice_text import Delta
 from server.generation.generation import Generation
 from server.generation.service import Service
 from server.schemas.chat import ChatRequest
 from server.schemas.generation import AnswerEnd
 from server.schemas.responses import OutputItem, OutputPart, Response, ResponseEvent, ResponseRequest, ResponseUsage
-from server.writers.answer_reader import AnswerReader
+from server.writers.answer_parser import AnswerParser
 from server.writers.writer import Writer
 
 TextKind = Literal["message", "reasoning"]
@@ -35,10 +36,10 @@ class ResponseWriter(Writer[ChatRequest]):
         super().__init__(service, chat, generation)
         self._asked = asked
         self._keep = keep
-        self._reader = AnswerReader(service, chat, generation.choices[0])
+        self._parser = AnswerParser(service, chat, generation.choices[0])
         self._num_events = 0
         self._total = Delta(index=0)
-        self._response = new_response(asked, chat, response_id, self._model)
+        self._response = new_response(asked, chat, generation.params, response_id, self._model)
 
     def response(self, deltas: Sequence[Delta]) -> Response:
         for delta in deltas:
@@ -51,7 +52,7 @@ class ResponseWriter(Writer[ChatRequest]):
     def _events(self, delta: Delta) -> Iterator[bytes]:
         self._count(delta)
         self._total.extend(delta)
-        reasoning, content, calls = self._reader.read(delta)
+        reasoning, content, calls = self._parser.parse(delta)
         if reasoning:
             yield from self._add_text("reasoning", reasoning)
         if content:
@@ -100,12 +101,12 @@ class ResponseWriter(Writer[ChatRequest]):
         yield self._event(f"response.{response['status']}", response=response)
 
     def _finish_reason(self, delta: Delta) -> AnswerEnd | None:
-        return self._reader.finish_reason(delta)
+        return self._parser.finish_reason(delta)
 
     def _response_usage(self) -> ResponseUsage:
         usage = self._usage()
         cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
-        reasoning_end = self._reader.reasoning.num_characters
+        reasoning_end = self._parser.reasoning.num_characters
         num_reasoning_tokens = sum(offset < reasoning_end for offset in self._total.text_offsets)
         return {
             "input_tokens": usage["prompt_tokens"],
@@ -169,7 +170,9 @@ def new_part(kind: TextKind) -> OutputPart:
     return {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
 
 
-def new_response(asked: ResponseRequest, chat: ChatRequest, response_id: str, model: str) -> Response:
+def new_response(
+    asked: ResponseRequest, chat: ChatRequest, params: SamplingParams, response_id: str, model: str
+) -> Response:
     """Return the response as it is before the first token."""
     return {
         "id": response_id,
@@ -185,11 +188,11 @@ def new_response(asked: ResponseRequest, chat: ChatRequest, response_id: str, mo
         "parallel_tool_calls": chat.may_call_again,
         "previous_response_id": asked.previous_response_id,
         "store": asked.store,
-        "temperature": asked.temperature,
+        "temperature": params.temperature,
         "text": asked.text.model_dump(exclude_none=True, exclude={"format"}) | {"format": asked.text.format.echoed()},
         "tool_choice": asked.tool_choice if isinstance(asked.tool_choice, str) else asked.tool_choice.model_dump(),
         "tools": [tool.model_dump(exclude_unset=True) for tool in asked.tools],
-        "top_p": asked.top_p,
+        "top_p": params.top_p,
         "truncation": "disabled",
         "metadata": asked.metadata,
         "usage": None,

@@ -48,7 +48,7 @@ async def batches(stream: TokenStream) -> AsyncGenerator[list[TokenEvent | Promp
     try:
         while not stream.is_over:
             await stream.arrival()
-            if events := stream.take():
+            if events := [event for events in stream.take().values() for event in events]:
                 yield events
     finally:
         stream.close()
@@ -137,7 +137,7 @@ async def test_tokens_before_a_failure_arrive_although_they_are_handed_over_toge
     stream = TokenStream([("a", 0)], lambda key: None, lambda stream: None)
     tokens = [TokenEvent("a", token_id, 1, 1.0, None) for token_id in (5, 6)]
     stream.deliver([*tokens, *stream.failures(EngineError("a defect"))])
-    assert stream.take() == tokens and not stream.is_over
+    assert stream.take() == {("a", 0): tokens} and not stream.is_over
     await stream.arrival()
     with pytest.raises(EngineError, match="a defect"):
         stream.take()

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from fastapi import FastAPI
 
 from nvium_core import Constraint
-from server.generation.constraints import RequestConstraint
 from server.generation.service import Service
 from server.schemas.formats import OutputFormat
+from server.structured_outputs.constraints import RequestConstraint
 from tests.byte_model import token_ids
 
 VOCABULARY = 257

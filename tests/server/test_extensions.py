@@ -6,12 +6,12 @@ import pytest
 
 from nvium_core import ServerOptions
 from server.errors import InvalidField
-from server.schemas.body import Hint, NeutralOnly
+from server.schemas.body import Ignored, Unsupported
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
-from server.schemas.foreign import FOREIGN
 from server.schemas.generation import GenerationRequest
 from server.schemas.responses import ResponseRequest
+from server.schemas.unsupported import UNSUPPORTED_FIELDS
 from tests.byte_model import NAME, token_ids
 from tests.server.live_server import LiveServer, live_server, wait_until
 from tests.server.raw_client import Json, error_of
@@ -97,14 +97,14 @@ def checked(request: GenerationRequest | ResponseRequest) -> None:
 @pytest.mark.parametrize(("body", "start"), [*BODIES, (ResponseRequest, {"model": NAME, "input": "a"})])
 def test_an_unsupported_field_is_accepted_only_with_its_neutral_values(body, start):
     marks = [(name, mark) for name, field in body.model_fields.items() for mark in field.metadata]
-    own = {name: mark for name, mark in marks if isinstance(mark, NeutralOnly)}
-    foreign = {name: FOREIGN[name] for name in FOREIGN.keys() - body.model_fields.keys()}
+    own = {name: mark for name, mark in marks if isinstance(mark, Unsupported)}
+    foreign = {name: UNSUPPORTED_FIELDS[name] for name in UNSUPPORTED_FIELDS.keys() - body.model_fields.keys()}
     for name, mark in (own | foreign).items():
         for value in mark.values:
             asked = body.model_validate(start | {name: value})
             checked(asked)
             assert [*asked.unknown_fields()] == ([name] if name in foreign else [])
-        if not isinstance(mark, Hint):
+        if not isinstance(mark, Ignored):
             with pytest.raises(InvalidField) as refused:
                 checked(body.model_validate(start | {name: "something"}))
             assert refused.value.param == name

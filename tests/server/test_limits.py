@@ -54,11 +54,15 @@ async def test_the_maximum_number_of_new_tokens_is_allowed_and_no_more(byte_mode
 
 
 async def test_alternatives_are_limited_over_all_scored_tokens(server):
-    scoring = {"prompt": [[5] * 1000] * 101, "max_tokens": 0, "echo": True, "logprobs": 20}
-    refused = await asked(server.url, asking(**scoring))
+    scoring = {"prompt": [[5] * 1000] * 10, "max_tokens": 0, "echo": True, "logprobs": 20}
+    assert (await asked(server.url, asking(**scoring))).status == 200
+    refused = await asked(server.url, asking(**scoring | {"max_tokens": 1}))
     assert (refused.status, error_of(refused)["param"]) == (400, "logprobs")
-    refused = await asked(server.url, asking(PATHS[1], n=100, max_tokens=1001, logprobs=True, top_logprobs=20))
+    chat = {"n": 100, "logprobs": True, "top_logprobs": 20}
+    refused = await asked(server.url, asking(PATHS[1], max_tokens=101, **chat))
     assert (refused.status, error_of(refused)["param"]) == (400, "top_logprobs")
+    answer = await asked(server.url, asking(PATHS[1], max_tokens=None, ignore_eos=True, **chat))
+    assert {len(choice["logprobs"]["content"]) for choice in answer.json()["choices"]} == {100}
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -41,20 +41,6 @@ async def test_a_flood_is_refused_while_running_streams_continue(byte_model, pat
         wait_until(lambda: server.service.admission.num_present == 0)
 
 
-async def test_all_requests_together_have_a_limited_number_of_alternatives(byte_model, monkeypatch):
-    monkeypatch.setattr("server.http.admission.MAX_HELD_ALTERNATIVES", 10_000)
-    scored = asking(max_tokens=400, logprobs=20, stream=True)
-    with live_server(byte_model) as server:
-        async with connected(server.url) as first:
-            await first.send(scored)
-            assert (await first.head())[0] == 200
-            refused = await asked(server.url, scored)
-            assert (refused.status, refused.json()["error"]["code"]) == (503, "queue_full")
-            assert (await asked(server.url, asking(max_tokens=2))).status == 200
-        await asyncio.to_thread(wait_until, lambda: server.service.admission.num_present == 0)
-        assert (await asked(server.url, scored)).status == 200
-
-
 @contextmanager
 def hanging_steps() -> Iterator[None]:
     """Let Steps hang while the context is open."""
@@ -107,7 +93,7 @@ async def test_a_disconnect_during_a_hanging_step_frees_the_sequence_afterwards(
 
 NEVER_ENDS = """
 import threading
-from server.generation.thread_pool import DaemonThreadPool
+from server.thread_pool import DaemonThreadPool
 begun = threading.Event()
 DaemonThreadPool(1, "test").submit(lambda: (begun.set(), threading.Event().wait()))
 begun.wait()

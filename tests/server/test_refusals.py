@@ -7,9 +7,9 @@ import openai
 import pytest
 
 from tests.byte_model import NAME
-from tests.server.generation.test_structured_outputs import response_format
 from tests.server.raw_client import JSON, Json, error_of
 from tests.server.routes.test_responses import TOOL
+from tests.server.structured_outputs.test_structured_outputs import response_format
 from tests.server.test_tools import NAMED, TOOLS, tool
 
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}

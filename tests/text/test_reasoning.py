@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvium_core.text.chat_template import ChatTemplate
-from nvium_core.text.reasoning import CLOSING, OPENING, ReasoningAndAnswer, ReasoningReader
+from nvium_core.text.reasoning import CLOSING, OPENING, ReasoningAndAnswer, ReasoningParser
 from tests.byte_model import load_byte_model, token_ids
 from tests.text.chunks import chunks
 
@@ -12,8 +12,8 @@ spaces = st.text(st.sampled_from(" \n"), max_size=3)
 cuts = st.lists(st.integers(0, 80))
 
 
-def read(reader: ReasoningReader, text: str, cuts: list[int]) -> ReasoningAndAnswer:
-    pieces = [*map(reader.push, chunks(text, cuts)), reader.flush()]
+def read(parser: ReasoningParser, text: str, cuts: list[int]) -> ReasoningAndAnswer:
+    pieces = [*map(parser.push, chunks(text, cuts)), parser.flush()]
     reasoning, answers = zip(*pieces, strict=True)
     return ReasoningAndAnswer("".join(reasoning), "".join(answers))
 
@@ -24,23 +24,23 @@ def test_reasoning_and_answer_do_not_depend_on_the_chunks(before, thought, after
         return
     expected = ReasoningAndAnswer(thought.strip(" \n"), answer.lstrip(" \n"))
     text = f"{thought}{CLOSING}{after}{answer}"
-    reader, opened = ReasoningReader(), ReasoningReader("thinking")
-    assert read(reader, before + OPENING + text, cuts) == read(opened, text, cuts) == expected
+    parser, opened = ReasoningParser(), ReasoningParser("thinking")
+    assert read(parser, before + OPENING + text, cuts) == read(opened, text, cuts) == expected
     assert opened.num_characters == len(thought + CLOSING)
-    assert reader.num_characters == len(before + OPENING + thought + CLOSING)
+    assert parser.num_characters == len(before + OPENING + thought + CLOSING)
 
 
 @given(texts, cuts)
 def test_text_without_opening_tag_is_the_answer(text, cuts):
-    assert read(ReasoningReader("answer"), text, cuts) == ("", text)
+    assert read(ReasoningParser("answer"), text, cuts) == ("", text)
     if not text.lstrip().startswith(OPENING):
-        assert read(ReasoningReader(), text, cuts) == ("", text)
+        assert read(ReasoningParser(), text, cuts) == ("", text)
 
 
 @given(texts, cuts)
 def test_reasoning_without_closing_tag_is_reasoning(text, cuts):
     if CLOSING not in text:
-        assert read(ReasoningReader("thinking"), text, cuts) == (text.strip(" \n"), "")
+        assert read(ReasoningParser("thinking"), text, cuts) == (text.strip(" \n"), "")
 
 
 @pytest.mark.parametrize(
@@ -54,4 +54,4 @@ def test_reasoning_without_closing_tag_is_reasoning(text, cuts):
 def test_an_opening_tag_in_the_prompt_is_recognised(prompt, answer, expected):
     tokenizer = load_byte_model().tokenizer
     tokenizer.chat_template = f"{OPENING}{CLOSING}"
-    assert read(ChatTemplate(tokenizer).reasoning_reader(token_ids(prompt)), answer, []) == expected
+    assert read(ChatTemplate(tokenizer).reasoning_parser(token_ids(prompt)), answer, []) == expected

@@ -5,11 +5,11 @@ from hypothesis import strategies as st
 
 from nvium_core.text.tool_calls import (
     HERMES,
+    JSON_LINES,
     LLAMA,
     MISTRAL,
-    PLAIN,
     CallFormat,
-    ToolCallReader,
+    ToolCallParser,
     call_format,
 )
 from tests.text.chunks import chunks
@@ -25,33 +25,33 @@ names = st.from_regex(r"[a-zA-Z0-9_-]{1,64}", fullmatch=True)
 styles = st.sampled_from([{"separators": (",", ":")}, {"indent": 1}, {"ensure_ascii": False}])
 cuts = st.lists(st.integers(0, 200))
 
-formats = st.sampled_from([PLAIN, HERMES, LLAMA, MISTRAL])
+formats = st.sampled_from([JSON_LINES, HERMES, LLAMA, MISTRAL])
 
 
 def call(form: CallFormat, name: str, arguments: str) -> str:
     return form.before + form.beginning + name + form.middle + arguments + form.end
 
 
-def read(form: CallFormat, text: str, cuts: list[int]) -> tuple[ToolCallReader, list[str], list[str], str]:
-    """Push the text in pieces. Return the reader, the names, the arguments and the content."""
-    reader, names, arguments, content = ToolCallReader(form), list[str](), list[str](), ""
+def read(form: CallFormat, text: str, cuts: list[int]) -> tuple[ToolCallParser, list[str], list[str], str]:
+    """Push the text in pieces. Return the parser, the names, the arguments and the content."""
+    parser, names, arguments, content = ToolCallParser(form), list[str](), list[str](), ""
     for chunk in chunks(text, cuts):
-        parsed = reader.push(chunk)
+        parsed = parser.push(chunk)
         content += parsed.content
         for piece in parsed.calls:
             if piece.name:
                 names.append(piece.name)
                 arguments.append("")
             arguments[piece.number] += piece.arguments
-    return reader, names, arguments, content
+    return parser, names, arguments, content
 
 
 @given(formats, names, objects, styles, cuts)
 def test_a_call_does_not_depend_on_the_chunks(form, name, arguments, style, cuts):
     text = call(form, name, json.dumps(arguments, **style))
-    reader, found_names, [found_arguments], content = read(form, text, cuts)
-    assert reader.is_complete
-    assert (found_names, content, reader.flush()) == ([name], "", "")
+    parser, found_names, [found_arguments], content = read(form, text, cuts)
+    assert parser.is_complete
+    assert (found_names, content, parser.flush()) == ([name], "", "")
     assert json.loads(found_arguments) == arguments
     assert call(form, name, found_arguments) == text
 
@@ -68,23 +68,23 @@ def test_several_calls_are_separated(form, calls, cuts):
 def test_an_incomplete_call_is_returned_as_far_as_it_goes(form, name, arguments, cuts, length):
     whole = json.dumps(arguments)
     text = call(form, name, whole)[:length]
-    reader, found_names, found_arguments, _ = read(form, text, cuts)
+    parser, found_names, found_arguments, _ = read(form, text, cuts)
     head = len(form.before + form.beginning + name + form.middle)
     assert found_names == ([name] if len(text) >= head else [])
     assert "".join(found_arguments) == text[head:][: len(whole)]
-    assert reader.is_complete == (len(text) >= head + len(whole))
+    assert parser.is_complete == (len(text) >= head + len(whole))
 
 
 @given(formats, texts, cuts)
 def test_text_without_a_call_is_content(form, text, cuts):
-    reader, found_names, _, content = read(form, text, cuts)
+    parser, found_names, _, content = read(form, text, cuts)
     assert found_names == []
-    assert content + reader.flush() == text
+    assert content + parser.flush() == text
 
 
 def test_the_name_is_emitted_when_the_arguments_begin_and_each_character_at_once():
-    reader = ToolCallReader()
-    pushed = [reader.push(character) for character in call(PLAIN, "f", '{"a":"}"}')]
+    parser = ToolCallParser()
+    pushed = [parser.push(character) for character in call(JSON_LINES, "f", '{"a":"}"}')]
     assert [piece[:3] for parsed in pushed for piece in parsed.calls] == [
         (0, "f", ""),
         *((0, "", c) for c in '{"a":"}"}'),
@@ -93,7 +93,7 @@ def test_the_name_is_emitted_when_the_arguments_begin_and_each_character_at_once
 
 def test_the_format_follows_the_template():
     formats = {
-        "{{ messages }}": PLAIN,
+        "{{ messages }}": JSON_LINES,
         "<tool_call>": HERMES,
         "<tool_call><function=f><parameter=p>": None,
         "[TOOL_CALLS]": MISTRAL,
@@ -101,4 +101,4 @@ def test_the_format_follows_the_template():
         "<|python_tag|>": LLAMA,
     }
     assert {template: call_format(template) for template in formats} == formats
-    assert call_format(None) == PLAIN
+    assert call_format(None) == JSON_LINES

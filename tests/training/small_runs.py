@@ -11,7 +11,7 @@ from nvium_core.training.data.corpus import END_OF_TEXT, read_documents
 from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.catalogue import recipe_named
 from nvium_core.training.recipes.recipe import Recipe
-from nvium_core.training.train import TrainingRun, prepared
+from nvium_core.training.train import TrainingRun, prepare_run
 
 WORDS = [
     *("the", "a", "cat", "dog", "hen", "fox", "ran", "sat", "saw"),
@@ -72,7 +72,7 @@ def options(folder: Path, **changes: Any) -> RunOptions:
 
 def start(recipe: Recipe, run_options: RunOptions) -> TrainingRun:
     """Start a run as `train` does: resumed if the folder has a checkpoint."""
-    run = prepared(recipe, run_options)
+    run = prepare_run(recipe, run_options)
     run.resume()
     return run
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from nvium_core.training.distributed import Processes, joined_processes
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.options import RunOptions
-from nvium_core.training.train import prepared, train
+from nvium_core.training.train import prepare_run, train
 from tests.training.small_runs import SMALL, assert_equal, options, small_folder, small_recipe
 
 CHANGES = ["optimizer.muon_rate=0", "learning_rate.maximum=0.001", "total_tokens=1536", "checkpoint_every=2"]
@@ -73,7 +73,7 @@ def test_two_processes_that_are_stopped_and_restarted_end_with_the_same_weights(
 
 def test_windows_must_divide_evenly_among_processes(tmp_path):
     with pytest.raises(TrainingError, match=r"tokens_per_step: 4 windows .* 3 processes"):
-        prepared(small_recipe(), options(tmp_path / "run"), Processes(0, 3))
+        prepare_run(small_recipe(), options(tmp_path / "run"), Processes(0, 3))
 
 
 def test_each_process_selects_the_gpu_of_its_local_rank_before_it_joins(tmp_path, monkeypatch):

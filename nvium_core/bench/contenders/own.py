@@ -50,8 +50,8 @@ def contender(engine: Engine, workload: Workload, schedule: Schedule) -> Contend
 
     def generate(turn: int, num_tokens: int) -> Generation:
         engine.scheduler.schedules = race
-        plain = partial(SamplingParams, sampling="exits", max_tokens=num_tokens, ignore_eos=True)
-        return timed(engine, [(workload.prompt, plain(seed=seed)) for seed in workload.seeds(turn)])
+        params = partial(SamplingParams, sampling="exits", max_tokens=num_tokens, ignore_eos=True)
+        return timed(engine, [(workload.prompt, params(seed=seed)) for seed in workload.seeds(turn)])
 
     for turn in range(WARM_UP_TURNS if race.is_open else 0):
         generate(turn, min(WARM_UP_TOKENS, engine.context - len(workload.prompt)))

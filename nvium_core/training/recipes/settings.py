@@ -45,7 +45,7 @@ def changed(owner: Any, settings: Sequence[Setting]) -> Any:
             groups.setdefault(name, []).append((rest, value, option))
         else:
             try:
-                values[name] = parsed(value, kinds[name])
+                values[name] = parse_value(value, kinds[name])
             except ValueError as error:
                 raise RecipeError(f"{option}: {error}") from error
     values |= {name: changed(getattr(owner, name), group) for name, group in groups.items()}
@@ -55,27 +55,27 @@ def changed(owner: Any, settings: Sequence[Setting]) -> Any:
         raise RecipeError(f"{' '.join(option for _, _, option in settings)}: {error}") from error
 
 
-def parsed(text: str, kind: Any) -> Any:
+def parse_value(text: str, kind: Any) -> Any:
     """Parse text as a value of type `kind`. If `kind` allows None, `none` means None. Raise `ValueError` if invalid."""
     if isinstance(kind, UnionType):
         [kind] = [choice for choice in get_args(kind) if choice is not NoneType]
-        return None if text == "none" else parsed(text, kind)
+        return None if text == "none" else parse_value(text, kind)
     if get_origin(kind) is tuple:
-        return tuple(parsed(part, get_args(kind)[0]) for part in text.split(",")) if text else ()
+        return tuple(parse_value(part, get_args(kind)[0]) for part in text.split(",")) if text else ()
     if kind is bool:
-        return parsed_choice(text, ("true", "false")) == "true"
+        return parse_choice(text, ("true", "false")) == "true"
     if get_origin(kind) is Literal:
-        return parsed_choice(text, get_args(kind))
-    return text if kind is str else parsed_number(text, kind)
+        return parse_choice(text, get_args(kind))
+    return text if kind is str else parse_number(text, kind)
 
 
-def parsed_choice(text: str, choices: tuple[str, ...]) -> str:
+def parse_choice(text: str, choices: tuple[str, ...]) -> str:
     if text not in choices:
         raise ValueError(f"must be one of {', '.join(choices)}")
     return text
 
 
-def parsed_number(text: str, kind: type[int] | type[float]) -> int | float:
+def parse_number(text: str, kind: type[int] | type[float]) -> int | float:
     """Integers may be written as 1e5."""
     try:
         number = float(text)

@@ -30,7 +30,7 @@ from nvium_core.training.retrofitting.router_shift import shift_to_depth
 from nvium_core.training.retrofitting.run import STATE_FOLDER, RetrofitRun
 from nvium_core.training.retrofitting.self_talk import SelfTalk, write_self_talk
 from nvium_core.training.retrofitting.settings import checked_config
-from nvium_core.training.retrofitting.table import Measured, measured
+from nvium_core.training.retrofitting.table import Measured, measure
 from nvium_core.training.retrofitting.texts import TrainingText, read_text
 from nvium_core.training.run_folder import owned
 
@@ -47,14 +47,14 @@ def retrofit(settings: RetrofitSettings, tokenizer: PreTrainedTokenizerFast) -> 
     config = checked_config(settings, source_config(source))
     check_target(settings.target)
     with owned(settings.target / STATE_FOLDER):
-        run, texts = prepared(settings, source, config, tokenizer)
+        run, texts = prepare_run(settings, source, config, tokenizer)
         run.resume()
         num_tokens = sum(len(each) for text in texts for each in text.training)
         note(f"{num_tokens:,} tokens of text, {run.num_steps:,} steps; starting with least squares")
         follow(run, Console(stderr=True))
         note(f"shifting routers to depth {settings.depth:g}, and measuring on held-out text")
         shift = shift_to_depth(run.model, run.stream, run.context, settings.depth)
-        results = {text.kind: measured(run.model, windows(text.held_out, tokenizer), run.context) for text in texts}
+        results = {text.kind: measure(run.model, windows(text.held_out, tokenizer), run.context) for text in texts}
         run.write(shift=shift, measured={kind: asdict(each) for kind, each in results.items()})
     return results
 
@@ -69,7 +69,7 @@ def source_config(source: Path) -> NviumConfig:
     return read_gguf_config(open_gguf(source)) if is_gguf(source) else read_config(source)
 
 
-def prepared(
+def prepare_run(
     settings: RetrofitSettings, source: Path, config: NviumConfig, tokenizer: PreTrainedTokenizerFast
 ) -> tuple[RetrofitRun, list[TrainingText]]:
     torch.manual_seed(settings.seed)

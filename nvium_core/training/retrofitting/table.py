@@ -47,7 +47,7 @@ class Measured:
 
 
 @torch.no_grad()
-def measured(model: WithExits, stream: Windows, context: int) -> Measured:
+def measure(model: WithExits, stream: Windows, context: int) -> Measured:
     parts = [
         _measure_rows(model, model.rows(stream.batch(window, 1, context)))
         for window in range(stream.num_windows(context))

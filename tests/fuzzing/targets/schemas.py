@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Message
 
 from nvium_core import ServerOptions
-from nvium_core.text.tool_calls import PLAIN
+from nvium_core.text.tool_calls import JSON_LINES
 from server.app import bare_app, middleware
 from server.http.bodies import JsonRoute
 from server.http.middleware import LastResort
@@ -112,10 +112,10 @@ def check_generation(asked: GenerationRequest) -> None:
     if isinstance(asked, ChatRequest):
         with asked.in_request_names():
             asked.conversation()
-            asked.output_format(PLAIN, None)
-            asked.params(None, 100, ())
+            asked.output_format(JSON_LINES, None)
+            asked.params(None, 100, (), {})
     elif isinstance(asked, CompletionRequest):
-        asked.params(None, 100)
+        asked.params(None, 100, {})
 
 
 async def answer(app: FastAPI, path: str, content: bytes) -> tuple[int, bytes]:

@@ -71,7 +71,7 @@ async def test_every_choice_starts_with_its_prompts_scores_even_if_its_tokens_ar
     stream = TokenStream([("a", 0), ("a", 1)], cancel=lambda key: None, on_close=lambda stream: None)
     stream.admissions |= dict.fromkeys(stream.keys, Admitted(0.0, 0))
     choices = choices_of(texts, record, SamplingParams(n=2, prompt_logprobs=True, logprobs=0))
-    generation = Generation(stream, choices, leave=lambda: None, deadline=None)
+    generation = Generation(stream, choices, SamplingParams(), leave=lambda: None, deadline=None)
     token, scores = TokenEvent("a", 5, 1, 0.5, "length", 1, SCORES[0]), PromptEvent("a", SCORES, None, 0)
     for events in [[token, scores]] if is_together else [[token], [scores]]:
         stream.deliver(list(events))

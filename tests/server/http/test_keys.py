@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nvium_core import LoadedModel
-from server.http.keys import ApiKey, KeyGate, owner, parsed, read_keys
+from server.http.keys import ApiKey, KeyGate, owner, parse_key, read_keys
 from server.http.paths import CHECK
 from server.routes.openapi import document
 from server.settings import Settings, SettingsError, read_settings
@@ -183,7 +183,7 @@ def test_openais_client_works_with_a_key_and_raises_without(closed):
 
 @pytest.mark.parametrize("metrics_open", [True, False])
 async def test_metrics_open_makes_metrics_public(metrics_open):
-    layer = KeyGate(Reached(), [parsed("here", FIRST)], metrics_open)
+    layer = KeyGate(Reached(), [parse_key("here", FIRST)], metrics_open)
 
     async def status(method: str, path: str, headers: Headers = ()) -> int:
         return (await called(layer, method, path, headers))[0]["status"]
@@ -199,7 +199,7 @@ KEY = st.text(st.sampled_from([chr(code) for code in range(33, 127) if chr(code)
 
 @given(st.lists(KEY, unique=True, max_size=8), KEY)
 def test_only_known_keys_have_an_owner(keys, stranger):
-    known = [parsed("here", f"user-{number}:{key}") for number, key in enumerate(keys)]
+    known = [parse_key("here", f"user-{number}:{key}") for number, key in enumerate(keys)]
     assert [owner(known, key) for key in keys] == [f"user-{number}" for number, _ in enumerate(keys)]
     assert (owner(known, stranger) is None) == (stranger not in keys)
 
@@ -252,7 +252,7 @@ def test_settings_keys_and_the_app_show_no_secret(byte_model):
     settings = Settings(api_keys=f"alice:{SECRET}")
     app = create_app(byte_model, Settings(api_keys=SECRET))
     shown = [repr(settings), str(settings), repr(settings.model_dump(mode="json"))]
-    shown += [repr(read_keys(settings)), repr(parsed("here", SECRET)), repr(app.user_middleware)]
+    shown += [repr(read_keys(settings)), repr(parse_key("here", SECRET)), repr(app.user_middleware)]
     assert SECRET not in "".join(shown)
 
 

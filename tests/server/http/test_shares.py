@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.http.admission import MULTIPLE, Shares
+from server.admission import MULTIPLE, Shares
 from server.http.rate_limit import RateLimit
 from tests.byte_model import NAME
 from tests.server.http.test_keys import Reached, bearer, called

@@ -8,11 +8,10 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
 
 from server.http.connection import Connection
 from server.http.unread import UnreadBytes
-from server.writers.pieces import PiecesResponse
 from tests.server.live_server import live_server, wait_until
 from tests.server.raw_client import connected, request
 
@@ -50,7 +49,7 @@ def test_bytes_that_were_read_no_longer_count_and_a_lone_response_may_be_larger(
 
 
 def add_large(app: FastAPI) -> None:
-    app.get("/large")(lambda: PiecesResponse([b"x" * (LARGE_BYTES // 20)] * 20, {}))
+    app.get("/large")(lambda: Response(b"x" * LARGE_BYTES))
 
 
 def drip(port: int, until: Callable[[], bool]) -> None:

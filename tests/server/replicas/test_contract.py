@@ -1,6 +1,5 @@
 """Runs tests of the single-process server against a gateway with two replicas."""
 
-from tests.server.generation.test_structured_outputs import test_an_answer_matches_its_regex_or_is_one_of_the_choices
 from tests.server.http.test_disconnects import test_a_disconnect_aborts_the_choices_of_the_request
 from tests.server.http.test_parser import (
     test_malformed_http_and_requests_that_a_proxy_may_parse_differently_are_refused as test_malformed_http_is_refused,
@@ -20,6 +19,9 @@ from tests.server.routes.test_completions import (
 from tests.server.routes.test_tokenize import (
     test_a_long_text_is_tokenized,
     test_messages_have_the_tokens_of_a_chats_prompt,
+)
+from tests.server.structured_outputs.test_structured_outputs import (
+    test_an_answer_matches_its_regex_or_is_one_of_the_choices,
 )
 from tests.server.test_limits import (
     test_a_list_of_1024_prompts_is_answered_in_order,

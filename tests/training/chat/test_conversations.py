@@ -11,14 +11,14 @@ TALK = [system("Be kind."), user("Thé cat?"), assistant("It ran.")]
 GOOD = json.dumps({"messages": TALK, "source": "here"}, ensure_ascii=False)
 
 
-def written(path: Path, *lines: str) -> Path:
+def write_lines(path: Path, *lines: str) -> Path:
     path.write_text("\n".join(lines), encoding="utf-8")
     return path
 
 
 def test_each_line_is_a_conversation_or_a_plain_text(tmp_path):
     text = '{"text": " The cat ran.\\n", "source": "here"}'
-    path = written(tmp_path / "chat.jsonl", GOOD, "", GOOD.replace("ran", "sat"), text, "")
+    path = write_lines(tmp_path / "chat.jsonl", GOOD, "", GOOD.replace("ran", "sat"), text, "")
     assert read_conversations(path) == {1: TALK, 3: [*TALK[:2], assistant("It sat.")], 4: "The cat ran."}
 
 
@@ -50,7 +50,7 @@ def test_compression_and_windows_line_endings_do_not_matter(tmp_path):
     ],
 )
 def test_an_invalid_line_is_refused_by_file_and_number(line, complaint, tmp_path):
-    path = written(tmp_path / "chat.jsonl", GOOD, line, GOOD)
+    path = write_lines(tmp_path / "chat.jsonl", GOOD, line, GOOD)
     with pytest.raises(DataError, match=rf"chat\.jsonl, line 2: .*{complaint}"):
         read_conversations(path)
 

@@ -19,7 +19,7 @@ from nvium_core.training.retrofitting import model as model_module
 from nvium_core.training.retrofitting import retrofit as command
 from nvium_core.training.retrofitting import run as module
 from nvium_core.training.retrofitting.settings import checked_config
-from nvium_core.training.retrofitting.table import measured
+from nvium_core.training.retrofitting.table import measure
 from nvium_core.training.retrofitting.texts import read_text
 
 pytestmark = pytest.mark.usefixtures("few_tokens_a_step")
@@ -65,14 +65,14 @@ def test_the_command_writes_exits_that_serve_with_their_base_and_a_table(nvium, 
 
 
 def held_out_kl(run: module.RetrofitRun, held_out: Windows) -> float:
-    return sum(exit_.kl for exit_ in measured(run.model, held_out, run.context).exits)
+    return sum(exit_.kl for exit_ in measure(run.model, held_out, run.context).exits)
 
 
 def test_least_squares_lower_the_kl_and_training_lowers_it_further(llama, data, tmp_path):
     asked = settings(llama, data, tmp_path / "target")
     config = checked_config(asked, command.source_config(llama))
     tokenizer = source_tokenizer(str(llama))
-    run, [text] = command.prepared(asked, llama, config, tokenizer)
+    run, [text] = command.prepare_run(asked, llama, config, tokenizer)
     held_out = command.windows(text.held_out, tokenizer)
     untrained = held_out_kl(run, held_out)
     run.fit()
@@ -126,7 +126,7 @@ def test_the_gradients_of_exits_equal_those_over_all_logits(exits_learn, llama, 
     monkeypatch.setattr(module, "CLIP_NORM", torch.inf)
     asked = replace(settings(llama, data, tmp_path), exits_learn=exits_learn)
     config = checked_config(asked, command.source_config(llama))
-    run, _ = command.prepared(asked, llama, config, source_tokenizer(str(llama)))
+    run, _ = command.prepare_run(asked, llama, config, source_tokenizer(str(llama)))
     run.step, weights = run.num_steps - 1, run.model.exit_weights()
     num_windows = run.recipe.windows_per_step
     windows = range(run.step * num_windows, run.num_steps * num_windows)
@@ -192,7 +192,7 @@ def test_a_resumed_retrofit_equals_an_uninterrupted_one(exits_learn, llama, data
 
 def check_only_the_same_retrofit_resumes(asked: RetrofitSettings, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = source_tokenizer(str(llama))
-    run, _ = command.prepared(asked, llama, checked_config(asked, command.source_config(llama)), tokenizer)
+    run, _ = command.prepare_run(asked, llama, checked_config(asked, command.source_config(llama)), tokenizer)
     for name in ("text", "base", "tokens", "exits_learn"):
         other = run.description() | {name: "another"}
         with monkeypatch.context() as changed:

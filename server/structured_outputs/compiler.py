@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, cast
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from server.generation.bounds import nodes
-from server.generation.grammars import Grammar, JsonSchema
-from server.generation.json_schema import DEFINITIONS, UnusableGrammar, rebuilt, target
-from server.generation.keywords import enforceable
+from server.structured_outputs.bounds import nodes
+from server.structured_outputs.grammars import Grammar, JsonSchema
+from server.structured_outputs.json_schema import DEFINITIONS, UnusableGrammar, rebuilt, target
+from server.structured_outputs.keywords import enforceable
 
 LIMITS = LLParserLimits(
     initial_lexer_fuel=500_000,

@@ -7,12 +7,12 @@ from weakref import WeakSet
 
 from nvium_core.text import sandbox
 from nvium_core.text.sandbox import HELPERS, Helper
-from server.generation import constraints
-from server.generation.constraints import TOKENS_APART, Constraints, MaskClient
-from server.generation.grammar_process import ANY_CORE, COMMAND, CORES, GOES_ON, REPLY, MaskServer
-from server.generation.grammars import Regex
+from server.structured_outputs import constraints
+from server.structured_outputs.constraints import TOKENS_APART, Constraints, MaskClient
+from server.structured_outputs.grammar_process import ANY_CORE, COMMAND, CORES, GOES_ON, REPLY, MaskServer
+from server.structured_outputs.grammars import Regex
 from tests.byte_model import token_ids
-from tests.server.generation.test_constraints import allows, compiled, loaded
+from tests.server.structured_outputs.test_constraints import allows, compiled, loaded
 
 
 def test_the_mask_process_of_a_lone_choice_shares_the_engine_s_core_unless_it_was_late(monkeypatch):

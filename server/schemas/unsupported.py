@@ -9,64 +9,59 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from server.schemas.body import Hint, NeutralOnly, RequestBody
-
-
-def refused(why: str, *neutral: Any) -> NeutralOnly:
-    return NeutralOnly(*neutral, why=why)
-
+from server.schemas.body import Ignored, RequestBody, Unsupported
 
 CHANGES = ": it would change the output"
-STRUCTURED = refused("; use `structured_outputs`", "", [], {})
+STRUCTURED = Unsupported("", [], {}, why="; use `structured_outputs`")
 
-REFUSED: dict[NeutralOnly, str] = {
+BY_REASON: dict[Unsupported, str] = {
     # other names of our fields
-    refused("; use `max_tokens` (in `/v1/responses`, `max_output_tokens`)"): (
+    Unsupported(why="; use `max_tokens` (in `/v1/responses`, `max_output_tokens`)"): (
         "max_new_tokens max_completion_tokens max_output_tokens n_predict"
     ),
-    refused("; use `stop`", []): "stop_sequences stop_strings stop_words",
-    refused("; use `seed`"): "random_seed sampling_seed",
-    refused("; use `repetition_penalty`", 1, 1.0): "repeat_penalty",
-    refused("; use `min_tokens`", 0): "min_new_tokens",
-    refused("; use `n`", 1): "n_cmpl",
-    refused("; use `include_stop_str_in_output`", False): "no_stop_trim",
-    refused("; use `echo`", False): "return_full_text",
-    refused("; use `echo` with `logprobs` in `/v1/completions`"): "prompt_logprobs",
-    refused("; use `/v1/completions`", 1): "best_of",
-    refused("; use `chat_template_kwargs`"): "thinking think",
-    refused("; put its fields at the top level", {}): "extra_body options",
-    refused("; cut the prompt in the client, `/tokenize` counts its tokens"): (
+    Unsupported([], why="; use `stop`"): "stop_sequences stop_strings stop_words",
+    Unsupported(why="; use `seed`"): "random_seed sampling_seed",
+    Unsupported(1, 1.0, why="; use `repetition_penalty`"): "repeat_penalty",
+    Unsupported(0, why="; use `min_tokens`"): "min_new_tokens",
+    Unsupported(1, why="; use `n`"): "n_cmpl",
+    Unsupported(False, why="; use `include_stop_str_in_output`"): "no_stop_trim",
+    Unsupported(False, why="; use `echo`"): "return_full_text",
+    Unsupported(why="; use `echo` with `logprobs` in `/v1/completions`"): "prompt_logprobs",
+    Unsupported(1, why="; use `/v1/completions`"): "best_of",
+    Unsupported(why="; use `chat_template_kwargs`"): "thinking think",
+    Unsupported({}, why="; put its fields at the top level"): "extra_body options",
+    Unsupported(why="; cut the prompt in the client, `/tokenize` counts its tokens"): (
         "truncate_prompt_tokens prompt_truncate_len prompt_truncate_length truncate"
     ),
     STRUCTURED: "guided_json guided_regex guided_choice guided_grammar json_schema regex grammar ebnf",
-    refused(": generated JSON has no whitespace", ""): "guided_whitespace_pattern",
-    refused(": the server has no adapters", "", [], {}): (
+    Unsupported("", why=": generated JSON has no whitespace"): "guided_whitespace_pattern",
+    Unsupported("", [], {}, why=": the server has no adapters"): (
         "lora lora_request lora_path lora_id adapter_id adapter_source"
     ),
-    NeutralOnly(0): "priority",
+    Unsupported(0): "priority",
     # fields that would change the output, by their neutral values
-    refused(CHANGES, False): (
+    Unsupported(False, why=CHANGES): (
         "echo use_beam_search early_stopping grammar_lazy penalize_nl watermark renormalize_logits temperature_last "
         "dynamic_temperature safe_prompt enable_search web_search"
     ),
-    refused(CHANGES, True): "spaces_between_special_tokens do_sample",
-    refused(CHANGES, "left"): "truncation_side",
-    refused(CHANGES, 0, 0.0): (
+    Unsupported(True, why=CHANGES): "spaces_between_special_tokens do_sample",
+    Unsupported("left", why=CHANGES): "truncation_side",
+    Unsupported(0, 0.0, why=CHANGES): (
         "mirostat mirostat_mode dynatemp_range xtc_probability dry_multiplier no_repeat_ngram_size epsilon_cutoff "
         "eta_cutoff penalty_alpha diversity_penalty top_a top_h min_length max_time smoothing_factor smoothing_curve "
         "skew dynatemp_min dynatemp_max"
     ),
-    refused(CHANGES, 1, 1.0): (
+    Unsupported(1, 1.0, why=CHANGES): (
         "length_penalty typical_p typical tfs_z encoder_repetition_penalty num_beams num_beam_groups guidance_scale"
     ),
-    refused(CHANGES, -1): (
+    Unsupported(-1, why=CHANGES): (
         "thinking_token_budget thinking_budget thinking_budget_tokens max_thinking_tokens reasoning_budget samplers "
         "sampler_seq repeat_last_n penalty_last_n"
     ),
-    refused(CHANGES, 0, 0.0, -1, -1.0): (
+    Unsupported(0, 0.0, -1, -1.0, why=CHANGES): (
         "min_keep n_indent n_probs adaptive_target adaptive_decay top_n_sigma nsigma t_max_predict_ms"
     ),
-    refused(CHANGES, "", [], {}): (
+    Unsupported("", [], {}, why=CHANGES): (
         "documents logits_processors mm_processor_kwargs media_io_kwargs vllm_xargs kv_transfer_params prompt_embeds "
         "repetition_detection chat_template structural_tag bad_words allowed_token_ids stop_regex "
         "custom_logit_processor custom_params session_params input_ids input_embeds image_data images video_data "
@@ -77,7 +72,7 @@ REFUSED: dict[NeutralOnly, str] = {
         "safety_model prompt_mode instructions previous_response_id system input format"
     ),
 }
-FOREIGN = {name: mark for mark, names in REFUSED.items() for name in names.split()}
+UNSUPPORTED_FIELDS = {name: mark for mark, names in BY_REASON.items() for name in names.split()}
 
 INSTEAD = {
     "max_tokens": "max_output_tokens",
@@ -91,18 +86,18 @@ def check_unsupported(body: RequestBody) -> None:
     """Raise `InvalidField` for an unsupported field, ours or of another server, that would have an effect."""
     body.check_neutral()
     for name, value in (body.model_extra or {}).items():
-        if name in FOREIGN or (name.startswith("guided_") and name != "guided_decoding_backend"):
-            FOREIGN.get(name, STRUCTURED).check(name, value)
+        if name in UNSUPPORTED_FIELDS or (name.startswith("guided_") and name != "guided_decoding_backend"):
+            UNSUPPORTED_FIELDS.get(name, STRUCTURED).check(name, value)
 
 
 def check_elsewhere(unknown: Mapping[str, Any], other: type[BaseModel], endpoint: str) -> None:
     """Raise `InvalidField` for a field of another endpoint, unless the field has its default value."""
     for name, value in unknown.items():
         if field := other.model_fields.get(name):
-            marks = [mark for mark in field.metadata if isinstance(mark, NeutralOnly)]
+            marks = [mark for mark in field.metadata if isinstance(mark, Unsupported)]
             instead = INSTEAD.get(name, endpoint)
-            mark = marks[0] if marks else NeutralOnly(*neutral(field.default), why=f"; use `{instead}`")
-            if not isinstance(mark, Hint):
+            mark = marks[0] if marks else Unsupported(*neutral(field.default), why=f"; use `{instead}`")
+            if not isinstance(mark, Ignored):
                 mark.check(name, value)
 
 

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from nvium_core.text.tool_calls import CallPiece, ToolCallReader
+from nvium_core.text.tool_calls import CallPiece, ToolCallParser
 from server.generation.choice_text import Delta
 from server.generation.generation import Choice
 from server.generation.service import Service
@@ -16,20 +16,20 @@ class AnswerPart(NamedTuple):
     calls: list[CallPiece]
 
 
-class AnswerReader:
+class AnswerParser:
     """Parses the answer of one choice. The result does not depend on where deltas split the text."""
 
     def __init__(self, service: Service, request: ChatRequest, choice: Choice) -> None:
         template, has_tools, continued = service.chat_template, bool(request.callable_tools()), request.continued
         call_format = template.call_format if has_tools else None
-        self.reasoning = template.reasoning_reader(choice.prompt.token_ids, is_continued=bool(continued))
-        self.calls = ToolCallReader(call_format) if call_format else None
+        self.reasoning = template.reasoning_parser(choice.prompt.token_ids, is_continued=bool(continued))
+        self.calls = ToolCallParser(call_format) if call_format else None
         """None if no tool can be called. Then all text after the reasoning is content."""
         self.may_be_text = not has_tools or request.may_answer_in_text
         """Whether an answer without a call is allowed. If it is not, an incomplete call never becomes content."""
         self.reasoning.push(continued)
 
-    def read(self, delta: Delta) -> AnswerPart:
+    def parse(self, delta: Delta) -> AnswerPart:
         reasoning, text = self.reasoning.push(delta.text)
         if delta.finish_reason:
             rest = self.reasoning.flush()

@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import BaseModel, Field, SecretStr
 
-from server.generation.constraints import RequestConstraint
-from server.generation.grammars import JsonSchema, Schema, ToolCalls, arguments
-from server.generation.json_schema import UnusableGrammar
-from server.generation.keywords import enforceable
+from server.structured_outputs.constraints import RequestConstraint
+from server.structured_outputs.grammars import JsonSchema, Schema, ToolCalls, arguments
+from server.structured_outputs.json_schema import UnusableGrammar
+from server.structured_outputs.keywords import enforceable
 from tests.byte_model import token_ids
-from tests.server.generation.test_constraints import allows, is_answer, loaded, refusal
 from tests.server.raw_client import Json
+from tests.server.structured_outputs.test_constraints import allows, is_answer, loaded, refusal
 
 A: Json = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 B: Json = {"type": "object", "properties": {"b": {"type": "integer"}}}

@@ -19,9 +19,9 @@ from nvium_core import Constraint, TooCostly
 from nvium_core.text.sandbox import PATIENCE_SECONDS, Helper, HelperLost, HelperStuck
 from nvium_core.text.token_bytes import TokenBytes
 from server.errors import TOO_COSTLY, InvalidField
-from server.generation.compiler import Compiled
-from server.generation.grammar_process import ANY_CORE, BEGIN, BROKEN, COMMAND, GOES_ON, OVER, REPLY
-from server.generation.grammars import Grammar
+from server.structured_outputs.compiler import Compiled
+from server.structured_outputs.grammar_process import ANY_CORE, BEGIN, BROKEN, COMMAND, GOES_ON, OVER, REPLY
+from server.structured_outputs.grammars import Grammar
 
 MAX_CACHED_GRAMMARS = 16  # number of compiled grammars that stay cached, each in its own process
 
@@ -103,7 +103,7 @@ class Constraints:
         if self._fork_server is not None:
             with suppress(HelperLost):
                 return self._fork_server.fork()
-        self._fork_server = Helper.spawn("server.generation.grammar_process:main")
+        self._fork_server = Helper.spawn("server.structured_outputs.grammar_process:main")
         end_tokens = self._end_token_ids or self._tokenizer.eos_token_id
         self._fork_server.send(pickle.dumps((self._tokenizer.backend_tokenizer.to_str(), None, end_tokens)))
         return self._fork_server.fork()

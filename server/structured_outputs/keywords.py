@@ -6,7 +6,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from server.generation.json_schema import ANNOTATIONS, Schema, is_object, rebuilt
+from server.structured_outputs.json_schema import ANNOTATIONS, Schema, is_object, rebuilt
 
 UPPER, LOWER = ("maximum", "exclusiveMaximum"), ("minimum", "exclusiveMinimum")
 COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")

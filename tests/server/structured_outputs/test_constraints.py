@@ -15,10 +15,20 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from nvium_core import Completion, Constraint, Engine, LoadedModel, SamplingParams, TooCostly, load_model
-from nvium_core.text.tool_calls import PLAIN
+from nvium_core.text.tool_calls import JSON_LINES
 from server.errors import InvalidField
-from server.generation.constraints import Constraints
-from server.generation.grammars import ANY_OBJECT, Grammar, JsonSchema, Lark, OneOf, Regex, Schema, ToolCalls, arguments
+from server.structured_outputs.constraints import Constraints
+from server.structured_outputs.grammars import (
+    ANY_OBJECT,
+    Grammar,
+    JsonSchema,
+    Lark,
+    OneOf,
+    Regex,
+    Schema,
+    ToolCalls,
+    arguments,
+)
 from tests.byte_model import load_byte_model, token_ids
 from tests.server.grammar_samples import (
     COSTLY_PATTERNS,
@@ -244,7 +254,7 @@ def calls_of(functions: Mapping[str, Schema | None]) -> ToolCalls:
 
 
 def call(name: str, arguments: str) -> str:
-    return PLAIN.beginning + name + PLAIN.middle + arguments + PLAIN.end
+    return JSON_LINES.beginning + name + JSON_LINES.middle + arguments + JSON_LINES.end
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from llguidance import LLMatcher, LLTokenizer
 
 from nvium_core.text.sandbox import limit_cpu_time, limit_memory, serve_forks
-from server.generation.compiler import Compiler
+from server.structured_outputs.compiler import Compiler
 
 COMPILE_SECONDS = 2.5
 """Maximum CPU time for compiling one grammar. All times in this module are CPU time."""

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
-from nvium_core.text.tool_calls import PLAIN, CallFormat
-from server.generation.bounds import MAX_CHARACTERS, check_bounds, check_text, checked_size, require
-from server.generation.json_schema import Preparation, Schema, UnusableGrammar
+from nvium_core.text.tool_calls import JSON_LINES, CallFormat
+from server.structured_outputs.bounds import MAX_CHARACTERS, check_bounds, check_text, checked_size, require
+from server.structured_outputs.json_schema import Preparation, Schema, UnusableGrammar
 
 HEADER = '%llguidance {"no_forcing": true}\nstart: '
 """Start of a grammar. `no_forcing` skips the search for forced tokens, which takes time linear in the text."""
@@ -133,7 +133,7 @@ class ToolCalls(Grammar):
 
     functions: Mapping[str, JsonSchema]
     """The schemas of the arguments, by function name."""
-    call_format: CallFormat = PLAIN
+    call_format: CallFormat = JSON_LINES
     marker: int | None = None
     """Id of the special token that may precede the calls."""
     is_optional: bool = False

@@ -5,14 +5,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from server.errors import RETRY_STOPPED_SECONDS, InvalidField, Rejected
+from server.settings import Settings
+from server.telemetry.metrics import Metrics
 
 MULTIPLE = 3
 """A key may hold at most three times the free capacity. One busy key gets 3/4 of the capacity, two get 3/7 each."""
 
 RETRY_QUEUE_SECONDS = 1
-
-MAX_HELD_ALTERNATIVES = 4_000_000
-"""Maximum number of alternative log-probabilities of all requests. Each takes 150 bytes until it is written."""
 
 
 class Shares:
@@ -51,7 +50,6 @@ class Admission:
 
     def __init__(self, capacity: int) -> None:
         self._shares = Shares(capacity)
-        self._alternatives = Shares(MAX_HELD_ALTERNATIVES)
         self.is_leaving = False
         """While True, the readiness probe fails."""
         self.is_draining = False
@@ -87,22 +85,35 @@ class Admission:
             self.leave(num_choices, key)
             raise
 
-    @contextmanager
-    def alternatives(self, number: int, key: str) -> Iterator[None]:
-        """Hold alternatives of a request until the block ends. Raise `Rejected` if they do not fit."""
-        if not self._alternatives.fits(number, key):
-            message = (
-                f"{self._alternatives.num_held} of {MAX_HELD_ALTERNATIVES} alternative log-probabilities are in use"
-            )
-            raise Rejected("queue_full", message, retry_after_seconds=RETRY_QUEUE_SECONDS)
-        self._alternatives.acquire(number, key)
-        try:
-            yield
-        finally:
-            self._alternatives.give_back(number, key)
-
     def leave(self, num_choices: int = 1, key: str = "") -> None:
         self._shares.give_back(num_choices, key)
+
+
+class Drainable:
+    """What an app serves and drains at shutdown: a server's service, or the gateway in front of replicas."""
+
+    settings: Settings
+    admission: Admission
+    metrics: Metrics
+
+    @property
+    def has_failed(self) -> bool:
+        return False
+
+    def check_live(self) -> None:
+        """Raise `ApiError` if nothing makes progress."""
+
+    async def check_ready(self) -> None:
+        """Raise `ApiError` if requests are not accepted."""
+
+    async def metrics_page(self) -> bytes:
+        return self.metrics.page()
+
+    def tick(self) -> None:
+        """Do what is due. The event loop calls this ten times a second."""
+
+    def give_up(self) -> None:
+        """Fail all open requests."""
 
 
 def draining() -> Rejected:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
-from server.generation.json_schema import Schema, UnusableGrammar, declared, listed
+from server.structured_outputs.json_schema import Schema, UnusableGrammar, declared, listed
 
 MAX_CHARACTERS = 100_000
 MAX_DEPTH = 100
