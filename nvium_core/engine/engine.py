@@ -21,6 +21,7 @@ from nvium_core.engine.schedule.scheduler import Scheduler
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.token_stream import EngineRequest
 from nvium_core.model.nvium import Nvium
+from nvium_core.model.plan import is_tied
 
 
 class Engine:
@@ -55,6 +56,7 @@ class Engine:
             tokens_ahead=self.runner.backend.tokens_ahead,
             launches_ahead=self.runner.backend.launches_ahead,
             bounds=self.config.bounds(model.device.type),
+            is_tied=is_tied(model.model.blocks),
         )
         self._recorder = Recorder(self.scheduler, vocab_size=model.config.vocab_size)
         self._arrivals = count()

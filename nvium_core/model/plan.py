@@ -31,6 +31,11 @@ Block = tuple[LayerCall, ...]
 """The calls between two exits."""
 
 
+def is_tied(blocks: list[Block]) -> bool:
+    """Whether all blocks call the same layers in the same way, so that one read of the weights can serve all."""
+    return len({tuple(call._replace(cache=0) for call in block) for block in blocks}) == 1
+
+
 def layer_calls(config: NviumConfig) -> Block:
     num_layers = config.num_hidden_layers
     return tuple(

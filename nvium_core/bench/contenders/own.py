@@ -46,7 +46,7 @@ def contender(engine: Engine, workload: Workload, schedule: Schedule) -> Contend
     With `race`, a warm-up runs here, so that `race` has chosen a schedule before the first turn. Contenders that share
     an engine choose independently.
     """
-    race = Race(policies_of(schedule, engine.scheduler.num_blocks))
+    race = Race(policies_of(schedule, engine.scheduler.num_blocks, is_tied=engine.scheduler.is_tied))
 
     def generate(turn: int, num_tokens: int) -> Generation:
         engine.scheduler.schedules = race

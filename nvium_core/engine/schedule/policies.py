@@ -12,12 +12,14 @@ class Policy(NamedTuple):
 
     `ready_block`: (sequence, whether others wait for its pages) → the first block of the pass that it waits for.
     `runs_ahead`: whether a Step, always of all blocks, may be scheduled before the last one's outcomes are known.
+    `is_tied`: whether each row passes at most one block of a pass. Then the pass runs all blocks at once.
     """
 
     name: Schedule
     passes: Callable[[range], list[range]]
     ready_block: Callable[[Sequence, bool], int]
     runs_ahead: bool
+    is_tied: bool = False
 
 
 WHOLE = Policy("whole", lambda blocks: [blocks], lambda sequence, is_leader: 0, runs_ahead=True)
@@ -31,9 +33,12 @@ SWEEP = Policy(
 )
 """The paper's loop with batching: runs the deepest block for which enough sequences wait, also for deferred rows."""
 
-RACED: dict[Schedule, tuple[Policy, ...]] = {"race": (WHOLE, SWEEP), "whole": (WHOLE,), "sweep": (SWEEP,)}
-"""The policies that each schedule compares, the baseline first."""
+TIED = Policy("sweep", lambda blocks: [blocks], lambda sequence, is_leader: 0, runs_ahead=False, is_tied=True)
+"""The sweep of a model whose blocks share their weights: one read of the weights serves rows of every block."""
 
 
-def policies_of(schedule: Schedule, num_blocks: int) -> tuple[Policy, ...]:
-    return RACED[schedule] if num_blocks > 1 else (WHOLE,)
+def policies_of(schedule: Schedule, num_blocks: int, *, is_tied: bool = False) -> tuple[Policy, ...]:
+    """Return the policies that a schedule compares, the baseline first. `is_tied`: blocks share their weights."""
+    sweep = TIED if is_tied else SWEEP
+    raced: dict[Schedule, tuple[Policy, ...]] = {"race": (WHOLE, sweep), "whole": (WHOLE,), "sweep": (sweep,)}
+    return raced[schedule] if num_blocks > 1 else (WHOLE,)

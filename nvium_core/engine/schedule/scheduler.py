@@ -39,15 +39,17 @@ class Scheduler:
         tokens_ahead: int = 0,
         launches_ahead: bool = False,
         bounds: Bounds | None = None,
+        is_tied: bool = False,
     ) -> None:
-        """`tokens_ahead` and `launches_ahead`: see `Backend`."""
+        """`tokens_ahead` and `launches_ahead`: see `Backend`. `is_tied`: whether the blocks share their weights."""
         self.pool = pool
         self.config = config
         self.num_blocks = num_blocks
         self.tokens_ahead = tokens_ahead
         self.launches_ahead = launches_ahead
+        self.is_tied = is_tied
         self.bounds = bounds or config.bounds()
-        self.schedules: Race[Policy] = Race(policies_of(config.schedule, num_blocks))
+        self.schedules: Race[Policy] = Race(policies_of(config.schedule, num_blocks, is_tied=is_tied))
         self.drafts = Drafting(config.max_drafts)
         self.waiting = WaitingLine()
         self.running: list[Sequence] = []

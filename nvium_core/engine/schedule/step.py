@@ -12,10 +12,18 @@ NO_TOKEN = -1  # result of sampling if the logits have NaN or infinities
 
 
 class Run(NamedTuple):
-    """One sequence's part of a Step: rows filled[k] … stop - 1 of each block k."""
+    """One sequence's part of a Step: rows filled[k] … stop - 1 of each block k.
+
+    In a tied Step, block k has only rows that earlier Steps have passed through block k - 1. So the blocks have
+    different rows, and a row moves by at most one block.
+    """
 
     sequence: Sequence
     stop: int
+
+    def rows(self, block: int, filled: Items[int], *, is_tied: bool) -> range:
+        """Return the rows of a block, possibly none. `filled`: the staircase before the Step or, if not tied, now."""
+        return range(filled[block], min(self.stop, filled[block - 1]) if is_tied and block else self.stop)
 
     @property
     def reaches_front(self) -> bool:

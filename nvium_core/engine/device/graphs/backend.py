@@ -231,6 +231,8 @@ class GraphsBackend(LayersBackend):
 
     def pass_blocks(self, step: Step, blocks: range, parts: list[Progress]) -> Iterable[StepReport]:
         """Run a pass. Launch the next Step's before waiting for this pass, unless it has been launched already."""
+        if step.policy.is_tied:
+            return super().pass_blocks(step, blocks, parts)
         started = time.perf_counter()
         rows = [part.rows(blocks[-1]) for part in parts]
         flight, self._ahead = self._ahead, None
@@ -243,7 +245,7 @@ class GraphsBackend(LayersBackend):
                 self._ahead = self._launch_ahead(blocks, step.ahead, flight)
         self._take_answers(flight, parts)
         for part in parts:
-            part.pass_rows(blocks, part.run.stop)
+            part.pass_rows(blocks)
         seconds = (time.perf_counter() - started) / len(blocks)
         return [StepReport(block + 1, 1, sum(len(own.rows) for own in rows), seconds) for block in blocks]
 

@@ -35,13 +35,22 @@ class Progress(Outcome):
     """A run during a Step, and then its outcome."""
 
     run: Run
+    is_tied: bool = False
 
     def rows(self, block: int) -> Rows:
-        return Rows(self.run.sequence, range(self.filled[block], self.run.stop))
+        return Rows(self.run.sequence, self.run.rows(block, self.filled, is_tied=self.is_tied))
 
-    def pass_rows(self, blocks: range, stop: int) -> None:
-        for block in blocks:
+    def pass_rows(self, blocks: range) -> None:
+        stops = [self.rows(block).rows.stop for block in blocks]
+        for block, stop in zip(blocks, stops, strict=True):
             self.filled[block] = max(self.filled[block], stop)
+
+    def rows_to_decide(self, block: int) -> range:
+        """Return the rows whose next tokens are decided after they have passed this block."""
+        rows, run = self.rows(block).rows, self.run
+        if run.sequence.is_original:
+            return range(run.sequence.first_verified, rows.stop if block == len(self.filled) - 1 else 0)
+        return rows[-1:] if run.reaches_front and rows.stop == run.stop else range(0)
 
     def record(self, row: int, exit_taken: float, token_id: float, log_p: float, log_continue: float) -> None:
         """Record a decision: the row continues or emits. Ignore it if the row follows a rejected draft."""
@@ -81,7 +90,10 @@ class LayersBackend:
     @torch.inference_mode()
     def run(self, step: Step, max_rows: int) -> StepResult:
         reports = list[StepReport]()
-        parts = [Progress([*run.sequence.filled], run.sequence.log_reached, run=run) for run in step.runs]
+        is_tied = step.policy.is_tied
+        parts = [
+            Progress([*run.sequence.filled], run.sequence.log_reached, run=run, is_tied=is_tied) for run in step.runs
+        ]
         for blocks in step.passes:
             going = [part for part in parts if not part.emissions and part.filled[blocks[-1]] < part.run.stop]
             is_first = blocks.start == step.blocks.start
@@ -97,16 +109,18 @@ class LayersBackend:
         started, num_rows = time.perf_counter(), list[int]()
         if self.cause is not None:
             self.count_eager(self.cause)
-        fronts = self.fronts(blocks, parts)
+        decided = [range(block, block + 1) for block in blocks] if step.policy.is_tied else [blocks]
+        fronts = [(passed, self.fronts(passed, parts)) for passed in decided]
         for block in blocks:
             rows = [each for part in parts if (each := part.rows(block)).rows]
             if rows:
                 self.forward(block, rows)
             num_rows.append(sum(len(each.rows) for each in rows))
         for part in parts:
-            part.pass_rows(blocks, part.run.stop)
-        for first in range(0, len(fronts), MAX_FRONTS):
-            self._decide(blocks, parts, fronts[first : first + MAX_FRONTS])
+            part.pass_rows(blocks)
+        for passed, own in fronts:
+            for first in range(0, len(own), MAX_FRONTS):
+                self._decide(passed, parts, own[first : first + MAX_FRONTS])
         seconds = (time.perf_counter() - started) / len(blocks)
         return [StepReport(block + 1, 1, rows, seconds) for block, rows in zip(blocks, num_rows, strict=True) if rows]
 
@@ -128,17 +142,12 @@ class LayersBackend:
         return written(self.cache, slot_R, ragged(self.cache, rows))
 
     def fronts(self, blocks: range, parts: Items[Progress]) -> list[Front]:
-        rows = ((part, row) for part in parts for row in self._rows_to_decide(part.run, blocks))
+        rows = ((part, row) for part in parts for row in part.rows_to_decide(blocks[-1]))
         return [self.front(part.run.sequence, row, part.log_reached) for part, row in rows]
 
     def front(self, sequence: Sequence, row: int, log_reached: float = 0.0) -> Front:
         first = sum([done > row for done in sequence.filled]) if sequence.filled[0] > row else 0
         return Front(sequence, row, first, log_reached)
-
-    def _rows_to_decide(self, run: Run, blocks: range) -> range:
-        if run.sequence.is_original:
-            return range(run.sequence.first_verified, run.stop if blocks.stop == self.num_blocks else 0)
-        return range(run.stop - 1, run.stop if run.reaches_front else 0)
 
     def _decide(self, blocks: range, parts: Items[Progress], fronts: Items[Front]) -> None:
         variant = self.inputs.variant(fronts, is_last=blocks.stop == self.num_blocks)

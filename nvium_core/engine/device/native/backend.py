@@ -94,6 +94,7 @@ class NativeBackend:
         self._prepare_scores(step)
         ctypes.memset(self._reports, 0, ctypes.sizeof(self._reports))
         call.first, call.stop, call.is_one_pass = step.blocks.start, step.blocks.stop, len(passes) == 1
+        call.is_tied = step.policy.is_tied
         call.num_runs, call.max_rows, call.seconds = len(step.runs), max_rows, scheduler.SECONDS_AHEAD
         self._model.num_threads = self.num_threads
         self._run_native(ctypes.byref(self._model), ctypes.byref(call))

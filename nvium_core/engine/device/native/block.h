@@ -1,5 +1,6 @@
 // Runs rows of any sequences through one block of a Llama or a related model, with a paged key/value cache. It does the
-// same as the layers in nvium_core/model/llama.py, without the overhead of PyTorch's operators.
+// same as the layers in nvium_core/model/llama.py, without the overhead of PyTorch's operators. Rows may pass different
+// blocks if these call the same layers.
 //
 // Weights are read once for all rows. Activations inside the block are float32 or better; rounded.h rounds them for
 // quantized matrices. A row's results do not depend on the other rows or on the number of threads.
@@ -13,10 +14,11 @@
 
 namespace nvium {
 
-// A row of a sequence.
+// A row of a sequence, and the block that it passes.
 struct Row {
   int64_t position;
   const Seat* seat;
+  int64_t block;
 };
 
 struct Range {
@@ -47,24 +49,24 @@ template <typename T> class BlockForward {
         normed_(hidden_.size()),
         tile_parts_(tile_parts) {}
 
-  void run(int64_t block) {
+  void run() {
     for (int64_t r = 0; r < num_rows_; ++r) {
       A* hidden = &hidden_[r * model_.width];
-      if (block) {
-        const T* h = model_.state(block - 1, own_slot(r));
+      if (rows_[r].block) {
+        const T* h = model_.state(rows_[r].block - 1, own_slot(r));
         for (int64_t d = 0; d < model_.width; ++d) hidden[d] = static_cast<A>(h[d]);
       } else {
         embed(rows_[r].seat->tokens[position(r)], hidden);
       }
     }
-    for (int64_t i = model_.first_calls[block]; i < model_.first_calls[block + 1]; ++i) {
-      const LayerCall& call = model_.calls[i];
+    const int64_t block = rows_[0].block, num_calls = model_.first_calls[block + 1] - model_.first_calls[block];
+    for (call_ = 0; call_ < num_calls; ++call_) {
+      const LayerCall& call = model_.calls[model_.first_calls[block] + call_];
       const Layer<A>& layer = model_.layers[call.layer];
-      const int64_t offset = call.cache * model_.num_slots * slot_stride_;
       norm(hidden_, layer.attention_norm, normed_);
       project_heads(layer);
-      cache_heads(layer, call, offset);
-      attend(offset);
+      cache_heads(layer, call);
+      attend();
       add(attended_, layer.o, model_.num_heads * model_.head_size, layer.attention_post_norm);
       norm(hidden_, layer.mlp_norm, normed_);
       feed_forward(layer);
@@ -72,7 +74,7 @@ template <typename T> class BlockForward {
       if (call.is_normed) norm(hidden_, model_.norm, hidden_);
     }
     for (int64_t r = 0; r < num_rows_; ++r) {
-      T* h = model_.state(block, own_slot(r));
+      T* h = model_.state(rows_[r].block, own_slot(r));
       for (int64_t d = 0; d < model_.width; ++d) h[d] = static_cast<T>(hidden_[r * model_.width + d]);
     }
   }
@@ -92,6 +94,11 @@ template <typename T> class BlockForward {
   int64_t slot(int64_t row, int64_t at) const { return rows_[row].seat->slot(at, model_.page_size); }
 
   int64_t own_slot(int64_t row) const { return slot(row, position(row)); }
+
+  // Where the keys and values of the row's current call begin.
+  int64_t offset(int64_t row) const {
+    return model_.calls[model_.first_calls[rows_[row].block] + call_].cache * model_.num_slots * slot_stride_;
+  }
 
   template <typename F> void parallel(int64_t count, F&& f) const { ThreadPool::shared().run(model_.num_threads, count, f); }
 
@@ -119,9 +126,9 @@ template <typename T> class BlockForward {
   }
 
   // Add biases, normalise and rotate the heads. Write keys and values into the cache.
-  void cache_heads(const Layer<A>& layer, const LayerCall& call, int64_t offset) {
+  void cache_heads(const Layer<A>& layer, const LayerCall& call) {
     parallel(num_rows_, [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) cache_row(layer, call, r, offset + own_slot(r) * slot_stride_);
+      for (int64_t r = begin; r < end; ++r) cache_row(layer, call, r, offset(r) + own_slot(r) * slot_stride_);
     });
   }
 
@@ -163,12 +170,13 @@ template <typename T> class BlockForward {
     }
   }
 
-  // Attend in groups of rows of one sequence, so that each key and value is read once per group. The fewer rows a group
-  // has, the more heads one task processes.
-  void attend(int64_t offset) {
+  // Attend in groups of rows of one sequence and block, so that each key and value is read once per group. The fewer rows
+  // a group has, the more heads one task processes.
+  void attend() {
     std::vector<int64_t> firsts;
+    const auto is_other = [&](const Row& a, const Row& b) { return a.seat != b.seat || a.block != b.block; };
     for (int64_t r = 0; r < num_rows_; ++r)
-      if (!r || r - firsts.back() == kGroupRows || rows_[r].seat != rows_[firsts.back()].seat) firsts.push_back(r);
+      if (!r || r - firsts.back() == kGroupRows || is_other(rows_[r], rows_[firsts.back()])) firsts.push_back(r);
     firsts.push_back(num_rows_);
     std::fill(attended_.begin(), attended_.end(), A{0});
     const int64_t heads = model_.num_heads;
@@ -177,12 +185,12 @@ template <typename T> class BlockForward {
         const int64_t group = begin / heads, head = begin % heads;
         const Range rows{firsts[group], firsts[group + 1]};
         stop = std::min({end, (group + 1) * heads, begin + kGroupRows / (rows.end - rows.begin)});
-        attend_heads(rows, {head, head + stop - begin}, offset);
+        attend_heads(rows, {head, head + stop - begin});
       }
     });
   }
 
-  void attend_heads(Range rows, Range heads, int64_t offset) {
+  void attend_heads(Range rows, Range heads) {
     static thread_local std::vector<A> scratch;
     int64_t most = 0;
     for (int64_t r = rows.begin; r < rows.end; ++r) most = std::max(most, num_keys(r));
@@ -191,7 +199,7 @@ template <typename T> class BlockForward {
     const auto each_head = [&](auto&& use) {
       for (int64_t head = heads.begin; head < heads.end; ++head) use(head, &scratch[(head - heads.begin) * head_stride]);
     };
-    each_page(rows.begin, most, heads, model_.keys + offset, [&](int64_t key, int64_t count, const T* page) {
+    each_page(rows.begin, most, heads, model_.keys + offset(rows.begin), [&](int64_t key, int64_t count, const T* page) {
       each_head([&](int64_t head, A* weights) {
         score_page(rows, head, page + column(head), count, weights + key, stride);
       });
@@ -200,7 +208,7 @@ template <typename T> class BlockForward {
       for (int64_t r = rows.begin; r < rows.end; ++r, weights += stride)
         weights[num_keys(r)] = 1 / exponentials(weights, largest(weights, num_keys(r)), num_keys(r));
     });
-    each_page(rows.begin, most, heads, model_.values + offset, [&](int64_t key, int64_t count, const T* page) {
+    each_page(rows.begin, most, heads, model_.values + offset(rows.begin), [&](int64_t key, int64_t count, const T* page) {
       each_head([&](int64_t head, const A* weights) {
         int64_t r = rows.begin;
         for (; r + kTileRows <= rows.end; r += kTileRows, weights += kTileRows * stride)
@@ -350,6 +358,7 @@ template <typename T> class BlockForward {
   const Row* rows_;
   std::vector<A> hidden_, queries_, attended_, own_keys_, own_values_, gate_, up_, normed_;
   const int64_t tile_parts_;
+  int64_t call_ = 0;  // the current call, counted from each block's first
   Forms forms_;
 };
 

@@ -63,7 +63,8 @@ struct Emission {
   double log_p;
 };
 
-// One sequence's part of a call: rows filled[k] … stop - 1 of each block k. The front is the row of its last token.
+// `Run` in nvium_core/engine/schedule/step.py: rows filled[k] … stop - 1 of each block k. The front is the row of the last
+// token.
 struct Run {
   int64_t seat, stop, num_tokens;
   int64_t limit;           // emit at most this many tokens
@@ -86,6 +87,7 @@ struct BlockReport {
 struct Call {
   int64_t first, stop;  // run blocks first … stop - 1
   int64_t is_one_pass;  // 1: fronts emit after the last block; 0: after every block, which ends their runs
+  int64_t is_tied;      // 1: one pass, in which each row passes at most one block
   int64_t num_runs;
   Run* runs;
   Seat* seats;

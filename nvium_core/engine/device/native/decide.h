@@ -36,6 +36,8 @@ template <typename A> struct Front {
   };
   Run* run;
   const Seat* seat;
+  int64_t block = -1;         // the last block that the front has passed
+  int64_t stop = 0;           // the rows before this one have passed it
   int64_t only;  // the only token that the constraint allows; kNoToken if it allows several, or if logits are needed
   bool has_emitted = false;
   int64_t num_exits = 0;  // for kArgmax and kMixture: exits that are in `mixture` or pending
@@ -64,7 +66,7 @@ template <typename T> class Decisions {
  public:
   Decisions(const Model<T>& model, Call& call) : model_(model), call_(call), last_(model.last()), width_(model.width) {}
 
-  // Route the fronts that have just passed this block. If a front needs the logits of this exit, make the exit pending.
+  // Route the fronts that have just passed this block. They set `block` and `stop`. If a front needs the logits of this exit, make the exit pending.
   void route_fronts(int64_t block, const std::vector<F*>& fronts) {
     std::vector<Routed> rows;
     for (F* front : fronts) {
@@ -72,7 +74,7 @@ template <typename T> class Decisions {
       if (front->seat->draw.rule != kOriginal)
         rows.push_back({front, run.stop - 1});
       else if (block == last_)
-        for (int64_t row = run.first_verified; row < run.stop; ++row) rows.push_back({front, row});
+        for (int64_t row = run.first_verified; row < front->stop; ++row) rows.push_back({front, row});
     }
     if (rows.empty()) return;
     Clock clock;
@@ -98,14 +100,14 @@ template <typename T> class Decisions {
     }
   }
 
-  // Decide the tokens of all fronts that can emit. `block` is the last block that they have passed.
-  void emit(int64_t block, std::vector<F>& fronts) {
+  // Decide the tokens of all fronts that can emit.
+  void emit(std::vector<F>& fronts) {
     Clock clock;
     std::vector<F*> ready;
     std::vector<int64_t> offsets;
     std::vector<A> outputs;
     for (F& front : fronts) {
-      if (!can_emit(block, front)) continue;
+      if (!can_emit(front)) continue;
       ready.push_back(&front);
       offsets.push_back(outputs.size() / width_);
       if (front.only == kNoToken) outputs.insert(outputs.end(), front.outputs.begin(), front.outputs.end());
@@ -166,10 +168,10 @@ template <typename T> class Decisions {
     front.num_exits = block;
   }
 
-  bool can_emit(int64_t block, const F& front) const {
+  bool can_emit(const F& front) const {
     if (front.has_emitted || front.pending.empty()) return false;
     const int64_t rule = front.seat->draw.rule;
-    return block == last_ || (rule == kArgmax ? front.may_be_certain() : rule != kMixture);
+    return front.block == last_ || (rule == kArgmax ? front.may_be_certain() : rule != kMixture);
   }
 
   void decide(F& front, const A* logits) const {

@@ -16,7 +16,6 @@ template <typename T> class StepRun {
     double seconds = 0;
     do {
       pass();
-      ++num_passes_;
       call_.first = 0;
       seconds += clock.lap();
     } while (seconds < call_.seconds && advance_all());
@@ -25,54 +24,86 @@ template <typename T> class StepRun {
  private:
   // Run the blocks once. Each run emits at most one token, or verifies its drafts.
   void pass() {
-    std::vector<Run*> open;
     std::vector<F> fronts;
     std::vector<int64_t> first_scored;
     fronts.reserve(call_.num_runs);
+    num_emitted_before_.clear();
     for (int64_t i = 0; i < call_.num_runs; ++i) {
       Run& run = call_.runs[i];
-      open.push_back(&run);
+      num_emitted_before_.push_back(run.num_emitted);
       first_scored.push_back(std::max(run.first_scored, run.filled[model_.last()]));
       fronts.emplace_back(run, call_.seats[run.seat], model_.vocab_size);
     }
     Decisions<T> decisions(model_, call_);
-    int64_t passed = call_.first;
-    for (int64_t block = call_.first; block < call_.stop; ++block) {
-      const std::vector<Row> rows = rows_of(open, block);
-      if (rows.empty()) continue;
-      if (block > call_.first && !call_.is_one_pass && static_cast<int64_t>(rows.size()) > call_.max_rows) break;
-      forward(block, rows);
-      std::vector<F*> routed;
-      for (F& front : fronts)
-        if (!front.has_emitted && front.run->filled[block] < front.run->stop && is_routed(front)) routed.push_back(&front);
-      for (Run* run : open) run->filled[block] = std::max(run->filled[block], run->stop);
-      decisions.route_fronts(block, routed);
-      passed = block;
-      if (call_.is_one_pass) continue;
-      decisions.emit(block, fronts);
-      std::erase_if(open, [&](const Run* run) { return fronts[run - call_.runs].has_emitted; });
-    }
-    decisions.emit(passed, fronts);
+    call_.is_tied ? run_tied(fronts, decisions) : run_blocks(fronts, decisions);
+    decisions.emit(fronts);
     append_emitted();
     score_rows(first_scored);
   }
 
-  std::vector<Row> rows_of(const std::vector<Run*>& open, int64_t block) const {
-    std::vector<Row> rows;
-    for (const Run* run : open)
-      for (int64_t t = run->filled[block]; t < run->stop; ++t) rows.push_back({t, &call_.seats[run->seat]});
-    return rows;
+  // Run one block after the other.
+  void run_blocks(std::vector<F>& fronts, Decisions<T>& decisions) {
+    std::vector<Run*> open;
+    for (F& front : fronts) open.push_back(front.run);
+    for (int64_t block = call_.first; block < call_.stop; ++block) {
+      std::vector<Row> rows;
+      for (const Run* run : open) add_rows(*run, block, run->stop, rows);
+      if (rows.empty()) continue;
+      if (block > call_.first && !call_.is_one_pass && static_cast<int64_t>(rows.size()) > call_.max_rows) break;
+      forward(rows);
+      decisions.route_fronts(block, pass_rows(block, fronts, [](const Run& run) { return run.stop; }));
+      if (call_.is_one_pass) continue;
+      decisions.emit(fronts);
+      std::erase_if(open, [&](const Run* run) { return fronts[run - call_.runs].has_emitted; });
+    }
   }
 
-  void forward(int64_t block, const std::vector<Row>& rows) {
+  // Run all blocks at once. A block has only rows that have passed the block before in an earlier pass, so the order of
+  // the blocks does not matter.
+  void run_tied(std::vector<F>& fronts, Decisions<T>& decisions) {
+    const auto stop_of = [](int64_t block) {
+      return [=](const Run& run) { return block ? std::min(run.stop, run.filled[block - 1]) : run.stop; };
+    };
+    std::vector<Row> rows;
+    for (const F& front : fronts)
+      for (int64_t block = 0; block <= model_.last(); ++block)
+        add_rows(*front.run, block, stop_of(block)(*front.run), rows);
+    if (!rows.empty()) forward(rows);
+    for (int64_t block = model_.last(); block >= 0; --block)  // downwards, because stop_of reads the block before
+      decisions.route_fronts(block, pass_rows(block, fronts, stop_of(block)));
+  }
+
+  void add_rows(const Run& run, int64_t block, int64_t stop, std::vector<Row>& rows) const {
+    for (int64_t t = run.filled[block]; t < stop; ++t) rows.push_back({t, &call_.seats[run.seat], block});
+  }
+
+  // Mark rows up to stop_of(run) as passed, and return the fronts among them.
+  template <typename F_> std::vector<F*> pass_rows(int64_t block, std::vector<F>& fronts, F_&& stop_of) const {
+    std::vector<F*> routed;
+    for (F& front : fronts) {
+      int64_t& filled = front.run->filled[block];
+      const int64_t stop = stop_of(*front.run);
+      if (front.has_emitted || filled >= stop) continue;
+      filled = front.stop = stop;
+      if (is_routed(front)) front.block = block, routed.push_back(&front);
+    }
+    return routed;
+  }
+
+  void forward(const std::vector<Row>& rows) {
     Clock clock;
     constexpr int64_t parts = std::is_same_v<T, BFloat16> ? 1 : kTileParts;
     const bool is_tiled = static_cast<int64_t>(rows.size()) >= call_.min_tiled_rows;
-    BlockForward<T>(model_, rows, is_tiled ? parts : 0).run(block);
-    BlockReport& report = call_.reports[block];
-    ++report.num_steps;
-    report.num_rows += rows.size();
-    report.seconds += clock.lap();
+    BlockForward<T>(model_, rows, is_tiled ? parts : 0).run();
+    const double seconds = clock.lap() / rows.size();
+    std::vector<int64_t> counts(model_.num_blocks);
+    for (const Row& row : rows) ++counts[row.block];
+    for (int64_t block = 0; block < model_.num_blocks; ++block) {
+      BlockReport& report = call_.reports[block];
+      report.num_steps += counts[block] > 0;
+      report.num_rows += counts[block];
+      report.seconds += seconds * counts[block];
+    }
   }
 
   // Return whether this block's exit runs for the front. In `original`, it runs if rows await verification. Otherwise it
@@ -80,14 +111,14 @@ template <typename T> class StepRun {
   static bool is_routed(const F& front) {
     const int64_t rule = front.seat->draw.rule;
     const bool has_exited = (rule == kExits || rule == kThreshold) && !front.pending.empty();
-    if (rule == kOriginal) return front.run->first_verified < front.run->stop;
-    return front.run->reaches_front() && !has_exited;
+    if (rule == kOriginal) return front.run->first_verified < front.stop;
+    return front.stop == front.run->num_tokens && !has_exited;
   }
 
   void append_emitted() {
     for (int64_t i = 0; i < call_.num_runs; ++i) {
       Run& run = call_.runs[i];
-      if (run.num_emitted <= num_passes_) continue;  // this run has emitted nothing in this pass
+      if (run.num_emitted == num_emitted_before_[i]) continue;
       run.log_reached = 0;
       Seat& seat = call_.seats[run.seat];
       if (seat.draw.rule != kOriginal || run.first_verified + 1 == run.num_tokens)
@@ -95,16 +126,22 @@ template <typename T> class StepRun {
     }
   }
 
-  // Advance all runs to their next tokens. If a run may not emit another token, change no run and return false.
+  // Advance the runs that have emitted to their next tokens. If a run may not emit another token, or if only a tied pass
+  // may leave a front without a token, change no run and return false.
   bool advance_all() {
     for (int64_t i = 0; i < call_.num_runs; ++i) {
       const Run& run = call_.runs[i];
-      if (run.num_emitted >= run.limit || run.num_emitted < num_passes_) return false;
+      if (run.num_emitted >= run.limit || (call_.is_tied && run.limit == 1)) return false;
+      if (run.num_emitted == num_emitted_before_[i]) {
+        if (call_.is_tied) continue;
+        return false;
+      }
       const int64_t token = run.emissions[run.num_emitted - 1].token;
       if (token == kNoToken || call_.seats[run.seat].stops_at(token)) return false;
     }
     for (int64_t i = 0; i < call_.num_runs; ++i) {
       Run& run = call_.runs[i];
+      if (run.num_emitted == num_emitted_before_[i]) continue;
       run.first_verified = run.num_tokens;
       run.stop = ++run.num_tokens;
     }
@@ -130,7 +167,7 @@ template <typename T> class StepRun {
 
   const Model<T>& model_;
   Call& call_;
-  int64_t num_passes_ = 0;
+  std::vector<int64_t> num_emitted_before_;  // of each run, before this pass
 };
 
 }  // namespace nvium
