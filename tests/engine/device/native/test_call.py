@@ -16,7 +16,7 @@ from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.device.runner import Backend
 from nvium_core.engine.params import ExitRule
 from nvium_core.engine.schedule import scheduler
-from nvium_core.engine.schedule.policies import SWEEP, WHOLE
+from nvium_core.engine.schedule.policies import SWEEP, TIED, WHOLE
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import NO_TOKEN, Emission, Outcome, Run, Step
 from tests.engine.device.native.calls import (
@@ -124,6 +124,31 @@ def test_steps_on_any_staircase_equal_those_of_the_layers(instructions, asked, p
         step = Step(blocks, [Run(*each) for each in zip(chosen, ends, strict=True)], policy)
         max_rows = data.draw(st.integers(1, 40))
         expected, found = layers.run(step, max_rows), native.run(step, max_rows)
+        assert_alike(found.outcomes, expected.outcomes, 1e-10)
+        assert [each[:3] for each in found.reports] == [each[:3] for each in expected.reports]
+        done = [s for s, outcome in zip(chosen, expected.outcomes, strict=True) if not take(s, outcome)]
+        living = [sequence for sequence in living if sequence not in done]
+        if not living:
+            break
+    for some, others in zip(rows_of(cache, sequences), rows_of(plain, sequences), strict=True):
+        torch.testing.assert_close(some, others, rtol=0, atol=1e-10)
+
+
+TIED_MODEL = random_model([2, 4, 6], num_loops=3, layer_norms="both", norms_loops=True, router="linear")
+
+
+@settings(max_examples=60)
+@given(st.lists(requests, min_size=1, max_size=4), st.data())
+def test_tied_steps_on_any_staircase_equal_those_of_the_layers(instructions, asked, data):
+    plain, cache = (cache_of(TIED_MODEL, 64) for _ in range(2))
+    layers, sequences = LayersBackend(TIED_MODEL, plain), seated(asked, plain)
+    native = NativeBackend(TIED_MODEL, cache, max_sequences=4, instructions=instructions)
+    living = list(sequences)
+    for _ in range(30):
+        chosen = data.draw(st.lists(st.sampled_from(living), min_size=1, unique_by=id))
+        ends = [data.draw(st.integers(s.filled[-1] + 1, s.num_tokens)) for s in chosen]
+        step = Step(range(3), [Run(*each) for each in zip(chosen, ends, strict=True)], TIED)
+        expected, found = layers.run(step, 10**6), native.run(step, 10**6)
         assert_alike(found.outcomes, expected.outcomes, 1e-10)
         assert [each[:3] for each in found.reports] == [each[:3] for each in expected.reports]
         done = [s for s, outcome in zip(chosen, expected.outcomes, strict=True) if not take(s, outcome)]
