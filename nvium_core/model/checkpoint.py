@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from nvium_core.errors import CheckpointError
+from nvium_core.errors import CheckpointError, one_line
 from nvium_core.model.backbones import FAMILIES, backbone_fields
 from nvium_core.model.config import NviumConfig, check_sizes
 from nvium_core.model.stored import FLOATS, StoredMatrix, check_finite
@@ -297,10 +297,6 @@ def _stored(tensor: Tensor, name: str) -> Tensor:
         return StoredMatrix(tensor, place=name)
     check_finite(tensor, name)
     return tensor
-
-
-def one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or repr(error)
 
 
 def weight_map(folder: Path) -> dict[str, str]:

@@ -9,12 +9,13 @@ from collections.abc import Callable, Container
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import PreTokenizer
 from transformers import PreTrainedTokenizerFast
 
 from nvium_core.errors import NviumError
+from nvium_core.text.frame import set_frame
 
 logger = logging.getLogger(__name__)
 
@@ -91,13 +92,8 @@ def gguf_tokenizer(field: Fields, control: Container[str] = ()) -> PreTrainedTok
         if token is not None and not 0 <= token < len(tokens):
             raise TokenizerError(f"tokenizer.ggml.{NAMED[name]}_token_id must be in [0, {len(tokens)}), got {token}")
     special = {f"{name}_token": tokens[token] for name, token in named.items() if token is not None}
-    begin, end = special.get("bos_token"), special.get("eos_token")
-    frame = f"{begin} $A" if begin and begins_with_bos(field, kind) else "$A"
-    frame += f" {end}" if end and field("tokenizer.ggml.add_eos_token") else ""
-    if frame != "$A":
-        ids = [(special[f"{name}_token"], named[name]) for name in ("bos", "eos") if f"{name}_token" in special]
-        pair = f"{frame} {frame.replace('$A', '$B')}"
-        tokenizer.post_processor = processors.TemplateProcessing(single=frame, pair=pair, special_tokens=ids)
+    adds = {"bos": begins_with_bos(field, kind), "eos": field("tokenizer.ggml.add_eos_token")}
+    set_frame(tokenizer, *([named[name]] if adds[name] and named[name] is not None else [] for name in adds))
     made = PreTrainedTokenizerFast(tokenizer_object=Uncopied(tokenizer), clean_up_tokenization_spaces=False, **special)
     made.chat_template = chat_templates(field)
     return made
