@@ -25,6 +25,8 @@ MAX_SIZES = {
 
 MAX_NUMBER = 1e30  # upper bound of other numbers, because a JSON integer may be too large for a float
 
+ROPE_NUMBERS = ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Supported rope scalings. `dynamic` and `longrope` are missing, because they depend on a batch's longest sequence."""
 
@@ -129,8 +131,8 @@ class NviumConfig(PreTrainedConfig):
             raise ValueError("partial_rotary_factor must be 1; partial rotary embeddings are not supported")
         for name, value in parameters.items():
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if is_number and not 0 < value <= MAX_NUMBER:
-                raise ValueError(f"{name} must be positive and at most {MAX_NUMBER:g}")
+            if (is_number or name in ROPE_NUMBERS) and not (is_number and 0 < value <= MAX_NUMBER):
+                raise ValueError(f"{name} must be a positive number, at most {MAX_NUMBER:g}; got {value!r}")
 
     def validate_exits(self) -> None:
         depths = [0, *(self.exit_layers or [])]

@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
         {"eos_token_id": 1.5},
         {"rms_norm_eps": -1.0},
         {"rms_norm_eps": float("nan")},
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 0}},
+        *({"rope_parameters": {"rope_type": "default", "rope_theta": theta}} for theta in (0, None, "10000", True, [])),
         {"rope_parameters": {"rope_type": "default", "rope_theta": float("inf")}},
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": -2.0}},
         {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
