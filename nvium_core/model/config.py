@@ -84,7 +84,13 @@ class NviumConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         check_sizes(vars(self))  # before dividing by them
         if self.head_dim is None:
-            self.head_dim = self.hidden_size // self.num_attention_heads
+            width, heads = self.hidden_size, self.num_attention_heads
+            if width % heads:
+                raise ValueError(f"hidden_size ({width}) must be a multiple of num_attention_heads ({heads})")
+            self.head_dim = width // heads
+        self.hidden_act = {"swish": "silu"}.get(self.hidden_act, self.hidden_act)
+        if self.eos_token_id == -1:  # in some files: none
+            self.eos_token_id = None
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.exit_layers is None:
@@ -115,8 +121,6 @@ class NviumConfig(PreTrainedConfig):
 
     def validate_heads(self) -> None:
         heads, key_heads = self.num_attention_heads, self.num_key_value_heads or self.num_attention_heads
-        if self.hidden_size % heads:
-            raise ValueError(f"hidden_size ({self.hidden_size}) must be a multiple of num_attention_heads ({heads})")
         if heads % key_heads:
             raise ValueError(f"num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({key_heads})")
         if (self.head_dim or 0) % 2:

@@ -241,6 +241,8 @@ def generation_config(checkpoint: Checkpoint) -> GenerationConfig | None:
         return None
     try:
         read = GenerationConfig.from_pretrained(folder)
+        if read.eos_token_id == -1:  # in some files: none
+            read.eos_token_id = None
         check_end_token_ids(read.eos_token_id, checkpoint.config.vocab_size)
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{folder / GENERATION_CONFIG_NAME}: {one_line(error)}") from error
