@@ -161,6 +161,7 @@ def test_limits_of_the_process_count_and_a_cache_that_is_not_written_yet_counts_
         assert whose == f"the limit of ulimit {option}" and 0 < before < most
         assert device_memory(CPU) <= most
         assert before - free_memory()[0] >= 2**30 > before - free_memory(reserved=len(cache))[0]
+        check_memory(before - len(cache) - PROCESS_BYTES - 2**28, len(cache))
         with pytest.raises(InvalidRequest, match=f"ulimit {option}"):
             check_memory(most, len(cache))
     finally:
