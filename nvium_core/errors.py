@@ -11,6 +11,10 @@ class CheckpointError(NviumError, ValueError):
     """A model cannot be loaded. The message names the file, field or tensor."""
 
 
+def one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or repr(error)
+
+
 REPHRASED = {
     r"(?<=: )Value error, ": "",
     r"^Extra inputs are not permitted$": "is unknown",

@@ -1,30 +1,24 @@
 """Loads a model and its tokenizer from a folder, Hub name or GGUF file."""
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-import transformers
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
 from nvium_core.choices import Device, Precision, Quantization, Weights
-from nvium_core.errors import CheckpointError
-from nvium_core.model.checkpoint import MODEL_FOLDER, RECIPE_FILE, one_line, resolve_folder
-from nvium_core.model.config import NviumConfig
+from nvium_core.errors import CheckpointError, one_line
+from nvium_core.model.checkpoint import MODEL_FOLDER, RECIPE_FILE, resolve_folder
 from nvium_core.model.gguf import NAMED_ENDS, close_gguf, open_gguf
 from nvium_core.model.nvium import Nvium
 from nvium_core.model.source import is_gguf
 from nvium_core.model.stored import plain, quantize_model, weight_type
+from nvium_core.text.folder_tokenizer import folder_tokenizer
 from nvium_core.text.gguf_tokenizer import TokenizerError, gguf_tokenizer
-from nvium_core.text.tokenizer_trial import try_tokenizer
-
-TOKEN_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-"""Files whose texts become tokens in addition to those of tokenizer.json."""
 
 SAMPLES = 64  # values of a tensor that count in a model's digest
 
@@ -169,7 +163,7 @@ def load_tokenizer(source: Path, model: Nvium) -> PreTrainedTokenizerFast:
         tokenizer = gguf_file_tokenizer(source)
         highest = len(open_gguf(source).get("tokenizer.ggml.tokens")) - 1
     else:
-        tokenizer = fast_tokenizer(source)
+        tokenizer = folder_tokenizer(source)
         highest = max([*tokenizer.get_vocab().values(), *tokenizer("").input_ids])
     if highest >= model.config.vocab_size:
         raise CheckpointError(
@@ -179,42 +173,7 @@ def load_tokenizer(source: Path, model: Nvium) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def try_tokenizers(folder: Path) -> None:
-    """Try a folder's tokenizers in another process. Raise `CheckpointError` for one that fails."""
-    tokenizers = {path.name for path in folder.glob("tokenizer*.json")} - {*TOKEN_FILES}
-    texts = list[str]()
-    for path in (path for name in (*TOKEN_FILES, *tokenizers) if (path := folder / name).is_file()):
-        try:
-            if path.name in tokenizers:
-                try_tokenizer(path.read_text("utf-8"), texts)
-            else:
-                texts.append(json.dumps(json.loads(path.read_text("utf-8")), ensure_ascii=False))
-        except (OSError, ValueError, RecursionError) as error:
-            raise CheckpointError(f"{path}: {one_line(error)}") from error
-
-
 def source_tokenizer(source: str) -> PreTrainedTokenizerFast:
     """Load only the tokenizer of a folder, Hub name or GGUF file."""
     path = Path(source)
-    return gguf_file_tokenizer(path) if is_gguf(path) else fast_tokenizer(resolve_folder(path))
-
-
-def fast_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """Load a folder's tokenizer. Raise `CheckpointError` if it is missing, damaged or not fast."""
-    try_tokenizers(folder)
-    transformers.AutoConfig.register(NviumConfig.model_type, NviumConfig, exist_ok=True)  # AutoTokenizer reads it
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False, mistral_format=False)
-    except Exception as error:  # damaged files raise various exceptions in transformers and tokenizers
-        reason = (str(error).splitlines() or [repr(error)])[0]
-        if not (folder / "tokenizer.json").exists():
-            raise CheckpointError(f"{folder}: no tokenizer.json; a fast tokenizer is required") from error
-        raise CheckpointError(f"{folder}: no usable tokenizer ({reason})") from error
-    if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise CheckpointError(f"{folder}: no tokenizer.json; a fast tokenizer is required")
-    # a stored padding or truncation would change every text that is encoded
-    tokenizer.backend_tokenizer.no_padding()
-    tokenizer.backend_tokenizer.no_truncation()
-    if not isinstance(tokenizer.model_max_length, int | float):  # transformers compares prompt lengths with this
-        raise CheckpointError(f"{folder / 'tokenizer_config.json'}: model_max_length must be a number")
-    return tokenizer
+    return gguf_file_tokenizer(path) if is_gguf(path) else folder_tokenizer(resolve_folder(path))

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from nvium_core import CheckpointError, load_model
-from nvium_core.loading import bundled_model, check_gpu_memory, fast_tokenizer, model_name
+from nvium_core.loading import bundled_model, check_gpu_memory, model_name
+from nvium_core.text.folder_tokenizer import folder_tokenizer
 from tests.byte_model import NAME, save_byte_model
 from tests.random_models import random_model
 
@@ -34,13 +35,13 @@ def test_a_stored_padding_or_truncation_does_not_change_what_is_encoded(tmp_path
     folder = tmp_path / "model"
     shutil.copytree(bundled_model(), folder, ignore=shutil.ignore_patterns("*.safetensors"))
     stored = folder / "tokenizer.json"
-    plain = fast_tokenizer(folder).backend_tokenizer.encode("Once upon a time").ids
+    plain = folder_tokenizer(folder).backend_tokenizer.encode("Once upon a time").ids
     changed = json.loads(stored.read_text())
     changed["padding"] = {"strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0}
     changed["padding"] |= {"pad_type_id": 0, "pad_token": "<|endoftext|>"}
     changed["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
     stored.write_text(json.dumps(changed))
-    assert fast_tokenizer(folder).backend_tokenizer.encode("Once upon a time").ids == plain
+    assert folder_tokenizer(folder).backend_tokenizer.encode("Once upon a time").ids == plain
 
 
 def special(token_id, number=1):

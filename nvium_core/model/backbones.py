@@ -109,8 +109,8 @@ def backbone_fields(model_type: str, fields: dict[str, Any]) -> dict[str, Any]:
     if "no_rope_layers" in names:  # transformers has flags: 0 for a layer without rotary embedding
         shared["no_rope_layers"] = [layer for layer, has_rope in enumerate(config.no_rope_layers) if not has_rope]
     layer_types = getattr(config, "layer_types", None) or ["sliding_attention"]
-    has_window = "sliding_attention" in layer_types and not family.own_fields
-    window = getattr(config, "sliding_window", None) if has_window else None
+    has_windows = "sliding_window" in type(config).__annotations__ and "sliding_attention" in layer_types
+    window = config.sliding_window if has_windows else None
     return shared | family.fields | own | within_window(shared, window) | {"adapter_hidden_size": 0}
 
 

@@ -3,12 +3,13 @@
 The result is a configuration, and tensors under our names. The weights must be safetensors.
 """
 
+import errno
 import json
 import logging
+import os
 import re
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from nvium_core.errors import CheckpointError
+from nvium_core.errors import CheckpointError, one_line
 from nvium_core.model.backbones import FAMILIES, backbone_fields
 from nvium_core.model.config import NviumConfig, check_sizes
 from nvium_core.model.stored import FLOATS, StoredMatrix, check_finite
@@ -31,6 +32,7 @@ MODEL_FOLDER = "model"  # in the folder of a training run
 RECIPE_FILE = "recipe.json"  # in the folder of a training run
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
+PART = re.compile(r"part-?\d+of\d+$|split-[a-z]+$")  # of a file that was cut to upload it
 ADAPTER_CONFIG = "adapter_config.json"  # of a LoRA adapter
 SUFFIXES = (".json", ".model", ".jinja", ".yaml", ".safetensors")
 MAX_TEXT_BYTES = 2**28  # of a file that is not weights; the largest tokenizers have 35 MB
@@ -123,7 +125,9 @@ def cause_of(expected: Set[str], found: Set[str]) -> str | None:
     return None
 
 
-def read_checkpoint(source: str | PathLike[str], config: NviumConfig | None = None, **hub_options: Any) -> Checkpoint:
+def read_checkpoint(
+    source: str | os.PathLike[str], config: NviumConfig | None = None, **hub_options: Any
+) -> Checkpoint:
     """Read a model from a folder or the Hub. `config` replaces config.json. The Hub client gets `hub_options`."""
     folder = resolve_folder(source, **hub_options)
     check_adapter(folder)
@@ -135,7 +139,7 @@ def read_checkpoint(source: str | PathLike[str], config: NviumConfig | None = No
     return Checkpoint(config=config, tensors=_renamed(folder, tensors, config), folder=folder, dtype=dtype)
 
 
-def resolve_folder(source: str | PathLike[str], **hub_options: Any) -> Path:
+def resolve_folder(source: str | os.PathLike[str], **hub_options: Any) -> Path:
     """Return the model's local folder. If `source` is a Hub name, download the model first."""
     folder = Path(source)
     if (folder / MODEL_FOLDER / "config.json").is_file() and not (folder / "config.json").exists():
@@ -180,7 +184,8 @@ def read_config(folder: Path) -> NviumConfig:
     """Read config.json in any of the three layouts."""
     path = folder / "config.json"
     if not path.exists():
-        raise CheckpointError(f"{path}: no such file; pass a model folder, or the path of a GGUF file")
+        files = [str(file) for file in sorted(folder.glob("*.gguf"))]
+        raise CheckpointError(f"{path}: no such file; pass a model folder, or {' or '.join(files) or 'a GGUF file'}")
     fields = parse_file(path, json.loads)
     if not isinstance(fields, dict):
         raise CheckpointError(f"{path}: not a JSON object")
@@ -262,13 +267,19 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
         with safe_open(path, "pt") as file:
             check_count(path, len(file.keys()))
         return load_file(path)
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror or error}") from error
-    except SafetensorError as error:
-        raise damaged(path, error) from error
+    except (OSError, MemoryError, RuntimeError, SafetensorError) as error:
+        raise unreadable(path, error) from error
 
 
-def damaged(path: Path, error: Exception) -> CheckpointError:
+def unreadable(path: Path, error: Exception) -> CheckpointError:
+    """Say why a file cannot be read. Only a damaged one must be downloaded again."""
+    if isinstance(error, MemoryError) or os.strerror(errno.ENOMEM) in str(error):
+        size = path.stat().st_size / 1e9
+        return CheckpointError(f"{path}: not enough memory to map its {size:.2f} GB; see `ulimit -v`")
+    if isinstance(error, OSError):
+        return CheckpointError(f"{path}: {error.strerror or error}")
+    if PART.search(path.name):
+        return CheckpointError(f"{path}: is a part of a file; join the parts in order, such as with cat")
     return CheckpointError(f"{path}: damaged or incomplete ({one_line(error)}); download or copy it again")
 
 
@@ -301,10 +312,6 @@ def _stored(tensor: Tensor, name: str) -> Tensor:
         return StoredMatrix(tensor, place=name)
     check_finite(tensor, name)
     return tensor
-
-
-def one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or repr(error)
 
 
 def weight_map(folder: Path) -> dict[str, str]:

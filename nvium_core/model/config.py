@@ -27,6 +27,8 @@ MAX_SIZES = {
 
 MAX_NUMBER = 1e30  # upper bound of other numbers, because a JSON integer may be too large for a float
 
+ROPE_NUMBERS = ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Supported rope scalings. `dynamic` and `longrope` are missing, because they depend on a batch's longest sequence."""
 
@@ -95,7 +97,13 @@ class NviumConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         check_sizes(vars(self))  # before dividing by them
         if self.head_dim is None:
-            self.head_dim = self.hidden_size // self.num_attention_heads
+            width, heads = self.hidden_size, self.num_attention_heads
+            if width % heads:
+                raise ValueError(f"hidden_size ({width}) must be a multiple of num_attention_heads ({heads})")
+            self.head_dim = width // heads
+        self.hidden_act = {"swish": "silu"}.get(self.hidden_act, self.hidden_act)
+        if self.eos_token_id == -1:  # in some files: none
+            self.eos_token_id = None
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.exit_layers is None:
@@ -126,8 +134,6 @@ class NviumConfig(PreTrainedConfig):
 
     def validate_heads(self) -> None:
         heads, key_heads = self.num_attention_heads, self.num_key_value_heads or self.num_attention_heads
-        if self.hidden_size % heads:
-            raise ValueError(f"hidden_size ({self.hidden_size}) must be a multiple of num_attention_heads ({heads})")
         if heads % key_heads:
             raise ValueError(f"num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({key_heads})")
         if (self.head_dim or 0) % 2:
@@ -142,8 +148,8 @@ class NviumConfig(PreTrainedConfig):
             raise ValueError("partial_rotary_factor must be 1; partial rotary embeddings are not supported")
         for name, value in parameters.items():
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if is_number and not 0 < value <= MAX_NUMBER:
-                raise ValueError(f"{name} must be positive and at most {MAX_NUMBER:g}")
+            if (is_number or name in ROPE_NUMBERS) and not (is_number and 0 < value <= MAX_NUMBER):
+                raise ValueError(f"{name} must be a positive number, at most {MAX_NUMBER:g}; got {value!r}")
 
     def validate_exits(self) -> None:
         if self.num_calls > MAX_SIZES["num_hidden_layers"]:

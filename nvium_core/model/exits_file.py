@@ -17,11 +17,10 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from nvium_core.errors import CheckpointError
+from nvium_core.errors import CheckpointError, one_line
 from nvium_core.model.checkpoint import (
     EXITS_WEIGHTS,
     Checkpoint,
-    one_line,
     parse_file,
     read_safetensors,
     resolve_folder,

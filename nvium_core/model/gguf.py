@@ -15,9 +15,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from nvium_core.errors import CheckpointError
 from nvium_core.model.backbones import FAMILIES, within_window
-from nvium_core.model.checkpoint import Checkpoint, damaged, final_norm
+from nvium_core.model.checkpoint import Checkpoint, final_norm, unreadable
 from nvium_core.model.config import NviumConfig
-from nvium_core.model.gguf_header import FileTensor, Header, read_header
+from nvium_core.model.gguf_header import FileTensor, Header, UnsupportedError, read_header
 from nvium_core.model.stored import FLOATS, StoredMatrix, check_finite
 
 logger = logging.getLogger(__name__)
@@ -56,14 +56,7 @@ NAMES = {
 NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>\w+)\.(?P<kind>\w+)", re.ASCII)
 ROPE_FACTORS = "rope_freqs.weight"
 
-COUNTS = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "max_position_embeddings",
-)
-REQUIRED = (*COUNTS, "rms_norm_eps")
+REQUIRED = [name for name in SHAPE if name not in ("vocab_size", "num_key_value_heads", "head_dim")]
 HEAD_SIZES = ("rope.dimension_count", "attention.value_length")  # sizes that must equal the head size
 
 READ = {*SHAPE.values(), *HEAD_SIZES, "attention.sliding_window", "rope.freq_base", "rope.scale_linear"}
@@ -127,6 +120,13 @@ class GGUFFile:
         """Return the field `ARCHITECTURE.name`, such as `llama.block_count`, or `default` if the field is missing."""
         return self.get(f"{self.architecture}.{name}", default)
 
+    def number(self, name: str, default: float | None = None) -> float:
+        """Return the field `ARCHITECTURE.name` as a number, 0 if it is missing. Raise `CheckpointError` otherwise."""
+        value = self.shape(name, default)
+        if not isinstance(value, int | float | None):
+            raise CheckpointError(f"{self.path}: {self.architecture}.{name} must be a number, got {_short(value)}")
+        return float(value or 0)
+
     @cached_property
     def tensors(self) -> dict[str, FileTensor]:
         return {tensor.name: tensor for tensor in self.header.tensors}
@@ -160,8 +160,10 @@ def _open(path: Path, *_written: int) -> GGUFFile:
     """Open a file. Cached, because the tokenizer and the weights use the same file."""
     try:
         file = GGUFFile(path, read_header(path))
+    except UnsupportedError as error:
+        raise CheckpointError(f"{path}: {error}") from error
     except Exception as error:  # damaged files raise various exceptions in the reader
-        raise damaged(path, error) from error
+        raise unreadable(path, error) from error
     if file.get("split.count", 1) not in (0, 1):
         raise CheckpointError(f"{path}: is a shard of a split model; merge the shards with llama-gguf-split --merge")
     return file
@@ -218,10 +220,11 @@ def _fields(file: GGUFFile) -> dict[str, Any]:
     missing = [f"{file.architecture}.{SHAPE[name]}" for name in REQUIRED if name not in fields]
     if missing:
         raise CheckpointError(f"{file.path}: missing {', '.join(missing)}")
-    for name in COUNTS:
-        if not isinstance(count := fields[name], int) or count < 1:
+    fields["rms_norm_eps"] = file.number(SHAPE["rms_norm_eps"])
+    for name, count in fields.items():
+        if name != "rms_norm_eps" and (not isinstance(count, int) or count < 1):
             field = f"{file.architecture}.{SHAPE[name]}"
-            raise CheckpointError(f"{file.path}: {field} must be a positive integer, got {count!r}")
+            raise CheckpointError(f"{file.path}: {field} must be a positive integer, got {_short(count)}")
     family = ARCHITECTURES[file.architecture]
     fields |= _special_tokens(file) | family.fields
     own = {name: value for name in family.gguf_fields if (value := file.shape(name)) is not None}
@@ -235,7 +238,11 @@ def _fields(file: GGUFFile) -> dict[str, Any]:
         fields["no_rope_layers"] = list(range(interval - 1, fields["num_hidden_layers"], interval))
     fields |= {"tie_word_embeddings": "output.weight" not in file.tensors, "adapter_hidden_size": 0}
     fields["rope_parameters"] = _rope(file, fields)
-    return fields | within_window(fields, file.shape("attention.sliding_window"))
+    return fields | within_window(fields, int(file.number("attention.sliding_window")))
+
+
+def _short(value: Any) -> str:
+    return "a list, one value per layer" if isinstance(value, list) else repr(value)
 
 
 def _special_tokens(file: GGUFFile) -> dict[str, Any]:
@@ -255,9 +262,9 @@ def _rope(file: GGUFFile, fields: dict[str, Any]) -> dict[str, Any]:
     for name in HEAD_SIZES:
         if (size := file.shape(name, head_dim)) != head_dim:
             raise CheckpointError(f"{file.path}: {name} must be the head size, {head_dim}, got {size}")
-    base = {"rope_type": "default", "rope_theta": float(file.shape("rope.freq_base", 10_000.0))}
+    base = {"rope_type": "default", "rope_theta": file.number("rope.freq_base", 10_000.0)}
     kind = file.shape("rope.scaling.type", "linear")
-    factor = float(file.shape("rope.scaling.factor") or file.shape("rope.scale_linear") or 1.0)
+    factor = file.number("rope.scaling.factor") or file.number("rope.scale_linear") or 1.0
     is_scaled = kind != "none" and factor != 1
     if ROPE_FACTORS in file.tensors and not is_scaled:
         return _llama_3_rope(file, base, head_dim)
@@ -285,6 +292,8 @@ def read_tensors(file: GGUFFile, config: NviumConfig) -> Iterator[tuple[str, Ten
         if name != ROPE_FACTORS:
             try:
                 yield our_name(name, config), read_tensor(file, stored)
+            except CheckpointError:
+                raise
             except (RuntimeError, TypeError, ValueError) as error:
                 raise CheckpointError(f"{file.path}: {name}: {error}") from error
 

@@ -18,6 +18,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor
 
 MAGIC = b"GGUF"
+OLD_MAGICS = (b"lmgg", b"fmgg", b"tjgg", b"algg")  # of the containers ggml, ggmf, ggjt and ggla
 VERSIONS = (2, 3)
 NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 """Code of a field's type → its format in `struct`."""
@@ -26,6 +27,14 @@ STRING, ARRAY = 8, 9
 MAX_ITEMS = 2**24  # of an array: far above any vocabulary
 MAX_DIMENSIONS = 4
 ALIGNMENT = 32  # of tensors, unless the file has its own
+
+REMOVED = {4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8"}
+REMOVED |= {36: "IQ4_NL_4_4 or I2_S", 37: "IQ4_NL_4_8 or I8_S", 38: "IQ4_NL_8_8 or TL1"}
+"""Codes of types that llama.cpp has removed → their names there and in BitNet's fork."""
+
+
+class UnsupportedError(ValueError):
+    """The file is of a kind that cannot be read. It may be intact."""
 
 
 @dataclass(frozen=True)
@@ -45,16 +54,19 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """Read a header and map the file. Raise `ValueError` or `OSError` if the file is damaged.
+    """Read a header and map the file. Raise `ValueError` or `OSError` if the file is damaged or cannot be mapped.
 
     As in llama.cpp, every tensor must begin where the one before it ends, rounded up to the alignment.
     """
     reader = _Reader(path)
-    if reader.read(len(MAGIC)) != MAGIC:
+    if (magic := reader.read(len(MAGIC))) in OLD_MAGICS:
+        raise UnsupportedError("is a GGML file, from before GGUF; convert the model again")
+    if magic != MAGIC:
         raise ValueError("not a GGUF file")
     version, num_tensors, num_fields = reader.number("I"), reader.number("Q"), reader.number("Q")
     if version not in VERSIONS:
-        raise ValueError(f"version {version} is not supported")
+        kind = f"GGUF version {version}" if version % 2**16 else "big-endian GGUF"
+        raise UnsupportedError(f"{kind} is not supported; supported: little-endian versions 2 and 3")
     fields: dict[str, Any] = {}
     for _ in range(num_fields):
         name = reader.string()
@@ -148,7 +160,8 @@ def _form(kind: int) -> str:
 
 def _size(name: str, code: int, shape: list[int]) -> tuple[GGMLQuantizationType, int]:
     if code not in GGMLQuantizationType.__members__.values():
-        raise ValueError(f"tensor {name} has the unknown type {code}")
+        type_ = f"removed type {REMOVED[code]}" if code in REMOVED else f"unknown type {code}"
+        raise UnsupportedError(f"tensor {name} has the {type_}, which is not supported")
     kind = GGMLQuantizationType(code)
     block, block_bytes = GGML_QUANT_SIZES[kind]
     if min(shape) < 1 or shape[-1] % block:

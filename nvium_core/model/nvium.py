@@ -17,9 +17,9 @@ from transformers import GenerationConfig
 from transformers.utils import GENERATION_CONFIG_NAME
 from transformers.utils.generic import ModelOutput
 
-from nvium_core.errors import CheckpointError
+from nvium_core.errors import CheckpointError, one_line
 from nvium_core.model import mixture
-from nvium_core.model.checkpoint import EMBEDDING, HEAD, Checkpoint, one_line
+from nvium_core.model.checkpoint import EMBEDDING, HEAD, Checkpoint
 from nvium_core.model.config import NviumConfig, check_end_token_ids
 from nvium_core.model.exits import Exit
 from nvium_core.model.llama import Attend, Llama, causal_attention
@@ -240,6 +240,8 @@ def generation_config(checkpoint: Checkpoint) -> GenerationConfig | None:
         return None
     try:
         read = GenerationConfig.from_pretrained(folder)
+        if read.eos_token_id == -1:  # in some files: none
+            read.eos_token_id = None
         check_end_token_ids(read.eos_token_id, checkpoint.config.vocab_size)
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{folder / GENERATION_CONFIG_NAME}: {one_line(error)}") from error

@@ -8,16 +8,19 @@ from nvium_core.model.checkpoint import Checkpoint, read_checkpoint
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.exits_file import with_exits_of
 from nvium_core.model.gguf import read_gguf
-from nvium_core.model.gguf_header import MAGIC
+from nvium_core.model.gguf_header import MAGIC, OLD_MAGICS
 
 
 def is_gguf(source: object) -> bool:
-    """Return whether `source` is a file with GGUF's suffix or magic number. Ollama's GGUF files have no suffix."""
+    """Return whether `source` is a file with GGUF's suffix, even before another one, or its magic number.
+
+    Ollama's GGUF files have no suffix. Containers older than GGUF count too, so that their error names them.
+    """
     path = Path(str(source))
     if not path.is_file():
         return False
     with path.open("rb") as file:
-        return path.suffix.lower() == ".gguf" or file.read(len(MAGIC)) == MAGIC
+        return ".gguf" in path.name.lower() or file.read(len(MAGIC)) in (MAGIC, *OLD_MAGICS)
 
 
 def read_source(

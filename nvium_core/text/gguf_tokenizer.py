@@ -1,7 +1,7 @@
 """Builds a fast tokenizer from a GGUF file, with its chat template.
 
-It tokenizes like llama.cpp. `tokenizer.ggml.pre` names the pre-tokenizer; names and patterns are from llama.cpp
-(src/llama-vocab.cpp).
+`tokenizer.ggml.pre` names the pre-tokenizer; names and patterns are from llama.cpp (src/llama-vocab.cpp). It tokenizes
+like llama.cpp, but tekken and gpt-4o have the patterns of their own tokenizers, which llama.cpp approximates.
 """
 
 import logging
@@ -9,12 +9,13 @@ from collections.abc import Callable, Container
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import PreTokenizer
 from transformers import PreTrainedTokenizerFast
 
 from nvium_core.errors import NviumError
+from nvium_core.text.frame import set_frame
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +31,23 @@ MAX_PIECE = 512
 SPACE = "▁"
 CONTRACTIONS = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-UPPER_THEN_LOWER = r"[^\r\n\p{L}\p{N}]?((?=[\p{L}])([^a-z]))*((?=[\p{L}])([^A-Z]))+"
-UPPER = r"[^\r\n\p{L}\p{N}]?((?=[\p{L}])([^a-z]))+((?=[\p{L}])([^A-Z]))*"
+CAPITALS, SMALL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+UPPER_THEN_LOWER = rf"[^\r\n\p{{L}}\p{{N}}]?{CAPITALS}*{SMALL}+"
+UPPER = rf"[^\r\n\p{{L}}\p{{N}}]?{CAPITALS}+{SMALL}*"
+SIGNS = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+CASED = (
+    "A-Za-z\xb5\xc0-\xd6\xd8-\xf6\xf8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373\u0376\u0377"
+    "\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f\u0531-"
+    "\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77\u1d79-"
+    "\u1d9a\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d\u1f5f-\u1f7d\u1f80"
+    "-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-\u1fec\u1ff2-\u1ff4"
+    "\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134\u2139"
+    "\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3\ua640-\ua66d"
+    "\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a"
+    "\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-"
+    "\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
+)
+"""Cased letters of an older Unicode, as the tokenizers of DeepSeek LLM list them."""
 
 
 class TokenizerError(NviumError, ValueError):
@@ -56,14 +72,26 @@ GPT_2: list[PreTokenizer] = [pre_tokenizers.ByteLevel(add_prefix_space=False, us
 SINGLE_DIGITS: list[PreTokenizer] = [pre_tokenizers.Digits(individual_digits=True), *GPT_2]
 LLAMA_3 = split(rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}{REST}")
 QWEN_2 = split(rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{REST}")
-TEKKEN = split(rf"{UPPER_THEN_LOWER}|{UPPER}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+TEKKEN = split(rf"{UPPER_THEN_LOWER}|{UPPER}|\p{{N}}{SIGNS}")
+GPT_4O = split(rf"{UPPER_THEN_LOWER}{CONTRACTIONS}?|{UPPER}{CONTRACTIONS}?|\p{{N}}{{1,3}}{SIGNS}")
+DEEPSEEK_CODER = split("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")
+DEEPSEEK_LLM = split(
+    "[\r\n]", rf"\s?[{CASED}]+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", "[一-龥ࠀ-一가-퟿]+", r"\p{N}+"
+)
+DEEPSEEK_V3 = split(
+    r"\p{N}{1,3}",
+    "[一-龥぀-ゟ゠-ヿ]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"""
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
 GPT_2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 DEFAULT = split(r"[\p{P}$+<=>^~|]+", GPT_2_WORDS, r"\p{N}+", "[0-9][0-9][0-9]")
 
 WHOLE_PIECES = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken")
 """Pre-tokenizers with which a piece that is in the vocabulary becomes one token. With these, a text begins with BOS."""
 
-PIECES = {"default": DEFAULT, "gpt-2": GPT_2, "tekken": TEKKEN}
+PIECES = {"default": DEFAULT, "gpt-2": GPT_2, "tekken": TEKKEN, "gpt-4o": GPT_4O}
+PIECES |= {"deepseek-llm": DEEPSEEK_LLM, "deepseek-coder": DEEPSEEK_CODER, "deepseek-v3": DEEPSEEK_V3}
 PIECES |= dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "minerva-7b"), SINGLE_DIGITS)
 PIECES |= dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "smaug-bpe"), LLAMA_3)
 PIECES |= dict.fromkeys(("qwen2", "megrez", "deepseek-r1-qwen"), QWEN_2)
@@ -91,13 +119,8 @@ def gguf_tokenizer(field: Fields, control: Container[str] = ()) -> PreTrainedTok
         if token is not None and not 0 <= token < len(tokens):
             raise TokenizerError(f"tokenizer.ggml.{NAMED[name]}_token_id must be in [0, {len(tokens)}), got {token}")
     special = {f"{name}_token": tokens[token] for name, token in named.items() if token is not None}
-    begin, end = special.get("bos_token"), special.get("eos_token")
-    frame = f"{begin} $A" if begin and begins_with_bos(field, kind) else "$A"
-    frame += f" {end}" if end and field("tokenizer.ggml.add_eos_token") else ""
-    if frame != "$A":
-        ids = [(special[f"{name}_token"], named[name]) for name in ("bos", "eos") if f"{name}_token" in special]
-        pair = f"{frame} {frame.replace('$A', '$B')}"
-        tokenizer.post_processor = processors.TemplateProcessing(single=frame, pair=pair, special_tokens=ids)
+    adds = {"bos": begins_with_bos(field, kind), "eos": field("tokenizer.ggml.add_eos_token")}
+    set_frame(tokenizer, *([named[name]] if adds[name] and named[name] is not None else [] for name in adds))
     made = PreTrainedTokenizerFast(tokenizer_object=Uncopied(tokenizer), clean_up_tokenization_spaces=False, **special)
     made.chat_template = chat_templates(field)
     return made

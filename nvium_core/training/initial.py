@@ -4,12 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from nvium_core.model.causal_lm import NviumForCausalLM
 from nvium_core.model.checkpoint import read_config, resolve_folder
 from nvium_core.model.config import NviumConfig
 from nvium_core.text.chat_template import CHAT_TEMPLATE
+from nvium_core.text.folder_tokenizer import folder_tokenizer
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.extension import imported
 from nvium_core.training.recipes.recipe import CONFIG_FIELDS, ModelShape, Recipe, RecipeError
@@ -72,30 +73,27 @@ def given_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase | None:
     """Load the recipe's tokenizer or that of its initial model. Return None if a tokenizer must be trained.
 
     If the recipe trains on conversations, a tokenizer without a chat template gets the default one. Raise
-    `CheckpointError` if the folder does not exist, and `TrainingError` if the tokenizer is unusable.
+    `CheckpointError` if the tokenizer cannot be loaded.
     """
     source = recipe.tokenizer or recipe.initial
     if source is None:
         return None
-    folder = resolve_folder(source)
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        if recipe.text == "conversations":
-            give_chat_template(tokenizer)
-    except Exception as error:  # transformers and tokenizers raise many types of exceptions for damaged files
-        raise TrainingError(f"{source}: no usable tokenizer ({error})") from error
+    tokenizer = folder_tokenizer(resolve_folder(source))
+    if recipe.text == "conversations":
+        give_chat_template(tokenizer)
     return tokenizer
 
 
 def give_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
     """Set the default chat template if the tokenizer has none.
 
-    The default template requires that begin-of-text and end-of-text are the same token. Raise `ValueError` if not.
+    The default template requires that begin-of-text and end-of-text are the same token. Raise `TrainingError` if not.
     """
     if tokenizer.chat_template:
         return
     if tokenizer.bos_token is None or tokenizer.bos_token != tokenizer.eos_token:
-        raise ValueError(
-            "the tokenizer has no chat template, and the default template requires that bos_token equals eos_token"
+        raise TrainingError(
+            f"{tokenizer.name_or_path}: the tokenizer has no chat template, and the default template requires that "
+            "bos_token equals eos_token"
         )
     tokenizer.chat_template = CHAT_TEMPLATE

@@ -9,10 +9,10 @@ from typing import Annotated
 import torch
 import typer
 from torch import nn
-from transformers import AutoTokenizer
 
 from nvium_core.errors import NviumError
 from nvium_core.model.causal_lm import NviumForCausalLM
+from nvium_core.text.folder_tokenizer import folder_tokenizer
 from nvium_core.training.data.corpus import read_documents
 from research.tales.ask import training_lines
 from research.tales.narrator import Narrator
@@ -35,7 +35,7 @@ def tell(
     """Write tales until interrupted, starting with the first missing shard."""
     teller = NviumForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
     nn.Module.to(teller, device)
-    narrator = Narrator(teller, AutoTokenizer.from_pretrained(model, trust_remote_code=False))
+    narrator = Narrator(teller, folder_tokenizer(model))
     tell_tales(narrator, folder, tales_per_shard, partial(typer.echo, err=True), first, every)
 
 

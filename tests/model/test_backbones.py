@@ -13,6 +13,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PreTrained
 
 from nvium_core import CheckpointError, Engine, EngineConfig, NviumForCausalLM, SamplingParams
 from nvium_core.engine.device import native
+from nvium_core.engine.limits import eos_token_ids
 from tests.model.llama_folders import LLAMA_3_ROPE, SHAPE, llama_folder, random_llama
 from tests.model.test_untrusted_folders import write
 
@@ -36,6 +37,11 @@ MAKES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3": ("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
     "qwen3 with biases": ("qwen3", {"head_dim": 8, "attention_bias": True, "rope_parameters": LLAMA_3_ROPE}),
+    "qwen3 whose width is no multiple of its heads": ("qwen3", {"head_dim": 8, "num_attention_heads": 6}),
+    "mistral whose width is no multiple of its heads": (
+        "mistral",
+        {"sliding_window": None, "head_dim": 8, "num_attention_heads": 6},
+    ),
     "smollm3": ("smollm3", {}),
 }
 WINDOWED = {name for name, (_, fields) in MAKES.items() if fields.get("sliding_window")}
@@ -144,6 +150,19 @@ def test_logits_are_kept_for_the_last_positions_only_when_asked(tmp_path):
     llama = NviumForCausalLM.from_pretrained(llama_folder(tmp_path, random_llama()))
     input_ids = random_ids(2, 6)
     assert torch.equal(llama(input_ids, logits_to_keep=2).logits, llama(input_ids).logits[:, -2:])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("fields", [{"hidden_act": "swish"}, {"eos_token_id": -1}, {"sliding_window": 16}], ids=str)
+def test_a_llama_with_a_field_that_changes_nothing_is_that_llama(fields, tmp_path):
+    theirs = random_llama()
+    plain = NviumForCausalLM.from_pretrained(llama_folder(tmp_path, theirs)).config.to_dict()
+    for name in ("config.json", "generation_config.json"):
+        write(tmp_path / name, fields)
+    ours = NviumForCausalLM.from_pretrained(tmp_path)
+    assert ours.config.to_dict() == plain and not eos_token_ids(ours)
+    input_ids = random_ids(1, 40)
+    torch.testing.assert_close(ours(input_ids).logits, theirs(input_ids).logits.log_softmax(-1), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
         {"eos_token_id": 1.5},
         {"rms_norm_eps": -1.0},
         {"rms_norm_eps": float("nan")},
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 0}},
+        *({"rope_parameters": {"rope_type": "default", "rope_theta": theta}} for theta in (0, None, "10000", True, [])),
         {"rope_parameters": {"rope_type": "default", "rope_theta": float("inf")}},
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": -2.0}},
         {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
@@ -88,7 +88,7 @@ def test_weights_that_are_not_finite_are_rejected_by_name(folder, value):
         Engine(model, EngineConfig(context=16))
 
 
-@pytest.mark.parametrize("named", [1.5, "x", [1.5], -1])
+@pytest.mark.parametrize("named", [1.5, "x", [1.5], [-1], -2])
 def test_an_invalid_end_of_text_token_is_rejected_by_name(folder, named):
     write(folder / "generation_config.json", {"eos_token_id": named})
     assert "generation_config.json: eos_token_id must be an integer in [0, 257)" in load_error(folder)

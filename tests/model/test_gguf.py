@@ -2,14 +2,16 @@ import re
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from nvium_core import CheckpointError, NviumForCausalLM
-from nvium_core.model.gguf import open_gguf, read_config, read_gguf
-from tests.model.gguf_files import write_gguf
+from nvium_core import CheckpointError, NviumConfig, NviumForCausalLM
+from nvium_core.model.gguf import open_gguf, read_config, read_gguf, read_tensors
+from tests.model.gguf_files import KIND, close, write_gguf
 from tests.model.llama_folders import LLAMA_3_ROPE
 from tests.model.test_backbones import random_ids, random_model
 
@@ -121,11 +123,48 @@ def test_invalid_counts_are_rejected_by_name(name, count, tmp_path):
         read_config(open_gguf(file))
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("attention.head_count_kv", [1, 2], "must be a positive integer, got a list, one value per layer"),
+        ("attention.key_length", "a", "must be a positive integer, got 'a'"),
+        ("attention.layer_norm_rms_epsilon", "a", "must be a number, got 'a'"),
+        ("attention.sliding_window", [1, 2], "must be a number, got a list, one value per layer"),
+        ("rope.freq_base", "a", "must be a number, got 'a'"),
+        ("rope.scaling.factor", "a", "must be a number, got 'a'"),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_rejected_by_name(name, value, message, tmp_path):
+    file = with_fields(tmp_path / "model.gguf", random_model("llama", MAKES["llama"]), {f"llama.{name}": value})
+    with pytest.raises(CheckpointError, match=rf"model\.gguf: llama\.{name} {message}$"):
+        read_config(open_gguf(file))
+
+
+@pytest.mark.parametrize("kind", ["MXFP4", "IQ3_S", "TQ1_0"])
+def test_an_unsupported_type_is_named_once(kind, tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    block, num_bytes = gguf.GGML_QUANT_SIZES[KIND[kind]]
+    content = np.zeros((block, num_bytes), np.uint8)
+    writer.add_tensor("output.weight", content, raw_dtype=KIND[kind])
+    close(writer)
+    with pytest.raises(
+        CheckpointError, match=rf"^{tmp_path}/model\.gguf: output.weight has type {kind}; supported: F32"
+    ):
+        dict(read_tensors(open_gguf(tmp_path / "model.gguf"), NviumConfig()))
+
+
 @pytest.mark.parametrize("name", ["model.GGUF", "sha256-0123abc"])
 def test_a_file_is_recognised_by_its_suffix_or_magic_number(name, tmp_path):
     model = random_model("qwen2", WIDE)
     loaded = NviumForCausalLM.from_pretrained(write_gguf(tmp_path / name, model))
     assert torch.equal(loaded.lm_head.weight, model.lm_head.weight)
+
+
+def test_a_folder_without_a_model_names_its_gguf_files(tmp_path):
+    for name in ("a.gguf", "b.gguf"):
+        write_gguf(tmp_path / name, random_model("qwen2", WIDE))
+    with pytest.raises(CheckpointError, match=rf"pass a model folder, or {tmp_path}/a\.gguf or {tmp_path}/b\.gguf$"):
+        NviumForCausalLM.from_pretrained(tmp_path)
 
 
 def test_a_shard_of_a_split_model_is_refused_with_the_command_that_merges(tmp_path):

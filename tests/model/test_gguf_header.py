@@ -1,3 +1,6 @@
+import json
+import os
+import resource
 import struct
 from pathlib import Path
 from typing import Any
@@ -8,8 +11,10 @@ import pytest
 import torch
 
 from nvium_core import CheckpointError
+from nvium_core.model.checkpoint import read_safetensors
 from nvium_core.model.gguf import open_gguf
 from nvium_core.model.gguf_header import read_header
+from nvium_core.model.source import read_source
 from tests.model.gguf_files import close
 
 FIELDS: dict[str, tuple[str, Any]] = {
@@ -81,6 +86,12 @@ def test_a_wrong_size_or_type_is_rejected_by_the_tensors_name(name, at, form, va
         open_gguf(changed(tmp_path / "model.gguf", name, at, form, value))
 
 
+@pytest.mark.parametrize(("code", "name"), [(4, "Q4_2"), (31, "Q4_0_4_4"), (36, "I2_S"), (38, "TL1")])
+def test_a_type_that_llama_cpp_has_removed_is_not_supported(code, name, tmp_path):
+    with pytest.raises(CheckpointError, match=rf"gguf: tensor blocks has the removed type .*{name}, which is not sup"):
+        open_gguf(changed(tmp_path / "model.gguf", "blocks", 4 + 2 * 8, "<I", code))
+
+
 ARRAY, STRING, UINT8, MANY = 9, 8, 0, 2**40
 
 
@@ -98,8 +109,6 @@ def header(*, num_tensors: int = 0, num_fields: int = 1, version: int = 3) -> by
     [
         b"",
         b"GGUX",
-        header(version=1),
-        header(version=0x3000000),
         header() + field(ARRAY, struct.pack("<IQ", UINT8, MANY)),
         header() + field(ARRAY, struct.pack("<IQ", STRING, 2**23) + struct.pack("<Q", 0) * 3),
         header() + field(ARRAY, struct.pack("<IQ", ARRAY, 1) + bytes(20)),
@@ -115,6 +124,48 @@ def test_a_damaged_header_is_rejected_at_once(content, tmp_path):
     (tmp_path / "model.gguf").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"model\.gguf: damaged or incomplete"):
         open_gguf(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (header(version=1), "GGUF version 1 is not supported; supported: little-endian versions 2 and 3"),
+        (header(version=4), "GGUF version 4 is not supported"),
+        (header(version=0x3000000), "big-endian GGUF is not supported"),
+        *((magic + bytes(20), "is a GGML file, from before GGUF") for magic in (b"lmgg", b"fmgg", b"tjgg", b"algg")),
+    ],
+)
+def test_a_file_of_another_version_or_container_is_not_called_damaged(content, message, tmp_path):
+    for name in ("model.gguf", "model.bin"):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(CheckpointError, match=f"{name}: {message}"):
+            read_source(tmp_path / name)
+
+
+@pytest.mark.parametrize("ending", ["part1of2", "part-2of2", "split-a"])
+def test_a_part_of_a_file_is_called_so(ending, tmp_path):
+    path = tmp_path / f"model.gguf.{ending}"
+    for content in (small_file(tmp_path / "model.gguf").read_bytes()[:-99], b"weights"):
+        path.write_bytes(content)
+        with pytest.raises(CheckpointError, match=f"{ending}: is a part of a file; join"):
+            read_source(path)
+
+
+@pytest.mark.parametrize("limit", [resource.RLIMIT_AS, resource.RLIMIT_DATA])
+@pytest.mark.parametrize("name", ["model.gguf", "model.safetensors"])
+def test_a_file_that_does_not_fit_into_memory_is_not_called_damaged(name, limit, tmp_path):
+    num_bytes, path = 2**40, tmp_path / name
+    tensor = json.dumps({"a": {"dtype": "U8", "shape": [num_bytes], "data_offsets": [0, num_bytes]}}).encode()
+    head = header() if name == "model.gguf" else struct.pack("<Q", len(tensor)) + tensor
+    path.write_bytes(head)
+    os.truncate(path, len(head) + num_bytes)
+    soft, hard = resource.getrlimit(limit)
+    resource.setrlimit(limit, (2**39, hard))
+    try:
+        with pytest.raises(CheckpointError, match=rf"{name}: not enough memory to map its 1099.51 GB; see `ulimit -v`"):
+            (open_gguf if name == "model.gguf" else read_safetensors)(path)
+    finally:
+        resource.setrlimit(limit, (soft, hard))
 
 
 @pytest.mark.timeout(10)

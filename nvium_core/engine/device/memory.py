@@ -7,6 +7,7 @@ the memory that this process may use, which in a container is less than the mach
 
 import os
 import re
+import resource
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,12 +25,19 @@ SIZE = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*(%|[KMGT]i?B)\s*", re.I
 PREFERRED_BYTES = 200_000_000
 """Memory of a CPU's cache, until requests need more, or miss evicted prefixes."""
 
+PROCESS_BYTES = 300_000_000
+"""What a CPU server takes in addition to weights and cache, once it is full: pages of libraries, and buffers."""
+
+LIMITS = ((resource.RLIMIT_AS, 0, 400_000_000, "-v"), (resource.RLIMIT_DATA, 5, 0, "-d"))
+"""Limits of the process: kind, column in `PROCESS_PAGES`, bytes that threads only reserve, option of `ulimit`."""
+
 DRAW_COPIES = 8
 """Maximum float64 copies of the distributions that sampling holds in memory: six on a CPU, eight on a GPU."""
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 MACHINE_MEMORY = Path("/proc/meminfo")
+PROCESS_PAGES = Path("/proc/self/statm")
 VERSION_2 = ("memory.max", "memory.current", "memory.stat:inactive_file", "memory.stat:active_file")
 CACHED = ("memory.stat:total_inactive_file", "memory.stat:total_active_file")
 VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", *CACHED)
@@ -111,26 +119,42 @@ def device_memory(device: torch.device) -> int:
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([installed, *(limit for limit, _ in control_groups(CONTROL_GROUPS, membership()))])
+    limits = [limit for limit, _ in control_groups(CONTROL_GROUPS, membership())]
+    return min([installed, *limits, *(limit for limit, *_ in process_limits())])
 
 
-def free_memory() -> tuple[int, str]:
-    """Return the bytes that this process may still allocate on a CPU, and whose limit this is."""
+def free_memory(reserved: int = 0) -> tuple[int, str]:
+    """Return the bytes that this process may still use on a CPU, and whose limit this is.
+
+    reserved: bytes that are allocated, but not yet written. Only the limits of the process count them as used.
+    """
     fields = MACHINE_MEMORY.read_text(encoding="utf-8").split() if MACHINE_MEMORY.exists() else []
     free = int(fields[fields.index("MemAvailable:") + 1]) * 1024 if "MemAvailable:" in fields else sys.maxsize
     groups = control_groups(CONTROL_GROUPS, membership())
-    return min([(free, "the machine's"), *((limit - used, "the container's limit") for limit, used in groups)])
+    own = ((limit + reserved - used, f"the limit of ulimit {option}") for limit, used, option in process_limits())
+    return min([(free, "the machine's"), *((limit - used, "the container's limit") for limit, used in groups), *own])
 
 
 def check_memory(weights: int, cache: int) -> None:
-    """Raise `InvalidRequest` if the bytes of converted weights and of a full cache exceed the free memory."""
-    free, whose = free_memory()
-    parts = f"weights {weights / 1e9:.2f} GB, cache {cache / 1e9:.2f} GB"
+    """Raise `InvalidRequest` if what a full engine will take exceeds the free memory. The cache must be allocated."""
+    free, whose = free_memory(reserved=cache)
+    needed = weights + cache + PROCESS_BYTES
+    sizes = {"weights": weights, "cache": cache, "process": PROCESS_BYTES}
+    parts = ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in sizes.items())
     message = (
-        f"the model needs {(weights + cache) / 1e9:.2f} GB ({parts}), {free / 1e9:.2f} GB available ({whose}); try "
-        "a smaller cache_memory, or a file with fewer bits per weight"
+        f"the model needs {needed / 1e9:.2f} GB ({parts}), {max(0, free) / 1e9:.2f} GB available ({whose}); try a "
+        "smaller cache_memory, or a file with fewer bits per weight"
     )
-    require(weights + cache <= free, "cache_memory", message)
+    require(needed <= free, "cache_memory", message)
+
+
+def process_limits() -> Iterator[tuple[int, int, str]]:
+    """Yield limit and used bytes of the process's address space and of its data, and the option of `ulimit`."""
+    pages = PROCESS_PAGES.read_text(encoding="utf-8").split() if PROCESS_PAGES.exists() else []
+    for kind, column, unwritten, option in LIMITS if pages else ():
+        limit, _ = resource.getrlimit(kind)
+        if limit != resource.RLIM_INFINITY:
+            yield limit, int(pages[column]) * resource.getpagesize() + unwritten, option
 
 
 def membership() -> str:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
+from nvium_core.text.folder_tokenizer import folder_tokenizer
 from nvium_core.training.data.corpus import corpus_files, documents_of
 from nvium_core.training.data.encoding import encoded, token_dtype
 from nvium_core.training.data.tokenizer import save_tokenizer, train_tokenizer
@@ -33,7 +34,7 @@ def prepare_documents(recipe: Recipe, data: Path, folder: Path) -> tuple[PreTrai
         check_origin(folder / ORIGIN, origin)
     if not is_tokenized:
         make_tokens(recipe, data, folder, origin)
-    tokenizer = saved_tokenizer(folder)
+    tokenizer = folder_tokenizer(folder / "tokenizer")
     return tokenizer, PackedStream(read_tokens(folder), tokenizer.eos_token_id, recipe.seed)
 
 
@@ -53,7 +54,7 @@ def make_tokens(recipe: Recipe, data: Path, folder: Path, origin: dict[str, Any]
     partial, max_tokens = folder / f"partial-{TOKENS}", recipe.total_tokens + 1
     make_tokenizer(recipe, data, folder)
     note(f"tokenizing {data}, up to {max_tokens:,} tokens")
-    num_tokens = write_tokens(documents_of(data), saved_tokenizer(folder), max_tokens, partial)
+    num_tokens = write_tokens(documents_of(data), folder_tokenizer(folder / "tokenizer"), max_tokens, partial)
     check_length(data, num_tokens, recipe.shape.context)
     (folder / ORIGIN).write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
     partial.replace(folder / TOKENS)
@@ -81,11 +82,6 @@ def make_tokenizer(recipe: Recipe, data: Path, folder: Path) -> None:
         documents = first_documents(documents_of(data), MAX_TOKENIZER_CHARACTERS)
         tokenizer = train_tokenizer(documents, shape.vocab_size, shape.context)
     save_tokenizer(tokenizer, folder / "tokenizer")
-
-
-def saved_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder / "tokenizer", trust_remote_code=False)
-    return tokenizer
 
 
 def first_documents(documents: Iterable[str], max_characters: int) -> Iterator[str]:

@@ -1,4 +1,5 @@
 import os
+import resource
 from contextlib import suppress
 from fractions import Fraction
 from itertools import accumulate
@@ -13,7 +14,12 @@ from torch.profiler import ProfilerActivity, profile
 
 from nvium_core import Engine, EngineConfig, InvalidRequest
 from nvium_core.engine.device import memory
+from nvium_core.engine.device.arena import zeros
 from nvium_core.engine.device.memory import (
+    PROCESS_BYTES,
+    PROCESS_PAGES,
+    cache_size,
+    check_memory,
     control_groups,
     device_memory,
     free_memory,
@@ -133,10 +139,40 @@ def test_a_model_larger_than_the_free_memory_is_refused_before_it_is_packed(has_
     assert any(isinstance(weight, StoredMatrix) for weight in made.parameters())
 
 
+def test_the_process_counts_beside_weights_and_cache(tmp_path, monkeypatch):
+    in_container(monkeypatch, tmp_path, PROCESS_BYTES + 3_000_000, 0, 0)
+    check_memory(2_000_000, 1_000_000)
+    expected = r"needs 0.30 GB \(weights 0.00 GB, cache 0.00 GB, process 0.30 GB\), 0.30 GB available"
+    with pytest.raises(InvalidRequest, match=expected):
+        check_memory(2_000_001, 1_000_000)
+
+
+@pytest.mark.skipif(not PROCESS_PAGES.exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize(("kind", "option"), [(resource.RLIMIT_AS, "-v"), (resource.RLIMIT_DATA, "-d")])
+def test_limits_of_the_process_count_and_a_cache_that_is_not_written_yet_counts_once(kind, option, monkeypatch):
+    monkeypatch.setattr(memory, "membership", lambda: "")
+    soft, hard = resource.getrlimit(kind)
+    most = 2**40
+    resource.setrlimit(kind, (most, hard))
+    monkeypatch.setattr(memory, "MACHINE_MEMORY", PROCESS_PAGES.parent / "none")
+    try:
+        before, whose = free_memory()
+        cache = zeros(2**30)
+        assert whose == f"the limit of ulimit {option}" and 0 < before < most
+        assert device_memory(CPU) <= most
+        assert before - free_memory()[0] >= 2**30 > before - free_memory(reserved=len(cache))[0]
+        check_memory(before - len(cache) - PROCESS_BYTES - 2**28, len(cache))
+        with pytest.raises(InvalidRequest, match=f"ulimit {option}"):
+            check_memory(most, len(cache))
+    finally:
+        resource.setrlimit(kind, (soft, hard))
+
+
 def test_the_default_cache_is_a_quarter_of_the_free_memory(tmp_path, monkeypatch):
     model = random_model([1, 2])
     in_container(monkeypatch, tmp_path, 2_000_000, 1_500_000, 100_000)
-    assert Engine(model, EngineConfig(max_sequences=4096)).cache_size.num_bytes <= 600_000 / 4
+    size = cache_size(EngineConfig(max_sequences=4096), model.config, 4096, like=model.lm_head.weight)
+    assert 0 < size.num_bytes <= 600_000 / 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

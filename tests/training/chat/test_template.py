@@ -11,6 +11,7 @@ from nvium_core.training.chat.conversations import assistant, user
 from nvium_core.training.chat.examples import example
 from nvium_core.training.data.corpus import END_OF_TEXT
 from nvium_core.training.data.tokenizer import save_tokenizer, train_tokenizer
+from nvium_core.training.errors import TrainingError
 from nvium_core.training.initial import give_chat_template
 from tests.training.small_runs import WORDS
 
@@ -90,5 +91,5 @@ def test_auto_tokenizer_and_the_server_load_the_template_from_a_saved_folder(tmp
 def test_a_tokenizer_with_other_special_tokens_needs_its_own_template():
     other = train_tokenizer(["a"], 280, context=64)
     other.eos_token = "a"
-    with pytest.raises(ValueError, match="requires that bos_token equals eos_token"):
+    with pytest.raises(TrainingError, match="requires that bos_token equals eos_token"):
         give_chat_template(other)
