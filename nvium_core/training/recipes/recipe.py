@@ -22,6 +22,7 @@ class RecipeError(NviumError, ValueError):
 
 CONFIG_FIELDS = {
     "num_layers": "num_hidden_layers",
+    "loops": "num_loops",
     "width": "hidden_size",
     "mlp_width": "intermediate_size",
     "num_heads": "num_attention_heads",
@@ -38,9 +39,10 @@ CONFIG_FIELDS = {
 class ModelShape:
     """The model's shape. If a tokenizer is trained on the text, `vocab_size` is the tokenizer's size.
 
-    Exits are evenly spaced unless `exit_layers` is set, which also sets `num_exits`. `router_width` and `adapter_width`
-    are inner widths. None means the paper's: ⌊0.66 `width`⌋ for routers and `width` for adapters. If `adapter_width` is
-    0, there are no adapters. If `num_kv_heads` is None, every head has its own keys and values.
+    A token passes the layers `loops` times, so its depth is `num_layers` · `loops`. Exits are evenly spaced unless
+    `exit_layers` is set, which also sets `num_exits`. `router_width` and `adapter_width` are inner widths. None means
+    the paper's: ⌊0.66 `width`⌋ for routers and `width` for adapters. If `adapter_width` is 0, there are no adapters. If
+    `num_kv_heads` is None, every head has its own keys and values.
     """
 
     num_layers: int
@@ -50,6 +52,7 @@ class ModelShape:
     num_exits: int
     vocab_size: int
     context: int
+    loops: int = 1
     exit_layers: tuple[int, ...] = ()
     num_kv_heads: int | None = None
     router_width: int | None = None
@@ -57,7 +60,7 @@ class ModelShape:
     tied_head: bool = False
 
     def __post_init__(self) -> None:
-        counts = ("num_layers", "width", "mlp_width", "num_heads", "num_exits", "vocab_size", "context")
+        counts = ("num_layers", "width", "mlp_width", "num_heads", "num_exits", "vocab_size", "context", "loops")
         if self.exit_layers:
             object.__setattr__(self, "num_exits", len(self.exit_layers))
         for name in counts:
@@ -66,7 +69,7 @@ class ModelShape:
     @property
     def exit_depths(self) -> list[int]:
         """The number of layers before each exit, l_1 … l_N. Raise `ValueError` for exits that the model cannot have."""
-        return list(self.exit_layers) or even_exit_layers(self.num_layers, self.num_exits)
+        return list(self.exit_layers) or even_exit_layers(self.num_layers * self.loops, self.num_exits)
 
     def config(self, vocab_size: int, end_token: int) -> NviumConfig:
         return NviumConfig(

@@ -17,11 +17,14 @@ def dense_twin(recipe: Recipe) -> Recipe:
     """Remove exits and adapters, and widen the MLPs in multiples of 8 to at least the same number of parameters.
 
     The authors use this rule, and it reproduces the widths in the paper. If the recipe starts from another recipe's
-    model, the twin starts from the twin of that recipe.
+    model, the twin starts from the twin of that recipe. The twin of a looped model has a layer for each of its calls,
+    and so more parameters.
     """
-    shape = replace(recipe.shape, num_exits=1, exit_layers=(), router_width=None, adapter_width=0)
+    depth = recipe.shape.num_layers * recipe.shape.loops
+    bare = {"loops": 1, "num_exits": 1, "exit_layers": (), "router_width": None, "adapter_width": 0}
+    shape = replace(recipe.shape, num_layers=depth, **bare)
     missing = num_parameters(recipe.shape) - num_parameters(shape)
-    widened = shape.mlp_width + added_mlp_width(missing, shape.width, shape.num_layers)
+    widened = shape.mlp_width + added_mlp_width(max(0, missing), shape.width, shape.num_layers)
     initial = recipe.initial and RUN.sub(r"runs/\1-dense/model", recipe.initial)
     shape = replace(shape, mlp_width=widened)
     return replace(recipe, shape=shape, beta=BetaSettings(initial=0.0), initial=initial)
@@ -30,7 +33,7 @@ def dense_twin(recipe: Recipe) -> Recipe:
 @cache
 def num_parameters(shape: ModelShape) -> int:
     """Count all parameters, without allocating them. A tied head counts once."""
-    short = replace(shape, num_layers=shape.num_exits, exit_layers=())  # all layers have the same size
+    short = replace(shape, num_layers=shape.num_exits, loops=1, exit_layers=())  # all layers have the same size
     model = Nvium.empty(short.config(shape.vocab_size, end_token=0))
     per_layer = sum(weight.numel() for weight in model.model.layers[0].parameters())
     return model.num_parameters() + (shape.num_layers - short.num_layers) * per_layer
