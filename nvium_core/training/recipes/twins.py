@@ -21,8 +21,8 @@ def dense_twin(recipe: Recipe) -> Recipe:
     and so more parameters.
     """
     depth = recipe.shape.num_layers * recipe.shape.loops
-    bare = {"loops": 1, "num_exits": 1, "exit_layers": (), "router_width": None, "adapter_width": 0}
-    shape = replace(recipe.shape, num_layers=depth, **bare)
+    layers = replace(recipe.shape, num_layers=depth, loops=1, num_exits=1, exit_layers=())
+    shape = replace(layers, router_width=None, adapter_width=0)
     missing = num_parameters(recipe.shape) - num_parameters(shape)
     widened = shape.mlp_width + added_mlp_width(max(0, missing), shape.width, shape.num_layers)
     initial = recipe.initial and RUN.sub(r"runs/\1-dense/model", recipe.initial)
