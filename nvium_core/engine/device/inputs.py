@@ -27,11 +27,12 @@ NUM_ENTRY_WORDS = 1 + NUM_FIELDS  # words of a changed logit: its front, and the
 
 
 class Front(NamedTuple):
-    """A row whose next token is to be decided, and the first block after which it may emit."""
+    """A row whose next token is to be decided, the first block after which it may emit, and its `log_reached`."""
 
     sequence: Sequence
     row: int
     first: int
+    log_reached: float = 0.0
 
 
 class Variant(NamedTuple):
@@ -157,7 +158,7 @@ class Inputs:
         page_F = np.array([front.sequence.pages[front.row // self._cache.page_size] for front in fronts])
         row_F["front_slot"] = self._cache.slots_in(page_F, np.array([front.row for front in fronts]))
         row_F["first"] = [front.first for front in fronts]
-        row_F["log_reached"] = [front.sequence.log_reached if front.first else 0.0 for front in fronts]
+        row_F["log_reached"] = [front.log_reached for front in fronts]
         row_F[[*Draw._fields]] = np.frombuffer(b"".join([front.sequence.draw_bytes for front in fronts]), DRAW)
         is_original_F, token_FN = row_F["rule"] == ExitRule.ORIGINAL, row_F["uniform"][:, 0]
         token_FN[is_original_F, -1] = token_FN[is_original_F, 0]

@@ -128,7 +128,11 @@ class LayersBackend:
         return written(self.cache, slot_R, ragged(self.cache, rows))
 
     def fronts(self, blocks: range, parts: Items[Progress]) -> list[Front]:
-        return [self.front(part.run.sequence, row) for part in parts for row in self._rows_to_decide(part.run, blocks)]
+        return [
+            self.front(part.run.sequence, row)._replace(log_reached=part.log_reached)
+            for part in parts
+            for row in self._rows_to_decide(part.run, blocks)
+        ]
 
     def front(self, sequence: Sequence, row: int) -> Front:
         return Front(sequence, row, sum([done > row for done in sequence.filled]) if sequence.filled[0] > row else 0)
