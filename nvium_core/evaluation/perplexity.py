@@ -85,13 +85,15 @@ def evaluate(
 
 def at_threshold(found: Predictions, threshold: float, exit_layers: Sequence[int]) -> ThresholdEvaluation:
     exit_T = mixture.threshold_exit(found.log_remaining, threshold if threshold < 1 else math.inf)
+    perplexity = float(found.exit_nll.gather(-1, exit_T[:, None]).mean().exp())
+    return ThresholdEvaluation(threshold=threshold, perplexity=perplexity, **depth_figures(exit_T, exit_layers))
+
+
+def depth_figures(exit_T: Tensor, exit_layers: Sequence[int]) -> dict[str, Any]:
+    """Return the mean depth l_k / L and the shares of the exits k (from 0) that a rule has chosen."""
     depths_E = torch.tensor(exit_layers, dtype=torch.float64) / exit_layers[-1]
-    return ThresholdEvaluation(
-        threshold=threshold,
-        perplexity=float(found.exit_nll.gather(-1, exit_T[:, None]).mean().exp()),
-        mean_depth=float(depths_E[exit_T].mean()),
-        exit_shares=(exit_T.bincount(minlength=len(depths_E)) / len(exit_T)).tolist(),
-    )
+    shares_E = exit_T.bincount(minlength=len(depths_E)) / len(exit_T)
+    return {"mean_depth": float(depths_E[exit_T].mean()), "exit_shares": shares_E.tolist()}
 
 
 def text_loss(nll_T: Tensor, document_T: Tensor, documents: Sequence[str]) -> dict[str, Any]:

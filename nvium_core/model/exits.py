@@ -79,13 +79,15 @@ class Adapter(nn.Module):
 
 
 class Exit(nn.Module):
-    """Norm, adapter and router. The last exit has no router. The shared head W_lm belongs to the model.
+    """Norm, adapter and router. The shared head W_lm belongs to the model.
 
-    If the model norms its loops (`norms_loops`), an exit has no norm of its own.
+    Without a router, w is 1 at the last exit, and 0 at the others, which routing then never chooses. If the model norms
+    its loops (`norms_loops`), an exit has no norm of its own.
     """
 
     def __init__(self, config: NviumConfig, is_last: bool) -> None:
         super().__init__()
+        self.is_last = is_last
         self.norm = nn.Identity() if config.norms_loops else RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.router = None if is_last else Gate(config) if config.router == "linear" else Router(config)
         self.adapter = Adapter(config) if config.adapter_hidden_size else nn.Identity()
@@ -96,11 +98,11 @@ class Exit(nn.Module):
         return self.route(x_XD), self.adapter(x_XD)
 
     def route(self, x_XD: Tensor) -> Tensor:
-        """Return log w [X, 2] of normalised rows. At the last exit the probability of exiting is 1."""
+        """Return log w [X, 2] of normalised rows."""
         if self.router is not None:
             log_w_X2: Tensor = self.router(x_XD)
             return log_w_X2
         dtype = torch.promote_types(x_XD.dtype, torch.float32)
         log_w_X2 = x_XD.new_zeros(*x_XD.shape[:-1], 2, dtype=dtype)
-        log_w_X2[..., CONTINUE] = -torch.inf
+        log_w_X2[..., CONTINUE if self.is_last else EXIT] = -torch.inf
         return log_w_X2

@@ -1,1 +1,1 @@
-"""The methods that the paper compares with: CALM* and LayerSkip."""
+"""A method that the paper compares with: CALM*."""

@@ -1,24 +1,25 @@
 """The model and training of CALM* (Schuster et al., arXiv 2207.07061, as in the N-vium paper).
 
 CALM* is an N-vium without adapters and routers. A row leaves at the first exit where its largest probability is above a
-threshold (see `confidence`).
+threshold: the engine's `ExitRule.CONFIDENCE`. The engine computes skipped layers later, so their keys and values are
+exact, while CALM computes them from a copy of the state at the exit.
 
-Shapes: X any row dimensions, B windows, T tokens, E exits, D width.
+Shapes: B windows, T tokens, E exits.
 """
 
 import os
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
-from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from nvium_core.errors import CheckpointError
 from nvium_core.model.causal_lm import NviumForCausalLM
 from nvium_core.model.checkpoint import resolve_folder
 from nvium_core.model.config import NviumConfig
+from nvium_core.model.exits import Exit
 from nvium_core.training.data.windows import Batch
 from nvium_core.training.objective.loss import token_losses
 from nvium_core.training.objective.objective import ObjectiveResult, Phase, counted_mean
@@ -37,15 +38,6 @@ class CalmConfig(NviumConfig):
     adapter_hidden_size: int | None = 0
 
 
-class NeverExit(nn.Module):
-    """A router that never exits. With this router, the model's `forward` returns the last exit's distribution."""
-
-    def forward(self, x_XD: Tensor) -> Tensor:
-        """Return log w [X, 2]."""
-        dtype = torch.promote_types(x_XD.dtype, torch.float32)
-        return torch.tensor([0.0, -torch.inf], dtype=dtype, device=x_XD.device).expand(*x_XD.shape[:-1], 2)
-
-
 class CalmForCausalLM(NviumForCausalLM):
     """A Llama with an RMSNorm for each exit and a shared head. `forward` returns the last exit's logits."""
 
@@ -55,7 +47,7 @@ class CalmForCausalLM(NviumForCausalLM):
     def __init__(self, config: CalmConfig) -> None:
         super().__init__(config)
         for exit_ in self.exits[:-1]:
-            exit_.router = NeverExit()
+            cast(Exit, exit_).router = None
 
     @classmethod
     def from_pretrained(  # type: ignore[override]
@@ -67,27 +59,15 @@ class CalmForCausalLM(NviumForCausalLM):
 
 def read_config(folder: str | os.PathLike[str]) -> CalmConfig:
     """Read a configuration. Raise `CheckpointError` if the folder is not a CALM*."""
-    path, values = resolve_folder(folder), config_values(folder)
-    if (kind := values.pop("model_type", None)) != CalmConfig.model_type:
-        raise CheckpointError(f"{path}: model_type must be {CalmConfig.model_type!r}, got {kind!r}")
-    try:
-        return CalmConfig(**values)
-    except (TypeError, ValueError, StrictDataclassError) as error:
-        raise CheckpointError(f"{path}: {error.__cause__ or error}") from error
-
-
-def is_calm(folder: str | os.PathLike[str]) -> bool:
-    """Return True if a folder contains a CALM*. Raise `CheckpointError` if it contains no configuration."""
-    return config_values(folder).get("model_type") == CalmConfig.model_type
-
-
-def config_values(folder: str | os.PathLike[str]) -> dict[str, Any]:
     path = resolve_folder(folder)
     try:
         values, _ = CalmConfig.get_config_dict(path)
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error}") from error
-    return values
+        kind, config = values.pop("model_type", None), CalmConfig(**values)
+    except (OSError, TypeError, ValueError, StrictDataclassError) as error:
+        raise CheckpointError(f"{path}: {error.__cause__ or error}") from error
+    if kind != CalmConfig.model_type:
+        raise CheckpointError(f"{path}: model_type must be {CalmConfig.model_type!r}, got {kind!r}")
+    return config
 
 
 def build_calm(config: NviumConfig) -> CalmForCausalLM:

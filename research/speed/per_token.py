@@ -17,7 +17,7 @@ from functools import partial
 from itertools import cycle
 from pathlib import Path
 from statistics import fmean, median
-from typing import Annotated, TypeVar
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -43,8 +43,6 @@ TRIALS = 3
 Ratios = Mapping[str, Sequence[float]]
 """By category, the ratio of the other model's time to ours, for every pair of answers in the same turn."""
 
-Reply = TypeVar("Reply")
-
 
 @dataclass(frozen=True, slots=True)
 class TimedToken:
@@ -60,20 +58,21 @@ Answer = list[TimedToken]
 Answers = Mapping[str, Sequence[Answer]]
 """By category, one answer per prompt and trial."""
 
+Generate = Callable[[list[int], int], Answer]
+"""Answers a prompt with a seed."""
+
 
 def take_turns(
-    generators: Mapping[str, Callable[[list[int], int], Reply]],
+    generators: Mapping[str, Generate],
     prompt_set: PromptSet,
     trials: int = TRIALS,
     show_progress: bool = True,
-) -> dict[str, dict[str, list[Reply]]]:
+) -> Mapping[str, Answers]:
     """Return every generator's answers to every prompt in every trial, by category.
 
     All generators answer one prompt, then all answer the next. Their order is reversed at every second prompt.
     """
-    answers: dict[str, dict[str, list[Reply]]] = {
-        name: {category: [] for category in prompt_set.prompts} for name in generators
-    }
+    answers = {name: {category: list[Answer]() for category in prompt_set.prompts} for name in generators}
     once = [(category, prompt) for category, of_category in prompt_set.prompts.items() for prompt in of_category]
     turns: cycle[Sequence[str]] = cycle((list(generators), list(generators)[::-1]))
     rounds = list(enumerate(once * trials))
@@ -107,15 +106,10 @@ def warm_engine(model: Nvium, schedule: Schedule) -> Engine:
     return engine
 
 
-def generators(
-    running: Mapping[str, Engine], params: Callable[..., SamplingParams]
-) -> dict[str, Callable[[list[int], int], Answer]]:
-    """Return, for each engine, a function that takes a prompt and a seed and returns an answer."""
-
-    def answer(engine: Engine, prompt: list[int], seed: int) -> Answer:
-        return generate(engine, prompt, params(seed=seed))
-
-    return {name: partial(answer, engine) for name, engine in running.items()}
+def generator(engine: Engine, prompt_set: PromptSet, **sampling: Any) -> Generate:
+    """Return a function that generates answers of the set's length, with these other sampling parameters."""
+    params = partial(SamplingParams, max_tokens=prompt_set.max_new_tokens, ignore_eos=True, **sampling)
+    return lambda prompt, seed: generate(engine, prompt, params(seed=seed))
 
 
 def measure(
@@ -133,14 +127,18 @@ def measure(
         DENSE: warm_engine(twin.model, "sweep"),
     }
     prompt_set = tokenize_prompts(loaded.tokenizer, prompts, min(each.context for each in running.values()), num_tokens)
-    params = partial(SamplingParams, max_tokens=prompt_set.max_new_tokens, ignore_eos=True)
-    answers = take_turns(generators(running, params), prompt_set, trials)
+    answers = take_turns({name: generator(each, prompt_set) for name, each in running.items()}, prompt_set, trials)
+    return latency(answers, prompt_set, trials, loaded.model.config.exit_layers or [])
+
+
+def latency(answers: Mapping[str, Answers], prompt_set: PromptSet, trials: int, exit_layers: Sequence[int]) -> Figures:
+    """Return the protocol, every model's time per token by category, the ratios to ours, and our time by exit."""
     return {
         "max_new_tokens": prompt_set.max_new_tokens,
         "trials": trials,
         "prompts_cut": prompt_set.prompts_cut,
         **compared(answers, prompt_set.counts),
-        "staircase": staircase(answers[OURS], loaded.model.config.exit_layers or []),
+        "staircase": staircase(answers[OURS], exit_layers),
     }
 
 
@@ -203,15 +201,6 @@ def ratio_interval(ratios: Ratios) -> Interval | None:
             [np.median(value[sample], axis=1) for value, sample in zip(values, samples, strict=True)], axis=0
         ),
     )
-
-
-def speed_up_percent(ratios: Ratios) -> Figures:
-    """Return the speed-up of our model in percent, with its interval."""
-    found = ratio_interval(ratios)
-    return {
-        "speed_up_percent": 100 * (mean_ratio(ratios) - 1),
-        "speed_up_interval_percent": found and [100 * (bound - 1) for bound in found],
-    }
 
 
 def speed_up(measured: Figures) -> Figures:

@@ -1,11 +1,12 @@
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvium_core.model.llama import causal_attention
-from nvium_core.training.data.windows import packed_batch
-from research.baselines.calm import CalmForCausalLM
-from research.baselines.confidence import confident_losses
+from nvium_core.evaluation.predictions import Window
+from research.baselines.confidence import confident_exit, evaluate_calm, predict_exits
+from tests import reference
+from tests.byte_model import wrapped_tokenizer
 from tests.research.baselines.small_models import small_calm
 
 MODEL = small_calm()
@@ -14,34 +15,28 @@ thresholds = st.sampled_from([0.4, 0.5, 0.6, 0.8])  # at which some leave at eve
 texts = st.permutations(range(1, 17)).map(lambda token_ids: token_ids[:9])
 
 
-@torch.no_grad()
-def by_hand(model: CalmForCausalLM, token_ids: list[int], threshold: float) -> tuple[list[torch.Tensor], list[int]]:
-    """Apply the rule row by row without a cache; a row that has exited keeps its state in the layers above."""
-    layers, blocks = model.model.layers, model.config.blocks
-    inputs_LT: list[list[torch.Tensor]] = [[] for _ in layers]
-    logits, exits = [], []
-    for position, token in enumerate(token_ids):
-        h_D, has_left = model.model.embed_tokens(torch.tensor(token)), False
-        rotary = model.model.rotary_emb(torch.arange(position + 1)[None], torch.float64)
-        for number, block in enumerate(blocks):
-            for layer in block:
-                inputs_LT[layer].append(h_D)
-                if not has_left:
-                    h_D = layers[layer](torch.stack(inputs_LT[layer])[None], rotary, causal_attention())[0, -1]
-            probs_V = model.lm_head(model.exits[number].norm(h_D)).softmax(-1)
-            if not has_left and (probs_V.max() > threshold or number == len(blocks) - 1):
-                has_left = True
-                logits.append(probs_V.log())
-                exits.append(number)
-    return logits, exits
+def by_hand(token_ids: list[int], threshold: float) -> tuple[float, int]:
+    """Return −log probability of the last token, and the exit (from 0) of the row before it."""
+    probs_EV = [reference.softmax(logits) for _, logits in reference.last_exits(MODEL, token_ids[:-1])]
+    exit_ = next((k for k, probs in enumerate(probs_EV) if max(probs) > threshold), 2)
+    return -float(torch.tensor(probs_EV[exit_][token_ids[-1]], dtype=torch.float64).log()), exit_
 
 
-@settings(max_examples=8)
-@given(token_ids=texts, threshold=thresholds)
-def test_losses_of_a_known_text_equal_those_row_by_row_without_a_cache(token_ids, threshold):
-    window_BT = torch.tensor([token_ids])
-    losses = confident_losses(MODEL, packed_batch(window_BT[:, :-1], window_BT[:, 1:], end_token=0), threshold)
-    logits, exits = by_hand(MODEL, token_ids[:-1], threshold)
-    assert losses.exits[0].tolist() == exits
-    expected = torch.stack([-row_V[target] for row_V, target in zip(logits, token_ids[1:], strict=True)])
-    torch.testing.assert_close(losses.nll[0], expected)
+@settings(max_examples=20)
+@given(token_ids=texts, first_target=st.integers(1, 8), threshold=thresholds)
+def test_losses_of_a_known_text_equal_those_of_a_forward_pass_per_token(token_ids, first_target, threshold):
+    document_T, nll_TE, confidence_TE = predict_exits(MODEL, Window(3, token_ids, first_target))
+    expected = [by_hand(token_ids[: stop + 1], threshold) for stop in range(first_target, 9)]
+    exit_T = confident_exit(confidence_TE, threshold)
+    assert exit_T.tolist() == [exit_ for _, exit_ in expected]
+    assert nll_TE.gather(-1, exit_T[:, None])[:, 0].tolist() == pytest.approx([nll for nll, _ in expected])
+    assert document_T.tolist() == [3] * len(expected)
+
+
+def test_a_threshold_that_no_exit_exceeds_gives_the_last_exit_and_one_that_all_exceed_the_first():
+    model, tokenizer = small_calm(vocab_size=257), wrapped_tokenizer()
+    first, some, last = evaluate_calm(model, tokenizer, ["A fox met two hens.", "The hens left."], [0.0, 0.6, 1.0])
+    assert (first["exit_shares"], first["mean_depth"]) == ([1, 0, 0], pytest.approx(1 / 3))
+    assert (last["exit_shares"], last["mean_depth"]) == ([0, 0, 1], 1)
+    assert first["mean_depth"] < some["mean_depth"] < 1
+    assert some["document_tokens"] == [20, 15] and sum(some["exit_shares"]) == pytest.approx(1)

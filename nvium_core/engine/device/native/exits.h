@@ -39,7 +39,8 @@ void route(const Model<T>& model, int64_t block, const int64_t* slots, int64_t n
     else std::copy_n(&hidden[r * width], width, x + r * width);
   }
   if (!exit.router_head) {
-    for (int64_t r = 0; r < num_rows; ++r) log_w[2 * r] = -INFINITY, log_w[2 * r + 1] = 0;
+    const int64_t impossible = block == model.last() ? 0 : 1;  // 0: to continue, 1: to exit
+    for (int64_t i = 0; i < 2 * num_rows; ++i) log_w[i] = i % 2 == impossible ? -INFINITY : 0;
     return;
   }
   std::copy_n(x, num_rows * width, normed.begin());

@@ -51,7 +51,7 @@ class PlainPass:
         attend = written(cache, slot_R, gathered(cache, inputs.table_RW, position_R))
         rotary = backbone.rotary_emb(position_R, h_RD.dtype)
         for block in blocks:
-            h_RD = backbone.run(h_RD, self.model.config.blocks[block], rotary, attend)
+            h_RD = backbone.run(h_RD, backbone.blocks[block], rotary, attend)
             cache.states_NSD[block, slot_R] = h_RD
 
     def decide(self, blocks: range, inputs: InputViews, variant: Variant, answers_4F: Tensor) -> None:

@@ -165,6 +165,14 @@ def test_models_of_other_shapes_and_precisions_equal_the_layers(instructions, dt
     assert_equal_to_layers(random_model([1, 2, 3], dtype=dtype, spread=0.5, **SHAPES[shape]), instructions)
 
 
+@pytest.mark.parametrize("without", [[0], [0, 1]])
+def test_exits_without_routers_equal_the_layers(instructions, without):
+    model = random_model([1, 2, 3])
+    for number in without:
+        model.exits[number].router = None
+    assert_equal_to_layers(model, instructions)
+
+
 @pytest.mark.parametrize("kind", KINDS_OF_BLOCKS)
 def test_quantized_weights_equal_the_dequantized_layers(instructions, kind):
     model = random_model([1, 2, 3], dtype=torch.float32, width=256, vocab_size=50, spread=0.5)
