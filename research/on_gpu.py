@@ -28,7 +28,12 @@ from urllib.error import URLError
 from nvium_core.bench.figures import write_json
 
 NVIUM = "nvium_core.cli"
-CUDA_TESTS, SOME_FAILED, NONE_COLLECTED = "tests/engine/device/graphs/test_cuda.py", 1, 5
+CUDA_TESTS = (
+    "-m",
+    "cuda and not slow",
+    *(f"tests/engine/device/graphs/test_{name}.py" for name in ("cuda", "compiled")),
+)
+SOME_FAILED, NONE_COLLECTED = 1, 5
 WITHOUT_PLUGINS = ("-c", os.devnull, "--rootdir", ".", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=90")
 STOPPED_AFTER = "stopped_after_seconds"
 MAX_PRINTED_CHARACTERS = 3000
@@ -66,9 +71,9 @@ def parts(device: str, scratch: Path, *, is_tiny: bool) -> Iterator[Part]:
         return Part(name, ("research.gpu.points", name, "--device", device, *tiny), seconds)
 
     yield points("machine", 30)
-    tests = ("pytest", "-v", "-rs", "--tb=short", *WITHOUT_PLUGINS, "-m", "cuda", CUDA_TESTS)
-    yield Part("tests", tests, 270, writes_json=False, statuses=(0, SOME_FAILED, NONE_COLLECTED))
-    yield points("kernels", 90)
+    tests = ("pytest", "-v", "-rs", "--tb=short", *WITHOUT_PLUGINS, "-m", "cuda and not slow", *CUDA_TESTS)
+    yield Part("tests", tests, 330, writes_json=False, statuses=(0, SOME_FAILED, NONE_COLLECTED))
+    yield points("kernels", 150)
     yield points("dense", 120)
     yield points("transformers", 180)
     for count in counts:

@@ -79,7 +79,7 @@ class SleepingBackend(GraphsBackend):
 
     def __init__(self, model: Nvium, cache: PagedCache, device: SleepingDevice) -> None:
         unused: Any = None
-        super().__init__(model, cache, unused, unused, unused, lambda _: SleepingFence(device))
+        super().__init__(model, cache, unused, unused, make_fence=lambda _: SleepingFence(device))
         self.replay, device.answers = device, self.answers
 
     def forward(self, block: int, rows: Sequence[Rows]) -> None:

@@ -30,9 +30,9 @@ TINY = {"vocab_size": 512, "hidden_size": 128, "intermediate_size": 344, "num_hi
 
 KINDS: dict[str, dict[str, Any]] = {"plain": {}, "greedy": {"temperature": 0.0}, "top-p": {"top_p": 0.9}}
 GROUPS = {
+    "decisions": ("triton_", "sort", "topk"),
     "attention": ("attend", "combine", "flash", "fmha", "scaled_dot"),
     "products": ("gemm", "gemv", "linear", "mm", "cutlass", "splitk", "cublas", "nvjet"),
-    "decisions": ("sample", "route", "exits", "rank_mixtures", "select_logits", "_logits", "outputs", "gelu"),
 }
 """Parts of kernels' names. The first group that matches counts; all other kernels are "elementwise"."""
 

@@ -2,12 +2,13 @@
 
 CUDA graphs can capture the decisions, because the host reads no value, and all inputs are known before the call:
 uniforms depend on positions, logit changes depend on earlier tokens, and the cache has the states of earlier exits.
+There PyTorch compiles `route` and `emit`: see graphs/compiled.py.
 
 Shapes: F fronts with padding, D width, V vocabulary, C changed logits, M mask words.
 """
 
 from collections.abc import Callable
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -29,11 +30,30 @@ log Π (1 − w_j) over all exits that the row has passed."""
 Change = Callable[[Tensor], Tensor]
 
 
+class Chosen(NamedTuple):
+    """The exits of front rows, and what their draws need.
+
+    `answers` has `GOES_ON` for tokens. `is_sane` is False for NaN at the exit. `o` is the head's input at the exit.
+    `mixed`: the mixture [F, V] and its argmax [F], if `Variant.mixes`.
+    """
+
+    answers_F4: Tensor
+    is_sane_F: Tensor
+    uniform_F: Tensor
+    o_FD: Tensor
+    mixed: tuple[Tensor, ...]
+
+
 def decide(model: Nvium, states_NSD: Tensor, blocks: range, inputs: InputViews, variant: Variant) -> Tensor:
     """Decide for front rows that have just passed these blocks. Return [4, F]: `EXIT_TAKEN` to `LOG_CONTINUE`."""
+    return emit(model, route(model, states_NSD, blocks, inputs, variant), inputs, variant)
+
+
+def route(model: Nvium, states_NSD: Tensor, blocks: range, inputs: InputViews, variant: Variant) -> Chosen:
+    """Choose the exits. No token is drawn yet, so only mixtures read the head."""
     rows = inputs.rows
     rule_F, first_F, uniform_F2N = rows["rule"], rows["first"], rows["uniform"]
-    is_exits_F, is_argmax_F, is_mixture_F, is_original_F, _, is_confidence_F = (rule_F == rule for rule in ExitRule)
+    is_exits_F, is_argmax_F, _, is_original_F, _, is_confidence_F = rules_of(inputs)
     states_NFD = states_NSD[: blocks.stop, rows["front_slot"]]
     change = change_of(inputs, variant, model.config.vocab_size)
     log_continue_F = rows["log_reached"]
@@ -71,29 +91,40 @@ def decide(model: Nvium, states_NSD: Tensor, blocks: range, inputs: InputViews, 
         log_p_F = torch.where(takes_F & ~is_original_F, log_continue_F + log_w_exit_F, log_p_F)
         log_continue_F = torch.where(is_here_F, passed_F, log_continue_F)
         is_open_F = is_open_F & ~takes_F
-    logits_FV = precise_logits(model, o_FD)
+    answers_F4 = torch.stack([exit_F.double(), torch.full_like(log_p_F, GOES_ON), log_p_F, log_continue_F], dim=1)
+    return Chosen(answers_F4, is_sane_F, uniform_F, o_FD, (mixture_FV, argmax_F) if variant.mixes else ())
+
+
+def emit(model: Nvium, chosen: Chosen, inputs: InputViews, variant: Variant) -> Tensor:
+    """Draw the tokens of the front rows that take an exit. Return `decide`'s answers."""
+    answers_F4, is_sane_F, uniform_F, o_FD, mixed = chosen
+    rows, change = inputs.rows, change_of(inputs, variant, model.config.vocab_size)
+    _, is_argmax_F, is_mixture_F, is_original_F, *_ = rules_of(inputs)
+    logits_FV = model.lm_head(o_FD)
+    logits_FV = logits_FV.to(torch.promote_types(logits_FV.dtype, torch.float32))
     if variant.mixes:
-        logits_FV = torch.where(is_mixture_F[:, None], mixture_FV.log(), logits_FV)
+        logits_FV = torch.where(is_mixture_F[:, None], mixed[0].log(), logits_FV)
     logits_FV = change(logits_FV)
     token_F = draw(logits_FV, rows, uniform_F, is_ranked=variant.is_ranked)
     if variant.has_original:
         winner_F = race(logits_FV, rows, uniform_F, is_ranked=variant.is_ranked)
         token_F = torch.where(is_original_F, winner_F, token_F)
-    token_F = torch.where(is_argmax_F, argmax_F, token_F)
-    token_F = torch.where(is_sane_F, token_F, NO_TOKEN).where(exit_F >= 0, GOES_ON)
-    return torch.stack([exit_F.double(), token_F.double(), log_p_F, log_continue_F])
+    if variant.mixes:
+        token_F = torch.where(is_argmax_F, mixed[1], token_F)
+    token_F = torch.where(is_sane_F, token_F, NO_TOKEN).where(answers_F4[:, EXIT_TAKEN] >= 0, GOES_ON)
+    return torch.stack([answers_F4[:, EXIT_TAKEN], token_F.double(), *answers_F4.T[LOG_P:]])
+
+
+def rules_of(inputs: InputViews) -> list[Tensor]:
+    """Return for each `ExitRule` which fronts have it, [F] each."""
+    return [inputs.rows["rule"] == rule.value for rule in ExitRule]  # the compiler does not compare with enums
 
 
 def stops(rows: Columns, block: int, log_w_exit_F: Tensor, log_continue_F: Tensor) -> Tensor:
     """Whether the routers' draw or the threshold stops each row at this exit, [F]."""
     is_drawn_F = rows["uniform"][:, 1, block] < log_w_exit_F.exp()
-    is_reached_F = -log_continue_F.expm1() >= rows["threshold"]
-    return torch.where(rows["rule"] == ExitRule.EXITS, is_drawn_F, is_reached_F & (rows["rule"] == ExitRule.THRESHOLD))
-
-
-def precise_logits(model: Nvium, o_FD: Tensor) -> Tensor:
-    logits_FV: Tensor = model.lm_head(o_FD)
-    return logits_FV.to(torch.promote_types(logits_FV.dtype, torch.float32))
+    is_reached_F = (rows["rule"] == ExitRule.THRESHOLD.value) & (-log_continue_F.expm1() >= rows["threshold"])
+    return torch.where(rows["rule"] == ExitRule.EXITS.value, is_drawn_F, is_reached_F)
 
 
 def probabilities(model: Nvium, o_FD: Tensor, change: Change, is_argmax_F: Tensor) -> Tensor:
@@ -104,11 +135,13 @@ def probabilities(model: Nvium, o_FD: Tensor, change: Change, is_argmax_F: Tenso
 
 def change_of(inputs: InputViews, variant: Variant, vocab_size: int) -> Change:
     """Return the function g. It applies `LogitChanges` and the constraints' masks to logits in place."""
-    front_C, token_C, *_ = inputs.entries_C5.T
-    _, _, repetition_C, occurrence_C, bias_C = inputs.values_C5.T
 
     def change(logits_FV: Tensor) -> Tensor:
         if variant.num_changes:
+            place_C = torch.arange(variant.num_changes, device=logits_FV.device)
+            place_C = place_C.where(place_C < inputs.used[0], 0)  # entry 0 stands in for those that are not in use
+            front_C, token_C = inputs.entries_C5[place_C, :2].T
+            repetition_C, occurrence_C, bias_C = inputs.values_C5[place_C, 2:].T
             x_C = logits_FV[front_C, token_C].double()
             x_C = torch.where(x_C > 0, x_C / repetition_C, x_C * repetition_C) - occurrence_C + bias_C
             logits_FV[front_C, token_C] = x_C.to(logits_FV.dtype)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nvium_core.engine.device.paged_cache import Integers, PagedCache, positions, tokens_of
 from nvium_core.engine.params import DRAW, Draw, ExitRule
-from nvium_core.engine.schedule.logit_changes import NUM_FIELDS
+from nvium_core.engine.schedule.logit_changes import NEUTRAL, NUM_FIELDS
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Rows
 from nvium_core.model.config import NviumConfig
@@ -184,7 +184,9 @@ def tokens_and_sources(rows: Items[Rows], previous: Items[Front]) -> tuple[list[
 
 
 def write_changes(entries_C5: Integers, fronts: Items[Front]) -> int:
+    """Write the changed logits and return their number: at least one, which then changes nothing."""
     tables = [np.array(front.sequence.changes.entries if front.sequence.changes else ()) for front in fronts]
+    tables = tables if any(map(len, tables)) else [np.array(NEUTRAL)]
     fields_C4 = np.concatenate([[], *tables]).reshape(-1, NUM_FIELDS)
     count = len(fields_C4)
     entries_C5[:count, 0] = np.repeat(np.arange(len(tables)), [len(table) // NUM_FIELDS for table in tables])

@@ -52,14 +52,17 @@ def race(logits_RV: Tensor, draws: Columns, uniform_R: Tensor, *, is_ranked: boo
 
 def race_numbers(uniform_R: Tensor, vocab_size: int) -> Tensor:
     """Return exponential variates, [R, V]: −log of a hash of uniform and token (SplitMix64, Steele et al. 2014)."""
-    key_R = (uniform_R * 2**53).long()
-    x_RV = key_R[:, None] + torch.arange(1, vocab_size + 1, device=key_R.device) * GOLDEN
+    key_R = (uniform_R * 2**53).long() * UNGOLDEN
+    x_RV = (key_R[:, None] + torch.arange(1, vocab_size + 1, device=key_R.device)) * GOLDEN
     for shift, factor in MIXING:
         x_RV = (x_RV ^ shifted(x_RV, shift)) * factor
     return -((shifted(x_RV ^ shifted(x_RV, 31), 12).double() + 0.5) * 2.0**-52).log()
 
 
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+UNGOLDEN = pow(GOLDEN, -1, 2**64) - 2**64
+"""Its inverse. PyTorch's compiler would take a product of GOLDEN and token ids for an index, which overflows."""
+
 MIXING = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
 
 

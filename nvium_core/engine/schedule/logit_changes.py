@@ -15,6 +15,7 @@ FIELDS = ("token", "repetition", "occurrence", "bias")
 (x > 0 ? x / repetition : x · repetition) − occurrence + bias."""
 
 NUM_FIELDS = len(FIELDS)
+NEUTRAL = (0.0, 1.0, 0.0, 0.0)  # an entry that changes nothing
 
 
 class LogitChanges:

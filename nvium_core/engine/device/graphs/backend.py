@@ -1,8 +1,9 @@
 """Runs Steps as CUDA graphs on fixed buffers: one copy of the inputs, one graph, one copy of the results.
 
 There is one graph for a pass through all blocks. A pass through one block has two: the layers with the routers, and the
-draw, which is skipped if no front row exits. Each is captured for several numbers of rows, with and without mixtures
-and changed logits, before the first request. A pass runs the smallest captured graph that includes what it needs.
+decisions, which are skipped if no front row exits: the head may be as large as a block. Each is captured for several
+numbers of rows, with and without mixtures, rankings and changed logits, before the first request. A pass runs the
+smallest captured graph that includes what it needs.
 While the host waits for the tokens of a Step, the device already has the pass of the next one, which reads the tokens
 in device memory. A pass for a sequence that has ended does no harm: it writes only beyond the sequence's last row, and
 whoever gets such a page writes the rows before reading them. The layers of long runs are PyTorch's operators, and so
@@ -12,6 +13,7 @@ Shapes: R rows, with padding.
 """
 
 import logging
+import math
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
@@ -35,7 +37,8 @@ from nvium_core.engine.device.attention import (
     works,
     written,
 )
-from nvium_core.engine.device.decide import EMITTED, EXIT_TAKEN, GOES_ON, NUM_ANSWERS
+from nvium_core.engine.device.decide import EMITTED, EXIT_TAKEN, NUM_ANSWERS, decide
+from nvium_core.engine.device.graphs.compiled import COMPILE_SECONDS, Compiler
 from nvium_core.engine.device.graphs.replay import Fence, Replay
 from nvium_core.engine.device.inputs import MAX_FRONTS, Front, InputViews, Variant
 from nvium_core.engine.device.layers.backend import LayersBackend, Progress, record_answers
@@ -46,6 +49,7 @@ from nvium_core.engine.schedule.policies import WHOLE, policies_of
 from nvium_core.engine.schedule.scheduler import MAX_SHORT_RUN_ROWS
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Rows, Run, Step
+from nvium_core.model.exits import Router
 from nvium_core.model.llama import Attend
 from nvium_core.model.nvium import Nvium
 
@@ -65,19 +69,6 @@ class Layers(Protocol):
         """Compute the states of the rows after each of these blocks. `previous`: the tokens of the previous pass."""
 
 
-class Decisions(Protocol):
-    """The functions of `decide`, in one call or in two."""
-
-    def decide(self, blocks: range, inputs: InputViews, variant: Variant, answers_4F: Tensor) -> None:
-        """Write `decide`'s answers."""
-
-    def route(self, blocks: range, inputs: InputViews, answers_4F: Tensor) -> None:
-        """Write the answers, except the tokens, of fronts that no mixture decides."""
-
-    def draw(self, blocks: range, inputs: InputViews, variant: Variant, answers_4F: Tensor) -> None:
-        """Write the tokens of the fronts for which `route` has just chosen an exit."""
-
-
 @dataclass
 class HostBuffers:
     """Inputs and answers of a pass in host memory. The device reaches `fence` when it has copied the answers."""
@@ -87,14 +78,11 @@ class HostBuffers:
     fence: Fence
 
 
-PASS, DECIDE, ROUTE, DRAW = "pass", "decisions", "layers and routers", "draw"
+PASS, ROUTE, DECIDE = "pass", "layers and routers", "decisions"
 
 
 class Graph(NamedTuple):
-    """What a CUDA graph computes: layers and decisions, layers and routers, or the draw that follows the routers.
-
-    `DECIDE` is not captured. It follows layers that ran in PyTorch's operators.
-    """
+    """What a CUDA graph computes: layers and decisions, layers and routers, or the decisions that follow these."""
 
     part: str
     blocks: range
@@ -104,15 +92,15 @@ class Graph(NamedTuple):
 class Flight(NamedTuple):
     """A pass in flight.
 
-    `buffers` receive its answers, and `rows` has the rows and pages of each sequence. `draw` is the graph that draws,
-    if it is not part of the pass.
+    `buffers` receive its answers, and `rows` has the rows and pages of each sequence. `second` is the graph that draws
+    the tokens, if the pass has one.
     """
 
     buffers: HostBuffers
     fronts: list[Front]
     blocks: range
     rows: dict[Sequence, tuple[range, list[int]]]
-    draw: Graph | None
+    second: Graph | None
 
     def computes(self, blocks: range, rows: Items[Rows]) -> bool:
         """Whether the pass has these rows. A sequence that has lost its pages has another list of pages."""
@@ -129,13 +117,15 @@ class GraphsBackend(LayersBackend):
         model: Nvium,
         cache: PagedCache,
         layers: Layers,
-        decisions: Decisions,
         attend_runs: RunAttention,
         make_fence: Callable[[torch.device], Fence] = Fence,
+        *,
+        compiles: bool = False,
     ) -> None:
-        """`attend_runs`: attention of runs that are too long for the graphs."""
+        """`attend_runs`: attention of runs that are too long for the graphs. `compiles`: see `Compiler`."""
         super().__init__(model, cache)
-        self._layers, self._decisions, self._attend_runs = layers, decisions, attend_runs
+        self._layers, self._attend_runs = layers, attend_runs
+        self._compiler = Compiler(math.inf if compiles else None)
         config, device = model.config, cache.keys.device
         num_pages = -(-min(config.max_position_embeddings, cache.null_slot) // cache.page_size)
         self.variants = sorted(variants(num_pages, self.max_changes, has_exits=self.num_blocks > 1))
@@ -162,16 +152,17 @@ class GraphsBackend(LayersBackend):
 
     @torch.inference_mode()
     def prepare(self, config: EngineConfig) -> None:
-        """Capture the graphs, first the one that includes all others: these reuse its memory."""
+        """Compile the decisions. Capture the graphs, first the one that includes all others: these reuse its memory."""
         if not self.replay.captures:
             return
-        started, free = time.monotonic(), free_memory(self.cache.keys.device)
         num_rows = config.bounds("cuda").sequences * MAX_SHORT_RUN_ROWS
         most = next((size for size in POWERS if size >= num_rows), MAX_ROWS)
         *others, largest = [variant for variant in self.variants if variant.num_rows <= most]
         wanted, captured = [largest, *sorted(others, key=lambda variant: variant[2:])], list[Variant]()
         policies = policies_of(config.schedule, self.num_blocks)
         parts = [blocks for policy in policies for blocks in policy.passes(range(self.num_blocks))]
+        self._compile(wanted, parts)
+        started, free = time.monotonic(), free_memory(self.cache.keys.device)
         logger.info("capturing CUDA graphs of %d variants", len(wanted))
         for variant in wanted:
             if captured and time.monotonic() - started > CAPTURE_SECONDS:
@@ -187,10 +178,27 @@ class GraphsBackend(LayersBackend):
         seconds = time.monotonic() - started
         logger.info("captured %d CUDA graphs in %.1f s, using %.0f MB", len(self.replay.graphs), seconds, used)
 
+    def _compile(self, variants: Items[Variant], parts: Items[range]) -> None:
+        """Compile the decisions for one row and for many, those without mixtures first, while there is time."""
+        if self._compiler.until is None:
+            return
+        started, sizes = time.monotonic(), (1, max(variant.num_rows for variant in variants))
+        self._compiler.until = started + COMPILE_SECONDS
+        logger.info("compiling the decisions, for a minute at most")
+        for variant in sorted(variants, key=lambda variant: (variant.mixes, variant[2:])):
+            if variant.num_rows in sizes and time.monotonic() < self._compiler.until:
+                self._send(variant, [], [])
+                self.host_buffers[0].fence.set()
+                for graph in (graph for blocks in parts for graph in self._graphs(blocks, variant)):
+                    self.compute(graph)
+        logger.info("compiled the decisions in %.1f s", time.monotonic() - started)
+        if time.monotonic() > self._compiler.until:
+            logger.warning("some decisions are not compiled, for lack of time, and run in PyTorch's operators")
+
     def _graphs(self, blocks: range, variant: Variant) -> list[Graph]:
         """Return the graphs of a pass. At the last exit all front rows emit, and a mixture needs all logits, so neither
-        has a draw of its own."""
-        parts = (PASS,) if blocks.stop == self.num_blocks or variant.mixes else (ROUTE, DRAW)
+        has decisions of its own."""
+        parts = (PASS,) if blocks.stop == self.num_blocks or variant.mixes else (ROUTE, DECIDE)
         return [Graph(part, blocks, variant) for part in parts]
 
     @classmethod
@@ -204,11 +212,12 @@ class GraphsBackend(LayersBackend):
         if not find_spec("triton"):
             return LayersBackend(model, cache, "Triton is not installed")
         if attention := best_attention(cache, num_heads):
-            from nvium_core.engine.device.fused.decisions import FusedDecisions  # noqa: PLC0415 (needs Triton)
             from nvium_core.engine.device.fused.layers import FusedLayers  # noqa: PLC0415 (needs Triton)
 
-            parts = FusedLayers(model, cache, attention), FusedDecisions(model, cache)
-            backend = cls(model, cache, *parts, best_ragged(cache, num_heads))
+            for router in (each for each in model.exits.modules() if isinstance(each, Router)):
+                router.to(torch.promote_types(model.dtype, torch.float32))  # in which it computes
+            layers = FusedLayers(model, cache, attention)
+            backend = cls(model, cache, layers, best_ragged(cache, num_heads), compiles=True)
             if works("a pass in Triton", backend.agrees):
                 return backend
         return LayersBackend(model, cache, "Triton's kernels do not work on this device")
@@ -265,9 +274,9 @@ class GraphsBackend(LayersBackend):
             return self._launch_operators(blocks, rows, fronts, variant)
         self._send(variant, rows, fronts, previous)
         self._previous.copy_(self.answers[EMITTED])
-        first, *draw = self._graphs(blocks, variant)
+        first, *second = self._graphs(blocks, variant)
         self._run(first)
-        return self._flight(fronts, blocks, rows, draw[0] if draw else None)
+        return self._flight(fronts, blocks, rows, *second)
 
     def _launch_operators(self, blocks: range, rows: Items[Rows], fronts: list[Front], cause: str) -> Flight | None:
         """Launch a pass in PyTorch's operators, which read known tokens only. Its decisions use the fixed buffers."""
@@ -281,13 +290,14 @@ class GraphsBackend(LayersBackend):
             self.forward(block, rows)
         if fronts:
             self._send(variant, [], fronts)
-            self.compute(Graph(DECIDE, blocks, variant))
+            inputs = self.inputs.views(self._buffer, variant)
+            self.answers[:, : len(fronts)] = decide(self.model, self.cache.states_NSD, blocks, inputs, variant)
             self._receive()
         return self._flight(fronts, blocks, rows)
 
-    def _flight(self, fronts: list[Front], blocks: range, rows: Items[Rows], draw: Graph | None = None) -> Flight:
+    def _flight(self, fronts: list[Front], blocks: range, rows: Items[Rows], second: Graph | None = None) -> Flight:
         held = {sequence: (own, sequence.pages) for sequence, own in rows}
-        return Flight(self.host_buffers[0], fronts, blocks, held, draw)
+        return Flight(self.host_buffers[0], fronts, blocks, held, second)
 
     def _send(self, variant: Variant, rows: Items[Rows], fronts: Items[Front], previous: Items[Front] = ()) -> None:
         """Copy a pass's inputs to the device. Its answers come into `host_buffers[0]`."""
@@ -318,7 +328,7 @@ class GraphsBackend(LayersBackend):
             return f"more than {self.max_changes} changed logits"
         for known in islice(self.variants, bisect_left(self.variants, (num_rows,)), None):
             has_inputs = known.num_changes >= needed.num_changes and known.has_masks >= needed.has_masks
-            if has_inputs and known.mixes >= mixes:
+            if has_inputs and known.is_ranked >= needed.is_ranked and known.mixes >= mixes:
                 return known
         return "a capture failed"
 
@@ -328,34 +338,28 @@ class GraphsBackend(LayersBackend):
         if not num_fronts:
             return
         host.fence.wait()
-        if flight.draw is not None and bool((host.answers[EXIT_TAKEN, :num_fronts] >= 0).any()):
-            self._run(flight.draw)
+        if flight.second is not None and bool((host.answers[EXIT_TAKEN, :num_fronts] >= 0).any()):
+            self._run(flight.second)
             host.fence.wait()
-        elif flight.draw is not None:
-            host.answers[EMITTED, :num_fronts] = GOES_ON
         record_answers(parts, flight.fronts, host.answers)
 
     def compute(self, graph: Graph) -> None:
         """Compute the answers from the inputs in the buffer. CUDA graphs capture this function."""
         part, blocks, variant = graph
         inputs = self.inputs.views(self._buffer, variant)
-        if part in (PASS, ROUTE):
+        if part != DECIDE:
             self._layers.run(blocks, inputs, self._previous)
-        if part in (PASS, DECIDE):
-            self._decisions.decide(blocks, inputs, variant, self.answers)
-        elif part == ROUTE:
-            self._decisions.route(blocks, inputs, self.answers)
-        else:
-            self._decisions.draw(blocks, inputs, variant, self.answers)
+        self.answers[:, : variant.num_rows] = self._compiler.decide(
+            self.model, self.cache.states_NSD, blocks, inputs, variant, emits=part != ROUTE
+        )
 
 
 def variants(num_pages: int, max_changes: int, *, has_exits: bool) -> Iterator[Variant]:
     """Yield the inputs of all graphs. Plain requests have more numbers of rows than the others."""
-    for mixes, (num_changes, has_masks) in product(
-        (False, True) if has_exits else (False,), ((0, False), (max_changes, False), (max_changes, True))
-    ):
-        for size in POWERS if mixes or num_changes else SIZES:
-            yield Variant(size, num_pages, num_changes, has_masks=has_masks, mixes=mixes)
+    kinds = (0, False, False), (0, False, True), (max_changes, False, True), (max_changes, True, True)
+    for mixes, kind in product((False, True) if has_exits else (False,), kinds):
+        for size in POWERS if mixes or kind[-1] else SIZES:
+            yield Variant(size, num_pages, *kind, mixes, has_original=True)
 
 
 def free_memory(device: torch.device) -> int:

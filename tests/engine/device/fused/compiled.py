@@ -1,4 +1,4 @@
-"""Compile the kernels of some passes for an H100, which needs no GPU: `python -m tests.engine.device.fused.compiled`.
+"""Compile the kernels of the layers for an H100, which needs no GPU: `python -m tests.engine.device.fused.compiled`.
 
 Not under Triton's interpreter.
 """
@@ -11,9 +11,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from nvium_core.engine.device.graphs.backend import PASS
-from nvium_core.engine.device.inputs import Variant
-from tests.engine.device.fused.nodes import meta_backend, nodes_of
+from tests.engine.device.fused.nodes import nodes_of_layers
 from tests.engine.device.fused.test_nodes import SHAPES
 
 H100 = GPUTarget("cuda", 90, 32)
@@ -27,9 +25,8 @@ def type_of(value: Any) -> str:
 def main() -> None:
     done: set[tuple[Any, ...]] = set()
     for config in SHAPES.values():
-        backend = meta_backend(config)
-        for variant in (Variant(1, 4), Variant(64, 4), Variant(16, 4, 64, has_masks=True, mixes=True)):
-            for kernel, arguments, constants in nodes_of(backend, PASS, range(config.num_exits), variant).launches:
+        for num_rows in (1, 64):
+            for kernel, arguments, constants in nodes_of_layers(config, range(config.num_exits), num_rows).launches:
                 names = kernel.arg_names
                 types = dict(zip(names, map(type_of, arguments), strict=False))
                 key = (kernel, *types.items(), *((name, str(value)) for name, value in constants.items()))

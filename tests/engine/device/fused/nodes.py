@@ -1,4 +1,4 @@
-"""The nodes of a pass's CUDA graph, found on the meta device: Triton's launches and PyTorch's operators."""
+"""The nodes of CUDA graphs, found on the meta device: Triton's launches and PyTorch's operators."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,10 +9,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.jit import KernelInterface
 
-from nvium_core.engine.device.attention import ragged
-from nvium_core.engine.device.fused import attention, decisions, layers
-from nvium_core.engine.device.graphs.backend import Graph, GraphsBackend
-from nvium_core.engine.device.inputs import Variant
+from nvium_core.engine.device.fused.attention import in_tiles
+from nvium_core.engine.device.fused.layers import FusedLayers
+from nvium_core.engine.device.inputs import Inputs, Variant
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.nvium import Nvium
@@ -63,22 +62,12 @@ class Nodes(TorchDispatchMode):
         return len(self.operators) + len(self.launches)
 
 
-class FewChanges(GraphsBackend):
-    max_changes = 64  # the interpreter runs a program for every block of changes, used or not
-
-
-def fused_backend(model: Nvium, cache: PagedCache) -> GraphsBackend:
-    parts = layers.FusedLayers(model, cache, attention.in_tiles), decisions.FusedDecisions(model, cache)
-    return FewChanges(model, cache, *parts, ragged)
-
-
-def meta_backend(config: NviumConfig) -> GraphsBackend:
+def nodes_of_layers(config: NviumConfig, blocks: range, num_rows: int) -> Nodes:
     model = Nvium.empty(config).to(torch.bfloat16).eval()
-    return fused_backend(model, PagedCache(config, num_pages=64, page_size=256, like=model.lm_head.weight))
-
-
-def nodes_of(backend: GraphsBackend, part: str, blocks: range, variant: Variant) -> Nodes:
-    nodes = Nodes()
+    cache = PagedCache(config, num_pages=64, page_size=256, like=model.lm_head.weight)
+    layers, inputs, nodes = FusedLayers(model, cache, in_tiles), Inputs(cache, config), Nodes()
+    variant = Variant(num_rows, num_pages=4)
+    words, previous_R = (torch.zeros(size, dtype=torch.long, device="meta") for size in (inputs.num_words(variant), 1))
     with nodes.collected():
-        backend.compute(Graph(part, blocks, variant))
+        layers.run(blocks, inputs.views(words, variant), previous_R)
     return nodes

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from nvium_core import Engine, EngineConfig, NviumForCausalLM, SamplingParams
-from nvium_core.engine.device.attention import works
+from nvium_core.engine.device.attention import ragged, works
+from nvium_core.engine.device.fused.attention import in_tiles
 from nvium_core.engine.device.fused.layers import FusedLayers
+from nvium_core.engine.device.graphs.backend import GraphsBackend
 from nvium_core.engine.device.paged_cache import PagedCache
 from tests.engine.automaton import Automaton, Rule
-from tests.engine.device.fused.nodes import fused_backend
 from tests.engine.driving import alone, engine_on, together
 from tests.random_models import random_model
 
@@ -39,6 +40,14 @@ KINDS: list[dict[str, Any]] = [
     {"constraint": Automaton(Rule(1, 17, 5, 3, 1.0)), "temperature": 0.0},
     {"logprobs": 2},
 ]
+
+
+class FewChanges(GraphsBackend):
+    max_changes = 64
+
+
+def fused_backend(model: NviumForCausalLM, cache: PagedCache) -> GraphsBackend:
+    return FewChanges(model, cache, FusedLayers(model, cache, in_tiles), ragged)
 
 
 def fused_engine(model: NviumForCausalLM, config: EngineConfig) -> Engine:

@@ -9,14 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvium_core import Completion, EngineConfig, FailureEvent, SamplingParams
+from nvium_core import Completion, EngineConfig, FailureEvent, NviumForCausalLM, SamplingParams
+from nvium_core.engine.device.attention import ragged
 from nvium_core.engine.device.graphs import backend as graphs_backend
-from nvium_core.engine.device.graphs.backend import Flight, Graph
+from nvium_core.engine.device.graphs.backend import Flight, Graph, GraphsBackend
 from nvium_core.engine.device.graphs.replay import Replay
+from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.schedule.step import Rows
 from tests.engine.automaton import Automaton, Rule
-from tests.engine.device.graphs.engines import graphs_engine
-from tests.engine.driving import alone, events_of, together
+from tests.engine.device.graphs.engines import PlainLayers, graphs_engine
+from tests.engine.driving import alone, engine_on, events_of, together
 from tests.engine.test_exactness import Request, check, configs, models, requests, served
 from tests.random_models import random_model
 
@@ -122,7 +124,7 @@ def test_every_kind_of_request_runs_in_graphs_captured_before_serving(schedule, 
     engine.runner.prepare()
     captured = set(replay.names)
     assert len({name.variant for name in captured}) == len(backend.variants)
-    assert len(backend.variants) == (1 if seconds == 0 else 52)
+    assert len(backend.variants) == (1 if seconds == 0 else 68)
     assert not any(bool(x[:, : backend.cache.null_slot].any()) for x in (backend.cache.keys, backend.cache.values))
     plan = [([1, 2, n], SamplingParams(max_tokens=9, seed=n, **wishes)) for n, wishes in enumerate(KINDS)]
     found = together(engine, plan)
@@ -146,6 +148,23 @@ def test_passes_outside_the_graphs_are_counted_by_their_cause_and_logged_once(ca
     assert sorted(engine.runner.eager_passes) == causes
     assert engine.runner.eager_passes[causes[1]] > 1
     assert sorted(each.getMessage().rpartition(": ")[2] for each in caplog.records) == causes
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # PyTorch's own use
+@pytest.mark.parametrize("schedule", ["sweep", "whole"])
+def test_every_kind_of_request_equals_algorithm_1_where_the_decisions_are_compiled(schedule):
+    def make_backend(model: NviumForCausalLM, cache: PagedCache, config: EngineConfig) -> GraphsBackend:
+        return GraphsBackend(model, cache, PlainLayers(model, cache), ragged, compiles=True)
+
+    model, config = random_model([1, 2]), EngineConfig(max_sequences=8, schedule=schedule)
+    plan = [([1, 2, n], SamplingParams(max_tokens=9, seed=n, **wishes)) for n, wishes in enumerate(KINDS)]
+    engine = engine_on(make_backend, model, config)
+    for (prompt, params), found in zip(plan, together(engine, plan), strict=True):
+        expected = alone(model, prompt, params)
+        assert (found.token_ids, found.exits) == (expected.token_ids, expected.exits)
+    assert not engine.runner.backend._compiler.failed
+    assert not engine.runner.eager_passes
 
 
 class Recording(Replay):
