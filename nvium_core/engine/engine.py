@@ -53,8 +53,8 @@ class Engine:
             self.pool,
             self.config,
             num_blocks=model.config.num_exits,
-            tokens_ahead=self.runner.backend.tokens_ahead,
-            launches_ahead=self.runner.backend.launches_ahead,
+            num_multi_steps=self.runner.backend.num_multi_steps,
+            async_scheduling=self.runner.backend.async_scheduling,
             bounds=self.config.bounds(model.device.type),
             is_tied=is_tied(model.model.blocks),
         )

@@ -96,7 +96,7 @@ class Recorder:
             return
         sequence.log_reached = outcome.log_reached
         if outcome.filled[-1] // self._pool.page_size > since // self._pool.page_size:
-            self._pool.publish(sequence, since)
+            self._pool.register(sequence, since)
         if sequence.awaits_constraint:
             self._unsettled[sequence] = outcome
         else:
@@ -159,7 +159,7 @@ class Recorder:
 
     def _fail(self, sequence: Sequence, message: str) -> FailureEvent:
         """End a sequence, and remove its possibly corrupt pages from the prefix cache."""
-        self._pool.forget(sequence)
+        self._pool.invalidate(sequence)
         self.end(sequence)
         return FailureEvent(sequence.request_id, EngineError(message), sequence.choice)
 

@@ -149,9 +149,9 @@ class EngineWorker:
                     del self._streams[key]
 
     def _flush(self) -> None:
-        """Hand over the collected events. Those of a lone sequence wait for up to `SECONDS_AHEAD` and a Step, because
-        waking the event loop takes longer than a token of a small model."""
-        is_early = self._beat - self._handed_over < scheduler.SECONDS_AHEAD
+        """Hand over the collected events. Those of a lone sequence wait for up to `MULTI_STEP_SECONDS` and a Step,
+        because waking the event loop takes longer than a token of a small model."""
+        is_early = self._beat - self._handed_over < scheduler.MULTI_STEP_SECONDS
         if self._collected and not (is_early and self.state.num_running == 1):
             self._handed_over = self._beat
             self._hand_over(self._collected)

@@ -29,8 +29,8 @@ class InstantBackend:
     """A `Backend` without a device."""
 
     instructions = None
-    tokens_ahead = 0
-    launches_ahead = False
+    num_multi_steps = 0
+    async_scheduling = False
     eager_passes: Mapping[str, int] = {}
 
     def __init__(self, loaded: LoadedModel) -> None:
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     service = Service(loaded, settings)
     engine = service.engine
     backend: Backend = InstantBackend(loaded)
-    engine.runner.backend, engine.scheduler.tokens_ahead = backend, 0
+    engine.runner.backend, engine.scheduler.num_multi_steps = backend, 0
     service.start()
     with listen("127.0.0.1", args.port) as listener:
         print(f"instant,http://127.0.0.1:{args.port},{os.getpid()}", flush=True)

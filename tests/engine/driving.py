@@ -78,7 +78,7 @@ class WrappedBackend:
         make_inner: MakeBackend = best_backend,
     ) -> None:
         self.inner = make_inner(model, cache, config)
-        self.tokens_ahead, self.launches_ahead = self.inner.tokens_ahead, self.inner.launches_ahead
+        self.num_multi_steps, self.async_scheduling = self.inner.num_multi_steps, self.inner.async_scheduling
         self.instructions, self.eager_passes = self.inner.instructions, self.inner.eager_passes
 
     def prepare(self, config: EngineConfig) -> None:

@@ -148,11 +148,11 @@ class TwoPools:
 
     def begin(self, tokens: list[int]) -> None:
         sequence = Sequence("s", tokens, SamplingParams(), seed=0, num_blocks=NUM_BLOCKS, arrival=0)
-        found = self.pool.find(sequence)
+        found = self.pool.match(sequence)
         assert found == self.plain.found(tokens)
         assert self.pool.num_free_without(found) == self.plain.num_pages - len(self.owned.keys() | {*found})
         self.plain.unowned = [page for page in self.plain.unowned if page not in found]
-        self.pool.share(sequence, found)
+        self.pool.acquire(sequence, found)
         assert sequence.filled == [len(found) * PAGE_SIZE] * NUM_BLOCKS
         self.living.append(sequence)
 
@@ -172,7 +172,7 @@ class TwoPools:
     def _pass(self, sequence: Sequence, block: int, rows: range) -> None:
         sequence.filled[block] = rows.stop
         if block == NUM_BLOCKS - 1:
-            self.pool.publish(sequence, since=rows.start)
+            self.pool.register(sequence, since=rows.start)
             self.plain.completed(sequence, since=rows.start)
 
     def end(self, sequence: Sequence) -> None:

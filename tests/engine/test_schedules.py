@@ -16,9 +16,9 @@ from nvium_core.engine.device import native
 from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.failures import DeviceLost
 from nvium_core.engine.schedule.policies import SWEEP, WHOLE, Policy
-from nvium_core.engine.schedule.race import Race
-from nvium_core.engine.schedule.scheduler import SECONDS_AHEAD
+from nvium_core.engine.schedule.scheduler import MULTI_STEP_SECONDS
 from nvium_core.engine.schedule.step import Step, StepResult
+from nvium_core.engine.schedule.tuner import Tuner
 from tests.engine.driving import WrappedBackend, alone, engine_on, events_of
 from tests.engine.test_exactness import check, configs, models, requests, served
 from tests.random_models import random_model
@@ -29,7 +29,7 @@ schedules = pytest.mark.parametrize("schedule", get_args(Schedule))
 needs_compiler = pytest.mark.skipif(native.native_library(native.instructions()) is None, reason="needs a C++ compiler")
 
 
-class Fickle(Race[Policy]):
+class Fickle(Tuner[Policy]):
     def __init__(self, seed: int) -> None:
         super().__init__([WHOLE, SWEEP])
         self._random = Random(seed)
@@ -55,7 +55,7 @@ def test_tokens_and_exits_equal_algorithm_1_however_passes_and_staircases_altern
 @schedules
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_one_call_emits_several_tokens(schedule, temperature, monkeypatch):
-    monkeypatch.setattr("nvium_core.engine.schedule.scheduler.SECONDS_AHEAD", 1000 * SECONDS_AHEAD)
+    monkeypatch.setattr("nvium_core.engine.schedule.scheduler.MULTI_STEP_SECONDS", 1000 * MULTI_STEP_SECONDS)
     engine = Engine(random_model([1, 2, 3], context=64), EngineConfig(schedule=schedule))
     engine.add("x", [1, 2, 3], SamplingParams(max_tokens=40, seed=5, temperature=temperature, ignore_eos=True))
     calls = []

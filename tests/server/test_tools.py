@@ -107,7 +107,7 @@ def joined(pieces: list[Json], name: str) -> str:
 
 @pytest.mark.usefixtures("one_by_one")
 def test_a_streamed_call_starts_with_its_name_and_its_arguments_follow_in_pieces(server, monkeypatch):
-    monkeypatch.setattr(scheduler, "SECONDS_AHEAD", 0.0)  # a chunk for every token
+    monkeypatch.setattr(scheduler, "MULTI_STEP_SECONDS", 0.0)  # a chunk for every token
     with answering(server.app, CALL):
         first, *choices = streamed(server, tools=TOOLS, tool_choice=NAMED)
     assert first["delta"] == {"role": "assistant", "content": None}

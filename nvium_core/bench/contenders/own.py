@@ -11,7 +11,7 @@ from nvium_core.engine.device.paged_cache import best_page_size
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import EngineConfig, SamplingParams, require
 from nvium_core.engine.schedule.policies import policies_of
-from nvium_core.engine.schedule.race import Race
+from nvium_core.engine.schedule.tuner import Tuner
 from nvium_core.model.nvium import Nvium
 
 WARM_UP_TURNS, WARM_UP_TOKENS = 2, 320
@@ -46,13 +46,13 @@ def contender(engine: Engine, workload: Workload, schedule: Schedule) -> Contend
     With `race`, a warm-up runs here, so that `race` has chosen a schedule before the first turn. Contenders that share
     an engine choose independently.
     """
-    race = Race(policies_of(schedule, engine.scheduler.num_blocks, is_tied=engine.scheduler.is_tied))
+    tuner = Tuner(policies_of(schedule, engine.scheduler.num_blocks, is_tied=engine.scheduler.is_tied))
 
     def generate(turn: int, num_tokens: int) -> Generation:
-        engine.scheduler.schedules = race
+        engine.scheduler.schedules = tuner
         params = partial(SamplingParams, sampling="exits", max_tokens=num_tokens, ignore_eos=True)
         return timed(engine, [(workload.prompt, params(seed=seed)) for seed in workload.seeds(turn)])
 
-    for turn in range(WARM_UP_TURNS if race.is_open else 0):
+    for turn in range(WARM_UP_TURNS if tuner.is_open else 0):
         generate(turn, min(WARM_UP_TOKENS, engine.context - len(workload.prompt)))
     return partial(generate, num_tokens=workload.num_tokens)

@@ -24,11 +24,11 @@ logger = logging.getLogger(__name__)
 
 
 class Backend(Protocol):
-    tokens_ahead: int
+    num_multi_steps: int
     """Maximum tokens per sequence that one call may emit without drafts. 0 means one token."""
 
-    launches_ahead: bool
-    """Whether the device may run `Step.ahead` while the host waits for the Step."""
+    async_scheduling: bool
+    """Whether the device may run `Step.async_rows` while the host waits for the Step."""
 
     @property
     def instructions(self) -> str | None:

@@ -1,24 +1,24 @@
 """Drafts tokens by prompt lookup (`ngrams`), if the last exit is likely to accept them. Torch-free.
 
-A race measures which limit on the number of draft tokens gives the most tokens per second.
+A tuner measures which limit on the number of draft tokens gives the most tokens per second.
 """
 
 from collections.abc import Sequence as Items
 
 from nvium_core.engine.schedule.ngrams import HitRates, copied
-from nvium_core.engine.schedule.race import Race
 from nvium_core.engine.schedule.sequence import Sequence
+from nvium_core.engine.schedule.tuner import Tuner
 
-RACED_LIMITS = 0, 2, 6  # the limits on draft tokens per sequence that the race compares
+TUNED_LIMITS = 0, 2, 6  # the limits on draft tokens per sequence that the tuner compares
 MIN_ACCEPTANCE = 0.3  # minimum estimated probability that all draft tokens are accepted
 
 
 class Drafting:
-    """Chooses drafts of at most `max_drafts` tokens. 0 disables drafts; None lets a race choose the limit."""
+    """Chooses drafts of at most `max_drafts` tokens. 0 disables drafts; None lets a tuner choose the limit."""
 
     def __init__(self, max_drafts: int | None = None) -> None:
         self.is_off = max_drafts == 0
-        self._race = Race(RACED_LIMITS if max_drafts is None else (max_drafts,))
+        self._tuner = Tuner(TUNED_LIMITS if max_drafts is None else (max_drafts,))
         self._hit_rates = {False: HitRates(), True: HitRates()}
         """Hit rates of requests at temperature 0 (True) and of all other requests (False)."""
         self.num_drafted = self.num_accepted = 0
@@ -28,7 +28,7 @@ class Drafting:
         if self.is_off or not sequence.may_draft or sequence.num_drafts:
             return ()
         match = sequence.find_match(self._hit_rates[sequence.params.temperature == 0])
-        number = self._race.choose(num_running) if match else 0
+        number = self._tuner.choose(num_running) if match else 0
         while match and number and match.hit_rate**number < MIN_ACCEPTANCE:
             number -= 1
         return copied(sequence.token_ids, match.end, sequence.num_tokens, number) if match and number else ()
@@ -38,4 +38,4 @@ class Drafting:
         self.num_accepted += num_accepted
 
     def observe(self, num_sequences: int, num_tokens: int, seconds: float) -> None:
-        self._race.observe(num_sequences, num_tokens, seconds)
+        self._tuner.observe(num_sequences, num_tokens, seconds)

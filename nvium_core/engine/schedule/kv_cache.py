@@ -65,7 +65,7 @@ class PagePool:
         return True
 
     def release(self, sequence: Sequence) -> None:
-        """Release all pages. A sequence's last page is the first to be evicted, because `find` needs earlier pages."""
+        """Release all pages. A sequence's last page is the first to be evicted, because `match` needs earlier pages."""
         for page in reversed(sequence.pages):
             self._num_owners[page] -= 1
             if self._num_owners[page] == 0:
@@ -75,8 +75,8 @@ class PagePool:
                     self._free.append(page)
         sequence.pages.clear()
 
-    def publish(self, sequence: Sequence, since: int) -> None:
-        """Register complete pages from row `since` on, so that `find` returns them. Skip content already registered."""
+    def register(self, sequence: Sequence, since: int) -> None:
+        """Register complete pages from row `since` on, so that `match` finds them. Skip content already registered."""
         if not self.keeps_pages:
             return
         first, complete = since // self.page_size, sequence.filled[-1] // self.page_size
@@ -86,13 +86,13 @@ class PagePool:
                 self._page_of[digest] = page
                 self._digest_of[page] = digest
 
-    def forget(self, sequence: Sequence) -> None:
+    def invalidate(self, sequence: Sequence) -> None:
         """Unregister the sequence's pages, whose content may be corrupt."""
         for page in sequence.pages:
             if page in self._digest_of:
                 del self._page_of[self._digest_of.pop(page)]
 
-    def find(self, sequence: Sequence) -> list[int]:
+    def match(self, sequence: Sequence) -> list[int]:
         """Return the registered pages that have the same content as the sequence's first pages."""
         digests = self._digests(sequence, sequence.num_cacheable_rows // self.page_size)
         found = [self._page_of[digest] for digest in takewhile(self._page_of.__contains__, digests)]
@@ -106,8 +106,8 @@ class PagePool:
         """Return how many pages would be available if these pages had owners."""
         return self.num_free - sum(page in self._kept for page in pages)
 
-    def share(self, sequence: Sequence, pages: list[int]) -> None:
-        """Give the pages that `find` returned to a sequence that has no pages."""
+    def acquire(self, sequence: Sequence, pages: list[int]) -> None:
+        """Give the pages that `match` returned to a sequence that has no pages."""
         for page in pages:
             self._kept.pop(page, None)
             self._num_owners[page] += 1

@@ -39,7 +39,7 @@ class LogitChanges:
         return len(self.entries) // NUM_FIELDS
 
     @property
-    def may_run_ahead(self) -> bool:
+    def allows_async(self) -> bool:
         """Whether a generated token changes only the entry of that token."""
         return not self._early
 

@@ -11,29 +11,29 @@ class Policy(NamedTuple):
     """`passes` cuts consecutive blocks into passes. After each pass, front rows may emit their tokens.
 
     `ready_block`: (sequence, whether others wait for its pages) → the first block of the pass that it waits for.
-    `runs_ahead`: whether a Step, always of all blocks, may be scheduled before the last one's outcomes are known.
+    `allows_async`: whether a Step, always of all blocks, may be scheduled before the last one's outcomes are known.
     `is_tied`: whether each row passes at most one block of a pass. Then the pass runs all blocks at once.
     """
 
     name: Schedule
     passes: Callable[[range], list[range]]
     ready_block: Callable[[Sequence, bool], int]
-    runs_ahead: bool
+    allows_async: bool
     is_tied: bool = False
 
 
-WHOLE = Policy("whole", lambda blocks: [blocks], lambda sequence, is_leader: 0, runs_ahead=True)
+WHOLE = Policy("whole", lambda blocks: [blocks], lambda sequence, is_leader: 0, allows_async=True)
 """Runs all blocks for every row."""
 
 SWEEP = Policy(
     "sweep",
     lambda blocks: [range(block, block + 1) for block in blocks],
     lambda sequence, is_leader: sequence.deepest_pending_block if is_leader else sequence.ready_block,
-    runs_ahead=False,
+    allows_async=False,
 )
 """The paper's loop with batching: runs the deepest block for which enough sequences wait, also for deferred rows."""
 
-TIED = Policy("sweep", lambda blocks: [blocks], lambda sequence, is_leader: 0, runs_ahead=False, is_tied=True)
+TIED = Policy("sweep", lambda blocks: [blocks], lambda sequence, is_leader: 0, allows_async=False, is_tied=True)
 """The sweep of a model whose blocks share their weights: one read of the weights serves rows of every block."""
 
 

@@ -16,14 +16,14 @@ from nvium_core.engine.params import Bounds, EngineConfig
 from nvium_core.engine.schedule.drafting import Drafting
 from nvium_core.engine.schedule.kv_cache import PagePool
 from nvium_core.engine.schedule.policies import WHOLE, Policy, policies_of
-from nvium_core.engine.schedule.race import Race
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import NO_TOKEN, Rows, Run, Step
-from nvium_core.engine.schedule.waiting_line import WaitingLine
+from nvium_core.engine.schedule.tuner import Tuner
+from nvium_core.engine.schedule.waiting_queue import WaitingQueue
 
 MAX_SHORT_RUN_ROWS = 16  # longer runs are *long*
 
-SECONDS_AHEAD = 0.004
+MULTI_STEP_SECONDS = 0.004
 """Time budget of a call that emits several tokens per sequence. It is short, for smooth streaming and low latency."""
 
 
@@ -36,22 +36,22 @@ class Scheduler:
         config: EngineConfig,
         *,
         num_blocks: int,
-        tokens_ahead: int = 0,
-        launches_ahead: bool = False,
+        num_multi_steps: int = 0,
+        async_scheduling: bool = False,
         bounds: Bounds | None = None,
         is_tied: bool = False,
     ) -> None:
-        """`tokens_ahead` and `launches_ahead`: see `Backend`. `is_tied`: whether the blocks share their weights."""
+        """`num_multi_steps`, `async_scheduling`: see `Backend`. `is_tied`: whether the blocks share their weights."""
         self.pool = pool
         self.config = config
         self.num_blocks = num_blocks
-        self.tokens_ahead = tokens_ahead
-        self.launches_ahead = launches_ahead
+        self.num_multi_steps = num_multi_steps
+        self.async_scheduling = async_scheduling
         self.is_tied = is_tied
         self.bounds = bounds or config.bounds()
-        self.schedules: Race[Policy] = Race(policies_of(config.schedule, num_blocks, is_tied=is_tied))
+        self.schedules: Tuner[Policy] = Tuner(policies_of(config.schedule, num_blocks, is_tied=is_tied))
         self.drafts = Drafting(config.max_drafts)
-        self.waiting = WaitingLine()
+        self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
         self.admitted: list[Sequence] = []
         """Sequences that the last call of `schedule` admitted."""
@@ -62,8 +62,8 @@ class Scheduler:
         """Whether the last Step's policy was not chosen, because a running sequence disables early exits."""
         self._policy, self._passes = WHOLE, dict[int, range]()
         """The last Step's policy, and its passes by their first block."""
-        self._ahead: list[Rows] = []
-        """`Step.ahead` of the last Step."""
+        self._async_rows: list[Rows] = []
+        """`Step.async_rows` of the last Step."""
         self._long_ran = False
         self._budget = self.bounds.step
         """Maximum rows of the next Step."""
@@ -74,24 +74,24 @@ class Scheduler:
     def schedule(self) -> Step | None:
         """Return the next Step, or None if no sequence can run."""
         self.admitted = list(self._admit()) if self.waiting and self._seats else []
-        ahead, self._ahead = self._ahead, []
+        scheduled, self._async_rows = self._async_rows, []
         while ready := [sequence for sequence in self.running if not sequence.awaits_constraint]:
             self._num_running = len(self.running)
             self._is_forced = not all(sequence.params.early_exits for sequence in self.running)
             policy = self.schedules.choose(self._num_running)
             self._policy = WHOLE if self._is_forced else policy
             self._passes = {blocks.start: blocks for blocks in self._policy.passes(range(self.num_blocks))}
-            if step := self._step_of_rows(ahead) or self._step(ready):
+            if step := self._step_of_rows(scheduled) or self._step(ready):
                 self._num_steps += 1
                 for run in step.runs:
                     run.sequence.last_step = self._num_steps
                 is_typical = not (self._long_ran or self._is_forced)
-                self._ahead = self._rows_ahead(step)
-                return replace(step, ahead=self._ahead, is_typical=is_typical)
+                self._async_rows = self._rows_after(step)
+                return replace(step, async_rows=self._async_rows, is_typical=is_typical)
         return None
 
     def observe(self, step: Step, num_tokens: int, seconds: float) -> None:
-        """Record a Step for the races of schedules and draft limits, unless it had long runs or a forced policy."""
+        """Record a Step for the tuners of schedules and draft limits, unless it had long runs or a forced policy."""
         if step.is_typical:
             self.schedules.observe(self._num_running, num_tokens, seconds)
             if any(run.sequence.is_original for run in step.runs):
@@ -105,7 +105,7 @@ class Scheduler:
             self._vacate(sequence)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Free a sequence's seat and pages, and put it at the front of the waiting line."""
+        """Free a sequence's seat and pages, and put it at the front of the waiting queue."""
         self._vacate(sequence)
         sequence.reset()
         self.waiting.put_back(sequence)
@@ -133,7 +133,7 @@ class Scheduler:
         """Admit waiting sequences while seats and pages are free. Each needs pages for its tokens and a spare one."""
         promised = self._num_promised_pages()
         while self._seats and (sequence := self.waiting.first(self._is_held)):
-            found = self.pool.find(sequence)
+            found = self.pool.match(sequence)
             missing = self.pool.num_pages_for(sequence.num_tokens) - len(found)
             if promised + missing > self.pool.num_free_without(found):
                 return
@@ -146,7 +146,7 @@ class Scheduler:
 
     def _seat(self, sequence: Sequence, found: list[int]) -> None:
         self.waiting.admit(sequence)
-        self.pool.share(sequence, found)
+        self.pool.acquire(sequence, found)
         if sequence.num_cached_prompt_tokens is None:
             sequence.num_cached_prompt_tokens = sequence.filled[0]
         sequence.seat = self._seats.pop()
@@ -205,7 +205,7 @@ class Scheduler:
         granted = self._granted(blocks.start, sequences)
         if not granted:
             return None
-        limit = self._num_ahead(granted) if len(blocks) > 1 or self.num_blocks == 1 else 1
+        limit = self._multi_steps(granted) if len(blocks) > 1 or self.num_blocks == 1 else 1
         return Step(blocks, [Run(*each) for each in granted.items()], self._policy, limit)
 
     def _granted(self, first: int, sequences: list[Sequence], *, preempts: bool = True) -> dict[Sequence, int]:
@@ -227,14 +227,14 @@ class Scheduler:
             granted[sequence] = stop
         return granted
 
-    def _rows_ahead(self, step: Step) -> list[Rows]:
+    def _rows_after(self, step: Step) -> list[Rows]:
         """Schedule the Step after this one, if no outcome but an end can change it. Return its rows."""
-        if not (self.launches_ahead and self._policy.runs_ahead):
+        if not (self.async_scheduling and self._policy.allows_async):
             return []
         if not self.drafts.is_off and any(sequence.is_original for sequence in self.running):
             return []
         emitting = [run.sequence for run in step.runs if run.reaches_front]
-        if not all(sequence.may_run_ahead and sequence.changes is None for sequence in emitting):
+        if not all(sequence.allows_async and sequence.changes is None for sequence in emitting):
             return []
         long_ran = self._long_ran
         with assumed(step.runs, emitting):
@@ -244,10 +244,10 @@ class Scheduler:
         self._long_ran = long_ran
         return rows
 
-    def _step_of_rows(self, ahead: list[Rows]) -> Step | None:
-        """Return the Step of `Step.ahead`, without the sequences that have ended or lost their pages."""
-        runs = [Run(sequence, rows.stop) for sequence, rows in ahead if self._is_pending(sequence, rows)]
-        if not (runs and self._policy.runs_ahead):
+    def _step_of_rows(self, scheduled: list[Rows]) -> Step | None:
+        """Return the Step of `Step.async_rows`, without the sequences that have ended or lost their pages."""
+        runs = [Run(sequence, rows.stop) for sequence, rows in scheduled if self._is_pending(sequence, rows)]
+        if not (runs and self._policy.allows_async):
             return None
         self._long_ran = self._is_long(runs[0].sequence, 0)
         return Step(range(self.num_blocks), runs, self._policy)
@@ -257,22 +257,22 @@ class Scheduler:
         has_pages = sequence.seat is not None and len(sequence.pages) * self.pool.page_size >= rows.stop
         return is_next and has_pages and not sequence.awaits_constraint
 
-    def _num_ahead(self, granted: dict[Sequence, int]) -> int:
+    def _multi_steps(self, granted: dict[Sequence, int]) -> int:
         """Return how many tokens each of these sequences may emit in one call."""
-        if len(granted) < len(self.running) or not self.tokens_ahead:
+        if len(granted) < len(self.running) or not self.num_multi_steps:
             return 1
-        if not all(s.may_run_ahead and stop == s.num_tokens for s, stop in granted.items()):
+        if not all(s.allows_async and stop == s.num_tokens for s, stop in granted.items()):
             return 1
         if any(sequence.is_original and not self.drafts.is_off for sequence in granted):
             return 1
         spare = self.pool.num_free - self._num_promised_pages()
         for sequence in granted:
-            num_rows = min(sequence.num_tokens + self.tokens_ahead, sequence.max_length) - 1
+            num_rows = min(sequence.num_tokens + self.num_multi_steps, sequence.max_length) - 1
             missing = self.pool.num_pages_for(num_rows) - len(sequence.pages)
             if 0 < missing <= spare and self.pool.grow(sequence, num_rows):
                 spare -= missing
         room = min(len(s.pages) * self.pool.page_size + 1 - s.num_tokens for s in granted)
-        return max(1, min(self.tokens_ahead, room, *(s.max_length - s.num_tokens for s in granted)))
+        return max(1, min(self.num_multi_steps, room, *(s.max_length - s.num_tokens for s in granted)))
 
     def _make_room(self, sequence: Sequence, num_positions: int, granted: Container[Sequence]) -> bool:
         """Allocate pages. If needed, preempt the youngest sequences. Return False if that includes `sequence`."""

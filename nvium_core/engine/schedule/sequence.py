@@ -186,9 +186,9 @@ class Sequence:
         return len(self.token_ids) - self.num_drafts
 
     @property
-    def may_run_ahead(self) -> bool:
+    def allows_async(self) -> bool:
         """Whether an emitted token's row may run before the host has read that token."""
-        is_free = self.constraint is None and (self.changes is None or self.changes.may_run_ahead)
+        is_free = self.constraint is None and (self.changes is None or self.changes.allows_async)
         return is_free and not (self.needs_scores or self.num_drafts) and self.finish_reason is None
 
     @property

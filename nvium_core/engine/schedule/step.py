@@ -41,16 +41,16 @@ class Rows(NamedTuple):
 class Step:
     """Rows of some sequences to run through these blocks, in the passes of a policy.
 
-    A run ends with the pass in which its front row emits its last token, of at most `limit`. `ahead`: the next Step's
-    rows, which a backend may run before it returns the outcomes of this Step. A row behind the last known token takes
-    the token that its sequence emits in this Step. `is_typical`: whether races count the Step.
+    A run ends with the pass in which its front row emits its last token, of at most `limit`. `async_rows`: the rows of
+    the next Step, which a backend may run before it returns the outcomes of this Step. A row behind the last known
+    token takes the token that its sequence emits in this Step. `is_typical`: whether tuners count the Step.
     """
 
     blocks: range
     runs: list[Run]
     policy: Policy = SWEEP
     limit: int = 1
-    ahead: Items[Rows] = ()
+    async_rows: Items[Rows] = ()
     is_typical: bool = True
 
     @property

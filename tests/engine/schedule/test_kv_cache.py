@@ -18,7 +18,7 @@ def test_a_wrong_owner_count_a_lost_page_and_a_wrong_digest_are_detected():
     pool, sequence = PagePool(num_pages=3, page_size=3), sequence_of(7, 1)
     pool.grow(sequence, 7)
     sequence.filled = [7]
-    pool.publish(sequence, since=0)
+    pool.register(sequence, since=0)
     pool.check_integrity([sequence])
     pool._digest_of.popitem()
     with pytest.raises(AssertionError, match="wrong digest"):

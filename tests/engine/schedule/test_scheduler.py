@@ -171,7 +171,7 @@ def test_admitted_sequences_and_their_cached_prompt_tokens_are_reported():
     step = next_step(scheduler)
     assert (scheduler.admitted, first.num_cached_prompt_tokens) == ([first], 0)
     carry_out(step, exiting={"0"})
-    scheduler.pool.publish(first, since=0)
+    scheduler.pool.register(first, since=0)
     second = newcomer(scheduler, 1, 7)
     step = next_step(scheduler)
     assert (scheduler.admitted, second.num_cached_prompt_tokens) == ([second], 6)
@@ -184,17 +184,17 @@ def test_rows_found_after_a_preemption_do_not_count_as_cached_prompt_tokens():
     sequence = newcomer(scheduler, 0, 3)
     for _ in range(3):
         carry_out(next_step(scheduler), exiting={"0"})
-    scheduler.pool.publish(sequence, since=0)
+    scheduler.pool.register(sequence, since=0)
     scheduler.preempt(sequence)
     next_step(scheduler)
     assert scheduler.admitted == [sequence]
     assert (sequence.filled, sequence.num_cached_prompt_tokens) == ([4], 0)
 
 
-@pytest.mark.parametrize(("schedule", "launches_ahead"), [("sweep", False), ("whole", True)])
-def test_short_runs_alternate_with_long_runs_which_share_a_chunk_unless_they_are_alone(schedule, launches_ahead):
+@pytest.mark.parametrize(("schedule", "async_scheduling"), [("sweep", False), ("whole", True)])
+def test_short_runs_alternate_with_long_runs_which_share_a_chunk_unless_they_are_alone(schedule, async_scheduling):
     scheduler = scheduler_with(schedule, num_pages=200, chunk_rows=6)
-    scheduler.launches_ahead = launches_ahead
+    scheduler.async_scheduling = async_scheduling
     for arrival, num_tokens in enumerate([50, 40, 3, 2]):
         newcomer(scheduler, arrival, num_tokens)
     turns = []
@@ -211,7 +211,7 @@ def test_short_runs_alternate_with_long_runs_which_share_a_chunk_unless_they_are
 
 def test_one_call_emits_several_tokens_if_all_sequences_run_and_pages_are_free():
     scheduler = scheduler_with(num_pages=12)
-    scheduler.tokens_ahead = 8
+    scheduler.num_multi_steps = 8
     lone = newcomer(scheduler, 0, 5)
     assert next_step(scheduler).limit == 8
     assert len(lone.pages) == 6
@@ -222,11 +222,11 @@ def test_one_call_emits_several_tokens_if_all_sequences_run_and_pages_are_free()
 
 def test_a_step_ahead_that_is_not_run_takes_no_turn(monkeypatch):
     scheduler = scheduler_with("race", num_pages=200, chunk_rows=6)
-    scheduler.launches_ahead = True
+    scheduler.async_scheduling = True
     sequences = [newcomer(scheduler, arrival, num_tokens) for arrival, num_tokens in enumerate([50, 3])]
     monkeypatch.setattr(scheduler.schedules, "choose", lambda _: WHOLE)
     step = next_step(scheduler)
-    assert [rows.sequence.request_id for rows in step.ahead] == ["1"]
+    assert [rows.sequence.request_id for rows in step.async_rows] == ["1"]
     assert [sequence.last_step for sequence in sequences] == [1, 0]
     carry_out(step)
     monkeypatch.setattr(scheduler.schedules, "choose", lambda _: SWEEP)
@@ -250,7 +250,7 @@ def workloads(draw: st.DrawFn, prompts: st.SearchStrategy[list[int]], **limits: 
     """Draw a scheduler with these limits, its sequences, and a generator of exits."""
     schedule, num_blocks = draw(st.sampled_from(["race", "whole", "sweep"])), draw(st.integers(1, 4))
     scheduler = scheduler_with(schedule, num_blocks, **{name: draw(limit) for name, limit in limits.items()})
-    scheduler.launches_ahead = draw(st.booleans())
+    scheduler.async_scheduling = draw(st.booleans())
     sequences = [newcomer(scheduler, arrival, num_tokens) for arrival, num_tokens in enumerate(draw(prompts))]
     return scheduler, sequences, draw(st.randoms(use_true_random=False))
 

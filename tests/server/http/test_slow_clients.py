@@ -31,7 +31,7 @@ def impatient(byte_model: LoadedModel) -> Iterator[LiveServer]:
         pytest.MonkeyPatch.context() as patch,
         live_server(byte_model, slow_client_seconds=0.5, arrival_seconds=1) as server,
     ):
-        patch.setattr(scheduler, "SECONDS_AHEAD", 0.0)  # a chunk for every token
+        patch.setattr(scheduler, "MULTI_STEP_SECONDS", 0.0)  # a chunk for every token
         server.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_000)
         yield server
 

@@ -165,7 +165,7 @@ def test_probabilities_are_optional_and_change_no_token(server):
 
 
 def test_a_token_whose_text_is_held_back_is_in_the_chunk_of_its_step(server, monkeypatch):
-    monkeypatch.setattr(scheduler, "SECONDS_AHEAD", 0.0)  # one token a Step
+    monkeypatch.setattr(scheduler, "MULTI_STEP_SECONDS", 0.0)  # one token a Step
 
     def is_held_back() -> bool:
         """Return whether a chunk has no text. On a busy machine a chunk may contain the tokens of many Steps."""

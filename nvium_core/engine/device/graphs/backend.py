@@ -109,7 +109,7 @@ class Flight(NamedTuple):
 
 
 class GraphsBackend(LayersBackend):
-    launches_ahead = True
+    async_scheduling = True
     max_changes = 65_536
 
     def __init__(
@@ -142,7 +142,7 @@ class GraphsBackend(LayersBackend):
             )
             for _ in range(2)
         ]
-        self._ahead: Flight | None = None
+        self._async_flight: Flight | None = None
         """The next Step's pass. The last Step has launched it, so that the device is busy while the host schedules."""
         self.replay = Replay(device)
 
@@ -244,14 +244,14 @@ class GraphsBackend(LayersBackend):
             return super().pass_blocks(step, blocks, parts)
         started = time.perf_counter()
         rows = [part.rows(blocks[-1]) for part in parts]
-        flight, self._ahead = self._ahead, None
+        flight, self._async_flight = self._async_flight, None
         if flight is None or not flight.computes(blocks, rows):
             flight = self._launch(blocks, rows, self.fronts(blocks, parts))
         if flight is None:
             return super().pass_blocks(step, blocks, parts)
-        if step.ahead:
+        if step.async_rows:
             with suppress(RuntimeError):  # the next Step will run it again, and raise
-                self._ahead = self._launch_ahead(blocks, step.ahead, flight)
+                self._async_flight = self._launch_async(blocks, step.async_rows, flight)
         self._take_answers(flight, parts)
         for part in parts:
             part.pass_rows(blocks)
@@ -261,7 +261,7 @@ class GraphsBackend(LayersBackend):
     def attend(self, rows: Items[Rows], slot_R: Tensor) -> Attend:
         return written(self.cache, slot_R, self._attend_runs(self.cache, rows))
 
-    def _launch_ahead(self, blocks: range, rows: Items[Rows], flight: Flight) -> Flight | None:
+    def _launch_async(self, blocks: range, rows: Items[Rows], flight: Flight) -> Flight | None:
         last = [(sequence, own.stop - 1) for sequence, own in rows if own.stop >= sequence.num_tokens]
         return self._launch(blocks, rows, [self.front(*each) for each in last], flight.fronts)
 

@@ -67,8 +67,8 @@ class Progress(Outcome):
 
 
 class LayersBackend:
-    tokens_ahead = 0
-    launches_ahead = False
+    num_multi_steps = 0
+    async_scheduling = False
 
     def __init__(self, model: Nvium, cache: PagedCache, cause: str | None = None) -> None:
         """`cause`: why no faster backend runs the passes, which are then counted; None for a reference."""

@@ -40,8 +40,8 @@ class NativeBackend:
     With `is_deterministic`, no pass uses AMX tiles (see `MIN_TILED_ROWS`).
     """
 
-    tokens_ahead = MAX_EMISSIONS
-    launches_ahead = False
+    num_multi_steps = MAX_EMISSIONS
+    async_scheduling = False
     eager_passes: Mapping[str, int] = {}
 
     def __init__(
@@ -95,7 +95,7 @@ class NativeBackend:
         ctypes.memset(self._reports, 0, ctypes.sizeof(self._reports))
         call.first, call.stop, call.is_one_pass = step.blocks.start, step.blocks.stop, len(passes) == 1
         call.is_tied = step.policy.is_tied
-        call.num_runs, call.max_rows, call.seconds = len(step.runs), max_rows, scheduler.SECONDS_AHEAD
+        call.num_runs, call.max_rows, call.seconds = len(step.runs), max_rows, scheduler.MULTI_STEP_SECONDS
         self._model.num_threads = self.num_threads
         self._run_native(ctypes.byref(self._model), ctypes.byref(call))
         width = 1 + self._num_exits + 2 * call.num_top

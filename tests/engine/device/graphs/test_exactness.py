@@ -47,7 +47,7 @@ def test_tokens_and_exits_equal_algorithm_1_whatever_the_schedule(model, config,
 
 @settings(max_examples=settings().max_examples // 2)
 @given(models(), configs, st.lists(plain_requests, min_size=1, max_size=5))
-def test_tokens_and_exits_equal_algorithm_1_where_passes_are_launched_ahead(model, config, plan):
+def test_tokens_and_exits_equal_algorithm_1_where_passes_are_launched_asynchronously(model, config, plan):
     """Requests without scores, constraints or penalties, which stop, are cancelled or preempted."""
     check(model, served(graphs_engine(model, config), plan), plan)
 
@@ -58,8 +58,8 @@ def test_passes_launched_ahead_do_not_change_shared_pages(monkeypatch):
     params = [SamplingParams(max_tokens=40, seed=seed, stop_token_ids=(3,)) for seed in range(12)]
     engine = graphs_engine(model, config)
     backend, launched, taken = engine.runner.backend, list[Flight](), list[Flight]()
-    launch, take = backend._launch_ahead, backend._take_answers
-    monkeypatch.setattr(backend, "_launch_ahead", lambda *given: launched.append(launch(*given)) or launched[-1])
+    launch, take = backend._launch_async, backend._take_answers
+    monkeypatch.setattr(backend, "_launch_async", lambda *given: launched.append(launch(*given)) or launched[-1])
     monkeypatch.setattr(backend, "_take_answers", lambda flight, parts: taken.append(flight) or take(flight, parts))
     for _ in range(2):
         plan = [([1, 2, number % 3, 4, 1], asked) for number, asked in enumerate(params)]
@@ -92,7 +92,7 @@ def test_a_pass_stays_in_flight_whoever_arrives_or_ends_and_no_row_runs_twice(nu
         for event in engine.step():
             found[int(event.request_id)].append(event)
         engine.check_integrity()
-        assert not engine.has_work or backend._ahead is not None
+        assert not engine.has_work or backend._async_flight is not None
     assert [each.token_ids for each in found] == [
         alone(model, *asked).token_ids for asked in zip(prompts, params, strict=True)
     ]

@@ -288,7 +288,7 @@ def test_a_call_of_several_tokens_equals_as_many_calls(instructions, kinds, limi
     for _ in range(2):
         runs = [Run(sequence, sequence.num_tokens) for sequence in sequences]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(scheduler, "SECONDS_AHEAD", 60.0)
+            patch.setattr(scheduler, "MULTI_STEP_SECONDS", 60.0)
             found = native.run(Step(range(3), runs, policy, limit), ALL_ROWS).outcomes
         emissions: list[list[Emission]] = [[] for _ in sequences]
         for _ in found[0].emissions:

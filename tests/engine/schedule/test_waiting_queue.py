@@ -4,7 +4,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from nvium_core import SamplingParams
 from nvium_core.engine.schedule.sequence import Sequence
-from nvium_core.engine.schedule.waiting_line import WaitingLine
+from nvium_core.engine.schedule.waiting_queue import WaitingQueue
 
 TENANTS = ["", "a", "b", "c"]
 
@@ -15,7 +15,7 @@ def newcomer(tenant: str, number: int, choice: int = 0) -> Sequence:
 
 
 class SlowLine:
-    """A slow waiting line: plain lists of new sequences, preempted sequences, and tenants in the order of turns."""
+    """A slow waiting queue: plain lists of new sequences, preempted sequences, and tenants in the order of turns."""
 
     def __init__(self) -> None:
         self.newcomers: list[Sequence] = []
@@ -53,7 +53,7 @@ class Waiting(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.line, self.slow = WaitingLine(), SlowLine()
+        self.line, self.slow = WaitingQueue(), SlowLine()
         self.number = 0
         self.inside: list[Sequence] = []
         self.held: set[str] = set()
@@ -143,7 +143,7 @@ class CountedSequence(Sequence):
 
 @pytest.mark.parametrize("num_tenants", [1, 300])
 def test_the_work_per_sequence_does_not_grow_with_the_line(num_tenants):
-    line, crowd = WaitingLine(), [newcomer(str(number % num_tenants), number) for number in range(30_000)]
+    line, crowd = WaitingQueue(), [newcomer(str(number % num_tenants), number) for number in range(30_000)]
     CountedSequence.num_touches = 0
     for sequence in crowd:
         sequence.__class__ = CountedSequence

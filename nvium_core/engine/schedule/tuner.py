@@ -1,6 +1,6 @@
 """Measures while serving which of several candidates, such as schedules, emits the most tokens per second. Torch-free.
 
-There is one race for each size: 1, 2 to 3, 4 to 7, … running sequences. In a round the candidates take turns in short
+There is one tuner for each size: 1, 2 to 3, 4 to 7, … running sequences. In a round the candidates take turns in short
 windows, in the order A B B A. A candidate beats the first if the mean log of their speed ratio exceeds two standard
 errors. The winner then runs alone, so long that the overhead of measuring is negligible. The mean is a moving average,
 so old rounds lose weight.
@@ -21,8 +21,8 @@ MIN_PAUSE_TOKENS, MAX_PAUSE_TOKENS = 256, 16_384  # pause between rounds, in tok
 Candidate = TypeVar("Candidate")
 
 
-class SizeRace(Generic[Candidate]):
-    """The race for one size, that is a range of numbers of running sequences."""
+class SizeTuner(Generic[Candidate]):
+    """The tuner of one size, that is a range of numbers of running sequences."""
 
     def __init__(self, candidates: Items[Candidate]) -> None:
         self.candidates = candidates
@@ -90,12 +90,12 @@ class SizeRace(Generic[Candidate]):
         self._pause_tokens = min(max(pause, MIN_PAUSE_TOKENS), MAX_PAUSE_TOKENS)
 
 
-class Race(Generic[Candidate]):
-    """A race of several candidates; the first one is the baseline."""
+class Tuner(Generic[Candidate]):
+    """Chooses the fastest candidate for each number of running sequences; the first one is the baseline."""
 
     def __init__(self, candidates: Items[Candidate]) -> None:
         self._candidates = candidates
-        self._by_size: defaultdict[int, SizeRace[Candidate]] = defaultdict(lambda: SizeRace(candidates))
+        self._by_size: defaultdict[int, SizeTuner[Candidate]] = defaultdict(lambda: SizeTuner(candidates))
         self._last_size = 0
 
     @property

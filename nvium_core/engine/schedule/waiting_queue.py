@@ -14,7 +14,7 @@ Requests = dict[str, dict[Sequence, None]]
 """The waiting choices of each request, by request id, in order of arrival."""
 
 
-class WaitingLine:
+class WaitingQueue:
     def __init__(self) -> None:
         self._preempted: OrderedDict[Sequence, None] = OrderedDict()
         """Preempted sequences, most recent first."""
