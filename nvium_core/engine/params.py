@@ -101,6 +101,9 @@ RULES: dict[str, ExitRule] = {
 }
 """Rules by `SamplingParams.sampling`. "confidence" is not public: research compares with it."""
 
+HEAD_RULES = frozenset({ExitRule.ARGMAX, ExitRule.CONFIDENCE})
+"""Rules that need the logits of every exit that a row passes."""
+
 DRAW = np.dtype([(name, np.float64 if kind is float else np.int64) for name, kind in Draw.__annotations__.items()])
 """`Draw` as a record of 8-byte words."""
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nvium_core.engine.device.paged_cache import Integers, PagedCache, positions, tokens_of
-from nvium_core.engine.params import DRAW, Draw, ExitRule
+from nvium_core.engine.params import DRAW, HEAD_RULES, Draw, ExitRule
 from nvium_core.engine.schedule.logit_changes import NEUTRAL, NUM_FIELDS
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Rows
@@ -95,7 +95,7 @@ class Inputs:
             num_changes=sum(len(front.sequence.changes or ()) for front in fronts),
             has_masks=any(front.sequence.constraint is not None for front in fronts),
             is_ranked=any(draw.is_ranked for draw in draws),
-            mixes=bool(rules & {ExitRule.ARGMAX, ExitRule.CONFIDENCE}) or (is_last and ExitRule.MIXTURE in rules),
+            mixes=bool(rules & HEAD_RULES) or (is_last and ExitRule.MIXTURE in rules),
             has_original=ExitRule.ORIGINAL in rules,
         )
 
