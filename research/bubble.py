@@ -79,14 +79,14 @@ class SleepingBackend(GraphsBackend):
 
     def __init__(self, model: Nvium, cache: PagedCache, device: SleepingDevice) -> None:
         unused: Any = None
-        super().__init__(model, cache, unused, unused, unused, lambda _: SleepingFence(device))
+        super().__init__(model, cache, unused, unused, lambda _: SleepingFence(device))
         self.replay, device.answers = device, self.answers
 
     def forward(self, block: int, rows: Sequence[Rows]) -> None:
         if block == 0:
             self.replay.run("operators", lambda: None)
 
-    def compute(self, graph: Graph) -> None:
+    def compute(self, graph: Graph, compiler: object = None) -> None:
         """The device has written the answers."""
 
 
