@@ -1,1 +1,1 @@
-"""Passes over few rows as a few Triton kernels. A GPU with Triton uses them in its CUDA graphs."""
+"""Layers over few rows as a few Triton kernels. A GPU with Triton uses them in its CUDA graphs."""

@@ -37,8 +37,8 @@ from nvium_core.engine.device.attention import (
     works,
     written,
 )
-from nvium_core.engine.device.decide import EMITTED, EXIT_TAKEN, NUM_ANSWERS, decide
-from nvium_core.engine.device.graphs.compiled import COMPILE_SECONDS, Compiler
+from nvium_core.engine.device.decide import EMITTED, EXIT_TAKEN, NUM_ANSWERS
+from nvium_core.engine.device.graphs.compiled import COMPILE_SECONDS, UNCOMPILED, Compiler
 from nvium_core.engine.device.graphs.replay import Fence, Replay
 from nvium_core.engine.device.inputs import MAX_FRONTS, Front, InputViews, Variant
 from nvium_core.engine.device.layers.backend import LayersBackend, Progress, record_answers
@@ -194,6 +194,7 @@ class GraphsBackend(LayersBackend):
         logger.info("compiled the decisions in %.1f s", time.monotonic() - started)
         if time.monotonic() > self._compiler.until:
             logger.warning("some decisions are not compiled, for lack of time, and run in PyTorch's operators")
+        self._compiler.until = started  # nothing compiles while serving
 
     def _graphs(self, blocks: range, variant: Variant) -> list[Graph]:
         """Return the graphs of a pass. At the last exit all front rows emit, and a mixture needs all logits, so neither
@@ -290,8 +291,7 @@ class GraphsBackend(LayersBackend):
             self.forward(block, rows)
         if fronts:
             self._send(variant, [], fronts)
-            inputs = self.inputs.views(self._buffer, variant)
-            self.answers[:, : len(fronts)] = decide(self.model, self.cache.states_NSD, blocks, inputs, variant)
+            self.compute(Graph(DECIDE, blocks, variant), UNCOMPILED)
             self._receive()
         return self._flight(fronts, blocks, rows)
 
@@ -343,13 +343,13 @@ class GraphsBackend(LayersBackend):
             host.fence.wait()
         record_answers(parts, flight.fronts, host.answers)
 
-    def compute(self, graph: Graph) -> None:
+    def compute(self, graph: Graph, compiler: Compiler | None = None) -> None:
         """Compute the answers from the inputs in the buffer. CUDA graphs capture this function."""
         part, blocks, variant = graph
         inputs = self.inputs.views(self._buffer, variant)
         if part != DECIDE:
             self._layers.run(blocks, inputs, self._previous)
-        self.answers[:, : variant.num_rows] = self._compiler.decide(
+        self.answers[:, : variant.num_rows] = (compiler or self._compiler).decide(
             self.model, self.cache.states_NSD, blocks, inputs, variant, emits=part != ROUTE
         )
 

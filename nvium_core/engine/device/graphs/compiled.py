@@ -39,12 +39,18 @@ class Compiler:
     ) -> Tensor:
         """Return `decide`'s answers. Without `emits`, no token is drawn, and those of all front rows are `GOES_ON`."""
         code = variant.num_rows == 1, *variant[2:]
-        mark(variant.num_rows, *inputs.rows.values(), inputs.masks_RM)
+        self._mark(variant.num_rows, *inputs.rows.values(), inputs.masks_RM)
         chosen = self._call((route, blocks, code), route, model, states_NSD, blocks, inputs, variant)
         if not emits:
             return chosen.answers_F4.T
-        mark(variant.num_rows, *chosen[:-1], *chosen.mixed)
+        self._mark(variant.num_rows, *chosen[:-1], *chosen.mixed)
         return self._call((emit, code), emit, model, chosen, inputs, variant)
+
+    def _mark(self, num_rows: int, *of_rows: Tensor) -> None:
+        """Tell the compiler that the number of rows varies, unless it is one, for which code is compiled anyway."""
+        if self.until is not None and num_rows > 1:
+            for tensor in of_rows:
+                torch._dynamo.mark_dynamic(tensor, 0)  # noqa: SLF001
 
     def _call(self, kind: Hashable, function: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
         """Call the function, compiled if possible. `kind` tells which code these arguments need."""
@@ -63,13 +69,9 @@ class Compiler:
             return function(*given, **named)
 
 
+UNCOMPILED = Compiler()
+
+
 @cache
 def compiled(function: Callable[P, T]) -> Callable[P, T]:
     return torch.compile(function, fullgraph=True, dynamic=False)
-
-
-def mark(num_rows: int, *of_rows: Tensor) -> None:
-    """Tell the compiler that the number of rows varies, unless it is one, for which code is compiled anyway."""
-    if num_rows > 1:
-        for tensor in of_rows:
-            torch._dynamo.mark_dynamic(tensor, 0)  # noqa: SLF001

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from nvium_core import Completion, EngineConfig, FailureEvent, NviumForCausalLM, SamplingParams
 from nvium_core.engine.device.attention import ragged
 from nvium_core.engine.device.graphs import backend as graphs_backend
+from nvium_core.engine.device.graphs import compiled
 from nvium_core.engine.device.graphs.backend import Flight, Graph, GraphsBackend
 from nvium_core.engine.device.graphs.replay import Replay
 from nvium_core.engine.device.paged_cache import PagedCache
@@ -150,21 +151,46 @@ def test_passes_outside_the_graphs_are_counted_by_their_cause_and_logged_once(ca
     assert sorted(each.getMessage().rpartition(": ")[2] for each in caplog.records) == causes
 
 
+@pytest.mark.parametrize("seconds", [0.0, 60.0])
+def test_decisions_compile_before_the_capture_while_there_is_time(seconds, monkeypatch, caplog):
+    """Those of plain requests come first, for one row and for many."""
+    kinds = dict[tuple[bool, int], None]()
+
+    def compiled_fake(function: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*given: Any) -> Any:
+            if not backend.replay.names:
+                kinds[given[-1].mixes, given[-1].num_rows] = None
+            return function(*given)
+
+        return noted
+
+    monkeypatch.setattr(compiled, "compiled", compiled_fake)
+    monkeypatch.setattr(graphs_backend, "COMPILE_SECONDS", seconds)
+    engine = engine_on(compiling_backend, random_model([1, 2, 4]), EngineConfig(max_sequences=2))
+    backend = engine.runner.backend
+    backend.replay = Recording()
+    engine.runner.prepare()
+    assert [*kinds] == [(False, 1), (False, 32), (True, 1), (True, 32)][: 4 if seconds else 0]
+    assert ("for lack of time" in caplog.text) == (seconds == 0)
+    assert backend.replay.names
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # PyTorch's own use
 @pytest.mark.parametrize("schedule", ["sweep", "whole"])
 def test_every_kind_of_request_equals_algorithm_1_where_the_decisions_are_compiled(schedule):
-    def make_backend(model: NviumForCausalLM, cache: PagedCache, config: EngineConfig) -> GraphsBackend:
-        return GraphsBackend(model, cache, PlainLayers(model, cache), ragged, compiles=True)
-
     model, config = random_model([1, 2]), EngineConfig(max_sequences=8, schedule=schedule)
     plan = [([1, 2, n], SamplingParams(max_tokens=9, seed=n, **wishes)) for n, wishes in enumerate(KINDS)]
-    engine = engine_on(make_backend, model, config)
+    engine = engine_on(compiling_backend, model, config)
     for (prompt, params), found in zip(plan, together(engine, plan), strict=True):
         expected = alone(model, prompt, params)
         assert (found.token_ids, found.exits) == (expected.token_ids, expected.exits)
     assert not engine.runner.backend._compiler.failed
     assert not engine.runner.eager_passes
+
+
+def compiling_backend(model: NviumForCausalLM, cache: PagedCache, config: EngineConfig) -> GraphsBackend:
+    return GraphsBackend(model, cache, PlainLayers(model, cache), ragged, compiles=True)
 
 
 class Recording(Replay):
