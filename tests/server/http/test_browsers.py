@@ -110,6 +110,7 @@ def preflight(server: LiveServer, origin: str, method: str = "POST"):
         "origin": origin,
         "access-control-request-method": method,
         "access-control-request-headers": "authorization, content-type, x-stainless-lang",
+        "access-control-request-private-network": "true",
     }
     return server.http.options("/v1/completions", headers=headers)
 
@@ -123,6 +124,7 @@ def test_a_preflight_from_an_allowed_origin_needs_no_key_and_is_not_counted(shar
         assert response.headers["access-control-allow-origin"] == origin
         assert "POST" in response.headers["access-control-allow-methods"]
         assert "x-stainless-lang" in response.headers["access-control-allow-headers"]
+        assert response.headers["access-control-allow-private-network"] == "true"
         assert response.headers["x-request-id"]
     assert completed.get() == before
 
@@ -150,7 +152,7 @@ def test_another_origin_or_method_is_refused_in_the_error_form(shared, origin, m
     response = preflight(shared, origin, method)
     assert response.status_code == 400
     assert "CORS" in error_of(response)["message"]
-    assert "access-control-allow-origin" not in response.headers
+    assert not {"access-control-allow-origin", "access-control-allow-private-network"} & response.headers.keys()
     assert "Origin" in response.headers["vary"]
 
 

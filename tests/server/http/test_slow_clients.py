@@ -69,7 +69,7 @@ async def test_a_slow_reader_gets_everything(impatient):
 async def test_a_body_that_does_not_arrive_in_time_gets_a_408(impatient):
     async with connected(impatient.url) as connection:
         await connection.send(BESIDE[:-1])
-        answer = await connection.answer()
+        answer = await asyncio.wait_for(connection.answer(), 30)
         assert (answer.status, answer.json()["error"]["code"]) == (408, "request_timeout")
         assert impatient.gauge('nvium_rejected_total{reason="request_timeout"}') > 0
         assert answer.headers["x-request-id"]
@@ -93,14 +93,14 @@ async def test_slow_bytes_do_not_extend_the_timeout(impatient):
 async def test_a_silent_connection_and_a_late_head_are_closed_without_a_response(impatient, size):
     async with connected(impatient.url) as connection:
         await connection.send(BESIDE[:size])
-        assert await connection.reader.read() == b""
+        assert await asyncio.wait_for(connection.reader.read(), 30) == b""
 
 
 async def test_a_later_head_that_does_not_arrive_in_time_closes_the_connection(impatient):
     async with connected(impatient.url) as connection:
         assert (await connection.ask(PROBE)).status == 200
         await connection.send(PROBE[:-1])
-        assert await connection.reader.read() == b""
+        assert await asyncio.wait_for(connection.reader.read(), 30) == b""
 
 
 async def test_the_arrival_timeout_does_not_apply_to_responses(impatient):
