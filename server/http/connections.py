@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from enum import IntEnum
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -88,7 +89,7 @@ class Watch(NamedTuple):
     """A connection's phase and request, since when they are the same, and how much the client had read by then."""
 
     phase: Phase
-    cycle: object
+    cycle: int  # its id; a reference would keep a closed connection in memory
     since: float
     num_read: int
 
@@ -110,7 +111,7 @@ class Connections:
         self._limits = {Phase.SILENT: settings.arrival_seconds, Phase.UNREAD: slow_seconds, Phase.CLOSING: slow_seconds}
         self._min_read = MIN_BYTES_PER_SECOND * slow_seconds
         self._metrics = metrics
-        self._watched: dict[H11Protocol, Watch] = {}
+        self._watched = WeakKeyDictionary[H11Protocol, Watch]()
         self._open: Any = None
 
     def __call__(self, **kwargs: Any) -> H11Protocol:
@@ -119,7 +120,7 @@ class Connections:
         if self._open is None:
             asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep)
         self._open = connection.connections
-        self._watched[connection] = Watch(Phase.SILENT, None, time.monotonic(), 0)
+        self._watched[connection] = Watch(Phase.SILENT, id(None), time.monotonic(), 0)
         if len(self._open) >= self._max_connections:
             self._make_room()
         return connection
@@ -136,15 +137,14 @@ class Connections:
             no_room.log(allowed=self._max_connections)
 
     def _since(self, connection: H11Protocol) -> float:
-        return self._watched[connection].since if connection in self._watched else time.monotonic()
+        return self._watched[connection].since
 
     def _sweep(self) -> None:
         asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep)
-        before, now = self._watched, time.monotonic()
-        self._watched = {}
+        now = time.monotonic()
         for connection in list(self._open):
-            watch = Watch(phase_of(connection), connection.cycle, now, num_read(connection))
-            last = before.get(connection, watch)
+            watch = Watch(phase_of(connection), id(connection.cycle), now, num_read(connection))
+            last = self._watched.get(connection, watch)
             if (last.phase, last.cycle) == (watch.phase, watch.cycle):
                 watch = self._checked(connection, last, watch)
             self._watched[connection] = watch
@@ -164,7 +164,7 @@ class Connections:
         return last
 
     def _bound_unread(self) -> None:
-        unread = {each: num_unread(each) for each, watch in self._watched.items() if watch.phase is Phase.UNREAD}
+        unread = {each: num_unread(each) for each in self._open if self._watched[each].phase is Phase.UNREAD}
         while len(unread) > 1 and sum(unread.values()) > self._max_unread:
             totals = Counter[str]()
             for connection, number in unread.items():
