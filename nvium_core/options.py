@@ -85,7 +85,7 @@ class ServerOptions(EngineConfig, ModelOptions):
     ] = False
     max_body_bytes: Annotated[Positive, Doc("Maximum size of a request body.")] = 2_000_000
     max_present_bytes: Annotated[Positive, Doc("Maximum total size of the bodies of open requests.")] = 64_000_000
-    max_connections: Annotated[Positive, Doc("Maximum concurrent connections.")] = 4096
+    max_connections: Annotated[Positive, Doc("Maximum connections; a new one closes the oldest that waits.")] = 4096
 
     api_keys: Annotated[
         tuple[str, ...],

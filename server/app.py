@@ -23,6 +23,7 @@ from server.http.bodies import Bodies
 from server.http.config import STOP_SECONDS, uvicorn_config
 from server.http.cors import Cors
 from server.http.drain import DrainingServer
+from server.http.guard import Guard
 from server.http.keys import ApiKey, KeyGate, read_keys
 from server.http.listener import listen
 from server.http.middleware import AsGet, JsonBodies, LastResort, RequestContext
@@ -30,7 +31,7 @@ from server.http.origins import OriginCheck
 from server.http.rate_limit import RateLimit
 from server.http.starting import Loading, UntilLoaded
 from server.routes import openapi, playground, responses
-from server.settings import Settings, injected_variables
+from server.settings import Settings, injected_variables, read_settings
 from server.telemetry.logs import configure_logs
 from server.telemetry.metrics import Metrics
 from server.telemetry.record import OTHER
@@ -65,6 +66,13 @@ def assemble(service: Service | Loading, gate: Middleware | None = None) -> Fast
     return app
 
 
+def create_app() -> FastAPI:
+    """Load the model and return its app, for another ASGI server. `NVIUM_…` variables are its settings."""
+    settings = read_settings({})
+    configure_logs(settings.log_level)
+    return assemble(started(settings, Metrics(settings.latency_buckets)), keys_gate(read_keys(settings), settings))
+
+
 def bare_app(lifespan: Callable[[FastAPI], Any], middleware: Iterable[Middleware]) -> FastAPI:
     app = FastAPI(
         docs_url=None,
@@ -83,6 +91,7 @@ def bare_app(lifespan: Callable[[FastAPI], Any], middleware: Iterable[Middleware
 def middleware(settings: Settings, metrics: Metrics, gate: Middleware | None) -> Iterator[Middleware]:
     """Yield the middleware around the routes, outermost first."""
     yield Middleware(RequestContext, metrics=metrics, endpoints=ENDPOINTS, root_path=settings.root_path)
+    yield Middleware(Guard, arrival_seconds=settings.arrival_seconds)
     if gate is None:
         yield Middleware(OriginCheck, settings=settings)
     if settings.cors_origins:

@@ -53,7 +53,6 @@ REJECTIONS = {
     "deadline_exceeded": 503,
     "draining": 503,
     "engine_stopped": 503,
-    "head_too_large": 431,
     "host_not_allowed": 403,
     "invalid_api_key": 401,
     "malformed_request": 400,
@@ -64,7 +63,6 @@ REJECTIONS = {
     "queue_full": 503,
     "rate_limit_exceeded": 429,
     "request_timeout": 408,
-    "too_many_connections": 503,
     "unsupported_body": 415,
 }
 """HTTP status by error code, for rejected requests and connections. Metrics count rejections by code."""
@@ -130,10 +128,6 @@ class Rejected(ApiError):
         super().__init__(message, status=REJECTIONS[code], code=code, headers=headers)
         if retry_after_seconds is not None:
             self.headers["retry-after"] = str(retry_after_seconds)
-
-
-def malformed(message: str) -> Rejected:
-    return Rejected("malformed_request", message)
 
 
 def invalid_key(message: str) -> Rejected:

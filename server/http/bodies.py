@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.admission import Shares
 from server.errors import ApiError, Rejected
-from server.http.middleware import HttpMiddleware, refuse
+from server.http.middleware import CLOSE, HttpMiddleware, refuse
 from server.schemas.json_text import JsonError, parse_json, reading_seconds
 
 COSTLY_SECONDS = 0.001
@@ -22,8 +22,6 @@ WAIT_RATIO = 2
 """Costly bodies start one at a time, each after waiting for this multiple of its own time."""
 
 MAX_STARTS_PER_TURN = 8
-
-CLOSE = {"connection": "close"}
 
 
 class Bodies(HttpMiddleware):

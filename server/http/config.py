@@ -1,17 +1,16 @@
 """uvicorn's configuration."""
 
+import resource
 import ssl
-from functools import partial
+from contextlib import suppress
 from typing import Any
 
 import structlog
 import uvicorn
 from fastapi import FastAPI
 
-from server.http.connection import Connection
-from server.http.connection_limit import connection_limit
-from server.http.listener import BACKLOG
-from server.http.unread import UnreadBytes
+from server.http.connections import NUM_CLOSING, Connections
+from server.http.listener import ACCEPTS_PER_TURN
 from server.settings import Settings, SettingsError
 
 log = structlog.get_logger("nvium.server")
@@ -22,7 +21,7 @@ STOP_SECONDS = 5
 NO_PASSWORD = "none"  # noqa: S105 (not a secret)
 """Makes OpenSSL refuse an encrypted key. Without it, OpenSSL would ask for the password on the terminal."""
 
-UNREAD_RATIO = 8  # the limit on unread bytes of responses, as a multiple of `--max-present-bytes`
+RESERVE = 128  # descriptors reserved for files, pipes to helpers, and connections that are about to be closed
 
 
 def uvicorn_config(
@@ -36,32 +35,27 @@ def uvicorn_config(
 
     Raise `SettingsError` if the certificate cannot be used, or the limit of open files leaves no room for connections.
     """
-    limit = connection_limit(settings.max_connections, descriptors_per_connection)
-    if limit.num_connections < settings.max_connections:
-        log.warning("connections reduced to fit the limit of open files", allowed=limit.num_connections)
-    connection: Any = partial(
-        Connection,
-        arrival_seconds=settings.arrival_seconds,
-        slow_client_seconds=settings.slow_client_seconds,
-        limit=limit,
-        metrics=app.state.service.metrics,
-        unread=UnreadBytes(UNREAD_RATIO * settings.max_present_bytes),
-    )
+    max_connections = connection_limit(settings.max_connections, descriptors_per_connection)
+    if max_connections < settings.max_connections:
+        log.warning("connections reduced to fit the limit of open files", allowed=max_connections)
+    connections: Any = Connections(max_connections, settings, app.state.service.metrics)
     config = uvicorn.Config(
         app,
         ssl_certfile=settings.ssl_certfile,
         ssl_keyfile=settings.ssl_keyfile,
         ssl_keyfile_password=NO_PASSWORD,
         ssl_ciphers=None,  # Python's own list; older versions of uvicorn have another
-        http=connection,
+        http=connections,
         loop="asyncio",  # do not use uvloop, even if it is installed
         ws="none",
         host=settings.host,
         log_config=None,
+        log_level="error",  # a client can cause any number of uvicorn's warnings
         access_log=False,
         server_header=False,
         timeout_keep_alive=settings.http_keep_alive_seconds,  # type: ignore[arg-type]  # a fraction works too
-        backlog=min(BACKLOG, limit.num_connections),
+        limit_concurrency=max_connections + NUM_CLOSING,
+        backlog=ACCEPTS_PER_TURN,
         timeout_graceful_shutdown=STOP_SECONDS,
         **more,
     )
@@ -78,3 +72,16 @@ def load_certificate(config: uvicorn.Config) -> None:
         reason = (error.reason or "not PEM, or encrypted") if isinstance(error, ssl.SSLError) else error.strerror
         files = " and ".join(str(file) for file in (config.ssl_certfile, config.ssl_keyfile) if file)
         raise SettingsError(f"ssl_certfile: {files} cannot be used: {reason}") from error
+
+
+def connection_limit(max_connections: int, descriptors_per_connection: int = 1) -> int:
+    """Raise the limit of open files. Return `max_connections`, or as many as fit. Raise `SettingsError` if none do."""
+    max_files, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # some systems refuse even the hard limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        max_files = hard
+    if max_files == resource.RLIM_INFINITY:
+        return max_connections
+    if (possible := (max_files - RESERVE) // descriptors_per_connection) < 1:
+        raise SettingsError(f"max_connections: a limit of {max_files} open files leaves no room for connections")
+    return min(max_connections, possible)

@@ -25,7 +25,12 @@ class Cors(CORSMiddleware):
 
     def __init__(self, app: ASGIApp, origins: Collection[str], methods: Sequence[str]) -> None:
         super().__init__(
-            app, allow_origins=origins, allow_methods=methods, allow_headers=("*",), expose_headers=EXPOSED
+            app,
+            allow_origins=origins,
+            allow_methods=methods,
+            allow_headers=("*",),
+            allow_private_network=True,
+            expose_headers=EXPOSED,
         )
 
     def preflight_response(self, request_headers: Headers) -> Response:

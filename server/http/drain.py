@@ -27,8 +27,6 @@ FAILED_SECONDS = 5  # timeout for answering open requests after the service has 
 IDLE_SECONDS = 2
 """How long idle connections stay open while draining. A request sent in this time gets a 503 instead of a reset."""
 
-CLOSE = (b"connection", b"close")
-
 
 def url_of(settings: Settings, port: int) -> str:
     scheme = "https" if settings.ssl_certfile else "http"
@@ -142,11 +140,9 @@ class DrainingServer(uvicorn.Server):
         loop.default_exception_handler(context)
 
     def _leave(self, seconds: float) -> None:
-        """Fail the readiness probe, and drain after some seconds. Close each connection after its next response."""
+        """Fail the readiness probe, and drain after some seconds. `Guard` closes each connection after its response."""
         if self._leaves_at is None:
             self._service.admission.is_leaving = True
-            self.server_state.default_headers.append(CLOSE)
-            self.config.encoded_headers.append(CLOSE)  # uvicorn copies these to `default_headers` every second
         self._leaves_at = time.monotonic() + seconds
         if seconds == 0 and self._drains_since is None:
             self._begin_to_drain()

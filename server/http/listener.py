@@ -1,38 +1,23 @@
-"""The listening socket. It accepts a few connections at a time."""
+"""The listening socket."""
 
 import socket
 from errno import EADDRINUSE
-from typing import Any
 
 BACKLOG = 2048  # length of the accept queue
 
-MAX_ACCEPTS_PER_TURN = 4
-"""Connections accepted per turn of the event loop. Few, because closing an excess connection takes some turns."""
+ACCEPTS_PER_TURN = 4
+"""Connections accepted per turn of the event loop. Few, because closing others to make room takes some turns."""
 
 
 class Listener(socket.socket):
-    """Accepts `MAX_ACCEPTS_PER_TURN` connections, then raises `BlockingIOError` as if no more were waiting.
+    """Ignores the length of the queue that asyncio asks for, which is also its number of accepts per turn.
 
-    asyncio would accept a whole burst in one turn. The burst could use up all descriptors before the server refuses a
-    connection, and asyncio would then accept nothing for a second, not even a probe.
+    asyncio would accept a whole burst in one turn. The burst could use up all descriptors before others are closed,
+    and asyncio would then accept nothing for a second.
     """
 
-    def __init__(self, listening: socket.socket) -> None:
-        super().__init__(fileno=listening.detach())
-        self._num_accepts = 0
-
-    def accept(self) -> tuple[socket.socket, Any]:
-        self._num_accepts += 1
-        try:
-            if self._num_accepts > MAX_ACCEPTS_PER_TURN:
-                raise BlockingIOError
-            return super().accept()
-        except BlockingIOError:
-            self._num_accepts = 0
-            raise
-        except OSError:  # asyncio logs it, waits a second, but before that tries again as often as the queue is long
-            self._num_accepts = MAX_ACCEPTS_PER_TURN
-            raise
+    def listen(self, backlog: int = BACKLOG) -> None:
+        super().listen(BACKLOG)
 
 
 def listen(host: str, port: int) -> Listener:
@@ -45,7 +30,7 @@ def listen(host: str, port: int) -> Listener:
     try:
         listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
-        return Listener(listener)
+        return Listener(fileno=listener.detach())
     except OSError as error:
         reason = (error.strerror or str(error)).partition(" (while attempting")[0]
         advice = "; choose another --port" if error.errno == EADDRINUSE else ""

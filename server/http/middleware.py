@@ -27,6 +27,8 @@ PROTECTIVE = {
 }
 """Security headers for browsers. A route's own headers take precedence."""
 
+CLOSE = {"connection": "close"}
+
 log = structlog.get_logger("nvium.server")
 
 
@@ -85,11 +87,7 @@ class RequestContext(HttpMiddleware):
                 record.close(is_routine=is_free(scope) and record.outcome == "completed")
 
     def _open(self, scope: Scope, request_id: str) -> RequestRecord:
-        """Return the request's record, which exists if the connection has already refused the request."""
-        state, target = scope["state"], f"{scope['method']} {scope['path']}"
-        record: RequestRecord = state.get("record") or RequestRecord(
-            self.metrics, request_id=request_id, received_at=state.get("received_at")
-        )
+        record, target = RequestRecord(self.metrics, request_id=request_id), f"{scope['method']} {scope['path']}"
         record.endpoint = self.endpoints.get(scope["path"], OTHER) if scope["method"] == "POST" else OTHER
         record.target = target if record.endpoint == OTHER else None
         return record

@@ -20,7 +20,7 @@ from nvium_core.text.sandbox import die_with
 from server.app import assemble, serve, started
 from server.http.drain import DrainingServer
 from server.http.keys import set_key
-from server.http.listener import BACKLOG
+from server.http.listener import Listener
 from server.http.middleware import Check
 from server.http.starting import Loading
 from server.settings import Settings
@@ -63,9 +63,9 @@ def main() -> None:
     loading = Loading(settings)
     app = assemble(loading, Middleware(FromGateway))
     try:
-        with socket.socket(socket.AF_UNIX) as listener:
+        with Listener(socket.AF_UNIX) as listener:
             listener.bind(path)
-            listener.listen(BACKLOG)
+            listener.listen()
             serve(app, listener, partial(started, settings, loading.metrics), ReplicaServer)
     except (NviumError, OSError) as error:
         print(" ".join(str(error).split()))  # noqa: T201 (the gateway reads it)

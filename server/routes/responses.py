@@ -7,15 +7,18 @@ from typing import NamedTuple
 
 from fastapi import APIRouter, Request
 from pydantic_core import to_json
+from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.responses import Response as HttpResponse
 
 from server.errors import UNSUPPORTED, ApiError
 from server.generation.generation import start_chat
+from server.generation.service import Service
 from server.http.bodies import JsonRoute
+from server.routes.tokens import computed
 from server.schemas.body import require
 from server.schemas.response_items import Json, add_item
-from server.schemas.responses import DeletedResponse, Response, ResponseRequest
-from server.writers.answer import accepted, answer
+from server.schemas.responses import DeletedResponse, InputTokens, InputTokensRequest, Response, ResponseRequest
+from server.writers.answer import accepted, answer, ignored_params
 from server.writers.response_writer import ResponseWriter
 
 MAX_STORED = 10_000
@@ -107,8 +110,33 @@ async def create_response(body: ResponseRequest, request: Request) -> HttpRespon
     return await answer(request, body, writer)
 
 
+@router.post("/v1/responses/input_tokens", summary="Count the tokens of a request's input", response_model=InputTokens)
+async def count_input_tokens(body: InputTokensRequest, request: Request) -> HttpResponse:
+    service: Service = request.app.state.service
+    service.checked_model(body.model)
+    before = earlier(request.app.state.response_store, request.state.key_id, body.previous_response_id)
+    chat = body.as_chat(before)
+
+    def count() -> HttpResponse:
+        with chat.in_request_names():
+            number = len(service.chat_template.prompt(chat.conversation()))
+        counted: InputTokens = {"object": "response.input_tokens", "input_tokens": number}
+        return HttpResponse(to_json(counted), headers=ignored_params(body), media_type="application/json")
+
+    return await computed(request, count)
+
+
+class ResponseId(StringConvertor):
+    """A path segment that may be a response's id. Others, such as `compact`, are other endpoints of OpenAI's."""
+
+    regex = r"resp_[^/]+"
+
+
+register_url_convertor("response_id", ResponseId())
+
+
 @router.api_route(
-    "/v1/responses/{response_id}",
+    "/v1/responses/{response_id:response_id}",
     methods=["GET", "DELETE"],  # in one route, so that the `allow` header of a 405 lists both
     summary="Get or delete a stored response",
     response_model=Response | DeletedResponse,

@@ -46,8 +46,13 @@ class StreamOptions(RequestBody):
     include_usage: bool = False
     """Send the usage in a final chunk."""
     continuous_usage_stats: bool = False
-    """Send the usage so far in every chunk."""
+    """Send the usage so far in every chunk, unless `include_usage` is `false`."""
     include_obfuscation: Annotated[bool, Unsupported(False)] = False
+
+    @property
+    def counts_continuously(self) -> bool:
+        is_off = "include_usage" in self.model_fields_set and not self.include_usage
+        return self.continuous_usage_stats and not is_off
 
 
 class NviumOptions(RequestBody):
@@ -221,9 +226,8 @@ class GenerationRequest(AnswerRequest):
         require(self.stream or self.stream_options is None, "stream_options", "only allowed when stream is true")
 
     def _logit_bias(self) -> dict[int, float]:
-        for token_id in self.logit_bias:
-            is_token_id = re.fullmatch("0|[1-9][0-9]{0,9}", token_id) is not None
-            require(is_token_id, "logit_bias", f"keys must be token ids, got {token_id!r}")
+        wrong = [repr(token_id) for token_id in self.logit_bias if not re.fullmatch("0|[1-9][0-9]{0,9}", token_id)]
+        require(not wrong, "logit_bias", f"keys must be token ids, got {', '.join(wrong)}")
         return {int(token_id): bias for token_id, bias in self.logit_bias.items()}
 
 

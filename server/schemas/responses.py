@@ -291,6 +291,15 @@ class Response(TypedDict):
     nvium: NotRequired[ResponseExits]
 
 
+class InputTokensRequest(ResponseRequest):
+    model: Text = "default"
+
+
+class InputTokens(TypedDict):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class DeletedResponse(TypedDict):
     id: str
     object: Literal["response"]

@@ -20,9 +20,6 @@ from server.telemetry.human import in_words
 from server.telemetry.sink import LineLogger, sink
 
 ENGINE = "nvium_core"
-OF_REFUSALS = "Invalid HTTP request received."
-"""uvicorn's line for a malformed request, which has a line of ours too."""
-
 MAX_CAUSES = 10  # maximum number of chained exceptions in a log line
 
 
@@ -43,7 +40,6 @@ def configure_logs(level: str = "info") -> None:
     )
     sink.open(sys.stderr)
     handler = logging.StreamHandler(sink)
-    handler.addFilter(lambda record: record.msg != OF_REFUSALS)
     foreign: list[Processor] = [without_reprs, *shared]
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=foreign, processor=renderer))
     logging.basicConfig(level=max(logging.WARNING, least), handlers=[handler], force=True)

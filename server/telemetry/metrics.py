@@ -20,7 +20,7 @@ EndReason = Literal[AnswerEnd, "abort"]
 
 Outcome = Literal["completed", "invalid", "rejected", "cancelled", "failed"]
 
-STATUSES = (200, 400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 499, 500, 503)
+STATUSES = (200, 400, 401, 403, 404, 405, 408, 413, 415, 429, 499, 500, 503)
 """HTTP status codes of responses. 499 means that the client disconnected first."""
 
 FROM_1_MS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -60,6 +60,7 @@ class Metrics:
         self.key_tokens = counter("nvium_key_tokens", "Tokens by API key and kind: prompt or generated.", "key", "kind")
         self.moved_requests = counter("nvium_moved_requests", "Requests retried after a replica was lost.")
         self.replica_restarts = counter("nvium_replica_restarts", "Replicas that ended and were started again.")
+        self.evicted_connections = counter("nvium_evicted_connections", "Waiting connections closed to make room.")
         self.broken_streams = counter("nvium_broken_streams", "Streams ended by the loss of a replica.")
 
     def _add_histograms(self, latency_buckets: Sequence[float]) -> None:

@@ -30,7 +30,7 @@ class RequestRecord:
     Times are by `time.monotonic()`. Each is the time at which the first choice reached the stage, or None before that.
     """
 
-    def __init__(self, metrics: Metrics, *, request_id: str, received_at: float | None = None) -> None:
+    def __init__(self, metrics: Metrics, *, request_id: str) -> None:
         self._metrics = metrics
         self.request_id = request_id
         self.endpoint = OTHER
@@ -46,7 +46,7 @@ class RequestRecord:
         self.num_cached_prompt_tokens: int | None = None
         self.is_passed_on = False
         self.exit_counts: Counter[int] = Counter()
-        self.arrived_at = time.monotonic() if received_at is None else received_at
+        self.arrived_at = time.monotonic()
         self.queued_at: float | None = None
         self.started_at: float | None = None
         self.first_token_at: float | None = None

@@ -158,7 +158,7 @@ class ChunkWriter(Writer[AnyRequest]):
     def _chunk_fields(self) -> Generated:
         """Return the common fields of a chunk. Call it after writing the chunk's choice, which the summary counts."""
         fields = self._envelope.copy()
-        if self._options.continuous_usage_stats:
+        if self._options.counts_continuously:
             fields["usage"] = self._usage()
         elif self._options.include_usage:
             fields["usage"] = None

@@ -19,7 +19,7 @@ import pytest
 
 import server.http.bodies
 from nvium_core.text.tokenizer_trial import TEXTS, error_of
-from server.http.parser import MAX_HEAD_BYTES, BoundedParser
+from server.http.connections import MAX_HEAD_BYTES, Parser
 from tests.fuzzing.targets.schemas import BODIES, RESPONSE, answer, schemas_app
 
 MAX_BODY_BYTES = 1_990_000
@@ -160,7 +160,7 @@ def test_every_list_is_counted_before_its_items_are_validated_until_the_first_er
 @pytest.mark.parametrize("pause", ["", "\n", "\r\nx:"])
 def test_the_time_to_read_a_head_that_arrives_byte_by_byte_is_proportional_to_its_size(pause):
     def seconds(length: int) -> float:
-        parser = BoundedParser(h11.SERVER, MAX_HEAD_BYTES)
+        parser = Parser(h11.SERVER, MAX_HEAD_BYTES)
         head = f"GET / HTTP/1.1\r\nhost: a\r\nx:{'y' * length}{pause}".encode()
         started = time.thread_time()
         with suppress(h11.RemoteProtocolError):  # a line feed without a carriage return

@@ -287,6 +287,9 @@ def test_a_strict_client_raises_the_right_errors(server):
         ("GET", "/v1/chat/completions", 405),
         ("GET", "/v1/completions", 405),
         ("DELETE", "/v1/models", 405),
+        ("POST", "/v1/responses/resp_a", 405),
+        ("POST", "/v1/responses/compact", 404),
+        ("GET", "/v1/responses/compact", 404),
     ],
 )
 def test_unknown_routes_and_methods_have_the_same_error_format(server, method, path, status):
@@ -319,3 +322,8 @@ def test_a_body_that_is_not_a_json_object_is_refused_with_the_reason(server, bod
     assert response.status_code == 400
     error = error_of(response)
     assert (error["message"].startswith(message), error["param"]) == (True, param)
+
+
+def test_every_wrong_key_of_logit_bias_is_named(server):
+    refused = server.complete(logit_bias={"a": 1, "5": 1, "05": 1})
+    assert error_of(refused)["message"] == "logit_bias: keys must be token ids, got 'a', '05'"

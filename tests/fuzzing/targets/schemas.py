@@ -18,7 +18,7 @@ from nvium_core.text.tool_calls import JSON_LINES
 from server.app import bare_app, middleware
 from server.http.bodies import JsonRoute
 from server.http.middleware import LastResort
-from server.http.starting import UntilLoaded
+from server.http.starting import Loading, UntilLoaded
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.generation import GenerationRequest
@@ -85,6 +85,7 @@ def schemas_app() -> FastAPI:
     layers = middleware(Settings(), Metrics(), None)
     around = [layer for layer in layers if layer.cls not in (LastResort, UntilLoaded)]
     app = bare_app(lambda _: nullcontext(), around)
+    app.state.service = Loading(Settings())
     app.router.route_class = JsonRoute
     for path, kind in BODIES.items():
         app.post(path)(reader(kind))

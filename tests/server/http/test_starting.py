@@ -34,8 +34,6 @@ async def test_only_livez_succeeds_while_the_model_loads(byte_model):
         for path in ("/readyz", "/health", "/v1/models", "/metrics", "/"):
             check_not_ready(await asked(server.url, request(path, method="GET")))
         check_not_ready(await asked(server.url, post("/v1/completions", {"prompt": "Once"})))
-        malformed = await asked(server.url, b"\x00 no HTTP\r\n\r\n")
-        assert (malformed.status, malformed.json()["error"]["code"]) == (400, "malformed_request")
 
 
 def check_not_ready(answer: Answer) -> None:
@@ -205,7 +203,7 @@ async def test_a_request_in_flight_at_sigterm_gets_a_503(model_folder, tmp_path,
             if is_reused:
                 assert (await opened.ask(asking(max_tokens=2))).status == 200
             server.terminate()
-            await asyncio.sleep(1.3)  # uvicorn resets its default headers every second
+            await asyncio.sleep(1)
             answer = await opened.ask(asking(max_tokens=2))
             assert (answer.status, answer.json()["error"]["code"]) == (503, "draining")
             assert answer.headers["connection"] == "close"

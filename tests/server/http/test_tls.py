@@ -17,7 +17,6 @@ from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
 from nvium_core import LoadedModel
 from server.app import assemble
 from server.http.config import uvicorn_config
-from server.http.connection_limit import ConnectionLimit
 from server.http.starting import Loading
 from server.settings import Settings, SettingsError
 from tests.byte_model import NAME
@@ -95,7 +94,7 @@ async def test_a_client_that_reads_nothing_is_cut_off(encrypted, trusting):
 def test_a_probe_can_connect_when_all_connections_are_taken(byte_model, files, trusting):
     with live_server(byte_model, max_connections=4, **files) as server, ExitStack() as stack:
         address = httpx.URL(server.url)
-        for _ in range(4 + ConnectionLimit.num_excess):
+        for _ in range(8):
             plain = stack.enter_context(socket.create_connection((address.host, address.port), timeout=10))
             stack.enter_context(trusting.wrap_socket(plain, server_hostname="localhost"))
         assert httpx.get(f"https://localhost:{address.port}/livez", verify=trusting).status_code == 200

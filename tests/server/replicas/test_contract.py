@@ -1,9 +1,7 @@
 """Runs tests of the single-process server against a gateway with two replicas."""
 
+from tests.server.http.test_bodies import test_requests_that_a_proxy_may_parse_differently_are_refused
 from tests.server.http.test_disconnects import test_a_disconnect_aborts_the_choices_of_the_request
-from tests.server.http.test_parser import (
-    test_malformed_http_and_requests_that_a_proxy_may_parse_differently_are_refused as test_malformed_http_is_refused,
-)
 from tests.server.routes.test_chat import (
     test_a_stream_begins_with_roles_and_ends_each_choice_with_its_reason as test_a_chat_streams_in_order,
 )

@@ -137,6 +137,8 @@ def test_usage_is_streamed_only_when_asked_for(server):
     ]
     assert counts == sorted(counts)
     assert counts[-2:] == [3, 3]
+    options = {"include_usage": False, "continuous_usage_stats": True}
+    assert not any("usage" in chunk for chunk in streamed(server, max_tokens=3, stream_options=options))
 
 
 def test_metadata_and_token_ids_are_optional(server):

@@ -90,6 +90,10 @@ def test_a_response_can_be_continued_by_its_id(server):
     assert (second["previous_response_id"], second["output"][0]["content"][0]["text"]) == (first["id"], "Two.")
     prompt = token_ids("User:\nCount.\n\nAssistant:\nOne.\n\nUser:\nOn.\n\nAssistant:\n")
     assert second["usage"]["input_tokens"] == len(prompt)
+    counted = server.client().responses.input_tokens.count(input="On.", previous_response_id=first["id"])
+    assert (counted.object, counted.input_tokens) == ("response.input_tokens", len(prompt))
+    refused = server.http.post("/v1/responses/input_tokens", json={"input": [{"type": "nope"}]})
+    assert (refused.status_code, error_of(refused)["param"]) == (400, "input[0].type")
 
 
 def test_a_response_that_is_not_stored_or_has_another_key_is_not_found(byte_model):

@@ -143,29 +143,17 @@ def test_a_request_to_no_named_endpoint_has_a_line_and_a_series(watched, target,
     assert [watched.gauge(f"nvium_{name}") for name in series] == [before[0] + 1, before[1] + 1]
 
 
-async def test_what_the_connection_refuses_has_a_line_and_a_series(watched):
-    name = 'nvium_responses_total{endpoint="other",status="400"}'
-    before = watched.gauge(name)
-    with secretive() as log:
-        answer = await asked(watched.url, b"GET /a b HTTP/1.1\r\n\r\n")
-    [line] = log.lines
-    assert line["request_id"] == answer.headers["x-request-id"]
-    assert (line["endpoint"], line["status"], line["code"]) == ("other", 400, "malformed_request")
-    assert watched.gauge(name) == before + 1
+async def test_malformed_http_has_no_line(watched):
+    with secretive(num_lines=0):
+        assert (await asked(watched.url, b"GET /a b HTTP/1.1\r\n\r\n")).status == 400
 
 
-async def test_a_body_that_breaks_off_is_one_refusal(watched):
+async def test_a_body_that_breaks_off_is_one_cancelled_request(watched):
     broken = request("/v1/completions", b"{", headers=JSON_TYPE | bearer(KEY), is_chunked=True)
     with secretive() as log:
         answer = await asked(watched.url, broken.replace(b"\r\n0\r\n", b"\r\nzz\r\n"))
     [line] = log.lines
-    assert line["request_id"] == answer.headers["x-request-id"]
-    assert (answer.status, line["endpoint"], line["status"], line["code"]) == (
-        400,
-        "completions",
-        400,
-        "malformed_request",
-    )
+    assert (answer.status, line["endpoint"], line["outcome"]) == (400, "completions", "cancelled")
 
 
 def test_probes_and_public_files_have_no_line_and_no_count_unless_they_fail(watched):
