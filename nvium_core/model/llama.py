@@ -141,12 +141,13 @@ class Layer(nn.Module):
     def __init__(self, config: NviumConfig, norms: Norms) -> None:
         super().__init__()
         width, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm, self.post_attention_layernorm = RMSNorm(width, eps), RMSNorm(width, eps)
+        self.input_layernorm = RMSNorm(width, eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = RMSNorm(width, eps)
+        self.mlp = FeedForward(config)
         self.post_self_attn_layernorm, self.post_mlp_layernorm = (
             RMSNorm(width, eps) if norms == "both" else nn.Identity() for _ in range(2)
         )
-        self.self_attn = Attention(config)
-        self.mlp = FeedForward(config)
 
     def forward(self, h_XD: Tensor, call: LayerCall, rotary: Rotary, attend: Attend) -> Tensor:
         attended_XD = self.self_attn(self.input_layernorm(h_XD), call, rotary, attend)
