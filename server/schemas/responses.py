@@ -190,6 +190,7 @@ class ResponseRequest(ConversationRequest):
         choice = as_chat_choice(self.tool_choice)
         tools = [tool.as_chat() for tool in self.functions()]
         body = {name: getattr(self, name) for name in CHAT_FIELDS & self.model_fields_set} | {
+            "model": self.model,
             "messages": [*system, *earlier, *self.messages()],
             "max_completion_tokens": self.max_output_tokens,
             "tools": tools,
