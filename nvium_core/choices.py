@@ -4,6 +4,7 @@ from typing import Literal
 
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["auto", "float32", "bfloat16", "float16", "float64"]
+CachePrecision = Literal["auto", "float32", "float16", "bfloat16"]
 Instructions = Literal["auto", "baseline", "avx2", "avx512", "neon"]
 Quantization = Literal["q8", "q4"]
 Weights = Literal["auto", "native", "q8", "q4"]

@@ -39,13 +39,13 @@ class LoadedModel:
     folder: Path | None = None
 
     def precision(self) -> dict[str, str | float]:
-        """Return the precision of the stored weights, of arithmetic and of the cache.
+        """Return the precision of the stored weights and of arithmetic.
 
         weights: the type of most numbers, such as Q4_K.
         """
         kind, bits = weight_type(self.model)
         dtype = str(self.model.dtype).removeprefix("torch.")
-        return {"weights": kind, "bits_per_weight": round(bits, 2), "arithmetic": dtype, "cache": dtype}
+        return {"weights": kind, "bits_per_weight": round(bits, 2), "arithmetic": dtype}
 
     def digest(self) -> str:
         """Return a SHA-256 of all tensors' names and shapes, and of a sample of their values."""

@@ -11,7 +11,7 @@ from nvium_core.engine.params import EngineConfig, InvalidRequest
 from nvium_core.options import ModelOptions, SamplingOptions, ServerOptions
 
 BUNDLED = "The bundled model only writes short tales. Ask it: Tell me a tale of a fox. Then enter /reset."
-ENGINE_OPTIONS = "schedule", "deterministic", "max_drafts"
+ENGINE_OPTIONS = "schedule", "deterministic", "max_drafts", "cache_dtype"
 
 
 @takes(ModelOptions)

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, NamedTuple, get_args
 import numpy as np
 from typing_extensions import Doc
 
-from nvium_core.choices import Instructions, Sampling, Schedule
+from nvium_core.choices import CachePrecision, Instructions, Sampling, Schedule
 from nvium_core.engine.constraint import Constraint
 from nvium_core.errors import NviumError
 
@@ -303,11 +303,15 @@ class EngineConfig(ProcessorOptions):
         Doc("KV cache size, such as 2GiB or 10% of memory [as needed, at most 25% of the free memory; 85% on CUDA]."),
     ] = None
     cache_tokens: Annotated[int | None, Doc("KV cache size in tokens, instead of --cache-memory.")] = None
+    cache_dtype: Annotated[CachePrecision, Doc("Precision of the cache's keys and values; auto is the model's.")] = (
+        "auto"
+    )
     page_size: Annotated[int | None, Doc("Tokens per cache page [16; 256 in half precision on CUDA].")] = None
     prefix_caching: Annotated[bool, Doc("Cache full pages for later prompts with the same prefix.")] = True
 
     def __post_init__(self) -> None:
         require_choice(self.schedule, "schedule", Schedule)
+        require_choice(self.cache_dtype, "cache_dtype", CachePrecision)
         require_choice(self.instructions, "instructions", Instructions)
         thread_count(self.threads)
         if self.sampling is not None:

@@ -53,9 +53,10 @@ class Service(Drainable):
         self.num_layers = loaded.model.config.num_hidden_layers
         self.vocab_size = loaded.model.config.vocab_size
         self.exit_layers = list(loaded.model.config.exit_layers or [])
-        self.precision = loaded.precision()
+        precision = loaded.precision()
         digest = loaded.digest()  # before the engine packs the weights and releases the pages of the file
         self.engine = Engine(loaded.model, settings.engine)
+        self.precision = precision | {"cache": self.engine.runner.cache.precision}
         self.num_seats = self.engine.scheduler.bounds.sequences
         self.metrics = metrics or Metrics(settings.latency_buckets)
         steps = self.metrics.add_steps([depth / self.num_layers for depth in self.exit_layers])
@@ -78,10 +79,11 @@ class Service(Drainable):
         self._limited_at = 0.0
 
     def _fingerprint(self, digest: str) -> str:
-        """Return an id of the weights, dtype, schedule, CPU instructions and number of threads."""
+        """Return an id of the weights, precision, schedule, CPU instructions and number of threads."""
         schedule, processor = self.settings.schedule, self.engine.runner.processor
         mode = f"{schedule}-deterministic" if self.settings.deterministic else schedule
-        return "-".join(filter(None, (digest[:12], str(self.precision["arithmetic"]), processor, mode)))
+        precision = dict.fromkeys(str(self.precision[name]) for name in ("arithmetic", "cache"))
+        return "-".join(filter(None, (digest[:12], *precision, processor, mode)))
 
     def log_capacity(self) -> None:
         cache = self.engine.cache_size

@@ -17,7 +17,14 @@ from tests.random_models import random_model
 
 PREFIX = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7]
 
-precisions = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+PRECISIONS = [
+    (torch.float32, "auto"),
+    (torch.float32, "bfloat16"),
+    (torch.float32, "float16"),
+    (torch.bfloat16, "auto"),
+    (torch.bfloat16, "float32"),
+]
+"""Of the model and of the cache."""
 
 pytestmark = pytest.mark.skipif(native.native_library(native.instructions()) is None, reason="needs a C++ compiler")
 
@@ -41,37 +48,44 @@ def plan_of(num_requests: int) -> list[Request]:
     ]
 
 
-def one_by_one(model: NviumForCausalLM, plan: list[Request], page_size: int) -> Iterator[Completion]:
-    config = EngineConfig(schedule="whole", deterministic=True, prefix_caching=False, page_size=page_size)
+def one_by_one(model: NviumForCausalLM, plan: list[Request], config: EngineConfig) -> Iterator[Completion]:
+    config = EngineConfig(
+        schedule="whole",
+        deterministic=True,
+        prefix_caching=False,
+        page_size=config.page_size,
+        cache_dtype=config.cache_dtype,
+    )
     for prompt, params in plan:
         (completion,) = Engine(model, config).generate([prompt], params)
         yield completion
 
 
-@precisions
+@pytest.mark.parametrize(("dtype", "cache_dtype"), PRECISIONS)
 @pytest.mark.parametrize("schedule", ["race", "sweep", "whole"])
-def test_concurrent_requests_change_no_bit(dtype, schedule):
+def test_concurrent_requests_change_no_bit(dtype, cache_dtype, schedule):
     model, plan = model_of(dtype), plan_of(8)
     limits = {"cache_tokens": 128, "page_size": 4, "max_rows_per_step": 24, "chunk_rows": 5, "max_sequences": 5}
-    config = EngineConfig(schedule=schedule, deterministic=True, **limits)
+    config = EngineConfig(schedule=schedule, deterministic=True, cache_dtype=cache_dtype, **limits)
     crowd = together(engine := Engine(model, config), plan)
     assert engine.scheduler.num_preemptions > 0
     assert engine.pool.num_rows_found > 0
     assert min(exit_ for completion in crowd for exit_ in completion.exits) < 3
-    assert crowd == list(one_by_one(model, plan, page_size=4))
+    assert crowd == list(one_by_one(model, plan, config))
 
 
-EXPECTED: dict[tuple[torch.dtype, int], list[Completion]] = {}
-"""By precision and page size, as attention sums the keys of a page together."""
+EXPECTED: dict[object, list[Completion]] = {}
+"""By precisions and page size, as attention sums the keys of a page together."""
 
 
 @settings(max_examples=settings().max_examples // 10)
-@given(st.sampled_from([torch.float32, torch.bfloat16]), configs, st.permutations(range(6)))
-def test_no_limit_and_no_order_changes_a_bit(dtype, config, order):
-    config = replace(config, deterministic=True, cache_tokens=96)
-    model, plan, page_size = model_of(dtype), plan_of(6), config.page_size or 0
-    key = dtype, page_size
+@given(st.sampled_from(PRECISIONS), configs, st.permutations(range(6)))
+def test_no_limit_and_no_order_changes_a_bit(precisions, config, order):
+    dtype, cache_dtype = precisions
+    config = replace(config, deterministic=True, cache_tokens=96, cache_dtype=cache_dtype)
+    model, plan = model_of(dtype), plan_of(6)
+    key = precisions, config.page_size
     if key not in EXPECTED:
-        EXPECTED[key] = list(one_by_one(model, plan, page_size))
+        EXPECTED[key] = list(one_by_one(model, plan, config))
     completions = together(Engine(model, config), [plan[number] for number in order])
     assert completions == [EXPECTED[key][number] for number in order]

@@ -135,6 +135,8 @@ def test_the_last_value_that_is_allowed_is_served(settings):
         {"cache_memory": ""},
         {"cache_tokens": 10**15},
         {"max_sequences": 10**9},
+        {"cache_dtype": "int8"},
+        *({"cache_dtype": name} for name in ("float32", "float16", "bfloat16")),  # the model has float64
     ],
     ids=str,
 )

@@ -7,7 +7,7 @@ from nvium_core.engine.worker import IDLE_WAIT_SECONDS
 from server.errors import REJECTIONS
 from server.http.listener import listen
 from server.telemetry.metrics import Metrics, Outcome
-from tests.byte_model import EXIT_LAYERS, NAME
+from tests.byte_model import EXIT_LAYERS, NAME, load_byte_model
 from tests.server.live_server import live_server, wait_until
 
 
@@ -30,6 +30,15 @@ def test_a_strict_client_lists_and_finds_the_model(server):
             "suggested": {"temperature": 1.0, "top_p": 1.0},
         }
         assert card["limits"]["max_n"] == 128
+
+
+def test_card_and_fingerprint_tell_the_precision_of_the_cache():
+    loaded = load_byte_model()
+    loaded.model.float()
+    with live_server(loaded, cache_dtype="bfloat16") as server:
+        card = server.client().models.retrieve("default").model_dump()["nvium"]
+        assert (card["arithmetic"], card["cache"]) == ("float32", "bfloat16")
+        assert "-float32-bfloat16-" in server.complete(max_tokens=1).json()["system_fingerprint"]
 
 
 def test_probes_succeed_and_reveal_nothing(server):

@@ -1,8 +1,8 @@
 """Causal attention over the paged cache. The rows' own keys and values are first written to the cache.
 
 `ragged` works on any device, and is the reference. `in_place` and `ragged_in_place` use the flash kernel, which reads
-the pages directly. It needs CUDA, half precision and a page size that is a multiple of 256. fused/attention.py has both
-in Triton.
+the pages directly. It needs CUDA, half precision of queries and cache alike, and a page size that is a multiple of 256.
+fused/attention.py has both in Triton. All others read the cache in the queries' precision.
 
 Shapes: R rows of a Step, B runs, Q rows of a run, W pages of a table, S keys of a run, H query heads, G key heads, P
 head size.
@@ -51,8 +51,7 @@ def written(cache: PagedCache, slot_R: Tensor, read: Read) -> Attend:
 
 def ragged(cache: PagedCache, runs: Items[Rows]) -> Read:
     """Attend run by run, with copies of the keys and values: on any device, and the reference for the kernels."""
-    known = [Rows(run.sequence, range(run.rows.stop)) for run in runs]
-    slots = upload_all(cache.keys.device, *(cache.slots([each]) for each in known))
+    slots = upload_all(cache.keys.device, *(cache.slots([Rows(run.sequence, range(run.rows.stop))]) for run in runs))
     lengths = [len(run.rows) for run in runs]
     masks = [
         torch.ones(length, len(slot_S), dtype=torch.bool, device=slot_S.device).tril(len(slot_S) - length)
@@ -62,9 +61,8 @@ def ragged(cache: PagedCache, runs: Items[Rows]) -> Read:
     def attend(q_RHP: Tensor, layer: int) -> Tensor:
         found = []
         for q_QHP, slot_S, mask_QS in zip(q_RHP.split(lengths), slots, masks, strict=True):
-            q_HQP, k_GSP, v_GSP = (
-                x.transpose(0, 1) for x in (q_QHP, cache.keys[layer, slot_S], cache.values[layer, slot_S])
-            )
+            known = cache.keys[layer, slot_S], cache.values[layer, slot_S]
+            q_HQP, k_GSP, v_GSP = (x.to(q_QHP.dtype).transpose(0, 1) for x in (q_QHP, *known))
             found.append(dense_attention(q_HQP[None], k_GSP[None], v_GSP[None], mask_QS)[0].transpose(0, 1))
         return torch.cat(found)
 
@@ -140,7 +138,7 @@ def kernels(cache: PagedCache) -> Iterable[tuple[str, RowAttention, RunAttention
     """Yield the kernels that may support this cache, the fastest first."""
     if cache.keys.device.type != "cuda":
         return
-    if cache.keys.dtype in HALF and cache.page_size % KERNEL_PAGE_SIZE == 0:
+    if cache.keys.dtype == cache.states_NSD.dtype in HALF and cache.page_size % KERNEL_PAGE_SIZE == 0:
         yield "flash", in_place, ragged_in_place
     if cache.keys.dtype in TRITON_TYPES and find_spec("triton"):
         from nvium_core.engine.device.fused.attention import in_tiles, ragged_in_tiles
@@ -210,7 +208,7 @@ def agrees(cache: PagedCache, num_heads: int, kernel: RunAttention, rows: Items[
     q_RHP, k_RGP = 3 * random(len(slot_R), num_heads), random(len(slot_R), num_key_heads)
     own_RP = q_RHP[:, 0]
     k_RGP[:, 0] = own_RP * (math.log(num_keys) + 4) * head_size**0.5 / own_RP.square().sum(-1, keepdim=True)
-    q_RHP, k_RGP, v_RGP = (x.to(cache.keys) for x in (q_RHP, k_RGP, random(len(slot_R), num_key_heads)))
+    q_RHP, k_RGP, v_RGP = (x.to(cache.states_NSD) for x in (q_RHP, k_RGP, random(len(slot_R), num_key_heads)))
     for tensor in (cache.keys, cache.values):
         tensor[0, used] = random(len(used), num_key_heads).to(tensor)
     cache.write(0, slot_R, k_RGP, v_RGP)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from nvium_core.engine.device.paged_cache import best_page_size, power_of_two
+from nvium_core.engine.device.paged_cache import best_page_size, cache_precision, power_of_two
 from nvium_core.engine.params import DEFAULT_CACHE_MEMORY, EngineConfig, require
 from nvium_core.model.config import NviumConfig
 
@@ -72,7 +72,7 @@ def cache_size(config: EngineConfig, model: NviumConfig, context: int, like: tor
     Raise `InvalidRequest` if the size is zero or exceeds the memory.
     """
     page_size = best_page_size(like) if config.page_size is None else config.page_size
-    bytes_each = page_bytes(model, page_size, like.dtype)
+    bytes_each = page_bytes(model, page_size, like.dtype, cache_precision(config.cache_dtype, like))
     kind, max_sequences = like.device.type, config.bounds(like.device.type).sequences
     default = DEFAULT_CACHE_MEMORY.get(kind, DEFAULT_CACHE_MEMORY["cpu"])
     budget = default if config.cache_memory is None else config.cache_memory
@@ -188,12 +188,15 @@ def _number(group: Path, name: str) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def page_bytes(config: NviumConfig, page_size: int, dtype: torch.dtype) -> int:
-    """Return the bytes of one page: keys and values of all layer calls, and hidden states after every block."""
+def page_bytes(config: NviumConfig, page_size: int, dtype: torch.dtype, cache_dtype: torch.dtype) -> int:
+    """Return the bytes of one page: keys and values of all layer calls, and hidden states after every block.
+
+    cache_dtype: precision of keys and values.
+    """
     heads = config.num_key_value_heads or config.num_attention_heads
-    numbers_per_row = 2 * config.num_calls * heads * (config.head_dim or 0)
-    numbers_per_row += config.num_exits * config.hidden_size
-    return page_size * numbers_per_row * dtype.itemsize
+    bytes_per_row = 2 * config.num_calls * heads * (config.head_dim or 0) * cache_dtype.itemsize
+    bytes_per_row += config.num_exits * config.hidden_size * dtype.itemsize
+    return page_size * bytes_per_row
 
 
 def seat_bytes(config: NviumConfig, max_sequences: int) -> int:

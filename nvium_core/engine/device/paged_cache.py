@@ -17,7 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nvium_core.choices import CachePrecision
 from nvium_core.engine.device.arena import zeros
+from nvium_core.engine.params import require
 from nvium_core.engine.schedule.step import Rows
 from nvium_core.model.config import NviumConfig
 
@@ -39,11 +41,22 @@ def best_page_size(like: Tensor) -> int:
     return KERNEL_PAGE_SIZE if like.is_cuda and like.dtype in HALF else PAGE_SIZE
 
 
+def cache_precision(choice: CachePrecision, like: Tensor) -> torch.dtype:
+    """Return the precision of keys and values. `like`: any tensor of the model. Raise `InvalidRequest` for float64."""
+    if choice == "auto":
+        return like.dtype
+    require(like.dtype != torch.float64, "cache_dtype", f"must be auto for a model in float64, got {choice}")
+    named: torch.dtype = getattr(torch, choice)
+    return named
+
+
 class PagedCache:
     """The tensors `keys` and `values` [L, S, G, P], and `states_NSD`."""
 
-    def __init__(self, config: NviumConfig, *, num_pages: int, page_size: int, like: Tensor) -> None:
-        """`like` determines precision and device."""
+    def __init__(
+        self, config: NviumConfig, *, num_pages: int, page_size: int, like: Tensor, choice: CachePrecision = "auto"
+    ) -> None:
+        """`like` determines device and precision, but `choice` that of keys and values, which are rounded once."""
         self.page_size = page_size
         self.null_page = num_pages
         self.null_slot = num_pages * page_size
@@ -54,17 +67,22 @@ class PagedCache:
         """Total slots: a multiple of the page size, because kernels require that."""
         heads = config.num_key_value_heads or config.num_attention_heads
         shape = (config.num_calls, self.num_slots, heads, config.head_dim or 0)
-        self.keys = untouched_zeros(shape, like)
-        self.values = untouched_zeros(shape, like)
+        cached = torch.empty(0, dtype=cache_precision(choice, like), device=like.device)
+        self.keys = untouched_zeros(shape, cached)
+        self.values = untouched_zeros(shape, cached)
         self.states_NSD = untouched_zeros((config.num_exits, self.num_slots, config.hidden_size), like)
+
+    @property
+    def precision(self) -> str:
+        return str(self.keys.dtype).removeprefix("torch.")
 
     @property
     def num_bytes(self) -> int:
         return self.keys.nbytes + self.values.nbytes + self.states_NSD.nbytes
 
     def write(self, layer: int, slot_R: Tensor, k_RGP: Tensor, v_RGP: Tensor) -> None:
-        self.keys[layer, slot_R] = k_RGP
-        self.values[layer, slot_R] = v_RGP
+        self.keys[layer, slot_R] = k_RGP.to(self.keys.dtype)
+        self.values[layer, slot_R] = v_RGP.to(self.values.dtype)
 
     def tables(self, runs: Items[Rows]) -> Integers:
         """Return each run's pages up to its last row, [B, W], padded with the null page."""

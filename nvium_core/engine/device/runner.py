@@ -88,7 +88,8 @@ class Runner:
         use_threads(config.threads)
         self.model = model.eval()
         self.config = config
-        self.cache = PagedCache(model.config, num_pages=num_pages, page_size=page_size, like=model.lm_head.weight)
+        sizes: dict[str, int] = {"num_pages": num_pages, "page_size": page_size}
+        self.cache = PagedCache(model.config, **sizes, like=model.lm_head.weight, choice=config.cache_dtype)
         self._device = model.device
         self._max_rows = config.bounds(model.device.type).step
         with self._on_device():

@@ -27,7 +27,7 @@ from nvium_core.engine.device.memory import (
     parse_cache_memory,
     seat_bytes,
 )
-from nvium_core.engine.device.paged_cache import PagedCache
+from nvium_core.engine.device.paged_cache import PagedCache, cache_precision
 from nvium_core.engine.device.sampling import draw
 from nvium_core.engine.params import Draw
 from nvium_core.model.nvium import Nvium
@@ -175,12 +175,25 @@ def test_the_default_cache_is_a_quarter_of_the_free_memory(tmp_path, monkeypatch
     assert 0 < size.num_bytes <= 600_000 / 4
 
 
+@pytest.mark.parametrize("choice", ["auto", "float32", "float16"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_bytes_of_a_page_are_those_that_the_cache_allocates(dtype):
+def test_the_bytes_of_a_page_are_those_that_the_cache_allocates(dtype, choice):
     model = random_model([1, 3], dtype=dtype)
-    caches = [PagedCache(model.config, num_pages=n, page_size=4, like=model.lm_head.weight) for n in (1, 2)]
+    config, like = model.config, model.lm_head.weight
+    caches = [PagedCache(config, num_pages=n, page_size=4, like=like, choice=choice) for n in (1, 2)]
     one, two = (sum(part.nbytes for part in vars(cache).values() if isinstance(part, Tensor)) for cache in caches)
-    assert two - one == page_bytes(model.config, 4, dtype)
+    assert two - one == page_bytes(config, 4, dtype, cache_precision(choice, like))
+
+
+@pytest.mark.parametrize("choice", ["float16", "bfloat16"])
+def test_keys_and_values_of_16_bits_take_half_the_bytes_and_states_as_many(choice):
+    model = random_model([1, 3], dtype=torch.float32)
+    engines = [Engine(model, EngineConfig(cache_tokens=64, cache_dtype=each)) for each in ("auto", choice)]
+    wide, narrow = (engine.runner.cache for engine in engines)
+    assert 2 * narrow.keys.nbytes == wide.keys.nbytes
+    assert narrow.states_NSD.nbytes == wide.states_NSD.nbytes
+    saved = 2 * (wide.keys[:, :64].nbytes - narrow.keys[:, :64].nbytes)
+    assert saved == engines[0].cache_size.num_bytes - engines[1].cache_size.num_bytes
 
 
 @pytest.mark.parametrize("is_ranked", [False, True])
@@ -199,7 +212,7 @@ def test_sampling_needs_no_more_memory_than_is_reserved(is_ranked):
 
 def test_a_budget_below_one_page_is_refused():
     model = random_model([1, 2])
-    page = page_bytes(model.config, 16, torch.float64)
+    page = page_bytes(model.config, 16, torch.float64, torch.float64)
     with pytest.raises(InvalidRequest, match="is too small for one page"):
         Engine(model, EngineConfig(cache_memory=f"{(page - 1) / 1000}KB"))
     assert Engine(model, EngineConfig(cache_memory=f"{2 * page / 1000}KB")).cache_size.num_bytes == 2 * page

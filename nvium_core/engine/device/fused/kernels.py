@@ -72,7 +72,10 @@ def rotate_and_write(
     num_queries: tl.constexpr, num_keys: tl.constexpr, half: tl.constexpr, size: tl.constexpr,
     rotates: tl.constexpr, norms: tl.constexpr, wide: tl.constexpr,
 ):  # fmt: skip
-    """Rotate queries in place; write rotated keys, and values, to the cache. Program (row, head) of H + 2G heads."""
+    """Rotate queries in place; write rotated keys, and values, to the cache in its precision.
+
+    Program (row, head) of H + 2G heads.
+    """
     row, head = tl.program_id(0), tl.program_id(1)
     at = tl.arange(0, size)
     inside = at < half
@@ -80,12 +83,7 @@ def rotate_and_write(
     first = tl.load(own + at, mask=inside, other=0.0)
     second = tl.load(own + half + at, mask=inside, other=0.0)
     place = tl.load(slot + row * stride) * num_keys
-    if head >= num_queries + num_keys:
-        to = values + (place + head - num_queries - num_keys) * 2 * half
-    else:
-        to = own
-        if head >= num_queries:
-            to = keys + (place + head - num_queries) * 2 * half
+    if head < num_queries + num_keys:
         if norms:
             norm = q_norm
             if head >= num_queries:
@@ -100,8 +98,15 @@ def rotate_and_write(
             sin = (tl.sin(angle) * scaling).to(first.dtype).to(wide)
             a, b = first.to(wide), second.to(wide)
             first, second = (a * cos - b * sin).to(first.dtype), (b * cos + a * sin).to(second.dtype)
-    tl.store(to + at, first, mask=inside)
-    tl.store(to + half + at, second, mask=inside)
+    if head < num_queries:
+        tl.store(own + at, first, mask=inside)
+        tl.store(own + half + at, second, mask=inside)
+    else:
+        to = keys + (place + head - num_queries) * 2 * half
+        if head >= num_queries + num_keys:
+            to = values + (place + head - num_queries - num_keys) * 2 * half
+        tl.store(to + at, first, mask=inside)
+        tl.store(to + half + at, second, mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -142,14 +147,14 @@ def attend_pages(
         page = tl.load(table + number * width_of_table + key // page_size, mask=known, other=0)
         at_key = ((page * page_size + key % page_size) * num_keys + head)[:, None] * head_size + of_head[None, :]
         used = known[:, None] & is_head[None, :]
-        k_tile = tl.load(keys + at_key, mask=used, other=0.0)
+        k_tile = tl.load(keys + at_key, mask=used, other=0.0).to(q_tile.dtype)
         score = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee", out_dtype=wide) * scale
         score = tl.where(key[None, :] <= (place + query)[:, None], score, float("-inf"))
         higher = tl.maximum(top, tl.max(score, 1))
         base = tl.where(higher == float("-inf"), 0.0, higher)
         weight = tl.exp(score - base[:, None])
         decay = tl.exp(top - base)
-        v_tile = tl.load(values + at_key, mask=used, other=0.0)
+        v_tile = tl.load(values + at_key, mask=used, other=0.0).to(q_tile.dtype)
         total = total * decay + tl.sum(weight, 1)
         sums = sums * decay[:, None] + tl.dot(weight.to(v_tile.dtype), v_tile, input_precision="ieee", out_dtype=wide)
         top = higher

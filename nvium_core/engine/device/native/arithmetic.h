@@ -45,7 +45,27 @@ struct BFloat16 {
   }
 };
 
-// The cache stores numbers of type T, and sums have type Accumulator<T>: double for double, float for all others.
+// An IEEE half. Conversion rounds like BFloat16's; larger numbers than the largest half become infinite.
+struct Half {
+  uint16_t bits;
+
+  Half() = default;
+  explicit Half(float x) {
+    const auto whole = std::bit_cast<uint32_t>(x), size = whole & 0x7FFFFFFF;
+    uint32_t rounded = (size - 0x38000000 + 0xFFF + (size >> 13 & 1)) >> 13;
+    if (size < 0x38800000)  // the half is a multiple of 2^-24, like floats from .5 on
+      rounded = std::bit_cast<uint32_t>(std::bit_cast<float>(size) + 0.5f) - 0x3F000000;
+    if (size >= 0x47800000) rounded = size > 0x7F800000 ? 0x7E00 : 0x7C00;
+    bits = static_cast<uint16_t>(rounded | (whole >> 16 & 0x8000));
+  }
+  explicit operator float() const {  // in a float, a half's bits are a number that is 2^112 times too small
+    auto size = std::bit_cast<uint32_t>(std::bit_cast<float>((bits & 0x7FFFu) << 13) * 0x1p112f);
+    if ((bits & 0x7C00) == 0x7C00) size |= 0x7F800000;
+    return std::bit_cast<float>(size | (bits & 0x8000u) << 16);
+  }
+};
+
+// Hidden states have type T, and sums have type Accumulator<T>: double for double, float for all others.
 template <typename T> struct AccumulatorOf { using type = float; };
 template <> struct AccumulatorOf<double> { using type = double; };
 template <typename T> using Accumulator = typename AccumulatorOf<T>::type;
@@ -104,7 +124,6 @@ template <typename E> inline ints widened(const E* from) {
 inline doubles load_doubles(const float* from) { return __builtin_convertvector(bits_at<Narrow<float, double>>(from), doubles); }
 inline doubles load_doubles(const double* from) { return load(from); }
 
-// Convert finite IEEE halves to floats, exactly. A half's bits in a float are a number that is 2^112 times too small.
 inline floats halves(const char* at) {
 #if defined(__AVX512F__)
   return (floats)_mm512_maskz_cvtph_ps(kAll, bits_at<__m256i>(at));
@@ -113,10 +132,12 @@ inline floats halves(const char* at) {
 #else
   const ints bits = widened(reinterpret_cast<const uint16_t*>(at));
   const floats size = bits_as<floats>((bits & 0x7FFF) << 13) * 0x1p112f;
-  return bits_as<floats>(bits_as<ints>(size) | (bits & 0x8000) << 16);
+  const ints infinite = ((bits & 0x7C00) == 0x7C00) & 0x7F800000;
+  return bits_as<floats>(bits_as<ints>(size) | infinite | (bits & 0x8000) << 16);
 #endif
 }
 
+inline floats load(const Half* from) { return halves(reinterpret_cast<const char*>(from)); }
 inline floats load(const BFloat16* from) { return bits_as<floats>(widened(&from->bits) << 16); }
 
 template <typename V, typename A> inline void store(const V& v, A* to) { std::memcpy(to, &v, sizeof v); }

@@ -29,6 +29,7 @@ from nvium_core.engine.params import EngineConfig
 from nvium_core.engine.schedule import scheduler
 from nvium_core.engine.schedule.step import Emission, Outcome, Run, Step, StepResult
 from nvium_core.model.nvium import Nvium
+from nvium_core.model.stored import FLOATS
 
 MIN_TILED_ROWS = 32
 """Passes of at least this many rows use AMX tiles, if the processor has them. Fewer rows waste tiles of 16 rows."""
@@ -160,6 +161,17 @@ class NativeBackend:
         kind = struct("LayerCall")
         calls = [kind(*(getattr(call, name) for name, _ in kind._fields_)) for block in blocks for call in block]
         self._calls = (kind * len(calls))(*calls)
+        pointers = {name: tensor.data_ptr() for name, tensor in self._tensors.items()}
+        held = filled(
+            "Cache",
+            kind=FLOATS[cache.keys.dtype],
+            page_size=cache.page_size,
+            num_slots=cache.num_slots,
+            num_heads=cache.keys.shape[2],
+            head_size=cache.keys.shape[3],
+            keys=pointers.pop("keys"),
+            values=pointers.pop("values"),
+        )
         return filled(
             "Model",
             num_threads=self.num_threads,
@@ -167,19 +179,16 @@ class NativeBackend:
             width=config.hidden_size,
             inner_width=config.intermediate_size,
             num_heads=config.num_attention_heads,
-            num_key_heads=cache.keys.shape[2],
-            head_size=cache.keys.shape[3],
             router_width=config.router_hidden_size,
             adapter_width=config.adapter_hidden_size,
             vocab_size=config.vocab_size,
-            page_size=cache.page_size,
-            num_slots=cache.keys.shape[1],
             eps=config.rms_norm_eps,
             temperature=config.router_temperature,
             first_calls=address(self._first_calls),
             calls=ctypes.addressof(self._calls),
             layers=ctypes.addressof(layers.array),
             exits=ctypes.addressof(exits.array),
+            cache=held,
             embedding_kind=self._embedding_kind,
-            **{"norm": None} | {name: tensor.data_ptr() for name, tensor in self._tensors.items()},
+            **{"norm": None} | pointers,
         )

@@ -64,19 +64,7 @@ constexpr int64_t row_bytes(int64_t stored, int64_t length) {
   return length * (stored == kStoredF64 ? 8 : stored == kStoredF32 ? 4 : 2);
 }
 
-// Convert an IEEE half. An infinite one becomes NaN.
-inline float half_at(const uint8_t* at) {
-  uint16_t bits;
-  std::memcpy(&bits, at, sizeof bits);
-  if ((bits & 0x7C00) == 0x7C00) return NAN;
-  const float size = std::bit_cast<float>((bits & 0x7FFFu) << 13) * 0x1p112f;
-  return bits & 0x8000 ? -size : size;
-}
-
-struct Half {
-  uint8_t bits[2];
-  explicit operator float() const { return half_at(bits); }
-};
+inline float half_at(const uint8_t* at) { return static_cast<float>(bits_at<Half>(at)); }
 
 namespace decoding {
 

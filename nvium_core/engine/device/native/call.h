@@ -37,16 +37,21 @@ template <typename A> struct Exit {
   Matrix up, down, head;
 };
 
+// Keys and values [L, S, G, P] in pages. kind: the `Stored` type of their numbers. num_heads: key heads.
+struct Cache {
+  int64_t kind, page_size, num_slots, num_heads, head_size;
+  void *keys, *values;
+};
+
 template <typename T> struct Model {
-  int64_t num_threads, num_blocks, width, inner_width, num_heads, num_key_heads, head_size, router_width, adapter_width;
-  int64_t vocab_size, page_size, num_slots;
+  int64_t num_threads, num_blocks, width, inner_width, num_heads, router_width, adapter_width, vocab_size;
   double eps, temperature;
   const int64_t* first_calls;  // [N + 1]: the first call of each block, then L
   const LayerCall* calls;      // [L]
   const Accumulator<T>* norm;  // [D]: follows calls that are normed
   const Layer<Accumulator<T>>* layers;
   const Exit<Accumulator<T>>* exits;
-  T *keys, *values;                  // [L, S, G, P]
+  Cache cache;
   const Accumulator<T> *cos, *sin;   // [context, P]
   T* states;                         // [N, S, D]: the output of each block
   int64_t embedding_kind;            // `Stored`
@@ -54,7 +59,7 @@ template <typename T> struct Model {
 
   int64_t last() const { return num_blocks - 1; }
 
-  T* state(int64_t block, int64_t slot) const { return states + (block * num_slots + slot) * width; }
+  T* state(int64_t block, int64_t slot) const { return states + (block * cache.num_slots + slot) * width; }
 };
 
 // A token, the block whose exit emitted it, and log p_k of this exit.

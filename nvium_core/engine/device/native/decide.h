@@ -81,7 +81,7 @@ template <typename T> class Decisions {
     std::vector<A> x(rows.size() * width_);
     std::vector<double> log_w(2 * rows.size());
     std::vector<int64_t> slots;
-    for (const auto& each : rows) slots.push_back(each.front->seat->slot(each.row, model_.page_size));
+    for (const auto& each : rows) slots.push_back(each.front->seat->slot(each.row, model_.cache.page_size));
     route(model_, block, slots.data(), slots.size(), x.data(), log_w.data());
     call_.router_seconds += clock.lap();
     std::vector<Routed> kept;
@@ -159,7 +159,7 @@ template <typename T> class Decisions {
 
   // Make all exits before `block` pending. Their outputs are computed from the states in the cache.
   void evaluate_earlier(F& front, int64_t block) {
-    const int64_t row = front.run->stop - 1, slot = front.seat->slot(row, model_.page_size);
+    const int64_t row = front.run->stop - 1, slot = front.seat->slot(row, model_.cache.page_size);
     std::vector<double> log_p(block), log_remaining(block);
     front.pending.clear();
     front.outputs.resize(block * width_);

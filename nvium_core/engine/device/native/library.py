@@ -24,7 +24,7 @@ SOURCE = "functions.cpp"
 COMPILER = ("c++", "-std=c++20", "-O3", "-pthread", "-shared", "-fPIC", "-Wno-psabi")
 
 PRECISIONS = {torch.float64: "float64", torch.float32: "float32", torch.bfloat16: "bfloat16"}
-"""By precision of the cache: suffix of the C++ function that runs Steps."""
+"""By precision of the model: suffix of the C++ function that runs Steps."""
 
 COUNT, POINTER = ctypes.c_int64, ctypes.c_void_p
 

@@ -21,12 +21,6 @@ struct StoredRows {
   const char* row(int64_t r) const { return data + r * row_bytes(stored, length); }
 };
 
-// Return the bits of the half that equals x.
-inline uint16_t half_bits(float x) {
-  const uint32_t size = std::bit_cast<uint32_t>(std::abs(x) * 0x1p-112f) >> 13;
-  return static_cast<uint16_t>(size | (std::signbit(x) ? 0x8000 : 0));
-}
-
 // Where a row goes in its panel: a vector of `vectors`, and a lane of it.
 struct Place {
   int64_t vectors, vector, lane;
@@ -48,8 +42,8 @@ template <typename N> bool put_blocks(const StoredRows& in, const char* row, con
     decode(in.stored, reinterpret_cast<const uint8_t*>(row), block);
     is_finite &= std::isfinite(block.scale) && std::isfinite(block.minimum);
     const auto put_halves = [&] {
-      place.put(half_bits(block.scale), panel);
-      if (packing.has_min) place.put(half_bits(block.minimum), panel);
+      place.put(Half(block.scale), panel);
+      if (packing.has_min) place.put(Half(block.minimum), panel);
     };
     if (packing.has_levels) put_halves();
     for (int64_t i = 0; i < shape.elements; i += N::kGroup, panel += N::kWords * stride) {

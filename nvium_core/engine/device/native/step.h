@@ -159,7 +159,7 @@ template <typename T> class StepRun {
       for (int64_t row = first_scored[i]; row < end; ++row, ++run.num_scored) {
         const int64_t target = std::max(int64_t{0}, seat.tokens[row + 1]);
         const int64_t exit = is_due && row == run.stop - 1 ? run.emissions[0].block : kNotEmitted;
-        rows.push_back({seat.slot(row, model_.page_size), target, exit, seat.draw});
+        rows.push_back({seat.slot(row, model_.cache.page_size), target, exit, seat.draw});
       }
     }
     if (!rows.empty()) score(model_, rows, call_.num_top, call_.scores);

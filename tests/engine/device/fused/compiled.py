@@ -3,7 +3,8 @@
 Not under Triton's interpreter.
 """
 
-from typing import Any
+from itertools import product
+from typing import Any, get_args
 
 import torch
 import triton
@@ -11,11 +12,18 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from nvium_core.choices import CachePrecision
 from tests.engine.device.fused.nodes import nodes_of_layers
 from tests.engine.device.fused.test_nodes import SHAPES
 
 H100 = GPUTarget("cuda", 90, 32)
-TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64", torch.int64: "*i64"}
+TYPES = {
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+    torch.int64: "*i64",
+}
 
 
 def type_of(value: Any) -> str:
@@ -25,8 +33,9 @@ def type_of(value: Any) -> str:
 def main() -> None:
     done: set[tuple[Any, ...]] = set()
     for config in SHAPES.values():
-        for num_rows in (1, 64):
-            for kernel, arguments, constants in nodes_of_layers(config, range(config.num_exits), num_rows).launches:
+        for num_rows, choice in product((1, 64), get_args(CachePrecision)):
+            nodes = nodes_of_layers(config, range(config.num_exits), num_rows, choice)
+            for kernel, arguments, constants in nodes.launches:
                 names = kernel.arg_names
                 types = dict(zip(names, map(type_of, arguments), strict=False))
                 key = (kernel, *types.items(), *((name, str(value)) for name, value in constants.items()))

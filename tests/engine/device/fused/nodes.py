@@ -9,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.jit import KernelInterface
 
+from nvium_core.choices import CachePrecision
 from nvium_core.engine.device.fused.attention import in_tiles
 from nvium_core.engine.device.fused.layers import FusedLayers
 from nvium_core.engine.device.inputs import Inputs, Variant
@@ -62,9 +63,9 @@ class Nodes(TorchDispatchMode):
         return len(self.operators) + len(self.launches)
 
 
-def nodes_of_layers(config: NviumConfig, blocks: range, num_rows: int) -> Nodes:
+def nodes_of_layers(config: NviumConfig, blocks: range, num_rows: int, choice: CachePrecision = "auto") -> Nodes:
     model = Nvium.empty(config).to(torch.bfloat16).eval()
-    cache = PagedCache(config, num_pages=64, page_size=256, like=model.lm_head.weight)
+    cache = PagedCache(config, num_pages=64, page_size=256, like=model.lm_head.weight, choice=choice)
     layers, inputs, nodes = FusedLayers(model, cache, in_tiles), Inputs(cache, config), Nodes()
     variant = Variant(num_rows, num_pages=4)
     words, previous_R = (torch.zeros(size, dtype=torch.long, device="meta") for size in (inputs.num_words(variant), 1))

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvium_core import SamplingParams
+from nvium_core.choices import CachePrecision
 from nvium_core.engine.device.attention import kernel_agrees, ragged, ragged_agrees
 from nvium_core.engine.device.fused.attention import in_tiles, num_splits, ragged_in_tiles
 from nvium_core.engine.device.paged_cache import PagedCache
@@ -21,9 +22,12 @@ DTYPES = [torch.float16, torch.float32, torch.float64]
 """Triton's interpreter has no bfloat16, and its compiler no float64 products."""
 
 
-def filled_cache(num_pages: int, page_size: int, num_key_heads: int, dtype: torch.dtype) -> PagedCache:
+def filled_cache(
+    num_pages: int, page_size: int, num_key_heads: int, dtype: torch.dtype, choice: CachePrecision = "auto"
+) -> PagedCache:
     model = random_model([2], dtype=dtype, width=32, num_key_heads=num_key_heads).to(DEVICE)
-    cache = PagedCache(model.config, num_pages=num_pages, page_size=page_size, like=model.lm_head.weight)
+    sizes = {"num_pages": num_pages, "page_size": page_size}
+    cache = PagedCache(model.config, **sizes, like=model.lm_head.weight, choice=choice)
     for tensor in (cache.keys, cache.values):
         tensor[:] = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(0)).to(tensor)
         tensor[:, cache.null_slot] = 0
@@ -39,6 +43,16 @@ def test_rows_attend_as_if_gathered(page_size, num_pages, num_key_heads, dtype):
     position_R = torch.tensor([0, num_pages * page_size - 3], device=DEVICE)
     q_RHP = torch.randn(2, 4, 8, device=DEVICE).to(dtype)
     found, expected = (read(cache, table_RW, position_R)(q_RHP, 1) for read in (in_tiles, gathered))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.02 if dtype == torch.float16 else 1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "choice"), [(torch.float32, "float16"), (torch.float16, "float32")])
+def test_a_cache_of_another_precision_is_read_in_that_of_the_queries(dtype, choice):
+    cache = filled_cache(40, 8, 2, dtype, choice)
+    table_RW, position_R = torch.arange(40, device=DEVICE)[None], torch.tensor([317], device=DEVICE)
+    q_RHP = torch.randn(1, 4, 8, device=DEVICE).to(dtype)
+    found, expected = (read(cache, table_RW, position_R)(q_RHP, 1) for read in (in_tiles, gathered))
+    assert found.dtype == dtype
     torch.testing.assert_close(found, expected, rtol=0, atol=0.02 if dtype == torch.float16 else 1e-5)
 
 

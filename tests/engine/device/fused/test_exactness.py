@@ -66,6 +66,14 @@ def test_every_kind_of_token_equals_algorithm_1(kinds, schedule):
         assert (found.token_ids, found.exits) == (expected.token_ids, expected.exits)
 
 
+@pytest.mark.parametrize("choice", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_pass_writes_and_reads_a_cache_of_another_precision(dtype, choice):
+    model = random_model([1, 2], seed=5, dtype=dtype)
+    cache = PagedCache(model.config, num_pages=4, page_size=16, like=model.lm_head.weight, choice=choice)
+    assert fused_backend(model, cache).agrees()
+
+
 @pytest.mark.parametrize("exits", [[2], [1, 2]])
 def test_a_faulty_kernel_leaves_the_pass_to_the_layers(exits, monkeypatch, caplog):
     model = random_model(exits, seed=5)

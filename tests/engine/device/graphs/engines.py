@@ -24,7 +24,8 @@ def gathered(cache: PagedCache, table_RW: Tensor, position_R: Tensor) -> Read:
     slot_RS = slot_RS.where(is_seen_RS, cache.null_slot)  # the mask would not stop a NaN of another sequence
 
     def attend(q_RHP: Tensor, layer: int) -> Tensor:
-        k_RGSP, v_RGSP = (tensor[layer, slot_RS].transpose(1, 2) for tensor in (cache.keys, cache.values))
+        known = (tensor[layer, slot_RS].to(q_RHP.dtype) for tensor in (cache.keys, cache.values))
+        k_RGSP, v_RGSP = (tensor.transpose(1, 2) for tensor in known)
         return dense_attention(q_RHP[:, :, None], k_RGSP, v_RGSP, is_seen_RS[:, None, None])[:, :, 0]
 
     return attend

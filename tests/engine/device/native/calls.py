@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from nvium_core import NviumForCausalLM, SamplingParams
+from nvium_core.choices import CachePrecision
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.device.runner import Backend
 from nvium_core.engine.schedule.policies import WHOLE
@@ -52,8 +53,11 @@ def one_of_each_kind(cache: PagedCache, vocab_size: int, *more: dict[str, Any]) 
     )
 
 
-def cache_of(model: NviumForCausalLM, num_pages: int = 128, page_size: int = 4) -> PagedCache:
-    return PagedCache(model.config, num_pages=num_pages, page_size=page_size, like=model.lm_head.weight)
+def cache_of(
+    model: NviumForCausalLM, num_pages: int = 128, page_size: int = 4, precision: CachePrecision = "auto"
+) -> PagedCache:
+    sizes = {"num_pages": num_pages, "page_size": page_size}
+    return PagedCache(model.config, **sizes, like=model.lm_head.weight, choice=precision)
 
 
 def carry(backend: Backend, sequences: Items[Sequence], most: int = 5) -> list[Outcome]:

@@ -1,4 +1,4 @@
-"""Products of quantized matrices, and of AMX tiles, and the threads that compute them."""
+"""Halves, products of quantized matrices and of AMX tiles, and the threads that compute them."""
 
 import subprocess
 from importlib.util import find_spec
@@ -15,6 +15,11 @@ from tests.engine.device.native.compiling import compiled
 
 def test_products_of_every_quantized_type_equal_sums_in_double_for_any_number_of_rows(instructions):
     program = compiled("products.cpp", "c++", "-O2", *FLAGS[instructions])
+    assert subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout == ""
+
+
+def test_halves_are_the_nearest_and_read_exactly(instructions):
+    program = compiled("halves.cpp", "c++", "-O2", *FLAGS[instructions])
     assert subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout == ""
 
 

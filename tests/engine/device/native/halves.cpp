@@ -1,0 +1,44 @@
+// Converts all halves to floats and back, and floats between two halves. Prints the first half that is wrong.
+
+#include <cstdio>
+
+#include "arithmetic.h"
+
+using namespace nvium;
+
+namespace {
+
+uint16_t rounded(float x) { return Half(x).bits; }
+
+float value(uint16_t bits) {
+  Half half;
+  half.bits = bits;
+  return static_cast<float>(half);
+}
+
+bool is_loaded(uint16_t bits) {
+  Half many[lanes<float>];
+  for (Half& each : many) each.bits = bits;
+  const float expected = value(bits), found = load(many)[0];
+  return std::isnan(expected) ? std::isnan(found) : std::bit_cast<uint32_t>(found) == std::bit_cast<uint32_t>(expected);
+}
+
+bool is_right(uint16_t bits) {
+  const float x = value(bits);
+  if (!is_loaded(bits) || !is_loaded(bits | 0x8000)) return false;
+  if (bits > 0x7C00) return std::isnan(x) && rounded(x) == 0x7E00;
+  if (bits == 0x7C00) return std::isinf(x) && rounded(x) == bits && rounded(-x) == 0xFC00;
+  const float next = bits == 0x7BFF ? 65536 : value(bits + 1), middle = (x + next) / 2;
+  const int fraction = bits & 0x3FF, exponent = bits >> 10;
+  return x == std::ldexp(exponent ? 0x400 | fraction : fraction, std::max(exponent, 1) - 25) && rounded(x) == bits &&
+         rounded(-x) == (bits | 0x8000) && rounded(middle) == bits + bits % 2 &&
+         rounded(std::nextafter(middle, 0.0f)) == bits && rounded(std::nextafter(middle, next)) == bits + 1;
+}
+
+}  // namespace
+
+int main() {
+  for (int bits = 0; bits < 0x8000; ++bits)
+    if (!is_right(bits)) return std::printf("%04x\n", bits), 0;
+  if (rounded(1e30f) != 0x7C00 || rounded(1e-30f)) std::puts("out of range");
+}
