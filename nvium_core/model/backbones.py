@@ -108,17 +108,7 @@ def backbone_fields(model_type: str, fields: dict[str, Any]) -> dict[str, Any]:
     shared = {name: getattr(config, name) for name in (*names, "dtype")}
     if "no_rope_layers" in names:  # transformers has flags: 0 for a layer without rotary embedding
         shared["no_rope_layers"] = [layer for layer, has_rope in enumerate(config.no_rope_layers) if not has_rope]
-    layer_types = getattr(config, "layer_types", None) or ["sliding_attention"]
-    has_windows = "sliding_window" in type(config).__annotations__ and "sliding_attention" in layer_types
-    window = config.sliding_window if has_windows else None
-    return shared | family.fields | own | within_window(shared, window) | {"adapter_hidden_size": 0}
-
-
-def within_window(fields: Mapping[str, Any], window: int | None) -> dict[str, Any]:
-    """Limit the context to the length of the sliding window. Sliding attention then equals full attention."""
-    if not window:
-        return {}
-    length, rope = fields["max_position_embeddings"], fields.get("rope_parameters") or {}
-    if rope.get("rope_type", "default") != "default":
-        rope = {"original_max_position_embeddings": length} | rope
-    return {"max_position_embeddings": min(window, length), "rope_parameters": rope}
+    window = config.sliding_window if "sliding_window" in type(config).__annotations__ else None
+    layer_types = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    windows = [window if kind == "sliding_attention" else None for kind in layer_types]
+    return shared | family.fields | own | {"windows": windows if any(windows) else (), "adapter_hidden_size": 0}

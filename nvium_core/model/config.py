@@ -47,6 +47,7 @@ class NviumConfig(PreTrainedConfig):
     qkv_bias: biases of the query, key and value projections, but not of the output projection (Qwen2).
     qk_norm: RMSNorm of every query and key head (Qwen3).
     no_rope_layers: indices of layers without rotary embedding (SmolLM3).
+    windows: for each layer, the number of last positions that a row attends to, or None for all (Mistral, Qwen).
     layer_norms: RMSNorms before attention and MLP, or also after them, before the residual is added (Ouro).
     num_loops: how often a row passes all layers (looped models).
     norms_loops: whether one RMSNorm, shared by all loops, follows each loop; exits and the next loop read its output
@@ -86,6 +87,7 @@ class NviumConfig(PreTrainedConfig):
     qkv_bias: bool = False
     qk_norm: bool = False
     no_rope_layers: list[int] | tuple[int, ...] = ()
+    windows: list[int | None] | tuple[int | None, ...] = ()
     layer_norms: Norms = "before"
     num_loops: int = 1
     norms_loops: bool = False
@@ -138,6 +140,13 @@ class NviumConfig(PreTrainedConfig):
             raise ValueError(f"num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({key_heads})")
         if (self.head_dim or 0) % 2:
             raise ValueError(f"head_dim must be even for rotary embeddings, got {self.head_dim}")
+
+    def validate_windows(self) -> None:
+        if self.windows and len(self.windows) != self.num_hidden_layers:
+            raise ValueError(f"windows must have {self.num_hidden_layers} entries, got {len(self.windows)}")
+        for window in self.windows:
+            if window is not None and window < 1:
+                raise ValueError(f"windows must be at least 1, got {window}")
 
     def validate_rope(self) -> None:
         parameters: dict[str, Any] = dict(self.rope_parameters or {})

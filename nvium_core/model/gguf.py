@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from nvium_core.errors import CheckpointError
-from nvium_core.model.backbones import FAMILIES, within_window
+from nvium_core.model.backbones import FAMILIES
 from nvium_core.model.checkpoint import Checkpoint, final_norm, unreadable
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.gguf_header import FileTensor, Header, UnsupportedError, read_header
@@ -238,7 +238,8 @@ def _fields(file: GGUFFile) -> dict[str, Any]:
         fields["no_rope_layers"] = list(range(interval - 1, fields["num_hidden_layers"], interval))
     fields |= {"tie_word_embeddings": "output.weight" not in file.tensors, "adapter_hidden_size": 0}
     fields["rope_parameters"] = _rope(file, fields)
-    return fields | within_window(fields, int(file.number("attention.sliding_window")))
+    window = int(file.number("attention.sliding_window"))
+    return fields | {"windows": [window] * fields["num_hidden_layers"] if window else ()}
 
 
 def _short(value: Any) -> str:

@@ -234,7 +234,8 @@ def causal_attention(mask: Tensor | None = None) -> Attend:
 
     def attend(q_BTHP: Tensor, k_BTGP: Tensor, v_BTGP: Tensor, call: LayerCall) -> Tensor:
         q_BHTP, k_BGTP, v_BGTP = (x.transpose(1, 2) for x in (q_BTHP, k_BTGP, v_BTGP))
-        return dense_attention(q_BHTP, k_BGTP, v_BGTP, mask, is_causal=mask is None).transpose(1, 2)
+        seen = within_window(mask, q_BHTP, k_BGTP, call.window)
+        return dense_attention(q_BHTP, k_BGTP, v_BGTP, seen, is_causal=seen is None).transpose(1, 2)
 
     return attend
 
@@ -247,10 +248,27 @@ def document_attention(lengths: Sequence[int]) -> Attend:
 
     def attend(q_BTHP: Tensor, k_BTGP: Tensor, v_BTGP: Tensor, call: LayerCall) -> Tensor:
         by_document = (x.flatten(0, 1).transpose(0, 1)[None].split(lengths, dim=2) for x in (q_BTHP, k_BTGP, v_BTGP))
-        seen = [dense_attention(q, k, v, None, is_causal=True) for q, k, v in zip(*by_document, strict=True)]
-        return torch.cat(seen, dim=2).transpose(1, 2).reshape(q_BTHP.shape)
+        found = []
+        for q, k, v in zip(*by_document, strict=True):
+            seen = within_window(None, q, k, call.window)
+            found.append(dense_attention(q, k, v, seen, is_causal=seen is None))
+        return torch.cat(found, dim=2).transpose(1, 2).reshape(q_BTHP.shape)
 
     return attend
+
+
+def within_window(mask: Tensor | None, q_BHTP: Tensor, k_BGSP: Tensor, window: int | None) -> Tensor | None:
+    """Limit a causal mask to the last `window` positions. The queries are the last T of S positions.
+
+    A mask of None is causal. Return None if no window limits it.
+    """
+    num_rows, num_keys = q_BHTP.shape[2], k_BGSP.shape[2]
+    if window is None or num_keys <= window:
+        return mask
+    first = num_keys - num_rows
+    seen_TS = torch.ones(num_rows, num_keys, dtype=torch.bool, device=q_BHTP.device)
+    seen_TS = seen_TS.tril(first).triu(first - window + 1)
+    return seen_TS if mask is None else seen_TS & mask
 
 
 def dense_attention(

@@ -16,6 +16,7 @@ class LayerCall(NamedTuple):
     layer: index of the layer whose weights it uses. Several calls may use the same layer.
     cache: index of its keys and values in the cache. Every call has its own.
     has_rotary: whether queries and keys are rotated.
+    window: number of last positions, with its own, that a row attends to; None is all.
     norms: the layer's norms.
     is_normed: whether the model's final norm follows, for exits and for the next call.
     """
@@ -23,6 +24,7 @@ class LayerCall(NamedTuple):
     layer: int
     cache: int
     has_rotary: bool = True
+    window: int | None = None
     norms: Norms = "before"
     is_normed: bool = False
 
@@ -43,6 +45,7 @@ def layer_calls(config: NviumConfig) -> Block:
             layer,
             cache=loop * num_layers + layer,
             has_rotary=layer not in config.no_rope_layers,
+            window=config.windows[layer] if config.windows else None,
             norms=config.layer_norms,
             is_normed=config.norms_loops and layer == num_layers - 1,
         )

@@ -36,6 +36,7 @@ MAKES: list[dict[str, Any]] = [
     {"qk_norm": True, "no_rope_layers": [0]},
     {"layer_norms": "both"},
     {"layer_norms": "both", "norms_loops": True},
+    {"windows": 5},
 ]
 
 
@@ -47,6 +48,9 @@ def models(draw: st.DrawFn) -> NviumForCausalLM:
     if make.get("norms_loops") or draw(st.integers(0, 3)) == 0:  # blocks that share their weights
         exit_layers = [depths[0] * (k + 1) for k in range(len(depths))]
         make = {**make, "num_loops": len(depths)}
+    if window := make.get("windows"):
+        depth = exit_layers[-1] // make.get("num_loops", 1)
+        make = {**make, "windows": [window if layer % 2 else None for layer in range(depth)]}
     shape = {"vocab_size": VOCAB_SIZE, "width": 8, "num_heads": 2, "num_key_heads": 1, "context": CONTEXT}
     return random_model(exit_layers, seed=seed, **shape, **make)
 

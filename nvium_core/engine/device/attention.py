@@ -12,7 +12,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
-from functools import partial
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from textwrap import shorten
 from typing import Any
@@ -44,7 +44,7 @@ def written(cache: PagedCache, slot_R: Tensor, read: Read) -> Attend:
 
     def attend(q_RHP: Tensor, k_RGP: Tensor, v_RGP: Tensor, call: LayerCall) -> Tensor:
         cache.write(call.cache, slot_R, k_RGP, v_RGP)
-        return read(q_RHP, call.cache)
+        return read(q_RHP, call)
 
     return attend
 
@@ -53,17 +53,20 @@ def ragged(cache: PagedCache, runs: Items[Rows]) -> Read:
     """Attend run by run, with copies of the keys and values: on any device, and the reference for the kernels."""
     slots = upload_all(cache.keys.device, *(cache.slots([Rows(run.sequence, range(run.rows.stop))]) for run in runs))
     lengths = [len(run.rows) for run in runs]
-    masks = [
-        torch.ones(length, len(slot_S), dtype=torch.bool, device=slot_S.device).tril(len(slot_S) - length)
-        for length, slot_S in zip(lengths, slots, strict=True)
-    ]
 
-    def attend(q_RHP: Tensor, layer: int) -> Tensor:
+    @lru_cache(None)
+    def mask(run: int, window: int | None) -> Tensor:
+        num_keys, device = len(slots[run]), slots[run].device
+        first = num_keys - lengths[run]
+        mask_QS = torch.ones(lengths[run], num_keys, dtype=torch.bool, device=device).tril(first)
+        return mask_QS if window is None else mask_QS.triu(first - window + 1)
+
+    def attend(q_RHP: Tensor, call: LayerCall) -> Tensor:
         found = []
-        for q_QHP, slot_S, mask_QS in zip(q_RHP.split(lengths), slots, masks, strict=True):
-            known = cache.keys[layer, slot_S], cache.values[layer, slot_S]
-            q_HQP, k_GSP, v_GSP = (x.to(q_QHP.dtype).transpose(0, 1) for x in (q_QHP, *known))
-            found.append(dense_attention(q_HQP[None], k_GSP[None], v_GSP[None], mask_QS)[0].transpose(0, 1))
+        for run, (q_QHP, slot_S) in enumerate(zip(q_RHP.split(lengths), slots, strict=True)):
+            known = cache.keys[call.cache, slot_S], cache.values[call.cache, slot_S]
+            q_BHQP, k_BGSP, v_BGSP = (x.to(q_QHP.dtype).transpose(0, 1)[None] for x in (q_QHP, *known))
+            found.append(dense_attention(q_BHQP, k_BGSP, v_BGSP, mask(run, call.window))[0].transpose(0, 1))
         return torch.cat(found)
 
     return attend
@@ -94,14 +97,14 @@ def flash(cache: PagedCache, table_BW: Tensor, num_keys_B: Tensor, first_query: 
     max_keys = table_BW.shape[1] * cache.page_size
     pages = (-1, cache.page_size)
 
-    def attend(q_RHP: Tensor, layer: int) -> Tensor:
+    def attend(q_RHP: Tensor, call: LayerCall) -> Tensor:
         is_grouped = q_RHP.shape[1] != cache.keys.shape[2]
         grouping: dict[str, Any] = {"enable_gqa": True} if is_grouped else {}  # PyTorch 2.11 lacks it
         is_split = max_queries == 1 and (is_grouped or len(q_RHP) == 1)
         out_RHP = varlen_attn(
             q_RHP,
-            cache.keys[layer].unflatten(0, pages),
-            cache.values[layer].unflatten(0, pages),
+            cache.keys[call.cache].unflatten(0, pages),
+            cache.values[call.cache].unflatten(0, pages),
             first_query,
             first_key,
             max_queries,
@@ -212,7 +215,7 @@ def agrees(cache: PagedCache, num_heads: int, kernel: RunAttention, rows: Items[
     for tensor in (cache.keys, cache.values):
         tensor[0, used] = random(len(used), num_key_heads).to(tensor)
     cache.write(0, slot_R, k_RGP, v_RGP)
-    found, expected = (attend(cache, runs)(q_RHP, 0) for attend in (kernel, ragged))
+    found, expected = (attend(cache, runs)(q_RHP, LayerCall(0, 0)) for attend in (kernel, ragged))
     for tensor in (cache.keys, cache.values):
         tensor[0, used] = 0
     return torch.allclose(found, expected, rtol=0, atol=CHECK_TOLERANCE)

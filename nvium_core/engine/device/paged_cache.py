@@ -22,6 +22,7 @@ from nvium_core.engine.device.arena import zeros
 from nvium_core.engine.params import require
 from nvium_core.engine.schedule.step import Rows
 from nvium_core.model.config import NviumConfig
+from nvium_core.model.plan import LayerCall
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -32,8 +33,8 @@ PAGE_SIZE = 16
 
 Integers = NDArray[np.int64]
 
-Read = Callable[[Tensor, int], Tensor]
-"""(queries [R, H, P], index of the call's keys) → attention to the cached keys, [R, H, P]."""
+Read = Callable[[Tensor, LayerCall], Tensor]
+"""(queries [R, H, P], call) → attention to the cached keys, [R, H, P]."""
 
 
 def best_page_size(like: Tensor) -> int:

@@ -17,6 +17,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from nvium_core.model.llama import Attend, causal_attention, document_attention
 from nvium_core.model.plan import LayerCall
+from nvium_core.training.errors import TrainingError
 
 Tokens = NDArray[np.unsignedinteger[Any]]
 """Token ids: uint16 if the vocabulary has at most 2¹⁶ tokens, else uint32."""
@@ -78,6 +79,8 @@ def flex_attention_by(documents_BT: Tensor) -> Attend:
     blocks = create_block_mask(is_seen, num_windows, None, num_rows, num_rows, device=documents_BT.device)
 
     def attend(q_BTHP: Tensor, k_BTGP: Tensor, v_BTGP: Tensor, call: LayerCall) -> Tensor:
+        if call.window is not None:
+            raise TrainingError("models with sliding windows train on a CPU only")
         q_BHTP, k_BGTP, v_BGTP = (x.transpose(1, 2).to(v_BTGP.dtype) for x in (q_BTHP, k_BTGP, v_BTGP))
         grouped = q_BHTP.shape[1] != k_BGTP.shape[1]
         return flex_attention(q_BHTP, k_BGTP, v_BGTP, block_mask=blocks, enable_gqa=grouped).transpose(1, 2)

@@ -14,6 +14,7 @@ from torch import Tensor
 from nvium_core.engine.device.fused import kernels
 from nvium_core.engine.device.paged_cache import PagedCache, Read, power_of_two, upload_all
 from nvium_core.engine.schedule.step import Rows
+from nvium_core.model.plan import LayerCall
 
 NUM_PROGRAMS = 264
 """Twice the multiprocessors of a large GPU. Rows with fewer programs split their keys among several."""
@@ -47,7 +48,7 @@ def in_tiles(cache: PagedCache, table_BW: Tensor, position_B: Tensor, first_B2: 
     rows_per_tile = 1 if first_B2 is None else ROWS_PER_TILE
     splits = 1 if first_B2 is not None else num_splits(num_tiles * num_keys, width * cache.page_size)
 
-    def attend(q_RHP: Tensor, layer: int) -> Tensor:
+    def attend(q_RHP: Tensor, call: LayerCall) -> Tensor:
         rows, heads, _ = q_RHP.shape
         out_RHP = q_RHP.new_empty(q_RHP.shape)
         part, lse = out_RHP, out_RHP
@@ -57,7 +58,8 @@ def in_tiles(cache: PagedCache, table_BW: Tensor, position_B: Tensor, first_B2: 
             lse = q_RHP.new_empty((splits, rows, heads), dtype=exact)
         shared = {"head_size": head_size, "num_splits": splits, "padded": power_of_two(head_size)}
         kernels.attend_pages[(num_tiles, num_keys, splits)](
-            *(q_RHP, cache.keys[layer], cache.values[layer], table_BW, position_B if first_B2 is None else first_B2),
+            *(q_RHP, cache.keys[call.cache], cache.values[call.cache]),
+            *(table_BW, position_B if first_B2 is None else first_B2),
             *(position_B, out_RHP, part, lse, head_size**-0.5, position_B.stride(0), width, q_RHP.stride(0), rows),
             page_size=cache.page_size,
             num_keys=num_keys,

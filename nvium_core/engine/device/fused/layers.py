@@ -82,7 +82,7 @@ class FusedLayers:
                 norms=bool(norms),
                 wide=kernels.wide_of(x_RD),
             )
-            return read(qkv_R.unflatten(-1, (-1, head_size))[:, :num_queries], call.cache).flatten(-2)
+            return read(qkv_R.unflatten(-1, (-1, head_size))[:, :num_queries], call).flatten(-2)
 
         return attend
 

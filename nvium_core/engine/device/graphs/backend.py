@@ -208,8 +208,8 @@ class GraphsBackend(LayersBackend):
         num_heads = model.config.num_attention_heads
         if cache.keys.dtype not in TRITON_TYPES:
             return LayersBackend(model, cache, f"Triton's kernels do not support {cache.keys.dtype}")
-        if model.model.norm is not None:
-            return LayersBackend(model, cache, "Triton's kernels do not support models that norm their loops")
+        if any(call.is_normed or call.window for block in model.model.blocks for call in block):
+            return LayersBackend(model, cache, "Triton's kernels support neither normed loops nor sliding windows")
         if not find_spec("triton"):
             return LayersBackend(model, cache, "Triton is not installed")
         if attention := best_attention(cache, num_heads):

@@ -23,6 +23,7 @@ template <typename A> struct Attending {
   int64_t num_threads, num_heads, num_rows;
   const Row* rows;
   const int64_t* calls;  // [R]: where the cache has the keys of each row's call
+  int64_t window;        // number of last positions, with its own, that a row attends to; 0: all
   const A* queries;      // [R, H, P]
   A* attended;           // [R, H, P]
 };
@@ -83,6 +84,8 @@ template <typename A, typename C> class Attention {
  private:
   int64_t num_keys(int64_t row) const { return all_.rows[row].position + 1; }
 
+  int64_t first_key(int64_t row) const { return all_.window ? std::max(num_keys(row) - all_.window, int64_t{0}) : 0; }
+
   int64_t slot(int64_t row, int64_t at) const { return all_.rows[row].seat->slot(at, cache_.page_size); }
 
   // Return where the keys or values of the row's call begin.
@@ -94,23 +97,29 @@ template <typename A, typename C> class Attention {
     static thread_local std::vector<A> scratch;
     int64_t most = 0;
     for (int64_t r = rows.begin; r < rows.end; ++r) most = std::max(most, num_keys(r));
-    const int64_t stride = most + lanes<A>, head_stride = (rows.end - rows.begin) * stride;
+    const int64_t first = first_key(rows.begin) / cache_.page_size * cache_.page_size;  // weights begin at this key
+    const int64_t stride = most - first + lanes<A>, head_stride = (rows.end - rows.begin) * stride;
     scratch.resize((heads.end - heads.begin) * head_stride);
     const auto each_head = [&](auto&& use) {
       for (int64_t head = heads.begin; head < heads.end; ++head) use(head, &scratch[(head - heads.begin) * head_stride]);
     };
-    each_page(rows.begin, most, heads, keys_of(rows.begin), [&](int64_t key, int64_t count, const C* page) {
+    const Range keys{first, most};
+    each_page(rows.begin, keys, heads, keys_of(rows.begin), [&](int64_t key, int64_t count, const C* page) {
       each_head([&](int64_t head, A* weights) {
-        score_page(rows, head, page + column(head), count, weights + key, stride);
+        score_page(rows, head, page + column(head), count, weights + key - first, stride);
       });
     });
     each_head([&](int64_t, A* weights) {
-      for (int64_t r = rows.begin; r < rows.end; ++r, weights += stride)
-        weights[num_keys(r)] = 1 / exponentials(weights, largest(weights, num_keys(r)), num_keys(r));
+      for (int64_t r = rows.begin; r < rows.end; ++r, weights += stride) {
+        A* const own = std::fill_n(weights, first_key(r) - first, A{0});
+        const int64_t count = num_keys(r) - first_key(r);
+        own[count] = 1 / exponentials(own, largest(own, count), count);
+      }
     });
-    each_page(rows.begin, most, heads, values_of(rows.begin), [&](int64_t key, int64_t count, const C* page) {
+    each_page(rows.begin, keys, heads, values_of(rows.begin), [&](int64_t key, int64_t count, const C* page) {
       each_head([&](int64_t head, const A* weights) {
         int64_t r = rows.begin;
+        weights += key - first;
         for (; r + kTileRows <= rows.end; r += kTileRows, weights += kTileRows * stride)
           add_values<kTileRows>(r, head, page + column(head), key, count, weights, stride);
         for (; r < rows.end; ++r, weights += stride)
@@ -119,19 +128,19 @@ template <typename A, typename C> class Attention {
     });
     each_head([&](int64_t head, const A* weights) {
       for (int64_t r = rows.begin; r < rows.end; ++r, weights += stride)
-        for (int64_t p = 0; p < cache_.head_size; ++p) attended(r, head)[p] *= weights[num_keys(r)];
+        for (int64_t p = 0; p < cache_.head_size; ++p) attended(r, head)[p] *= weights[num_keys(r) - first];
     });
   }
 
   // Call use(key, count, slots) for each page. Pages are loaded into the L2 cache beforehand, because `use` reads head by
   // head, an order that the processor does not prefetch.
-  template <typename Use> void each_page(int64_t row, int64_t end, Range heads, const C* cache, Use&& use) const {
+  template <typename Use> void each_page(int64_t row, Range keys, Range heads, const C* cache, Use&& use) const {
     const int64_t first = column(heads.begin), width = column(heads.end - 1) + cache_.head_size - first;
     const int64_t page_size = cache_.page_size, page_bytes = page_size * width * sizeof(C);
     const int64_t ahead = std::clamp(kReadAheadBytes / page_bytes, int64_t{1}, kPagesAtOnce) * page_size;
-    for (int64_t key = 0; key < end; key += page_size) {
-      if (key % ahead == 0) load_pages(row, {key, std::min(key + ahead, end)}, cache + first, width);
-      use(key, std::min(page_size, end - key), cache + slot(row, key) * slot_stride_);
+    for (int64_t key = keys.begin; key < keys.end; key += page_size) {
+      if ((key - keys.begin) % ahead == 0) load_pages(row, {key, std::min(key + ahead, keys.end)}, cache + first, width);
+      use(key, std::min(page_size, keys.end - key), cache + slot(row, key) * slot_stride_);
     }
   }
 
@@ -189,7 +198,7 @@ template <typename A, typename C> class Attention {
       store(scale * products(query(row, head), keys, slot_stride_, size), scores);
   }
 
-  // Add the weighted values of `count` keys to the sums of R rows.
+  // Add the weighted values of `count` keys, from `key` on, to the sums of R rows. Their weights are `stride` apart.
   template <int R>
   void add_values(
       int64_t row, int64_t head, const C* values, int64_t key, int64_t count, const A* weights, int64_t stride) const {
@@ -201,7 +210,7 @@ template <typename A, typename C> class Attention {
     for (; p < cache_.head_size; ++p)
       for (int r = 0; r < R; ++r)
         for (int64_t i = 0; i < std::min(count, num_keys(row + r) - key); ++i)
-          attended(row + r, head)[p] += weights[r * stride + key + i] * static_cast<A>(values[i * slot_stride_ + p]);
+          attended(row + r, head)[p] += weights[r * stride + i] * static_cast<A>(values[i * slot_stride_ + p]);
   }
 
   // Do the same as `add_values` for N vectors from element p on. First come the keys to which all R rows attend.
@@ -218,12 +227,12 @@ template <typename A, typename C> class Attention {
     for (int64_t i = 0; i < shared; ++i)
       for (int n = 0; n < N; ++n) {
         const Vector<A> value = load(values + i * slot_stride_ + p + n * lanes<A>);
-        for (int r = 0; r < R; ++r) sums[r][n] += weights[r * stride + key + i] * value;
+        for (int r = 0; r < R; ++r) sums[r][n] += weights[r * stride + i] * value;
       }
     for (int r = 0; r < R; ++r) {
       for (int64_t i = shared; i < std::min(count, num_keys(row + r) - key); ++i)
         for (int n = 0; n < N; ++n)
-          sums[r][n] += weights[r * stride + key + i] * load(values + i * slot_stride_ + p + n * lanes<A>);
+          sums[r][n] += weights[r * stride + i] * load(values + i * slot_stride_ + p + n * lanes<A>);
       for (int n = 0; n < N; ++n) store(sums[r][n], attended(row + r, head) + p + n * lanes<A>);
     }
   }

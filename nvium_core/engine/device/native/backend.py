@@ -159,7 +159,7 @@ class NativeBackend:
         blocks = model.model.blocks
         self._first_calls = array("q", accumulate(map(len, blocks), initial=0))
         kind = struct("LayerCall")
-        calls = [kind(*(getattr(call, name) for name, _ in kind._fields_)) for block in blocks for call in block]
+        calls = [kind(*(getattr(call, name) or 0 for name, _ in kind._fields_)) for block in blocks for call in block]
         self._calls = (kind * len(calls))(*calls)
         pointers = {name: tensor.data_ptr() for name, tensor in self._tensors.items()}
         held = filled(

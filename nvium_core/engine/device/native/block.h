@@ -106,7 +106,8 @@ template <typename T> class BlockForward {
     for (int64_t r = 0; r < num_rows_; ++r)
       calls_[r] = model_.calls[model_.first_calls[rows_[r].block] + call_].cache;
     const int64_t threads = model_.num_threads, heads = model_.num_heads;
-    const Attending<A> all{threads, heads, num_rows_, rows_, calls_.data(), queries_.data(), attended_.data()};
+    const Attending<A> all{threads,     heads, num_rows_, rows_, calls_.data(), call.window, queries_.data(),
+                           attended_.data()};
     with_cached<A>(model_.cache, [&]<typename C>(C) {
       const Attention<A, C> attention(model_.cache, all);
       parallel(num_rows_, [&](int64_t begin, int64_t end) {

@@ -21,7 +21,7 @@ template <typename A> struct Layer {
 
 // `LayerCall` in nvium_core/model/plan.py.
 struct LayerCall {
-  int64_t layer, cache, has_rotary, is_normed;
+  int64_t layer, cache, has_rotary, window, is_normed;  // window 0: none
 };
 
 // The weights of norm, router and adapter are null if the exit has none. A linear gate is a router_head [2, D] alone, whose

@@ -12,6 +12,7 @@ from nvium_core.engine.device.fused.attention import in_tiles, num_splits, ragge
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Rows
+from nvium_core.model.plan import LayerCall
 from tests.engine.device.graphs.engines import gathered
 from tests.random_models import random_model
 
@@ -42,7 +43,7 @@ def test_rows_attend_as_if_gathered(page_size, num_pages, num_key_heads, dtype):
     table_RW = torch.stack([torch.randperm(num_pages), torch.randperm(num_pages)]).to(DEVICE)
     position_R = torch.tensor([0, num_pages * page_size - 3], device=DEVICE)
     q_RHP = torch.randn(2, 4, 8, device=DEVICE).to(dtype)
-    found, expected = (read(cache, table_RW, position_R)(q_RHP, 1) for read in (in_tiles, gathered))
+    found, expected = (read(cache, table_RW, position_R)(q_RHP, LayerCall(1, 1)) for read in (in_tiles, gathered))
     torch.testing.assert_close(found, expected, rtol=0, atol=0.02 if dtype == torch.float16 else 1e-5)
 
 
@@ -51,7 +52,7 @@ def test_a_cache_of_another_precision_is_read_in_that_of_the_queries(dtype, choi
     cache = filled_cache(40, 8, 2, dtype, choice)
     table_RW, position_R = torch.arange(40, device=DEVICE)[None], torch.tensor([317], device=DEVICE)
     q_RHP = torch.randn(1, 4, 8, device=DEVICE).to(dtype)
-    found, expected = (read(cache, table_RW, position_R)(q_RHP, 1) for read in (in_tiles, gathered))
+    found, expected = (read(cache, table_RW, position_R)(q_RHP, LayerCall(1, 1)) for read in (in_tiles, gathered))
     assert found.dtype == dtype
     torch.testing.assert_close(found, expected, rtol=0, atol=0.02 if dtype == torch.float16 else 1e-5)
 
@@ -71,7 +72,7 @@ def test_runs_attend_as_if_gathered(lengths, num_key_heads):
         sequence.pages = [next(pages) for _ in range(-(-(before + rows) // 8))]
         runs.append(Rows(sequence, range(before, before + rows)))
     q_RHP = torch.randn(sum(rows for _, rows in lengths), 4, 8, device=DEVICE)
-    found, expected = (read(cache, runs)(q_RHP, 1) for read in (ragged_in_tiles, ragged))
+    found, expected = (read(cache, runs)(q_RHP, LayerCall(1, 1)) for read in (ragged_in_tiles, ragged))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 

@@ -13,6 +13,7 @@ from nvium_core.engine.device.graphs.replay import Fence
 from nvium_core.engine.device.inputs import InputViews
 from nvium_core.engine.device.paged_cache import PagedCache, Read
 from nvium_core.model.llama import dense_attention
+from nvium_core.model.plan import LayerCall
 from tests.engine.driving import engine_on
 
 
@@ -20,13 +21,16 @@ def gathered(cache: PagedCache, table_RW: Tensor, position_R: Tensor) -> Read:
     """Attend with one row per sequence, in operators that a CUDA graph can capture."""
     within_page = torch.arange(cache.page_size, device=table_RW.device)
     slot_RS = (table_RW[:, :, None] * cache.page_size + within_page).flatten(1)
-    is_seen_RS = torch.arange(slot_RS.shape[1], device=table_RW.device) <= position_R[:, None]
+    position_S = torch.arange(slot_RS.shape[1], device=table_RW.device)
+    is_seen_RS = position_S <= position_R[:, None]
     slot_RS = slot_RS.where(is_seen_RS, cache.null_slot)  # the mask would not stop a NaN of another sequence
 
-    def attend(q_RHP: Tensor, layer: int) -> Tensor:
-        known = (tensor[layer, slot_RS].to(q_RHP.dtype) for tensor in (cache.keys, cache.values))
+    def attend(q_RHP: Tensor, call: LayerCall) -> Tensor:
+        first_R = position_R + 1 - (call.window or len(position_S))
+        seen_RS = is_seen_RS & (position_S >= first_R[:, None])
+        known = (tensor[call.cache, slot_RS].to(q_RHP.dtype) for tensor in (cache.keys, cache.values))
         k_RGSP, v_RGSP = (tensor.transpose(1, 2) for tensor in known)
-        return dense_attention(q_RHP[:, :, None], k_RGSP, v_RGSP, is_seen_RS[:, None, None])[:, :, 0]
+        return dense_attention(q_RHP[:, :, None], k_RGSP, v_RGSP, seen_RS[:, None, None])[:, :, 0]
 
     return attend
 

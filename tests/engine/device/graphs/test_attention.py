@@ -25,6 +25,7 @@ from nvium_core.engine.device.attention import (
 from nvium_core.engine.device.paged_cache import PagedCache, best_page_size
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Rows
+from nvium_core.model.plan import LayerCall
 from tests.random_models import random_model
 
 
@@ -125,7 +126,7 @@ def test_keys_are_split_only_for_grouped_queries_or_one_row(num_heads, num_rows,
     monkeypatch.setattr(varlen, "varlen_attn", noting)
     cache, rows = empty_cache(), torch.arange(num_rows)
     q_RHP = torch.zeros(num_rows, num_heads, 8)
-    in_place(cache, rows[:, None], rows)(q_RHP, 0)
+    in_place(cache, rows[:, None], rows)(q_RHP, LayerCall(0, 0))
     assert asked == [num_splits]
 
 
@@ -160,5 +161,5 @@ def test_in_place_attention_of_runs_equals_gathering(lengths, seed):
     q_RHP = torch.randn(sum(len(run.rows) for run in runs), 4, 8, generator=generator)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(varlen, "varlen_attn", slow_varlen_attn)
-        found = ragged_in_place(cache, runs)(q_RHP, 0)
-    torch.testing.assert_close(found, ragged(cache, runs)(q_RHP, 0), rtol=0, atol=1e-5)
+        found = ragged_in_place(cache, runs)(q_RHP, LayerCall(0, 0))
+    torch.testing.assert_close(found, ragged(cache, runs)(q_RHP, LayerCall(0, 0)), rtol=0, atol=1e-5)

@@ -42,6 +42,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "heads of several vectors": {"width": 160, "num_heads": 2, "num_key_heads": 1},
     "heads with biases": {"width": 48, "num_heads": 4, "num_key_heads": 2, "qkv_bias": True},
     "normed heads, and a layer without rotary": {"width": 64, "qk_norm": True, "no_rope_layers": [1]},
+    "windows": {"width": 64, "windows": [9, None, 1]},
 }
 
 
