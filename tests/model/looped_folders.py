@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
+
+from tests.model.llama_folders import edit_tensors
 
 FIXTURES = Path(__file__).parents[3] / "shared" / "fixtures" / "looped"
 OURO, NANBEIGE = ("ouro-4x3", "ouro-2x2-gqa"), ("nanbeige-2x3", "nanbeige-3x2-skip-norm")
@@ -58,8 +60,10 @@ def ouro_folder(folder: Path, **changes: Any) -> Path:
 
 
 def without(folder: Path, name: str) -> Path:
-    """Remove a tensor from a folder."""
-    tensors = load_file(folder / "model.safetensors")
-    del tensors[name]
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    edit_tensors(folder, lambda tensors: tensors.pop(name))
+    return folder
+
+
+def resized(folder: Path, name: str, *shape: int) -> Path:
+    edit_tensors(folder, lambda tensors: tensors.update({name: torch.zeros(shape)}))
     return folder
