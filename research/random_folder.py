@@ -3,10 +3,8 @@
     python -m research.random_folder FOLDER [--shape ouro-1.4b]
 
 The default is a Llama with the shape of Llama 3.2 1B. `ouro-1.4b` is an Ouro in its published layout. `--layers` makes
-either small.
-
-`--gguf` also writes the Llama as FOLDER.gguf for llama.cpp. `--tokenizer` is a model folder or GGUF file with the tokenizer to use.
-The default is the bundled model's tokenizer.
+either small. `--gguf` also writes the Llama as FOLDER.gguf for llama.cpp. `--tokenizer` is a model folder or GGUF file
+with the tokenizer to use; the default is the bundled model's.
 """
 
 import argparse
