@@ -53,16 +53,16 @@ class Conversion:
     """The result of a conversion. `str()` of it is a one-line summary. `num_bytes`: size of the weights on disk."""
 
     folder: Path
-    exit_layers: list[int]
+    config: NviumConfig
     num_parameters: int
     dtype: torch.dtype
     num_bytes: int
     has_tokenizer: bool
 
     def __str__(self) -> str:
-        num_exits = len(self.exit_layers)
-        depths = ", ".join(map(str, self.exit_layers))
-        kind = f"a {num_exits}-vium, exits after layers {depths}" if num_exits > 1 else "a univium (dense Llama)"
+        num_exits, num_loops = self.config.num_exits, self.config.num_loops
+        dense = f"a univium (Llama in {num_loops} loops)" if num_loops > 1 else "a univium (dense Llama)"
+        kind = f"a {num_exits}-vium, exits after {', '.join(self.config.exit_places)}" if num_exits > 1 else dense
         numbers = f"{self.num_parameters:,} parameters in {str(self.dtype).removeprefix('torch.')}"
         hint = "" if self.has_tokenizer else f"; no {TOKENIZER_FILE}, so the server cannot load the folder"
         return f"{self.folder}: {kind}, {numbers}, {self.num_bytes / 1e6:,.1f} MB{hint}"
@@ -102,7 +102,7 @@ def convert(
     num_parameters = sum(tensor.numel() for tensor in checkpoint.tensors.values())
     return Conversion(
         folder=Path(target),
-        exit_layers=list(checkpoint.config.exit_layers or []),
+        config=checkpoint.config,
         num_parameters=num_parameters,
         dtype=precision,
         num_bytes=num_parameters * precision.itemsize,

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from nvium_core.engine.params import ContextLengthExceeded
 from nvium_core.llm import LLM, Message, Piece
+from nvium_core.model.config import NviumConfig
 
 EXIT_COLOURS = ["bright_cyan", "bright_green", "bright_yellow", "bright_magenta", "bright_blue", "bright_red", "white"]
 
@@ -98,7 +99,7 @@ def show(terminal: Terminal, llm: LLM, pieces: Stream, is_stopped: Callable[[], 
                 break
     terminal.text.print()
     if exits:
-        summarise(terminal.remarks, exits, llm.loaded.model.config.exit_layers or [], time.monotonic() - started)
+        summarise(terminal.remarks, exits, llm.loaded.model.config, time.monotonic() - started)
     return "".join(texts)
 
 
@@ -106,13 +107,14 @@ def exit_colour(exit_number: int) -> str:
     return EXIT_COLOURS[(exit_number - 1) % len(EXIT_COLOURS)]
 
 
-def summarise(console: Console, exits: Sequence[int], exit_layers: Sequence[int], seconds: float) -> None:
+def summarise(console: Console, exits: Sequence[int], config: NviumConfig, seconds: float) -> None:
     """Print tokens per second and, with several exits, the mean depth and the number of tokens per exit."""
     rate = Text(f"{len(exits)} tokens, {len(exits) / seconds:.1f} tokens/s")
+    exit_layers = config.exit_layers or []
     if len(exit_layers) == 1:
         console.print(rate, soft_wrap=True)
         return
     used = Counter(exits)
     mean_depth = sum(exit_layers[exit_ - 1] for exit_ in exits) / exit_layers[-1] / len(exits)
-    parts = [Text(f"exit {k} (layer {depth}): {used[k]}", exit_colour(k)) for k, depth in enumerate(exit_layers, 1)]
+    parts = [Text(f"exit {k} ({place}): {used[k]}", exit_colour(k)) for k, place in enumerate(config.exit_places, 1)]
     console.print(Text(" · ").join([rate + Text(f", mean depth {mean_depth:.2f}"), *parts]), soft_wrap=True)

@@ -3,11 +3,13 @@ import json
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.byte_model import save_byte_model
+from tests.byte_model import save_byte_model, wrapped_tokenizer
+from tests.model.looped_folders import ouro_folder, resized, without
 
 
 @pytest.fixture(scope="session")
@@ -100,6 +102,28 @@ def test_a_user_error_is_one_line_on_stderr_and_exit_code_2(
 ):
     monkeypatch.chdir(tmp_path)
     assert complaint in nvium.refuses(*(str(model_folder) if a == "MODEL" else a for a in arguments))
+
+
+GATE = "model.early_exit_gate.weight"
+LOOPED: dict[str, tuple[Callable[[Path], Path], list[object], str]] = {
+    "no loop": (lambda folder: ouro_folder(folder, total_ut_steps=0), [], "between 1 and 1000, got 0"),
+    "a million": (lambda folder: ouro_folder(folder, total_ut_steps=10**6), [], "between 1 and 1000, got 1000000"),
+    "no gate": (lambda folder: without(ouro_folder(folder), GATE), [], f"missing tensor {GATE}"),
+    "wide gate": (lambda folder: resized(ouro_folder(folder), GATE, 1, 20), [], "has shape [1, 20], expected [1, 16]"),
+    "large cache": (lambda folder: ouro_folder(folder, vocab_size=257), ["--cache-tokens", 10**11], "the device has"),
+    "exits": (ouro_folder, ["--exits", "EXITS"], "is a looped model, which cannot be retrofitted"),
+}
+
+
+@pytest.mark.parametrize("name", LOOPED)
+def test_a_looped_model_that_cannot_be_served_is_one_line_and_exit_code_2(nvium, tmp_path, name):
+    write, options, complaint = LOOPED[name]
+    folder = write(tmp_path / "looped")
+    wrapped_tokenizer().save_pretrained(folder)
+    (tmp_path / "exits.json").write_text('{"base": {"name": "other"}}')
+    options = [tmp_path if option == "EXITS" else option for option in options]
+    assert complaint in nvium.refuses("serve", folder, "--port", 0, *options)
+    assert name == "large cache" or complaint in nvium.refuses("generate", folder, *options)
 
 
 def test_neither_help_nor_errors_reveal_a_key(nvium, monkeypatch):

@@ -109,7 +109,7 @@ def test_the_command_describes_the_result_in_one_line(nvium, tmp_path):
     published, target = published_folder(tmp_path / "published"), tmp_path / "deep" / "target"
     [line] = nvium("convert", published, target, "--dtype", "bfloat16").out.splitlines()
     num_parameters = sum(p.numel() for p in NviumForCausalLM.from_pretrained(target).parameters())
-    expected = f"{target}: a 3-vium, exits after layers 1, 4, 5, {num_parameters:,} parameters in bfloat16"
+    expected = f"{target}: a 3-vium, exits after layer 1, layer 4, layer 5, {num_parameters:,} parameters in bfloat16"
     assert line.startswith(expected) and "tokenizer" not in line
 
 

@@ -26,6 +26,7 @@ from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Completion
 from nvium_core.engine.params import MAX_SEQUENCES, InvalidRequest, SamplingParams, require
 from nvium_core.loading import LoadedModel, load_model, resolve_device, resolve_dtype
+from nvium_core.model.config import MAX_SIZES
 from nvium_core.model.nvium import Nvium
 from nvium_core.model.source import is_gguf
 from nvium_core.model.stored import quantize_model
@@ -70,18 +71,21 @@ def load_subject(
     model: str | None,
     shape: str | None,
     routing: str | None,
+    loops: int | None,
     device: Device,
     dtype: Precision,
     weights: Weights = "auto",
     exits: str | None = None,
 ) -> Subject:
     """Load `model`, or build random weights of `shape`. Raise `InvalidRequest` for contradictory options."""
-    require(routing is None or shape is not None, "routing", "requires shape, because it sets random weights")
+    for name, given in (("routing", routing), ("loops", loops)):
+        require(given is None or shape is not None, name, "requires shape, because it sets random weights")
+    require(loops is None or 1 <= loops <= MAX_SIZES["num_loops"], "loops", f"must be at least 1, got {loops}")
     if shape is None:
         return replace(subject_of(load_model(model, device, dtype, weights=weights, exits=exits)), weights=weights)
     require(model is None and exits is None, "shape", "cannot be combined with model or exits")
     shares = numbers(routing, "routing") if routing else PAPER_ROUTING
-    config, place = shape_config(shape, len(shares)), resolve_device(device)
+    config, place = shape_config(shape, len(shares), num_loops=loops or 1), resolve_device(device)
     random_model = random_weights(config, dtype=resolve_dtype(dtype, place), device=place)
     force_routing(random_model, shares)
     quantize_model(random_model, weights)

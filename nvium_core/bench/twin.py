@@ -1,6 +1,7 @@
 """The parameter-matched dense twin of an N-vium: a Llama of the same depth and width with a wider MLP.
 
-Its weights are random, because speed hardly depends on them. A Llama is its own twin.
+Its weights are random, because speed hardly depends on them. A Llama is its own twin. The twin of a looped model runs
+its layers once.
 """
 
 from typing import get_args
@@ -16,6 +17,7 @@ from nvium_core.model.stored import GROUP, quantize_model
 from nvium_core.training.recipes.twins import added_mlp_width
 
 NO_PARTS = {"qkv_bias": False, "qk_norm": False, "no_rope_layers": (), "attention_bias": False, "mlp_bias": False}
+NO_LOOPS = {"num_loops": 1, "norms_loops": False, "layer_norms": "before", "router": "mlp"}
 """Configuration fields that remove the optional parts that a Llama does not have."""
 
 
@@ -44,12 +46,14 @@ def random_rival(model: Nvium, config: NviumConfig, weights: Weights) -> Nvium:
 
 
 def is_llama(config: NviumConfig) -> bool:
-    return config.num_exits == 1 and not any(getattr(config, name) for name in ("adapter_hidden_size", *NO_PARTS))
+    has_parts = any(getattr(config, name) for name in ("adapter_hidden_size", *NO_PARTS))
+    has_loops = any(getattr(config, name) != value for name, value in NO_LOOPS.items())
+    return config.num_exits == 1 and not has_parts and not has_loops
 
 
 def twin_config(config: NviumConfig) -> NviumConfig:
     """Return a univium with as many parameters as `config`, by a wider MLP. The MLP's width is a multiple of 8."""
-    twin = univium_config(config, **NO_PARTS)
+    twin = univium_config(config, **NO_PARTS, **NO_LOOPS)
     missing = num_parameters(config) - num_parameters(twin)
     twin.intermediate_size += added_mlp_width(missing, config.hidden_size, config.num_hidden_layers)
     return twin

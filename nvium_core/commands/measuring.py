@@ -16,8 +16,10 @@ def bench(
     experiment: Annotated[Experiment, typer.Argument(help="The experiment to run.")] = "peers",
     model: Annotated[str | None, typer.Option(help="A folder, Hub name or GGUF file [the bundled model].")] = None,
     shape: Annotated[
-        str | None, typer.Option(help="Measure random weights of this shape, layers x width, such as 24x768.")
+        str | None,
+        typer.Option(help="Measure random weights of this shape: layers x width, such as 24x768, or ouro-1.4b."),
     ] = None,
+    loops: Annotated[int | None, typer.Option(help="With --shape: run the layers so often, with an exit each.")] = None,
     routing: Annotated[str | None, typer.Option(help="With --shape: exit shares p_1,p_2,… [the paper's].")] = None,
     sequences: Annotated[str | None, typer.Option(help="Batch sizes to measure, such as 1,8.")] = None,
     tokens: Annotated[int | None, typer.Option(help="Tokens to generate per sequence.")] = None,
@@ -49,7 +51,7 @@ def bench(
     options = ModelOptions(**given)
     use_processor(options.instructions, options.threads)
     loading = options.device, options.dtype, options.weights, options.exits
-    subject = harness.load_subject(model, shape, routing, *loading)
+    subject = harness.load_subject(model, shape, routing, loops, *loading)
     figures = experiments.measure(experiment, subject, arguments)
     experiments.show(figures, Console())
     if json_file:

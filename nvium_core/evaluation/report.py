@@ -8,6 +8,7 @@ from rich.text import Text
 from nvium_core.bench.figures import Figures
 from nvium_core.bench.harness import shown
 from nvium_core.evaluation.paired import with_interval
+from nvium_core.model.config import exit_places
 
 
 def report(figures: Figures) -> Group:
@@ -29,9 +30,9 @@ def table(figures: Figures) -> Table:
     """List the perplexities of π_mix, each exit, an oracle router and the twin, with the shares of the exits."""
     made = Table("distribution", "perplexity", "mean p_k", "posterior", box=SIMPLE)
     made.add_row("π_mix", shown(figures["perplexity"]))
-    names = ("exit_layers", "exit_perplexities", "exit_shares", "exit_posteriors")
-    for number, (layer, *rest) in enumerate(zip(*(figures[name] for name in names), strict=True), 1):
-        made.add_row(f"exit {number} (layer {layer})", *map(shown, rest))
+    columns = (figures[name] for name in ("exit_perplexities", "exit_shares", "exit_posteriors"))
+    for number, (place, *rest) in enumerate(zip(places(figures), *columns, strict=True), 1):
+        made.add_row(f"exit {number} ({place})", *map(shown, rest))
     made.add_row("oracle router", shown(figures["oracle_perplexity"]))
     if "twin" in figures:
         made.add_row(f"dense twin, {figures['twin']['model']}", shown(figures["twin"]["perplexity"]))
@@ -40,18 +41,22 @@ def table(figures: Figures) -> Table:
 
 def threshold_table(figures: Figures) -> Table:
     """List perplexity, mean depth and shares of the exits that each threshold chooses."""
-    layers = figures["exit_layers"]
-    made = Table("threshold", "perplexity", "mean depth", *(f"layer {layer}" for layer in layers), box=SIMPLE)
+    made = Table("threshold", "perplexity", "mean depth", *places(figures), box=SIMPLE)
     for row in figures["thresholds"]:
         made.add_row(f"{row['threshold']:g}", *map(shown, (row["perplexity"], row["mean_depth"], *row["exit_shares"])))
     return made
 
 
+def places(figures: Figures) -> list[str]:
+    return exit_places(figures["exit_layers"], figures["num_layers"], figures["num_loops"])
+
+
 def size(figures: Figures) -> str:
     tokens = figures["training_tokens"]
     trained = f" trained on {tokens:,} tokens" if tokens else ""
+    loops = f" run {figures['num_loops']} times" if figures["num_loops"] > 1 else ""
     return (
-        f"{figures['num_parameters']:,} parameters{trained}, {figures['num_layers']} layers of width "
+        f"{figures['num_parameters']:,} parameters{trained}, {figures['num_layers']} layers{loops} of width "
         f"{figures['width']}; {figures['dtype']} on {figures['device']}."
     )
 

@@ -357,14 +357,15 @@ def _renamed(folder: Path, tensors: dict[str, Tensor], config: NviumConfig) -> d
 
 
 def with_gates(folder: Path, tensors: dict[str, Tensor], config: NviumConfig) -> dict[str, Tensor]:
-    """Give each early exit the shared gate. Raise `CheckpointError` if it is missing or has another shape."""
+    """Give each early exit a copy of the shared gate. Raise `CheckpointError` if it is missing or has another shape."""
     others, gates = dict(tensors), dict[str, Tensor]()
     for part, shape in (("weight", (1, config.hidden_size)), ("bias", (1,))):
         if (gate := others.pop(GATE + part, None)) is None:
             raise CheckpointError(f"{folder}: missing tensor {GATE}{part}")
         if tuple(gate.shape) != shape:
             raise CheckpointError(f"{folder}: tensor {GATE}{part} has shape {[*gate.shape]}, expected {[*shape]}")
-        gates |= {f"exits.{k}.router.head.{part}": gate for k in range(config.num_exits - 1)}
+        numbers = gate.finite_numbers() if isinstance(gate, StoredMatrix) else gate
+        gates |= {f"exits.{k}.router.head.{part}": numbers.clone() for k in range(config.num_exits - 1)}
     return others | gates
 
 

@@ -5,7 +5,7 @@ a layer.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -183,9 +183,19 @@ class NviumConfig(PreTrainedConfig):
         return len(self.exit_layers or [])
 
     @property
+    def exit_places(self) -> list[str]:
+        return exit_places(self.exit_layers or [], self.num_hidden_layers, self.num_loops)
+
+    @property
     def num_calls(self) -> int:
         """Layer calls that a row passes, which is the depth of the last exit."""
         return self.num_hidden_layers * self.num_loops
+
+
+def exit_places(exit_layers: Sequence[int], num_layers: int, num_loops: int) -> list[str]:
+    """Name the places of exits: "loop 2" if a looped model has all exits at ends of loops, else "layer 12"."""
+    is_looped = num_loops > 1 and not any(depth % num_layers for depth in exit_layers)
+    return [f"loop {depth // num_layers}" if is_looped else f"layer {depth}" for depth in exit_layers]
 
 
 def univium_config(config: NviumConfig, **changes: Any) -> NviumConfig:

@@ -117,6 +117,8 @@ def read_about(path: Path) -> dict[str, Any]:
 def check_base(base: Checkpoint, about: dict[str, Any], folder: Path) -> None:
     """Raise `CheckpointError` unless the exits were made for this base."""
     made_for = f"{folder}: these exits were made for {about['base'].get('name')}"
+    if base.config.num_loops > 1:
+        raise CheckpointError(f"{made_for}, but {base.folder} is a looped model, which cannot be retrofitted")
     if base.config.num_exits > 1 or base.config.adapter_hidden_size:
         raise CheckpointError(f"{made_for}, but {base.folder} already has exits")
     for name in SHAPE:

@@ -24,6 +24,9 @@ from nvium_core.text.tool_calls import call_format
 
 Json = dict[str, Any]
 
+IM_END = "<|im_end|>"
+"""The token that ends a turn in ChatML templates. Some tokenizers name another token as end-of-text (Ouro)."""
+
 LAST_TOKENS = 16  # number of tokens at the end of a prompt in which `<think>` is searched
 
 DEFAULT_BREAK = "\n\n"
@@ -112,9 +115,9 @@ class ChatTemplate:
         continued = backend.encode("\na", add_special_tokens=False).ids[len(self._break) :]
         self._has_prefix = continued != backend.encode("a", add_special_tokens=False).ids
         self._has_tools = self._uses_default or self._renders_tools(template or "")
-        end = tokenizer.eos_token_id
         self.stops = DEFAULT_STOPS if self._uses_default else ()
-        self.stop_token_ids: tuple[int, ...] = () if self._uses_default or end is None else (end,)
+        ends = {tokenizer.eos_token_id, tokenizer.get_added_vocab().get(IM_END) if IM_END in (template or "") else None}
+        self.stop_token_ids: tuple[int, ...] = () if self._uses_default else tuple(sorted(ends - {None}))
 
     def ends(self, *, ignore_eos: bool = False) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """Return the stop tokens and stop strings. `ignore_eos` drops both, as in vLLM."""

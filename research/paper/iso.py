@@ -161,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(arguments)
     use_processor("auto", args.threads)
-    subject = load_subject(args.model, args.shape, None, "cpu", args.dtype)
+    subject = load_subject(args.model, args.shape, None, None, "cpu", args.dtype)
     read = args.tokens or trained_tokens(args.model, args.shape) or 1
     figures = evaluate_iso(subject, [int(depth) for depth in args.depths.split(",")], read, args.trials)
     print(markdown(figures))

@@ -148,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     sequences, depths = counts(args.sequences, "sequences"), numbers(args.depths, "depths")
     use_processor("auto", args.threads)
-    subject = load_subject(args.model, None, None, args.device, args.dtype, args.weights)
+    subject = load_subject(args.model, None, None, None, args.device, args.dtype, args.weights)
     figures = measure(subject, sequences, depths, args.tokens, args.repeats)
     Console().print(table(figures))
     if args.json:

@@ -50,8 +50,8 @@ class Service(Drainable):
             loaded.tokenizer.chat_template = read_file("chat_template", settings.chat_template)
         self.sampling_defaults = sampling_defaults(loaded.model, settings.generation_config)
         self.created = int(time.time())
-        self.num_layers = loaded.model.config.num_hidden_layers
         self.vocab_size = loaded.model.config.vocab_size
+        self.num_layers, self.num_loops = loaded.model.config.num_hidden_layers, loaded.model.config.num_loops
         self.exit_layers = list(loaded.model.config.exit_layers or [])
         precision = loaded.precision()
         digest = loaded.digest()  # before the engine packs the weights and releases the pages of the file
@@ -59,7 +59,7 @@ class Service(Drainable):
         self.precision = precision | {"cache": self.engine.runner.cache.precision}
         self.num_seats = self.engine.scheduler.bounds.sequences
         self.metrics = metrics or Metrics(settings.latency_buckets)
-        steps = self.metrics.add_steps([depth / self.num_layers for depth in self.exit_layers])
+        steps = self.metrics.add_steps([depth / self.exit_layers[-1] for depth in self.exit_layers])
         self.worker = EngineWorker(self.engine, observe=steps.observe)
         self.metrics.watch(self.worker)
         self.admission = Admission(self.num_seats + settings.max_queue)
@@ -229,6 +229,7 @@ class Service(Drainable):
             nvium={
                 "exit_layers": self.exit_layers,
                 "num_layers": self.num_layers,
+                "num_loops": self.num_loops,
                 **self.precision,
                 "processor": self.engine.runner.processor,
                 "eager_passes": self.worker.state.eager_passes,

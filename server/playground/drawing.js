@@ -1,4 +1,4 @@
-/** Draws a staircase while it grows: a lane per block, a column per row, a bar per Step. */
+/** Draws a staircase while it grows: a lane per block, a column per row, a bar per run. */
 
 import { element, set, shape } from "./elements.js";
 
@@ -19,10 +19,10 @@ export class Drawing {
   #counts;
   #lanes;
 
-  /** `exitLayers` are the last layers of the blocks. `onPoint` receives the row under the pointer, or null. */
-  constructor(place, staircase, exitLayers, onPoint) {
+  /** `onPoint` receives the row under the pointer, or null. */
+  constructor(place, staircase, { unit, depths }, onPoint) {
     this.#staircase = staircase;
-    const blocks = exitLayers.map((layer, index) => ({ layer, from: (exitLayers[index - 1] ?? 0) + 1, block: index + 1 }));
+    const blocks = depths.map((to, index) => ({ unit, from: (depths[index - 1] ?? 0) + 1, to, block: index + 1 }));
     this.#lanes = blocks.map(({ block }) => shape("rect", { class: "deferred", ...this.#lane(block), width: 0 }));
     this.#svg.setAttribute("height", LANE * staircase.numBlocks);
     this.#svg.setAttribute("aria-label", "The staircase. The tokens' notes contain the same information");
@@ -36,14 +36,17 @@ export class Drawing {
     this.show();
   }
 
-  /** Draw the Steps of the next row in its exit's tone. */
-  add(steps, tone) {
-    for (const { block, first, last } of steps) {
+  /** Draw the runs of the newest row's Steps, and the row in its exit's tone. */
+  add(runs, tone) {
+    const front = this.#staircase.numRows - 1;
+    const exit = runs.findLast(({ last }) => last === front).block;
+    for (const { block, first, last } of runs) {
       const lane = this.#lane(block);
-      const piggybacked = { x: start(first), width: start(last) - start(first) };
-      if (first < last) this.#bars.append(shape("rect", { ...lane, class: "piggybacked", ...piggybacked }));
-      const kind = block === steps.length ? "emitted" : "passed";
-      this.#bars.append(shape("rect", { ...lane, class: kind, "data-tone": tone, ...span(last, last + 1) }));
+      const end = Math.min(last + 1, front);
+      const piggybacked = { x: start(first), width: start(end) - start(first) };
+      if (first < end) this.#bars.append(shape("rect", { ...lane, class: "piggybacked", ...piggybacked }));
+      const kind = block === exit ? "emitted" : "passed";
+      if (last === front) this.#bars.append(shape("rect", { ...lane, class: kind, "data-tone": tone, ...span(last, last + 1) }));
     }
   }
 
@@ -114,9 +117,9 @@ function rowAt(x) {
   return x < PROMPT ? 0 : Math.floor((x - PROMPT) / PITCH) + 1;
 }
 
-function named({ block, from, layer }) {
+function named({ unit, from, to, block }) {
   const item = element("li", "", `block ${block}`);
-  item.title = from === layer ? `layer ${layer}` : `layers ${from} to ${layer}`;
+  item.title = from === to ? `${unit} ${to}` : `${unit}s ${from} to ${to}`;
   return item;
 }
 

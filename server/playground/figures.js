@@ -26,23 +26,22 @@ export class Figures {
 
   add(exits, now) {
     if (!exits.length) return;
-    const layers = this.#model.exitLayers;
+    const { depths } = this.#model;
     this.#numTokens += exits.length;
     this.#first ??= now;
     this.#numAtFirst ||= exits.length;
     this.#last = now;
     for (const exit of exits) {
-      this.#depths += layers[exit - 1] / layers.at(-1);
+      this.#depths += depths[exit - 1] / depths.at(-1);
       this.#numRuns += exit;
     }
   }
 
   show() {
-    const { exitLayers } = this.#model;
     this.#place.replaceChildren(
       ...figure("First token", this.#first && this.#first - this.#sent, 0, "ms", "after the request"),
       ...figure("Speed", this.#speed(), 0, "tokens/s", `${this.#numTokens} tokens`),
-      ...(exitLayers.length === 1 ? [] : this.#depth()),
+      ...(this.#model.depths.length === 1 ? [] : this.#depth()),
     );
   }
 
@@ -54,10 +53,10 @@ export class Figures {
   }
 
   #depth() {
-    const { exitLayers } = this.#model;
+    const { unit, depths } = this.#model;
     return [
-      ...figure("Mean depth", this.#numTokens && this.#depths / this.#numTokens, 2, "", "all layers: 1.00"),
-      ...figure("Blocks per token", this.#numTokens && this.#numRuns / this.#numTokens, 2, "", `all layers: ${exitLayers.length}`),
+      ...figure("Mean depth", this.#numTokens && this.#depths / this.#numTokens, 2, "", `all ${unit}s: 1.00`),
+      ...figure("Blocks per token", this.#numTokens && this.#numRuns / this.#numTokens, 2, "", `all ${unit}s: ${depths.length}`),
     ];
   }
 }

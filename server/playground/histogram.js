@@ -8,8 +8,8 @@ export class Histogram {
   #counts;
 
   constructor(place, model) {
-    this.#counts = model.exitLayers.map(() => 0);
-    this.#rows = model.exitLayers.map((layer, index) => new Row(index + 1, layer));
+    this.#counts = model.depths.map(() => 0);
+    this.#rows = model.depths.map((depth, index) => new Row(index + 1, `${model.unit} ${depth}`));
     const table = element("table", "", element("caption", "", "Tokens per exit"), ...this.#rows.map((row) => row.line));
     place.replaceChildren(table);
   }
@@ -30,12 +30,12 @@ class Row {
   #count = element("td", "count");
   #share = element("td", "count");
 
-  constructor(exit, layer) {
+  constructor(exit, place) {
     this.line = element(
       "tr",
       "",
       element("th", "", element("span", "sample", `exit ${exit}`)),
-      element("td", "quiet", `layer ${layer}`),
+      element("td", "quiet", place),
       element("td", "track", this.#bar),
       this.#count,
       this.#share,

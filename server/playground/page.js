@@ -19,18 +19,26 @@ let written = null; // the request of the complete story
 
 async function loadModel() {
   const { id, nvium, max_model_len } = await servedModel(key());
-  model = { exitLayers: nvium.exit_layers, numLayers: nvium.num_layers };
-  part("model").textContent = `${id}, ${model.numLayers} layers${exitsOf(model)}`;
+  model = depthsOf(nvium);
+  const loops = nvium.num_loops > 1 ? ` in ${nvium.num_loops} loops` : "";
+  part("model").textContent = `${id}, ${nvium.num_layers} layers${loops}${exitsOf(model)}`;
   suggest({ temperature: nvium.suggested.temperature, "top-p": nvium.suggested.top_p });
   part("length").max = max_model_len;
   part("key").placeholder = key() ? "" : "not needed";
-  document.body.classList.toggle("with-exits", model.exitLayers.length > 1);
+  document.body.classList.toggle("with-exits", model.depths.length > 1);
+}
+
+/** Return the depths of the exits, counted in loops if all exits of a looped model end a loop. `isTied`: blocks share weights. */
+function depthsOf({ exit_layers: layers, num_layers: numLayers, num_loops: numLoops }) {
+  const depths = layers.map((layer) => layer / numLayers);
+  if (numLoops === 1 || !depths.every(Number.isInteger)) return { unit: "layer", depths: layers, isTied: false };
+  return { unit: "loop", depths, isTied: depths.every((depth, index) => depth === depths[0] * (index + 1)) };
 }
 
 /** Describe the exits. Return an empty text for a dense model, which has one exit. */
-function exitsOf({ exitLayers }) {
-  if (exitLayers.length === 1) return "";
-  return `, exits after ${exitLayers.slice(0, -1).join(", ")} and ${exitLayers.at(-1)}`;
+function exitsOf({ unit, depths }) {
+  if (depths.length === 1) return "";
+  return `, exits after ${unit}s ${depths.slice(0, -1).join(", ")} and ${depths.at(-1)}`;
 }
 
 /** Run a function and show its error, if any. */

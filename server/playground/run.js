@@ -11,7 +11,7 @@ import { tone } from "./tones.js";
 export class Run {
   #panel;
   #story;
-  #tokens = []; // {exit, layer, probability}
+  #tokens = []; // {exit, probability}
   #isOver = false;
   #redraw = null;
 
@@ -30,8 +30,8 @@ export class Run {
     this.#tokens = [];
     this.#isOver = false;
     this.model = model;
-    this.staircase = new Staircase(model.exitLayers.length);
-    this.drawing = new Drawing(this.#part(".staircase"), this.staircase, model.exitLayers, (row) => {
+    this.staircase = new Staircase(model.depths.length, model.isTied);
+    this.drawing = new Drawing(this.#part(".staircase"), this.staircase, model, (row) => {
       this.#point(row, () => this.drawing.place(row));
     });
     this.histogram = new Histogram(this.#part(".exits"), model);
@@ -44,8 +44,8 @@ export class Run {
 
   take(chunk) {
     const [choice] = chunk.choices;
-    const { exits, exit_layers: layers, exit_probabilities: probabilities, text_offsets: offsets } = choice.nvium;
-    this.#tokens.push(...exits.map((exit, i) => ({ exit, layer: layers[i], probability: probabilities[i] })));
+    const { exits, exit_probabilities: probabilities, text_offsets: offsets } = choice.nvium;
+    this.#tokens.push(...exits.map((exit, i) => ({ exit, probability: probabilities[i] })));
     this.#story.add(choice.text, exits, offsets);
     this.figures.add(exits, performance.now());
     this.histogram.add(exits);
@@ -76,14 +76,14 @@ export class Run {
 
   /** Return lines of text about a token. */
   #facts(number) {
-    const { exit, layer, probability } = this.#tokens[number];
-    const { exitLayers } = this.model;
+    const { exit, probability } = this.#tokens[number];
+    const { unit, depths } = this.model;
     const text = this.#story.text(number).trim();
     const heading = text ? `“${text}”` : "token without visible text";
-    if (exitLayers.length === 1) return [heading, `token ${number + 1}`];
+    if (depths.length === 1) return [heading, `token ${number + 1}`];
     return [
       heading,
-      `token ${number + 1} left at exit ${exit} of ${exitLayers.length}, after layer ${layer} of ${exitLayers.at(-1)}`,
+      `token ${number + 1} left at exit ${exit} of ${depths.length}, after ${unit} ${depths[exit - 1]} of ${depths.at(-1)}`,
       `exit probability ${probability.toFixed(3)}`,
       ...this.#skipped(number, exit),
     ];

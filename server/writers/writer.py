@@ -102,7 +102,7 @@ class Writer(ABC, Generic[AnyRequest]):
         depths = self._service.exit_layers
         counts = [self._exit_counts[number] for number, _ in enumerate(depths, start=1)]
         layers_run: int = sum(count * depth for count, depth in zip(counts, depths, strict=True))
-        return {"exit_counts": counts, "mean_depth": layers_run / (max(1, sum(counts)) * self._service.num_layers)}
+        return {"exit_counts": counts, "mean_depth": layers_run / (max(1, sum(counts)) * depths[-1])}
 
     def _usage(self) -> Usage:
         """Return the usage. It counts each prompt once, and the generated tokens of all choices."""

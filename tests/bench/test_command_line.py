@@ -36,6 +36,18 @@ def test_schedules_are_compared(nvium, byte_model):
     assert "1 stream too few turns (1 of 3)" in " ".join(nvium("bench", "schedules", *small).out.split())
 
 
+def test_tied_blocks_are_compared_with_what_their_costs_allow(nvium, tmp_path):
+    figures = tmp_path / "figures.json"
+    shape = ("--shape", "2x64", "--loops", 3, "--routing", ".5,.3,.2", "--sequences", "1,2")
+    shown = nvium("bench", "schedules", *shape, "--tokens", 4, "--repeats", 2, "--json", figures).out
+    assert "possible" in shown and "share of race" in shown
+    rows = json.loads(figures.read_text())["rows"]
+    assert [[*row["limit"]["pass_ms"]] for row in rows] == [["1", "2", "4"], ["2", "4", "8"]]
+    for row in rows:
+        assert row["limit"]["over_whole"] >= 1 and row["limit"]["share_reached"] > 0
+        assert row["limit"]["over_whole_turns"] == row["schedules"]["race"]["over_whole_turns"] == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -47,6 +59,8 @@ def test_schedules_are_compared(nvium, byte_model):
         (["--json", "nowhere/a.json"], "nowhere"),
         (["--shape", "2x128", "--model", "x"], "shape"),
         (["--routing", ".5,.5"], "routing"),
+        (["--loops", "2"], "loops"),
+        (["--shape", "4x64", "--loops", "0"], "loops"),
         (["--model", "no-such-folder"], "no-such-folder"),
     ],
 )

@@ -99,7 +99,7 @@ def test_a_gguf_file_is_compared_with_llama_cpp_on_the_same_file_and_a_crash_is_
     needs_llama_cpp()
     llama = random_backbone("llama", SHAPE | {"hidden_size": 64, "intermediate_size": 64})
     file = write_given_file(tmp_path / "model.F16.gguf", llama, "F16", tokenizer=FIELDS)
-    subject = load_subject(str(file), None, None, "cpu", "bfloat16")
+    subject = load_subject(str(file), None, None, None, "cpu", "bfloat16")
     with lineup(subject, (LLAMA_CPP,)) as who:
         with who.ready(WORKLOAD) as contenders:
             assert contenders.keys() == {"race", "whole", GIVEN_FILE}

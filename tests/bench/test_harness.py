@@ -44,7 +44,7 @@ def test_a_timed_run_gives_the_tokens_of_the_engine():
 
 
 def test_a_shape_has_the_exits_of_the_routing_and_the_requested_precision():
-    subject = load_subject(None, "4x128", ".5,.25,.25", "cpu", "bfloat16")
+    subject = load_subject(None, "4x128", ".5,.25,.25", None, "cpu", "bfloat16")
     assert subject.model.config.num_exits == 3
     assert subject.as_dict() == {**subject.as_dict(), "model": "random-4x128", "device": "cpu", "dtype": "bfloat16"}
 
@@ -58,4 +58,4 @@ def test_a_shape_has_the_exits_of_the_routing_and_the_requested_precision():
 )
 def test_contradictory_options_are_rejected_by_name(model, shape, routing, field):
     with pytest.raises(InvalidRequest, match=f"^{field}: "):
-        load_subject(model, shape, routing, "cpu", "float32")
+        load_subject(model, shape, routing, None, "cpu", "float32")

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvium_core import InvalidRequest, NviumForCausalLM
+from nvium_core import Engine, InvalidRequest, NviumForCausalLM, SamplingParams
 from nvium_core.bench.shapes import PAPER_ROUTING, force_routing, random_weights, shape_config
 from tests.random_models import random_model as disagreeing_model
 from tests.training.recipes.test_catalogue import PAPER_MILLIONS
@@ -30,6 +30,25 @@ def test_a_random_model_has_finite_outputs_and_the_forced_routing(dtype):
     torch.testing.assert_close(output.exit_probs.double(), wanted.expand(1, 20, 4), rtol=0, atol=1e-6)
 
 
+def test_a_looped_shape_has_an_exit_after_each_loop():
+    config = shape_config("4x64", 3, num_loops=3)
+    assert (config.num_hidden_layers, config.exit_layers) == (4, [4, 8, 12])
+    ouro = shape_config("ouro-1.4b")
+    assert (ouro.exit_layers, ouro.router, ouro.norms_loops) == ([24, 48, 72, 96], "linear", True)
+    assert round(NviumForCausalLM.empty(ouro).num_parameters() / 1e8) == 14
+
+
+@pytest.mark.parametrize("routing", [(0.5, 0.3, 0.2), (0.0, 0.0, 1.0), (1.0, 0.0, 0.0)])
+def test_linear_gates_are_forced_to_a_routing(routing):
+    model = disagreeing_model([1, 2, 3], num_loops=3, norms_loops=True, router="linear")
+    force_routing(model, routing)
+    with torch.inference_mode():
+        exit_probs = model(torch.arange(10)[None]).exit_probs
+    torch.testing.assert_close(exit_probs, torch.tensor(routing).double().expand(1, 10, 3), rtol=0, atol=1e-6)
+    exits = Engine(model).generate([[1]], SamplingParams(max_tokens=20, seed=0, ignore_eos=True))[0].exits
+    assert {*exits} <= {number for number, share in enumerate(routing, 1) if share}
+
+
 @given(shares)
 @settings(max_examples=50)
 def test_forced_routing_is_the_shares_over_their_sum(routing):
@@ -54,3 +73,9 @@ def test_forced_routing_is_the_shares_over_their_sum(routing):
 def test_an_invalid_shape_is_rejected_by_name(shape, num_exits, field):
     with pytest.raises(InvalidRequest, match=f"^{field}: "):
         shape_config(shape, num_exits)
+
+
+@pytest.mark.parametrize(("shape", "field"), [("4x64", "routing"), ("ouro-1.4b", "loops")])
+def test_loops_that_do_not_fit_are_rejected_by_name(shape, field):
+    with pytest.raises(InvalidRequest, match=f"^{field}: "):
+        shape_config(shape, 4, num_loops=2)

@@ -27,6 +27,13 @@ def test_the_twin_of_another_backbone_is_a_llama(make, tmp_path):
     assert is_llama(twin.config)
 
 
+@pytest.mark.parametrize("exit_layers", [[2, 4, 6], [6]])
+def test_the_twin_of_a_looped_model_runs_its_layers_once(exit_layers):
+    model = random_model(exit_layers, num_loops=3, norms_loops=True, layer_norms="both", router="linear")
+    twin = dense_twin(model).config
+    assert (twin.num_calls, twin.exit_layers, is_llama(twin)) == (2, [2], True)
+
+
 @pytest.mark.parametrize("build", [dense_twin, lambda model: dense_model(Subject("m", model, [1]), 1)])
 @pytest.mark.parametrize(("is_narrow", "kept_bits"), [(True, 16), (False, 32)])
 def test_dense_models_have_the_precision_of_the_model_s_layers(build, is_narrow, kept_bits):

@@ -29,14 +29,17 @@ def write_gguf(
     kind: str = "F32",
     rope_factors: Tensor | None = None,
     tokenizer: Mapping[str, Any] | None = None,
+    architecture: str | None = None,
 ) -> Path:
     """Write the model with its matrices in a quantization type. `tokenizer` are metadata fields.
+
+    architecture: its name, if it is not that of the model's type. The tensors' names and rows are those of the type.
 
     A model on the meta device gets ones as numbers, and random blocks of types that the library cannot quantize.
     """
     config = model.config
     arch = ARCHITECTURES[config.model_type]
-    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
+    writer = gguf.GGUFWriter(path, architecture or gguf.MODEL_ARCH_NAMES[arch])
     write_shape(writer, config)
     add_fields(writer, tokenizer or {"tokenizer.ggml.model": "no_vocab"})
     if rope_factors is not None:
@@ -85,9 +88,8 @@ SCALES = {
 
 def add_fields(writer: gguf.GGUFWriter, fields: Mapping[str, Any]) -> None:
     for name, value in fields.items():
-        add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32, list: writer.add_array}[
-            type(value)
-        ]
+        adders = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32, bool: writer.add_bool}
+        add = {**adders, list: writer.add_array}[type(value)]
         add(name, value)
 
 

@@ -5,7 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
+
+from research.random_folder import ouro_shapes
+from tests.model.llama_folders import edit_tensors
 
 FIXTURES = Path(__file__).parents[3] / "shared" / "fixtures" / "looped"
 OURO, NANBEIGE = ("ouro-4x3", "ouro-2x2-gqa"), ("nanbeige-2x3", "nanbeige-3x2-skip-norm")
@@ -39,18 +42,8 @@ def expected_of(name: str) -> dict[str, Any]:
 def ouro_folder(folder: Path, **changes: Any) -> Path:
     """Write an Ouro with random weights. A change of None removes the field."""
     config = {name: value for name, value in (OURO_CONFIG | changes).items() if value is not None}
-    width, inner = config["hidden_size"], config["intermediate_size"]
-    shapes = {"model.embed_tokens": (config["vocab_size"], width), "lm_head": (config["vocab_size"], width)}
-    shapes |= {"model.norm": (width,), "model.early_exit_gate": (1, width)}
-    for layer in range(config["num_hidden_layers"]):
-        own = {f"self_attn.{part}_proj": (width, width) for part in "qkvo"}
-        own |= {"mlp.gate_proj": (inner, width), "mlp.up_proj": (inner, width), "mlp.down_proj": (width, inner)}
-        norms = "input_layernorm", "input_layernorm_2", "post_attention_layernorm", "post_attention_layernorm_2"
-        own |= dict.fromkeys(norms, (width,))
-        shapes |= {f"model.layers.{layer}.{part}": shape for part, shape in own.items()}
     generator = torch.Generator().manual_seed(0)
-    tensors = {f"{name}.weight": torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    tensors |= {"model.early_exit_gate.bias": torch.randn(1, generator=generator)}
+    tensors = {name: torch.randn(shape, generator=generator) for name, shape in ouro_shapes(config).items()}
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -58,8 +51,10 @@ def ouro_folder(folder: Path, **changes: Any) -> Path:
 
 
 def without(folder: Path, name: str) -> Path:
-    """Remove a tensor from a folder."""
-    tensors = load_file(folder / "model.safetensors")
-    del tensors[name]
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    edit_tensors(folder, lambda tensors: tensors.pop(name))
+    return folder
+
+
+def resized(folder: Path, name: str, *shape: int) -> Path:
+    edit_tensors(folder, lambda tensors: tensors.update({name: torch.zeros(shape)}))
     return folder

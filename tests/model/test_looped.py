@@ -1,19 +1,23 @@
 """Looped models load, and compute what a public implementation of them computes."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
-from nvium_core import Engine, EngineConfig, NviumForCausalLM, SamplingParams
+from nvium_core import Engine, EngineConfig, NviumForCausalLM, SamplingParams, load_model
+from nvium_core.conversion import convert
 from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.errors import CheckpointError
 from nvium_core.model import mixture
 from nvium_core.model.backbones import nanbeige_fields
 from nvium_core.model.llama import causal_attention
 from tests.engine.driving import WrappedBackend, engine_on
-from tests.model.looped_folders import FIXTURES, NANBEIGE, OURO, expected_of, ouro_folder, without
+from tests.model.gguf_files import write_gguf
+from tests.model.llama_folders import llama_folder, random_llama
+from tests.model.looped_folders import FIXTURES, NANBEIGE, OURO, expected_of, ouro_folder, resized, without
 
 needs_fixtures = pytest.mark.skipif(not FIXTURES.is_dir(), reason="no fixtures of looped models next to this checkout")
 
@@ -139,11 +143,8 @@ def test_an_ouro_without_its_gate_or_with_another_gate_is_refused(tmp_path):
     for part in ("weight", "bias"):
         with pytest.raises(CheckpointError, match=rf"missing tensor model\.early_exit_gate\.{part}"):
             NviumForCausalLM.from_pretrained(without(ouro_folder(tmp_path), f"model.early_exit_gate.{part}"))
-    ouro_folder(tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors") | {"model.early_exit_gate.weight": torch.zeros(1, 8)}
-    save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"early_exit_gate\.weight has shape \[1, 8\], expected \[1, 16\]"):
-        NviumForCausalLM.from_pretrained(tmp_path)
+        NviumForCausalLM.from_pretrained(resized(ouro_folder(tmp_path), "model.early_exit_gate.weight", 1, 8))
 
 
 @pytest.mark.parametrize("name", ["enable_mhc", "loop_middle_layers", "qk_layernorm"])
@@ -159,3 +160,51 @@ def test_the_loops_of_nanbeige_follow_from_its_loss_weights_if_it_has_any():
     assert nanbeige_fields(given | {"loop_loss_weights": [0.1, 0.2]}) == {"num_loops": 3, "norms_loops": True}
     assert nanbeige_fields(given | {"skip_loop_final_norm": True}) == {"num_loops": 2, "norms_loops": False}
     assert nanbeige_fields({"num_hidden_layers": 3}) == {"num_loops": 1, "norms_loops": False}
+
+
+def nanbeige_folder(folder: Path, **fields: Any) -> Path:
+    llama_folder(folder, random_llama())
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "nanbeige"} | fields), encoding="utf-8")
+    return folder
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("skips_norm", [False, True])
+def test_a_gguf_file_of_nanbeige_equals_its_folder(tmp_path, skips_norm):
+    fields = {"num_loops": 3, "skip_loop_final_norm": skips_norm}
+    folder = NviumForCausalLM.from_pretrained(nanbeige_folder(tmp_path / "folder", **fields))
+    stored = {f"nanbeige.{name}": value for name, value in fields.items()} | {"tokenizer.ggml.model": "no_vocab"}
+    path = write_gguf(tmp_path / "file.gguf", random_llama(), tokenizer=stored, architecture="nanbeige")
+    file, ids = NviumForCausalLM.from_pretrained(path), torch.arange(1, 21)[None]
+    assert (file.config.num_loops, file.config.norms_loops, file.config.exit_layers) == (3, not skips_norm, [9])
+    torch.testing.assert_close(file(ids).logits, folder(ids).logits, rtol=0, atol=1e-6)
+
+
+def test_a_gguf_file_of_ouro_is_refused(tmp_path):
+    path = write_gguf(tmp_path / "file.gguf", random_llama(), architecture="ouro")
+    with pytest.raises(CheckpointError, match="architecture 'ouro' is not supported"):
+        NviumForCausalLM.from_pretrained(path)
+
+
+@torch.no_grad()
+def test_a_converted_or_saved_ouro_computes_the_same(tmp_path):
+    model = NviumForCausalLM.from_pretrained(ouro_folder(tmp_path / "ouro", early_exit_threshold=0.5))
+    line = str(convert(tmp_path / "ouro", tmp_path / "converted"))
+    assert "a 3-vium, exits after loop 1, loop 2, loop 3, " in line
+    model.save_pretrained(tmp_path / "saved")
+    ids = torch.arange(1, 21)[None]
+    for name in ("converted", "saved"):
+        again = NviumForCausalLM.from_pretrained(tmp_path / name)
+        assert torch.equal(again(ids).logits, model(ids).logits)
+        assert (again.config.default_sampling, again.config.exit_threshold) == ("threshold", 0.5)
+
+
+@needs_fixtures
+@pytest.mark.parametrize("weights", ["q8", "q4"])
+@pytest.mark.parametrize("name", [*OURO, *NANBEIGE])
+def test_quantized_kernels_agree_with_the_layers(name, weights):
+    config, prompt = EngineConfig(page_size=4), expected_of(name)["prompts"][0]["token_ids"]
+    kernels = greedy(Engine(load_model(str(FIXTURES / name), weights=weights).model, config), prompt)
+    layers = greedy(engine_on(Layers, load_model(str(FIXTURES / name), weights=weights).model, config), prompt)
+    assert kernels.token_ids == layers.token_ids

@@ -22,6 +22,7 @@ def test_a_strict_client_lists_and_finds_the_model(server):
         assert card["nvium"] == {
             "exit_layers": EXIT_LAYERS,
             "num_layers": 4,
+            "num_loops": 1,
             "weights": "F64",
             "bits_per_weight": 64,
             "arithmetic": "float64",

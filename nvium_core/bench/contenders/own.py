@@ -31,13 +31,20 @@ def prompt_of(subject: Subject, length: int) -> Workload:
     return Workload(prompt=tokens[:length], num_sequences=1, num_tokens=1)
 
 
-def engine_for(model: Nvium, workload: Workload, **config: Any) -> Engine:
-    """Build an engine without prefix caching. Its KV cache has room for all sequences of the workload."""
+def engine_for(model: Nvium, workload: Workload, *others: Workload, **config: Any) -> Engine:
+    """Build an engine without prefix caching. Its KV cache has room for all sequences of the workload.
+
+    Also for `others`, which need no warm-up.
+    """
     page_size = best_page_size(model.lm_head.weight)
-    num_positions = max(workload.num_positions, len(workload.prompt) + WARM_UP_TOKENS)
-    cache_tokens = workload.num_sequences * (-(-num_positions // page_size) + 1) * page_size
-    room = EngineConfig(max_sequences=workload.num_sequences, cache_tokens=cache_tokens, prefix_caching=False, **config)
-    return Engine(model, room)
+
+    def cache_tokens(each: Workload, num_positions: int) -> int:
+        return each.num_sequences * (-(-num_positions // page_size) + 1) * page_size
+
+    warm = max(workload.num_positions, len(workload.prompt) + WARM_UP_TOKENS)
+    room = max(cache_tokens(workload, warm), *(cache_tokens(each, each.num_positions) for each in others), 0)
+    max_sequences = max(each.num_sequences for each in (workload, *others))
+    return Engine(model, EngineConfig(max_sequences=max_sequences, cache_tokens=room, prefix_caching=False, **config))
 
 
 def contender(engine: Engine, workload: Workload, schedule: Schedule) -> Contender:

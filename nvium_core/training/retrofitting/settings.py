@@ -11,6 +11,8 @@ from nvium_core.training.options import RetrofitSettings
 
 def checked_config(settings: RetrofitSettings, config: NviumConfig) -> NviumConfig:
     """Return the base's configuration with exits. Raise `TrainingError` if the settings are invalid."""
+    if config.num_loops > 1:
+        raise TrainingError(f"{settings.source}: is a looped model, which cannot be retrofitted; pass a plain Llama")
     if config.num_exits > 1 or config.adapter_hidden_size:
         raise TrainingError(f"{settings.source}: already has exits or an adapter; pass a plain Llama")
     if settings.data and not settings.data.exists():

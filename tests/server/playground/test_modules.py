@@ -33,7 +33,7 @@ SPANS_OF = """async (chunks) => {
 SPEED_OF = """async ([numTokens, milliseconds]) => {
     const { Figures } = await import("/assets/figures.js");
     const place = document.createElement("dl");
-    const figures = new Figures(place, { exitLayers: [1, 2] }, 0);
+    const figures = new Figures(place, { unit: "layer", depths: [1, 2] }, 0);
     figures.add([1], 10);
     figures.add(Array(numTokens).fill(1), 10 + milliseconds);
     figures.show();

@@ -4,18 +4,20 @@ from collections import Counter
 from itertools import accumulate
 
 import pytest
+import torch
 from playwright.sync_api import expect
 
 from nvium_core import Engine, EngineConfig, SamplingParams
-from tests.byte_model import EXIT_LAYERS, token_ids
+from tests.byte_model import EXIT_LAYERS
+from tests.random_models import random_model
 from tests.server.playground.conftest import Visit, visiting
 
 PHONE = {"width": 390, "height": 844}
 WIDTH = "document.documentElement.scrollWidth"
 
-STEPS_OF = """async ([numBlocks, exits]) => {
+STEPS_OF = """async ([numBlocks, exits, isTied]) => {
     const { Staircase } = await import("/assets/staircase.js");
-    const staircase = new Staircase(numBlocks);
+    const staircase = new Staircase(numBlocks, isTied);
     const steps = exits.flatMap((exit) => staircase.emit(exit));
     const blocks = Array.from({ length: numBlocks }, (_, index) => index + 1);
     const carriers = exits.map((_, row) => blocks.map((block) => staircase.carrier(row, block) ?? null));
@@ -62,9 +64,13 @@ def test_the_drawing_shows_the_derived_staircase_and_pointing_at_a_column_marks_
         expect(visit.tokens.nth(number)).to_have_class("marked")
 
 
-def test_the_derived_staircase_equals_the_engines(visit, byte_model):
-    engine = Engine(byte_model.model, EngineConfig(max_sequences=1, schedule="sweep"))
-    engine.add("alone", token_ids("O"), SamplingParams(max_tokens=100, seed=2, ignore_eos=True))
+TIED = random_model([2, 4, 6], num_loops=3, context=128, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_the_derived_staircase_equals_the_engines(visit, byte_model, is_tied):
+    engine = Engine(TIED if is_tied else byte_model.model, EngineConfig(max_sequences=1, schedule="sweep"))
+    engine.add("alone", [5], SamplingParams(max_tokens=100, seed=2, ignore_eos=True))
     exits = []
     num_steps, num_rows = Counter[int](), Counter[int]()
     while engine.has_work:
@@ -73,11 +79,11 @@ def test_the_derived_staircase_equals_the_engines(visit, byte_model):
             num_steps[report.block] += report.num_steps
             num_rows[report.block] += report.num_rows
     assert set(exits) == {1, 2, 3}
-    derived = visit.page.evaluate(STEPS_OF, [len(EXIT_LAYERS), exits])
+    derived = visit.page.evaluate(STEPS_OF, [len(EXIT_LAYERS), exits, is_tied])
     assert Counter(step["block"] for step in derived["steps"]) == num_steps
     for block, rows in num_rows.items():
         assert sum(step["last"] - step["first"] + 1 for step in derived["steps"] if step["block"] == block) == rows
-    for row, carriers in enumerate(derived["carriers"]):
+    for row, carriers in enumerate([] if is_tied else derived["carriers"]):
         later = list(accumulate(exits[row:], max))
         firsts = [next((row + i for i, deepest in enumerate(later) if deepest >= block), None) for block in (1, 2, 3)]
         assert carriers == firsts

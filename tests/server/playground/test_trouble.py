@@ -38,7 +38,7 @@ def test_the_page_sends_the_key_and_does_not_store_it(chromium, byte_model):
         visit.write(length=3, key=KEY)
         assert visit.tokens.count() == 3
         assert visit.page.locator("#trouble").text_content() == ""
-        assert visit.page.locator("#model").inner_text().startswith("bytes, 4 layers, exits after 1, 2 and 4")
+        assert visit.page.locator("#model").inner_text().startswith("bytes, 4 layers, exits after layers 1, 2 and 4")
         kept = "[JSON.stringify(localStorage), sessionStorage.length, document.cookie, location.href]"
         stored, *others = visit.page.evaluate(kept)
         assert KEY not in stored

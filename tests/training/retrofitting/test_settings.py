@@ -48,3 +48,5 @@ def test_invalid_settings_are_refused(wrong, reason):
 def test_only_a_plain_llama_can_be_retrofitted():
     with pytest.raises(TrainingError, match="already has exits or an adapter"):
         checked_config(settings(), NviumConfig(num_hidden_layers=2, exit_layers=[1, 2]))
+    with pytest.raises(TrainingError, match="llama: is a looped model, which cannot be retrofitted"):
+        checked_config(settings(), NviumConfig(num_hidden_layers=2, num_loops=2, adapter_hidden_size=0))
