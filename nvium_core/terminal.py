@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from nvium_core.engine.params import ContextLengthExceeded
+from nvium_core.engine.validation import ContextLengthExceeded
 from nvium_core.llm import LLM, Message, Piece
 
 EXIT_COLOURS = ["bright_cyan", "bright_green", "bright_yellow", "bright_magenta", "bright_blue", "bright_red", "white"]

@@ -29,7 +29,10 @@ WORDS, ERRORS = f"{CORE}.choices", f"{CORE}.errors"
 MODEL, ENGINE, TRAINING = f"{CORE}.model", f"{CORE}.engine", f"{CORE}.training"
 LOADING, EVALUATION, BENCH = f"{CORE}.loading", f"{CORE}.evaluation", f"{CORE}.bench"
 SCHEDULE, DEVICE = f"{ENGINE}.schedule", f"{ENGINE}.device"
-ASKED_AND_TOLD = (f"{ENGINE}.params", f"{ENGINE}.events", f"{ENGINE}.constraint", f"{ENGINE}.failures")
+ASKED_AND_TOLD = tuple(
+    f"{ENGINE}.{name}"
+    for name in ("config", "constraint", "draw", "events", "failures", "sampling_params", "validation")
+)
 TEXT, LLM = f"{CORE}.text", f"{CORE}.llm"
 CONVERSION, TERMINAL = f"{CORE}.conversion", f"{CORE}.terminal"
 
@@ -47,7 +50,7 @@ MAY_IMPORT = {
     SCHEDULE: (WORDS, ERRORS, SCHEDULE, *ASKED_AND_TOLD),
     DEVICE: (WORDS, ERRORS, MODEL, SCHEDULE, DEVICE, *ASKED_AND_TOLD),
     TEXT: (WORDS, ERRORS, TEXT),
-    f"{CORE}.options": (WORDS, f"{ENGINE}.params"),
+    f"{CORE}.options": (WORDS, f"{ENGINE}.config"),
     EVALUATION: (WORDS, ERRORS, MODEL, LOADING, ENGINE, TRAINING, BENCH, EVALUATION),
     BENCH: (WORDS, ERRORS, MODEL, LOADING, ENGINE, TRAINING, BENCH),
     "server": ("server", CORE, ERRORS),

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers import initialization as init
 
-from nvium_core.engine.params import require
+from nvium_core.engine.validation import require
 from nvium_core.model.causal_lm import NviumForCausalLM
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.exits import CONTINUE, EXIT, Exit

@@ -9,17 +9,19 @@ from collections.abc import Sequence as Items
 from itertools import count
 from operator import attrgetter
 
+from nvium_core.engine.config import EngineConfig
 from nvium_core.engine.device.memory import cache_size
 from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.events import Completion, Event, FailureEvent, PromptEvent, StepReport, TokenEvent, best
 from nvium_core.engine.limits import Limits, eos_token_ids
-from nvium_core.engine.params import EngineConfig, SamplingParams, require
 from nvium_core.engine.recorder import Recorder
+from nvium_core.engine.sampling_params import SamplingParams
 from nvium_core.engine.schedule.kv_cache import PagePool
 from nvium_core.engine.schedule.randomness import random_seed
 from nvium_core.engine.schedule.scheduler import Scheduler
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.token_stream import EngineRequest
+from nvium_core.engine.validation import require
 from nvium_core.model.nvium import Nvium
 from nvium_core.model.plan import is_tied
 

@@ -13,7 +13,7 @@ from nvium_core import (
     SamplingParams,
     TokenEvent,
 )
-from nvium_core.engine.params import RANGES
+from nvium_core.engine.sampling_params import RANGES
 from tests.engine.driving import events_of
 from tests.random_models import random_model
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from operator import attrgetter
 
-from nvium_core.engine.params import Bounds, EngineConfig
+from nvium_core.engine.config import Bounds, EngineConfig
 from nvium_core.engine.schedule.drafting import Drafting
 from nvium_core.engine.schedule.kv_cache import PagePool
 from nvium_core.engine.schedule.policies import WHOLE, Policy, policies_of

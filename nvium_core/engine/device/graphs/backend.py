@@ -28,6 +28,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from nvium_core.engine.config import EngineConfig
 from nvium_core.engine.device.attention import (
     CHECK_TOLERANCE,
     TRITON_TYPES,
@@ -44,7 +45,7 @@ from nvium_core.engine.device.inputs import MAX_FRONTS, Front, InputViews, Varia
 from nvium_core.engine.device.layers.backend import LayersBackend, Progress, record_answers
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.events import StepReport
-from nvium_core.engine.params import EngineConfig, SamplingParams
+from nvium_core.engine.sampling_params import SamplingParams
 from nvium_core.engine.schedule.policies import WHOLE, policies_of
 from nvium_core.engine.schedule.scheduler import MAX_SHORT_RUN_ROWS
 from nvium_core.engine.schedule.sequence import Sequence

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from nvium_core.choices import Instructions
+from nvium_core.engine.config import EngineConfig
 from nvium_core.engine.device.memory import check_memory
 from nvium_core.engine.device.native.instructions import instructions as resolved
 from nvium_core.engine.device.native.library import PRECISIONS, native_library
@@ -25,7 +26,6 @@ from nvium_core.engine.device.native.weights import address, pack_weights, packe
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.device.scoring import score_of
 from nvium_core.engine.events import StepReport
-from nvium_core.engine.params import EngineConfig
 from nvium_core.engine.schedule import scheduler
 from nvium_core.engine.schedule.step import Emission, Outcome, Run, Step, StepResult
 from nvium_core.model.nvium import Nvium

@@ -14,7 +14,7 @@ from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.device.native.backend import MIN_TILED_ROWS, NativeBackend
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.device.runner import Backend
-from nvium_core.engine.params import ExitRule
+from nvium_core.engine.draw import ExitRule
 from nvium_core.engine.schedule import scheduler
 from nvium_core.engine.schedule.policies import SWEEP, TIED, WHOLE
 from nvium_core.engine.schedule.sequence import Sequence

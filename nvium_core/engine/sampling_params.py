@@ -1,50 +1,19 @@
-"""Sampling parameters and engine configuration, checked before anything is allocated."""
+"""Sampling parameters of a request, checked when they are made."""
 
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
-from enum import IntEnum
 from numbers import Real
-from typing import Annotated, Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
-import numpy as np
-from typing_extensions import Doc
-
-from nvium_core.choices import Instructions, Sampling, Schedule
+from nvium_core.choices import Sampling
 from nvium_core.engine.constraint import Constraint
-from nvium_core.errors import NviumError
-
-
-class InvalidRequest(NviumError, ValueError):
-    """A request or option that cannot be served. `field` names the invalid parameter."""
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(f"{field}: {message}")
-        self.field = field
-        self.message = message
-
-
-class ContextLengthExceeded(InvalidRequest):
-    """Prompt and requested tokens together exceed the model's context."""
-
-    def __init__(self, num_prompt_tokens: int, max_tokens: int, context: int) -> None:
-        super().__init__(
-            "prompt" if num_prompt_tokens >= context else "max_tokens",
-            f"This model's maximum context length is {context} tokens. However, you requested "
-            f"{num_prompt_tokens + max_tokens} tokens: {num_prompt_tokens} in the prompt and {max_tokens} in the "
-            "completion.",
-        )
-
+from nvium_core.engine.draw import RULES, Draw, ExitRule
+from nvium_core.engine.validation import require, require_between, require_threshold
 
 MAX_LOGPROBS = 20
 MAX_CHOICES = 1024
 MAX_BIASES = 1024
-MAX_DRAFTS = 16
-MAX_SEQUENCES = 65_536
-
-DEFAULT_CACHE_MEMORY = {"cpu": "25%", "cuda": "85%"}
-"""Upper bound on the key/value cache if neither its memory nor its tokens are configured. See device/memory.py."""
-
 MAX_INTEGER = 2**31 - 1
 LEAST_TEMPERATURE = 1e-30
 """Lower temperatures, which float32 would round to 0, mean the same: all weights but the largest are 0."""
@@ -56,53 +25,6 @@ RANGES = (
     ("frequency_penalty", -2, 2),
     ("repetition_penalty", 0.01, 2),
 )
-
-
-class ExitRule(IntEnum):
-    """When a front row stops, and what its token is sampled from.
-
-    `EXITS`: the routers choose exit k, and the token is sampled from f(π_k). `ARGMAX`: the token is the argmax of
-    Σ p_k g(π_k), emitted at the first exit after which no later exit can change it. `MIXTURE`: the token is sampled
-    from f(π_mix) at the last exit. `ORIGINAL`: the token is sampled from f(π_N) by an exponential race, which can
-    verify drafts. `THRESHOLD`: the row stops at the first exit k with 1 − Π_{j≤k} (1 − w_j) ≥ `threshold`, and the
-    token is sampled from f(π_k). `CONFIDENCE` (CALM): it stops at the first exit where max π_k > `threshold`.
-    `ORIGINAL`, `THRESHOLD` and `CONFIDENCE` take the argmax at temperature 0. Only `EXITS` and `MIXTURE` are exact
-    samples of the mixture.
-    """
-
-    EXITS, ARGMAX, MIXTURE, ORIGINAL, THRESHOLD, CONFIDENCE = range(6)
-
-
-class Draw(NamedTuple):
-    """How a token is sampled from logits. The fields and their order are those of `Draw` in native/draw.h.
-
-    A log min-p of -inf, a top-k of 0 and a top-p of 1 disable the truncation. A threshold above 1 is never reached.
-    """
-
-    rule: int = ExitRule.EXITS
-    threshold: float = math.inf
-    temperature: float = 1.0
-    log_min_p: float = -math.inf
-    top_k: int = 0
-    top_p: float = 1.0
-
-    @property
-    def is_ranked(self) -> bool:
-        """Whether top-k or top-p truncates, which requires sorting."""
-        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1)
-
-
-RULES: dict[str, ExitRule] = {
-    "exits": ExitRule.EXITS,
-    "mixture": ExitRule.MIXTURE,
-    "original": ExitRule.ORIGINAL,
-    "threshold": ExitRule.THRESHOLD,
-    "confidence": ExitRule.CONFIDENCE,
-}
-"""Rules by `SamplingParams.sampling`. "confidence" is not public: research compares with it."""
-
-DRAW = np.dtype([(name, np.float64 if kind is float else np.int64) for name, kind in Draw.__annotations__.items()])
-"""`Draw` as a record of 8-byte words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -256,111 +178,3 @@ class SamplingParams:
     @property
     def needs_scores(self) -> bool:
         return self.logprobs is not None or self.probabilities or self.num_choices > self.n
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProcessorOptions:
-    """How the CPU is used."""
-
-    instructions: Annotated[Instructions, Doc("CPU vector instructions; auto is the widest supported.")] = "auto"
-    threads: Annotated[str, Doc("CPU threads; auto is PyTorch's choice.")] = "auto"
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineConfig(ProcessorOptions):
-    """Limits and policies of an engine. Each field is also an option of `nvium serve` (`nvium_core.options`).
-
-    While other sequences generate, long runs (prompts) may have at most `chunk_rows` rows per Step. The key/value cache
-    holds `cache_tokens` positions, or as many as fit into `cache_memory`. If neither is set, it holds the full context
-    of `max_sequences` sequences, or as much of it as fits into `DEFAULT_CACHE_MEMORY`.
-    """
-
-    schedule: Annotated[Schedule, Doc("Schedule; race measures whole and sweep, and runs the faster.")] = "race"
-    deterministic: Annotated[bool, Doc("Bit-identical answers, whatever other requests run.")] = False
-    context: Annotated[int | None, Doc("Maximum tokens of prompt and answer together [the model's].")] = None
-    max_sequences: Annotated[
-        int | None, Doc("Maximum sequences that run at once; the rest wait [32; 256 on CUDA].")
-    ] = None
-    max_rows_per_step: Annotated[int | None, Doc("Maximum token positions per Step [256; 8192 on CUDA].")] = None
-    chunk_rows: Annotated[
-        int | None, Doc("Maximum prompt positions per Step while other sequences generate [64; 2048 on CUDA].")
-    ] = None
-    sampling: Annotated[
-        Sampling | None, Doc("Distribution for requests that do not set nvium.sampling [the model's default].")
-    ] = None
-    exit_threshold: Annotated[
-        float | None, Doc("Cumulative exit probability at which sampling threshold stops; 1: the last exit.")
-    ] = None
-    max_drafts: Annotated[
-        int | None, Doc("Maximum tokens of a draft; 0 disables drafts [the fastest, as measured].")
-    ] = None
-    max_wait_steps: Annotated[int, Doc("After waiting this many Steps, a sequence is scheduled first.")] = 64
-    cache_memory: Annotated[
-        str | None,
-        Doc("KV cache size, such as 2GiB or 10% of memory [as needed, at most 25% of the free memory; 85% on CUDA]."),
-    ] = None
-    cache_tokens: Annotated[int | None, Doc("KV cache size in tokens, instead of --cache-memory.")] = None
-    page_size: Annotated[int | None, Doc("Tokens per cache page [16; 256 in half precision on CUDA].")] = None
-    prefix_caching: Annotated[bool, Doc("Cache full pages for later prompts with the same prefix.")] = True
-
-    def __post_init__(self) -> None:
-        require_choice(self.schedule, "schedule", Schedule)
-        require_choice(self.instructions, "instructions", Instructions)
-        thread_count(self.threads)
-        if self.sampling is not None:
-            require_choice(self.sampling, "sampling", Sampling)
-        if self.exit_threshold is not None:
-            require_threshold(self.exit_threshold, "exit_threshold")
-        is_complete = self.sampling != "threshold" or self.exit_threshold is not None
-        require(is_complete, "exit_threshold", "required by sampling 'threshold'")
-        if self.max_drafts is not None:
-            require_between(self.max_drafts, "max_drafts", 0, MAX_DRAFTS)
-        for name in ("max_sequences", "max_rows_per_step", "chunk_rows", "max_wait_steps", "page_size", "cache_tokens"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, name, f"must be at least 1, got {value}")
-        most = self.max_sequences or 1
-        require(most <= MAX_SEQUENCES, "max_sequences", f"must be at most {MAX_SEQUENCES}")
-        both = self.cache_tokens is not None and self.cache_memory is not None
-        require(not both, "cache_memory", "conflicts with cache_tokens; set only one of them")
-
-    def bounds(self, device: str = "cpu") -> "Bounds":
-        default = BOUNDS.get(device, BOUNDS["cpu"])
-        own = self.max_sequences, self.max_rows_per_step, self.chunk_rows
-        return Bounds(*(given or known for given, known in zip(own, default, strict=True)))
-
-
-class Bounds(NamedTuple):
-    """Maximum sequences, maximum rows per Step, and maximum prompt rows per Step while other sequences generate."""
-
-    sequences: int
-    step: int
-    chunk: int
-
-
-BOUNDS = {"cpu": Bounds(32, 256, 64), "cuda": Bounds(256, 8192, 2048)}
-
-
-def thread_count(text: str) -> int | None:
-    """Parse the option `threads`. Return None for auto."""
-    if text == "auto":
-        return None
-    require(text.isdecimal() and int(text) > 0, "threads", f"must be auto or a positive integer, got {text!r}")
-    return int(text)
-
-
-def require(condition: bool, field: str, message: str) -> None:
-    if not condition:
-        raise InvalidRequest(field, message)
-
-
-def require_between(value: float, field: str, lowest: float, highest: float) -> None:
-    require(lowest <= value <= highest, field, f"must be between {lowest} and {highest}, got {value}")
-
-
-def require_threshold(value: float, field: str) -> None:
-    require(0 < value < math.inf, field, f"must be a finite number above 0, got {value}")
-
-
-def require_choice(value: str, field: str, literal: object) -> None:
-    choices = get_args(literal)
-    require(value in choices, field, f"must be one of {', '.join(choices)}, got {value!r}")
