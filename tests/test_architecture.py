@@ -33,6 +33,8 @@ ASKED_AND_TOLD = tuple(
     f"{ENGINE}.{name}"
     for name in ("config", "constraint", "draw", "events", "failures", "sampling_params", "validation")
 )
+STEPS = tuple(f"{SCHEDULE}.{name}" for name in ("logit_changes", "policies", "sequence", "step"))
+"""What the device reads of a Step. Not who chooses it."""
 TEXT, LLM = f"{CORE}.text", f"{CORE}.llm"
 CONVERSION, TERMINAL = f"{CORE}.conversion", f"{CORE}.terminal"
 
@@ -48,7 +50,7 @@ MAY_IMPORT = {
     TRAINING: (WORDS, ERRORS, MODEL, TEXT, TRAINING),
     f"{TRAINING}.retrofitting": (WORDS, ERRORS, MODEL, ENGINE, TEXT, TRAINING),
     SCHEDULE: (WORDS, ERRORS, SCHEDULE, *ASKED_AND_TOLD),
-    DEVICE: (WORDS, ERRORS, MODEL, SCHEDULE, DEVICE, *ASKED_AND_TOLD),
+    DEVICE: (WORDS, ERRORS, MODEL, *STEPS, DEVICE, *ASKED_AND_TOLD),
     TEXT: (WORDS, ERRORS, TEXT),
     f"{CORE}.options": (WORDS, f"{ENGINE}.config"),
     EVALUATION: (WORDS, ERRORS, MODEL, LOADING, ENGINE, TRAINING, BENCH, EVALUATION),
@@ -71,6 +73,7 @@ FORBIDDEN_IMPORTS = [
     ("nvium_core.model.x", "def f():\n    import nvium_core.training.objective.loss"),
     ("nvium_core.engine.schedule.x", "from nvium_core.engine.device.runner import Runner"),
     ("nvium_core.engine.device.x", "from nvium_core.engine.engine import Engine"),
+    ("nvium_core.engine.device.x", "from nvium_core.engine.schedule import scheduler"),
     ("nvium_core.engine.x", "from nvium_core import training"),
     ("nvium_core.engine.x", "from pydantic import BaseModel"),
     ("nvium_core.loading", "from nvium_core.engine.engine import Engine"),

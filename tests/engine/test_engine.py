@@ -170,7 +170,7 @@ def test_cancelling_frees_everything_at_once_and_unknown_ids_are_ignored():
         engine.cancel(request_id)
     engine.check_integrity()
     assert not engine.has_work
-    assert engine.scheduler.pool.usage == 0
+    assert engine.admission.pool.usage == 0
     assert engine.step() == []
 
 

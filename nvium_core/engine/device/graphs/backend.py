@@ -47,9 +47,8 @@ from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.events import StepReport
 from nvium_core.engine.sampling_params import SamplingParams
 from nvium_core.engine.schedule.policies import WHOLE, policies_of
-from nvium_core.engine.schedule.scheduler import MAX_SHORT_RUN_ROWS
 from nvium_core.engine.schedule.sequence import Sequence
-from nvium_core.engine.schedule.step import Rows, Run, Step
+from nvium_core.engine.schedule.step import MAX_SHORT_RUN_ROWS, Rows, Run, Step
 from nvium_core.model.exits import Router
 from nvium_core.model.llama import Attend
 from nvium_core.model.nvium import Nvium
