@@ -262,8 +262,12 @@ class GraphsBackend(LayersBackend):
         return written(self.cache, slot_R, self._attend_runs(self.cache, rows))
 
     def _launch_async(self, blocks: range, rows: Items[Rows], flight: Flight) -> Flight | None:
-        last = [(sequence, own.stop - 1) for sequence, own in rows if own.stop >= sequence.num_tokens]
-        return self._launch(blocks, rows, [self.front(*each) for each in last], flight.fronts)
+        fronts = [
+            self.front(sequence, own.stop - 1, sequence.log_reached if own.stop == sequence.num_tokens else 0.0)
+            for sequence, own in rows
+            if own.stop >= sequence.num_tokens
+        ]
+        return self._launch(blocks, rows, fronts, flight.fronts)
 
     def _launch(
         self, blocks: range, rows: Items[Rows], fronts: list[Front], previous: Items[Front] = ()
