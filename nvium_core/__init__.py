@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from nvium_core.choices import Precision as Precision
     from nvium_core.choices import Sampling as Sampling
     from nvium_core.choices import Schedule as Schedule
+    from nvium_core.engine.config import EngineConfig as EngineConfig
     from nvium_core.engine.constraint import Constraint as Constraint
     from nvium_core.engine.constraint import TooCostly as TooCostly
     from nvium_core.engine.engine import Engine as Engine
@@ -32,16 +33,15 @@ if TYPE_CHECKING:
     from nvium_core.engine.failures import EngineError as EngineError
     from nvium_core.engine.failures import EngineStopped as EngineStopped
     from nvium_core.engine.failures import NoTokenAllowed as NoTokenAllowed
-    from nvium_core.engine.params import ContextLengthExceeded as ContextLengthExceeded
-    from nvium_core.engine.params import EngineConfig as EngineConfig
-    from nvium_core.engine.params import InvalidRequest as InvalidRequest
-    from nvium_core.engine.params import SamplingParams as SamplingParams
     from nvium_core.engine.sampling_defaults import sampling_defaults as sampling_defaults
     from nvium_core.engine.sampling_defaults import with_defaults as with_defaults
+    from nvium_core.engine.sampling_params import SamplingParams as SamplingParams
     from nvium_core.engine.token_stream import Admitted as Admitted
     from nvium_core.engine.token_stream import ChoiceKey as ChoiceKey
     from nvium_core.engine.token_stream import EngineRequest as EngineRequest
     from nvium_core.engine.token_stream import TokenStream as TokenStream
+    from nvium_core.engine.validation import ContextLengthExceeded as ContextLengthExceeded
+    from nvium_core.engine.validation import InvalidRequest as InvalidRequest
     from nvium_core.engine.worker import EngineWorker as EngineWorker
     from nvium_core.engine.worker import Observe as Observe
     from nvium_core.engine.worker import WorkerState as WorkerState

@@ -22,7 +22,7 @@ from annotated_types import Ge, Interval, MinLen
 from typing_extensions import Doc
 
 from nvium_core.choices import Device, GenerationDefaults, LogLevel, Precision, Sampling, Weights
-from nvium_core.engine.params import EngineConfig, ProcessorOptions
+from nvium_core.engine.config import EngineConfig, ProcessorOptions
 
 Positive = Annotated[int, Ge(1)]
 Seconds = Annotated[float, Interval(gt=0, lt=inf)]

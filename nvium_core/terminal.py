@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from nvium_core.engine.params import ContextLengthExceeded
+from nvium_core.engine.validation import ContextLengthExceeded
 from nvium_core.llm import LLM, Message, Piece
 from nvium_core.model.config import NviumConfig
 

@@ -29,7 +29,12 @@ WORDS, ERRORS = f"{CORE}.choices", f"{CORE}.errors"
 MODEL, ENGINE, TRAINING = f"{CORE}.model", f"{CORE}.engine", f"{CORE}.training"
 LOADING, EVALUATION, BENCH = f"{CORE}.loading", f"{CORE}.evaluation", f"{CORE}.bench"
 SCHEDULE, DEVICE = f"{ENGINE}.schedule", f"{ENGINE}.device"
-ASKED_AND_TOLD = (f"{ENGINE}.params", f"{ENGINE}.events", f"{ENGINE}.constraint", f"{ENGINE}.failures")
+ASKED_AND_TOLD = tuple(
+    f"{ENGINE}.{name}"
+    for name in ("config", "constraint", "draw", "events", "failures", "sampling_params", "validation")
+)
+STEPS = tuple(f"{SCHEDULE}.{name}" for name in ("logit_changes", "policies", "sequence", "step"))
+"""What the device reads of a Step. Not who chooses it."""
 TEXT, LLM = f"{CORE}.text", f"{CORE}.llm"
 CONVERSION, TERMINAL = f"{CORE}.conversion", f"{CORE}.terminal"
 
@@ -45,9 +50,9 @@ MAY_IMPORT = {
     TRAINING: (WORDS, ERRORS, MODEL, TEXT, TRAINING),
     f"{TRAINING}.retrofitting": (WORDS, ERRORS, MODEL, ENGINE, TEXT, TRAINING),
     SCHEDULE: (WORDS, ERRORS, SCHEDULE, *ASKED_AND_TOLD),
-    DEVICE: (WORDS, ERRORS, MODEL, SCHEDULE, DEVICE, *ASKED_AND_TOLD),
+    DEVICE: (WORDS, ERRORS, MODEL, *STEPS, DEVICE, *ASKED_AND_TOLD),
     TEXT: (WORDS, ERRORS, TEXT),
-    f"{CORE}.options": (WORDS, f"{ENGINE}.params"),
+    f"{CORE}.options": (WORDS, f"{ENGINE}.config"),
     EVALUATION: (WORDS, ERRORS, MODEL, LOADING, ENGINE, TRAINING, BENCH, EVALUATION),
     BENCH: (WORDS, ERRORS, MODEL, LOADING, ENGINE, TRAINING, BENCH),
     "server": ("server", CORE, ERRORS),
@@ -68,6 +73,7 @@ FORBIDDEN_IMPORTS = [
     ("nvium_core.model.x", "def f():\n    import nvium_core.training.objective.loss"),
     ("nvium_core.engine.schedule.x", "from nvium_core.engine.device.runner import Runner"),
     ("nvium_core.engine.device.x", "from nvium_core.engine.engine import Engine"),
+    ("nvium_core.engine.device.x", "from nvium_core.engine.schedule import scheduler"),
     ("nvium_core.engine.x", "from nvium_core import training"),
     ("nvium_core.engine.x", "from pydantic import BaseModel"),
     ("nvium_core.loading", "from nvium_core.engine.engine import Engine"),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from nvium_core.bench.figures import check_place
-from nvium_core.engine.params import require
+from nvium_core.engine.validation import require
 
 if TYPE_CHECKING:
     from rich.console import Console

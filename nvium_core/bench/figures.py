@@ -11,7 +11,7 @@ from pathlib import Path
 from shutil import which
 from typing import Any
 
-from nvium_core.engine.params import require
+from nvium_core.engine.validation import require
 
 Figures = dict[str, Any]
 """Results of an experiment, as JSON values."""

@@ -21,10 +21,12 @@ from nvium_core.bench.contenders.contender import Generation
 from nvium_core.bench.figures import Figures
 from nvium_core.bench.shapes import PAPER_ROUTING, force_routing, random_weights, shape_config
 from nvium_core.choices import Device, Precision, Weights
+from nvium_core.engine.config import MAX_SEQUENCES
 from nvium_core.engine.device import native
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Completion
-from nvium_core.engine.params import MAX_SEQUENCES, InvalidRequest, SamplingParams, require
+from nvium_core.engine.sampling_params import SamplingParams
+from nvium_core.engine.validation import InvalidRequest, require
 from nvium_core.loading import LoadedModel, load_model, resolve_device, resolve_dtype
 from nvium_core.model.config import MAX_SIZES
 from nvium_core.model.nvium import Nvium

@@ -13,7 +13,7 @@ from nvium_core.bench.figures import Figures
 from nvium_core.bench.harness import Subject, count
 from nvium_core.engine.device.native.backend import NativeBackend
 from nvium_core.engine.engine import Engine
-from nvium_core.engine.params import SamplingParams
+from nvium_core.engine.sampling_params import SamplingParams
 
 
 def measure(subject: Subject, *, sequences: Sequence[int] = (1,), tokens: int = 64, repeats: int = 3) -> Figures:

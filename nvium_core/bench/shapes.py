@@ -13,7 +13,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers import initialization as init
 
-from nvium_core.engine.params import require
+from nvium_core.engine.validation import require
 from nvium_core.model.backbones import backbone_fields
 from nvium_core.model.causal_lm import NviumForCausalLM
 from nvium_core.model.config import NviumConfig

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from nvium_core.bench.contenders.contender import Generation, Workload
 from nvium_core.engine.engine import Engine
-from nvium_core.engine.params import SamplingParams
+from nvium_core.engine.sampling_params import SamplingParams
 from nvium_core.engine.schedule.policies import WHOLE
 from nvium_core.engine.schedule.tuner import Tuner
 

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from nvium_core.commands.options import ModelArgument, takes
-from nvium_core.engine.params import EngineConfig, InvalidRequest
+from nvium_core.engine.config import EngineConfig
+from nvium_core.engine.validation import InvalidRequest
 from nvium_core.options import ModelOptions, SamplingOptions, ServerOptions
 
 BUNDLED = "The bundled model only writes short tales. Ask it: Tell me a tale of a fox. Then enter /reset."

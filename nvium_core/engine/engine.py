@@ -9,17 +9,20 @@ from collections.abc import Sequence as Items
 from itertools import count
 from operator import attrgetter
 
+from nvium_core.engine.config import EngineConfig
 from nvium_core.engine.device.memory import cache_size
 from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.events import Completion, Event, FailureEvent, PromptEvent, StepReport, TokenEvent, best
 from nvium_core.engine.limits import Limits, eos_token_ids
-from nvium_core.engine.params import EngineConfig, SamplingParams, require
 from nvium_core.engine.recorder import Recorder
+from nvium_core.engine.sampling_params import SamplingParams
+from nvium_core.engine.schedule.admission import Admission
 from nvium_core.engine.schedule.kv_cache import PagePool
 from nvium_core.engine.schedule.randomness import random_seed
 from nvium_core.engine.schedule.scheduler import Scheduler
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.token_stream import EngineRequest
+from nvium_core.engine.validation import require
 from nvium_core.model.nvium import Nvium
 from nvium_core.model.plan import is_tied
 
@@ -48,14 +51,16 @@ class Engine:
         self.pool = PagePool(
             num_pages, page_size, num_preferred=size.num_preferred, keeps_pages=self.config.prefix_caching
         )
+        bounds = self.config.bounds(model.device.type)
+        self.admission = Admission(self.pool, bounds.sequences)
         self.runner = make_runner(model, self.config, num_pages=num_pages, page_size=page_size)
         self.scheduler = Scheduler(
-            self.pool,
+            self.admission,
             self.config,
             num_blocks=model.config.num_exits,
             num_multi_steps=self.runner.backend.num_multi_steps,
             async_scheduling=self.runner.backend.async_scheduling,
-            bounds=self.config.bounds(model.device.type),
+            bounds=bounds,
             is_tied=is_tied(model.model.blocks),
         )
         self._recorder = Recorder(self.scheduler, vocab_size=model.config.vocab_size)
@@ -161,10 +166,10 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Assert that pages and seats have the right owners, and that all staircases are monotone."""
-        self.scheduler.check_integrity()
+        self.admission.check_integrity()
         self._recorder.check_integrity()
 
     def check_idle(self) -> None:
         """Assert that an engine without work has no sequences and no owned pages. Cheaper than `check_integrity`."""
-        assert not self.scheduler.running and not self.scheduler.waiting and not self._recorder.holds_back
+        assert not self.admission.running and not self.admission.waiting and not self._recorder.holds_back
         assert self.pool.num_free == self.pool.num_pages, "a page is leaked"

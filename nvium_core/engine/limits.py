@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from nvium_core.choices import Sampling
-from nvium_core.engine.params import ContextLengthExceeded, Draw, InvalidRequest, SamplingParams, require
+from nvium_core.engine.draw import Draw
+from nvium_core.engine.sampling_params import SamplingParams
+from nvium_core.engine.validation import ContextLengthExceeded, InvalidRequest, require
 from nvium_core.model.nvium import Nvium
 
 

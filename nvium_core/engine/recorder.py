@@ -25,8 +25,8 @@ class Recorder:
     def __init__(self, scheduler: Scheduler, *, vocab_size: int) -> None:
         self.requests: dict[str, list[Sequence]] = {}
         """Unfinished choices of each request."""
-        self._scheduler = scheduler
-        self._pool = scheduler.pool
+        self._scheduler, self._admission = scheduler, scheduler.admission
+        self._pool = self._admission.pool
         self._vocab_size = vocab_size
         self._held_back: dict[Sequence, deque[TokenEvent]] = {}
         self._unsettled: dict[Sequence, Outcome | None] = {}
@@ -40,14 +40,14 @@ class Recorder:
         self.requests[sequences[0].request_id] = sequences
         for sequence in sequences:
             sequence.siblings = sequences
-            self._scheduler.add(sequence)
+            self._admission.waiting.add(sequence)
             if sequence.awaits_constraint:
                 self._unsettled[sequence] = None
 
     def end(self, sequence: Sequence) -> None:
         if sequence.seat is not None:
             sequence.drop_drafts()
-        self._scheduler.remove(sequence)
+        self._admission.remove(sequence)
         self._held_back.pop(sequence, None)
         self._unsettled.pop(sequence, None)
         if not self.requests[sequence.request_id]:
@@ -81,7 +81,7 @@ class Recorder:
         return events
 
     def check_integrity(self) -> None:
-        held = {*self._scheduler.waiting, *self._scheduler.running}
+        held = {*self._admission.waiting, *self._admission.running}
         assert held == {sequence for choices in self.requests.values() for sequence in choices}
         assert self._held_back.keys() | self._unsettled.keys() <= held
         assert all(self.requests.values())
@@ -109,8 +109,8 @@ class Recorder:
         if outcome.scores:
             events += self._scored(sequence, outcome.scores)
         if sequence.finish_reason is None:
-            sequence.append_drafts(self._scheduler.drafts.drafts_for(sequence, len(self._scheduler.running)))
-        elif not sequence.owes_scores and not self._scheduler.prefills_for_others(sequence):
+            sequence.append_drafts(self._scheduler.drafts.drafts_for(sequence, len(self._admission.running)))
+        elif not sequence.owes_scores and not self._admission.prefills_for_others(sequence):
             self.end(sequence)
 
     def _emit_all(self, sequence: Sequence, emissions: Items[Emission], events: list[Event]) -> bool:

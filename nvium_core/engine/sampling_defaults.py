@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from nvium_core.choices import GenerationDefaults
-from nvium_core.engine.params import InvalidRequest, SamplingParams
+from nvium_core.engine.sampling_params import SamplingParams
+from nvium_core.engine.validation import InvalidRequest
 from nvium_core.model.nvium import Nvium
 
 NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nvium_core.engine.events import Event, FailureEvent, PromptEvent, TokenEvent
 from nvium_core.engine.failures import EngineError
-from nvium_core.engine.params import SamplingParams
+from nvium_core.engine.sampling_params import SamplingParams
 
 ChoiceKey = tuple[str, int]
 """A request's id and the index of one of its choices."""

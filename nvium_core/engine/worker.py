@@ -115,13 +115,13 @@ class EngineWorker:
         self._open_streams.pop(stream, None)
 
     def _note_progress(self) -> None:
-        scheduler = self.engine.scheduler
+        admission, scheduler = self.engine.admission, self.engine.scheduler
         self.state = WorkerState(
-            num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting),
-            num_deferred_rows=sum(sequence.num_deferred_rows for sequence in scheduler.running),
-            num_preemptions=scheduler.num_preemptions,
-            kv_cache_usage=scheduler.pool.usage,
+            num_running=len(admission.running),
+            num_waiting=len(admission.waiting),
+            num_deferred_rows=sum(sequence.num_deferred_rows for sequence in admission.running),
+            num_preemptions=admission.num_preemptions,
+            kv_cache_usage=admission.pool.usage,
             num_draft_tokens=scheduler.drafts.num_drafted,
             num_accepted_draft_tokens=scheduler.drafts.num_accepted,
             eager_passes=self.engine.runner.eager_passes,
@@ -133,7 +133,7 @@ class EngineWorker:
         started = time.monotonic()
         events = self.engine.step()
         self._note_progress()
-        for sequence in self.engine.scheduler.admitted:
+        for sequence in self.engine.admission.admitted:
             if stream := self._streams.get(key := (sequence.request_id, sequence.choice)):
                 stream.admissions.setdefault(key, Admitted(started, sequence.num_cached_prompt_tokens or 0))
         if self._observe:

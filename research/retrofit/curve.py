@@ -27,9 +27,10 @@ from torch.nn import functional as F
 
 from nvium_core.bench.figures import Figures, write_json
 from nvium_core.choices import Sampling
+from nvium_core.engine.config import EngineConfig
 from nvium_core.engine.device.processor import use_processor
 from nvium_core.engine.engine import Engine
-from nvium_core.engine.params import EngineConfig, SamplingParams
+from nvium_core.engine.sampling_params import SamplingParams
 from nvium_core.evaluation.paired import Sample, interval, perplexity_price
 from nvium_core.evaluation.suite import description
 from nvium_core.loading import LoadedModel, load_model

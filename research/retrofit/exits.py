@@ -24,9 +24,10 @@ from nvium_core.bench.contenders.contender import Generation
 from nvium_core.bench.figures import Figures, write_json
 from nvium_core.bench.harness import Subject, counts, interleaved, load_subject, numbers, ratio, timed
 from nvium_core.choices import Device, Precision, Weights
+from nvium_core.engine.config import EngineConfig
 from nvium_core.engine.device.processor import use_processor
 from nvium_core.engine.engine import Engine
-from nvium_core.engine.params import EngineConfig, SamplingParams
+from nvium_core.engine.sampling_params import SamplingParams
 from nvium_core.model.config import univium_config
 from nvium_core.model.exits import Exit
 from nvium_core.model.llama import causal_attention

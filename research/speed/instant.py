@@ -13,9 +13,9 @@ from itertools import cycle
 
 from nvium_core import LoadedModel, load_model
 from nvium_core.bench.harness import PROMPT
+from nvium_core.engine.config import EngineConfig
 from nvium_core.engine.device.runner import Backend
 from nvium_core.engine.events import StepReport
-from nvium_core.engine.params import EngineConfig
 from nvium_core.engine.schedule.step import Emission, Outcome, Step, StepResult
 from server.app import assemble, serve
 from server.generation.service import Service

@@ -31,9 +31,10 @@ from rich.table import Table
 from loadtest.client import DONE
 from nvium_core.bench.figures import write_json
 from nvium_core.bench.harness import PROMPT, subject_of, timed
+from nvium_core.engine.config import EngineConfig
 from nvium_core.engine.device.processor import use_processor
 from nvium_core.engine.engine import Engine
-from nvium_core.engine.params import EngineConfig, SamplingParams
+from nvium_core.engine.sampling_params import SamplingParams
 from nvium_core.loading import load_model
 
 ENGINE = "engine"

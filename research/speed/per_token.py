@@ -25,9 +25,10 @@ from rich.progress import track
 
 from nvium_core.bench.figures import Figures, write_json
 from nvium_core.choices import Schedule
+from nvium_core.engine.config import EngineConfig
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import FailureEvent, TokenEvent
-from nvium_core.engine.params import EngineConfig, SamplingParams
+from nvium_core.engine.sampling_params import SamplingParams
 from nvium_core.evaluation.paired import Interval, interval, with_interval
 from nvium_core.evaluation.suite import check_dense
 from nvium_core.loading import LoadedModel, load_model

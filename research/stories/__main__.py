@@ -20,9 +20,10 @@ import yaml
 from rich.console import Console
 
 from nvium_core.bench.figures import Figures, write_json
+from nvium_core.engine.config import EngineConfig
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Completion
-from nvium_core.engine.params import EngineConfig, SamplingParams
+from nvium_core.engine.sampling_params import SamplingParams
 from nvium_core.evaluation.suite import description
 from nvium_core.loading import LoadedModel, load_model
 from nvium_core.training.chat.conversations import user

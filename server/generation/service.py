@@ -57,7 +57,7 @@ class Service(Drainable):
         digest = loaded.digest()  # before the engine packs the weights and releases the pages of the file
         self.engine = Engine(loaded.model, settings.engine)
         self.precision = precision | {"cache": self.engine.runner.cache.precision}
-        self.num_seats = self.engine.scheduler.bounds.sequences
+        self.num_seats = self.engine.admission.num_seats
         self.metrics = metrics or Metrics(settings.latency_buckets)
         steps = self.metrics.add_steps([depth / self.exit_layers[-1] for depth in self.exit_layers])
         self.worker = EngineWorker(self.engine, observe=steps.observe)

@@ -68,7 +68,7 @@ def test_concurrent_requests_change_no_bit(dtype, cache_dtype, schedule):
     limits = {"cache_tokens": 128, "page_size": 4, "max_rows_per_step": 24, "chunk_rows": 5, "max_sequences": 5}
     config = EngineConfig(schedule=schedule, deterministic=True, cache_dtype=cache_dtype, **limits)
     crowd = together(engine := Engine(model, config), plan)
-    assert engine.scheduler.num_preemptions > 0
+    assert engine.admission.num_preemptions > 0
     assert engine.pool.num_rows_found > 0
     assert min(exit_ for completion in crowd for exit_ in completion.exits) < 3
     assert crowd == list(one_by_one(model, plan, config))

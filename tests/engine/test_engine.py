@@ -13,7 +13,7 @@ from nvium_core import (
     SamplingParams,
     TokenEvent,
 )
-from nvium_core.engine.params import RANGES
+from nvium_core.engine.sampling_params import RANGES
 from tests.engine.driving import events_of
 from tests.random_models import random_model
 
@@ -172,7 +172,7 @@ def test_cancelling_frees_everything_at_once_and_unknown_ids_are_ignored():
         engine.cancel(request_id)
     engine.check_integrity()
     assert not engine.has_work
-    assert engine.scheduler.pool.usage == 0
+    assert engine.admission.pool.usage == 0
     assert engine.step() == []
 
 

@@ -43,9 +43,9 @@ def test_a_leader_that_exits_early_still_completes_the_prompt_for_the_others():
     engine.add("x", PROMPT, SamplingParams(max_tokens=30, seed=seed, n=4, ignore_eos=True))
     emitted, *_ = engine.step()
     assert (emitted.choice, emitted.exit) == (0, 1)
-    while engine.scheduler.waiting:
+    while engine.admission.waiting:
         engine.step()
-    (leader, *_) = engine.scheduler.running
+    (leader, *_) = engine.admission.running
     assert leader.num_generated < 4
     assert engine.pool.num_rows_found == 3 * NUM_SHARED
 
@@ -64,12 +64,12 @@ def test_choices_wait_until_the_leader_has_completed_the_prompt_if_pages_are_sha
     engine = engine_with(MODEL, "sweep", prefix_caching=False)
     engine.add("x", PROMPT, PARAMS)
     engine.step()
-    assert len(engine.scheduler.running) == 4
+    assert len(engine.admission.running) == 4
     engine = engine_with(MODEL, "sweep", max_rows_per_step=3)
     engine.add("x", PROMPT, PARAMS)
-    while engine.scheduler.waiting:
+    while engine.admission.waiting:
         engine.step()
-        (leader, *others) = engine.scheduler.running
+        (leader, *others) = engine.admission.running
         assert not others or leader.filled[-1] >= NUM_SHARED
 
 

@@ -134,13 +134,13 @@ def test_a_text_that_repeats_itself_is_drafted_by_copying_from_it(exits):
 def test_preemption_with_drafts_and_prefix_caching_changes_no_token(monkeypatch):
     model = agreeing_model()
     engine = whimsical(model, 1, EngineConfig(max_sequences=4, page_size=2, cache_tokens=64))
-    preempt, had_drafts = engine.scheduler.preempt, list[bool]()
+    preempt, had_drafts = engine.admission.preempt, list[bool]()
 
     def noted(sequence: EngineSequence) -> None:
         had_drafts.append(sequence.num_tokens > sequence.num_verified)
         preempt(sequence)
 
-    monkeypatch.setattr(engine.scheduler, "preempt", noted)
+    monkeypatch.setattr(engine.admission, "preempt", noted)
     asked = [(prompt, replace(LONG, seed=seed, max_tokens=24)) for seed in range(3) for prompt in PROMPTS]
     assert [found.token_ids for found in together(engine, asked)] == [expected(model, *own) for own in asked]
     assert had_drafts.count(True) > 2

@@ -82,7 +82,7 @@ def test_a_sequence_without_early_exits_makes_all_steps_whole_and_pauses_the_rac
     for name, early_exits, max_tokens in (("long", True, 30), ("whole", False, 10)):
         engine.add(name, [1, 2, 3], replace(PARAMS, early_exits=early_exits, max_tokens=max_tokens))
     engine.step()
-    while len(engine.scheduler.running) == 2:
+    while len(engine.admission.running) == 2:
         engine.step()
         assert len({report.num_rows for report in engine.reports}) == 1
     assert math.isnan(engine.scheduler.schedules.ratio)

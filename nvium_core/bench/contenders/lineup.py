@@ -18,7 +18,7 @@ from nvium_core.bench.contenders.gguf_file import FileKind, write_gguf
 from nvium_core.bench.harness import Subject
 from nvium_core.bench.twin import dense_twin
 from nvium_core.choices import Schedule, Weights
-from nvium_core.engine.params import require
+from nvium_core.engine.validation import require
 from nvium_core.model.nvium import Nvium
 
 OURS: Schedule = "race"

@@ -7,11 +7,13 @@ from typing import Any
 from nvium_core.bench.contenders.contender import Contender, Generation, Workload
 from nvium_core.bench.harness import Subject, timed
 from nvium_core.choices import Schedule
+from nvium_core.engine.config import EngineConfig
 from nvium_core.engine.device.paged_cache import best_page_size
 from nvium_core.engine.engine import Engine
-from nvium_core.engine.params import EngineConfig, SamplingParams, require
+from nvium_core.engine.sampling_params import SamplingParams
 from nvium_core.engine.schedule.policies import policies_of
 from nvium_core.engine.schedule.tuner import Tuner
+from nvium_core.engine.validation import require
 from nvium_core.model.nvium import Nvium
 
 WARM_UP_TURNS, WARM_UP_TOKENS = 2, 320

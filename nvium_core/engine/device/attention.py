@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from nvium_core.engine.device.paged_cache import HALF, KERNEL_PAGE_SIZE, PagedCache, Read, upload_all
-from nvium_core.engine.params import SamplingParams
+from nvium_core.engine.sampling_params import SamplingParams
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Rows
 from nvium_core.model.llama import Attend, dense_attention

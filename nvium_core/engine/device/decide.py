@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nvium_core.engine.device.inputs import InputViews, Variant
 from nvium_core.engine.device.sampling import Columns, certified_argmax, draw, race
-from nvium_core.engine.params import ExitRule
+from nvium_core.engine.draw import ExitRule
 from nvium_core.engine.schedule.step import NO_TOKEN
 from nvium_core.model.exits import CONTINUE, EXIT, Exit
 from nvium_core.model.nvium import Nvium

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nvium_core.engine.device.paged_cache import Integers, PagedCache, positions, tokens_of
-from nvium_core.engine.params import DRAW, HEAD_RULES, Draw, ExitRule
+from nvium_core.engine.draw import DRAW, HEAD_RULES, Draw, ExitRule
 from nvium_core.engine.schedule.logit_changes import NEUTRAL, NUM_FIELDS
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Rows

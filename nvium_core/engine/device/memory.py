@@ -16,8 +16,9 @@ from pathlib import Path
 
 import torch
 
+from nvium_core.engine.config import DEFAULT_CACHE_MEMORY, EngineConfig
 from nvium_core.engine.device.paged_cache import best_page_size, cache_precision, power_of_two
-from nvium_core.engine.params import DEFAULT_CACHE_MEMORY, EngineConfig, require
+from nvium_core.engine.validation import require
 from nvium_core.model.config import NviumConfig
 
 SIZE = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*(%|[KMGT]i?B)\s*", re.IGNORECASE)

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from nvium_core.choices import CachePrecision
 from nvium_core.engine.device.arena import zeros
-from nvium_core.engine.params import require
 from nvium_core.engine.schedule.step import Rows
+from nvium_core.engine.validation import require
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.plan import LayerCall
 

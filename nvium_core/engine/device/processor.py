@@ -3,8 +3,8 @@
 import torch
 
 from nvium_core.choices import Instructions
+from nvium_core.engine.config import thread_count
 from nvium_core.engine.device import native
-from nvium_core.engine.params import thread_count
 
 
 def use_processor(instructions: Instructions, threads: str) -> None:

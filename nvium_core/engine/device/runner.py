@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from nvium_core.engine.config import EngineConfig
 from nvium_core.engine.device import native
 from nvium_core.engine.device.graphs.backend import GraphsBackend
 from nvium_core.engine.device.layers.backend import LayersBackend
@@ -15,8 +16,8 @@ from nvium_core.engine.device.native.backend import NativeBackend
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.device.processor import use_threads
 from nvium_core.engine.failures import DeviceLost
-from nvium_core.engine.params import EngineConfig, require
 from nvium_core.engine.schedule.step import Outcome, Step, StepResult
+from nvium_core.engine.validation import require
 from nvium_core.model.nvium import Nvium
 from nvium_core.model.stored import materialise, unmaterialised_bytes
 

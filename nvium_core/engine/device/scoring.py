@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from nvium_core.engine.device.paged_cache import upload_all
+from nvium_core.engine.draw import Draw, ExitRule
 from nvium_core.engine.events import Score
-from nvium_core.engine.params import Draw, ExitRule
 from nvium_core.model import mixture
 from nvium_core.model.nvium import Nvium
 

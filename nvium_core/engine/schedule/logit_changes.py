@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 
-from nvium_core.engine.params import SamplingParams
+from nvium_core.engine.sampling_params import SamplingParams
 
 FIELDS = ("token", "repetition", "occurrence", "bias")
 """Numbers of an entry. They change the logit x of the token to

@@ -1,38 +1,34 @@
-"""Admission, the choice of the next Step, and preemption when pages run out. Torch-free.
+"""Batching: the choice of every Step. Torch-free.
 
 A run of many rows, such as a prompt, is *long*. Long runs would delay short runs. So if both kinds wait, Steps of long
 runs and Steps of short runs alternate, and a Step of long runs has a smaller row budget.
 """
 
-from bisect import insort
 from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import attrgetter
 
-from nvium_core.engine.params import Bounds, EngineConfig
+from nvium_core.engine.config import Bounds, EngineConfig
+from nvium_core.engine.schedule.admission import Admission
 from nvium_core.engine.schedule.drafting import Drafting
-from nvium_core.engine.schedule.kv_cache import PagePool
 from nvium_core.engine.schedule.policies import WHOLE, Policy, policies_of
 from nvium_core.engine.schedule.sequence import Sequence
-from nvium_core.engine.schedule.step import NO_TOKEN, Rows, Run, Step
+from nvium_core.engine.schedule.step import MAX_SHORT_RUN_ROWS, NO_TOKEN, Rows, Run, Step
 from nvium_core.engine.schedule.tuner import Tuner
-from nvium_core.engine.schedule.waiting_queue import WaitingQueue
-
-MAX_SHORT_RUN_ROWS = 16  # longer runs are *long*
 
 MULTI_STEP_SECONDS = 0.004
-"""Time budget of a call that emits several tokens per sequence. It is short, for smooth streaming and low latency."""
+"""Time budget of a Step that emits several tokens per sequence. It is short, for smooth streaming and low latency."""
 
 
 class Scheduler:
-    """Admits sequences and chooses every Step. If pages run out, it preempts the youngest sequence."""
+    """Chooses which running sequences take part in the next Step, with which rows and blocks."""
 
     def __init__(
         self,
-        pool: PagePool,
+        admission: Admission,
         config: EngineConfig,
         *,
         num_blocks: int,
@@ -42,7 +38,7 @@ class Scheduler:
         is_tied: bool = False,
     ) -> None:
         """`num_multi_steps`, `async_scheduling`: see `Backend`. `is_tied`: whether the blocks share their weights."""
-        self.pool = pool
+        self.admission = admission
         self.config = config
         self.num_blocks = num_blocks
         self.num_multi_steps = num_multi_steps
@@ -51,12 +47,7 @@ class Scheduler:
         self.bounds = bounds or config.bounds()
         self.schedules: Tuner[Policy] = Tuner(policies_of(config.schedule, num_blocks, is_tied=is_tied))
         self.drafts = Drafting(config.max_drafts)
-        self.waiting = WaitingQueue()
-        self.running: list[Sequence] = []
-        self.admitted: list[Sequence] = []
-        """Sequences that the last call of `schedule` admitted."""
-        self.num_preemptions = 0
-        self._seats = list(reversed(range(self.bounds.sequences)))
+        self._pool, self._running = admission.pool, admission.running
         self._num_steps = self._num_running = 0
         self._is_forced = False
         """Whether the last Step's policy was not chosen, because a running sequence disables early exits."""
@@ -68,16 +59,14 @@ class Scheduler:
         self._budget = self.bounds.step
         """Maximum rows of the next Step."""
 
-    def add(self, sequence: Sequence) -> None:
-        self.waiting.add(sequence)
-
     def schedule(self) -> Step | None:
         """Return the next Step, or None if no sequence can run."""
-        self.admitted = list(self._admit()) if self.waiting and self._seats else []
+        for sequence in self.admission.admit():
+            sequence.last_step = self._num_steps
         scheduled, self._async_rows = self._async_rows, []
-        while ready := [sequence for sequence in self.running if not sequence.awaits_constraint]:
-            self._num_running = len(self.running)
-            self._is_forced = not all(sequence.params.early_exits for sequence in self.running)
+        while ready := [sequence for sequence in self._running if not sequence.awaits_constraint]:
+            self._num_running = len(self._running)
+            self._is_forced = not all(sequence.params.early_exits for sequence in self._running)
             policy = self.schedules.choose(self._num_running)
             self._policy = WHOLE if self._is_forced else policy
             self._passes = {blocks.start: blocks for blocks in self._policy.passes(range(self.num_blocks))}
@@ -96,66 +85,6 @@ class Scheduler:
             self.schedules.observe(self._num_running, num_tokens, seconds)
             if any(run.sequence.is_original for run in step.runs):
                 self.drafts.observe(self._num_running, num_tokens, seconds)
-
-    def remove(self, sequence: Sequence) -> None:
-        sequence.siblings.remove(sequence)
-        if sequence.seat is None:
-            self.waiting.remove(sequence)
-        else:
-            self._vacate(sequence)
-
-    def preempt(self, sequence: Sequence) -> None:
-        """Free a sequence's seat and pages, and put it at the front of the waiting queue."""
-        self._vacate(sequence)
-        sequence.reset()
-        self.waiting.put_back(sequence)
-        self.num_preemptions += 1
-
-    def prefills_for_others(self, sequence: Sequence) -> bool:
-        """Whether other choices of the request wait for prompt pages that this sequence computes."""
-        if len(sequence.siblings) == 1 or sequence.siblings[0] is not sequence or not self.pool.keeps_pages:
-            return False
-        return sequence.filled[-1] // self.pool.page_size < (sequence.num_prompt_tokens - 1) // self.pool.page_size
-
-    def check_integrity(self) -> None:
-        """Assert that every page and seat has exactly its owners, and that every staircase is monotone."""
-        self.pool.check_integrity(self.running)
-        seats = [*self._seats, *(sequence.seat for sequence in self.running)]
-        assert len(seats) == self.bounds.sequences == len({*seats}), "a seat is leaked or has two owners"
-        assert not any(sequence.pages or sequence.seat is not None for sequence in self.waiting)
-        assert len({*self.waiting}) == len(self.waiting) == len(list(self.waiting)), "a sequence is queued twice"
-        for sequence in self.running:
-            stairs = [sequence.num_rows, *sequence.filled]
-            assert stairs == sorted(stairs, reverse=True), "the staircase is not monotone"
-            assert len(sequence.pages) >= self.pool.num_pages_for(sequence.filled[0])
-
-    def _admit(self) -> Iterator[Sequence]:
-        """Admit waiting sequences while seats and pages are free. Each needs pages for its tokens and a spare one."""
-        promised = self._num_promised_pages()
-        while self._seats and (sequence := self.waiting.first(self._is_held)):
-            found = self.pool.match(sequence)
-            missing = self.pool.num_pages_for(sequence.num_tokens) - len(found)
-            if promised + missing > self.pool.num_free_without(found):
-                return
-            promised += 1 + missing
-            self._seat(sequence, found)
-            yield sequence
-
-    def _num_promised_pages(self) -> int:
-        return sum(max(0, 1 + self.pool.num_pages_for(s.num_tokens) - len(s.pages)) for s in self.running)
-
-    def _seat(self, sequence: Sequence, found: list[int]) -> None:
-        self.waiting.admit(sequence)
-        self.pool.acquire(sequence, found)
-        if sequence.num_cached_prompt_tokens is None:
-            sequence.num_cached_prompt_tokens = sequence.filled[0]
-        sequence.seat = self._seats.pop()
-        sequence.last_step = self._num_steps
-        insort(self.running, sequence, key=attrgetter("arrival"))
-
-    def _is_held(self, sequence: Sequence) -> bool:
-        leader = sequence.siblings[0]
-        return leader is not sequence and self.prefills_for_others(leader)
 
     def _turn(self, ready: dict[Sequence, int]) -> list[Sequence]:
         """Return the sequences for the next Step: all with long runs, or all with short runs, by their last Step.
@@ -179,11 +108,11 @@ class Scheduler:
         return sequence.pending_rows(block).stop - sequence.filled[blocks[-1]] > MAX_SHORT_RUN_ROWS
 
     def _step(self, sequences: list[Sequence]) -> Step | None:
-        ready = {each: self._policy.ready_block(each, self.prefills_for_others(each)) for each in sequences}
+        ready = {each: self._policy.ready_block(each, self.admission.prefills_for_others(each)) for each in sequences}
         turn = self._turn(ready)
         block = self._choose({sequence: ready[sequence] for sequence in turn})
         here = [sequence for sequence in turn if ready[sequence] == block]
-        is_lone = len(self.running) == 1 and not (self.waiting and self._seats)
+        is_lone = len(self._running) == 1 and not self.admission.may_admit
         rows = here[0].pending_rows(block)
         if is_lone and rows.stop == here[0].num_tokens and len(rows) <= self._budget:
             return self._step_of(range(block, self.num_blocks), here)
@@ -191,7 +120,7 @@ class Scheduler:
 
     def _choose(self, ready: dict[Sequence, int]) -> int:
         """Return the deepest block for which enough sequences wait. If a sequence is overdue, return its block."""
-        waiting, least = Counter(ready.values()), 1 + len(self.running) // 4
+        waiting, least = Counter(ready.values()), 1 + len(self._running) // 4
         longest_waiting = min(ready, key=attrgetter("last_step"))
         if self._is_overdue(longest_waiting):
             return ready[longest_waiting]
@@ -206,7 +135,7 @@ class Scheduler:
         if not granted:
             return None
         limit = self._multi_steps(granted) if len(blocks) > 1 or self.num_blocks == 1 else 1
-        return Step(blocks, [Run(*each) for each in granted.items()], self._policy, limit)
+        return Step(blocks, [Run(*each) for each in granted.items()], self._policy, limit, MULTI_STEP_SECONDS)
 
     def _granted(self, first: int, sequences: list[Sequence], *, preempts: bool = True) -> dict[Sequence, int]:
         """Return up to which row each sequence may run in a Step, within the row budget and the available pages.
@@ -219,9 +148,10 @@ class Scheduler:
             stop = min(sequence.pending_rows(first).stop, start + rows_left)
             if sequence.seat is None or stop <= start:
                 continue
-            if not (self._make_room(sequence, stop, granted) if preempts else self.pool.grow(sequence, stop)):
-                if preempts:
+            if preempts:
+                if not self.admission.make_room(sequence, stop, granted):
                     continue
+            elif not self._pool.grow(sequence, stop):
                 return {}
             rows_left -= stop - start
             granted[sequence] = stop
@@ -231,14 +161,14 @@ class Scheduler:
         """Schedule the Step after this one, if no outcome but an end can change it. Return its rows."""
         if not (self.async_scheduling and self._policy.allows_async):
             return []
-        if not self.drafts.is_off and any(sequence.is_original for sequence in self.running):
+        if not self.drafts.is_off and any(sequence.is_original for sequence in self._running):
             return []
         emitting = [run.sequence for run in step.runs if run.reaches_front]
         if not all(sequence.allows_async and sequence.changes is None for sequence in emitting):
             return []
         long_ran = self._long_ran
         with assumed(step.runs, emitting):
-            ready = [s for s in self.running if s.filled[-1] < s.num_rows and not s.awaits_constraint]
+            ready = [s for s in self._running if s.filled[-1] < s.num_rows and not s.awaits_constraint]
             granted = self._granted(0, self._turn(dict.fromkeys(ready, 0)), preempts=False) if ready else {}
             rows = [Rows(sequence, range(sequence.filled[-1], stop)) for sequence, stop in granted.items()]
         self._long_ran = long_ran
@@ -254,41 +184,25 @@ class Scheduler:
 
     def _is_pending(self, sequence: Sequence, rows: range) -> bool:
         is_next = sequence.filled[-1] == rows.start and rows.stop <= sequence.num_rows
-        has_pages = sequence.seat is not None and len(sequence.pages) * self.pool.page_size >= rows.stop
+        has_pages = sequence.seat is not None and len(sequence.pages) * self._pool.page_size >= rows.stop
         return is_next and has_pages and not sequence.awaits_constraint
 
     def _multi_steps(self, granted: dict[Sequence, int]) -> int:
         """Return how many tokens each of these sequences may emit in one call."""
-        if len(granted) < len(self.running) or not self.num_multi_steps:
+        if len(granted) < len(self._running) or not self.num_multi_steps:
             return 1
         if not all(s.allows_async and stop == s.num_tokens for s, stop in granted.items()):
             return 1
         if any(sequence.is_original and not self.drafts.is_off for sequence in granted):
             return 1
-        spare = self.pool.num_free - self._num_promised_pages()
+        spare = self._pool.num_free - self.admission.num_promised_pages()
         for sequence in granted:
             num_rows = min(sequence.num_tokens + self.num_multi_steps, sequence.max_length) - 1
-            missing = self.pool.num_pages_for(num_rows) - len(sequence.pages)
-            if 0 < missing <= spare and self.pool.grow(sequence, num_rows):
+            missing = self._pool.num_pages_for(num_rows) - len(sequence.pages)
+            if 0 < missing <= spare and self._pool.grow(sequence, num_rows):
                 spare -= missing
-        room = min(len(s.pages) * self.pool.page_size + 1 - s.num_tokens for s in granted)
+        room = min(len(s.pages) * self._pool.page_size + 1 - s.num_tokens for s in granted)
         return max(1, min(self.num_multi_steps, room, *(s.max_length - s.num_tokens for s in granted)))
-
-    def _make_room(self, sequence: Sequence, num_positions: int, granted: Container[Sequence]) -> bool:
-        """Allocate pages. If needed, preempt the youngest sequences. Return False if that includes `sequence`."""
-        while not self.pool.grow(sequence, num_positions):
-            victim = next((s for s in reversed(self.running) if s not in granted), sequence)
-            self.preempt(victim)
-            if victim is sequence:
-                return False
-        return True
-
-    def _vacate(self, sequence: Sequence) -> None:
-        assert sequence.seat is not None
-        self.running.remove(sequence)
-        self.pool.release(sequence)
-        self._seats.append(sequence.seat)
-        sequence.seat = None
 
 
 @contextmanager

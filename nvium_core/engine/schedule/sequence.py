@@ -18,7 +18,8 @@ import numpy as np
 
 from nvium_core.choices import FinishReason
 from nvium_core.engine.constraint import ConstraintState
-from nvium_core.engine.params import DRAW, Draw, ExitRule, SamplingParams
+from nvium_core.engine.draw import DRAW, Draw, ExitRule
+from nvium_core.engine.sampling_params import SamplingParams
 from nvium_core.engine.schedule.logit_changes import LogitChanges
 from nvium_core.engine.schedule.ngrams import HitRates, Match, Ngrams
 from nvium_core.engine.schedule.randomness import Uniforms

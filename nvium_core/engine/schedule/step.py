@@ -1,4 +1,4 @@
-"""One call to the device and its outcome. Blocks count from 0."""
+"""A Step, which is one call to the device, and its outcome. Blocks count from 0."""
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
@@ -9,6 +9,9 @@ from nvium_core.engine.schedule.policies import SWEEP, Policy
 from nvium_core.engine.schedule.sequence import Sequence
 
 NO_TOKEN = -1  # result of sampling if the logits have NaN or infinities
+
+MAX_SHORT_RUN_ROWS = 16
+"""A run of more rows, such as a prompt, is *long*."""
 
 
 class Run(NamedTuple):
@@ -41,15 +44,17 @@ class Rows(NamedTuple):
 class Step:
     """Rows of some sequences to run through these blocks, in the passes of a policy.
 
-    A run ends with the pass in which its front row emits its last token, of at most `limit`. `async_rows`: the rows of
-    the next Step, which a backend may run before it returns the outcomes of this Step. A row behind the last known
-    token takes the token that its sequence emits in this Step. `is_typical`: whether tuners count the Step.
+    A run ends with the pass in which its front row emits its last token, of at most `limit`. After `seconds`, no run
+    starts another token. `async_rows`: the rows of the next Step, which a backend may run before it returns this
+    Step's outcomes. A row behind the last known token takes the token that its sequence emits in this Step.
+    `is_typical`: whether tuners count the Step.
     """
 
     blocks: range
     runs: list[Run]
     policy: Policy = SWEEP
     limit: int = 1
+    seconds: float = 0.0
     async_rows: Items[Rows] = ()
     is_typical: bool = True
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
+from nvium_core.engine.config import EngineConfig
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Completion
-from nvium_core.engine.params import EngineConfig, SamplingParams
+from nvium_core.engine.sampling_params import SamplingParams
 from nvium_core.model.nvium import Nvium
 from nvium_core.text.chat_template import ChatTemplate
 from nvium_core.training.chat.conversations import Conversation, assistant, user

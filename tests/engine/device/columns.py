@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from nvium_core.engine.params import DRAW, Draw
+from nvium_core.engine.draw import DRAW, Draw
 
 
 def columns(draws: Sequence[Draw]) -> dict[str, torch.Tensor]:

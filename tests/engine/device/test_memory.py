@@ -29,7 +29,7 @@ from nvium_core.engine.device.memory import (
 )
 from nvium_core.engine.device.paged_cache import PagedCache, cache_precision
 from nvium_core.engine.device.sampling import draw
-from nvium_core.engine.params import Draw
+from nvium_core.engine.draw import Draw
 from nvium_core.model.nvium import Nvium
 from nvium_core.model.stored import StoredMatrix
 from tests.engine.device.columns import columns

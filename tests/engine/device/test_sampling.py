@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from nvium_core.engine.device.sampling import NO_TOKEN, certified_argmax, draw, first_beyond
-from nvium_core.engine.params import SamplingParams
+from nvium_core.engine.sampling_params import SamplingParams
 from tests.engine.device.columns import columns
 from tests.reference import Params, invert, truncated
 

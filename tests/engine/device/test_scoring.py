@@ -120,7 +120,7 @@ def lateness(engine: Engine) -> Iterator[int]:
     """Yield after every Step how many tokens of a single sequence are generated but not yet reported."""
     num_reported = 0
     while engine.has_work:
-        running = [*engine.scheduler.waiting, *engine.scheduler.running]
+        running = [*engine.admission.waiting, *engine.admission.running]
         num_reported += sum(isinstance(event, TokenEvent) for event in engine.step())
         yield max((sequence.num_generated - num_reported for sequence in running if engine.has_work), default=0)
 
@@ -138,13 +138,13 @@ def test_deferred_tokens_are_reported_within_the_window():
 
 def test_a_sequence_preempted_before_its_scores_still_gets_them():
     engine = Engine(MODEL, EngineConfig(schedule="sweep", cache_tokens=80, page_size=4, max_rows_per_step=16))
-    prompts, preempt, owed = [[token, *PROMPT] for token in range(4)], engine.scheduler.preempt, list[bool]()
+    prompts, preempt, owed = [[token, *PROMPT] for token in range(4)], engine.admission.preempt, list[bool]()
 
     def preempt_and_note(victim: sequence.Sequence) -> None:
         owed.append(victim.owes_scores and victim.num_generated > 0)
         preempt(victim)
 
-    engine.scheduler.preempt = preempt_and_note
+    engine.admission.preempt = preempt_and_note
     found = together(engine, [(prompt, replace(PARAMS, prompt_logprobs=True)) for prompt in prompts])
     assert any(owed)
     for prompt, completion in zip(prompts, found, strict=True):

@@ -1,4 +1,4 @@
-"""Admission, the choice of Steps and preemption, without a model."""
+"""The choice of Steps, without a model."""
 
 import random
 
@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from nvium_core import EngineConfig, SamplingParams
 from nvium_core.choices import Schedule
+from nvium_core.engine.schedule.admission import Admission
 from nvium_core.engine.schedule.kv_cache import PagePool
 from nvium_core.engine.schedule.policies import SWEEP, WHOLE
 from nvium_core.engine.schedule.scheduler import Scheduler, assumed
@@ -25,16 +26,16 @@ def scheduler_with(
     max_rows: int = 100,
     **settings: int,
 ) -> Scheduler:
-    pool = PagePool(num_pages, page_size=2)
+    admission = Admission(PagePool(num_pages, page_size=2), max_sequences)
     limits = {"max_sequences": max_sequences, "max_rows_per_step": max_rows}
-    return Scheduler(pool, EngineConfig(schedule=schedule, **limits, **settings), num_blocks=num_blocks)
+    return Scheduler(admission, EngineConfig(schedule=schedule, **limits, **settings), num_blocks=num_blocks)
 
 
 def newcomer(scheduler: Scheduler, arrival: int, num_tokens: int) -> Sequence:
     tokens, num_blocks = [0] * num_tokens, scheduler.num_blocks
     params = SamplingParams(max_tokens=1000)
     sequence = Sequence(str(arrival), tokens, params, seed=0, num_blocks=num_blocks, arrival=arrival)
-    scheduler.add(sequence)
+    scheduler.admission.waiting.add(sequence)
     return sequence
 
 
@@ -100,95 +101,6 @@ def test_sweep_runs_the_deepest_block_with_all_sequences_that_wait_for_it():
     carry_out(next_step(scheduler), exiting={"1"})
     step = next_step(scheduler)
     assert (step.blocks, [run.sequence.request_id for run in step.runs]) == (range(1, 2), ["0", "2"])
-
-
-def test_the_youngest_is_preempted_when_pages_run_out_and_keeps_its_tokens():
-    scheduler = scheduler_with(num_pages=4)
-    old, young = newcomer(scheduler, 0, 4), newcomer(scheduler, 1, 2)
-    carry_out(next_step(scheduler), exiting={"0", "1"})
-    assert [run.sequence for run in next_step(scheduler).runs] == [old]
-    assert scheduler.num_preemptions == 1
-    assert young.filled == [0, 0, 0]
-    assert young.num_tokens == 3
-    assert list(scheduler.waiting) == [young]
-    scheduler.check_integrity()
-
-
-def test_sequences_beyond_the_limit_wait_their_turn_and_a_seat_has_one_owner():
-    scheduler = scheduler_with(max_sequences=2)
-    first, second, _ = (newcomer(scheduler, arrival, 1) for arrival in range(3))
-    assert len(next_step(scheduler).runs) == 2
-    scheduler.remove(first)
-    next_step(scheduler)
-    assert [s.request_id for s in scheduler.running] == ["1", "2"]
-    scheduler.check_integrity()
-    second.seat = scheduler.running[1].seat
-    with pytest.raises(AssertionError, match="seat"):
-        scheduler.check_integrity()
-
-
-@pytest.mark.parametrize("num_steps_between", [0, 1])
-@pytest.mark.parametrize(("num_pages", "num_admitted"), [(4, 1), (5, 2)])
-def test_admission_leaves_every_running_sequence_a_free_page(num_steps_between, num_pages, num_admitted):
-    scheduler = scheduler_with(num_pages=num_pages)
-    newcomer(scheduler, 0, 4)
-    for _ in range(num_steps_between):
-        next_step(scheduler)
-    newcomer(scheduler, 1, 4)
-    next_step(scheduler)
-    assert len(scheduler.running) == num_admitted
-
-
-def test_a_lone_sequence_may_take_every_page_and_none_overtakes_one_that_waits_for_pages():
-    scheduler = scheduler_with(num_pages=4)
-    newcomer(scheduler, 0, 8)
-    assert num_rows(next_step(scheduler)) == 8
-    scheduler = scheduler_with(num_pages=6)
-    newcomer(scheduler, 0, 4)
-    newcomer(scheduler, 1, 10)
-    newcomer(scheduler, 2, 1)
-    next_step(scheduler)
-    assert [sequence.request_id for sequence in scheduler.running] == ["0"]
-
-
-def test_choices_that_wait_for_their_leader_delay_no_other_request():
-    scheduler = scheduler_with()
-    choices = [newcomer(scheduler, arrival, 9) for arrival in range(3)]
-    for sequence in choices:
-        sequence.siblings = choices
-    newcomer(scheduler, 3, 2)
-    carry_out(next_step(scheduler))
-    assert [sequence.request_id for sequence in scheduler.running] == ["0", "3"]
-    scheduler.remove(choices[0])
-    next_step(scheduler)
-    assert [sequence.request_id for sequence in scheduler.running] == ["1", "3"]
-
-
-def test_admitted_sequences_and_their_cached_prompt_tokens_are_reported():
-    scheduler = scheduler_with("sweep", num_blocks=1)
-    first = newcomer(scheduler, 0, 7)
-    assert first.num_cached_prompt_tokens is None
-    step = next_step(scheduler)
-    assert (scheduler.admitted, first.num_cached_prompt_tokens) == ([first], 0)
-    carry_out(step, exiting={"0"})
-    scheduler.pool.register(first, since=0)
-    second = newcomer(scheduler, 1, 7)
-    step = next_step(scheduler)
-    assert (scheduler.admitted, second.num_cached_prompt_tokens) == ([second], 6)
-    carry_out(step, exiting={"0", "1"})
-    assert next_step(scheduler) and scheduler.admitted == []
-
-
-def test_rows_found_after_a_preemption_do_not_count_as_cached_prompt_tokens():
-    scheduler = scheduler_with("sweep", num_blocks=1)
-    sequence = newcomer(scheduler, 0, 3)
-    for _ in range(3):
-        carry_out(next_step(scheduler), exiting={"0"})
-    scheduler.pool.register(sequence, since=0)
-    scheduler.preempt(sequence)
-    next_step(scheduler)
-    assert scheduler.admitted == [sequence]
-    assert (sequence.filled, sequence.num_cached_prompt_tokens) == ([4], 0)
 
 
 @pytest.mark.parametrize(("schedule", "async_scheduling"), [("sweep", False), ("whole", True)])
@@ -323,12 +235,12 @@ def test_every_sequence_finishes_whatever_the_limits(workload):
             break
         assert num_rows(step) <= scheduler.config.max_rows_per_step
         assert all(run.stop > run.sequence.filled[step.blocks[-1]] for run in step.runs)
-        assert all(scheduler.pool.num_pages_for(run.stop) <= len(run.sequence.pages) for run in step.runs)
+        assert all(scheduler.admission.pool.num_pages_for(run.stop) <= len(run.sequence.pages) for run in step.runs)
         emit_at_random(scheduler, step, rng)
         for run in step.runs:
             if run.sequence.num_tokens == unfinished[run.sequence.request_id]:
                 del unfinished[run.sequence.request_id]
-                scheduler.remove(run.sequence)
-        scheduler.check_integrity()
+                scheduler.admission.remove(run.sequence)
+        scheduler.admission.check_integrity()
     assert not unfinished
-    assert scheduler.pool.num_free == scheduler.pool.num_pages
+    assert scheduler.admission.pool.num_free == scheduler.admission.pool.num_pages

@@ -179,18 +179,18 @@ class Serving(RuleBasedStateMachine):
         if hasattr(self, "engine"):
             self.drain()
             assert self.engine.pool.num_free == self.engine.pool.num_pages
-            assert not self.engine.scheduler.waiting
-            assert not self.engine.scheduler.running
+            assert not self.engine.admission.waiting
+            assert not self.engine.admission.running
 
     @invariant()
     def pages_and_sequences_are_consistent(self) -> None:
         self.engine.check_integrity()
-        scheduler = self.engine.scheduler
-        held = {key_of(sequence): sequence for sequence in [*scheduler.waiting, *scheduler.running]}
+        admission = self.engine.admission
+        held = {key_of(sequence): sequence for sequence in [*admission.waiting, *admission.running]}
         assert self.alive.keys() <= held.keys()
         for key in held.keys() - self.alive.keys():  # it has finished, and completes the prompt for its siblings
             assert held[key].finish_reason
-            assert scheduler.prefills_for_others(held[key])
+            assert admission.prefills_for_others(held[key])
 
     def _set_fault(self, *, fails_once: bool = False, victim: Key | None = None, is_late: bool = False) -> None:
         backend = self.backend

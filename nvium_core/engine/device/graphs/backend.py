@@ -28,6 +28,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from nvium_core.engine.config import EngineConfig
 from nvium_core.engine.device.attention import (
     CHECK_TOLERANCE,
     TRITON_TYPES,
@@ -44,11 +45,10 @@ from nvium_core.engine.device.inputs import MAX_FRONTS, Front, InputViews, Varia
 from nvium_core.engine.device.layers.backend import LayersBackend, Progress, record_answers
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.events import StepReport
-from nvium_core.engine.params import EngineConfig, SamplingParams
+from nvium_core.engine.sampling_params import SamplingParams
 from nvium_core.engine.schedule.policies import WHOLE, policies_of
-from nvium_core.engine.schedule.scheduler import MAX_SHORT_RUN_ROWS
 from nvium_core.engine.schedule.sequence import Sequence
-from nvium_core.engine.schedule.step import Rows, Run, Step
+from nvium_core.engine.schedule.step import MAX_SHORT_RUN_ROWS, Rows, Run, Step
 from nvium_core.model.exits import Router
 from nvium_core.model.llama import Attend
 from nvium_core.model.nvium import Nvium
@@ -263,8 +263,12 @@ class GraphsBackend(LayersBackend):
         return written(self.cache, slot_R, self._attend_runs(self.cache, rows))
 
     def _launch_async(self, blocks: range, rows: Items[Rows], flight: Flight) -> Flight | None:
-        last = [(sequence, own.stop - 1) for sequence, own in rows if own.stop >= sequence.num_tokens]
-        return self._launch(blocks, rows, [self.front(*each) for each in last], flight.fronts)
+        fronts = [
+            self.front(sequence, own.stop - 1, sequence.log_reached if own.stop == sequence.num_tokens else 0.0)
+            for sequence, own in rows
+            if own.stop >= sequence.num_tokens
+        ]
+        return self._launch(blocks, rows, fronts, flight.fronts)
 
     def _launch(
         self, blocks: range, rows: Items[Rows], fronts: list[Front], previous: Items[Front] = ()

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nvium_core.engine.config import EngineConfig
 from nvium_core.engine.device.attention import ragged, written
 from nvium_core.engine.device.decide import GOES_ON, decide
 from nvium_core.engine.device.inputs import MAX_FRONTS, Front, Inputs
 from nvium_core.engine.device.paged_cache import PagedCache, positions, tokens_of, upload, upload_all
 from nvium_core.engine.device.scoring import NOT_EMITTED, ScoredRow, scores
 from nvium_core.engine.events import StepReport
-from nvium_core.engine.params import EngineConfig
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Emission, Outcome, Rows, Run, Step, StepResult
 from nvium_core.model.llama import Attend

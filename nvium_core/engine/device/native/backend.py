@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from nvium_core.choices import Instructions
+from nvium_core.engine.config import EngineConfig
 from nvium_core.engine.device.memory import check_memory
 from nvium_core.engine.device.native.instructions import instructions as resolved
 from nvium_core.engine.device.native.library import PRECISIONS, native_library
@@ -25,8 +26,6 @@ from nvium_core.engine.device.native.weights import address, pack_weights, packe
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.device.scoring import score_of
 from nvium_core.engine.events import StepReport
-from nvium_core.engine.params import EngineConfig
-from nvium_core.engine.schedule import scheduler
 from nvium_core.engine.schedule.step import Emission, Outcome, Run, Step, StepResult
 from nvium_core.model.nvium import Nvium
 from nvium_core.model.stored import FLOATS
@@ -96,7 +95,7 @@ class NativeBackend:
         ctypes.memset(self._reports, 0, ctypes.sizeof(self._reports))
         call.first, call.stop, call.is_one_pass = step.blocks.start, step.blocks.stop, len(passes) == 1
         call.is_tied = step.policy.is_tied
-        call.num_runs, call.max_rows, call.seconds = len(step.runs), max_rows, scheduler.MULTI_STEP_SECONDS
+        call.num_runs, call.max_rows, call.seconds = len(step.runs), max_rows, step.seconds
         self._model.num_threads = self.num_threads
         self._run_native(ctypes.byref(self._model), ctypes.byref(call))
         width = 1 + self._num_exits + 2 * call.num_top

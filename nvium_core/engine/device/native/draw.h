@@ -12,10 +12,10 @@ namespace nvium {
 constexpr int64_t kNoToken = -1;
 constexpr int64_t kChunk = 256;  // weights per partial sum
 
-// `ExitRule` in nvium_core/engine/params.py.
+// `ExitRule` in nvium_core/engine/draw.py.
 enum ExitRule : int64_t { kExits, kArgmax, kMixture, kOriginal, kThreshold, kConfidence };
 
-// `Draw` in nvium_core/engine/params.py.
+// `Draw` in nvium_core/engine/draw.py.
 struct Draw {
   int64_t rule;
   double threshold, temperature, log_min_p;

@@ -5,7 +5,7 @@ import platform
 import torch
 
 from nvium_core.choices import Instructions
-from nvium_core.engine.params import require
+from nvium_core.engine.validation import require
 
 X86_64 = "baseline", "avx2", "avx512"
 FLAGS = {"baseline": (), "avx2": ("-march=x86-64-v3",), "avx512": ("-march=x86-64-v4",), "neon": ()}

@@ -4,9 +4,9 @@ from array import array
 from typing import Any
 from weakref import ref
 
+from nvium_core.engine.config import MAX_DRAFTS
 from nvium_core.engine.device.native.structs import filled, struct
 from nvium_core.engine.device.native.weights import address
-from nvium_core.engine.params import MAX_DRAFTS
 from nvium_core.engine.schedule.logit_changes import NUM_FIELDS
 from nvium_core.engine.schedule.sequence import Sequence
 

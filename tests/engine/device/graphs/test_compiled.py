@@ -15,7 +15,7 @@ from nvium_core.engine.device.graphs import compiled
 from nvium_core.engine.device.graphs.compiled import Compiler
 from nvium_core.engine.device.inputs import Inputs, InputViews, Variant
 from nvium_core.engine.device.paged_cache import PagedCache
-from nvium_core.engine.params import Draw, ExitRule
+from nvium_core.engine.draw import Draw, ExitRule
 from tests.random_models import random_model
 
 pytestmark = [

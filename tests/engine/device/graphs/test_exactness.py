@@ -21,6 +21,7 @@ from tests.engine.automaton import Automaton, Rule
 from tests.engine.device.graphs.engines import PlainLayers, graphs_engine
 from tests.engine.driving import alone, engine_on, events_of, together
 from tests.engine.test_exactness import Request, check, configs, models, requests, served
+from tests.engine.test_schedules import Fickle
 from tests.random_models import random_model
 
 plain_requests = st.builds(
@@ -220,3 +221,14 @@ def test_a_model_with_nans_fails_its_sequences(part, schedule):
     engine = graphs_engine(model, EngineConfig(max_sequences=2, schedule=schedule))
     engine.add("broken", [1, 2], SamplingParams(seed=0))
     assert [type(event) for event in events_of(engine)] == [FailureEvent]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_pass_launched_ahead_knows_the_exits_that_its_fronts_have_passed(seed):
+    """Whole passes of few rows follow sweeps, so that a front waits between two exits for one."""
+    model = random_model([1, 2, 4], seed=3, context=64)
+    engine = graphs_engine(model, EngineConfig(schedule="race", max_rows_per_step=2))
+    engine.scheduler.schedules = Fickle(seed)
+    plan = [([1, 2, number], SamplingParams(max_tokens=30, seed=number)) for number in range(4)]
+    for asked, completion in zip(plan, together(engine, plan), strict=True):
+        assert completion.exit_probabilities == pytest.approx(alone(model, *asked).exit_probabilities, abs=1e-12)

@@ -14,8 +14,7 @@ from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.device.native.backend import MIN_TILED_ROWS, NativeBackend
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.device.runner import Backend
-from nvium_core.engine.params import ExitRule
-from nvium_core.engine.schedule import scheduler
+from nvium_core.engine.draw import ExitRule
 from nvium_core.engine.schedule.policies import SWEEP, TIED, WHOLE
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import NO_TOKEN, Emission, Outcome, Run, Step
@@ -308,9 +307,7 @@ def test_a_call_of_several_tokens_equals_as_many_calls(instructions, kinds, limi
     sequences = seated(asked, plain)
     for _ in range(2):
         runs = [Run(sequence, sequence.num_tokens) for sequence in sequences]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(scheduler, "MULTI_STEP_SECONDS", 60.0)
-            found = native.run(Step(range(3), runs, policy, limit), ALL_ROWS).outcomes
+        found = native.run(Step(range(3), runs, policy, limit, seconds=60.0), ALL_ROWS).outcomes
         emissions: list[list[Emission]] = [[] for _ in sequences]
         for _ in found[0].emissions:
             runs = [Run(sequence, sequence.num_tokens) for sequence in sequences]

@@ -9,7 +9,7 @@ import pytest
 
 from nvium_core.engine.device.native import structs
 from nvium_core.engine.device.native.structs import FOLDER, filled, struct
-from nvium_core.engine.params import DRAW
+from nvium_core.engine.draw import DRAW
 from nvium_core.engine.schedule.logit_changes import FIELDS
 
 TEMPLATES = ["Layer", "Exit", "Model"]

@@ -1,0 +1,45 @@
+"""Errors of requests and options that cannot be served, and the checks that raise them."""
+
+import math
+from typing import get_args
+
+from nvium_core.errors import NviumError
+
+
+class InvalidRequest(NviumError, ValueError):
+    """A request or option that cannot be served. `field` names the invalid parameter."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.message = message
+
+
+class ContextLengthExceeded(InvalidRequest):
+    """Prompt and requested tokens together exceed the model's context."""
+
+    def __init__(self, num_prompt_tokens: int, max_tokens: int, context: int) -> None:
+        super().__init__(
+            "prompt" if num_prompt_tokens >= context else "max_tokens",
+            f"This model's maximum context length is {context} tokens. However, you requested "
+            f"{num_prompt_tokens + max_tokens} tokens: {num_prompt_tokens} in the prompt and {max_tokens} in the "
+            "completion.",
+        )
+
+
+def require(condition: bool, field: str, message: str) -> None:
+    if not condition:
+        raise InvalidRequest(field, message)
+
+
+def require_between(value: float, field: str, lowest: float, highest: float) -> None:
+    require(lowest <= value <= highest, field, f"must be between {lowest} and {highest}, got {value}")
+
+
+def require_threshold(value: float, field: str) -> None:
+    require(0 < value < math.inf, field, f"must be a finite number above 0, got {value}")
+
+
+def require_choice(value: str, field: str, literal: object) -> None:
+    choices = get_args(literal)
+    require(value in choices, field, f"must be one of {', '.join(choices)}, got {value!r}")
