@@ -241,7 +241,7 @@ def loggable(name: str) -> str:
 class TokenExits(TypedDict):
     """Arrays with one entry per token.
 
-    `exits` count from 1. `exit_layers` are the exits' depths in layers. `text_offsets` count characters of the choice's
+    `exits` count from 1. `exit_layers` are their depths in layer calls. `text_offsets` count characters of the choice's
     text. `exit_probabilities` are p_k of the token's exit, `probabilities` are p_k of all exits.
     """
 
@@ -254,7 +254,7 @@ class TokenExits(TypedDict):
 
 
 class ExitSummary(TypedDict):
-    """The number of tokens per exit over all choices, and the mean depth as a fraction of all layers."""
+    """The number of tokens per exit over all choices, and the mean depth as a fraction of the last exit's."""
 
     exit_counts: list[int]
     mean_depth: float

@@ -73,7 +73,7 @@ class StepMetrics(Collector):
         for number, count in enumerate(self._depths.counts[:-1], start=1):
             tokens.add_metric([str(number)], count)
         depths = HistogramMetricFamily(
-            "nvium_exit_depth_ratio", "Depth of a token's exit divided by the number of layers."
+            "nvium_exit_depth_ratio", "Depth of a token's exit divided by the depth of the last exit."
         )
         self._depths.add_to(depths)
         steps = CounterMetricFamily("nvium_steps", "Steps by block.", labels=["block"])
