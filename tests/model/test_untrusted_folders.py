@@ -108,7 +108,7 @@ def test_only_data_is_downloaded_from_the_hub():
 
 UNPICKLING = ("pickle.load", "weights_only=False", "yaml.load(", "yaml.unsafe_load", "joblib.load")
 READING = re.compile(r"\bAuto\w+\.from_pretrained\(.*")
-PIPES = [ROOT / "server" / "generation" / name for name in ("constraints.py", "grammar_process.py")]
+PIPES = [ROOT / "server" / "structured_outputs" / name for name in ("constraints.py", "grammar_process.py")]
 """They read pickles from each other's processes, and from no file."""
 
 
