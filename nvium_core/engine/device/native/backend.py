@@ -21,7 +21,7 @@ from nvium_core.engine.device.native.instructions import instructions as resolve
 from nvium_core.engine.device.native.library import PRECISIONS, native_library
 from nvium_core.engine.device.native.packing import Packer
 from nvium_core.engine.device.native.seats import MAX_EMISSIONS, Seats
-from nvium_core.engine.device.native.structs import filled, struct
+from nvium_core.engine.device.native.structs import make_struct, struct
 from nvium_core.engine.device.native.weights import address, pack_weights, packed_bytes
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.device.scoring import score_of
@@ -159,7 +159,7 @@ class NativeBackend:
         kind = struct("LayerCall")
         calls = [kind(*(getattr(call, name) for name, _ in kind._fields_)) for block in blocks for call in block]
         self._calls = (kind * len(calls))(*calls)
-        return filled(
+        return make_struct(
             "Model",
             num_threads=self.num_threads,
             num_blocks=config.num_exits,
