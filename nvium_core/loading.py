@@ -16,7 +16,7 @@ from nvium_core.model.checkpoint import MODEL_FOLDER, RECIPE_FILE, resolve_folde
 from nvium_core.model.gguf import NAMED_ENDS, close_gguf, open_gguf
 from nvium_core.model.nvium import Nvium
 from nvium_core.model.source import is_gguf
-from nvium_core.model.stored import plain, quantize_model, weight_type
+from nvium_core.model.stored import dequantize, quantize_model, weight_type
 from nvium_core.text.folder_tokenizer import folder_tokenizer
 from nvium_core.text.gguf_tokenizer import TokenizerError, gguf_tokenizer
 
@@ -51,7 +51,8 @@ class LoadedModel:
         """Return a SHA-256 of all tensors' names and shapes, and of a sample of their values."""
         digest = hashlib.sha256()
         for name, tensor in sorted(self.model.state_dict().items()):
-            rows = plain(tensor[:: max(1, len(tensor) // 4)]).flatten()  # few rows: a file's other pages are not read
+            # Few rows, so that a file's other pages are not read.
+            rows = dequantize(tensor[:: max(1, len(tensor) // 4)]).flatten()
             values = rows[:: max(1, len(rows) // SAMPLES)].tolist()
             digest.update(f"{name} {list(tensor.shape)} {values}".encode())
         return digest.hexdigest()

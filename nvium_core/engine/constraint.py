@@ -48,26 +48,26 @@ class ConstraintState:
         self.patience = MAX_PATIENCE_SECONDS
         """Remaining time budget: seconds that Steps may wait for the next mask."""
         self._allowed: bytes | None = None
-        with self._contained():
+        with self._contain_errors():
             self._constraint = prototype.fork()
 
     @property
     def allowed(self) -> bytes:
         if self._allowed is None:
-            with self._contained():
+            with self._contain_errors():
                 self._allowed = self._constraint.allowed()
         return self._allowed or b""
 
     def advance(self, token_id: int) -> None:
         self.patience = min(self.patience + PATIENCE_SECONDS, MAX_PATIENCE_SECONDS)
-        with self._contained():
+        with self._contain_errors():
             self._allowed = None
             self._constraint.advance(token_id)
 
     def is_ready(self, seconds: float) -> bool:
         if self.error is not None:
             return True
-        with self._contained():
+        with self._contain_errors():
             if not self._constraint.is_ready(seconds):
                 return False
             self.is_over = self._constraint.is_over
@@ -77,7 +77,7 @@ class ConstraintState:
         return int.from_bytes(self.allowed, "little") & ((1 << vocab_size) - 1) != 0
 
     @contextmanager
-    def _contained(self) -> Iterator[None]:
+    def _contain_errors(self) -> Iterator[None]:
         try:
             yield
         except TooCostly as error:

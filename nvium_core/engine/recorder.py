@@ -107,7 +107,7 @@ class Recorder:
         for token_id, block, log_p in outcome.emissions if sequence.constraint is not None else ():
             self._emit(sequence, token_id, block, math.exp(log_p), events)
         if outcome.scores:
-            events += self._scored(sequence, outcome.scores)
+            events += self._attach_scores(sequence, outcome.scores)
         if sequence.finish_reason is None:
             sequence.append_drafts(self._scheduler.drafts.drafts_for(sequence, len(self._admission.running)))
         elif not sequence.owes_scores and not self._admission.prefills_for_others(sequence):
@@ -131,7 +131,7 @@ class Recorder:
                 break
         if sequence.is_original:
             sequence.drop_drafts()
-            self._scheduler.drafts.verified(num_drafts, num_accepted)
+            self._scheduler.drafts.record(num_drafts, num_accepted)
         return True
 
     def _emit(self, sequence: Sequence, token_id: int, block: int, probability: float, events: list[Event]) -> None:
@@ -145,7 +145,7 @@ class Recorder:
         else:
             events.append(event)
 
-    def _scored(self, sequence: Sequence, scores: Items[Score]) -> list[Event]:
+    def _attach_scores(self, sequence: Sequence, scores: Items[Score]) -> list[Event]:
         """Add scores to held-back tokens and prompt tokens. Return their events."""
         num_of_prompt = max(0, sequence.num_prompt_tokens - 1 - sequence.num_scored)
         of_prompt, of_tokens = scores[:num_of_prompt], scores[num_of_prompt:]

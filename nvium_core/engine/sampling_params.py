@@ -49,8 +49,7 @@ class SamplingParams:
       probability is at least `threshold`; 1 or more is the last exit. None is the model's default.
     - `early_exits`: False runs all blocks for every token; the tokens are the same.
     - `logprobs`: number of alternatives to return with each token's log π_mix before f ("original": log π_N,
-      "threshold": log π_k of the exit that it chooses).
-      `prompt_logprobs` scores the prompt too.
+      "threshold": log π_k of the exit that it chooses). `prompt_logprobs` scores the prompt too.
     - `probabilities`: return p_k of all exits with each token.
     """
 
@@ -148,11 +147,8 @@ class SamplingParams:
         asked = self.threshold
         if rule in (ExitRule.THRESHOLD, ExitRule.CONFIDENCE):
             asked = threshold if asked is None else asked
-            require(
-                asked is not None,
-                "threshold",
-                f"required by {sampling!r}, unless --exit-threshold sets a default",
-            )
+            message = f"required by {sampling!r}, unless --exit-threshold sets a default"
+            require(asked is not None, "threshold", message)
         else:
             require(asked is None, "threshold", f"requires sampling 'threshold', but sampling is {sampling!r}")
         is_greedy_mixture = rule is ExitRule.MIXTURE and self.is_greedy

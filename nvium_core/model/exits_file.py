@@ -27,7 +27,7 @@ from nvium_core.model.checkpoint import (
     stored_matrices,
 )
 from nvium_core.model.config import NviumConfig
-from nvium_core.model.stored import plain
+from nvium_core.model.stored import dequantize
 
 ABOUT = "exits.json"
 SHAPE = ("num_hidden_layers", "hidden_size", "vocab_size")
@@ -44,7 +44,7 @@ def digest_of(tensors: Mapping[str, Tensor], config: NviumConfig) -> str:
     for name in sorted(tensors):
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        rows = plain(tensors[name].detach()[:DIGEST_VALUES])
+        rows = dequantize(tensors[name].detach()[:DIGEST_VALUES])
         values = rows.flatten()[:DIGEST_VALUES].to(torch.bfloat16).contiguous()
         digest.update(f"{name} {list(tensors[name].shape)}".encode())
         digest.update(values.view(torch.int16).cpu().numpy().tobytes())

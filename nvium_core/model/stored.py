@@ -83,7 +83,7 @@ class StoredMatrix(Tensor):
         """Return the rows as `kind` stores them: blocks [N, X] as bytes, or floats [N, D]."""
         content = self.content if self.rows is None else self.content.index_select(0, self.rows)
         is_held = content.dtype == torch.uint8 or FLOATS[content.dtype] == self.kind
-        return content if is_held else quantized(plain(content), self.kind)
+        return content if is_held else quantized(dequantize(content), self.kind)
 
     def numbers(self) -> Tensor:
         """Return the numbers as an ordinary tensor in `dtype`, [N, D]."""
@@ -128,7 +128,7 @@ class StoredMatrix(Tensor):
         return func(*plain_args, **plain_kwargs)
 
 
-def plain(tensor: Tensor) -> Tensor:
+def dequantize(tensor: Tensor) -> Tensor:
     return tensor.numbers() if isinstance(tensor, StoredMatrix) else tensor
 
 

@@ -39,7 +39,7 @@ RowAttention = Callable[[PagedCache, Tensor, Tensor], Read]
 """(cache, page tables [R, W], positions [R]) → attention for one row per sequence."""
 
 
-def written(cache: PagedCache, slot_R: Tensor, read: Read) -> Attend:
+def cached_attention(cache: PagedCache, slot_R: Tensor, read: Read) -> Attend:
     """Return attention that first writes the rows' keys and values to their cache slots."""
 
     def attend(q_RHP: Tensor, k_RGP: Tensor, v_RGP: Tensor, call: LayerCall) -> Tensor:

@@ -130,7 +130,7 @@ class Inputs:
             self._write_fronts(row_R[: len(fronts)], fronts)
         if variant.has_masks:
             masks_RM[len(fronts) :] = -1
-            masks_RM[: len(fronts)] = packed_masks([front.sequence for front in fronts], 8 * self._mask_words)
+            masks_RM[: len(fronts)] = pack_masks([front.sequence for front in fronts], 8 * self._mask_words)
         num_used = write_changes(entries_C5, fronts) if variant.num_changes else 0
         used[:] = num_used
         return words[: len(words) - NUM_ENTRY_WORDS * (variant.num_changes - num_used)]
@@ -195,7 +195,7 @@ def write_changes(entries_C5: Integers, fronts: Items[Front]) -> int:
     return count
 
 
-def packed_masks(sequences: Items[Sequence], num_bytes: int) -> NDArray[np.int64]:
+def pack_masks(sequences: Items[Sequence], num_bytes: int) -> NDArray[np.int64]:
     """Pack the constraints' masks, 64 tokens per word, [F, words]. Without a constraint, every token is allowed."""
     full = b"\xff" * num_bytes
     masks = [full if each.constraint is None else each.constraint.allowed[:num_bytes] for each in sequences]

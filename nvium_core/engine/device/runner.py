@@ -71,7 +71,7 @@ def best_backend(model: Nvium, cache: PagedCache, config: EngineConfig) -> Backe
     materialise(model)  # PyTorch's layers read every weight in every pass
     if model.device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(False)  # PyTorch prefers it on an H100, but it plans anew for every shape
-        return GraphsBackend.tried(model, cache)
+        return GraphsBackend.with_fallback(model, cache)
     return LayersBackend(model, cache, "the C++ kernels do not support the model, or there is no C++ compiler")
 
 

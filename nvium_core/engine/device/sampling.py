@@ -55,8 +55,8 @@ def race_numbers(uniform_R: Tensor, vocab_size: int) -> Tensor:
     key_R = (uniform_R * 2**53).long() * UNGOLDEN
     x_RV = (key_R[:, None] + torch.arange(1, vocab_size + 1, device=key_R.device)) * GOLDEN
     for shift, factor in MIXING:
-        x_RV = (x_RV ^ shifted(x_RV, shift)) * factor
-    return -((shifted(x_RV ^ shifted(x_RV, 31), 12).double() + 0.5) * 2.0**-52).log()
+        x_RV = (x_RV ^ shift_right(x_RV, shift)) * factor
+    return -((shift_right(x_RV ^ shift_right(x_RV, 31), 12).double() + 0.5) * 2.0**-52).log()
 
 
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64
@@ -66,7 +66,7 @@ UNGOLDEN = pow(GOLDEN, -1, 2**64) - 2**64
 MIXING = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
 
 
-def shifted(x: Tensor, by: int) -> Tensor:
+def shift_right(x: Tensor, by: int) -> Tensor:
     """Shift right without sign extension."""
     return (x >> by) & ((1 << (64 - by)) - 1)
 

@@ -5,7 +5,7 @@ A tuner measures which limit on the number of draft tokens gives the most tokens
 
 from collections.abc import Sequence as Items
 
-from nvium_core.engine.schedule.ngrams import HitRates, copied
+from nvium_core.engine.schedule.ngrams import HitRates, continuation
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.tuner import Tuner
 
@@ -31,9 +31,9 @@ class Drafting:
         number = self._tuner.choose(num_running) if match else 0
         while match and number and match.hit_rate**number < MIN_ACCEPTANCE:
             number -= 1
-        return copied(sequence.token_ids, match.end, sequence.num_tokens, number) if match and number else ()
+        return continuation(sequence.token_ids, match.end, sequence.num_tokens, number) if match and number else ()
 
-    def verified(self, num_drafted: int, num_accepted: int) -> None:
+    def record(self, num_drafted: int, num_accepted: int) -> None:
         self.num_drafted += num_drafted
         self.num_accepted += num_accepted
 

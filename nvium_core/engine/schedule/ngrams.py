@@ -78,6 +78,6 @@ class Ngrams:
             self._others.learn(length, is_right)
 
 
-def copied(token_ids: Items[int], end: int, stop: int, number: int) -> list[int]:
+def continuation(token_ids: Items[int], end: int, stop: int, number: int) -> list[int]:
     """Return `number` tokens from index `end` on. If there are fewer before `stop`, repeat them."""
     return [token_ids[end + ahead % (stop - end)] for ahead in range(number)]

@@ -49,8 +49,6 @@ class Scheduler:
         self.drafts = Drafting(config.max_drafts)
         self._pool, self._running = admission.pool, admission.running
         self._num_steps = self._num_running = 0
-        self._is_forced = False
-        """Whether the last Step's policy was not chosen, because a running sequence disables early exits."""
         self._policy, self._passes = WHOLE, dict[int, range]()
         """The last Step's policy, and its passes by their first block."""
         self._async_rows: list[Rows] = []
@@ -66,15 +64,15 @@ class Scheduler:
         scheduled, self._async_rows = self._async_rows, []
         while ready := [sequence for sequence in self._running if not sequence.awaits_constraint]:
             self._num_running = len(self._running)
-            self._is_forced = not all(sequence.params.early_exits for sequence in self._running)
+            is_forced = not all(sequence.params.early_exits for sequence in self._running)
             policy = self.schedules.choose(self._num_running)
-            self._policy = WHOLE if self._is_forced else policy
+            self._policy = WHOLE if is_forced else policy
             self._passes = {blocks.start: blocks for blocks in self._policy.passes(range(self.num_blocks))}
             if step := self._step_of_rows(scheduled) or self._step(ready):
                 self._num_steps += 1
                 for run in step.runs:
                     run.sequence.last_step = self._num_steps
-                is_typical = not (self._long_ran or self._is_forced)
+                is_typical = not (self._long_ran or is_forced)
                 self._async_rows = self._rows_after(step)
                 return replace(step, async_rows=self._async_rows, is_typical=is_typical)
         return None
@@ -131,13 +129,13 @@ class Scheduler:
         return self._num_steps - sequence.last_step >= self.config.max_wait_steps
 
     def _step_of(self, blocks: range, sequences: list[Sequence]) -> Step | None:
-        granted = self._granted(blocks.start, sequences)
+        granted = self._grant(blocks.start, sequences)
         if not granted:
             return None
         limit = self._multi_steps(granted) if len(blocks) > 1 or self.num_blocks == 1 else 1
         return Step(blocks, [Run(*each) for each in granted.items()], self._policy, limit, MULTI_STEP_SECONDS)
 
-    def _granted(self, first: int, sequences: list[Sequence], *, preempts: bool = True) -> dict[Sequence, int]:
+    def _grant(self, first: int, sequences: list[Sequence], *, preempts: bool = True) -> dict[Sequence, int]:
         """Return up to which row each sequence may run in a Step, within the row budget and the available pages.
 
         If pages run out, preempt sequences, or return {} if not `preempts`.
@@ -167,9 +165,9 @@ class Scheduler:
         if not all(sequence.allows_async and sequence.changes is None for sequence in emitting):
             return []
         long_ran = self._long_ran
-        with assumed(step.runs, emitting):
+        with assume_passed(step.runs, emitting):
             ready = [s for s in self._running if s.filled[-1] < s.num_rows and not s.awaits_constraint]
-            granted = self._granted(0, self._turn(dict.fromkeys(ready, 0)), preempts=False) if ready else {}
+            granted = self._grant(0, self._turn(dict.fromkeys(ready, 0)), preempts=False) if ready else {}
             rows = [Rows(sequence, range(sequence.filled[-1], stop)) for sequence, stop in granted.items()]
         self._long_ran = long_ran
         return rows
@@ -206,7 +204,7 @@ class Scheduler:
 
 
 @contextmanager
-def assumed(runs: Items[Run], emitting: Items[Sequence]) -> Iterator[None]:
+def assume_passed(runs: Items[Run], emitting: Items[Sequence]) -> Iterator[None]:
     """Inside the context, these runs have passed all blocks, and the `emitting` ones have emitted unknown tokens."""
     before = [(run.sequence, run.sequence.filled) for run in runs]
     for sequence, stop in runs:

@@ -202,11 +202,8 @@ class Sequence:
     @property
     def first_verified(self) -> int:
         """First row whose next token the last exit must decide, if the rule is `ORIGINAL`. Otherwise `num_tokens`."""
-        return (
-            self.num_verified - 1
-            if self.draw.rule == ExitRule.ORIGINAL and self.finish_reason is None
-            else self.num_tokens
-        )
+        is_verified = self.draw.rule == ExitRule.ORIGINAL and self.finish_reason is None
+        return self.num_verified - 1 if is_verified else self.num_tokens
 
     def append_drafts(self, token_ids: Items[int]) -> None:
         """Append draft tokens up to the first that would end the sequence."""

@@ -10,7 +10,7 @@ from nvium_core.engine.schedule.ngrams import (
     HitRates,
     Match,
     Ngrams,
-    copied,
+    continuation,
 )
 
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=60)
@@ -72,5 +72,5 @@ def test_drafts_after_the_text_and_rows_before_the_lookback_limit_are_ignored():
 
 
 def test_a_copy_repeats_a_text_that_is_too_short():
-    assert copied([4, 1, 2, 1, 2], 3, 5, 5) == [1, 2, 1, 2, 1]
-    assert copied([3, 1, 2, 5, 3], 1, 5, 3) == [1, 2, 5]
+    assert continuation([4, 1, 2, 1, 2], 3, 5, 5) == [1, 2, 1, 2, 1]
+    assert continuation([3, 1, 2, 5, 3], 1, 5, 3) == [1, 2, 5]

@@ -11,7 +11,7 @@ from nvium_core.choices import Schedule
 from nvium_core.engine.schedule.admission import Admission
 from nvium_core.engine.schedule.kv_cache import PagePool
 from nvium_core.engine.schedule.policies import SWEEP, WHOLE
-from nvium_core.engine.schedule.scheduler import Scheduler, assumed
+from nvium_core.engine.schedule.scheduler import Scheduler, assume_passed
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Run, Step
 
@@ -149,7 +149,7 @@ def test_a_step_ahead_that_is_not_run_takes_no_turn(monkeypatch):
 
 def test_assumed_outcomes_are_taken_back_after_an_error():
     sequence = newcomer(scheduler_with(), 0, 5)
-    with pytest.raises(ZeroDivisionError), assumed([Run(sequence, 5)], [sequence]):
+    with pytest.raises(ZeroDivisionError), assume_passed([Run(sequence, 5)], [sequence]):
         raise ZeroDivisionError
     assert (sequence.token_ids, sequence.filled) == ([0] * 5, [0, 0, 0])
 

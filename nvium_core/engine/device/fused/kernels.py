@@ -18,7 +18,7 @@ def wide_of(tensor: Tensor) -> Any:
 
 
 @triton.jit
-def normalised(h, weight, width, eps, wide: tl.constexpr):
+def rms_norm(h, weight, width, eps, wide: tl.constexpr):
     """RMSNorm of one row; elements beyond `width` are 0."""
     precise = h.to(wide)
     scale = 1.0 / tl.sqrt(tl.sum(precise * precise, 0) / width + eps)
@@ -44,7 +44,7 @@ def start_rows(
     h = tl.load(table + place * width + at, mask=inside, other=0.0)
     scale = tl.load(weight + at, mask=inside, other=0.0)
     tl.store(h_out + row * width + at, h, mask=inside)
-    tl.store(x_out + row * width + at, normalised(h, scale, width, eps, wide), mask=inside)
+    tl.store(x_out + row * width + at, rms_norm(h, scale, width, eps, wide), mask=inside)
 
 
 @triton.jit
@@ -63,7 +63,7 @@ def add_rows(
         tl.store(states + tl.load(slot + row * stride) * width + at, h, mask=inside)
     if norms:
         scale = tl.load(weight + at, mask=inside, other=0.0)
-        tl.store(x_out + row * width + at, normalised(h, scale, width, eps, wide), mask=inside)
+        tl.store(x_out + row * width + at, rms_norm(h, scale, width, eps, wide), mask=inside)
 
 
 @triton.jit

@@ -53,7 +53,7 @@ class FusedLayers:
             norm = layer.post_attention_layernorm.weight
             sizes = (states[0], slot_R, stride, width, eps)
             kernels.add_rows[(rows,)](h_RD, delta_RD, x_RD, norm, *sizes, keeps=False, norms=True, **exact)
-            delta_RD = layer.post_mlp_layernorm(layer.mlp.down_proj(self._activated(layer, x_RD)))
+            delta_RD = layer.post_mlp_layernorm(layer.mlp.down_proj(self._activate(layer, x_RD)))
             if following is not None:
                 norm = cast(Layer, model.layers[following.layer]).input_layernorm.weight
             sizes = (states[ends.get(call.cache, 0)], *sizes[1:])
@@ -86,7 +86,7 @@ class FusedLayers:
 
         return attend
 
-    def _activated(self, layer: Layer, x_RD: Tensor) -> Tensor:
+    def _activate(self, layer: Layer, x_RD: Tensor) -> Tensor:
         assert layer.mlp.gate_up is not None
         gate_up = layer.mlp.gate_up(x_RD)
         inner = gate_up.shape[1] // 2

@@ -35,8 +35,8 @@ from nvium_core.engine.device.attention import (
     RunAttention,
     best_attention,
     best_ragged,
+    cached_attention,
     works,
-    written,
 )
 from nvium_core.engine.device.decide import EMITTED, EXIT_TAKEN, NUM_ANSWERS
 from nvium_core.engine.device.graphs.compiled import COMPILE_SECONDS, UNCOMPILED, Compiler
@@ -203,7 +203,7 @@ class GraphsBackend(LayersBackend):
         return [Graph(part, blocks, variant) for part in parts]
 
     @classmethod
-    def tried(cls, model: Nvium, cache: PagedCache) -> LayersBackend:
+    def with_fallback(cls, model: Nvium, cache: PagedCache) -> LayersBackend:
         """Return this backend with Triton's kernels, or `LayersBackend` if they cannot run here."""
         num_heads = model.config.num_attention_heads
         if cache.keys.dtype not in TRITON_TYPES:
@@ -260,14 +260,11 @@ class GraphsBackend(LayersBackend):
         return [StepReport(block + 1, 1, sum(len(own.rows) for own in rows), seconds) for block in blocks]
 
     def attend(self, rows: Items[Rows], slot_R: Tensor) -> Attend:
-        return written(self.cache, slot_R, self._attend_runs(self.cache, rows))
+        return cached_attention(self.cache, slot_R, self._attend_runs(self.cache, rows))
 
     def _launch_async(self, blocks: range, rows: Items[Rows], flight: Flight) -> Flight | None:
-        fronts = [
-            self.front(sequence, own.stop - 1, sequence.log_reached if own.stop == sequence.num_tokens else 0.0)
-            for sequence, own in rows
-            if own.stop >= sequence.num_tokens
-        ]
+        last = [(sequence, own.stop - 1) for sequence, own in rows if own.stop >= sequence.num_tokens]
+        fronts = [self.front(s, row, s.log_reached if row < s.num_tokens else 0.0) for s, row in last]
         return self._launch(blocks, rows, fronts, flight.fronts)
 
     def _launch(

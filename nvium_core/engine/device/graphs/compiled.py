@@ -60,7 +60,7 @@ class Compiler:
         limits = {"recompile_limit": MAX_COMPILED, "accumulated_recompile_limit": MAX_COMPILED}
         try:
             with torch.compiler.set_stance(stance), torch._dynamo.config.patch(limits):  # noqa: SLF001
-                return compiled(function)(*given, **named)
+                return compile_once(function)(*given, **named)
         except Exception as error:  # the compiler raises errors of its own and of its backends
             if not self.failed:
                 cause = shorten(str(error), 200, placeholder=" …")
@@ -73,5 +73,5 @@ UNCOMPILED = Compiler()
 
 
 @cache
-def compiled(function: Callable[P, T]) -> Callable[P, T]:
+def compile_once(function: Callable[P, T]) -> Callable[P, T]:
     return torch.compile(function, fullgraph=True, dynamic=False)

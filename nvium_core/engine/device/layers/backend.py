@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nvium_core.engine.config import EngineConfig
-from nvium_core.engine.device.attention import ragged, written
+from nvium_core.engine.device.attention import cached_attention, ragged
 from nvium_core.engine.device.decide import GOES_ON, decide
 from nvium_core.engine.device.inputs import MAX_FRONTS, Front, Inputs
 from nvium_core.engine.device.paged_cache import PagedCache, positions, tokens_of, upload, upload_all
@@ -139,7 +139,7 @@ class LayersBackend:
         cache.states_NSD[block, slot_R] = backbone.run(h_RD, backbone.blocks[block], rotary, attend)
 
     def attend(self, rows: Items[Rows], slot_R: Tensor) -> Attend:
-        return written(self.cache, slot_R, ragged(self.cache, rows))
+        return cached_attention(self.cache, slot_R, ragged(self.cache, rows))
 
     def fronts(self, blocks: range, parts: Items[Progress]) -> list[Front]:
         rows = ((part, row) for part in parts for row in part.rows_to_decide(blocks[-1]))

@@ -7,7 +7,7 @@ has parts that the C++ does not implement.
 from nvium_core.choices import Instructions
 from nvium_core.engine.device.native.instructions import available, instructions, limit
 from nvium_core.engine.device.native.library import native_library
-from nvium_core.engine.device.native.weights import is_plain
+from nvium_core.engine.device.native.weights import implements
 from nvium_core.model.nvium import Nvium
 
 __all__ = ["available", "instructions", "limit", "native_library", "supports"]
@@ -15,4 +15,4 @@ __all__ = ["available", "instructions", "limit", "native_library", "supports"]
 
 def supports(model: Nvium, choice: Instructions = "auto") -> bool:
     """Whether the native functions can run this model here with these instructions."""
-    return is_plain(model) and native_library(instructions(choice)) is not None
+    return implements(model) and native_library(instructions(choice)) is not None

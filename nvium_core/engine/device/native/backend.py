@@ -21,7 +21,7 @@ from nvium_core.engine.device.native.instructions import instructions as resolve
 from nvium_core.engine.device.native.library import PRECISIONS, native_library
 from nvium_core.engine.device.native.packing import Packer
 from nvium_core.engine.device.native.seats import MAX_EMISSIONS, Seats
-from nvium_core.engine.device.native.structs import filled, struct
+from nvium_core.engine.device.native.structs import make_struct, struct
 from nvium_core.engine.device.native.weights import address, pack_weights, packed_bytes
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.device.scoring import score_of
@@ -161,7 +161,7 @@ class NativeBackend:
         calls = [kind(*(getattr(call, name) or 0 for name, _ in kind._fields_)) for block in blocks for call in block]
         self._calls = (kind * len(calls))(*calls)
         pointers = {name: tensor.data_ptr() for name, tensor in self._tensors.items()}
-        held = filled(
+        held = make_struct(
             "Cache",
             kind=FLOATS[cache.keys.dtype],
             page_size=cache.page_size,
@@ -171,7 +171,7 @@ class NativeBackend:
             keys=pointers.pop("keys"),
             values=pointers.pop("values"),
         )
-        return filled(
+        return make_struct(
             "Model",
             num_threads=self.num_threads,
             num_blocks=config.num_exits,

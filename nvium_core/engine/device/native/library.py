@@ -48,11 +48,11 @@ def native_library(instructions: str) -> ctypes.CDLL | None:
     arguments |= {"has_tiles": [], "packed_bytes": [COUNT, COUNT, COUNT], "pack": [POINTER, COUNT, POINTER]}
     for name, types in arguments.items():
         function: Any = getattr(library, name)
-        function.argtypes, function.restype, function.errcheck = types, COUNT, checked
+        function.argtypes, function.restype, function.errcheck = types, COUNT, check_result
     return library
 
 
-def checked(result: int, *_: object) -> int:
+def check_result(result: int, *_: object) -> int:
     """Return a native function's result. Raise `MemoryError` if memory ran out, `OSError` if a thread cannot start."""
     if result == -errno.ENOMEM:
         raise MemoryError

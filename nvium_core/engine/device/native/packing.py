@@ -19,9 +19,9 @@ from gguf import GGMLQuantizationType as StoredKind
 from torch import Tensor
 
 from nvium_core.engine.device.arena import Arena
-from nvium_core.engine.device.native.structs import filled
+from nvium_core.engine.device.native.structs import make_struct
 from nvium_core.errors import CheckpointError
-from nvium_core.model.stored import FLOATS, StoredMatrix, plain
+from nvium_core.model.stored import FLOATS, StoredMatrix, dequantize
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class Packer:
             part = matrix.at(slice(first, first + ROWS_AT_ONCE))
             held = (part.held() if part.kind == kind else part.numbers().to(DTYPES[kind])).contiguous()
             data, shape = held.data_ptr(), {"num_rows": len(held), "length": matrix.shape[1], "num_all": len(matrix)}
-            rows = filled("StoredRows", stored=kind, data=data, first=first, **shape)
+            rows = make_struct("StoredRows", stored=kind, data=data, first=first, **shape)
             is_finite &= bool(use(rows))
             if matrix is weight_ND:
                 release(part, self._files)
@@ -117,7 +117,7 @@ def packed_kind(weight_ND: Tensor) -> StoredKind:
 
 
 def fits_bfloat16(weight_ND: Tensor) -> bool:
-    parts = (plain(weight_ND[first : first + ROWS_AT_ONCE]) for first in range(0, len(weight_ND), ROWS_AT_ONCE))
+    parts = (dequantize(weight_ND[first : first + ROWS_AT_ONCE]) for first in range(0, len(weight_ND), ROWS_AT_ONCE))
     return all(torch.equal(part.bfloat16().to(part.dtype), part) for part in parts)
 
 

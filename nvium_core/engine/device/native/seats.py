@@ -5,7 +5,7 @@ from typing import Any
 from weakref import ref
 
 from nvium_core.engine.config import MAX_DRAFTS
-from nvium_core.engine.device.native.structs import filled, struct
+from nvium_core.engine.device.native.structs import struct
 from nvium_core.engine.device.native.weights import address
 from nvium_core.engine.schedule.logit_changes import NUM_FIELDS
 from nvium_core.engine.schedule.sequence import Sequence
@@ -29,7 +29,7 @@ class SeatMemory:
         seat.presence, seat.frequency = params.presence_penalty, params.frequency_penalty
         seat.repetition, seat.num_prompt_tokens = params.repetition_penalty, sequence.num_prompt_tokens
         seat.seed, seat.choice = sequence.seed, sequence.choice
-        seat.draw = filled("Draw", **sequence.draw._asdict())
+        seat.draw = struct("Draw").from_buffer_copy(sequence.draw_bytes)
         seat.tokens, seat.num_stops, seat.stops = address(self.tokens), len(self.stops), address(self.stops)
         seat.num_changes, seat.changes, seat.mask_bytes, seat.mask = 0, None, 0, None
 

@@ -38,7 +38,7 @@ def _value(kind: str) -> type:
     return NUMBERS.get(kind) or struct(kind)
 
 
-def filled(name: str, **values: object) -> Any:
+def make_struct(name: str, **values: object) -> Any:
     """Return a struct with a value for every field. Fields of None are zero."""
     kind = struct(name)
     assert values.keys() == {field for field, _ in kind._fields_}, f"{name} has other fields in its header"

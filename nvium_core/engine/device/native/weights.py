@@ -11,11 +11,11 @@ from torch import Tensor, cat, nn, zeros_like
 
 from nvium_core.engine.device.native.library import PRECISIONS
 from nvium_core.engine.device.native.packing import Packed, Packer, num_bytes, packed_kind
-from nvium_core.engine.device.native.structs import filled, struct
+from nvium_core.engine.device.native.structs import make_struct, struct
 from nvium_core.model.exits import Adapter, Exit, Gate
 from nvium_core.model.llama import Layer
 from nvium_core.model.nvium import Nvium
-from nvium_core.model.stored import plain
+from nvium_core.model.stored import dequantize
 
 Weight = Tensor | Packed | None
 
@@ -25,17 +25,17 @@ class Structs:
 
     def __init__(self, name: str, weights: Items[Mapping[str, Weight]]) -> None:
         self.weights = weights
-        made = [filled(name, **{field: _value(weight) for field, weight in each.items()}) for each in weights]
+        made = [make_struct(name, **{field: _value(weight) for field, weight in each.items()}) for each in weights]
         self.array = (struct(name) * len(made))(*made)
 
 
 def _value(weight: Weight) -> Any:
     if isinstance(weight, Packed):
-        return filled("Matrix", kind=weight.kind, data=weight.data.data_ptr())
+        return make_struct("Matrix", kind=weight.kind, data=weight.data.data_ptr())
     return weight.data_ptr() if isinstance(weight, Tensor) else weight
 
 
-def is_plain(model: Nvium) -> bool:
+def implements(model: Nvium) -> bool:
     """Whether the model is on the CPU and the native functions implement all of it."""
     if model.device.type != "cpu":
         return False
@@ -79,7 +79,7 @@ def exit_parts(exit_: Exit) -> dict[str, Weight]:
     parts: dict[str, Weight] = {"norm": getattr(exit_.norm, "weight", None), **dict.fromkeys(names)}
     router = exit_.router
     if isinstance(router, Gate):  # softmax over (0, x) is sigmoid(x)
-        weight, bias = plain(router.head.weight), router.head.bias
+        weight, bias = dequantize(router.head.weight), router.head.bias
         parts |= {"router_head": cat([zeros_like(weight), weight]), "router_bias": cat([zeros_like(bias), bias])}
     elif router is not None:
         parts |= {"fc1": router.fc1.weight, "fc1_bias": router.fc1.bias, "fc2": router.fc2.weight}
@@ -94,7 +94,7 @@ def is_identity(adapter: nn.Module) -> bool:
     """Whether the adapter adds zero, as at the last exit of a retrofitted model."""
     if not isinstance(adapter, Adapter):
         return False
-    return not plain(adapter.down.weight).any() and bool(plain(adapter.up.weight).isfinite().all())
+    return not dequantize(adapter.down.weight).any() and bool(dequantize(adapter.up.weight).isfinite().all())
 
 
 def packed_bytes(model: Nvium, library: ctypes.CDLL) -> int:
@@ -111,21 +111,21 @@ def pack_weights(model: Nvium, packer: Packer) -> tuple[Structs, Structs]:
     """
     precise = torch.promote_types(model.dtype, torch.float32)
 
-    def packed(weight: Weight) -> Weight:
+    def pack(weight: Weight) -> Weight:
         if not isinstance(weight, Tensor):
             return weight
         return weight.detach().to(precise).contiguous() if weight.dim() == 1 else packer.pack(weight)
 
-    def packed_all(parts: dict[str, Weight]) -> dict[str, Weight]:
-        return {name: packed(part) for name, part in parts.items()}
+    def pack_all(parts: dict[str, Weight]) -> dict[str, Weight]:
+        return {name: pack(part) for name, part in parts.items()}
 
-    layers = [packed_all(layer_parts(cast(Layer, layer))) for layer in model.model.layers]
-    head, exits = packed(model.lm_head.weight), list[dict[str, Weight]]()
+    layers = [pack_all(layer_parts(cast(Layer, layer))) for layer in model.model.layers]
+    head, exits = pack(model.lm_head.weight), list[dict[str, Weight]]()
     for exit_ in model.exits:
         parts = exit_parts(cast(Exit, exit_))
         if is_identity(cast(Exit, exit_).adapter):
             parts |= {"up": None, "down": None}
-        exits.append({**packed_all(parts), "head": head})
+        exits.append({**pack_all(parts), "head": head})
     return Structs("Layer", layers), Structs("Exit", exits)
 
 

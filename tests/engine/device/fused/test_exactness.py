@@ -80,6 +80,6 @@ def test_a_faulty_kernel_leaves_the_pass_to_the_layers(exits, monkeypatch, caplo
     cache = PagedCache(model.config, num_pages=4, page_size=16, like=model.lm_head.weight)
     assert fused_backend(model, cache).agrees()
     assert not any(bool(x[..., :64, :, :].any()) for x in (cache.keys, cache.values))
-    monkeypatch.setattr(FusedLayers, "_activated", lambda self, layer, x_RD: layer.mlp.up_proj(x_RD))
+    monkeypatch.setattr(FusedLayers, "_activate", lambda self, layer, x_RD: layer.mlp.up_proj(x_RD))
     assert not works("the fused pass", fused_backend(model, cache).agrees)
     assert "the fused pass gives wrong results" in caplog.text

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from nvium_core import Engine, EngineConfig, NviumForCausalLM
-from nvium_core.engine.device.attention import ragged, written
+from nvium_core.engine.device.attention import cached_attention, ragged
 from nvium_core.engine.device.graphs.backend import GraphsBackend
 from nvium_core.engine.device.graphs.replay import Fence
 from nvium_core.engine.device.inputs import InputViews
@@ -47,7 +47,7 @@ class PlainLayers:
         else:
             emitted_R = previous_R[source_R.clamp(min=0)].clamp(min=0).long()
             h_RD = backbone.embed_tokens(torch.where(source_R < 0, inputs.rows["token"], emitted_R))
-        attend = written(cache, slot_R, gathered(cache, inputs.table_RW, position_R))
+        attend = cached_attention(cache, slot_R, gathered(cache, inputs.table_RW, position_R))
         rotary = backbone.rotary_emb(position_R, h_RD.dtype)
         for block in blocks:
             h_RD = backbone.run(h_RD, backbone.blocks[block], rotary, attend)

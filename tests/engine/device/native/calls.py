@@ -28,7 +28,7 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-def seated(asked: Items[tuple[list[int], SamplingParams]], cache: PagedCache) -> list[Sequence]:
+def seat_sequences(asked: Items[tuple[list[int], SamplingParams]], cache: PagedCache) -> list[Sequence]:
     """Sequences whose pages are scattered over the cache."""
     num_pages = cache.keys.shape[1] // cache.page_size
     pages = torch.randperm(num_pages, generator=torch.Generator().manual_seed(0)).tolist()
@@ -48,7 +48,7 @@ def one_of_each_kind(cache: PagedCache, vocab_size: int, *more: dict[str, Any]) 
     kinds = [*KINDS, *more]
     prompts = [[(7 * n + 3 * t) % vocab_size for t in range(1 + 9 * n % 40)] for n in range(len(kinds))]
     scored: dict[str, Any] = {"logprobs": 4, "prompt_logprobs": True}
-    return seated(
+    return seat_sequences(
         [(prompt, SamplingParams(**kind, **scored)) for prompt, kind in zip(prompts, kinds, strict=True)], cache
     )
 

@@ -26,7 +26,7 @@ from tests.engine.device.native.calls import (
     carry,
     one_of_each_kind,
     rows_of,
-    seated,
+    seat_sequences,
 )
 from tests.random_models import random_model
 from tests.rounded import KINDS as KINDS_OF_BLOCKS
@@ -111,7 +111,7 @@ def pending(sequence: Sequence, block: int) -> range:
 @given(st.lists(requests, min_size=1, max_size=4), st.sampled_from([4, 16]), st.data())
 def test_steps_on_any_staircase_equal_those_of_the_layers(instructions, asked, page_size, data):
     plain, cache = (cache_of(MODEL, 256 // page_size, page_size) for _ in range(2))
-    layers, sequences = LayersBackend(MODEL, plain), seated(asked, plain)
+    layers, sequences = LayersBackend(MODEL, plain), seat_sequences(asked, plain)
     native = NativeBackend(MODEL, cache, max_sequences=4, instructions=instructions)
     living = list(sequences)
     for _ in range(20):
@@ -141,7 +141,7 @@ TIED_MODEL = random_model([2, 4, 6], num_loops=3, layer_norms="both", norms_loop
 @given(st.lists(requests, min_size=1, max_size=4), st.data())
 def test_tied_steps_on_any_staircase_equal_those_of_the_layers(instructions, asked, data):
     plain, cache = (cache_of(TIED_MODEL, 64) for _ in range(2))
-    layers, sequences = LayersBackend(TIED_MODEL, plain), seated(asked, plain)
+    layers, sequences = LayersBackend(TIED_MODEL, plain), seat_sequences(asked, plain)
     native = NativeBackend(TIED_MODEL, cache, max_sequences=4, instructions=instructions)
     living = list(sequences)
     for _ in range(30):
@@ -221,7 +221,7 @@ def test_tiles_are_used_from_32_rows_of_all_sequences_on(instructions, kind):
             native = NativeBackend(
                 model, cache, max_sequences=64, is_deterministic=is_deterministic, instructions=instructions
             )
-            sequences = seated([([token], SamplingParams()) for token in range(num_rows)], cache)
+            sequences = seat_sequences([([token], SamplingParams()) for token in range(num_rows)], cache)
             carry(native, sequences)
             found.append(rows_of(cache, sequences)[-1])
         if not native._has_tiles:
@@ -304,7 +304,7 @@ def test_a_call_of_several_tokens_equals_as_many_calls(instructions, kinds, limi
         ([n, 2, 7], SamplingParams(**kind, **changed, stop_token_ids=stops[:n], max_tokens=2 * limit))
         for n, (kind, changed) in enumerate(kinds)
     ]
-    sequences = seated(asked, plain)
+    sequences = seat_sequences(asked, plain)
     for _ in range(2):
         runs = [Run(sequence, sequence.num_tokens) for sequence in sequences]
         found = native.run(Step(range(3), runs, policy, limit, seconds=60.0), ALL_ROWS).outcomes
@@ -331,7 +331,7 @@ def test_drafts_are_accepted_up_to_the_first_wrong_one(instructions, num_right, 
     drafts = [*right[:num_right], *((token + 1) % VOCAB_SIZE for token in right[num_right:5])]
     plain, cache = cache_of(MODEL), cache_of(MODEL)
     ways = LayersBackend(MODEL, plain), NativeBackend(MODEL, cache, max_sequences=1, instructions=instructions)
-    (sequence,) = seated([([1, 2, 3], params)], plain)
+    (sequence,) = seat_sequences([([1, 2, 3], params)], plain)
     assert sequence.draw.rule == ExitRule.ORIGINAL
     sequence.append_drafts(drafts)
     step = Step(range(3), [Run(sequence, sequence.num_tokens)])
@@ -347,7 +347,7 @@ def test_weights_that_are_not_finite_yield_no_token(instructions, broken):
         model.get_parameter(broken)[0] = torch.nan
     plain, cache = cache_of(model), cache_of(model)
     ways = LayersBackend(model, plain), NativeBackend(model, cache, max_sequences=8, instructions=instructions)
-    sequences = seated([([1, 2, 3], SamplingParams(**kind)) for kind in KINDS], plain)
+    sequences = seat_sequences([([1, 2, 3], SamplingParams(**kind)) for kind in KINDS], plain)
     step = Step(range(3), [Run(sequence, 3) for sequence in sequences])
     expected, found = (backend.run(step, ALL_ROWS).outcomes for backend in ways)
     assert_alike(found, expected, 1e-10)

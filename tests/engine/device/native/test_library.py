@@ -94,7 +94,7 @@ def test_a_native_call_without_memory_is_a_memory_error():
     engine = Engine(model, EngineConfig(max_sequences=1, max_rows_per_step=MANY_ROWS))
     with no_more_memory_than(16 << 20), pytest.raises(MemoryError) as raised:
         engine.generate([[1] * MANY_ROWS], SamplingParams(max_tokens=1))
-    assert raised.traceback[-1].name == library.checked.__name__
+    assert raised.traceback[-1].name == library.check_result.__name__
 
 
 @has_compiler

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nvium_core.engine.device.native import structs
-from nvium_core.engine.device.native.structs import FOLDER, filled, struct
+from nvium_core.engine.device.native.structs import FOLDER, make_struct, struct
 from nvium_core.engine.draw import DRAW
 from nvium_core.engine.schedule.logit_changes import FIELDS
 
@@ -72,11 +72,11 @@ def test_a_field_that_python_cannot_fill_is_refused(header, field):
 
 
 def test_a_struct_takes_its_own_fields_only_and_all_of_them():
-    assert filled("Emission", token=1, block=2, log_p=0.5).log_p == 0.5
+    assert make_struct("Emission", token=1, block=2, log_p=0.5).log_p == 0.5
     for values in ({"token": 1, "block": 2}, {"token": 1, "block": 2, "log_p": 0.5, "extra": 3}):
         with pytest.raises(AssertionError, match="Emission has other fields"):
-            filled("Emission", **values)
+            make_struct("Emission", **values)
     with pytest.raises(TypeError):
-        filled("Emission", token=0.5, block=2, log_p=0.5)
+        make_struct("Emission", token=0.5, block=2, log_p=0.5)
     with pytest.raises(AttributeError):
         struct("Emission")().tokens = 1
