@@ -22,7 +22,7 @@ from nvium_core.bench.figures import Figures
 from nvium_core.bench.shapes import PAPER_ROUTING, force_routing, random_weights, shape_config
 from nvium_core.choices import Device, Precision, Weights
 from nvium_core.engine.config import MAX_SEQUENCES
-from nvium_core.engine.device import native
+from nvium_core.engine.device import processor
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Completion
 from nvium_core.engine.sampling_params import SamplingParams
@@ -64,7 +64,7 @@ class Subject:
             "device": str(self.model.device),
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "weights": self.weights,
-            "instructions": native.instructions() if self.model.device.type == "cpu" else None,
+            "instructions": processor.instructions() if self.model.device.type == "cpu" else None,
             "threads": torch.get_num_threads(),
         }
 

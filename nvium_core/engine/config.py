@@ -8,9 +8,7 @@ from typing_extensions import Doc
 from nvium_core.choices import CachePrecision, Instructions, Sampling, Schedule
 from nvium_core.engine.validation import require, require_between, require_choice, require_threshold
 
-MAX_DRAFTS = 16
-MAX_SEQUENCES = 65_536
-
+MAX_DRAFTS, MAX_SEQUENCES = 16, 65_536
 DEFAULT_CACHE_MEMORY = {"cpu": "25%", "cuda": "85%"}
 """Upper bound on the key/value cache if neither its memory nor its tokens are configured. See device/memory.py."""
 

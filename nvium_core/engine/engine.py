@@ -40,14 +40,10 @@ class Engine:
         require(1 < self.context <= limit, "context", message)
         self.cache_size = size = cache_size(self.config, model.config, self.context, like=model.lm_head.weight)
         num_pages, page_size = size.num_pages, size.page_size
-        self.limits = Limits(
-            self.context,
-            num_pages * page_size,
-            model.config.vocab_size,
-            eos_token_ids(model),
-            self.config.sampling or model.config.default_sampling,
-            self.config.exit_threshold or model.config.exit_threshold,
-        )
+        sampling = self.config.sampling or model.config.default_sampling
+        threshold = self.config.exit_threshold or model.config.exit_threshold
+        num_tokens, vocab_size = num_pages * page_size, model.config.vocab_size
+        self.limits = Limits(self.context, num_tokens, vocab_size, eos_token_ids(model), sampling, threshold)
         self.pool = PagePool(
             num_pages, page_size, num_preferred=size.num_preferred, keeps_pages=self.config.prefix_caching
         )
@@ -63,7 +59,7 @@ class Engine:
             bounds=bounds,
             is_tied=is_tied(model.model.blocks),
         )
-        self._recorder = Recorder(self.scheduler, vocab_size=model.config.vocab_size)
+        self._recorder = Recorder(self.scheduler, vocab_size=vocab_size)
         self._arrivals = count()
         self.reports: list[StepReport] = []
         """Reports of the last `step`, one per block that ran."""

@@ -11,10 +11,7 @@ from nvium_core.engine.constraint import Constraint
 from nvium_core.engine.draw import RULES, Draw, ExitRule
 from nvium_core.engine.validation import require, require_between, require_threshold
 
-MAX_LOGPROBS = 20
-MAX_CHOICES = 1024
-MAX_BIASES = 1024
-MAX_INTEGER = 2**31 - 1
+MAX_LOGPROBS, MAX_CHOICES, MAX_BIASES, MAX_INTEGER = 20, 1024, 1024, 2**31 - 1
 LEAST_TEMPERATURE = 1e-30
 """Lower temperatures, which float32 would round to 0, mean the same: all weights but the largest are 0."""
 
@@ -132,18 +129,14 @@ class SamplingParams:
         for token, bias in self.logit_bias.items():
             require(-100 <= bias <= 100, "logit_bias", f"must be between -100 and 100, got {bias} for token {token}")
 
-    @property
-    def is_greedy(self) -> bool:
-        return self.temperature == 0
-
     def draw(self, default: Sampling = "exits", threshold: float | None = None) -> Draw:
         """Return how to sample. `default` and `threshold` replace a `sampling` and a `threshold` of None.
 
         A mixture at temperature 0 has a top-k of 1. Raise `InvalidRequest` if the rule lacks its threshold, or if
         another rule has one.
         """
-        sampling = self.sampling or default
-        rule = ExitRule.ARGMAX if sampling == "exits" and self.is_greedy else RULES[sampling]
+        sampling, is_greedy = self.sampling or default, self.temperature == 0
+        rule = ExitRule.ARGMAX if sampling == "exits" and is_greedy else RULES[sampling]
         asked = self.threshold
         if rule in (ExitRule.THRESHOLD, ExitRule.CONFIDENCE):
             asked = threshold if asked is None else asked
@@ -151,8 +144,8 @@ class SamplingParams:
             require(asked is not None, "threshold", message)
         else:
             require(asked is None, "threshold", f"requires sampling 'threshold', but sampling is {sampling!r}")
-        is_greedy_mixture = rule is ExitRule.MIXTURE and self.is_greedy
-        temperature = 0.0 if self.is_greedy else max(self.temperature, LEAST_TEMPERATURE)
+        is_greedy_mixture = rule is ExitRule.MIXTURE and is_greedy
+        temperature = 0.0 if is_greedy else max(self.temperature, LEAST_TEMPERATURE)
         return Draw(
             rule=rule,
             threshold=math.inf if asked is None or asked >= 1 else asked,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvium_core import Completion, Engine, EngineConfig, NviumForCausalLM, SamplingParams
-from nvium_core.engine.device import native
+from nvium_core.engine.device import native, processor
 from tests.engine.driving import together
 from tests.engine.test_exactness import configs
 from tests.random_models import random_model
@@ -26,7 +26,7 @@ PRECISIONS = [
 ]
 """Of the model and of the cache."""
 
-pytestmark = pytest.mark.skipif(native.native_library(native.instructions()) is None, reason="needs a C++ compiler")
+pytestmark = pytest.mark.skipif(native.native_library(processor.instructions()) is None, reason="needs a C++ compiler")
 
 
 def model_of(dtype: torch.dtype, seed: int = 5) -> NviumForCausalLM:

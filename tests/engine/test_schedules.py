@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nvium_core import Engine, EngineConfig, SamplingParams
 from nvium_core.choices import Schedule
-from nvium_core.engine.device import native
+from nvium_core.engine.device import native, processor
 from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.failures import DeviceLost
 from nvium_core.engine.schedule.policies import SWEEP, WHOLE, Policy
@@ -26,7 +26,9 @@ from tests.random_models import random_model
 PARAMS = SamplingParams(max_tokens=40, seed=5, ignore_eos=True)
 
 schedules = pytest.mark.parametrize("schedule", get_args(Schedule))
-needs_compiler = pytest.mark.skipif(native.native_library(native.instructions()) is None, reason="needs a C++ compiler")
+needs_compiler = pytest.mark.skipif(
+    native.native_library(processor.instructions()) is None, reason="needs a C++ compiler"
+)
 
 
 class Fickle(Tuner[Policy]):

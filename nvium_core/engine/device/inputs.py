@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nvium_core.engine.device.paged_cache import Integers, PagedCache, positions, tokens_of
+from nvium_core.engine.device.paged_cache import Integers, PagedCache, positions
 from nvium_core.engine.draw import DRAW, HEAD_RULES, Draw, ExitRule
 from nvium_core.engine.schedule.logit_changes import NEUTRAL, NUM_FIELDS
 from nvium_core.engine.schedule.sequence import Sequence
@@ -169,9 +169,6 @@ class Inputs:
 
 def tokens_and_sources(rows: Items[Rows], previous: Items[Front]) -> tuple[list[int], list[int]]:
     """Return each row's token and `source`. Only a last row may have an unknown token, which is 0."""
-    if not previous:
-        tokens = tokens_of(rows)
-        return tokens, [-1] * len(tokens)
     source_of = {front.sequence: source for source, front in enumerate(previous)}
     tokens, sources = list[int](), list[int]()
     for sequence, own in rows:

@@ -1,15 +1,44 @@
-"""Sets this process's CPU threads and vector instructions."""
+"""The CPU of this process: vector instructions of the native functions, and threads."""
+
+import platform
 
 import torch
 
 from nvium_core.choices import Instructions
 from nvium_core.engine.config import thread_count
-from nvium_core.engine.device import native
+from nvium_core.engine.validation import require
+
+X86_64 = "baseline", "avx2", "avx512"
+_limit: str | None = None
+
+
+def instructions(choice: Instructions = "auto") -> str:
+    """Return the chosen instruction set; `auto` is the widest. Raise `InvalidRequest` if this processor lacks it."""
+    names = available()
+    message = f"must be one of auto, {', '.join(names)} on this processor, got {choice!r}"
+    require(choice in ("auto", *names), "instructions", message)
+    return names[-1] if choice == "auto" else choice
+
+
+def limit(choice: Instructions) -> None:
+    """Make `auto` mean `choice` in this process. Raise `InvalidRequest` if this processor lacks the instruction set."""
+    global _limit  # noqa: PLW0603  per process, like PyTorch's number of threads
+    _limit = None
+    _limit = None if choice == "auto" else instructions(choice)
+
+
+def available() -> tuple[str, ...]:
+    """Return the instruction sets that this process may use on this processor, the widest last."""
+    if platform.machine().lower() in ("aarch64", "arm64"):
+        return ("neon",)
+    capability = torch.backends.cpu.get_cpu_capability().lower()
+    widest = _limit or (capability if capability in X86_64 else "baseline")
+    return X86_64[: X86_64.index(widest) + 1]
 
 
 def use_processor(instructions: Instructions, threads: str) -> None:
     """Raise `InvalidRequest` if this CPU lacks the instructions or `threads` is invalid."""
-    native.limit(instructions)
+    limit(instructions)
     use_threads(threads)
 
 

@@ -1,7 +1,7 @@
 """Admission: which sequences run, and on which seats and pages. Torch-free."""
 
 from bisect import insort
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from operator import attrgetter
 
 from nvium_core.engine.schedule.kv_cache import PagePool
@@ -29,8 +29,16 @@ class Admission:
         return bool(self.waiting and self._seats)
 
     def admit(self) -> list[Sequence]:
-        """Admit sequences, and return them."""
-        self.admitted = list(self._admit()) if self.may_admit else []
+        """Admit sequences while each gets a seat, pages for its tokens and a spare page. Return them."""
+        self.admitted, promised = [], self.num_promised_pages() if self.may_admit else 0
+        while self.may_admit and (sequence := self.waiting.first(self._is_held)):
+            found = self.pool.match(sequence)
+            missing = self.pool.num_pages_for(sequence.num_tokens) - len(found)
+            if promised + missing > self.pool.num_free_without(found):
+                break
+            promised += 1 + missing
+            self._seat(sequence, found)
+            self.admitted.append(sequence)
         return self.admitted
 
     def remove(self, sequence: Sequence) -> None:
@@ -80,18 +88,6 @@ class Admission:
             stairs = [sequence.num_rows, *sequence.filled]
             assert stairs == sorted(stairs, reverse=True), "the staircase is not monotone"
             assert len(sequence.pages) >= self.pool.num_pages_for(sequence.filled[0])
-
-    def _admit(self) -> Iterator[Sequence]:
-        """Each admitted sequence needs pages for its tokens and a spare one."""
-        promised = self.num_promised_pages()
-        while self._seats and (sequence := self.waiting.first(self._is_held)):
-            found = self.pool.match(sequence)
-            missing = self.pool.num_pages_for(sequence.num_tokens) - len(found)
-            if promised + missing > self.pool.num_free_without(found):
-                return
-            promised += 1 + missing
-            self._seat(sequence, found)
-            yield sequence
 
     def _is_held(self, sequence: Sequence) -> bool:
         leader = sequence.siblings[0]

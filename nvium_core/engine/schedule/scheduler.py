@@ -72,9 +72,8 @@ class Scheduler:
                 self._num_steps += 1
                 for run in step.runs:
                     run.sequence.last_step = self._num_steps
-                is_typical = not (self._long_ran or is_forced)
                 self._async_rows = self._rows_after(step)
-                return replace(step, async_rows=self._async_rows, is_typical=is_typical)
+                return replace(step, async_rows=self._async_rows, is_typical=not (self._long_ran or is_forced))
         return None
 
     def observe(self, step: Step, num_tokens: int, seconds: float) -> None:

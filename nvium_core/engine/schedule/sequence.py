@@ -1,9 +1,4 @@
-"""A sequence: its tokens, and its staircase, the number of rows that each block has computed.
-
-    block 4  ████████░░░░░░░░        filled = [16, 13, 13, 8], 16 tokens
-    block 3  █████████████░░░        rows 8…12 wait for block 4, rows 13…15 for block 2.
-    block 2  █████████████░░░        The front row, 15, has passed block 1 and did not exit there,
-    block 1  ████████████████        so the sequence is ready for block 2, together with rows 13 and 14.
+"""A sequence: its tokens, and its staircase, the number of rows that each block has computed (see ARCHITECTURE.md).
 
 A row t that has passed every block can be *scored*: it determines log π_mix of token t + 1. If a request asks for
 log-probabilities, its sequences *owe* scores until all rows are scored.

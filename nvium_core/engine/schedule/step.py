@@ -58,10 +58,6 @@ class Step:
     async_rows: Items[Rows] = ()
     is_typical: bool = True
 
-    @property
-    def passes(self) -> list[range]:
-        return self.policy.passes(self.blocks)
-
 
 class Emission(NamedTuple):
     """An emitted token, its exit (0-based) and log p_k of that exit."""

@@ -184,7 +184,7 @@ def test_with_short_runs_long_runs_get_at_most_a_chunk_in_every_other_step(workl
         long = {each for each in sequences if scheduler._is_long(each, scheduler._policy.ready_block(each, False))}
         long_runs = [run for run in step.runs if run.sequence in long]
         some_are_short = len(long) < len(sequences)
-        last = step.passes[0][-1]
+        last = step.policy.passes(step.blocks)[0][-1]
         taken = sum(run.stop - run.sequence.filled[last] for run in long_runs)
         assert taken <= (scheduler.config.chunk_rows if some_are_short else 400)
         is_without_short = some_are_short and len(long_runs) == len(step.runs)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from nvium_core import CheckpointError, Engine, EngineConfig, SamplingParams
-from nvium_core.engine.device import native
+from nvium_core.engine.device import native, processor
 from nvium_core.engine.device.native.backend import NativeBackend
 from research.baselines.calm import CalmConfig, CalmForCausalLM
 from tests.engine.test_exactness import VOCAB_SIZE, check, configs, requests, served
@@ -17,7 +17,7 @@ MODEL = small_calm(vocab_size=VOCAB_SIZE)
 
 @given(configs, st.lists(requests(), min_size=1, max_size=5))
 def test_tokens_exits_and_scores_of_the_cpp_kernels_equal_algorithm_1_by_every_rule(config, plan):
-    if native.native_library(native.instructions()) is None:
+    if native.native_library(processor.instructions()) is None:
         pytest.skip("no C++ compiler here")
     engine = Engine(MODEL, config)
     assert isinstance(engine.runner.backend, NativeBackend)

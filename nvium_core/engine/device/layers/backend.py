@@ -94,7 +94,7 @@ class LayersBackend:
         parts = [
             Progress([*run.sequence.filled], run.sequence.log_reached, run=run, is_tied=is_tied) for run in step.runs
         ]
-        for blocks in step.passes:
+        for blocks in step.policy.passes(step.blocks):
             going = [part for part in parts if not part.emissions and part.filled[blocks[-1]] < part.run.stop]
             is_first = blocks.start == step.blocks.start
             if not is_first and sum(len(part.rows(blocks[0]).rows) for part in going) > max_rows:

@@ -5,12 +5,12 @@ has parts that the C++ does not implement.
 """
 
 from nvium_core.choices import Instructions
-from nvium_core.engine.device.native.instructions import available, instructions, limit
 from nvium_core.engine.device.native.library import native_library
 from nvium_core.engine.device.native.weights import implements
+from nvium_core.engine.device.processor import instructions
 from nvium_core.model.nvium import Nvium
 
-__all__ = ["available", "instructions", "limit", "native_library", "supports"]
+__all__ = ["native_library", "supports"]
 
 
 def supports(model: Nvium, choice: Instructions = "auto") -> bool:

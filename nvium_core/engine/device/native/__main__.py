@@ -6,9 +6,9 @@ aarch64-linux-gnu.2.28.
 
 import sys
 
-from nvium_core.engine.device.native.instructions import X86_64, available
 from nvium_core.engine.device.native.library import build
 from nvium_core.engine.device.native.structs import FOLDER
+from nvium_core.engine.device.processor import X86_64, available
 
 target = sys.argv[1] if len(sys.argv) > 1 else None
 is_x86 = target.startswith("x86_64") if target else available()[-1] in X86_64

@@ -17,13 +17,13 @@ import torch
 from nvium_core.choices import Instructions
 from nvium_core.engine.config import EngineConfig
 from nvium_core.engine.device.memory import check_memory
-from nvium_core.engine.device.native.instructions import instructions as resolved
 from nvium_core.engine.device.native.library import PRECISIONS, native_library
 from nvium_core.engine.device.native.packing import Packer
 from nvium_core.engine.device.native.seats import MAX_EMISSIONS, Seats
 from nvium_core.engine.device.native.structs import make_struct, struct
 from nvium_core.engine.device.native.weights import address, pack_weights, packed_bytes
 from nvium_core.engine.device.paged_cache import PagedCache
+from nvium_core.engine.device.processor import instructions as resolved
 from nvium_core.engine.device.scoring import score_of
 from nvium_core.engine.events import StepReport
 from nvium_core.engine.schedule.step import Emission, Outcome, Run, Step, StepResult
@@ -87,14 +87,13 @@ class NativeBackend:
         """Nothing to prepare."""
 
     def run(self, step: Step, max_rows: int) -> StepResult:
-        passes = step.passes
         call = self._call
         for number, run in enumerate(step.runs):
             self._write_run(number, run, step.limit)
         self._prepare_scores(step)
         ctypes.memset(self._reports, 0, ctypes.sizeof(self._reports))
-        call.first, call.stop, call.is_one_pass = step.blocks.start, step.blocks.stop, len(passes) == 1
-        call.is_tied = step.policy.is_tied
+        call.first, call.stop, call.is_tied = step.blocks.start, step.blocks.stop, step.policy.is_tied
+        call.is_one_pass = len(step.policy.passes(step.blocks)) == 1
         call.num_runs, call.max_rows, call.seconds = len(step.runs), max_rows, step.seconds
         self._model.num_threads = self.num_threads
         self._run_native(ctypes.byref(self._model), ctypes.byref(call))

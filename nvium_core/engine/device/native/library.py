@@ -15,12 +15,14 @@ import torch
 from filelock import FileLock
 from platformdirs import user_cache_path
 
-from nvium_core.engine.device.native.instructions import FLAGS
 from nvium_core.engine.device.native.structs import FOLDER
 
 logger = logging.getLogger(__name__)
 
 SOURCE = "functions.cpp"
+FLAGS = {"baseline": (), "avx2": ("-march=x86-64-v3",), "avx512": ("-march=x86-64-v4",), "neon": ()}
+"""Compiler flags by instruction set. `baseline` runs on every x86-64 processor."""
+
 COMPILER = ("c++", "-std=c++20", "-O3", "-pthread", "-shared", "-fPIC", "-Wno-psabi")
 
 PRECISIONS = {torch.float64: "float64", torch.float32: "float32", torch.bfloat16: "bfloat16"}

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <algorithm>
-#include <utility>
 #include <vector>
 
 #include "draw.h"
@@ -38,57 +37,48 @@ template <typename A> double log_sum_exp(A* x, int64_t length) {
 
 // The distribution π_mix of one row. `logits` [N, V]: of all exits. `shifts` [N]: log p_k − log Σ e^logit of each exit,
 // so that logit + shift = log p_k π_k.
-template <typename A> class Mixture {
- public:
-  Mixture(const A* logits, const double* shifts, int64_t num_exits, int64_t vocab_size)
-      : logits_(logits), shifts_(shifts), num_exits_(num_exits), vocab_size_(vocab_size) {}
+template <typename A> struct Mixture {
+  const A* logits;
+  const double* shifts;
+  int64_t num_exits, vocab_size;
 
   double log_probability(int64_t token) const {
     const double peak = largest_share(token, 1);
     if (std::isinf(peak)) return peak;
     double sum = 0;
-    for (int64_t e = 0; e < num_exits_; ++e) sum += std::exp(logits_[e * vocab_size_ + token] + shifts_[e] - peak);
+    for (int64_t e = 0; e < num_exits; ++e) sum += std::exp(logits[e * vocab_size + token] + shifts[e] - peak);
     return peak + std::log(sum);
   }
 
   // Return the most probable tokens, best first. Among equally probable tokens the lowest id is first.
-  std::vector<std::pair<double, int64_t>> top(int64_t count) const {
-    using Candidate = std::pair<double, int64_t>;
-    const auto before = [](const Candidate& a, const Candidate& b) {
-      return a.first > b.first || (a.first == b.first && a.second < b.second);
-    };
-    const double slack = std::log(static_cast<double>(num_exits_));
-    std::vector<Candidate> heap;  // the worst candidate is in front
+  Candidates top(int64_t count) const {
+    const double slack = std::log(static_cast<double>(num_exits));
+    Candidates heap;  // of log-probabilities; the worst candidate is in front
     const auto is_full = [&] { return static_cast<int64_t>(heap.size()) == count; };
     const auto is_beaten = [&](int64_t token, int64_t length) {
-      return is_full() && largest_share(token, length) + slack < heap.front().first;
+      return is_full() && largest_share(token, length) + slack < heap.front().weight;
     };
-    each_chunk(count ? vocab_size_ : 0, [&](int64_t first, int64_t length) {
+    each_chunk(count ? vocab_size : 0, [&](int64_t first, int64_t length) {
       if (is_beaten(first, length)) return;
       for (int64_t token = first; token < first + length; ++token) {
         if (is_beaten(token, 1)) continue;
         const Candidate found{log_probability(token), token};
-        if (is_full() && !before(found, heap.front())) continue;
-        if (is_full()) std::pop_heap(heap.begin(), heap.end(), before), heap.pop_back();
-        heap.push_back(found), std::push_heap(heap.begin(), heap.end(), before);
+        if (is_full() && !(found < heap.front())) continue;
+        if (is_full()) std::pop_heap(heap.begin(), heap.end()), heap.pop_back();
+        heap.push_back(found), std::push_heap(heap.begin(), heap.end());
       }
     });
-    std::sort_heap(heap.begin(), heap.end(), before);
+    std::sort_heap(heap.begin(), heap.end());
     return heap;
   }
 
- private:
   // Return the largest log p_k π_k of all exits k and `count` tokens. Their log π_mix is at most log N above it.
   double largest_share(int64_t token, int64_t count) const {
     double most = -INFINITY;
-    for (int64_t e = 0; e < num_exits_; ++e)
-      most = std::max(most, largest(logits_ + e * vocab_size_ + token, count) + shifts_[e]);
+    for (int64_t e = 0; e < num_exits; ++e)
+      most = std::max(most, largest(logits + e * vocab_size + token, count) + shifts[e]);
     return most;
   }
-
-  const A* logits_;
-  const double* shifts_;
-  int64_t num_exits_, vocab_size_;
 };
 
 // Write the scores of these rows to `out` [rows, 1 + N + 2 · num_top], as in call.h.
@@ -127,7 +117,7 @@ template <typename T> void score(const Model<T>& model, const std::vector<Scored
           std::copy_n(own + e * vocab, vocab, scratch.data());
           shifts[e] = (alone[r] == kEveryExit ? log_p[r * num_exits + e] : 0) - log_sum_exp(scratch.data(), vocab);
         }
-        const Mixture<A> mixture(own, shifts.data(), num_mixed, vocab);
+        const Mixture<A> mixture{own, shifts.data(), num_mixed, vocab};
         to[0] = mixture.log_probability(rows[first + r].target);
         double* at = to + 1 + num_exits;
         for (const auto& [logprob, token] : mixture.top(num_top)) at[num_top] = token, *at++ = logprob;

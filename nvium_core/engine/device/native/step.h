@@ -47,11 +47,11 @@ template <typename T> class StepRun {
     for (F& front : fronts) open.push_back(front.run);
     for (int64_t block = call_.first; block < call_.stop; ++block) {
       std::vector<Row> rows;
-      for (const Run* run : open) add_rows(*run, block, run->stop, rows);
+      for (const Run* run : open) add_rows(*run, block, rows);
       if (rows.empty()) continue;
       if (block > call_.first && !call_.is_one_pass && static_cast<int64_t>(rows.size()) > call_.max_rows) break;
       forward(rows);
-      decisions.route_fronts(block, pass_rows(block, fronts, [](const Run& run) { return run.stop; }));
+      decisions.route_fronts(block, pass_rows(block, fronts));
       if (call_.is_one_pass) continue;
       decisions.emit(fronts);
       std::erase_if(open, [&](const Run* run) { return fronts[run - call_.runs].has_emitted; });
@@ -61,28 +61,29 @@ template <typename T> class StepRun {
   // Run all blocks at once. A block has only rows that have passed the block before in an earlier pass, so the order of
   // the blocks does not matter.
   void run_tied(std::vector<F>& fronts, Decisions<T>& decisions) {
-    const auto stop_of = [](int64_t block) {
-      return [=](const Run& run) { return block ? std::min(run.stop, run.filled[block - 1]) : run.stop; };
-    };
     std::vector<Row> rows;
     for (const F& front : fronts)
-      for (int64_t block = 0; block <= model_.last(); ++block)
-        add_rows(*front.run, block, stop_of(block)(*front.run), rows);
+      for (int64_t block = 0; block <= model_.last(); ++block) add_rows(*front.run, block, rows);
     if (!rows.empty()) forward(rows);
     for (int64_t block = model_.last(); block >= 0; --block)  // downwards, because stop_of reads the block before
-      decisions.route_fronts(block, pass_rows(block, fronts, stop_of(block)));
+      decisions.route_fronts(block, pass_rows(block, fronts));
   }
 
-  void add_rows(const Run& run, int64_t block, int64_t stop, std::vector<Row>& rows) const {
-    for (int64_t t = run.filled[block]; t < stop; ++t) rows.push_back({t, &call_.seats[run.seat], block});
+  // `Run.rows` in nvium_core/engine/schedule/step.py: return the end of the rows of a block.
+  int64_t stop_of(const Run& run, int64_t block) const {
+    return call_.is_tied && block ? std::min(run.stop, run.filled[block - 1]) : run.stop;
   }
 
-  // Mark rows up to stop_of(run) as passed, and return the fronts among them.
-  template <typename F_> std::vector<F*> pass_rows(int64_t block, std::vector<F>& fronts, F_&& stop_of) const {
+  void add_rows(const Run& run, int64_t block, std::vector<Row>& rows) const {
+    for (int64_t t = run.filled[block]; t < stop_of(run, block); ++t) rows.push_back({t, &call_.seats[run.seat], block});
+  }
+
+  // Mark the rows of a block as passed, and return the fronts among them.
+  std::vector<F*> pass_rows(int64_t block, std::vector<F>& fronts) const {
     std::vector<F*> routed;
     for (F& front : fronts) {
       int64_t& filled = front.run->filled[block];
-      const int64_t stop = stop_of(*front.run);
+      const int64_t stop = stop_of(*front.run, block);
       if (front.has_emitted || filled >= stop) continue;
       filled = front.stop = stop;
       if (is_routed(front)) front.block = block, routed.push_back(&front);

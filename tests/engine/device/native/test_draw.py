@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nvium_core.choices import Instructions
 from nvium_core.engine.device import sampling
-from nvium_core.engine.device.native.instructions import FLAGS
+from nvium_core.engine.device.native.library import FLAGS
 from nvium_core.engine.draw import DRAW, Draw
 from nvium_core.engine.sampling_params import SamplingParams
 from nvium_core.engine.schedule.step import NO_TOKEN

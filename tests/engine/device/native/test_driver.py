@@ -10,7 +10,7 @@ from nvium_core import NviumForCausalLM
 from nvium_core.bench.shapes import force_routing
 from nvium_core.choices import Instructions
 from nvium_core.engine.device.layers.backend import LayersBackend
-from nvium_core.engine.device.native.instructions import FLAGS
+from nvium_core.engine.device.native.library import FLAGS
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.schedule.sequence import Sequence
 from tests.engine.device.native.calls import assert_alike, cache_of, carry, one_of_each_kind, rows_of

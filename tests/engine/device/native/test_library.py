@@ -8,14 +8,16 @@ import pytest
 import torch
 
 from nvium_core import Engine, EngineConfig, InvalidRequest, SamplingParams
-from nvium_core.engine.device import native
+from nvium_core.engine.device import native, processor
 from nvium_core.engine.device.native import library
 from nvium_core.engine.device.native.packing import Packer
 from nvium_core.engine.events import Completion
 from tests.limits import no_more_memory_than
 from tests.random_models import random_model
 
-has_compiler = pytest.mark.skipif(native.native_library(native.instructions()) is None, reason="no C++ compiler here")
+has_compiler = pytest.mark.skipif(
+    native.native_library(processor.instructions()) is None, reason="no C++ compiler here"
+)
 
 
 MANY_ROWS = 16_384
@@ -85,7 +87,7 @@ def test_a_read_only_cache_is_not_fatal(tmp_path, monkeypatch):
     file = tmp_path / "file"
     file.touch()
     monkeypatch.setattr(library, "user_cache_path", lambda name: file / "below")
-    assert native.native_library(native.instructions()) is None
+    assert native.native_library(processor.instructions()) is None
 
 
 @has_compiler
@@ -99,7 +101,7 @@ def test_a_native_call_without_memory_is_a_memory_error():
 
 @has_compiler
 def test_threads_that_cannot_start_are_an_error_with_the_systems_words():
-    compiled = native.native_library(native.instructions())
+    compiled = native.native_library(processor.instructions())
     assert compiled is not None
     time.sleep(0.3)  # after stalls the pool uses no other thread for 0.2 s
     with no_more_memory_than(64 << 20), pytest.raises(OSError, match=r"^cannot start a thread: Resource temporarily"):
@@ -115,21 +117,21 @@ def test_the_sources_compile_without_warnings(tmp_path):
 
 
 def test_auto_is_the_widest_available_instruction_set_within_the_limit():
-    *narrower, widest = native.available()
-    assert native.instructions() == widest == native.instructions("auto")
+    *narrower, widest = processor.available()
+    assert processor.instructions() == widest == processor.instructions("auto")
     try:
         for name in narrower:
-            native.limit(name)
-            assert native.instructions() == name
+            processor.limit(name)
+            assert processor.instructions() == name
     finally:
-        native.limit("auto")
-    assert native.instructions() == widest
+        processor.limit("auto")
+    assert processor.instructions() == widest
 
 
 @pytest.mark.parametrize("name", ["neon", "avx2", "avx512", "baseline"])
 def test_instructions_that_the_processor_lacks_are_rejected(name):
-    if name in native.available():
-        assert native.instructions(name) == name
+    if name in processor.available():
+        assert processor.instructions(name) == name
     else:
         with pytest.raises(InvalidRequest, match=f"^instructions: .*{name}"):
             Engine(random_model([1]), EngineConfig(instructions=name))

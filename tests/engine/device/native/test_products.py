@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from deploy.release import PLATFORMS
-from nvium_core.engine.device import native
+from nvium_core.engine.device import processor
 from nvium_core.engine.device.native import library
-from nvium_core.engine.device.native.instructions import FLAGS
+from nvium_core.engine.device.native.library import FLAGS
 from tests.engine.device.native.compiling import compiled
 
 
@@ -23,13 +23,13 @@ def test_halves_are_the_nearest_and_read_exactly(instructions):
     assert subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout == ""
 
 
-@pytest.mark.skipif("avx512" not in native.available(), reason="tiles are compiled for AVX-512 only")
+@pytest.mark.skipif("avx512" not in processor.available(), reason="tiles are compiled for AVX-512 only")
 def test_emulated_tiles_multiply_like_sums_in_double():
     program = compiled("tiles.cpp", "c++", "-O2", *FLAGS["avx512"])
     assert subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout == ""
 
 
-@pytest.mark.skipif("avx512" not in native.available(), reason="compiled for AVX-512 only")
+@pytest.mark.skipif("avx512" not in processor.available(), reason="compiled for AVX-512 only")
 @pytest.mark.parametrize("platform", [None, pytest.param("manylinux_2_28_x86_64", marks=pytest.mark.slow)])
 def test_features_of_the_processor_are_those_that_linux_names(platform):
     if platform and find_spec("ziglang") is None:

@@ -3,7 +3,7 @@ import torch
 from gguf import GGMLQuantizationType as StoredKind
 
 from nvium_core import Engine, NviumForCausalLM, SamplingParams
-from nvium_core.engine.device import native
+from nvium_core.engine.device import native, processor
 from nvium_core.engine.device.native import packing, weights
 from nvium_core.engine.device.native.packing import Packed, Packer, packed_kind
 from nvium_core.model.stored import StoredMatrix
@@ -12,7 +12,7 @@ from tests.rounded import round_to
 
 
 def packer(model: NviumForCausalLM) -> Packer:
-    library = native.native_library(native.instructions())
+    library = native.native_library(processor.instructions())
     if library is None:
         pytest.skip("no C++ compiler here")
     return Packer(library, 2, weights.packed_bytes(model, library))
