@@ -69,7 +69,7 @@ class StepReport(NamedTuple):
     """Work of one block (1-based) in a Step: number of passes, total rows, seconds."""
 
     block: int
-    num_steps: int
+    num_passes: int
     num_rows: int
     seconds: float
 

@@ -59,11 +59,11 @@ class StepMetrics(Collector):
         self._depths = Tally(depth_ratios)
 
     def observe(self, reports: Sequence[StepReport], events: Sequence[Event]) -> None:
-        """Record one turn of the engine. Each Step counts with the mean duration and mean rows of its report."""
-        for block, num_steps, num_rows, total_seconds in reports:
+        """Record one turn of the engine. Each pass counts with the mean duration and mean rows of its report."""
+        for block, num_passes, num_rows, total_seconds in reports:
             seconds, rows = self._blocks[block - 1]
-            seconds.observe(total_seconds / num_steps, num_steps)
-            rows.observe(num_rows / num_steps, num_steps)
+            seconds.observe(total_seconds / num_passes, num_passes)
+            rows.observe(num_rows / num_passes, num_passes)
         for event in events:
             if isinstance(event, TokenEvent):
                 self._depths.observe(self._depth_ratios[event.exit - 1])
@@ -76,9 +76,9 @@ class StepMetrics(Collector):
             "nvium_exit_depth_ratio", "Depth of a token's exit divided by the depth of the last exit."
         )
         self._depths.add_to(depths)
-        steps = CounterMetricFamily("nvium_steps", "Steps by block.", labels=["block"])
-        step_seconds = HistogramMetricFamily("nvium_step_seconds", "Duration of a Step.", labels=["block"])
-        step_rows = HistogramMetricFamily("nvium_step_rows", "Rows of a Step, with piggybacked rows.", labels=["block"])
+        steps = CounterMetricFamily("nvium_steps", "Passes by block.", labels=["block"])
+        step_seconds = HistogramMetricFamily("nvium_step_seconds", "Duration of a pass by block.", labels=["block"])
+        step_rows = HistogramMetricFamily("nvium_step_rows", "Rows of a pass, with piggybacked rows.", labels=["block"])
         for number, (seconds, rows) in enumerate(self._blocks, start=1):
             steps.add_metric([str(number)], sum(rows.counts))
             seconds.add_to(step_seconds, [str(number)])

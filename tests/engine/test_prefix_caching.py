@@ -44,7 +44,7 @@ def test_a_prompt_with_one_generated_token_is_cached_and_its_rows_are_not_comput
     engine.add("again", PROMPT, PARAMS)
     engine.step()
     report = engine.reports[0]
-    assert report.num_rows - (report.num_steps - 1) == len(PROMPT) - 8
+    assert report.num_rows - (report.num_passes - 1) == len(PROMPT) - 8
 
 
 def test_the_next_turn_of_a_conversation_finds_the_earlier_turns():

@@ -75,7 +75,7 @@ def test_a_pass_emits_a_token_of_every_sequence():
     while engine.has_work:
         assert sorted({event.request_id for event in engine.step()}) == list("01234")
         assert [report.block for report in engine.reports] == [1, 2, 3]
-        assert len({report.num_steps for report in engine.reports}) == 1
+        assert len({report.num_passes for report in engine.reports}) == 1
 
 
 def test_a_sequence_without_early_exits_makes_all_steps_whole_and_pauses_the_race():

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI
-from server.writers.pieces import PiecesResponse
+from starlette.responses import Response
 
 from nvium_core import LoadedModel
 from nvium_core.engine.schedule import scheduler
@@ -160,7 +160,7 @@ LARGE = request("/large", method="GET")
 
 
 def add_large(app: FastAPI) -> None:
-    app.get("/large")(lambda: PiecesResponse([b"x" * (LARGE_BYTES // 20)] * 20, {}))
+    app.get("/large")(lambda: Response(b"x" * LARGE_BYTES))
 
 
 def drip(port: int, until: Callable[[], bool]) -> None:

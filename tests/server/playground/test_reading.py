@@ -76,7 +76,7 @@ def test_the_derived_staircase_equals_the_engines(visit, byte_model, is_tied):
     while engine.has_work:
         exits += [event.exit for event in engine.step()]
         for report in engine.reports:
-            num_steps[report.block] += report.num_steps
+            num_steps[report.block] += report.num_passes
             num_rows[report.block] += report.num_rows
     assert set(exits) == {1, 2, 3}
     derived = visit.page.evaluate(STEPS_OF, [len(EXIT_LAYERS), exits, is_tied])

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nvium_core.model.llama import causal_attention
+from nvium_core.model.plan import LayerCall
 from nvium_core.training.data.windows import Batch, PackedStream, flex_attention_by, packed_batch
 from tests.random_models import random_model
 
@@ -56,9 +57,9 @@ def test_attention_by_document_is_that_of_the_mask(windows):
     batch = batch_of(torch.tensor(windows))
     q_BTHP, k_BTGP, v_BTGP = torch.randn(3, len(windows), 12, 4, 8)
     q_BTHP = torch.cat((q_BTHP, -q_BTHP), dim=2)
-    expected = causal_attention(batch.mask())(q_BTHP, k_BTGP, v_BTGP, 0)
+    expected = causal_attention(batch.mask())(q_BTHP, k_BTGP, v_BTGP, LayerCall(0, 0))
     for attend in (batch.attention(), flex_attention_by(batch.documents)):
-        torch.testing.assert_close(attend(q_BTHP, k_BTGP, v_BTGP, 0), expected)
+        torch.testing.assert_close(attend(q_BTHP, k_BTGP, v_BTGP, LayerCall(0, 0)), expected)
 
 
 @settings(max_examples=40, deadline=None)

@@ -101,9 +101,9 @@ class NativeBackend:
         scores = (self._scores[at : at + width] for at in range(0, len(self._scores), width))
         outcomes = [self._outcome(number, run, scores) for number, run in enumerate(step.runs)]
         reports = [
-            StepReport(block, report.num_steps, report.num_rows, report.seconds)
+            StepReport(block, report.num_passes, report.num_rows, report.seconds)
             for block, report in enumerate(self._reports, start=1)
-            if report.num_steps
+            if report.num_passes
         ]
         return StepResult(outcomes, reports)
 

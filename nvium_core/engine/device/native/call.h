@@ -85,7 +85,7 @@ struct Run {
 };
 
 struct BlockReport {
-  int64_t num_steps, num_rows;
+  int64_t num_passes, num_rows;
   double seconds;
 };
 

@@ -101,7 +101,7 @@ template <typename T> class StepRun {
     for (const Row& row : rows) ++counts[row.block];
     for (int64_t block = 0; block < model_.num_blocks; ++block) {
       BlockReport& report = call_.reports[block];
-      report.num_steps += counts[block] > 0;
+      report.num_passes += counts[block] > 0;
       report.num_rows += counts[block];
       report.seconds += seconds * counts[block];
     }
