@@ -149,7 +149,7 @@ def test_what_does_not_compile_says_so_once_and_runs_as_it_is(monkeypatch, caplo
         raise RuntimeError("no such compiler")
 
     calls = list[int]()
-    monkeypatch.setattr(compiled, "compiled", lambda function: fails)
+    monkeypatch.setattr(compiled, "compile_once", lambda function: fails)
     case, compiler = Case(torch.float64), Compiler(math.inf)
     for size in (2, 2, 1):
         asked = PLAIN._replace(num_rows=size)
