@@ -138,7 +138,7 @@ class LLM:
             model = load_model(model, device, dtype, weights=weights, exits=exits)
         self.loaded = model
         self.sampling_defaults = sampling_defaults(self.loaded.model, generation_config)
-        self.engine = Engine(self.loaded.model, EngineConfig(exit_threshold=threshold, **engine_options))
+        self.engine = Engine(self.loaded.model, EngineConfig(**{"exit_threshold": threshold} | engine_options))
         self._template = ChatTemplate(self.loaded.tokenizer)
         self._num_requests = 0
         self._running: dict[str, _Request] = {}

@@ -57,7 +57,8 @@ class SamplingOptions:
         Doc("Sample from the exit taken, the mixture, the last exit, or the threshold's exit [the model's default]."),
     ] = None
     exit_threshold: Annotated[
-        float | None, Doc("With sampling threshold: cumulative exit probability at which a token stops.")
+        float | None,
+        Doc("With sampling threshold: cumulative probability at which a token leaves; 1: the last exit."),
     ] = None
 
 

@@ -44,8 +44,8 @@ def pass_seconds(engine: Engine, workload: Workload, turn: int) -> float:
     while engine.has_work:
         engine.step()
         for report in engine.reports:
-            if report.num_rows == workload.num_sequences * report.num_steps:
-                num_passes, seconds = num_passes + report.num_steps, seconds + report.seconds
+            if report.num_rows == workload.num_sequences * report.num_passes:
+                num_passes, seconds = num_passes + report.num_passes, seconds + report.seconds
     return seconds / num_passes
 
 

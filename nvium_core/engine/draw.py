@@ -16,7 +16,7 @@ class ExitRule(IntEnum):
     verify drafts. `THRESHOLD`: the row stops at the first exit k with 1 − Π_{j≤k} (1 − w_j) ≥ `threshold`, and the
     token is sampled from f(π_k). `CONFIDENCE` (CALM): it stops at the first exit where max π_k > `threshold`.
     `ORIGINAL`, `THRESHOLD` and `CONFIDENCE` take the argmax at temperature 0. Only `EXITS` and `MIXTURE` are exact
-    samples of the mixture.
+    samples of the mixture. Rules before `ORIGINAL` are scored by the mixture, the others by the exit that they choose.
     """
 
     EXITS, ARGMAX, MIXTURE, ORIGINAL, THRESHOLD, CONFIDENCE = range(6)
@@ -24,6 +24,12 @@ class ExitRule(IntEnum):
 
 RULES = {rule.name.lower(): rule for rule in ExitRule if rule != ExitRule.ARGMAX}
 """Rules by `SamplingParams.sampling`. "confidence" is not public: research compares with it."""
+
+THRESHOLD_RULES = frozenset({ExitRule.THRESHOLD, ExitRule.CONFIDENCE})
+"""Rules that need a threshold."""
+
+UNSCORED_RULES = frozenset({ExitRule.CONFIDENCE})
+"""Rules without log-probabilities."""
 
 HEAD_RULES = frozenset({ExitRule.ARGMAX, ExitRule.CONFIDENCE})
 """Rules that need the logits of every exit that a row passes."""

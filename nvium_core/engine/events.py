@@ -14,7 +14,7 @@ class Score(NamedTuple):
     """A token's log-probability under π_mix, before f is applied.
 
     `top`: the most probable tokens at the same position, best first, as (id, log π_mix). `exit_probabilities`: p_k of
-    all exits at this position.
+    all exits at this position; empty if the token was scored at its exit.
     """
 
     logprob: float

@@ -146,9 +146,14 @@ class Recorder:
             events.append(event)
 
     def _attach_scores(self, sequence: Sequence, scores: Items[Score]) -> list[Event]:
-        """Add scores to held-back tokens and prompt tokens. Return their events."""
+        """Add scores to held-back tokens and prompt tokens. Return their events.
+
+        At a token's exit, the states after later blocks are unknown, and so are their p_k.
+        """
         num_of_prompt = max(0, sequence.num_prompt_tokens - 1 - sequence.num_scored)
         of_prompt, of_tokens = scores[:num_of_prompt], scores[num_of_prompt:]
+        if sequence.is_scored_at_exit:
+            of_tokens = [score._replace(exit_probabilities=()) for score in of_tokens]
         sequence.num_scored += len(scores)
         events: list[Event] = []
         if of_prompt:

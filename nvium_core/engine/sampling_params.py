@@ -4,11 +4,11 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from numbers import Real
-from typing import Literal, get_args
+from typing import get_args
 
 from nvium_core.choices import Sampling
 from nvium_core.engine.constraint import Constraint
-from nvium_core.engine.draw import RULES, Draw, ExitRule
+from nvium_core.engine.draw import RULES, THRESHOLD_RULES, UNSCORED_RULES, Draw, ExitRule
 from nvium_core.engine.validation import require, require_between, require_threshold
 
 MAX_LOGPROBS, MAX_CHOICES, MAX_BIASES, MAX_INTEGER = 20, 1024, 1024, 2**31 - 1
@@ -43,7 +43,8 @@ class SamplingParams:
     - `best_of`: number of choices to generate (None: `n`). `n`: number to return, those with the best mean log π_mix.
     - `sampling`: "mixture" applies f to the explicit π_mix, so every token passes all exits. "original" applies f to
       π_N alone, and drafts tokens by prompt lookup. "threshold" applies f to π_k of the first exit k whose cumulative
-      probability is at least `threshold`; 1 or more is the last exit. None is the model's default.
+      probability is at least `threshold`, which is not an exact sample of the mixture; 1 or more is the last exit. None
+      is the model's default.
     - `early_exits`: False runs all blocks for every token; the tokens are the same.
     - `logprobs`: number of alternatives to return with each token's log π_mix before f ("original": log π_N,
       "threshold": log π_k of the exit that it chooses). `prompt_logprobs` scores the prompt too.
@@ -67,7 +68,7 @@ class SamplingParams:
     choice: int = 0
     n: int = 1
     best_of: int | None = None
-    sampling: Sampling | Literal["confidence"] | None = None
+    sampling: str | None = None
     threshold: float | None = None
     early_exits: bool = True
     logprobs: int | None = None
@@ -85,9 +86,7 @@ class SamplingParams:
         require(self.num_choices <= MAX_CHOICES, name, f"must be at most {MAX_CHOICES}, got {self.num_choices}")
         if self.sampling is not None:
             message = f"must be one of {', '.join(get_args(Sampling))}, got {self.sampling!r}"
-            require(self.sampling in RULES, "sampling", message)
-            is_scored = self.needs_scores and self.sampling == "confidence"
-            require(not is_scored, "logprobs", "not supported by sampling 'confidence'")
+            require(self.sampling in [*RULES], "sampling", message)
         if self.threshold is not None:
             require_threshold(self.threshold, "threshold")
         if self.logprobs is not None:
@@ -138,10 +137,12 @@ class SamplingParams:
         sampling, is_greedy = self.sampling or default, self.temperature == 0
         rule = ExitRule.ARGMAX if sampling == "exits" and is_greedy else RULES[sampling]
         asked = self.threshold
-        if rule in (ExitRule.THRESHOLD, ExitRule.CONFIDENCE):
+        require(
+            not (self.needs_scores and rule in UNSCORED_RULES), "sampling", f"{sampling!r} has no log-probabilities"
+        )
+        if rule in THRESHOLD_RULES:
             asked = threshold if asked is None else asked
-            message = f"required by {sampling!r}, unless --exit-threshold sets a default"
-            require(asked is not None, "threshold", message)
+            require(asked is not None, "threshold", f"required by sampling {sampling!r}")
         else:
             require(asked is None, "threshold", f"requires sampling 'threshold', but sampling is {sampling!r}")
         is_greedy_mixture = rule is ExitRule.MIXTURE and is_greedy

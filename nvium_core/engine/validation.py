@@ -36,8 +36,9 @@ def require_between(value: float, field: str, lowest: float, highest: float) -> 
     require(lowest <= value <= highest, field, f"must be between {lowest} and {highest}, got {value}")
 
 
-def require_threshold(value: float, field: str) -> None:
-    require(0 < value < math.inf, field, f"must be a finite number above 0, got {value}")
+def require_threshold(value: object, field: str) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    require(is_number and 0 < float(str(value)) < math.inf, field, f"must be a finite number above 0, got {value!r}")
 
 
 def require_choice(value: str, field: str, literal: object) -> None:

@@ -36,7 +36,9 @@ def test_log_probabilities_are_those_of_the_exit_that_the_threshold_chooses(sche
     own = [score.logprob for score in (*found.prompt_scores, *found.scores)]
     assert own == pytest.approx(log_of_chosen_exits(token_ids, 0.2), abs=1e-10)
     assert len({*found.exits}) > 1, "the threshold must choose several exits, or this test shows little"
-    if probabilities:
+    if not probabilities:
+        assert [score.exit_probabilities for score in found.scores] == [()] * 12
+    else:
         p_TE = exit_probabilities(MODEL, token_ids[:-1])[len(PROMPT) - 1 :]
         assert [list(score.exit_probabilities) for score in found.scores] == [pytest.approx(p) for p in p_TE]
 
@@ -89,7 +91,7 @@ def test_the_engines_default_threshold_applies_unless_the_request_sets_one():
         assert drained(engine)["a", 0].exits == expected.exits
 
 
-@pytest.mark.parametrize("wrong", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("wrong", [0.0, -1.0, float("nan"), float("inf"), "0.5", True])
 def test_a_threshold_must_be_a_finite_number_above_0(wrong):
     with pytest.raises(InvalidRequest, match=r"^threshold: must be a finite number above 0"):
         asked(threshold=wrong)
@@ -98,7 +100,7 @@ def test_a_threshold_must_be_a_finite_number_above_0(wrong):
 
 
 def test_the_rule_and_its_threshold_need_each_other():
-    with pytest.raises(InvalidRequest, match=r"^threshold: required by 'threshold'"):
+    with pytest.raises(InvalidRequest, match=r"^threshold: required by sampling 'threshold'"):
         Engine(MODEL).add("a", PROMPT, asked(threshold=None))
     for sampling in ("exits", "mixture", "original", None):
         with pytest.raises(InvalidRequest, match=r"^threshold: requires sampling 'threshold'"):
