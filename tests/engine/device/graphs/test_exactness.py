@@ -165,7 +165,7 @@ def test_decisions_compile_before_the_capture_while_there_is_time(seconds, monke
 
         return noted
 
-    monkeypatch.setattr(compiled, "compiled", compiled_fake)
+    monkeypatch.setattr(compiled, "compile_once", compiled_fake)
     monkeypatch.setattr(graphs_backend, "COMPILE_SECONDS", seconds)
     engine = engine_on(compiling_backend, random_model([1, 2, 4]), EngineConfig(max_sequences=2))
     backend = engine.runner.backend

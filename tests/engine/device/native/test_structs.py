@@ -11,6 +11,7 @@ from nvium_core.engine.device.native import structs
 from nvium_core.engine.device.native.structs import FOLDER, make_struct, struct
 from nvium_core.engine.draw import DRAW
 from nvium_core.engine.schedule.logit_changes import FIELDS
+from nvium_core.model.plan import LayerCall
 
 TEMPLATES = ["Layer", "Exit", "Model"]
 PLAIN = ["Emission", "Run", "BlockReport", "Call", "Change", "Draw", "Seat", "Matrix", "StoredRows"]
@@ -80,3 +81,8 @@ def test_a_struct_takes_its_own_fields_only_and_all_of_them():
         make_struct("Emission", token=0.5, block=2, log_p=0.5)
     with pytest.raises(AttributeError):
         struct("Emission")().tokens = 1
+
+
+def test_a_call_has_no_field_that_the_kernels_do_not_read():
+    """`norms` is the exception: the kernels see them by their weights."""
+    assert {name for name, _ in struct("LayerCall")._fields_} == {*LayerCall._fields} - {"norms"}
