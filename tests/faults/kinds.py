@@ -194,7 +194,7 @@ KINDS = [
         "more clients than files",
         silent_clients,
         prepare=limited(resource.RLIMIT_NOFILE, FILES),
-        had_effect=logs("too many connections"),
+        had_effect=logs("closed waiting connections"),
         is_quick=True,
     ),
     Kind("log on a full disk", nothing, log=written_to("/dev/full"), had_effect=drops_lines, is_quick=True),
