@@ -93,7 +93,7 @@ class Scheduler:
         longest_waiting = min(ready, key=attrgetter("last_step"))
         is_due = longest_waiting in long if self._is_overdue(longest_waiting) else not self._long_ran
         self._long_ran = is_due if is_mixed else bool(long)
-        self._budget = min(self.bounds.step, self.bounds.chunk) if is_mixed and self._long_ran else self.bounds.step
+        self._budget = min(self.bounds) if is_mixed and self._long_ran else self.bounds.step
         turn = [sequence for sequence in ready if (sequence in long) == self._long_ran]
         turn.sort(key=attrgetter("last_step"))
         if self._long_ran:

@@ -105,7 +105,7 @@ def test_sweep_runs_the_deepest_block_with_all_sequences_that_wait_for_it():
 
 @pytest.mark.parametrize(("schedule", "async_scheduling"), [("sweep", False), ("whole", True)])
 def test_short_runs_alternate_with_long_runs_which_share_a_chunk_unless_they_are_alone(schedule, async_scheduling):
-    scheduler = scheduler_with(schedule, num_pages=200, max_sequences=4, chunk_rows=6)
+    scheduler = scheduler_with(schedule, num_pages=200, chunk_rows=6)
     scheduler.async_scheduling = async_scheduling
     for arrival, num_tokens in enumerate([50, 40, 3, 2]):
         newcomer(scheduler, arrival, num_tokens)
