@@ -16,9 +16,12 @@ from nvium_core.model.nvium import Nvium
 from nvium_core.model.stored import GROUP, quantize_model
 from nvium_core.training.recipes.twins import added_mlp_width
 
-NO_PARTS = {"qkv_bias": False, "qk_norm": False, "no_rope_layers": (), "attention_bias": False, "mlp_bias": False}
-NO_LOOPS = {"num_loops": 1, "norms_loops": False, "layer_norms": "before", "router": "mlp"}
-"""Configuration fields that remove the optional parts that a Llama does not have."""
+PARTS = (
+    *("qkv_bias", "qk_norm", "no_rope_layers", "attention_bias", "mlp_bias", "mlp_gated", "hidden_act"),
+    *("num_loops", "norms_loops", "layer_norms", "router", "windows", "window_rope_parameters"),
+    *("attention_scale", "attention_cap", "logit_cap", "embedding_scale", "residual_scale", "logit_scale"),
+)
+"""Fields of optional parts. Their defaults are Llama's."""
 
 
 def dense_twin(model: Nvium, weights: Weights = "auto") -> Nvium:
@@ -46,14 +49,14 @@ def random_rival(model: Nvium, config: NviumConfig, weights: Weights) -> Nvium:
 
 
 def is_llama(config: NviumConfig) -> bool:
-    has_parts = any(getattr(config, name) for name in ("adapter_hidden_size", *NO_PARTS))
-    has_loops = any(getattr(config, name) != value for name, value in NO_LOOPS.items())
-    return config.num_exits == 1 and not has_parts and not has_loops
+    plain = NviumConfig()
+    has_parts = any(getattr(config, name) != getattr(plain, name) for name in PARTS)
+    return config.num_exits == 1 and not config.adapter_hidden_size and not has_parts
 
 
 def twin_config(config: NviumConfig) -> NviumConfig:
     """Return a univium with as many parameters as `config`, by a wider MLP. The MLP's width is a multiple of 8."""
-    twin = univium_config(config, **NO_PARTS, **NO_LOOPS)
+    twin = univium_config(config, **{name: getattr(NviumConfig(), name) for name in PARTS})
     missing = num_parameters(config) - num_parameters(twin)
     twin.intermediate_size += added_mlp_width(missing, config.hidden_size, config.num_hidden_layers)
     return twin

@@ -1,7 +1,7 @@
-"""Llama and its relatives (Mistral, Qwen, SmolLM, Ouro, Nanbeige), and their configurations as `NviumConfig` fields.
+"""Llama and its relatives, and their configurations as `NviumConfig` fields.
 
-All share one backbone with optional parts: attention biases, query and key norms, layers without rotary embedding.
-Missing fields get the defaults of transformers' configuration for that model.
+All share one backbone with optional parts, which `NviumConfig` lists. Missing fields get the defaults of transformers'
+configuration for that model.
 """
 
 import math
@@ -12,23 +12,37 @@ import transformers
 
 from nvium_core.model.config import MAX_SIZES, NviumConfig
 
+RowOrder = Literal["pairs", "halves"]
+"""Order of a head's query and key rows: the two of a rotary pair side by side, or half a head apart as ours are."""
+
 
 class Family(NamedTuple):
-    """A `model_type` of config.json, which is also the `general.architecture` of GGUF files.
+    """A `model_type` of config.json.
 
-    `fields`: `NviumConfig` fields that follow from the type and are missing in its files. `gguf_rows`: order of the
-    query and key rows in GGUF files, None if no file has this architecture. The two rows of a rotary pair are side by
-    side ("pairs"), or half a head apart as ours are ("halves"). `no_rope_interval`: 4 if every fourth layer has no
-    rotary embedding, which GGUF files do not store; 0 if all layers have one. `own_fields`: returns the `NviumConfig`
-    fields of the type's own fields, and raises `ValueError` for one that is not supported; the other fields are
-    Llama's. `gguf_fields`: names of its own fields in GGUF files.
+    fields: `NviumConfig` fields that follow from the type and are missing in its files.
+    own_fields: returns the `NviumConfig` fields of the type's own fields; raises `ValueError` for an unsupported one.
+    config_class: the type whose configuration class is used, if transformers has none for this type.
+    names: parts of its folders' tensor names → ours. Fused matrices are `qkv_proj` and `gate_up_proj`.
+    rows, adds_one: order of query and key rows in its folders, and whether their norms store w for 1 + w.
+    architecture: its `general.architecture` in GGUF files, None if no file is supported.
+    gguf_rows: order of query and key rows in GGUF files.
+    gguf_names: parts of GGUF files' tensor names → ours, if not those of other families.
+    gguf_fields: names of fields of config.json → names in GGUF files.
+    has_windows: its configuration class says which layers have windows and, with "ropes", that their rotary embedding
+        is another one. Otherwise all layers of a GGUF file have its window.
     """
 
     fields: dict[str, Any] = {}
-    gguf_rows: Literal["pairs", "halves"] | None = "halves"
-    no_rope_interval: int = 0
     own_fields: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
-    gguf_fields: tuple[str, ...] = ()
+    config_class: str | None = None
+    names: Mapping[str, str] = {}
+    rows: RowOrder = "halves"
+    adds_one: bool = False
+    architecture: str | None = None
+    gguf_rows: RowOrder = "halves"
+    gguf_names: Mapping[str, str] = {}
+    gguf_fields: Mapping[str, str] = {}
+    has_windows: bool | Literal["ropes"] = False
 
 
 def ouro_fields(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,15 +96,151 @@ def check_loops(name: str, loops: object) -> None:
         raise ValueError(f"{name} must be between 1 and {MAX_SIZES['num_loops']}, got {loops!r}")
 
 
+def ropes(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Rotary embeddings of layers with and without a window."""
+    parameters = given["rope_parameters"]
+    return {"rope_parameters": parameters["full_attention"], "window_rope_parameters": parameters["sliding_attention"]}
+
+
+def gemma_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Gemma 2 (arXiv 2408.00118) and 3 (2503.19786)."""
+    if given.get("use_bidirectional_attention"):
+        raise ValueError("use_bidirectional_attention must be false")
+    is_third = given["model_type"] == "gemma3_text"
+    return {
+        "hidden_act": given["hidden_activation"],
+        "layer_norms": "both",
+        "qk_norm": is_third,
+        "attention_scale": given["query_pre_attn_scalar"] ** -0.5,
+        "attention_cap": None if is_third else given["attn_logit_softcapping"],
+        "logit_cap": given["final_logit_softcapping"],
+        "embedding_scale": given["hidden_size"] ** 0.5,
+        **(ropes(given) if is_third else {}),
+    }
+
+
+def granite_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "embedding_scale": given["embedding_multiplier"],
+        "residual_scale": given["residual_multiplier"],
+        "attention_scale": given["attention_multiplier"],
+        "logit_scale": 1 / given["logits_scaling"],
+    }
+
+
+def granite_hybrid_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Granite 4, if all layers are attention and none has experts."""
+    if given["num_local_experts"]:
+        raise ValueError(f"num_local_experts must be 0, got {given['num_local_experts']}; experts are not supported")
+    if others := {*given["layer_types"]} & {"linear_attention", "mamba"}:
+        raise ValueError(f"layer_types must all be attention, got {min(others)!r}")
+    has_rotary = given["position_embedding_type"] == "rope"
+    return granite_fields(given) | {
+        "intermediate_size": given["shared_intermediate_size"],
+        "no_rope_layers": () if has_rotary else [*range(given["num_hidden_layers"])],
+    }
+
+
+def exaone4_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """EXAONE 4 (arXiv 2507.11407): if some layers have windows, the others have no rotary embedding."""
+    kinds = given["layer_types"] if given["sliding_window"] else []
+    return POST_NORMS | {
+        "qk_norm": True,
+        "no_rope_layers": [layer for layer, kind in enumerate(kinds) if kind == "full_attention"],
+    }
+
+
+def hunyuan_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Hunyuan's dense models: "dynamic" rotary embeddings with an alpha have a fixed base."""
+    rope = dict(given["rope_parameters"])
+    if rope.get("rope_type") == "dynamic" and (alpha := rope.get("alpha")):
+        size = given["head_dim"] or given["hidden_size"] // given["num_attention_heads"]
+        rope = {"rope_type": "default", "rope_theta": rope["rope_theta"] * alpha ** (size / (size - 2))}
+    return {"qk_norm": True, "qk_norm_kind": "rotated head", "rope_parameters": rope}
+
+
+POST_NORMS = {"layer_norms": "after"}
+POST_NORM_NAMES = {
+    "post_attention_layernorm": "post_self_attn_layernorm",
+    "post_feedforward_layernorm": "post_mlp_layernorm",
+}
+OLMO = POST_NORMS | {"qk_norm": True, "qk_norm_kind": "width"}
+GEMMA_NAMES = POST_NORM_NAMES | {"pre_feedforward_layernorm": "post_attention_layernorm"}
+
 FAMILIES = {
-    "llama": Family(gguf_rows="pairs"),
-    "mistral": Family(gguf_rows=None),  # its GGUF files have the architecture llama
-    "qwen2": Family({"qkv_bias": True}),
-    "qwen3": Family({"qk_norm": True}),
-    "smollm3": Family(gguf_rows="pairs", no_rope_interval=4),
-    "ouro": Family(gguf_rows=None, own_fields=ouro_fields),
+    "llama": Family(architecture="llama", gguf_rows="pairs"),
+    "mistral": Family(),  # its GGUF files have the architecture llama
+    "qwen2": Family({"qkv_bias": True}, architecture="qwen2"),
+    "qwen3": Family({"qk_norm": True}, architecture="qwen3"),
+    "smollm3": Family(architecture="smollm3", gguf_rows="pairs"),
+    "gemma2": Family(
+        own_fields=gemma_fields,
+        names=GEMMA_NAMES,
+        adds_one=True,
+        architecture="gemma2",
+        gguf_fields={
+            "attn_logit_softcapping": "attn_logit_softcapping",
+            "final_logit_softcapping": "final_logit_softcapping",
+        },
+        has_windows=True,
+    ),
+    "gemma3_text": Family(
+        own_fields=gemma_fields,
+        names=GEMMA_NAMES,
+        adds_one=True,
+        architecture="gemma3",
+        gguf_fields={"final_logit_softcapping": "final_logit_softcapping"},
+        has_windows="ropes",
+    ),
+    "granite": Family(
+        own_fields=granite_fields,
+        architecture="granite",
+        gguf_rows="pairs",
+        gguf_fields={
+            "embedding_multiplier": "embedding_scale",
+            "residual_multiplier": "residual_scale",
+            "attention_multiplier": "attention.scale",
+            "logits_scaling": "logit_scale",
+        },
+    ),
+    "granitemoehybrid": Family(  # GGUF files: granite
+        own_fields=granite_hybrid_fields,
+        names={"shared_mlp": "mlp", "input_linear": "gate_up_proj", "output_linear": "down_proj"},
+    ),
+    "olmo2": Family(OLMO, names=POST_NORM_NAMES, architecture="olmo2"),
+    "olmo3": Family(OLMO, ropes, names=POST_NORM_NAMES, has_windows="ropes"),  # GGUF files: olmo2 with a window
+    "exaone4": Family(own_fields=exaone4_fields, names=POST_NORM_NAMES, architecture="exaone4", has_windows=True),
+    "ernie4_5": Family(
+        own_fields=lambda given: {"attention_bias": given["use_bias"], "mlp_bias": given["use_bias"]},
+        rows="pairs",
+        architecture="ernie4_5",
+        gguf_rows="pairs",
+    ),
+    "glm4": Family(
+        {"layer_norms": "both"},
+        lambda given: {"attention_bias": False, "qkv_bias": given["attention_bias"]},
+        rows="pairs",
+        architecture="glm4",
+        gguf_rows="pairs",
+        gguf_names={"ffn_up": "mlp.gate_up_proj"},
+    ),
+    "hunyuan_v1_dense": Family(
+        own_fields=hunyuan_fields,
+        names={"query_layernorm": "q_norm", "key_layernorm": "k_norm"},
+        architecture="hunyuan-dense",
+    ),
+    "arcee": Family({"mlp_gated": False}, architecture="arcee", gguf_rows="pairs"),
+    "ouro": Family(
+        own_fields=ouro_fields,
+        config_class="llama",
+        names={"input_layernorm_2": "post_self_attn_layernorm", "post_attention_layernorm_2": "post_mlp_layernorm"},
+    ),
     "nanbeige": Family(
-        gguf_rows="pairs", own_fields=nanbeige_fields, gguf_fields=("num_loops", "skip_loop_final_norm")
+        own_fields=nanbeige_fields,
+        config_class="llama",
+        architecture="nanbeige",
+        gguf_rows="pairs",
+        gguf_fields={name: name for name in ("num_loops", "skip_loop_final_norm")},
     ),
 }
 
@@ -102,13 +252,15 @@ def backbone_fields(model_type: str, fields: dict[str, Any]) -> dict[str, Any]:
         known = "float32, float16, bfloat16 and GGUF"
         raise ValueError(f"weights quantized by {method!r} are not supported; supported: {known}")
     family = FAMILIES[model_type]
-    own = family.own_fields(fields) if family.own_fields else {}
-    config = transformers.CONFIG_MAPPING["llama" if family.own_fields else model_type](**fields)
+    config = transformers.CONFIG_MAPPING[family.config_class or model_type](**fields)
     names = NviumConfig.__annotations__.keys() & type(config).__annotations__.keys()
     shared = {name: getattr(config, name) for name in (*names, "dtype")}
+    if shared.get("hidden_act") == "swish":
+        shared["hidden_act"] = "silu"
     if "no_rope_layers" in names:  # transformers has flags: 0 for a layer without rotary embedding
         shared["no_rope_layers"] = [layer for layer, has_rope in enumerate(config.no_rope_layers) if not has_rope]
     window = config.sliding_window if "sliding_window" in type(config).__annotations__ else None
     layer_types = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
     windows = [window if kind == "sliding_attention" else None for kind in layer_types]
+    own = family.own_fields({"model_type": model_type} | vars(config)) if family.own_fields else {}
     return shared | family.fields | own | {"windows": windows if any(windows) else (), "adapter_hidden_size": 0}

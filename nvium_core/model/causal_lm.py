@@ -22,7 +22,7 @@ from transformers.masking_utils import create_causal_mask
 
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.exits import Adapter, Router
-from nvium_core.model.llama import Attend, RMSNorm, RotaryEmbedding, dense_attention, within_window
+from nvium_core.model.llama import Attend, RMSNorm, RotaryEmbedding, windowed_attention
 from nvium_core.model.nvium import HUB_OPTIONS, Nvium, NviumOutput, generation_config, read_checked
 from nvium_core.model.plan import LayerCall
 
@@ -126,8 +126,7 @@ class NviumForCausalLM(Nvium, PreTrainedModel, GenerationMixin):
             q, k, v = (x.transpose(1, 2) for x in (q_BTHP, k_BTGP, v_BTGP))
             if cache is not None:
                 k, v = cache.update(k, v, call.cache)
-            seen = within_window(mask, q, k, call.window)
-            return dense_attention(q, k, v, seen, is_causal=seen is None and q.shape[2] > 1).transpose(1, 2)
+            return windowed_attention(q, k, v, call, mask).transpose(1, 2)
 
         return attend
 

@@ -22,7 +22,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from nvium_core.errors import CheckpointError, one_line
-from nvium_core.model.backbones import FAMILIES, backbone_fields
+from nvium_core.model.arrangement import arranged
+from nvium_core.model.backbones import FAMILIES, Family, backbone_fields
 from nvium_core.model.config import NviumConfig, check_sizes
 from nvium_core.model.stored import FLOATS, StoredMatrix, check_finite
 
@@ -45,8 +46,6 @@ TIED = re.compile(r"^early_lm_heads\.\d+\.weight$")  # copies of the head in the
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 OTHER_NAMES = {
-    r"^(model\.layers\.\d+\.)input_layernorm_2\.": r"\1post_self_attn_layernorm.",
-    r"^(model\.layers\.\d+\.)post_attention_layernorm_2\.": r"\1post_mlp_layernorm.",
     r"^final_adapter\.0\.": "exits.{last}.adapter.up.",
     r"^final_adapter\.2\.": "exits.{last}.adapter.down.",
     r"^early_norms\.(\d+)\.": r"exits.\1.norm.",
@@ -56,7 +55,7 @@ OTHER_NAMES = {
     r"^router_final_norms\.(\d+)\.": r"exits.\1.router.norm.",
     r"^router_heads\.(\d+)\.": r"exits.\1.router.head.",
 }
-"""Tensor names of Ouro and in the published layout → ours. `{last}` is the index of the last exit."""
+"""Tensor names in the published layout → ours. `{last}` is the index of the last exit."""
 
 GATE = "model.early_exit_gate."
 """Prefix of Ouro's gate, which all its early exits share."""
@@ -136,7 +135,9 @@ def read_checkpoint(
     tensors = stored_matrices(folder, tensors)
     _drop_tied_heads(folder, config, tensors)
     dtype = next((tensor.dtype for tensor in tensors.values()), torch.float32)
-    return Checkpoint(config=config, tensors=_renamed(folder, tensors, config), folder=folder, dtype=dtype)
+    family = FAMILIES.get(_model_type(folder), Family())
+    tensors = arranged(_renamed(folder, tensors, config, family), config, family.rows, adds_one=family.adds_one)
+    return Checkpoint(config=config, tensors=tensors, folder=folder, dtype=dtype)
 
 
 def resolve_folder(source: str | os.PathLike[str], **hub_options: Any) -> Path:
@@ -198,9 +199,15 @@ def read_config(folder: Path) -> NviumConfig:
         raise CheckpointError(f"{path}: {one_line(error.__cause__ or error)}") from error
 
 
+def _model_type(folder: Path) -> str:
+    fields = parse_file(folder / "config.json", json.loads)
+    return str(fields.get("model_type")) if isinstance(fields, dict) else ""
+
+
 def _nvium_fields(folder: Path, fields: dict[str, Any]) -> dict[str, Any]:
     model_type = fields.pop("model_type", None)
-    for unused in ("transformers_weights", "dtype", "torch_dtype"):  # transformers would read the first as a file
+    # transformers would read the first as a file, and has a form of its own for the infinity in the last
+    for unused in ("transformers_weights", "dtype", "torch_dtype", "time_step_limit"):
         fields.pop(unused, None)
     if model_type == "nvium":
         return fields
@@ -340,8 +347,9 @@ def final_norm(config: NviumConfig) -> str:
     return "model.norm." if config.norms_loops else f"exits.{config.num_exits - 1}.norm."
 
 
-def _renamed(folder: Path, tensors: dict[str, Tensor], config: NviumConfig) -> dict[str, Tensor]:
+def _renamed(folder: Path, tensors: dict[str, Tensor], config: NviumConfig, family: Family) -> dict[str, Tensor]:
     def ours(name: str) -> str:
+        name = ".".join(family.names.get(part, part) for part in name.split("."))
         for pattern, replacement in (OTHER_NAMES | {r"^model\.norm\.": final_norm(config)}).items():
             name = re.sub(pattern, replacement.replace("{last}", str(config.num_exits - 1)), name)
         return name

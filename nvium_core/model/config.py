@@ -13,7 +13,7 @@ from huggingface_hub.dataclasses import strict
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_rope_utils import RopeParameters
 
-from nvium_core.choices import Norms, RouterKind, Sampling
+from nvium_core.choices import Activation, Norms, QKNorm, RouterKind, Sampling
 
 MAX_WIDTH = 2**24  # upper bound of sizes, far above any real model
 
@@ -27,7 +27,14 @@ MAX_SIZES = {
 
 MAX_NUMBER = 1e30  # upper bound of other numbers, because a JSON integer may be too large for a float
 
-ROPE_NUMBERS = ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+ROPE_NUMBERS = (
+    "rope_theta",
+    "partial_rotary_factor",
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "original_max_position_embeddings",
+)
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Supported rope scalings. `dynamic` and `longrope` are missing, because they depend on a batch's longest sequence."""
@@ -45,10 +52,16 @@ class NviumConfig(PreTrainedConfig):
     router_hidden_size: None is the paper's ⌊0.66 d⌋.
     adapter_hidden_size: None is d, 0 is no adapters. A univium without adapters is exactly a Llama.
     qkv_bias: biases of the query, key and value projections, but not of the output projection (Qwen2).
-    qk_norm: RMSNorm of every query and key head (Qwen3).
+    qk_norm: whether queries and keys have RMSNorms.
+    qk_norm_kind: norms of each head, before (Qwen3) or after its rotation (Hunyuan), or of all heads together (OLMo 2).
     no_rope_layers: indices of layers without rotary embedding (SmolLM3).
     windows: for each layer, the number of last positions that a row attends to, or None for all (Mistral, Qwen).
-    layer_norms: RMSNorms before attention and MLP, or also after them, before the residual is added (Ouro).
+    window_rope_parameters: rotary parameters of layers with a window, if theirs differ (Gemma 3).
+    layer_norms: RMSNorms before attention and MLP, after them, before the residual is added (OLMo 2), or both (Ouro).
+    mlp_gated: whether the activation of a gate scales the MLP's inner values; otherwise they have the activation.
+    attention_scale: factor of the products of queries and keys; None is 1/√head_dim.
+    attention_cap, logit_cap: c of the function c · tanh(x / c), which limits these products, and the logits (Gemma 2).
+    embedding_scale, residual_scale, logit_scale: factors of embeddings, of what a layer adds, and of logits (Granite).
     num_loops: how often a row passes all layers (looped models).
     norms_loops: whether one RMSNorm, shared by all loops, follows each loop; exits and the next loop read its output
         (Ouro). Otherwise each exit has its own norm, which the next layer does not see.
@@ -66,7 +79,7 @@ class NviumConfig(PreTrainedConfig):
     num_hidden_layers: int = 32
     num_attention_heads: int = 32
     num_key_value_heads: int | None = None
-    hidden_act: str = "silu"
+    hidden_act: Activation = "silu"
     max_position_embeddings: int = 2048
     initializer_range: float = 0.02
     rms_norm_eps: float = 1e-6
@@ -86,9 +99,18 @@ class NviumConfig(PreTrainedConfig):
     router_temperature: float | int = 1.0
     qkv_bias: bool = False
     qk_norm: bool = False
+    qk_norm_kind: QKNorm = "head"
     no_rope_layers: list[int] | tuple[int, ...] = ()
     windows: list[int | None] | tuple[int | None, ...] = ()
+    window_rope_parameters: dict[str, Any] | None = None
     layer_norms: Norms = "before"
+    mlp_gated: bool = True
+    attention_scale: float | None = None
+    attention_cap: float | int | None = None
+    logit_cap: float | int | None = None
+    embedding_scale: float | int = 1.0
+    residual_scale: float | int = 1.0
+    logit_scale: float | int = 1.0
     num_loops: int = 1
     norms_loops: bool = False
     router: RouterKind = "mlp"
@@ -103,7 +125,6 @@ class NviumConfig(PreTrainedConfig):
             if width % heads:
                 raise ValueError(f"hidden_size ({width}) must be a multiple of num_attention_heads ({heads})")
             self.head_dim = width // heads
-        self.hidden_act = {"swish": "silu"}.get(self.hidden_act, self.hidden_act)
         if self.eos_token_id == -1:  # in some files: none
             self.eos_token_id = None
         if self.num_key_value_heads is None:
@@ -122,8 +143,17 @@ class NviumConfig(PreTrainedConfig):
             raise ValueError(f"nvium_format is {self.nvium_format}, but this version of nvium reads up to {FORMAT}")
 
     def validate_backbone(self) -> None:
-        if self.hidden_act != "silu":
-            raise ValueError(f"hidden_act {self.hidden_act!r} is not supported; supported: silu")
+        for name in (
+            "attention_scale",
+            "attention_cap",
+            "logit_cap",
+            "embedding_scale",
+            "residual_scale",
+            "logit_scale",
+        ):
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= MAX_NUMBER:
+                raise ValueError(f"{name} must be a positive number, at most {MAX_NUMBER:g}; got {value!r}")
         if not 0 <= self.initializer_range <= 1:
             raise ValueError(f"initializer_range must be between 0 and 1, got {self.initializer_range}")
         if not 0 <= self.rms_norm_eps < math.inf:
@@ -138,8 +168,6 @@ class NviumConfig(PreTrainedConfig):
         heads, key_heads = self.num_attention_heads, self.num_key_value_heads or self.num_attention_heads
         if heads % key_heads:
             raise ValueError(f"num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({key_heads})")
-        if (self.head_dim or 0) % 2:
-            raise ValueError(f"head_dim must be even for rotary embeddings, got {self.head_dim}")
 
     def validate_windows(self) -> None:
         if self.windows and len(self.windows) != self.num_hidden_layers:
@@ -149,16 +177,10 @@ class NviumConfig(PreTrainedConfig):
                 raise ValueError(f"windows must be at least 1, got {window}")
 
     def validate_rope(self) -> None:
-        parameters: dict[str, Any] = dict(self.rope_parameters or {})
-        rope_type = parameters.get("rope_type", "default")
-        if rope_type not in ROPE_TYPES:
-            raise ValueError(f"rope_type {rope_type!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
-        if parameters.get("partial_rotary_factor", 1) != 1:
-            raise ValueError("partial_rotary_factor must be 1; partial rotary embeddings are not supported")
-        for name, value in parameters.items():
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if (is_number or name in ROPE_NUMBERS) and not (is_number and 0 < value <= MAX_NUMBER):
-                raise ValueError(f"{name} must be a positive number, at most {MAX_NUMBER:g}; got {value!r}")
+        for parameters in (self.rope_parameters, self.window_rope_parameters):
+            check_rope(dict(parameters or {}))
+        if self.rotary_size < 2 or self.rotary_size % 2:
+            raise ValueError(f"the rotated part of head_dim ({self.head_dim}) must be even, got {self.rotary_size}")
 
     def validate_exits(self) -> None:
         if self.num_calls > MAX_SIZES["num_hidden_layers"]:
@@ -176,6 +198,11 @@ class NviumConfig(PreTrainedConfig):
                 raise ValueError(f"{name} must be between {least} and {MAX_WIDTH}, got {getattr(self, name)}")
         if not 0 < self.router_temperature <= MAX_NUMBER:
             raise ValueError(f"router_temperature must be positive and at most {MAX_NUMBER:g}")
+
+    @property
+    def rotary_size(self) -> int:
+        """Number of elements of a head that are rotated, the first ones."""
+        return int((self.head_dim or 0) * dict(self.rope_parameters or {}).get("partial_rotary_factor", 1.0))
 
     @property
     def num_exits(self) -> int:
@@ -211,6 +238,19 @@ def check_sizes(fields: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} must be between 1 and {most}, got {value}")
     if fields.get("max_position_embeddings") == 1:
         raise ValueError("max_position_embeddings must be at least 2: one token and its successor")
+
+
+def check_rope(parameters: Mapping[str, Any]) -> None:
+    """Raise `ValueError` for an unsupported kind of rotary embedding, or a number out of range."""
+    rope_type = parameters.get("rope_type", "default")
+    if rope_type not in ROPE_TYPES:
+        raise ValueError(f"rope_type {rope_type!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
+    for name, value in parameters.items():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if (is_number or name in ROPE_NUMBERS) and not (is_number and 0 < value <= MAX_NUMBER):
+            raise ValueError(f"{name} must be a positive number, at most {MAX_NUMBER:g}; got {value!r}")
+    if parameters.get("partial_rotary_factor", 1) > 1:
+        raise ValueError(f"partial_rotary_factor must be at most 1, got {parameters['partial_rotary_factor']}")
 
 
 def check_end_token_ids(named: Any, vocab_size: int) -> None:

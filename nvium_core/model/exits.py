@@ -78,6 +78,20 @@ class Adapter(nn.Module):
         return x_XD + self.down(F.silu(self.up(x_XD)))
 
 
+class Head(nn.Linear):
+    """The head W_lm, which all exits share. Logits are s · W x, or c · tanh(s · W x / c) if they have a cap c."""
+
+    def __init__(self, config: NviumConfig) -> None:
+        super().__init__(config.hidden_size, config.vocab_size, bias=False)
+        self.scale, self.cap = config.logit_scale, config.logit_cap
+
+    def forward(self, o_XD: Tensor) -> Tensor:
+        logits_XV = super().forward(o_XD)
+        if self.scale != 1:
+            logits_XV = logits_XV * self.scale
+        return logits_XV if self.cap is None else (logits_XV / self.cap).tanh() * self.cap
+
+
 class Exit(nn.Module):
     """Norm, adapter and router. The shared head W_lm belongs to the model.
 

@@ -57,7 +57,9 @@ def mean_routers(exit_shares: Sequence[float]) -> float:
 def _flops(config: NviumConfig, num_positions: int, *, num_layers: float, heads: float, routers: float) -> Flops:
     width, head_dim = config.hidden_size, config.head_dim or config.hidden_size // config.num_attention_heads
     query_width, key_width = config.num_attention_heads * head_dim, (config.num_key_value_heads or 0) * head_dim
-    per_layer = 4 * width * (query_width + key_width) + 6 * width * config.intermediate_size
+    per_layer = (
+        4 * width * (query_width + key_width) + (6 if config.mlp_gated else 4) * width * config.intermediate_size
+    )
     return Flops(
         layers=num_layers * per_layer,
         attention=num_layers * 4 * num_positions * query_width,

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
 from pathlib import Path
@@ -14,7 +14,8 @@ from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from nvium_core.errors import CheckpointError
-from nvium_core.model.backbones import FAMILIES
+from nvium_core.model.arrangement import arranged
+from nvium_core.model.backbones import FAMILIES, Family, backbone_fields
 from nvium_core.model.checkpoint import Checkpoint, final_norm, unreadable
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.gguf_header import FileTensor, Header, UnsupportedError, read_header
@@ -22,7 +23,8 @@ from nvium_core.model.stored import FLOATS, StoredMatrix, check_finite
 
 logger = logging.getLogger(__name__)
 
-ARCHITECTURES = {name: family for name, family in FAMILIES.items() if family.gguf_rows}
+ARCHITECTURES = {family.architecture: name for name, family in FAMILIES.items() if family.architecture}
+"""`general.architecture` → the `model_type` of such folders."""
 
 SHAPE = {
     "vocab_size": "vocab_size",
@@ -45,23 +47,31 @@ NAMES = {
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
+    "attn_qkv": "self_attn.qkv_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
     "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_self_attn_layernorm",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "post_ffw_norm": "post_mlp_layernorm",
 }
 NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>\w+)\.(?P<kind>\w+)", re.ASCII)
 ROPE_FACTORS = "rope_freqs.weight"
 
 REQUIRED = [name for name in SHAPE if name not in ("vocab_size", "num_key_value_heads", "head_dim")]
-HEAD_SIZES = ("rope.dimension_count", "attention.value_length")  # sizes that must equal the head size
 
-READ = {*SHAPE.values(), *HEAD_SIZES, "attention.sliding_window", "rope.freq_base", "rope.scale_linear"}
-READ |= {"rope.scaling.type", "rope.scaling.factor"}
-HARMLESS = {"rope.scaling.original_context_length", "rope.scaling.finetuned", "tensor_data_layout", "pooling_type"}
+YARN = {
+    "original_max_position_embeddings": "rope.scaling.original_context_length",
+    "beta_fast": "rope.scaling.yarn_beta_fast",
+    "beta_slow": "rope.scaling.yarn_beta_slow",
+}
+READ = {*SHAPE.values(), "attention.value_length", "attention.sliding_window", "attention.sliding_window_pattern"}
+READ |= {f"rope.{name}" for name in ("dimension_count", "freq_base", "freq_base_swa", "scale_linear")}
+READ |= {"rope.scaling.type", "rope.scaling.factor", *YARN.values()}
+HARMLESS = {"rope.scaling.finetuned", "tensor_data_layout", "pooling_type"}
 NEUTRAL: dict[str, Any] = {"attention.causal": True} | dict.fromkeys(
     ("attention.output_scale", "embedding_scale", "logit_scale", "residual_scale", "rope.scaling.attn_factor"), 1.0
 )
@@ -95,6 +105,9 @@ KINDS = (
 )
 """Types of supported matrices."""
 
+GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
+"""Layers of the models whose attention scale is not 1/√head_dim. Files do not store the scale (llama.cpp)."""
+
 LLAMA_3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA_3_CONTEXT = 8192
 """`original_max_position_embeddings` of Llama 3.1 and later. GGUF files have only factors that are computed from it."""
@@ -115,6 +128,15 @@ class GGUFFile:
             known = ", ".join(ARCHITECTURES)
             raise CheckpointError(f"{self.path}: architecture {name!r} is not supported; supported: {known}")
         return name
+
+    @property
+    def model_type(self) -> str:
+        is_olmo3 = self.architecture == "olmo2" and self.number("attention.sliding_window")
+        return "olmo3" if is_olmo3 else ARCHITECTURES[self.architecture]
+
+    @property
+    def family(self) -> Family:
+        return FAMILIES[self.model_type]
 
     def shape(self, name: str, default: Any = None) -> Any:
         """Return the field `ARCHITECTURE.name`, such as `llama.block_count`, or `default` if the field is missing."""
@@ -143,8 +165,8 @@ class GGUFFile:
         """Raise `CheckpointError` for an unsupported field that would change the computation."""
         prefix = f"{self.architecture}."
         names = (name for name in self.header.fields if name.startswith(prefix))
-        own = ARCHITECTURES[self.architecture].gguf_fields
-        for field in {name.removeprefix(prefix) for name in names} - READ - HARMLESS - {*own}:
+        own = {*self.family.gguf_fields.values()}
+        for field in {name.removeprefix(prefix) for name in names} - READ - HARMLESS - own:
             value = self.shape(field)
             if value and value != NEUTRAL.get(field):
                 raise CheckpointError(f"{self.path}: {prefix}{field} is {value!r}, which is not supported")
@@ -180,7 +202,7 @@ def read_gguf(path: Path, config: NviumConfig | None = None) -> Checkpoint:
     config = config or read_config(file)  # before the tensors, whose shapes may contradict it
     return Checkpoint(
         config=config,
-        tensors=dict(read_tensors(file, config)),
+        tensors=arranged(dict(read_tensors(file, config)), config, file.family.gguf_rows),
         folder=path,
         dtype=stored_precision(file),
         sampling=sampling_fields(file),
@@ -214,7 +236,8 @@ def read_config(file: GGUFFile) -> NviumConfig:
         raise CheckpointError(f"{file.path}: {error.__cause__ or error}") from error
 
 
-def _fields(file: GGUFFile) -> dict[str, Any]:
+def _shape(file: GGUFFile) -> dict[str, Any]:
+    """Return the sizes. Raise `CheckpointError` for one that is missing or not a positive integer."""
     fields = {ours: value for ours, theirs in SHAPE.items() if (value := file.shape(theirs)) is not None}
     fields.setdefault("vocab_size", len(file.get("tokenizer.ggml.tokens", ())))
     missing = [f"{file.architecture}.{SHAPE[name]}" for name in REQUIRED if name not in fields]
@@ -225,21 +248,50 @@ def _fields(file: GGUFFile) -> dict[str, Any]:
         if name != "rms_norm_eps" and (not isinstance(count, int) or count < 1):
             field = f"{file.architecture}.{SHAPE[name]}"
             raise CheckpointError(f"{file.path}: {field} must be a positive integer, got {_short(count)}")
-    family = ARCHITECTURES[file.architecture]
-    fields |= _special_tokens(file) | family.fields
-    own = {name: value for name in family.gguf_fields if (value := file.shape(name)) is not None}
-    if family.own_fields:
-        fields |= family.own_fields(fields | own)
-    if "blk.0.attn_output.bias" in file.tensors:
-        fields["attention_bias"] = True
-    else:
-        fields["qkv_bias"] = "blk.0.attn_q.bias" in file.tensors
-    if interval := family.no_rope_interval:
-        fields["no_rope_layers"] = list(range(interval - 1, fields["num_hidden_layers"], interval))
-    fields |= {"tie_word_embeddings": "output.weight" not in file.tensors, "adapter_hidden_size": 0}
-    fields["rope_parameters"] = _rope(file, fields)
-    window = int(file.number("attention.sliding_window"))
-    return fields | {"windows": [window] * fields["num_hidden_layers"] if window else ()}
+    return fields
+
+
+def _fields(file: GGUFFile) -> dict[str, Any]:
+    """Return the fields of `NviumConfig`, by those that config.json would have."""
+    family, fields = file.family, _shape(file)
+    fields["tie_word_embeddings"] = "output.weight" not in file.tensors
+    fields |= {name: value for name, theirs in family.gguf_fields.items() if (value := file.shape(theirs)) is not None}
+    fields |= _ropes(file, fields)
+    window = int(file.number("attention.sliding_window")) or None
+    if family.has_windows:
+        fields |= _windows(file, window, fields["num_hidden_layers"])
+    if layers := GEMMA_27B_LAYERS.get(file.architecture):
+        is_27b = fields["num_hidden_layers"] == layers
+        head_dim = fields["hidden_size"] // fields["num_attention_heads"] if is_27b else fields.get("head_dim")
+        fields["query_pre_attn_scalar"] = head_dim
+    made = backbone_fields(file.model_type, fields) | _special_tokens(file)
+    has_all_biases = "blk.0.attn_output.bias" in file.tensors
+    made |= {"attention_bias": has_all_biases, "mlp_bias": "blk.0.ffn_down.bias" in file.tensors}
+    made["qkv_bias"] = "blk.0.attn_q.bias" in file.tensors and not has_all_biases
+    if file.shape("rope.scaling.finetuned") is False and file.architecture == "granite":  # as in llama.cpp
+        made["no_rope_layers"] = [*range(fields["num_hidden_layers"])]
+    if window and not family.has_windows:
+        made["windows"] = [window] * fields["num_hidden_layers"]
+    return made
+
+
+def _windows(file: GGUFFile, window: int | None, num_layers: int) -> dict[str, Any]:
+    """Return the window, and which layers have it, if the file says so: a flag of each, or n if every n-th has not."""
+    pattern = file.shape("attention.sliding_window_pattern")
+    if isinstance(pattern, int):
+        pattern = [(layer + 1) % max(1, pattern) != 0 for layer in range(num_layers)]
+    kinds = ["sliding_attention" if has_window else "full_attention" for has_window in pattern or ()]
+    return {"sliding_window": window} | ({"layer_types": kinds} if window and kinds else {})
+
+
+def _ropes(file: GGUFFile, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the rotary parameters, as config.json has them: by kind of layer, if these differ."""
+    rope = _rope(file, fields)
+    if file.family.has_windows != "ropes":
+        return {"rope_parameters": rope}
+    base = file.number("rope.freq_base_swa") or (10_000.0 if file.architecture == "gemma3" else rope["rope_theta"])
+    local = {"rope_type": "default", "rope_theta": base}
+    return {"rope_parameters": {"full_attention": rope, "sliding_attention": local}}
 
 
 def _short(value: Any) -> str:
@@ -260,17 +312,21 @@ def _special_tokens(file: GGUFFile) -> dict[str, Any]:
 def _rope(file: GGUFFile, fields: dict[str, Any]) -> dict[str, Any]:
     """Read the rotary parameters. A scaling factor without a type is linear. Old files have `rope.scale_linear`."""
     head_dim = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
-    for name in HEAD_SIZES:
-        if (size := file.shape(name, head_dim)) != head_dim:
-            raise CheckpointError(f"{file.path}: {name} must be the head size, {head_dim}, got {size}")
+    if (size := file.shape("attention.value_length", head_dim)) != head_dim:
+        raise CheckpointError(f"{file.path}: attention.value_length must be the head size, {head_dim}, got {size}")
     base = {"rope_type": "default", "rope_theta": file.number("rope.freq_base", 10_000.0)}
+    if (rotated := file.number("rope.dimension_count", head_dim)) != head_dim:
+        base["partial_rotary_factor"] = rotated / head_dim
     kind = file.shape("rope.scaling.type", "linear")
     factor = file.number("rope.scaling.factor") or file.number("rope.scale_linear") or 1.0
     is_scaled = kind != "none" and factor != 1
     if ROPE_FACTORS in file.tensors and not is_scaled:
         return _llama_3_rope(file, base, head_dim)
+    if kind == "yarn" and ROPE_FACTORS not in file.tensors:
+        numbers = {name: file.number(theirs) for name, theirs in YARN.items() if file.shape(theirs) is not None}
+        return base | {"rope_type": "yarn", "factor": factor} | numbers if is_scaled else base
     if ROPE_FACTORS in file.tensors or kind not in ("none", "linear"):
-        known = "none, linear, Llama 3's factors"
+        known = "none, linear, yarn, Llama 3's factors"
         raise CheckpointError(f"{file.path}: rope scaling {kind!r} by {factor:g} is not supported; supported: {known}")
     return base | {"rope_type": "linear", "factor": factor} if is_scaled else base
 
@@ -288,38 +344,24 @@ def _llama_3_rope(file: GGUFFile, base: dict[str, Any], head_dim: int) -> dict[s
 
 
 def read_tensors(file: GGUFFile, config: NviumConfig) -> Iterator[tuple[str, Tensor]]:
-    """Read every weight under our name, with query and key rows in our order."""
+    """Read every weight under our name."""
     for name, stored in file.tensors.items():
         if name != ROPE_FACTORS:
             try:
-                yield our_name(name, config), read_tensor(file, stored)
+                yield our_name(name, config, file.family.gguf_names), read_tensor(file, stored)
             except CheckpointError:
                 raise
             except (RuntimeError, TypeError, ValueError) as error:
                 raise CheckpointError(f"{file.path}: {name}: {error}") from error
 
 
-def rows_in_our_order(file: GGUFFile, name: str, num_rows: int) -> Tensor | None:
-    """Return the indices of stored rows in our order, with the two rows of a rotary pair half a head apart.
-
-    None if the orders are equal.
-    """
-    known = NAME.fullmatch(name)
-    if not known or known["part"] not in ("attn_q", "attn_k") or ARCHITECTURES[file.architecture].gguf_rows != "pairs":
-        return None
-    num_heads = file.shape("attention.head_count")
-    if known["part"] == "attn_k":
-        num_heads = file.shape("attention.head_count_kv", num_heads)
-    return torch.arange(num_rows).view(num_heads, -1, 2).transpose(1, 2).flatten()
-
-
-def our_name(name: str, config: NviumConfig) -> str:
+def our_name(name: str, config: NviumConfig, own_names: Mapping[str, str] = {}) -> str:
     """Map `blk.3.attn_q.weight` to `model.layers.3.self_attn.q_proj.weight`. Return unknown names unchanged."""
     known = NAME.fullmatch(name)
     if not known:
         return name
     prefix = f"model.layers.{known['layer']}." if known["layer"] else ""
-    ours = f"{prefix}{NAMES.get(known['part'], known['part'])}.{known['kind']}"
+    ours = f"{prefix}{(NAMES | {**own_names}).get(known['part'], known['part'])}.{known['kind']}"
     return ours.replace("model.norm.", final_norm(config))
 
 
@@ -328,13 +370,12 @@ def read_tensor(file: GGUFFile, stored: FileTensor) -> Tensor:
     kind, place = stored.kind, f"{file.path}: {stored.name}"
     if kind.name not in KINDS:
         raise CheckpointError(f"{place} has type {kind.name}; supported: {', '.join(KINDS)}")
-    rows = rows_in_our_order(file, stored.name, stored.shape[0])
     if kind.name not in EXACT and len(stored.shape) == 1:
         raise CheckpointError(f"{place} has type {kind.name}, but is a vector; supported: {', '.join(EXACT)}")
     if kind.name not in EXACT:
-        return StoredMatrix(stored.content.view(stored.shape[0], -1), kind, rows=rows, place=place)
+        return StoredMatrix(stored.content.view(stored.shape[0], -1), kind, place=place)
     tensor = stored.content.view(EXACT[kind.name]).view(stored.shape)
     if len(stored.shape) == 2:
-        return StoredMatrix(tensor, rows=rows, place=place)
+        return StoredMatrix(tensor, place=place)
     check_finite(tensor, place)
-    return tensor if rows is None else tensor[rows]
+    return tensor

@@ -21,7 +21,7 @@ from nvium_core.errors import CheckpointError, one_line
 from nvium_core.model import mixture
 from nvium_core.model.checkpoint import EMBEDDING, HEAD, Checkpoint
 from nvium_core.model.config import NviumConfig, check_end_token_ids
-from nvium_core.model.exits import Exit
+from nvium_core.model.exits import Exit, Head
 from nvium_core.model.llama import Attend, Llama, causal_attention
 from nvium_core.model.plan import LayerCall
 from nvium_core.model.source import read_source
@@ -72,7 +72,7 @@ class Nvium(nn.Module):
         self.config = config
         self.model: Llama = Llama(config)
         self.exits = nn.ModuleList(Exit(config, depth == config.num_calls) for depth in config.exit_layers or [])
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = Head(config)
         self.tie()
 
     def tie(self) -> None:
@@ -135,7 +135,7 @@ class Nvium(nn.Module):
 
     def hidden_states(self, input_ids_BT: Tensor, positions_BT: Tensor, attend: Attend) -> list[Tensor]:
         """Compute the hidden state [B, T, D] at each exit."""
-        return self._states_after(self.model.blocks, self.model.embed_tokens(input_ids_BT), positions_BT, attend)
+        return self._states_after(self.model.blocks, self.model.embed(input_ids_BT), positions_BT, attend)
 
     def _states_after(
         self, parts: Iterable[Iterable[LayerCall]], h_BTD: Tensor, positions_BT: Tensor, attend: Attend
@@ -175,7 +175,7 @@ class Nvium(nn.Module):
         position_ids = position_ids.expand_as(input_ids)
         all_states = None
         if output_hidden_states:
-            embedded = self.model.embed_tokens(input_ids)
+            embedded = self.model.embed(input_ids)
             each = [[call] for block in self.model.blocks for call in block]
             all_states = (embedded, *self._states_after(each, embedded, position_ids, attend))
             states = [all_states[depth] for depth in self.config.exit_layers or []]

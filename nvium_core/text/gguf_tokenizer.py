@@ -90,10 +90,13 @@ DEFAULT = split(r"[\p{P}$+<=>^~|]+", GPT_2_WORDS, r"\p{N}+", "[0-9][0-9][0-9]")
 WHOLE_PIECES = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken")
 """Pre-tokenizers with which a piece that is in the vocabulary becomes one token. With these, a text begins with BOS."""
 
-PIECES = {"default": DEFAULT, "gpt-2": GPT_2, "tekken": TEKKEN, "gpt-4o": GPT_4O}
+PIECES = {"default": DEFAULT, "tekken": TEKKEN, "gpt-4o": GPT_4O}
+PIECES |= dict.fromkeys(("gpt-2", "olmo", "exaone4"), GPT_2)
 PIECES |= {"deepseek-llm": DEEPSEEK_LLM, "deepseek-coder": DEEPSEEK_CODER, "deepseek-v3": DEEPSEEK_V3}
+PIECES["hunyuan-dense"] = DEEPSEEK_V3
 PIECES |= dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "minerva-7b"), SINGLE_DIGITS)
 PIECES |= dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "smaug-bpe"), LLAMA_3)
+PIECES |= dict.fromkeys(("dbrx", "chatglm-bpe", "glm4"), LLAMA_3)
 PIECES |= dict.fromkeys(("qwen2", "megrez", "deepseek-r1-qwen"), QWEN_2)
 
 

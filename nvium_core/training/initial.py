@@ -31,11 +31,18 @@ def with_initial_shape(recipe: Recipe) -> Recipe:
             f"{other_run[0]}: no such model folder; train `{other_run[1]}` first, or pass --set initial=FOLDER"
         )
     config = read_config(resolve_folder(recipe.initial))
+    check_head(recipe.initial, config)
     context = min(recipe.shape.context, config.max_position_embeddings)
     try:
         return replace(recipe, shape=shape_of(config, context))
     except ValueError as error:
         raise RecipeError(f"{recipe.initial}: {error}") from error
+
+
+def check_head(source: str, config: NviumConfig) -> None:
+    """Raise `TrainingError` if the logits have a cap, which the losses do not compute."""
+    if config.logit_cap is not None:
+        raise TrainingError(f"{source}: limits its logits (final_logit_softcapping), so it cannot be trained")
 
 
 def shape_of(config: NviumConfig, context: int) -> ModelShape:

@@ -137,7 +137,7 @@ class Memory:
         values_BGSP[:, :, start:end] = v_BTGP.transpose(1, 2)
         if start == 0:
             q_BHTP, k_BGTP, v_BGTP = (x.transpose(1, 2) for x in (q_BTHP, k_BTGP, v_BTGP))
-            return dense_attention(q_BHTP, k_BGTP, v_BGTP, None, is_causal=True).transpose(1, 2)
+            return dense_attention(q_BHTP, k_BGTP, v_BGTP, call, None).transpose(1, 2)
         rows, num_heads = k_BTGP.shape[0], k_BTGP.shape[2]
         queries = q_BTHP.reshape(rows, num_heads, -1, q_BTHP.shape[-1])  # query heads grouped by key head
         seen = F.scaled_dot_product_attention(queries, keys_BGSP[:, :, :end], values_BGSP[:, :, :end])
@@ -190,7 +190,7 @@ class Narrator:
     def _forward(self, tokens_BT: Tensor, memory: Memory) -> Tensor:
         """Run the tokens through all layers. Return the hidden states [B, D] of each row's last token."""
         llama = self.model.model
-        h_BTD = llama.embed_tokens(tokens_BT)
+        h_BTD = llama.embed(tokens_BT)
         positions_T = torch.arange(memory.length, memory.length + tokens_BT.shape[1], device=tokens_BT.device)
         rotary = llama.rotary_emb(positions_T[None], h_BTD.dtype)
         h_BTD = llama.run(h_BTD, chain(*llama.blocks), rotary, memory.attend)

@@ -4,11 +4,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
 from nvium_core import Completion, Engine, EngineConfig, FailureEvent, NviumForCausalLM, SamplingParams
 from nvium_core.choices import Schedule
+from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.device.runner import MakeBackend, Runner, best_backend
 from nvium_core.engine.events import Event
@@ -86,6 +88,13 @@ class WrappedBackend:
 
     def run(self, step: Step, max_rows: int) -> StepResult:
         return self.inner.run(step, max_rows)
+
+
+class Layers(WrappedBackend):
+    """PyTorch's layers, the reference."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args, make_inner=lambda model, cache, config: LayersBackend(model, cache))
 
 
 def engine_on(backend: Callable[..., WrappedBackend], model: NviumForCausalLM, config: EngineConfig) -> Engine:

@@ -30,6 +30,9 @@ class Request:
     is_cancelled: int | None
 
 
+GEMMA = {"layer_norms": "both", "hidden_act": "gelu_pytorch_tanh", "embedding_scale": 2.8, "attention_scale": 0.4}
+GEMMA |= {"qk_norm": True, "attention_cap": 2.0, "logit_cap": 3.0}
+HALF_ROTARY = {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}}
 MAKES: list[dict[str, Any]] = [
     {},
     {"qkv_bias": True},
@@ -37,6 +40,10 @@ MAKES: list[dict[str, Any]] = [
     {"layer_norms": "both"},
     {"layer_norms": "both", "norms_loops": True},
     {"windows": 5},
+    {"windows": 5, "window_rope_parameters": {"rope_type": "default", "rope_theta": 100.0}},
+    GEMMA,
+    {"layer_norms": "after", "qk_norm": True, "qk_norm_kind": "width", "residual_scale": 0.5, "logit_scale": 0.3},
+    {"qk_norm": True, "qk_norm_kind": "rotated head", "mlp_gated": False, "hidden_act": "relu2"} | HALF_ROTARY,
 ]
 
 

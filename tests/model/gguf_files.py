@@ -19,8 +19,19 @@ ARCHITECTURES = {
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
     "smollm3": gguf.MODEL_ARCH.SMOLLM3,
+    "gemma2": gguf.MODEL_ARCH.GEMMA2,
+    "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+    "granite": gguf.MODEL_ARCH.GRANITE,
+    "olmo2": gguf.MODEL_ARCH.OLMO2,
+    "olmo3": gguf.MODEL_ARCH.OLMO2,
+    "exaone4": gguf.MODEL_ARCH.EXAONE4,
+    "ernie4_5": gguf.MODEL_ARCH.ERNIE4_5,
+    "glm4": gguf.MODEL_ARCH.GLM4,
+    "hunyuan_v1_dense": gguf.MODEL_ARCH.HUNYUAN_DENSE,
+    "arcee": gguf.MODEL_ARCH.ARCEE,
 }
-INTERLEAVED = ("llama", "mistral", "smollm3")
+INTERLEAVED = ("llama", "mistral", "smollm3", "granite", "arcee")
+"""Types whose query and key rows llama.cpp reorders."""
 
 
 def write_gguf(
@@ -30,9 +41,11 @@ def write_gguf(
     rope_factors: Tensor | None = None,
     tokenizer: Mapping[str, Any] | None = None,
     architecture: str | None = None,
+    own: Mapping[str, Any] = {},
 ) -> Path:
     """Write the model with its matrices in a quantization type. `tokenizer` are metadata fields.
 
+    own: fields of the architecture, without its prefix, beside or instead of those of every model.
     architecture: its name, if it is not that of the model's type. The tensors' names and rows are those of the type.
 
     A model on the meta device gets ones as numbers, and random blocks of types that the library cannot quantize.
@@ -41,6 +54,7 @@ def write_gguf(
     arch = ARCHITECTURES[config.model_type]
     writer = gguf.GGUFWriter(path, architecture or gguf.MODEL_ARCH_NAMES[arch])
     write_shape(writer, config)
+    add_fields(writer, {f"{writer.arch}.{name}": value for name, value in own.items()})
     add_fields(writer, tokenizer or {"tokenizer.ggml.model": "no_vocab"})
     if rope_factors is not None:
         writer.add_tensor("rope_freqs.weight", rope_factors.float().numpy())
@@ -51,6 +65,8 @@ def write_gguf(
         theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert theirs is not None, name
         rows = rows_as_in_llama_cpp(name, tensor, config) if config.model_type in INTERLEAVED else tensor
+        if config.model_type.startswith("gemma") and "norm" in name:
+            rows = rows + 1
         stored = np.broadcast_to(np.float32(1), rows.shape) if rows.is_meta else rows.float().numpy()
         stored_as = KIND[kind if tensor.dim() > 1 else "F32"]
         writer.add_tensor(theirs, blocks(stored, stored_as), raw_dtype=stored_as)

@@ -13,8 +13,9 @@ from nvium_core import CheckpointError, NviumConfig, NviumForCausalLM
 from nvium_core.model.gguf import open_gguf, read_config, read_gguf, read_tensors
 from tests.model.gguf_files import KIND, close, write_gguf
 from tests.model.llama_folders import LLAMA_3_ROPE
-from tests.model.test_backbones import random_ids, random_model
+from tests.model.test_backbones import F32, GEMMA, GRANITE, TWO_ROPES, YARN, random_ids, random_model
 
+DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 500.0}
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1, "max_position_embeddings": 64}
 MAKES: dict[str, dict[str, Any]] = {
     "llama": {"num_key_value_heads": 1},
@@ -22,6 +23,34 @@ MAKES: dict[str, dict[str, Any]] = {
     "qwen2": {"tie_word_embeddings": True},
     "qwen3": {"head_dim": 16},
     "smollm3": {"tie_word_embeddings": True},
+    "gemma2": GEMMA | {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0},
+    "gemma3_text": GEMMA | {"num_hidden_layers": 7, "rope_parameters": TWO_ROPES},
+    "granite": GRANITE,
+    "olmo2": {},
+    "olmo3": {"sliding_window": 6, "rope_parameters": {"full_attention": YARN, "sliding_attention": DEFAULT_ROPE}},
+    "exaone4": {"sliding_window": 6, "sliding_window_pattern": 3},
+    "ernie4_5": {"head_dim": 12},
+    "glm4": {"head_dim": 8},
+    "hunyuan_v1_dense": {"head_dim": 8, "rope_parameters": DEFAULT_ROPE},
+    "arcee": {"hidden_act": "relu2"},
+}
+OWN_FIELDS: dict[str, dict[str, Any]] = {
+    "gemma2": {"attention.sliding_window": 6, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0},
+    "gemma3_text": {
+        "attention.sliding_window": 6,
+        "rope.freq_base_swa": 100.0,
+        "rope.scaling.type": "linear",
+        "rope.scaling.factor": 8.0,
+    },
+    "granite": {"embedding_scale": 12.0, "residual_scale": 0.22, "attention.scale": 0.1, "logit_scale": 6.0},
+    "olmo3": {
+        "attention.sliding_window": 6,
+        "attention.sliding_window_pattern": [True, True, True, False],
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 32,
+    },
+    "exaone4": {"attention.sliding_window": 6, "attention.sliding_window_pattern": 3},
 }
 
 
@@ -29,9 +58,10 @@ MAKES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("make", MAKES)
 def test_a_file_gives_the_log_probabilities_of_transformers(make, tmp_path):
     theirs = random_model(make, MAKES[make])
-    ours = NviumForCausalLM.from_pretrained(write_gguf(tmp_path / "model.gguf", theirs), dtype=torch.float32)
+    path = write_gguf(tmp_path / "model.gguf", theirs, own=OWN_FIELDS.get(make, {}))
+    ours = NviumForCausalLM.from_pretrained(path, dtype=torch.float32)
     input_ids = random_ids(2, 40)
-    torch.testing.assert_close(ours(input_ids).logits, theirs(input_ids).logits.log_softmax(-1), rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours(input_ids).logits, theirs(input_ids).logits.log_softmax(-1), rtol=0, atol=F32)
 
 
 def test_the_suggested_sampling_is_read(tmp_path):

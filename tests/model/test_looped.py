@@ -9,12 +9,11 @@ import torch
 
 from nvium_core import Engine, EngineConfig, NviumForCausalLM, SamplingParams, load_model
 from nvium_core.conversion import convert
-from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.errors import CheckpointError
 from nvium_core.model import mixture
 from nvium_core.model.backbones import nanbeige_fields
 from nvium_core.model.llama import causal_attention
-from tests.engine.driving import WrappedBackend, engine_on
+from tests.engine.driving import Layers, engine_on
 from tests.model.gguf_files import write_gguf
 from tests.model.llama_folders import llama_folder, random_llama
 from tests.model.looped_folders import FIXTURES, NANBEIGE, OURO, expected_of, ouro_folder, resized, without
@@ -72,11 +71,6 @@ def test_the_only_exit_of_nanbeige_equals_the_public_implementation(name, dtype)
             own = log_pi[row["position"], 0]
             assert int(own.argmax()) == row["argmax"]
             assert own[prompt["ids"]].tolist() == pytest.approx(row["logprobs_at_ids"], abs=TOLERANCE[dtype][0])
-
-
-class Layers(WrappedBackend):
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args, make_inner=lambda model, cache, config: LayersBackend(model, cache))
 
 
 def greedy(engine: Engine, token_ids: list[int], **sampling: Any) -> Any:

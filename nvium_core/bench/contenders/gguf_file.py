@@ -40,6 +40,8 @@ def write_gguf(univium: Nvium, file: Path, kind: FileKind) -> None:
 
 def write_shape(writer: Any, config: PreTrainedConfig) -> None:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    ropes = config.rope_parameters or {}
+    rope = ropes.get("full_attention", ropes)
     for field, value in {
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
@@ -49,8 +51,8 @@ def write_shape(writer: Any, config: PreTrainedConfig) -> None:
         "head_count_kv": config.num_key_value_heads,
         "key_length": head_dim,
         "value_length": head_dim,
-        "rope_dimension_count": head_dim,
-        "rope_freq_base": (config.rope_parameters or {}).get("rope_theta", 10_000.0),
+        "rope_dimension_count": int(head_dim * rope.get("partial_rotary_factor", 1)),
+        "rope_freq_base": rope.get("rope_theta", 10_000.0),
         "layer_norm_rms_eps": config.rms_norm_eps,
         "vocab_size": config.vocab_size,
     }.items():

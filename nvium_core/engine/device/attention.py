@@ -25,7 +25,7 @@ from nvium_core.engine.device.paged_cache import HALF, KERNEL_PAGE_SIZE, PagedCa
 from nvium_core.engine.sampling_params import SamplingParams
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Rows
-from nvium_core.model.llama import Attend, dense_attention
+from nvium_core.model.llama import Attend, causal_mask, dense_attention
 from nvium_core.model.plan import LayerCall
 
 logger = logging.getLogger(__name__)
@@ -56,17 +56,14 @@ def ragged(cache: PagedCache, runs: Items[Rows]) -> Read:
 
     @lru_cache(None)
     def mask(run: int, window: int | None) -> Tensor:
-        num_keys, device = len(slots[run]), slots[run].device
-        first = num_keys - lengths[run]
-        mask_QS = torch.ones(lengths[run], num_keys, dtype=torch.bool, device=device).tril(first)
-        return mask_QS if window is None else mask_QS.triu(first - window + 1)
+        return causal_mask(lengths[run], len(slots[run]), window, slots[run].device)
 
     def attend(q_RHP: Tensor, call: LayerCall) -> Tensor:
         found = []
         for run, (q_QHP, slot_S) in enumerate(zip(q_RHP.split(lengths), slots, strict=True)):
             known = cache.keys[call.cache, slot_S], cache.values[call.cache, slot_S]
             q_BHQP, k_BGSP, v_BGSP = (x.to(q_QHP.dtype).transpose(0, 1)[None] for x in (q_QHP, *known))
-            found.append(dense_attention(q_BHQP, k_BGSP, v_BGSP, mask(run, call.window))[0].transpose(0, 1))
+            found.append(dense_attention(q_BHQP, k_BGSP, v_BGSP, call, mask(run, call.window))[0].transpose(0, 1))
         return torch.cat(found)
 
     return attend

@@ -25,7 +25,8 @@ def token_losses(model: Nvium, batch: Batch) -> TokenLosses:
     """Run the model. Unlike the model's `forward`, this does not compute the whole distribution π_mix."""
     states = model.hidden_states(batch.inputs, batch.positions, batch.attention())
     log_w, outputs = model.exit_outputs(states)
-    nll = [head_nll(o_BTD, model.lm_head.weight, batch.targets) for o_BTD in outputs]
+    head = model.lm_head
+    nll = [head_nll(head.scale * o_BTD, head.weight, batch.targets) for o_BTD in outputs]
     return TokenLosses(log_w, mixture.log_exit_probs(log_w), torch.stack(nll, dim=-1))
 
 

@@ -83,10 +83,15 @@ class WithExits:
         ]
         return TeacherRows(early, last_RD, batch.targets.flatten()[counted_R])
 
+    def outputs(self, rows: TeacherRows) -> list[Tensor]:
+        """Return what `head` maps to logits at each exit, [R, D] each."""
+        early = (exit_.adapter(x_RD) for exit_, x_RD in zip(self.early, rows.early, strict=True))
+        return [self.model.lm_head.scale * o_RD for o_RD in (*early, rows.last_RD)]
+
     def losses(self, rows: TeacherRows) -> Losses:
         """Compute the losses. The routers' input is detached, so the exits' norms get no gradients from routers."""
-        teacher = teacher_of(rows.last_RD, self.head, rows.target_R)
-        outputs = [exit_.adapter(x_RD) for exit_, x_RD in zip(self.early, rows.early, strict=True)]
+        *outputs, last_RD = self.outputs(rows)
+        teacher = teacher_of(last_RD, self.head, rows.target_R)
         losses = [head_kl(output_RD, self.head, teacher, rows.target_R) for output_RD in outputs]
         losses.append((torch.zeros_like(teacher.nll_R), teacher.nll_R))
         kl_RE, nll_RE = (torch.stack(each, 1) for each in zip(*losses, strict=True))

@@ -6,6 +6,7 @@ from huggingface_hub.errors import StrictDataclassError
 
 from nvium_core.model.config import NviumConfig
 from nvium_core.training.errors import TrainingError
+from nvium_core.training.initial import check_head
 from nvium_core.training.options import RetrofitSettings
 
 
@@ -13,6 +14,7 @@ def checked_config(settings: RetrofitSettings, config: NviumConfig) -> NviumConf
     """Return the base's configuration with exits. Raise `TrainingError` if the settings are invalid."""
     if config.num_loops > 1:
         raise TrainingError(f"{settings.source}: is a looped model, which cannot be retrofitted; pass a plain Llama")
+    check_head(settings.source, config)
     if config.num_exits > 1 or config.adapter_hidden_size:
         raise TrainingError(f"{settings.source}: already has exits or an adapter; pass a plain Llama")
     if settings.data and not settings.data.exists():

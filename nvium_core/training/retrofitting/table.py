@@ -72,8 +72,7 @@ def measure(model: WithExits, stream: Windows, context: int) -> Measured:
 
 def _measure_rows(model: WithExits, rows: TeacherRows) -> tuple[Tensor, ...]:
     log_p_RE = log_exit_probs(model.route(rows.early))
-    outputs = [*(exit_.adapter(x) for exit_, x in zip(model.early, rows.early, strict=True)), rows.last_RD]
-    chunks = zip(*(x.split(CHUNK_ROWS) for x in (log_p_RE, rows.target_R, *outputs)), strict=True)
+    chunks = zip(*(x.split(CHUNK_ROWS) for x in (log_p_RE, rows.target_R, *model.outputs(rows))), strict=True)
     results = [_measure_chunk(model.head, *chunk) for chunk in chunks]
     return tuple(map(torch.cat, zip(*results, strict=True)))
 

@@ -26,7 +26,7 @@ class FusedLayers:
             model.model.pack()
         self._model, self._cache, self._attention = model, cache, attention
         self._config = model.config
-        self._inv_freq = model.model.rotary_emb.inv_freq.to(model.device, torch.float32)
+        self._inv_freq = model.model.rotary_emb.inv_freq[0].to(model.device, torch.float32)
 
     def run(self, blocks: range, inputs: InputViews, previous_R: Tensor) -> None:
         model, config, states = self._model.model, self._config, self._cache.states_NSD
@@ -63,7 +63,7 @@ class FusedLayers:
     def _attend(self, inputs: InputViews) -> Callable[[Attention, LayerCall, Tensor], Tensor]:
         cache, config, rows = self._cache, self._config, inputs.rows
         num_keys, head_size = cache.keys.shape[2:]
-        num_queries, scaling = config.num_attention_heads, self._model.model.rotary_emb.scaling
+        num_queries, scaling = config.num_attention_heads, self._model.model.rotary_emb.scalings[0]
         read = self._attention(cache, inputs.table_RW, rows["position"])
 
         def attend(module: Attention, call: LayerCall, x_RD: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ class FusedLayers:
                 num_keys=num_keys,
                 half=head_size // 2,
                 size=power_of_two(head_size // 2),
-                rotates=call.has_rotary,
+                rotates=call.rotary is not None,
                 norms=bool(norms),
                 wide=kernels.wide_of(x_RD),
             )

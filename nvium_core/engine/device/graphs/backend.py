@@ -52,6 +52,7 @@ from nvium_core.engine.schedule.step import MAX_SHORT_RUN_ROWS, Rows, Run, Step
 from nvium_core.model.exits import Router
 from nvium_core.model.llama import Attend
 from nvium_core.model.nvium import Nvium
+from nvium_core.model.plan import LayerCall
 
 logger = logging.getLogger(__name__)
 
@@ -208,8 +209,8 @@ class GraphsBackend(LayersBackend):
         num_heads = model.config.num_attention_heads
         if cache.keys.dtype not in TRITON_TYPES:
             return LayersBackend(model, cache, f"Triton's kernels do not support {cache.keys.dtype}")
-        if any(call.is_normed or call.window for block in model.model.blocks for call in block):
-            return LayersBackend(model, cache, "Triton's kernels support neither normed loops nor sliding windows")
+        if not is_fused(model):
+            return LayersBackend(model, cache, "Triton's kernels support only the layers of Llama, Qwen and SmolLM")
         if not find_spec("triton"):
             return LayersBackend(model, cache, "Triton is not installed")
         if attention := best_attention(cache, num_heads):
@@ -365,3 +366,13 @@ def variants(num_pages: int, max_changes: int, *, has_exits: bool) -> Iterator[V
 
 def free_memory(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+
+
+def is_fused(model: Nvium) -> bool:
+    """Whether Triton's kernels implement all layer calls of the model."""
+    config, calls = model.config, [call for block in model.model.blocks for call in block]
+    is_whole = config.mlp_gated and config.rotary_size == config.head_dim
+    is_scaled = (config.embedding_scale, config.residual_scale) != (1, 1)
+    known = [LayerCall(*call[:2], rotary=call.rotary, norms=call.norms, qk_norm=call.qk_norm) for call in calls]
+    kinds = {(call.norms != "after", call.qk_norm in (None, "head")) for call in calls}
+    return is_whole and not is_scaled and calls == known and kinds == {(True, True)}

@@ -133,7 +133,7 @@ class LayersBackend:
         backbone, cache = self.model.model, self.cache
         tokens = np.array(tokens_of(rows) if block == 0 else [], np.int64)
         slot_R, position_R, token_R = upload_all(cache.keys.device, cache.slots(rows), positions(rows), tokens)
-        h_RD = cache.states_NSD[block - 1, slot_R] if block else backbone.embed_tokens(token_R)
+        h_RD = cache.states_NSD[block - 1, slot_R] if block else backbone.embed(token_R)
         rotary = backbone.rotary_emb(position_R, h_RD.dtype)
         attend = self.attend(rows, slot_R)
         cache.states_NSD[block, slot_R] = backbone.run(h_RD, backbone.blocks[block], rotary, attend)

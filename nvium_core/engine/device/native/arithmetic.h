@@ -221,14 +221,41 @@ inline doubles exp(doubles x, double least = -708.0) {
   return bits_as<doubles>(bits_as<longs>(product) & ~vanishes);
 }
 
-// x = SiLU(x) · y
-template <typename A> inline void silu_times(A* x, const A* y, int64_t length) {
+// x = x · σ(g(x)) · y, without the factor y if it is null
+template <typename A, typename G> inline void sigmoid_times(A* x, const A* y, int64_t length, G&& g) {
   int64_t i = 0;
   for (; i + lanes<A> <= length; i += lanes<A>) {
     const Vector<A> x_i = load(x + i);
-    store(x_i * load(y + i) / (exp(-x_i) + 1), x + i);
+    store((y ? x_i * load(y + i) : x_i) / (exp(-g(x_i)) + 1), x + i);
   }
-  for (; i < length; ++i) x[i] = x[i] * y[i] / (1 + std::exp(-x[i]));
+  for (; i < length; ++i) x[i] = (y ? x[i] * y[i] : x[i]) / (1 + std::exp(-g(x[i])));
+}
+
+// x = SiLU(x) · y
+template <typename A> inline void silu_times(A* x, const A* y, int64_t length) {
+  sigmoid_times(x, y, length, [](auto value) { return value; });
+}
+
+// x = GELU(x) · y, approximated with tanh: ½ (1 + tanh(u)) is σ(2u), where u is √(2/π) (x + 0.044715 x³).
+template <typename A> inline void gelu_tanh_times(A* x, const A* y, int64_t length) {
+  sigmoid_times(x, y, length, [](auto value) {
+    return value * (value * value * A(0.044715 * 1.5957691216057308) + A(1.5957691216057308));
+  });
+}
+
+// x = ReLU(x)² · y
+template <typename A> inline void relu2_times(A* x, const A* y, int64_t length) {
+  for (int64_t i = 0; i < length; ++i) x[i] = std::max(x[i], A(0)) * std::max(x[i], A(0)) * (y ? y[i] : 1);
+}
+
+// x = c · tanh(x / c)
+template <typename A> inline void limit(A* x, A cap, int64_t length) {
+  for (A part[lanes<A>]{}; length > 0; x += lanes<A>, length -= lanes<A>) {
+    const int64_t count = std::min(length, int64_t{lanes<A>});
+    std::copy_n(x, count, part);
+    store(cap - 2 * cap / (exp(load(part) * (2 / cap)) + 1), part);
+    std::copy_n(part, count, x);
+  }
 }
 
 // Replace x by e^(x - offset) and return the sum.

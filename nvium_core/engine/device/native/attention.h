@@ -24,6 +24,7 @@ template <typename A> struct Attending {
   const Row* rows;
   const int64_t* calls;  // [R]: where the cache has the keys of each row's call
   int64_t window;        // number of last positions, with its own, that a row attends to; 0: all
+  A scale, cap;          // of the products of queries and keys; cap 0: none
   const A* queries;      // [R, H, P]
   A* attended;           // [R, H, P]
 };
@@ -113,6 +114,7 @@ template <typename A, typename C> class Attention {
       for (int64_t r = rows.begin; r < rows.end; ++r, weights += stride) {
         A* const own = std::fill_n(weights, first_key(r) - first, A{0});
         const int64_t count = num_keys(r) - first_key(r);
+        if (all_.cap) limit(own, all_.cap, count);
         own[count] = 1 / exponentials(own, largest(own, count), count);
       }
     });
@@ -170,7 +172,7 @@ template <typename A, typename C> class Attention {
   }
 
   void score_page(Range rows, int64_t head, const C* keys, int64_t count, A* scores, int64_t stride) const {
-    const A scale = 1 / std::sqrt(static_cast<A>(cache_.head_size));
+    const A scale = all_.scale;
     for (; count >= lanes<A>; count -= lanes<A>, keys += lanes<A> * slot_stride_, scores += lanes<A>)
       score_keys(rows.begin, rows.end, head, keys, scale, scores, stride);
     for (int64_t key = 0; key < count; ++key)

@@ -10,11 +10,11 @@ import sys
 from array import array
 from collections.abc import Iterator, Mapping
 from itertools import accumulate, islice
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
-from nvium_core.choices import Instructions
+from nvium_core.choices import Activation, Instructions, QKNorm
 from nvium_core.engine.config import EngineConfig
 from nvium_core.engine.device.memory import check_memory
 from nvium_core.engine.device.native.library import PRECISIONS, native_library
@@ -28,6 +28,7 @@ from nvium_core.engine.device.scoring import score_of
 from nvium_core.engine.events import StepReport
 from nvium_core.engine.schedule.step import Emission, Outcome, Run, Step, StepResult
 from nvium_core.model.nvium import Nvium
+from nvium_core.model.plan import LayerCall
 from nvium_core.model.stored import FLOATS
 
 MIN_TILED_ROWS = 32
@@ -143,12 +144,12 @@ class NativeBackend:
     def _native_model(self, model: Nvium, cache: PagedCache, context: int) -> Any:
         config, (layers, exits) = model.config, self._weights
         precise = torch.promote_types(model.dtype, torch.float32)
-        cos_TP, sin_TP = model.model.rotary_emb(torch.arange(context), precise)
+        cos_TR, sin_TR = map(torch.cat, zip(*model.model.rotary_emb(torch.arange(context), precise), strict=True))
         self._tensors = {
             "keys": cache.keys,
             "values": cache.values,
-            "cos": cos_TP.contiguous(),
-            "sin": sin_TP.contiguous(),
+            "cos": cos_TR.contiguous(),
+            "sin": sin_TR.contiguous(),
             "states": cache.states_NSD,
             "embedding": self._embedding,
         }
@@ -156,9 +157,8 @@ class NativeBackend:
             self._tensors["norm"] = model.model.norm.weight.detach().to(precise)
         blocks = model.model.blocks
         self._first_calls = array("q", accumulate(map(len, blocks), initial=0))
-        kind = struct("LayerCall")
-        calls = [kind(*(getattr(call, name) or 0 for name, _ in kind._fields_)) for block in blocks for call in block]
-        self._calls = (kind * len(calls))(*calls)
+        calls = [call_struct(call) for block in blocks for call in block]
+        self._calls = (struct("LayerCall") * len(calls))(*calls)
         pointers = {name: tensor.data_ptr() for name, tensor in self._tensors.items()}
         held = make_struct(
             "Cache",
@@ -182,6 +182,12 @@ class NativeBackend:
             vocab_size=config.vocab_size,
             eps=config.rms_norm_eps,
             temperature=config.router_temperature,
+            **{
+                name: getattr(config, name)
+                for name in ("embedding_scale", "residual_scale", "logit_scale", "logit_cap")
+            },
+            context=context,
+            rotary_size=config.rotary_size,
             first_calls=address(self._first_calls),
             calls=ctypes.addressof(self._calls),
             layers=ctypes.addressof(layers.array),
@@ -190,3 +196,14 @@ class NativeBackend:
             embedding_kind=self._embedding_kind,
             **{"norm": None} | pointers,
         )
+
+
+def call_struct(call: LayerCall) -> Any:
+    """Return the `LayerCall` of call.h."""
+    values = call._asdict() | {
+        "rotary": -1 if call.rotary is None else call.rotary,
+        "qk_norm": -1 if call.qk_norm is None else get_args(QKNorm).index(call.qk_norm),
+        "activation": get_args(Activation).index(call.activation),
+    }
+    del values["norms"]  # a layer without a norm has none in its weights
+    return make_struct("LayerCall", **values)

@@ -50,12 +50,10 @@ template <typename T> class BlockForward {
     for (call_ = 0; call_ < num_calls; ++call_) {
       const LayerCall& call = model_.calls[model_.first_calls[block] + call_];
       const Layer<A>& layer = model_.layers[call.layer];
-      norm(hidden_, layer.attention_norm, normed_);
-      project_heads(layer);
+      project_heads(layer, normed(layer.attention_norm));
       attend(layer, call);
       add(attended_, layer.o, num_queries_, layer.attention_post_norm);
-      norm(hidden_, layer.mlp_norm, normed_);
-      feed_forward(layer);
+      feed_forward(layer, call, normed(layer.mlp_norm));
       add(gate_, layer.down, model_.inner_width, layer.mlp_post_norm);
       if (call.is_normed) norm(hidden_, model_.norm, hidden_);
     }
@@ -66,11 +64,13 @@ template <typename T> class BlockForward {
   }
 
  private:
-  // Read a token's embedding, rounded to T.
+  // Read a token's embedding, rounded to T, and scale it.
   void embed(int64_t token, A* out) const {
     const int64_t kind = model_.embedding_kind, width = model_.width;
     read_row(kind, model_.embedding + token * row_bytes(kind, width), width, out);
     for (int64_t d = 0; d < width; ++d) out[d] = static_cast<A>(static_cast<T>(out[d]));
+    if (const A scale = static_cast<A>(model_.embedding_scale); scale != 1)
+      for (int64_t d = 0; d < width; ++d) out[d] = static_cast<A>(static_cast<T>(out[d] * scale));
   }
 
   int64_t position(int64_t row) const { return rows_[row].position; }
@@ -86,14 +86,21 @@ template <typename T> class BlockForward {
     });
   }
 
+  // Return the hidden states, normed if there is a norm.
+  const std::vector<A>& normed(const A* weight) {
+    if (!weight) return hidden_;
+    norm(hidden_, weight, normed_);
+    return normed_;
+  }
+
   // Compute queries, keys and values in one parallel loop over the panels of all three matrices.
-  void project_heads(const Layer<A>& layer) {
+  void project_heads(const Layer<A>& layer, const std::vector<A>& x) {
     const int64_t queries = num_panels<A>(num_queries_), keys = num_panels<A>(num_keys_);
-    const Operand<A> normed = rows_for({layer.q, layer.k, layer.v}, normed_, model_.width);
+    const Operand<A> rows = rows_for({layer.q, layer.k, layer.v}, x, model_.width);
     parallel(queries + 2 * keys, [&](int64_t begin, int64_t end) {
       const auto into = [&](const Matrix& weight, int64_t count, int64_t first, A* y) {
         const int64_t own = std::max(begin - first, int64_t{0}), stop = std::min(end - first, num_panels<A>(count));
-        project_into(normed, weight, count, own, stop, y);
+        project_into(rows, weight, count, own, stop, y);
       };
       into(layer.q, num_queries_, 0, queries_.data());
       into(layer.k, num_keys_, queries, keys_.data());
@@ -106,8 +113,9 @@ template <typename T> class BlockForward {
     for (int64_t r = 0; r < num_rows_; ++r)
       calls_[r] = model_.calls[model_.first_calls[rows_[r].block] + call_].cache;
     const int64_t threads = model_.num_threads, heads = model_.num_heads;
-    const Attending<A> all{threads,     heads, num_rows_, rows_, calls_.data(), call.window, queries_.data(),
-                           attended_.data()};
+    const A scale = call.scale ? static_cast<A>(call.scale) : 1 / std::sqrt(static_cast<A>(model_.cache.head_size));
+    const Attending<A> all{threads, heads, num_rows_, rows_, calls_.data(), call.window, scale, static_cast<A>(call.cap),
+                           queries_.data(), attended_.data()};
     with_cached<A>(model_.cache, [&]<typename C>(C) {
       const Attention<A, C> attention(model_.cache, all);
       parallel(num_rows_, [&](int64_t begin, int64_t end) {
@@ -122,22 +130,31 @@ template <typename T> class BlockForward {
 
   // Add biases, normalise and rotate the heads.
   void finish_row(const Layer<A>& layer, const LayerCall& call, int64_t r) {
-    const auto finish = [&](A* x, int64_t length, const A* biases, const A* norm, bool is_rotated) {
-      const int64_t size = model_.cache.head_size;
+    const auto add_biases = [](A* x, int64_t length, const A* biases) {
       for (int64_t i = 0; biases && i < length; ++i) x[i] += biases[i];
+    };
+    const auto finish = [&](A* x, int64_t length, const A* biases, const A* norm) {
+      const int64_t size = model_.cache.head_size;
+      const auto norm_at = [&](QKNorm place, A* at, int64_t count) {
+        if (call.qk_norm == place) rms_norm(at, norm, count, static_cast<A>(model_.eps), at);
+      };
+      add_biases(x, length, biases);
+      norm_at(kWidthNorm, x, length);
       for (A* head = x; head < x + length; head += size) {
-        if (norm) rms_norm(head, norm, size, static_cast<A>(model_.eps), head);
-        if (is_rotated) rotate(head, position(r));
+        norm_at(kHeadNorm, head, size);
+        if (call.rotary >= 0) rotate(head, call.rotary * model_.context + position(r));
+        norm_at(kRotatedHeadNorm, head, size);
       }
     };
-    finish(&queries_[r * num_queries_], num_queries_, layer.q_bias, layer.q_norm, call.has_rotary);
-    finish(&keys_[r * num_keys_], num_keys_, layer.k_bias, layer.k_norm, call.has_rotary);
-    finish(&values_[r * num_keys_], num_keys_, layer.v_bias, nullptr, false);
+    finish(&queries_[r * num_queries_], num_queries_, layer.q_bias, layer.q_norm);
+    finish(&keys_[r * num_keys_], num_keys_, layer.k_bias, layer.k_norm);
+    add_biases(&values_[r * num_keys_], num_keys_, layer.v_bias);
   }
 
-  void rotate(A* x, int64_t position) const {
-    const int64_t size = model_.cache.head_size, half = size / 2;
-    const A *cos = model_.cos + position * size, *sin = model_.sin + position * size;
+  // Rotate a head by the angles in this row of the tables.
+  void rotate(A* x, int64_t row) const {
+    const int64_t size = model_.rotary_size, half = size / 2;
+    const A *cos = model_.cos + row * size, *sin = model_.sin + row * size;
     for (int64_t p = 0; p < half; ++p) {
       const A first = x[p], second = x[p + half];
       x[p] = first * cos[p] - second * sin[p];
@@ -145,30 +162,42 @@ template <typename T> class BlockForward {
     }
   }
 
-  void feed_forward(const Layer<A>& layer) {
-    const Operand<A> normed = rows_for({layer.gate, layer.up}, normed_, model_.width);
+  void feed_forward(const Layer<A>& layer, const LayerCall& call, const std::vector<A>& x) {
+    const Matrix& gate = layer.gate ? layer.gate : layer.up;
+    const Operand<A> rows = rows_for({gate, layer.up}, x, model_.width);
     parallel(num_panels<A>(model_.inner_width), [&](int64_t begin, int64_t end) {
-      project_into(normed, layer.gate, model_.inner_width, begin, end, gate_.data());
-      project_into(normed, layer.up, model_.inner_width, begin, end, up_.data());
+      project_into(rows, gate, model_.inner_width, begin, end, gate_.data());
+      if (layer.gate) project_into(rows, layer.up, model_.inner_width, begin, end, up_.data());
       const int64_t first = begin * panel_rows<A>, last = std::min(end * panel_rows<A>, model_.inner_width);
-      for (int64_t r = 0; r < num_rows_; ++r)
-        silu_times(&gate_[r * model_.inner_width + first], &up_[r * model_.inner_width + first], last - first);
+      for (int64_t r = 0; r < num_rows_; ++r) {
+        const int64_t at = r * model_.inner_width + first;
+        activate(call.activation, &gate_[at], layer.gate ? &up_[at] : nullptr, last - first);
+      }
     });
   }
 
-  // Add the product to the residual, normed if there is a norm.
+  static void activate(int64_t activation, A* x, const A* y, int64_t length) {
+    switch (activation) {
+      case kSilu: return silu_times(x, y, length);
+      case kGeluTanh: return gelu_tanh_times(x, y, length);
+      default: return relu2_times(x, y, length);
+    }
+  }
+
+  // Add the product to the residual, normed if there is a norm, and scaled.
   void add(const std::vector<A>& x, const Matrix& weight, int64_t length, const A* post_norm) {
     const Operand<A> rows = rows_for({weight}, x, length);
     if (post_norm) std::fill(normed_.begin(), normed_.end(), A{0});
     std::vector<A>& out = post_norm ? normed_ : hidden_;
+    const A scale = static_cast<A>(model_.residual_scale), factor = post_norm ? 1 : scale;
     parallel(num_panels<A>(model_.width), [&](int64_t begin, int64_t end) {
       project(rows, weight, model_.width, begin, end, [&](int64_t r, int64_t n, const A* products, int64_t count) {
-        for (int64_t i = 0; i < count; ++i) out[r * model_.width + n + i] += products[i];
+        for (int64_t i = 0; i < count; ++i) out[r * model_.width + n + i] += factor * products[i];
       });
     });
     if (!post_norm) return;
     norm(normed_, post_norm, normed_);
-    for (size_t i = 0; i < hidden_.size(); ++i) hidden_[i] += normed_[i];
+    for (size_t i = 0; i < hidden_.size(); ++i) hidden_[i] += scale * normed_[i];
   }
 
   Operand<A> rows_for(std::initializer_list<Matrix> weights, const std::vector<A>& x, int64_t length) {

@@ -9,8 +9,8 @@
 
 namespace nvium {
 
-// Biases of heads are [H * P] or [G * P], norms of heads are [P], and other norms are [D]. Biases, norms of heads and norms
-// after attention and MLP are null if the layer has none.
+// Biases of heads are [H * P] or [G * P], norms of heads are [P] or like the biases, and other norms are [D]. Biases and
+// norms are null if the layer has none; so is the gate.
 template <typename A> struct Layer {
   const A *attention_norm, *attention_post_norm;
   Matrix q, k, v, o;
@@ -19,9 +19,14 @@ template <typename A> struct Layer {
   Matrix gate, up, down;
 };
 
-// `LayerCall` in nvium_core/model/plan.py.
+// In the order of `QKNorm` and `Activation` in nvium_core/choices.py.
+enum QKNorm : int64_t { kNoNorm = -1, kHeadNorm, kWidthNorm, kRotatedHeadNorm };
+enum Activation : int64_t { kSilu, kGeluTanh, kRelu2 };
+
+// `LayerCall` in nvium_core/model/plan.py. rotary -1, window 0, cap 0: none. scale 0: 1 / √P.
 struct LayerCall {
-  int64_t layer, cache, has_rotary, window, is_normed;  // window 0: none
+  int64_t layer, cache, rotary, window, qk_norm, activation, is_normed;
+  double scale, cap;
 };
 
 // The weights of norm, router and adapter are null if the exit has none. A linear gate is a router_head [2, D] alone, whose
@@ -45,14 +50,15 @@ struct Cache {
 
 template <typename T> struct Model {
   int64_t num_threads, num_blocks, width, inner_width, num_heads, router_width, adapter_width, vocab_size;
-  double eps, temperature;
+  double eps, temperature, embedding_scale, residual_scale, logit_scale, logit_cap;  // logit_cap 0: none
   const int64_t* first_calls;  // [N + 1]: the first call of each block, then L
   const LayerCall* calls;      // [L]
   const Accumulator<T>* norm;  // [D]: follows calls that are normed
   const Layer<Accumulator<T>>* layers;
   const Exit<Accumulator<T>>* exits;
   Cache cache;
-  const Accumulator<T> *cos, *sin;   // [context, P]
+  int64_t context, rotary_size;
+  const Accumulator<T> *cos, *sin;   // [rotary tables, context, rotary_size]
   T* states;                         // [N, S, D]: the output of each block
   int64_t embedding_kind;            // `Stored`
   const char* embedding;             // [V, D], as stored

@@ -118,7 +118,7 @@ template <typename T> class Decisions {
     static thread_local std::vector<A> out;
     out.resize(num_rows * vocab);
     A* const logits = out.data();
-    if (num_rows) linear<A>(num_threads, outputs, model_.exits->head, nullptr, num_rows, width_, vocab, logits);
+    if (num_rows) head_logits(model_, outputs, logits);
     ThreadPool::shared().run(num_threads, ready.size(), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) decide(*ready[i], logits + offsets[i] * vocab);
     });

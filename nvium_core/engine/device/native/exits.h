@@ -22,6 +22,20 @@ void linear(int num_threads, const std::vector<A>& x, const Matrix& weight, cons
     for (int64_t i = 0; i < num_rows * count; ++i) y[i] += bias[i % count];
 }
 
+// Compute the logits [R, V] of the outputs [R, D] of exits.
+template <typename T>
+void head_logits(const Model<T>& model, const std::vector<Accumulator<T>>& outputs, Accumulator<T>* logits) {
+  using A = Accumulator<T>;
+  const int64_t num_rows = outputs.size() / model.width, vocab = model.vocab_size;
+  linear<A>(model.num_threads, outputs, model.exits->head, nullptr, num_rows, model.width, vocab, logits);
+  const A scale = static_cast<A>(model.logit_scale), cap = static_cast<A>(model.logit_cap);
+  if (scale == 1 && !cap) return;
+  ThreadPool::shared().run(model.num_threads, num_rows * vocab, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) logits[i] *= scale;
+    if (cap) limit(logits + begin, cap, end - begin);
+  });
+}
+
 // Compute x [R, D], the RMSNorm of the states in these slots, and log_w [R, 2], the router's log(1 − w) and log w.
 template <typename T>
 void route(const Model<T>& model, int64_t block, const int64_t* slots, int64_t num_rows, Accumulator<T>* x,

@@ -103,7 +103,7 @@ template <typename T> void score(const Model<T>& model, const std::vector<Scored
     static thread_local std::vector<A> logits;
     logits.resize(num_outputs * vocab);
     A* const all_logits = logits.data();
-    linear<A>(model.num_threads, outputs, model.exits->head, nullptr, num_outputs, model.width, vocab, all_logits);
+    head_logits(model, outputs, all_logits);
     ThreadPool::shared().run(model.num_threads, num_rows, [&](int64_t begin, int64_t end) {
       std::vector<A> scratch(vocab);
       std::vector<double> shifts(num_exits);

@@ -62,14 +62,14 @@ def layer_parts(layer: Layer) -> dict[str, Weight]:
     """Return the fields of `Layer` in call.h."""
     attention = layer.self_attn
     return {
-        "attention_norm": layer.input_layernorm.weight,
+        "attention_norm": getattr(layer.input_layernorm, "weight", None),
         **{name: getattr(attention, f"{name}_proj").weight for name in "qkvo"},
         **{f"{name}_bias": getattr(attention, f"{name}_proj").bias for name in "qkv"},
         **{f"{name}_norm": getattr(getattr(attention, f"{name}_norm"), "weight", None) for name in "qk"},
         "attention_post_norm": getattr(layer.post_self_attn_layernorm, "weight", None),
-        "mlp_norm": layer.post_attention_layernorm.weight,
+        "mlp_norm": getattr(layer.post_attention_layernorm, "weight", None),
         "mlp_post_norm": getattr(layer.post_mlp_layernorm, "weight", None),
-        **{name: getattr(layer.mlp, f"{name}_proj").weight for name in ("gate", "up", "down")},
+        **{name: getattr(getattr(layer.mlp, f"{name}_proj"), "weight", None) for name in ("gate", "up", "down")},
     }
 
 

@@ -30,7 +30,7 @@ def gathered(cache: PagedCache, table_RW: Tensor, position_R: Tensor) -> Read:
         seen_RS = is_seen_RS & (position_S >= first_R[:, None])
         known = (tensor[call.cache, slot_RS].to(q_RHP.dtype) for tensor in (cache.keys, cache.values))
         k_RGSP, v_RGSP = (tensor.transpose(1, 2) for tensor in known)
-        return dense_attention(q_RHP[:, :, None], k_RGSP, v_RGSP, seen_RS[:, None, None])[:, :, 0]
+        return dense_attention(q_RHP[:, :, None], k_RGSP, v_RGSP, call, seen_RS[:, None, None])[:, :, 0]
 
     return attend
 
@@ -46,7 +46,7 @@ class PlainLayers:
             h_RD = cache.states_NSD[blocks.start - 1, slot_R]
         else:
             emitted_R = previous_R[source_R.clamp(min=0)].clamp(min=0).long()
-            h_RD = backbone.embed_tokens(torch.where(source_R < 0, inputs.rows["token"], emitted_R))
+            h_RD = backbone.embed(torch.where(source_R < 0, inputs.rows["token"], emitted_R))
         attend = cached_attention(cache, slot_R, gathered(cache, inputs.table_RW, position_R))
         rotary = backbone.rotary_emb(position_R, h_RD.dtype)
         for block in blocks:
