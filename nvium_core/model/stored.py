@@ -81,9 +81,17 @@ class StoredMatrix(Tensor):
 
     def held(self) -> Tensor:
         """Return the rows as `kind` stores them: blocks [N, X] as bytes, or floats [N, D]."""
-        content = self.content if self.rows is None else self.content.index_select(0, self.rows)
-        is_held = content.dtype == torch.uint8 or FLOATS[content.dtype] == self.kind
-        return content if is_held else quantized(dequantize(content), self.kind)
+        if (floats := self.floats_to_quantize()) is not None:
+            return quantized(floats, self.kind)
+        return self._content()
+
+    def floats_to_quantize(self) -> Tensor | None:
+        """Return the floats [N, D] that `held` quantizes, or None if it returns the content."""
+        is_held = self.content.dtype == torch.uint8 or FLOATS[self.content.dtype] == self.kind
+        return None if is_held else dequantize(self._content()).contiguous()
+
+    def _content(self) -> Tensor:
+        return self.content if self.rows is None else self.content.index_select(0, self.rows)
 
     def numbers(self) -> Tensor:
         """Return the numbers as an ordinary tensor in `dtype`, [N, D]."""

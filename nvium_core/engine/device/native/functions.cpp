@@ -36,4 +36,9 @@ extern "C" int64_t pack(const nvium::StoredRows* rows, int64_t num_threads, char
   return caught([&] { return nvium::pack(*rows, static_cast<int>(num_threads), out); });
 }
 
+// Quantize rows of floats to this type of blocks.
+extern "C" int64_t quantize(const nvium::StoredRows* rows, int64_t num_threads, int64_t kind, char* out) {
+  return caught([&] { return nvium::quantize(*rows, static_cast<int>(num_threads), kind, out), 0; });
+}
+
 extern "C" int64_t has_tiles() { return nvium::has_tiles(); }

@@ -90,6 +90,38 @@ bool pack_rows(const StoredRows& in, int num_threads, int64_t lanes, int64_t vec
   return is_finite;
 }
 
+// Quantize floats x to a block of Q8_0 or Q4_0. The reference is `quantized` in nvium_core/model/stored.py.
+inline void quantize_block(int64_t kind, const double* x, char* out) {
+  constexpr int kSize = 32;
+  double extreme = x[0];
+  for (int i = 1; i < kSize && !std::isnan(extreme); ++i)
+    if (!(std::abs(x[i]) <= std::abs(extreme))) extreme = x[i];
+  const Half scale(static_cast<float>(kind == kQ8_0 ? std::abs(extreme) / 127 : extreme / -8));
+  std::memcpy(out, &scale, sizeof scale);
+  uint8_t numbers[kSize];
+  const int least = kind == kQ8_0 ? -127 : -8, most = kind == kQ8_0 ? 127 : 7;
+  for (int i = 0; i < kSize; ++i) {
+    const double ratio = x[i] / static_cast<float>(scale);
+    numbers[i] = std::clamp(std::isfinite(ratio) ? static_cast<int>(std::nearbyint(ratio)) : 0, least, most);
+  }
+  if (kind == kQ4_0)
+    for (int i = 0; i < kSize / 2; ++i) numbers[i] = (numbers[i] + 8) % 16 | (numbers[i + kSize / 2] + 8) % 16 << 4;
+  std::memcpy(out + sizeof scale, numbers, kind == kQ8_0 ? kSize : kSize / 2);
+}
+
+// Quantize rows of floats to rows of blocks of this kind.
+inline void quantize(const StoredRows& in, int num_threads, int64_t kind, char* out) {
+  const BlockShape shape = block_shape(kind);
+  ThreadPool::shared().run(num_threads, in.num_rows, [&](int64_t begin, int64_t end) {
+    std::vector<double> row(in.length);
+    char* to = out + begin * row_bytes(kind, in.length);
+    for (int64_t r = begin; r < end; ++r) {
+      read_row(in.stored, in.row(r), in.length, row.data());
+      for (int64_t i = 0; i < in.length; i += shape.elements, to += shape.bytes) quantize_block(kind, &row[i], to);
+    }
+  });
+}
+
 // Return the bytes of a packed matrix.
 inline int64_t packed_bytes(int64_t kind, int64_t num_rows, int64_t length) {
   if (const BlockShape shape = block_shape(kind); shape.elements)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
+from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as StoredKind
 from torch import Tensor
 
@@ -81,21 +82,35 @@ class Packer:
 
         if not is_packed:
             self._each_part(weight_ND, matrix.kind, are_finite)
-        return matrix.kind, matrix.held().contiguous()
+        return matrix.kind, self._held(matrix).contiguous()
+
+    def _held(self, matrix: StoredMatrix) -> Tensor:
+        """Return `matrix.held()`. Floats are quantized in C++."""
+        if (floats := matrix.floats_to_quantize()) is None:
+            return matrix.held()
+        block, block_bytes = GGML_QUANT_SIZES[matrix.kind]
+        blocks = torch.empty(len(floats), floats.shape[1] // block * block_bytes, dtype=torch.uint8)
+        rows = stored_rows(FLOATS[floats.dtype], floats, floats)
+        self._library.quantize(ctypes.byref(rows), self._num_threads, matrix.kind, blocks.data_ptr())
+        return blocks
 
     def _each_part(self, weight_ND: Tensor, kind: StoredKind, use: Callable[[Any], int]) -> None:
         """Call `use` for all rows as this type, a part at a time. It returns whether their numbers are finite."""
         matrix, is_finite = as_stored(weight_ND), True
         for first in range(0, len(matrix), ROWS_AT_ONCE):
             part = matrix.at(slice(first, first + ROWS_AT_ONCE))
-            held = (part.held() if part.kind == kind else part.numbers().to(DTYPES[kind])).contiguous()
-            data, shape = held.data_ptr(), {"num_rows": len(held), "length": matrix.shape[1], "num_all": len(matrix)}
-            rows = make_struct("StoredRows", stored=kind, data=data, first=first, **shape)
-            is_finite &= bool(use(rows))
+            held = (self._held(part) if part.kind == kind else part.numbers().to(DTYPES[kind])).contiguous()
+            is_finite &= bool(use(stored_rows(kind, held, matrix, first)))
             if matrix is weight_ND:
                 release(part, self._files)
         if matrix.place and not is_finite:
             raise CheckpointError(f"{matrix.place} has NaN or infinite values")
+
+
+def stored_rows(kind: StoredKind, held: Tensor, matrix: Tensor, first: int = 0) -> Any:
+    """Return a `StoredRows` of pack.h: rows of the matrix from `first` on, as this type. `held` must stay alive."""
+    shape = {"num_rows": len(held), "length": matrix.shape[1], "num_all": len(matrix)}
+    return make_struct("StoredRows", stored=kind, data=held.data_ptr(), first=first, **shape)
 
 
 def num_bytes(library: ctypes.CDLL, kind: StoredKind, num_rows: int, length: int) -> int:

@@ -6,6 +6,7 @@ from nvium_core import Engine, NviumForCausalLM, SamplingParams
 from nvium_core.engine.device import native, processor
 from nvium_core.engine.device.native import packing, weights
 from nvium_core.engine.device.native.packing import Packed, Packer, packed_kind
+from nvium_core.errors import CheckpointError
 from nvium_core.model.stored import StoredMatrix
 from tests.random_models import random_model
 from tests.rounded import round_to
@@ -103,3 +104,18 @@ def test_an_adapter_that_adds_zero_is_skipped():
     assert [parts.count(None) for parts in packed_exits(model)] == [0, 9]  # the last exit has no router either
     last.get_parameter("adapter.up.weight").data[0, 0] = torch.nan
     assert packed_exits(model)[1].count(None) == 7
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", [StoredKind.Q8_0, StoredKind.Q4_0])
+def test_floats_are_quantized_to_the_same_blocks_as_by_the_reference(kind, dtype):
+    """Also where elements are as large as each other, tiny, zero, huge or not finite."""
+    numbers = torch.randn(9, 96, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    numbers[1] = numbers[1].sign()
+    numbers[2:5] *= torch.tensor([[0.0], [1e-7], [1e4]])
+    numbers[5, 40] = 2**15 * 1.5
+    matrix = StoredMatrix(numbers.to(dtype), kind)
+    assert torch.equal(packer(random_model([1]))._held(matrix), matrix.held())
+    numbers[6:, 3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    with pytest.raises(CheckpointError, match="file: tensor x has NaN or infinite values"):
+        packer(random_model([1])).pack(StoredMatrix(numbers.to(dtype), kind, torch.float32, place="file: tensor x"))
