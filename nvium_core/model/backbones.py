@@ -25,6 +25,8 @@ class Family(NamedTuple):
     names: parts of its folders' tensor names → ours. Fused matrices are `qkv_proj` and `gate_up_proj`.
     rows, adds_one: order of query and key rows in its folders, and whether their norms store w for 1 + w.
     architecture: its `general.architecture` in GGUF files, None if no file is supported.
+    is_llama: its GGUF files have all its fields under Llama's names. Other families need their configuration class, which
+        takes a second to import.
     gguf_rows: order of query and key rows in GGUF files.
     gguf_names: parts of GGUF files' tensor names → ours, if not those of other families.
     gguf_fields: names of fields of config.json → names in GGUF files.
@@ -39,6 +41,7 @@ class Family(NamedTuple):
     rows: RowOrder = "halves"
     adds_one: bool = False
     architecture: str | None = None
+    is_llama: bool = False
     gguf_rows: RowOrder = "halves"
     gguf_names: Mapping[str, str] = {}
     gguf_fields: Mapping[str, str] = {}
@@ -168,10 +171,10 @@ OLMO = POST_NORMS | {"qk_norm": True, "qk_norm_kind": "width"}
 GEMMA_NAMES = POST_NORM_NAMES | {"pre_feedforward_layernorm": "post_attention_layernorm"}
 
 FAMILIES = {
-    "llama": Family(architecture="llama", gguf_rows="pairs"),
+    "llama": Family(architecture="llama", is_llama=True, gguf_rows="pairs"),
     "mistral": Family(),  # its GGUF files have the architecture llama
-    "qwen2": Family({"qkv_bias": True}, architecture="qwen2"),
-    "qwen3": Family({"qk_norm": True}, architecture="qwen3"),
+    "qwen2": Family({"qkv_bias": True}, architecture="qwen2", is_llama=True),
+    "qwen3": Family({"qk_norm": True}, architecture="qwen3", is_llama=True),
     "smollm3": Family(architecture="smollm3", gguf_rows="pairs"),
     "gemma2": Family(
         own_fields=gemma_fields,
@@ -239,6 +242,7 @@ FAMILIES = {
         own_fields=nanbeige_fields,
         config_class="llama",
         architecture="nanbeige",
+        is_llama=True,
         gguf_rows="pairs",
         gguf_fields={name: name for name in ("num_loops", "skip_loop_final_norm")},
     ),

@@ -264,7 +264,12 @@ def _fields(file: GGUFFile) -> dict[str, Any]:
         is_27b = fields["num_hidden_layers"] == layers
         head_dim = fields["hidden_size"] // fields["num_attention_heads"] if is_27b else fields.get("head_dim")
         fields["query_pre_attn_scalar"] = head_dim
-    made = backbone_fields(file.model_type, fields) | _special_tokens(file)
+    if family.is_llama:
+        own = family.own_fields(fields) if family.own_fields else {}
+        made = fields | family.fields | own | {"adapter_hidden_size": 0}
+    else:
+        made = backbone_fields(file.model_type, fields)
+    made |= _special_tokens(file)
     has_all_biases = "blk.0.attn_output.bias" in file.tensors
     made |= {"attention_bias": has_all_biases, "mlp_bias": "blk.0.ffn_down.bias" in file.tensors}
     made["qkv_bias"] = "blk.0.attn_q.bias" in file.tensors and not has_all_biases
