@@ -25,8 +25,8 @@ class Family(NamedTuple):
     names: parts of its folders' tensor names → ours. Fused matrices are `qkv_proj` and `gate_up_proj`.
     rows, adds_one: order of query and key rows in its folders, and whether their norms store w for 1 + w.
     architecture: its `general.architecture` in GGUF files, None if no file is supported.
-    is_llama: its GGUF files have all its fields under Llama's names. Other families need their configuration class, which
-        takes a second to import.
+    is_llama: its GGUF files have all its fields, under Llama's names. Other families need their configuration class,
+        which takes a second to import.
     gguf_rows: order of query and key rows in GGUF files.
     gguf_names: parts of GGUF files' tensor names → ours, if not those of other families.
     gguf_fields: names of fields of config.json → names in GGUF files.
