@@ -61,7 +61,7 @@ class Conversion:
 
     def __str__(self) -> str:
         num_exits, num_loops = self.config.num_exits, self.config.num_loops
-        dense = f"a univium (Llama in {num_loops} loops)" if num_loops > 1 else "a univium (dense Llama)"
+        dense = f"a univium ({num_loops} loops)" if num_loops > 1 else "a univium (dense)"
         kind = f"a {num_exits}-vium, exits after {', '.join(self.config.exit_places)}" if num_exits > 1 else dense
         numbers = f"{self.num_parameters:,} parameters in {str(self.dtype).removeprefix('torch.')}"
         hint = "" if self.has_tokenizer else f"; no {TOKENIZER_FILE}, so the server cannot load the folder"

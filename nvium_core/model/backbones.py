@@ -232,6 +232,7 @@ FAMILIES = {
         names={"query_layernorm": "q_norm", "key_layernorm": "k_norm"},
         architecture="hunyuan-dense",
     ),
+    "phi3": Family(architecture="phi3", gguf_names={"ffn_up": "mlp.gate_up_proj"}),
     "arcee": Family({"mlp_gated": False}, architecture="arcee", gguf_rows="pairs"),
     "ouro": Family(
         own_fields=ouro_fields,

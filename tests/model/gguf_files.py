@@ -28,6 +28,7 @@ ARCHITECTURES = {
     "ernie4_5": gguf.MODEL_ARCH.ERNIE4_5,
     "glm4": gguf.MODEL_ARCH.GLM4,
     "hunyuan_v1_dense": gguf.MODEL_ARCH.HUNYUAN_DENSE,
+    "phi3": gguf.MODEL_ARCH.PHI3,
     "arcee": gguf.MODEL_ARCH.ARCEE,
 }
 INTERLEAVED = ("llama", "mistral", "smollm3", "granite", "arcee")

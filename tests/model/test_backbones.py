@@ -87,6 +87,7 @@ MAKES: dict[str, tuple[str, dict[str, Any]]] = {
         "hunyuan_v1_dense",
         {"head_dim": 8, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 9.0, "factor": 1.0, "alpha": 50.0}},
     ),
+    "phi3": ("phi3", {"rope_parameters": YARN | {"rope_type": "default", "partial_rotary_factor": 0.5}}),
     "arcee": ("arcee", {"hidden_act": "relu2"}),
 }
 LONGEST = 48

@@ -32,6 +32,7 @@ MAKES: dict[str, dict[str, Any]] = {
     "ernie4_5": {"head_dim": 12},
     "glm4": {"head_dim": 8},
     "hunyuan_v1_dense": {"head_dim": 8, "rope_parameters": DEFAULT_ROPE},
+    "phi3": {"sliding_window": None},
     "arcee": {"hidden_act": "relu2"},
 }
 OWN_FIELDS: dict[str, dict[str, Any]] = {

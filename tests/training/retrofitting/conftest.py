@@ -10,7 +10,7 @@ from nvium_core.training.schedule import LearningRate
 from tests.byte_model import END_OF_TEXT, TURNS, wrapped_tokenizer
 from tests.model.gguf_files import write_gguf
 from tests.model.llama_folders import llama_folder, random_llama
-from tests.model.test_backbones import random_model
+from tests.model.test_backbones import GEMMA, random_model
 from tests.text.test_gguf_tokenizer import VOCABULARIES
 
 DOCUMENTS = [f"There were {n} foxes, and {n + 1} hens. " * 6 for n in range(60)]
@@ -47,11 +47,12 @@ def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Qwen3 quantized to Q8_0, with a tokenizer."""
+    """A Gemma 3 quantized to Q8_0, with a tokenizer."""
     fields = VOCABULARIES["smollm"]
     shape = {"vocab_size": len(fields["tokenizer.ggml.tokens"]), "hidden_size": 64, "intermediate_size": 64}
-    model = random_model("qwen3", shape | {"head_dim": 32, "max_position_embeddings": 256})
-    return write_gguf(tmp_path_factory.mktemp("gguf") / "qwen3.gguf", model, "Q8_0", tokenizer=fields)
+    own = {"attention.sliding_window": 6}
+    model = random_model("gemma3_text", GEMMA | shape | {"head_dim": 32, "max_position_embeddings": 256})
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "gemma3.gguf", model, "Q8_0", tokenizer=fields, own=own)
 
 
 @pytest.fixture

@@ -50,3 +50,5 @@ def test_only_a_plain_llama_can_be_retrofitted():
         checked_config(settings(), NviumConfig(num_hidden_layers=2, exit_layers=[1, 2]))
     with pytest.raises(TrainingError, match="llama: is a looped model, which cannot be retrofitted"):
         checked_config(settings(), NviumConfig(num_hidden_layers=2, num_loops=2, adapter_hidden_size=0))
+    with pytest.raises(TrainingError, match=r"llama: limits its logits \(final_logit_softcapping\)"):
+        checked_config(settings(), NviumConfig(num_hidden_layers=2, logit_cap=30.0, adapter_hidden_size=0))
