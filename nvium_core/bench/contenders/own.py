@@ -55,7 +55,8 @@ def contender(engine: Engine, workload: Workload, schedule: Schedule) -> Contend
     With `race`, a warm-up runs here, so that `race` has chosen a schedule before the first turn. Contenders that share
     an engine choose independently.
     """
-    tuner = Tuner(policies_of(schedule, engine.scheduler.num_blocks, is_tied=engine.scheduler.is_tied))
+    policies = policies_of(schedule, engine.scheduler.num_blocks, is_tied=engine.scheduler.is_tied)
+    tuner = Tuner(policies, first_pause=0)
 
     def generate(turn: int, num_tokens: int) -> Generation:
         engine.scheduler.schedules = tuner

@@ -1,6 +1,7 @@
 """The policies: which blocks a row passes before its next token is decided. Torch-free."""
 
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from typing import NamedTuple
 
 from nvium_core.choices import Schedule
@@ -35,6 +36,14 @@ SWEEP = Policy(
 
 TIED = Policy("sweep", lambda blocks: [blocks], lambda sequence, is_leader: 0, allows_async=False, is_tied=True)
 """The sweep of a model whose blocks share their weights: one read of the weights serves rows of every block."""
+
+
+def likely_fastest(policies: Items[Policy], num_sequences: int) -> int:
+    """Return the index of the policy to run before any is measured.
+
+    One sequence gains from reading fewer weights. Several wait for each other's blocks, unless one pass serves all.
+    """
+    return len(policies) - 1 if num_sequences == 1 or policies[-1].is_tied else 0
 
 
 def policies_of(schedule: Schedule, num_blocks: int, *, is_tied: bool = False) -> tuple[Policy, ...]:

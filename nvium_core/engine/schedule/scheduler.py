@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 
 from nvium_core.engine.config import Bounds, EngineConfig
 from nvium_core.engine.schedule.admission import Admission
 from nvium_core.engine.schedule.drafting import Drafting
-from nvium_core.engine.schedule.policies import WHOLE, Policy, policies_of
+from nvium_core.engine.schedule.policies import WHOLE, Policy, likely_fastest, policies_of
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import MAX_SHORT_RUN_ROWS, NO_TOKEN, Rows, Run, Step
 from nvium_core.engine.schedule.tuner import Tuner
@@ -45,7 +46,8 @@ class Scheduler:
         self.async_scheduling = async_scheduling
         self.is_tied = is_tied
         self.bounds = bounds or config.bounds()
-        self.schedules: Tuner[Policy] = Tuner(policies_of(config.schedule, num_blocks, is_tied=is_tied))
+        policies = policies_of(config.schedule, num_blocks, is_tied=is_tied)
+        self.schedules: Tuner[Policy] = Tuner(policies, partial(likely_fastest, policies))
         self.drafts = Drafting(config.max_drafts)
         self._pool, self._running = admission.pool, admission.running
         self._num_steps = self._num_running = 0

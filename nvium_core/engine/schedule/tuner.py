@@ -4,40 +4,49 @@ There is one tuner for each size: 1, 2 to 3, 4 to 7, … running sequences. In a
 windows, in the order A B B A. A candidate beats the first if the mean log of their speed ratio exceeds two standard
 errors. The winner then runs alone, so long that the overhead of measuring is negligible. The mean is a moving average,
 so old rounds lose weight.
+
+Before the first round the expected winner runs: that of the next measured size, or a guess. Until the first decision,
+the best so far runs between the rounds, so that measuring costs the first users of a server little.
 """
 
 import math
-from collections import defaultdict
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from typing import Generic, TypeVar
 
 WINDOW_TOKENS = 16  # length of a window in tokens per sequence; its first Step does not count
-MIN_ROUNDS = 4  # rounds before the first decision; there are no pauses between them
+MIN_ROUNDS = 4  # rounds before the first decision
 AVERAGED_ROUNDS = 24  # length of the moving average in rounds
 MIN_STANDARD_ERRORS = 2.0  # a winner's minimum lead, in standard errors
-MAX_OVERHEAD = 0.005  # share of throughput that measuring may cost
+MAX_OVERHEAD, MAX_FIRST_OVERHEAD = 0.005, 0.02  # share of throughput that measuring may cost: later, and at first
 MIN_PAUSE_TOKENS, MAX_PAUSE_TOKENS = 256, 16_384  # pause between rounds, in tokens per sequence
+FIRST_PAUSE_TOKENS = 640  # pause before the first round, and at most between rounds before the first decision
 
 Candidate = TypeVar("Candidate")
 
 
 class SizeTuner(Generic[Candidate]):
-    """The tuner of one size, that is a range of numbers of running sequences."""
+    """The tuner of one size, that is a range of numbers of running sequences. `winner`: the expected one."""
 
-    def __init__(self, candidates: Items[Candidate]) -> None:
+    def __init__(self, candidates: Items[Candidate], winner: int, first_pause: int) -> None:
         self.candidates = candidates
         self.num_rounds = 0
         self._means = [0.0] * len(candidates)
         """Mean of log(tokens per second / the first candidate's tokens per second)."""
         self._variances = [0.0] * len(candidates)
-        self.winner = 0
+        self.winner = winner
         """Index of the candidate that runs between rounds."""
         self._turns = [*range(len(candidates)), *reversed(range(len(candidates)))]
         self._turn = 0
         self._window: tuple[float, float] | None = None
         """Tokens and seconds of this window so far; None before its first Step."""
         self._rates: list[list[float]] = [[] for _ in candidates]
-        self._pause_tokens = 0.0
+        self._first_pause = first_pause
+        self._pause_tokens = float(first_pause)
+
+    @property
+    def has_decided(self) -> bool:
+        return self.num_rounds >= MIN_ROUNDS
 
     @property
     def current(self) -> int:
@@ -77,25 +86,43 @@ class SizeTuner(Generic[Candidate]):
             change = rate - rates[0] - self._means[index]
             self._means[index] += change / rounds
             self._variances[index] = (1 - 1 / rounds) * (self._variances[index] + change**2 / rounds)
-        if rounds >= MIN_ROUNDS:
+        if self.has_decided:
             self._decide([MIN_STANDARD_ERRORS * math.sqrt(variance / (rounds - 1)) for variance in self._variances])
+        else:
+            self.winner = self._means.index(max(self._means))
+            self._pause_tokens = min(self._pause(MAX_FIRST_OVERHEAD), self._first_pause)
 
     def _decide(self, significant: list[float]) -> None:
         """Choose the winner and the pause. A candidate's mean is significant if its absolute value exceeds a bound."""
         faster = [index for index, mean in enumerate(self._means) if mean > significant[index]]
         self.winner = max(faster, key=self._means.__getitem__, default=0)
         is_sure = all(abs(mean) > bound for mean, bound in zip(self._means[1:], significant[1:], strict=True))
+        self._pause_tokens = min(
+            max(self._pause(MAX_OVERHEAD if is_sure else math.inf), MIN_PAUSE_TOKENS), MAX_PAUSE_TOKENS
+        )
+
+    def _pause(self, max_overhead: float) -> float:
+        """Return the tokens of the winner after which a round costs at most this share of throughput."""
         lost = [math.exp(max(0.0, self._means[self.winner] - mean)) - 1 for mean in self._means]
-        pause = 2 * WINDOW_TOKENS * sum(lost) / MAX_OVERHEAD if is_sure else 0.0
-        self._pause_tokens = min(max(pause, MIN_PAUSE_TOKENS), MAX_PAUSE_TOKENS)
+        return 2 * WINDOW_TOKENS * sum(lost) / max_overhead
 
 
 class Tuner(Generic[Candidate]):
-    """Chooses the fastest candidate for each number of running sequences; the first one is the baseline."""
+    """Chooses the fastest candidate for each number of running sequences; the first one is the baseline.
 
-    def __init__(self, candidates: Items[Candidate]) -> None:
+    guess: number of running sequences → index of the candidate that is probably the fastest.
+    first_pause: tokens per sequence before the first round; 0 decides as soon as possible, such as for a benchmark.
+    """
+
+    def __init__(
+        self,
+        candidates: Items[Candidate],
+        guess: Callable[[int], int] = lambda num_sequences: 0,
+        first_pause: int = FIRST_PAUSE_TOKENS,
+    ) -> None:
         self._candidates = candidates
-        self._by_size: defaultdict[int, SizeTuner[Candidate]] = defaultdict(lambda: SizeTuner(candidates))
+        self._guess, self._first_pause = guess, first_pause
+        self._by_size: dict[int, SizeTuner[Candidate]] = {}
         self._last_size = 0
 
     @property
@@ -107,7 +134,15 @@ class Tuner(Generic[Candidate]):
         if size != self._last_size and self._last_size in self._by_size:
             self._by_size[self._last_size].interrupt()
         self._last_size = size
+        if size not in self._by_size:
+            self._by_size[size] = SizeTuner(self._candidates, self._expected(num_sequences), self._first_pause)
         return self._candidates[self._by_size[size].current]
+
+    def _expected(self, num_sequences: int) -> int:
+        """Return the winner of a neighbouring size, if it has been measured, or the guess."""
+        size = num_sequences.bit_length()
+        near = (self._by_size.get(neighbour) for neighbour in (size - 1, size + 1))
+        return next((tuner.winner for tuner in near if tuner and tuner.has_decided), self._guess(num_sequences))
 
     def observe(self, num_sequences: int, num_tokens: int, seconds: float) -> None:
         """Record a Step of the candidate that `choose` returned. `num_tokens` is the total of all sequences."""

@@ -50,3 +50,20 @@ def test_a_round_completes_although_the_number_of_sequences_keeps_changing():
         run(tuner, {"whole": 1.0, "sweep": 1.3}, 8)
     assert run(tuner, {"whole": 1.0, "sweep": 0.7}, 64, size=8) == ["whole"] * 8
     assert tuner.ratio == 1
+
+
+@pytest.mark.parametrize(("speeds", "guess"), [({"whole": 1.0, "sweep": 0.75}, 0), ({"whole": 1.0, "sweep": 1.4}, 1)])
+def test_measuring_costs_the_first_users_at_most_three_percent(speeds, guess):
+    tuner, best = Tuner([*speeds], lambda num_sequences: guess), max(speeds.values())
+    ways = run(tuner, speeds, 8000, noise=0.1, size=4)
+    for num_steps in (32, 64, 125, 250, 500, 1000):
+        assert num_steps / sum(best / speeds[way] for way in ways[:num_steps]) > 0.97
+    assert 250 / sum(best / speeds[way] for way in ways[-250:]) > 0.98
+
+
+def test_a_size_begins_with_the_winner_of_the_next_measured_size():
+    tuner = Tuner(["whole", "sweep"])
+    assert run(tuner, {"whole": 1.0, "sweep": 1.3}, 64, size=4) == ["whole"] * 8
+    run(tuner, {"whole": 1.0, "sweep": 1.3}, 4000, size=8)
+    assert run(tuner, {"whole": 1.0, "sweep": 1.3}, 64, size=20) == ["sweep"] * 8
+    assert run(tuner, {"whole": 1.0, "sweep": 1.3}, 64, size=64) == ["whole"] * 8
