@@ -19,14 +19,14 @@ def arranged(
     """Arrange tensors under our names.
 
     rows: order of the query and key rows.
-    adds_one: norms store w for 1 + w. The sum is float32 or better, because half precision would round it.
+    adds_one: norms store w for 1 + w. The sum is float64, because the stored precision would round it.
     """
     whole = dict(part for name, tensor in tensors.items() for part in split(name, tensor, config))
     for name, tensor in whole.items():
         if rows == "pairs" and module_of(name) in ("q_proj", "k_proj"):
             whole[name] = in_our_order(tensor, config)
         if adds_one and "norm" in name:
-            whole[name] = tensor.to(torch.promote_types(tensor.dtype, torch.float32)) + 1
+            whole[name] = tensor.double() + 1
     return whole
 
 
