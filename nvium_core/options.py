@@ -57,8 +57,7 @@ class SamplingOptions:
         Doc("Sample from the exit taken, the mixture, the last exit, or the threshold's exit [the model's default]."),
     ] = None
     exit_threshold: Annotated[
-        float | None,
-        Doc("With sampling threshold: cumulative probability at which a token leaves; 1: the last exit."),
+        float | None, Doc("With sampling threshold: cumulative probability at which a token leaves; 1: the last exit.")
     ] = None
 
 

@@ -39,11 +39,7 @@ def train(
     from nvium_core.training.train import train as run
 
     options = RunOptions(
-        data=data,
-        folder=folder or Path("runs") / recipe,
-        device=str(resolve_device(device)),
-        compile=compile,
-        **given,
+        data=data, folder=folder or Path("runs") / recipe, device=str(resolve_device(device)), compile=compile, **given
     )
     named = recipe_named(recipe, settings)
     if seeds:

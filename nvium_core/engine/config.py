@@ -55,8 +55,7 @@ class EngineConfig(ProcessorOptions):
         Sampling | None, Doc("Distribution for requests that do not set nvium.sampling [the model's default].")
     ] = None
     exit_threshold: Annotated[
-        float | None,
-        Doc("With sampling threshold: cumulative probability at which a token leaves; 1: the last exit."),
+        float | None, Doc("With sampling threshold: cumulative probability at which a token leaves; 1: the last exit.")
     ] = None
     max_drafts: Annotated[
         int | None, Doc("Maximum tokens of a draft; 0 disables drafts [the fastest, as measured].")

@@ -21,13 +21,7 @@ CONTEXT_TOKENS = 8
 class Detokenizer:
     """Emits text as soon as its characters are complete. Special tokens have no text by default."""
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        preceding: Sequence[int] = (),
-        *,
-        skips_special: bool = True,
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, preceding: Sequence[int] = (), *, skips_special: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skips_special = skips_special
         self._stream = DecodeStream(skip_special_tokens=skips_special)

@@ -25,11 +25,7 @@ RESERVE = 128  # descriptors reserved for files, pipes to helpers, and connectio
 
 
 def uvicorn_config(
-    app: FastAPI,
-    settings: Settings,
-    *,
-    descriptors_per_connection: int = 1,
-    **more: Any,
+    app: FastAPI, settings: Settings, *, descriptors_per_connection: int = 1, **more: Any
 ) -> uvicorn.Config:
     """Configure uvicorn with a limit on connections, and load the certificate.
 

@@ -48,12 +48,7 @@ class DrainingServer(uvicorn.Server):
     load: called on another thread. Its result replaces `service` here and in the app. Its errors end the server.
     """
 
-    def __init__(
-        self,
-        config: uvicorn.Config,
-        service: Drainable,
-        load: Callable[[], Drainable] | None = None,
-    ) -> None:
+    def __init__(self, config: uvicorn.Config, service: Drainable, load: Callable[[], Drainable] | None = None) -> None:
         super().__init__(config)
         self._service = service
         self._was_signalled = False

@@ -50,11 +50,7 @@ def test_a_shape_has_the_exits_of_the_routing_and_the_requested_precision():
 
 
 @pytest.mark.parametrize(
-    ("model", "shape", "routing", "field"),
-    [
-        (None, "4x128", ".5,x", "routing"),
-        (None, "4x128", "-.5,1.5", "routing"),
-    ],
+    ("model", "shape", "routing", "field"), [(None, "4x128", ".5,x", "routing"), (None, "4x128", "-.5,1.5", "routing")]
 )
 def test_contradictory_options_are_rejected_by_name(model, shape, routing, field):
     with pytest.raises(InvalidRequest, match=f"^{field}: "):

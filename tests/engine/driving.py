@@ -73,11 +73,7 @@ class WrappedBackend:
     """Another backend, by default the best, for subclasses that inject faults."""
 
     def __init__(
-        self,
-        model: NviumForCausalLM,
-        cache: PagedCache,
-        config: EngineConfig,
-        make_inner: MakeBackend = best_backend,
+        self, model: NviumForCausalLM, cache: PagedCache, config: EngineConfig, make_inner: MakeBackend = best_backend
     ) -> None:
         self.inner = make_inner(model, cache, config)
         self.num_multi_steps, self.async_scheduling = self.inner.num_multi_steps, self.inner.async_scheduling

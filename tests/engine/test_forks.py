@@ -3,13 +3,7 @@ from dataclasses import replace
 import pytest
 
 from nvium_core import NviumForCausalLM, SamplingParams, TokenEvent
-from tests.engine.driving import (
-    PROMPT,
-    alone,
-    engine_with,
-    events_of,
-    small_model,
-)
+from tests.engine.driving import PROMPT, alone, engine_with, events_of, small_model
 
 NUM_SHARED = 8
 """Rows of the prompt in full pages before the front row."""

@@ -3,15 +3,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvium_core.text.tool_calls import (
-    HERMES,
-    JSON_LINES,
-    LLAMA,
-    MISTRAL,
-    CallFormat,
-    ToolCallParser,
-    call_format,
-)
+from nvium_core.text.tool_calls import HERMES, JSON_LINES, LLAMA, MISTRAL, CallFormat, ToolCallParser, call_format
 from tests.text.chunks import chunks
 
 texts = st.text(st.sampled_from('{}[]"\\ ,:a🦊\n')) | st.text()

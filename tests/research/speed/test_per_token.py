@@ -26,10 +26,7 @@ def test_the_time_of_a_token_is_the_answers_over_its_length():
 
 def test_ratios_are_medians_over_pairs_of_answers_and_means_over_categories():
     ours = {"qa": [answer(0.002, 0.002)] * 3, "math": [answer(0.004, 0.004)]}
-    dense = {
-        "qa": [answer(0.009, 0.003), answer(0.900, 0.900), answer(0.004, 0.004)],
-        "math": [answer(0.004, 0.008)],
-    }
+    dense = {"qa": [answer(0.009, 0.003), answer(0.900, 0.900), answer(0.004, 0.004)], "math": [answer(0.004, 0.008)]}
     figures = compared({OURS: ours, DENSE: dense}, {"qa": 3, "math": 1})
     assert figures["ratios"] == {DENSE: pytest.approx((3 + 1.5) / 2)}
     assert figures["decoding_ratios"] == {DENSE: pytest.approx((2 + 2) / 2)}
