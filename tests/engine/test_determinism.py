@@ -10,23 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvium_core import Completion, Engine, EngineConfig, NviumForCausalLM, SamplingParams
-from nvium_core.engine.device import native, processor
+from tests.engine.device.native.compiling import needs_compiler
 from tests.engine.driving import together
 from tests.engine.test_exactness import configs
 from tests.random_models import random_model
 
 PREFIX = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7]
 
-PRECISIONS = [
-    (torch.float32, "auto"),
-    (torch.float32, "bfloat16"),
-    (torch.float32, "float16"),
-    (torch.bfloat16, "auto"),
-    (torch.bfloat16, "float32"),
-]
+PRECISIONS = [(torch.float32, cache) for cache in ("auto", "bfloat16", "float16")]
+PRECISIONS += [(torch.bfloat16, cache) for cache in ("auto", "float32")]
 """Of the model and of the cache."""
 
-pytestmark = pytest.mark.skipif(native.native_library(processor.instructions()) is None, reason="needs a C++ compiler")
+pytestmark = needs_compiler
 
 
 def model_of(dtype: torch.dtype, seed: int = 5) -> NviumForCausalLM:
@@ -38,24 +33,16 @@ Request = tuple[list[int], SamplingParams]
 
 def plan_of(num_requests: int) -> list[Request]:
     """Prompts of many lengths, most with a common prefix."""
-    prompts = [[*PREFIX[: 14 - number % 4], number, *range(number)] for number in range(num_requests)]
-    return [
-        (
-            prompt,
-            SamplingParams(max_tokens=20, seed=number, temperature=number % 3 / 2, ignore_eos=True, logprobs=scores),
-        )
-        for number, (prompt, scores) in enumerate(zip(prompts, cycle([None, None, 2]), strict=False))
-    ]
+    plan = list[Request]()
+    for number, logprobs in zip(range(num_requests), cycle([None, None, 2]), strict=False):
+        params = SamplingParams(max_tokens=20, seed=number, temperature=number % 3 / 2, ignore_eos=True)
+        plan.append(([*PREFIX[: 14 - number % 4], number, *range(number)], replace(params, logprobs=logprobs)))
+    return plan
 
 
 def one_by_one(model: NviumForCausalLM, plan: list[Request], config: EngineConfig) -> Iterator[Completion]:
-    config = EngineConfig(
-        schedule="whole",
-        deterministic=True,
-        prefix_caching=False,
-        page_size=config.page_size,
-        cache_dtype=config.cache_dtype,
-    )
+    precise = {"deterministic": True, "page_size": config.page_size, "cache_dtype": config.cache_dtype}
+    config = EngineConfig(schedule="whole", prefix_caching=False, **precise)
     for prompt, params in plan:
         (completion,) = Engine(model, config).generate([prompt], params)
         yield completion

@@ -57,9 +57,8 @@ def test_the_next_turn_of_a_conversation_finds_the_earlier_turns():
 
 
 def test_memory_does_not_grow_with_new_prompts_but_does_for_a_prefix_that_would_be_evicted_again(monkeypatch):
-    monkeypatch.setattr(
-        memory, "PREFERRED_BYTES", 5 * memory.page_bytes(MODEL.config, PAGE_SIZE, MODEL.dtype, MODEL.dtype)
-    )
+    page_bytes = memory.page_bytes(MODEL.config, PAGE_SIZE, MODEL.dtype, MODEL.dtype)
+    monkeypatch.setattr(memory, "PREFERRED_BYTES", 5 * page_bytes)
     engine = engine_with(MODEL, cache_tokens=64 * PAGE_SIZE)
     prompts = [[token, 1, 2, 3, 4, 5, 6, 7, 8] for token in range(7)]
     assert [num_rows_found(engine, prompt) for prompt in prompts] == [0] * 7

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from nvium_core import Engine, EngineConfig, SamplingParams
 from nvium_core.choices import Schedule
-from nvium_core.engine.device import native, processor
+from nvium_core.engine.device import native
 from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.failures import DeviceLost
 from nvium_core.engine.schedule.policies import SWEEP, WHOLE, Policy
 from nvium_core.engine.schedule.scheduler import MULTI_STEP_SECONDS
 from nvium_core.engine.schedule.step import Step, StepResult
 from nvium_core.engine.schedule.tuner import Tuner
+from tests.engine.device.native.compiling import needs_compiler
 from tests.engine.driving import WrappedBackend, alone, engine_on, events_of
 from tests.engine.test_exactness import check, configs, models, requests, served
 from tests.random_models import random_model
@@ -26,9 +27,6 @@ from tests.random_models import random_model
 PARAMS = SamplingParams(max_tokens=40, seed=5, ignore_eos=True)
 
 schedules = pytest.mark.parametrize("schedule", get_args(Schedule))
-needs_compiler = pytest.mark.skipif(
-    native.native_library(processor.instructions()) is None, reason="needs a C++ compiler"
-)
 
 
 class Fickle(Tuner[Policy]):
@@ -42,9 +40,7 @@ class Fickle(Tuner[Policy]):
 
 @settings(max_examples=settings().max_examples // 2)
 @given(models(), configs, st.lists(requests(), min_size=1, max_size=5), st.integers(0, 99), st.booleans())
-def test_tokens_and_exits_equal_algorithm_1_however_passes_and_staircases_alternate(
-    model, config, plan, seed, is_native
-):
+def test_tokens_and_exits_equal_algorithm_1_however_passes_and_sweeps_alternate(model, config, plan, seed, is_native):
     with pytest.MonkeyPatch.context() as patch:
         if not is_native:
             patch.setattr(native, "supports", lambda *_: config.deterministic)

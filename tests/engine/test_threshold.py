@@ -13,9 +13,8 @@ MODEL = small_model()
 
 
 def asked(**more: object) -> SamplingParams:
-    return SamplingParams(
-        **{"sampling": "threshold", "threshold": 0.2, "max_tokens": 12, "seed": 1, "ignore_eos": True, **more}
-    )
+    usual = {"sampling": "threshold", "threshold": 0.2, "max_tokens": 12, "seed": 1, "ignore_eos": True}
+    return SamplingParams(**usual | more)
 
 
 @torch.no_grad()

@@ -6,9 +6,7 @@ import pytest
 from nvium_core.engine.schedule.tuner import Tuner
 
 
-def run(
-    tuner: Tuner[str], speeds: dict[str, float], num_tokens: int, *, noise: float = 0.0, size: int = 1
-) -> list[str]:
+def run(tuner: Tuner[str], speeds: dict[str, float], num_tokens: int, noise: float = 0, size: int = 1) -> list[str]:
     """Run Steps of eight tokens per sequence. Return the way of each Step."""
     random, ways = Random(0), list[str]()
     for _ in range(num_tokens // 8):

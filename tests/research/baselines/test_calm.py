@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from nvium_core import CheckpointError, Engine, EngineConfig, SamplingParams
-from nvium_core.engine.device import native, processor
 from nvium_core.engine.device.native.backend import NativeBackend
 from research.baselines.calm import CalmConfig, CalmForCausalLM
+from tests.engine.device.native.compiling import needs_compiler
 from tests.engine.test_exactness import VOCAB_SIZE, check, configs, requests, served
 from tests.research.baselines.small_models import small_calm, small_univium
 
@@ -15,10 +15,9 @@ TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
 MODEL = small_calm(vocab_size=VOCAB_SIZE)
 
 
+@needs_compiler
 @given(configs, st.lists(requests(), min_size=1, max_size=5))
 def test_tokens_exits_and_scores_of_the_cpp_kernels_equal_algorithm_1_by_every_rule(config, plan):
-    if native.native_library(processor.instructions()) is None:
-        pytest.skip("no C++ compiler here")
     engine = Engine(MODEL, config)
     assert isinstance(engine.runner.backend, NativeBackend)
     check(MODEL, served(engine, plan), plan)

@@ -17,13 +17,8 @@ from tests.engine.device.fused.nodes import nodes_of_layers
 from tests.engine.device.fused.test_nodes import SHAPES
 
 H100 = GPUTarget("cuda", 90, 32)
-TYPES = {
-    torch.bfloat16: "*bf16",
-    torch.float16: "*fp16",
-    torch.float32: "*fp32",
-    torch.float64: "*fp64",
-    torch.int64: "*i64",
-}
+TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.float64: "*fp64"}
+TYPES |= {torch.int64: "*i64"}
 
 
 def type_of(value: Any) -> str:

@@ -17,21 +17,8 @@ from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.nvium import Nvium
 
-VIEWS = (
-    "view",
-    "split",
-    "unbind",
-    "select",
-    "slice",
-    "expand",
-    "aten.t.",
-    "aten.mT.",
-    "transpose",
-    "squeeze",
-    "alias",
-    "detach",
-)
-NOTHING = (*VIEWS, "permute", "as_strided", "empty", "lift", "flatten", "promote_types")
+NOTHING = ("view", "split", "unbind", "select", "slice", "expand", "aten.t.", "aten.mT.", "transpose", "squeeze")
+NOTHING += ("alias", "detach", "permute", "as_strided", "empty", "lift", "flatten", "promote_types")
 """Parts of the names of operators that launch nothing."""
 
 Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]

@@ -1,13 +1,18 @@
-"""Compiles the C++ of these tests."""
+"""Compiles the C++ of these tests, and skips tests without a compiler."""
 
 import hashlib
 import os
 import subprocess
 from pathlib import Path
 
+import pytest
 from platformdirs import user_cache_path
 
+from nvium_core.engine.device import native, processor
 from nvium_core.engine.device.native.structs import FOLDER
+
+has_library = native.native_library(processor.instructions()) is not None
+needs_compiler = pytest.mark.skipif(not has_library, reason="needs a C++ compiler")
 
 
 def compiled(source: str, *compiler: str) -> Path:
@@ -25,3 +30,9 @@ def compiled(source: str, *compiler: str) -> Path:
         subprocess.run([*command, "-o", str(begun)], check=True)
         begun.replace(made)
     return made
+
+
+def printed(source: str, *compiler: str) -> str:
+    """Compile and run a program of this folder, and return what it prints."""
+    program = compiled(source, *compiler)
+    return subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout

@@ -12,13 +12,9 @@ from nvium_core.engine.device import native, processor
 from nvium_core.engine.device.native import library
 from nvium_core.engine.device.native.packing import Packer
 from nvium_core.engine.events import Completion
+from tests.engine.device.native.compiling import needs_compiler
 from tests.limits import no_more_memory_than
 from tests.random_models import random_model
-
-has_compiler = pytest.mark.skipif(
-    native.native_library(processor.instructions()) is None, reason="no C++ compiler here"
-)
-
 
 MANY_ROWS = 16_384
 """Rows of a pass that needs 64 MiB for the inner rows of an MLP alone, more than glibc keeps when memory is freed."""
@@ -29,7 +25,7 @@ def tokens_and_exits(completions: list[Completion]) -> list[tuple[list[int], lis
 
 
 @pytest.mark.slow
-@has_compiler
+@needs_compiler
 def test_a_compiled_library_is_reused(tmp_path, monkeypatch):
     file = library.build("avx2", tmp_path)
     ctypes.CDLL(str(file))
@@ -90,7 +86,7 @@ def test_a_read_only_cache_is_not_fatal(tmp_path, monkeypatch):
     assert native.native_library(processor.instructions()) is None
 
 
-@has_compiler
+@needs_compiler
 def test_a_native_call_without_memory_is_a_memory_error():
     model = random_model([1], width=256, context=MANY_ROWS + 1)
     engine = Engine(model, EngineConfig(max_sequences=1, max_rows_per_step=MANY_ROWS))
@@ -99,7 +95,7 @@ def test_a_native_call_without_memory_is_a_memory_error():
     assert raised.traceback[-1].name == library.check_result.__name__
 
 
-@has_compiler
+@needs_compiler
 def test_threads_that_cannot_start_are_an_error_with_the_systems_words():
     compiled = native.native_library(processor.instructions())
     assert compiled is not None
@@ -109,7 +105,7 @@ def test_threads_that_cannot_start_are_an_error_with_the_systems_words():
 
 
 @pytest.mark.slow
-@has_compiler
+@needs_compiler
 def test_the_sources_compile_without_warnings(tmp_path):
     source = str(library.FOLDER / library.SOURCE)
     command = [*library.COMPILER, "-Wall", "-Wextra", source, "-o", str(tmp_path / "out")]
