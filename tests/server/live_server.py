@@ -24,6 +24,7 @@ from server.http.listener import listen
 from server.settings import Settings
 from tests.byte_model import NAME, load_byte_model
 
+Build = Callable[[LoadedModel, Settings], FastAPI]
 REPLICA = re.compile(r',?replica="[^"]*"')
 
 
@@ -39,9 +40,8 @@ class LiveServer:
         return self.app.state.service
 
     def client(self, *, strict: bool = True) -> openai.OpenAI:
-        return openai.OpenAI(
-            base_url=f"{self.url}/v1", api_key="none", max_retries=0, _strict_response_validation=strict
-        )
+        how = {"max_retries": 0, "_strict_response_validation": strict}
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", **how)
 
     def complete(self, **body: Any) -> httpx.Response:
         return self.http.post("/v1/completions", json={"model": NAME, "prompt": "Once", "seed": 1, **body})
@@ -64,11 +64,7 @@ def create_app(model: LoadedModel, settings: Settings) -> FastAPI:
 
 @contextmanager
 def live_server(
-    model: LoadedModel,
-    /,
-    prepare: Callable[[FastAPI], None] = lambda _: None,
-    build: Callable[[LoadedModel, Settings], FastAPI] = create_app,
-    **options: Any,
+    model: LoadedModel, /, prepare: Callable[[FastAPI], Any] = bool, build: Build = create_app, **options: Any
 ) -> Iterator[LiveServer]:
     settings = Settings(**options)
     app = build(model, settings)

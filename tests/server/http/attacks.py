@@ -4,7 +4,7 @@ import asyncio
 import json
 from asyncio import IncompleteReadError
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +21,6 @@ SLOW_SECONDS = 0.1
 """Pause between the bytes of a slow client."""
 
 LEAVES_AFTER_SECONDS = 2
-
-Statuses = Counter[int]
-Work = Callable[["Target"], Awaitable[Statuses]]
 
 
 @dataclass(frozen=True)
@@ -42,70 +39,53 @@ class Target:
     def in_chunks(self, body: bytes, size: int) -> bytes:
         return self.post(b"", is_chunked=True).removesuffix(chunked(b"")) + chunked(body, size)
 
-    async def status_of(self, data: bytes, pause: float = 0) -> int:
-        """Send bytes, with a pause after each byte if given, and return the status of the response."""
-        async with connected(self.url) as connection:
-            sending = asyncio.create_task(send(connection, data, pause))
+
+@dataclass(frozen=True)
+class Attack:
+    """Requests sent one after another, each on `times` connections at once. `fair` are the acceptable statuses.
+
+    `pause` is the time between two bytes. After `leaves_after` seconds, clients disconnect without reading.
+    """
+
+    name: str
+    fair: set[int]
+    requests: Callable[[Target], Iterable[bytes]]
+    times: int = 1
+    pause: float = 0
+    num_answers: int = 1
+    leaves_after: float | None = None
+
+    async def statuses(self, target: Target) -> Counter[int]:
+        """Attack the target and count the statuses of its responses."""
+        found = Counter[int]()
+        for data in self.requests(target):
+            for statuses in await asyncio.gather(*(self._ask(target.url, data) for _ in range(self.times))):
+                found.update(statuses)
+        return found
+
+    async def _ask(self, url: str, data: bytes) -> list[int]:
+        async with connected(url) as connection:
+            sending = asyncio.create_task(self._send(connection, data))
             try:
-                return (await connection.answer()).status
+                if self.leaves_after is None:
+                    return [(await connection.answer()).status for _ in range(self.num_answers)]
+                await sending
+                await asyncio.sleep(self.leaves_after)
+                return [CLOSED]
             except (ConnectionError, IncompleteReadError):
-                return CLOSED
+                return [CLOSED]
             finally:
                 sending.cancel()
                 connection.writer.transport.abort()
 
-    async def leave(self, data: bytes, after: float = 0) -> int:
-        """Send, wait, and disconnect without reading."""
-        async with connected(self.url) as connection:
-            await connection.send(data)
-            await asyncio.sleep(after)
-            connection.writer.transport.abort()
-        return CLOSED
+    async def _send(self, connection: RawConnection, data: bytes) -> None:
+        for piece in [bytes([byte]) for byte in data] if self.pause else [data]:
+            await connection.send(piece)
+            await asyncio.sleep(self.pause)
 
 
-async def send(connection: RawConnection, data: bytes, pause: float) -> None:
-    pieces = [bytes([byte]) for byte in data] if pause else [data]
-    for piece in pieces:
-        await connection.send(piece)
-        await asyncio.sleep(pause)
-
-
-@dataclass(frozen=True)
-class Attack:
-    """`fair` are the acceptable statuses."""
-
-    name: str
-    fair: frozenset[int]
-    work: Work
-
-
-def at_once(name: str, fair: set[int], make: Callable[[Target], bytes], times: int = 1, pause: float = 0) -> Attack:
-    """Send the same request on `times` connections at once."""
-
-    async def work(target: Target) -> Statuses:
-        data = make(target)
-        return Counter(await asyncio.gather(*(target.status_of(data, pause) for _ in range(times))))
-
-    return Attack(name, frozenset(fair), work)
-
-
-def in_turn(name: str, fair: set[int], bodies: Callable[[], Iterable[bytes]], path: str = COMPLETIONS) -> Attack:
-    """Send bodies one after another."""
-
-    async def work(target: Target) -> Statuses:
-        return Counter([await target.status_of(target.post(body, path)) for body in bodies()])
-
-    return Attack(name, frozenset(fair), work)
-
-
-def leaving(name: str, fields: dict[str, Any], times: int, after: float) -> Attack:
-    """Send valid requests and disconnect."""
-
-    async def work(target: Target) -> Statuses:
-        data = target.post(asking(**fields))
-        return Counter(await asyncio.gather(*(target.leave(data, after) for _ in range(times))))
-
-    return Attack(name, frozenset({CLOSED}), work)
+def posting(bodies: Callable[[], Iterable[bytes]], path: str = COMPLETIONS) -> Callable[[Target], Iterable[bytes]]:
+    return lambda target: (target.post(body, path) for body in bodies())
 
 
 def asking(**fields: Any) -> bytes:
@@ -117,11 +97,12 @@ def with_raw(field: str, value: str) -> bytes:
     return asking(**{"max_tokens": 1, field: "RAW"}).replace(b'"RAW"', value.encode())
 
 
-def chatting(**fields: Any) -> bytes:
-    return json.dumps({"model": "default", "max_tokens": 8, **fields}).encode()
+def chatting(*messages: dict[str, Any]) -> bytes:
+    return json.dumps({"model": "default", "max_tokens": 8, "messages": messages}).encode()
 
 
-HUGE_NUMBERS = ("1e400", "-1e400", "NaN", "-Infinity", "9" * 4_000, "9" * 10_000, "9" * 1_900_000, "1e999999999")
+LARGE = 1_900_000
+HUGE_NUMBERS = ("1e400", "-1e400", "NaN", "-Infinity", "9" * 4_000, "9" * 10_000, "9" * LARGE, "1e999999999")
 
 
 def huge_numbers() -> Iterable[bytes]:
@@ -132,7 +113,7 @@ def huge_numbers() -> Iterable[bytes]:
 
 def deep_json() -> Iterable[bytes]:
     for opened, closed in (("[", "]"), ('{"a":', "}")):
-        depth = 1_900_000 // len(opened + closed + "1")
+        depth = LARGE // len(opened + closed + "1")
         yield with_raw("x", opened * depth + "1" + closed * depth)
         yield with_raw("x", opened * depth)
     schema = '{"not":' * 800 + "{}" + "}" * 800
@@ -144,7 +125,7 @@ def deep_arguments() -> Iterable[bytes]:
     for arguments in ("[" * 500_000, "[" * 900 + "]" * 900):
         call = {"id": "a", "type": "function", "function": {"name": "a", "arguments": arguments}}
         answered = {"role": "tool", "tool_call_id": "a", "content": "a"}
-        yield chatting(messages=[{"role": "assistant", "tool_calls": [call]}, answered])
+        yield chatting({"role": "assistant", "tool_calls": [call]}, answered)
 
 
 def regex_bombs() -> Iterable[bytes]:
@@ -190,70 +171,49 @@ def too_many_entries() -> Iterable[bytes]:
     yield asking(logit_bias={"5": 1e308})
 
 
-async def stay_silent(target: Target) -> Statuses:
-    return Counter(await asyncio.gather(*(target.status_of(b"") for _ in range(500))))
+def too_many_fields() -> Iterable[bytes]:
+    yield with_raw("x", "1, " + ", ".join(f'"{number}": 1' for number in range(150_000)))
 
 
-async def pipeline(target: Target) -> Statuses:
-    async with connected(target.url) as connection:
-        sending = asyncio.create_task(connection.send(target.probe() * 2_000))
-        statuses = Counter([(await connection.answer()).status for _ in range(2_000)])
-        await sending
-    return statuses
+def two_lengths(target: Target) -> Iterable[bytes]:
+    yield target.post(b"0\r\n\r\n").replace(b"host:", b"transfer-encoding: chunked\r\nhost:")
 
 
 MANY_LINES = {f"x-{number}": "y" for number in range(5_000)}
 
+MANY_LISTS = "[" + "[]," * 600_000 + "1]"
+LONG_TEXT = "once upon " * 190_000
+LONG = posting(lambda: [asking(n=128, max_tokens=700)])
+MUCH = posting(lambda: [asking(prompt=[[5] * 1000] * 250, max_tokens=0, echo=True, logprobs=1)])
+STREAMED = posting(lambda: [asking(stream=True, max_tokens=700)])
+
 ATTACKS = (
-    at_once("slow heads, 50 clients", {CLOSED}, lambda t: t.probe(x="y" * 5_000), 50, SLOW_SECONDS),
-    at_once("slow bodies, 50 clients", {408, CLOSED}, lambda t: t.post(b" " * 5_000), 50, SLOW_SECONDS),
-    Attack("silent connections, 500", frozenset({CLOSED}), stay_silent),
-    at_once("heads of 5,000 lines, 100 clients", {200}, lambda t: t.probe(**MANY_LINES), 100),
-    at_once("a header of 10 MB", {400, CLOSED}, lambda t: t.probe(x="y" * 10_000_000)),
-    at_once(
-        "two lengths of one body",
-        {400},
-        lambda t: t.post(b"0\r\n\r\n").replace(b"host:", b"transfer-encoding: chunked\r\nhost:"),
-    ),
-    at_once("a body of single bytes", {400, CLOSED}, lambda t: t.in_chunks(b" " * 1_000_000, size=1)),
-    at_once("a body without end", {413, CLOSED}, lambda t: t.in_chunks(b" " * 10_000_000, size=100_000)),
-    at_once(
-        "large bodies, 40 clients",
-        {200, 400, 503, CLOSED},
-        lambda t: t.post(with_raw("x", "[" + "[]," * 600_000 + "1]")),
-        40,
-    ),
-    Attack("pipelined requests, 2,000", frozenset({200}), pipeline),
-    in_turn("huge numbers", {400}, huge_numbers),
-    in_turn("deep JSON", {400}, deep_json),
-    in_turn("deep JSON in a call's arguments", {200, 400}, deep_arguments, CHAT),
-    in_turn(
-        "150,000 unknown fields", {400}, lambda: [with_raw("x", "1, " + ", ".join(f'"{n}": 1' for n in range(150_000)))]
-    ),
-    in_turn("a prompt of 100,000 token ids", {400}, lambda: [asking(prompt=[5] * 100_000)]),
-    in_turn("a prompt of 1.9 MB", {400}, lambda: [asking(prompt="a" * 1_900_000)]),
-    in_turn(
-        "the same in a chat", {400}, lambda: [chatting(messages=[{"role": "user", "content": "a" * 1_900_000}])], CHAT
-    ),
-    in_turn("1,024 prompts of 60 token ids", {200}, lambda: [asking(prompt=[[5] * 60] * 1024, max_tokens=1)]),
-    in_turn("n × max_tokens", {400}, too_much),
-    leaving("128 choices of 700 tokens, then gone", {"n": 128, "max_tokens": 700}, 1, LEAVES_AFTER_SECONDS),
-    leaving(
-        "250,000 scores, then gone",
-        {"prompt": [[5] * 1000] * 250, "max_tokens": 0, "echo": True, "logprobs": 1},
-        1,
-        LEAVES_AFTER_SECONDS,
-    ),
-    in_turn("many stop strings and biases", {400}, too_many_entries),
-    in_turn("regex bombs", {200, 400}, regex_bombs),
-    in_turn("schema bombs", {200, 400}, lambda: with_schemas(SCHEMAS)),
-    in_turn("references to files and addresses", {400}, lambda: with_schemas({"$ref": place} for place in PLACES)),
-    at_once(
-        "texts of 1.9 MB to tokenize, 4 clients",
-        {200},
-        lambda t: t.post(asking(prompt="once upon " * 190_000), TOKENIZE),
-        4,
-    ),
-    at_once("requests at once, 1,000", {200, 503}, lambda t: t.post(asking(max_tokens=1)), 1_000),
-    leaving("requests that leave at once, 1,000", {"stream": True, "max_tokens": 700}, 1_000, 0),
+    Attack("slow heads, 50 clients", {CLOSED}, lambda t: [t.probe(x="y" * 5_000)], 50, SLOW_SECONDS),
+    Attack("slow bodies, 50 clients", {408, CLOSED}, lambda t: [t.post(b" " * 5_000)], 50, SLOW_SECONDS),
+    Attack("silent connections, 500", {CLOSED}, lambda _: [b""], 500),
+    Attack("heads of 5,000 lines, 100 clients", {200}, lambda t: [t.probe(**MANY_LINES)], 100),
+    Attack("a header of 10 MB", {400, CLOSED}, lambda t: [t.probe(x="y" * 10_000_000)]),
+    Attack("two lengths of one body", {400}, two_lengths),
+    Attack("a body of single bytes", {400, CLOSED}, lambda t: [t.in_chunks(b" " * 1_000_000, size=1)]),
+    Attack("a body without end", {413, CLOSED}, lambda t: [t.in_chunks(b" " * 10_000_000, size=100_000)]),
+    Attack("large bodies, 40 clients", {200, 400, 503, CLOSED}, posting(lambda: [with_raw("x", MANY_LISTS)]), 40),
+    Attack("pipelined requests, 2,000", {200}, lambda t: [t.probe() * 2_000], num_answers=2_000),
+    Attack("huge numbers", {400}, posting(huge_numbers)),
+    Attack("deep JSON", {400}, posting(deep_json)),
+    Attack("deep JSON in a call's arguments", {200, 400}, posting(deep_arguments, CHAT)),
+    Attack("150,000 unknown fields", {400}, posting(too_many_fields)),
+    Attack("a prompt of 100,000 token ids", {400}, posting(lambda: [asking(prompt=[5] * 100_000)])),
+    Attack("a prompt of 1.9 MB", {400}, posting(lambda: [asking(prompt="a" * LARGE)])),
+    Attack("the same in a chat", {400}, posting(lambda: [chatting({"role": "user", "content": "a" * LARGE})], CHAT)),
+    Attack("1,024 prompts of 60 token ids", {200}, posting(lambda: [asking(prompt=[[5] * 60] * 1024, max_tokens=1)])),
+    Attack("n × max_tokens", {400}, posting(too_much)),
+    Attack("128 choices of 700 tokens, then gone", {CLOSED}, LONG, leaves_after=LEAVES_AFTER_SECONDS),
+    Attack("250,000 scores, then gone", {CLOSED}, MUCH, leaves_after=LEAVES_AFTER_SECONDS),
+    Attack("many stop strings and biases", {400}, posting(too_many_entries)),
+    Attack("regex bombs", {200, 400}, posting(regex_bombs)),
+    Attack("schema bombs", {200, 400}, posting(lambda: with_schemas(SCHEMAS))),
+    Attack("references to files and addresses", {400}, posting(lambda: with_schemas({"$ref": x} for x in PLACES))),
+    Attack("texts of 1.9 MB to tokenize, 4 clients", {200}, posting(lambda: [asking(prompt=LONG_TEXT)], TOKENIZE), 4),
+    Attack("requests at once, 1,000", {200, 503}, posting(lambda: [asking(max_tokens=1)]), 1_000),
+    Attack("requests that leave at once, 1,000", {CLOSED}, STREAMED, 1_000, leaves_after=0),
 )

@@ -91,9 +91,7 @@ async def is_closed(connection: RawConnection) -> bool:
     return True
 
 
-async def test_a_new_connection_takes_the_place_of_a_silent_one_else_an_idle_one_else_one_that_sends(
-    byte_model, monkeypatch
-):
+async def test_a_new_connection_takes_the_place_of_a_silent_else_an_idle_else_a_sending_one(byte_model, monkeypatch):
     monkeypatch.setattr("server.http.config.NUM_CLOSING", 1)
     long = asking(max_tokens=4000, n=2, stream=True)
     with live_server(byte_model, max_connections=4) as server:

@@ -121,7 +121,7 @@ async def outcome_of(attack: Attack, target: ServerProcess) -> Outcome:
         await tokens_beyond(neighbour, 0)
         started = time.monotonic()
         async with asyncio.timeout(SECONDS):
-            statuses = await attack.work(Target(target.url, KEYS["attacker"]))
+            statuses = await attack.statuses(Target(target.url, KEYS["attacker"]))
         await tokens_beyond(neighbour, len(neighbour.waits))
     finally:
         sampling.cancel()

@@ -88,9 +88,8 @@ async def test_a_key_may_fill_the_whole_queue_until_another_key_is_active(byte_m
             await hold(server, held, 6, long_request("sk-e"))
             error = error_of(await asked(server.url, long_request("sk-e")))
             assert error["code"] == "queue_full"
-            assert error["message"].startswith(
-                "the rest of the queue is reserved for other keys: 6 of 8 choices are running or waiting"
-            )
+            reserved = "the rest of the queue is reserved for other keys: 6 of 8 choices are running or waiting"
+            assert error["message"].startswith(reserved)
             two_choices = await held.enter_async_context(connected(server.url))
             await two_choices.send(long_request("sk-b", n=2))
             await asyncio.to_thread(wait_until, lambda: server.service.admission.num_present == 8)

@@ -30,10 +30,8 @@ BESIDE = asking(max_tokens=200, stream=True)
 
 @pytest.fixture(scope="module")
 def impatient(byte_model: LoadedModel) -> Iterator[LiveServer]:
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        live_server(byte_model, slow_client_seconds=0.5, arrival_seconds=1) as server,
-    ):
+    limits = {"slow_client_seconds": 0.5, "arrival_seconds": 1}
+    with pytest.MonkeyPatch.context() as patch, live_server(byte_model, **limits) as server:
         patch.setattr(scheduler, "MULTI_STEP_SECONDS", 0.0)  # a chunk for every token
         server.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_000)
         yield server
