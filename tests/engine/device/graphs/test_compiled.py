@@ -68,13 +68,8 @@ class Case:
     def views(self, variant: Variant, blocks: range) -> InputViews:
         views = self.inputs.views(torch.full((self.inputs.num_words(variant),), 2**40), variant)
         rows, count, is_last = views.rows, variant.num_rows, blocks.stop == self.model.config.num_exits
-        served = [
-            ExitRule.EXITS,
-            ExitRule.THRESHOLD,
-            *[ExitRule.ORIGINAL] * is_last,
-            *[ExitRule.ARGMAX] * variant.mixes,
-        ]
-        served += [ExitRule.MIXTURE] * (variant.mixes and is_last)
+        served = [ExitRule.EXITS, ExitRule.THRESHOLD, *[ExitRule.ORIGINAL] * is_last]
+        served += [ExitRule.ARGMAX] * variant.mixes + [ExitRule.MIXTURE] * (variant.mixes and is_last)
         draws = [self.draw(served[number % len(served)], variant) for number in range(count)]
         for name in Draw._fields:
             rows[name].copy_(torch.tensor([getattr(draw, name) for draw in draws]))
@@ -105,12 +100,10 @@ def check(case: Case, variant: Variant, blocks: range, sizes: tuple[int, ...]) -
     near = {"rtol": 1e-5, "atol": 1e-5} if model.dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-12}
     for number, size in enumerate(sizes):
         asked = variant._replace(num_rows=size)
-        views = case.views(asked, blocks)
+        given = model, states_NSD, blocks, case.views(asked, blocks), asked
         with torch.inference_mode():
-            found, routed = (
-                compiler.decide(model, states_NSD, blocks, views, asked, emits=is_) for is_ in (True, False)
-            )
-            expected = decide(model, states_NSD, blocks, views, asked)
+            found, routed = (compiler.decide(*given, emits=emits) for emits in (True, False))
+            expected = decide(*given)
         assert not compiler.failed
         num_graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
         assert num_graphs == 2 * (1 + (number > 0 and sizes[0] == 1))
@@ -156,9 +149,8 @@ def test_what_does_not_compile_says_so_once_and_runs_as_it_is(monkeypatch, caplo
         given = case.model, case.cache.states_NSD, range(2), case.views(asked, range(2)), asked
         assert torch.equal(compiler.decide(*given, emits=True), decide(*given))
     assert len(calls) == 4
-    assert [each.getMessage() for each in caplog.records] == [
-        "decisions that do not compile run in PyTorch's operators: no such compiler"
-    ]
+    (record,) = caplog.records
+    assert record.getMessage() == "decisions that do not compile run in PyTorch's operators: no such compiler"
 
 
 def test_nothing_is_compiled_once_the_time_is_over():

@@ -19,14 +19,8 @@ on_a_gpu = pytest.mark.parametrize("device", [pytest.param("cuda", marks=GPU)])
 anywhere = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
 
 PROMPTS = [[1, 2, 3], [4, 5], [6] * 20]
-WISHES: list[dict[str, Any]] = [
-    {},
-    {"top_k": 4, "top_p": 0.8},
-    {"temperature": 0.0},
-    {"sampling": "mixture"},
-    {"sampling": "original"},
-    {"repetition_penalty": 1.3},
-]
+WISHES: list[dict[str, Any]] = [{}, {"top_k": 4, "top_p": 0.8}, {"temperature": 0.0}, {"repetition_penalty": 1.3}]
+WISHES += [{"sampling": "mixture"}, {"sampling": "original"}]
 
 
 def engine_on(device: str, model: NviumForCausalLM, config: EngineConfig) -> Engine:

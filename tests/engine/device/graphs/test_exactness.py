@@ -95,9 +95,8 @@ def test_a_pass_stays_in_flight_whoever_arrives_or_ends_and_no_row_runs_twice(nu
             found[int(event.request_id)].append(event)
         engine.check_integrity()
         assert not engine.has_work or backend._async_flight is not None
-    assert [each.token_ids for each in found] == [
-        alone(model, *asked).token_ids for asked in zip(prompts, params, strict=True)
-    ]
+    expected = [alone(model, *asked).token_ids for asked in zip(prompts, params, strict=True)]
+    assert [each.token_ids for each in found] == expected
     assert len({each.finish_reason for each in found}) == min(num_requests, 2)
     assert max(launched.values()) == 1
 
@@ -139,10 +138,8 @@ def test_passes_outside_the_graphs_are_counted_by_their_cause_and_logged_once(ca
     model = random_model([1, 2, 4])
     engine = graphs_engine(model, EngineConfig())
     engine.runner.backend.max_changes = 4
-    plan = [
-        ([1, 2], SamplingParams(max_tokens=12, seed=1, presence_penalty=1.0, ignore_eos=True)),
-        ([3] * 20, SamplingParams(max_tokens=2, seed=1)),
-    ]
+    penalised = SamplingParams(max_tokens=12, seed=1, presence_penalty=1.0, ignore_eos=True)
+    plan = [([1, 2], penalised), ([3] * 20, SamplingParams(max_tokens=2, seed=1))]
     with caplog.at_level("INFO"):
         found = together(engine, plan)
     assert [each.token_ids for each in found] == [alone(model, *asked).token_ids for asked in plan]

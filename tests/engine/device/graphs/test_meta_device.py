@@ -81,15 +81,13 @@ def test_no_operator_mixes_devices(backend, kind, schedule):
     assert +to_host.counts
 
 
-@pytest.mark.parametrize(
-    "wishes", [KINDS[kind] for kind in ("plain", "ranked", "greedy", "mixture", "race", "adjusted")]
-)
-def test_a_pass_is_one_copy_to_the_device_and_one_back(wishes):
+@pytest.mark.parametrize("kind", ["plain", "ranked", "greedy", "mixture", "race", "adjusted"])
+def test_a_pass_is_one_copy_to_the_device_and_one_back(kind):
     model = random_model([1, 2, 4], vocab_size=VOCAB_SIZE).to("meta")
     config = EngineConfig(schedule="whole", max_sequences=2, max_drafts=0)
     engine = engine_on(lambda model, cache, _: PlainGraphs(model, cache), model, config)
     for number in range(2):
-        engine.add(str(number), [1, 2], SamplingParams(max_tokens=9, seed=number, ignore_eos=True, **wishes))
+        engine.add(str(number), [1, 2], SamplingParams(max_tokens=9, seed=number, ignore_eos=True, **KINDS[kind]))
     with ToHost() as to_host:
         assert list(events_of(engine))
     passes = to_host.counts["copied to the host"]

@@ -35,9 +35,8 @@ def seat_sequences(asked: Items[tuple[list[int], SamplingParams]], cache: PagedC
     made = []
     for number, (prompt, params) in enumerate(asked):
         stops = frozenset(params.stop_token_ids)
-        sequence = Sequence(
-            str(number), prompt, params, seed=number, choice=number % 2, num_blocks=3, arrival=0, stop_token_ids=stops
-        )
+        own = {"seed": number, "choice": number % 2, "stop_token_ids": stops}
+        sequence = Sequence(str(number), prompt, params, num_blocks=3, arrival=0, **own)
         sequence.seat, sequence.pages = number, pages[number :: len(asked)]
         made.append(sequence)
     return made
@@ -47,10 +46,8 @@ def one_of_each_kind(cache: PagedCache, vocab_size: int, *more: dict[str, Any]) 
     """Sequences of all `KINDS` and with these extra parameters, whose rows are all scored with alternatives."""
     kinds = [*KINDS, *more]
     prompts = [[(7 * n + 3 * t) % vocab_size for t in range(1 + 9 * n % 40)] for n in range(len(kinds))]
-    scored: dict[str, Any] = {"logprobs": 4, "prompt_logprobs": True}
-    return seat_sequences(
-        [(prompt, SamplingParams(**kind, **scored)) for prompt, kind in zip(prompts, kinds, strict=True)], cache
-    )
+    params = [SamplingParams(**kind, logprobs=4, prompt_logprobs=True) for kind in kinds]
+    return seat_sequences([*zip(prompts, params, strict=True)], cache)
 
 
 def cache_of(
@@ -80,9 +77,8 @@ def assert_alike(found: Items[Outcome], expected: Items[Outcome], tolerance: flo
     for one, other in zip(found, expected, strict=True):
         assert one.filled == other.filled
         assert [emission[:2] for emission in one.emissions] == [emission[:2] for emission in other.emissions]
-        assert [each.log_p for each in one.emissions] == pytest.approx(
-            [each.log_p for each in other.emissions], **close
-        )
+        for each, same in zip(one.emissions, other.emissions, strict=True):
+            assert each.log_p == pytest.approx(same.log_p, **close)
         if not one.emissions:
             assert one.log_reached == pytest.approx(other.log_reached, **close)
         for score, same in zip(one.scores, other.scores, strict=True):

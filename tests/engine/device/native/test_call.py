@@ -1,6 +1,7 @@
 """Native calls compared with PyTorch's layers, and with themselves for other threads and batches."""
 
-from dataclasses import dataclass
+from collections import ChainMap
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvium_core import Engine, SamplingParams
-from nvium_core.choices import CachePrecision, Instructions
+from nvium_core.choices import Instructions
 from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.device.native.backend import MIN_TILED_ROWS, NativeBackend
 from nvium_core.engine.device.paged_cache import PagedCache
@@ -88,28 +89,16 @@ class Masks:
 
 few_tokens = st.lists(st.integers(0, VOCAB_SIZE + 6), max_size=3).map(lambda tokens: sum({1 << t for t in tokens}))
 masks = few_tokens.map(lambda bits: bits.to_bytes(3, "little")) | st.binary(min_size=1, max_size=4)
-changes = st.fixed_dictionaries(
-    {
-        "presence_penalty": st.sampled_from([0.0, 1.0]),
-        "frequency_penalty": st.sampled_from([0.0, -0.5]),
-        "repetition_penalty": st.sampled_from([1.0, 1.5]),
-        "logit_bias": st.sampled_from([{}, {3: 2.0, 9: -100.0}]),
-    }
-)
+penalties = {"presence_penalty": st.sampled_from([0.0, 1.0]), "frequency_penalty": st.sampled_from([0.0, -0.5])}
+penalties["repetition_penalty"] = st.sampled_from([1.0, 1.5])
+changes = st.fixed_dictionaries(penalties | {"logit_bias": st.sampled_from([{}, {3: 2.0, 9: -100.0}])})
 endings: st.SearchStrategy[dict[str, Any]] = st.just({}) | st.just({"min_tokens": 2, "stop_token_ids": (1, 2, 3)})
 endings |= st.builds(lambda own: {"constraint": Masks(own)}, st.lists(masks, min_size=1, max_size=3))
 scoring = st.sampled_from([{}, {"logprobs": 0}, {"logprobs": 3, "prompt_logprobs": True}, {"probabilities": True}])
-truncation = st.fixed_dictionaries(
-    {"top_k": st.sampled_from([0, 0, 4]), "top_p": st.sampled_from([1.0, 0.7]), "min_p": st.sampled_from([0.0, 0.03])}
-)
-wishes = st.tuples(
-    st.sampled_from(KINDS[:6]),
-    st.just({}) | changes,
-    endings,
-    scoring,
-    st.just({}) | truncation,
-    st.just({"max_tokens": 8}),
-).map(lambda parts: SamplingParams(**{name: value for part in parts for name, value in part.items()}))
+truncated = {"top_k": st.sampled_from([0, 0, 4]), "top_p": st.sampled_from([1.0, 0.7])}
+truncation = st.fixed_dictionaries(truncated | {"min_p": st.sampled_from([0.0, 0.03])})
+parts = st.sampled_from(KINDS[:6]), st.just({}) | changes, endings, scoring, st.just({}) | truncation
+wishes = st.tuples(*parts).map(lambda parts: SamplingParams(max_tokens=8, **ChainMap(*parts)))
 requests = st.tuples(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=40), wishes)
 
 
@@ -128,13 +117,39 @@ def pending(sequence: Sequence, block: int) -> range:
     return range(sequence.filled[block], sequence.filled[block - 1] if block else sequence.num_tokens)
 
 
+class Twins:
+    """The layers and the kernels with a cache each. They run Steps of the same sequences."""
+
+    def __init__(self, model: Any, instructions: Instructions, asked: Any, **pages: int) -> None:
+        self.plain, self.cache = (cache_of(model, **pages) for _ in range(2))
+        self.layers = LayersBackend(model, self.plain)
+        self.native = NativeBackend(model, self.cache, max_sequences=8, instructions=instructions)
+        self.sequences = seat_sequences(asked, self.plain)
+        self.living = list(self.sequences)
+
+    def run(self, step: Step, max_rows: int = ALL_ROWS) -> list[Outcome]:
+        """Check that the outcomes are alike, and return them."""
+        expected, found = self.layers.run(step, max_rows), self.native.run(step, max_rows)
+        assert_alike(found.outcomes, expected.outcomes, 1e-10)
+        assert [each[:3] for each in found.reports] == [each[:3] for each in expected.reports]
+        return expected.outcomes
+
+    def advance(self, step: Step, max_rows: int = ALL_ROWS) -> None:
+        """Run the Step and apply its outcomes."""
+        for run, outcome in zip(step.runs, self.run(step, max_rows), strict=True):
+            if not take(run.sequence, outcome):
+                self.living.remove(run.sequence)
+
+    def check_rows(self) -> None:
+        for some, others in zip(rows_of(self.cache, self.sequences), rows_of(self.plain, self.sequences), strict=True):
+            torch.testing.assert_close(some, others, rtol=0, atol=1e-10)
+
+
 @settings(max_examples=60)
 @given(st.lists(requests, min_size=1, max_size=4), st.sampled_from([4, 16]), st.data())
 def test_steps_on_any_staircase_equal_those_of_the_layers(instructions, asked, page_size, data):
-    plain, cache = (cache_of(MODEL, 256 // page_size, page_size) for _ in range(2))
-    layers, sequences = LayersBackend(MODEL, plain), seat_sequences(asked, plain)
-    native = NativeBackend(MODEL, cache, max_sequences=4, instructions=instructions)
-    living = list(sequences)
+    twins = Twins(MODEL, instructions, asked, num_pages=256 // page_size, page_size=page_size)
+    living = twins.living
     for _ in range(20):
         block = data.draw(st.sampled_from([b for b in range(3) if any(pending(s, b) for s in living)]))
         waiting = [sequence for sequence in living if pending(sequence, block)]
@@ -143,16 +158,10 @@ def test_steps_on_any_staircase_equal_those_of_the_layers(instructions, asked, p
         blocks = range(block, data.draw(st.integers(block + 1, 3)))
         policy = data.draw(st.sampled_from([WHOLE, SWEEP]))
         step = Step(blocks, [Run(*each) for each in zip(chosen, ends, strict=True)], policy)
-        max_rows = data.draw(st.integers(1, 40))
-        expected, found = layers.run(step, max_rows), native.run(step, max_rows)
-        assert_alike(found.outcomes, expected.outcomes, 1e-10)
-        assert [each[:3] for each in found.reports] == [each[:3] for each in expected.reports]
-        done = [s for s, outcome in zip(chosen, expected.outcomes, strict=True) if not take(s, outcome)]
-        living = [sequence for sequence in living if sequence not in done]
+        twins.advance(step, data.draw(st.integers(1, 40)))
         if not living:
             break
-    for some, others in zip(rows_of(cache, sequences), rows_of(plain, sequences), strict=True):
-        torch.testing.assert_close(some, others, rtol=0, atol=1e-10)
+    twins.check_rows()
 
 
 TIED_MODEL = random_model([2, 4, 6], num_loops=3, layer_norms="both", norms_loops=True, router="linear")
@@ -161,23 +170,14 @@ TIED_MODEL = random_model([2, 4, 6], num_loops=3, layer_norms="both", norms_loop
 @settings(max_examples=60)
 @given(st.lists(requests, min_size=1, max_size=4), st.data())
 def test_tied_steps_on_any_staircase_equal_those_of_the_layers(instructions, asked, data):
-    plain, cache = (cache_of(TIED_MODEL, 64) for _ in range(2))
-    layers, sequences = LayersBackend(TIED_MODEL, plain), seat_sequences(asked, plain)
-    native = NativeBackend(TIED_MODEL, cache, max_sequences=4, instructions=instructions)
-    living = list(sequences)
+    twins = Twins(TIED_MODEL, instructions, asked)
     for _ in range(30):
-        chosen = data.draw(st.lists(st.sampled_from(living), min_size=1, unique_by=id))
+        chosen = data.draw(st.lists(st.sampled_from(twins.living), min_size=1, unique_by=id))
         ends = [data.draw(st.integers(s.filled[-1] + 1, s.num_tokens)) for s in chosen]
-        step = Step(range(3), [Run(*each) for each in zip(chosen, ends, strict=True)], TIED)
-        expected, found = layers.run(step, 10**6), native.run(step, 10**6)
-        assert_alike(found.outcomes, expected.outcomes, 1e-10)
-        assert [each[:3] for each in found.reports] == [each[:3] for each in expected.reports]
-        done = [s for s, outcome in zip(chosen, expected.outcomes, strict=True) if not take(s, outcome)]
-        living = [sequence for sequence in living if sequence not in done]
-        if not living:
+        twins.advance(Step(range(3), [Run(*each) for each in zip(chosen, ends, strict=True)], TIED))
+        if not twins.living:
             break
-    for some, others in zip(rows_of(cache, sequences), rows_of(plain, sequences), strict=True):
-        torch.testing.assert_close(some, others, rtol=0, atol=1e-10)
+    twins.check_rows()
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -242,9 +242,8 @@ def test_tiles_are_used_from_32_rows_of_all_sequences_on(instructions, kind):
         found = []
         for is_deterministic in (True, False):
             cache = cache_of(model)
-            native = NativeBackend(
-                model, cache, max_sequences=64, is_deterministic=is_deterministic, instructions=instructions
-            )
+            how = {"is_deterministic": is_deterministic, "instructions": instructions}
+            native = NativeBackend(model, cache, max_sequences=64, **how)
             sequences = seat_sequences([([token], SamplingParams()) for token in range(num_rows)], cache)
             carry(native, sequences)
             found.append(rows_of(cache, sequences)[-1])
@@ -263,12 +262,7 @@ def tiled(native: NativeBackend) -> NativeBackend:
 
 
 def assert_equal_to_layers(
-    model: Any,
-    instructions: Instructions,
-    *,
-    is_tiled: bool = False,
-    tolerance: float | None = None,
-    precision: CachePrecision = "auto",
+    model: Any, instructions: Instructions, *, is_tiled: bool = False, tolerance: float = 0, precision: Any = "auto"
 ) -> None:
     """In bfloat16 compare only keys, values and states: tokens depend on rounding."""
     plain, cache = (cache_of(model, precision=precision) for _ in range(2))
@@ -314,36 +308,30 @@ def test_results_do_not_depend_on_threads_the_batch_or_old_contents_of_pages(ins
         assert all(torch.equal(some, others) for some, others in zip(rows, found[0][1], strict=True))
 
 
+kinds = st.tuples(st.sampled_from(KINDS), st.just({}) | changes)
+
+
 @settings(max_examples=20)
-@given(
-    st.lists(st.tuples(st.sampled_from(KINDS), st.just({}) | changes), min_size=1, max_size=4),
-    st.integers(2, 9),
-    st.sampled_from([WHOLE, SWEEP]),
-)
+@given(st.lists(kinds, min_size=1, max_size=4), st.integers(2, 9), st.sampled_from([WHOLE, SWEEP]))
 def test_a_call_of_several_tokens_equals_as_many_calls(instructions, kinds, limit, policy):
-    plain, cache = cache_of(MODEL), cache_of(MODEL)
-    layers, stops = LayersBackend(MODEL, plain), (3, 5)
-    native = NativeBackend(MODEL, cache, max_sequences=4, instructions=instructions)
-    asked = [
-        ([n, 2, 7], SamplingParams(**kind, **changed, stop_token_ids=stops[:n], max_tokens=2 * limit))
-        for n, (kind, changed) in enumerate(kinds)
-    ]
-    sequences = seat_sequences(asked, plain)
+    params = [SamplingParams(**kind, **changed, max_tokens=2 * limit) for kind, changed in kinds]
+    asked = [([n, 2, 7], replace(each, stop_token_ids=(3, 5)[:n])) for n, each in enumerate(params)]
+    twins = Twins(MODEL, instructions, asked)
+    sequences = twins.sequences
     for _ in range(2):
         runs = [Run(sequence, sequence.num_tokens) for sequence in sequences]
-        found = native.run(Step(range(3), runs, policy, limit, seconds=60.0), ALL_ROWS).outcomes
+        found = twins.native.run(Step(range(3), runs, policy, limit, seconds=60.0), ALL_ROWS).outcomes
         emissions: list[list[Emission]] = [[] for _ in sequences]
         for _ in found[0].emissions:
             runs = [Run(sequence, sequence.num_tokens) for sequence in sequences]
-            for number, outcome in enumerate(layers.run(Step(range(3), runs, policy), ALL_ROWS).outcomes):
+            for number, outcome in enumerate(twins.layers.run(Step(range(3), runs, policy), ALL_ROWS).outcomes):
                 take(sequences[number], outcome)
                 emissions[number] += outcome.emissions
         expected = [Outcome(s.filled, 0.0, own) for s, own in zip(sequences, emissions, strict=True)]
         assert_alike(found, expected, 1e-10)
         has_stopped = any(s.token_ids[-1] in s.stop_token_ids for s in sequences)
         assert len(emissions[0]) == limit or has_stopped
-    for some, others in zip(rows_of(cache, sequences), rows_of(plain, sequences), strict=True):
-        torch.testing.assert_close(some, others, rtol=0, atol=1e-10)
+    twins.check_rows()
 
 
 @pytest.mark.parametrize("num_right", [0, 2, 5])
@@ -353,15 +341,12 @@ def test_drafts_are_accepted_up_to_the_first_wrong_one(instructions, num_right, 
     (answer,) = Engine(MODEL).generate([[1, 2, 3]], params)
     right = answer.token_ids
     drafts = [*right[:num_right], *((token + 1) % VOCAB_SIZE for token in right[num_right:5])]
-    plain, cache = cache_of(MODEL), cache_of(MODEL)
-    ways = LayersBackend(MODEL, plain), NativeBackend(MODEL, cache, max_sequences=1, instructions=instructions)
-    (sequence,) = seat_sequences([([1, 2, 3], params)], plain)
+    twins = Twins(MODEL, instructions, [([1, 2, 3], params)])
+    (sequence,) = twins.sequences
     assert sequence.draw.rule == ExitRule.ORIGINAL
     sequence.append_drafts(drafts)
-    step = Step(range(3), [Run(sequence, sequence.num_tokens)])
-    expected, found = (backend.run(step, ALL_ROWS).outcomes for backend in ways)
-    assert_alike(found, expected, 1e-10)
-    assert [emission.token_id for emission in found[0].emissions] == right[: num_right + 1]
+    (outcome,) = twins.run(Step(range(3), [Run(sequence, sequence.num_tokens)]))
+    assert [emission.token_id for emission in outcome.emissions] == right[: num_right + 1]
 
 
 @pytest.mark.parametrize("broken", ["exits.0.router.head.weight", "exits.1.norm.weight", "lm_head.weight"])
@@ -369,10 +354,6 @@ def test_weights_that_are_not_finite_yield_no_token(instructions, broken):
     model = random_model([1, 2, 3])
     with torch.no_grad():
         model.get_parameter(broken)[0] = torch.nan
-    plain, cache = cache_of(model), cache_of(model)
-    ways = LayersBackend(model, plain), NativeBackend(model, cache, max_sequences=8, instructions=instructions)
-    sequences = seat_sequences([([1, 2, 3], SamplingParams(**kind)) for kind in KINDS], plain)
-    step = Step(range(3), [Run(sequence, 3) for sequence in sequences])
-    expected, found = (backend.run(step, ALL_ROWS).outcomes for backend in ways)
-    assert_alike(found, expected, 1e-10)
-    assert any(outcome.emissions[0].token_id == NO_TOKEN for outcome in found)
+    twins = Twins(model, instructions, [([1, 2, 3], SamplingParams(**kind)) for kind in KINDS])
+    outcomes = twins.run(Step(range(3), [Run(sequence, 3) for sequence in twins.sequences]))
+    assert any(outcome.emissions[0].token_id == NO_TOKEN for outcome in outcomes)
