@@ -76,11 +76,8 @@ def uniform(seed: int, choice: int, position: int, exit_: int, purpose: bytes) -
     return float(np.random.Generator(stream).random(4)[PURPOSES.index(purpose)])
 
 
-def sample(
-    model: Nvium, prompt: Sequence[int], max_tokens: int, uniform: Uniform, params: Params | None = None
-) -> list[Sampled]:
+def sample(model: Nvium, prompt: Sequence[int], max_tokens: int, uniform: Uniform, params: Params) -> list[Sampled]:
     """Generate up to `max_tokens` tokens, a stop token, or until the constraint allows no token."""
-    params = params or Params()
     sampled = list[Sampled]()
     while len(sampled) < max_tokens:
         generated = [s.token_id for s in sampled]

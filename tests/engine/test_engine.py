@@ -56,15 +56,11 @@ INVALID: dict[str, list[object]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        *({field: value} for field, values in INVALID.items() for value in values),
-        {"max_tokens": -1, "logprobs": 0, "prompt_logprobs": True},
-        {"best_of": 1, "n": 2},
-    ],
-    ids=lambda settings: str(settings)[:40],
-)
+WRONG: list[dict[str, object]] = [{field: value} for field, values in INVALID.items() for value in values]
+WRONG += [{"max_tokens": -1, "logprobs": 0, "prompt_logprobs": True}, {"best_of": 1, "n": 2}]
+
+
+@pytest.mark.parametrize("settings", WRONG, ids=lambda settings: str(settings)[:40])
 def test_invalid_sampling_parameters_are_refused_by_name(settings):
     with pytest.raises(InvalidRequest) as refusal:
         SamplingParams(**settings)
@@ -147,9 +143,7 @@ def test_a_request_larger_than_the_whole_cache_is_refused_at_once_and_smaller_on
 
 
 def test_an_overlong_request_is_refused_with_the_numbers():
-    with pytest.raises(
-        InvalidRequest, match=r"32 tokens. However, you requested 33 tokens: 20 in the prompt"
-    ) as refusal:
+    with pytest.raises(InvalidRequest, match=r"32 tokens. However, you requested 33 tokens: 20 in") as refusal:
         Engine(MODEL).add("x", [1] * 20, SamplingParams(max_tokens=13))
     assert refusal.value.field == "max_tokens"
 

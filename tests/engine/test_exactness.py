@@ -216,10 +216,8 @@ def test_a_quantized_model_equals_the_model_with_its_dequantized_weights(kind):
     model = random_model([1, 2, 4], vocab_size=VOCAB_SIZE, width=32, context=CONTEXT)
     quantize_model(model, kind)
     wishes: list[dict[str, Any]] = [{}, {"temperature": 0.0}, {"sampling": "mixture"}, {"logprobs": 2}, {}]
-    plan = [
-        Request([1, 2, 3 + seed], SamplingParams(max_tokens=12, seed=seed, **wish), arrives=seed, is_cancelled=None)
-        for seed, wish in enumerate(wishes)
-    ]
+    params = [SamplingParams(max_tokens=12, seed=seed, **wish) for seed, wish in enumerate(wishes)]
+    plan = [Request([1, 2, 3 + n], each, arrives=n, is_cancelled=None) for n, each in enumerate(params)]
     check(model, served(Engine(model, EngineConfig(max_sequences=3)), plan), plan)
 
 

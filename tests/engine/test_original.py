@@ -189,9 +189,8 @@ def test_a_retrofitted_llama_generates_the_same_tokens(tmp_path, max_drafts):
     greedy = engine.generate(PROMPTS, replace(warm, temperature=0.0))
     assert (engine.scheduler.drafts.num_drafted > 0) == (max_drafts > 0)
     for prompt, completion in zip(PROMPTS, greedy, strict=True):
-        transformers = LlamaForCausalLM.from_pretrained(folder).generate(
-            torch.tensor([prompt]), do_sample=False, max_new_tokens=12, min_new_tokens=12, eos_token_id=49
-        )
+        how = {"do_sample": False, "max_new_tokens": 12, "min_new_tokens": 12, "eos_token_id": 49}
+        transformers = LlamaForCausalLM.from_pretrained(folder).generate(torch.tensor([prompt]), **how)
         assert completion.token_ids == transformers[0, len(prompt) :].tolist()
 
 

@@ -18,17 +18,9 @@ from nvium_core.engine.schedule.step import Run, Step
 CONTEXT = 20
 
 
-def scheduler_with(
-    schedule: Schedule = "sweep",
-    num_blocks: int = 3,
-    num_pages: int = 40,
-    max_sequences: int = 8,
-    max_rows: int = 100,
-    **settings: int,
-) -> Scheduler:
-    admission = Admission(PagePool(num_pages, page_size=2), max_sequences)
-    limits = {"max_sequences": max_sequences, "max_rows_per_step": max_rows}
-    return Scheduler(admission, EngineConfig(schedule=schedule, **limits, **settings), num_blocks=num_blocks)
+def scheduler_with(schedule: Schedule = "sweep", num_blocks: int = 3, num_pages: int = 40, **limits: int) -> Scheduler:
+    config = EngineConfig(schedule=schedule, **{"max_sequences": 8, "max_rows_per_step": 100} | limits)
+    return Scheduler(Admission(PagePool(num_pages, page_size=2), config.max_sequences), config, num_blocks=num_blocks)
 
 
 def newcomer(scheduler: Scheduler, arrival: int, num_tokens: int) -> Sequence:
@@ -73,12 +65,12 @@ def test_deferred_rows_are_computed_with_later_rows_of_their_block():
 
 
 def test_a_long_prompt_is_cut_to_the_row_budget_of_every_block():
-    scheduler = scheduler_with(max_rows=4)
+    scheduler = scheduler_with(max_rows_per_step=4)
     newcomer(scheduler, 0, 10)
     step = next_step(scheduler)
     assert (step.blocks, [run.stop for run in step.runs]) == (range(1), [4])
     assert not step.runs[0].reaches_front
-    scheduler = scheduler_with("whole", max_rows=4)
+    scheduler = scheduler_with("whole", max_rows_per_step=4)
     sequence = newcomer(scheduler, 0, 9)
     next_step(scheduler)
     sequence.filled = [9, 9, 2]
@@ -171,11 +163,10 @@ def lengths(longest: int, *, fewest: int = 1, most: int) -> st.SearchStrategy[li
     return st.lists(st.integers(1, longest), min_size=fewest, max_size=most)
 
 
-@given(
-    workloads(
-        lengths(60, fewest=2, most=5), num_pages=st.just(1000), max_rows=st.just(400), chunk_rows=st.integers(1, 20)
-    )
-)
+roomy = {"num_pages": st.just(2000), "chunk_rows": st.integers(1, 20)}
+
+
+@given(workloads(lengths(60, fewest=2, most=5), **roomy, max_rows_per_step=st.just(400)))
 def test_with_short_runs_long_runs_get_at_most_a_chunk_in_every_other_step(workload):
     scheduler, sequences, rng = workload
     num_without_short = 0
@@ -198,15 +189,10 @@ def emit_at_random(scheduler: Scheduler, step: Step, rng: random.Random) -> None
     carry_out(step, exiting={run.sequence.request_id for run in step.runs if is_last or rng.random() < 0.4})
 
 
-@given(
-    workloads(
-        lengths(60, most=6),
-        num_pages=st.just(2000),
-        max_wait_steps=st.integers(1, 12),
-        max_rows=st.integers(4, 100),
-        chunk_rows=st.integers(1, 20),
-    )
-)
+waits = {"max_wait_steps": st.integers(1, 12), "max_rows_per_step": st.integers(4, 100)}
+
+
+@given(workloads(lengths(60, most=6), **roomy, **waits))
 def test_no_running_sequence_is_passed_over_for_long(workload):
     scheduler, sequences, rng = workload
     waited = dict.fromkeys(sequences, 0)
@@ -218,14 +204,10 @@ def test_no_running_sequence_is_passed_over_for_long(workload):
         emit_at_random(scheduler, step, rng)
 
 
-@given(
-    workloads(
-        lengths(12, most=8),
-        num_pages=st.integers(CONTEXT // 2, 30),
-        max_sequences=st.integers(1, 5),
-        max_rows=st.integers(1, 30),
-    )
-)
+tight = {"num_pages": st.integers(CONTEXT // 2, 30), "max_sequences": st.integers(1, 5)}
+
+
+@given(workloads(lengths(12, most=8), **tight, max_rows_per_step=st.integers(1, 30)))
 def test_every_sequence_finishes_whatever_the_limits(workload):
     scheduler, sequences, rng = workload
     unfinished = {sequence.request_id: sequence.num_tokens + 8 for sequence in sequences}

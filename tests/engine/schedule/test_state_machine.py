@@ -23,6 +23,7 @@ CONTEXT = 24
 MODEL = random_model([1, 2, 4], seed=2, vocab_size=11, width=8, num_heads=2, num_key_heads=1, context=CONTEXT)
 PREFIXES = [[], [1, 2, 3, 4, 5], [1, 2, 3, 4, 9, 9, 9]]
 
+tails = st.lists(st.integers(1, 10), min_size=1, max_size=3)
 configs = st.builds(
     EngineConfig,
     schedule=st.sampled_from(["race", "sweep", "whole"]),
@@ -104,12 +105,7 @@ class Serving(RuleBasedStateMachine):
         self.requests: dict[str, tuple[list[int], SamplingParams]] = {}
         self.alive: dict[Key, Completion] = {}
 
-    @rule(
-        prefix=st.sampled_from(PREFIXES),
-        tail=st.lists(st.integers(1, 10), min_size=1, max_size=3),
-        params=wishes,
-        tenant=st.sampled_from(["", "one", "another"]),
-    )
+    @rule(prefix=st.sampled_from(PREFIXES), tail=tails, params=wishes, tenant=st.sampled_from(["", "one", "another"]))
     def add(self, prefix: list[int], tail: list[int], params: SamplingParams, tenant: str) -> None:
         self._add([*prefix, *tail], params, tenant)
 
