@@ -29,19 +29,18 @@ STRUCTURES += [{"choice": choice} for choice in (["a", "b"], [], [""], ["x"] * 5
 STRUCTURES += [{"json": schema} for schema in SCHEMAS + BAD_SCHEMAS]
 TOOL = {"type": "function", "function": {"name": "look_up", "description": "x", "parameters": SCHEMAS[0]}}
 
+CALL = {"id": "1", "type": "function", "function": {"name": "look_up", "arguments": "{}"}}
 MESSAGES: list[list[Json]] = [
     [{"role": "user", "content": "Hello"}],
     [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": "Hi"}]}],
     [
         {"role": "user", "content": "Look up", "name": "me"},
-        {
-            "role": "assistant",
-            "tool_calls": [{"id": "1", "type": "function", "function": {"name": "look_up", "arguments": "{}"}}],
-        },
+        {"role": "assistant", "tool_calls": [CALL]},
         {"role": "tool", "tool_call_id": "1", "content": "<|endoftext|>"},
     ],
 ]
 
+SCORING = [{"text_offsets": True}, {"probabilities": True}]
 GENERATION: dict[str, list[Any]] = {
     "model": [NAME, "default"],
     "max_tokens": [1, 1, 2],
@@ -66,14 +65,7 @@ GENERATION: dict[str, list[Any]] = {
     "response_format": FORMATS,
     "structured_outputs": STRUCTURES,
     "user": ["me"],
-    "nvium": [
-        {},
-        {"sampling": "mixture"},
-        {"sampling": "original"},
-        {"metadata": False},
-        {"text_offsets": True},
-        {"probabilities": True},
-    ],
+    "nvium": [{}, {"sampling": "mixture"}, {"sampling": "original"}, {"metadata": False}, *SCORING],
 }
 COMPLETION: dict[str, list[Any]] = GENERATION | {
     "prompt": ["Once", ["a", "b"], [80, 111], [[80], [111, 112]], "", "🦊", "x" * 80],
@@ -191,20 +183,22 @@ def encoded(fields: Json, random: Random) -> bytes:
     return random.choice(list(DAMAGES.values()))(text, random) if random.random() < 0.2 else text
 
 
+ENCODINGS = ["utf-16", "utf-32-be", "utf-8-sig", "utf-7"]
+FRAMES = [b"[%b]", b" \n%b\n ", b"%b%%", b"\x00%b", b"%b,", b'"%b"']
 DAMAGES: dict[str, Callable[[bytes, Random], bytes]] = {
     "truncated": lambda text, random: text[: random.randrange(len(text))],
     "with other bytes": lambda text, random: spliced(text, random.randrange(len(text)), random),
     "with doubled keys": lambda text, random: text[:-1] + b", " * (len(text) > 2) + text[1:],
-    "in another encoding": lambda text, random: text.decode(errors="surrogatepass").encode(
-        random.choice(["utf-16", "utf-32-be", "utf-8-sig", "utf-7"]), "replace"
-    ),
+    "in another encoding": lambda text, random: recoded(text, random.choice(ENCODINGS)),
     "compressed": lambda text, random: gzip.compress(text, mtime=0),
     "noise": lambda text, random: random.randbytes(random.randrange(200)),
     "deep": lambda text, random: random.choice(DEEP).encode() * random.choice([10, 500, 20_000]),
-    "surrounded": lambda text, random: (
-        random.choice([b"[%b]", b" \n%b\n ", b"%b%%", b"\x00%b", b"%b,", b'"%b"']) % text
-    ),
+    "surrounded": lambda text, random: random.choice(FRAMES) % text,
 }
+
+
+def recoded(text: bytes, encoding: str) -> bytes:
+    return text.decode(errors="surrogatepass").encode(encoding, "replace")
 
 
 def spliced(text: bytes, place: int, random: Random) -> bytes:

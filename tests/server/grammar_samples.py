@@ -6,43 +6,27 @@ from hypothesis import strategies as st
 
 NAMES = ["a", "b", "name", 'quo"te', "ключ"]
 
+FIXED: list[dict[str, Any]] = [{"type": kind} for kind in ("boolean", "null", "number", "string", ["integer", "null"])]
+FIXED += [{"type": "string", "pattern": "^[a-c]{1,3}x?$"}, {"type": "string", "format": "date"}]
+FIXED += [{"const": {"k": [1, "é"]}}, {}]
+
+
+def bounded(kind: str, least: str, most: str, low: Any, size: Any, **more: Any) -> st.SearchStrategy[dict[str, Any]]:
+    """Draw schemas of a type with two bounds, the keywords `least` and `most`, which are `size` apart."""
+    return st.builds(lambda low, size, **more: {"type": kind, least: low, most: low + size, **more}, low, size, **more)
+
+
+enums = st.lists(st.integers(-5, 5) | st.text(max_size=4), min_size=1, max_size=4)
 leaves = st.one_of(
-    st.sampled_from(
-        [
-            {"type": "boolean"},
-            {"type": "null"},
-            {"type": "number"},
-            {"type": "string"},
-            {"type": "string", "pattern": "^[a-c]{1,3}x?$"},
-            {"type": "string", "format": "date"},
-            {"type": ["integer", "null"]},
-            {"const": {"k": [1, "é"]}},
-            {},
-        ]
-    ),
-    st.builds(
-        lambda low, size: {"type": "integer", "minimum": low, "maximum": low + size},
-        st.integers(-99, 99),
-        st.integers(0, 999),
-    ),
-    st.builds(
-        lambda low, size: {"type": "string", "minLength": low, "maxLength": low + size},
-        st.integers(0, 3),
-        st.integers(0, 5),
-    ),
-    st.builds(
-        lambda values: {"enum": values}, st.lists(st.integers(-5, 5) | st.text(max_size=4), min_size=1, max_size=4)
-    ),
+    st.sampled_from(FIXED),
+    bounded("integer", "minimum", "maximum", st.integers(-99, 99), st.integers(0, 999)),
+    bounded("string", "minLength", "maxLength", st.integers(0, 3), st.integers(0, 5)),
+    enums.map(lambda enum: {"enum": enum}),
 )
 
 
 def arrays(items: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
-    return st.builds(
-        lambda schema, low, size: {"type": "array", "items": schema, "minItems": low, "maxItems": low + size},
-        items,
-        st.integers(0, 2),
-        st.integers(0, 2),
-    )
+    return bounded("array", "minItems", "maxItems", st.integers(0, 2), st.integers(0, 2), items=items)
 
 
 @st.composite
@@ -57,9 +41,7 @@ def unions(members: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict
     return st.builds(lambda schemas: {"anyOf": schemas}, st.lists(members, min_size=1, max_size=3))
 
 
-schemas = st.recursive(
-    leaves, lambda inner: arrays(inner) | objects(inner) | objects(inner) | unions(inner), max_leaves=6
-)
+schemas = st.recursive(leaves, lambda of: arrays(of) | objects(of) | objects(of) | unions(of), max_leaves=6)
 
 
 def closed(schema: dict[str, Any]) -> dict[str, Any]:
@@ -92,15 +74,14 @@ def either(number: int) -> dict[str, Any]:
     return {"anyOf": [{"type": "object", "properties": {f"p{number}-{i}": {"type": "string"}}} for i in range(2)]}
 
 
+STRING = {"type": "string"}
 REFUSED_SCHEMAS = {
     "deep": nested(100),
     "very deep": nested(50_000),
     "large": {"title": "x" * 2_000_000},
     "with many properties": many(501),
     "with many patterns": {"allOf": [{"pattern": f"(a|b){{{i}}}.*c{i}"} for i in range(60)], "type": "string"},
-    "with patterns in a row": chained(
-        60, lambda i, rest: {**rest, "pattern": f"(a|b){{{i}}}.*c{i}"}, {"type": "string"}
-    ),
+    "with patterns in a row": chained(60, lambda i, rest: {**rest, "pattern": f"(a|b){{{i}}}.*c{i}"}, STRING),
     "with a large negative divisor": {"type": "integer", "multipleOf": -1_000_003},
     "with a divisor beyond floats": {"type": "integer", "multipleOf": 10**400},
     "with a divisor that is no number": {"type": "integer", "multipleOf": True},
@@ -116,17 +97,13 @@ REFUSED_SCHEMAS = {
     "with half a character": {"const": "\ud800"},
 }
 
+UNION = {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/n"}, "maxItems": i} for i in range(32)]}
 COSTLY_SCHEMAS = {
     "many properties": many(500),
     "a long constant": {"enum": ["x" * 99_000]},
     "a large enumeration": {"enum": [f"v{i}" for i in range(9_000)]},
     "a union of constants": {"anyOf": [{"const": i} for i in range(4_000)]},
-    "a large recursive union": {
-        "$defs": {
-            "n": {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/n"}, "maxItems": i} for i in range(32)]}
-        },
-        "$ref": "#/$defs/n",
-    },
+    "a large recursive union": {"$defs": {"n": UNION}, "$ref": "#/$defs/n"},
     "long strings": {"type": "string", "minLength": 10**9},
     "long arrays": {"type": "array", "minItems": 10**9, "items": {"type": "array", "minItems": 10**9}},
     "references in a row": chained(2_000, lambda _, rest: rest, {"type": "null"}),
@@ -139,14 +116,6 @@ COSTLY_SCHEMAS = {
 REFUSED_PATTERNS = ["", "(", "a(?=b)", r"a\b", r"(a)\1", r"[^\s\S]", "a\\", "*", "a{2,1}", r"\p{Foo}"]
 REFUSED_PATTERNS += ["(" * 300 + ")" * 300, "a" * 100_001, "\ud800"]
 
-COSTLY_PATTERNS = [
-    "(a{1000}){1000}",
-    "(((a{100}){100}){100}){100}",
-    "a" * 100_000,
-    r"(.*a.{20}){5}",
-    r"(\w{1,100}\W){1,1000}",
-    "(a|aa)*b",
-    "(x+x+)+y",
-    "|".join(f"word{i}" for i in range(9_000)),
-    r"[\s\S]{0,100000}",
-]
+COSTLY_PATTERNS = ["(a{1000}){1000}", "(((a{100}){100}){100}){100}", "a" * 100_000, r"(.*a.{20}){5}", "(a|aa)*b"]
+COSTLY_PATTERNS += ["(x+x+)+y", r"(\w{1,100}\W){1,1000}", "|".join(f"word{i}" for i in range(9_000))]
+COSTLY_PATTERNS += [r"[\s\S]{0,100000}"]

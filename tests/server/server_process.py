@@ -50,16 +50,11 @@ class ServerProcess:
 
 @contextmanager
 def server_process(
-    model_folder: Path,
-    log_folder: Path,
-    code: str = CODE,
-    variables: Mapping[str, str] | None = None,
-    **options: object,
+    model_folder: Path, log_folder: Path, code: str = CODE, variables: Mapping[str, str] = {}, **options: object
 ) -> Iterator[ServerProcess]:
     """Start a server, wait until it is ready, and kill it at the end. `variables` are added to the environment."""
     options = {"model": model_folder, "port": free_port(), **options}
-    environment = os.environ | {f"NVIUM_{name.upper()}": str(value) for name, value in options.items()}
-    environment |= variables or {}
+    environment = os.environ | {f"NVIUM_{name.upper()}": str(value) for name, value in options.items()} | variables
     log_file = log_folder / "server.log"
     with log_file.open("wb") as log, httpx.Client(base_url=f"http://127.0.0.1:{options['port']}", timeout=30) as http:
         process = subprocess.Popen([sys.executable, "-c", code], stderr=log, env=environment)

@@ -58,16 +58,11 @@ def names(num_bytes: int) -> str:
 
 PLACE = "the place"
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+MESSAGES = [{"role": "user", "content": [{"type": "text", "text": "a"}]}, {"role": "assistant", "tool_calls": [CALL]}]
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"enum": [1]}}}]
 SAMPLES: dict[str, Any] = {
     "/v1/completions": {"model": "default", "prompt": "a"},
-    "/v1/chat/completions": {
-        "model": "default",
-        "messages": [
-            {"role": "user", "content": [{"type": "text", "text": "a"}]},
-            {"role": "assistant", "tool_calls": [CALL]},
-        ],
-        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"enum": [1]}}}],
-    },
+    "/v1/chat/completions": {"model": "default", "messages": MESSAGES, "tools": TOOLS},
     "/v1/responses": RESPONSE | {"input": [*RESPONSE["input"], {"type": "additional_tools", "tools": [{"type": "x"}]}]},
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [1]},
@@ -186,11 +181,10 @@ def byte_pairs(number: int) -> dict[str, Any]:
 
 
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+UNIGRAM = {"type": "Unigram", "unk_id": 0}
 TOKENIZERS: dict[str, Callable[[int], dict[str, Any]]] = {
     "vocabulary": lambda n: {"model": byte_pairs(n // 12)},
-    "scored pieces": lambda n: {
-        "model": {"type": "Unigram", "unk_id": 0, "vocab": many(n // 16, lambda i: [f"t{i}", -1])}
-    },
+    "scored pieces": lambda n: {"model": UNIGRAM | {"vocab": many(n // 16, lambda i: [f"t{i}", -1])}},
     "added tokens": lambda n: {"added_tokens": many(n // 110, added)},
     "normalizers": lambda n: {"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}] * (n // 15)}},
     "splits": lambda n: {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Whitespace"}] * (n // 22)}},

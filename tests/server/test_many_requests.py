@@ -35,20 +35,12 @@ OF_REQUESTS = (Sequence, TokenStream, Generation, Choice, RequestRecord, EventSt
 def some_request(random: Random) -> bytes:
     """Return a random request, which may be invalid."""
     path = random.choice(PATHS)
-    of_completions = {
-        "prompt": "".join(random.choices("abcdef ", k=random.randrange(1, 60))),
-        "logprobs": random.choice([None, None, 1]),
-        "echo": random.random() < 0.2,
-    }
-    return asking(
-        path,
-        max_tokens=random.randrange(1, 6),
-        stream=random.random() < 0.5,
-        n=random.choice([1, 1, 2]),
-        temperature=random.choice([0, 1, 3]),
-        seed=None,
-        **(of_completions if path == "/v1/completions" else {}),
-    )
+    fields = {"max_tokens": random.randrange(1, 6), "stream": random.random() < 0.5, "n": random.choice([1, 1, 2])}
+    fields |= {"temperature": random.choice([0, 1, 3]), "seed": None}
+    if path == "/v1/completions":
+        fields |= {"logprobs": random.choice([None, None, 1]), "echo": random.random() < 0.2}
+        fields["prompt"] = "".join(random.choices("abcdef ", k=random.randrange(1, 60)))
+    return asking(path, **fields)
 
 
 async def soak(url: str, num_requests: int, random: Random) -> None:

@@ -12,6 +12,7 @@ from tests.server.routes.test_responses import TOOL
 from tests.server.structured_outputs.test_structured_outputs import response_format
 from tests.server.test_tools import NAMED, TOOLS, tool
 
+FUNCTION = "messages[1].tool_calls[0].function"
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
@@ -106,10 +107,7 @@ INVALID: dict[str, list[tuple[str, Json]]] = {
         ("messages[1].prefix", say(role="assistant", content="a", prefix=True)),
         ("messages[1].partial", say(role="assistant", content="a", partial=True)),
         ("chat_template_kwargs.chat_template", {"chat_template_kwargs": {"chat_template": "{% for a in range(9) %}"}}),
-        (
-            "continue_final_message",
-            say(role="assistant", content="a", tool_calls=[CALL]) | {"continue_final_message": True},
-        ),
+        ("continue_final_message", say(role="assistant", tool_calls=[CALL]) | {"continue_final_message": True}),
         ("metadata", {"metadata": {"a" * 65: "b"}}),
         ("metadata", {"metadata": {str(n): "b" for n in range(17)}}),
         ("messages[1].content[0].type", say(role="user", content=[{"type": "image_url", "image_url": {"url": "x"}}])),
@@ -123,10 +121,7 @@ INVALID: dict[str, list[tuple[str, Json]]] = {
         ("messages[1].tool_call_id", say(role="user", content="a", tool_call_id="1")),
         ("messages[1].tool_calls", say(role="user", content="a", tool_calls=[CALL])),
         ("messages[1].tool_calls[0].type", say(role="assistant", tool_calls=[CALL | {"type": "custom"}])),
-        (
-            "messages[1].tool_calls[0].function.arguments",
-            say(role="assistant", tool_calls=[CALL | {"function": {"name": "f"}}]),
-        ),
+        (f"{FUNCTION}.arguments", say(role="assistant", tool_calls=[CALL | {"function": {"name": "f"}}])),
         ("max_tokens", {"max_tokens": 5, "max_completion_tokens": 6}),
         ("max_tokens", {"max_tokens": 0}),
         ("max_completion_tokens", {"max_completion_tokens": 0}),
@@ -175,13 +170,7 @@ INVALID: dict[str, list[tuple[str, Json]]] = {
         ("add_special_tokens", {"messages": [{"role": "user", "content": "a"}], "add_special_tokens": True}),
         ("return_token_strs", {"prompt": "a", "return_token_strs": 1}),
     ],
-    "/detokenize": [
-        ("tokens", {}),
-        ("tokens", {"tokens": [257]}),
-        ("tokens", {"tokens": [10**30]}),
-        ("tokens", {"tokens": [True]}),
-        ("tokens", {"tokens": 5}),
-    ],
+    "/detokenize": [("tokens", {}), *(("tokens", {"tokens": wrong}) for wrong in ([257], [10**30], [True], 5))],
 }
 """For each path, the parameter that an error names, and the invalid fields."""
 

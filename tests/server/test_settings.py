@@ -20,16 +20,12 @@ def test_settings_come_from_arguments_then_the_environment(monkeypatch):
     assert (Settings().port, Settings(port=9001).port) == (9000, 9001)
 
 
-@pytest.mark.parametrize(
-    ("variable", "hint"),
-    [
-        ("NVIUM_API_KEY", "did you mean NVIUM_API_KEYS?"),
-        ("nvium_ports", "did you mean NVIUM_PORT?"),
-        ("NVIUM_MAX_SEQUENCE", "did you mean NVIUM_MAX_SEQUENCES?"),
-        ("NVIUM_XYZ", "unset it"),
-    ],
-)
-def test_an_unknown_variable_ends_the_start_with_the_nearest_name(monkeypatch, variable, hint):
+NEAREST = {"NVIUM_API_KEY": "NVIUM_API_KEYS", "nvium_ports": "NVIUM_PORT", "NVIUM_MAX_SEQUENCE": "NVIUM_MAX_SEQUENCES"}
+
+
+@pytest.mark.parametrize("variable", [*NEAREST, "NVIUM_XYZ"])
+def test_an_unknown_variable_ends_the_start_with_the_nearest_name(monkeypatch, variable):
+    hint = rf"did you mean {NEAREST[variable]}\?" if variable in NEAREST else "unset it"
     monkeypatch.setenv(variable, "sk-secret")
     with pytest.raises(SettingsError, match=rf"^{variable.upper()}: is unknown; {hint}") as refused:
         read_settings({})

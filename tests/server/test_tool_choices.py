@@ -9,9 +9,8 @@ from tests.server.raw_client import Json
 from tests.server.test_tools import NAMED, TOOLS
 
 CHOICES: list[Any] = [None, "none", "auto", "required", NAMED]
-CHOICES += [
-    {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [NAMED]}} for mode in ("auto", "required")
-]
+ALLOWED = [{"mode": mode, "tools": [NAMED]} for mode in ("auto", "required")]
+CHOICES += [{"type": "allowed_tools", "allowed_tools": allowed} for allowed in ALLOWED]
 FORCED = (CHOICES[3], CHOICES[4], CHOICES[6])
 FORMATS: list[Any] = [{"type": "text"}, {"type": "json_object"}]
 FORMATS += [{"type": "json_schema", "json_schema": {"name": "a", "schema": {"const": 1}}}]

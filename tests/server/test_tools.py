@@ -1,6 +1,7 @@
 """Tool calls: required, optional, streamed, in the formats of templates, with special tokens, in continued turns."""
 
 import json
+import re
 from typing import Any
 
 import jsonschema
@@ -34,6 +35,12 @@ SHOWS_TOOLS = "{{ tools }}{{ messages[0].content }}"
 """A chat template that supports tools."""
 
 
+def turns_with(call: Json) -> list[Json]:
+    """Return a question, a call, and its result."""
+    called = {"role": "assistant", "content": None, "tool_calls": [call]}
+    return [{"role": "user", "content": "hi"}, called, {"role": "tool", "content": "2", "tool_call_id": call["id"]}]
+
+
 def test_a_required_call_names_one_of_the_functions(server):
     schemas: Json = {"get_weather": PARAMETERS, "stop": {"const": {}}}
     names = set()
@@ -56,10 +63,8 @@ def test_a_truncated_call_ends_with_length(server):
 
 def test_duplicate_tools_are_merged_and_tool_choice_none_hides_tools(server):
     asked = {"max_tokens": 9, "return_token_ids": True}
-    plain, unused, once, twice = (
-        server.chat(**asked, **more).json()
-        for more in ({}, {"tools": TOOLS, "tool_choice": "none"}, {"tools": TOOLS}, {"tools": TOOLS * 2})
-    )
+    tools = ({}, {"tools": TOOLS, "tool_choice": "none"}, {"tools": TOOLS}, {"tools": TOOLS * 2})
+    plain, unused, once, twice = (server.chat(**asked, **more).json() for more in tools)
     assert once["prompt_token_ids"] == twice["prompt_token_ids"]
     assert unused["choices"][0]["message"] == plain["choices"][0]["message"]
     assert unused["prompt_token_ids"] == plain["prompt_token_ids"]
@@ -73,11 +78,7 @@ def test_the_template_receives_tools_calls_and_results():
         "{% endfor %}{{ m.tool_call_id }}{% endfor %}"
     )
     called = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
-    messages = [
-        {"role": "user", "content": "hi"},
-        {"role": "assistant", "content": None, "tool_calls": [called]},
-        {"role": "tool", "content": "2", "tool_call_id": "c1"},
-    ]
+    messages = turns_with(called)
     with template_server(template) as server:
         asked = {"tools": [tool("f")], "tool_choice": "required", "max_tokens": 1, "return_token_ids": True}
         body = server.chat(messages=messages, **asked).json()
@@ -122,15 +123,14 @@ def test_a_streamed_call_starts_with_its_name_and_its_arguments_follow_in_pieces
     assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["tool_calls"]
 
 
+limits = {"seed": st.integers(0, 10**6), "max_tokens": st.integers(1, 90), "n": st.integers(1, 3)}
+stops = {"stop": st.none() | st.sampled_from(['"', "o", "東", "}"])}
+
+
 @settings(max_examples=25, deadline=None)
-@given(
-    seed=st.integers(0, 10**6),
-    max_tokens=st.integers(1, 90),
-    n=st.integers(1, 3),
-    stop=st.none() | st.sampled_from(['"', "o", "東", "}"]),
-)
-def test_joined_chunks_equal_the_whole(server, seed, max_tokens, n, stop):
-    asked = {"tools": TOOLS, "tool_choice": "required", "seed": seed, "max_tokens": max_tokens, "n": n, "stop": stop}
+@given(st.fixed_dictionaries(limits | stops))
+def test_joined_chunks_equal_the_whole(server, drawn):
+    asked = {"tools": TOOLS, "tool_choice": "required", **drawn}
     whole = server.chat(**asked).json()["choices"]
     chunks = streamed(server, **asked)
     for choice in whole:
@@ -157,15 +157,9 @@ def test_an_answer_may_be_text_under_auto(server, text, tool_choice):
     assert "".join(chunk["delta"].get("content") or "" for chunk in chunks) == text
 
 
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        (CALL, ["get_weather"]),
-        (f"{CALL}\n{STOP}\n{CALL}", ["get_weather", "stop", "get_weather"]),
-        (f"\n {STOP}", ["stop"]),
-    ],
-)
-def test_one_or_more_calls_are_returned_whole_and_streamed(server, text, names):
+@pytest.mark.parametrize("text", [CALL, f"{CALL}\n{STOP}\n{CALL}", f"\n {STOP}"])
+def test_one_or_more_calls_are_returned_whole_and_streamed(server, text):
+    names = re.findall("get_weather|stop", text)
     client = server.client()
     asked: Json = {"model": NAME, "messages": [{"role": "user", "content": "Hello"}], "tools": TOOLS}
     with answering(server.app, text, text):
@@ -176,9 +170,8 @@ def test_one_or_more_calls_are_returned_whole_and_streamed(server, text, names):
         assert (answer.finish_reason, answer.message.content or None) == ("tool_calls", None)
         calls = [call.function for call in answer.message.tool_calls or []]
         assert [call.name for call in calls] == names
-        assert [json.loads(call.arguments) for call in calls] == [
-            {"place": "Köln", "when": "now"} if name == "get_weather" else {} for name in names
-        ]
+        arguments = {"get_weather": {"place": "Köln", "when": "now"}, "stop": {}}
+        assert [json.loads(call.arguments) for call in calls] == [arguments[name] for name in names]
     assert len({call.id for call in choice.message.tool_calls or []}) == len(names)
 
 
@@ -206,13 +199,10 @@ def test_with_a_response_format_an_answer_is_a_call_or_matches_the_schema(server
     assert (call["message"]["tool_calls"][0]["function"]["name"], call["finish_reason"]) == ("stop", "tool_calls")
 
 
+HERMES = f"<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{STOP}\n</tool_call>"
 TEMPLATES = {
-    "hermes": (
-        "<tool_call>",
-        f"I look. <tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{STOP}\n</tool_call>",
-        "I look. ",
-    ),
-    "hermes, at once": ("<tool_call>", f"<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{STOP}\n</tool_call>", None),
+    "hermes": ("<tool_call>", f"I look. {HERMES}", "I look. "),
+    "hermes, at once": ("<tool_call>", HERMES, None),
     "llama": ('"parameters": ', f"{CALL}; {STOP}".replace("arguments", "parameters"), None),
     "mistral": ("[TOOL_CALLS]", f"[{CALL}, {STOP}]", None),
 }
@@ -264,11 +254,7 @@ def test_a_special_token_may_precede_calls():
         assert joined(streamed_calls(chunks), "arguments") == WEATHER + "{}"
         with answering(server.app, in_tokens('[TOOL_CALLS][{"name": "other')):
             assert server.chat(tools=TOOLS).json()["error"]["code"] == "no_token_allowed"
-        history = [
-            {"role": "user", "content": "hi"},
-            {"role": "assistant", "content": None, "tool_calls": whole["message"]["tool_calls"][:1]},
-            {"role": "tool", "content": "2", "tool_call_id": whole["message"]["tool_calls"][0]["id"]},
-        ]
+        history = turns_with(whole["message"]["tool_calls"][0])
         again = server.chat(messages=history, tools=TOOLS, max_tokens=1, return_token_ids=True)
         for seed in range(3):
             asked: Json = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "seed": seed}
@@ -308,10 +294,10 @@ def test_reasoning_that_starts_in_the_prompt_is_continued():
     assert (choice["message"]["reasoning_content"], choice["message"]["content"]) == ("der.", "Yes.")
 
 
-@pytest.mark.parametrize(
-    ("tool_choice", "is_parallel", "num_calls"),
-    [("auto", None, 2), ("auto", False, 1), ("required", None, 1), ("required", True, 2), (NAMED, True, 1)],
-)
+NUMBERS = [("auto", None, 2), ("auto", False, 1), ("required", None, 1), ("required", True, 2), (NAMED, True, 1)]
+
+
+@pytest.mark.parametrize(("tool_choice", "is_parallel", "num_calls"), NUMBERS)
 def test_several_calls_are_made_if_optional_or_asked_for(server, tool_choice, is_parallel, num_calls):
     asked: Json = {"tools": TOOLS, "tool_choice": tool_choice, "parallel_tool_calls": is_parallel}
     with answering(server.app, f"{CALL}\n{CALL}"):

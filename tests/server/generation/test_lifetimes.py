@@ -76,10 +76,8 @@ async def test_every_choice_starts_with_its_prompts_scores_even_if_its_tokens_ar
     for events in [[token, scores]] if is_together else [[token], [scores]]:
         stream.deliver(list(events))
         deltas = generation.take()
-    assert [(delta.index, tuple(delta.prompt_scores), len(delta.tokens)) for delta in deltas] == [
-        (0, SCORES, 0),
-        (1, SCORES, 1),
-    ]
+    found = [(delta.index, tuple(delta.prompt_scores), len(delta.tokens)) for delta in deltas]
+    assert found == [(0, SCORES, 0), (1, SCORES, 1)]
 
 
 async def test_a_stopped_engine_fails_open_and_new_requests(byte_model):

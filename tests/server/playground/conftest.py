@@ -13,17 +13,9 @@ from nvium_core import load_model
 from tests.server.live_server import LiveServer, live_server, slowed_down
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--host-resolver-rules=MAP *.example 127.0.0.1",
-    "--disable-features=LocalNetworkAccessChecks",
-)
+FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
+FLAGS += ("--disable-component-update", "--disable-sync", "--disable-features=LocalNetworkAccessChecks")
+FLAGS += ("--host-resolver-rules=MAP *.example 127.0.0.1",)
 
 PROMPT = "Once upon a time"
 SECONDS = 60

@@ -35,9 +35,8 @@ def test_a_tokens_note_shows_its_exit_and_when_its_skipped_blocks_were_computed(
     for number in (0, 7, metadata["exits"].index(1), metadata["exits"].index(4)):
         visit.tokens.nth(number).hover()
         exit_number, layer = metadata["exits"][number], metadata["exit_layers"][number]
-        expect(visit.hint).to_contain_text(
-            f"token {number + 1} left at exit {exit_number} of 4, after layer {layer} of 24"
-        )
+        left = f"token {number + 1} left at exit {exit_number} of 4, after layer {layer} of 24"
+        expect(visit.hint).to_contain_text(left)
         expect(visit.hint).to_contain_text(f"exit probability {metadata['exit_probabilities'][number]:.3f}")
         for block in range(exit_number + 1, 5):
             carrier = next((row for row in range(number, 60) if metadata["exits"][row] >= block), None)

@@ -96,9 +96,8 @@ FORMATS = jsonschema.FormatChecker(jsonschema.Draft202012Validator.FORMAT_CHECKE
 @FORMATS.checks("date", raises=ValueError)
 def is_date(value: object) -> bool:
     """Return whether it is a date in some year: llguidance has February 29 in all of them."""
-    return not isinstance(value, str) or bool(
-        re.fullmatch(r"\d{4}-\d\d-\d\d", value) and date.fromisoformat("2000" + value[4:])
-    )
+    has_form = isinstance(value, str) and re.fullmatch(r"\d{4}-\d\d-\d\d", value)
+    return bool(date.fromisoformat("2000" + value[4:])) if has_form else not isinstance(value, str)
 
 
 def compact(value: Any) -> str:
@@ -210,18 +209,8 @@ def test_a_limit_exceeded_while_matching_raises_too_costly():
         [(constraint.allowed(), constraint.advance(token_id)) for token_id in token_ids("abc" * 100)]
 
 
-PATTERNS = [
-    r"[ab]+",
-    r"(foo|bar){2}",
-    r"a/b\/c",
-    "x\ny",
-    r"[0-9]{2}-[^x-z]?",
-    "é+",
-    r'"quoted"',
-    "a|b|",
-    r"[/\]]*",
-    "//.*",
-]
+PATTERNS = [r"[ab]+", r"(foo|bar){2}", r"a/b\/c", "x\ny", r"[0-9]{2}-[^x-z]?", "é+", r'"quoted"', "a|b|"]
+PATTERNS += [r"[/\]]*", "//.*"]
 
 
 @given(st.sampled_from(PATTERNS), st.data())

@@ -72,13 +72,9 @@ def test_a_format_that_cannot_be_checked_is_an_annotation(name):
 def test_one_of_supports_exclusive_alternatives():
     constants = {"oneOf": [{"const": "a", "title": "A"}, {"enum": ["b", 1]}]}
     assert [is_answer(JsonSchema(constants), text) for text in ('"a"', '"b"', "1", '"c"')] == [True, True, True, False]
-    tagged = {
-        "oneOf": [{"$ref": "#/$defs/X"}, {"$ref": "#/$defs/Y"}],
-        "discriminator": {"propertyName": "k"},
-        "$defs": {
-            name: {"type": "object", "properties": {"k": {"const": name}, "v": {}}, "required": ["k"]} for name in "XY"
-        },
-    }
+    kinds = [{"type": "object", "properties": {"k": {"const": x}, "v": {}}, "required": ["k"]} for x in "XY"]
+    tagged = {"oneOf": [{"$ref": "#/$defs/X"}, {"$ref": "#/$defs/Y"}], "discriminator": {"propertyName": "k"}}
+    tagged |= {"$defs": dict(zip("XY", kinds, strict=True))}
     assert allowed(tagged, {"k": "X"}, {"k": "Y"}, {"k": "Z"}) == [True, True, False]
     assert is_answer(JsonSchema({"oneOf": [{"type": ["string", "null"]}, {"type": "integer"}]}), "1")
     assert "oneOf" in refusal(JsonSchema({"oneOf": [{"type": "integer"}, {"type": "number"}]}))
@@ -150,14 +146,11 @@ LARGE = {"properties": {f"p{i}": {"const": 1} for i in range(2_000)}}
 PAIRS = [{"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]} for _ in range(1_000)]
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"$defs": CHAIN, "$ref": "#/$defs/d0", "properties": {"x": {}}},
-        {"$defs": {"a": LARGE, "b": LARGE}, "allOf": PAIRS},
-    ],
-    ids=["chain", "pairs"],
-)
+MERGED: list[Json] = [{"$defs": CHAIN, "$ref": "#/$defs/d0", "properties": {"x": {}}}]
+MERGED += [{"$defs": {"a": LARGE, "b": LARGE}, "allOf": PAIRS}]
+
+
+@pytest.mark.parametrize("schema", MERGED, ids=["chain", "pairs"])
 def test_schemas_that_merge_too_many_schemas_are_refused(schema):
     with pytest.raises(UnusableGrammar, match="too many schemas"):
         JsonSchema(schema).text()
@@ -237,10 +230,8 @@ def test_keywords_that_constrain_nothing_are_accepted_under_strict_too(schema):
 def test_strict_and_response_format_refuse_by_path_without_llguidances_terms(schema, keyword):
     if keyword == "uniqueItems":
         pytest.skip("an annotation, like formats")
-    for grammar, place in (
-        (ToolCalls({"f": arguments(of_property(schema), is_strict=True)}), "f.parameters.properties.a"),
-        (JsonSchema(of_property(schema)), "properties.a"),
-    ):
+    strict = ToolCalls({"f": arguments(of_property(schema), is_strict=True)})
+    for grammar, place in ((strict, "f.parameters.properties.a"), (JsonSchema(of_property(schema)), "properties.a")):
         message = refusal(grammar)
         assert message.startswith(f"the_field: {place}: ")
         assert not any(word in message for word in ("Some(", "None", "option", "coerce", "Regex"))

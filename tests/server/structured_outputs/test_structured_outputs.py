@@ -37,16 +37,13 @@ def response_format(schema: Any = None, **more: Any) -> Json:
     return {"type": "json_schema", "json_schema": {"name": "thing", "schema": schema, **more}}
 
 
+FORMS = [{"structured_outputs": {"json": SCHEMA}}, {"structured_outputs": {"json": json.dumps(SCHEMA)}}]
+FORMS += [{"response_format": response_format(SCHEMA, strict=True, description="a thing")}]
+
+
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"response_format": response_format(SCHEMA, strict=True, description="a thing")},
-        {"structured_outputs": {"json": SCHEMA}},
-        {"structured_outputs": {"json": json.dumps(SCHEMA)}},
-    ],
-)
+@pytest.mark.parametrize("fields", FORMS)
 def test_an_answer_matches_its_schema(server, endpoint, seed, fields):
     choices = ask(server, endpoint, max_tokens=200, seed=seed, n=2, **fields).json()["choices"]
     for choice in choices:
@@ -87,9 +84,8 @@ def test_the_client_parses_an_answer_into_a_pydantic_model(server):
         flag: bool
         number: int = pydantic.Field(ge=0, lt=1000)
 
-    parsed = server.client().chat.completions.parse(
-        model=NAME, messages=[{"role": "user", "content": "a"}], response_format=Thing, seed=1, max_tokens=60
-    )
+    asked: Any = {"model": NAME, "messages": [{"role": "user", "content": "a"}], "seed": 1, "max_tokens": 60}
+    parsed = server.client().chat.completions.parse(**asked, response_format=Thing)
     assert isinstance(parsed.choices[0].message.parsed, Thing)
 
 

@@ -131,10 +131,8 @@ def test_a_server_at_a_terminal_shows_the_model_and_its_url(tmp_path):
         process.kill()
         process.wait()
         os.close(terminal)
-    assert re.search(
-        r"Loading the bundled model …\s+Loaded \S+ in \d+\.\d s: [\d,]+ parameters, weights in \S+, float32 on cpu",
-        shown,
-    )
+    loaded = r"Loaded \S+ in \d+\.\d s: [\d,]+ parameters, weights in \S+, float32 on cpu"
+    assert re.search(rf"Loading the bundled model …\s+{loaded}", shown)
     assert f"http://127.0.0.1:{port}/" in shown
     assert "{" not in shown
 
