@@ -17,7 +17,7 @@ from nvium_core.model.causal_lm import NviumForCausalLM
 from tests.bench.tiny import tiny_subject
 from tests.model.gguf_files import write_gguf as write_given_file
 from tests.model.test_backbones import random_model as random_backbone
-from tests.test_gguf_conversion import FIELDS, SHAPE
+from tests.test_gguf_conversion import FIELDS, SMALL
 
 WORKLOAD = Workload(prompt=[1, 2, 3, 4, 5], num_sequences=3, num_tokens=7)
 
@@ -97,8 +97,7 @@ def test_a_missing_peer_is_listed_with_the_command_to_install_it(monkeypatch):
 
 def test_a_gguf_file_is_compared_with_llama_cpp_on_the_same_file_and_a_crash_is_listed(tmp_path):
     needs_llama_cpp()
-    llama = random_backbone("llama", SHAPE | {"hidden_size": 64, "intermediate_size": 64})
-    file = write_given_file(tmp_path / "model.F16.gguf", llama, "F16", tokenizer=FIELDS)
+    file = write_given_file(tmp_path / "model.F16.gguf", random_backbone("llama", SMALL), "F16", tokenizer=FIELDS)
     subject = load_subject(str(file), None, None, None, "cpu", "bfloat16")
     with lineup(subject, (LLAMA_CPP,)) as who:
         with who.ready(WORKLOAD) as contenders:
@@ -113,9 +112,8 @@ def test_a_gguf_file_is_compared_with_llama_cpp_on_the_same_file_and_a_crash_is_
         file.write_bytes(b"no model")
         with who.ready(WORKLOAD) as contenders:
             assert contenders.keys() == {"race", "whole"}
-        assert who.left_out == dict.fromkeys(
-            (GIVEN_FILE, GIVEN_FILE + UNPACKED), "llama.cpp cannot load model.F16.gguf"
-        )
+        names = (GIVEN_FILE, GIVEN_FILE + UNPACKED)
+        assert who.left_out == dict.fromkeys(names, "llama.cpp cannot load model.F16.gguf")
 
 
 def test_a_twin_that_cannot_be_written_as_gguf_skips_llama_cpp():

@@ -21,10 +21,8 @@ def test_ratios_are_computed_per_turn_and_the_conclusion_needs_three_turns_that_
     clear = ratio("gain", [2.0, 30.0, 4.0], [1.0, 10.0, 1.0])
     assert clear == {"gain": 3.0, "gain_quartiles": [2.5, 3.5], "gain_turns": 3}
     unclear, few = ratio("gain", [0.9, 1.0, 1.2], [1, 1, 1]), ratio("gain", [3.0], [1.0])
-    assert (spread("gain", clear), spread("gain", few)) == (
-        "3.00 (2.50 to 3.50, 3 turns)",
-        "3.00 (1 of 3 turns: too few)",
-    )
+    assert spread("gain", clear) == "3.00 (2.50 to 3.50, 3 turns)"
+    assert spread("gain", few) == "3.00 (1 of 3 turns: too few)"
     sentence = conclusion(4, "gain", {1: clear, 2: unclear, 8: few})
     assert "1 stream 3.00 times as fast (2.50 to 3.50), 2 streams no difference seen (0.95 to 1.10)" in sentence
     assert sentence.endswith("8 streams too few turns (1 of 3).")
@@ -49,9 +47,7 @@ def test_a_shape_has_the_exits_of_the_routing_and_the_requested_precision():
     assert subject.as_dict() == {**subject.as_dict(), "model": "random-4x128", "device": "cpu", "dtype": "bfloat16"}
 
 
-@pytest.mark.parametrize(
-    ("model", "shape", "routing", "field"), [(None, "4x128", ".5,x", "routing"), (None, "4x128", "-.5,1.5", "routing")]
-)
-def test_contradictory_options_are_rejected_by_name(model, shape, routing, field):
-    with pytest.raises(InvalidRequest, match=f"^{field}: "):
-        load_subject(model, shape, routing, None, "cpu", "float32")
+@pytest.mark.parametrize("routing", [".5,x", "-.5,1.5"])
+def test_an_invalid_routing_is_rejected_by_name(routing):
+    with pytest.raises(InvalidRequest, match=r"^routing: "):
+        load_subject(None, "4x128", routing, None, "cpu", "float32")

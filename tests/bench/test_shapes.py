@@ -60,18 +60,9 @@ def test_forced_routing_is_the_shares_over_their_sum(routing):
     torch.testing.assert_close(exit_probs, wanted.expand(1, 10, 3), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("shape", "num_exits", "field"),
-    [
-        ("24", 4, "shape"),
-        ("0x128", 4, "shape"),
-        ("24x100", 4, "shape"),
-        ("2x128", 3, "num_exits"),
-        ("2x128", 0, "num_exits"),
-    ],
-)
-def test_an_invalid_shape_is_rejected_by_name(shape, num_exits, field):
-    with pytest.raises(InvalidRequest, match=f"^{field}: "):
+@pytest.mark.parametrize(("shape", "num_exits"), [("24", 4), ("0x128", 4), ("24x100", 4), ("2x128", 3), ("2x128", 0)])
+def test_an_invalid_shape_is_rejected_by_name(shape, num_exits):
+    with pytest.raises(InvalidRequest, match="^num_exits: " if shape == "2x128" else "^shape: "):
         shape_config(shape, num_exits)
 
 

@@ -1,6 +1,7 @@
 """The possible speed-up of tied blocks, from the costs of a pass."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -33,11 +34,9 @@ def test_the_possible_speed_up_follows_from_costs_and_exits():
     workload = Workload(prompt=[1], num_sequences=1, num_tokens=1000)
     whole = Generation(seconds=4 * 84.0 * 1000, first_token_seconds=[0.0], token_ids=[[0] * 1000], exits=[[2] * 1000])
     assert possible(Q4_MS, whole, workload, 4) == pytest.approx(4 * 84 / (2 * 98), rel=1e-3)
-    slow = Generation(
-        seconds=2 * whole.seconds, first_token_seconds=[0.0], token_ids=whole.token_ids, exits=whole.exits
-    )
+    slow = replace(whole, seconds=2 * whole.seconds)
     assert possible(Q4_MS, slow, workload, 4) == pytest.approx(8 * 84 / (2 * 98 + 4 * 84), rel=1e-3)
-    late = Generation(seconds=whole.seconds, first_token_seconds=[0.0], token_ids=whole.token_ids, exits=[[4] * 1000])
+    late = replace(whole, exits=[[4] * 1000])
     assert possible(Q4_MS, late, workload, 4) == 1
 
 

@@ -32,11 +32,6 @@ class FakeServer:
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        await self._complete(head, reader, writer)
-        writer.close()
-        await writer.wait_closed()
-
-    async def _complete(self, head: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.num_running += 1
         self.most_running = max(self.most_running, self.num_running)
         self.bodies.append(await self._read(head, reader))
@@ -48,6 +43,8 @@ class FakeServer:
             writer.write(f"{event}\n\n".encode())
             await writer.drain()
         self.num_running -= 1
+        writer.close()
+        await writer.wait_closed()
 
     async def _read(self, head: str, reader: asyncio.StreamReader) -> dict[str, Any]:
         self.headers.append(head)
@@ -65,9 +62,7 @@ async def serving(server: FakeServer) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def client_of(
-    server: FakeServer, kind: type[LoadClient] = LoadClient, **settings: Any
-) -> AsyncIterator[LoadClient]:
+async def client_of(server: FakeServer, kind: Any = LoadClient, **settings: Any) -> AsyncIterator[LoadClient]:
     async with serving(server) as base_url, httpx.AsyncClient(base_url=base_url) as http:
         yield kind(http, **settings)
 

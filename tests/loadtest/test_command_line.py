@@ -80,9 +80,8 @@ async def test_a_signal_ends_the_run_with_partial_results(number):
     server = FakeServer(events=STORY, num_answers=5)
     async with serving(server) as base_url:
         command = ["-m", "loadtest", "--base-url", base_url, "--warm-up", "0", "--concurrency", "2,3", "--json", "-"]
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-        )
+        pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
+        process = await asyncio.create_subprocess_exec(sys.executable, *command, **pipes)
         await until(lambda: len(server.bodies) == 7)
         process.send_signal(number)
         output, errors = await process.communicate()

@@ -78,10 +78,8 @@ def test_decoding_inverts_encoding(name):
     assert tokenizer.decode(ids) == LONG
 
 
-needs_llama_cpp = pytest.mark.skipif(
-    find_spec("llama_cpp") is None, reason="llama.cpp is not installed; pip install 'nvium[bench]'"
-)
-
+MISSING = "llama.cpp is not installed; pip install 'nvium[bench]'"
+needs_llama_cpp = pytest.mark.skipif(find_spec("llama_cpp") is None, reason=MISSING)
 
 OWN_PIECES = {
     "gpt-4o": "cafe\u0301| прив|Ет| ÉCOLE'S| İstanbul|123|45| a|/b|///\n",

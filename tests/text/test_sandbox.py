@@ -106,9 +106,7 @@ def test_a_helper_dies_with_its_object(forker: Helper) -> None:
     wait_until(lambda: not is_running(pid))
 
 
-def test_the_largest_fork_is_killed_if_all_together_are_too_large(
-    monkeypatch: pytest.MonkeyPatch, forker: Helper
-) -> None:
+def test_the_largest_fork_is_killed_if_all_are_too_large(monkeypatch: pytest.MonkeyPatch, forker: Helper) -> None:
     monkeypatch.setattr(sandbox, "HELPERS", own := Helpers())
     small, large = forker.fork(), forker.fork()
     assert small.ask(b"1000") and large.ask(b"50000000")

@@ -31,11 +31,11 @@ def test_there_is_no_bound_if_tokenizing_drops_text():
     assert longest_token(stripping) is longest_token(before_special) is None
 
 
-@pytest.mark.parametrize(
-    "pieces",
-    [PIECES, [b"\xff", b"\xffabc", b"a\xff", b"\xff[12]", b"\xff\xff"]],
-    ids=["all bytes", "bytes like llguidance's marker"],
-)
+LIKE_MARKERS = [b"\xff", b"\xffabc", b"a\xff", b"\xff[12]", b"\xff\xff"]
+"""Pieces that look like llguidance's marker."""
+
+
+@pytest.mark.parametrize("pieces", [PIECES, LIKE_MARKERS], ids=["all bytes", "markers"])
 def test_the_bytes_of_a_token_are_those_of_its_piece(pieces):
     expected = [END_OF_TEXT.encode(), *pieces, b""]
     found = TokenBytes(byte_level_tokenizer(pieces))

@@ -77,20 +77,12 @@ def test_text_without_a_call_is_content(form, text, cuts):
 def test_the_name_is_emitted_when_the_arguments_begin_and_each_character_at_once():
     parser = ToolCallParser()
     pushed = [parser.push(character) for character in call(JSON_LINES, "f", '{"a":"}"}')]
-    assert [piece[:3] for parsed in pushed for piece in parsed.calls] == [
-        (0, "f", ""),
-        *((0, "", c) for c in '{"a":"}"}'),
-    ]
+    pieces = [piece[:3] for parsed in pushed for piece in parsed.calls]
+    assert pieces == [(0, "f", ""), *((0, "", character) for character in '{"a":"}"}')]
 
 
 def test_the_format_follows_the_template():
-    formats = {
-        "{{ messages }}": JSON_LINES,
-        "<tool_call>": HERMES,
-        "<tool_call><function=f><parameter=p>": None,
-        "[TOOL_CALLS]": MISTRAL,
-        "[TOOL_CALLS]f[ARGS]": None,
-        "<|python_tag|>": LLAMA,
-    }
+    formats = {"{{ messages }}": JSON_LINES, "<tool_call>": HERMES, "[TOOL_CALLS]": MISTRAL, "<|python_tag|>": LLAMA}
+    formats |= {"<tool_call><function=f><parameter=p>": None, "[TOOL_CALLS]f[ARGS]": None}
     assert {template: call_format(template) for template in formats} == formats
     assert call_format(None) == JSON_LINES

@@ -12,23 +12,8 @@ from tokenizers.pre_tokenizers import PreTokenizer
 BEGIN, END, UNKNOWN = "<s>", "</s>", "<unk>"
 PIECES = (
     *("the", " fox", " jumped", "  lead", "don't", "n't", "'s", "I'LL", "HelloWorld", "naïve", "cafe\u0301", "ﬁne"),
-    *(
-        "Straße",
-        "日本語",
-        "привет",
-        "👩\u200d🚀",
-        "1",
-        " 42",
-        "1234567",
-        "3.14",
-        "a_b",
-        "x=y+1;",
-        " ,",
-        "!!!",
-        "(",
-        " .",
-        " ?",
-    ),
+    *("Straße", "日本語", "привет", "👩\u200d🚀", "1", " 42", "1234567", "3.14", "a_b", "x=y+1;"),
+    *(" ,", "!!!", "(", " .", " ?"),
     *("\n", "\n\n\n", "\r\n", "\t", "    ", " ", "\u00a0", "\u3000", "\ufffd", "\u0378", BEGIN, f" {END} "),
 )
 
@@ -44,10 +29,8 @@ LLAMA_3 = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 GPT_2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
-SPLIT = (
-    pre_tokenizers.Split(Regex(LLAMA_3), "isolated"),
-    pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-)
+BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+SPLIT = (pre_tokenizers.Split(Regex(LLAMA_3), "isolated"), BYTES)
 FROM_SPACES = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
 
 
@@ -64,10 +47,8 @@ def special(*more: str) -> list[str]:
 
 
 def byte_level(*pieces: PreTokenizer, **parts: Normalizer) -> Tokenizer:
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=500, special_tokens=special(), initial_alphabet=alphabet, show_progress=False
-    )
+    tokens = {"special_tokens": special(), "initial_alphabet": pre_tokenizers.ByteLevel.alphabet()}
+    trainer = trainers.BpeTrainer(vocab_size=500, show_progress=False, **tokens)
     split = pre_tokenizers.Sequence(list(pieces))
     return trained(models.BPE(), trainer, pre_tokenizer=split, decoder=decoders.ByteLevel(), **parts)
 
@@ -97,17 +78,15 @@ def word_piece() -> Tokenizer:
 
 
 TO_SPACES = normalizers.Replace(" ", "▁")
+TO_WORDS = normalizers.Sequence([normalizers.Prepend("▁"), TO_SPACES])
+AT_SPACES = pre_tokenizers.Split(" ", "merged_with_previous")
 KINDS: dict[str, Callable[[], Tokenizer]] = {
     "GPT-2": lambda: byte_level(GPT_2),
     "SmolLM": lambda: byte_level(pre_tokenizers.Digits(individual_digits=True), GPT_2),
     "Llama 3": lambda: byte_level(*SPLIT),
     "Qwen": lambda: byte_level(*SPLIT, normalizer=normalizers.NFC()),
-    "Llama 2": lambda: sentence_piece(
-        *FROM_SPACES, normalizer=normalizers.Sequence([normalizers.Prepend("▁"), TO_SPACES])
-    ),
-    "Gemma": lambda: sentence_piece(
-        *FROM_SPACES[:3], normalizer=TO_SPACES, pre_tokenizer=pre_tokenizers.Split(" ", "merged_with_previous")
-    ),
+    "Llama 2": lambda: sentence_piece(*FROM_SPACES, normalizer=TO_WORDS),
+    "Gemma": lambda: sentence_piece(*FROM_SPACES[:3], normalizer=TO_SPACES, pre_tokenizer=AT_SPACES),
     "Mistral": lambda: sentence_piece(*FROM_SPACES, pre_tokenizer=pre_tokenizers.Metaspace("▁", "first", split=False)),
     "Unigram": unigram,
     "WordLevel": word_level,

@@ -104,19 +104,14 @@ def test_kept_tales_are_packed_with_counts(shards):
     assert str(packed).startswith("2 of 4 tales")
 
 
-@pytest.mark.parametrize(
-    ("text", "returns"),
-    [("He ran. A fox had the keys, and he was glad.", True), ("A key! He ran up the hill and slept.", False)],
-)
-def test_a_story_returns_to_a_thing_that_its_last_two_thirds_mention(text, returns):
-    assert returns_to("key", text) == returns
+def test_a_story_returns_to_a_thing_that_its_last_two_thirds_mention():
+    assert returns_to("key", "He ran. A fox had the keys, and he was glad.")
+    assert not returns_to("key", "A key! He ran up the hill and slept.")
 
 
-@pytest.mark.parametrize(
-    ("text", "keeps"), [("She and her cat saw him.", True), ("He saw his hat.", False), ("Nobody came.", True)]
-)
-def test_a_pronoun_is_kept_unless_most_are_of_the_other_gender(text, keeps):
-    assert keeps_pronoun("Mia had lost her hat.", text) == keeps
+def test_a_pronoun_is_kept_unless_most_are_of_the_other_gender():
+    for text, keeps in (("She and her cat saw him.", True), ("He saw his hat.", False), ("Nobody came.", True)):
+        assert keeps_pronoun("Mia had lost her hat.", text) == keeps
 
 
 def test_no_held_out_tale_is_in_the_training_text():
