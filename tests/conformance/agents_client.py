@@ -32,13 +32,8 @@ def weather(city: str) -> str:
 def openai_agents(url: str, model: str) -> str:
     set_tracing_disabled(True)
     client = AsyncOpenAI(base_url=url, api_key="none", max_retries=0)
-    agent = OpenAIAgent(
-        name="a",
-        instructions="Answer.",
-        tools=[function_tool(weather)],
-        model=OpenAIResponsesModel(model, client),
-        model_settings=ModelSettings(max_tokens=60),
-    )
+    asked = {"model": OpenAIResponsesModel(model, client), "model_settings": ModelSettings(max_tokens=60)}
+    agent = OpenAIAgent(name="a", instructions="Answer.", tools=[function_tool(weather)], **asked)
     return str(asyncio.run(Runner.run(agent, QUESTION)).final_output)
 
 

@@ -26,16 +26,8 @@ def run(
     exit_codes: Collection[int] = (0,),
 ) -> str:
     """Return what a program wrote, which is also shown if the test fails. Raises `TimeoutExpired`."""
-    finished = subprocess.run(
-        command,
-        cwd=cwd,
-        env=os.environ | OFFLINE | (environment or {}),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=seconds,
-        check=False,
-    )
+    own, together = os.environ | OFFLINE | (environment or {}), {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    finished = subprocess.run(command, cwd=cwd, env=own, text=True, timeout=seconds, check=False, **together)
     print(finished.stdout)
     assert finished.returncode in exit_codes
     return finished.stdout

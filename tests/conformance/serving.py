@@ -39,10 +39,8 @@ class Served:
 def served(**settings: object) -> Iterator[Served]:
     """A server of the bundled model in float32 on the CPU, ready; it must also stop as it should."""
     folder, given = bundled_model(), {"dtype": "float32", "device": "cpu", **settings}
-    with (
-        TemporaryDirectory() as logs,
-        server_process(folder, Path(logs), SERVE, {"OMP_NUM_THREADS": "1"}, **given) as server,
-    ):
+    one_thread = {"OMP_NUM_THREADS": "1"}
+    with TemporaryDirectory() as logs, server_process(folder, Path(logs), SERVE, one_thread, **given) as server:
         yield Served(server.url, server.http.get("/v1/models").json()["data"][0]["id"], folder)
         server.terminate()
         assert server.exit_code(STOP_SECONDS) == 0

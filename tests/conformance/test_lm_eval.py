@@ -49,30 +49,20 @@ def from_weights(server: Served, tmp_path_factory: pytest.TempPathFactory) -> Sa
 
 
 @pytest.mark.conformance
-@pytest.mark.parametrize(("num_concurrent", "batch_size"), [(1, 8), (4, 1)])
-def test_lm_eval_finds_over_http_what_it_finds_in_the_weights(
-    server, from_weights, tmp_path, record, num_concurrent, batch_size
-):
+@pytest.mark.parametrize("at_once", [(1, 8), (4, 1)])
+def test_lm_eval_finds_over_http_what_it_finds_in_the_weights(server, from_weights, tmp_path, record, at_once):
+    num_concurrent, batch_size = at_once
     arguments = (
         f"model={server.model},base_url={server.api}/completions,tokenizer={server.folder},"
         f"tokenizer_backend=huggingface,add_bos_token=True,tokenized_requests=True,max_length=1024,num_concurrent={num_concurrent}"
     )
     over_http = evaluate("local-completions", arguments, tmp_path, batch_size)
-    differences = [
-        abs(log_likelihood(ours) - log_likelihood(theirs))
-        for task in SCORED
-        for ours, theirs in zip(over_http[task], from_weights[task], strict=True)
-    ]
+    pairs = [pair for task in SCORED for pair in zip(over_http[task], from_weights[task], strict=True)]
+    differences = [abs(log_likelihood(ours) - log_likelihood(theirs)) for ours, theirs in pairs]
     same_argmax = [is_greedy(over_http[task]) == is_greedy(from_weights[task]) for task in SCORED]
-    record(
-        "lm_eval",
-        pinned("lm_eval"),
-        requests_at_once=num_concurrent,
-        prompts_of_a_request=batch_size,
-        log_likelihoods=len(differences),
-        largest_difference=f"{max(differences):.1e}",
-        continuations=len(over_http[GENERATED]),
-    )
+    figures: dict[str, Any] = {"requests_at_once": num_concurrent, "prompts_of_a_request": batch_size}
+    figures |= {"log_likelihoods": len(differences), "largest_difference": f"{max(differences):.1e}"}
+    record("lm_eval", pinned("lm_eval"), **figures, continuations=len(over_http[GENERATED]))
     assert max(differences) < TOLERANCE
     assert all(same_argmax)
     assert over_http[GENERATED] == from_weights[GENERATED]

@@ -34,13 +34,8 @@ def test_openai_pythons_own_tests_fail_only_where_they_are_expected_to(tmp_path,
         outcomes = run_tests(sources, server.api, tmp_path / "outcomes.xml")
     num_failed = sum(says is not None for says in outcomes.values())
     surprising = list(surprises(outcomes, EXPECTATIONS["expected_failures"]))
-    record(
-        "openai-python's tests",
-        version("openai"),
-        passed=len(outcomes) - num_failed,
-        failed=num_failed,
-        surprises=len(surprising),
-    )
+    counts = {"passed": len(outcomes) - num_failed, "failed": num_failed, "surprises": len(surprising)}
+    record("openai-python's tests", version("openai"), **counts)
     assert len(outcomes) > 100
     assert surprising == []
 

@@ -53,19 +53,11 @@ class Agent:
     answers_before: tuple[str, ...] = ()
 
 
+EXEC = ("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
+AUTO = ("--config", "{home}/config.yaml", "--auto", "-p")
 AGENTS = (
-    Agent(
-        "@openai/codex",
-        "codex",
-        ("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
-        "config.toml",
-        CODEX,
-        "exec_command",
-        "cmd",
-    ),
-    Agent(
-        "@continuedev/cli", "cn", ("--config", "{home}/config.yaml", "--auto", "-p"), "config.yaml", CONTINUE, "Bash"
-    ),
+    Agent("@openai/codex", "codex", EXEC, "config.toml", CODEX, "exec_command", "cmd"),
+    Agent("@continuedev/cli", "cn", AUTO, "config.yaml", CONTINUE, "Bash"),
     Agent("opencode-ai", "opencode", ("run",), "opencode.json", OPENCODE, "bash", answers_before=(TITLE,)),
 )
 

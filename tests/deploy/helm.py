@@ -30,33 +30,25 @@ EVERYTHING = {
     "autoscaling": {"enabled": True, "cpuPercent": 80},
     "service": {"type": "LoadBalancer", "annotations": {"internal": "true"}},
     "serviceAccount": {"annotations": {"role": "none"}},
-    "monitoring": {
-        "serviceMonitor": True,
-        "rules": True,
-        "dashboard": True,
-        "labels": {"release": "prometheus"},
-        "key": {"secret": "metrics-key"},
-    },
+    "monitoring": {"serviceMonitor": True, "rules": True, "dashboard": True}
+    | {"labels": {"release": "prometheus"}, "key": {"secret": "metrics-key"}},
     "podAnnotations": {"team": "stories"},
     "podLabels": {"team": "stories"},
     "nodeSelector": {"pool": "gpu"},
     "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
     "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{}]}}},
-    "topologySpreadConstraints": [
-        {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
-    ],
+    "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}],
     "priorityClassName": "high",
     "runtimeClassName": "nvidia",
     "extraVolumes": [{"name": "tales", "persistentVolumeClaim": {"claimName": "tales", "readOnly": True}}],
     "extraVolumeMounts": [{"name": "tales", "mountPath": "/models/tales", "readOnly": True}],
 }
 
+BY_PROCESSOR = {"enabled": True, "requestsWaiting": None, "requestsRunning": None, "cpuPercent": 70}
 CASES: dict[str, dict[str, Any]] = {
     "defaults": {},
     "everything": EVERYTHING,
-    "autoscaling by the processor": {
-        "autoscaling": {"enabled": True, "requestsWaiting": None, "requestsRunning": None, "cpuPercent": 70}
-    },
+    "autoscaling by the processor": {"autoscaling": BY_PROCESSOR},
     "next to nothing": {
         "replicas": 0,
         "settings": {"drain_seconds": None, "goodbye_seconds": 0},

@@ -53,10 +53,8 @@ def test_rendered_resources_match_kubernetes_schemas(values, version):
 
 
 def test_the_chart_has_every_setting_of_the_server():
-    schema = json.loads((CHART / "values.schema.json").read_text())
-    assert (
-        schema["properties"]["settings"]["properties"].keys() == Settings.model_fields.keys() - OF_THE_CHART - OF_NO_POD
-    )
+    settings = json.loads((CHART / "values.schema.json").read_text())["properties"]["settings"]["properties"]
+    assert settings.keys() == Settings.model_fields.keys() - OF_THE_CHART - OF_NO_POD
 
 
 def test_the_server_reads_the_settings_that_the_chart_writes(monkeypatch):
@@ -76,21 +74,16 @@ def test_a_pod_has_no_privileges(values):
     assert spec["automountServiceAccountToken"] is False
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert only["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
+    limits = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+    assert only["securityContext"] == limits
     assert not {"hostNetwork", "hostPID", "hostIPC", "initContainers"} & spec.keys()
 
 
 @each_case
 def test_probes_use_public_routes(values):
-    probes = {
-        name: container(values)[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "liveness", "readiness")
-    }
-    assert probes == {"startup": "/readyz", "liveness": "/livez", "readiness": "/readyz"}
-    assert set(probes.values()) <= set(PROBES)
+    expected = {"startup": "/readyz", "liveness": "/livez", "readiness": "/readyz"}
+    assert {name: container(values)[f"{name}Probe"]["httpGet"]["path"] for name in expected} == expected
+    assert set(expected.values()) <= set(PROBES)
 
 
 @each_case
@@ -102,9 +95,8 @@ def test_the_monitor_selects_the_service_and_rules_and_dashboard_equal_those_of_
     resources = rendered(EVERYTHING)
     monitor, service = resources["ServiceMonitor"]["spec"], resources["Service"]
     assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
-    assert [endpoint["port"] for endpoint in monitor["endpoints"]] == [
-        port["name"] for port in service["spec"]["ports"]
-    ]
+    ports = [port["name"] for port in service["spec"]["ports"]]
+    assert [endpoint["port"] for endpoint in monitor["endpoints"]] == ports
     assert service["metadata"]["labels"][monitor["jobLabel"]] == "nvium"
     assert resources["PrometheusRule"]["spec"] == yaml.safe_load((MONITORING / "rules.yml").read_text())
     assert json.loads(resources["ConfigMap"]["data"]["nvium.json"]) == DASHBOARD

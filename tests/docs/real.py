@@ -63,9 +63,8 @@ def check_command(program: Any, words: Sequence[str]) -> dict[str, Any]:
 
 
 def options_with_value(command: Any) -> set[str]:
-    return {
-        option for parameter in command.params if not getattr(parameter, "is_flag", False) for option in parameter.opts
-    }
+    with_value = [parameter for parameter in command.params if not getattr(parameter, "is_flag", False)]
+    return {option for parameter in with_value for option in parameter.opts}
 
 
 def num_required(command: Any) -> int:

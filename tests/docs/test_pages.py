@@ -57,9 +57,7 @@ def test_the_page_on_models_has_every_type_and_tokenizer_of_gguf_files():
 
 
 def test_the_page_on_monitoring_has_every_metric_and_no_other(server):
-    gateways = re.findall(
-        r'Gauge\("(nvium_\w+)"', (ROOT / "server" / "replicas" / "gateway.py").read_text(encoding="utf-8")
-    )
+    gateways = re.findall(r'Gauge\("(nvium_\w+)"', (ROOT / "server/replicas/gateway.py").read_text(encoding="utf-8"))
     exported = {*re.findall(r"^# TYPE (nvium_\w+)", server.http.get("/metrics").text, re.MULTILINE), *gateways}
     text = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
     table, vllm = text[text.index("## The metrics") : text.index("## Alerts")].split("## Coming from vLLM")

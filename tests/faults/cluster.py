@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from server.replicas.gateway import run
-from tests.server.forked_server import Prepare, forked_server
+from tests.server.forked_server import forked_server
 from tests.server.live_server import wait_until
 from tests.server.server_process import ServerProcess
 
@@ -40,10 +41,8 @@ class Cluster(ServerProcess):
 
 
 @contextmanager
-def cluster(
-    model_folder: Path, log: Path, *, prepare: Prepare | None = None, num_replicas: int = 2, **options: object
-) -> Iterator[Cluster]:
-    """Start a gateway and wait until all replicas are ready. `prepare` runs in the gateway's process."""
-    with forked_server(model_folder, log, prepare=prepare, serving=run, replicas=num_replicas, **options) as server:
+def cluster(model_folder: Path, log: Path, *, replicas: int = 2, **options: Any) -> Iterator[Cluster]:
+    """Start a gateway and wait until all replicas are ready. `options` are those of `forked_server`."""
+    with forked_server(model_folder, log, serving=run, replicas=replicas, **options) as server:
         wait_until(lambda: '"event": "ready"' in log.read_text(), seconds=READY_SECONDS)
         yield Cluster(server.process, server.http, log)

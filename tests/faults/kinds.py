@@ -189,14 +189,11 @@ def of_a_replica(inject: Inject) -> Inject:
     return lambda server, chance: inject(chance.choice(server.replicas), chance)
 
 
+FEW_FILES, CLOSED = limited(resource.RLIMIT_NOFILE, FILES), "closed waiting connections"
+hangs = partial(paused, seconds=HANG_SECONDS)
+
 KINDS = [
-    Kind(
-        "more clients than files",
-        silent_clients,
-        prepare=limited(resource.RLIMIT_NOFILE, FILES),
-        had_effect=logs("closed waiting connections"),
-        is_quick=True,
-    ),
+    Kind("more clients than files", silent_clients, prepare=FEW_FILES, had_effect=logs(CLOSED), is_quick=True),
     Kind("log on a full disk", nothing, log=written_to("/dev/full"), had_effect=drops_lines, is_quick=True),
     Kind("log on a broken disk", nothing, log=written_to(surroundings.BROKEN_FILE), had_effect=drops_lines),
     Kind("log's reader gone", nothing, log=pipe_without_reader, had_effect=drops_lines),
@@ -233,12 +230,7 @@ KINDS = [
     Kind("slowed", slowed),
     Kind("device thread dies", until_it_ends, ends=(1,), prepare=break_the_device_thread, is_quick=True),
     Kind("one of two replicas killed", of_a_replica(partial(signalled, KILL)), start=cluster, is_quick=True),
-    Kind(
-        "one of two replicas stopped and continued",
-        of_a_replica(partial(paused, seconds=HANG_SECONDS)),
-        start=cluster,
-        is_quick=True,
-    ),
+    Kind("one of two replicas stopped and continued", of_a_replica(hangs), start=cluster, is_quick=True),
     Kind("one of two replicas slowed", of_a_replica(slowed), start=cluster),
     Kind("gateway terminated", partial(signalled, TERM), ends=(0,), start=cluster),
     Kind("gateway killed", partial(signalled, KILL), ends=(-KILL,), start=cluster, may_lose=True, is_quick=True),

@@ -50,12 +50,8 @@ def known_requests(number: int, chance: random.Random) -> list[Known]:
 
 
 def some_fields(path: str, chance: random.Random) -> dict[str, Any]:
-    asked: dict[str, Any] = {
-        "max_tokens": chance.randrange(2, 120),
-        "seed": chance.randrange(2**31),
-        "n": chance.choice([1, 1, 1, 2, 3]),
-        "temperature": chance.choice([0, 0.7, 1]),
-    }
+    asked: dict[str, Any] = {"max_tokens": chance.randrange(2, 120), "seed": chance.randrange(2**31)}
+    asked |= {"n": chance.choice([1, 1, 1, 2, 3]), "temperature": chance.choice([0, 0.7, 1])}
     if chance.random() < 0.3:
         asked["structured_outputs"] = {"regex": chance.choice(["[a-f]{3,40}", "(yes|no|maybe){2,9}"])}
     elif chance.random() < 0.5:

@@ -65,14 +65,11 @@ def missing_root() -> str:
 def mount_read_only() -> None:
     """Mount the root read-only for this process. Files that are open for writing stay writable."""
     libc = ctypes.CDLL(None, use_errno=True)
-    steps = (
-        lambda: libc.unshare(NEW_MOUNTS),
-        lambda: libc.mount(None, b"/", None, PRIVATE, None),
-        lambda: libc.mount(None, b"/", None, REMOUNT_READ_ONLY, None),
-    )
-    for step in steps:
-        if step():
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    failed = libc.unshare(NEW_MOUNTS)
+    for flags in (PRIVATE, REMOUNT_READ_ONLY):
+        failed = failed or libc.mount(None, b"/", None, flags, None)
+    if failed:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def has_read_only_root(server: ServerProcess) -> bool:

@@ -50,9 +50,8 @@ async def test_requests_that_outlast_a_drain_get_a_503_with_retry_after(model_fo
     with forked_server(model_folder, tmp_path / "log", drain_seconds=0.2) as server:
         async with connected(server.url) as connection:
             await connection.send(asking(max_tokens=4_000))
-            await asyncio.to_thread(
-                wait_until, lambda: "nvium_requests_running 1.0" in server.http.get("/metrics").text
-            )
+            runs = "nvium_requests_running 1.0"
+            await asyncio.to_thread(wait_until, lambda: runs in server.http.get("/metrics").text)
             server.process.send_signal(signal.SIGTERM)
             answer = await connection.answer()
         assert (answer.status, answer.json()["error"]["code"]) == (503, "engine_stopped")

@@ -32,9 +32,7 @@ async def all_at_once(url: str, expected: dict[Known, Spoken], chance: random.Ra
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_replicas", [1, 3])
-async def test_tokens_do_not_depend_on_the_number_of_replicas_and_the_order(
-    model_folder, tmp_path, expected, num_replicas
-):
-    with cluster(model_folder, tmp_path / "log", num_replicas=num_replicas, **OPTIONS) as server:
-        assert set(await all_at_once(server.url, expected, random.Random(num_replicas))) == {"right"}
+@pytest.mark.parametrize("replicas", [1, 3])
+async def test_tokens_do_not_depend_on_the_number_of_replicas_and_the_order(model_folder, tmp_path, expected, replicas):
+    with cluster(model_folder, tmp_path / "log", replicas=replicas, **OPTIONS) as server:
+        assert set(await all_at_once(server.url, expected, random.Random(replicas))) == {"right"}

@@ -23,8 +23,7 @@ def test_no_known_input_breaks_its_target(name):
 
 def test_choices_depend_only_on_the_bytes():
     data = random.Random(0).randbytes(40)
-    first, again, other = (
-        [chance.choice("abcdefgh") for _ in range(20)] for chance in map(Choices, (data, data, data[::-1]))
-    )
+    chances = map(Choices, (data, data, data[::-1]))
+    first, again, other = ([chance.choice("abcdefgh") for _ in range(20)] for chance in chances)
     assert first == again != other
     assert Choices(b"").sample(range(10), 10) == Choices(b"").sample(range(10), 10)

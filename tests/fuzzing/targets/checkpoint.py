@@ -37,9 +37,8 @@ def seeds() -> Iterator[bytes]:
 
 def model_files() -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as folder:
-        random_model([1, 2], vocab_size=5, width=8, num_heads=2, num_key_heads=1, dtype=torch.float32).save_pretrained(
-            folder
-        )
+        shape = {"vocab_size": 5, "width": 8, "num_heads": 2, "num_key_heads": 1}
+        random_model([1, 2], dtype=torch.float32, **shape).save_pretrained(folder)
         return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
