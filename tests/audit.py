@@ -40,10 +40,8 @@ def is_reachable(audit: Audit) -> bool:
 
 def findings(packages: Sequence[dict[str, Any]]) -> list[str]:
     """Return a line for each vulnerability and for each package that was not audited."""
-    skipped = [
-        f"{package['name']}: not audited: {package['skip_reason']}" for package in packages if "vulns" not in package
-    ]
-    return skipped + [
+    skipped = [package for package in packages if "vulns" not in package]
+    return [f"{package['name']}: not audited: {package['skip_reason']}" for package in skipped] + [
         f"{package['name']} {package['version']}: {known['id']}, fixed in {', '.join(known['fix_versions']) or 'none'}"
         for package in packages
         for known in package.get("vulns", ())

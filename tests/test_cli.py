@@ -97,9 +97,7 @@ def test_a_model_is_evaluated_to_a_table_and_a_file(nvium, model_folder, tmp_pat
         (["serve", "no-such-folder", "--api-keys", "a:b:c"], "api_keys, entry 1"),
     ],
 )
-def test_a_user_error_is_one_line_on_stderr_and_exit_code_2(
-    nvium, monkeypatch, model_folder, tmp_path, arguments, complaint
-):
+def test_a_user_error_is_one_line_and_exit_code_2(nvium, monkeypatch, model_folder, tmp_path, arguments, complaint):
     monkeypatch.chdir(tmp_path)
     assert complaint in nvium.refuses(*(str(model_folder) if a == "MODEL" else a for a in arguments))
 

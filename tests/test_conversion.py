@@ -39,16 +39,9 @@ def hugging_face_folder(folder: Path) -> Path:
     return folder
 
 
-LAYOUTS: dict[str, Callable[[Path], Path]] = {
-    "ours": our_folder,
-    "published": published_folder,
-    "llama": hugging_face_folder,
-}
-
-
-@pytest.fixture(params=LAYOUTS)
+@pytest.fixture(params=[our_folder, published_folder, hugging_face_folder])
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    return LAYOUTS[request.param](tmp_path / "source")
+    return request.param(tmp_path / "source")
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -56,27 +49,21 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("dtype", ["auto", *DTYPES])
-def test_a_converted_model_has_the_weights_and_logits_of_the_source(source, tmp_path, dtype):
+def test_a_converted_model_has_the_weights_logits_exits_and_tokens_of_the_source(source, tmp_path, dtype):
     written = convert(source, tmp_path / "target", dtype)
     before = NviumForCausalLM.from_pretrained(source, dtype=DTYPES.get(dtype, "auto"))
-    for after in (
-        NviumForCausalLM.from_pretrained(tmp_path / "target"),
-        AutoModelForCausalLM.from_pretrained(tmp_path / "target"),
-    ):
+    for kind in (NviumForCausalLM, AutoModelForCausalLM):
+        after = kind.from_pretrained(tmp_path / "target")
         assert isinstance(after, NviumForCausalLM) and after.dtype == before.dtype == written.dtype
+        assert after.config.exit_layers == before.config.exit_layers
         weights = after.state_dict()
         assert weights.keys() == before.state_dict().keys()
         assert all(torch.equal(weights[name], tensor) for name, tensor in before.state_dict().items())
         with torch.inference_mode():
             input_ids = torch.arange(20)[None]
             assert torch.equal(after(input_ids).logits, before(input_ids).logits)
-
-
-def test_a_converted_model_tokenizes_like_the_source(source, tmp_path):
-    convert(source, tmp_path / "target")
-    loaded = load_model(str(tmp_path / "target"))
-    assert loaded.tokenizer(TEXT).input_ids == AutoTokenizer.from_pretrained(source)(TEXT).input_ids
-    assert loaded.model.config.exit_layers == NviumForCausalLM.from_pretrained(source).config.exit_layers
+    ids = load_model(str(tmp_path / "target")).tokenizer(TEXT).input_ids
+    assert ids == AutoTokenizer.from_pretrained(source)(TEXT).input_ids
 
 
 def test_a_large_model_is_sharded(source, tmp_path):
@@ -117,15 +104,16 @@ def truncate(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-20])
 
 
+def exchange_tokenizers(folder: Path) -> None:
+    shutil.copyfile(bundled_model() / "tokenizer.json", folder / "tokenizer.json")
+
+
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated weights": (lambda folder: truncate(folder / "model.safetensors"), "model.safetensors"),
     "truncated tokenizer": (lambda folder: truncate(folder / "tokenizer.json"), "tokenizer.json"),
     "damaged settings": (lambda folder: (folder / "tokenizer_config.json").write_bytes(b"\xff"), "tokenizer_config"),
     "damaged generation": (lambda folder: (folder / "generation_config.json").write_text("{"), "generation_config"),
-    "too many tokens": (
-        lambda folder: shutil.copyfile(bundled_model() / "tokenizer.json", folder / "tokenizer.json"),
-        "token id 8191, but the model's vocab_size is 257",
-    ),
+    "too many tokens": (exchange_tokenizers, "token id 8191, but the model's vocab_size is 257"),
 }
 
 

@@ -10,14 +10,9 @@ from packaging.utils import canonicalize_name
 from tests import audit
 
 ROOT = Path(__file__).parent.parent
-PINS = {
-    canonicalize_name(name): version
-    for name, version in (
-        line.split("==")
-        for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-        if not line.startswith("#")
-    )
-}
+CONSTRAINTS = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+PIN_LINES = [line for line in CONSTRAINTS if not line.startswith("#")]
+PINS = {canonicalize_name(name): version for name, version in (line.split("==") for line in PIN_LINES)}
 OURS = "nvium"
 EXTRAS = ("", "test", "bench")
 UNPINNED = re.compile(r"nvidia-.*|cuda-.*|triton|pip|wheel|nvium")
@@ -51,10 +46,8 @@ def test_every_dependency_is_pinned_to_the_installed_version_and_every_pin_is_ex
     assert {"torch", "uvicorn", "pytest", "h11"} <= names
     installed = {name: distribution(name).version.partition("+")[0] for name in names}
     assert {name: PINS.get(name) for name in installed} == installed
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    pins = [line for line in lines if not line.startswith("#")]
-    assert [line for line in pins if not re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.]*", line)] == []
-    assert len(pins) == len(PINS)
+    assert [line for line in PIN_LINES if not re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.]*", line)] == []
+    assert len(PIN_LINES) == len(PINS)
 
 
 @pytest.mark.parametrize(

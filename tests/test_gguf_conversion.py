@@ -13,13 +13,13 @@ from tests.text.test_gguf_tokenizer import END, VOCABULARIES
 TEXT = f"The quick brown fox{END}\n  1234567 über"
 FIELDS = VOCABULARIES["smollm"]
 SHAPE = {"vocab_size": len(FIELDS["tokenizer.ggml.tokens"]), "num_hidden_layers": 2, "max_position_embeddings": 64}
+SMALL = SHAPE | {"hidden_size": 64, "intermediate_size": 64}
 
 
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
 @torch.no_grad()
 def test_a_converted_file_is_the_same_model_and_tokenizer(nvium, kind, tmp_path):
-    shape = SHAPE | {"hidden_size": 64, "intermediate_size": 64}
-    file = write_gguf(tmp_path / "model.gguf", random_model("llama", shape), kind, tokenizer=FIELDS)
+    file = write_gguf(tmp_path / "model.gguf", random_model("llama", SMALL), kind, tokenizer=FIELDS)
     nvium("convert", file, tmp_path / "folder", "--dtype", "float32")
     original, converted = (load_model(str(place), dtype="float32") for place in (file, tmp_path / "folder"))
     assert converted.name == "folder"
@@ -48,8 +48,7 @@ def test_a_file_of_200_mb_is_served_from_its_own_blocks(tmp_path):
 
 
 def test_float32_means_what_auto_means_for_quantized_files(tmp_path):
-    model = random_model("llama", SHAPE | {"hidden_size": 64, "intermediate_size": 64})
-    file = write_gguf(tmp_path / "model.gguf", model, "Q4_1", tokenizer=FIELDS)
+    file = write_gguf(tmp_path / "model.gguf", random_model("llama", SMALL), "Q4_1", tokenizer=FIELDS)
     auto, named = (load_model(str(file), "cpu", dtype) for dtype in ("auto", "float32"))
     assert auto.precision() == named.precision()
     for one, other in zip(auto.model.parameters(), named.model.parameters(), strict=True):
@@ -59,7 +58,6 @@ def test_float32_means_what_auto_means_for_quantized_files(tmp_path):
 @needs_smollm
 @pytest.mark.slow
 def test_a_public_model_knows_a_capital():
-    [answer] = LLM(str(smollm())).chat(
-        [{"role": "user", "content": "What is the capital of France?"}], temperature=0, max_tokens=8
-    )
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    [answer] = LLM(str(smollm())).chat(messages, temperature=0, max_tokens=8)
     assert "Paris" in answer.text

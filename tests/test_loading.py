@@ -12,16 +12,13 @@ from tests.byte_model import NAME, save_byte_model
 from tests.random_models import random_model
 
 
-@pytest.mark.parametrize(
-    ("folder", "is_run", "name"),
-    [("runs/foxes/model", True, "foxes"), ("foxes/model", False, "model"), ("runs/foxes", True, "foxes")],
-)
-def test_a_model_has_the_name_of_its_training_run_or_the_last_part_of_its_own(tmp_path, folder, is_run, name):
-    path = tmp_path / folder
-    path.mkdir(parents=True)
-    if is_run:
-        (path.parent / "recipe.json").write_text("{}")
-    assert model_name(path) == name
+def test_a_model_has_the_name_of_its_training_run_or_the_last_part_of_its_own(tmp_path):
+    for run in (tmp_path / "runs" / "foxes", tmp_path / "runs"):
+        (run / "model").mkdir(parents=True, exist_ok=True)
+        (run / "recipe.json").write_text("{}")
+    assert model_name(tmp_path / "runs" / "foxes" / "model") == "foxes"
+    assert model_name(tmp_path / "runs" / "foxes") == "foxes"
+    assert model_name(tmp_path / "foxes" / "model") == "model"
     assert model_name(Path("someone/foxes-1b")) == "foxes-1b"
 
 
