@@ -13,8 +13,10 @@ import numpy as np
 from nvium_core.choices import Sampling
 from nvium_core.engine.draw import Draw
 from nvium_core.engine.sampling_params import SamplingParams
-from nvium_core.engine.validation import ContextLengthExceeded, InvalidRequest, require
+from nvium_core.engine.validation import ContextLengthExceeded, require
 from nvium_core.model.nvium import Nvium
+
+MAX_NAMED = 8  # number of wrong token ids that an error names
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +64,9 @@ class Limits:
             id_T = np.frombuffer(array("q", token_ids), np.int64)  # faster than a check of each id
             if not len(id_T) or (id_T.min() >= 0 and id_T.max() < self.vocab_size):
                 return
-        for token in token_ids:
-            if not (isinstance(token, Integral) and 0 <= int(token) < self.vocab_size):
-                raise InvalidRequest(field, f"must be token ids in [0, {self.vocab_size}), got {token!r}")
+        wrong = [each for each in token_ids if not (isinstance(each, Integral) and 0 <= int(each) < self.vocab_size)]
+        named = ", ".join(map(repr, wrong[:MAX_NAMED]))
+        require(not wrong, field, f"must be token ids in [0, {self.vocab_size}), got {named}")
 
 
 def eos_token_ids(model: Nvium) -> frozenset[int]:
