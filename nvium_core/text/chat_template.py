@@ -17,7 +17,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from nvium_core.errors import NviumError
-from nvium_core.text.reasoning import OPENING, ReasoningParser, thinks
+from nvium_core.text.reasoning import CLOSING, OPENING, SWITCH, ReasoningParser, thinks
 from nvium_core.text.renderer import RENDERER, RenderingError
 from nvium_core.text.rendering import rendered
 from nvium_core.text.tool_calls import call_format
@@ -27,7 +27,7 @@ Json = dict[str, Any]
 IM_END = "<|im_end|>"
 """The token that ends a turn in ChatML templates. Some tokenizers name another token as end-of-text (Ouro)."""
 
-LAST_TOKENS = 16  # number of tokens at the end of a prompt in which `<think>` is searched
+LAST_TOKENS = 16  # number of tokens at the end of a prompt in which `<think>` and `</think>` are searched
 
 DEFAULT_BREAK = "\n\n"
 """For a model without a template: what separates the turns of `DEFAULT_TEMPLATE`, instead of end-of-text."""
@@ -93,7 +93,8 @@ class ChatTemplate:
     stops, stop_token_ids: end the assistant's turn, in addition to the model's end-of-text. Use `ends`.
     call_format: the model's tool call format, or None if it is not supported.
     call_marker: id of the special token that may precede calls, or None.
-    thinks: whether the template supports reasoning.
+    thinks, switches_thinking: whether the template supports reasoning, and reads the variable `SWITCH`.
+    opening, closing: the tokens of the tags around reasoning.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -109,11 +110,11 @@ class ChatTemplate:
         self.call_format = call_format(template)
         marker = self.call_format.marker if self.call_format else ""
         self.call_marker: int | None = tokenizer.get_added_vocab()[marker] if marker in special else None
-        self.thinks = thinks(template)
+        self.thinks, self.switches_thinking = thinks(template), SWITCH in (template or "")
         backend = tokenizer.backend_tokenizer
         self._break: list[int] = backend.encode("\n", add_special_tokens=False).ids
-        continued = backend.encode("\na", add_special_tokens=False).ids[len(self._break) :]
-        self._has_prefix = continued != backend.encode("a", add_special_tokens=False).ids
+        self._has_prefix = self._continued("a") != backend.encode("a", add_special_tokens=False).ids
+        self.opening, self.closing = self._continued(OPENING), self._continued(CLOSING)
         self._has_tools = self._uses_default or self._renders_tools(template or "")
         self.stops = DEFAULT_STOPS if self._uses_default else ()
         ends = {tokenizer.eos_token_id, tokenizer.get_added_vocab().get(IM_END) if IM_END in (template or "") else None}
@@ -151,6 +152,11 @@ class ChatTemplate:
         pieces = self._tokenizer.backend_tokenizer.encode_batch_fast(continued, add_special_tokens=False)
         return list(chain(begun, *(piece.ids[num_dropped:] for piece in pieces)))
 
+    def _continued(self, text: str) -> list[int]:
+        """Tokenize a text that follows another one."""
+        ids: list[int] = self._tokenizer.backend_tokenizer.encode(f"\n{text}", add_special_tokens=False).ids
+        return ids[len(self._break) :]
+
     def _renders_tools(self, template: str) -> bool:
         """Return whether a rendered prompt contains the name of a tool."""
         name = secrets.token_hex(8)
@@ -161,14 +167,18 @@ class ChatTemplate:
         except ConversationError:
             return "tools" in template
 
-    def reasoning_parser(self, prompt: Sequence[int], *, is_continued: bool = False) -> ReasoningParser:
-        """Return a parser for the answer to a prompt. `is_continued`: the prompt ends with a part of the answer."""
+    def reasoning_parser(self, prompt: Sequence[int], continued: str = "") -> ReasoningParser:
+        """Return a parser for the answer to a prompt that ends with `continued`, a part of the answer."""
         if not self.thinks:
             return ReasoningParser("answer")
-        if is_continued:
-            return ReasoningParser()
+        if continued:
+            parser = ReasoningParser()
+            parser.push(continued)
+            return parser
         end: str = self._tokenizer.backend_tokenizer.decode(list(prompt[-LAST_TOKENS:]), skip_special_tokens=False)
-        return ReasoningParser("thinking" if end.rstrip().endswith(OPENING) else "start")
+        if end.rstrip().endswith(OPENING):
+            return ReasoningParser("thinking")
+        return ReasoningParser("answer" if end.rstrip().endswith(CLOSING) else "start")
 
     def _cut(self, value: Any, mark: str) -> Any:
         """In all strings of a JSON value, insert `mark` after the first character of each special token."""

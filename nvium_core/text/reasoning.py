@@ -9,6 +9,8 @@ from typing import Literal, NamedTuple
 from nvium_core.text.detokenizer import certain_length
 
 OPENING, CLOSING = "<think>", "</think>"
+SWITCH = "enable_thinking"
+"""The template variable that turns reasoning on or off."""
 
 
 class ReasoningAndAnswer(NamedTuple):

@@ -21,8 +21,9 @@ from nvium_core import (
     TokenEvent,
     TokenStream,
 )
-from server.errors import deadline_exceeded
+from server.errors import UNSUPPORTED, deadline_exceeded
 from server.generation.choice_text import ChoiceText, Delta, Prompt
+from server.generation.reasoning_budget import ReasoningBudget
 from server.generation.service import MAX_ALTERNATIVES, Service
 from server.schemas.body import require
 from server.schemas.chat import ChatRequest
@@ -211,14 +212,16 @@ def start(
         generation = Generation(stream, choices, params, leave, service.deadline(record.arrived_at))
         generation.ignored += ignored
         if request.requested_max_tokens is not None and params.max_tokens < request.requested_max_tokens:
-            generation.ignored.append(request.request_names.get("max_tokens", "max_tokens"))
+            generation.ignored.append(request.name_of("max_tokens"))
         undo.pop_all()
         return generation
 
 
 async def start_chat(service: Service, chat: ChatRequest, record: RequestRecord, tenant: str) -> Generation:
     """Admit the request, render its prompt and submit it to the engine. If a step raises, undo the previous steps."""
-    template = service.chat_template
+    template, budget = service.chat_template, chat.reasoning_budget
+    message = "not supported: the model's chat template has no reasoning"
+    require(budget is None or template.thinks, chat.name_of("thinking_budget"), message, code=UNSUPPORTED)
     with service.admission.entered(chat.num_choices, tenant), chat.in_request_names():
         output_format = chat.output_format(template.call_format, template.call_marker)
         is_text = output_format is None or output_format.is_text
@@ -226,11 +229,16 @@ async def start_chat(service: Service, chat: ChatRequest, record: RequestRecord,
         async with service.within_deadline(record.arrived_at):
             prompt = await service.render_chat(chat.conversation())
             compiled = await service.constraint(output_format)
+        reasoning = template.reasoning_parser(prompt.token_ids, chat.continued)
+        constraint = compiled.constraint
+        is_limited = budget is not None or (output_format is not None and reasoning.state == "thinking")
+        if is_limited and reasoning.state in ("start", "thinking"):
+            constraint = ReasoningBudget(service.tags, reasoning, budget, constraint)
         max_tokens = service.max_tokens(
             chat.requested_max_tokens, len(prompt.token_ids), chat.num_choices, chat.top_logprobs
         )
         stop_token_ids, stops = template.ends(ignore_eos=chat.ignore_eos)
-        params = chat.params(compiled.constraint, max_tokens, stop_token_ids, service.sampling_defaults)
+        params = chat.params(constraint, max_tokens, stop_token_ids, service.sampling_defaults)
         return start(
             service,
             chat,
@@ -239,7 +247,7 @@ async def start_chat(service: Service, chat: ChatRequest, record: RequestRecord,
             record,
             tenant=tenant,
             stops=stops if is_text else (),
-            ignored=compiled.ignored,
+            ignored=[*compiled.ignored, *chat.ineffective(template)],
         )
 
 

@@ -15,6 +15,7 @@ from nvium_core.text.token_bytes import longest_token
 from server.admission import Admission, Drainable, draining
 from server.errors import CONTEXT_EXCEEDED, ApiError, InvalidField, Rejected, deadline_exceeded, engine_stopped
 from server.generation.choice_text import Prompt
+from server.generation.reasoning_budget import Tags
 from server.schemas.formats import OutputFormat
 from server.schemas.models import Model
 from server.settings import Settings, read_file
@@ -70,6 +71,7 @@ class Service(Drainable):
         self.constraints = Constraints(loaded.tokenizer, self.engine.limits.end_token_ids)
         self.vocabulary = self.constraints.vocabulary
         self.chat_template = ChatTemplate(loaded.tokenizer)
+        self.tags = Tags(self.vocabulary, self.vocab_size, self.chat_template.opening, self.chat_template.closing)
         self._longest_token = longest_token(self.tokenizer)
         self.text_threads = DaemonThreadPool(NUM_TEXT_THREADS, "nvium-text")
         self.tokenizing_thread = DaemonThreadPool(1, "nvium-tokenize")

@@ -9,10 +9,10 @@ from starlette.responses import Response
 from server.generation.service import Service
 from server.http.bodies import JsonRoute
 from server.http.event_stream import unless_disconnected
-from server.schemas.body import RequestBody, require
+from server.schemas.body import require
 from server.schemas.tokens import Detokenized, DetokenizeRequest, TokenizeRequest, Tokens
 from server.telemetry.record import CLIENT_CLOSED_REQUEST
-from server.writers.answer import ignored_params
+from server.writers.answer import ignored_params, json_response
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -23,7 +23,8 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     service: Service = request.app.state.service
     service.checked_model(body.model)
     body.check()
-    return await computed(request, lambda: json_response(tokens(service, body), body))
+    headers = ignored_params(body, body.ineffective(service.chat_template))
+    return await computed(request, lambda: json_response(tokens(service, body), headers))
 
 
 @router.post("/v1/detokenize", summary="Convert token ids to text", response_model=Detokenized)
@@ -31,7 +32,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     service: Service = request.app.state.service
     service.checked_model(body.model)
-    return await computed(request, lambda: json_response(detokenized(service, body.tokens), body))
+    return await computed(request, lambda: json_response(detokenized(service, body.tokens), ignored_params(body)))
 
 
 async def computed(request: Request, compute: Callable[[], Response]) -> Response:
@@ -56,7 +57,3 @@ def detokenized(service: Service, token_ids: list[int]) -> Detokenized:
     wrong = next((token_id for token_id in token_ids if not 0 <= token_id < service.vocab_size), None)
     require(wrong is None, "tokens", f"must be token ids in [0, {service.vocab_size}), got {wrong}")
     return Detokenized(prompt=service.tokenizer.decode(token_ids, skip_special_tokens=False))
-
-
-def json_response(answer: Tokens | Detokenized, asked: RequestBody) -> Response:
-    return Response(answer.model_dump_json(), headers=ignored_params(asked), media_type="application/json")

@@ -82,6 +82,14 @@ class RequestBody(BaseModel):
                 fields["properties"][name] = or_null(field)
         return schema
 
+    @property
+    def request_names(self) -> dict[str, str]:
+        """Return this request's names for the engine's fields and ours, where the names differ."""
+        return {}
+
+    def name_of(self, field: str) -> str:
+        return self.request_names.get(field, field)
+
     def unknown_fields(self) -> Iterator[str]:
         """Yield the paths of ignored fields, such as `messages[0].weight`."""
         yield from (name for name, mark in marks(type(self), Ignored) if not mark.is_neutral(getattr(self, name)))

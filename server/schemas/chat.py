@@ -3,13 +3,14 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from nvium_core import Constraint, SamplingParams, ServerOptions
 from nvium_core.text.chat_template import Conversation
 from nvium_core.text.tool_calls import JSON_LINES, CallFormat
 from server.errors import InvalidField
-from server.schemas.body import Ignored, Unsupported, require
+from server.schemas.body import Ignored, RequestBody, Unsupported, require
 from server.schemas.formats import OutputFormat
 from server.schemas.generation import (
     NO_LIMIT,
@@ -25,6 +26,13 @@ from server.schemas.messages import Messages
 from server.schemas.template import TemplateOptions
 from server.schemas.tools import AllowedTools, NamedTool, Tool, ToolChoice, unique
 from server.structured_outputs.grammars import JsonSchema, ToolCalls
+
+Budget = Annotated[int, Field(ge=NO_LIMIT)]
+
+
+class ReasoningOptions(RequestBody):
+    max_tokens: Budget | None = None
+    """Another name of `thinking_budget`."""
 
 
 class ChatRequest(TemplateOptions, ConversationRequest, GenerationRequest):
@@ -42,11 +50,14 @@ class ChatRequest(TemplateOptions, ConversationRequest, GenerationRequest):
     """`none`: no calls. `auto` (the default with tools): text or calls. `required`: calls. A function: one call.
     `allowed_tools`: `auto` or `required` with some of the tools. An output format applies to text only."""
 
+    thinking_budget: Budget | None = None
+    """Maximum number of tokens between the tags of the reasoning. Then its closing tag is emitted. −1: no limit."""
+    reasoning: ReasoningOptions = ReasoningOptions()
+
     store: Annotated[Any, Unsupported(False, why=": chat completions are not stored")] = None
 
     add_special_tokens: Annotated[Any, Unsupported(False, why=": the chat template adds them")] = None
     modalities: Annotated[Any, Unsupported(["text"])] = None
-    reasoning_effort: Annotated[Any, Ignored("none")] = None
     verbosity: Annotated[Any, Ignored("medium")] = None
     audio: Annotated[Any, Unsupported()] = None
     prediction: Annotated[Any, Unsupported()] = None
@@ -57,6 +68,8 @@ class ChatRequest(TemplateOptions, ConversationRequest, GenerationRequest):
     @property
     def request_names(self) -> dict[str, str]:
         names = super().request_names | {"prompt": "messages", "logprobs": "top_logprobs"}
+        if self.thinking_budget is None:
+            names["thinking_budget"] = "reasoning.max_tokens"
         return names if self.max_completion_tokens is None else names | {"max_tokens": "max_completion_tokens"}
 
     @property
@@ -130,6 +143,11 @@ class ChatRequest(TemplateOptions, ConversationRequest, GenerationRequest):
         max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         return None if max_tokens == NO_LIMIT else max_tokens
 
+    @property
+    def reasoning_budget(self) -> int | None:
+        asked = self.reasoning.max_tokens if self.thinking_budget is None else self.thinking_budget
+        return None if asked == NO_LIMIT else asked
+
     def params(
         self, constraint: Constraint | None, max_tokens: int, end_of_turn: Sequence[int], defaults: Mapping[str, Any]
     ) -> SamplingParams:
@@ -140,6 +158,8 @@ class ChatRequest(TemplateOptions, ConversationRequest, GenerationRequest):
         super().check(limits)
         given = {self.max_tokens, self.max_completion_tokens} - {None}
         require(len(given) < 2, "max_tokens", "must equal max_completion_tokens, because it is an alias")
+        given = {self.thinking_budget, self.reasoning.max_tokens} - {None}
+        require(len(given) < 2, "thinking_budget", "must equal reasoning.max_tokens, because it is an alias")
         self.check_template(self.messages)
         self._check_tool_messages()
         asks_for_logprobs = self.logprobs or not self.top_logprobs

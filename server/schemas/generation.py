@@ -175,7 +175,6 @@ class GenerationRequest(AnswerRequest):
 
     @property
     def request_names(self) -> dict[str, str]:
-        """Return this request's names for the engine's fields, where the names differ."""
         return {"threshold": "nvium.threshold"}
 
     def output_format(self) -> OutputFormat | None:
@@ -197,7 +196,7 @@ class GenerationRequest(AnswerRequest):
         try:
             yield
         except InvalidRequest as error:
-            error.field = self.request_names.get(error.field, error.field)
+            error.field = self.name_of(error.field)
             raise
 
     def sampling(self, defaults: Mapping[str, Any], also_stops_at: Sequence[int], **more: Any) -> SamplingParams:
@@ -224,6 +223,8 @@ class GenerationRequest(AnswerRequest):
         message = f"strings must have at most {MAX_STOP_CHARACTERS} characters, got {longest}"
         require(longest <= MAX_STOP_CHARACTERS, "stop", message, code=OUT_OF_RANGE)
         require(self.stream or self.stream_options is None, "stream_options", "only allowed when stream is true")
+        message = "must be 0 for constrained output, which ends where its constraint ends"
+        require(self.min_tokens == 0 or self.output_format() is None, "min_tokens", message)
 
     def _logit_bias(self) -> dict[int, float]:
         wrong = [repr(token_id) for token_id in self.logit_bias if not re.fullmatch("0|[1-9][0-9]{0,9}", token_id)]

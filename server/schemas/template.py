@@ -2,11 +2,12 @@
 
 import inspect
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
-from nvium_core.text.chat_template import Conversation
+from nvium_core.text.chat_template import ChatTemplate, Conversation
+from nvium_core.text.reasoning import SWITCH
 from server.errors import InvalidField
 from server.schemas.body import MaxItems, RequestBody, require
 from server.schemas.json_text import JsonError, check_counts
@@ -15,6 +16,9 @@ from server.schemas.tools import CustomTool, Tool, Tools, unique
 
 OWN_ARGUMENTS = {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters, "messages", "template"}
 """Parameters of the renderer, which `chat_template_kwargs` must not set."""
+
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class TemplateOptions(RequestBody):
@@ -27,6 +31,9 @@ class TemplateOptions(RequestBody):
     """Variables for the chat template, except arguments of `apply_chat_template`."""
     enable_thinking: bool | None = None
     """The template variable of the same name."""
+    reasoning_effort: Effort | None = None
+    """`none` sets `enable_thinking` to false, other values to true, unless it is given. Ignored if the template has no
+    such variable."""
 
     def conversation_of(self, messages: Sequence[Message], tools: Sequence[Tool | CustomTool]) -> Conversation:
         """Return the arguments of the chat template. Raise `InvalidField` if tools contradict each other."""
@@ -34,20 +41,27 @@ class TemplateOptions(RequestBody):
         if continues and len(messages) > 1 and not (last.text or last.reasoning_content):
             messages, continues = messages[:-1], False  # nothing to continue, so begin the turn
         adds_prompt = not continues and (self.continue_final_message or self.add_generation_prompt is not False)
-        thinks = {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
+        thinks = {} if self.enable_thinking is None else {SWITCH: self.enable_thinking}
+        effort = {} if self.reasoning_effort is None else {SWITCH: self.reasoning_effort != "none"}
         return Conversation(
             [message.for_template() for message in messages],
             [tool.for_template() for tool in unique(tools)],
             adds_prompt,
             continues,
-            self.chat_template_kwargs | thinks,
+            effort | self.chat_template_kwargs | thinks,
         )
+
+    def ineffective(self, template: ChatTemplate) -> list[str]:
+        """Return the names of fields that have no effect on this template."""
+        is_given = self.enable_thinking is not None or SWITCH in self.chat_template_kwargs
+        has_effect = self.reasoning_effort is None or (template.switches_thinking and not is_given)
+        return [] if has_effect else [self.name_of("reasoning_effort")]
 
     def check_template(self, messages: Sequence[Message]) -> None:
         """Raise `InvalidField` for a reserved template variable or a message that cannot be continued."""
         own = next((name for name in self.chat_template_kwargs if name in OWN_ARGUMENTS), None)
         require(own is None, f"chat_template_kwargs.{own}", "not allowed: an argument of apply_chat_template")
-        thinking = self.chat_template_kwargs.get("enable_thinking", self.enable_thinking)
+        thinking = self.chat_template_kwargs.get(SWITCH, self.enable_thinking)
         agrees = self.enable_thinking in (None, thinking)
         require(agrees, "enable_thinking", "must equal chat_template_kwargs.enable_thinking")
         arguments = [call.function.arguments for message in messages for call in message.tool_calls]

@@ -29,6 +29,9 @@ BY_REASON: dict[Unsupported, str] = {
     Unsupported(why="; use `echo` with `logprobs` in `/v1/completions`"): "prompt_logprobs",
     Unsupported(1, why="; use `/v1/completions`"): "best_of",
     Unsupported(why="; use `chat_template_kwargs`"): "thinking think",
+    Unsupported(-1, why="; use `thinking_budget` in `/v1/chat/completions`"): (
+        "thinking_budget thinking_token_budget thinking_budget_tokens max_thinking_tokens reasoning_budget"
+    ),
     Unsupported({}, why="; put its fields at the top level"): "extra_body options",
     Unsupported(why="; cut the prompt in the client, `/tokenize` counts its tokens"): (
         "truncate_prompt_tokens prompt_truncate_len prompt_truncate_length truncate"
@@ -54,10 +57,7 @@ BY_REASON: dict[Unsupported, str] = {
     Unsupported(1, 1.0, why=CHANGES): (
         "length_penalty typical_p typical tfs_z encoder_repetition_penalty num_beams num_beam_groups guidance_scale"
     ),
-    Unsupported(-1, why=CHANGES): (
-        "thinking_token_budget thinking_budget thinking_budget_tokens max_thinking_tokens reasoning_budget samplers "
-        "sampler_seq repeat_last_n penalty_last_n"
-    ),
+    Unsupported(-1, why=CHANGES): ("samplers sampler_seq repeat_last_n penalty_last_n"),
     Unsupported(0, 0.0, -1, -1.0, why=CHANGES): (
         "min_keep n_indent n_probs adaptive_target adaptive_decay top_n_sigma nsigma t_max_predict_ms"
     ),
@@ -74,11 +74,7 @@ BY_REASON: dict[Unsupported, str] = {
 }
 UNSUPPORTED_FIELDS = {name: mark for mark, names in BY_REASON.items() for name in names.split()}
 
-INSTEAD = {
-    "max_tokens": "max_output_tokens",
-    "max_completion_tokens": "max_output_tokens",
-    "response_format": "text.format",
-}
+INSTEAD = {"max_tokens": "max_output_tokens", "response_format": "text.format"}
 """Fields of chats that have another name in `/v1/responses`."""
 
 
@@ -93,7 +89,7 @@ def check_unsupported(body: RequestBody) -> None:
 def check_elsewhere(unknown: Mapping[str, Any], other: type[BaseModel], endpoint: str) -> None:
     """Raise `InvalidField` for a field of another endpoint, unless the field has its default value."""
     for name, value in unknown.items():
-        if field := other.model_fields.get(name):
+        if name not in UNSUPPORTED_FIELDS and (field := other.model_fields.get(name)):
             marks = [mark for mark in field.metadata if isinstance(mark, Unsupported)]
             instead = INSTEAD.get(name, endpoint)
             mark = marks[0] if marks else Unsupported(*neutral(field.default), why=f"; use `{instead}`")

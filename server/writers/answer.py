@@ -1,7 +1,7 @@
 """Sends the responses of the endpoints that generate text, whole or streamed."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
 
@@ -77,6 +77,10 @@ def json_of(writer: Writer[Any], deltas: list[Delta]) -> bytes:
     return to_json(writer.response(deltas))
 
 
+def json_response(body: object, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(to_json(body), headers=headers, media_type="application/json")
+
+
 def failure_events(error: Exception, record: RequestRecord) -> list[bytes]:
     if not isinstance(error, EngineError | ApiError):
         log.error("stream failed", request_id=record.request_id, exc_info=error)
@@ -86,7 +90,7 @@ def failure_events(error: Exception, record: RequestRecord) -> list[bytes]:
 
 
 def ignored_params(body: RequestBody, more: Sequence[str] = ()) -> dict[str, str]:
-    """Return the header that names the ignored fields and `more`. Unsafe characters become `?`."""
-    first = islice(chain(body.unknown_fields(), more), MAX_IGNORED_CHARACTERS)
+    """Return the header that names `more` and the ignored fields. Unsafe characters become `?`."""
+    first = islice(chain(more, body.unknown_fields()), MAX_IGNORED_CHARACTERS)
     names = [HARMFUL_IN_HEADER.sub("?", name[:MAX_IGNORED_CHARACTERS]) or "?" for name in first]
     return {"x-nvium-ignored-params": ", ".join(names)[:MAX_IGNORED_CHARACTERS].rstrip(", ")} if names else {}

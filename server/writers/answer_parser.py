@@ -20,14 +20,13 @@ class AnswerParser:
     """Parses the answer of one choice. The result does not depend on where deltas split the text."""
 
     def __init__(self, service: Service, request: ChatRequest, choice: Choice) -> None:
-        template, has_tools, continued = service.chat_template, bool(request.callable_tools()), request.continued
+        template, has_tools = service.chat_template, bool(request.callable_tools())
         call_format = template.call_format if has_tools else None
-        self.reasoning = template.reasoning_parser(choice.prompt.token_ids, is_continued=bool(continued))
+        self.reasoning = template.reasoning_parser(choice.prompt.token_ids, request.continued)
         self.calls = ToolCallParser(call_format) if call_format else None
         """None if no tool can be called. Then all text after the reasoning is content."""
         self.may_be_text = not has_tools or request.may_answer_in_text
         """Whether an answer without a call is allowed. If it is not, an incomplete call never becomes content."""
-        self.reasoning.push(continued)
 
     def parse(self, delta: Delta) -> AnswerPart:
         reasoning, text = self.reasoning.push(delta.text)

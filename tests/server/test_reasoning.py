@@ -27,6 +27,11 @@ QWEN_3 = """\
 {% endif %}{%- endif -%}"""
 """The relevant parts of Qwen3's template."""
 
+OPENED = QWEN_3.replace(
+    "<|assistant|>", "<|assistant|>{% if enable_thinking is undefined or enable_thinking %}<think>{% endif %}"
+)
+"""Opens the reasoning in the prompt."""
+
 ANSWER = "<think>\nWell, 🦊 <b>?\n</think>\n\nA fox."
 CALL = '<think>\nIt has to call.</think>\n\n<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
 STOP = [{"type": "function", "function": {"name": "stop"}}]
@@ -65,6 +70,20 @@ def test_without_thinking_the_answer_is_all_content(thinking):
     asked = {"max_tokens": 1, "return_token_ids": True}
     longer, shorter = (thinking.chat(**asked, **more).json()["prompt_token_ids"] for more in (off, {}))
     assert len(longer) == len(shorter) + len("<think>\n\n</think>\n\n")
+
+
+@pytest.mark.parametrize("template", [QWEN_3, OPENED.replace("is undefined or", "and")])
+def test_effort_turns_reasoning_on_and_off_unless_the_switch_is_given(template):
+    with template_server(template) as server:
+
+        def prompt(**asked: Any) -> tuple[str | None, list[int]]:
+            response = server.chat(max_tokens=1, return_token_ids=True, **asked)
+            return response.headers.get("x-nvium-ignored-params"), response.json()["prompt_token_ids"]
+
+        on, off = ({"chat_template_kwargs": {"enable_thinking": thinks}} for thinks in (True, False))
+        assert prompt(reasoning_effort="none") == prompt(**off) == (None, prompt(enable_thinking=False)[1])
+        assert prompt(reasoning_effort="low") == prompt(**on) != prompt(**off)
+        assert prompt(reasoning_effort="none", **on) == ("reasoning_effort", prompt(**on)[1])
 
 
 def test_an_answer_may_have_reasoning_and_calls():
