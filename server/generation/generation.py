@@ -217,8 +217,13 @@ def start(
         return generation
 
 
-async def start_chat(service: Service, chat: ChatRequest, record: RequestRecord, tenant: str) -> Generation:
-    """Admit the request, render its prompt and submit it to the engine. If a step raises, undo the previous steps."""
+async def start_chat(
+    service: Service, chat: ChatRequest, record: RequestRecord, tenant: str, *, truncates: bool = False
+) -> Generation:
+    """Admit the request, render its prompt and submit it to the engine. If a step raises, undo the previous steps.
+
+    If it `truncates`, the oldest messages of a long prompt are dropped.
+    """
     template, budget = service.chat_template, chat.reasoning_budget
     message = "not supported: the model's chat template has no reasoning"
     require(budget is None or template.thinks, chat.name_of("thinking_budget"), message, code=UNSUPPORTED)
@@ -227,7 +232,7 @@ async def start_chat(service: Service, chat: ChatRequest, record: RequestRecord,
         is_text = output_format is None or output_format.is_text
         require(is_text or not chat.continued, "continue_final_message", "cannot be combined with an output format")
         async with service.within_deadline(record.arrived_at):
-            prompt = await service.render_chat(chat.conversation())
+            prompt = await service.render_chat(chat, truncates=truncates)
             compiled = await service.constraint(output_format)
         reasoning = template.reasoning_parser(prompt.token_ids, chat.continued)
         constraint = compiled.constraint

@@ -2,20 +2,22 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
 import structlog
 
 from nvium_core import Engine, EngineWorker, LoadedModel, sampling_defaults
-from nvium_core.text.chat_template import ChatTemplate, Conversation
+from nvium_core.text.chat_template import ChatTemplate
 from nvium_core.text.sandbox import HELPERS
 from nvium_core.text.token_bytes import longest_token
 from server.admission import Admission, Drainable, draining
 from server.errors import CONTEXT_EXCEEDED, ApiError, InvalidField, Rejected, deadline_exceeded, engine_stopped
 from server.generation.choice_text import Prompt
 from server.generation.reasoning_budget import Tags
+from server.generation.truncation import truncated
+from server.schemas.chat import ChatRequest
 from server.schemas.formats import OutputFormat
 from server.schemas.models import Model
 from server.settings import Settings, read_file
@@ -204,10 +206,18 @@ class Service(Drainable):
             return await self.text_threads.run(self._read, prompts)
         return self._read(prompts)
 
-    async def render_chat(self, conversation: Conversation) -> Prompt:
-        check = partial(self.check_length, "messages")
-        token_ids = await self.text_threads.run(partial(self.chat_template.prompt, conversation, check=check))
-        return Prompt(token_ids)
+    async def render_chat(self, chat: ChatRequest, *, truncates: bool) -> Prompt:
+        check = partial(self.check_length, chat.name_of("messages"))
+        return Prompt(await self.text_threads.run(partial(self.chat_prompt, chat, check, truncates=truncates)))
+
+    def chat_prompt(
+        self, chat: ChatRequest, check: Callable[[str], object] | None = None, *, truncates: bool
+    ) -> list[int]:
+        """Render a chat, call `check` with its text, and tokenize it."""
+        render, conversation = partial(self.chat_template.prompt, check=check), chat.conversation()
+        if not truncates:
+            return render(conversation)
+        return truncated(conversation, render, self.engine.context, chat.requested_max_tokens)
 
     def encode(self, text: str, *, adds_special_tokens: bool = True) -> list[int]:
         token_ids: list[int] = self._tokenize(text, add_special_tokens=adds_special_tokens).input_ids

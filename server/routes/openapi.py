@@ -22,8 +22,13 @@ router = APIRouter()
 
 ROUTERS = [module.router for module in (completions, chat, responses, tokens, models, health)] + [router]
 
-STREAMS = {"/v1/completions": Completion, "/v1/chat/completions": ChatChunk, "/v1/responses": ResponseEvent}
-"""Paths whose responses may be streams, with the type of an event's data."""
+STREAMS = {
+    "post /v1/completions": Completion,
+    "post /v1/chat/completions": ChatChunk,
+    "post /v1/responses": ResponseEvent,
+    "get /v1/responses/{response_id}": ResponseEvent,
+}
+"""Endpoints whose responses may be streams, with the type of an event's data."""
 
 REF = "#/components/schemas/{model}"
 
@@ -71,10 +76,10 @@ def document() -> Json:
     failed = {"content": {"application/json": {"schema": error}}}
     for path, methods in described["paths"].items():
         described["paths"][path] = dict(sorted(methods.items(), reverse=True))  # a route's methods are a set
-        for operation in methods.values():
+        for method, operation in methods.items():
             del operation["operationId"]
             found = operation["responses"]["200"]
-            if stream := STREAMS.get(path):
+            if stream := STREAMS.get(f"{method} {path}"):
                 found["content"]["text/event-stream"] = {"schema": event(schemas[stream, "serialization"], error)}
             operation["responses"] = {
                 "200": found,

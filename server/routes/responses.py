@@ -3,9 +3,9 @@
 import json
 from collections import OrderedDict, defaultdict
 from threading import Lock
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from pydantic_core import to_json
 from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.responses import Response as HttpResponse
@@ -14,30 +14,35 @@ from server.errors import UNSUPPORTED, ApiError
 from server.generation.generation import start_chat
 from server.generation.service import Service
 from server.http.bodies import JsonRoute
+from server.http.event_stream import DONE, EventStream, framed
 from server.routes.tokens import computed
 from server.schemas.body import require
-from server.schemas.response_items import Json, add_item
-from server.schemas.responses import DeletedResponse, InputTokens, InputTokensRequest, Response, ResponseRequest
-from server.writers.answer import accepted, answer, ignored_params
+from server.schemas.response_items import Json, listed
+from server.schemas.responses import DeletedResponse, InputItems, InputTokens, Response, ResponseRequest
+from server.writers.answer import accepted, answer, ignored_params, json_response
+from server.writers.response_events import replayed
 from server.writers.response_writer import ResponseWriter
 
 MAX_STORED = 10_000
 MAX_STORED_CHARACTERS = 64_000_000
 NOT_FOUND = "response {!r} does not exist or is no longer stored"
 
-STREAMED = ("stream", "starting_after", "include", "include[]")
-"""Query parameters of OpenAI's that would change the stored response."""
+UNSUPPORTED_QUERY = ("include", "include[]", "include_obfuscation")
+"""Query parameters of OpenAI's that would change what is returned."""
 
 router = APIRouter(route_class=JsonRoute)
 
 
 class StoredResponse(NamedTuple):
     response: str
-    conversation: str
+    items: str
+    """The input and output items of this response and the earlier ones, as JSON."""
+    num_inputs: int
+    """Number of items before the output of this response."""
 
     @property
     def num_characters(self) -> int:
-        return len(self.response) + len(self.conversation)
+        return len(self.response) + len(self.items)
 
 
 class ResponseStore:
@@ -59,12 +64,10 @@ class ResponseStore:
                 self._owned[owner].move_to_end(response_id)
             return found
 
-    def store(self, owner: str, messages: list[Json], response: Response) -> None:
-        """Store a response and its conversation. A response with the same id (`x-request-id`) is replaced."""
-        conversation = list(messages)
-        for item in response["output"]:
-            add_item(conversation, item, "output")
-        stored = StoredResponse(to_json(response).decode(), json.dumps(conversation))
+    def store(self, owner: str, inputs: list[Json], response: Response) -> None:
+        """Store a response and its input items. A response with the same id (`x-request-id`) is replaced."""
+        items = json.dumps([*inputs, *response["output"]])
+        stored = StoredResponse(to_json(response).decode(), items, len(inputs))
         with self._lock:
             self._drop(owner, response["id"])
             self._owned[owner][response["id"]] = stored
@@ -83,14 +86,14 @@ class ResponseStore:
 
 
 def earlier(store: ResponseStore, owner: str, response_id: str | None) -> list[Json]:
-    """Return the conversation up to a response. Raise `ApiError` if the key has no such response."""
+    """Return the items up to a response. Raise `ApiError` if the key has no such response."""
     if response_id is None:
         return []
     if (found := store.find(owner, response_id)) is None:
         message = NOT_FOUND.format(response_id[:100])
         raise ApiError(message, param="previous_response_id", code="previous_response_not_found")
-    messages: list[Json] = json.loads(found.conversation)
-    return messages
+    items: list[Json] = json.loads(found.items)
+    return items
 
 
 @router.post("/v1/responses", summary="Generate a response (OpenAI's Responses API)", response_model=Response)
@@ -100,18 +103,18 @@ async def create_response(body: ResponseRequest, request: Request) -> HttpRespon
     before = earlier(store, owner, body.previous_response_id)
     chat = body.as_chat(before)
     service, record = accepted(request, chat)
-    generated = await start_chat(service, chat, record, owner)
+    generated = await start_chat(service, chat, record, owner, truncates=body.truncates)
 
     def keep(response: Response) -> None:
         if body.store:
-            store.store(owner, [*before, *body.messages()], response)
+            store.store(owner, [*before, *map(listed, body.items)], response)
 
     writer = ResponseWriter(service, body, chat, generated, f"resp_{record.request_id}", keep)
     return await answer(request, body, writer)
 
 
 @router.post("/v1/responses/input_tokens", summary="Count the tokens of a request's input", response_model=InputTokens)
-async def count_input_tokens(body: InputTokensRequest, request: Request) -> HttpResponse:
+async def count_input_tokens(body: ResponseRequest, request: Request) -> HttpResponse:
     service: Service = request.app.state.service
     service.checked_model(body.model)
     before = earlier(request.app.state.response_store, request.state.key_id, body.previous_response_id)
@@ -119,9 +122,9 @@ async def count_input_tokens(body: InputTokensRequest, request: Request) -> Http
 
     def count() -> HttpResponse:
         with chat.in_request_names():
-            number = len(service.chat_template.prompt(chat.conversation()))
+            number = len(service.chat_prompt(chat, truncates=body.truncates))
         counted: InputTokens = {"object": "response.input_tokens", "input_tokens": number}
-        return HttpResponse(to_json(counted), headers=ignored_params(body), media_type="application/json")
+        return json_response(counted, ignored_params(body, chat.ineffective(service.chat_template)))
 
     return await computed(request, count)
 
@@ -141,16 +144,61 @@ register_url_convertor("response_id", ResponseId())
     summary="Get or delete a stored response",
     response_model=Response | DeletedResponse,
 )
-async def stored_response(response_id: str, request: Request) -> HttpResponse:
-    for name in STREAMED:
-        require(request.query_params.get(name, "false") == "false", name, "not supported", code=UNSUPPORTED)
-    store, owner = request.app.state.response_store, request.state.key_id
-    found: StoredResponse | None = store.find(owner, response_id)
-    if found is None:
-        message = NOT_FOUND.format(response_id[:100])
-        raise ApiError(message, status=404, param="response_id", code="response_not_found")
-    if request.method == "GET":
+async def stored_response(
+    response_id: str, request: Request, stream: bool = False, starting_after: Annotated[int, Query(ge=0)] | None = None
+) -> HttpResponse:
+    """Return a stored response or, with `stream`, its events after number `starting_after`."""
+    found = stored(request, response_id)
+    require(stream or starting_after is None, "starting_after", "only allowed when stream is true")
+    if request.method == "DELETE":
+        request.app.state.response_store.delete(request.state.key_id, response_id)
+        deleted: DeletedResponse = {"id": response_id, "object": "response", "deleted": True}
+        return json_response(deleted)
+    if not stream:
         return HttpResponse(found.response, media_type="application/json")
-    store.delete(owner, response_id)
-    deleted: DeletedResponse = {"id": response_id, "object": "response", "deleted": True}
-    return HttpResponse(to_json(deleted), media_type="application/json")
+
+    def replay() -> HttpResponse:
+        first = 0 if starting_after is None else starting_after + 1
+        events = [*replayed(json.loads(found.response))[first:], DONE]
+        return HttpResponse(framed(events), media_type=EventStream.media_type)
+
+    return await computed(request, replay)
+
+
+@router.get(
+    "/v1/responses/{response_id:response_id}/input_items",
+    summary="List the input items of a stored response",
+    response_model=InputItems,
+)
+async def list_input_items(
+    response_id: str,
+    request: Request,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Literal["asc", "desc"] = "desc",
+    after: str | None = None,
+) -> HttpResponse:
+    found = stored(request, response_id)
+    items: list[Json] = json.loads(found.items)[: found.num_inputs][:: 1 if order == "asc" else -1]
+    ids = [item["id"] for item in items]
+    require(after is None or after in ids, "after", "must be the id of an input item")
+    first = 0 if after is None else ids.index(after) + 1
+    page, ids = items[first : first + limit], ids[first : first + limit]
+    listing: InputItems = {
+        "object": "list",
+        "data": page,
+        "first_id": next(iter(ids), None),
+        "last_id": next(reversed(ids), None),
+        "has_more": first + limit < len(items),
+    }
+    return json_response(listing)
+
+
+def stored(request: Request, response_id: str) -> StoredResponse:
+    """Return a response of the request's key. Raise `ApiError` if it is not stored, or for an unsupported parameter."""
+    for name in UNSUPPORTED_QUERY:
+        require(request.query_params.get(name, "false") == "false", name, "not supported", code=UNSUPPORTED)
+    store: ResponseStore = request.app.state.response_store
+    if found := store.find(request.state.key_id, response_id):
+        return found
+    message = NOT_FOUND.format(response_id[:100])
+    raise ApiError(message, status=404, param="response_id", code="response_not_found")

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from uuid import uuid4
 
 from server.errors import InvalidField
 from server.schemas.body import require
@@ -30,6 +31,35 @@ TEXT_ITEMS = {
     "mcp_list_tools": "server_label",
 }
 """Items about hosted tools, which become text. Maps an item's type to the field that the text quotes."""
+
+
+PREFIXES = {"message": "msg", "function_call": "fc", "reasoning": "rs"}
+"""Prefixes of the ids of items, by type."""
+
+
+def new_id(kind: str) -> str:
+    return f"{PREFIXES.get(kind, 'item')}_{uuid4().hex}"
+
+
+def listed(item: Mapping[str, Any]) -> Json:
+    """Return an input item with an id, a status, and text as a list of parts."""
+    kind = item.get("type", "message")
+    given = {name: value for name, value in item.items() if value is not None}
+    made = {"id": new_id(kind), "type": kind, "status": "completed", **given}
+    if kind == "message" and isinstance(text := item.get("content"), str):
+        is_output = item.get("role") == "assistant"
+        part = {"type": "output_text", "annotations": []} if is_output else {"type": "input_text"}
+        made["content"] = [{**part, "text": text}]
+    return made
+
+
+def messages_of(items: Sequence[Json]) -> list[Json]:
+    """Convert items to chat messages. Raise `InvalidField` for an unsupported item."""
+    messages: list[Json] = []
+    for number, item in enumerate(items):
+        if item.get("type") != MORE_TOOLS:
+            add_item(messages, item, f"input[{number}]")
+    return messages
 
 
 def add_item(messages: list[Json], item: Mapping[str, Any], param: str) -> None:

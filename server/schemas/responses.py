@@ -13,7 +13,8 @@ from server.schemas.body import TOO_MANY, Ignored, MaxItems, RequestBody, Text, 
 from server.schemas.chat import ChatRequest
 from server.schemas.generation import ConversationRequest, ExitSummary, Metadata, TokenExits
 from server.schemas.messages import MAX_MESSAGES, MAX_PARTS
-from server.schemas.response_items import MORE_TOOLS, Json, add_item
+from server.schemas.response_items import MORE_TOOLS, Json, messages_of
+from server.schemas.template import Effort
 from server.schemas.tools import MAX_TOOLS, FunctionName
 from server.schemas.unsupported import check_elsewhere, check_unsupported
 
@@ -117,9 +118,17 @@ class ResponseStreamOptions(RequestBody):
     include_obfuscation: Annotated[bool, Unsupported(False)] = False
 
 
+class ResponseReasoning(RequestBody):
+    effort: Effort | None = None
+    """As `reasoning_effort` in chats."""
+    max_tokens: Annotated[Any, Unsupported(-1, why="; use `thinking_budget` in `/v1/chat/completions`")] = None
+
+
 class ResponseRequest(ConversationRequest):
     """OpenAI's fields, and sampling fields of the other endpoints."""
 
+    model: Text = "default"
+    """The model's id."""
     input: Annotated[
         Text | Annotated[list[Json], Field(min_length=1), MaxItems(MAX_MESSAGES)],
         described("must be a string or a list of items"),
@@ -143,33 +152,44 @@ class ResponseRequest(ConversationRequest):
     ] = "auto"
     text: TextOptions = TextOptions()
     metadata: Metadata = {}
+    reasoning: ResponseReasoning = ResponseReasoning()
+    include: Annotated[list[Text], MaxItems(64)] = []
+    """`message.output_text.logprobs`: return the log-probabilities of the text's tokens. Other values are ignored."""
+    top_logprobs: int | None = None
+    """Number of alternatives, 0 to 20. Requires `include`."""
+    truncation: Literal["auto", "disabled"] = "disabled"
+    """`auto`: if the input exceeds the context, drop its oldest messages. The answer then has room for
+    `max_output_tokens` or, by default, a quarter of the context."""
 
-    reasoning: Annotated[Any, Ignored({})] = None
-    include: Annotated[Any, Ignored([])] = None
-    truncation: Annotated[Any, Unsupported("disabled")] = None
     background: Annotated[Any, Unsupported(False)] = None
     conversation: Annotated[Any, Unsupported(why="; use `previous_response_id`")] = None
     prompt: Annotated[Any, Unsupported()] = None
     max_tool_calls: Annotated[Any, Unsupported(why=": the client calls the functions")] = None
-    top_logprobs: Annotated[Any, Unsupported(0, why="; use `/v1/chat/completions`")] = None
     context_management: Annotated[Any, Unsupported()] = None
+
+    def unknown_fields(self) -> Iterator[str]:
+        yield from super().unknown_fields()
+        if {*self.include} - {LOGPROBS}:
+            yield "include"
+
+    @property
+    def truncates(self) -> bool:
+        return self.truncation == "auto"
+
+    @property
+    def items(self) -> list[Json]:
+        return [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
 
     def messages(self) -> list[Json]:
         """Convert the input to chat messages. Raise `InvalidField` for an unsupported item."""
-        if isinstance(self.input, str):
-            return [{"role": "user", "content": self.input}]
-        messages: list[Json] = []
-        num_parts = sum(len(parts) for item in self.input for parts in item.values() if isinstance(parts, list))
+        num_parts = sum(len(parts) for item in self.items for parts in item.values() if isinstance(parts, list))
         require(num_parts <= MAX_PARTS, "input", f"must have at most {MAX_PARTS} content parts, got {num_parts}")
-        for number, item in enumerate(self.input):
-            if item.get("type") != MORE_TOOLS:
-                add_item(messages, item, f"input[{number}]")
-        return messages
+        return messages_of(self.items)
 
     def functions(self) -> list[FunctionTool]:
         """Return the functions of `tools` and of the input items. Raise `InvalidField` for an invalid tool."""
         given = [(f"tools[{number}]", tool) for number, tool in enumerate(self.tools)]
-        for number, item in enumerate(self.input if isinstance(self.input, list) else []):
+        for number, item in enumerate(self.items):
             if item.get("type") == MORE_TOOLS:
                 param = f"input[{number}].tools"
                 given += [(param, tool) for tool in more_tools(item, param)]
@@ -181,18 +201,21 @@ class ResponseRequest(ConversationRequest):
         return next((tool.name for tool in spaces if any(inner.name == function for inner in tool.tools)), None)
 
     def as_chat(self, earlier: Sequence[Json]) -> ChatRequest:
-        """Convert to a chat request that starts with the `earlier` messages. Raise `InvalidField` if that fails."""
+        """Convert to a chat request that starts with the `earlier` items. Raise `InvalidField` if that fails."""
         check_unsupported(self)
         check_elsewhere(self.model_extra or {}, ChatRequest, "/v1/chat/completions")
-        included = self.include if isinstance(self.include, list) else []
-        require(LOGPROBS not in included, "include", f"{LOGPROBS} is not supported; use `/v1/chat/completions`")
+        is_scored = LOGPROBS in self.include
+        require(is_scored or not self.top_logprobs, "top_logprobs", f"only allowed when include has {LOGPROBS}")
         system = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         choice = as_chat_choice(self.tool_choice)
         tools = [tool.as_chat() for tool in self.functions()]
         body = {name: getattr(self, name) for name in CHAT_FIELDS & self.model_fields_set} | {
             "model": self.model,
-            "messages": [*system, *earlier, *self.messages()],
+            "messages": [*system, *messages_of(earlier), *self.messages()],
             "max_completion_tokens": self.max_output_tokens,
+            "reasoning_effort": self.reasoning.effort,
+            "logprobs": is_scored,
+            "top_logprobs": self.top_logprobs,
             "tools": tools,
             "tool_choice": choice if tools or choice != "auto" else None,
             "response_format": self.text.format.as_chat(),
@@ -212,6 +235,8 @@ RESPONSES_NAMES = {
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text",
+    "logprobs": "top_logprobs",
+    "reasoning_effort": "reasoning.effort",
     "threshold": "nvium.threshold",
 }
 """Maps a field of chat requests to its name in this endpoint."""
@@ -286,19 +311,26 @@ class Response(TypedDict):
     tool_choice: Any
     tools: list[Json]
     top_p: float
-    truncation: Literal["disabled"]
+    top_logprobs: int
+    truncation: Literal["auto", "disabled"]
     metadata: dict[str, str]
     usage: ResponseUsage | None
     nvium: NotRequired[ResponseExits]
 
 
-class InputTokensRequest(ResponseRequest):
-    model: Text = "default"
-
-
 class InputTokens(TypedDict):
     object: Literal["response.input_tokens"]
     input_tokens: int
+
+
+class InputItems(TypedDict):
+    """A page of a response's input items."""
+
+    object: Literal["list"]
+    data: list[Json]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 class DeletedResponse(TypedDict):

@@ -1,24 +1,23 @@
 """Writes the responses of `/v1/responses`, whole or as typed events."""
 
 import time
-import uuid
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
-
-from pydantic_core import to_json
+from typing import Any
 
 from nvium_core import SamplingParams
+from nvium_core.text.tool_calls import CallPiece
 from server.generation.choice_text import Delta
 from server.generation.generation import Generation
 from server.generation.service import Service
 from server.schemas.chat import ChatRequest
 from server.schemas.generation import AnswerEnd
-from server.schemas.responses import OutputItem, OutputPart, Response, ResponseEvent, ResponseRequest, ResponseUsage
+from server.schemas.response_items import new_id
+from server.schemas.responses import OutputItem, Response, ResponseRequest, ResponseUsage
 from server.writers.answer_parser import AnswerParser
+from server.writers.logprobs import chat_logprobs
+from server.writers.response_events import ResponseEvents, TextKind, new_text
 from server.writers.writer import Writer
-
-TextKind = Literal["message", "reasoning"]
-NO_LOGPROBS: dict[TextKind, dict[str, Any]] = {"message": {"logprobs": []}, "reasoning": {}}
 
 
 class ResponseWriter(Writer[ChatRequest]):
@@ -37,68 +36,71 @@ class ResponseWriter(Writer[ChatRequest]):
         self._asked = asked
         self._keep = keep
         self._parser = AnswerParser(service, chat, generation.choices[0])
-        self._num_events = 0
         self._total = Delta(index=0)
-        self._response = new_response(asked, chat, generation.params, response_id, self._model)
+        self._text_end = 0
+        """Where the last message's text ends so far, in characters of the answer."""
+        self._made = ResponseEvents(new_response(asked, chat, generation.params, response_id, self._model))
 
     def response(self, deltas: Sequence[Delta]) -> Response:
         for delta in deltas:
             list(self._events(delta))
-        return self._response
+        return self._made.response
 
     def _opening(self) -> list[bytes]:
-        return [self._event(kind, response=self._response) for kind in ("response.created", "response.in_progress")]
+        return self._made.opening()
 
     def _events(self, delta: Delta) -> Iterator[bytes]:
         self._count(delta)
         self._total.extend(delta)
         reasoning, content, calls = self._parser.parse(delta)
         if reasoning:
-            yield from self._add_text("reasoning", reasoning)
+            yield from self._in_item("reasoning")
+            yield from self._made.add_text(reasoning)
         if content:
-            yield from self._add_text("message", content)
+            yield from self._in_item("message")
+            yield from self._made.add_text(content, self._logprobs(content) if self._request.logprobs else ())
         for piece in calls:
-            if piece.name:
-                yield from self._begin_call(piece.name, piece.id)
-            if piece.arguments:
-                self._item["arguments"] += piece.arguments
-                yield self._of_item("response.function_call_arguments.delta", delta=piece.arguments)
+            yield from self._add_call(piece)
         if delta.finish_reason:
             yield from self._end(is_cut=delta.finish_reason == "length")
 
-    def _add_text(self, kind: TextKind, text: str) -> Iterator[bytes]:
-        if not self._response["output"] or self._item["type"] != kind:
-            yield from self._finish_item("completed")
-            yield self._add(new_text(kind))
-            self._item["content"].append(new_part(kind))
-            yield self._of_part("response.content_part.added", part=self._part)
-        self._part["text"] += text
-        yield self._of_part(f"response.{self._part['type']}.delta", delta=text, **NO_LOGPROBS[kind])
+    def _in_item(self, kind: TextKind) -> Iterator[bytes]:
+        if not self._made.is_in(kind):
+            yield from self._made.begin(new_text(kind))
 
-    def _begin_call(self, name: str, call_id: str) -> Iterator[bytes]:
-        yield from self._finish_item("completed")
-        call: OutputItem = {
-            "id": f"fc_{uuid.uuid4().hex}",
-            "type": "function_call",
-            "status": "in_progress",
-            "call_id": call_id,
-            "name": name,
-            "arguments": "",
-        }
-        if namespace := self._asked.namespace(name):
-            call["namespace"] = namespace
-        yield self._add(call)
+    def _logprobs(self, text: str) -> list[Any]:
+        """Return the log-probabilities of the tokens that begin in new text of a message."""
+        since = max(self._text_end, self._parser.reasoning.num_characters)
+        start = self._total.text.index(text, since)
+        self._text_end = start + len(text)
+        first, end = (bisect_left(self._total.text_offsets, place) for place in (start, self._text_end))
+        tokens = self._total.tokens[first:end]
+        ids, scores = [event.token_id for event in tokens], [event.score for event in tokens]
+        return [*chat_logprobs(self._service.vocabulary, ids, scores, self._request.top_logprobs or 0)["content"]]
+
+    def _add_call(self, piece: CallPiece) -> Iterator[bytes]:
+        if piece.name:
+            call: OutputItem = {
+                "id": new_id("function_call"),
+                "type": "function_call",
+                "status": "in_progress",
+                "call_id": piece.id,
+                "name": piece.name,
+                "arguments": "",
+            }
+            if namespace := self._asked.namespace(piece.name):
+                call["namespace"] = namespace
+            yield from self._made.begin(call)
+        if piece.arguments:
+            yield from self._made.add_arguments(piece.arguments)
 
     def _end(self, *, is_cut: bool) -> Iterator[bytes]:
-        yield from self._finish_item("incomplete" if is_cut else "completed")
-        response = self._response
-        response["status"] = "incomplete" if is_cut else "completed"
-        response["incomplete_details"] = {"reason": "max_output_tokens"} if is_cut else None
-        response["usage"] = self._response_usage()
-        if self._request.nvium.metadata:
-            response["nvium"] = {**self._token_exits(self._total), **self._exit_summary()}
-        self._keep(response)
-        yield self._event(f"response.{response['status']}", response=response)
+        metadata = self._request.nvium.metadata
+        exits = {"nvium": {**self._token_exits(self._total), **self._exit_summary()}} if metadata else {}
+        details = {"reason": "max_output_tokens"} if is_cut else None
+        status: Any = "incomplete" if is_cut else "completed"
+        yield from self._made.end(status, incomplete_details=details, usage=self._response_usage(), **exits)
+        self._keep(self._made.response)
 
     def _finish_reason(self, delta: Delta) -> AnswerEnd | None:
         return self._parser.finish_reason(delta)
@@ -115,59 +117,6 @@ class ResponseWriter(Writer[ChatRequest]):
             "output_tokens_details": {"reasoning_tokens": num_reasoning_tokens},
             "total_tokens": usage["total_tokens"],
         }
-
-    def _finish_item(self, status: Any) -> Iterator[bytes]:
-        if not self._response["output"]:
-            return
-        item = self._item
-        item["status"] = status
-        if item["type"] != "function_call":
-            part = self._part
-            yield self._of_part(f"response.{part['type']}.done", text=part["text"], **NO_LOGPROBS[item["type"]])
-            yield self._of_part("response.content_part.done", part=part)
-        else:
-            call = {"name": item["name"], "arguments": item["arguments"]}
-            yield self._of_item("response.function_call_arguments.done", **call)
-        yield self._event("response.output_item.done", output_index=self._index, item=item)
-
-    @property
-    def _index(self) -> int:
-        return len(self._response["output"]) - 1
-
-    @property
-    def _item(self) -> OutputItem:
-        return self._response["output"][-1]
-
-    @property
-    def _part(self) -> OutputPart:
-        return self._item["content"][0]
-
-    def _add(self, item: OutputItem) -> bytes:
-        self._response["output"].append(item)
-        return self._event("response.output_item.added", output_index=self._index, item=item)
-
-    def _of_part(self, kind: str, **more: Any) -> bytes:
-        return self._of_item(kind, content_index=0, **more)
-
-    def _of_item(self, kind: str, **more: Any) -> bytes:
-        return self._event(kind, item_id=self._item["id"], output_index=self._index, **more)
-
-    def _event(self, kind: str, **more: Any) -> bytes:
-        event: ResponseEvent = {"type": kind, "sequence_number": self._num_events, **more}  # type: ignore[typeddict-item]
-        self._num_events += 1
-        return b"event: %b\ndata: %b" % (kind.encode(), to_json(event))
-
-
-def new_text(kind: TextKind) -> OutputItem:
-    if kind == "reasoning":
-        return {"id": f"rs_{uuid.uuid4().hex}", "type": kind, "status": "in_progress", "summary": [], "content": []}
-    return {"id": f"msg_{uuid.uuid4().hex}", "type": kind, "status": "in_progress", "role": "assistant", "content": []}
-
-
-def new_part(kind: TextKind) -> OutputPart:
-    if kind == "reasoning":
-        return {"type": "reasoning_text", "text": ""}
-    return {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
 
 
 def new_response(
@@ -193,7 +142,8 @@ def new_response(
         "tool_choice": asked.tool_choice if isinstance(asked.tool_choice, str) else asked.tool_choice.model_dump(),
         "tools": [tool.model_dump(exclude_unset=True) for tool in asked.tools],
         "top_p": params.top_p,
-        "truncation": "disabled",
+        "top_logprobs": asked.top_logprobs or 0,
+        "truncation": asked.truncation,
         "metadata": asked.metadata,
         "usage": None,
     }

@@ -83,6 +83,8 @@ CHAT: dict[str, list[Any]] = GENERATION | {
     "tool_choice": ["none", "required", "auto", {"type": "function", "function": {"name": "look_up"}}],
     "parallel_tool_calls": [True, False],
     "metadata": [None, {}],
+    "reasoning_effort": ["none", "low"],
+    "thinking_budget": [-1, 3],
 }
 TOKENIZE: dict[str, list[Any]] = {
     "model": [NAME],

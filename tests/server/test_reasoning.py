@@ -84,6 +84,10 @@ def test_effort_turns_reasoning_on_and_off_unless_the_switch_is_given(template):
         assert prompt(reasoning_effort="none") == prompt(**off) == (None, prompt(enable_thinking=False)[1])
         assert prompt(reasoning_effort="low") == prompt(**on) != prompt(**off)
         assert prompt(reasoning_effort="none", **on) == ("reasoning_effort", prompt(**on)[1])
+        client = server.client()
+        for effort, switch in (("none", off), ("high", on)):
+            counted = client.responses.input_tokens.count(input="Hello", reasoning={"effort": effort})  # type: ignore[typeddict-item]
+            assert counted.input_tokens == len(prompt(**switch)[1])
 
 
 def test_an_answer_may_have_reasoning_and_calls():

@@ -1,4 +1,5 @@
 import json
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from tests.server.live_server import LiveServer, live_server
 from tests.server.raw_client import Json, error_of
 from tests.server.routes.test_openapi import check
 from tests.server.scripted_answers import answering
+from tests.server.writers.test_answers import rounded
 
 TOOL = {
     "type": "function",
@@ -96,6 +98,64 @@ def test_a_response_can_be_continued_by_its_id(server):
     assert (refused.status_code, error_of(refused)["param"]) == (400, "input[0].type")
 
 
+def test_the_input_items_of_a_response_are_those_of_its_conversation(server):
+    """Without a model, the served one answers. The client reads page after page."""
+    client, call = server.client(), {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c1", "output": "rain"}
+    with answering(server.app, "One.", "Two."):
+        first = client.responses.create(input="Count.")
+        asked: Any = [{"role": "user", "content": "On."}, call, output, {"role": "user", "content": "So?"}]
+        second = client.responses.create(input=asked, previous_response_id=first.id)
+    found = [*client.responses.input_items.list(second.id, order="asc", limit=2)]
+    assert [item.type for item in found] == ["message"] * 3 + ["function_call", "function_call_output", "message"]
+    texts = [item.content[0].text for item in found if item.type == "message"]  # type: ignore[union-attr]
+    assert texts == ["Count.", "One.", "On.", "So?"]
+    assert [item.id for item in client.responses.input_items.list(second.id)] == [item.id for item in found[::-1]]
+    for query in ({"limit": "0"}, {"order": "up"}, {"after": "msg_x"}, {"include[]": "x"}):
+        refused = server.http.get(f"/v1/responses/{second.id}/input_items", params=query)
+        assert (refused.status_code, error_of(refused)["param"]) == (400, *query)
+    assert server.http.get("/v1/responses/resp_x/input_items").status_code == 404
+
+
+@pytest.mark.usefixtures("one_by_one")
+def test_the_text_has_the_log_probabilities_of_the_chat(server):
+    """Tokens without text have none, such as end-of-text and those that a stop string cuts."""
+    asked: Json = {"input": "Hello", "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    with answering(server.app, "Löwe\n", "Löwe\n", "Löwe\n"):
+        response = server.client().responses.create(**asked, stream=False, extra_body={"stop": "e"})
+        *_, last = streamed = events(server, **asked, stop="e")
+        chat = server.chat(logprobs=True, top_logprobs=2).json()["choices"][0]["logprobs"]["content"]
+    [part] = response.output[0].content  # type: ignore[union-attr]
+    [found] = last["response"]["output"][0]["content"]
+    assert b"".join(bytes(entry["bytes"]) for entry in found["logprobs"]).decode() == part.text == "Löw"
+    pieces = [event["logprobs"] for event in streamed if event["type"] == "response.output_text.delta"]
+    assert len(pieces) > 1 and [*chain(*pieces)] == found["logprobs"]
+    assert rounded(found["logprobs"]) == rounded(chat)[:4]
+    assert [entry.to_dict() for entry in part.logprobs] == found["logprobs"]
+
+
+def test_truncation_drops_the_oldest_messages_that_do_not_fit(byte_model):
+    turns: list[Json] = [{"role": role, "content": f"{n}" * 20} for n in range(4) for role in ("user", "assistant")]
+    turns[3:3] = [
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "x" * 40},
+    ]
+    asked: Json = {"instructions": "Be kind.", "input": [*turns, {"role": "user", "content": "So?"}]}
+    with live_server(byte_model, context=256) as server:
+        assert error_of(ask(server, **asked))["code"] == "context_length_exceeded"
+        for room in (20, 90, 180):
+            response = ask(server, **asked, truncation="auto", max_output_tokens=room).json()
+            used = response["usage"]["input_tokens"]
+            assert response["truncation"] == "auto" and used + room <= 256
+            count = server.client().responses.input_tokens.count
+            lengths = [count(**asked | {"input": asked["input"][n:]}).input_tokens for n in range(11)]
+            assert used == max(length for length in lengths if length + room <= 256)
+        by_default = ask(server, **asked, truncation="auto").json()
+        assert 100 < by_default["usage"]["input_tokens"] <= 192 and by_default["usage"]["output_tokens"] <= 156
+        long = [{"role": "user", "content": "a" * 300}]
+        assert error_of(ask(server, input=long, truncation="auto"))["code"] == "context_length_exceeded"
+
+
 def test_a_response_that_is_not_stored_or_has_another_key_is_not_found(byte_model):
     with live_server(byte_model, api_keys="alice:sk-a,bob:sk-b") as server:
         asked: Json = {"model": NAME, "input": "a", "max_output_tokens": 1}
@@ -133,7 +193,7 @@ def test_a_response_with_the_same_id_replaces_the_old_one():
     for number in range(50):
         keep(kept, "me", "1", f"{number}")
     found = kept.find("me", "1")
-    assert found and json.loads(found.conversation)[0]["content"] == "49"
+    assert found and json.loads(found.items)[0]["content"] == "49"
     assert kept._sizes["me"] == found.num_characters
 
 
@@ -141,7 +201,15 @@ def test_a_stored_response_can_be_read_and_deleted(server):
     client = server.client()
     made = client.responses.create(model=NAME, input="Hello", max_output_tokens=9, metadata={"run": "7"})
     assert client.responses.retrieve(made.id) == made
-    for query in ({"stream": "true"}, {"include[]": "message.output_text.logprobs"}, {"starting_after": "1"}):
+    replayed = [*client.responses.retrieve(made.id, stream=True)]
+    kinds = [event.type.removeprefix("response.") for event in replayed]
+    assert kinds == [
+        *("created", "in_progress", "output_item.added", "content_part.added", "output_text.delta"),
+        *("output_text.done", "content_part.done", "output_item.done", "incomplete"),
+    ]
+    assert replayed[0].response.output == [] and replayed[-1].response == made  # type: ignore[union-attr]
+    assert [*client.responses.retrieve(made.id, stream=True, starting_after=6)] == replayed[7:]
+    for query in ({"include[]": "message.output_text.logprobs"}, {"starting_after": "1"}, {"stream": "maybe"}):
         refused = server.http.get(f"/v1/responses/{made.id}", params=query)
         assert (refused.status_code, error_of(refused)["param"]) == (400, *query)
     deleted = server.http.delete(f"/v1/responses/{made.id}")
@@ -198,5 +266,5 @@ def test_text_format_constrains_the_response(server):
 
 def test_ignored_fields_are_named_and_requests_are_counted(server):
     response = ask(server, max_output_tokens=1, reasoning={"effort": "low"}, include=["x"])
-    assert response.headers["x-nvium-ignored-params"] == "reasoning, include"
+    assert response.headers["x-nvium-ignored-params"] == "reasoning.effort, include"
     assert server.gauge('nvium_requests_total{endpoint="responses",outcome="completed"}') >= 1
