@@ -15,14 +15,15 @@ export class Drawing {
   #mark = shape("rect", { class: "mark", y: 0, width: PITCH, visibility: "hidden" });
   #scroller = element("div", "scroller");
   #follows = true;
+  #returns = false; // whether to scroll back to the newest row when no row is highlighted
   #isOver = false;
   #counts;
   #lanes;
 
   /** `onPoint` receives the row under the pointer, or null. */
-  constructor(place, staircase, { unit, depths }, onPoint) {
+  constructor(place, staircase, { unit, part, depths }, onPoint) {
     this.#staircase = staircase;
-    const blocks = depths.map((to, index) => ({ unit, from: (depths[index - 1] ?? 0) + 1, to, block: index + 1 }));
+    const blocks = depths.map((to, index) => ({ unit, part, from: (depths[index - 1] ?? 0) + 1, to, block: index + 1 }));
     this.#lanes = blocks.map(({ block }) => shape("rect", { class: "deferred", ...this.#lane(block), width: 0 }));
     this.#svg.setAttribute("height", LANE * staircase.numBlocks);
     this.#svg.setAttribute("aria-label", "The staircase. The tokens' notes contain the same information");
@@ -58,7 +59,11 @@ export class Drawing {
       set(lane, first < end ? span(first, end) : { width: 0 });
       this.#counts[index].textContent = first < end ? `${end - first} ${this.#isOver ? "dropped" : "deferred"}` : "";
     }
-    if (this.#follows) this.#scroller.scrollLeft = this.#scroller.scrollWidth;
+    if (this.#follows) this.#scrollToNewest();
+  }
+
+  #scrollToNewest() {
+    this.#scroller.scrollLeft = this.#scroller.scrollWidth;
   }
 
   /** Mark the deferred rows as dropped, because the sequence has ended. */
@@ -68,14 +73,20 @@ export class Drawing {
     this.show();
   }
 
-  /** Highlight a row's column and scroll to it. Null removes the highlight. */
+  /** Highlight a row's column and scroll to it. Null removes the highlight and scrolls back to the newest row. */
   mark(row) {
     this.#mark.setAttribute("visibility", row === null ? "hidden" : "visible");
-    if (row === null) return;
+    if (row === null) {
+      if (this.#returns) this.#scrollToNewest();
+      this.#returns = false;
+      return;
+    }
     const { x, width } = span(row, row + 1);
     set(this.#mark, { x: x - 1, width: width + 2 });
     const { scrollLeft, clientWidth } = this.#scroller;
-    if (x < scrollLeft || x + width > scrollLeft + clientWidth) this.#scroller.scrollLeft = x - clientWidth / 2;
+    if (x >= scrollLeft && x + width <= scrollLeft + clientWidth) return;
+    this.#returns ||= this.#follows;
+    this.#scroller.scrollLeft = x - clientWidth / 2;
   }
 
   /** Return the rectangle of a row's column in the window. */
@@ -117,8 +128,8 @@ function rowAt(x) {
   return x < PROMPT ? 0 : Math.floor((x - PROMPT) / PITCH) + 1;
 }
 
-function named({ unit, from, to, block }) {
-  const item = element("li", "", `block ${block}`);
+function named({ unit, part, from, to, block }) {
+  const item = element("li", "", `${part} ${block}`);
   item.title = from === to ? `${unit} ${to}` : `${unit}s ${from} to ${to}`;
   return item;
 }

@@ -53,10 +53,11 @@ export class Figures {
   }
 
   #depth() {
-    const { unit, depths } = this.#model;
+    const { unit, part, depths } = this.#model;
+    const parts = part === "loop" ? "Loops per token" : "Blocks per token";
     return [
       ...figure("Mean depth", this.#numTokens && this.#depths / this.#numTokens, 2, "", `all ${unit}s: 1.00`),
-      ...figure("Blocks per token", this.#numTokens && this.#numRuns / this.#numTokens, 2, "", `all ${unit}s: ${depths.length}`),
+      ...figure(parts, this.#numTokens && this.#numRuns / this.#numTokens, 2, "", `all ${unit}s: ${depths.length}`),
     ];
   }
 }

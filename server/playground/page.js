@@ -1,12 +1,13 @@
 /** The page: shows the served model and handles the buttons. */
 
 import { completion, servedModel } from "./api.js";
+import { element } from "./elements.js";
 import { hide } from "./hint.js";
 import { key, request, suggest } from "./request.js";
 import { Run } from "./run.js";
 import { KeyNeeded, Trouble } from "./trouble.js";
 
-const OPENING = { max_tokens: 160, seed: 12 }; // options of the story that is written when the page opens
+const BUSY = 1.25; // ratio of the times of two equal runs from which on the page calls the machine busy
 const ENDINGS = { stop: "ended", length: "reached its length" };
 
 const part = (id) => document.getElementById(id);
@@ -26,13 +27,20 @@ async function loadModel() {
   part("length").max = max_model_len;
   part("key").placeholder = key() ? "" : "not needed";
   document.body.classList.toggle("with-exits", model.depths.length > 1);
+  document.body.classList.toggle("with-loops", model.part === "loop");
 }
 
-/** Return the depths of the exits, counted in loops if all exits of a looped model end a loop. `isTied`: blocks share weights. */
+/**
+ * Return the depths of the exits, counted in loops if all exits of a looped model end a loop.
+ *
+ * `part` names what lies between two exits. `isTied`: these parts share their weights.
+ */
 function depthsOf({ exit_layers: layers, num_layers: numLayers, num_loops: numLoops }) {
   const depths = layers.map((layer) => layer / numLayers);
-  if (numLoops === 1 || !depths.every(Number.isInteger)) return { unit: "layer", depths: layers, isTied: false };
-  return { unit: "loop", depths, isTied: depths.every((depth, index) => depth === depths[0] * (index + 1)) };
+  if (numLoops === 1) return { unit: "layer", part: "block", depths: layers, isTied: false };
+  if (!depths.every(Number.isInteger)) return { unit: "layer call", part: "block", depths: layers, isTied: false };
+  const isTied = depths.every((depth, index) => depth === depths[0] * (index + 1));
+  return { unit: "loop", part: depths[0] === 1 && isTied ? "loop" : "block", depths, isTied };
 }
 
 /** Describe the exits. Return an empty text for a dense model, which has one exit. */
@@ -73,15 +81,26 @@ async function write(body, signal) {
   }
   const ending = signal.aborted ? "was stopped" : ENDINGS[reason];
   const tokens = `${run.numTokens} ${run.numTokens === 1 ? "token" : "tokens"}`;
-  part("status").textContent = `The story ${ending} after ${tokens}. Seed ${body.seed}.`;
+  part("status").replaceChildren(`The story ${ending} after ${tokens}. `, seedUsed(body.seed), ".");
   part("measure").hidden = signal.aborted;
   written = body;
+}
+
+/** Create a button that puts the seed into its field. */
+function seedUsed(seed) {
+  const button = element("button", "", `Seed ${seed}`);
+  Object.assign(button, { type: "button", id: "seed-used", title: "Use this seed again" });
+  button.addEventListener("click", () => {
+    part("seed").value = seed;
+    part("settings").open = true;
+  });
+  return button;
 }
 
 /** Generate the story again, twice with and twice without early exits, and show both durations. */
 async function measure(signal) {
   part("gain").textContent = "Measuring…";
-  const milliseconds = { true: 0, false: 0 };
+  const seconds = { true: [], false: [] };
   for (const earlyExits of [true, false, false, true]) {
     const times = [];
     try {
@@ -93,10 +112,17 @@ async function measure(signal) {
       if (signal.aborted) return;
       throw error;
     }
-    milliseconds[earlyExits] += times.at(-1) - times[0];
+    seconds[earlyExits].push((times.at(-1) - times[0]) / 1000);
   }
-  const [early, dense] = [true, false].map((each) => `${(milliseconds[each] / 1000).toFixed(2)} s`);
-  part("gain").textContent = `Generating it twice more took ${early} with early exits, and ${dense} without.`;
+  part("gain").textContent = gainOf(seconds.true, seconds.false);
+}
+
+function gainOf(early, dense) {
+  const [ours, theirs] = [early, dense].map(([first, second]) => first + second);
+  const spread = Math.max(...[early, dense].map((two) => Math.max(...two) / Math.min(...two)));
+  const busy = spread < BUSY ? "" : ` But equal runs differ by ${Math.round(100 * (spread - 1))}%: the machine is busy.`;
+  const ratio = (theirs / ours).toFixed(2);
+  return `${ratio} times as fast with early exits: ${ours.toFixed(2)} s for two runs, ${theirs.toFixed(2)} s without.${busy}`;
 }
 
 /** Run one task at a time. If the running task `yields`, a new task stops it. Otherwise the new task is ignored. */
@@ -140,4 +166,4 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) part("request").requestSubmit();
 });
 
-runAlone((signal) => write({ ...request(), ...OPENING }, signal), true);
+runAlone((signal) => write(request(), signal), true);

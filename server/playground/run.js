@@ -91,11 +91,12 @@ export class Run {
 
   /** Describe when the blocks above the token's exit were computed. */
   #skipped(row, exit) {
+    const { part } = this.model;
     const blocks = Array.from({ length: this.staircase.numBlocks - exit }, (_, index) => exit + 1 + index);
     return blocks.map((block) => {
       const carrier = this.staircase.carrier(row, block);
-      if (carrier !== undefined) return `block ${block} was computed later, with token ${carrier + 1}`;
-      return this.#isOver ? `block ${block} was not computed` : `block ${block} is deferred`;
+      if (carrier !== undefined) return `${part} ${block} was computed later, with token ${carrier + 1}`;
+      return this.#isOver ? `${part} ${block} was not computed` : `${part} ${block} is deferred`;
     });
   }
 

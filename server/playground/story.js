@@ -5,6 +5,7 @@
  * The span of a token without visible text is empty: end-of-text, an incomplete character, a part of a stop string.
  */
 
+import { element } from "./elements.js";
 import { tone } from "./tones.js";
 
 const STEPS = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1, Home: -Infinity, End: Infinity };
@@ -14,6 +15,7 @@ export class Story {
   #spans = [];
   #starts = []; // offset of each token's first character
   #numCharacters = 0;
+  #last = ""; // the last character
   #reachable = 0; // number of the token that the Tab key reaches
 
   /** `onPoint` receives the number, counted from 0, of the token that has the pointer or the focus. Null: no token. */
@@ -31,6 +33,7 @@ export class Story {
     this.#spans = [];
     this.#starts = [];
     this.#numCharacters = 0;
+    this.#last = "";
     this.#reachable = 0;
   }
 
@@ -53,9 +56,16 @@ export class Story {
       const owner = this.#starts.findLastIndex((start) => start <= this.#numCharacters);
       const end = this.#starts[owner + 1] ?? Infinity;
       const own = characters.splice(0, end - this.#numCharacters);
-      this.#spans[owner].append(own.join(""));
+      this.#spans[owner].append(...this.#withGaps(own.join("")));
       this.#numCharacters += own.length;
+      this.#last = own.at(-1);
     }
+  }
+
+  /** Put line breaks that follow another line break into an element of their own, which is lower than a line. */
+  #withGaps(text) {
+    const [first, ...others] = (this.#last + text).split(/(?<=\n)(\n+)/);
+    return [first.slice(this.#last.length), ...others.map((piece, i) => (i % 2 ? piece : element("span", "gap", piece)))];
   }
 
   text(number) {

@@ -63,6 +63,16 @@ def test_the_drawing_shows_the_derived_staircase_and_pointing_at_a_column_marks_
         expect(visit.tokens.nth(number)).to_have_class("marked")
 
 
+def test_the_staircase_shows_the_newest_token_again_when_no_token_is_pointed_at(visit):
+    visit.write(seed=11, length=150)
+    scroller = visit.page.locator("#run .scroller")
+    newest = scroller.evaluate("it => it.scrollLeft")
+    visit.tokens.nth(3).hover()
+    assert scroller.evaluate("it => it.scrollLeft") < newest
+    visit.page.mouse.move(0, 0)
+    assert scroller.evaluate("it => it.scrollLeft") == newest > 0
+
+
 TIED = random_model([2, 4, 6], num_loops=3, context=128, dtype=torch.float32)
 
 

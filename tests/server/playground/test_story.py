@@ -18,7 +18,7 @@ LOOKS = """spans => spans.map((span) => {
 
 END = {"stop": "ended", "length": "reached its length"}
 
-GAIN = r"^Generating it twice more took [\d.]+ s with early exits, and [\d.]+ s without\.$"
+GAIN = r"^([\d.]+) times as fast with early exits: ([\d.]+) s for two runs, ([\d.]+) s without\.( But .+ is busy\.)?$"
 
 
 def answer(server: LiveServer, **body: Any) -> dict[str, Any]:
@@ -81,12 +81,15 @@ def test_a_story_is_shown_while_it_is_generated_and_the_button_stops_it(visit):
 @pytest.mark.usefixtures("unhurried")
 def test_a_request_stops_the_story_that_is_written_when_the_page_opens(chromium, tales):
     with visiting(chromium, tales, stops_opening=False) as visit:
-        expect(visit.page.locator("#status")).to_contain_text("The story ended", timeout=1000 * SECONDS)
-        body = answer(tales, seed=12, max_tokens=160, temperature=0.7, top_p=0.95)
+        expect(visit.page.locator("#status")).to_contain_text(" after ", timeout=1000 * SECONDS)
+        seed = int(visit.page.locator("#seed-used").inner_text().split()[-1])
+        body = answer(tales, seed=seed, max_tokens=200, temperature=0.7, top_p=0.95)
         assert visit.page.locator("#output").text_content() == body["choices"][0]["text"]
         assert sum(url.endswith("/v1/completions") for url in visit.requests) == 1
         visit.page.click("#measure")
         expect(visit.page.locator("#gain")).to_have_text(re.compile(GAIN), timeout=1000 * SECONDS)
+        ratio, ours, theirs, _ = re.fullmatch(GAIN, visit.page.locator("#gain").inner_text()).groups()
+        assert float(ratio) == pytest.approx(float(theirs) / float(ours), rel=0.2)
         slowed_down(tales)
         visit.page.reload()
         expect(visit.tokens.nth(3)).to_be_attached()
@@ -96,14 +99,39 @@ def test_a_request_stops_the_story_that_is_written_when_the_page_opens(chromium,
         visit.check()
 
 
-def test_without_a_seed_each_story_gets_another_one(visit):
-    seeds = []
-    for _ in range(2):
+def test_without_a_seed_each_story_gets_another_one_and_a_click_keeps_it(visit):
+    seeds, stories = [], []
+    for _ in range(3):
         visit.write(length=8)
-        seeds.append(int(visit.status().split()[-1].rstrip(".")))
-    assert seeds[0] != seeds[1]
-    expected = answer(visit.server, seed=seeds[1], max_tokens=8, temperature=1, top_p=1)["choices"][0]["text"]
-    assert visit.page.locator("#output").text_content() == expected
+        seeds.append(visit.page.locator("#seed-used").inner_text())
+        stories.append(visit.page.locator("#output").text_content())
+        if len(seeds) == 2:
+            visit.page.click("#seed-used")
+    assert seeds[0] != seeds[1] == seeds[2]
+    asked = {"seed": int(seeds[1].removeprefix("Seed ")), "max_tokens": 8, "temperature": 1, "top_p": 1}
+    assert stories[1] == stories[2] == answer(visit.server, **asked)["choices"][0]["text"]
+
+
+PLACES = """spans => spans.map((span) => {
+    const { top, left } = span.getClientRects()[0];
+    return [span.textContent, top, left];
+})"""
+
+
+def test_a_blank_line_between_paragraphs_is_lower_than_a_line(visit):
+    visit.write(seed=11, length=200, temperature=0.7, top_p=0.95)
+    assert "\n\n" in visit.page.locator("#output").text_content()
+    tops = sorted({round(top) for text, top, _ in visit.tokens.evaluate_all(PLACES) if text.strip()})
+    [line, *_, paragraph] = sorted({after - before for before, after in pairwise(tops)})
+    assert line < paragraph < 1.6 * line
+
+
+def test_a_prompt_that_runs_from_right_to_left_does_not_turn_the_story_around(visit):
+    lefts = {}
+    for prompt in ("Once", "Once\u202e"):
+        visit.write(prompt, seed=1, length=6)
+        lefts[prompt] = [left for _, _, left in visit.tokens.evaluate_all(PLACES)]
+    assert all(places == sorted(places) for places in lefts.values())
 
 
 def test_half_characters_are_not_shown_but_their_tokens_have_spans(chromium, byte_model):

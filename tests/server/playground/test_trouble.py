@@ -1,5 +1,6 @@
 """What the page shows about the model, its server, and errors."""
 
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -116,6 +117,18 @@ def test_the_page_of_a_dense_model_does_not_mention_exits(chromium):
         assert "exit" not in visit.page.locator("body").inner_text().lower()
         assert "depth" not in visit.page.locator("body").inner_text().lower()
         assert visit.tokens.count() == 5
+
+
+def test_the_page_of_a_looped_model_counts_in_loops(chromium):
+    model = random_model([2, 4, 6], num_loops=3, vocab_size=257, context=128)
+    with visiting_own(chromium, LoadedModel("loops", model, load_byte_model().tokenizer)) as visit:
+        visit.write(length=40, seed=1)
+        expect(visit.page.locator("h1")).to_have_text("Easy tokens need fewer loops", use_inner_text=True)
+        assert visit.page.locator("#run .names li").all_inner_texts() == ["loop 3", "loop 2", "loop 1"]
+        expect(visit.page.locator("#run .figures")).to_contain_text("Loops per token")
+        visit.page.locator("#output [data-exit='1']").first.hover()
+        expect(visit.hint).to_contain_text(re.compile(r"after loop 1 of 3.*loop 2 was"))
+        assert "block" not in visit.page.locator("#run").inner_text()
 
 
 def test_the_fields_show_the_models_suggestions_and_that_no_key_is_needed(visit):
