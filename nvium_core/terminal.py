@@ -1,5 +1,6 @@
 """Prints generated text to stdout, each token in the colour of its exit. Prints statistics to stderr."""
 
+import re
 import signal
 import time
 from collections import Counter
@@ -9,13 +10,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
+from rich.control import Control
+from rich.segment import ControlType
 from rich.text import Text
 
 from nvium_core.engine.validation import ContextLengthExceeded
 from nvium_core.llm import LLM, Message, Piece
 from nvium_core.model.config import NviumConfig
 
-EXIT_COLOURS = ["bright_cyan", "bright_green", "bright_yellow", "bright_magenta", "bright_blue", "bright_red", "white"]
+EXIT_COLOURS = ["color(136)", "color(30)", "color(63)", "color(133)", "color(196)", "color(64)", "color(102)"]
+"""Legible on light and on dark backgrounds. They are fixed colours, which a terminal's theme does not change."""
 
 Stream = Generator[Piece, None, None]
 
@@ -32,8 +36,9 @@ class Terminal:
 
 def continue_text(terminal: Terminal, llm: LLM, prompt: str, sampling: dict[str, Any]) -> None:
     pieces = llm.stream(prompt, **sampling)
-    terminal.text.print(Text(prompt, "dim"), end="", soft_wrap=True)
-    show(terminal, llm, pieces)
+    lines = Lines(terminal.text)
+    lines.write(prompt, "dim")
+    show(terminal, llm, pieces, lines)
 
 
 def converse(
@@ -55,7 +60,8 @@ def converse(
         elif message:
             turns.append({"role": "user", "content": message})
             with interruption() as is_interrupted:
-                answer = show(terminal, llm, stream_answer(terminal, llm, beginning, turns, sampling), is_interrupted)
+                pieces = stream_answer(terminal, llm, beginning, turns, sampling)
+                answer = show(terminal, llm, pieces, Lines(terminal.text), is_interrupted)
             turns.append({"role": "assistant", "content": answer})
 
 
@@ -85,7 +91,49 @@ def interruption() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def show(terminal: Terminal, llm: LLM, pieces: Stream, is_stopped: Callable[[], bool] = lambda: False) -> str:
+class Lines:
+    """Prints text as it arrives. On a terminal, a word that does not fit its line moves to the next line."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._wraps = console.is_terminal and not console.is_dumb_terminal
+        self._column = 0
+        self._word: list[Text] = []
+        """The parts of the last word, if the next part may continue it."""
+
+    def write(self, text: str, style: str) -> None:
+        for part in re.findall(r"\s|\S+", text) if self._wraps else [text]:
+            self._write(Text(part, style))
+
+    def _write(self, part: Text) -> None:
+        width, is_space = self._console.width, part.plain.isspace()
+        is_wide = part.cell_len > len(part)  # such as Chinese, which may break anywhere
+        if self._wraps and self._column + part.cell_len >= width and not is_wide:
+            if is_space:
+                part = Text("\n")
+            else:
+                self._move_word()
+        self._print(part)
+        self._column = 0 if part.plain == "\n" else (self._column + part.cell_len) % width
+        self._word = [] if is_space or is_wide else [*self._word, part]
+
+    def _move_word(self) -> None:
+        """Move the last word to the next line, unless the line begins with it."""
+        length = sum(part.cell_len for part in self._word)
+        if length == self._column:
+            return
+        if length:
+            self._console.control(Control((ControlType.CURSOR_BACKWARD, length), (ControlType.ERASE_IN_LINE, 0)))
+        self._print(Text.assemble("\n", *self._word))
+        self._column = length
+
+    def _print(self, text: Text) -> None:
+        self._console.print(text, end="", soft_wrap=True)
+
+
+def show(
+    terminal: Terminal, llm: LLM, pieces: Stream, lines: Lines, is_stopped: Callable[[], bool] = lambda: False
+) -> str:
     """Print a stream until it ends or `is_stopped` returns true, then print statistics. Return the stream's text."""
     exits: list[int] = []
     texts: list[str] = []
@@ -94,7 +142,7 @@ def show(terminal: Terminal, llm: LLM, pieces: Stream, is_stopped: Callable[[], 
         for piece in pieces:
             exits += piece.exits
             texts.append(piece.text)
-            terminal.text.print(Text(piece.text, exit_colour(piece.exits[-1])), end="", soft_wrap=True)
+            lines.write(piece.text, exit_colour(piece.exits[-1]))
             if is_stopped():
                 break
     terminal.text.print()
@@ -109,12 +157,12 @@ def exit_colour(exit_number: int) -> str:
 
 def summarise(console: Console, exits: Sequence[int], config: NviumConfig, seconds: float) -> None:
     """Print tokens per second and, with several exits, the mean depth and the number of tokens per exit."""
-    rate = Text(f"{len(exits)} tokens, {len(exits) / seconds:.1f} tokens/s")
+    line = Text(f"{len(exits)} tokens, {len(exits) / seconds:.1f} tokens/s")
     exit_layers = config.exit_layers or []
-    if len(exit_layers) == 1:
-        console.print(rate, soft_wrap=True)
-        return
-    used = Counter(exits)
-    mean_depth = sum(exit_layers[exit_ - 1] for exit_ in exits) / exit_layers[-1] / len(exits)
-    parts = [Text(f"exit {k} ({place}): {used[k]}", exit_colour(k)) for k, place in enumerate(config.exit_places, 1)]
-    console.print(Text(" · ").join([rate + Text(f", mean depth {mean_depth:.2f}"), *parts]), soft_wrap=True)
+    if len(exit_layers) > 1:
+        used = Counter(exits)
+        mean_depth = sum(exit_layers[exit_ - 1] for exit_ in exits) / exit_layers[-1] / len(exits)
+        line.append(f", mean depth {mean_depth:.2f}")
+        for exit_, place in enumerate(config.exit_places, 1):
+            line.append(" · ").append(f"exit {exit_} ({place}): {used[exit_]}", exit_colour(exit_))
+    console.print(line, soft_wrap=not console.is_terminal)

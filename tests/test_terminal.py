@@ -1,16 +1,19 @@
 import io
 import os
+import re
 import signal
 from collections.abc import Callable
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+from rich.color import Color
 from rich.console import Console
 from rich.control import strip_control_codes as shown
 
 from nvium_core import LLM
-from nvium_core.terminal import Terminal, continue_text, converse
+from nvium_core.commands.generating import typed_line
+from nvium_core.terminal import EXIT_COLOURS, Lines, Terminal, continue_text, converse
 from tests.byte_model import load_byte_model
 
 LOADED = load_byte_model(context=160)
@@ -83,3 +86,54 @@ def test_an_interruption_ends_the_answer_and_not_the_conversation(streams, llm):
     assert whole.startswith(cut)
     assert len(cut) < len(whole)
     assert not llm.engine.has_work
+
+
+BACKGROUNDS = {"white": "#ffffff", "black": "#000000", "grey": "#1e1e1e", "light": "#fdf6e3", "dark": "#002b36"}
+"""Of common themes."""
+
+
+def luminance(colour: str) -> float:
+    """Return WCAG's relative luminance."""
+    parts = Color.parse(colour).get_truecolor().normalized
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * v for weight, v in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+@pytest.mark.parametrize("background", BACKGROUNDS)
+def test_every_colour_is_legible_on_light_and_on_dark_themes(background):
+    behind = luminance(BACKGROUNDS[background]) + 0.05
+    ratios = [(luminance(colour) + 0.05) / behind for colour in EXIT_COLOURS]
+    assert min(max(ratio, 1 / ratio) for ratio in ratios) >= 3
+
+
+def screen(written: str) -> str:
+    """Return what a terminal shows after the output, of which it erases the parts that the output takes back."""
+    while erased := re.search(r"\x1b\[(\d+)D\x1b\[0K", written):
+        kept = written[: erased.start() - int(erased[1])]
+        written = kept + written[erased.end() :]
+    return written
+
+
+@pytest.mark.parametrize(
+    ("pieces", "shown"),
+    [
+        (["one two", " three"], "one two \nthree"),
+        (["one two th", "re", "e", " four"], "one two \nthree four"),
+        (["one two", " thr", "ee\n\nfour"], "one two \nthree\n\nfour"),
+        (["abcdefghijklmnop q"], "abcdefghijklmnop q"),
+        (["a 日本語", "の文章です"], "a 日本語の文章です"),
+    ],
+)
+def test_a_word_that_does_not_fit_its_line_moves_to_the_next(pieces, shown):
+    text = io.StringIO()
+    lines = Lines(Console(file=text, force_terminal=True, color_system=None, width=12, _environ={}))
+    for piece in pieces:
+        lines.write(piece, "dim")
+    assert screen(text.getvalue()) == shown
+
+
+def test_the_end_of_input_ends_the_line_of_the_prompt(monkeypatch, capsys):
+    monkeypatch.setattr("builtins.input", Mock(side_effect=EOFError))
+    with pytest.raises(EOFError):
+        typed_line()
+    assert capsys.readouterr().err == "\n"

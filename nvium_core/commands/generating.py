@@ -57,9 +57,18 @@ def chat(
     llm, streams = language_model(model, given), terminal.Terminal()
     if model is None:
         streams.remarks.print(BUNDLED, style="dim")
-    if sys.stdin.isatty():
-        import readline  # noqa: F401 (importing it gives input() line editing)
-    terminal.converse(streams, llm, lambda: input("> " if sys.stdin.isatty() else ""), system, params)
+    terminal.converse(streams, llm, typed_line if sys.stdin.isatty() else input, system, params)
+
+
+def typed_line() -> str:
+    """Ask for a line. Raise `EOFError` at Ctrl-D and `KeyboardInterrupt` at Ctrl-C, on a line of their own."""
+    import readline  # noqa: F401 (importing it gives input() line editing)
+
+    try:
+        return input("> ")
+    except (EOFError, KeyboardInterrupt):
+        print(file=sys.stderr)
+        raise
 
 
 def chosen_params(given: dict[str, Any], max_tokens: int | None) -> dict[str, Any]:
