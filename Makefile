@@ -84,6 +84,7 @@ clean:
 .venv/python.stamp:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' \
 		|| { echo 'nvium needs Python 3.11 or 3.12: make PYTHON=/path/to/python3.12' >&2; exit 1; }
+	@echo 'Creating .venv. The first start takes some minutes; later starts take seconds.'
 	$(PYTHON) -m venv .venv
 	@touch $@
 
@@ -92,10 +93,12 @@ install_torch = $(if $(TORCH_INDEX_URL),$(1) install --no-deps --timeout 30 --re
 	--index-url $(TORCH_INDEX_URL) $(TORCH) ||) $(1) install $(2) $(TORCH)
 
 .venv/torch.stamp: .venv/python.stamp constraints.txt
+	@echo 'Installing PyTorch: a download of $(if $(TORCH_INDEX_URL),200 MB,several GB with CUDA) …'
 	$(call install_torch,$(PIP),--constraint constraints.txt)
 	@touch $@
 
 .venv/serve.stamp: .venv/torch.stamp pyproject.toml
+	@echo 'Installing nvium and its other requirements: a download of 60 MB …'
 	$(PIP) install --constraint constraints.txt --editable .
 	@touch $@
 

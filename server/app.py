@@ -1,11 +1,9 @@
 """The ASGI app for one model, and `run`, which serves it until SIGTERM or SIGINT."""
 
 import socket
-import sys
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -32,7 +30,7 @@ from server.http.rate_limit import RateLimit
 from server.http.starting import Loading, UntilLoaded
 from server.routes import openapi, playground, responses
 from server.settings import Settings, injected_variables, read_settings
-from server.telemetry.logs import configure_logs
+from server.telemetry.logs import configure_logs, logged_if_slow
 from server.telemetry.metrics import Metrics
 from server.telemetry.record import OTHER
 
@@ -48,9 +46,6 @@ ENDPOINTS = {
 
 METHODS = sorted({"HEAD", *(method for route in ROUTES for method in route.methods)})
 """Methods that CORS allows."""
-
-SLOW_SECONDS = 1.0
-"""A faster load logs only that it is done, so that a wrong command line prints a single line."""
 
 
 def assemble(service: Service | Loading, gate: Middleware | None = None) -> FastAPI:
@@ -124,10 +119,10 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 def run(settings: Settings) -> None:
     """Listen, load the model, serve it until SIGTERM or SIGINT, then finish running requests.
 
-    Raise `CheckpointError`, `InvalidRequest`, `SettingsError` or `OSError` if the model, the settings or the address
-    cannot be used. If the service fails, exit with code `FAILURE`, so that a supervisor restarts the process.
+    The caller configures the logs. Raise `CheckpointError`, `InvalidRequest`, `SettingsError` or `OSError` if the
+    model, the settings or the address cannot be used. If the service fails, exit with code `FAILURE`, so that a
+    supervisor restarts the process.
     """
-    configure_logs(settings.log_level)
     keys = read_keys(settings)
     with listen(settings.host, settings.port) as listener:
         loading = Loading(settings)
@@ -155,18 +150,6 @@ def started(settings: Settings, metrics: Metrics) -> Service:
     service = load(settings, metrics)
     service.start()
     return service
-
-
-@contextmanager
-def logged_if_slow(phase: str, **fields: object) -> Iterator[None]:
-    """Log a phase that takes more than `SLOW_SECONDS`, while it runs. Log it at once for a user at a terminal."""
-    timer = threading.Timer(0 if sys.stderr.isatty() else SLOW_SECONDS, log.info, [phase], fields)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def load(settings: Settings, metrics: Metrics | None = None) -> Service:

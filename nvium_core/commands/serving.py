@@ -19,14 +19,17 @@ def serve(model: ModelArgument = None, **given: Any) -> None:
     try:
         from nvium_core.text.renderer import RENDERER
         from server.settings import read_settings
+        from server.telemetry.logs import configure_logs, logged_if_slow
 
         settings = read_settings(given if model is None else given | {"model": model})
-        if settings.replicas:
-            from server.replicas.gateway import run
-        else:
-            if settings.model:  # its chat template is probably not ours
-                RENDERER.prepare()  # takes as long as the import below
-            from server.app import run
+        configure_logs(settings.log_level)
+        if settings.model and not settings.replicas:  # its chat template is probably not ours
+            RENDERER.prepare()  # takes as long as the imports below
+        with logged_if_slow("starting"):
+            if settings.replicas:
+                from server.replicas.gateway import run
+            else:
+                from server.app import run
         run(settings)
     finally:
         gc.enable()

@@ -18,7 +18,6 @@ from server.replicas.fleet import Fleet
 from server.replicas.relay import Relay
 from server.routes import health
 from server.settings import Settings
-from server.telemetry.logs import configure_logs
 from server.telemetry.metrics import Metrics
 
 GATEWAY_LABEL = "front"
@@ -88,9 +87,9 @@ def gateway_app(gateway: Gateway, keys: Sequence[ApiKey]) -> FastAPI:
 def run(settings: Settings) -> None:
     """Serve from several processes until SIGTERM or SIGINT, then finish running requests.
 
-    Raise `SettingsError` or `OSError` if the model, the settings or the address cannot be used.
+    The caller configures the logs. Raise `SettingsError` or `OSError` if the model, the settings or the address cannot
+    be used.
     """
-    configure_logs(settings.log_level)
     keys = read_keys(settings)
     with listen(settings.host, settings.port) as listener:
         metrics = Metrics(settings.latency_buckets)

@@ -6,11 +6,12 @@ from typing import Any
 from structlog.typing import EventDict, WrappedLogger
 
 SENTENCES = {
-    "loading": "Loading {model} …",
+    "starting": "Starting; importing PyTorch and the server …",
+    "loading": "Loading {model}; the first time on a machine this compiles kernels, which takes half a minute …",
     "loaded": "Loaded {model} in {seconds:.1f} s: {num_parameters:,} parameters, weights in {weights}, {arithmetic} on "
     "{device}.",
     "serving": "Up to {max_sequences} sequences at once, of up to {context:,} tokens; the cache holds {cache}.",
-    "warming up": "Warming up; the first time on a machine this compiles, which takes half a minute …",
+    "warming up": "Warming up …",
     "warm": "Warmed up in {seconds:.1f} s.",
     "ready": "Ready. Playground: {url}/  OpenAI's API: {url}/v1  Stop: Ctrl-C",
     "ready, no playground": "Ready. OpenAI's API: {url}/v1  Stop: Ctrl-C",

@@ -10,6 +10,8 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -20,6 +22,9 @@ from server.telemetry.human import in_words
 from server.telemetry.sink import LineLogger, sink
 
 ENGINE = "nvium_core"
+SLOW_SECONDS = 10.0
+"""In a log file, a faster phase has no line of its own, so that a wrong command line logs a single line."""
+
 MAX_CAUSES = 10  # maximum number of chained exceptions in a log line
 
 
@@ -45,6 +50,19 @@ def configure_logs(level: str = "info") -> None:
     logging.basicConfig(level=max(logging.WARNING, least), handlers=[handler], force=True)
     logging.getLogger("nvium_core").setLevel(least)
     log_warnings_and_unhandled()
+
+
+@contextmanager
+def logged_if_slow(phase: str, **fields: object) -> Iterator[None]:
+    """Log a phase while it runs: at once for a user at a terminal, otherwise if it takes more than `SLOW_SECONDS`."""
+    log = structlog.get_logger("nvium.server")
+    timer = threading.Timer(0 if sys.stderr.isatty() else SLOW_SECONDS, log.info, [phase], fields)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def log_warnings_and_unhandled() -> None:

@@ -14,6 +14,7 @@ import httpx
 
 from server.app import run
 from server.settings import Settings
+from server.telemetry.logs import configure_logs
 from tests.server.live_server import wait_until
 from tests.server.server_process import ServerProcess, free_port
 
@@ -65,7 +66,9 @@ def serve(log: str, environment: dict[str, str], prepare: Prepare | None, servin
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if prepare:
         prepare()
-    serving(Settings())
+    settings = Settings()
+    configure_logs(settings.log_level)
+    serving(settings)
 
 
 @contextmanager

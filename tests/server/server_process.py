@@ -15,7 +15,7 @@ import httpx
 
 from tests.server.live_server import wait_until
 
-CODE = "from server.app import run; from server.settings import Settings; run(Settings())"
+CODE = "from nvium_core.commands.serving import serve; serve()"
 
 
 @dataclass(frozen=True)

@@ -100,8 +100,8 @@ SECONDS = 180
 @pytest.mark.parametrize(
     ("event", "shown"),
     [
-        ({"event": "loading", "model": "tales"}, "Loading tales …"),
-        ({"event": "loading"}, "loading"),
+        ({"event": "warm", "seconds": 1.24}, "Warmed up in 1.2 s."),
+        ({"event": "warm"}, "warm"),
         ({"event": "request", "endpoint": "completions", "status": None}, "request endpoint=completions"),
         ({"event": "failed", "exception": "Traceback …"}, "failed\nTraceback …"),
         ({"event": "lost", "level": "warning", "timestamp": "now", "kind": 1, "user": None}, "warning: lost kind=1"),
@@ -132,7 +132,7 @@ def test_a_server_at_a_terminal_shows_the_model_and_its_url(tmp_path):
         process.wait()
         os.close(terminal)
     loaded = r"Loaded \S+ in \d+\.\d s: [\d,]+ parameters, weights in \S+, float32 on cpu"
-    assert re.search(rf"Loading the bundled model …\s+{loaded}", shown)
+    assert re.match(rf"Starting; .+ …\s+Loading the bundled model; .+ …\s+{loaded}", shown)
     assert f"http://127.0.0.1:{port}/" in shown
     assert "{" not in shown
 
