@@ -181,6 +181,15 @@ class Late(Script):
         return self.calls[-5:] == ["is ready?"] * 5
 
 
+def test_a_slow_constraint_is_not_asked_before_its_sequence_has_a_seat():
+    engine = Engine(MODEL, EngineConfig(max_sequences=1))
+    engine.add("seated", [1], SamplingParams(max_tokens=4, seed=0, ignore_eos=True))
+    waiting = Late([{3}, {4}])
+    engine.add("waiting", [1], SamplingParams(seed=0, constraint=waiting))
+    asked = [(event.request_id, "is ready?" in waiting.calls) for event in events_of(engine)]
+    assert asked == [("seated", False)] * 4 + [("waiting", True)] * 2
+
+
 @pytest.mark.parametrize("schedule", ["sweep", "whole"])
 @pytest.mark.parametrize("logprobs", [None, 2])
 def test_a_slow_constraint_delays_no_other_sequence_and_changes_no_token(schedule, logprobs):

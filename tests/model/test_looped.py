@@ -165,6 +165,20 @@ def nanbeige_folder(folder: Path, **fields: Any) -> Path:
 
 @torch.no_grad()
 @pytest.mark.parametrize("skips_norm", [False, True])
+def test_a_nanbeige_computes_the_layers_of_its_llama_again(tmp_path, skips_norm):
+    """The oracle is transformers' Llama, so this needs no fixtures."""
+    folder = nanbeige_folder(tmp_path, num_loops=3, skip_loop_final_norm=skips_norm)
+    llama, ids = random_llama(), torch.arange(1, 21)[None]
+    states, norm = llama.model.embed_tokens(ids), llama.model.norm
+    for loop in range(3):
+        llama.model.norm = torch.nn.Identity() if skips_norm and loop < 2 else norm
+        states = llama.model(inputs_embeds=states, use_cache=False).last_hidden_state
+    expected = llama.lm_head(states).log_softmax(-1)
+    torch.testing.assert_close(NviumForCausalLM.from_pretrained(folder)(ids).logits, expected, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("skips_norm", [False, True])
 def test_a_gguf_file_of_nanbeige_equals_its_folder(tmp_path, skips_norm):
     fields = {"num_loops": 3, "skip_loop_final_norm": skips_norm}
     folder = NviumForCausalLM.from_pretrained(nanbeige_folder(tmp_path / "folder", **fields))

@@ -48,6 +48,15 @@ def test_special_tokens_in_messages_and_tools_are_text(source):
     assert text_of([i for i in special if i]).count(END_OF_TEXT) == 5
 
 
+def test_the_end_of_a_turn_is_the_tokenizers_and_the_templates_token():
+    tokenizer = wrapped_tokenizer("{{ messages[0].content + '<|im_end|>' }}")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
+    end_of_turn = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert ChatTemplate(tokenizer).ends() == ((tokenizer.eos_token_id, end_of_turn), ())
+    assert ChatTemplate(tokenizer).ends(ignore_eos=True) == ((), ())
+    assert template(TEMPLATE).ends() == ((tokenizer.eos_token_id,), ())
+
+
 def test_special_tokens_within_special_tokens_are_text_too():
     vocabulary = {character: number for number, character in enumerate("<s>/ab")}
     tokenizer = Tokenizer(models.BPE(vocabulary, []))

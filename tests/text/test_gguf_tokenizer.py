@@ -2,14 +2,17 @@ import ctypes
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import pairwise, product
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import gguf
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 
 from nvium_core.loading import gguf_file_tokenizer
 from nvium_core.text.gguf_tokenizer import CONTROL, PIECES, SPACE, USER_DEFINED, TokenizerError, gguf_tokenizer
@@ -27,21 +30,31 @@ LONG = " ".join([TEXT, TEXT.upper(), TEXT.title(), TEXT[::-1]])
 ROOT = Path(__file__).parents[2]
 PAGES = [Path(__file__), *sorted((ROOT / "docs").glob("*.md"))[:12], ROOT / "server/playground/page.js"]
 """Prose, tables, Python and JavaScript."""
-END = "<|end|>"
+END, TOOL = "<|end|>", "<tool>"
+SAMPLES = (LONG, TEXT, "", " ", "  two", f"one{END}two {TOOL} three", "\n")
+BEGINS_WITH_BOS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken")
 
 
-def byte_level_fields(pre: str) -> dict[str, Any]:
+@cache
+def trained(pre: str) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(PIECES[pre])
     trainer = trainers.BpeTrainer(vocab_size=700, initial_alphabet=byte_symbols(), show_progress=False)
     tokenizer.train_from_iterator([LONG], trainer)
-    learned = json.loads(tokenizer.to_str())["model"]
+    tokenizer.add_special_tokens([END])
+    tokenizer.add_tokens([AddedToken(TOOL, normalized=False)])
+    return tokenizer
+
+
+def byte_level_fields(pre: str) -> dict[str, Any]:
+    """The fields of a file with a trained tokenizer."""
+    learned = json.loads(trained(pre).to_str())["model"]
     tokens = sorted(learned["vocab"], key=learned["vocab"].__getitem__)
     end = len(tokens)
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": pre,
-        "tokenizer.ggml.tokens": [*tokens, END, "<tool>"],
+        "tokenizer.ggml.tokens": [*tokens, END, TOOL],
         "tokenizer.ggml.token_type": [NORMAL] * len(tokens) + [CONTROL, USER_DEFINED],
         "tokenizer.ggml.merges": [" ".join(merge) for merge in learned["merges"]],
         "tokenizer.ggml.bos_token_id": end,
@@ -78,8 +91,51 @@ def test_decoding_inverts_encoding(name):
     assert tokenizer.decode(ids) == LONG
 
 
+@pytest.mark.parametrize("name", PIECES)
+def test_tokens_equal_those_of_the_tokenizer_that_the_file_stores(name):
+    tokenizer, expected = gguf_tokenizer(VOCABULARIES[name].get), trained(name)
+    begin = [expected.token_to_id(END)] if name in BEGINS_WITH_BOS else []
+    for text in SAMPLES:
+        assert tokenizer(text).input_ids == begin + expected.encode(text).ids, text
+
+
+def sentence_pieces(text: str, fields: dict[str, Any]) -> list[int]:
+    """Tokenize by the definition: while neighbours form a token, join those whose token has the highest score.
+
+    In a tie the pair with the longer left part is first, then the first pair.
+    """
+    ids = {token: number for number, token in enumerate(fields["tokenizer.ggml.tokens"])}
+    scores = fields["tokenizer.ggml.scores"]
+    pieces = list(SPACE + text.replace(" ", SPACE))
+    while pairs := [(-scores[ids[a + b]], -len(a), i) for i, (a, b) in enumerate(pairwise(pieces)) if a + b in ids]:
+        *_, first = min(pairs)
+        pieces[first : first + 2] = ["".join(pieces[first : first + 2])]
+    stored = [[piece] if piece in ids else [f"<0x{byte:02X}>" for byte in piece.encode()] for piece in pieces]
+    return [ids[token] for tokens in stored for token in tokens]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_sentence_pieces_are_joined_by_score(seed):
+    random, fields = Random(seed), sentence_piece_fields()
+    longer = ["".join(letters) for length in (2, 3, 4) for letters in product(f"{SPACE}ab", repeat=length)]
+    tokens = [*fields["tokenizer.ggml.tokens"][:259], SPACE, "a", "b", *random.sample(longer, 40)]
+    fields["tokenizer.ggml.tokens"] = tokens
+    fields["tokenizer.ggml.scores"] = [float(score) for score in random.sample(range(len(tokens)), len(tokens))]
+    fields["tokenizer.ggml.token_type"] = fields["tokenizer.ggml.token_type"][: len(tokens)]
+    text = "".join(random.choices("aaabbb  é", k=60))
+    assert gguf_tokenizer(fields.get)(text).input_ids == [1, *sentence_pieces(text, fields)]
+
+
+def test_a_piece_in_the_vocabulary_that_no_merge_makes_is_one_token_for_some_pre_tokenizers():
+    vocabulary = {"tokens": ["a", "b", "c", "ab", "abc"], "merges": ["a b"], "model": "gpt2"}
+    for pre in PIECES:
+        fields = {f"tokenizer.ggml.{name}": value for name, value in (vocabulary | {"pre": pre}).items()}
+        assert gguf_tokenizer(fields.get)("abc").input_ids == ([4] if pre in BEGINS_WITH_BOS else [3, 2]), pre
+
+
 MISSING = "llama.cpp is not installed; pip install 'nvium[bench]'"
 needs_llama_cpp = pytest.mark.skipif(find_spec("llama_cpp") is None, reason=MISSING)
+
 
 OWN_PIECES = {
     "gpt-4o": "cafe\u0301| прив|Ет| ÉCOLE'S| İstanbul|123|45| a|/b|///\n",
@@ -87,13 +143,31 @@ OWN_PIECES = {
 }
 """Pieces of the models' own tokenizers. llama.cpp's patterns, which lack letters beyond ASCII, approximate them."""
 
+LLAMA_CPPS_PIECES = {
+    "default": "DON|'|T| we|'|ll| | |123|45|,| x|_|y|=$|3| a|/|b|//|\n| naïve| 東京は|…|\r\n\n| end| ",
+    "gpt-2": "DON|'|T| we|'ll| | 12345|,| x|_|y|=$|3| a|/|b|//|\n| naïve| 東京は|…|\r\n\n| end| ",
+    "smollm starcoder refact command-r minerva-7b": (
+        "DON|'|T| we|'ll|  |1|2|3|4|5|,| x|_|y|=$|3| a|/|b|//|\n| naïve| 東京は|…|\r\n\n| end| "
+    ),
+    "llama3 llama-v3 llama-bpe falcon3 pixtral smaug-bpe": (
+        "DON|'T| we|'ll| | |123|45|,| x|_y|=$|3| a|/b|//\n| naïve| 東京は|…\r\n\n| end| "
+    ),
+    "qwen2 megrez deepseek-r1-qwen": (
+        "DON|'T| we|'ll| | |1|2|3|4|5|,| x|_y|=$|3| a|/b|//\n| naïve| 東京は|…\r\n\n| end| "
+    ),
+    "deepseek-coder": ("DON|'|T| we|'|ll|  |1|2|3|4|5|,| x|_|y|=$|3| a|/|b|//|\n| naïve| |東京は|…|\r|\n|\n| end| "),
+    "deepseek-llm": "DON|'|T| we|'|ll|  |12345|,| x|_|y|=$|3| a|/|b|//|\n| na|ï|ve| |東京は…|\r|\n|\n| end| ",
+    "deepseek-v3": "DON|'T| we|'ll|  |123|45|,| x|_y|=$|3| a|/b|//\n| naïve| |東京は|…\r\n\n| end| ",
+}
 
-@pytest.mark.parametrize("name", OWN_PIECES)
-def test_pieces_are_those_of_the_models_own_tokenizer(name):
-    expected = OWN_PIECES[name].split("|")
+
+@pytest.mark.parametrize("names", LLAMA_CPPS_PIECES | OWN_PIECES)
+def test_a_text_is_split_into_the_pieces_of_its_pre_tokenizer(names):
+    expected = (LLAMA_CPPS_PIECES | OWN_PIECES)[names].split("|")
     text = "".join(expected)
-    pieces = pre_tokenizers.Sequence(PIECES[name]).pre_tokenize_str(text)
-    assert [text[begin:end] for _, (begin, end) in pieces] == expected
+    for name in names.split():
+        pieces = pre_tokenizers.Sequence(PIECES[name]).pre_tokenize_str(text)
+        assert [text[begin:end] for _, (begin, end) in pieces] == expected
 
 
 @needs_llama_cpp
@@ -102,7 +176,7 @@ def test_tokens_equal_llama_cpps(name, tmp_path):
     fields = VOCABULARIES[name]
     tokenizer = gguf_tokenizer(fields.get)
     with llama_cpp_vocabulary(write(tmp_path / "vocabulary.gguf", fields)) as theirs:
-        for text in (LONG, TEXT, "", " ", "  two", f"one{END}two <tool> three", "\n"):
+        for text in SAMPLES:
             assert tokenizer(text).input_ids == theirs(text), text
 
 

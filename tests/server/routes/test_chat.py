@@ -109,12 +109,16 @@ def test_the_default_max_tokens_is_the_rest_of_the_context(byte_model):
 
 def test_generation_stops_before_the_users_next_turn_unless_ignore_eos_is_set(byte_model):
     with live_server(byte_model) as server:
-        free = server.chat(max_tokens=80, ignore_eos=True).json()["choices"][0]["message"]["content"]
+        choice = server.chat(max_tokens=80, ignore_eos=True).json()["choices"][0]
+        free, ids = choice["message"]["content"], choice["nvium"]["token_ids"]
         stop = next(character for character in free[5:] if character.isascii())
         server.service.chat_template.stops = (stop,)
         cut = server.chat(max_tokens=80).json()["choices"][0]
         assert (cut["message"]["content"], cut["finish_reason"]) == (free[: free.index(stop)], "stop")
-        server.service.chat_template.stop_token_ids = (ord(stop) + 1,)
+        server.service.chat_template.stops, server.service.chat_template.stop_token_ids = (), (ord(stop) + 1,)
+        ended = server.chat(max_tokens=80).json()["choices"][0]
+        assert ended["nvium"]["token_ids"] == ids[: ids.index(ord(stop) + 1) + 1]
+        assert ended["finish_reason"] == "stop"
         assert server.chat(max_tokens=80, ignore_eos=True).json()["choices"][0]["message"]["content"] == free
 
 

@@ -210,7 +210,7 @@ def test_a_limit_exceeded_while_matching_raises_too_costly():
 
 
 PATTERNS = [r"[ab]+", r"(foo|bar){2}", r"a/b\/c", "x\ny", r"[0-9]{2}-[^x-z]?", "é+", r'"quoted"', "a|b|"]
-PATTERNS += [r"[/\]]*", "//.*"]
+PATTERNS += [r"[/\]]*", r"[ab]\\", "//.*"]
 
 
 @given(st.sampled_from(PATTERNS), st.data())

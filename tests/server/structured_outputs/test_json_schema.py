@@ -53,6 +53,14 @@ def test_a_definition_is_closed_where_it_is_used_at_every_depth_and_open_where_i
     assert allowed(recursive, {"n": 1, "next": inner}, {"n": 1, "next": inner | {"x": 1}}) == [True, False]
 
 
+def test_an_all_of_with_one_member_is_that_member():
+    """pydantic 1 writes one around the reference of a field that has a description."""
+    either = {"anyOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}]}
+    wrapped = {"allOf": [{"$ref": "#/$defs/E"}], "title": "X"}
+    schema = {"$defs": DEFINED["$defs"] | {"E": either}, "type": "object", "properties": {"x": wrapped}}
+    assert allowed(schema, {"x": {"a": 1}}, {"x": {"b": 1}}, {"x": {"a": 1, "c": 1}}) == [True, True, False]
+
+
 def test_alternatives_are_closed_individually_and_with_their_shared_properties():
     assert allowed({"anyOf": [A, B]}, {"a": 1}, {"b": 1}, {"a": 1, "b": 1}) == [True, True, False]
     shared = {"type": "object", "properties": {"k": {"type": "integer"}}, "anyOf": [A, B]}

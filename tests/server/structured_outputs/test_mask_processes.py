@@ -1,15 +1,24 @@
 """When mask processes start, on which core they run, and what replaces a fork server that stands still."""
 
 import os
+import resource
 import signal
 from multiprocessing import Pipe
 from weakref import WeakSet
 
 from nvium_core.text import sandbox
-from nvium_core.text.sandbox import HELPERS, Helper
+from nvium_core.text.sandbox import HELPERS, Helper, size_of
 from server.structured_outputs import constraints
 from server.structured_outputs.constraints import TOKENS_APART, Constraints, MaskClient
-from server.structured_outputs.grammar_process import ANY_CORE, COMMAND, CORES, GOES_ON, REPLY, MaskServer
+from server.structured_outputs.grammar_process import (
+    ANY_CORE,
+    COMMAND,
+    CORES,
+    GOES_ON,
+    MEMORY_BYTES,
+    REPLY,
+    MaskServer,
+)
 from server.structured_outputs.grammars import Regex
 from tests.byte_model import token_ids
 from tests.server.structured_outputs.test_constraints import allows, compiled, loaded
@@ -60,6 +69,15 @@ def test_a_fork_server_that_stands_still_is_replaced(monkeypatch):
     assert constraint is not None
     assert allows(constraint, *token_ids("b"))
     assert constraints._fork_server is not stopped
+
+
+def test_the_processes_of_a_grammar_have_limited_memory():
+    assert allows(compiled(Regex("m")), *token_ids("m"))
+    pids = [helper._pid for helper in HELPERS._alive if helper.parent]
+    assert pids
+    for pid in pids:
+        limit, _ = resource.prlimit(pid, resource.RLIMIT_AS)
+        assert 0 < limit < size_of(str(pid)) + MEMORY_BYTES + 1
 
 
 def test_a_constraint_starts_no_process_before_its_first_mask():
