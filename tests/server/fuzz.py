@@ -86,6 +86,31 @@ CHAT: dict[str, list[Any]] = GENERATION | {
     "reasoning_effort": ["none", "low"],
     "thinking_budget": [-1, 3],
 }
+RESPONSES: dict[str, list[Any]] = {
+    **{name: GENERATION[name] for name in ("model", "temperature", "top_p", "seed", "stream", "user", "nvium")},
+    "input": [
+        "Hello",
+        [{"role": "user", "content": [{"type": "input_text", "text": "Hi"}]}],
+        [
+            {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Look."}]},
+            {"type": "function_call", "call_id": "1", "name": "look_up", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "1", "output": "<|endoftext|>"},
+            {"type": "additional_tools", "tools": [{"type": "function", "name": "more"}]},
+        ],
+    ],
+    "instructions": ["Be brief."],
+    "previous_response_id": [None, "resp_1"],
+    "store": [True, False],
+    "max_output_tokens": [1, 1, 2],
+    "tools": [[], [{"type": "function", **TOOL["function"]}, {"type": "namespace", "name": "s", "tools": []}]],
+    "tool_choice": ["none", "required", "auto", {"type": "function", "name": "look_up"}],
+    "parallel_tool_calls": [True, False],
+    "text": [{"format": form.get("json_schema", {}) | {"type": form["type"]}} for form in FORMATS],
+    "reasoning": [None, {"effort": "low"}],
+    "include": [[], ["reasoning.encrypted_content"]],
+    "truncation": ["disabled", "auto"],
+    "metadata": [None, {}],
+}
 TOKENIZE: dict[str, list[Any]] = {
     "model": [NAME],
     "prompt": ["Once", "", "🦊"],
@@ -100,6 +125,7 @@ DETOKENIZE: dict[str, list[Any]] = {"model": [NAME], "tokens": [[], [1, 2], [257
 ENDPOINTS: dict[str, tuple[tuple[str, ...], dict[str, list[Any]]]] = {
     "/v1/completions": (("model", "prompt", "max_tokens"), COMPLETION),
     "/v1/chat/completions": (("model", "messages", "max_tokens"), CHAT),
+    "/v1/responses": (("model", "input", "max_output_tokens"), RESPONSES),
     "/tokenize": (("prompt",), TOKENIZE),
     "/detokenize": (("tokens",), DETOKENIZE),
 }

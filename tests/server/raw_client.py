@@ -59,7 +59,7 @@ def events_of(stream: str) -> list[Any]:
     """Return the contents of a stream's events. Check that the stream ends with `[DONE]`."""
     *events, done, end = stream.split("\n\n")
     assert (done, end) == ("data: [DONE]", "")
-    return [json.loads(event.removeprefix("data: ")) for event in events if not event.startswith(":")]
+    return [json.loads(event.split("data: ", 1)[1]) for event in events if not event.startswith(":")]
 
 
 class RawConnection:
