@@ -16,6 +16,7 @@ PAGES = (
     "CONTRIBUTING.md",
     *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md"))),
     "benchmarks/README.md",
+    "benchmarks/vocabulary.md",
     "data/tales/README.md",
     "tests/conformance/README.md",
     "nvium_core/checkpoints/stories-24m/README.md",
