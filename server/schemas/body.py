@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     GetCoreSchemaHandler,
@@ -158,6 +159,15 @@ def encodable(text: str) -> str:
     return text
 
 
+def encodable_json(value: Any) -> Any:
+    """Reject lone surrogates anywhere in a JSON value."""
+    try:
+        encodable(json.dumps(value, ensure_ascii=False))
+    except RecursionError as error:
+        raise PydanticCustomError("encodable", "is nested too deeply") from error
+    return value
+
+
 @dataclass(frozen=True)
 class MaxItems:
     """Limits a list or object: counts its items before validating them, and a list's validation stops at an error.
@@ -184,6 +194,8 @@ class MaxItems:
 
 
 Text = Annotated[str, AfterValidator(encodable)]
+ECHOED = BeforeValidator(encodable_json)
+"""Marks a field that the response repeats with its unknown fields."""
 
 
 def require(condition: bool, param: str, message: str, *, code: str = INVALID) -> None:

@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 
 from nvium_core.errors import rephrase
 from server.errors import MISSING, InvalidField, code_of
-from server.schemas.body import TOO_MANY, Ignored, MaxItems, RequestBody, Text, Unsupported, described, require
+from server.schemas.body import ECHOED, TOO_MANY, Ignored, MaxItems, RequestBody, Text, Unsupported, described, require
 from server.schemas.chat import ChatRequest
 from server.schemas.generation import ConversationRequest, ExitSummary, Metadata, TokenExits
 from server.schemas.messages import MAX_MESSAGES, MAX_PARTS
@@ -142,15 +142,16 @@ class ResponseRequest(ConversationRequest):
     """Keep the response, so its id can be used as `previous_response_id`."""
     max_output_tokens: int | None = None
     stream_options: ResponseStreamOptions | None = None
-    tools: ResponseTools = []
+    tools: Annotated[ResponseTools, ECHOED] = []
     tool_choice: Annotated[
         Literal["none", "auto", "required"] | NamedResponseTool | AllowedResponseTools,
         described(
             'must be "none", "auto", "required", {"type": "function", "name": …} or '
             '{"type": "allowed_tools", "mode": …, "tools": …}'
         ),
+        ECHOED,
     ] = "auto"
-    text: TextOptions = TextOptions()
+    text: Annotated[TextOptions, ECHOED] = TextOptions()
     metadata: Metadata = {}
     reasoning: ResponseReasoning = ResponseReasoning()
     include: Annotated[list[Text], MaxItems(64)] = []

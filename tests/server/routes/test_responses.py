@@ -268,3 +268,18 @@ def test_ignored_fields_are_named_and_requests_are_counted(server):
     response = ask(server, max_output_tokens=1, reasoning={"effort": "low"}, include=["x"])
     assert response.headers["x-nvium-ignored-params"] == "reasoning.effort, include"
     assert server.gauge('nvium_requests_total{endpoint="responses",outcome="completed"}') >= 1
+
+
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [
+        ("text", '{"verbosity": "\\ud83e"}'),
+        ("tools", '[{"type": "hosted", "x": ["\\ud83e"]}]'),
+        ("tool_choice", '{"type": "function", "name": "f", "\\ud83e": 1}'),
+    ],
+)
+def test_a_field_that_the_response_repeats_must_be_unicode(server, param, value):
+    body = f'{{"model": "default", "input": "a", "max_output_tokens": 1, "{param}": {value}}}'
+    response = server.http.post("/v1/responses", content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert (error_of(response)["param"], "valid Unicode" in error_of(response)["message"]) == (param, True)
