@@ -34,7 +34,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "data/tales").mkdir(parents=True)
     for file in (pages.ROOT / "data/tales").glob("*.xz"):
         with lzma.open(file, "rt", encoding="utf-8") as text:
-            documents = text.read(100_000).split(END)[:4]
+            documents = text.read(100_000).split(END)[:8]
         (tmp_path / "data/tales" / file.name).write_bytes(lzma.compress(END.join(documents).encode()))
     shape = {"vocab_size": 257, "num_hidden_layers": 8, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
     llama_folder(tmp_path / PUBLIC, random_llama(**shape, max_position_embeddings=256).bfloat16())

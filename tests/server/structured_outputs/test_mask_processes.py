@@ -72,12 +72,14 @@ def test_a_fork_server_that_stands_still_is_replaced(monkeypatch):
 
 
 def test_the_processes_of_a_grammar_have_limited_memory():
-    assert allows(compiled(Regex("m")), *token_ids("m"))
-    pids = [helper._pid for helper in HELPERS._alive if helper.parent]
-    assert pids
-    for pid in pids:
-        limit, _ = resource.prlimit(pid, resource.RLIMIT_AS)
-        assert 0 < limit < size_of(str(pid)) + MEMORY_BYTES + 1
+    model, engine, _ = loaded("bytes")
+    constraints = Constraints(model.tokenizer, engine.limits.end_token_ids)
+    constraints.compile("f", Regex("m"))
+    helpers = [constraints._fork_server, *(process.helper for process in constraints._cached.values())]
+    for helper in helpers:
+        assert helper is not None and helper._pid is not None
+        limit, _ = resource.prlimit(helper._pid, resource.RLIMIT_AS)
+        assert 0 < limit < size_of(str(helper._pid)) + 2 * MEMORY_BYTES
 
 
 def test_a_constraint_starts_no_process_before_its_first_mask():
