@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from http import HTTPStatus
 from typing import Any
 
@@ -211,11 +212,19 @@ def from_validation(error: RequestValidationError) -> ApiError:
     if first["type"] in ("missing", "model_attributes_type") and not place:
         return ApiError("the body must be a JSON object", code=WRONG_TYPE)
     message = rephrase(first["msg"])
+    if first["type"] == "missing":
+        message += misspelt(str(place[-1]), first["input"])
     if decisive := first["type"].partition(WRONG_FIELD)[2]:
         return InvalidField(path(error.body, (*place, decisive), "missing"), message)
     if not place:
         return ApiError(f"invalid body: {message}", code=code)
     return InvalidField(path(error.body, place, first["type"]), message, code=code)
+
+
+def misspelt(missing: str, given: Any) -> str:
+    """Name the given field that looks like a missing one."""
+    close = get_close_matches(missing, given if isinstance(given, dict) else (), n=1, cutoff=0.75)
+    return f"; `{close[0]}` is unknown" if close else ""
 
 
 def code_of(kind: str) -> str:

@@ -205,6 +205,22 @@ def test_an_invalid_field_is_refused_with_its_name(server, path, param, fields):
     assert "should" not in error["message"]  # pydantic's wording
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param", "unknown"),
+    [
+        ("/v1/completions", {"model": NAME, "promt": "Once"}, "prompt", "promt"),
+        ("/v1/chat/completions", {"model": NAME, "mesages": []}, "messages", "mesages"),
+        ("/tokenize", {"messages": [{"role": "user", "contents": "a"}]}, "messages[0].content", "contents"),
+        ("/v1/responses", {"model": NAME, "inputs": "Hello"}, "input", "inputs"),
+        ("/v1/completions", {"model": NAME, "text": "Once", "promp" * 9: 1}, "prompt", None),
+    ],
+)
+def test_a_missing_field_is_named_with_the_unknown_one_that_looks_like_it(server, path, body, param, unknown):
+    error = error_of(server.http.post(path, json=body))
+    assert (error["param"], error["code"]) == (param, "missing_required_parameter")
+    assert error["message"] == f"{param}: is missing" + (f"; `{unknown}` is unknown" if unknown else "")
+
+
 @pytest.mark.parametrize("field", ["prompt", "stop", "model", "\ud800", "user"])
 def test_a_lone_surrogate_is_not_an_internal_error(server, field):
     content = json.dumps({"model": NAME, "prompt": "a", "max_tokens": 1, field: "\ud800"})
