@@ -30,6 +30,9 @@ REPHRASED = {
     r"must be less than inf$": "must be a finite number",
     r"(?<=\d) item$": " entry",
     r"(?<=\d) items$": " entries",
+    r"'cuda:(\d+)' is not one of .*|must be .*auto.*, got 'cuda:(\d+)'$": (
+        r"must be 'cuda'; for GPU \1\2, set CUDA_VISIBLE_DEVICES=\1\2 in the environment"
+    ),
     r"'optimal' is not one of .*|must be 'race'.*, got 'optimal'$": "'optimal' is called 'race' now",
     r"'synchronous' is not one of .*|must be 'race'.*, got 'synchronous'$": "'synchronous' is called 'whole' now",
 }

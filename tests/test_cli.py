@@ -92,6 +92,7 @@ def test_a_model_is_evaluated_to_a_table_and_a_file(nvium, model_folder, tmp_pat
         (["chat", "no-such-folder", "--top-p", "2"], "top_p: must be in (0, 1]"),
         (["serve", "MODEL", "--context", "1", "--port", "0"], "context"),
         (["serve", "MODEL", "--device", "tpu"], "'--device': 'tpu' is not one of 'auto', 'cpu', 'cuda'.\n"),
+        (["serve", "MODEL", "--device", "cuda:1"], "must be 'cuda'; for GPU 1, set CUDA_VISIBLE_DEVICES=1 in the"),
         (["serve", "MODEL", "--cache-dtype", "int8", "--port", "0"], "'--cache-dtype': 'int8' is not one of 'auto',"),
         (["generate", "MODEL", "--dtype", "float64", "--cache-dtype", "float16"], "cache_dtype: must be auto"),
         (["serve", "no-such-folder", "--api-keys", "a:b:c"], "api_keys, entry 1"),

@@ -3,7 +3,7 @@
 import math
 from typing import get_args
 
-from nvium_core.errors import NviumError
+from nvium_core.errors import NviumError, rephrase
 
 
 class InvalidRequest(NviumError, ValueError):
@@ -43,4 +43,4 @@ def require_threshold(value: object, field: str) -> None:
 
 def require_choice(value: str, field: str, literal: object) -> None:
     choices = get_args(literal)
-    require(value in choices, field, f"must be one of {', '.join(choices)}, got {value!r}")
+    require(value in choices, field, rephrase(f"must be one of {', '.join(choices)}, got {value!r}"))
