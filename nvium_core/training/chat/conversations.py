@@ -49,7 +49,7 @@ def read_conversations(path: Path) -> dict[int, Line]:
     """
     try:
         lines = list(lines_of(path))
-    except (OSError, UnicodeDecodeError, lzma.LZMAError, EOFError) as error:
+    except (OSError, lzma.LZMAError, EOFError) as error:
         raise DataError(f"{path}: {error}") from error
     conversations = dict[int, Line]()
     for number, line in enumerate(lines, 1):

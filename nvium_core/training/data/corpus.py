@@ -4,6 +4,7 @@ import lzma
 from collections.abc import Iterable, Iterator
 from io import TextIOWrapper
 from pathlib import Path
+from typing import BinaryIO, cast
 
 from nvium_core.training.errors import DataError
 
@@ -53,13 +54,33 @@ def file_documents(file: Path) -> Iterator[str]:
             if text := "".join(document).strip("\n"):
                 yield text
             document.clear()
-    except (OSError, UnicodeDecodeError, lzma.LZMAError, EOFError) as error:
+    except (OSError, lzma.LZMAError, EOFError) as error:
         raise DataError(f"{file}: {getattr(error, 'strerror', None) or error}") from error
     if text := "".join(document).strip("\n"):
         yield text
 
 
 def lines_of(path: Path) -> Iterable[str]:
-    opened = lzma.open if path.suffix == ".xz" else Path.open
-    with opened(path, "rb") as file, TextIOWrapper(file, encoding="utf-8-sig") as lines:
-        yield from lines
+    """Stream the lines of a file, plain or .xz. Raise `DataError` naming the first line that is not UTF-8 text."""
+    try:
+        with opened(path) as file, TextIOWrapper(file, encoding="utf-8-sig") as lines:
+            yield from lines
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}, line {undecodable_line(path)}: is not UTF-8 text ({error.reason})") from error
+
+
+def undecodable_line(path: Path) -> int:
+    with opened(path) as file:
+        return next(number for number, line in enumerate(file, 1) if not is_decodable(line))
+
+
+def is_decodable(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def opened(path: Path) -> BinaryIO:
+    return cast(BinaryIO, lzma.open(path)) if path.suffix == ".xz" else path.open("rb")

@@ -23,6 +23,7 @@ from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.reports import note
 
 TOKENS, ORIGIN = "tokens.npy", "text.json"
+MIN_BYTES_PER_TOKEN = 4  # of the context, if a tokenizer is trained; English has about as many
 MAX_TOKENIZER_CHARACTERS = 2**28  # a tokenizer is trained on about this many characters of a text
 
 
@@ -47,6 +48,17 @@ def validation_documents(recipe: Recipe, data: Path, tokenizer: PreTrainedTokeni
 def check_length(data: Path, num_tokens: int, context: int) -> None:
     if num_tokens <= context:
         raise DataError(f"{data}: {num_tokens} tokens of text are too few for a context of {context} tokens")
+
+
+def check_size(data: Path, context: int) -> None:
+    """Raise `DataError` if a text is too short for training a tokenizer on it."""
+    min_bytes, num_bytes = MIN_BYTES_PER_TOKEN * context, 0
+    for document in documents_of(data):
+        num_bytes += len(document.encode())
+        if num_bytes >= min_bytes:
+            return
+    few = f"{num_bytes:,} bytes of text are too few for a context of {context:,} tokens"
+    raise DataError(f"{data}: {few}; at least {min_bytes:,} are needed")
 
 
 def make_tokens(recipe: Recipe, data: Path, folder: Path, origin: dict[str, Any]) -> None:
@@ -78,6 +90,7 @@ def make_tokenizer(recipe: Recipe, data: Path, folder: Path) -> None:
     """Save the recipe's tokenizer. If the recipe has none, train a tokenizer on the text."""
     shape, tokenizer = recipe.shape, given_tokenizer(recipe)
     if tokenizer is None:
+        check_size(data, shape.context)
         note(f"training a tokenizer of {shape.vocab_size:,} tokens")
         documents = first_documents(documents_of(data), MAX_TOKENIZER_CHARACTERS)
         tokenizer = train_tokenizer(documents, shape.vocab_size, shape.context)

@@ -32,3 +32,12 @@ def test_an_unusable_file_is_named(tmp_path):
     for name in (*damaged, "nowhere.txt", "nowhere.xz", "folder.txt"):
         with pytest.raises(DataError, match=name):
             read_documents(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["text.txt", "text.xz"])
+def test_binary_data_are_named_by_file_and_line(tmp_path, name):
+    content = TEXT.encode() * 1000 + b"\n\xff\x00\n" + TEXT.encode() * 1000
+    (tmp_path / name).write_bytes(lzma.compress(content) if name.endswith(".xz") else content)
+    line = 1000 * TEXT.count("\n") + 2
+    with pytest.raises(DataError, match=rf"{name}, line {line}: is not UTF-8 text \(invalid start byte\)"):
+        read_documents(tmp_path / name)
