@@ -33,6 +33,7 @@ from nvium_core.evaluation.paired import perplexity_gain
 from nvium_core.evaluation.perplexity import evaluate
 from nvium_core.evaluation.suite import description, twin_figures
 from nvium_core.loading import load_model
+from nvium_core.training.caveats import warnings
 from nvium_core.training.data.corpus import read_documents
 from nvium_core.training.data.source import prepare_text
 from nvium_core.training.data.tokens import ORIGIN, TOKENS
@@ -72,8 +73,7 @@ class Plan:
     compile: bool = False
 
     def recipe_of(self, name: str) -> Recipe:
-        recipe = recipe_named(self.recipe + (DENSE if name == TWIN else ""), [*SCHEDULE, *self.settings])
-        return replace(recipe, checkpoint_every=self.turn)
+        return recipe_named(self.recipe + (DENSE if name == TWIN else ""), [*SCHEDULE, *self.settings])
 
     def options(self, name: str, recipe: Recipe) -> RunOptions:
         """A GPU takes a step in one pass."""
@@ -252,7 +252,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     write_json(figures, plan.out / "pair.json")
     print(
         f"perplexity {figures['perplexity']:.4g}, twin {figures['twin']['perplexity']:.4g}: gain "
-        f"{figures['perplexity_gain_percent']:.2f}% at mean depth {figures['mean_depth']:.2f}, {figures['steps']}"
+        f"{figures['perplexity_gain_percent']:.2f}% at mean depth {figures['mean_depth']:.2f}, {figures['steps']}",
+        *warnings(figures),
+        sep="\n",
     )
 
 

@@ -4,6 +4,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from nvium_core.bench.figures import Figures
+from nvium_core.training.caveats import warnings
 
 SIZE_INCHES = (8, 4.5)
 DOTS_PER_INCH = 120
@@ -12,7 +13,8 @@ DOTS_PER_INCH = 120
 def sheet(figures: Figures, num_panels: int = 1, *, share_y: bool = False) -> tuple[Figure, list[Axes]]:
     """Create an empty figure with panels side by side, titled with the measured model."""
     figure = Figure(SIZE_INCHES, dpi=DOTS_PER_INCH, layout="constrained")
-    figure.suptitle(f"{figures['model']}, {figures['dtype']}, {figures['device']}", fontsize="medium")
+    title = f"{figures['model']}, {figures['dtype']}, {figures['device']}"
+    figure.suptitle("\n".join([title, *warnings(figures)]), fontsize="medium")
     panels = figure.subplots(1, num_panels, squeeze=False, sharey=share_y)[0]
     for panel in panels:
         panel.tick_params(labelleft=True)

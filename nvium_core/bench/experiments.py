@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from nvium_core.bench.figures import check_place
 from nvium_core.engine.validation import require
+from nvium_core.training.caveats import warnings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,8 +45,8 @@ def show(figures: "Figures", console: "Console") -> None:
     caption, shown.caption = shown.caption, None
     for column in shown.columns:
         column.overflow = "fold"
-    if caption:
-        console.print(caption, soft_wrap=True, markup=False, highlight=False)
+    for sentence in [*warnings(figures), *([caption] if caption else [])]:
+        console.print(sentence, soft_wrap=True, markup=False, highlight=False)
     console.print(shown)
 
 

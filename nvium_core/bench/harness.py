@@ -28,10 +28,12 @@ from nvium_core.engine.events import Completion
 from nvium_core.engine.sampling_params import SamplingParams
 from nvium_core.engine.validation import InvalidRequest, require
 from nvium_core.loading import LoadedModel, load_model, resolve_device, resolve_dtype
+from nvium_core.model.checkpoint import MODEL_FOLDER
 from nvium_core.model.config import MAX_SIZES
 from nvium_core.model.nvium import Nvium
 from nvium_core.model.source import is_gguf
 from nvium_core.model.stored import quantize_model
+from nvium_core.training.caveats import caveats
 
 PROMPT = "Once upon a time there was a"
 MIN_TURNS = 3  # turns of a ratio that may be a headline
@@ -58,8 +60,14 @@ class Subject:
         return self.model.config.max_position_embeddings
 
     def as_dict(self) -> Figures:
-        return {
+        trained = {
             "model": self.name,
+            "training_tokens": self.model.config.training_tokens,
+            "num_parameters": self.model.num_parameters(),
+        }
+        return {
+            **trained,
+            "caveats": caveats(trained),
             "num_exits": self.model.config.num_exits,
             "device": str(self.model.device),
             "dtype": str(self.model.dtype).removeprefix("torch."),
@@ -95,9 +103,10 @@ def load_subject(
 
 
 def subject_of(loaded: LoadedModel) -> Subject:
-    tokenizer = loaded.tokenizer
-    file = loaded.folder if loaded.folder and is_gguf(loaded.folder) else None
-    return Subject(loaded.name, loaded.model, tokenizer(PROMPT).input_ids, file=file)
+    """Return the model as a subject. A training run's model gets the run's name."""
+    folder, prompt = loaded.folder, loaded.tokenizer(PROMPT).input_ids
+    name = folder.parent.name if folder and folder.name == MODEL_FOLDER else loaded.name
+    return Subject(name, loaded.model, prompt, file=folder if folder and is_gguf(folder) else None)
 
 
 def timed(engine: Engine, requests: Sequence[Request]) -> Generation:

@@ -40,6 +40,7 @@ def random_rival(model: Nvium, config: NviumConfig, weights: Weights) -> Nvium:
 
     The engine packs weights in the fewest bits that are exact.
     """
+    config.training_tokens = None
     rival = random_weights(config, dtype=model.dtype, device=model.device)
     if all(fits_bfloat16(weight) for weight in model.model.layers.parameters()):
         for weight in rival.parameters():

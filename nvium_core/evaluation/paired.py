@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nvium_core.bench.figures import Figures
+from nvium_core.training.caveats import caveats
 
 RESAMPLES = 2000
+MIN_PAIRS = 3  # fewer pairs have no interval
 
 Interval = tuple[float, float]
 
@@ -20,12 +22,12 @@ Sample = NDArray[np.int64]
 
 
 def interval(counts: Sequence[int], statistic: Callable[[list[Sample]], NDArray[np.float64]]) -> Interval | None:
-    """Return the 95% bootstrap interval of a statistic. Return None if a group has fewer than three pairs.
+    """Return the 95% bootstrap interval of a statistic. Return None if a group has fewer than `MIN_PAIRS` pairs.
 
     counts: number of pairs in each group.
     statistic: takes one `Sample` per group, returns RESAMPLES values.
     """
-    if min(counts) < 3:
+    if min(counts) < MIN_PAIRS:
         return None
     rng = np.random.default_rng(0)
     found = statistic([rng.integers(0, count, (RESAMPLES, count)) for count in counts])
@@ -34,7 +36,7 @@ def interval(counts: Sequence[int], statistic: Callable[[list[Sample]], NDArray[
 
 
 def perplexity_gain(ours: Figures, dense: Figures) -> Figures:
-    """Return by how many percent our perplexity is below the dense model's, with a confidence interval."""
+    """Return by how many percent our perplexity is below the dense model's, with a confidence interval and caveats."""
     found = None
     if ours.get("document_tokens") == dense.get("document_tokens") and "document_losses" in dense:
         works = ours.get("document_works")
@@ -47,6 +49,7 @@ def perplexity_gain(ours: Figures, dense: Figures) -> Figures:
     return {
         "perplexity_gain_percent": 100 * (1 - ours["perplexity"] / dense["perplexity"]),
         "perplexity_gain_interval_percent": found and list(found),
+        "caveats": caveats({**ours, "twin": dense}),
     }
 
 

@@ -6,16 +6,19 @@ from rich.table import Table
 from rich.text import Text
 
 from nvium_core.bench.figures import Figures
-from nvium_core.bench.harness import shown
-from nvium_core.evaluation.paired import with_interval
+from nvium_core.bench.harness import count, shown
+from nvium_core.evaluation.paired import MIN_PAIRS, with_interval
 from nvium_core.model.config import exit_places
+from nvium_core.training.caveats import caveats, warnings
 
 
 def report(figures: Figures) -> Group:
-    details = [size(figures), certainty(figures), routing(figures)]
+    details = [size(figures), certainty(figures)]
     details += [rounding(figures)] if "rounding" in figures else []
     by_threshold = [threshold_table(figures)] if figures["thresholds"] else []
-    return Group(Text(main_line(figures)), table(figures), *by_threshold, *map(Text, details))
+    return Group(
+        *map(Text, [main_line(figures), *warnings(figures)]), table(figures), *by_threshold, *map(Text, details)
+    )
 
 
 def main_line(figures: Figures) -> str:
@@ -23,6 +26,7 @@ def main_line(figures: Figures) -> str:
     if "twin" in figures:
         bounds, percentage = figures.get("perplexity_gain_interval_percent"), figures["perplexity_gain_percent"]
         gain = f", {with_interval(f'{percentage:.2f}%', bounds, level=0)} below the dense twin's"
+        gain += " (see the warning)" if caveats(figures) else ""
     return f"{figures['model']}: perplexity {figures['perplexity']:.4g}{gain}; mean depth {figures['mean_depth']:.3f}"
 
 
@@ -63,19 +67,13 @@ def size(figures: Figures) -> str:
 
 def certainty(figures: Figures) -> str:
     works = figures.get("document_works")
-    drawn = f"{len(set(works))} works" if works else f"{len(figures['document_tokens'])} documents"
+    number, noun = (len(set(works)), "work") if works else (len(figures["document_tokens"]), "document")
+    drawn = "which 95% intervals resample" if number >= MIN_PAIRS else "too few for intervals"
     return (
-        f"{figures['num_tokens']:,} tokens ({figures['num_characters']:,} characters) of {drawn}, which 95% intervals "
-        f"resample; bits per character: {figures['bits_per_character']:.4g}. Tokens outside "
-        f"min ℓ_k ≤ ℓ_mix ≤ max ℓ_k: {figures['bound_violations']}; "
-        f"tokens where π_mix does not sum to 1: {figures['mass_violations']}."
-    )
-
-
-def routing(figures: Figures) -> str:
-    return (
-        f"{figures['theoretical_speed_up_percent']:.1f}% faster than full depth, if only layers took time. Entropy of "
-        f"p: {figures['routing_entropy']:.3f} nats."
+        f"{figures['num_tokens']:,} tokens ({figures['num_characters']:,} characters) of {count(number, noun)}, "
+        f"{drawn}; bits per character: {figures['bits_per_character']:.4g}; entropy of p: "
+        f"{figures['routing_entropy']:.3f} nats. Tokens outside min ℓ_k ≤ ℓ_mix ≤ max ℓ_k: "
+        f"{figures['bound_violations']}; tokens where π_mix does not sum to 1: {figures['mass_violations']}."
     )
 
 

@@ -11,11 +11,10 @@ from nvium_core.evaluation import perplexity
 from nvium_core.evaluation.paired import perplexity_gain, perplexity_price
 from nvium_core.evaluation.predictions import EvaluationError
 from nvium_core.loading import LoadedModel
-from nvium_core.model.checkpoint import MODEL_FOLDER
 from nvium_core.model.flops import flops_per_token, flops_until_emitted, generation_flops
 from nvium_core.model.stored import materialise
+from nvium_core.training.caveats import caveats
 from nvium_core.training.data.corpus import END_OF_TEXT
-from nvium_core.training.run_folder import tokens_read
 
 
 def evaluate(
@@ -44,7 +43,6 @@ def evaluate(
         raise EvaluationError(f"works: {len(works)} lines, but the text has {len(documents)} documents")
     figures = description(loaded) | {"text": digest(documents), "document_works": list(works) if works else None}
     figures |= asdict(perplexity.evaluate(loaded.model, loaded.tokenizer, documents, show_progress, thresholds))
-    figures["theoretical_speed_up_percent"] = 100 * (1 / figures["mean_depth"] - 1)
     figures["flops"] = flops(loaded, figures["exit_shares"])
     if unrounded:
         exact = asdict(perplexity.evaluate(unrounded.model, unrounded.tokenizer, documents, show_progress))
@@ -52,7 +50,7 @@ def evaluate(
     if twin:
         dense = twin_figures(twin, documents, show_progress)
         figures |= {"twin": dense, **perplexity_gain(figures, dense)}
-    return figures
+    return figures | {"caveats": caveats(figures)}
 
 
 def parse_thresholds(text: str | None) -> list[float]:
@@ -80,14 +78,9 @@ def digest(documents: Sequence[str]) -> Figures:
 
 
 def description(loaded: LoadedModel) -> Figures:
-    """Describe the model. A training run's model gets the run's name and its number of training tokens."""
-    config, folder = loaded.model.config, loaded.folder
-    run = folder.parent if folder and folder.name == MODEL_FOLDER else None
+    config = loaded.model.config
     return {
         **subject_of(loaded).as_dict(),
-        "model": run.name if run else loaded.name,
-        "training_tokens": tokens_read(run) if run else None,
-        "num_parameters": loaded.model.num_parameters(),
         "num_layers": config.num_hidden_layers,
         "num_loops": config.num_loops,
         "width": config.hidden_size,

@@ -68,6 +68,7 @@ class NviumConfig(PreTrainedConfig):
     router: the paper's MLP, or a linear gate whose sigmoid is w_k (Ouro).
     default_sampling: used for requests that set no `sampling`. Retrofitted and looped models have "original".
     exit_threshold: the threshold of requests with the sampling "threshold" that set none.
+    training_tokens: how many tokens `nvium train` has trained the model on, or None if unknown.
     """
 
     model_type = "nvium"
@@ -116,6 +117,7 @@ class NviumConfig(PreTrainedConfig):
     router: RouterKind = "mlp"
     default_sampling: Sampling = "exits"
     exit_threshold: float | None = None
+    training_tokens: int | None = None
     nvium_format: int = FORMAT
 
     def __post_init__(self, **kwargs: Any) -> None:

@@ -38,17 +38,6 @@ def write_recipe(recipe: Recipe, folder: Path) -> None:
     (folder / RECIPE_FILE).write_text(json.dumps(asdict(recipe), indent=2) + "\n", encoding="utf-8")
 
 
-def tokens_read(folder: Path) -> int | None:
-    """Return the training tokens of a run and of its initial models' runs, or None if the folder has no recipe.json."""
-    path = folder / RECIPE_FILE
-    if not path.is_file():
-        return None
-    recipe = json.loads(path.read_text(encoding="utf-8"))
-    before = tokens_read(Path(recipe["initial"]).parent) if recipe["initial"] else 0
-    total: int = recipe["total_tokens"] + (before or 0)
-    return total
-
-
 def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write the model and its tokenizer as a Hugging Face folder, atomically. Replace an earlier folder."""
     partial = folder.with_name("model.partial")

@@ -45,17 +45,16 @@ def evaluate_baseline(
     check_dense(loaded, twin)
     losses = evaluate_calm(loaded.model, loaded.tokenizer, documents, THRESHOLDS, show_progress)
     dense = twin_figures(twin, documents, show_progress)
-    speeds = speed_ups(loaded, twin, prompts, trials, show_progress)
+    about, speeds = description(loaded), speed_ups(loaded, twin, prompts, trials, show_progress)
     return [
         {
-            **description(loaded),
+            **about,
             "folder": loaded.name,
             "model": f"{CALM} τ {loss['threshold']}",
             "family": CALM,
             **loss,
-            "theoretical_speed_up_percent": 100 * (1 / loss["mean_depth"] - 1),
             "twin": dense,
-            **perplexity_gain(loss, dense),
+            **perplexity_gain(about | loss, dense),
             **speed,
         }
         for loss, speed in zip(losses, speeds, strict=True)

@@ -23,9 +23,9 @@ from nvium_core.evaluation.predictions import EvaluationError
 from nvium_core.model.config import univium_config
 from nvium_core.model.flops import flops_per_token
 from nvium_core.model.nvium import Nvium
+from nvium_core.training.caveats import warnings
 from nvium_core.training.recipes.catalogue import recipe_named
 from nvium_core.training.recipes.recipe import RecipeError
-from nvium_core.training.run_folder import tokens_read
 from research.markdown import Row, table
 from research.paper import results
 
@@ -103,13 +103,12 @@ def dense_model(subject: Subject, depth: int) -> Nvium:
     return random_rival(model, config, subject.weights)
 
 
-def trained_tokens(model: str | None, shape: str | None) -> int | None:
-    """Return how many tokens a run's model or the paper's model was trained on, or None if unknown."""
+def trained_tokens(subject: Subject, shape: str | None) -> int | None:
+    """Return how many tokens the model or the paper's model was trained on, or None if unknown."""
     if shape:
         with suppress(RecipeError):
             return recipe_named(f"paper-{shape}", []).total_tokens
-        return None
-    return tokens_read(Path(model).parent) if model else None
+    return subject.model.config.training_tokens
 
 
 def flops_of(model: Nvium) -> float:
@@ -135,7 +134,8 @@ def markdown(figures: Figures) -> str:
     rows = [shown(name, of) for name, of in [(figures["model"], figures), *(("dense", of) for of in figures["dense"])]]
     rows += [shown(name, of) for name, of in papers(figures)]
     depth = with_interval(f"{figures['iso_speed_layers']:.1f}", figures["iso_speed_layers_interval"], level=0)
-    return f"{table(columns, rows)}\n\nA dense model of {depth} layers takes as long per token."
+    conclusion = f"A dense model of {depth} layers takes as long per token."
+    return "\n\n".join([table(columns, rows), conclusion, *warnings(figures)])
 
 
 def shown(name: str, of: Figures) -> Row:
@@ -162,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     use_processor("auto", args.threads)
     subject = load_subject(args.model, args.shape, None, None, "cpu", args.dtype)
-    read = args.tokens or trained_tokens(args.model, args.shape) or 1
+    read = args.tokens or trained_tokens(subject, args.shape) or 1
     figures = evaluate_iso(subject, [int(depth) for depth in args.depths.split(",")], read, args.trials)
     print(markdown(figures))
     if args.json:

@@ -3,12 +3,14 @@
 import json
 from argparse import ArgumentParser
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 from nvium_core.bench.figures import Figures
 from nvium_core.bench.harness import shown
 from nvium_core.evaluation.paired import with_interval
 from nvium_core.evaluation.predictions import EvaluationError
+from nvium_core.training.caveats import caveats, warnings
 from research.markdown import Row, table
 from research.paper.results import SCALES
 
@@ -23,10 +25,9 @@ COLUMNS = (
     "gain, %",
     "mean depth",
     "exits' shares",
-    "theoretical speed-up, %",
-    "measured, %",
+    "speed-up, %",
 )
-PAPERS_COLUMNS = ("paper: gain, %", "theoretical, %", "measured, %")
+PAPERS_COLUMNS = ("paper: gain, %", "mean depth", "speed-up, %")
 DENSE = "dense"
 OURS = "N-vium"
 
@@ -48,14 +49,14 @@ def read_file(path: Path) -> list[Figures]:
 
 
 def markdown(evaluations: Sequence[Figures]) -> str:
-    """Format a row per evaluation, with the paper's values for the same shape."""
+    """Format a row per evaluation, with the paper's values for the same shape, and warnings below."""
     theirs = [papers(figures) for figures in evaluations]
     columns, rows = list(COLUMNS), [row(figures) for figures in evaluations]
     if any(theirs):
         unknown = [None] * len(PAPERS_COLUMNS)
         columns += PAPERS_COLUMNS
         rows = [[*ours, *(paper or unknown)] for ours, paper in zip(rows, theirs, strict=True)]
-    return table(columns, rows)
+    return "\n\n".join([table(columns, rows), *dict.fromkeys(chain(*map(warnings, evaluations)))])
 
 
 def row(figures: Figures) -> Row:
@@ -65,6 +66,7 @@ def row(figures: Figures) -> Row:
     gain = figures.get("perplexity_gain_percent")
     if gain is not None:
         gain = with_interval(shown(gain), figures.get("perplexity_gain_interval_percent"), 0)
+        gain += " (see the warning)" if caveats(figures) else ""
     shares, twin = figures.get("exit_shares"), figures.get("twin", {})
     return [
         figures["model"],
@@ -72,7 +74,6 @@ def row(figures: Figures) -> Row:
         gain,
         figures.get("mean_depth"),
         " ".join(f"{share:.2f}" for share in shares) if shares else None,
-        figures.get("theoretical_speed_up_percent"),
         measured,
     ]
 
@@ -82,7 +83,7 @@ def papers(figures: Figures) -> Row | None:
     scale = SCALES.get((figures.get("num_layers", 0), figures.get("width", 0)))
     if scale is None or len(figures.get("exit_layers", [])) != 4 or figures.get("family", OURS) != OURS:
         return None
-    return [scale.perplexity_gain, scale.theoretical_speed_up, scale.speed_up]
+    return [scale.perplexity_gain, scale.mean_depth, scale.speed_up]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -20,6 +20,11 @@ class Scale:
         """The perplexity reduction in percent of the dense perplexity."""
         return 100 * (1 - math.exp(self.loss - self.dense_loss))
 
+    @property
+    def mean_depth(self) -> float:
+        """The mean share of the layers, of which the theoretical speed-up is the inverse."""
+        return 1 / (1 + self.theoretical_speed_up / 100)
+
 
 class Iso(NamedTuple):
     """A row of the isoFLOP and isoSpeed table. FLOPs are forward FLOPs per token."""

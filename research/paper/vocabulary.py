@@ -95,15 +95,16 @@ class Series:
         twin = self.twin(case)
         if found["document_tokens"] != twin["document_tokens"]:
             raise EvaluationError(f"{case.name}: the tokenizer differs from that of {twin['model']}")
+        about = description(ours)
         return {
-            **description(ours),
+            **about,
             "vocab_size": case.vocab_size,
             "width_over_vocabulary": ours.model.config.hidden_size / case.vocab_size,
             "seed": case.seed,
             "asked_depth": case.depth,
             **{name: found[name] for name in kept},
             "twin": twin,
-            **perplexity_gain(found | {"document_works": self.works}, twin),
+            **perplexity_gain(about | found | {"document_works": self.works}, twin),
         }
 
     def twin(self, case: Case) -> Figures:

@@ -41,7 +41,7 @@ from nvium_core.training.chat.conversations import user
 from nvium_core.training.chat.examples import Example, prompt_tokens
 from nvium_core.training.retrofitting.retrofit import MAX_CONTEXT
 from nvium_core.training.retrofitting.router_shift import log_odds, shift_to, shifted_log_exit_probs
-from nvium_core.training.retrofitting.texts import read_text
+from nvium_core.training.retrofitting.texts import document_numbers, read_text
 from research.plots import label, sheet
 from research.retrofit.exits import shifted
 
@@ -101,7 +101,7 @@ def curve(
 @torch.inference_mode()
 def rows_of(model: Nvium, examples: Sequence[Example]) -> Rows:
     parts = []
-    for number, each in enumerate(examples):
+    for number, each in zip(document_numbers(examples), examples, strict=True):
         ids_BT, counted_T = torch.from_numpy(each.tokens)[None], torch.from_numpy(each.is_answer[1:])
         positions_BT = torch.arange(len(each) - 1)[None]
         states = model.hidden_states(ids_BT[:, :-1], positions_BT, causal_attention())
@@ -224,8 +224,8 @@ def plot(figures: Figures) -> Figure:
 
 def bars(panel: Axes, name: str, points: Sequence[Figures], what: str, bounds: str) -> None:
     values = [point[what] for point in points]
-    sides = [[value - point[bounds][0] for point, value in zip(points, values, strict=True)]]
-    sides += [[point[bounds][1] - value for point, value in zip(points, values, strict=True)]]
+    ends = [point[bounds] or [value, value] for point, value in zip(points, values, strict=True)]
+    sides = np.abs(np.transpose(ends) - values)
     panel.errorbar([point["depth"] for point in points], values, yerr=sides, fmt="o-", capsize=4, label=name)
 
 

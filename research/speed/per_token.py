@@ -30,9 +30,10 @@ from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import FailureEvent, TokenEvent
 from nvium_core.engine.sampling_params import SamplingParams
 from nvium_core.evaluation.paired import Interval, interval, with_interval
-from nvium_core.evaluation.suite import check_dense
+from nvium_core.evaluation.suite import check_dense, description
 from nvium_core.loading import LoadedModel, load_model
 from nvium_core.model.nvium import Nvium
+from nvium_core.training.caveats import caveats, warnings
 from nvium_core.training.data.corpus import read_documents
 from research.markdown import table
 from research.speed.prompts import MAX_NEW_TOKENS, Prompts, PromptSet, openings, read_questions, tokenize_prompts
@@ -155,7 +156,7 @@ def compared(answers: Mapping[str, Answers], num_prompts: Mapping[str, int]) -> 
     for part, first in parts.items():
         ratios = {name: ratios_of(each, answers[OURS], first) for name, each in answers.items() if name != OURS}
         figures[f"{part}ratios"] = {name: mean_ratio(each) for name, each in ratios.items()}
-        figures[f"{part}ratio_intervals"] = {name: ratio_interval(each) for name, each in ratios.items()}
+        figures[f"{part}ratio_intervals"] = {name: ratio_interval(each, num_prompts) for name, each in ratios.items()}
     return figures
 
 
@@ -193,13 +194,14 @@ def mean_ratio(ratios: Ratios) -> float:
     return fmean(median(of_category) for of_category in ratios.values())
 
 
-def ratio_interval(ratios: Ratios) -> Interval | None:
-    """Return the interval of the mean ratio. Answers to the same prompt count as independent."""
-    values = [np.asarray(of_category) for of_category in ratios.values()]
+def ratio_interval(ratios: Ratios, num_prompts: Mapping[str, int]) -> Interval | None:
+    """Return the interval of the mean ratio. The trials of a prompt are resampled together."""
+    trials = [np.reshape(of_category, (-1, num_prompts[category])) for category, of_category in ratios.items()]
     return interval(
-        [len(of_category) for of_category in values],
+        [by_prompt.shape[1] for by_prompt in trials],
         lambda samples: np.mean(
-            [np.median(value[sample], axis=1) for value, sample in zip(values, samples, strict=True)], axis=0
+            [np.median(by_prompt[:, sample], axis=(0, 2)) for by_prompt, sample in zip(trials, samples, strict=True)],
+            axis=0,
         ),
     )
 
@@ -216,7 +218,7 @@ def speed_up(measured: Figures) -> Figures:
 
 
 def as_markdown(figures: Figures) -> str:
-    """Format milliseconds by category, and the ratios."""
+    """Format warnings, milliseconds by category, and the ratios."""
     measured = figures["latency"]
     names = ["early exits", *measured["ratios"]]
     rows = [
@@ -230,13 +232,14 @@ def as_markdown(figures: Figures) -> str:
     protocol = (
         f"Milliseconds per token, prefill included: the median over answers of {measured['max_new_tokens']} tokens, "
         f"{measured['trials']} trials, in turns. A ratio is the median over pairs of answers in the same turn, "
-        "averaged over categories. Brackets contain 95% of bootstrap samples of the pairs. "
+        "averaged over categories. Brackets contain 95% of bootstrap samples of the prompts. "
         f"{measured['prompts_cut']} prompts were too long and lost their beginning."
     )
     columns = ["category", "prompts", *names]
     steps = [[s["exit"], s["layer"], s["tokens"], s["low"], s["median"], s["high"]] for s in measured["staircase"]]
     stairs = table(["exit", "layer", "tokens", "ms, 25%", "median", "75%"], steps)
-    return f"## Speed\n\n{protocol}\n\n{table(columns, rows)}\n\nTime since the previous token, by exit:\n\n{stairs}"
+    by_exit = f"Time since the previous token, by exit:\n\n{stairs}"
+    return "\n\n".join(["## Speed", *warnings(figures), protocol, table(columns, rows), by_exit])
 
 
 def ratios_shown(ratios: Mapping[str, float], intervals: Mapping[str, Sequence[float] | None]) -> list[str]:
@@ -260,11 +263,12 @@ def main(
         raise typer.BadParameter("pass --data or --questions")
     loaded, dense = load_model(model), load_model(twin)
     check_dense(loaded, dense)
-    figures = speed_up(measure(loaded, dense, asked))
+    known = json.loads(json_file.read_text(encoding="utf-8")) if json_file and json_file.exists() else {}
+    about = description(loaded) | {"twin": description(dense)}
+    figures = about | known | speed_up(measure(loaded, dense, asked))
     print(as_markdown(figures))
     if json_file:
-        known = json.loads(json_file.read_text(encoding="utf-8")) if json_file.exists() else {}
-        write_json(known | figures, json_file)
+        write_json(figures | {"caveats": caveats(figures)}, json_file)
 
 
 if __name__ == "__main__":

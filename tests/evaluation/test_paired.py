@@ -13,10 +13,16 @@ RATIOS = st.dictionaries(st.text(max_size=3), st.lists(st.floats(0.1, 10), min_s
 
 @given(RATIOS)
 def test_the_interval_is_within_the_pairs(ratios):
-    found = ratio_interval(ratios)
+    found = ratio_interval(ratios, {category: len(of_category) for category, of_category in ratios.items()})
     rounding = 1 + 1e-12
     assert min(map(min, ratios.values())) / rounding <= found[0] <= found[1]
     assert found[1] <= max(map(max, ratios.values())) * rounding
+
+
+def test_trials_of_one_prompt_have_no_interval():
+    assert ratio_interval({"qa": [1.0, 1.1, 0.9, 1.2]}, {"qa": 1}) is None
+    low, high = ratio_interval({"qa": [1.0, 2.0, 3.0] * 2}, {"qa": 3})
+    assert low < 2 < high
 
 
 def losses(*by_document: float) -> dict[str, Any]:

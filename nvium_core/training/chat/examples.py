@@ -21,11 +21,12 @@ class Example:
     """Token ids [T] of a conversation or a plain text. `is_answer` [T] marks the tokens that count in the loss.
 
     In a conversation, these tokens are the assistant's answers, each with its end-of-text. In a plain text, they are
-    all tokens except begin-of-text.
+    all tokens except begin-of-text. `is_continued`: the text begins in the example before.
     """
 
     tokens: NDArray[np.int64]
     is_answer: NDArray[np.bool_]
+    is_continued: bool = False
 
     def __len__(self) -> int:
         return len(self.tokens)

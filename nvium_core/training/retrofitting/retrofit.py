@@ -18,6 +18,7 @@ from nvium_core.model.exits_file import describe_exits, digest_of
 from nvium_core.model.gguf import open_gguf
 from nvium_core.model.gguf import read_config as read_gguf_config
 from nvium_core.model.source import is_gguf
+from nvium_core.training.caveats import warnings
 from nvium_core.training.chat.examples import Example
 from nvium_core.training.chat.packing import PackedConversations
 from nvium_core.training.data.tokens import text_digest
@@ -31,7 +32,7 @@ from nvium_core.training.retrofitting.run import STATE_FOLDER, RetrofitRun
 from nvium_core.training.retrofitting.self_talk import SelfTalk, write_self_talk
 from nvium_core.training.retrofitting.settings import checked_config
 from nvium_core.training.retrofitting.table import Measured, measure
-from nvium_core.training.retrofitting.texts import TrainingText, read_text
+from nvium_core.training.retrofitting.texts import TrainingText, document_numbers, read_text
 from nvium_core.training.run_folder import owned
 
 MAX_CONTEXT = 1024
@@ -54,7 +55,11 @@ def retrofit(settings: RetrofitSettings, tokenizer: PreTrainedTokenizerFast) -> 
         follow(run, Console(stderr=True))
         note(f"shifting routers to depth {settings.depth:g}, and measuring on held-out text")
         shift = shift_to_depth(run.model, run.stream, run.context, settings.depth)
-        results = {text.kind: measure(run.model, windows(text.held_out, tokenizer), run.context) for text in texts}
+        results = {text.kind: measure_text(run, text, tokenizer) for text in texts}
+        base = run.model.model
+        about = {"model": settings.source, "training_tokens": base.config.training_tokens}
+        for line in warnings(about | {"num_parameters": base.num_parameters()}):
+            note(line)
         run.write(shift=shift, measured={kind: asdict(each) for kind, each in results.items()})
     return results
 
@@ -114,6 +119,11 @@ def files(settings: RetrofitSettings, base: NviumForCausalLM, tokenizer: PreTrai
 
         write_self_talk(partial(SelfTalk, base, tokenizer), file, num_tokens, report)
         yield file
+
+
+def measure_text(run: RetrofitRun, text: TrainingText, tokenizer: PreTrainedTokenizerFast) -> Measured:
+    num_texts = document_numbers(text.held_out)[-1] + 1
+    return measure(run.model, windows(text.held_out, tokenizer), run.context, num_texts)
 
 
 def windows(examples: list[Example], tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> PackedConversations:

@@ -16,6 +16,8 @@ from nvium_core.training.data.windows import Windows
 from nvium_core.training.retrofitting.distillation import CHUNK_ROWS
 from nvium_core.training.retrofitting.model import TeacherRows, WithExits, log_exit_probs
 
+MIN_TEXTS = 3  # fewer texts have no standard error
+
 
 @dataclass(frozen=True)
 class ExitFigures:
@@ -32,22 +34,23 @@ class Measured:
     """A retrofit's measures.
 
     `price` is the mixture's perplexity divided by the base's, minus 1. `price_error` is the standard error of `price`
-    over paired tokens. `same_argmax` is the share of rows where the mixture and the base have the same most likely
-    token.
+    over paired tokens, or None for fewer than `MIN_TEXTS` texts. `same_argmax` is the share of rows where the mixture
+    and the base have the same most likely token.
     """
 
+    texts: int
     tokens: int
     exits: list[ExitFigures]
     original_perplexity: float
     perplexity: float
     price: float
-    price_error: float
+    price_error: float | None
     depth: float
     same_argmax: float
 
 
 @torch.no_grad()
-def measure(model: WithExits, stream: Windows, context: int) -> Measured:
+def measure(model: WithExits, stream: Windows, context: int, num_texts: int) -> Measured:
     parts = [
         _measure_rows(model, model.rows(stream.batch(window, 1, context)))
         for window in range(stream.num_windows(context))
@@ -58,13 +61,15 @@ def measure(model: WithExits, stream: Windows, context: int) -> Measured:
     exits = [ExitFigures(layer, *(round(float(value), 4) for value in values)) for layer, *values in means]
     gap_R = mix_R - nll_RE[:, -1]
     price = math.expm1(gap_R.mean().item())
+    error = (1 + price) * gap_R.std().item() / math.sqrt(len(gap_R))
     return Measured(
+        texts=num_texts,
         tokens=len(mix_R),
         exits=exits,
         original_perplexity=math.exp(nll_RE[:, -1].mean().item()),
         perplexity=math.exp(mix_R.mean().item()),
         price=price,
-        price_error=(1 + price) * gap_R.std().item() / math.sqrt(len(gap_R)),
+        price_error=error if num_texts >= MIN_TEXTS else None,
         depth=float((p_RE.mean(0) * torch.tensor(layers)).sum() / layers[-1]),
         same_argmax=same_R.mean().item(),
     )
@@ -105,6 +110,7 @@ def table(measured: Measured, kind: str) -> Table:
     for exit_ in measured.exits:
         numbers = (f"{exit_.layer / last:.2f}", f"{exit_.perplexity:.4g}", f"{exit_.kl:.2f}")
         shown.add_row(f"layer {exit_.layer}", *numbers, f"{exit_.share:.0%}")
-    price = f"{measured.perplexity:.4g} ({measured.price:+.1%} ± {measured.price_error:.1%})"
+    error = "" if measured.price_error is None else f" ± {measured.price_error:.1%}"
+    price = f"{measured.perplexity:.4g} ({measured.price:+.1%}{error})"
     shown.add_row("mixture", f"{measured.depth:.3f}", price, "", "")
     return shown

@@ -45,11 +45,18 @@ def documents(path: Path, tokenizer: PreTrainedTokenizerFast, context: int, max_
     tokens = np.concatenate(list(parts)).astype(np.int64)
     starts = np.flatnonzero(tokens == tokenizer.eos_token_id)
     windows = (
-        document[start : start + context + 1]
+        (start, document[start : start + context + 1])
         for document in np.split(tokens, starts)
         for start in range(0, len(document) - 1, context)
     )
-    return [Example(window, np.ones(len(window), dtype=bool)) for window in windows]
+    return [Example(window, np.ones(len(window), dtype=bool), is_continued=start > 0) for start, window in windows]
+
+
+def document_numbers(examples: Sequence[Example]) -> list[int]:
+    """Return the number of each example's document or conversation, from 0."""
+    numbers = np.cumsum([not each.is_continued for each in examples])
+    found: list[int] = (numbers - numbers[0]).tolist()
+    return found
 
 
 def split(examples: Sequence[Example], path: Path) -> tuple[list[Example], list[Example]]:

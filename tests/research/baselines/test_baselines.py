@@ -43,7 +43,6 @@ def test_calm_has_a_point_with_its_own_loss_for_each_threshold(folders, twin):
     assert last.items() >= expected.items()
     dense, perplexity = evaluate(twin.model, twin.tokenizer, DOCUMENTS).perplexity, expected["perplexity"]
     assert last["perplexity_gain_percent"] == pytest.approx(100 * (dense - perplexity) / dense)
-    assert last["theoretical_speed_up_percent"] == pytest.approx(100 / expected["mean_depth"] - 100)
     assert last["mean_depth"] < calm[0]["mean_depth"]
     early, late = ([step["tokens"] for step in point["latency"]["staircase"]] for point in (last, calm[0]))
     num_tokens = 2 * (last["latency"]["max_new_tokens"] - 1)
