@@ -24,6 +24,7 @@ COMMANDS = (
     generating.generate,
     generating.chat,
     training.train,
+    training.plot,
     training.recipes,
     training.convert,
     training.retrofit,

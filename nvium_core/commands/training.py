@@ -1,4 +1,4 @@
-"""`nvium train`, `nvium recipes`, `nvium convert` and `nvium retrofit`."""
+"""`nvium train`, `nvium plot`, `nvium recipes`, `nvium convert` and `nvium retrofit`."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,22 +41,37 @@ def train(
     options = RunOptions(
         data=data, folder=folder or Path("runs") / recipe, device=str(resolve_device(device)), compile=compile, **given
     )
-    named = recipe_named(recipe, settings)
     if seeds:
-        shown = train_seeds(named, options, parsed_seeds(seeds))
+        recipes = {seed: recipe_named(recipe, [*settings, f"seed={seed}"]) for seed in parsed_seeds(seeds)}
+        shown = train_seeds(recipes, options)
         if is_first_here():
             show(shown)
         return
-    written = run(named, options)
+    written = run(recipe_named(recipe, settings), options)
     if is_first_here():
         print(f"Model written to {written}")
 
 
 def parsed_seeds(text: str) -> list[int]:
     try:
-        return [int(part) for part in text.split(",")]
+        seeds = [int(part) for part in text.split(",")]
     except ValueError as error:
         raise typer.BadParameter(f"--seeds: must be integers such as 1,2,3, got {text!r}") from error
+    if len({*seeds}) < len(seeds):
+        raise typer.BadParameter(f"--seeds: must be different, because equal seeds train equal models; got {text!r}")
+    return seeds
+
+
+def plot(
+    run: Annotated[Path, typer.Argument(help="Folder of a training run, also of one that has not ended.")],
+    out: Annotated[Path | None, typer.Option(help="File to write, such as run.png [RUN/log.svg].")] = None,
+) -> None:
+    """Draw a run's log: losses, exit shares and mean depth. Requires nvium[research]."""
+    from nvium_core.training.plot import plot as draw
+
+    file = out or run / "log.svg"
+    draw(run, file)
+    print(f"Figure written to {file}")
 
 
 def recipes() -> None:

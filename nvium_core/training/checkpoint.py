@@ -19,7 +19,7 @@ State = dict[str, Any]
 
 STATE, PREVIOUS, PARTIAL = "state.pt", "state.previous.pt", "state.partial"
 PARTS = {"model", "optimizers", "beta", "step", "recipe"}
-FORMAT = 6
+FORMAT = 7
 """Version of the checkpoint format, 1 for files without a version. Increment it if `Recipe` or an optimiser changes."""
 
 

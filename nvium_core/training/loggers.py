@@ -9,11 +9,12 @@ from typing import Any, Protocol
 
 from nvium_core.training.errors import TrainingError
 
+LOG = "log.jsonl"  # in a run's folder
 MODULES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb"}
 """Names of `--logger`, and the modules that they need."""
 
 Report = dict[str, Any]
-"""A step's metrics by name. Values are numbers, or lists with one number per exit."""
+"""A step's metrics by name. Values are numbers, lists with one number per exit, or texts."""
 
 
 class Logger(Protocol):
@@ -26,7 +27,7 @@ class RunLog:
 
     def __init__(self, folder: Path, first_step: int) -> None:
         """Open the log and drop its lines after `first_step`: a resumed run repeats the steps after its checkpoint."""
-        self.path = folder / "log.jsonl"
+        self.path = folder / LOG
         partial = folder / "log.partial"
         try:
             partial.write_text("".join(lines_up_to(self.path, first_step)), encoding="utf-8")
@@ -57,6 +58,18 @@ def lines_up_to(log: Path, step: int) -> list[str]:
     return [line for line in lines if 0 < step_of(line) <= step]
 
 
+def read_log(folder: Path) -> list[Report]:
+    """Return the steps of the log in a run's folder. Raise `TrainingError` if there are none, or a line is damaged."""
+    log = folder / LOG
+    try:
+        reports = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise TrainingError(f"{log}: {getattr(error, 'strerror', None) or error}") from error
+    if not reports:
+        raise TrainingError(f"{log}: has no steps yet")
+    return reports
+
+
 def step_of(line: str) -> int:
     """Return the step of a log line, or 0 if the line is incomplete."""
     try:
@@ -76,6 +89,8 @@ class TensorBoard:
     def write(self, report: Report) -> None:
         for name, value in scalars(report).items():
             self.writer.add_scalar(name, value, report["step"])
+        for name, text in texts(report).items():
+            self.writer.add_text(name, text, report["step"])
 
 
 class WandB:
@@ -86,7 +101,7 @@ class WandB:
         self.close = self.run.finish
 
     def write(self, report: Report) -> None:
-        self.run.log(scalars(report), step=report["step"])
+        self.run.log({**scalars(report), **texts(report)}, step=report["step"])
 
 
 KINDS: dict[str, Callable[[Path, int], Logger]] = {"tensorboard": TensorBoard, "wandb": WandB}
@@ -104,9 +119,14 @@ def module_of(name: str) -> Any:
 
 def scalars(report: Report) -> dict[str, float]:
     """Return the report's numbers by name. An exit's number is NAME/EXIT, from 1."""
-    lists = {name: value if isinstance(value, list) else None for name, value in report.items() if name != "step"}
+    others = {"step", *texts(report)}
+    lists = {name: value if isinstance(value, list) else None for name, value in report.items() if name not in others}
     return {
         f"{name}/{exit_}" if values else name: number
         for name, values in lists.items()
         for exit_, number in enumerate(values or [report[name]], 1)
     }
+
+
+def texts(report: Report) -> dict[str, str]:
+    return {name: value for name, value in report.items() if isinstance(value, str)}

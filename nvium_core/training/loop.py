@@ -22,6 +22,8 @@ from nvium_core.training.objective.beta import BetaControl
 from nvium_core.training.objective.objective import ObjectiveResult, Phase
 from nvium_core.training.recipes.recipe import Recipe
 
+SAVE_SECONDS = 300
+
 
 @dataclass(kw_only=True, eq=False)
 class TrainingLoop(ABC):
@@ -30,6 +32,7 @@ class TrainingLoop(ABC):
     - `objective`: computes loss and metrics from a batch and a phase.
     - `clipped`: groups of parameters. Each group's gradient is clipped to `recipe.optimizer.clip_norm`.
     - `checkpointed`: the module whose trainable parameters a checkpoint contains.
+    - `seconds`: time since the start of the run, without interruptions. `saved`: its value at the last checkpoint.
     """
 
     recipe: Recipe
@@ -45,6 +48,8 @@ class TrainingLoop(ABC):
     autocast_dtype: torch.dtype = torch.float32
     loggers: Sequence[str] = ()
     step: int = 0
+    seconds: float = 0.0
+    saved: float = 0.0
 
     @property
     def device(self) -> torch.device:
@@ -60,12 +65,15 @@ class TrainingLoop(ABC):
 
     def steps(self) -> Generator[Report, None, None]:
         """Train to the end, yielding a report after every step."""
+        started = time.monotonic() - self.seconds
         self.begin()
         kinds = [RunLog, *(KINDS[name] for name in self.loggers)] if self.processes.is_first else []
         logs: list[Logger] = [kind(self.folder, self.step) for kind in kinds]
         try:
             for batches in prefetched(map(self.batches_of, range(self.step, self.num_steps))):
                 report = self.train_step(batches) | self.evaluation()
+                self.seconds = time.monotonic() - started
+                report["seconds"] = round(self.seconds, 2)
                 for log in logs:
                     log.write(report)
                 if self.is_checkpoint_due:
@@ -83,9 +91,20 @@ class TrainingLoop(ABC):
     def evaluation(self) -> Report:
         return {}
 
+    def advice(self, report: Report) -> str:
+        """Return a warning about the last steps, or nothing."""
+        return ""
+
     @property
     def is_checkpoint_due(self) -> bool:
-        return self.step % self.recipe.checkpoint_every == 0
+        """Return True at least ten times in a run, every `checkpoint_every` steps, and every five minutes."""
+        is_late = self.processes.is_first and self.seconds - self.saved >= SAVE_SECONDS
+        is_due = self.step % min(self.recipe.checkpoint_every, self.tenth) == 0
+        return bool(self.processes.total(torch.tensor(int(is_late), device=self.device))) or is_due
+
+    @property
+    def tenth(self) -> int:
+        return max(1, self.num_steps // 10)
 
     def batches_of(self, step: int) -> list[Batch]:
         """Return this process's windows of a step, in batches of at most `rows_per_pass` tokens."""
@@ -103,12 +122,13 @@ class TrainingLoop(ABC):
         _, beta = self.loss_weights()
         metrics = self.read(self.accumulate(batches, phase), self.clip())
         self.update()
-        if "mean_depth" in metrics and not self.recipe.router_warmup.active(phase.progress):
+        if "mean_depth" in metrics and not self.recipe.router_warmup.active(phase.step, self.num_steps):
             self.beta.observe_depth(metrics["mean_depth"])
         return {
             "step": self.step,
             **{name: rounded(value) for name, value in metrics.items()},
             "beta": rounded(beta),
+            "learning_rate": self.learning_rate,
             "tokens_per_second": round(self.recipe.tokens_per_step / (time.monotonic() - started)),
         }
 
@@ -119,7 +139,7 @@ class TrainingLoop(ABC):
     def loss_weights(self) -> tuple[float, float]:
         """Return α and β of this step: only α during the router warm-up, and only β afterwards."""
         warmup = self.recipe.router_warmup
-        return (warmup.alpha, 0.0) if warmup.active(self.progress) else (0.0, self.beta.beta)
+        return (warmup.alpha, 0.0) if warmup.active(self.step, self.num_steps) else (0.0, self.beta.beta)
 
     def accumulate(self, batches: Sequence[Batch], phase: Phase) -> dict[str, Tensor]:
         """Accumulate gradients batch by batch. Return metrics whose sums over all processes are means over tokens."""
@@ -131,7 +151,7 @@ class TrainingLoop(ABC):
             with self.autocast():
                 result = self.objective(batch.to(self.device), phase)
             (share * result.loss).backward()
-            for name, value in result.metrics.items():
+            for name, value in {"loss": result.loss.detach(), **result.metrics}.items():
                 metrics[name] = metrics.get(name, 0) + share * value
         for parameter in self.checkpointed.parameters():
             if parameter.grad is not None:
@@ -148,19 +168,24 @@ class TrainingLoop(ABC):
         return torch.stack(norms).sum()
 
     def read(self, metrics: dict[str, Tensor], norm: Tensor) -> dict[str, Any]:
-        """Add up the metrics of all processes, and copy them to the host at once.
+        """Add up the metrics of all processes, and copy them and the norm of the gradients to the host at once.
 
-        Raise `TrainingError` if the loss or the norm of the gradients is not finite.
+        Raise `TrainingError` if the loss or the norm is not finite.
         """
         total = self.processes.total(torch.cat([value.flatten() for value in metrics.values()]))
-        *flat, norm_value = torch.cat([total, norm[None].to(total.dtype)]).tolist()
+        flat = torch.cat([total, norm[None].to(total.dtype)]).tolist()
         found: dict[str, Any] = {}
-        for name, value in metrics.items():
+        for name, value in {**metrics, "gradient_norm": norm}.items():
             own, flat = flat[: value.numel()], flat[value.numel() :]
             found[name] = own if value.dim() else own[0]
-        if not math.isfinite(found["mix_loss"] + norm_value):
+        if not math.isfinite(found["mix_loss"] + found["gradient_norm"]):
             raise TrainingError(f"the loss is not finite at step {self.step + 1}; the last checkpoint is intact")
         return found
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of the last step, except that of Muon, which has the same schedule."""
+        return self.recipe.learning_rate.maximum * self.recipe.learning_rate.share_at(self.progress)
 
     def update(self) -> None:
         share = self.recipe.learning_rate.share_at((self.step + 1) / self.num_steps)
@@ -173,8 +198,9 @@ class TrainingLoop(ABC):
 
     def save(self) -> None:
         if self.processes.is_first:
-            own = {"recipe": self.description(), "step": self.step, "beta": self.beta.state()}
+            own = {"recipe": self.description(), "step": self.step, "beta": self.beta.state(), "seconds": self.seconds}
             write_state(state_of(self.checkpointed, self.optimizers) | own, self.folder)
+        self.saved = self.seconds
         self.processes.wait()  # torchrun ends all processes once one has ended after a signal
 
     def resume(self) -> None:
@@ -184,6 +210,7 @@ class TrainingLoop(ABC):
             return
         self.check_resumable(state)
         self.step = state["step"]
+        self.seconds = self.saved = state["seconds"]
         self.beta.restore(state["beta"])
         restore(state, self.checkpointed, self.optimizers)
 

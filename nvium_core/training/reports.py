@@ -28,8 +28,12 @@ def follow(run: TrainingLoop, console: Console) -> None:
     with progress_bar(console) as bar, interruption() as is_interrupted, closing(run.steps()) as steps:
         task = bar.add_task("", total=run.num_steps, completed=run.step)
         last_line = -math.inf
+        if run.step:
+            console.print(f"resuming after step {run.step:,} of {run.num_steps:,}", highlight=False)
         for report in steps:
             bar.update(task, completed=run.step, description=describe(report))
+            if advice := run.advice(report):
+                console.print(advice, highlight=False, markup=False, soft_wrap=True)
             now = time.monotonic()
             if bar.disable and (now - last_line >= LINE_SECONDS or run.step == run.num_steps):
                 left = timedelta(seconds=round(bar.tasks[0].time_remaining or 0))

@@ -37,16 +37,25 @@ class LearningRate:
         return self.final_ratio + (1 - self.final_ratio) * left
 
 
+MAX_WARMUP_SHARE = 0.8  # of a run whose router warm-up takes `min_steps`
+
+
 @dataclass(frozen=True, kw_only=True)
 class RouterWarmup:
-    """In the first `share` of the steps, the loss includes α L_balance. After that, the loss includes β L_compute."""
+    """In the first `share` of the steps, the loss includes α L_balance. After that, the loss includes β L_compute.
+
+    The warm-up takes at least `min_steps`, or most of a run that is hardly longer. Before that, the first exit is ahead
+    of the others, and routers would send it all tokens, whatever β is.
+    """
 
     share: float = 0.05
     alpha: float = 1.0
+    min_steps: int = 80
 
     def __post_init__(self) -> None:
-        if not (0 <= self.share <= 1 and self.alpha >= 0):
-            raise ValueError(f"share must be in [0, 1] and alpha not negative, got {self.share} and {self.alpha}")
+        if not (0 <= self.share <= 1 and self.alpha >= 0 and self.min_steps >= 0):
+            numbers = f"{self.share}, {self.alpha} and {self.min_steps}"
+            raise ValueError(f"share must be in [0, 1], alpha and min_steps not negative; got {numbers}")
 
-    def active(self, progress: float) -> bool:
-        return progress < self.share
+    def active(self, step: int, num_steps: int) -> bool:
+        return step < max(self.share * num_steps, min(self.min_steps, MAX_WARMUP_SHARE * num_steps))

@@ -1,18 +1,18 @@
 """Train a recipe with several seeds, and compare the runs."""
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from statistics import fmean, stdev
 
 from rich.box import SIMPLE
 from rich.table import Table
 
+from nvium_core.training.caveats import warnings
+from nvium_core.training.loggers import Report, read_log
 from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.reports import note
-from nvium_core.training.train import VALIDATION_LOSS, train
+from nvium_core.training.train import VALIDATION_LOSS, trained
 
 FIGURES = {VALIDATION_LOSS: "validation loss", "mix_loss": "loss", "mean_depth": "mean depth", "beta": "β"}
 END_SHARE = 0.1  # share of the steps, at the end of the run, over which a figure is averaged
@@ -20,20 +20,23 @@ END_SHARE = 0.1  # share of the steps, at the end of the run, over which a figur
 Figures = dict[str, float]
 
 
-def train_seeds(recipe: Recipe, options: RunOptions, seeds: Sequence[int]) -> Table:
-    """Train once per seed, each in its own folder, FOLDER/seed-N. Return a table of the runs' last figures."""
-    found: dict[int, Figures] = {}
-    for seed in seeds:
+def train_seeds(recipes: Mapping[int, Recipe], options: RunOptions) -> Table:
+    """Train a recipe per seed, each in its own folder, FOLDER/seed-N. Return a table of the runs' last figures."""
+    found, lines = dict[int, Figures](), list[str]()
+    for seed, recipe in recipes.items():
         folder = options.folder / f"seed-{seed}"
         note(f"seed {seed}: {folder}")
-        train(replace(recipe, seed=seed), replace(options, folder=folder))
-        found[seed] = last_figures(folder / "log.jsonl")
-    return table(found)
+        run = trained(recipe, replace(options, folder=folder))
+        reports = read_log(folder)
+        found[seed] = last_figures(reports)
+        lines += warnings({"model": folder.name, "exit_shares": reports[-1].get("exit_probs"), **run.size})
+    made = table(found)
+    made.caption = "\n".join(lines)
+    return made
 
 
-def last_figures(log: Path) -> Figures:
+def last_figures(reports: Sequence[Report]) -> Figures:
     """Return the last validation loss, if any, and the means of other figures over the last tenth of the steps."""
-    reports = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     end = reports[-max(1, round(END_SHARE * len(reports))) :]
     found = {name: fmean(report[name] for report in end) for name in FIGURES if all(name in report for report in end)}
     evaluated = [report[VALIDATION_LOSS] for report in reports if VALIDATION_LOSS in report]

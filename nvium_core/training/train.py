@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -16,7 +17,9 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from nvium_core.model.checkpoint import MODEL_FOLDER
+from nvium_core.training.caveats import too_few_tokens
 from nvium_core.training.checkpoint import STATE, State
+from nvium_core.training.collapse import Collapse
 from nvium_core.training.data.source import prepare_text, validation_text
 from nvium_core.training.data.tokens import differences
 from nvium_core.training.data.windows import Windows
@@ -34,6 +37,7 @@ from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.reports import follow
 from nvium_core.training.run_folder import owned, write_model, write_recipe
 
+SAMPLE_TOKENS = 50
 VALIDATION_LOSS = "validation_loss"  # field of log.jsonl: L_mix on the validation text
 CHANGEABLE = {"total_tokens", "checkpoint_every", "evaluations"}
 """Settings of a recipe that may change when a run resumes."""
@@ -41,11 +45,17 @@ CHANGEABLE = {"total_tokens", "checkpoint_every", "evaluations"}
 
 def train(recipe: Recipe, options: RunOptions) -> Path:
     """Train a recipe, resuming from the folder's checkpoint if there is one. Return the model's folder."""
+    return trained(recipe, options).folder / MODEL_FOLDER
+
+
+def trained(recipe: Recipe, options: RunOptions) -> "TrainingRun":
+    """Train a recipe like `train`. Return the run after writing its model."""
     with joined_processes(options.device) as processes, owned(options.folder) if processes.is_first else nullcontext():
         run = prepare_run(recipe, options, processes)
         run.resume()
         show(run)
-        return run.export()
+        run.export()
+        return run
 
 
 def prepare_run(recipe: Recipe, options: RunOptions, processes: Processes = ALONE) -> "TrainingRun":
@@ -97,6 +107,7 @@ class TrainingRun(TrainingLoop):
     ) -> None:
         torch.manual_seed(recipe.seed)
         self.options, self.tokenizer, self.validation = options, tokenizer, validation
+        self.collapse = Collapse()
         self.model = built_model(recipe, len(tokenizer), tokenizer.eos_token_id).train()
         nn.Module.to(self.model, torch.device(options.device))
         if options.checkpoint_activations:
@@ -123,25 +134,53 @@ class TrainingRun(TrainingLoop):
         context = self.recipe.shape.context
         return self.recipe.total_tokens / (self.stream.num_windows(context) * context)
 
+    @property
+    def size(self) -> dict[str, Any]:
+        """The number of parameters, and of tokens that this and the initial model's runs have read, None if unknown."""
+        before = self.model.config.training_tokens if self.recipe.initial else 0
+        total = None if before is None else before + self.recipe.total_tokens
+        return {"training_tokens": total, "num_parameters": self.model.num_parameters()}
+
     def tokens_summary(self) -> str:
-        """Return a line about the tokens read. Warn if they are too few to compare models trained from scratch."""
-        tokens = self.recipe.total_tokens
+        """Return a line about the tokens read. Warn if they are too few to compare models."""
+        tokens, few = self.recipe.total_tokens, too_few_tokens(**self.size)
         ratio = tokens / self.model.num_parameters()
-        line = f"{tokens:,} tokens read, {ratio:.2g} per parameter"
-        is_short = ratio < 1 and self.recipe.initial is None
-        return f"{line}. Warning: too few to compare models; the paper reads 20 per parameter" if is_short else line
+        return f"{tokens:,} tokens read, {ratio:.2g} per parameter" + (f". Warning: {few}" if few else "")
 
     def begin(self) -> None:
         if self.processes.is_first:
             write_recipe(self.recipe, self.folder)
 
     def evaluation(self) -> Report:
-        return self.evaluate(self.validation) if self.validation and self.is_evaluation_due else {}
+        report = self.evaluate(self.validation) if self.validation and self.is_evaluation_due else {}
+        if self.processes.is_first and self.step % self.tenth == 0:
+            report["sample"] = self.sample()
+        return report
+
+    @torch.no_grad()
+    def sample(self) -> str:
+        """Generate the beginning of a text, without changing the state of the random number generators."""
+        start_BT = torch.tensor([[self.tokenizer.eos_token_id]], device=self.device)
+        self.model.eval()
+        with torch.random.fork_rng(), self.autocast():
+            torch.manual_seed(self.step)
+            ids_BT = self.model.generate(
+                start_BT,
+                attention_mask=torch.ones_like(start_BT),
+                do_sample=True,
+                max_new_tokens=min(SAMPLE_TOKENS, self.recipe.shape.context - 1),
+                pad_token_id=self.tokenizer.eos_token_id,
+            )
+        self.model.train()
+        return str(self.tokenizer.decode(ids_BT[0], skip_special_tokens=True))
 
     @property
     def is_evaluation_due(self) -> bool:
         parts, num_steps = self.recipe.evaluations, self.num_steps
         return self.step * parts // num_steps > (self.step - 1) * parts // num_steps
+
+    def advice(self, report: Report) -> str:
+        return self.collapse.advice(report, self.recipe)
 
     @torch.no_grad()
     def evaluate(self, validation: Windows) -> Report:
@@ -184,10 +223,12 @@ class TrainingRun(TrainingLoop):
             exported = built_model(self.recipe, len(self.tokenizer), self.tokenizer.eos_token_id)
             exported.load_state_dict(self.model.state_dict())
             exported.generation_config = self.model.generation_config
+            exported.config.training_tokens = self.size["training_tokens"]
             write_model(nn.Module.to(exported, torch.bfloat16), self.tokenizer, folder)
         return folder
 
 
 def schedule_at(recipe: Recipe, step: int) -> tuple[float, bool]:
     progress = step / recipe.num_steps
-    return round(recipe.learning_rate.share_at(progress), 9), recipe.router_warmup.active(progress)
+    is_warmup = recipe.router_warmup.active(step, recipe.num_steps)
+    return round(recipe.learning_rate.share_at(progress), 9), is_warmup

@@ -50,12 +50,12 @@ SMALL = [
     "tokens_per_step=256",
     "total_tokens=3072",
     "router_warmup.share=0.2",
+    "router_warmup.min_steps=0",
     "learning_rate.maximum=0.003",
     "optimizer.muon_rate=0.02",
     "beta.depth=0.45",
-    "checkpoint_every=4",
 ]
-"""A smaller `tiny`: 12 steps, a checkpoint every four steps."""
+"""A smaller `tiny` of 12 steps."""
 
 NUM_STEPS = 12
 

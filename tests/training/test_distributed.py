@@ -16,7 +16,7 @@ from nvium_core.training.options import RunOptions
 from nvium_core.training.train import prepare_run, train
 from tests.training.small_runs import SMALL, assert_equal, options, small_folder, small_recipe
 
-CHANGES = ["optimizer.muon_rate=0", "learning_rate.maximum=0.001", "total_tokens=1536", "checkpoint_every=2"]
+CHANGES = ["optimizer.muon_rate=0", "learning_rate.maximum=0.001", "total_tokens=1536"]
 
 
 def train_by_two(run_options: RunOptions, module: str = "nvium_core.cli") -> int:

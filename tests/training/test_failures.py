@@ -42,7 +42,7 @@ def test_a_checkpoint_of_another_format_is_refused(run_options, monkeypatch):
     with monkeypatch.context() as later:
         later.setattr("nvium_core.training.checkpoint.FORMAT", 0)
         run.save()
-    with pytest.raises(TrainingError, match=r"state\.pt: has format 0, but this version of nvium reads format 6"):
+    with pytest.raises(TrainingError, match=r"state\.pt: has format 0, but this version of nvium reads format 7"):
         start(small_recipe(), run.options)
 
 
@@ -69,8 +69,9 @@ def test_a_signal_stops_a_run_after_a_checkpoint_and_the_same_command_resumes(un
     assert "step 1/12 · loss " in printed and "step 2/12" not in printed
     assert "stopped after step 6; run the same command to resume" in printed
     resumed = start(small_recipe(), run.options)
-    assert resumed.step == 6
-    assert_equal(finished(resumed), uninterrupted)
+    show(resumed)
+    assert "resuming after step 6 of 12" in capsys.readouterr().err
+    assert_equal(resumed.model.state_dict(), uninterrupted)
 
 
 KILLED = """
@@ -99,7 +100,7 @@ def test_a_run_killed_while_it_writes_a_checkpoint_ends_with_the_weights_of_an_u
     assert killed.returncode == -signal.SIGKILL
     assert (folder / "state.partial").exists()
     resumed = start(small_recipe(), options(folder))
-    assert resumed.step == 4
+    assert resumed.step == 5
     assert_equal(finished(resumed), uninterrupted)
 
 
@@ -148,11 +149,13 @@ def test_a_run_can_be_extended_while_its_rate_is_stable(run_options):
     assert start(small_recipe(*STABLE, "total_tokens=6144"), run_options).step == 4
 
 
-def test_a_text_that_is_too_short_is_refused_and_can_be_replaced(run_options):
+def test_a_text_that_is_too_short_is_refused_and_can_be_replaced(run_options, capsys):
     (short := run_options.data.with_name("short.txt")).write_text("Too short.", encoding="utf-8")
-    for chosen in (replace(run_options, data=short), replace(run_options, validation=short)):
-        with pytest.raises(DataError, match=r"short\.txt: \d+ tokens of text are too few for a context of 64"):
-            start(small_recipe(), chosen)
+    with pytest.raises(DataError, match=r"short\.txt: 10 bytes of text are too few for a context of 64 .* 256 are"):
+        start(small_recipe(), replace(run_options, data=short))
+    assert not list(run_options.folder.iterdir()) and not capsys.readouterr().err  # before the tokenizer is trained
+    with pytest.raises(DataError, match=r"short\.txt: \d+ tokens of text are too few for a context of 64"):
+        start(small_recipe(), replace(run_options, validation=short))
     advance(start(small_recipe(), run_options), 1)
 
 

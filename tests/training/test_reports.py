@@ -22,6 +22,9 @@ class Counted:
             self.step += 1
             yield REPORT
 
+    def advice(self, report):
+        return "Warning: it collapses" if self.step == 2 else ""
+
     def save(self):
         raise AssertionError("it was not interrupted")
 
@@ -31,8 +34,8 @@ def test_without_a_terminal_lines_have_the_time_left(monkeypatch):
     console = Console(file=io.StringIO(), width=40)
     follow(Counted(), console)
     lines = console.file.getvalue().splitlines()
-    assert [line[:8] for line in lines] == ["step 1/3", "step 2/3", "step 3/3"]
-    assert lines[1].endswith("40% · 0:00:01 left") and not lines[2].endswith("left")
+    assert [line[:8] for line in lines] == ["step 1/3", "Warning:", "step 2/3", "step 3/3"]
+    assert lines[2].endswith("40% · 0:00:01 left") and not lines[3].endswith("left")
 
 
 def shown(width: int, description: str) -> list[str]:

@@ -28,7 +28,13 @@ def test_a_decay_at_the_end_equals_transformers_schedule():
 
 def test_routers_warm_up_for_the_first_share_of_steps():
     warmup = RouterWarmup()
-    assert [warmup.active(progress) for progress in (0.0, 0.0499, 0.05, 1.0)] == [True, True, False, False]
+    assert [warmup.active(step, 10_000) for step in (0, 499, 500, 10_000)] == [True, True, False, False]
+
+
+@pytest.mark.parametrize(("num_steps", "last"), [(1000, 79), (100, 79), (50, 39)])
+def test_a_warm_up_takes_eighty_steps_or_most_of_a_shorter_run(num_steps, last):
+    assert [RouterWarmup().active(step, num_steps) for step in (last, last + 1)] == [True, False]
+    assert not RouterWarmup(share=0.0, min_steps=0).active(0, num_steps)
 
 
 @pytest.mark.parametrize("wrong", [{"decay": 0.0}, {"final_ratio": 1.5}, {"warmup": 1.0}])

@@ -17,8 +17,18 @@ def test_several_seeds_give_one_table_of_their_figures_with_mean_and_spread(nviu
     assert losses[0] != losses[1]
     assert f"{fmean(losses):.4f} ± {stdev(losses):.4f}" in shown
     assert all(f"{loss:.4f}" in shown for loss in losses) and "mean depth" in shown
+    assert "Warning: seed-5 has read" in " ".join(shown.split())
 
 
-@pytest.mark.parametrize("seeds", ["1,x", ","])
-def test_seeds_that_are_not_integers_are_refused(nvium, seeds, tmp_path):
-    assert "must be integers such as 1,2,3" in nvium.refuses("train", "tiny", "--data", tmp_path, "--seeds", seeds)
+@pytest.mark.parametrize(
+    ("seeds", "complaint"),
+    [
+        ("1,x", "--seeds: must be integers such as 1,2,3"),
+        (",", "--seeds: must be integers such as 1,2,3"),
+        ("1,1", "--seeds: must be different"),
+        ("1,-1", "seed must not be negative"),
+        (f"1,{2**63}", "seed must be below 2⁶³"),
+    ],
+)
+def test_wrong_seeds_are_refused_before_the_first_run(nvium, seeds, complaint, tmp_path):
+    assert complaint in nvium.refuses("train", "tiny", "--data", tmp_path, "--seeds", seeds)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from nvium_core import NviumForCausalLM
+from nvium_core import NviumConfig, NviumForCausalLM
 from nvium_core.model.llama import causal_attention
 from nvium_core.training.chat.conversations import assistant, user
 from nvium_core.training.data.windows import Batch, Windows
@@ -34,9 +34,41 @@ def test_a_run_learns_and_leaves_a_model_that_loads(tmp_path):
     log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [report["step"] for report in log] == list(range(1, 61))
     assert log[-1]["mix_loss"] < log[0]["mix_loss"] - 1
+    assert [len(report["exit_losses"]) for report in log] == [2] * 60
+    assert all(report["gradient_norm"] > 0 for report in log)
+    assert [report["step"] for report in log if report.get("sample")] == list(range(4, 61, 4))
+    assert 0 < log[0]["seconds"] <= log[-1]["seconds"]
+    penalties = [report["beta"] * report["mean_depth"] for report in log]
+    assert [each["loss"] - each["mix_loss"] for each in log[20:]] == pytest.approx(penalties[20:], abs=1e-4)
+    assert max(report["learning_rate"] for report in log) == pytest.approx(0.01, rel=0.05)
+    assert log[-1]["learning_rate"] == pytest.approx(0.001)
     assert (folder / "model.safetensors").stat().st_mode & 0o044 == 0o044
     model, tokenizer = NviumForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     assert model.dtype == torch.bfloat16 and model.config.vocab_size == len(tokenizer)
+
+
+@pytest.mark.parametrize(("every", "expected"), [(3, [3, 6, 9, 12]), (100, [3, 4, 7, 8, 11, 12])])
+def test_checkpoints_are_due_by_share_of_the_run_by_steps_and_by_the_clock(every, expected, tmp_path):
+    run, due = start(small_recipe(f"checkpoint_every={every}"), options(tmp_path / "run")), []
+    for run.step in range(1, NUM_STEPS + 1):
+        run.seconds += 100
+        if run.is_checkpoint_due:
+            due.append(run.step)
+            run.saved = run.seconds
+    assert due == expected
+
+
+def test_the_clock_goes_on_in_a_resumed_run(tmp_path):
+    run = start(small_recipe(), options(tmp_path / "run"))
+    run.seconds = 1000.0
+    advance(run, 4)
+    assert next(start(small_recipe(), run.options).steps())["seconds"] > 1000
+
+
+def test_a_sample_does_not_change_the_random_numbers_of_the_run(tmp_path):
+    run, before = start(small_recipe(), options(tmp_path / "run")), torch.get_rng_state()
+    assert isinstance(run.sample(), str)
+    assert torch.equal(torch.get_rng_state(), before) and run.model.training
 
 
 def test_a_run_says_that_it_tokenizes(tmp_path, capsys):
@@ -178,3 +210,9 @@ def test_a_trained_model_can_be_fine_tuned_on_conversations(tmp_path):
 def test_less_than_one_token_per_parameter_is_a_warning(tmp_path, total_tokens, warns):
     line = start(small_recipe(f"total_tokens={total_tokens}"), options(tmp_path / "run")).tokens_summary()
     assert "per parameter" in line and ("Warning" in line) == warns
+
+
+def test_a_model_knows_the_tokens_of_its_run_and_of_its_initial_models(tmp_path):
+    first = train(small_recipe("total_tokens=512"), options(tmp_path / "first"))
+    tuned = train(small_recipe("total_tokens=256", f"initial={first}"), options(tmp_path / "tuned"))
+    assert [NviumConfig.from_pretrained(folder).training_tokens for folder in (first, tuned)] == [512, 768]

@@ -38,6 +38,7 @@ def nvium_objective(model: Nvium, batch: Batch, phase: Phase) -> ObjectiveResult
     balance = counted_mean(mixture.balance_penalty(tokens.log_w), batch)
     metrics = {
         "exit_probs": counted_mean(tokens.log_p.detach().exp(), batch),
+        "exit_losses": counted_mean(tokens.exit_nll.detach(), batch),
         "mix_loss": mix.detach(),
         "mean_depth": compute.detach(),
         "balance_loss": balance.detach(),

@@ -116,6 +116,7 @@ class Recipe:
             require(getattr(self, name) >= 1, f"{name} must be at least 1")
         for name in ("evaluations", "seed"):
             require(getattr(self, name) >= 0, f"{name} must not be negative")
+        require(self.seed < 2**63, "seed must be below 2⁶³")
         trains_tokenizer = self.tokenizer is None and self.initial is None
         fits = not trains_tokenizer or MIN_TRAINED_VOCABULARY <= self.shape.vocab_size <= MAX_TRAINED_VOCABULARY
         require(fits, f"vocab_size must be in [{MIN_TRAINED_VOCABULARY}, {MAX_TRAINED_VOCABULARY}]")

@@ -57,7 +57,7 @@ def stories_chat() -> Recipe:
         total_tokens=1_433_600,
         tokens_per_step=4096,
         learning_rate=LearningRate(maximum=8e-4, warmup=0.02, kind="wsd", decay=0.98, final_ratio=0.0),
-        router_warmup=RouterWarmup(share=0.0),
+        router_warmup=RouterWarmup(share=0.0, min_steps=0),
         beta=BetaSettings(initial=0.0085, depth=0.635),
         optimizer=OptimizerSettings(muon_rate=0.002),
     )

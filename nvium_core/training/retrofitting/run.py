@@ -6,7 +6,6 @@ frozen. After the first minutes, TARGET contains exits that can be served. TARGE
 the log.
 """
 
-import time
 from functools import partial
 from typing import Any
 
@@ -46,7 +45,6 @@ TEXT_KL_WEIGHT = 0.3  # weight of the KL in the loss while exits also learn the 
 STATE_FOLDER = "retrofit"
 CLIP_NORM = 1.0
 INITIAL_BETA, MAX_BETA = 0.3, 10.0
-SAVE_SECONDS = 300
 
 
 class RetrofitRun(TrainingLoop):
@@ -71,7 +69,6 @@ class RetrofitRun(TrainingLoop):
             beta=BetaControl.of(recipe.beta, recipe.num_steps, MAX_BETA),
             rows_per_pass=context,
         )
-        self.saved = time.monotonic()
 
     def begin(self) -> None:
         if not self.step:
@@ -91,14 +88,9 @@ class RetrofitRun(TrainingLoop):
             assert isinstance(exit_.adapter, Adapter)
             set_map(exit_.adapter, fit.solve())
 
-    @property
-    def is_checkpoint_due(self) -> bool:
-        return time.monotonic() - self.saved > SAVE_SECONDS
-
     def save(self) -> None:
         super().save()
         self.write()
-        self.saved = time.monotonic()
 
     def write(self, **measured: Any) -> None:
         """Write the exits to the target folder, in the base's dtype."""
@@ -124,7 +116,7 @@ def recipe_of(settings: RetrofitSettings, model: WithExits, context: int) -> Rec
         total_tokens=max(1, round(settings.tokens / tokens_per_step)) * tokens_per_step,
         tokens_per_step=tokens_per_step,
         learning_rate=RATE,
-        router_warmup=RouterWarmup(share=ROUTERS_FROM, alpha=0.0),
+        router_warmup=RouterWarmup(share=ROUTERS_FROM, alpha=0.0, min_steps=0),
         beta=BetaSettings(initial=INITIAL_BETA, depth=settings.depth),
         optimizer=OptimizerSettings(weight_decay=0.0, clip_norm=CLIP_NORM),
         seed=settings.seed,
@@ -142,6 +134,7 @@ def retrofit_objective(model: WithExits, batch: Batch, phase: Phase, *, learns_t
     loss = kl_weight * losses.kl_RE.sum(1).mean() + (mix + phase.beta * depth if trains_routers else 0.0)
     metrics = {
         "mix_loss": mix.detach(),
+        "exit_losses": losses.nll_RE.mean(0).detach(),
         "original_loss": losses.original_nll_R.mean().detach(),
         "mean_depth": depth.detach(),
         "kl": losses.kl_RE.mean(0).detach(),
