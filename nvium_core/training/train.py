@@ -162,7 +162,7 @@ class TrainingRun(TrainingLoop):
         """Generate the beginning of a text, without changing the state of the random number generators."""
         start_BT = torch.tensor([[self.tokenizer.eos_token_id]], device=self.device)
         self.model.eval()
-        with torch.random.fork_rng(), self.autocast():
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []), self.autocast():
             torch.manual_seed(self.step)
             ids_BT = self.model.generate(
                 start_BT,

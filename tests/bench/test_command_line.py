@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -31,9 +32,15 @@ def test_the_default_experiment_is_peers(nvium, tmp_path, byte_model):
     assert (prompt["tokens"], prompt["ours_over"]["dense twin"] > 0) == (512, True)
 
 
-def test_schedules_are_compared(nvium, byte_model):
-    small = ("--model", byte_model, "--tokens", 4, "--repeats", 1, "--sequences", "1,2")
-    assert "1 stream too few turns (1 of 3)" in " ".join(nvium("bench", "schedules", *small).out.split())
+def test_schedules_are_compared_with_a_warning_if_the_model_has_read_too_little(nvium, byte_model, tmp_path):
+    shutil.copytree(byte_model, tmp_path / "moved")
+    config = tmp_path / "moved" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"training_tokens": 10}))
+    small = ("--model", tmp_path / "moved", "--tokens", 4, "--repeats", 1, "--sequences", "1,2")
+    shown = " ".join(nvium("bench", "schedules", "--json", tmp_path / "figures.json", *small).out.split())
+    assert "1 stream too few turns (1 of 3)" in shown
+    [caveat] = json.loads((tmp_path / "figures.json").read_text())["caveats"]
+    assert "moved has read" in caveat and shown.startswith(f"Warning: {caveat}.")
 
 
 def test_tied_blocks_are_compared_with_what_their_costs_allow(nvium, tmp_path):

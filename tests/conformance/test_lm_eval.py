@@ -6,6 +6,7 @@ Only `hf` leaves it to the tokenizer whether a text begins with the beginning-of
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from tests.conformance.serving import ROOT, Served
 TASKS = Path(__file__).parent / "tasks"
 RUNNER = "from lm_eval.__main__ import cli_evaluate; import nvium_core.model.nvium; cli_evaluate()"
 """lm_eval's command line, in a process where transformers' AutoModelForCausalLM knows N-vium."""
+
+[PAGES_ARGUMENTS] = re.findall(r"--model_args (\S+)", (ROOT / "docs/evaluation.md").read_text(encoding="utf-8"))
 
 SCORED = ("nvium_choices", "nvium_endings", "nvium_passages")
 GENERATED = "nvium_continuations"
@@ -52,10 +55,8 @@ def from_weights(server: Served, tmp_path_factory: pytest.TempPathFactory) -> Sa
 @pytest.mark.parametrize("at_once", [(1, 8), (4, 1)])
 def test_lm_eval_finds_over_http_what_it_finds_in_the_weights(server, from_weights, tmp_path, record, at_once):
     num_concurrent, batch_size = at_once
-    arguments = (
-        f"model={server.model},base_url={server.api}/completions,tokenizer={server.folder},"
-        f"tokenizer_backend=huggingface,add_bos_token=True,tokenized_requests=True,max_length=1024,num_concurrent={num_concurrent}"
-    )
+    arguments = PAGES_ARGUMENTS.replace("http://127.0.0.1:8000/v1", server.api).replace("FOLDER", str(server.folder))
+    arguments = arguments.replace("num_concurrent=4", f"num_concurrent={num_concurrent}")
     over_http = evaluate("local-completions", arguments, tmp_path, batch_size)
     pairs = [pair for task in SCORED for pair in zip(over_http[task], from_weights[task], strict=True)]
     differences = [abs(log_likelihood(ours) - log_likelihood(theirs)) for ours, theirs in pairs]

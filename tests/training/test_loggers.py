@@ -14,7 +14,8 @@ def test_a_run_resumed_after_step_four_logs_each_step_once_to_tensorboard(tmp_pa
     finished(start(small_recipe(), run_options))
     events = events_of(str(run_options.folder / "tensorboard")).Reload()
     assert [event.step for event in events.Scalars("mix_loss")] == list(range(1, 13))
-    assert "exit_probs/2" in events.Tags()["scalars"]
+    assert {"exit_losses/2", "learning_rate", "gradient_norm", "seconds"} <= {*events.Tags()["scalars"]}
+    assert "sample/text_summary" in events.Tags()["tensors"]
 
 
 def test_weights_and_biases_gets_the_steps_too(tmp_path, monkeypatch):
@@ -25,7 +26,7 @@ def test_weights_and_biases_gets_the_steps_too(tmp_path, monkeypatch):
 
 
 def test_an_exits_number_has_a_name_of_its_own():
-    report = {"step": 3, "mix_loss": 2.5, "exit_probs": [0.25, 0.75]}
+    report = {"step": 3, "mix_loss": 2.5, "exit_probs": [0.25, 0.75], "sample": "A hen."}
     assert scalars(report) == {"mix_loss": 2.5, "exit_probs/1": 0.25, "exit_probs/2": 0.75}
 
 

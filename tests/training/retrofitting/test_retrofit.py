@@ -21,6 +21,7 @@ from nvium_core.training.retrofitting import run as module
 from nvium_core.training.retrofitting.settings import checked_config
 from nvium_core.training.retrofitting.table import measure
 from nvium_core.training.retrofitting.texts import read_text
+from tests.byte_model import wrapped_tokenizer
 
 pytestmark = pytest.mark.usefixtures("few_tokens_a_step")
 
@@ -61,11 +62,27 @@ def test_the_command_writes_exits_that_serve_with_their_base_and_a_table(nvium, 
     found = result["measured"]["text"]
     assert [exit_["layer"] for exit_ in found["exits"]] == [1, 3, 4]
     assert found["exits"][-1]["kl"] == 0.0
+    assert found["texts"] == 5 and f"± {found['price_error']:.1%}" in printed
     assert len((target / "retrofit/log.jsonl").read_text().splitlines()) == TOKENS // 512
 
 
+def test_one_held_out_text_has_no_standard_error_and_a_base_that_has_read_too_little_a_warning(
+    nvium, monkeypatch, llama, tmp_path
+):
+    base, data = tmp_path / "base", tmp_path / "text.txt"
+    NviumForCausalLM.from_pretrained(llama).save_pretrained(base)
+    wrapped_tokenizer().save_pretrained(base)
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(config | {"training_tokens": 100}))
+    data.write_text("One fox met two hens. " * 300)
+    asked = ["retrofit", base, tmp_path / "target", "--data", data, "--exits", "1,3", "--tokens", 1024]
+    printed = nvium(*asked)
+    assert "±" not in printed.out and "has read" in printed.err and "too few to compare models" in printed.err
+    assert json.loads((tmp_path / "target" / "exits.json").read_text())["measured"]["text"]["price_error"] is None
+
+
 def held_out_kl(run: module.RetrofitRun, held_out: Windows) -> float:
-    return sum(exit_.kl for exit_ in measure(run.model, held_out, run.context).exits)
+    return sum(exit_.kl for exit_ in measure(run.model, held_out, run.context, 6).exits)
 
 
 def test_least_squares_lower_the_kl_and_training_lowers_it_further(llama, data, tmp_path):

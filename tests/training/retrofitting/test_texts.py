@@ -5,7 +5,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from nvium_core.training.errors import DataError
-from nvium_core.training.retrofitting.texts import read_text
+from nvium_core.training.retrofitting.texts import document_numbers, read_text
 from tests.byte_model import END_OF_TEXT, TURNS, wrapped_tokenizer
 
 CONTEXT = 32
@@ -27,6 +27,8 @@ def test_windows_of_a_text_contain_every_token(tmp_path, tokenizer):
     assert all(each.is_answer.all() for each in examples)
     assert tokenizer.decode(np.concatenate([each.tokens[1:] for each in examples])) == "".join(DOCUMENTS)
     assert 0 < sum(map(len, text.held_out)) <= 0.1 * sum(map(len, examples))
+    numbers = document_numbers(examples)
+    assert numbers[-1] == len(DOCUMENTS) - 1 and numbers == sorted(numbers) and len(numbers) > len(DOCUMENTS)
 
 
 def test_only_answers_of_conversations_count(tmp_path, tokenizer):
