@@ -27,8 +27,10 @@ def rates(folder, name):
     return [json.loads(line)["step"] for line in lines]
 
 
-def test_both_models_take_all_steps_and_are_compared(tmp_path):
-    found = run(tmp_path, minutes=10)
+def test_both_models_take_all_steps_and_are_compared_with_a_warning_of_each(tmp_path, capsys):
+    found, printed = run(tmp_path, minutes=10), capsys.readouterr().out
+    assert [caveat.partition(" has read")[0] for caveat in found["caveats"]] == ["nvium", "dense"]
+    assert all(f"Warning: {caveat}." in printed for caveat in found["caveats"])
     assert found["steps"] == {"nvium": 60, "dense": 60}
     assert rates(tmp_path, "nvium") == rates(tmp_path, "dense") == list(range(1, 61))
     ratio = found["perplexity"] / found["twin"]["perplexity"]

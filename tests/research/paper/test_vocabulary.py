@@ -30,6 +30,7 @@ def test_a_run_and_its_twin_are_trained_and_evaluated_once(tmp_path, monkeypatch
     assert [(each["vocab_size"], each["seed"]) for each in (small, large)] == [(270, 0), (280, 0)]
     assert small["width_over_vocabulary"] == 32 / 270
     assert small["twin"]["exit_layers"] == [2]
+    assert [caveat.partition(" has read")[0] for caveat in small["caveats"]] == [small["model"], small["twin"]["model"]]
     gain = 100 * (1 - small["perplexity"] / small["twin"]["perplexity"])
     low, high = small["perplexity_gain_interval_percent"]
     assert small["perplexity_gain_percent"] == pytest.approx(gain) and low <= gain <= high
