@@ -1,6 +1,7 @@
 """Write a run's metrics to log.jsonl, and to TensorBoard or Weights & Biases. Neither has to be installed."""
 
 import json
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
@@ -59,14 +60,11 @@ def lines_up_to(log: Path, step: int) -> list[str]:
 
 
 def read_log(folder: Path) -> list[Report]:
-    """Return the steps of the log in a run's folder. Raise `TrainingError` if there are none, or a line is damaged."""
+    """Return the complete lines of the log in a run's folder. Raise `TrainingError` if there are none."""
     log = folder / LOG
-    try:
-        reports = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError) as error:
-        raise TrainingError(f"{log}: {getattr(error, 'strerror', None) or error}") from error
+    reports = [json.loads(line) for line in lines_up_to(log, sys.maxsize)]
     if not reports:
-        raise TrainingError(f"{log}: has no steps yet")
+        raise TrainingError(f"{log}: no such log, or it has no steps yet")
     return reports
 
 

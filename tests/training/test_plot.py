@@ -27,9 +27,7 @@ def test_a_figure_has_the_losses_shares_and_depth_of_a_run(nvium, run):
 
 
 def test_what_cannot_be_drawn_is_refused_by_name(nvium, run, monkeypatch):
-    assert "nowhere/log.jsonl: No such file" in nvium.refuses("plot", run / "nowhere")
+    assert "nowhere/log.jsonl: no such log" in nvium.refuses("plot", run / "nowhere")
     assert "run.xyz: " in nvium.refuses("plot", run, "--out", run / "run.xyz")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert "pip install 'nvium[research]'" in nvium.refuses("plot", run)
-    (run / "log.jsonl").write_text("")
-    assert "log.jsonl: has no steps yet" in nvium.refuses("plot", run)
