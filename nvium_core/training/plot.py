@@ -2,7 +2,7 @@
 
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.loggers import Report, read_log
@@ -40,14 +40,12 @@ def draw(panel: "Axes", title: str, curves: dict[str, str], reports: list[Report
         points = [(report["step"], report[field]) for report in reports if field in report]
         if points:
             steps, values = zip(*points, strict=True)
-            labels = [f"{label} {exit_}" for exit_ in range(1, len(values[0]) + 1)] if has_exits(values) else label
-            panel.plot(steps, values, label=labels, linewidth=1, marker="" if len(points) > 1 else "o")
+            has_exits = isinstance(values[0], list)
+            labels = [f"{label} {exit_}" for exit_ in range(1, len(values[0]) + 1)] if has_exits else label
+            marker, color = "" if len(points) == len(reports) else ".", None if has_exits else "black"
+            panel.plot(steps, values, label=labels, linewidth=1, marker=marker, color=color)
     panel.set_xlabel("step")
     panel.set_title(title, fontsize="medium")
     panel.grid(alpha=0.3)
     if panel.get_legend_handles_labels()[0]:
         panel.legend(fontsize="small")
-
-
-def has_exits(values: Any) -> bool:
-    return isinstance(values[0], list)
