@@ -144,8 +144,8 @@ class TrainingRun(TrainingLoop):
     def tokens_summary(self) -> str:
         """Return a line about the tokens read. Warn if they are too few to compare models."""
         tokens, few = self.recipe.total_tokens, too_few_tokens(**self.size)
-        ratio = tokens / self.model.num_parameters()
-        return f"{tokens:,} tokens read, {ratio:.2g} per parameter" + (f". Warning: {few}" if few else "")
+        ratio = f", {tokens / self.model.num_parameters():.2g} per parameter"
+        return f"{tokens:,} tokens read" + (f". Warning: {few}" if few else ratio)
 
     def begin(self) -> None:
         if self.processes.is_first:
