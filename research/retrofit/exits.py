@@ -33,6 +33,7 @@ from nvium_core.model.exits import Exit
 from nvium_core.model.llama import causal_attention
 from nvium_core.model.nvium import Nvium
 from nvium_core.model.stored import quantize_model
+from nvium_core.training.caveats import warnings
 from nvium_core.training.retrofitting.router_shift import log_odds, shift_routers, shift_to
 
 NUM_TEXTS = 4
@@ -151,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     use_processor("auto", args.threads)
     subject = load_subject(args.model, None, None, None, args.device, args.dtype, args.weights)
     figures = measure(subject, sequences, depths, args.tokens, args.repeats)
-    Console().print(table(figures))
+    Console().print(*warnings(subject.as_dict()), table(figures), sep="\n")
     if args.json:
         write_json({**subject.as_dict(), **figures}, args.json)
 

@@ -26,6 +26,7 @@ from nvium_core.engine.events import Completion
 from nvium_core.engine.sampling_params import SamplingParams
 from nvium_core.evaluation.suite import description
 from nvium_core.loading import LoadedModel, load_model
+from nvium_core.training.caveats import warnings
 from nvium_core.training.chat.conversations import user
 from nvium_core.training.chat.examples import prompt_tokens
 from nvium_core.training.data.corpus import read_documents
@@ -210,7 +211,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         answered[loaded.name] = dict(zip(subjects, texts, strict=True))
         own = figures(loaded, stories[loaded.name], subjects, texts)
         found.append({**own, "max_tokens": args.max_tokens, "first_seed": args.first_seed})
-        Console().print(loaded.name, {name: found[-1][name] for name in (*COUNTS, "keep_to_their_subject")})
+        counts = {name: own[name] for name in (*COUNTS, "keep_to_their_subject")}
+        Console().print(loaded.name, counts, *warnings(own))
     if args.markdown:
         args.markdown.write_text(as_markdown(stories, answered), encoding="utf-8")
     if args.json:
