@@ -58,12 +58,13 @@ class Renderer:
         return str(reply["text"])
 
     def _reply(self, message: bytes) -> bytes:
-        """Ask a helper. If it ended before its first message, ask a new one."""
+        """Ask a helper. If it ended before its first message, or was stopped, ask a new one."""
         helper = self._idle_helper()
         try:
             reply = helper.ask(message)
         except HelperLost as error:
-            if helper.has_begun or isinstance(error, HelperStuck):
+            may_repeat = helper.has_begun or isinstance(error, HelperStuck)
+            if may_repeat and not helper.was_stopped:
                 raise
             helper = new_helper()
             reply = helper.ask(message)

@@ -1,8 +1,8 @@
 """Helper processes for untrusted input: chat templates and grammars.
 
 If a helper crashes, or exceeds its limits of CPU time or memory, its pipe closes. A helper that does not answer within
-`PATIENCE_SECONDS` is killed. `HELPERS` limits the memory of all helpers together. A helper dies with its parent, even
-if the parent was killed.
+`PATIENCE_SECONDS` is killed. `HELPERS` kills stopped helpers, and limits the memory of all helpers together. A helper
+dies with its parent, even if the parent was killed.
 """
 
 import ctypes
@@ -45,7 +45,7 @@ class HelperLost(Exception):
 
 
 class HelperStuck(HelperLost):
-    """The helper did not reply in time, or the helper that should have forked it did not. It was killed."""
+    """The helper did not reply in time, was stopped, or the helper that should have forked it was. It was killed."""
 
 
 class Helper:
@@ -60,8 +60,11 @@ class Helper:
         self.parent = parent
         """The helper that forks this one. The reference keeps it alive: no helper outlives its parent process."""
         self._pipe = pipe
-        self._pid = pid
+        self.pid = pid
         self._is_killed = False
+        self._end: finalize[[subprocess.Popen[bytes], int], Helper] | None = None
+        """Ends and reaps a spawned process."""
+        self._was_stopped = False
         self._active_at = time.monotonic()
         """Time of the last message in either direction."""
         HELPERS.add(self)
@@ -74,7 +77,7 @@ class Helper:
             arguments = [function, str(theirs.fileno()), str(os.getpid()), json.dumps(sys.path)]
             process = HELPERS.popen([sys.executable, "-I", "-c", PROGRAM.format(__name__), *arguments], theirs.fileno())
         helper = cls(with_timeout(ours), pid=process.pid)
-        finalize(helper, end, process, os.getpid())
+        helper._end = finalize(helper, end, process, os.getpid())
         return helper
 
     def fork(self) -> "Helper":
@@ -105,7 +108,7 @@ class Helper:
             self._active_at = time.monotonic()
             if self.has_begun:
                 return message
-            self._pid, self.has_begun = int(message), True
+            self.pid, self.has_begun = int(message), True
         return None
 
     def ask(self, message: bytes) -> bytes:
@@ -116,20 +119,34 @@ class Helper:
 
     def kill(self) -> None:
         """Kill the process. If its id is not known yet, kill its parent."""
-        if self._pid is None:
+        if self.pid is None:
             assert self.parent
             self.parent.kill()
-            return
-        self._is_killed = True
-        HELPERS.num_killed += 1
+        elif not self._is_killed:
+            self._is_killed = True
+            HELPERS.num_killed += 1
+            with suppress(OSError):
+                os.kill(self.pid, signal.SIGKILL)
+            if self._end:
+                HELPERS.reap(self._end)
+
+    @property
+    def was_stopped(self) -> bool:
+        """Return whether the process, or one that should have forked it, was killed because it was stopped."""
+        return self._was_stopped or (self.parent is not None and self.parent.was_stopped)
+
+    def note_stop(self) -> bool:
+        """Return whether the process is stopped, as by SIGSTOP. If so, `was_stopped` becomes True."""
+        parent_pid = self.parent.pid if self.parent else os.getpid()
         with suppress(OSError):
-            os.kill(self._pid, signal.SIGKILL)
+            self._was_stopped |= f") T {parent_pid} " in Path(f"/proc/{self.pid}/stat").read_text()
+        return self._was_stopped
 
     @property
     def num_bytes(self) -> int:
         """Return the memory in use, without files. Return 0 if it cannot be read."""
         with suppress(OSError):
-            return size_of(str(self._pid), is_resident=True)
+            return size_of(str(self.pid), is_resident=True)
         return 0
 
     def _has_message(self, seconds: float) -> bool:
@@ -151,6 +168,8 @@ class Helper:
         except BlockingIOError:  # the pipe's timeout
             self._give_up()
         except (EOFError, OSError) as error:
+            if self.was_stopped:
+                raise HelperStuck("a helper process was stopped") from error
             raise HelperLost("a helper process has ended") from error
 
 
@@ -159,13 +178,13 @@ class Helpers:
 
     def __init__(self) -> None:
         self.num_killed = 0
-        """Number of helpers that were killed because they did not answer, or to free memory."""
+        """Number of helpers that were killed because they did not answer, were stopped, or to free memory."""
         self.num_forked_bytes = 0
         """Memory of all forks at the last call of `limit_memory`."""
         self._alive = WeakSet[Helper]()
         self._lock = threading.Lock()
         self._spawner = ThreadPoolExecutor(1, "nvium-spawner")
-        """Starts processes, because a helper dies with the thread that started it."""
+        """Starts and reaps processes. A helper dies with the thread that started it."""
 
     def add(self, helper: Helper) -> None:
         with self._lock:
@@ -186,6 +205,16 @@ class Helpers:
             )
 
         return self._spawner.submit(start).result()
+
+    def reap(self, end: Callable[[], object]) -> None:
+        self._spawner.submit(end)
+
+    def kill_stopped(self) -> None:
+        """Kill stopped helpers, so that others replace them. Their forks die with them."""
+        with self._lock:
+            alive = list(self._alive)
+        for helper in [helper for helper in alive if helper.note_stop()]:
+            helper.kill()
 
     def limit_memory(self) -> None:
         """While all forks together exceed `MAX_FORKED_BYTES`, kill the largest."""

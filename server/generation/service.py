@@ -127,6 +127,7 @@ class Service(Drainable):
 
     def tick(self) -> None:
         if time.monotonic() > self._limited_at + 1:
+            HELPERS.kill_stopped()
             HELPERS.limit_memory()
             self._limited_at = time.monotonic()
 

@@ -78,7 +78,7 @@ class Constraints:
     def _with_process(self, pickled: bytes, use: Callable[["GrammarProcess"], Result]) -> Result:
         """Call `use` with the process of a grammar, which may still compile it.
 
-        If the process is lost, try once more with another one, unless compiling the grammar was the cause.
+        If the process is lost, try once more with another one, unless compiling the grammar may be the cause.
         """
         process = self._grammar_process(pickled)
         try:
@@ -87,7 +87,7 @@ class Constraints:
             with self._lock:
                 if self._cached.get(pickled) is process:
                     del self._cached[pickled]
-            if use is GrammarProcess.compiled and process.is_compiling:
+            if use is GrammarProcess.compiled and process.is_compiling and not process.helper.was_stopped:
                 raise
         return use(self._grammar_process(pickled))
 
@@ -146,7 +146,8 @@ class MaskClient:
         self._start = start
         self._helper: Helper | None = None
         """None until the first reply is needed, which is when the request has a seat."""
-        self._unsent: list[bytes] = []
+        self._commands: list[bytes] = []
+        """Commands that no process has begun with."""
         self._tokens_apart = 0
         self._num_awaited = Counter[int]()
         """Number of outstanding replies for each choice."""
@@ -165,22 +166,20 @@ class MaskClient:
         is_lone = len(self.clients) == 1 and self._num_choices <= 2  # a prototype and its fork
         core = current_core() if is_lone and not self._tokens_apart else ANY_CORE
         self._tokens_apart = max(0, self._tokens_apart - 1)
-        self._unsent.append(COMMAND.pack(choice, token_id, origin, core))
+        command = COMMAND.pack(choice, token_id, origin, core)
+        if not (self._helper and self._helper.has_begun):
+            self._commands.append(command)
         if self._helper:
             with suppress(HelperLost):  # the next read raises
-                self._send_all(self._helper)
-
-    def _send_all(self, helper: Helper) -> None:
-        for command in self._unsent:
-            helper.send(command)
-        self._unsent.clear()
+                self._helper.send(command)
 
     def reply(self, choice: int, seconds: float = PATIENCE_SECONDS) -> tuple[int, bytes] | None:
         """Return the choice's state and mask, or None after the timeout. Raise `TooCostly` if the process ended."""
         try:
             if self._helper is None:
                 self._helper = self._start()
-                self._send_all(self._helper)
+                for command in self._commands:
+                    self._helper.send(command)
             while self._num_awaited[choice]:
                 if (message := self._helper.receive(seconds)) is None:
                     self._tokens_apart = TOKENS_APART
@@ -189,7 +188,10 @@ class MaskClient:
                 self._replies[number] = state, message[REPLY.size :]
                 self._num_awaited[number] -= 1
         except HelperStuck:
-            raise
+            if self._helper is None or self._helper.has_begun or not self._helper.was_stopped:
+                raise
+            self._helper = None
+            return self.reply(choice, seconds)
         except HelperLost as error:
             raise TooCostly("its process ran out of time or memory, or was killed") from error
         return self._replies[choice]

@@ -10,16 +10,14 @@ from typing import Any
 from server.replicas.gateway import run
 from tests.server.forked_server import forked_server
 from tests.server.live_server import wait_until
-from tests.server.server_process import ServerProcess
+from tests.server.server_process import ServerProcess, descendants, name_of
 
 READY_SECONDS = 120
 
 
 def replicas_of(pid: int) -> set[int]:
     """Return the process ids of a gateway's replicas."""
-    lists = Path(f"/proc/{pid}/task").glob("*/children")
-    children = {int(child) for each in lists for child in each.read_text().split()}
-    return {child for child in children if b"server.replicas.replica" in Path(f"/proc/{child}/cmdline").read_bytes()}
+    return {child for child in descendants(pid) if "server.replicas.replica" in name_of(child)}
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,23 @@ def server_process(
         finally:
             process.kill()
             process.wait()
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the ids of a process's children, and of theirs."""
+    found = list[int]()
+    with suppress(OSError):
+        lists = [each.read_text() for each in Path(f"/proc/{pid}/task").glob("*/children")]
+        for child in [int(child) for text in lists for child in text.split()]:
+            found += [child, *descendants(child)]
+    return found
+
+
+def name_of(pid: int) -> str:
+    """Return the command line of a process. Empty if it has ended."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text().strip("\0")
+    return ""
 
 
 def free_port() -> int:

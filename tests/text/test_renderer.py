@@ -24,9 +24,9 @@ def test_a_prepared_helper_that_ends_while_it_starts_is_replaced(renderer: Rende
 
 def test_a_prepared_helper_that_was_killed_is_replaced(renderer: Renderer) -> None:
     (prepared,) = renderer._idle
-    assert prepared._pipe.poll(PATIENCE_SECONDS) and prepared._pid
-    os.kill(prepared._pid, signal.SIGKILL)
-    os.waitid(os.P_PID, prepared._pid, os.WEXITED | os.WNOWAIT)
+    assert prepared._pipe.poll(PATIENCE_SECONDS) and prepared.pid
+    os.kill(prepared.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, prepared.pid, os.WEXITED | os.WNOWAIT)
     assert renderer.render(template="{{ messages[0].content }}", messages=[{"content": "a"}]) == "a"
     assert prepared not in renderer._idle
 

@@ -36,8 +36,8 @@ def echo_with_memory(pipe: Connection) -> None:
 
 
 def pid_of(helper: Helper) -> int:
-    assert helper._pid is not None
-    return helper._pid
+    assert helper.pid is not None
+    return helper.pid
 
 
 def is_running(pid: int) -> bool:
@@ -125,8 +125,8 @@ import os, signal
 from nvium_core.text.sandbox import Helper
 helper = Helper.spawn("tests.text.test_sandbox:echo")
 helper.ask(b"a")
-os.kill(helper._pid, signal.SIGSTOP)
-print(helper._pid, flush=True)
+os.kill(helper.pid, signal.SIGSTOP)
+print(helper.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -3,10 +3,12 @@
 import os
 import resource
 import signal
+from contextlib import suppress
 from multiprocessing import Pipe
 from weakref import WeakSet
 
-from nvium_core.text import sandbox
+import pytest
+
 from nvium_core.text.sandbox import HELPERS, Helper, size_of
 from server.structured_outputs import constraints
 from server.structured_outputs.constraints import TOKENS_APART, Constraints, MaskClient
@@ -20,7 +22,9 @@ from server.structured_outputs.grammar_process import (
     MaskServer,
 )
 from server.structured_outputs.grammars import Regex
-from tests.byte_model import token_ids
+from tests.byte_model import NAME, token_ids
+from tests.server.forked_server import forked_server
+from tests.server.server_process import descendants
 from tests.server.structured_outputs.test_constraints import allows, compiled, loaded
 
 
@@ -56,19 +60,29 @@ def test_a_mask_process_moves_to_a_core_and_back(monkeypatch):
     assert moves == [{2}, CORES]
 
 
-def test_a_fork_server_that_stands_still_is_replaced(monkeypatch):
-    model, engine, _ = loaded("bytes")
-    constraints = Constraints(model.tokenizer, engine.limits.end_token_ids)
-    constraints.compile("f", Regex("a"))
-    stopped = constraints._fork_server
-    assert stopped is not None
-    assert stopped._pid is not None
-    os.kill(stopped._pid, signal.SIGSTOP)
-    monkeypatch.setattr(sandbox, "PATIENCE_SECONDS", 3.0)
-    constraint = constraints.compile("f", Regex("b")).constraint
-    assert constraint is not None
-    assert allows(constraint, *token_ids("b"))
-    assert constraints._fork_server is not stopped
+REQUEST_SECONDS = 15
+"""Less than the time that a helper has to answer."""
+
+CHAT = {"model": NAME, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2, "seed": 1}
+
+
+@pytest.mark.parametrize("other", ["a", "b"])
+def test_stopped_helpers_are_replaced_and_reaped_within_a_request(model_folder, tmp_path, other):
+    """Whether the next request has the same grammar or another."""
+    with forked_server(model_folder, tmp_path / "log") as server:
+
+        def status(pattern: str) -> int:
+            body = {**CHAT, "structured_outputs": {"regex": pattern}}
+            return server.http.post("/v1/chat/completions", json=body, timeout=REQUEST_SECONDS).status_code
+
+        assert status("a") == 200
+        stopped = set(descendants(server.process.pid))
+        assert len(stopped) >= 2
+        for pid in stopped:
+            with suppress(ProcessLookupError):  # the mask process, whose request has ended
+                os.kill(pid, signal.SIGSTOP)
+        assert status(other) == 200
+        assert not stopped & set(descendants(server.process.pid))
 
 
 def test_the_processes_of_a_grammar_have_limited_memory():
@@ -77,9 +91,9 @@ def test_the_processes_of_a_grammar_have_limited_memory():
     constraints.compile("f", Regex("m"))
     helpers = [constraints._fork_server, *(process.helper for process in constraints._cached.values())]
     for helper in helpers:
-        assert helper is not None and helper._pid is not None
-        limit, _ = resource.prlimit(helper._pid, resource.RLIMIT_AS)
-        assert 0 < limit < size_of(str(helper._pid)) + 2 * MEMORY_BYTES
+        assert helper is not None and helper.pid is not None
+        limit, _ = resource.prlimit(helper.pid, resource.RLIMIT_AS)
+        assert 0 < limit < size_of(str(helper.pid)) + 2 * MEMORY_BYTES
 
 
 def test_a_constraint_starts_no_process_before_its_first_mask():
