@@ -122,5 +122,5 @@ class ServerOptions(EngineConfig, ModelOptions):
     keep_alive_seconds: Annotated[Seconds, Doc("Interval of keep-alive comments on a silent stream.")] = 15
     http_keep_alive_seconds: Annotated[Seconds, Doc("How long an idle connection is kept open.")] = 75
     stall_seconds: Annotated[
-        Seconds, Doc("How long a Step, or a task in a worker thread, may take before /livez fails.")
-    ] = 30
+        Seconds | None, Doc("How long a Step may take before /livez fails [30; 10 with --replicas].")
+    ] = None

@@ -38,6 +38,9 @@ NUM_TEXT_THREADS = 2  # threads that tokenize long texts, render templates and w
 NUM_COMPILING_THREADS = 4
 """Threads that wait for grammar processes, and so the number of grammars that are compiled at the same time."""
 
+STALL_SECONDS = 30  # maximum duration of a Step, unless `--stall-seconds` is given
+TASK_SECONDS = 30  # maximum duration of a task in a worker thread; longer than a helper may take
+
 NEUTRAL = {"temperature": 1.0, "top_p": 1.0}
 
 
@@ -132,9 +135,9 @@ class Service(Drainable):
             self._limited_at = time.monotonic()
 
     def check_live(self) -> None:
-        busy_seconds = max(pool.busy_seconds for pool in self._pools)
-        has_progressed = max(self.worker.seconds_since_progress, busy_seconds) < self.settings.stall_seconds
-        if not (self.worker.is_alive and has_progressed) or self.has_failed:
+        is_hung = self.worker.seconds_since_progress > (self.settings.stall_seconds or STALL_SECONDS)
+        is_stuck = max(pool.busy_seconds for pool in self._pools) > TASK_SECONDS
+        if is_hung or is_stuck or self.has_failed or not self.worker.is_alive:
             raise Rejected("not_live", "the device thread or a worker thread makes no progress")
 
     async def check_ready(self) -> None:

@@ -4,14 +4,13 @@ import asyncio
 import json
 import os
 import random
+import secrets
 import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Collection
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import aiohttp
 import structlog
@@ -36,6 +35,9 @@ WAIT_SECONDS, POLL_SECONDS = 30, 0.1  # how long a request waits for a replica
 
 RETRY_SECONDS = 5
 
+STALL_SECONDS = 10
+"""Maximum duration of a replica's Step, unless `--stall-seconds` is given."""
+
 STABLE_SECONDS, MAX_PAUSE_SECONDS = 60, 30
 """If a replica ends earlier, it is started again after a pause, which doubles each time."""
 
@@ -49,6 +51,8 @@ class Replica:
 
     def __init__(self, number: int, settings: Settings, *, is_on_gpu: bool) -> None:
         self.name = str(number)
+        self.address = f"nvium-{secrets.token_hex(16)}"
+        """The name of the process's abstract socket, which leaves no file behind."""
         self.is_ready = False
         self.was_ready = asyncio.Event()
         """Set once a process has been ready."""
@@ -56,10 +60,9 @@ class Replica:
         self._options = settings.model_dump_json()
         self._environment = environment(gpu=number if is_on_gpu else None)
 
-    def connect(self, folder: str) -> None:
-        self.path = Path(folder, self.name)
+    def connect(self) -> None:
         self.session = aiohttp.ClientSession(
-            connector=aiohttp.UnixConnector(str(self.path), limit=0, keepalive_timeout=IDLE_SECONDS),
+            connector=aiohttp.UnixConnector(f"\0{self.address}", limit=0, keepalive_timeout=IDLE_SECONDS),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=WAIT_SECONDS),
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -67,10 +70,9 @@ class Replica:
 
     async def run(self) -> str:
         """Run a process until it ends, and return the reason. If cancelled, stop the process."""
-        self.path.unlink(missing_ok=True)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-c", PROGRAM.format("server.replicas.replica")),
-            *(str(self.path), str(os.getpid()), self._options, json.dumps(sys.path)),
+            *(self.address, str(os.getpid()), self._options, json.dumps(sys.path)),
             env=self._environment,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -129,17 +131,16 @@ class Fleet:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        with TemporaryDirectory(prefix="nvium-") as folder:  # which other users cannot open
+        for replica in self.replicas:
+            replica.connect()
+        self._keeping = asyncio.create_task(self._keep_all())
+        try:
+            yield
+        finally:
+            self._keeping.cancel()
+            await asyncio.wait([self._keeping])
             for replica in self.replicas:
-                replica.connect(folder)
-            self._keeping = asyncio.create_task(self._keep_all())
-            try:
-                yield
-            finally:
-                self._keeping.cancel()
-                await asyncio.wait([self._keeping])
-                for replica in self.replicas:
-                    await replica.session.close()
+                await replica.session.close()
 
     @property
     def has_failed(self) -> bool:
@@ -195,6 +196,7 @@ def own_options(settings: Settings, count: int) -> dict[str, object]:
     threads = str(max(1, torch.get_num_threads() // count)) if settings.threads == "auto" else settings.threads
     public: dict[str, object] = dict.fromkeys(("api_keys_file", "requests_per_minute", "ssl_certfile", "ssl_keyfile"))
     own = {"threads": threads, "http_keep_alive_seconds": KEEP_ALIVE_SECONDS, "goodbye_seconds": 0}
+    own["stall_seconds"] = settings.stall_seconds or STALL_SECONDS
     return {**public, **own, "cors_origins": ()}
 
 

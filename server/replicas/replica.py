@@ -1,15 +1,18 @@
 """The program of a replica: an ordinary server on a Unix socket that only its gateway can open.
 
-The arguments are the socket's path, the gateway's process id and the settings as JSON. The process prints `READY`, or
-a user's error, to standard output, which the gateway reads. It ends with its gateway, even if the gateway was killed.
+The arguments are the socket's abstract name, the gateway's process id and the settings as JSON. The process prints
+`READY`, or a user's error, to standard output, which the gateway reads. It ends with its gateway, even if the gateway
+was killed.
 """
 
 import gc
 import json
 import os
 import socket
+import struct
 import sys
 from functools import partial
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
@@ -31,6 +34,9 @@ KEY_ID, IS_LAST = "x-nvium-key-id", "x-nvium-is-last"
 NOT_STORED = ("response_not_found", "previous_response_not_found")
 """Error codes after which the gateway tries the other replicas, unless the request has the header `IS_LAST`."""
 
+PEER = struct.Struct("iII")
+"""The process, user and group at the other end of a Unix socket."""
+
 READY, USER_ERROR = b"ready\n", 2
 """The line that tells the gateway that the model is loaded, and the exit code after a user's error."""
 
@@ -48,6 +54,18 @@ class FromGateway(Check):
             record.is_passed_on = True
 
 
+class GatewayListener(Listener):
+    """Accepts connections of the gateway only, because any process could open an abstract socket."""
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        connection, address = super().accept()
+        pid, _, _ = PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
+        if pid != os.getppid():
+            connection.close()
+            raise ConnectionAbortedError
+        return connection, address
+
+
 class ReplicaServer(DrainingServer):
     def announce(self) -> None:
         os.write(1, READY)
@@ -55,7 +73,7 @@ class ReplicaServer(DrainingServer):
 
 
 def main() -> None:
-    path, parent, options = sys.argv[1:]
+    name, parent, options = sys.argv[1:]
     die_with(int(parent))
     gc.disable()  # until the server is ready
     settings = Settings(**json.loads(options))
@@ -63,8 +81,8 @@ def main() -> None:
     loading = Loading(settings)
     app = assemble(loading, Middleware(FromGateway))
     try:
-        with Listener(socket.AF_UNIX) as listener:
-            listener.bind(path)
+        with GatewayListener(socket.AF_UNIX) as listener:
+            listener.bind(f"\0{name}")
             listener.listen()
             serve(app, listener, partial(started, settings, loading.metrics), ReplicaServer)
     except (NviumError, OSError) as error:

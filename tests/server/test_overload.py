@@ -11,6 +11,7 @@ import pytest
 
 from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.schedule.step import Step, StepResult
+from server.generation import service
 from tests.server.live_server import live_server, wait_until
 from tests.server.raw_client import PATHS, asked, asking, connected, post
 
@@ -100,8 +101,9 @@ begun.wait()
 """
 
 
-def test_a_stuck_task_fails_the_liveness_probe_until_it_ends(byte_model):
-    with live_server(byte_model, stall_seconds=2) as server:
+def test_a_stuck_task_fails_the_liveness_probe_until_it_ends(byte_model, monkeypatch):
+    monkeypatch.setattr(service, "TASK_SECONDS", 2)
+    with live_server(byte_model) as server:
         release = threading.Event()
         server.service.text_threads.submit(release.wait)
         wait_until(lambda: server.http.get("/livez").status_code == 503)

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from tempfile import TemporaryDirectory
 
 from server.replicas.fleet import Fleet, Replica, no_replica
 from server.settings import Settings
@@ -57,8 +56,7 @@ class ScriptedFleet(Fleet):
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         self.replicas, self._servers = [], []
-        with TemporaryDirectory() as self._folder:
-            yield
+        yield
         for replica, server in zip(self.replicas, self._servers, strict=True):
             assert replica.num_requests == 0
             await replica.session.close()
@@ -68,10 +66,10 @@ class ScriptedFleet(Fleet):
         if not self.script:
             raise no_replica()
         replica, reply = Replica(len(self.replicas), Settings(), is_on_gpu=False), self.script.pop(0)
-        replica.connect(self._folder)
+        replica.connect()
         replica.is_ready = True
         self.replicas.append(replica)
-        self._servers.append(await asyncio.start_unix_server(partial(self._answer, reply), replica.path))
+        self._servers.append(await asyncio.start_unix_server(partial(self._answer, reply), f"\0{replica.address}"))
         return replica
 
     async def _answer(self, reply: Reply, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -5,8 +5,11 @@ import json
 import os
 import re
 import signal
+import socket
+import time
 from pathlib import Path
 
+import aiohttp
 import pytest
 import torch
 
@@ -24,6 +27,11 @@ NUM_STREAMS, NUM_WHOLE = 12, 24
 STORED = ("responses", "completed"), ("responses", "invalid"), ("other", "invalid")
 BY_SIGNAL = "replicas: a replica was ended by signal"
 OUT_OF_MEMORY = "which the system also sends when memory runs out"
+HANGS = """
+import threading
+from nvium_core.engine.worker import EngineWorker
+EngineWorker._step = lambda _: threading.Event().wait()
+"""
 SERVES = "from nvium_core.commands.serving import serve; serve()"
 
 
@@ -105,6 +113,19 @@ def test_a_replica_that_hangs_is_replaced(server, monkeypatch):
     assert len(replicas_of(os.getpid()) & processes) == 1
 
 
+@pytest.mark.slow
+async def test_a_replica_whose_device_hangs_is_ended_within_15_seconds(monkeypatch, model_folder):
+    monkeypatch.setattr(module, "PROGRAM", module.PROGRAM.replace("from {}", HANGS + "from {}"))
+    fleet = Fleet(Settings(model=str(model_folder), device="cpu"), Metrics())
+    [replica] = fleet.replicas
+    async with fleet.running():
+        await asyncio.wait_for(asyncio.wrap_future(fleet.started), 120)
+        started = time.monotonic()
+        with pytest.raises(aiohttp.ClientError):
+            await replica.session.post("http://replica/v1/completions", json={"model": "default", "prompt": "Once"})
+        assert time.monotonic() - started < 15
+
+
 def test_stored_responses_are_found_in_whichever_replica(server):
     def counted(endpoint: str, outcome: str) -> float:
         return server.gauge(f'nvium_requests_total{{endpoint="{endpoint}",outcome="{outcome}"}}')
@@ -141,12 +162,22 @@ async def test_sigterm_lets_requests_at_replicas_finish(model_folder, tmp_path):
     assert sorted(outcomes) == ["completed", "rejected"]
 
 
-def test_replicas_end_with_a_gateway_that_is_killed(model_folder, tmp_path):
-    with server_process(model_folder, tmp_path, code=SERVES, replicas=1) as server:
+def test_only_the_gateway_may_connect_to_a_replica_which_ends_with_a_killed_gateway_and_leaves_no_file(
+    model_folder, tmp_path
+):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    variables = {"TMPDIR": str(temporary)}
+    with server_process(model_folder, tmp_path, code=SERVES, variables=variables, replicas=1) as server:
         [replica] = replicas_of(server.process.pid)
+        name, gateway = Path(f"/proc/{replica}/cmdline").read_text().split("\0")[4:6]
+        assert int(gateway) == server.process.pid
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.connect(f"\0{name}")
+            assert stranger.recv(1) == b""
         server.process.kill()
         wait_until(lambda: not is_running(replica))
-        assert not is_running(replica)
+    assert list(temporary.rglob("*")) == []
 
 
 def test_a_model_that_no_replica_can_load_is_refused_in_one_line(nvium):
@@ -191,13 +222,11 @@ async def test_a_replica_that_keeps_ending_is_started_again_after_growing_pauses
         ("loading", "os.kill(os.getpid(), 34)", False, f"{BY_SIGNAL} 34 (Real-time signal 0)"),
     ],
 )
-async def test_what_a_library_prints_is_neither_the_start_nor_the_error(
-    monkeypatch, tmp_path, printed, end, is_started, reason
-):
+async def test_what_a_library_prints_is_neither_the_start_nor_the_error(monkeypatch, printed, end, is_started, reason):
     program = f"import os, sys; print('a library'); print({printed!r}, flush=True); {end}"
     monkeypatch.setattr(module, "PROGRAM", program)
     [replica] = Fleet(Settings(device="cpu"), Metrics()).replicas
-    replica.connect(str(tmp_path))
+    replica.connect()
     assert await replica.run() == reason
     assert replica.was_ready.is_set() == is_started
     await replica.session.close()
@@ -234,7 +263,7 @@ def test_replicas_share_threads_and_gpus_and_get_no_keys(monkeypatch):
     given = Settings(api_keys=("sk-1",), cors_origins=("*",), latency_buckets=(0.1, 1), max_n=3, goodbye_seconds=9)
     own = given.model_copy(update=own_options(given, 2))
     assert Settings(**json.loads(own.model_dump_json())) == own.model_copy(update={"api_keys": ()})
-    assert (own.max_n, own.cors_origins, own.goodbye_seconds) == (3, (), 0)
+    assert (own.max_n, own.cors_origins, own.goodbye_seconds, own.stall_seconds) == (3, (), 0, 10)
     assert own.threads == str(max(1, torch.get_num_threads() // 2))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     assert [environment(gpu=gpu)["CUDA_VISIBLE_DEVICES"] for gpu in (0, 1, None)] == ["4", "7", "4,7"]
