@@ -1,4 +1,4 @@
-# make serve | test | test-slow | check | faults | format | conformance | release. Each target works on a fresh clone and creates .venv.
+# make serve | test | test-slow | ray | check | faults | format | conformance | release. Each target works on a fresh clone and creates .venv.
 
 PYTHON ?= python3
 # Options of `nvium serve`, such as SERVE_ARGS='--port 9000'. NVIUM_… variables work too.
@@ -29,7 +29,11 @@ SOURCES := nvium_core server loadtest research deploy docs tests
 CLIENTS := .venv-conformance
 CLIENT_PIP := $(CLIENTS)/bin/python -m pip --disable-pip-version-check
 
-.PHONY: serve test test-slow check faults format conformance release clean
+# Ray has an environment that adds it to .venv.
+RAY := .venv-ray
+SITE_PACKAGES := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+
+.PHONY: serve test test-slow ray check faults format conformance release clean
 
 serve: .venv/serve.stamp
 	$(BIN)/nvium serve $(SERVE_ARGS)
@@ -42,6 +46,10 @@ test: .venv/test.stamp .venv/helm.stamp
 test-slow: .venv/release.stamp .venv/helm.stamp
 	$(BIN)/python -m pytest -m 'slow and not conformance' $(PYTEST_ARGS) \
 		|| $(BIN)/python -m pytest -m 'slow and not conformance' $(SECOND_TRY)
+
+# Ray Serve on three nodes, all on this machine. Takes a minute.
+ray: $(RAY)/ray.stamp
+	$(RAY)/bin/python -m pytest -n 0 tests/test_dependencies.py tests/server/test_ray_app.py
 
 # Fault injection and fuzzing. Prints two tables after some minutes.
 faults: .venv/test.stamp
@@ -56,7 +64,7 @@ check: .venv/test.stamp .venv/helm.stamp
 	$(BIN)/mypy --strict deploy/*.py
 	$(BIN)/mypy docs/figures/*.py
 	$(BIN)/mypy -p docs.tables
-	$(BIN)/hadolint Dockerfile
+	$(BIN)/hadolint Dockerfile deploy/ray/Dockerfile
 	$(BIN)/helm lint --strict deploy/helm/nvium
 	$(BIN)/python -m pytest -n 0 tests/deploy/test_helm_chart.py
 	$(PIP) check
@@ -78,8 +86,14 @@ release: .venv/release.stamp
 	$(PIP) install --constraint constraints.txt --editable '.[release]'
 	@touch $@
 
+$(RAY)/ray.stamp: .venv/test.stamp
+	$(BIN)/python -m venv --without-pip $(RAY)
+	$(BIN)/python $(SITE_PACKAGES) > "$$($(RAY)/bin/python $(SITE_PACKAGES))/nvium-test.pth"
+	$(PIP) --python $(RAY)/bin/python install --constraint constraints.txt --editable '.[ray]'
+	@touch $@
+
 clean:
-	rm -rf .venv $(CLIENTS) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv $(CLIENTS) $(RAY) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 
 .venv/python.stamp:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' \

@@ -61,9 +61,9 @@ def assemble(service: Service | Loading, gate: Middleware | None = None) -> Fast
     return app
 
 
-def create_app() -> FastAPI:
-    """Load the model and return its app, for another ASGI server. `NVIUM_…` variables are its settings."""
-    settings = read_settings({})
+def create_app(**options: Any) -> FastAPI:
+    """Load the model and return its app, for another ASGI server. Other settings come from `NVIUM_…` variables."""
+    settings = read_settings(options)
     configure_logs(settings.log_level)
     return assemble(started(settings, Metrics(settings.latency_buckets)), keys_gate(read_keys(settings), settings))
 

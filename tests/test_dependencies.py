@@ -14,7 +14,7 @@ CONSTRAINTS = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines(
 PIN_LINES = [line for line in CONSTRAINTS if not line.startswith("#")]
 PINS = {canonicalize_name(name): version for name, version in (line.split("==") for line in PIN_LINES)}
 OURS = "nvium"
-EXTRAS = ("", "test", "bench")
+EXTRAS = ("", "test", "bench", "ray")
 UNPINNED = re.compile(r"nvidia-.*|cuda-.*|triton|pip|wheel|nvium")
 """Dependencies of PyTorch's CUDA builds, and pip."""
 
