@@ -54,7 +54,8 @@ class ThreadPool {
   // if a thread cannot start.
   template <typename F> void run(int num_threads, int64_t count, F&& f) {
     std::unique_lock lock(busy_, std::defer_lock);
-    if (num_threads <= 1 || count <= 1 || !lock.try_lock() || is_alone()) return f(int64_t{0}, count);
+    if (num_threads <= 1 || count <= 1 || !lock.try_lock()) return f(int64_t{0}, count);
+    if (is_alone()) return run_alone(count, f);
     for (; size_ < num_threads - 1; ++size_) std::thread(&ThreadPool::wait_for_work, this, size_).detach();
     const int64_t parts = std::min(count, num_threads * kPartsPerThread);
     call_ = [](void* work, int64_t begin, int64_t end) { (*static_cast<std::remove_reference_t<F>*>(work))(begin, end); };
@@ -71,8 +72,17 @@ class ThreadPool {
     if (is_out_of_memory_.exchange(false, std::memory_order_relaxed)) throw std::bad_alloc();
   }
 
+  // Return how many nanoseconds callers have run alone because other threads were held up.
+  int64_t alone_nanoseconds() const { return alone_.load(std::memory_order_relaxed); }
+
  private:
   using Clock = std::chrono::steady_clock;
+
+  template <typename F> void run_alone(int64_t count, F&& f) {
+    const auto start = Clock::now();
+    f(int64_t{0}, count);
+    alone_.fetch_add(std::chrono::nanoseconds(Clock::now() - start).count(), std::memory_order_relaxed);
+  }
 
   bool is_alone() {
     if (stalls_ < kMaxStalls) return false;
@@ -124,6 +134,7 @@ class ThreadPool {
   void (*call_)(void*, int64_t, int64_t) = nullptr;
   void* work_ = nullptr;
   int64_t count_ = 0, parts_ = 0;
+  std::atomic<int64_t> alone_{0};
   std::atomic<int> helpers_{0};
   std::atomic<int64_t> done_{0};
   std::atomic<bool> is_out_of_memory_{false};
