@@ -14,9 +14,9 @@ from rich.table import Table
 from nvium_core.bench.contenders import own
 from nvium_core.bench.contenders.contender import ContenderFailed, Generation, Workload
 from nvium_core.bench.contenders.lineup import BASELINE, OTHERS, OURS, Lineup, lineup
-from nvium_core.bench.contenders.llama_cpp import system_info
 from nvium_core.bench.figures import Figures
 from nvium_core.bench.harness import Subject, conclusion, count, interleaved, ratio, spread
+from nvium_core.bench.interference import states
 from nvium_core.bench.machine import BUFFER_BYTES, machine
 from nvium_core.bench.twin import num_parameters
 
@@ -53,7 +53,7 @@ def measure(
         and {"parameters": num_parameters(chosen.twin.config), "mlp_width": chosen.twin.config.intermediate_size},
         "machine": {name: subject.as_dict()[name] for name in ("instructions", "threads")}
         | machine(subject.model.lm_head.weight, buffer_bytes),
-        "llama_cpp": system_info(),
+        "llama_cpp": chosen.builds,
         "left_out": chosen.left_out,
         "rows": rows,
         "prompts": read,
@@ -113,13 +113,14 @@ def rates(turns: Sequence[Generation]) -> list[float]:
 
 
 def summary(turns: Sequence[Generation], workload: Workload, speeds: Sequence[float] | None = None) -> Figures:
-    """Return medians over the turns. `ms_per_token` is the time per token of one sequence."""
+    """Return medians over the turns, and `states`. `ms_per_token` is the time per token of one sequence."""
     speeds = speeds or rates(turns)
     return {
         "tokens_per_second": median(speeds),
         "ms_per_token": 1000 * median(turn.seconds for turn in turns) / workload.num_tokens,
         "first_token_ms": 1000 * median(fmean(turn.first_token_seconds) for turn in turns),
         "turns": speeds,
+        **states(turns, speeds),
     }
 
 
@@ -141,14 +142,22 @@ def table(figures: Figures) -> Table:
     for work, row in parts:
         *_, last = row["contenders"]
         for name, seen in row["contenders"].items():
-            values = (f"{seen[key]:.4g}" for key in ("tokens_per_second", "first_token_ms"))
             is_ours = name == OURS or (name == BASELINE and "tokens" in row)
             over = "" if is_ours else spread("ours_over", seen)
-            result.add_row(work, name, *values, over, end_section=name == last)
+            result.add_row(work, name, rate(seen), f"{seen['first_token_ms']:.4g}", over, end_section=name == last)
     return result
+
+
+def rate(seen: Figures) -> str:
+    """Format the median rate. If only some turns were disturbed, add the median of each state."""
+    by_state = [f"{name} {state['tokens_per_second']:.4g}" for name, state in seen["states"].items()]
+    return f"{seen['tokens_per_second']:.4g}" + (f" ({', '.join(by_state)})" if len(by_state) > 1 else "")
 
 
 def remarks(figures: Figures) -> list[str]:
     gains = {row["sequences"]: row["contenders"][BASELINE] for row in figures["rows"]}
     left_out = [f"Skipped {peer}: {reason}." for peer, reason in figures["left_out"].items()]
-    return [conclusion(figures["num_exits"], "ours_over", gains), *left_out]
+    builds = [
+        f"{name} is llama.cpp {build['version']}; {build['features']}" for name, build in figures["llama_cpp"].items()
+    ]
+    return [conclusion(figures["num_exits"], "ours_over", gains), *left_out, *builds]

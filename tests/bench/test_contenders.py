@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from nvium_core.bench.contenders import llama_cpp, own
-from nvium_core.bench.contenders.contender import Contender, ContenderFailed, NotAvailable, Workload
+from nvium_core.bench.contenders.contender import Contender, ContenderFailed, Generation, NotAvailable, Workload
 from nvium_core.bench.contenders.gguf_file import write_gguf
-from nvium_core.bench.contenders.lineup import GIVEN_FILE, LLAMA_CPP, UNPACKED, lineup
+from nvium_core.bench.contenders.lineup import GIVEN_FILE, LLAMA_CPP, UNPACKED, Lineup, lineup
+from nvium_core.bench.contenders.llama_library import Library, builds
 from nvium_core.bench.harness import load_subject
 from nvium_core.bench.peers import best_variants
 from nvium_core.bench.shapes import random_weights, shape_config
@@ -42,6 +43,10 @@ def needs_llama_cpp() -> None:
         pytest.skip(f"llama.cpp: {reason}")
 
 
+def build() -> Path:
+    return next(iter(builds().values()))
+
+
 @contextmanager
 def contender(name: str, twin: NviumForCausalLM, folder: Path) -> Iterator[Contender]:
     if name == "own":
@@ -49,7 +54,7 @@ def contender(name: str, twin: NviumForCausalLM, folder: Path) -> Iterator[Conte
     else:
         needs_llama_cpp()
         write_gguf(twin, file := folder / "twin.gguf", "f16")
-        with closing(llama_cpp.Process(file, "f16", WORKLOAD, threads=1)) as generate_turn:
+        with closing(llama_cpp.Process(build(), file, "f16", WORKLOAD, threads=1)) as generate_turn:
             yield generate_turn
 
 
@@ -66,10 +71,6 @@ def test_every_sequence_gets_the_requested_number_of_tokens_in_every_turn(name, 
     assert turns[0].token_ids != turns[1].token_ids
 
 
-def logits_of(model: llama_cpp.LlamaCpp, row: int) -> list[float]:
-    return list(model._lib.llama_get_logits_ith(model._context, row)[:101])
-
-
 @pytest.mark.parametrize(("kind", "tolerance"), [("f32", 2e-4), ("f16", 0.1), ("bf16", 0.4)])
 @pytest.mark.parametrize("num_key_heads", [1, 2])
 @torch.no_grad()
@@ -80,9 +81,9 @@ def test_llama_cpp_computes_the_logits_of_the_twin(tmp_path, kind, tolerance, nu
     file = tmp_path / "twin.gguf"
     write_gguf(twin, file, kind)
     workload = Workload(prompt=tokens, num_sequences=1, num_tokens=7)
-    with closing(llama_cpp.LlamaCpp(file, kind, workload, threads=1)) as model:
+    with closing(llama_cpp.LlamaCpp(build(), file, kind, workload, threads=1)) as model:
         model.decode([(token, position, 0, True) for position, token in enumerate(tokens)])
-        found = torch.tensor([logits_of(model, row) for row in range(len(tokens))])
+        found = model.logits(range(len(tokens)))
     expected = twin(torch.tensor([tokens]), output_exit_logits=True).exit_logits[0, :, 0]
     torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
     assert expected.std() > 1, "logits are larger than the tolerance"
@@ -99,21 +100,53 @@ def test_a_gguf_file_is_compared_with_llama_cpp_on_the_same_file_and_a_crash_is_
     needs_llama_cpp()
     file = write_given_file(tmp_path / "model.F16.gguf", random_backbone("llama", SMALL), "F16", tokenizer=FIELDS)
     subject = load_subject(str(file), None, None, None, "cpu", "bfloat16")
+    names = [", ".join(filter(None, (GIVEN_FILE, label))) for label in builds()]
     with lineup(subject, (LLAMA_CPP,)) as who:
         with who.ready(WORKLOAD) as contenders:
-            assert contenders.keys() == {"race", "whole", GIVEN_FILE}
-            assert [len(tokens) for tokens in contenders[GIVEN_FILE](0).token_ids] == [7, 7, 7]
-            process = contenders[GIVEN_FILE]
-            assert isinstance(process, llama_cpp.Process)
-            process._process.kill()
-            with pytest.raises(ContenderFailed, match=r"^llama.cpp crashed \(Killed\)$"):
-                process(1)
+            assert contenders.keys() == {"race", "whole", *names}
+            assert [len(tokens) for tokens in contenders[names[0]](0).token_ids] == [7, 7, 7]
+        assert who.builds[names[0]]["features"] and not who.builds[names[0]]["is_degraded"]
         file.unlink()  # the model maps the old content
         file.write_bytes(b"no model")
         with who.ready(WORKLOAD) as contenders:
             assert contenders.keys() == {"race", "whole"}
-        names = (GIVEN_FILE, GIVEN_FILE + UNPACKED)
-        assert who.left_out == dict.fromkeys(names, "llama.cpp cannot load model.F16.gguf")
+        reasons = {name + mark: "llama.cpp cannot load model.F16.gguf" for name in names for mark in ("", UNPACKED)}
+        assert who.left_out == reasons
+
+
+def test_a_build_that_crashes_when_it_repacks_weights_is_marked_as_degraded(monkeypatch):
+    class Process:
+        def __init__(self, *_: object, repacks: bool) -> None:
+            self.description = {"version": "9", "features": "AMX"}
+            if repacks:
+                raise ContenderFailed("llama.cpp crashed (Segmentation fault)")
+
+        def __call__(self, turn: int) -> Generation:
+            return Generation(seconds=1.0, first_token_seconds=[], token_ids=[])
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(llama_cpp, "Process", Process)
+    monkeypatch.setattr("nvium_core.bench.contenders.lineup.builds", lambda: {"other": Path()})
+    who = Lineup(tiny_subject(), None, (LLAMA_CPP,), {"q4_0": Path()})
+    name = "llama.cpp/q4_0, other"
+    with who.ready(WORKLOAD) as contenders:
+        assert contenders.keys() == {"race", "whole", name + UNPACKED}
+    assert who.builds == {name + UNPACKED: {"version": "9", "features": "AMX", "is_degraded": True}}
+    assert who.left_out == {name: "llama.cpp crashed (Segmentation fault)"}
+
+
+def test_a_killed_llama_cpp_is_an_error_that_names_the_signal(tmp_path):
+    with contender("llama.cpp", loud_twin(), tmp_path) as process:
+        process._process.kill()
+        with pytest.raises(ContenderFailed, match=r"^llama.cpp crashed \(Killed\)$"):
+            process(1)
+
+
+def test_a_function_that_another_build_lacks_fails_only_when_it_is_called():
+    lacking = Library(None).llama_process
+    with pytest.raises(ContenderFailed, match="lacks llama_process"):
+        lacking(1)
 
 
 def test_a_twin_that_cannot_be_written_as_gguf_skips_llama_cpp():

@@ -3,8 +3,6 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from importlib import import_module
-from importlib.util import find_spec
 from itertools import pairwise, product
 from pathlib import Path
 from random import Random
@@ -14,6 +12,7 @@ import gguf
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 
+from nvium_core.bench.contenders.llama_library import builds, load
 from nvium_core.loading import gguf_file_tokenizer
 from nvium_core.text.gguf_tokenizer import CONTROL, PIECES, SPACE, USER_DEFINED, TokenizerError, gguf_tokenizer
 from tests.byte_model import byte_symbols
@@ -133,8 +132,7 @@ def test_a_piece_in_the_vocabulary_that_no_merge_makes_is_one_token_for_some_pre
         assert gguf_tokenizer(fields.get)("abc").input_ids == ([4] if pre in BEGINS_WITH_BOS else [3, 2]), pre
 
 
-MISSING = "llama.cpp is not installed; pip install 'nvium[bench]'"
-needs_llama_cpp = pytest.mark.skipif(find_spec("llama_cpp") is None, reason=MISSING)
+needs_llama_cpp = pytest.mark.skipif(not builds(), reason="llama.cpp is not installed; pip install 'nvium[bench]'")
 
 
 OWN_PIECES = {
@@ -201,9 +199,7 @@ def write(path: Path, fields: dict[str, Any]) -> Path:
 
 @contextmanager
 def llama_cpp_vocabulary(path: Path) -> Iterator[Callable[[str], list[int]]]:
-    lib = import_module("llama_cpp")
-    quiet = lib.llama_log_callback(lambda *_: None)
-    lib.llama_log_set(quiet, ctypes.c_void_p())
+    lib = load(next(iter(builds().values())))
     params = lib.llama_model_default_params()
     params.vocab_only = True
     model = lib.llama_model_load_from_file(str(path).encode(), params)

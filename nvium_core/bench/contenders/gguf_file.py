@@ -9,6 +9,7 @@ from transformers import PreTrainedConfig
 
 from nvium_core.bench.contenders.contender import NotAvailable
 from nvium_core.model.nvium import Nvium
+from nvium_core.model.stored import dequantize
 
 FileKind = Literal["f32", "f16", "bf16", "q8_0", "q4_0"]
 """GGUF type of the matrices. Vectors are always float32."""
@@ -28,7 +29,7 @@ def write_gguf(univium: Nvium, file: Path, kind: FileKind) -> None:
         name = own_name.replace("exits.0.", "model.")  # the final norm
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        stored = rows_as_in_llama_cpp(name, tensor, config).float().cpu().numpy()
+        stored = rows_as_in_llama_cpp(name, dequantize(tensor), config).float().cpu().numpy()
         stored_as = gguf.GGMLQuantizationType[kind.upper() if tensor.dim() > 1 else "F32"]
         data = gguf.quants.quantize(stored, stored_as)
         writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), data, raw_dtype=stored_as)

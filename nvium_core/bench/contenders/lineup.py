@@ -7,6 +7,7 @@ A model from a GGUF file has no twin: llama.cpp runs the file itself.
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,7 +16,10 @@ import torch
 from nvium_core.bench.contenders import llama_cpp, own
 from nvium_core.bench.contenders.contender import Contender, ContenderFailed, NotAvailable, Workload
 from nvium_core.bench.contenders.gguf_file import FileKind, write_gguf
+from nvium_core.bench.contenders.llama_library import builds
+from nvium_core.bench.figures import Figures
 from nvium_core.bench.harness import Subject
+from nvium_core.bench.interference import watched
 from nvium_core.bench.twin import dense_twin
 from nvium_core.choices import Schedule, Weights
 from nvium_core.engine.validation import require
@@ -29,7 +33,7 @@ TWIN = "dense twin"
 
 LLAMA_CPP = "llama.cpp"  # with the dense twin
 GIVEN_FILE = "llama.cpp/file"  # llama.cpp with the GGUF file that the model was loaded from
-UNPACKED = ", use_extra_bufts=False"  # added to llama.cpp's name if it crashes when it repacks weights
+UNPACKED = ", degraded: use_extra_bufts=False"  # added to the name if llama.cpp crashes when it repacks weights
 OTHERS = SWEEP, TWIN, LLAMA_CPP  # optional contenders; `race` and `whole` always run
 
 QUANTIZED: dict[str, FileKind] = {"q8": "q8_0", "q4": "q4_0"}  # our `--weights` → GGUF type
@@ -41,6 +45,7 @@ class Lineup:
 
     selected: names of the optional contenders.
     files: GGUF type → file with the twin. None → the GGUF file that the model was loaded from.
+    builds: contender in llama.cpp → its build, and whether it is degraded.
     left_out: contender that cannot run → the reason.
     """
 
@@ -48,6 +53,7 @@ class Lineup:
     twin: Nvium | None
     selected: Collection[str] = OTHERS
     files: dict[FileKind | None, Path] = field(default_factory=dict)
+    builds: dict[str, Figures] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
 
     @contextmanager
@@ -64,23 +70,35 @@ class Lineup:
         with ExitStack() as stack:
             if self.twin is not None and TWIN in self.selected:
                 contenders[TWIN] = own.contender(own.engine_for(self.twin, workload), workload, BASELINE)
-            yield contenders | self._in_llama_cpp(workload, stack)
+            contenders |= self._in_llama_cpp(workload, stack)
+            is_on_cpu = self.subject.model.device.type == "cpu"
+            yield {name: watched(each) if is_on_cpu else each for name, each in contenders.items()}
 
     def _in_llama_cpp(self, workload: Workload, stack: ExitStack) -> dict[str, Contender]:
-        """Start llama.cpp with each file. Closing `stack` ends it. A first turn shows whether it crashes."""
+        """Start every build of llama.cpp with each file. If all crash when they repack weights, start them without."""
         contenders: dict[str, Contender] = {}
-        for kind, file in self.files.items():
-            for repacks in (True, False):
-                name = (f"{LLAMA_CPP}/{kind}" if kind else GIVEN_FILE) + ("" if repacks else UNPACKED)
-                process = llama_cpp.Process(file, kind, workload, torch.get_num_threads(), repacks=repacks)
-                stack.enter_context(closing(process))
-                try:
-                    process(0)
-                except ContenderFailed as failure:
-                    self.left_out[name] = str(failure)
-                else:
-                    contenders[name] = process
-                    break
+        for kind in self.files:
+            runs = partial(self._builds_of, kind, workload, stack)
+            contenders |= runs(repacks=True) or runs(repacks=False)
+        return contenders
+
+    def _builds_of(
+        self, kind: FileKind | None, workload: Workload, stack: ExitStack, *, repacks: bool
+    ) -> dict[str, Contender]:
+        """Start the builds of llama.cpp that run. A first turn shows whether they crash. Closing `stack` ends them."""
+        contenders: dict[str, Contender] = {}
+        for label, folder in builds().items():
+            parts = (f"{LLAMA_CPP}/{kind}" if kind else GIVEN_FILE, label)
+            name = ", ".join(filter(None, parts)) + ("" if repacks else UNPACKED)
+            arguments = folder, self.files[kind], kind, workload, torch.get_num_threads()
+            try:
+                process = stack.enter_context(closing(llama_cpp.Process(*arguments, repacks=repacks)))
+                process(0)
+            except ContenderFailed as failure:
+                self.left_out[name] = str(failure)
+            else:
+                contenders[name] = process
+                self.builds[name] = {**process.description, "is_degraded": not repacks}
         return contenders
 
 

@@ -3,20 +3,24 @@
 It runs in a process of its own, so that a crash ends only this process.
 """
 
-import ctypes
 import multiprocessing
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from nvium_core.bench.contenders.contender import ContenderFailed, Generation, NotAvailable, Workload
 from nvium_core.bench.contenders.gguf_file import FileKind
+from nvium_core.bench.contenders.llama_library import builds, load
+from nvium_core.bench.figures import Figures
 
 NEEDED = ("llama_cpp", "gguf")
 MIN_BATCH_TOKENS = 512  # llama.cpp's default
@@ -29,28 +33,30 @@ def check_available(device: str) -> None:
         raise NotAvailable(f"{' and '.join(missing)} not installed; run pip install 'nvium[bench]'")
     if device != "cpu":
         raise NotAvailable("only supported on a CPU")
-
-
-def system_info() -> str | None:
-    """Return the CPU features that the installed llama.cpp uses. Return None if llama.cpp is not installed."""
-    if find_spec("llama_cpp") is None:
-        return None
-    info: bytes = import_module("llama_cpp").llama_print_system_info()
-    return info.decode()
+    if not builds():
+        raise NotAvailable("llama_cpp has no library; set LLAMA_CPP_LIB_PATH to the folder of a build")
 
 
 class LlamaCpp:
     """A model in llama.cpp, with a KV cache for `workload`. For an f32 file, cache and attention are float32 too.
 
-    With `repacks`, llama.cpp repacks quantized weights for its fastest kernels ("extra buffers").
+    build: folder of llama.cpp's libraries.
+    repacks: repack quantized weights for the fastest kernels ("extra buffers"). Some builds crash then.
     """
 
     def __init__(
-        self, file: Path, kind: FileKind | None, workload: Workload, threads: int, *, repacks: bool = True
+        self,
+        build: Path,
+        file: Path,
+        kind: FileKind | None,
+        workload: Workload,
+        threads: int,
+        *,
+        repacks: bool = True,
     ) -> None:
-        self._lib = lib = import_module("llama_cpp")
-        self._log = lib.llama_log_callback(lambda *_: None)
-        lib.llama_log_set(self._log, ctypes.c_void_p())
+        self._lib = lib = load(build)
+        features = lib.llama_print_system_info().decode()
+        self.description = {"version": lib.llama_version().decode(), "features": features}
         lib.llama_backend_init()
         self._workload, self._batch_tokens = workload, workload.num_sequences * len(workload.prompt)
         model_params = lib.llama_model_default_params()
@@ -76,6 +82,10 @@ class LlamaCpp:
             params.flash_attn_type = self._lib.LLAMA_FLASH_ATTN_TYPE_DISABLED  # on a CPU it rounds to float16
         return params
 
+    def clear(self) -> None:
+        """Empty the KV cache."""
+        self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), False)
+
     def decode(self, rows: list[tuple[int, int, int, bool]]) -> None:
         """Decode a batch of rows. A row is (token, position, sequence, whether its logits are needed)."""
         batch = self._batch
@@ -90,6 +100,12 @@ class LlamaCpp:
         status = self._lib.llama_decode(self._context, batch)
         if status != 0:
             raise ContenderFailed(f"llama_decode failed with status {status}")
+
+    def logits(self, rows: range) -> Tensor:
+        """Return a copy of the logits of these rows of the last batch, which were wanted, [R, V]."""
+        lib, vocab = self._lib, self._lib.llama_vocab_n_tokens(self._lib.llama_model_get_vocab(self._model))
+        pointers = (lib.llama_get_logits_ith(self._context, row) for row in rows)
+        return torch.from_numpy(np.stack([np.ctypeslib.as_array(pointer, (vocab,)) for pointer in pointers]))
 
     @contextmanager
     def sampler(self, seed: int) -> Iterator[Any]:
@@ -109,7 +125,7 @@ class LlamaCpp:
             for sequence in sequences
             for position, token in enumerate(self._workload.prompt)
         ]
-        self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), False)
+        self.clear()
         with self.sampler(turn) as draw:
             started = time.perf_counter()
             self.decode(prompts)
@@ -129,7 +145,10 @@ class LlamaCpp:
 
 
 class Process:
-    """A contender that runs `LlamaCpp`, with the same arguments, in a process of its own."""
+    """A contender that runs `LlamaCpp`, with the same arguments, in a process of its own.
+
+    Raises `ContenderFailed` if the model cannot be loaded.
+    """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         context = multiprocessing.get_context("spawn")
@@ -137,11 +156,17 @@ class Process:
         self._process = context.Process(target=_serve, args=(other, arguments, options), daemon=True)
         self._process.start()
         other.close()
+        self.description: Figures = self._receive()
 
     def __call__(self, turn: int) -> Generation:
         """Run a turn. Raise `ContenderFailed` if the process fails or crashes."""
-        try:
+        with suppress(OSError):  # `_receive` says why
             self._connection.send(turn)
+        generation: Generation = self._receive()
+        return generation
+
+    def _receive(self) -> Any:
+        try:
             result = self._connection.recv()
         except (EOFError, OSError):
             self._process.join()
@@ -150,7 +175,6 @@ class Process:
             raise ContenderFailed(f"llama.cpp crashed ({cause})") from None
         if isinstance(result, ContenderFailed):
             raise result
-        assert isinstance(result, Generation)
         return result
 
     def close(self) -> None:
@@ -159,10 +183,11 @@ class Process:
 
 
 def _serve(connection: Connection, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-    """Answer each turn's number with its generation, until the connection closes."""
+    """Send the build's description, then each turn's generation, until the connection closes."""
     with suppress(EOFError):
         try:
             with closing(LlamaCpp(*arguments, **options)) as model:
+                connection.send(model.description)
                 while True:
                     connection.send(model.generate(connection.recv()))
         except ContenderFailed as failure:
