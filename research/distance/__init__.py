@@ -1,0 +1,1 @@
+"""The distance of engines to a reference in float32."""
