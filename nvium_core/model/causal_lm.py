@@ -18,6 +18,7 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers import initialization as init
+from transformers.cache_utils import DynamicLayer
 from transformers.masking_utils import create_causal_mask
 
 from nvium_core.model.config import NviumConfig
@@ -113,6 +114,8 @@ class NviumForCausalLM(Nvium, PreTrainedModel, GenerationMixin):
     def _cached_attention(
         self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor, cache: Cache | None
     ) -> Attend:
+        if isinstance(cache, DynamicCache):  # transformers makes one cache for each stored layer
+            cache.layers += [DynamicLayer() for _ in range(self.config.num_calls - len(cache.layers))]
         mask = create_causal_mask(
             config=self.config,
             inputs_embeds=self.model.embed_tokens.weight.new_empty(*input_ids.shape, 1),

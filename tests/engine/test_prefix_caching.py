@@ -37,9 +37,8 @@ def num_rows_found(engine: Engine, prompt: list[int], params: SamplingParams = P
     return engine.pool.num_rows_found - before
 
 
-@pytest.mark.parametrize("schedule", ["race", "whole"])
-def test_a_prompt_with_one_generated_token_is_cached_and_its_rows_are_not_computed_again(schedule):
-    engine, params = engine_with(MODEL, schedule), SamplingParams(max_tokens=1)
+def test_a_prompt_with_one_generated_token_is_cached_by_whole_and_its_rows_are_not_computed_again():
+    engine, params = engine_with(MODEL, "whole"), SamplingParams(max_tokens=1)
     assert [num_rows_found(engine, PROMPT, params) for _ in range(2)] == [0, 8]
     engine.add("again", PROMPT, PARAMS)
     engine.step()

@@ -23,7 +23,9 @@ from nvium_core import (
     TokenStream,
 )
 from nvium_core.engine.device.runner import Runner
+from nvium_core.engine.schedule.policies import policies_of
 from nvium_core.engine.schedule.step import Step, StepResult
+from nvium_core.engine.schedule.tuner import Tuner
 from tests.random_models import random_model
 
 PARAMS = SamplingParams(max_tokens=12, seed=3, ignore_eos=True)
@@ -85,7 +87,9 @@ async def test_submitting_never_waits_for_the_device(worker):
 
 async def test_every_step_is_observed_once_with_its_events_and_the_speedup_is_reported():
     steps: list[tuple[Sequence[StepReport], Sequence[Event]]] = []
-    worker = EngineWorker(Engine(MODEL), observe=lambda reports, events: steps.append((reports, events)))
+    engine = Engine(MODEL)
+    engine.scheduler.schedules = Tuner(policies_of("race", MODEL.config.num_exits), first_pause=0)
+    worker = EngineWorker(engine, observe=lambda reports, events: steps.append((reports, events)))
     worker.start()
     tokens = await collect(submit(worker, [1], replace(PARAMS, max_tokens=500)))
     await until(lambda: worker.state.num_running == 0)

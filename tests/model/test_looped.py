@@ -208,6 +208,14 @@ def test_a_converted_or_saved_ouro_computes_the_same(tmp_path):
         assert (again.config.default_sampling, again.config.exit_threshold) == ("threshold", 0.5)
 
 
+def test_transformers_generates_with_a_cache_for_every_loop(tmp_path):
+    model, ids = NviumForCausalLM.from_pretrained(ouro_folder(tmp_path)).double(), torch.arange(1, 10)[None]
+    with_cache, without = (
+        model.generate(ids, max_new_tokens=8, do_sample=False, use_cache=use) for use in (True, False)
+    )
+    assert torch.equal(with_cache, without)
+
+
 @needs_fixtures
 @pytest.mark.parametrize("weights", ["q8", "q4"])
 @pytest.mark.parametrize("name", [*OURO, *NANBEIGE])
