@@ -43,10 +43,12 @@ def split(name: str, tensor: Tensor, config: NviumConfig) -> Iterator[tuple[str,
         "gate_up_proj": {"gate_proj": inner, "up_proj": inner},
     }
     kind = module_of(name)
-    if kind not in fused:
+    parts = fused.get(kind, {})
+    if tensor.shape[0] != sum(parts.values()):  # not fused, or of a wrong shape, which the caller will report
         yield name, tensor
+        return
     first = 0
-    for part, size in fused.get(kind, {}).items():
+    for part, size in parts.items():
         yield name.replace(kind, part), tensor[first : first + size]
         first += size
 

@@ -99,6 +99,11 @@ def check_loops(name: str, loops: object) -> None:
         raise ValueError(f"{name} must be between 1 and {MAX_SIZES['num_loops']}, got {loops!r}")
 
 
+def check_positive(given: Mapping[str, Any], name: str) -> None:
+    if not given[name] > 0:
+        raise ValueError(f"{name} must be positive, got {given[name]!r}")
+
+
 def ropes(given: Mapping[str, Any]) -> dict[str, Any]:
     """Rotary embeddings of layers with and without a window."""
     parameters = given["rope_parameters"]
@@ -109,6 +114,7 @@ def gemma_fields(given: Mapping[str, Any]) -> dict[str, Any]:
     """Gemma 2 (arXiv 2408.00118) and 3 (2503.19786)."""
     if given.get("use_bidirectional_attention"):
         raise ValueError("use_bidirectional_attention must be false")
+    check_positive(given, "query_pre_attn_scalar")
     is_third = given["model_type"] == "gemma3_text"
     return {
         "hidden_act": given["hidden_activation"],
@@ -123,6 +129,7 @@ def gemma_fields(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def granite_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    check_positive(given, "logits_scaling")
     return {
         "embedding_scale": given["embedding_multiplier"],
         "residual_scale": given["residual_multiplier"],

@@ -175,12 +175,17 @@ class NviumConfig(PreTrainedConfig):
         if self.windows and len(self.windows) != self.num_hidden_layers:
             raise ValueError(f"windows must have {self.num_hidden_layers} entries, got {len(self.windows)}")
         for window in self.windows:
-            if window is not None and window < 1:
-                raise ValueError(f"windows must be at least 1, got {window}")
+            if window is not None and not 1 <= window <= MAX_WIDTH:
+                raise ValueError(f"windows must be between 1 and {MAX_WIDTH}, got {window}")
 
     def validate_rope(self) -> None:
-        for parameters in (self.rope_parameters, self.window_rope_parameters):
-            check_rope(dict(parameters or {}))
+        own, local = dict(self.rope_parameters or {}), self.window_rope_parameters
+        for parameters in (own, local or {}):
+            check_rope(parameters)
+        if local and not {"rope_type", "rope_theta"} <= local.keys():
+            raise ValueError("window_rope_parameters must have rope_type and rope_theta")
+        if local and local.get("partial_rotary_factor", 1) != own.get("partial_rotary_factor", 1):
+            raise ValueError("window_rope_parameters must have the partial_rotary_factor of rope_parameters")
         if self.rotary_size < 2 or self.rotary_size % 2:
             raise ValueError(f"the rotated part of head_dim ({self.head_dim}) must be even, got {self.rotary_size}")
 
@@ -204,7 +209,7 @@ class NviumConfig(PreTrainedConfig):
     @property
     def rotary_size(self) -> int:
         """Number of elements of a head that are rotated, the first ones."""
-        return int((self.head_dim or 0) * dict(self.rope_parameters or {}).get("partial_rotary_factor", 1.0))
+        return round((self.head_dim or 0) * dict(self.rope_parameters or {}).get("partial_rotary_factor", 1.0))
 
     @property
     def num_exits(self) -> int:

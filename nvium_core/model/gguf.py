@@ -17,7 +17,7 @@ from nvium_core.errors import CheckpointError
 from nvium_core.model.arrangement import arranged
 from nvium_core.model.backbones import FAMILIES, Family, backbone_fields
 from nvium_core.model.checkpoint import Checkpoint, final_norm, unreadable
-from nvium_core.model.config import NviumConfig
+from nvium_core.model.config import NviumConfig, check_sizes
 from nvium_core.model.gguf_header import FileTensor, Header, UnsupportedError, read_header
 from nvium_core.model.stored import FLOATS, StoredMatrix, check_finite
 
@@ -248,6 +248,10 @@ def _shape(file: GGUFFile) -> dict[str, Any]:
         if name != "rms_norm_eps" and (not isinstance(count, int) or count < 1):
             field = f"{file.architecture}.{SHAPE[name]}"
             raise CheckpointError(f"{file.path}: {field} must be a positive integer, got {_short(count)}")
+    check_sizes(fields)  # before lists of these lengths are built
+    fields.setdefault("num_key_value_heads", fields["num_attention_heads"])
+    if fields["hidden_size"] % fields["num_attention_heads"] == 0:
+        fields.setdefault("head_dim", fields["hidden_size"] // fields["num_attention_heads"])
     return fields
 
 
@@ -282,10 +286,15 @@ def _fields(file: GGUFFile) -> dict[str, Any]:
 
 def _windows(file: GGUFFile, window: int | None, num_layers: int) -> dict[str, Any]:
     """Return the window, and which layers have it, if the file says so: a flag of each, or n if every n-th has not."""
-    pattern = file.shape("attention.sliding_window_pattern")
-    if isinstance(pattern, int):
-        pattern = [(layer + 1) % max(1, pattern) != 0 for layer in range(num_layers)]
-    kinds = ["sliding_attention" if has_window else "full_attention" for has_window in pattern or ()]
+    pattern = file.shape("attention.sliding_window_pattern", [])
+    if isinstance(pattern, int) and pattern > 0:
+        pattern = [(layer + 1) % pattern != 0 for layer in range(num_layers)]
+    if not isinstance(pattern, list) or len(pattern) not in (0, num_layers):
+        name = f"{file.architecture}.attention.sliding_window_pattern"
+        raise CheckpointError(
+            f"{file.path}: {name} must be a positive integer or {num_layers} flags, got {pattern!r:.60}"
+        )
+    kinds = ["sliding_attention" if has_window else "full_attention" for has_window in pattern]
     return {"sliding_window": window} | ({"layer_types": kinds} if window and kinds else {})
 
 
@@ -320,7 +329,8 @@ def _rope(file: GGUFFile, fields: dict[str, Any]) -> dict[str, Any]:
     if (size := file.shape("attention.value_length", head_dim)) != head_dim:
         raise CheckpointError(f"{file.path}: attention.value_length must be the head size, {head_dim}, got {size}")
     base = {"rope_type": "default", "rope_theta": file.number("rope.freq_base", 10_000.0)}
-    if (rotated := file.number("rope.dimension_count", head_dim)) != head_dim:
+    rotated = file.number("rope.dimension_count", head_dim)
+    if rotated != head_dim or file.architecture == "glm4":  # whose default is half of the head
         base["partial_rotary_factor"] = rotated / head_dim
     kind = file.shape("rope.scaling.type", "linear")
     factor = file.number("rope.scaling.factor") or file.number("rope.scale_linear") or 1.0

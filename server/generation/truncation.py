@@ -12,6 +12,9 @@ from server.errors import InvalidField
 DEFAULT_SHARE = 4
 """A truncated prompt leaves room for the maximum number of tokens or, by default, for this part of the context."""
 
+MAX_TRIES = 4
+"""Number of consecutive cuts to try if the template refuses one, such as for roles that do not alternate."""
+
 
 def truncated(
     conversation: Conversation, render: Callable[[Conversation], list[int]], context: int, max_tokens: int | None
@@ -30,11 +33,12 @@ def truncated(
 
     @cache
     def prompt(number: int) -> list[int]:
-        """Return the prompt after cut `number`, or after the first later cut that the template accepts."""
-        for cut in cuts[number:-1]:
+        """Return the prompt after cut `number`, or after the next one that the template accepts."""
+        *others, last = cuts[number : number + MAX_TRIES]
+        for cut in others:
             with suppress(ConversationError):
                 return without(cut)
-        return without(cuts[-1])
+        return without(last)
 
     def fits(number: int, num_left: int) -> bool:
         with suppress(InvalidField):

@@ -181,7 +181,7 @@ async def list_input_items(
     items: list[Json] = json.loads(found.items)[: found.num_inputs][:: 1 if order == "asc" else -1]
     ids = [item["id"] for item in items]
     require(after is None or after in ids, "after", "must be the id of an input item")
-    first = 0 if after is None else ids.index(after) + 1
+    first = 0 if after is None else len(ids) - ids[::-1].index(after)  # clients may repeat ids
     page, ids = items[first : first + limit], ids[first : first + limit]
     listing: InputItems = {
         "object": "list",

@@ -132,6 +132,7 @@ class ResponseRequest(ConversationRequest):
     input: Annotated[
         Text | Annotated[list[Json], Field(min_length=1), MaxItems(MAX_MESSAGES)],
         described("must be a string or a list of items"),
+        ECHOED,
     ]
     """A user message, or a list of messages, function calls and their outputs."""
     instructions: Text | None = None

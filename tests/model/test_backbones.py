@@ -242,6 +242,20 @@ def test_a_llama_with_a_field_that_changes_nothing_is_that_llama(fields, tmp_pat
     torch.testing.assert_close(ours(input_ids).logits, theirs(input_ids).logits.log_softmax(-1), rtol=0, atol=1e-5)
 
 
+def test_a_fused_matrix_of_another_shape_is_not_split(tmp_path):
+    random_model("phi3", {}).save_pretrained(tmp_path)
+    write(tmp_path / "config.json", {"num_key_value_heads": 1})
+    with pytest.raises(CheckpointError, match="missing tensor"):
+        NviumForCausalLM.from_pretrained(tmp_path)
+
+
+def test_a_window_that_no_integer_of_the_kernels_holds_is_refused(tmp_path):
+    random_model("gemma2", GEMMA).save_pretrained(tmp_path)
+    write(tmp_path / "config.json", {"sliding_window": 2**64 + 1})
+    with pytest.raises(CheckpointError, match="windows must be between 1 and 16777216"):
+        NviumForCausalLM.from_pretrained(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [

@@ -65,6 +65,14 @@ def test_a_file_gives_the_log_probabilities_of_transformers(make, tmp_path):
     torch.testing.assert_close(ours(input_ids).logits, theirs(input_ids).logits.log_softmax(-1), rtol=0, atol=F32)
 
 
+@pytest.mark.parametrize("pattern", ["abcd", 0, 2.5, [True] * 5])
+def test_a_pattern_of_windows_that_fits_no_layers_is_refused_by_name(pattern, tmp_path):
+    own = {"attention.sliding_window": 6, "attention.sliding_window_pattern": pattern}
+    file = write_gguf(tmp_path / "model.gguf", random_model("gemma3_text", GEMMA), own=own)
+    with pytest.raises(CheckpointError, match="sliding_window_pattern must be a positive integer or 4 flags"):
+        NviumForCausalLM.from_pretrained(file)
+
+
 def test_the_suggested_sampling_is_read(tmp_path):
     fields = {"temp": 0.6, "top_k": 40, "penalty_repeat": 1.1, "mirostat": 0}
     tokenizer = {"tokenizer.ggml.model": "no_vocab", **{f"general.sampling.{name}": fields[name] for name in fields}}
