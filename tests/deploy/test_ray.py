@@ -1,6 +1,7 @@
 """The files in deploy/ray."""
 
 import re
+from copy import deepcopy
 
 import kubernetes_validate
 import pytest
@@ -27,8 +28,11 @@ def test_the_manifest_has_the_config_for_other_clusters():
 
 @pytest.mark.parametrize("pod", PODS)
 def test_a_pod_matches_kubernetes_schemas(pod):
-    resource = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "nvium"}, **pod}
+    resource = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "nvium"}, **deepcopy(pod)}
     kubernetes_validate.validate(resource, kubernetes_validate.latest_version(), strict=True)
+    del resource["spec"]["containers"]
+    with pytest.raises(kubernetes_validate.ValidationError, match="containers"):
+        kubernetes_validate.validate(resource, kubernetes_validate.latest_version(), strict=True)
 
 
 def test_arguments_are_options_and_streams_outlast_updates():
