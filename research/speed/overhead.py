@@ -1,12 +1,13 @@
 """Measure serving overhead: streamed tokens per second relative to the engine alone or to another server.
 
     python -m research.speed.overhead
-    python -m research.speed.overhead NAME,URL,PID …
+    python -m research.speed.overhead NAME,URL,PID … --prompt-words 400
 
 Contenders take turns. The engine alone runs in its own process with `--threads` threads. The server must run the same
 model with the same number of threads. If a process id is given (Linux only), the results include CPU times per token:
-of the process with its descendants, of the process alone, and of its first thread, which runs the event loop. The
-client parses only the end of a stream, because parsing each token would take as much CPU time as serving it.
+of the process with its descendants, of the process alone, and of its first thread, which runs the event loop. They also
+include the most memory that the process has used. Prompts of several words differ from their first word on. The client
+parses only the end of a stream, because parsing each token would take as much CPU time as serving it.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from itertools import cycle, islice
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -64,10 +66,11 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Tokens per second, and µs of CPU time per token for each of `CLOCKS` if the process id is known."""
+    """Tokens per second. If the process id is known, µs of CPU time per token for each of `CLOCKS`, and peak memory."""
 
     rate: float
     us_per_token: dict[str, float] = field(default_factory=dict)
+    peak_bytes: int | None = None
 
 
 def engine_rate(model: str | None, num_streams: int, num_tokens: int, num_threads: str) -> float:
@@ -102,15 +105,28 @@ async def stream(base_url: str, body: dict[str, Any]) -> int:
     return int(usage[1])
 
 
-async def measure_server(server: Server, num_streams: int, num_tokens: int, seed: int) -> Measured:
+async def measure_server(server: Server, num_streams: int, num_tokens: int, seed: int, num_words: int) -> Measured:
     """Measure streams that start together. Raise `StreamError` if one fails."""
-    fields = {"model": "default", "prompt": PROMPT, "max_tokens": num_tokens, "ignore_eos": True}
+    fields = {"model": "default", "max_tokens": num_tokens, "ignore_eos": True}
     pids = list(process_tree(server.pid)) if server.pid else []
     started, before = time.perf_counter(), cpu_seconds(pids)
-    streams = (stream(server.url, {**fields, "seed": seed + number}) for number in range(num_streams))
+    seeds = range(seed, seed + num_streams)
+    streams = (stream(server.url, {**fields, "prompt": prompt(num_words, each), "seed": each}) for each in seeds)
     num_received = sum(await asyncio.gather(*streams))
     seconds, after = time.perf_counter() - started, cpu_seconds(pids)
-    return Measured(num_received / seconds, {name: 1e6 * (after[name] - before[name]) / num_received for name in after})
+    us_per_token = {name: 1e6 * (after[name] - before[name]) / num_received for name in after}
+    return Measured(num_received / seconds, us_per_token, peak_bytes(server.pid) if server.pid else None)
+
+
+def prompt(num_words: int, seed: int) -> str:
+    """Return `PROMPT`, or a text of so many words that begins with the seed, so that no server has cached it."""
+    return " ".join([str(seed), *islice(cycle(PROMPT.split()), num_words - 1)]) if num_words else PROMPT
+
+
+def peak_bytes(pid: int) -> int:
+    """Return the largest resident memory so far of a process alone."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
 def process_tree(pid: int) -> Iterator[int]:
@@ -149,7 +165,7 @@ def take_turn(args: argparse.Namespace, servers: Sequence[Server | None], number
     for server in servers[:: -1 if number % 2 else 1]:
         for streams in args.streams:
             if server:
-                coroutine = measure_server(server, streams, args.tokens, number * streams)
+                coroutine = measure_server(server, streams, args.tokens, number * streams, args.prompt_words)
                 found[streams, server.name] = asyncio.run(coroutine)
             else:
                 with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
@@ -170,17 +186,19 @@ def row(turns: Sequence[Turn], streams: int, name: str, baseline: str) -> dict[s
         "turns": [each.rate for each in found],
         "share": median(shares),
         "shares": shares,
+        "peak_bytes": found[-1].peak_bytes,
         **{f"{clock}_us_per_token": median(turns) for clock, turns in times.items()},
         **{f"{clock}_us_per_token_turns": turns for clock, turns in times.items()},
     }
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    result = Table("streams", "server", "tokens/s", "share", *CLOCKS, caption="CPU time in µs per token.")
+    result = Table("streams", "server", "tokens/s", "share", "MB", *CLOCKS, caption="CPU time in µs per token.")
     for each in rows:
         times = (f"{each[f'{clock}_us_per_token']:.0f}" if f"{clock}_us_per_token" in each else "" for clock in CLOCKS)
-        rate = f"{each['tokens_per_second']:.0f}", f"{each['share']:.3f}"
-        result.add_row(str(each["streams"]), each["server"], *rate, *times)
+        rate = f"{each['tokens_per_second']:.1f}", f"{each['share']:.3f}"
+        memory = f"{each['peak_bytes'] / 1e6:.0f}" if each["peak_bytes"] else ""
+        result.add_row(str(each["streams"]), each["server"], *rate, memory, *times)
     return result
 
 
@@ -194,6 +212,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--threads", default="1", help="threads of the engine [1]")
     add("--streams", type=int, nargs="+", default=[1, 8, 32], help="numbers of concurrent streams")
     add("--tokens", type=int, default=128, help="tokens per stream [128]")
+    add("--prompt-words", type=int, default=0, metavar="N", help="words of a prompt [a sentence, the same for all]")
     add("--turns", type=int, default=5, help="measured turns, after one that warms up [5]")
     add("--json", type=Path, help="also write the results to this file")
     args = parser.parse_args(argv)
@@ -204,7 +223,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = [row(turns, streams, name, names[0]) for streams in args.streams for name in names]
     Console().print(table(rows))
     if args.json:
-        settings = {name: getattr(args, name) for name in ("tokens", "turns", "threads")}
+        settings = {name: getattr(args, name) for name in ("tokens", "prompt_words", "turns", "threads")}
         write_json({**settings, "rows": rows}, args.json)
 
 

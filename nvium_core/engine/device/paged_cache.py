@@ -51,8 +51,15 @@ def cache_precision(choice: CachePrecision, like: Tensor) -> torch.dtype:
     return named
 
 
+SPARE_SLOTS = 16
+"""Slots behind the pages: a null and a padding slot, and what a vector may read behind the last page."""
+
+
 class PagedCache:
-    """The tensors `keys` and `values` [L, S, G, P], and `states_NSD`."""
+    """The tensors `keys` and `values` [L, S, G, P], and `states_NSD`.
+
+    The native backend orders the same memory by pages (call.h).
+    """
 
     def __init__(
         self, config: NviumConfig, *, num_pages: int, page_size: int, like: Tensor, choice: CachePrecision = "auto"
@@ -64,7 +71,7 @@ class PagedCache:
         """First slot of the null page, which pads page tables. Its keys are zeros."""
         self.padding_slot = self.null_slot + 1
         """Padding rows write to this slot. It is never read."""
-        self.num_slots = num_pages * page_size + max(2, page_size)
+        self.num_slots = (num_pages + -(-SPARE_SLOTS // page_size)) * page_size
         """Total slots: a multiple of the page size, because kernels require that."""
         heads = config.num_key_value_heads or config.num_attention_heads
         shape = (config.num_calls, self.num_slots, heads, config.head_dim or 0)

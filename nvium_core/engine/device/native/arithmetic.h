@@ -154,28 +154,11 @@ template <int... Lanes, typename V> inline V shuffled(const V& a, const V& b) {
 #endif
 }
 
-// Split a and b into groups of 2W lanes, and add the two halves of each group. The results alternate: a's first group,
-// b's first group, a's second group, …
-template <int W, typename V, size_t... I> inline V folded(const V& a, const V& b, std::index_sequence<I...>) {
-  constexpr int L = sizeof...(I);
-  constexpr auto first = [](int i) { return i / W % 2 * L + i / (2 * W) * 2 * W + i % W; };
-  return shuffled<first(I)...>(a, b) + shuffled<first(I) + W...>(a, b);
-}
-
-// Return a vector whose lane i is the sum of the lanes of sums[i]. All sums add in the same order. Overwrites `sums`.
-template <int W, typename A> inline Vector<A> totals(Vector<A>* sums) {
-  for (int i = 0; i < W; ++i) sums[i] = folded<W>(sums[i], sums[i + W], std::make_index_sequence<lanes<A>>());
-  if constexpr (W == 1)
-    return sums[0];
-  else
-    return totals<W / 2, A>(sums);
-}
-
 template <int W, typename V, size_t... I> inline V exchanged(const V& v, std::index_sequence<I...>) {
   return shuffled<(I ^ W)...>(v, v);
 }
 
-// Return the sum of v's lanes. Adds in the same order as `totals`.
+// Return the sum of v's lanes.
 template <typename A, int W = lanes<A> / 2> inline A total(const Vector<A>& v) {
   if constexpr (W == 0)
     return v[0];
@@ -308,71 +291,6 @@ template <typename A, typename T> inline A dot(const A* a, const T* b, int64_t l
   A sum = total<A>(sums);
   for (; i < length; ++i) sum += a[i] * static_cast<A>(b[i]);
   return sum;
-}
-
-// Return the dot products of x and `lanes` rows of a matrix, bitwise equal to `dot`. Rows are `stride` elements apart.
-template <typename A, typename T> inline Vector<A> products(const A* x, const T* matrix, int64_t stride, int64_t length) {
-  Vector<A> sums[lanes<A>]{};
-  int64_t i = 0;
-  for (; i + lanes<A> <= length; i += lanes<A>) {
-    const Vector<A> x_i = load(x + i);
-    for (int n = 0; n < lanes<A>; ++n) sums[n] += x_i * load(matrix + n * stride + i);
-  }
-  Vector<A> out = totals<lanes<A> / 2, A>(sums);
-  for (; i < length; ++i)
-    for (int n = 0; n < lanes<A>; ++n) out[n] += x[i] * static_cast<A>(matrix[n * stride + i]);
-  return out;
-}
-
-template <int W, typename V, size_t... I> inline void swap_blocks(V& a, V& b, std::index_sequence<I...>) {
-  constexpr int L = sizeof...(I);
-  const V upper = shuffled<(I & W ? L + I - W : I)...>(a, b);
-  b = shuffled<(I & W ? L + I : I + W)...>(a, b), a = upper;
-}
-
-template <typename A, int W = lanes<A> / 2> inline void transpose_square(Vector<A>* rows) {
-  for (int i = 0; i < lanes<A>; ++i)
-    if (!(i & W)) swap_blocks<W>(rows[i], rows[i + W], std::make_index_sequence<lanes<A>>());
-  if constexpr (W > 1) transpose_square<A, W / 2>(rows);
-}
-
-// Transpose `lanes` rows of a matrix into `tile` [length, lanes]. Rows are `stride` elements apart.
-template <typename A, typename T> inline void transpose(const T* matrix, int64_t stride, int64_t length, A* tile) {
-  int64_t i = 0;
-  for (; i + lanes<A> <= length; i += lanes<A>) {
-    Vector<A> rows[lanes<A>];
-    for (int n = 0; n < lanes<A>; ++n) rows[n] = load(matrix + n * stride + i);
-    transpose_square<A>(rows);
-    for (int n = 0; n < lanes<A>; ++n) store(rows[n], tile + (i + n) * lanes<A>);
-  }
-  for (; i < length; ++i)
-    for (int n = 0; n < lanes<A>; ++n) tile[i * lanes<A> + n] = static_cast<A>(matrix[n * stride + i]);
-}
-
-// Sum x[r][i] · tile[i] over i = lane, lane + W, lane + 2W, … Adds in the same order as `total`.
-template <int W, int R, typename A>
-inline void add_in_order(const A* const (&x)[R], const A* tile, int64_t whole, int64_t lane, Vector<A> (&sums)[R]) {
-  if constexpr (W == lanes<A>) {
-    for (int r = 0; r < R; ++r) sums[r] = Vector<A>{};
-    for (int64_t i = lane; i < whole; i += W) {
-      const Vector<A> element = load(tile + i * W);
-      for (int r = 0; r < R; ++r) sums[r] += x[r][i] * element;
-    }
-  } else {
-    Vector<A> others[R];
-    add_in_order<2 * W>(x, tile, whole, lane, sums);
-    add_in_order<2 * W>(x, tile, whole, lane + W, others);
-    for (int r = 0; r < R; ++r) sums[r] += others[r];
-  }
-}
-
-// Compute the dot products of R vectors and the rows of a transposed tile, bitwise equal to `products`.
-template <int R, typename A>
-inline void products_of_tile(const A* const (&x)[R], const A* tile, int64_t length, Vector<A> (&sums)[R]) {
-  const int64_t whole = length / lanes<A> * lanes<A>;
-  add_in_order<1>(x, tile, whole, 0, sums);
-  for (int64_t i = whole; i < length; ++i)
-    for (int r = 0; r < R; ++r) sums[r] += x[r][i] * load(tile + i * lanes<A>);
 }
 
 }  // namespace nvium

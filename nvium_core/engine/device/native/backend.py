@@ -165,6 +165,7 @@ class NativeBackend:
             kind=FLOATS[cache.keys.dtype],
             page_size=cache.page_size,
             num_slots=cache.num_slots,
+            num_calls=cache.keys.shape[0],
             num_heads=cache.keys.shape[2],
             head_size=cache.keys.shape[3],
             keys=pointers.pop("keys"),

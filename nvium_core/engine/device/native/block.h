@@ -15,6 +15,12 @@
 
 namespace nvium {
 
+// The activations of a pass. They outlive it, because the system would have to clear new memory.
+template <typename A> struct Activations {
+  std::vector<A> hidden, queries, attended, keys, values, gate, up, normed;
+  Forms forms;
+};
+
 template <typename T> class BlockForward {
   using A = Accumulator<T>;
 
@@ -26,15 +32,16 @@ template <typename T> class BlockForward {
         num_keys_(model.cache.num_heads * model.cache.head_size),
         rows_(rows.data()),
         calls_(num_rows_),
-        hidden_(num_rows_ * model.width),
-        queries_(num_rows_ * num_queries_),
-        attended_(queries_.size()),
-        keys_(num_rows_ * num_keys_),
-        values_(num_rows_ * num_keys_),
-        gate_(num_rows_ * model.inner_width),
-        up_(num_rows_ * model.inner_width),
-        normed_(hidden_.size()),
-        tile_parts_(tile_parts) {}
+        hidden_(sized(kept().hidden, model.width)),
+        queries_(sized(kept().queries, num_queries_)),
+        attended_(sized(kept().attended, num_queries_)),
+        keys_(sized(kept().keys, num_keys_)),
+        values_(sized(kept().values, num_keys_)),
+        gate_(sized(kept().gate, model.inner_width)),
+        up_(sized(kept().up, model.inner_width)),
+        normed_(sized(kept().normed, model.width)),
+        tile_parts_(tile_parts),
+        forms_(kept().forms) {}
 
   void run() {
     for (int64_t r = 0; r < num_rows_; ++r) {
@@ -64,6 +71,16 @@ template <typename T> class BlockForward {
   }
 
  private:
+  static Activations<A>& kept() {
+    static thread_local Activations<A> own;
+    return own;
+  }
+
+  std::vector<A>& sized(std::vector<A>& x, int64_t width) const {
+    x.resize(num_rows_ * width);
+    return x;
+  }
+
   // Read a token's embedding, rounded to T, and scale it.
   void embed(int64_t token, A* out) const {
     const int64_t kind = model_.embedding_kind, width = model_.width;
@@ -208,10 +225,10 @@ template <typename T> class BlockForward {
   const int64_t num_rows_, num_queries_, num_keys_;
   const Row* rows_;
   std::vector<int64_t> calls_;
-  std::vector<A> hidden_, queries_, attended_, keys_, values_, gate_, up_, normed_;
+  std::vector<A>&hidden_, &queries_, &attended_, &keys_, &values_, &gate_, &up_, &normed_;
   const int64_t tile_parts_;
+  Forms& forms_;
   int64_t call_ = 0;  // the current call, counted from each block's first
-  Forms forms_;
 };
 
 }  // namespace nvium

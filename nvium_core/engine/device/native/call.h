@@ -42,9 +42,10 @@ template <typename A> struct Exit {
   Matrix up, down, head;
 };
 
-// Keys and values [L, S, G, P] in pages. kind: the `Stored` type of their numbers. num_heads: key heads.
+// Pages of keys [pages, L, G, P, page size] and values [pages, L, G, page size, P]. So a sequence uses as much memory as its
+// pages need, and a page's keys are vectors. kind: the `Stored` type of the numbers. num_heads: key heads.
 struct Cache {
-  int64_t kind, page_size, num_slots, num_heads, head_size;
+  int64_t kind, page_size, num_slots, num_calls, num_heads, head_size;
   void *keys, *values;
 };
 

@@ -1,6 +1,7 @@
 """Sequences of every kind, which any backend can run through all blocks, and comparison of their outcomes."""
 
 from collections.abc import Sequence as Items
+from copy import copy
 from typing import Any
 
 import pytest
@@ -30,8 +31,7 @@ KINDS: list[dict[str, Any]] = [
 
 def seat_sequences(asked: Items[tuple[list[int], SamplingParams]], cache: PagedCache) -> list[Sequence]:
     """Sequences whose pages are scattered over the cache."""
-    num_pages = cache.keys.shape[1] // cache.page_size
-    pages = torch.randperm(num_pages, generator=torch.Generator().manual_seed(0)).tolist()
+    pages = torch.randperm(cache.null_page, generator=torch.Generator().manual_seed(0)).tolist()
     made = []
     for number, (prompt, params) in enumerate(asked):
         stops = frozenset(params.stop_token_ids)
@@ -92,3 +92,13 @@ def assert_alike(found: Items[Outcome], expected: Items[Outcome], tolerance: flo
 def rows_of(cache: PagedCache, sequences: Items[Sequence]) -> list[Tensor]:
     own = cache.slots([Rows(sequence, range(sequence.filled[-1])) for sequence in sequences])
     return [tensor[:, own] for tensor in (cache.keys, cache.values, cache.states_NSD)]
+
+
+def native_rows_of(cache: PagedCache, sequences: Items[Sequence]) -> list[Tensor]:
+    """Return `rows_of` a cache in the order of call.h."""
+    num_calls, _, num_heads, size = cache.keys.shape
+    keys = cache.keys.view(-1, num_calls, num_heads, size, cache.page_size).permute(1, 0, 4, 2, 3)
+    values = cache.values.view(-1, num_calls, num_heads, cache.page_size, size).permute(1, 0, 3, 2, 4)
+    other = copy(cache)
+    other.keys, other.values = (each.reshape(cache.keys.shape) for each in (keys, values))
+    return rows_of(other, sequences)

@@ -25,6 +25,7 @@ from tests.engine.device.native.calls import (
     assert_alike,
     cache_of,
     carry,
+    native_rows_of,
     one_of_each_kind,
     rows_of,
     seat_sequences,
@@ -141,7 +142,9 @@ class Twins:
                 self.living.remove(run.sequence)
 
     def check_rows(self) -> None:
-        for some, others in zip(rows_of(self.cache, self.sequences), rows_of(self.plain, self.sequences), strict=True):
+        for some, others in zip(
+            native_rows_of(self.cache, self.sequences), rows_of(self.plain, self.sequences), strict=True
+        ):
             torch.testing.assert_close(some, others, rtol=0, atol=1e-10)
 
 
@@ -273,7 +276,7 @@ def assert_equal_to_layers(
     expected, found = (carry(backend, own, 40) for (backend, _), own in zip(ways, sequences, strict=True))
     dtype = model.lm_head.weight.dtype
     tolerance = tolerance or TOLERANCE[dtype]
-    for some, others in zip(rows_of(cache, sequences[1]), rows_of(plain, sequences[0]), strict=True):
+    for some, others in zip(native_rows_of(cache, sequences[1]), rows_of(plain, sequences[0]), strict=True):
         torch.testing.assert_close(some, others, rtol=0, atol=tolerance)
     if dtype != torch.bfloat16 and precision == "auto":
         assert_alike(found, expected, tolerance)
@@ -302,7 +305,7 @@ def test_results_do_not_depend_on_threads_the_batch_or_old_contents_of_pages(ins
         sequences = one_of_each_kind(cache, VOCAB_SIZE)
         parts = [[sequence] for sequence in sequences] if is_alone else [sequences]
         outcomes = [outcome for part in parts for outcome in carry(native, part, most)]
-        found.append((outcomes, rows_of(cache, sequences)))
+        found.append((outcomes, native_rows_of(cache, sequences)))
     for outcomes, rows in found[1:]:
         assert outcomes == found[0][0]
         assert all(torch.equal(some, others) for some, others in zip(rows, found[0][1], strict=True))

@@ -13,7 +13,7 @@ from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.device.native.library import FLAGS
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.schedule.sequence import Sequence
-from tests.engine.device.native.calls import assert_alike, cache_of, carry, one_of_each_kind, rows_of
+from tests.engine.device.native.calls import assert_alike, cache_of, carry, native_rows_of, one_of_each_kind, rows_of
 from tests.engine.device.native.compiling import compiled
 from tests.engine.device.native.image import ReplayedBackend
 from tests.random_models import random_model
@@ -51,7 +51,7 @@ def check(command: list[str], instructions: Instructions, weights: str, file: Pa
         backend.command, backend.file, backend.vector_bytes = command, file, VECTOR_BYTES[instructions]
         backend.num_threads = num_threads
         own = sequences_of(cache)
-        found.append((carry(backend, own, 40), rows_of(cache, own)))
+        found.append((carry(backend, own, 40), native_rows_of(cache, own)))
     for outcomes, rows in found:
         assert_alike(outcomes, expected, tolerance)
         for some, others in zip(rows, rows_of(plain, sequences), strict=True):
