@@ -55,11 +55,15 @@ def models(draw: st.DrawFn) -> NviumForCausalLM:
     if make.get("norms_loops") or draw(st.integers(0, 3)) == 0:  # blocks that share their weights
         exit_layers = [depths[0] * (k + 1) for k in range(len(depths))]
         make = {**make, "num_loops": len(depths)}
-    if window := make.get("windows"):
-        depth = exit_layers[-1] // make.get("num_loops", 1)
-        make = {**make, "windows": [window if layer % 2 else None for layer in range(depth)]}
     shape = {"vocab_size": VOCAB_SIZE, "width": 8, "num_heads": 2, "num_key_heads": 1, "context": CONTEXT}
-    return random_model(exit_layers, seed=seed, **shape, **make)
+    return random_model(exit_layers, seed=seed, **shape, **fields_of(make, exit_layers[-1]))
+
+
+def fields_of(make: dict[str, Any], num_calls: int) -> dict[str, Any]:
+    """Give every second layer the window of a make."""
+    layers = range(num_calls // make.get("num_loops", 1))
+    windows = [make["windows"] if layer % 2 else None for layer in layers] if "windows" in make else ()
+    return make | {"windows": windows}
 
 
 THRESHOLDS = 0.02, 0.3, 0.5, 0.9, 1.0, 7.0

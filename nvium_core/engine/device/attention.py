@@ -1,8 +1,8 @@
 """Causal attention over the paged cache. The rows' own keys and values are first written to the cache.
 
 `ragged` works on any device, and is the reference. `in_place` and `ragged_in_place` use the flash kernel, which reads
-the pages directly. It needs CUDA, half precision of queries and cache alike, and a page size that is a multiple of 256.
-fused/attention.py has both in Triton. All others read the cache in the queries' precision.
+the pages directly. It needs CUDA, half precision of queries and cache alike, a page size that is a multiple of 256, and
+calls without `cap`. fused/attention.py has both in Triton. All others read the cache in the queries' precision.
 
 Shapes: R rows of a Step, B runs, Q rows of a run, W pages of a table, S keys of a run, H query heads, G key heads, P
 head size.
@@ -25,6 +25,7 @@ from nvium_core.engine.device.paged_cache import HALF, KERNEL_PAGE_SIZE, PagedCa
 from nvium_core.engine.sampling_params import SamplingParams
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Rows
+from nvium_core.model.config import NviumConfig
 from nvium_core.model.llama import Attend, causal_mask, dense_attention
 from nvium_core.model.plan import LayerCall
 
@@ -85,7 +86,8 @@ def flash(cache: PagedCache, table_BW: Tensor, num_keys_B: Tensor, first_query: 
     """Attend with the flash kernel.
 
     The kernel may split a long context among multiprocessors only if queries are grouped or there is a single row. In
-    all other cases splitting is disabled, because the split kernel writes every row over the first (pytorch#194167).
+    all other cases splitting is disabled, because the split kernel writes every row over the first (pytorch#194167). A
+    window disables the fast path of grouped queries.
     """
     from torch.nn.attention.varlen import varlen_attn  # also imports PyTorch's compiler, which takes a second
 
@@ -96,8 +98,11 @@ def flash(cache: PagedCache, table_BW: Tensor, num_keys_B: Tensor, first_query: 
 
     def attend(q_RHP: Tensor, call: LayerCall) -> Tensor:
         is_grouped = q_RHP.shape[1] != cache.keys.shape[2]
-        grouping: dict[str, Any] = {"enable_gqa": True} if is_grouped else {}  # PyTorch 2.11 lacks it
-        is_split = max_queries == 1 and (is_grouped or len(q_RHP) == 1)
+        is_causal = max_queries > 1 or call.window is not None
+        is_split = max_queries == 1 and (len(q_RHP) == 1 or (is_grouped and not is_causal))
+        given: dict[str, Any] = {"enable_gqa": True} if is_grouped else {}  # PyTorch 2.11 lacks it
+        if call.scale is not None:
+            given["scale"] = call.scale
         out_RHP = varlen_attn(
             q_RHP,
             cache.keys[call.cache].unflatten(0, pages),
@@ -106,8 +111,8 @@ def flash(cache: PagedCache, table_BW: Tensor, num_keys_B: Tensor, first_query: 
             first_key,
             max_queries,
             max_keys,
-            window_size=(-1, 0) if max_queries > 1 else (-1, -1),  # a window disables the fast path of grouped queries
-            **grouping,
+            window_size=((call.window or 0) - 1, 0 if is_causal else -1),
+            **given,
             seqused_k=used_B,
             block_table=tables,
             num_splits=None if is_split else 1,
@@ -118,27 +123,28 @@ def flash(cache: PagedCache, table_BW: Tensor, num_keys_B: Tensor, first_query: 
     return attend
 
 
-def best_attention(cache: PagedCache, num_heads: int) -> RowAttention | None:
-    """Return the first kernel that supports this cache and agrees with `ragged`, or None."""
-    for name, rows, _ in kernels(cache):
-        if works(f"{name} attention for rows", partial(kernel_agrees, cache, num_heads, rows)):
+def best_attention(cache: PagedCache, config: NviumConfig) -> RowAttention | None:
+    """Return the first kernel that supports this cache and model and agrees with `ragged`, or None."""
+    for name, rows, _ in kernels(cache, config):
+        if works(f"{name} attention for rows", partial(kernel_agrees, cache, config, rows)):
             return rows
     return None
 
 
-def best_ragged(cache: PagedCache, num_heads: int) -> RunAttention:
-    """Return the first kernel that supports this cache and agrees with `ragged`, else `ragged`."""
-    for name, _, runs in kernels(cache):
-        if works(f"{name} attention for long runs", partial(ragged_agrees, cache, num_heads, runs)):
+def best_ragged(cache: PagedCache, config: NviumConfig) -> RunAttention:
+    """Return the first kernel that supports this cache and model and agrees with `ragged`, else `ragged`."""
+    for name, _, runs in kernels(cache, config):
+        if works(f"{name} attention for long runs", partial(ragged_agrees, cache, config, runs)):
             return runs
     return ragged
 
 
-def kernels(cache: PagedCache) -> Iterable[tuple[str, RowAttention, RunAttention]]:
-    """Yield the kernels that may support this cache, the fastest first."""
+def kernels(cache: PagedCache, config: NviumConfig) -> Iterable[tuple[str, RowAttention, RunAttention]]:
+    """Yield the kernels that may support this cache and model, the fastest first."""
     if cache.keys.device.type != "cuda":
         return
-    if cache.keys.dtype == cache.states_NSD.dtype in HALF and cache.page_size % KERNEL_PAGE_SIZE == 0:
+    is_half = cache.keys.dtype == cache.states_NSD.dtype in HALF
+    if is_half and cache.page_size % KERNEL_PAGE_SIZE == 0 and config.attention_cap is None:
         yield "flash", in_place, ragged_in_place
     if cache.keys.dtype in TRITON_TYPES and find_spec("triton"):
         from nvium_core.engine.device.fused.attention import in_tiles, ragged_in_tiles
@@ -161,9 +167,11 @@ def works(name: str, agrees: Callable[[], bool]) -> bool:
 
 MAX_CHECKED_PAGES, MAX_CHECKED_ROWS = 32, 40
 CHECK_TOLERANCE = 0.02
+CHECKED_WINDOW = 3
+"""So small that one key too many or too few shows."""
 
 
-def kernel_agrees(cache: PagedCache, num_heads: int, kernel: RowAttention) -> bool:
+def kernel_agrees(cache: PagedCache, config: NviumConfig, kernel: RowAttention) -> bool:
     """Whether a kernel agrees with `ragged` on rows with many, fewer and one key. See `agrees`."""
 
     def attend(cache: PagedCache, runs: Items[Rows]) -> Read:
@@ -173,13 +181,13 @@ def kernel_agrees(cache: PagedCache, num_heads: int, kernel: RowAttention) -> bo
     last = num_checked(cache) - 1
     rows = [range(row, row + 1) for row in (last, max(0, last - cache.page_size // 2), 0)]
     single = rows[:1]  # for a single row, the kernel splits the keys among multiprocessors
-    return all(agrees(cache, num_heads, attend, each) for each in (rows, single))
+    return all(agrees(cache, config, attend, each) for each in (rows, single))
 
 
-def ragged_agrees(cache: PagedCache, num_heads: int, kernel: RunAttention) -> bool:
+def ragged_agrees(cache: PagedCache, config: NviumConfig, kernel: RunAttention) -> bool:
     half, last = cache.page_size // 2, num_checked(cache) - 1
     rows = [range(max(half, last - MAX_CHECKED_ROWS), last), range(half), range(last, last + 1)]
-    return agrees(cache, num_heads, kernel, rows)
+    return agrees(cache, config, kernel, rows)
 
 
 def num_checked(cache: PagedCache) -> int:
@@ -187,8 +195,8 @@ def num_checked(cache: PagedCache) -> int:
 
 
 @torch.inference_mode()
-def agrees(cache: PagedCache, num_heads: int, kernel: RunAttention, rows: Items[range]) -> bool:
-    """Whether a kernel and `ragged` agree on these rows of one sequence, with random keys and queries.
+def agrees(cache: PagedCache, config: NviumConfig, kernel: RunAttention, rows: Items[range]) -> bool:
+    """Whether a kernel and `ragged` agree on these rows of one sequence, with random keys and queries, in all calls.
 
     In the first head, about half of the attention goes to the row's own key. In other heads, most goes to a few keys.
     The cache must be empty, and is so again.
@@ -205,14 +213,23 @@ def agrees(cache: PagedCache, num_heads: int, kernel: RunAttention, rows: Items[
     def random(rows: int, heads: int) -> Tensor:
         return torch.randn(rows, heads, head_size, generator=generator).clamp(-2, 2)
 
-    q_RHP, k_RGP = 3 * random(len(slot_R), num_heads), random(len(slot_R), num_key_heads)
+    q_RHP, k_RGP = 3 * random(len(slot_R), config.num_attention_heads), random(len(slot_R), num_key_heads)
     own_RP = q_RHP[:, 0]
     k_RGP[:, 0] = own_RP * (math.log(num_keys) + 4) * head_size**0.5 / own_RP.square().sum(-1, keepdim=True)
     q_RHP, k_RGP, v_RGP = (x.to(cache.states_NSD) for x in (q_RHP, k_RGP, random(len(slot_R), num_key_heads)))
     for tensor in (cache.keys, cache.values):
         tensor[0, used] = random(len(used), num_key_heads).to(tensor)
     cache.write(0, slot_R, k_RGP, v_RGP)
-    found, expected = (attend(cache, runs)(q_RHP, LayerCall(0, 0)) for attend in (kernel, ragged))
+    if config.attention_scale is not None:
+        q_RHP *= head_size**-0.5 / config.attention_scale
+    own, reference = kernel(cache, runs), ragged(cache, runs)
+    pairs = [(own(q_RHP, call), reference(q_RHP, call)) for call in checked_calls(config)]
     for tensor in (cache.keys, cache.values):
         tensor[0, used] = 0
-    return torch.allclose(found, expected, rtol=0, atol=CHECK_TOLERANCE)
+    return all(torch.allclose(found, expected, rtol=0, atol=CHECK_TOLERANCE) for found, expected in pairs)
+
+
+def checked_calls(config: NviumConfig) -> list[LayerCall]:
+    """Return a call of each kind of attention in the model, and one with a small window if any has a window."""
+    windows: set[int | None] = {*config.windows, CHECKED_WINDOW} if any(config.windows) else {None}
+    return [LayerCall(0, 0, config.attention_scale, config.attention_cap, window=window) for window in windows]

@@ -1,10 +1,12 @@
-"""Attention over the paged cache in Triton, for any number of query heads per key head and any page size.
+"""Attention over the paged cache in Triton, for every call of a plan, any number of query heads per key head and any
+page size.
 
 `ragged` of ../attention.py is the reference.
 
 Shapes: R rows, B tiles, H query heads, G key heads, P head size, W pages of a table.
 """
 
+import math
 from collections.abc import Sequence as Items
 
 import numpy as np
@@ -46,10 +48,11 @@ def in_tiles(cache: PagedCache, table_BW: Tensor, position_B: Tensor, first_B2: 
     num_keys, head_size = cache.keys.shape[2:]
     num_tiles, width = table_BW.shape
     rows_per_tile = 1 if first_B2 is None else ROWS_PER_TILE
-    splits = 1 if first_B2 is not None else num_splits(num_tiles * num_keys, width * cache.page_size)
 
     def attend(q_RHP: Tensor, call: LayerCall) -> Tensor:
         rows, heads, _ = q_RHP.shape
+        max_keys = min(width * cache.page_size, call.window or math.inf)
+        splits = 1 if first_B2 is not None else num_splits(num_tiles * num_keys, max_keys)
         out_RHP = q_RHP.new_empty(q_RHP.shape)
         part, lse = out_RHP, out_RHP
         if splits > 1:
@@ -60,7 +63,8 @@ def in_tiles(cache: PagedCache, table_BW: Tensor, position_B: Tensor, first_B2: 
         kernels.attend_pages[(num_tiles, num_keys, splits)](
             *(q_RHP, cache.keys[call.cache], cache.values[call.cache]),
             *(table_BW, position_B if first_B2 is None else first_B2),
-            *(position_B, out_RHP, part, lse, head_size**-0.5, position_B.stride(0), width, q_RHP.stride(0), rows),
+            *(position_B, out_RHP, part, lse, call.scale or head_size**-0.5, call.cap, call.window),
+            *(position_B.stride(0), width, q_RHP.stride(0), rows),
             page_size=cache.page_size,
             num_keys=num_keys,
             group=heads // num_keys,
@@ -77,7 +81,7 @@ def in_tiles(cache: PagedCache, table_BW: Tensor, position_B: Tensor, first_B2: 
     return attend
 
 
-def num_splits(num_programs: int, max_keys: int) -> int:
+def num_splits(num_programs: int, max_keys: float) -> int:
     """Return a power of two: how many programs share a row's keys."""
-    most = min(NUM_PROGRAMS // num_programs, max_keys // MIN_SPLIT_KEYS, MAX_SPLITS)
+    most = min(NUM_PROGRAMS // num_programs, int(max_keys) // MIN_SPLIT_KEYS, MAX_SPLITS)
     return 1 << max(0, most.bit_length() - 1)

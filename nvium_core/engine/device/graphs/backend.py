@@ -52,7 +52,6 @@ from nvium_core.engine.schedule.step import MAX_SHORT_RUN_ROWS, Rows, Run, Step
 from nvium_core.model.exits import Router
 from nvium_core.model.llama import Attend
 from nvium_core.model.nvium import Nvium
-from nvium_core.model.plan import LayerCall
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +59,9 @@ MAX_ROWS = MAX_FRONTS
 POWERS = [1 << power for power in range(MAX_ROWS.bit_length())]
 SIZES = sorted({*POWERS, *range(16, MAX_ROWS + 1, 16)})
 """Numbers of rows of the captured graphs of plain requests. Other kinds of requests have powers of two."""
+
+CHECKED_ROWS = 4
+"""Rows of the check at the start."""
 
 CAPTURE_SECONDS = 20.0
 """Time for capturing. Passes whose graph is then missing run a larger one."""
@@ -206,34 +208,33 @@ class GraphsBackend(LayersBackend):
     @classmethod
     def with_fallback(cls, model: Nvium, cache: PagedCache) -> LayersBackend:
         """Return this backend with Triton's kernels, or `LayersBackend` if they cannot run here."""
-        num_heads = model.config.num_attention_heads
         if cache.keys.dtype not in TRITON_TYPES:
             return LayersBackend(model, cache, f"Triton's kernels do not support {cache.keys.dtype}")
-        if not is_fused(model):
-            return LayersBackend(model, cache, "Triton's kernels support only the layers of Llama, Qwen and SmolLM")
         if not find_spec("triton"):
             return LayersBackend(model, cache, "Triton is not installed")
-        if attention := best_attention(cache, num_heads):
+        if attention := best_attention(cache, model.config):
             from nvium_core.engine.device.fused.layers import FusedLayers  # noqa: PLC0415 (needs Triton)
 
             for router in (each for each in model.exits.modules() if isinstance(each, Router)):
                 router.to(torch.promote_types(model.dtype, torch.float32))  # in which it computes
             layers = FusedLayers(model, cache, attention)
-            backend = cls(model, cache, layers, best_ragged(cache, num_heads), compiles=True)
+            backend = cls(model, cache, layers, best_ragged(cache, model.config), compiles=True)
             if works("a pass in Triton", backend.agrees):
                 return backend
         return LayersBackend(model, cache, "Triton's kernels do not work on this device")
 
     @torch.inference_mode()
     def agrees(self) -> bool:
-        """Whether a pass and that of the layers agree on one row. The cache must be empty, and is so again."""
-        sequence = Sequence("trial", [0], SamplingParams(), seed=0, num_blocks=self.num_blocks, arrival=0)
+        """Whether a pass and that of the layers agree on a few rows. The cache must be empty, and is so again."""
+        count = min(CHECKED_ROWS, self.cache.page_size, self.model.config.vocab_size)
+        sequence = Sequence("trial", range(count), SamplingParams(), seed=0, num_blocks=self.num_blocks, arrival=0)
         sequence.pages = [0]
-        states_ND, found = self.cache.states_NSD[:, 0], list[tuple[Tensor, float, int]]()
+        step = Step(range(self.num_blocks), [Run(sequence, count)], WHOLE)
+        states_NQD, found = self.cache.states_NSD[:, :count], list[tuple[Tensor, float, int]]()
         for backend in (self, LayersBackend(self.model, self.cache)):
-            (outcome,) = backend.run(Step(range(self.num_blocks), [Run(sequence, 1)], WHOLE), 1).outcomes
-            found.append((states_ND.clone(), outcome.emissions[0].log_p, outcome.emissions[0].block))
-            for tensor in (states_ND, self.cache.keys[:, 0], self.cache.values[:, 0]):
+            (outcome,) = backend.run(step, count).outcomes
+            found.append((states_NQD.clone(), outcome.emissions[0].log_p, outcome.emissions[0].block))
+            for tensor in (states_NQD, self.cache.keys[:, :count], self.cache.values[:, :count]):
                 tensor.zero_()
         (own, own_log_p, own_exit), (expected, log_p, exit_taken) = found
         tolerance = CHECK_TOLERANCE * float(expected.abs().max())
@@ -366,13 +367,3 @@ def variants(num_pages: int, max_changes: int, *, has_exits: bool) -> Iterator[V
 
 def free_memory(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
-
-
-def is_fused(model: Nvium) -> bool:
-    """Whether Triton's kernels implement all layer calls of the model."""
-    config, calls = model.config, [call for block in model.model.blocks for call in block]
-    is_whole = config.mlp_gated and config.rotary_size == config.head_dim
-    is_scaled = (config.embedding_scale, config.residual_scale) != (1, 1)
-    known = [LayerCall(*call[:2], rotary=call.rotary, norms=call.norms, qk_norm=call.qk_norm) for call in calls]
-    kinds = {(call.norms != "after", call.qk_norm in (None, "head")) for call in calls}
-    return is_whole and not is_scaled and calls == known and kinds == {(True, True)}

@@ -32,7 +32,9 @@ def main() -> None:
             nodes = nodes_of_layers(config, range(config.num_exits), num_rows, choice)
             for kernel, arguments, constants in nodes.launches:
                 names = kernel.arg_names
-                types = dict(zip(names, map(type_of, arguments), strict=False))
+                given = dict(zip(names, arguments, strict=False))
+                constants |= {name: None for name, value in given.items() if value is None}
+                types = {name: type_of(value) for name, value in given.items() if value is not None}
                 key = (kernel, *types.items(), *((name, str(value)) for name, value in constants.items()))
                 if key not in done:
                     done.add(key)

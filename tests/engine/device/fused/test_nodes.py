@@ -9,11 +9,13 @@ import pytest
 from nvium_core.bench.shapes import shape_config
 from nvium_core.model.config import NviumConfig
 from tests.engine.device.fused.nodes import nodes_of_layers
+from tests.engine.test_exactness import MAKES, fields_of
 
 SIZES = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "num_key_value_heads": 8}
 SIZES |= {"head_dim": 64, "vocab_size": 128_256, "num_hidden_layers": 16}
 LLAMA_1B = NviumConfig(**SIZES, exit_layers=[16], tie_word_embeddings=True)
 SHAPES = {"24x768": shape_config("24x768", 4), "24x768 dense": shape_config("24x768", 1), "1B": LLAMA_1B}
+SHAPES |= {str(make): NviumConfig(**SIZES, exit_layers=[16], **fields_of(make, 16)) for make in MAKES}
 
 
 LAYER = 10

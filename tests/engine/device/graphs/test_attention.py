@@ -25,8 +25,9 @@ from nvium_core.engine.device.attention import (
 from nvium_core.engine.device.paged_cache import PagedCache, best_page_size
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Rows
+from nvium_core.model.config import NviumConfig
 from nvium_core.model.plan import LayerCall
-from tests.random_models import random_model
+from tests.random_models import small_config
 
 Hidden = Callable[[int], range] | None
 """For a number of keys, those that a faulty kernel does not see. Without it, the mask is causal."""
@@ -41,34 +42,44 @@ def slow_varlen_attn(
     assert given["block_table"].dtype == given["seqused_k"].dtype == first_query.dtype == first_key.dtype == torch.int32
     assert torch.equal(first_key.diff(), given["seqused_k"])
     assert tuple(sizes) == (int(first_query.diff().max()), given["block_table"].shape[1] * key.shape[1])
-    assert given["window_size"] == ((-1, -1) if sizes[0] == 1 else (-1, 0))
+    left, right = given["window_size"]
+    assert (left >= 0 or sizes[0] > 1) == (right == 0)
     for number, (pages, length) in enumerate(zip(given["block_table"], given["seqused_k"].tolist(), strict=True)):
         own = slice(*first_query[number : number + 2].tolist())
         k_HSP, v_HSP = (x[pages].flatten(0, 1)[:length].transpose(0, 1) for x in (key, value))
         q_HQP = q_RHP[own].transpose(0, 1)
         num_rows = q_HQP.shape[1]
         is_seen_QS = torch.ones(num_rows, length, dtype=torch.bool)
+        if left >= 0:
+            is_seen_QS = is_seen_QS.triu(length - num_rows - left)
         if hidden is None:
             is_seen_QS = is_seen_QS.tril(length - num_rows)
         elif own_hidden := list(hidden(length)):
             is_seen_QS = is_seen_QS.tril(length - num_rows)
             is_seen_QS[:, own_hidden] = False
         is_grouped = given.get("enable_gqa", False)
-        answer = F.scaled_dot_product_attention(q_HQP, k_HSP, v_HSP, is_seen_QS, enable_gqa=is_grouped)
+        answer = F.scaled_dot_product_attention(
+            q_HQP, k_HSP, v_HSP, is_seen_QS, scale=given.get("scale"), enable_gqa=is_grouped
+        )
         out_RHP[own] = answer.transpose(0, 1)
     return out_RHP
 
 
-def empty_cache(num_pages: int = 3, num_key_heads: int = 2, dtype: torch.dtype = torch.float32) -> PagedCache:
-    model = random_model([2], dtype=dtype, width=32, num_key_heads=num_key_heads)
-    return PagedCache(model.config, num_pages=num_pages, page_size=8, like=model.lm_head.weight)
+SMALL = small_config([2], width=32)
+WINDOWED = small_config([2], width=32, windows=[None, 20], attention_scale=0.2)
+"""Heads of size 8."""
 
 
+def empty_cache(num_pages: int = 3, config: NviumConfig = SMALL, dtype: torch.dtype = torch.float32) -> PagedCache:
+    return PagedCache(config, num_pages=num_pages, page_size=8, like=torch.zeros(1, dtype=dtype))
+
+
+@pytest.mark.parametrize("config", [SMALL, WINDOWED])
 @pytest.mark.parametrize("num_pages", [1, 2, 3, 40])
-def test_the_kernel_agrees_with_gathering(monkeypatch, num_pages):
+def test_the_kernel_agrees_with_gathering(monkeypatch, num_pages, config):
     monkeypatch.setattr(varlen, "varlen_attn", slow_varlen_attn)
-    cache = empty_cache(num_pages)
-    assert kernel_agrees(cache, 4, in_place)
+    cache = empty_cache(num_pages, config)
+    assert kernel_agrees(cache, config, in_place)
     assert not cache.keys[:, : cache.null_slot + 1].any()
     assert not cache.values[:, : cache.null_slot + 1].any()
 
@@ -83,6 +94,12 @@ def faulty(fault: str, *args: Any, **given: Any) -> Tensor:
         given["block_table"] = tables.flatten()[: len(tables)].view(-1, 1).repeat(1, tables.shape[1])
     if fault == "scale forgotten":
         return slow_varlen_attn(q_RHP * q_RHP.shape[-1] ** 0.5, *args[1:], **given)
+    if fault in ("own scale forgotten", "window too small", "window too large"):
+        left, right = given["window_size"]
+        if left >= 0:
+            given["window_size"] = (left + {"window too small": -1, "window too large": 1}.get(fault, 0), right)
+        if fault == "own scale forgotten":
+            given.pop("scale", None)
     hidden: dict[str, Callable[[int], range]] = {
         "newest key": lambda length: range(length - 1, length),
         "page 2": lambda length: range(page, 2 * page if length > 3 * page else page),
@@ -94,25 +111,32 @@ def faulty(fault: str, *args: Any, **given: Any) -> Tensor:
 
 
 FAULTS = ["rows unwritten", "table width mistaken", "scale forgotten", "newest key", "page 2", "last page"]
+FAULTS_OF_WINDOWS = ["own scale forgotten", "window too small", "window too large"]
+CASES = [(SMALL, fault) for fault in (None, *FAULTS)]
+CASES += [(WINDOWED, fault) for fault in (None, *FAULTS, *FAULTS_OF_WINDOWS)]
+MULTI_HEAD = small_config([2], width=32, num_key_heads=4)
 
 
-@pytest.mark.parametrize("num_key_heads", [2, 4])
-@pytest.mark.parametrize("fault", [None, *FAULTS, "split 2 of 4"])
-def test_a_faulty_kernel_is_refused(fault, num_key_heads, monkeypatch):
+@pytest.mark.parametrize(("config", "fault"), [*CASES, (SMALL, "split 2 of 4"), (MULTI_HEAD, "split 2 of 4")])
+def test_a_faulty_kernel_is_refused(config, fault, monkeypatch):
     monkeypatch.setattr(varlen, "varlen_attn", partial(faulty, fault or ""))
-    assert kernel_agrees(empty_cache(40, num_key_heads, torch.bfloat16), 4, in_place) == (fault is None)
+    assert kernel_agrees(empty_cache(40, config, torch.bfloat16), config, in_place) == (fault is None)
 
 
-@pytest.mark.parametrize("fault", [None, "no causal mask", *FAULTS])
-def test_a_faulty_kernel_is_refused_for_long_runs(fault, monkeypatch):
+@pytest.mark.parametrize(("config", "fault"), [*CASES, (SMALL, "no causal mask")])
+def test_a_faulty_kernel_is_refused_for_long_runs(config, fault, monkeypatch):
     monkeypatch.setattr(varlen, "varlen_attn", partial(faulty, fault or ""))
-    cache = empty_cache(40, dtype=torch.bfloat16)
-    assert works("flash", partial(ragged_agrees, cache, 4, ragged_in_place)) == (fault is None)
+    cache = empty_cache(40, config, torch.bfloat16)
+    assert works("flash", partial(ragged_agrees, cache, config, ragged_in_place)) == (fault is None)
     assert not cache.keys.any()
 
 
-@pytest.mark.parametrize(("num_heads", "num_rows", "num_splits"), [(2, 2, 1), (2, 1, None), (4, 2, None), (4, 1, None)])
-def test_keys_are_split_only_for_grouped_queries_or_one_row(num_heads, num_rows, num_splits, monkeypatch):
+@pytest.mark.parametrize(
+    ("num_heads", "num_rows", "window", "num_splits"),
+    [(2, 2, None, 1), (2, 1, None, None), (4, 2, None, None), (4, 1, None, None), (4, 2, 5, 1), (4, 1, 5, None)],
+)
+def test_keys_are_split_only_for_one_row_or_grouped_queries(num_heads, num_rows, window, num_splits, monkeypatch):
+    """And with a window, for one row only."""
     asked = []
 
     def noting(*args: Any, **given: Any) -> Tensor:
@@ -122,13 +146,13 @@ def test_keys_are_split_only_for_grouped_queries_or_one_row(num_heads, num_rows,
     monkeypatch.setattr(varlen, "varlen_attn", noting)
     cache, rows = empty_cache(), torch.arange(num_rows)
     q_RHP = torch.zeros(num_rows, num_heads, 8)
-    in_place(cache, rows[:, None], rows)(q_RHP, LayerCall(0, 0))
+    in_place(cache, rows[:, None], rows)(q_RHP, LayerCall(0, 0, window=window))
     assert asked == [num_splits]
 
 
 def test_a_missing_kernel_is_logged_in_one_line(caplog):
     """PyTorch's error lists all devices that have the operator, in about sixty lines."""
-    assert not works("flash attention for long runs", partial(ragged_agrees, empty_cache(), 4, ragged_in_place))
+    assert not works("flash attention for long runs", partial(ragged_agrees, empty_cache(), SMALL, ragged_in_place))
     (record,) = caplog.records
     assert record.getMessage().startswith("flash attention for long runs is not available: ")
     assert "\n" not in record.getMessage()
@@ -137,15 +161,19 @@ def test_a_missing_kernel_is_logged_in_one_line(caplog):
 
 def test_on_a_cpu_keys_are_gathered_from_small_pages():
     assert best_page_size(torch.zeros(1, dtype=torch.bfloat16)) == 16
-    assert best_attention(empty_cache(), num_heads=4) is None
+    assert best_attention(empty_cache(), SMALL) is None
 
 
 def run_of(first: int, stop: int) -> Rows:
     return Rows(Sequence("s", [0] * stop, SamplingParams(), seed=0, num_blocks=1, arrival=0), range(first, stop))
 
 
-@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 20)), min_size=1, max_size=5), st.integers(0, 99))
-def test_in_place_attention_of_runs_equals_gathering(lengths, seed):
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(1, 20)), min_size=1, max_size=5),
+    st.none() | st.integers(1, 30),
+    st.integers(0, 99),
+)
+def test_in_place_attention_of_runs_equals_gathering(lengths, window, seed):
     cache, generator = empty_cache(40), torch.Generator().manual_seed(seed)
     for tensor in (cache.keys, cache.values):
         tensor[:, : cache.null_slot].normal_(generator=generator)
@@ -156,5 +184,7 @@ def test_in_place_attention_of_runs_equals_gathering(lengths, seed):
     q_RHP = torch.randn(sum(len(run.rows) for run in runs), 4, 8, generator=generator)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(varlen, "varlen_attn", slow_varlen_attn)
-        found = ragged_in_place(cache, runs)(q_RHP, LayerCall(0, 0))
-    torch.testing.assert_close(found, ragged(cache, runs)(q_RHP, LayerCall(0, 0)), rtol=0, atol=1e-5)
+        found, expected = (
+            read(cache, runs)(q_RHP, LayerCall(0, 0, window=window)) for read in (ragged_in_place, ragged)
+        )
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
