@@ -165,7 +165,7 @@ def take_turn(args: argparse.Namespace, servers: Sequence[Server | None], number
     for server in servers[:: -1 if number % 2 else 1]:
         for streams in args.streams:
             if server:
-                coroutine = measure_server(server, streams, args.tokens, number * streams, args.prompt_words)
+                coroutine = measure_server(server, streams, args.tokens, 1000 * number + streams, args.prompt_words)
                 found[streams, server.name] = asyncio.run(coroutine)
             else:
                 with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
