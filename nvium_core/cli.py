@@ -1,6 +1,7 @@
 """The `nvium` command. User errors are one line on stderr and exit code 2."""
 
 import ctypes
+import logging
 import os
 import sys
 from contextlib import suppress
@@ -37,6 +38,7 @@ for command in COMMANDS:
 
 def main() -> None:
     open_missing_streams()
+    log_in_words()
     command = "".join(sys.argv[1:2])
     if command in ("train", "retrofit", "evaluate"):
         spin_briefly()
@@ -65,6 +67,12 @@ def open_missing_streams() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is `descriptor`
+
+
+def log_in_words() -> None:
+    """Write the engine's log lines to stderr, without levels or times. `nvium serve` configures its own log."""
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("nvium_core").setLevel(logging.INFO)
 
 
 def spin_briefly() -> None:

@@ -7,7 +7,7 @@ from structlog.typing import EventDict, WrappedLogger
 
 SENTENCES = {
     "starting": "Starting; importing PyTorch and the server …",
-    "loading": "Loading {model}; the first time on a machine this compiles kernels, which takes half a minute …",
+    "loading": "Loading {model} …",
     "loaded": "Loaded {model} in {seconds:.1f} s: {num_parameters:,} parameters, weights in {weights}, {arithmetic} on "
     "{device}.",
     "serving": "Up to {max_sequences} sequences at once, of up to {context:,} tokens; the cache holds {cache}.",

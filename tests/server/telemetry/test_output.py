@@ -132,7 +132,7 @@ def test_a_server_at_a_terminal_shows_the_model_and_its_url(tmp_path):
         process.wait()
         os.close(terminal)
     loaded = r"Loaded \S+ in \d+\.\d s: [\d,]+ parameters, weights in \S+, float32 on cpu"
-    assert re.match(rf"Starting; .+ …\s+Loading the bundled model; .+ …\s+{loaded}", shown)
+    assert re.match(rf"Starting; .+ …\s+Loading the bundled model …\s+{loaded}", shown)
     assert f"http://127.0.0.1:{port}/" in shown
     assert "{" not in shown
 

@@ -74,6 +74,7 @@ def build(instructions: str, folder: Path, target: str | None = None) -> Path:
     made = file.with_suffix(".partial")  # one name, so that an interrupted compilation leaves nothing to collect
     with FileLock(file.with_suffix(".lock")):
         if not file.exists():
+            logger.info("compiling C++ kernels (%s); the first start takes half a minute longer", instructions)
             command = [*_command(instructions, target), str(FOLDER / SOURCE), "-o", str(made)]
             subprocess.run(command, check=True, capture_output=True)  # noqa: S603  a fixed command
             with made.open("rb") as written:
