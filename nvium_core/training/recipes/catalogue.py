@@ -79,7 +79,7 @@ def table() -> Table:
     columns = ("recipe", "shape", "exits", "M param.", "dense", "M tokens", "rate", "β")
     shown = Table(*columns, box=SIMPLE, padding=(0, 1, 0, 0), caption=CAPTION)
     for column in shown.columns:
-        column.no_wrap = True
+        column.no_wrap, column.justify = True, "left" if column.header == "recipe" else "right"
     for name in (*RECIPES, *EXAMPLES):
         recipe = built(name)
         shape, rate, beta = recipe.shape, recipe.learning_rate.maximum, recipe.beta.initial
@@ -90,4 +90,4 @@ def table() -> Table:
 
 
 def millions(count: int) -> str:
-    return f"{count / 1e6:,.{2 if count < 1e8 else 0}f}"
+    return f"{count / 1e6:,.1f}"
