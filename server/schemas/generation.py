@@ -226,10 +226,10 @@ class GenerationRequest(AnswerRequest):
         message = "must be 0 for constrained output, which ends where its constraint ends"
         require(self.min_tokens == 0 or self.output_format() is None, "min_tokens", message)
 
-    def _logit_bias(self) -> dict[int, float]:
-        wrong = [repr(token_id) for token_id in self.logit_bias if not re.fullmatch("0|[1-9][0-9]{0,9}", token_id)]
-        require(not wrong, "logit_bias", f"keys must be token ids, got {', '.join(wrong)}")
-        return {int(token_id): bias for token_id, bias in self.logit_bias.items()}
+    def _logit_bias(self) -> dict[Any, float]:
+        """Return biases by token id. Malformed keys stay strings, so that the engine's error names all wrong keys."""
+        biases = self.logit_bias.items()
+        return {int(key) if re.fullmatch("0|[1-9][0-9]{0,9}", key) else key: bias for key, bias in biases}
 
 
 SHARED_PARAMS = PARAMS & GenerationRequest.model_fields.keys()

@@ -342,7 +342,5 @@ def test_a_body_that_is_not_a_json_object_is_refused_with_the_reason(server, bod
 
 
 def test_every_wrong_key_of_logit_bias_is_named(server):
-    refused = server.complete(logit_bias={"a": 1, "5": 1, "05": 1})
-    assert error_of(refused)["message"] == "logit_bias: keys must be token ids, got 'a', '05'"
-    unknown = server.complete(logit_bias={"257": 1, "5": 1, "300": 1})
-    assert error_of(unknown)["message"] == "logit_bias: must be token ids in [0, 257), got 257, 300"
+    refused = server.complete(logit_bias={"a": 1, "5": 1, "05": 1, "257": 1})
+    assert error_of(refused)["message"] == "logit_bias: must be token ids in [0, 257), got 'a', '05', 257"
