@@ -37,7 +37,7 @@ struct Range {
 };
 
 constexpr int64_t kGroupRows = 32;                   // maximum rows of a sequence that attend together
-constexpr int64_t kBlockKeys = 64;                   // minimum keys of a block, which has whole pages
+constexpr int64_t kBlockKeys = 128;                  // minimum keys of a block, which has whole pages
 constexpr int kTileRows = kRegisters == 32 ? 4 : 2;  // M to process at once, so that their sums fit in registers
 constexpr int kTileVectors = 4;                      // vectors to process at once
 
@@ -122,23 +122,37 @@ template <typename A, typename C> class Attention {
     const Task task{rows, heads.begin, num_heads, (rows.end - rows.begin) * num_heads};
     static thread_local std::vector<A> scores;
     static thread_local std::vector<Softmax> sums;
+    static thread_local std::vector<const C*> keys, values;
     scores.resize(task.num_queries * stride_);
     sums.assign(task.num_queries, Softmax{});
     for (int64_t m = 0; m < task.num_queries; ++m) std::fill_n(all_.attended + at(task, m), size, A{0});
     const int64_t key_head = heads.begin * cache_.num_heads / all_.num_heads, most = num_keys(rows.end - 1);
-    std::vector<const C*> keys(block_ / cache_.page_size), values(keys.size());
-    for (int64_t first = first_key(rows.begin) / block_ * block_; first < most; first += block_) {
+    int64_t first = first_key(rows.begin) / block_ * block_;
+    load_pages(cache_.keys, task, key_head, {first, most}, keys);
+    for (; first < most; first += block_) {
       const int64_t count = std::min(block_, most - first);
-      for (int64_t key = 0; key < count; key += cache_.page_size) {
-        keys[key / cache_.page_size] = page(cache_.keys, rows.begin, first + key, key_head);
-        values[key / cache_.page_size] = page(cache_.values, rows.begin, first + key, key_head);
-      }
+      load_pages(cache_.values, task, key_head, {first, most}, values);
       score(task, keys, count, scores.data());
-      for (int64_t m = 0; m < task.num_queries; ++m)
-        exponentiate(rows.begin + m / num_heads, {first, first + count}, &scores[m * stride_], sums[m], all_.attended + at(task, m));
+      for (int64_t m = 0; m < task.num_queries; ++m) {
+        const int64_t row = rows.begin + m / num_heads;
+        exponentiate(row, {first, first + count}, &scores[m * stride_], sums[m], all_.attended + at(task, m));
+      }
+      load_pages(cache_.keys, task, key_head, {first + block_, most}, keys);
       add_values(task, values, count, scores.data());
     }
     for (int64_t m = 0; m < task.num_queries; ++m) multiply(all_.attended + at(task, m), 1 / sums[m].sum);
+  }
+
+  // List the pages of the block that begins with these keys. Unless there is only one block, load a line of each page in
+  // turn: the processor then prefetches several pages at once.
+  void load_pages(void* cache, const Task& task, int64_t head, Range keys, std::vector<const C*>& pages) const {
+    pages.clear();
+    const int64_t end = std::min(keys.begin + block_, keys.end);
+    for (int64_t key = keys.begin; key < end; key += cache_.page_size)
+      pages.push_back(page(cache, task.rows.begin, key, head));
+    if (keys.end <= block_) return;
+    for (int64_t i = 0; i < cache_.page_size * cache_.head_size; i += 64 / sizeof(C))
+      for (const C* each : pages) static_cast<void>(*reinterpret_cast<const volatile char*>(each + i));
   }
 
   // Call use(number, first) for tiles of `Size` of `count` things, and then for single ones. `number` is a constant.
