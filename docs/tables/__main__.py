@@ -2,11 +2,11 @@
 
 import sys
 
-from docs.tables import fields, options
+from docs.tables import fields
 from docs.tables.table import ROOT, rendered
 
-MODULES = (fields, options)
-"""Importing them registers the tables."""
+MODULES = (fields,)
+"""Importing it registers the tables."""
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 

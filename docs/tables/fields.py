@@ -11,23 +11,12 @@ from pydantic.fields import FieldInfo
 from docs.tables.table import Cell, Table, table
 from server.http.paths import PROBES
 from server.routes.openapi import document
-from server.schemas.body import Ignored, RequestBody, Unsupported
+from server.schemas.body import RequestBody, Unsupported
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.generation import GenerationRequest
 from server.schemas.responses import ResponseRequest
 from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
-from server.schemas.unsupported import UNSUPPORTED_FIELDS
-
-BODIES: dict[str, type[RequestBody]] = {
-    "completions": CompletionRequest,
-    "chats": ChatRequest,
-    "responses": ResponseRequest,
-    "tokenize": TokenizeRequest,
-    "detokenize": DetokenizeRequest,
-}
-GENERATING = ("completions", "chats", "responses")
-STATUSES = ("only", "refused", "ignored", "without")
 
 PAGE = ["`GET /`", "[The playground](playground.md), unless `--no-playground` removes it", "no"]
 
@@ -86,33 +75,6 @@ def fields_detokenize() -> Table:
     return HEAD, shown(supported(DetokenizeRequest))
 
 
-@table
-def fields_unsupported() -> Table:
-    """Fields that the same endpoints treat in the same way share a row."""
-    rows: dict[tuple[str, str, str], list[str]] = {}
-    for path, endpoints, status, reason in unsupported():
-        rows.setdefault((endpoints, status, reason), []).append(f"`{path}`")
-    cells = [[", ".join(paths), *key] for key, paths in rows.items()]
-    return ["field", "endpoints", "status", "reason"], sorted(
-        cells, key=lambda row: STATUSES.index(row[2].partition(" ")[0])
-    )
-
-
-def unsupported() -> Iterator[tuple[str, str, str, str]]:
-    """Yield path, endpoints, status and reason of each unsupported field."""
-    found: dict[tuple[str, str, str], list[str]] = {}
-    for endpoint, body in BODIES.items():
-        for path, field in fields(body):
-            if mark := neutral(field):
-                reason = field.description or mark.why.lstrip(":; ")
-                found.setdefault((path, status_of(mark), reason), []).append(endpoint)
-    for (path, status, reason), endpoints in found.items():
-        yield path, ", ".join(endpoints), status, reason
-    for name, mark in UNSUPPORTED_FIELDS.items():
-        without = [endpoint for endpoint in GENERATING if name not in BODIES[endpoint].model_fields]
-        yield name, ", ".join(without), status_of(mark), ""
-
-
 def supported(body: type[RequestBody], other: type[RequestBody] | None = None) -> list[Row]:
     """Return the body's supported fields that the other body lacks or describes differently, required ones first.
 
@@ -138,7 +100,7 @@ def rows_of(body: type[RequestBody]) -> list[Row]:
     return [
         Row(path, default(field), " ".join((field.description or "").split()))
         for path, field in fields(body)
-        if not neutral(field)
+        if is_supported(field)
     ]
 
 
@@ -165,7 +127,7 @@ def merged(variants: Iterable[Iterable[tuple[str, FieldInfo]]]) -> Iterator[tupl
     for path, field in chain.from_iterable(variants):
         by_path.setdefault(path, []).append(field)
     for path, alike in by_path.items():
-        field = copy(next((field for field in alike if not neutral(field)), alike[0]))
+        field = copy(next((field for field in alike if is_supported(field)), alike[0]))
         if not all(other.is_required() for other in alike):
             field.default = None if field.is_required() else field.default
         yield path, field
@@ -178,23 +140,12 @@ def nested_bodies(annotation: Any) -> list[type[RequestBody]]:
     return [body for inner in get_args(annotation) for body in nested_bodies(inner)]
 
 
-def neutral(field: FieldInfo) -> Unsupported | None:
-    return next((mark for mark in field.metadata if isinstance(mark, Unsupported)), None)
-
-
-def status_of(mark: Unsupported) -> str:
-    if isinstance(mark, Ignored):
-        return "ignored"
-    values = [value for number, value in enumerate(mark.values) if value not in mark.values[:number]]
-    return f"only {', '.join(map(code, values))}" if values else "refused"
+def is_supported(field: FieldInfo) -> bool:
+    return not any(isinstance(mark, Unsupported) for mark in field.metadata)
 
 
 def default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     value = field.default
-    return "" if value is None or isinstance(value, RequestBody) else code(value)
-
-
-def code(value: Any) -> str:
-    return f"`{json.dumps(value)}`"
+    return "" if value is None or isinstance(value, RequestBody) else f"`{json.dumps(value)}`"

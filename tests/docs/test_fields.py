@@ -4,7 +4,6 @@ from typing import Any, get_type_hints
 import pytest
 from openai.types import chat, completion_create_params, shared_params
 
-from docs.tables import options
 from docs.tables.fields import endpoints, fields
 from server.errors import CODES, CONTEXT_EXCEEDED, INVALID, REJECTIONS, TOO_COSTLY, UNSUPPORTED
 from server.routes.openapi import document
@@ -13,7 +12,6 @@ from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.generation import ExitSummary, TokenExits
 from tests.docs.pages import ROOT
-from tests.docs.real import NVIUM
 
 OPENAI: list[tuple[type[RequestBody], str, Any]] = [
     (CompletionRequest, "", completion_create_params.CompletionCreateParamsNonStreaming),
@@ -65,11 +63,3 @@ def test_every_endpoint_is_on_the_pages_of_fields_and_of_security():
     assert document()["paths"].keys() <= paths
     security = text_of("security")
     assert {path for path in paths if f"`{path}`" not in security and not path.startswith("/v1/models/")} == set()
-
-
-def test_the_page_lists_the_options_of_the_command():
-    tables = (options.options_model(), options.options_engine(), options.options_server())
-    listed = {name for _, rows in tables for row in rows for name in re.findall(r"--[a-z-]+", str(row[0]))}
-    serve: Any = NVIUM.commands["serve"]
-    names = {name for parameter in serve.params for name in (*parameter.opts, *parameter.secondary_opts)}
-    assert listed == {name for name in names if name.startswith("--")}
