@@ -4,9 +4,8 @@ from typing import Any, get_type_hints
 import pytest
 from openai.types import chat, completion_create_params, shared_params
 
-from docs.tables.fields import endpoints, fields
+from docs.tables.fields import fields
 from server.errors import CODES, CONTEXT_EXCEEDED, INVALID, REJECTIONS, TOO_COSTLY, UNSUPPORTED
-from server.routes.openapi import document
 from server.schemas.body import RequestBody
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
@@ -49,17 +48,6 @@ def test_the_page_has_every_error_code_and_no_other():
 
 def first_cells(heading: str) -> set[str]:
     """Return the names in the first column of a section's tables."""
-    section = text_of("fields").partition(f"{heading}\n")[2].partition("\n## ")[0]
+    section = (ROOT / "docs/fields.md").read_text(encoding="utf-8").partition(f"{heading}\n")[2].partition("\n## ")[0]
     cells = [line.split(" | ")[0] for line in section.splitlines() if line.startswith("| `")]
     return {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
-
-
-def text_of(page: str) -> str:
-    return (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
-
-
-def test_every_endpoint_is_on_the_pages_of_fields_and_of_security():
-    paths = {str(row[0]).strip("`").split()[1] for row in endpoints()[1]}
-    assert document()["paths"].keys() <= paths
-    security = text_of("security")
-    assert {path for path in paths if f"`{path}`" not in security and not path.startswith("/v1/models/")} == set()
