@@ -6,8 +6,6 @@ SERVE_ARGS ?=
 RELEASE_ARGS ?=
 # --json FILE writes the table to a file, --only NAME selects faults.
 FAULTS_ARGS ?=
-# --seconds N per fuzzed reader, --json FILE, --keep to keep inputs that cover new code.
-FUZZING_ARGS ?= --seconds 30
 PYTEST_ARGS ?= -n auto --maxprocesses 8
 # Failed tests run again, one at a time, because timing tests may fail on a busy machine.
 SECOND_TRY = -n 0 --last-failed --last-failed-no-failures none
@@ -42,7 +40,7 @@ test: .venv/test.stamp .venv/helm.stamp
 	$(BIN)/python -m pytest -m 'not slow and not conformance' $(PYTEST_ARGS) \
 		|| $(BIN)/python -m pytest -m 'not slow and not conformance' $(SECOND_TRY)
 
-# Tests that need a process or many seconds each: faults, soaks, sanitizers, large samples.
+# Tests that need a process or many seconds each: faults, attacks, sanitizers, large samples.
 test-slow: .venv/release.stamp .venv/helm.stamp
 	$(BIN)/python -m pytest -m 'slow and not conformance' $(PYTEST_ARGS) \
 		|| $(BIN)/python -m pytest -m 'slow and not conformance' $(SECOND_TRY)
@@ -51,11 +49,9 @@ test-slow: .venv/release.stamp .venv/helm.stamp
 ray: $(RAY)/ray.stamp
 	$(RAY)/bin/python -m pytest -n 0 tests/test_dependencies.py tests/server/test_ray_app.py
 
-# Fault injection and fuzzing. Prints two tables after some minutes.
+# Fault injection. Prints a table after some minutes.
 faults: .venv/test.stamp
 	$(BIN)/python -m tests.faults $(FAULTS_ARGS)
-	$(BIN)/python -m tests.fuzzing $(FUZZING_ARGS)
-	$(BIN)/python -m tests.fuzzing.forms --seconds 60
 
 check: .venv/test.stamp .venv/helm.stamp
 	$(BIN)/ruff check $(SOURCES)

@@ -2,10 +2,9 @@
 
 import asyncio
 import random
-import time
 from asyncio import IncompleteReadError
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -62,16 +61,13 @@ def some_fields(path: str, chance: random.Random) -> dict[str, Any]:
 
 
 class Load:
-    """Clients that send requests until `is_over`: continuously, or all at once every `beat_seconds`."""
+    """Clients that send requests until `is_over`."""
 
-    def __init__(self, expected: Mapping[Known, Spoken], seed: int, beat_seconds: float = 0) -> None:
+    def __init__(self, expected: Mapping[Known, Spoken], seed: int) -> None:
         self._expected = expected
-        self._beat_seconds = beat_seconds
         self._known = list(expected)
         self._chance = random.Random(seed)
         self.counts: Counter[str] = Counter()
-        self.seconds: list[float] = []
-        """Latencies of right responses."""
         self.is_over = False
 
     async def run(self, url: str, num_clients: int) -> None:
@@ -89,7 +85,7 @@ class Load:
             except OSError:
                 self.counts["unreachable"] += 1
                 await asyncio.sleep(0.5)
-            await asyncio.sleep(self._pause())
+            await asyncio.sleep(PAUSE_SECONDS)
 
     async def _ask_or_be_cut(self, connection: RawConnection, chance: random.Random) -> None:
         """Count a response that ends early as `cut`, and a connection that ends before the response as `dropped`."""
@@ -100,11 +96,6 @@ class Load:
         except (OSError, ValueError, IncompleteReadError) as error:
             is_silent = isinstance(error, IncompleteReadError) and not (error.partial or connection.has_heard)
             self.counts["dropped" if is_silent or isinstance(error, ConnectionResetError) else "cut"] += 1
-
-    def _pause(self) -> float:
-        if not self._beat_seconds:
-            return PAUSE_SECONDS
-        return self._beat_seconds - time.monotonic() % self._beat_seconds
 
     async def _ask(self, connection: RawConnection, chance: random.Random) -> None:
         if chance.random() < 0.02:
@@ -121,12 +112,8 @@ class Load:
             await self._compare(connection, chance.choice(self._known), stream=chance.random() < 0.5)
 
     async def _compare(self, connection: RawConnection, known: Known, *, stream: bool) -> None:
-        started = time.monotonic()
         answer = await connection.ask(known.data(stream=stream))
-        outcome = judged(answer, self._expected[known])
-        self.counts[outcome] += 1
-        if outcome == "right":
-            self.seconds.append(time.monotonic() - started)
+        self.counts[judged(answer, self._expected[known])] += 1
 
 
 def judged(answer: Answer, expected: Spoken) -> str:
@@ -164,10 +151,3 @@ async def all_right(url: str, expected: Mapping[Known, Spoken]) -> list[str]:
         async with connected(url) as connection:
             outcomes.append(judged(await connection.ask(known.data(stream=True)), spoken))
     return outcomes
-
-
-def percentiles(values: Sequence[float]) -> Iterator[tuple[str, float]]:
-    ordered = sorted(values)
-    for share in (50, 99):
-        if ordered:
-            yield f"p{share}", round(ordered[min(len(ordered) - 1, len(ordered) * share // 100)], 4)

@@ -1,4 +1,4 @@
-"""JSON schemas and patterns for the tests of constraints: random, refused and costly ones."""
+"""JSON schemas, patterns and grammars for the tests of constraints: random, refused and costly ones."""
 
 from typing import Any
 
@@ -119,3 +119,21 @@ REFUSED_PATTERNS += ["(" * 300 + ")" * 300, "a" * 100_001, "\ud800"]
 COSTLY_PATTERNS = ["(a{1000}){1000}", "(((a{100}){100}){100}){100}", "a" * 100_000, r"(.*a.{20}){5}", "(a|aa)*b"]
 COSTLY_PATTERNS += ["(x+x+)+y", r"(\w{1,100}\W){1,1000}", "|".join(f"word{i}" for i in range(9_000))]
 COSTLY_PATTERNS += [r"[\s\S]{0,100000}"]
+
+
+def rules(number: int, name: str, defines: str, first: str) -> str:
+    """Return a grammar whose rules each refer to the next one."""
+    chain = [f'{name}{i}{defines} "a" {name}{i + 1}' for i in range(number)]
+    return "\n".join([f"{first}{defines} {name}0", *chain, f'{name}{number}{defines} "b"'])
+
+
+ALTERNATIVES = " | ".join(f"r{j} r{k}" for j in range(0, 30, 3) for k in range(0, 30, 3)) + " | /[a-z ]/"
+COSTLY_GRAMMARS = {
+    "rules in a row": rules(6_000, "r", ":", "start"),
+    "terminals in a row": rules(6_000, "R", ":", "start"),
+    "rules in a row in GBNF": rules(2_000, "r", " ::=", "root"),
+    "line breaks": "\n" * 99_000,
+    "an ambiguous rule": 'start: x\nx: x x x | x x | /[a-z ]/ | ""',
+    "ambiguous rules": "\n".join(["start: r0", *(f"r{i}: {ALTERNATIVES}" for i in range(30))]),
+}
+"""Lark and GBNF. They once crashed or stalled a server or its grammar processes."""

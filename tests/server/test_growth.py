@@ -20,7 +20,7 @@ import pytest
 import server.http.bodies
 from nvium_core.text.tokenizer_trial import TEXTS, error_of
 from server.http.connections import MAX_HEAD_BYTES, Parser
-from tests.fuzzing.targets.schemas import BODIES, RESPONSE, answer, schemas_app
+from tests.server.validating_app import BODIES, answer, validating_app
 
 MAX_BODY_BYTES = 1_990_000
 SMALL_BODY_BYTES, NUM_TEMPLATES = 100_000, 4
@@ -60,10 +60,16 @@ PLACE = "the place"
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 MESSAGES = [{"role": "user", "content": [{"type": "text", "text": "a"}]}, {"role": "assistant", "tool_calls": [CALL]}]
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"enum": [1]}}}]
+INPUT = [{"role": "user", "content": [{"type": "input_text", "text": "a"}]}]
 SAMPLES: dict[str, Any] = {
     "/v1/completions": {"model": "default", "prompt": "a"},
     "/v1/chat/completions": {"model": "default", "messages": MESSAGES, "tools": TOOLS},
-    "/v1/responses": RESPONSE | {"input": [*RESPONSE["input"], {"type": "additional_tools", "tools": [{"type": "x"}]}]},
+    "/v1/responses": {
+        "model": "default",
+        "input": [*INPUT, {"type": "additional_tools", "tools": [{"type": "x"}]}],
+        "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}],
+        "text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "object"}}},
+    },
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [1]},
 }
@@ -90,7 +96,7 @@ class Reader:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self._app = schemas_app()
+        self._app = validating_app()
 
     def seconds(self, path: str, body: bytes) -> float:
         started = time.thread_time()

@@ -62,6 +62,7 @@ INVALID: dict[str, list[tuple[str, Json]]] = {
         ("n", {"n": 100, "prompt": ["a"] * 100}),
         ("stop", {"stop": ""}),
         ("stop", {"stop": list("abcde")}),
+        ("stop", {"stop": "a" * 10_001}),
         ("stop_token_ids", {"stop_token_ids": [257]}),
         ("stream", {"stream": "yes"}),
         ("stream_options", {"stream_options": {"include_usage": True}}),

@@ -2,6 +2,8 @@
 
 import json
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -10,6 +12,7 @@ import pydantic
 import pytest
 
 from tests.byte_model import NAME
+from tests.server.grammar_samples import COSTLY_GRAMMARS
 from tests.server.live_server import LiveServer, wait_until
 from tests.server.log_lines import log_lines
 from tests.server.raw_client import Json
@@ -92,6 +95,18 @@ def test_the_client_parses_an_answer_into_a_pydantic_model(server):
 def test_text_is_the_neutral_format(server):
     plain, text = (server.chat(max_tokens=9, **more).json() for more in ({}, {"response_format": {"type": "text"}}))
     assert text["choices"][0]["message"] == plain["choices"][0]["message"]
+
+
+@pytest.mark.parametrize("name", COSTLY_GRAMMARS)
+def test_a_costly_grammar_is_answered_or_refused_while_others_are_served(server, name):
+    asked = partial(server.complete, structured_outputs={"grammar": COSTLY_GRAMMARS[name]}, max_tokens=20, n=2, seed=1)
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(asked, timeout=300)
+        while not answer.done():
+            assert server.http.get("/livez").status_code == 200
+            time.sleep(0.05)
+    assert answer.result().status_code in (200, 400)
+    assert server.complete(max_tokens=2).status_code == 200
 
 
 COSTLY = {"structured_outputs": {"regex": "(.{0,500}){20}"}, "max_tokens": 400, "n": 8, "logit_bias": {"0": -100}}

@@ -1,11 +1,8 @@
-"""Target: request bodies pass the middleware and validation, up to the engine's parameters."""
+"""The app up to validation: request bodies pass the middleware and the schemas, up to the engine's parameters."""
 
-import asyncio
 import json
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
-from random import Random
 from typing import Any
 
 from fastapi import FastAPI
@@ -25,8 +22,6 @@ from server.schemas.responses import ResponseRequest
 from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from server.settings import Settings
 from server.telemetry.metrics import Metrics
-from tests.fuzzing.choices import Choices
-from tests.server.fuzz import ENDPOINTS, body, encoded
 
 BODIES: dict[str, Any] = {
     "/v1/completions": CompletionRequest,
@@ -35,50 +30,10 @@ BODIES: dict[str, Any] = {
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
-PATHS = list(BODIES)
-MADE = len(PATHS)
-"""If an input's first byte is `MADE`, the other bytes steer a random body. Below, they are the body for that path."""
-
 LIMITS = ServerOptions(max_n=8, max_prompts=4, max_new_tokens=1000)
-RESPONSE = {
-    "model": "default",
-    "input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]}],
-    "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}],
-    "text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "object"}}},
-}
 
 
-def seeds() -> Iterator[bytes]:
-    chance = Random(0)
-    for number, path in enumerate(PATHS):
-        yield from (bytes([number]) + json.dumps(body(path, chance)).encode() for _ in range(12))
-    yield from (bytes([MADE]) + chance.randbytes(60) for _ in range(12))
-
-
-def target() -> Callable[[bytes], None]:
-    loop = asyncio.new_event_loop()
-    app = schemas_app()
-
-    def check(data: bytes) -> None:
-        kind = data[0] % (MADE + 1) if data else 0
-        path, content = made(data[1:]) if kind == MADE else (PATHS[kind], data[1:])
-        status, response = loop.run_until_complete(answer(app, path, content))
-        assert status in (200, 400, 413), response
-        if status != 200:
-            assert list(json.loads(response)["error"]) == ["message", "type", "param", "code"]
-            assert len(response) < 10_000
-
-    weakref.finalize(check, loop.close)
-    return check
-
-
-def made(data: bytes) -> tuple[str, bytes]:
-    chance = Choices(data)
-    path = chance.choice(list(ENDPOINTS))
-    return path, encoded(body(path, chance), chance)
-
-
-def schemas_app() -> FastAPI:
+def validating_app() -> FastAPI:
     """Return an app whose routes only validate. Unhandled exceptions are raised instead of answered."""
     layers = middleware(Settings(), Metrics(), None)
     around = [layer for layer in layers if layer.cls not in (LastResort, UntilLoaded)]
@@ -107,7 +62,6 @@ def reader(kind: Any) -> Callable[..., Any]:
 def check_generation(asked: GenerationRequest) -> None:
     """Validate as the routes do, without compiling a grammar."""
     asked.check(LIMITS)
-    assert asked.logged_user is None or asked.logged_user.isprintable()
     if isinstance(asked, ChatRequest):
         with asked.in_request_names():
             asked.conversation()
