@@ -3,13 +3,11 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.byte_model import save_byte_model, wrapped_tokenizer
-from tests.model.looped_folders import ouro_folder, resized, without
+from tests.byte_model import save_byte_model
 
 
 @pytest.fixture(scope="session")
@@ -73,7 +71,6 @@ def test_a_model_is_evaluated_to_a_table_and_a_file(nvium, model_folder, tmp_pat
         (["frobnicate"], "frobnicate"),
         (["generate", "no-such-folder"], "no-such-folder"),
         (["generate", "--max-tokens", "many"], "--max-tokens"),
-        (["generate", "MODEL", "--temperature", "3"], "temperature"),
         (["generate", "MODEL", "--max-tokens", "100000"], "max_tokens"),
         (["generate", "MODEL", "--prompt", "\udcff"], "prompt: must be valid UTF-8 text\n"),
         (["generate", "MODEL", "--exits", "missing"], "exits: missing: no such folder, file or Hub name\n"),
@@ -83,8 +80,6 @@ def test_a_model_is_evaluated_to_a_table_and_a_file(nvium, model_folder, tmp_pat
         (["evaluate", "MODEL", "--data", "x", "--json", "no-such-folder/x.json"], "no-such-folder"),
         (["train", "tiny", "--data", "x", "--set", "frob=1"], "frob"),
         (["train", "tiny"], "--data"),
-        (["train", "tiny", "--data", "x", "--set", "total_tokens=many"], "total_tokens"),
-        (["bench", "--model", "MODEL", "--sequences", "0"], "sequences"),
         (["serve", "no-such-folder", "--port", "0"], "no-such-folder"),
         (["serve", "MODEL", "--port", "99999"], "port: must be less than"),
         (["serve", "MODEL", "--port", "abc"], "'--port': must be an integer\n"),
@@ -95,34 +90,11 @@ def test_a_model_is_evaluated_to_a_table_and_a_file(nvium, model_folder, tmp_pat
         (["serve", "MODEL", "--device", "cuda:1"], "must be 'cuda'; for GPU 1, set CUDA_VISIBLE_DEVICES=1 in the"),
         (["serve", "MODEL", "--cache-dtype", "int8", "--port", "0"], "'--cache-dtype': 'int8' is not one of 'auto',"),
         (["generate", "MODEL", "--dtype", "float64", "--cache-dtype", "float16"], "cache_dtype: must be auto"),
-        (["serve", "no-such-folder", "--api-keys", "a:b:c"], "api_keys, entry 1"),
     ],
 )
 def test_a_user_error_is_one_line_and_exit_code_2(nvium, monkeypatch, model_folder, tmp_path, arguments, complaint):
     monkeypatch.chdir(tmp_path)
     assert complaint in nvium.refuses(*(str(model_folder) if a == "MODEL" else a for a in arguments))
-
-
-GATE = "model.early_exit_gate.weight"
-LOOPED: dict[str, tuple[Callable[[Path], Path], list[object], str]] = {
-    "no loop": (lambda folder: ouro_folder(folder, total_ut_steps=0), [], "between 1 and 1000, got 0"),
-    "a million": (lambda folder: ouro_folder(folder, total_ut_steps=10**6), [], "between 1 and 1000, got 1000000"),
-    "no gate": (lambda folder: without(ouro_folder(folder), GATE), [], f"missing tensor {GATE}"),
-    "wide gate": (lambda folder: resized(ouro_folder(folder), GATE, 1, 20), [], "has shape [1, 20], expected [1, 16]"),
-    "large cache": (lambda folder: ouro_folder(folder, vocab_size=257), ["--cache-tokens", 10**11], "the device has"),
-    "exits": (ouro_folder, ["--exits", "EXITS"], "is a looped model, which cannot be retrofitted"),
-}
-
-
-@pytest.mark.parametrize("name", LOOPED)
-def test_a_looped_model_that_cannot_be_served_is_one_line_and_exit_code_2(nvium, tmp_path, name):
-    write, options, complaint = LOOPED[name]
-    folder = write(tmp_path / "looped")
-    wrapped_tokenizer().save_pretrained(folder)
-    (tmp_path / "exits.json").write_text('{"base": {"name": "other"}}')
-    options = [tmp_path if option == "EXITS" else option for option in options]
-    assert complaint in nvium.refuses("serve", folder, "--port", 0, *options)
-    assert name == "large cache" or complaint in nvium.refuses("generate", folder, *options)
 
 
 def test_neither_help_nor_errors_reveal_a_key(nvium, monkeypatch):

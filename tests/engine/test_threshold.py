@@ -56,14 +56,6 @@ def test_a_scored_token_is_delivered_when_it_is_emitted_and_no_row_is_owed():
     assert blocks == {1}
 
 
-def test_best_of_ranks_by_the_log_probabilities_of_the_chosen_exits():
-    engine = engine_with(MODEL)
-    ranked = engine.generate([PROMPT], asked(n=2, best_of=6, logprobs=0))
-    every = engine.generate([PROMPT], asked(n=6, logprobs=0))
-    means = sorted((each.mean_logprob for each in every), reverse=True)
-    assert [each.mean_logprob for each in ranked] == pytest.approx(means[:2])
-
-
 @pytest.mark.parametrize("threshold", [1.0, 1.5, 1e30])
 def test_a_threshold_of_1_is_the_last_exit_even_if_a_gate_rounds_to_1(threshold):
     model = random_model([1, 2, 3], dtype=torch.float32)

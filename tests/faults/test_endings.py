@@ -1,5 +1,4 @@
 import asyncio
-import signal
 
 import pytest
 import torch
@@ -7,7 +6,6 @@ import torch
 from nvium_core.engine.device.native.backend import NativeBackend
 from nvium_core.engine.schedule.step import Step, StepResult
 from tests.server.forked_server import forked_server
-from tests.server.live_server import wait_until
 from tests.server.raw_client import asked, asking, connected, request
 
 
@@ -43,17 +41,3 @@ async def test_a_dead_device_ends_the_process_after_all_requests_got_an_error(mo
         assert events.endswith(b"data: [DONE]\n\n")
         assert await asyncio.to_thread(server.exit_code, 20) == 1
         assert "the device thread has failed" in server.log()
-
-
-@pytest.mark.slow
-async def test_requests_that_outlast_a_drain_get_a_503_with_retry_after(model_folder, tmp_path):
-    with forked_server(model_folder, tmp_path / "log", drain_seconds=0.2) as server:
-        async with connected(server.url) as connection:
-            await connection.send(asking(max_tokens=4_000))
-            runs = "nvium_requests_running 1.0"
-            await asyncio.to_thread(wait_until, lambda: runs in server.http.get("/metrics").text)
-            server.process.send_signal(signal.SIGTERM)
-            answer = await connection.answer()
-        assert (answer.status, answer.json()["error"]["code"]) == (503, "engine_stopped")
-        assert int(answer.headers["retry-after"]) > 0
-        assert server.exit_code(seconds=20) == 0

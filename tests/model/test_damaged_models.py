@@ -31,6 +31,7 @@ def folder(tmp_path: Path) -> Path:
         {"router_temperature": 0},
         {"router_hidden_size": 0},
         {"vocab_size": -1},
+        {"vocab_size": "many"},
         {"vocab_size": HUGE},
         {"hidden_size": 0},
         {"intermediate_size": -4},
@@ -65,11 +66,21 @@ def test_an_invalid_configuration_is_rejected_by_name(folder, changed):
     assert any(word in error for word in [name, *(changed[name] if isinstance(changed[name], dict) else ())])
 
 
-@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
-@pytest.mark.parametrize("content", ["[" * 100_000, '{"vocab_size": ' + "9" * 5_000 + "}"], ids=["deep", "long"])
-def test_a_file_that_cannot_be_parsed_is_rejected_by_name(folder, name, content):
-    (folder / name).write_text(content)
+DAMAGES = {"deep": b"[" * 100_000, "long": b'{"vocab_size": ' + b"9" * 5_000 + b"}", "empty": b"", "open": b"{"}
+DAMAGES |= {"not UTF-8": b"\xff\xfe", "a list": b"[]", "null": b"null"}
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "model.safetensors"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_file_that_cannot_be_parsed_is_rejected_by_name(folder, name, damage):
+    (folder / name).write_bytes(DAMAGES[damage])
     assert name in load_error(folder)
+
+
+def test_truncated_weights_are_rejected_by_name(folder):
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    assert weights.name in load_error(folder)
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int32, torch.bool, torch.complex64], ids=str)

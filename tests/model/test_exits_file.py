@@ -12,6 +12,7 @@ from nvium_core.model.exits_file import describe_exits, digest_of, write_exits
 from nvium_core.training.retrofitting.settings import with_exits
 from tests.byte_model import wrapped_tokenizer
 from tests.model.llama_folders import llama_folder, random_llama
+from tests.model.looped_folders import ouro_folder
 
 SHAPE = {"vocab_size": 257, "num_hidden_layers": 4, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
 """Of the byte tokenizer."""
@@ -69,6 +70,8 @@ def test_exits_of_another_model_are_rejected(base, exits, tmp_path):
     deeper = llama_folder(tmp_path / "deeper", random_llama(**SHAPE | {"num_hidden_layers": 5}))
     with pytest.raises(CheckpointError, match=r"made for base with num_hidden_layers 4, but .*deeper has 5"):
         NviumForCausalLM.from_pretrained(deeper, exits=exits)
+    with pytest.raises(CheckpointError, match="looped is a looped model, which cannot be retrofitted"):
+        NviumForCausalLM.from_pretrained(ouro_folder(tmp_path / "looped"), exits=exits)
     NviumForCausalLM.from_pretrained(base, exits=exits).save_pretrained(tmp_path / "whole")
     with pytest.raises(CheckpointError, match="whole already has exits"):
         NviumForCausalLM.from_pretrained(tmp_path / "whole", exits=exits)

@@ -1,4 +1,3 @@
-import re
 from pathlib import Path
 from typing import Any
 
@@ -109,14 +108,6 @@ def test_llama_3_factors_become_its_rope_scaling(tmp_path):
     assert read_config(open_gguf(file)).rope_parameters == pytest.approx(LLAMA_3)
 
 
-@pytest.mark.parametrize("kept", [0, 3, 40, 3000])
-def test_a_truncated_file_is_rejected_by_name(kept, tmp_path):
-    file = write_gguf(tmp_path / "model.gguf", random_model("qwen2", WIDE))
-    file.write_bytes(file.read_bytes()[:kept])
-    with pytest.raises(CheckpointError, match=re.escape(str(file))):
-        NviumForCausalLM.from_pretrained(file)
-
-
 def with_fields(path: Path, model: PreTrainedModel, fields: dict[str, Any]) -> Path:
     return write_gguf(path, model, tokenizer={"tokenizer.ggml.model": "no_vocab"} | fields)
 
@@ -154,17 +145,11 @@ def test_a_contradictory_shape_is_rejected_before_the_tensors_are_read(tmp_path)
         read_gguf(file)
 
 
-@pytest.mark.parametrize("name", ["attention.head_count", "block_count", "embedding_length"])
-@pytest.mark.parametrize("count", [0, [4, 4]])
-def test_invalid_counts_are_rejected_by_name(name, count, tmp_path):
-    file = with_fields(tmp_path / "model.gguf", random_model("qwen2", WIDE), {f"qwen2.{name}": count})
-    with pytest.raises(CheckpointError, match=rf"qwen2\.{name} must be a positive integer"):
-        read_config(open_gguf(file))
-
-
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
+        *((name, 0, "must be a positive integer, got 0") for name in ("attention.head_count", "block_count")),
+        ("embedding_length", [4, 4], "must be a positive integer, got a list, one value per layer"),
         ("attention.head_count_kv", [1, 2], "must be a positive integer, got a list, one value per layer"),
         ("attention.key_length", "a", "must be a positive integer, got 'a'"),
         ("attention.layer_norm_rms_epsilon", "a", "must be a number, got 'a'"),

@@ -139,23 +139,3 @@ def test_a_threshold_chooses_the_exit_in_every_endpoint(server):
         scored = server.complete(**asked, max_tokens=9, logprobs=0, temperature=0).json()["choices"][0]
         assert scored["nvium"]["exits"] == [exit_] * 9 and len(scored["logprobs"]["token_logprobs"]) == 9
         assert server.chat(**asked, max_tokens=9).json()["choices"][0]["nvium"]["exits"] == [exit_] * 9
-
-
-def test_the_servers_threshold_applies_to_requests_without_one(byte_model):
-    with live_server(byte_model, exit_threshold=1e-9) as server:
-        asked: Json = {"max_tokens": 5, "ignore_eos": True}
-        own = server.complete(**asked, nvium={"sampling": "threshold"}).json()["choices"][0]["nvium"]["exits"]
-        other = server.complete(**asked, nvium={"sampling": "threshold", "threshold": 1}).json()
-        assert own == [1] * 5 and {*other["choices"][0]["nvium"]["exits"]} != {1}
-
-
-def test_original_samples_from_the_last_exit(server):
-    asked: Json = {"nvium": {"sampling": "original"}, "max_tokens": 30, "ignore_eos": True, "seed": 3}
-    whole = server.complete(**asked).json()["choices"][0]
-    assert whole["nvium"]["token_ids"] == server.complete(**asked, n=2).json()["choices"][0]["nvium"]["token_ids"]
-    assert set(whole["nvium"]["exit_probabilities"]) == {1.0}
-    assert whole["text"] != server.complete(**asked | {"nvium": {}}).json()["choices"][0]["text"]
-    greedy = [server.complete(**asked, temperature=0, logprobs=logprobs).json()["choices"][0] for logprobs in (None, 1)]
-    assert greedy[0]["nvium"]["token_ids"] == greedy[1]["nvium"]["token_ids"]
-    tops = greedy[1]["logprobs"]["top_logprobs"]
-    assert greedy[1]["logprobs"]["token_logprobs"] == [max(top.values()) for top in tops]

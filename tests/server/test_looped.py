@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from nvium_core import load_model
-from tests.model.looped_folders import FIXTURES, OURO, expected_of
+from tests.model.looped_folders import FIXTURES
 from tests.server.live_server import LiveServer, live_server
 
 pytestmark = pytest.mark.skipif(not FIXTURES.is_dir(), reason="no fixtures of looped models next to this checkout")
@@ -27,27 +27,14 @@ def test_the_card_counts_depth_in_layer_calls(looped):
     assert (card["num_layers"], card["num_loops"], card["exit_layers"]) == CARDS[looped.service.name]
 
 
-def test_completions_equal_the_public_implementation(looped):
-    name, layers = looped.service.name, looped.service.exit_layers
-    for prompt in expected_of(name)["prompts"]:
-        last = prompt["positions"][-1]
-        rules = {None: (prompt["greedy"], last)}  # without exits
-        if name in OURO:
-            rules = {q: (prompt["greedy"][q], last["threshold"][q]) for q in prompt["greedy"]}
-            rules[None] = rules["1.0"]  # the default is the last loop
-        for q, (tokens, first) in rules.items():
-            rule = {"sampling": "threshold", "threshold": float(q)} if q else {}
-            body = {"temperature": 0, "max_tokens": 12, "ignore_eos": True, "logprobs": 0, "nvium": rule}
-            found = looped.complete(model="default", prompt=prompt["token_ids"], **body).json()
-            [choice] = found["choices"]
-            assert choice["nvium"]["token_ids"] == tokens
-            assert choice["nvium"]["exits"][0] == first.get("exit_loop", 1)
-            [logprob, *_] = choice["logprobs"]["token_logprobs"]
-            assert logprob == pytest.approx(first["logprob_of_argmax"], abs=5e-5)
-            depths = [layers[number - 1] for number in choice["nvium"]["exits"]]
-            assert choice["nvium"]["exit_layers"] == depths
-            assert found["nvium"]["mean_depth"] == pytest.approx(sum(depths) / len(depths) / layers[-1])
-            assert q or found["nvium"]["mean_depth"] == 1
+def test_exits_and_mean_depth_count_layer_calls(looped):
+    layers, body = looped.service.exit_layers, {"model": "default", "max_tokens": 12, "ignore_eos": True}
+    for rule in ({}, {"sampling": "exits"}):
+        found = looped.complete(prompt=[5, 6], **body, nvium=rule).json()
+        depths = [layers[number - 1] for number in found["choices"][0]["nvium"]["exits"]]
+        assert found["choices"][0]["nvium"]["exit_layers"] == depths
+        assert found["nvium"]["mean_depth"] == pytest.approx(sum(depths) / len(depths) / layers[-1])
+        assert rule or found["nvium"]["mean_depth"] == 1
 
 
 def test_end_of_turn_and_end_of_text_end_a_chat(looped):

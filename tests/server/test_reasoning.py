@@ -53,13 +53,6 @@ def test_reasoning_is_separate_from_the_content(thinking):
         assert "".join(delta.get(name, "") for delta in deltas) == message[name]
 
 
-def test_truncated_reasoning_is_not_content(thinking):
-    with answering(thinking.app, ANSWER):
-        choice = thinking.chat(max_tokens=14).json()["choices"][0]
-    assert (choice["finish_reason"], choice["message"]["content"]) == ("length", "")
-    assert choice["message"]["reasoning_content"] == "Well,"
-
-
 def test_without_thinking_the_answer_is_all_content(thinking):
     off: Any = {"chat_template_kwargs": {"enable_thinking": False}}
     with answering(thinking.app, "A fox.", "A fox."):

@@ -130,11 +130,13 @@ def test_the_plain_template_renders_every_role():
 
 def test_tools_and_calls_are_passed_to_the_tokenizers_template():
     source = "{{ messages[0].tool_calls[0].function.arguments.x }}{{ tools[0].function.name }}"
+    source += "{{ messages[1].tool_call_id }}"
     for arguments, seen in (('{"x": 5}', "5"), ("not json", "")):
         call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
-        message = MESSAGE.validate_python({"role": "assistant", "tool_calls": [call]}).for_template()
+        turns = {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "1", "content": "a"}
+        messages = [MESSAGE.validate_python(turn).for_template() for turn in turns]
         tools = [{"type": "function", "function": {"name": "g"}}]
-        assert text_of(template(source).token_ids([message], tools)) == f"{seen}g"
+        assert text_of(template(source).token_ids(messages, tools)) == f"{seen}g1"
 
 
 def test_a_plain_prompt_begins_like_any_text_of_the_model():

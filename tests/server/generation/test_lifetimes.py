@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator, Sequence
 
 import pytest
-import torch
 
 from nvium_core import (
     Admitted,
@@ -19,12 +18,11 @@ from nvium_core import (
     TokenEvent,
     TokenStream,
 )
-from nvium_core.engine.schedule.step import Step, StepResult
 from server.generation.choice_text import ChoiceText, Prompt
 from server.generation.generation import Choice, Generation, choices_of
 from server.telemetry.metrics import Metrics
 from server.telemetry.record import RequestRecord
-from tests.byte_model import NAME, load_byte_model, token_ids
+from tests.byte_model import load_byte_model, token_ids
 from tests.server.live_server import LiveServer, live_server, slowed_down, wait_until
 from tests.server.raw_client import asked, asking, connected, error_of, events_of
 
@@ -96,33 +94,6 @@ async def test_a_stopped_engine_fails_open_and_new_requests(byte_model):
     for answer in refused:
         assert (answer.status, answer.json()["error"]["code"]) == (503, "engine_stopped")
         assert int(answer.headers["retry-after"]) > 0
-
-
-BODY = {"model": NAME, "prompt": "Once", "max_tokens": 4, "ignore_eos": True, "seed": 1}
-
-
-class Lost:
-    """Replaces a backend's `run` and always fails."""
-
-    num_steps = 0
-
-    def __call__(self, step: Step, max_rows: int) -> StepResult:
-        self.num_steps += 1
-        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
-
-
-def test_in_flight_requests_fail_and_no_step_runs_again(byte_model):
-    with live_server(byte_model) as server:
-        lost = server.service.worker.engine.runner.backend.run = Lost()  # type: ignore[attr-defined]
-        prompts = [f"Once{number}" for number in range(5)]
-        response = server.http.post("/v1/completions", json=BODY | {"prompt": prompts})
-        assert response.status_code in (500, 503)  # 503 if the engine fails before `submit` has returned
-        assert response.json()["error"]["type"] == "server_error"
-        assert lost.num_steps == 1
-        assert server.service.has_failed
-        assert server.http.get("/livez").status_code == 503
-        assert server.http.post("/v1/completions", json=BODY).status_code == 503
-        assert lost.num_steps == 1
 
 
 LONG = {"max_tokens": 3000, "ignore_eos": True}

@@ -122,6 +122,5 @@ ATTACKS = (
     Attack("250,000 scores, then gone", {CLOSED}, MUCH, leaves_after=LEAVES_AFTER_SECONDS),
     Attack("schema and grammar bombs", {200, 400}, posting(bombs)),
     Attack("texts of 1.9 MB to tokenize, 4 clients", {200}, posting(lambda: [asking(prompt=LONG_TEXT)], TOKENIZE), 4),
-    Attack("requests at once, 1,000", {200, 503}, posting(lambda: [asking(max_tokens=1)]), 1_000),
     Attack("requests that leave at once, 1,000", {CLOSED}, STREAMED, 1_000, leaves_after=0),
 )

@@ -211,21 +211,23 @@ async def test_a_request_in_flight_at_sigterm_gets_a_503(model_folder, tmp_path,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_second_signal_fails_open_requests_and_stops(model_folder, tmp_path, number):
-    with server_process(model_folder, tmp_path) as server:
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT, None])
+async def test_a_second_signal_or_the_end_of_the_drain_fails_open_requests(model_folder, tmp_path, second):
+    with server_process(model_folder, tmp_path, drain_seconds=30 if second else 0.5) as server:
         async with connected(server.url) as stream, connected(server.url) as whole, connected(server.url) as arriving:
             await stream.send(asking(max_tokens=4000, n=8, stream=True))
             await whole.send(asking(max_tokens=4000))
             await arriving.send(asking(max_tokens=1)[:-5])
             await stream.head()
             wait_until(lambda: "nvium_requests_running 9.0" in server.http.get("/metrics").text)
-            server.process.send_signal(number)
+            server.process.send_signal(second or signal.SIGTERM)
             wait_until(lambda: not server.is_ready)
-            server.process.send_signal(number)
+            if second:
+                server.process.send_signal(second)
             assert (await stream.rest()).endswith(b"data: [DONE]\n\n")
             for each in (whole, arriving):
                 answer = await each.answer()
                 assert (answer.status, answer.json()["error"]["code"]) == (503, "engine_stopped")
+                assert int(answer.headers["retry-after"]) > 0
             assert server.exit_code(seconds=20) == 0
         assert "Traceback" not in server.log()

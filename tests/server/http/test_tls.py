@@ -2,7 +2,6 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -68,15 +67,6 @@ def test_only_a_client_that_trusts_the_certificate_can_connect(encrypted, https)
     assert client.completions.create(model=NAME, prompt="Once", max_tokens=1).choices
 
 
-async def test_a_client_that_disconnects_frees_its_seat(encrypted, trusting):
-    async with httpx.AsyncClient(base_url=encrypted.url.replace("http", "https", 1), verify=trusting) as client:
-        stream = client.stream("POST", "/v1/completions", json=BODY | {"stream": True, "max_tokens": 4000})
-        async with stream as response:
-            await anext(response.aiter_bytes())
-            assert encrypted.service.admission.num_present == 1
-    await asyncio.to_thread(wait_until, lambda: encrypted.service.admission.num_present == 0)
-
-
 async def test_a_client_that_reads_nothing_is_cut_off(encrypted, trusting):
     url = httpx.URL(encrypted.url)
     encrypted.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_000)
@@ -89,15 +79,6 @@ async def test_a_client_that_reads_nothing_is_cut_off(encrypted, trusting):
     await asyncio.to_thread(wait_until, lambda: encrypted.service.admission.num_present == 0, seconds=60)
     assert not encrypted.service.engine.has_work
     writer.transport.abort()
-
-
-def test_a_probe_can_connect_when_all_connections_are_taken(byte_model, files, trusting):
-    with live_server(byte_model, max_connections=4, **files) as server, ExitStack() as stack:
-        address = httpx.URL(server.url)
-        for _ in range(8):
-            plain = stack.enter_context(socket.create_connection((address.host, address.port), timeout=10))
-            stack.enter_context(trusting.wrap_socket(plain, server_hostname="localhost"))
-        assert httpx.get(f"https://localhost:{address.port}/livez", verify=trusting).status_code == 200
 
 
 def test_one_file_may_contain_the_certificate_and_the_key_and_comments_in_any_encoding(authority, tmp_path):

@@ -47,13 +47,6 @@ def test_every_file_of_the_folder_is_served_and_used():
     assert needed == ASSETS
 
 
-def test_no_file_loads_anything_from_other_origins():
-    for file in FOLDER.iterdir():
-        assert ELSEWHERE.findall(file.read_text().replace(NAMESPACE, "")) == [], file
-    for text in ('src="https://a.example/x.js"', "//cdn.example/x", "@import 'x'", "url(x.png)"):
-        assert ELSEWHERE.search(text), text
-
-
 def test_other_files_are_not_served(server):
     for name in ("nothing.js", "..%2froutes%2fplayground.py", "__init__.py", "", "page.js/"):
         response = server.http.get(f"/assets/{name}")

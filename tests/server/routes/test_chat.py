@@ -17,21 +17,6 @@ def streamed(server: LiveServer, **body: Any) -> list[Json]:
     return events_of(response.text)
 
 
-def test_a_strict_client_reads_a_stream_to_the_same_text(server):
-    client = server.client()
-    asked: Json = {"model": "default", "messages": [{"role": "user", "content": "Hello"}], "seed": 4, "max_tokens": 40}
-    whole = client.chat.completions.create(**asked)
-    chunks = list(client.chat.completions.create(**asked, stream=True))
-    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
-    assert chunks[0].choices[0].delta.role == "assistant"
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
-    with client.chat.completions.stream(**asked) as stream:
-        for _ in stream:
-            pass
-        assert stream.get_final_completion().choices[0].message.content == whole.choices[0].message.content
-    assert client.chat.completions.parse(**asked).choices[0].message.content == whole.choices[0].message.content
-
-
 @pytest.mark.parametrize("n", [1, 2])
 def test_the_clients_stream_helper_collects_the_exits_of_all_tokens(server, n):
     """OpenAI's helper raises if a response is cut at its length, so a regex ends this response."""

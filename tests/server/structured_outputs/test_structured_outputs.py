@@ -8,10 +8,8 @@ from functools import partial
 from typing import Any
 
 import jsonschema
-import pydantic
 import pytest
 
-from tests.byte_model import NAME
 from tests.server.grammar_samples import COSTLY_GRAMMARS
 from tests.server.live_server import LiveServer, wait_until
 from tests.server.log_lines import log_lines
@@ -80,16 +78,6 @@ def test_a_form_ignores_ignore_eos_and_the_templates_stop_strings(server):
     for ignore_eos in (True, False):
         choice = server.chat(max_tokens=50, ignore_eos=ignore_eos, **form).json()["choices"][0]
         assert (choice["message"]["content"], choice["finish_reason"]) == ("a\nUser:b", "stop")
-
-
-def test_the_client_parses_an_answer_into_a_pydantic_model(server):
-    class Thing(pydantic.BaseModel):
-        flag: bool
-        number: int = pydantic.Field(ge=0, lt=1000)
-
-    asked: Any = {"model": NAME, "messages": [{"role": "user", "content": "a"}], "seed": 1, "max_tokens": 60}
-    parsed = server.client().chat.completions.parse(**asked, response_format=Thing)
-    assert isinstance(parsed.choices[0].message.parsed, Thing)
 
 
 def test_text_is_the_neutral_format(server):

@@ -161,13 +161,3 @@ def test_offsets_locate_each_token_in_the_text(server):
     for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
         if not token.startswith(("bytes:", "<|")):
             assert choice["text"][offset] in (token, REPLACEMENT)  # incomplete characters appear with their last byte
-
-
-def test_temperature_and_biases_do_not_change_logprobs(server):
-    asked = {"prompt": "Once", "max_tokens": 1, "logprobs": 20, "echo": True}
-    plain = server.complete(**asked).json()["choices"][0]["logprobs"]
-    biased = server.complete(**asked, temperature=0.3, logit_bias={"66": 90}).json()["choices"][0]["logprobs"]
-    assert biased["token_logprobs"][:-1] == plain["token_logprobs"][:-1]
-    assert biased["tokens"][-1] == "A"
-    top, own = plain["top_logprobs"][-1], {"A": biased["token_logprobs"][-1]}
-    assert biased["top_logprobs"][-1] | top == top | own
