@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from itertools import pairwise
-from statistics import fmean
 from typing import Any
 
 import httpx
@@ -19,7 +18,6 @@ from loadtest.workload import Request, Workload
 
 DONE = "[DONE]"
 BROKEN = "broken stream"
-INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +33,6 @@ class RequestResult:
     """The result of one request. `error` is the kind of error, or None if the request succeeded."""
 
     due: float
-    sent: float = 0.0
     finished: float = 0.0
     arrivals: list[Arrival] = field(default_factory=list)
     exits: list[int] = field(default_factory=list)
@@ -73,12 +70,6 @@ class RequestResult:
         ]
 
     @property
-    def mean_inter_token_latency(self) -> float | None:
-        """Return the mean over tokens, or None if no token followed the first chunk."""
-        gaps = self.inter_token_latencies
-        return fmean(gaps) if gaps else None
-
-    @property
     def _num_seen(self) -> int:
         return sum(arrival.num_tokens for arrival in self.arrivals)
 
@@ -97,42 +88,25 @@ class LoadClient:
     def __init__(self, http: httpx.AsyncClient, *, model: str = "default") -> None:
         self.http = http
         self.model = model
-        self.stopped = False
         self._start = 0.0
-        self._loop: asyncio.Task[None] | None = None
 
     async def run(
         self, workload: Workload, on_done: Callable[[RequestResult], None] = lambda _: None
     ) -> list[RequestResult]:
-        """Run the workload and call `on_done` with each result. Return the results in order of completion.
-
-        If `stop` is called, send no further request.
-        """
+        """Run the workload and call `on_done` with each result. Return the results in order of completion."""
         results: list[RequestResult] = []
 
         async def send(request: Request, due: float) -> None:
             result = RequestResult(due=due)
-            try:
-                await self.send(request, result)
-            finally:
-                result.finished = self.now()
-                results.append(result)
-                on_done(result)
+            await self.send(request, result)
+            result.finished = self.now()
+            results.append(result)
+            on_done(result)
 
         self._start = time.perf_counter()
         drive = self._closed_loop if workload.rate is None else self._open_loop
-        if not self.stopped:
-            self._loop = asyncio.create_task(drive(workload, send))
-            await asyncio.wait([self._loop])
-            if not self._loop.cancelled():
-                self._loop.result()
+        await drive(workload, send)
         return results
-
-    def stop(self) -> None:
-        """Stop this run and all later ones. Running requests count as interrupted."""
-        self.stopped = True
-        if self._loop:
-            self._loop.cancel()
 
     def now(self) -> float:
         return time.perf_counter() - self._start
@@ -156,15 +130,11 @@ class LoadClient:
 
     async def send(self, request: Request, result: RequestResult) -> None:
         """Stream one completion, and record its tokens or its error in the result."""
-        result.sent = self.now()
         try:
             async for data in self._events(request):
                 _note(data, self.now(), result)
             if not result.num_tokens:
                 raise ServerError("empty answer", "the server sent no token")
-        except asyncio.CancelledError:
-            result.error = INTERRUPTED
-            raise
         except ServerError as error:
             result.error, result.message = error.args
         except Exception as error:

@@ -10,11 +10,10 @@ from typing import NoReturn, TypeVar
 import httpx
 
 from loadtest.sweep import workloads
-from loadtest.workload import DEFAULT_PROMPTS, Lengths, Workload, WorkloadError, read_prompts
+from loadtest.workload import DEFAULT_PROMPTS, Workload, WorkloadError, read_prompts
 
 Number = TypeVar("Number", int, float)
 
-STDOUT = Path("-")
 LEAST = 0.001  # the least time and the least rate
 
 
@@ -48,7 +47,7 @@ def parser() -> OneLineParser:
     add = options.add_argument_group("requests").add_argument
     add("--requests", type=at_least(1), default=32, metavar="N", help="requests per load (32)")
     add("--warm-up", type=at_least(0), default=4, metavar="N", help="warm-up requests before each load (4)")
-    add("--max-tokens", type=lengths, default="64", metavar="N[:N]", help="tokens per answer, or a range (64)")
+    add("--max-tokens", type=at_least(1), default=64, metavar="N", help="tokens per answer (64)")
     add("--ignore-eos", action="store_true", help="generate up to --max-tokens (an nvium and vLLM extension)")
     add("--temperature", type=at_least(0.0), default=1.0, metavar="T")
     add(
@@ -56,13 +55,13 @@ def parser() -> OneLineParser:
         type=at_least(0),
         default=0,
         metavar="N",
-        help="for arrivals and lengths; request i samples with N + i (0)",
+        help="for arrivals; request i samples with N + i (0)",
     )
 
-    add("--prompts", type=Path, metavar="FILE", help="one prompt per line: text, or .jsonl with `prompt` or `turns`")
+    add("--prompts", type=Path, metavar="FILE", help="one prompt per line")
 
     add = options.add_argument_group("results").add_argument
-    add("--json", type=Path, metavar="FILE", help="write reports and all requests to this file; - is stdout")
+    add("--json", type=Path, metavar="FILE", help="write the results to this file")
     return options
 
 
@@ -100,13 +99,6 @@ def api_key(text: str) -> str:
     if not (text.isascii() and text.isprintable() and text.strip()):
         raise argparse.ArgumentTypeError("must be printable ASCII")
     return text
-
-
-def lengths(text: str) -> Lengths:
-    try:
-        return Lengths.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"must be N or N:N, at least 1 and ascending, got {text}") from error
 
 
 def at_least(least: Number) -> Callable[[str], Number]:

@@ -38,7 +38,6 @@ class Report:
     """The results of one workload. Latencies are of successful requests, token counts are of all requests.
 
     inter_token_latency: summarises tokens; the other latencies summarise requests.
-    lateness: time from when a request was due until it was sent.
     exits: number of tokens by exit, counted from 1.
     """
 
@@ -52,7 +51,6 @@ class Report:
     time_to_first_token: Spread | None
     inter_token_latency: Spread | None
     latency: Spread | None
-    lateness: Spread | None
     exits: dict[int, int]
     errors: dict[str, int]
     messages: dict[str, str]
@@ -74,7 +72,6 @@ class Report:
             time_to_first_token=Spread.of(seconds for seconds in first if seconds is not None),
             inter_token_latency=Spread.of(gap for result in succeeded for gap in result.inter_token_latencies),
             latency=Spread.of(result.latency for result in succeeded),
-            lateness=Spread.of(result.sent - result.due for result in results),
             exits=_counts(exit_ for result in results for exit_ in result.exits),
             errors=_counts(result.error for result in results if result.error is not None),
             messages={result.error: result.message for result in reversed(results) if result.error is not None},

@@ -1,4 +1,4 @@
-"""Tables of a load test: the results with a column per load, and the errors."""
+"""The table of a load test, with a column per load."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -11,40 +11,27 @@ from loadtest.report import LATENCIES, Report
 from loadtest.sweep import Point
 
 
-def tables(points: Sequence[Point]) -> list[Table]:
-    return [table for table in (results(points), errors(points)) if table.row_count]
-
-
-def results(points: Sequence[Point]) -> Table:
+def table(points: Sequence[Point]) -> Table:
     table = Table("results", *(Column(point.workload.name, justify="right") for point in points))
     found = [dict(rows(point.report)) for point in points]
     for name in dict.fromkeys(chain.from_iterable(found)):
-        table.add_row(name, *(each.get(name, "") for each in found))
+        table.add_row(name, *(Text(each.get(name, "")) for each in found))
     return table
 
 
 def rows(report: Report) -> Iterator[tuple[str, str]]:
     yield "requests", f"{report.num_succeeded}, {report.requests_per_second:.2f}/s"
     yield "failed", str(report.num_failed)
+    for kind, count in report.errors.items():
+        yield kind, f"{count}: {report.messages[kind]}"
     yield "tokens", f"{report.num_tokens}, {report.tokens_per_second:.1f}/s"
     yield "seconds", f"{report.duration:.2f}"
-    if report.lateness:
-        yield "maximum send delay, ms", milliseconds(report.lateness.max)
     for name in LATENCIES:
         if spread := getattr(report, name):
             for statistic, seconds in asdict(spread).items():
                 yield f"{name.replace('_', ' ')}, ms: {statistic}", milliseconds(seconds)
     for exit_, count in report.exits.items():
         yield f"exit {exit_}", f"{count}, {100 * count / sum(report.exits.values()):.1f}%"
-
-
-def errors(points: Sequence[Point]) -> Table:
-    table = Table("errors", Column("requests", justify="right"), "example")
-    for point in points:
-        for kind, count in point.report.errors.items():
-            name = f"{kind}, at {point.workload.name}" if len(points) > 1 else kind
-            table.add_row(Text(name, "red"), str(count), Text(point.report.messages[kind]))
-    return table
 
 
 def milliseconds(seconds: float) -> str:

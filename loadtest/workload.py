@@ -4,13 +4,11 @@ Closed loop: `concurrency` users send requests. A user sends the next request wh
 Open loop: requests arrive as a Poisson process, `rate` per second on average. Arrivals do not wait for the server.
 """
 
-import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Self
 
 DEFAULT_PROMPTS = (
     "Once upon a time there was a small fox who",
@@ -26,33 +24,6 @@ DEFAULT_PROMPTS = (
 
 class WorkloadError(ValueError):
     """An invalid workload. The message is one line."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lengths:
-    """A uniform distribution of token counts from `low` to `high`, both included."""
-
-    low: int
-    high: int
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.low <= self.high:
-            raise WorkloadError(f"lengths must be at least 1 and ascending, got {self}")
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Parse `64` or `16:256`. Raise `ValueError` for other formats."""
-        low, _, high = text.partition(":")
-        return cls(int(low), int(high or low))
-
-    def draw(self, draws: random.Random) -> int:
-        return draws.randint(self.low, self.high)
-
-    def __str__(self) -> str:
-        return str(self.low) if self.low == self.high else f"{self.low}:{self.high}"
-
-
-DEFAULT_MAX_TOKENS = Lengths(64, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +48,7 @@ class Workload:
 
     prompts: tuple[str, ...] = DEFAULT_PROMPTS
     num_requests: int = 32
-    max_tokens: Lengths = DEFAULT_MAX_TOKENS
+    max_tokens: int = 64
     concurrency: int = 4
     rate: float | None = None
     temperature: float = 1.0
@@ -93,8 +64,7 @@ class Workload:
         """Yield the requests in order of arrival. If there are fewer prompts than requests, prompts repeat."""
         for index, arrival in enumerate(self._arrivals(), self.first):
             prompt = self.prompts[index % len(self.prompts)]
-            max_tokens = self.max_tokens.draw(random.Random(f"{self.seed} {index}"))
-            yield Request(prompt, max_tokens, self.temperature, self.seed + index, arrival, self.ignore_eos)
+            yield Request(prompt, self.max_tokens, self.temperature, self.seed + index, arrival, self.ignore_eos)
 
     def _arrivals(self) -> list[float]:
         if self.rate is None:
@@ -104,27 +74,11 @@ class Workload:
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:
-    """Read one prompt per line. A line of a .jsonl file has `prompt` or `turns`, whose first item is the prompt.
-
-    Raise `WorkloadError` if the file is invalid.
-    """
+    """Read one prompt per line. Raise `WorkloadError` if the file is invalid."""
     try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise WorkloadError(f"cannot read {path}: {error}") from error
-    if not lines:
-        raise WorkloadError(f"{path}: contains no prompts")
-    if path.suffix != ".jsonl":
-        return tuple(lines)
-    return tuple(_prompt_of(line, f"{path}, entry {number}") for number, line in enumerate(lines, 1))
-
-
-def _prompt_of(line: str, place: str) -> str:
-    try:
-        entry: Any = json.loads(line)
-        prompt = entry["turns"][0] if "turns" in entry else entry["prompt"]
-    except (ValueError, LookupError, TypeError) as error:
-        raise WorkloadError(f"{place}: must have `turns` or `prompt`") from error
-    if not isinstance(prompt, str):
-        raise WorkloadError(f"{place}: the prompt must be a string")
-    return prompt
+    if prompts := tuple(line for line in lines if line.strip()):
+        return prompts
+    raise WorkloadError(f"{path}: contains no prompts")

@@ -2,9 +2,9 @@ import asyncio
 
 import pytest
 
-from loadtest.client import INTERRUPTED, Arrival, LoadClient, RequestResult
-from loadtest.workload import Lengths, Workload
-from tests.loadtest.fake_server import DONE, STORY, FakeServer, chunk, client_of, until, usage
+from loadtest.client import Arrival, LoadClient, RequestResult
+from loadtest.workload import Workload
+from tests.loadtest.fake_server import DONE, STORY, FakeServer, chunk, client_of, usage
 
 
 async def results_of(server: FakeServer, workload: Workload) -> list[RequestResult]:
@@ -25,7 +25,7 @@ async def test_tokens_and_exits_of_a_stream_are_counted():
 
 
 async def test_the_request_body_follows_the_workload():
-    server, asked = FakeServer(events=STORY), {"max_tokens": Lengths(7, 7), "temperature": 0.5, "seed": 3}
+    server, asked = FakeServer(events=STORY), {"max_tokens": 7, "temperature": 0.5, "seed": 3}
     await results_of(server, Workload(prompts=("hello",), num_requests=1, **asked))
     body = {"model": "tiny", "prompt": "hello", "max_tokens": 7, "temperature": 0.5, "seed": 3}
     assert server.bodies == [body | {"stream": True, "stream_options": {"include_usage": True}}]
@@ -49,7 +49,6 @@ async def test_open_loop_latencies_count_from_when_a_request_was_due():
         [result] = await client.run(Workload(num_requests=1, rate=1000.0))
     assert result.latency > blocked
     assert result.time_to_first_token > blocked
-    assert result.sent - result.due > blocked
 
 
 @pytest.mark.parametrize(
@@ -70,23 +69,6 @@ async def test_open_loop_latencies_count_from_when_a_request_was_due():
 async def test_a_failure_is_recorded_as_the_error_of_its_request(events, status, error, message):
     result = await single_result(*events, status=status)
     assert (result.error, result.message) == (error, message)
-
-
-@pytest.mark.parametrize("rate", [None, 1000.0])
-async def test_a_stopped_run_returns_finished_and_interrupted_requests(rate):
-    server = FakeServer(events=STORY, num_answers=3)
-    async with client_of(server) as client:
-        done: list[RequestResult] = []
-        workload = Workload(num_requests=6, concurrency=2, rate=rate)
-        running = asyncio.create_task(client.run(workload, done.append))
-        await until(lambda: len(done) == 3 and len(server.bodies) >= 5)
-        client.stop()
-        results = await running
-        assert await client.run(Workload()) == []
-    errors = [result.error for result in results]
-    assert errors.count(None) == 3
-    assert errors.count(INTERRUPTED) in (2, 3)
-    assert len(errors) == errors.count(None) + errors.count(INTERRUPTED)
 
 
 async def test_tokens_of_other_servers_are_counted_by_chunks_or_usage():
