@@ -63,17 +63,13 @@ def evaluate(
     data: Annotated[Path, typer.Option(help="Text in a format that `nvium train` reads.")],
     model: ModelArgument = None,
     twin: Annotated[str | None, typer.Option(help="A dense model to compare with.")] = None,
-    works: Annotated[
-        Path | None,
-        typer.Option(help="File with the name of each document's work, one per line. Intervals then resample works."),
-    ] = None,
     thresholds: Annotated[
         str | None, typer.Option(help="Also evaluate sampling threshold at these, such as .3,.5,.9.")
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the results to this file.")] = None,
     **given: Any,
 ) -> None:
-    """Measure perplexity (of π_mix, each exit and an oracle router), routing and FLOPs."""
+    """Measure perplexity (of π_mix, each exit and an oracle router) and routing."""
     from rich.console import Console
 
     from nvium_core import load_model
@@ -90,12 +86,9 @@ def evaluate(
     use_processor(options.instructions, options.threads)
     device, dtype, exits = options.device, options.dtype, options.exits
     loaded = load_model(model, device, dtype, weights=options.weights, exits=exits)
-    is_rounded = options.weights in ("q8", "q4")
     figures = suite.evaluate(
         loaded,
         documents,
-        works=works.read_text(encoding="utf-8").splitlines() if works else None,
-        unrounded=load_model(model, device, dtype, weights="native", exits=exits) if is_rounded else None,
         twin=load_model(twin, device, dtype) if twin else None,
         thresholds=asked,
     )

@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerBase
 
 from nvium_core.errors import NviumError
@@ -18,7 +19,7 @@ from nvium_core.model import mixture
 from nvium_core.model.llama import causal_attention
 from nvium_core.model.nvium import Nvium
 
-CHUNK_ROWS = 128  # number of targets whose full distributions are in memory at a time
+CHUNK_ROWS = 128  # number of targets whose logits are in memory at a time
 
 
 class EvaluationError(NviumError, ValueError):
@@ -33,16 +34,12 @@ class Predictions:
     log_p: log p_k [T, E].
     log_remaining: log Π_{j≤k} (1 − w_j) [T, E].
     exit_nll: −log π_k of the target [T, E].
-    explicit_nll: −log π_mix of the target, read from π_mix of the whole vocabulary [T].
-    mass: sum of π_mix over the vocabulary, which should be 1 [T].
     """
 
     document: Tensor
     log_p: Tensor
     log_remaining: Tensor
     exit_nll: Tensor
-    explicit_nll: Tensor
-    mass: Tensor
 
     @property
     def mix_nll(self) -> Tensor:
@@ -74,8 +71,7 @@ def empty_predictions(num_targets: int, num_exits: int) -> Predictions:
     """Allocate all results at once. Allocating them one by one, between large temporaries, would fragment the heap."""
     document = torch.empty(num_targets, dtype=torch.long)
     log_p, log_remaining, exit_nll = torch.empty(3, num_targets, num_exits, dtype=torch.float64)
-    explicit_nll, mass = torch.empty(2, num_targets, dtype=torch.float64)
-    return Predictions(document, log_p, log_remaining, exit_nll, explicit_nll, mass)
+    return Predictions(document, log_p, log_remaining, exit_nll)
 
 
 def text_windows(
@@ -131,16 +127,9 @@ def predict(model: Nvium, states: list[Tensor], target_C: Tensor) -> dict[str, T
     tokens may sum to 1 ± 3e-5, and a probability below e^−103 becomes 0.
     """
     log_w, outputs = model.exit_outputs(states)
-    log_p_CE = mixture.log_exit_probs(log_w.double())
-    nll, log_mixture_CV = [], log_p_CE.new_full((len(target_C), model.config.vocab_size), -torch.inf)
-    for o_CD, log_p_C in zip(outputs, log_p_CE.unbind(-1), strict=True):
-        log_probs_CV = model.lm_head(o_CD).double().log_softmax(-1)
-        nll.append(-log_probs_CV.gather(-1, target_C[:, None])[:, 0])
-        log_mixture_CV = log_mixture_CV.logaddexp(log_p_C[:, None] + log_probs_CV)
+    nll = [cross_entropy(model.lm_head(o_CD).double(), target_C, reduction="none") for o_CD in outputs]
     return {
-        "log_p": log_p_CE,
+        "log_p": mixture.log_exit_probs(log_w.double()),
         "log_remaining": mixture.log_remaining(log_w),
         "exit_nll": torch.stack(nll, -1),
-        "explicit_nll": -log_mixture_CV.gather(-1, target_C[:, None])[:, 0],
-        "mass": log_mixture_CV.exp().sum(-1),
     }

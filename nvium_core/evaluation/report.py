@@ -13,12 +13,9 @@ from nvium_core.training.caveats import caveats, warnings
 
 
 def report(figures: Figures) -> Group:
-    details = [size(figures), certainty(figures)]
-    details += [rounding(figures)] if "rounding" in figures else []
     by_threshold = [threshold_table(figures)] if figures["thresholds"] else []
-    return Group(
-        *map(Text, [main_line(figures), *warnings(figures)]), table(figures), *by_threshold, *map(Text, details)
-    )
+    main_lines, details = [main_line(figures), *warnings(figures)], [size(figures), certainty(figures)]
+    return Group(*map(Text, main_lines), table(figures), *by_threshold, *map(Text, details))
 
 
 def main_line(figures: Figures) -> str:
@@ -66,18 +63,10 @@ def size(figures: Figures) -> str:
 
 
 def certainty(figures: Figures) -> str:
-    works = figures.get("document_works")
-    number, noun = (len(set(works)), "work") if works else (len(figures["document_tokens"]), "document")
+    number = len(figures["document_tokens"])
     drawn = "which 95% intervals resample" if number >= MIN_PAIRS else "too few for intervals"
     return (
-        f"{figures['num_tokens']:,} tokens ({figures['num_characters']:,} characters) of {count(number, noun)}, "
+        f"{figures['num_tokens']:,} tokens ({figures['num_characters']:,} characters) of {count(number, 'document')}, "
         f"{drawn}; bits per character: {figures['bits_per_character']:.4g}; entropy of p: "
-        f"{figures['routing_entropy']:.3f} nats. Tokens outside min ℓ_k ≤ ℓ_mix ≤ max ℓ_k: "
-        f"{figures['bound_violations']}; tokens where π_mix does not sum to 1: {figures['mass_violations']}."
+        f"{figures['routing_entropy']:.3f} nats."
     )
-
-
-def rounding(figures: Figures) -> str:
-    found = figures["rounding"]
-    price = with_interval(f"{found['price_percent']:.2f}%", found["price_interval_percent"], level=0)
-    return f"Perplexity is {price} above that of the unquantized weights, {found['unrounded_perplexity']:.4f}."

@@ -8,10 +8,9 @@ from dataclasses import asdict
 from nvium_core.bench.figures import Figures
 from nvium_core.bench.harness import subject_of
 from nvium_core.evaluation import perplexity
-from nvium_core.evaluation.paired import perplexity_gain, perplexity_price
+from nvium_core.evaluation.paired import perplexity_gain
 from nvium_core.evaluation.predictions import EvaluationError
 from nvium_core.loading import LoadedModel
-from nvium_core.model.flops import flops_per_token, flops_until_emitted, generation_flops
 from nvium_core.model.stored import materialise
 from nvium_core.training.caveats import caveats
 from nvium_core.training.data.corpus import END_OF_TEXT
@@ -21,32 +20,21 @@ def evaluate(
     loaded: LoadedModel,
     documents: Sequence[str],
     *,
-    works: Sequence[str] | None = None,
-    unrounded: LoadedModel | None = None,
     twin: LoadedModel | None = None,
     thresholds: Sequence[float] = (),
     show_progress: bool = True,
 ) -> Figures:
-    """Compute all figures, as JSON values. Raise `EvaluationError` if the twin or the works do not match.
+    """Compute all figures, as JSON values. Raise `EvaluationError` if the twin does not match.
 
-    works: for each document, the name of its work, such as a book.
-    unrounded: the same model without quantization.
     twin: a dense model to compare with.
     thresholds: evaluate `sampling: threshold` at these too.
     """
-    for each in (loaded, unrounded, twin):
-        if each:
-            materialise(each.model)
+    materialise(loaded.model)
     if twin:
+        materialise(twin.model)
         check_dense(loaded, twin)
-    if works is not None and len(works) != len(documents):
-        raise EvaluationError(f"works: {len(works)} lines, but the text has {len(documents)} documents")
-    figures = description(loaded) | {"text": digest(documents), "document_works": list(works) if works else None}
+    figures = description(loaded) | {"text": digest(documents)}
     figures |= asdict(perplexity.evaluate(loaded.model, loaded.tokenizer, documents, show_progress, thresholds))
-    figures["flops"] = flops(loaded, figures["exit_shares"])
-    if unrounded:
-        exact = asdict(perplexity.evaluate(unrounded.model, unrounded.tokenizer, documents, show_progress))
-        figures["rounding"] = {"unrounded_perplexity": exact["perplexity"], **perplexity_price(figures, exact)}
     if twin:
         dense = twin_figures(twin, documents, show_progress)
         figures |= {"twin": dense, **perplexity_gain(figures, dense)}
@@ -88,23 +76,7 @@ def description(loaded: LoadedModel) -> Figures:
     }
 
 
-def flops(loaded: LoadedModel, exit_shares: Sequence[float]) -> Figures:
-    config = loaded.model.config
-    positions = config.max_position_embeddings
-    return {
-        "positions": positions,
-        "all_exits": flops_per_token(config, positions).as_dict(),
-        "spoken": generation_flops(config, positions, exit_shares).as_dict(),
-        "before_speaking": flops_until_emitted(config, positions, exit_shares).as_dict(),
-    }
-
-
 def twin_figures(twin: LoadedModel, documents: Sequence[str], show_progress: bool) -> Figures:
     quality = perplexity.evaluate(twin.model, twin.tokenizer, documents, show_progress)
-    config = twin.model.config
     kept = ("perplexity", "bits_per_character", "document_tokens", "document_losses")
-    return {
-        **description(twin),
-        **{name: getattr(quality, name) for name in kept},
-        "flops": flops_per_token(config, config.max_position_embeddings).as_dict(),
-    }
+    return description(twin) | {name: getattr(quality, name) for name in kept}

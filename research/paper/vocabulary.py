@@ -133,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(prog="python -m research.paper.vocabulary", description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--validation", type=Path, required=True)
-    parser.add_argument("--works", type=Path, help="as for nvium evaluate: intervals resample works")
+    parser.add_argument("--works", type=Path, help="the work of each document, one per line: intervals resample works")
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--folder", type=Path, default=Path("runs/vocabulary"))
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)

@@ -1,4 +1,4 @@
-"""Print the literary work of each document of a text, for `nvium evaluate --works`.
+"""Print the literary work of each document of a text, for `research.paper.vocabulary --works`.
 
     python -m research.stories.works valid.txt.xz SOURCES.tsv --split valid > works.txt
 

@@ -1,5 +1,4 @@
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -7,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvium_core import LoadedModel
-from nvium_core.evaluation.perplexity import at_threshold, evaluate, exit_losses, routing
+from nvium_core.evaluation.perplexity import at_threshold, evaluate, routing
+from nvium_core.evaluation.predictions import Predictions
 from tests.byte_model import load_byte_model
 from tests.evaluation.windows import window_predictions
 from tests.random_models import random_model
@@ -29,6 +29,7 @@ def test_a_short_document_is_scored_like_one_forward_pass(loaded):
     figures = evaluate(loaded.model, loaded.tokenizer, [text])
     assert figures.num_tokens == ids.shape[1] - 1
     assert figures.perplexity == pytest.approx(float(out.mix_loss.exp()), rel=1e-5)
+    assert figures.oracle_perplexity <= min(figures.exit_perplexities) * (1 + 1e-12)
     assert figures.exit_perplexities == pytest.approx(out.exit_losses.exp().tolist(), rel=1e-5)
     assert figures.exit_shares == pytest.approx(out.exit_probs[0, :-1].mean(0).tolist(), rel=1e-5)
     assert figures.mean_depth == pytest.approx(float(out.compute_loss), rel=1e-5)
@@ -36,20 +37,21 @@ def test_a_short_document_is_scored_like_one_forward_pass(loaded):
     assert figures.bits_per_character == pytest.approx(nats / len(text) / math.log(2))
 
 
-ROUNDED_UP = 1 + 1e-12
-"""Rounding: if one exit is best at every token, the oracle sums the same losses in another order."""
+ROUNDING = 1e-5  # in nats: float32 routers cause errors of 2e-7
 
 
 @given(TOKENS, st.integers(0, 5))
-def test_the_papers_propositions_hold_at_every_token(ids, seed):
-    found = window_predictions(random_model([1, 2, 4], seed=seed), ids, 1)
-    figures = exit_losses(found)
-    assert figures["bound_violations"] == figures["mass_violations"] == 0
-    assert figures["oracle_perplexity"] <= ROUNDED_UP * min(figures["exit_perplexities"])
-    assert figures["oracle_perplexity"] <= ROUNDED_UP * float(found.mix_nll.mean().exp())
+def test_the_loss_of_the_mixture_is_between_those_of_its_exits(ids, seed):
+    assert_bounded(window_predictions(random_model([1, 2, 4], seed=seed), ids, 1))
 
 
-def test_the_propositions_hold_in_float32_where_one_token_is_nearly_certain():
+def assert_bounded(found: Predictions) -> None:
+    """ℓ_mix is within min ℓ_k and max ℓ_k (paper, Proposition 2)."""
+    assert bool((found.exit_nll.amin(-1) <= found.mix_nll + ROUNDING).all())
+    assert bool((found.mix_nll <= found.exit_nll.amax(-1) + ROUNDING).all())
+
+
+def test_the_losses_are_exact_in_float32_where_one_token_is_nearly_certain():
     """8,191 tokens of 5e-8 each: less than half an ulp of the probability that they are added to."""
     tail, model = 5e-8, random_model([1, 2, 4], vocab_size=8192, dtype=torch.float32)
     model.lm_head = torch.nn.Linear(16, 8192)
@@ -58,26 +60,17 @@ def test_the_propositions_hold_in_float32_where_one_token_is_nearly_certain():
         model.lm_head.bias.fill_(0).index_fill_(0, torch.tensor(5), -math.log(tail))
         tail = math.exp(-float(model.lm_head.bias[5]))
     found = window_predictions(model, [1, 5, 2, 5, 3], 1)
-    assert exit_losses(found)["bound_violations"] == exit_losses(found)["mass_violations"] == 0
     exact = [math.log1p(8191 * tail) - math.log(p) for p in (1, tail, 1, tail)]
-    for nll_T in (*found.exit_nll.unbind(-1), found.mix_nll, found.explicit_nll):
+    for nll_T in (*found.exit_nll.unbind(-1), found.mix_nll):
         assert nll_T.tolist() == pytest.approx(exact, abs=1e-6)
 
 
 @pytest.mark.parametrize("spread", [2.5, 4, 32])
-def test_the_propositions_hold_in_float32_however_improbable_the_text(spread):
+def test_the_loss_of_the_mixture_is_bounded_in_float32_however_improbable_the_text(spread):
     model = random_model([1, 2, 4], vocab_size=257, dtype=torch.float32, spread=spread)
     found = window_predictions(model, list(range(0, 250, 5)), 1)
     assert float(found.mix_nll.max()) > 104, "e^-loss is 0 in float32"
-    figures = exit_losses(found)
-    assert figures["bound_violations"] == figures["mass_violations"] == 0
-    torch.testing.assert_close(found.explicit_nll, found.mix_nll, rtol=1e-12, atol=1e-6)
-
-
-def test_a_mixture_outside_its_exits_is_counted():
-    sound = window_predictions(random_model([1, 2, 4]), [1, 2, 3, 4], 1)
-    assert exit_losses(replace(sound, explicit_nll=sound.explicit_nll - 5))["bound_violations"] == 3
-    assert exit_losses(replace(sound, mass=sound.mass + 0.1))["mass_violations"] == 3
+    assert_bounded(found)
 
 
 def test_tokens_and_loss_of_each_document_are_independent(loaded):

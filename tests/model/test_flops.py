@@ -1,9 +1,6 @@
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from nvium_core.model.flops import flops_per_token, flops_until_emitted, generation_flops
-from tests.model.paper_flops import PER_MILLE, paper_config, paper_flops
+from tests.model.paper_flops import PER_MILLE, paper_flops
 
 
 @pytest.mark.parametrize(
@@ -21,19 +18,4 @@ def test_the_parts_are_those_of_the_formula_written_out():
     assert flops.heads == (early + 1) * 2 * vocabulary * width
     assert flops.adapters == (early + 1) * 4 * width * 768
     assert flops.routers == early * 4 * width * 512
-    assert flops.as_dict()["total"] == flops.layers + flops.attention + flops.heads + flops.adapters + flops.routers
-
-
-@given(st.lists(st.floats(0.01, 1), min_size=4, max_size=4))
-def test_an_early_exit_defers_layers_and_saves_heads(weights):
-    shares = [weight / sum(weights) for weight in weights]
-    config = paper_config(24, 4)
-    scored = flops_per_token(config, 100)
-    spoken, before = generation_flops(config, 100, shares), flops_until_emitted(config, 100, shares)
-    mean_depth = sum(share * depth / 24 for share, depth in zip(shares, config.exit_layers or [], strict=True))
-    assert spoken.layers == scored.layers
-    assert before.layers == pytest.approx(mean_depth * scored.layers)
-    assert before.attention == pytest.approx(mean_depth * scored.attention)
-    assert before.heads == spoken.heads == scored.heads / 4
-    assert before.routers == spoken.routers <= scored.routers
-    assert spoken.routers == pytest.approx(4 * 768 * 512 * (1 + (1 - shares[0]) + (1 - shares[0] - shares[1])))
+    assert flops.total == flops.layers + flops.attention + flops.heads + flops.adapters + flops.routers
