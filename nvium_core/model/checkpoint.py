@@ -5,10 +5,9 @@ The result is a configuration, and tensors under our names. The weights must be 
 
 import errno
 import json
-import logging
 import os
 import re
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,6 @@ from nvium_core.model.arrangement import arranged
 from nvium_core.model.backbones import FAMILIES, Family, backbone_fields
 from nvium_core.model.config import NviumConfig, check_sizes
 from nvium_core.model.stored import FLOATS, StoredMatrix, check_finite
-
-logger = logging.getLogger(__name__)
 
 MODEL_FOLDER = "model"  # in the folder of a training run
 RECIPE_FILE = "recipe.json"  # in the folder of a training run
@@ -103,25 +100,10 @@ class Checkpoint:
             if expected[name] != found[name]
         ]
         if problems:
-            if cause := cause_of(expected.keys(), found.keys()):
-                raise CheckpointError(f"{self.folder}: {cause}")
             is_exits = all(" exits." in problem for problem in problems)
             place = self.exits_folder if self.exits_folder and is_exits else self.folder
             more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
             raise CheckpointError(f"{place}: " + "; ".join(sorted(problems)[:5]) + more)
-
-
-def cause_of(expected: Set[str], found: Set[str]) -> str | None:
-    """Return the reason why tensor names differ, if it is a known one."""
-    if lora := [name for name in found if ".lora_" in name]:
-        return f"tensor {min(lora)} belongs to a LoRA adapter; merge the adapter into the model"
-    known = EMBEDDING if EMBEDDING in expected else min(expected)
-    if prefixed := [name for name in found - expected if name.endswith(f".{known}")]:
-        prefix = min(prefixed).removesuffix(known)
-        return f"tensor names begin with {prefix!r}; remove this prefix"
-    if known.removeprefix("model.") in found:
-        return "tensor names lack the prefix 'model.': this is a model without its head; save it as a causal LM"
-    return None
 
 
 def read_checkpoint(
@@ -129,7 +111,8 @@ def read_checkpoint(
 ) -> Checkpoint:
     """Read a model from a folder or the Hub. `config` replaces config.json. The Hub client gets `hub_options`."""
     folder = resolve_folder(source, **hub_options)
-    check_adapter(folder)
+    if (folder / ADAPTER_CONFIG).exists():
+        raise CheckpointError(f"{folder / ADAPTER_CONFIG}: LoRA adapters are not supported; merge it into its model")
     config = config or read_config(folder)
     tensors = {name: tensor for name, tensor in read_tensors(folder).items() if not RECOMPUTED.search(name)}
     tensors = stored_matrices(folder, tensors)
@@ -170,15 +153,6 @@ def check_files(folder: Path) -> None:
                 raise CheckpointError(f"{file}: is not a regular file")
             if file.suffix != ".safetensors" and (num_bytes := file.stat().st_size) > MAX_TEXT_BYTES:
                 raise CheckpointError(f"{file}: has {num_bytes:,} bytes; at most {MAX_TEXT_BYTES:,} are read")
-
-
-def check_adapter(folder: Path) -> None:
-    """Raise `CheckpointError` for a LoRA adapter, alone or in a model's folder."""
-    if (folder / ADAPTER_CONFIG).exists():
-        raise CheckpointError(
-            f"{folder}: has a LoRA adapter ({ADAPTER_CONFIG}), which is not supported; merge it into its base model, "
-            "such as with PEFT's merge_and_unload"
-        )
 
 
 def read_config(folder: Path) -> NviumConfig:
@@ -238,26 +212,13 @@ def _published_fields(path: Path, num_layers: Any) -> dict[str, Any]:
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """Read the safetensors file or, if there is an index, the tensors that the index names from their shards."""
     index = weight_map(folder)
-    shards = {*index.values()}
-    if index and (folder / WEIGHTS).exists() and not any((folder / shard).exists() for shard in shards):
-        logger.warning("%s is ignored: the folder has none of its files, but %s", folder / WEIGHTS_INDEX, WEIGHTS)
-        index = {}
     if not index:
         return read_safetensors(single_file(folder))
-    if missing := sorted(shard for shard in shards if not (folder / shard).exists()):
+    shards = sorted({*index.values()})
+    if missing := [shard for shard in shards if not (folder / shard).exists()]:
         raise CheckpointError(f"{folder}: incomplete download: {', '.join(missing[:5])} missing; download it again")
-    if WEIGHTS not in shards and (folder / WEIGHTS).exists():
-        logger.warning("%s is ignored: %s names other files", folder / WEIGHTS, WEIGHTS_INDEX)
-    tensors: dict[str, Tensor] = {}
-    for shard in sorted(shards):
-        found = read_safetensors(folder / shard)
-        names = {name for name, place in index.items() if place == shard}
-        if lacking := names - found.keys():
-            raise CheckpointError(f"{folder / shard}: lacks tensor {min(lacking)}, which {WEIGHTS_INDEX} expects there")
-        if stale := found.keys() - names:
-            logger.warning("%s: tensor %s is ignored: %s does not expect it there", shard, min(stale), WEIGHTS_INDEX)
-        tensors |= {name: found[name] for name in found if name in names}
-    return tensors
+    found = {shard: read_safetensors(folder / shard) for shard in shards}
+    return {name: found[shard][name] for name, shard in index.items() if name in found[shard]}
 
 
 def single_file(folder: Path) -> Path:

@@ -131,7 +131,7 @@ def ones(names: Iterable[str]) -> dict[str, Tensor]:
     return {name: torch.ones(1) for name in names}
 
 
-def test_the_index_decides_about_a_stray_file_and_a_stale_tensor(sharded, caplog):
+def test_the_index_decides_about_a_stray_file_and_a_stale_tensor(sharded):
     expected = NviumForCausalLM.from_pretrained(sharded)
     save_file(ones(expected.state_dict()), sharded / "model.safetensors", metadata={"format": "pt"})
     second = sharded / "model-00002-of-00002.safetensors"
@@ -139,20 +139,6 @@ def test_the_index_decides_about_a_stray_file_and_a_stale_tensor(sharded, caplog
     stale = min(load_file(sharded / "model-00001-of-00002.safetensors"))
     save_file(tensors | ones([stale]), second, metadata={"format": "pt"})
     assert_same_weights(expected, NviumForCausalLM.from_pretrained(sharded))
-    assert "model.safetensors is ignored: model.safetensors.index.json names other files" in caplog.text
-    assert f"model-00002-of-00002.safetensors: tensor {stale} is ignored" in caplog.text
-
-
-def test_an_index_without_any_of_its_files_is_ignored_beside_a_whole_model(folder, caplog):
-    expected = NviumForCausalLM.from_pretrained(folder)
-    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "gone.safetensors"}}', encoding="utf-8")
-    assert_same_weights(expected, NviumForCausalLM.from_pretrained(folder))
-    assert "model.safetensors.index.json is ignored" in caplog.text
-
-
-def renamed(folder: Path, rename: Callable[[str], str]) -> None:
-    file = folder / "model.safetensors"
-    save_file({rename(name): tensor for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
 
 
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -166,11 +152,11 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a shard without its tensors": (
         lambda folder: save_file(ones("a"), folder / "model-00001-of-00002.safetensors", metadata={"format": "pt"}),
-        "model-00001-of-00002.safetensors: lacks tensor exits.0.adapter.down.weight, which",
+        "missing tensor exits.0.adapter.down.weight",
     ),
     "a LoRA adapter": (
         lambda folder: (folder / "adapter_config.json").write_text("{}"),
-        "has a LoRA adapter .adapter_config.json.*merge it",
+        "adapter_config.json: LoRA adapters are not supported",
     ),
 }
 
@@ -181,20 +167,6 @@ def test_an_incomplete_or_foreign_folder_is_refused_by_its_cause(kind, sharded):
     break_it(sharded)
     with pytest.raises(CheckpointError, match=cause):
         NviumForCausalLM.from_pretrained(sharded)
-
-
-@pytest.mark.parametrize(
-    ("rename", "cause"),
-    [
-        (lambda name: f"base_model.model.{name}", "names begin with 'base_model.model.'; remove this prefix"),
-        (lambda name: name.removeprefix("model."), "names lack the prefix 'model.'"),
-        (lambda name: name.replace("q_proj.", "q_proj.lora_A."), "belongs to a LoRA adapter"),
-    ],
-)
-def test_names_with_a_common_difference_are_refused_by_their_cause(rename, cause, folder):
-    renamed(folder, rename)
-    with pytest.raises(CheckpointError, match=cause):
-        NviumForCausalLM.from_pretrained(folder)
 
 
 def test_too_many_tensors_are_refused_before_they_are_read(folder):
