@@ -29,7 +29,7 @@ from server.http.origins import OriginCheck
 from server.http.rate_limit import RateLimit
 from server.http.starting import Loading, UntilLoaded
 from server.routes import openapi, playground, responses
-from server.settings import Settings, injected_variables, read_settings
+from server.settings import Settings, read_settings
 from server.telemetry.logs import configure_logs, logged_if_slow
 from server.telemetry.metrics import Metrics
 from server.telemetry.record import OTHER
@@ -127,8 +127,6 @@ def run(settings: Settings) -> None:
     with listen(settings.host, settings.port) as listener:
         loading = Loading(settings)
         app = assemble(loading, keys_gate(keys, settings))
-        if ignored := injected_variables():
-            log.info("ignored variables that Kubernetes sets for a service", names=ignored)
         serve(app, listener, partial(started, settings, loading.metrics))
 
 

@@ -23,11 +23,6 @@ ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")
 PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 
 VARIABLES = "NVIUM_"
-INJECTED = re.compile(
-    r"NVIUM_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)=.*|PORT(_\d+_[A-Z]+)?=[a-z]+://.*|PORT_\d+_[A-Z]+_\w+=.*)"
-)
-"""Matches NAME=VALUE of variables that Kubernetes adds to every pod for a service whose name begins with `nvium`."""
-
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
@@ -101,11 +96,8 @@ def environment(*, gpu: int | None) -> dict[str, str]:
 
 def read_settings(given: Mapping[str, Any]) -> Settings:
     """Read settings from `given`, then the environment, then the defaults. Raise `SettingsError` if one is invalid."""
-    ignored = injected_variables()
-    if unknown := own_variables().keys() - {*ignored, *VARIABLE_OF.values()}:
+    if unknown := own_variables().difference(VARIABLE_OF.values()):
         raise SettingsError(f"{min(unknown)}: is unknown; {hint(min(unknown))}")
-    if VARIABLE_OF["port"] in ignored:
-        given = {"port": ServerOptions.port, **given}
     try:
         settings = Settings(**given)
         _ = settings.engine
@@ -122,13 +114,9 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
     return settings
 
 
-def own_variables() -> dict[str, str]:
+def own_variables() -> set[str]:
     """Return the environment's variables that begin with `NVIUM_`, in capitals, because their case does not matter."""
-    return {name.upper(): value for name, value in os.environ.items() if name.upper().startswith(VARIABLES)}
-
-
-def injected_variables() -> list[str]:
-    return [name for name, value in own_variables().items() if INJECTED.fullmatch(f"{name}={value}")]
+    return {name.upper() for name in os.environ if name.upper().startswith(VARIABLES)}
 
 
 def hint(unknown: str) -> str:

@@ -10,7 +10,7 @@ from typing_extensions import Doc
 from nvium_core import ServerOptions, cli
 from nvium_core.commands.options import takes
 from server.generation.service import Service
-from server.settings import Settings, SettingsError, injected_variables, read_settings
+from server.settings import Settings, SettingsError, read_settings
 from tests.byte_model import load_byte_model, token_ids
 from tests.server.live_server import live_server
 
@@ -30,19 +30,6 @@ def test_an_unknown_variable_ends_the_start_with_the_nearest_name(monkeypatch, v
     with pytest.raises(SettingsError, match=rf"^{variable.upper()}: is unknown; {hint}") as refused:
         read_settings({})
     assert "secret" not in str(refused.value)
-
-
-def test_variables_that_kubernetes_adds_for_a_service_are_ignored(monkeypatch):
-    added = {"SERVICE_HOST": "10.0.0.1", "SERVICE_PORT": "80", "SERVICE_PORT_HTTP": "80", "PORT": "tcp://10.0.0.1:80"}
-    added |= {f"PORT_80_TCP{more}": value for more, value in {"": "tcp://10.0.0.1:80", "_ADDR": "10.0.0.1"}.items()}
-    names = {f"NVIUM_{service}{name}": value for service in ("", "TALES_") for name, value in added.items()}
-    for name, value in names.items():
-        monkeypatch.setenv(name, value)
-    assert read_settings({}).port == 8000
-    assert read_settings({"port": 9000}).port == 9000
-    assert {*injected_variables()} == names.keys()
-    monkeypatch.setenv("NVIUM_PORT", "9001")
-    assert read_settings({}).port == 9001
 
 
 def test_lists_are_comma_separated(monkeypatch):
