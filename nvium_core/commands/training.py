@@ -15,7 +15,7 @@ def train(
     recipe: Annotated[str, typer.Argument(help="One of `nvium recipes`; NAME-dense is the dense twin of NAME.")],
     data: Annotated[
         Path,
-        typer.Option(help="Text, plain or .xz, with <|endoftext|> lines between documents; or a folder of such files."),
+        typer.Option(help="Text, plain or .xz, with <|endoftext|> lines between documents."),
     ],
     folder: Annotated[Path | None, typer.Option(help="Folder of the run; resumes a run in it [runs/RECIPE].")] = None,
     settings: Annotated[
@@ -28,12 +28,8 @@ def train(
     compile: Annotated[bool, typer.Option(help="Compile the model: slow to start, faster on long runs.")] = True,
     **given: Any,
 ) -> None:
-    """Train a model. An interrupted run continues from its last checkpoint.
-
-    On several devices: torchrun --nproc-per-node N -m nvium_core.cli train …
-    """
+    """Train a model. An interrupted run continues from its last checkpoint."""
     from nvium_core.loading import resolve_device
-    from nvium_core.training.distributed import is_first_here
     from nvium_core.training.recipes.catalogue import recipe_named
     from nvium_core.training.seeds import train_seeds
     from nvium_core.training.train import train as run
@@ -43,13 +39,9 @@ def train(
     )
     if seeds:
         recipes = {seed: recipe_named(recipe, [*settings, f"seed={seed}"]) for seed in parsed_seeds(seeds)}
-        shown = train_seeds(recipes, options)
-        if is_first_here():
-            show(shown)
-        return
-    written = run(recipe_named(recipe, settings), options)
-    if is_first_here():
-        print(f"Model written to {written}")
+        show(train_seeds(recipes, options))
+    else:
+        print(f"Model written to {run(recipe_named(recipe, settings), options)}")
 
 
 def parsed_seeds(text: str) -> list[int]:

@@ -37,7 +37,6 @@ class NviumForCausalLM(Nvium, PreTrainedModel, GenerationMixin):
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _no_split_modules = ["Layer"]
     _supports_sdpa = True
-    supports_gradient_checkpointing = True
     num_parameters = PreTrainedModel.num_parameters  # Trainer passes arguments that Nvium's does not have
 
     def __init__(self, config: NviumConfig) -> None:

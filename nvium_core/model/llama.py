@@ -183,8 +183,6 @@ class Layer(nn.Module):
 class Llama(nn.Module):
     """Embedding, layers and their plan. `norm` follows the calls that the plan marks; other norms belong to exits."""
 
-    _gradient_checkpointing_func: Callable[..., Tensor]
-
     def __init__(self, config: NviumConfig) -> None:
         super().__init__()
         embeddings = torch.empty(config.vocab_size, config.hidden_size)
@@ -197,7 +195,6 @@ class Llama(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps) if is_normed else None
         self.rotary_emb = RotaryEmbedding(config)
         self.embedding_scale = config.embedding_scale
-        self.gradient_checkpointing = False  # set by transformers' `gradient_checkpointing_enable`
 
     def embed(self, token_ids_X: Tensor) -> Tensor:
         h_XD: Tensor = self.embed_tokens(token_ids_X)
@@ -212,11 +209,7 @@ class Llama(nn.Module):
 
     def run(self, h_XD: Tensor, calls: Iterable[LayerCall], rotary: Rotary, attend: Attend) -> Tensor:
         for call in calls:
-            layer = self.layers[call.layer]
-            if self.gradient_checkpointing and self.training:
-                h_XD = self._gradient_checkpointing_func(layer, h_XD, call, rotary, attend)
-            else:
-                h_XD = layer(h_XD, call, rotary, attend)
+            h_XD = self.layers[call.layer](h_XD, call, rotary, attend)
             if call.is_normed and self.norm is not None:
                 h_XD = self.norm(h_XD)
         return h_XD

@@ -1,7 +1,4 @@
-"""A run's checkpoint, `state.pt`: weights, optimiser states, β, step and recipe.
-
-The previous checkpoint is kept as `state.previous.pt`.
-"""
+"""A run's checkpoint, `state.pt`: weights, optimiser states, β, step and recipe."""
 
 import os
 from collections.abc import Sequence
@@ -17,9 +14,9 @@ from nvium_core.training.errors import TrainingError
 
 State = dict[str, Any]
 
-STATE, PREVIOUS, PARTIAL = "state.pt", "state.previous.pt", "state.partial"
+STATE, PARTIAL = "state.pt", "state.partial"
 PARTS = {"model", "optimizers", "beta", "step", "recipe"}
-FORMAT = 7
+FORMAT = 8
 """Version of the checkpoint format, 1 for files without a version. Increment it if `Recipe` or an optimiser changes."""
 
 
@@ -42,15 +39,13 @@ def restore(state: State, model: nn.Module, optimizers: Sequence[Optimizer]) -> 
 
 
 def write_state(state: State, folder: Path) -> None:
-    """Write `state.pt` atomically and keep the previous checkpoint."""
+    """Write `state.pt` atomically."""
     partial = folder / PARTIAL
     try:
         with partial.open("wb") as file:
             torch.save(state | {"format": FORMAT}, file)
             file.flush()
             os.fsync(file.fileno())
-        if (folder / STATE).exists():
-            (folder / STATE).replace(folder / PREVIOUS)
         partial.replace(folder / STATE)
     except (OSError, RuntimeError) as error:
         if partial.is_file():
@@ -61,8 +56,6 @@ def write_state(state: State, folder: Path) -> None:
 def read_state(folder: Path) -> State | None:
     """Return the last checkpoint, or None. Raise `TrainingError` if the file is damaged or has another format."""
     path = folder / STATE
-    if not path.exists():  # a run was killed between the two renames in `write_state`
-        path = folder / PREVIOUS
     if not path.exists():
         return None
     try:
@@ -70,9 +63,7 @@ def read_state(folder: Path) -> State | None:
         if not (isinstance(state, dict) and state.keys() >= PARTS):
             raise ValueError("not a checkpoint of a run")
     except Exception as error:  # torch.load raises many types of exceptions for damaged files
-        raise TrainingError(
-            f"{path}: damaged ({error!r}); delete it to start over, or replace it with {folder / PREVIOUS}"
-        ) from error
+        raise TrainingError(f"{path}: damaged ({error!r}); delete it to start over") from error
     if (found := state.get("format", 1)) != FORMAT:
         raise TrainingError(f"{path}: has format {found}, but this version of nvium reads format {FORMAT}")
     return state

@@ -1,4 +1,4 @@
-"""Import what a recipe names: an optimiser, a router, a loss or a model."""
+"""Import what a recipe names: a loss or a model."""
 
 from pkgutil import resolve_name
 from typing import Any

@@ -54,9 +54,6 @@ def shape_of(config: NviumConfig, context: int) -> ModelShape:
 def built_model(recipe: Recipe, vocab_size: int, end_token: int) -> NviumForCausalLM:
     build = imported(recipe.model) if recipe.model else initial_model
     model: NviumForCausalLM = build(recipe, vocab_size, end_token)
-    if recipe.router:
-        for exit_ in model.exits[:-1]:
-            exit_.router = imported(recipe.router)(model.config)
     return model
 
 

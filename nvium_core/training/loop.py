@@ -13,9 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nvium_core.training.checkpoint import State, read_state, restore, state_of, write_state
-from nvium_core.training.data.loader import prefetched
 from nvium_core.training.data.windows import Batch, Windows
-from nvium_core.training.distributed import ALONE, Processes
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.loggers import KINDS, Logger, Report, RunLog
 from nvium_core.training.objective.beta import BetaControl
@@ -44,7 +42,6 @@ class TrainingLoop(ABC):
     clipped: Sequence[Sequence[nn.Parameter]]
     beta: BetaControl
     rows_per_pass: int
-    processes: Processes = ALONE
     autocast_dtype: torch.dtype = torch.float32
     loggers: Sequence[str] = ()
     step: int = 0
@@ -67,11 +64,11 @@ class TrainingLoop(ABC):
         """Train to the end, yielding a report after every step."""
         started = time.monotonic() - self.seconds
         self.begin()
-        kinds = [RunLog, *(KINDS[name] for name in self.loggers)] if self.processes.is_first else []
+        kinds = RunLog, *(KINDS[name] for name in self.loggers)
         logs: list[Logger] = [kind(self.folder, self.step) for kind in kinds]
         try:
-            for batches in prefetched(map(self.batches_of, range(self.step, self.num_steps))):
-                report = self.train_step(batches) | self.evaluation()
+            for step in range(self.step, self.num_steps):
+                report = self.train_step(self.batches_of(step)) | self.evaluation()
                 self.seconds = time.monotonic() - started
                 report["seconds"] = round(self.seconds, 2)
                 for log in logs:
@@ -98,21 +95,20 @@ class TrainingLoop(ABC):
     @property
     def is_checkpoint_due(self) -> bool:
         """Return True at least ten times in a run, every `checkpoint_every` steps, and every five minutes."""
-        is_late = self.processes.is_first and self.seconds - self.saved >= SAVE_SECONDS
-        is_due = self.step % min(self.recipe.checkpoint_every, self.tenth) == 0
-        return bool(self.processes.total(torch.tensor(int(is_late), device=self.device))) or is_due
+        is_late = self.seconds - self.saved >= SAVE_SECONDS
+        return is_late or self.step % min(self.recipe.checkpoint_every, self.tenth) == 0
 
     @property
     def tenth(self) -> int:
         return max(1, self.num_steps // 10)
 
     def batches_of(self, step: int) -> list[Batch]:
-        """Return this process's windows of a step, in batches of at most `rows_per_pass` tokens."""
-        context, num_own = self.recipe.shape.context, self.recipe.windows_per_step // self.processes.count
-        start, per_pass = (step * self.processes.count + self.processes.rank) * num_own, self.rows_per_pass // context
+        """Return the windows of a step, in batches of at most `rows_per_pass` tokens."""
+        context, num_windows = self.recipe.shape.context, self.recipe.windows_per_step
+        per_pass = self.rows_per_pass // context or 1
         batches = (
-            self.stream.batch(start + first, min(per_pass or 1, num_own - first), context)
-            for first in range(0, num_own, per_pass or 1)
+            self.stream.batch(step * num_windows + first, min(per_pass, num_windows - first), context)
+            for first in range(0, num_windows, per_pass)
         )
         return [batch.pinned_for(self.device) for batch in batches]
 
@@ -142,9 +138,9 @@ class TrainingLoop(ABC):
         return (warmup.alpha, 0.0) if warmup.active(self.step, self.num_steps) else (0.0, self.beta.beta)
 
     def accumulate(self, batches: Sequence[Batch], phase: Phase) -> dict[str, Tensor]:
-        """Accumulate gradients batch by batch. Return metrics whose sums over all processes are means over tokens."""
+        """Accumulate gradients batch by batch. Return metrics, as means over all tokens."""
         counts = [batch.counted.sum().to(self.device, non_blocking=True) for batch in batches]
-        num_counted = self.processes.total(torch.stack(counts).sum()).clamp_min(1)
+        num_counted = torch.stack(counts).sum().clamp_min(1)
         metrics: dict[str, Tensor] = {}
         for batch, count in zip(batches, counts, strict=True):
             share = count / num_counted
@@ -153,9 +149,6 @@ class TrainingLoop(ABC):
             (share * result.loss).backward()
             for name, value in {"loss": result.loss.detach(), **result.metrics}.items():
                 metrics[name] = metrics.get(name, 0) + share * value
-        for parameter in self.checkpointed.parameters():
-            if parameter.grad is not None:
-                self.processes.total(parameter.grad)
         return metrics
 
     def autocast(self) -> torch.autocast:
@@ -168,14 +161,13 @@ class TrainingLoop(ABC):
         return torch.stack(norms).sum()
 
     def read(self, metrics: dict[str, Tensor], norm: Tensor) -> dict[str, Any]:
-        """Add up the metrics of all processes, and copy them and the norm of the gradients to the host at once.
+        """Copy the metrics and the norm of the gradients to the host at once.
 
         Raise `TrainingError` if the loss or the norm is not finite.
         """
-        total = self.processes.total(torch.cat([value.flatten() for value in metrics.values()]))
-        flat = torch.cat([total, norm[None].to(total.dtype)]).tolist()
-        found: dict[str, Any] = {}
-        for name, value in {**metrics, "gradient_norm": norm}.items():
+        values, found = {**metrics, "gradient_norm": norm}, dict[str, Any]()
+        flat = torch.cat([value.flatten() for value in values.values()]).tolist()
+        for name, value in values.items():
             own, flat = flat[: value.numel()], flat[value.numel() :]
             found[name] = own if value.dim() else own[0]
         if not math.isfinite(found["mix_loss"] + found["gradient_norm"]):
@@ -197,11 +189,9 @@ class TrainingLoop(ABC):
         self.step += 1
 
     def save(self) -> None:
-        if self.processes.is_first:
-            own = {"recipe": self.description(), "step": self.step, "beta": self.beta.state(), "seconds": self.seconds}
-            write_state(state_of(self.checkpointed, self.optimizers) | own, self.folder)
+        own = {"recipe": self.description(), "step": self.step, "beta": self.beta.state(), "seconds": self.seconds}
+        write_state(state_of(self.checkpointed, self.optimizers) | own, self.folder)
         self.saved = self.seconds
-        self.processes.wait()  # torchrun ends all processes once one has ended after a signal
 
     def resume(self) -> None:
         """Continue from the checkpoint, if there is one. Raise `TrainingError` if it belongs to another run."""

@@ -2,26 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from inspect import signature
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import Muon, Optimizer
+from torch.optim import AdamW, Muon, Optimizer
 from transformers import PreTrainedModel
 
 from nvium_core.model.llama import RMSNorm
-from nvium_core.training.extension import imported
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSettings:
     """AdamW's and Muon's hyperparameters; the defaults are the paper's.
 
-    `weight_decay` does not apply to norms, biases and embeddings. `muon_rate` 0 disables Muon. `name` is the class that
-    replaces AdamW, such as `torch.optim.NAdam`.
+    `weight_decay` does not apply to norms, biases and embeddings. `muon_rate` 0 disables Muon.
     """
 
-    name: str = "torch.optim.AdamW"
     weight_decay: float = 0.1
     betas: tuple[float, ...] = (0.9, 0.95)
     clip_norm: float = 1.0
@@ -35,16 +31,11 @@ class OptimizerSettings:
 
 
 def optimizers(model: PreTrainedModel, rate: float, settings: OptimizerSettings) -> list[Optimizer]:
-    """Return AdamW or the optimiser in its place, preceded by Muon if `muon_rate` is set.
-
-    An optimiser gets `betas`, `eps` and `fused` if it takes them. A group's `maximum_lr` is its peak learning rate.
-    """
+    """Return AdamW, preceded by Muon if `muon_rate` is set. A group's `maximum_lr` is its peak learning rate."""
     matrices, rest = split_parameters(model) if settings.muon_rate else ([], list(model.parameters()))
     groups = parameter_groups(model, rest, settings.weight_decay)
-    kind = imported(settings.name)
-    options = {"betas": settings.betas, "eps": 1e-8, "fused": True}
-    taken = {name: value for name, value in options.items() if name in signature(kind).parameters}
-    created: list[Optimizer] = [kind(groups, lr=rate, **taken)]
+    beta1, beta2 = settings.betas
+    created: list[Optimizer] = [AdamW(groups, lr=rate, betas=(beta1, beta2), eps=1e-8, fused=True)]
     if matrices:
         created.insert(0, Muon(matrices, lr=settings.muon_rate, weight_decay=settings.weight_decay))
     return with_maximum_rates(created)

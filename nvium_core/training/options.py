@@ -21,7 +21,6 @@ class RunOptions:
     validation: Annotated[Path | None, Doc("Held-out text for periodic evaluation.")] = None
     rows_per_pass: Annotated[int, Doc("Maximum tokens per forward pass; limits memory.")] = 16_384
     logger: Annotated[str, Doc("Where to log besides log.jsonl: tensorboard, wandb or tensorboard,wandb.")] = ""
-    checkpoint_activations: Annotated[bool, Doc("Recompute activations in the backward pass to save memory.")] = False
 
     def __post_init__(self) -> None:
         if self.rows_per_pass < 1:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import timedelta
 
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TimeRemainingColumn
 from rich.table import Column
@@ -23,7 +22,7 @@ LINE_SECONDS = 30  # interval between log lines when standard error is not a ter
 def follow(run: TrainingLoop, console: Console) -> None:
     """Train to the end with a progress bar, or with occasional log lines if the console is not a terminal.
 
-    If any of the run's processes received SIGINT or SIGTERM, write a checkpoint and raise `KeyboardInterrupt`.
+    After SIGINT or SIGTERM, write a checkpoint and raise `KeyboardInterrupt`.
     """
     with progress_bar(console) as bar, interruption() as is_interrupted, closing(run.steps()) as steps:
         task = bar.add_task("", total=run.num_steps, completed=run.step)
@@ -40,7 +39,7 @@ def follow(run: TrainingLoop, console: Console) -> None:
                 line = f"step {run.step:,}/{run.num_steps:,} · {describe(report)}"
                 console.print(f"{line} · {left} left" if left else line, highlight=False, soft_wrap=True)
                 last_line = now
-            if run.processes.total(torch.tensor(int(is_interrupted()), device=run.device)):
+            if is_interrupted():
                 run.save()
                 console.print(f"stopped after step {run.step}; run the same command to resume", highlight=False)
                 raise KeyboardInterrupt
@@ -81,7 +80,7 @@ def progress_bar(console: Console) -> Progress:
     ]
     if console.width >= WIDE:
         columns.append(BarColumn(bar_width=BAR_WIDTH))
-    return Progress(*columns, console=console, disable=console.quiet or not console.is_terminal)
+    return Progress(*columns, console=console, disable=not console.is_terminal)
 
 
 class DescriptionColumn(ProgressColumn):

@@ -1,11 +1,10 @@
 """Training runs: text, model, evaluations, and the export of the trained model.
 
 A run's folder contains `tokenizer/`, `tokens.npy`, `state.pt`, `log.jsonl` and, when done, `model/`, a Hugging Face
-folder. Under torchrun all processes train one model.
+folder.
 """
 
 import math
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,6 @@ from nvium_core.training.collapse import Collapse
 from nvium_core.training.data.source import prepare_text, validation_text
 from nvium_core.training.data.tokens import differences
 from nvium_core.training.data.windows import Windows
-from nvium_core.training.distributed import ALONE, Processes, joined_processes
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.extension import imported
 from nvium_core.training.initial import built_model, with_initial_shape
@@ -50,44 +48,40 @@ def train(recipe: Recipe, options: RunOptions) -> Path:
 
 def trained(recipe: Recipe, options: RunOptions) -> "TrainingRun":
     """Train a recipe like `train`. Return the run after writing its model."""
-    with joined_processes(options.device) as processes, owned(options.folder) if processes.is_first else nullcontext():
-        run = prepare_run(recipe, options, processes)
+    with owned(options.folder):
+        run = prepare_run(recipe, options)
         run.resume()
         show(run)
         run.export()
         return run
 
 
-def prepare_run(recipe: Recipe, options: RunOptions, processes: Processes = ALONE) -> "TrainingRun":
+def prepare_run(recipe: Recipe, options: RunOptions) -> "TrainingRun":
     """Prepare the text and return a run at step 0."""
     recipe = with_initial_shape(recipe)
-    check_options(recipe, options, processes)
+    check_imports(recipe, options)
     try:
-        tokenizer, stream = prepare_text(recipe, options.data, options.folder, processes)
+        tokenizer, stream = prepare_text(recipe, options.data, options.folder)
     except OSError as error:
         raise TrainingError(f"{options.folder}: cannot write or read the tokenized text ({error})") from error
     validation = validation_text(recipe, options.validation, tokenizer) if options.validation else None
-    return TrainingRun(recipe, options, tokenizer, stream, validation, processes)
+    return TrainingRun(recipe, options, tokenizer, stream, validation)
 
 
-def check_options(recipe: Recipe, options: RunOptions, processes: Processes) -> None:
-    """Raise `TrainingError` if the number of processes does not fit, or if a named class cannot be imported."""
-    if recipe.windows_per_step % processes.count:
-        raise TrainingError(
-            f"tokens_per_step: {recipe.windows_per_step} windows do not divide evenly among {processes.count} processes"
-        )
+def check_imports(recipe: Recipe, options: RunOptions) -> None:
+    """Raise `TrainingError` if a logger, model or objective cannot be imported."""
     for logger in options.loggers:
         module_of(logger)
-    for name in filter(None, (recipe.model, recipe.router, recipe.objective, recipe.optimizer.name)):
+    for name in filter(None, (recipe.model, recipe.objective)):
         imported(name)
 
 
 def show(run: "TrainingRun") -> None:
-    """Train to the end with a progress bar on the first process.
+    """Train to the end with a progress bar.
 
     Raise `KeyboardInterrupt` after SIGINT or SIGTERM, once a checkpoint is written.
     """
-    console = Console(stderr=True, quiet=not run.processes.is_first)
+    console = Console(stderr=True)
     console.print(f"{run.epochs:.2f} epochs, {run.num_steps:,} steps", highlight=False)
     if run.options.compile:
         console.print("compiling the model: the first step takes about a minute; --no-compile skips this")
@@ -103,15 +97,12 @@ class TrainingRun(TrainingLoop):
         tokenizer: PreTrainedTokenizerBase,
         stream: Windows,
         validation: Windows | None = None,
-        processes: Processes = ALONE,
     ) -> None:
         torch.manual_seed(recipe.seed)
         self.options, self.tokenizer, self.validation = options, tokenizer, validation
         self.collapse = Collapse()
         self.model = built_model(recipe, len(tokenizer), tokenizer.eos_token_id).train()
         nn.Module.to(self.model, torch.device(options.device))
-        if options.checkpoint_activations:
-            self.model.activation_checkpointing_enable()
         function = imported(recipe.objective) if recipe.objective else nvium_objective
         objective = torch.compile(function, dynamic=False) if options.compile else function
         super().__init__(
@@ -124,7 +115,6 @@ class TrainingRun(TrainingLoop):
             clipped=[list(self.model.parameters())],
             beta=BetaControl.of(recipe.beta, recipe.num_steps),
             rows_per_pass=options.rows_per_pass,
-            processes=processes,
             autocast_dtype=fast_dtype(self.model.device),
             loggers=options.loggers,
         )
@@ -148,12 +138,11 @@ class TrainingRun(TrainingLoop):
         return f"{tokens:,} tokens read" + (f". Warning: {few}" if few else ratio)
 
     def begin(self) -> None:
-        if self.processes.is_first:
-            write_recipe(self.recipe, self.folder)
+        write_recipe(self.recipe, self.folder)
 
     def evaluation(self) -> Report:
         report = self.evaluate(self.validation) if self.validation and self.is_evaluation_due else {}
-        if self.processes.is_first and self.step % self.tenth == 0:
+        if self.step % self.tenth == 0:
             report["sample"] = self.sample()
         return report
 
@@ -186,16 +175,15 @@ class TrainingRun(TrainingLoop):
     def evaluate(self, validation: Windows) -> Report:
         """Compute the mean `mix_loss` over the validation text in windows of full context."""
         context = self.recipe.shape.context
-        own = range(self.processes.rank, validation.num_windows(context), self.processes.count)
         sums = torch.zeros(2, device=self.device)  # of losses and of counted targets
         self.model.eval()
-        for window in own:
+        for window in range(validation.num_windows(context)):
             batch = validation.batch(window, 1, context).to(self.device)
             with self.autocast():
                 metrics = self.objective(batch, self.phase()).metrics
             sums += batch.counted.sum() * torch.stack([metrics["mix_loss"], sums.new_ones(())])
         self.model.train()
-        total_loss, num_counted = self.processes.total(sums).tolist()
+        total_loss, num_counted = sums.tolist()
         loss = total_loss / max(1, num_counted)
         if not math.isfinite(loss):
             raise TrainingError(f"the validation loss is not finite at step {self.step}; the last checkpoint is intact")
@@ -219,12 +207,11 @@ class TrainingRun(TrainingLoop):
     def export(self) -> Path:
         """Write the model as a Hugging Face folder in bfloat16."""
         folder = self.folder / MODEL_FOLDER
-        if self.processes.is_first:
-            exported = built_model(self.recipe, len(self.tokenizer), self.tokenizer.eos_token_id)
-            exported.load_state_dict(self.model.state_dict())
-            exported.generation_config = self.model.generation_config
-            exported.config.training_tokens = self.size["training_tokens"]
-            write_model(nn.Module.to(exported, torch.bfloat16), self.tokenizer, folder)
+        exported = built_model(self.recipe, len(self.tokenizer), self.tokenizer.eos_token_id)
+        exported.load_state_dict(self.model.state_dict())
+        exported.generation_config = self.model.generation_config
+        exported.config.training_tokens = self.size["training_tokens"]
+        write_model(nn.Module.to(exported, torch.bfloat16), self.tokenizer, folder)
         return folder
 
 

@@ -127,7 +127,6 @@ def source_of(module: str) -> str:
 
 CHECKS: dict[str, Callable[[Sequence[str]], None]] = {
     "nvium": check_nvium,
-    "torchrun": lambda words: check_nvium(words[words.index("nvium_core.cli") + 1 :]),
     "docker": check_docker,
     "helm": check_helm,
     "make": check_make,

@@ -21,7 +21,7 @@ WALKS = ("quickstart", "training evaluation", "retrofit", "looped", "chat")
 
 COMMANDS = ("recipes", "generate", "chat", "train", "evaluate", "retrofit", "convert")
 PUBLIC = "HuggingFaceTB/SmolLM2-135M-Instruct"
-ELSEWHERE = {"BASE", "ByteDance/Ouro-1.4B", "c4/", "c4.txt", "optimizer.name=mine.Lion"}
+ELSEWHERE = {"BASE", "ByteDance/Ouro-1.4B", "c4.txt", "objective=mine.objective"}
 """What only the reader has: placeholders, large models, a corpus, a module (tests/training/test_extension.py)."""
 
 SHORT = ("--set", "total_tokens=4096", "--set", "tokens_per_step=2048", "--no-compile")

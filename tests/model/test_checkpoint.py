@@ -57,19 +57,6 @@ def test_the_served_model_equals_the_hugging_face_model(tied, tmp_path):
     assert torch.equal(ours.logits, expected.logits) and torch.equal(ours.loss, expected.loss)
 
 
-@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated")  # by another name from 5.23 on
-def test_gradient_checkpointing_changes_no_gradient():
-    gradients = []
-    for checkpoints in (False, True):
-        model = random_model([1, 3]).train()
-        if checkpoints:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-        ids = torch.arange(12)[None]
-        model(ids, labels=ids).loss.backward()
-        gradients.append([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
-    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
-
-
 def test_a_model_is_loaded_in_the_requested_precision(folder):
     assert NviumForCausalLM.from_pretrained(folder, dtype=torch.float64).dtype == torch.float64
     assert NviumForCausalLM.from_pretrained(folder, torch_dtype=torch.float64).dtype == torch.float64

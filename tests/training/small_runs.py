@@ -1,13 +1,12 @@
 """A corpus and a recipe that train in a second or two."""
 
-import lzma
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from nvium_core.training.data.corpus import END_OF_TEXT, read_documents
+from nvium_core.training.data.corpus import END_OF_TEXT
 from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.catalogue import recipe_named
 from nvium_core.training.recipes.recipe import Recipe
@@ -29,15 +28,6 @@ def small_corpus(path: Path, num_documents: int = 40) -> Path:
         documents.append(f"Tale {number}\n\n{' '.join(words)}.")
     path.write_text(f"\n{END_OF_TEXT}\n".join(documents), encoding="utf-8")
     return path
-
-
-def small_folder(folder: Path) -> Path:
-    """Write the same documents to three files."""
-    documents = read_documents(small_corpus(folder.with_suffix(".txt")))
-    folder.mkdir()
-    for number, part in enumerate((documents[:5], documents[5:32], documents[32:])):
-        (folder / f"{number}.txt.xz").write_bytes(lzma.compress(f"\n{END_OF_TEXT}\n".join(part).encode()))
-    return folder
 
 
 SMALL = [

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from nvium_core.training.checkpoint import PREVIOUS, STATE, read_state
+from nvium_core.training.checkpoint import STATE, read_state
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.options import RunOptions
-from tests.training.small_runs import advance, assert_equal, finished, options, small_recipe, start
+from tests.training.small_runs import advance, options, small_recipe, start
 
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> RunOptions:
-    """A run stopped after step 9, with checkpoints of steps 8 and 4."""
+    """A run stopped after step 9, with a checkpoint of step 8."""
     run_options = options(tmp_path_factory.mktemp("stopped") / "run")
     advance(start(small_recipe(), run_options), 9)
     return run_options
@@ -23,24 +23,11 @@ def folder(stopped: RunOptions, tmp_path: Path) -> Path:
     return Path(shutil.copytree(stopped.folder, tmp_path / "run"))
 
 
-def test_a_damaged_checkpoint_can_be_replaced_by_the_previous_one(uninterrupted, stopped, folder):
-    (folder / STATE).write_bytes(b"damaged")
-    with pytest.raises(TrainingError, match=r"state\.pt: damaged .*replace it with \S*state\.previous\.pt"):
-        start(small_recipe(), replace(stopped, folder=folder))
-    (folder / PREVIOUS).replace(folder / STATE)
-    assert_equal(finished(start(small_recipe(), replace(stopped, folder=folder))), uninterrupted)
-
-
 @pytest.mark.parametrize("content", [b"", b"x", b"PK\x03\x04", b"\x80\x02}u.", b"\x80\x02X\x01\x00\x00\x00\x99."])
 def test_a_file_that_is_no_checkpoint_is_reported_as_damaged(tmp_path, content):
     (tmp_path / STATE).write_bytes(content)
     with pytest.raises(TrainingError, match=r"state\.pt: damaged"):
         read_state(tmp_path)
-
-
-def test_a_run_killed_between_the_two_renames_resumes_from_the_previous_checkpoint(folder):
-    (folder / STATE).replace(folder / PREVIOUS)
-    assert read_state(folder)["step"] == 8
 
 
 @pytest.mark.parametrize("setting", ["optimizer.weight_decay=0.2", "beta.initial=0.5"])

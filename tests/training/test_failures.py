@@ -42,7 +42,7 @@ def test_a_checkpoint_of_another_format_is_refused(run_options, monkeypatch):
     with monkeypatch.context() as later:
         later.setattr("nvium_core.training.checkpoint.FORMAT", 0)
         run.save()
-    with pytest.raises(TrainingError, match=r"state\.pt: has format 0, but this version of nvium reads format 7"):
+    with pytest.raises(TrainingError, match=r"state\.pt: has format 0, but this version of nvium reads format 8"):
         start(small_recipe(), run.options)
 
 

@@ -4,7 +4,6 @@ import pytest
 from rich.console import Console
 
 from nvium_core.training import reports
-from nvium_core.training.distributed import ALONE
 from nvium_core.training.reports import describe, follow, progress_bar
 
 REPORT = {"mix_loss": 3.1234, "tokens_per_second": 12_345, "mean_depth": 0.684, "beta": 0.0234}
@@ -15,7 +14,6 @@ class Counted:
     """A run of three steps."""
 
     step, num_steps = 0, 3
-    processes, device = ALONE, "cpu"
 
     def steps(self):
         while self.step < self.num_steps:

@@ -10,7 +10,6 @@ import torch
 from transformers import AutoTokenizer
 
 from nvium_core import NviumConfig, NviumForCausalLM
-from nvium_core.model.llama import causal_attention
 from nvium_core.training.chat.conversations import assistant, user
 from nvium_core.training.data.windows import Batch, Windows
 from nvium_core.training.train import train
@@ -110,27 +109,6 @@ def test_the_size_of_a_pass_changes_only_rounding(tmp_path):
     whole = first_moments(tmp_path / "whole", rows_per_pass=8 * 32)
     parts = first_moments(tmp_path / "parts", rows_per_pass=7 * 32)
     assert (whole - parts).norm() < 0.02 * whole.norm()
-
-
-def test_checkpointed_activations_are_not_kept(tmp_path):
-    kept, again = (kept_bytes(tmp_path / str(how), how) for how in (False, True))
-    assert again < 0.5 * kept
-
-
-def kept_bytes(folder: Path, checkpoint_activations: bool) -> int:
-    """What a pass through the layers keeps for the backward pass."""
-    run = start(small_recipe(), options(folder, checkpoint_activations=checkpoint_activations))
-    sizes: dict[int, int] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        sizes[tensor.data_ptr()] = tensor.nbytes
-        return tensor
-
-    batch = run.batches_of(0)[0]
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        run.model.hidden_states(batch.inputs, batch.positions, causal_attention(batch.mask()))
-    weights = {parameter.data_ptr() for parameter in run.model.parameters()}
-    return sum(size for pointer, size in sizes.items() if pointer not in weights)
 
 
 def test_a_validation_text_is_evaluated_at_the_scheduled_steps(tmp_path):

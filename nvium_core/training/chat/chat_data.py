@@ -29,8 +29,7 @@ def prepare_conversations(
     if origin_file.exists():
         check_origin(origin_file, origin)
     examples = chat_examples(data, tokenizer, recipe.shape.context)
-    if not origin_file.exists():  # the first process has written it before the others begin
-        origin_file.write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
+    origin_file.write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
     return tokenizer, PackedConversations(examples, tokenizer.eos_token_id, recipe.seed)
 
 

@@ -1,32 +1,15 @@
-"""Stream the documents of a file or folder: UTF-8 text, plain or .xz, with `<|endoftext|>` lines between documents."""
+"""Stream the documents of a file: UTF-8 text, plain or .xz, with `<|endoftext|>` lines between documents."""
 
 import lzma
 from collections.abc import Iterable, Iterator
 from io import TextIOWrapper
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from nvium_core.training.errors import DataError
 
 END_OF_TEXT = "<|endoftext|>"
-SUFFIXES = (".txt", ".txt.xz")
-UNSUPPORTED = {".gz", ".json", ".jsonl", ".parquet", ".zst"}
-
-
-def corpus_files(path: Path) -> list[Path]:
-    """Return a folder's text files sorted by path, or the path itself if it is a file.
-
-    Raise `DataError` if the folder contains no text files, or if a file's format is not supported.
-    """
-    files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
-    for file in files:
-        if (suffix := Path(file.name.removesuffix(".xz")).suffix) in UNSUPPORTED:
-            hint = f"convert it to .txt, plain or .xz, with a line {END_OF_TEXT} between documents"
-            raise DataError(f"{file}: {suffix} files are not supported; {hint}")
-    texts = [each for each in files if each.name.endswith(SUFFIXES)] if path.is_dir() else files
-    if not texts:
-        raise DataError(f"{path}: no {' or '.join(SUFFIXES)} files")
-    return texts
 
 
 def read_documents(path: Path) -> list[str]:
@@ -34,30 +17,21 @@ def read_documents(path: Path) -> list[str]:
 
 
 def documents_of(path: Path) -> Iterator[str]:
-    """Stream the non-empty documents of a file or folder. Raise `DataError` if there are none or a file is damaged."""
-    is_empty = True
-    for file in corpus_files(path):
-        for document in file_documents(file):
-            is_empty = False
-            yield document
-    if is_empty:
-        raise DataError(f"{path}: no documents")
-
-
-def file_documents(file: Path) -> Iterator[str]:
-    document = list[str]()
+    """Stream the non-empty documents of a file. Raise `DataError` if there are none or the file is damaged."""
+    is_empty, document = True, list[str]()
     try:
-        for line in lines_of(file):
+        for line in chain(lines_of(path), [END_OF_TEXT]):
             if line.rstrip("\n") != END_OF_TEXT:
                 document.append(line)
                 continue
             if text := "".join(document).strip("\n"):
+                is_empty = False
                 yield text
             document.clear()
     except (OSError, lzma.LZMAError, EOFError) as error:
-        raise DataError(f"{file}: {getattr(error, 'strerror', None) or error}") from error
-    if text := "".join(document).strip("\n"):
-        yield text
+        raise DataError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    if is_empty:
+        raise DataError(f"{path}: no documents")
 
 
 def lines_of(path: Path) -> Iterable[str]:

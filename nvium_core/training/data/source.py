@@ -8,27 +8,17 @@ from nvium_core.training.chat.chat_data import prepare_conversations, validation
 from nvium_core.training.chat.conversations import CHAT_SUFFIXES, holds_conversations
 from nvium_core.training.data.tokens import prepare_documents, validation_documents
 from nvium_core.training.data.windows import Windows
-from nvium_core.training.distributed import ALONE, Processes
 from nvium_core.training.errors import DataError
 from nvium_core.training.recipes.recipe import Recipe
 
 
-def prepare_text(
-    recipe: Recipe, data: Path, folder: Path, processes: Processes = ALONE
-) -> tuple[PreTrainedTokenizerBase, Windows]:
+def prepare_text(recipe: Recipe, data: Path, folder: Path) -> tuple[PreTrainedTokenizerBase, Windows]:
     """Return the tokenizer and the training windows. Reuse the tokens in the run's folder, or write them there.
 
-    Other processes wait for the first one, which writes. Raise `DataError` if the data contain conversations and the
-    recipe trains on documents, or the reverse.
+    Raise `DataError` if the data contain conversations and the recipe trains on documents, or the reverse.
     """
     check_kind(recipe, data)
-    if not processes.is_first:
-        processes.wait()
-    prepare = prepare_documents if recipe.text == "documents" else prepare_conversations
-    prepared: tuple[PreTrainedTokenizerBase, Windows] = prepare(recipe, data, folder)
-    if processes.is_first:
-        processes.wait()
-    return prepared
+    return (prepare_documents if recipe.text == "documents" else prepare_conversations)(recipe, data, folder)
 
 
 def check_kind(recipe: Recipe, data: Path) -> None:

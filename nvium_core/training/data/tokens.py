@@ -13,7 +13,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from nvium_core.text.folder_tokenizer import folder_tokenizer
-from nvium_core.training.data.corpus import corpus_files, documents_of
+from nvium_core.training.data.corpus import documents_of
 from nvium_core.training.data.encoding import encoded, token_dtype
 from nvium_core.training.data.tokenizer import save_tokenizer, train_tokenizer
 from nvium_core.training.data.windows import PackedStream, Tokens
@@ -125,11 +125,8 @@ def text_origin(recipe: Recipe, data: Path) -> dict[str, Any]:
 
 
 def text_digest(path: Path) -> str:
-    """Return the SHA-256 of a file. For a folder, which may be large, hash only the files' names and sizes."""
+    """Return the SHA-256 of a file."""
     try:
-        if path.is_dir():
-            listed = [f"{each.relative_to(path)} {each.stat().st_size}" for each in corpus_files(path)]
-            return hashlib.sha256("\n".join(listed).encode()).hexdigest()
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:

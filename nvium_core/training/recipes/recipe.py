@@ -89,8 +89,8 @@ class Recipe:
     - `tokenizer`: folder or Hub name of the tokenizer; None means the initial model's tokenizer. Without an initial
       model, None means that a byte-level BPE is trained on the text.
     - `evaluations`: number of evaluations on the validation text. They are evenly spaced, and the last is at the end.
-    - `model`, `router`, `objective`: names such as `package.module.NAME` of what replaces ours: a function that builds
-      the model, the class of routers, and the loss.
+    - `model`, `objective`: names such as `package.module.NAME` of what replaces ours: a function that builds the model,
+      and the loss.
     """
 
     shape: ModelShape
@@ -108,7 +108,6 @@ class Recipe:
     evaluations: int = 1
     validation_tokens: int = 200_000
     model: str | None = None
-    router: str | None = None
     objective: str | None = None
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ def checked_config(settings: RetrofitSettings, config: NviumConfig) -> NviumConf
     if config.num_exits > 1 or config.adapter_hidden_size:
         raise TrainingError(f"{settings.source}: already has exits or an adapter; pass a plain Llama")
     if settings.data and not settings.data.exists():
-        raise TrainingError(f"{settings.data}: no such file or folder")
+        raise TrainingError(f"{settings.data}: no such file")
     added = with_exits(config, exit_layers(settings.exits, config.num_hidden_layers), 2 * config.hidden_size)
     added.default_sampling = "original"
     shallowest = (added.exit_layers or [])[0] / added.num_hidden_layers

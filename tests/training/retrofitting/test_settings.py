@@ -36,7 +36,7 @@ def test_exits_are_evenly_spaced_or_at_the_given_layers(exits, layers):
         ({"exits": "0,12"}, r"must be in \[1, 30\] and increase, got 0,12"),
         ({"depth": 0.2}, r"depth must be in \(0\.267, 1\), above the depth of the first exit, got 0\.2"),
         ({"depth": 1.0}, "depth must be in"),
-        ({"data": Path("nowhere")}, "nowhere: no such file or folder"),
+        ({"data": Path("nowhere")}, "nowhere: no such file"),
         ({"data": None, "exits_learn": "text"}, "exits_learn=text requires a text"),
     ],
 )
