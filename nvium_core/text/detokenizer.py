@@ -19,12 +19,11 @@ CONTEXT_TOKENS = 8
 
 
 class Detokenizer:
-    """Emits text as soon as its characters are complete. Special tokens have no text by default."""
+    """Emits text as soon as its characters are complete. Special tokens have no text."""
 
-    def __init__(self, tokenizer: Tokenizer, preceding: Sequence[int] = (), *, skips_special: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer, preceding: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._skips_special = skips_special
-        self._stream = DecodeStream(skip_special_tokens=skips_special)
+        self._stream = DecodeStream(skip_special_tokens=True)
         self._held: list[int] = []
         for token_id in preceding[-CONTEXT_TOKENS:]:
             self.push(token_id)
@@ -39,7 +38,7 @@ class Detokenizer:
 
     def flush(self) -> str:
         """Return the remaining text. Drop an incomplete character at its end."""
-        text: str = self._tokenizer.decode(self._held, skip_special_tokens=self._skips_special)
+        text: str = self._tokenizer.decode(self._held, skip_special_tokens=True)
         self._held.clear()
         return text.rstrip(REPLACEMENT)
 

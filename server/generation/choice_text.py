@@ -1,6 +1,6 @@
 """Detokenizes one choice incrementally, with its echoed prompt and its stop strings."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer
@@ -31,8 +31,6 @@ class Delta:
     text_offsets: list[int] = field(default_factory=list)
     """Where each token's characters start in the choice's text."""
     finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
-    """The stop string or stop token that ended the choice, otherwise None."""
     prompt_scores: list[Score] = field(default_factory=list)
     """Scores of prompt tokens that arrived since the last delta."""
 
@@ -41,11 +39,11 @@ class Delta:
         self.tokens += later.tokens
         self.text_offsets += later.text_offsets
         self.prompt_scores += later.prompt_scores
-        self.finish_reason, self.stop_reason = later.finish_reason, later.stop_reason
+        self.finish_reason = later.finish_reason
 
 
 class ChoiceText:
-    """The text of choice number `index`. If a token in `end_token_ids` ends the choice, `stop_reason` is None."""
+    """The text of choice number `index`."""
 
     def __init__(
         self,
@@ -57,17 +55,14 @@ class ChoiceText:
         include_stop: bool,
         echo: bool,
         min_tokens: int = 0,
-        skips_special: bool = True,
-        end_token_ids: Collection[int] = (),
     ) -> None:
         self.index = index
         self.prompt = prompt
-        self._end_token_ids = end_token_ids
         self._tokenizer = tokenizer
         echoes_tokens = echo and prompt.text is None
         is_context = not (echoes_tokens or (prompt.text or "").endswith(REPLACEMENT))
         context = prompt.token_ids if is_context else []
-        detokenizer = Detokenizer(tokenizer, context, skips_special=skips_special)
+        detokenizer = Detokenizer(tokenizer, context)
         self._echo: Iterable[str] = [prompt.text or ""] if echo else []
         """The prompt's text until it is taken. Its tokens are detokenized only then, choice by choice."""
         if echoes_tokens:
@@ -89,7 +84,7 @@ class ChoiceText:
             delta.text_offsets.append(answer.num_characters)
             delta.text += answer.push(event.token_id, is_stop=event.is_stop, finish_reason=event.finish_reason)
             if answer.finish_reason:
-                delta.finish_reason, delta.stop_reason = answer.finish_reason, self._stop_reason(event)
+                delta.finish_reason = answer.finish_reason
                 break
         return delta
 
@@ -101,8 +96,3 @@ class ChoiceText:
         echo, self._echo = "".join(self._echo), []
         self._answer.num_characters += len(echo)
         return echo
-
-    def _stop_reason(self, event: TokenEvent) -> int | str | None:
-        if (matched := self._answer.stops.matched) is not None:
-            return matched
-        return event.token_id if event.is_stop and event.token_id not in self._end_token_ids else None

@@ -198,8 +198,6 @@ def start(
         include_stop=request.include_stop_str_in_output,
         min_tokens=request.min_tokens,
         echo=echo,
-        skips_special=request.skip_special_tokens,
-        end_token_ids=service.engine.limits.end_token_ids,
     )
     prompt_of_choice = [prompt for prompt in prompts for _ in range(params.num_choices)]
     stream = service.worker.submit(engine_requests, tenant)
@@ -208,7 +206,7 @@ def start(
         texts = [text_of(index, prompt) for index, prompt in enumerate(prompt_of_choice)]
         record.admitted(sum(len(prompt.token_ids) for prompt in prompts))
         choices = choices_of(texts, record, params)
-        leave = partial(service.admission.leave, key=tenant)
+        leave = service.admission.leave
         generation = Generation(stream, choices, params, leave, service.deadline(record.arrived_at))
         generation.ignored += ignored
         if request.requested_max_tokens is not None and params.max_tokens < request.requested_max_tokens:
@@ -227,7 +225,7 @@ async def start_chat(
     template, budget = service.chat_template, chat.reasoning_budget
     message = "not supported: the model's chat template has no reasoning"
     require(budget is None or template.thinks, chat.name_of("thinking_budget"), message, code=UNSUPPORTED)
-    with service.admission.entered(chat.num_choices, tenant), chat.in_request_names():
+    with service.admission.entered(chat.num_choices), chat.in_request_names():
         output_format = chat.output_format(template.call_format, template.call_marker)
         is_text = output_format is None or output_format.is_text
         require(is_text or not chat.continued, "continue_final_message", "cannot be combined with an output format")

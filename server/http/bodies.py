@@ -10,7 +10,6 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.admission import Shares
 from server.errors import ApiError, Rejected
 from server.http.middleware import CLOSE, HttpMiddleware, refuse
 from server.schemas.json_text import JsonError, parse_json, reading_seconds
@@ -27,14 +26,15 @@ MAX_STARTS_PER_TURN = 8
 class Bodies(HttpMiddleware):
     """Reads each body completely before the app parses it. Refuses a body as soon as it is too large.
 
-    `max_bytes` limits one body. `max_total_bytes` limits the bodies of all open requests together. The total is shared
-    among keys. A parsed body takes up to 15 times its size.
+    `max_bytes` limits one body. `max_total_bytes` limits the bodies of all open requests together. A parsed body takes
+    up to 15 times its size.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int, max_total_bytes: int) -> None:
         super().__init__(app)
         self._max_bytes = max_bytes
-        self._shares = Shares(max(max_bytes, max_total_bytes))
+        self._max_total_bytes = max(max_bytes, max_total_bytes)
+        self._num_bytes = 0
         self._start_limiter = StartLimiter()
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -48,7 +48,7 @@ class Bodies(HttpMiddleware):
         except Rejected as error:
             await refuse(error, scope, receive, send)
         finally:
-            self._shares.give_back(len(body), scope["state"]["key_id"])
+            self._num_bytes -= len(body)
 
     async def _read(self, body: bytearray, scope: Scope, receive: Receive) -> bool:
         """Read the body. Return False if the client disconnects before the body is complete."""
@@ -60,18 +60,17 @@ class Bodies(HttpMiddleware):
             if message["type"] != "http.request":
                 return False
             if piece := message.get("body"):
-                self._add(body, piece, scope["state"]["key_id"])
+                self._add(body, piece)
             if not message.get("more_body"):
                 return True
 
-    def _add(self, body: bytearray, piece: bytes, key: str) -> None:
+    def _add(self, body: bytearray, piece: bytes) -> None:
         if len(body) + len(piece) > self._max_bytes:
             raise self._too_large()
-        if not self._shares.fits(len(piece), key, held_by_request=len(body)):
-            limit = f"the limit of {self._shares.capacity:,} bytes, or this key's share"
-            message = f"the bodies of open requests have reached {limit}; retry later"
+        if self._num_bytes + len(piece) > self._max_total_bytes:
+            message = f"the bodies of open requests have reached {self._max_total_bytes:,} bytes; retry later"
             raise Rejected("bodies_too_large", message, retry_after_seconds=1, headers=CLOSE)
-        self._shares.acquire(len(piece), key)
+        self._num_bytes += len(piece)
         body += piece
 
     def _too_large(self) -> Rejected:

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
 from server.errors import ApiError, Rejected, engine_stopped, internal_error
-from server.http.paths import CHECK, is_free
+from server.http.paths import is_free
 from server.telemetry.metrics import Metrics
 from server.telemetry.record import OTHER, RequestRecord
 
@@ -158,11 +158,9 @@ class JsonBodies(Check):
 
 
 class AsGet(HttpMiddleware):
-    """Handles HEAD as GET, and HAProxy's check as `GET /readyz`. uvicorn omits the body of a response to HEAD."""
+    """Handles HEAD as GET. uvicorn omits the body of a response to HEAD."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if (scope["method"], scope["path"]) == CHECK:
-            scope = {**scope, "method": "GET", "path": "/readyz", "raw_path": b"/readyz"}
         await self.app({**scope, "method": "GET"} if scope["method"] == "HEAD" else scope, receive, send)
 
 

@@ -8,7 +8,6 @@ MODELS = "/v1/models"
 PAGE = "/"
 ASSETS = "/assets/"
 READING = ("GET", "HEAD")
-CHECK = ("OPTIONS", PAGE)  # HAProxy's default check, which this server answers as `GET /readyz`
 
 
 def is_public(scope: Scope) -> bool:
@@ -17,7 +16,7 @@ def is_public(scope: Scope) -> bool:
 
 
 def is_probe(scope: Scope) -> bool:
-    return (scope["path"] in PROBES and scope["method"] in READING) or (scope["method"], scope["path"]) == CHECK
+    return scope["path"] in PROBES and scope["method"] in READING
 
 
 def is_metrics(scope: Scope) -> bool:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 
 from fastapi import FastAPI
-from prometheus_client import Gauge, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
@@ -34,8 +34,6 @@ class Gateway(Drainable):
         self.metrics = metrics
         self.relay = Relay(fleet, metrics)
         self.admission = self.relay.admission
-        relayed = Gauge("nvium_relayed_requests", "Requests in flight to replicas.", registry=metrics.registry)
-        relayed.set_function(lambda: self.admission.num_present)
 
     @property
     def has_failed(self) -> bool:

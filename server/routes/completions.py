@@ -17,7 +17,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     service, record = accepted(request, body)
     tenant = request.state.key_id
     num_choices = len(body.prompts) * body.num_choices
-    with service.admission.entered(num_choices, tenant), body.in_request_names():
+    with service.admission.entered(num_choices), body.in_request_names():
         output_format = body.output_format()
         async with service.within_deadline(record.arrived_at):
             prompts = await service.tokenize_prompts(body.prompts)

@@ -49,8 +49,7 @@ def tokens(service: Service, body: TokenizeRequest) -> Tokens:
         token_ids = service.encode(body.prompt or "", adds_special_tokens=body.add_special_tokens is not False)
     else:
         token_ids = service.chat_template.prompt(body.conversation_of(body.messages, body.tools))
-    names = [service.tokenizer.id_to_token(each) or "" for each in token_ids] if body.return_token_strs else None
-    return Tokens(count=len(token_ids), max_model_len=service.engine.context, tokens=token_ids, token_strs=names)
+    return Tokens(count=len(token_ids), max_model_len=service.engine.context, tokens=token_ids)
 
 
 def detokenized(service: Service, token_ids: list[int]) -> Detokenized:

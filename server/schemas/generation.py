@@ -150,8 +150,6 @@ class GenerationRequest(AnswerRequest):
     """An alternative to `response_format`."""
     cache_salt: Annotated[str, Field(min_length=1), AfterValidator(encodable)] | None = None
     """Share cached prefixes only with requests that have the same salt."""
-    skip_special_tokens: bool = True
-    """Omit special tokens from the text."""
     metadata: Metadata | None = None
     """Up to 16 pairs. Keys have up to 64 characters, values up to 512. Returned with the answer or its last chunk."""
 
@@ -281,7 +279,6 @@ class GeneratedChoice(TypedDict):
 
     index: int
     finish_reason: AnswerEnd | None
-    stop_reason: NotRequired[int | str | None]
     token_ids: NotRequired[list[int]]
     nvium: NotRequired[TokenExits]
 

@@ -22,8 +22,6 @@ class TokenizeRequest(TemplateOptions):
     """The messages of a chat."""
     add_special_tokens: bool | None = None
     """Add the tokenizer's special tokens to a prompt, by default `true`. Not allowed with messages."""
-    return_token_strs: bool = False
-    """Return the tokens' names in the vocabulary."""
 
     def check(self) -> None:
         """Raise `InvalidField` if fields contradict each other."""
@@ -39,12 +37,9 @@ class TokenizeRequest(TemplateOptions):
 
 
 class Tokens(BaseModel):
-    """`token_strs` are the tokens' names in the vocabulary, or null if they are not requested."""
-
     count: int
     max_model_len: int
     tokens: list[int]
-    token_strs: list[str] | None
 
 
 class DetokenizeRequest(RequestBody):

@@ -47,7 +47,7 @@ BY_REASON: dict[Unsupported, str] = {
         "echo use_beam_search early_stopping grammar_lazy penalize_nl watermark renormalize_logits temperature_last "
         "dynamic_temperature safe_prompt enable_search web_search"
     ),
-    Unsupported(True, why=CHANGES): "spaces_between_special_tokens do_sample",
+    Unsupported(True, why=CHANGES): "skip_special_tokens spaces_between_special_tokens do_sample",
     Unsupported("left", why=CHANGES): "truncation_side",
     Unsupported(0, 0.0, why=CHANGES): (
         "mirostat mirostat_mode dynatemp_range xtc_probability dry_multiplier no_repeat_ngram_size epsilon_cutoff "

@@ -143,8 +143,6 @@ class ChunkWriter(Writer[AnyRequest]):
         self._count(delta)
         self._num_ended += delta.finish_reason is not None
         fields: GeneratedChoice = {"index": index, "finish_reason": delta.finish_reason}
-        if delta.finish_reason:
-            fields["stop_reason"] = delta.stop_reason
         if self._request.nvium.metadata:
             fields["nvium"] = self._token_exits(delta)
         if self._request.return_token_ids:

@@ -118,7 +118,6 @@ TOKENIZE: dict[str, list[Any]] = {
     "tools": [[TOOL]],
     "add_generation_prompt": [True, False],
     "add_special_tokens": [True, False],
-    "return_token_strs": [True],
 }
 DETOKENIZE: dict[str, list[Any]] = {"model": [NAME], "tokens": [[], [1, 2], [257, 0], [5] * 900]}
 

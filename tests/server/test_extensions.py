@@ -62,12 +62,6 @@ def test_prefixes_are_shared_only_with_the_same_salt(server):
     assert num_cached() > 0
 
 
-def test_special_tokens_appear_in_the_text_on_request(server):
-    asked: Json = {"logit_bias": {"0": 100}, "ignore_eos": True, "max_tokens": 2}
-    assert text(server, **asked) == ""
-    assert text(server, **asked, skip_special_tokens=False) == "<|endoftext|>" * 2
-
-
 def test_the_last_message_is_continued(server):
     user, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "Well, "}
     asked: Json = {"max_tokens": 1, "return_token_ids": True, "continue_final_message": True}

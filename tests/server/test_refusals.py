@@ -181,7 +181,7 @@ INVALID: dict[str, list[tuple[str, Json]]] = {
         ("tools", {"prompt": "a", "tools": [{"type": "function", "function": {"name": "f"}}]}),
         ("messages[0].content", {"messages": [{"role": "user"}]}),
         ("add_special_tokens", {"messages": [{"role": "user", "content": "a"}], "add_special_tokens": True}),
-        ("return_token_strs", {"prompt": "a", "return_token_strs": 1}),
+        ("add_special_tokens", {"prompt": "a", "add_special_tokens": 1}),
     ],
     "/detokenize": [("tokens", {}), *(("tokens", {"tokens": wrong}) for wrong in ([257], [10**30], [True], 5))],
 }

@@ -13,7 +13,6 @@ from server.telemetry.metrics import Metrics
 from tests.byte_model import NAME
 from tests.server.http.test_keys import Reached, bearer, called
 from tests.server.live_server import live_server
-from tests.server.raw_client import asked
 
 SAFE = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -84,16 +83,6 @@ def test_a_proxy_may_keep_or_remove_its_prefix(byte_model):
             assert server.http.get(f"{prefix}/openapi.json", headers=key).json()["servers"] == [{"url": "/llm"}]
         assert server.http.get("/llmv1/models", headers=key).status_code == 404
         assert server.http.get("/llm").headers["location"] == "/llm/"
-
-
-async def test_haproxys_default_check_is_answered_as_the_readiness_probe(server):
-    check = b"OPTIONS / HTTP/1.0\r\n\r\n"
-    assert (await asked(server.url, check)).status == 200
-    server.service.admission.is_leaving = True
-    try:
-        assert (await asked(server.url, check)).status == 503
-    finally:
-        server.service.admission.is_leaving = False
 
 
 @pytest.mark.parametrize("path", ["llm", "/a b", "/a//b", "/a?b", "/%2e"])

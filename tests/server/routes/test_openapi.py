@@ -45,7 +45,6 @@ MESSAGES = [{"role": "user", "content": "a"}]
         ("/v1/chat/completions", {"messages": []}),
         ("/v1/chat/completions", {"messages": MESSAGES, "stream": True}),
         ("/tokenize", {"prompt": "a"}),
-        ("/tokenize", {"prompt": "a", "return_token_strs": True}),
         ("/tokenize", {}),
         ("/detokenize", {"tokens": [5]}),
         ("/detokenize", {"tokens": [500]}),

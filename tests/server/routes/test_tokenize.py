@@ -19,10 +19,7 @@ def detokenize(server: LiveServer, **body: Any) -> httpx.Response:
 
 def test_tokenize_returns_the_tokens_and_their_number(server):
     ids = token_ids("a é")
-    plain = {"count": 4, "max_model_len": 4096, "tokens": ids, "token_strs": None}
-    assert tokenize(server, prompt="a é").json() == plain
-    named = tokenize(server, model=NAME, prompt="a é", return_token_strs=True).json()
-    assert named == plain | {"token_strs": ["a", "Ġ", "Ã", "©"]}
+    assert tokenize(server, prompt="a é").json() == {"count": 4, "max_model_len": 4096, "tokens": ids}
 
 
 @settings(max_examples=50, deadline=None)
