@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from nvium_core.engine.sampling_params import SamplingParams as SamplingParams
     from nvium_core.engine.token_stream import Admitted as Admitted
     from nvium_core.engine.token_stream import ChoiceKey as ChoiceKey
-    from nvium_core.engine.token_stream import EngineRequest as EngineRequest
     from nvium_core.engine.token_stream import TokenStream as TokenStream
     from nvium_core.engine.validation import ContextLengthExceeded as ContextLengthExceeded
     from nvium_core.engine.validation import InvalidRequest as InvalidRequest

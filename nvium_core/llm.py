@@ -12,7 +12,6 @@ from nvium_core.engine.events import Completion, Event, FailureEvent, PromptEven
 from nvium_core.engine.failures import EngineError
 from nvium_core.engine.sampling_defaults import sampling_defaults, with_defaults
 from nvium_core.engine.sampling_params import SamplingParams
-from nvium_core.engine.token_stream import EngineRequest
 from nvium_core.engine.validation import ContextLengthExceeded, InvalidRequest, require, require_choice
 from nvium_core.loading import LoadedModel, load_model
 from nvium_core.text.chat_template import ChatTemplate
@@ -87,7 +86,8 @@ class _Request:
     """A prompt with its choices. `pieces` have not been streamed yet."""
 
     name: str
-    sent: EngineRequest
+    token_ids: list[int]
+    params: SamplingParams
     answers: list[_Answer]
     pieces: deque[Piece] = field(default_factory=deque)
     error: EngineError | None = None
@@ -216,7 +216,7 @@ class LLM:
             _Answer(AnswerText(Detokenizer(tokenizer, prompt), replace(stops), params.min_tokens))
             for _ in range(params.num_choices)
         ]
-        return _Request(f"llm-{self._num_requests}", EngineRequest(prompt, params), answers)
+        return _Request(f"llm-{self._num_requests}", prompt, params, answers)
 
     def _streamed(self, requests: Sequence[_Request]) -> Generator[Piece, None, None]:
         """Start the requests and run until they are complete. Cancel them if the caller stops.
@@ -225,7 +225,7 @@ class LLM:
         """
         try:
             for request in requests:
-                self.engine.add_checked(request.name, request.sent, tenant="")
+                self.engine.add_checked(request.name, request.token_ids, request.params)
                 self._running[request.name] = request
             while True:
                 for request in requests:
@@ -244,7 +244,7 @@ class LLM:
                 self._receive(event, self._running[event.request_id])
 
     def _receive(self, event: Event, request: _Request) -> None:
-        answer = request.answers[event.choice - request.sent.params.choice]
+        answer = request.answers[event.choice - request.params.choice]
         if isinstance(event, FailureEvent):
             request.error = event.error
         elif isinstance(event, PromptEvent):

@@ -21,7 +21,6 @@ from nvium_core.engine.schedule.kv_cache import PagePool
 from nvium_core.engine.schedule.randomness import random_seed
 from nvium_core.engine.schedule.scheduler import Scheduler
 from nvium_core.engine.schedule.sequence import Sequence
-from nvium_core.engine.token_stream import EngineRequest
 from nvium_core.engine.validation import require
 from nvium_core.model.nvium import Nvium
 from nvium_core.model.plan import is_tied
@@ -78,13 +77,14 @@ class Engine:
         Each of its choices becomes a sequence with its own events. Tenants with waiting sequences take turns. Only
         requests with the same `cache_salt` share cached prefixes.
         """
-        request = EngineRequest(token_ids, params or SamplingParams(), cache_salt)
-        self.limits.check(token_ids, request.params)
-        self.add_checked(request_id, request, tenant)
+        params = params or SamplingParams()
+        self.limits.check(token_ids, params)
+        self.add_checked(request_id, token_ids, params, tenant=tenant, cache_salt=cache_salt)
 
-    def add_checked(self, request_id: str, request: EngineRequest, tenant: str) -> None:
+    def add_checked(
+        self, request_id: str, token_ids: Items[int], params: SamplingParams, *, tenant: str = "", cache_salt: str = ""
+    ) -> None:
         """Queue a request that `limits` has checked."""
-        params = request.params
         require(request_id not in self._recorder.requests, "request_id", f"{request_id!r} is already running")
         seed = random_seed() if params.seed is None else params.seed
         draw = self.limits.draw(params)
@@ -92,7 +92,7 @@ class Engine:
             [
                 Sequence(
                     request_id,
-                    request.token_ids,
+                    token_ids,
                     params,
                     seed=seed,
                     choice=choice,
@@ -100,10 +100,10 @@ class Engine:
                     arrival=next(self._arrivals),
                     stop_token_ids=self.limits.stops(params),
                     tenant=tenant,
-                    cache_salt=request.cache_salt,
+                    cache_salt=cache_salt,
                     draw=draw,
                 )
-                for choice in range(params.choice, params.choice + params.num_choices)
+                for choice in params.choices
             ]
         )
 

@@ -164,5 +164,10 @@ class SamplingParams:
         return self.n if self.best_of is None else self.best_of
 
     @property
+    def choices(self) -> range:
+        """The indices of the choices."""
+        return range(self.choice, self.choice + self.num_choices)
+
+    @property
     def needs_scores(self) -> bool:
         return self.logprobs is not None or self.probabilities or self.num_choices > self.n

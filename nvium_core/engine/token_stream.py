@@ -7,23 +7,9 @@ from dataclasses import dataclass
 
 from nvium_core.engine.events import Event, FailureEvent, PromptEvent, TokenEvent
 from nvium_core.engine.failures import EngineError
-from nvium_core.engine.sampling_params import SamplingParams
 
 ChoiceKey = tuple[str, int]
 """A request's id and the index of one of its choices."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineRequest:
-    """A prompt and its parameters; for `cache_salt` see `Engine.add`."""
-
-    token_ids: Items[int]
-    params: SamplingParams
-    cache_salt: str = ""
-
-    def keys(self, request_id: str) -> list[ChoiceKey]:
-        first = self.params.choice
-        return [(request_id, choice) for choice in range(first, first + self.params.num_choices)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,9 @@ from itertools import count
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Event, FailureEvent, StepReport
 from nvium_core.engine.failures import EngineError, EngineStopped
+from nvium_core.engine.sampling_params import SamplingParams
 from nvium_core.engine.schedule import scheduler
-from nvium_core.engine.token_stream import Admitted, ChoiceKey, EngineRequest, TokenStream, key_of
+from nvium_core.engine.token_stream import Admitted, ChoiceKey, TokenStream, key_of
 
 STOPPED = "the engine has stopped"
 FAILED = "the server's model has failed and needs a restart; retry later"
@@ -91,18 +92,25 @@ class EngineWorker:
         """Seconds since the last Step, or since the last heartbeat of an idle worker."""
         return time.monotonic() - self._beat
 
-    def submit(self, requests: Items[EngineRequest], tenant: str = "") -> TokenStream:
-        """Queue all requests or none, without blocking. Call this on the running event loop.
+    def submit(
+        self, prompts: Items[Items[int]], params: SamplingParams, tenant: str = "", cache_salt: str = ""
+    ) -> TokenStream:
+        """Queue a request for each prompt, or none, without blocking. Call this on the running event loop.
 
         Raise `InvalidRequest` if a request can never be served, `EngineStopped` if the engine has ended.
         """
-        for request in requests:
-            self.engine.limits.check(request.token_ids, request.params)
-        by_id = {f"request-{next(self._numbers)}": request for request in requests}
-        keys = [key for name, request in by_id.items() for key in request.keys(name)]
-        stream = TokenStream(keys, self._cancel, self._forget)
+        for token_ids in prompts:
+            self.engine.limits.check(token_ids, params)
+        by_id = {f"request-{next(self._numbers)}": token_ids for token_ids in prompts}
+        stream = TokenStream([(name, choice) for name in by_id for choice in params.choices], self._cancel, self._forget)
         self._open_streams[stream] = None
-        self._commands.put(lambda: self._add(by_id, tenant, stream))
+
+        def add() -> None:
+            self._streams |= dict.fromkeys(stream.keys, stream)
+            for request_id, token_ids in by_id.items():
+                self.engine.add_checked(request_id, token_ids, params, tenant=tenant, cache_salt=cache_salt)
+
+        self._commands.put(add)
         if self._has_ended:  # check after put(): a thread that has ended runs no command
             self._forget(stream)
             raise EngineStopped(STOPPED)
@@ -195,11 +203,6 @@ class EngineWorker:
             if command := self._commands.get():
                 with suppress(Exception):  # the engine may have failed
                     command()
-
-    def _add(self, requests: dict[str, EngineRequest], tenant: str, stream: TokenStream) -> None:
-        self._streams |= dict.fromkeys(stream.keys, stream)
-        for request_id, request in requests.items():
-            self.engine.add_checked(request_id, request, tenant)
 
     def _drop(self, key: ChoiceKey) -> None:
         self._streams.pop(key, None)

@@ -13,7 +13,6 @@ from operator import itemgetter
 from nvium_core import (
     Admitted,
     ChoiceKey,
-    EngineRequest,
     InvalidRequest,
     PromptEvent,
     SamplingParams,
@@ -189,8 +188,7 @@ def start(
     `stops` are stop strings in addition to the request's own. `ignored` are the paths of schema keywords that are not
     enforced. If the request has no seed, each prompt gets a random seed, which its choices share.
     """
-    engine_requests = [EngineRequest(prompt.token_ids, params, request.cache_salt or "") for prompt in prompts]
-    check_totals(service, params, engine_requests)
+    check_totals(service, params, prompts)
     text_of = partial(
         ChoiceText,
         service.tokenizer,
@@ -200,14 +198,15 @@ def start(
         echo=echo,
     )
     prompt_of_choice = [prompt for prompt in prompts for _ in range(params.num_choices)]
-    stream = service.worker.submit(engine_requests, tenant)
+    token_ids = [prompt.token_ids for prompt in prompts]
+    stream = service.worker.submit(token_ids, params, tenant, request.cache_salt or "")
     with ExitStack() as undo:
         undo.callback(stream.close)
         texts = [text_of(index, prompt) for index, prompt in enumerate(prompt_of_choice)]
-        record.admitted(sum(len(prompt.token_ids) for prompt in prompts))
+        record.admitted(sum(map(len, token_ids)))
         choices = choices_of(texts, record, params)
-        leave = service.admission.leave
-        generation = Generation(stream, choices, params, leave, service.deadline(record.arrived_at))
+        deadline = service.deadline(record.arrived_at)
+        generation = Generation(stream, choices, params, service.admission.leave, deadline)
         generation.ignored += ignored
         if request.requested_max_tokens is not None and params.max_tokens < request.requested_max_tokens:
             generation.ignored.append(request.name_of("max_tokens"))
@@ -262,12 +261,12 @@ def choices_of(texts: Sequence[ChoiceText], record: RequestRecord, params: Sampl
     return choices
 
 
-def check_totals(service: Service, params: SamplingParams, requests: Sequence[EngineRequest]) -> None:
-    """Raise `InvalidRequest` if the requests exceed a limit together. `submit` checks each request."""
-    if max(len(request.token_ids) for request in requests) + params.max_tokens > service.engine.context:
-        return  # `submit` refuses the request and names the context
-    num_new = len(requests) * params.num_choices * params.max_tokens
-    num_prompt = sum(len(request.token_ids) for request in requests)
+def check_totals(service: Service, params: SamplingParams, prompts: Sequence[Prompt]) -> None:
+    """Raise `InvalidRequest` if the prompts exceed a limit together. `submit` checks each prompt."""
+    lengths = [len(prompt.token_ids) for prompt in prompts]
+    if max(lengths) + params.max_tokens > service.engine.context:
+        return  # `submit` refuses the prompt and names the context
+    num_new, num_prompt = len(prompts) * params.num_choices * params.max_tokens, sum(lengths)
     num_scored = params.num_choices * num_prompt if params.prompt_logprobs else 0
     num_alternatives = (num_new + num_scored) * (params.logprobs or 0)
     limit = service.settings.max_new_tokens

@@ -12,7 +12,6 @@ from nvium_core import (
     Engine,
     EngineConfig,
     EngineError,
-    EngineRequest,
     EngineWorker,
     Event,
     InvalidRequest,
@@ -42,7 +41,7 @@ async def worker() -> AsyncIterator[EngineWorker]:
 
 
 def submit(worker: EngineWorker, prompt: list[int], params: SamplingParams, tenant: str = "") -> TokenStream:
-    return worker.submit([EngineRequest(prompt, params)], tenant)
+    return worker.submit([prompt], params, tenant)
 
 
 async def batches(stream: TokenStream) -> AsyncGenerator[list[TokenEvent | PromptEvent]]:
@@ -119,20 +118,20 @@ async def test_closed_streams_and_those_of_refused_requests_are_forgotten(worker
     await collect(submit(worker, [1], PARAMS))
     assert not worker._open_streams
     with pytest.raises(InvalidRequest, match=r"in \[0, "):
-        worker.submit([EngineRequest([1], PARAMS), EngineRequest([10_000], PARAMS)])
+        worker.submit([[1], [10_000]], PARAMS)
     assert not worker._open_streams
     assert not worker.engine.has_work
 
 
 async def test_requests_submitted_together_share_a_stream_with_a_key_per_choice(worker):
-    requests = [EngineRequest([1, 2], replace(PARAMS, n=2)), EngineRequest([3], PARAMS)]
-    stream = worker.submit(requests)
+    prompts, params = [[1, 2], [3]], replace(PARAMS, n=2)
+    stream = worker.submit(prompts, params)
     received: dict[ChoiceKey, list[int]] = {key: [] for key in stream.keys}
     async for events in batches(stream):
         for event in events:
             assert isinstance(event, TokenEvent)
             received[event.request_id, event.choice].append(event.token_id)
-    alone = [c.token_ids for request in requests for c in Engine(MODEL).generate([request.token_ids], request.params)]
+    alone = [completion.token_ids for completion in Engine(MODEL).generate(prompts, params)]
     assert list(received.values()) == alone
     assert stream.admissions.keys() == received.keys()
 

@@ -2,14 +2,14 @@
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from nvium_core import (
     Admitted,
     EngineError,
-    EngineRequest,
     EngineWorker,
     LoadedModel,
     PromptEvent,
@@ -30,7 +30,7 @@ SCORES = (Score(-1.0), Score(-2.0))
 
 
 def test_a_request_that_cannot_be_submitted_releases_its_admission(server, monkeypatch):
-    def stopped(self: EngineWorker, requests: Sequence[EngineRequest]) -> TokenStream:
+    def stopped(self: EngineWorker, *asked: Any) -> TokenStream:
         raise EngineError("the engine has stopped")
 
     with monkeypatch.context() as patched:
@@ -44,8 +44,8 @@ def test_a_request_that_cannot_be_submitted_releases_its_admission(server, monke
 def test_a_failure_after_submission_cancels_the_sequences(server, monkeypatch, of_server):
     submit, streams = EngineWorker.submit, list[TokenStream]()
 
-    def submitted(self: EngineWorker, requests: Sequence[EngineRequest], tenant: str = "") -> TokenStream:
-        streams.append(submit(self, requests, tenant))
+    def submitted(self: EngineWorker, *asked: Any) -> TokenStream:
+        streams.append(submit(self, *asked))
         return streams[-1]
 
     def failing(*args: object) -> None:
