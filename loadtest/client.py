@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 import httpx
 
@@ -18,6 +17,7 @@ from loadtest.workload import Request, Workload
 
 DONE = "[DONE]"
 BROKEN = "broken stream"
+STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,8 @@ class LoadClient:
 
     async def _events(self, request: Request) -> AsyncIterator[str]:
         """Yield the data of each event except `[DONE]`. Raise `ServerError` if the request fails."""
-        async with self.http.stream("POST", "/v1/completions", json=self._body(request)) as response:
+        body = {"model": self.model, **request.fields, **STREAMED}
+        async with self.http.stream("POST", "/v1/completions", json=body) as response:
             if not response.is_success:
                 raise ServerError(f"HTTP {response.status_code}", _message(await response.aread()))
             data = ""
@@ -153,18 +154,6 @@ class LoadClient:
                         yield data
         if data != DONE:
             raise ServerError(BROKEN, f"the stream ended without {DONE}")
-
-    def _body(self, request: Request) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            "model": self.model,
-            "prompt": request.prompt,
-            "max_tokens": request.max_tokens,
-            "temperature": request.temperature,
-            "seed": request.seed,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        return body | ({"ignore_eos": True} if request.ignore_eos else {})
 
 
 def _note(data: str, time: float, result: RequestResult) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 DEFAULT_PROMPTS = (
     "Once upon a time there was a small fox who",
@@ -28,14 +29,10 @@ class WorkloadError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request. `arrival` is in seconds since the start of the run. The closed loop ignores `arrival`."""
+    """The fields of a request, and its arrival in seconds since the start of the run, which the closed loop ignores."""
 
-    prompt: str
-    max_tokens: int
-    temperature: float
-    seed: int
+    fields: dict[str, Any]
     arrival: float
-    ignore_eos: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,9 +59,11 @@ class Workload:
 
     def requests(self) -> Iterator[Request]:
         """Yield the requests in order of arrival. If there are fewer prompts than requests, prompts repeat."""
+        shared: dict[str, Any] = {"max_tokens": self.max_tokens, "temperature": self.temperature}
+        shared |= {"ignore_eos": True} if self.ignore_eos else {}  # not a field of OpenAI's
         for index, arrival in enumerate(self._arrivals(), self.first):
             prompt = self.prompts[index % len(self.prompts)]
-            yield Request(prompt, self.max_tokens, self.temperature, self.seed + index, arrival, self.ignore_eos)
+            yield Request({"prompt": prompt, "seed": self.seed + index, **shared}, arrival)
 
     def _arrivals(self) -> list[float]:
         if self.rate is None:

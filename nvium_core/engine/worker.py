@@ -102,7 +102,8 @@ class EngineWorker:
         for token_ids in prompts:
             self.engine.limits.check(token_ids, params)
         by_id = {f"request-{next(self._numbers)}": token_ids for token_ids in prompts}
-        stream = TokenStream([(name, choice) for name in by_id for choice in params.choices], self._cancel, self._forget)
+        keys = [(name, choice) for name in by_id for choice in params.choices]
+        stream = TokenStream(keys, self._cancel, self._forget)
         self._open_streams[stream] = None
 
         def add() -> None:

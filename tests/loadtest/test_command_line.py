@@ -2,6 +2,7 @@ import asyncio
 import json
 import signal
 import sys
+from functools import partial
 
 import pytest
 
@@ -77,7 +78,9 @@ async def test_an_interrupted_run_keeps_the_results_of_finished_loads(tmp_path):
     async with serving(server) as base_url:
         sweep = ("--warm-up", "0", "--requests", "3", "--concurrency", "1,2", "--json", str(path))
         command = (sys.executable, "-m", "loadtest", "--base-url", base_url, *sweep)
-        process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+        heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # which a background job ignores
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(*command, stderr=pipe, preexec_fn=heed)
         await until(lambda: len(server.bodies) == 6)
         process.send_signal(signal.SIGINT)
         _, errors = await process.communicate()

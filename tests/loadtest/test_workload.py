@@ -7,7 +7,8 @@ PROMPTS = ("a", "b")
 
 def test_prompts_repeat_and_every_request_has_its_own_seed():
     requests = list(Workload(prompts=PROMPTS, num_requests=3, seed=10).requests())
-    assert [(request.prompt, request.seed) for request in requests] == [("a", 10), ("b", 11), ("a", 12)]
+    found = [(request.fields["prompt"], request.fields["seed"]) for request in requests]
+    assert found == [("a", 10), ("b", 11), ("a", 12)]
 
 
 def test_the_open_loop_arrives_in_order_at_its_rate():
