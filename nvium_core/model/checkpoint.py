@@ -166,6 +166,11 @@ def read_config(folder: Path) -> NviumConfig:
         raise CheckpointError(f"{path}: not a JSON object")
     try:
         check_sizes(fields)  # before transformers builds lists of these lengths
+        for name in ("rope_scaling", "rope_parameters"):
+            if not isinstance(fields.get(name) or {}, dict):
+                raise ValueError(f"{name} must be an object, got {fields[name]!r}")
+        if fields.get("eos_token_id") == -1:  # in some files: none
+            fields["eos_token_id"] = None
         return NviumConfig(**_nvium_fields(folder, fields))
     except CheckpointError:
         raise

@@ -127,8 +127,6 @@ class NviumConfig(PreTrainedConfig):
             if width % heads:
                 raise ValueError(f"hidden_size ({width}) must be a multiple of num_attention_heads ({heads})")
             self.head_dim = width // heads
-        if self.eos_token_id == -1:  # in some files: none
-            self.eos_token_id = None
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.exit_layers is None:

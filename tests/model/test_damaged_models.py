@@ -48,6 +48,7 @@ def folder(tmp_path: Path) -> Path:
         {"rms_norm_eps": float("nan")},
         *({"rope_parameters": {"rope_type": "default", "rope_theta": theta}} for theta in (0, None, "10000", True, [])),
         {"rope_parameters": {"rope_type": "default", "rope_theta": float("inf")}},
+        {"rope_parameters": "linear"},
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": -2.0}},
         {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
         {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0], "long_factor": [1.0]}},
