@@ -106,14 +106,19 @@ class LastResort(HttpMiddleware):
 
         try:
             await self.app(scope, receive, noted_send)
-        except (Exception, asyncio.CancelledError) as cause:
-            is_stopping = isinstance(cause, asyncio.CancelledError)
-            if not is_stopping:
-                log.exception("a request failed")
-            error = engine_stopped() if is_stopping else internal_error()
-            scope["state"]["record"].refused(error)
-            if not has_started:
-                await error.response()(scope, receive, send)
+        except asyncio.CancelledError:
+            if not scope["app"].state.service.admission.is_draining:
+                scope["state"]["record"].aborted("disconnected")  # another server, such as Ray's, may cancel it
+                return
+            error: ApiError = engine_stopped()
+        except Exception:
+            log.exception("a request failed")
+            error = internal_error()
+        else:
+            return
+        scope["state"]["record"].refused(error)
+        if not has_started:
+            await error.response()(scope, receive, send)
 
 
 class Check(HttpMiddleware):

@@ -1,15 +1,21 @@
-"""Request ids, path prefixes behind a proxy, and HEAD requests."""
+"""Request ids, path prefixes behind a proxy, HEAD requests and cancelled ones."""
 
+import asyncio
 import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.routing import Mount
 
-from server.http.middleware import RequestContext
+from server.http.middleware import LastResort, RequestContext
+from server.http.starting import Loading
 from server.routes.openapi import document
 from server.settings import SettingsError, read_settings
 from server.telemetry.metrics import Metrics
+from server.telemetry.record import RequestRecord
 from tests.byte_model import NAME
 from tests.server.http.test_keys import Reached, bearer, called
 from tests.server.live_server import live_server
@@ -89,3 +95,19 @@ def test_a_proxy_may_keep_or_remove_its_prefix(byte_model):
 def test_an_invalid_root_path_is_refused(path):
     with pytest.raises(SettingsError, match=r"^root_path: must be a path"):
         read_settings({"root_path": path})
+
+
+async def begin_and_cancel(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize(("is_draining", "outcome"), [(False, "cancelled"), (True, "failed")])
+async def test_a_request_cancelled_by_another_server_counts_as_left_by_its_client(is_draining, outcome):
+    app = Starlette(routes=[Mount("/", begin_and_cancel)], middleware=[Middleware(LastResort)])
+    app.state.service = Loading(read_settings({"model": "unused"}))
+    app.state.service.admission.is_draining = is_draining
+    record = RequestRecord(Metrics([1.0]), request_id="mine")
+    record.status = 200
+    await called(app, "GET", "/", record=record)
+    assert record.outcome == outcome
