@@ -22,11 +22,11 @@ REPLICA = "ray::ServeReplica:nvium:Nvium"
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Return the variables of every node: those of the manifest, and a token that its processes must know."""
+    """Return the variables of every node: the manifest's, a token, and for workers the tests' own priority."""
     token = folder / "token"
     token.write_text("a" * 32)
-    own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_USAGE_STATS_ENABLED": "0"}
-    return {**os.environ, **VARIABLES, **own, "NVIUM_API_KEYS": f"tester:{KEY}"}
+    own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_worker_niceness": "0"}
+    return {**os.environ, **VARIABLES, **own, "RAY_USAGE_STATS_ENABLED": "0", "NVIUM_API_KEYS": f"tester:{KEY}"}
 
 
 class Node:
@@ -81,16 +81,16 @@ class RayCluster:
     def replicas(self) -> set[int]:
         return {replica for node in self.nodes for replica in node.replicas()}
 
-    def deploy(self, **options: object) -> None:
-        """Deploy `serve.yaml` with one proxy, one CPU for each replica, and an autoscaler that reacts at once."""
+    def deploy(self, scaling: dict[str, int], **options: object) -> None:
+        """Deploy `serve.yaml` with one proxy, one CPU for each replica, and an autoscaler that adds one at once."""
         config = copy.deepcopy(SERVE_CONFIG)
         config |= {"proxy_location": "HeadOnly", "http_options": {"host": "127.0.0.1", "port": self._port}}
         [application] = config["applications"]
         [deployment] = application["deployments"]
         application["args"] |= options
         deployment["ray_actor_options"]["num_cpus"] = 1
-        scaling = {"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 1, "look_back_period_s": 2}
-        deployment["autoscaling_config"] |= {**scaling, "upscale_delay_s": 0, "downscale_delay_s": 1}
+        at_once = {"target_ongoing_requests": 1, "upscale_delay_s": 0, "metrics_interval_s": 1, "look_back_period_s": 2}
+        deployment["autoscaling_config"] |= {"min_replicas": 1, "max_replicas": 2, **at_once, **scaling}
         (self._folder / "serve.yaml").write_text(yaml.safe_dump(config))
         command = [PROGRAMS / "serve", "run", "--non-blocking", f"--address={self._gcs}", self._folder / "serve.yaml"]
         done = subprocess.run(command, capture_output=True, text=True, env=self._variables, check=False)
