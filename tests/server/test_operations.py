@@ -53,7 +53,7 @@ def test_metrics_count_tokens_and_requests(server):
 
 
 def test_metrics_cover_the_steps_of_every_block(server):
-    server.complete(max_tokens=400, ignore_eos=True)
+    server.complete(max_tokens=900, ignore_eos=True)
     page = server.http.get("/metrics").text
     for name in ('steps_total{block="3"}', 'step_seconds_bucket{block="3",', 'step_rows_bucket{block="3",'):
         assert f"\nnvium_{name}" in page

@@ -102,7 +102,7 @@ def test_a_request_is_logged_in_one_line(watched, stream):
         ({"max_tokens": -2}, {}, (400, "invalid", "out_of_range")),
         ({"max_tokens": 5000}, {}, (400, "invalid", "context_length_exceeded")),
         ({"stop": [SECRET, 5]}, {}, (400, "invalid", "invalid_type")),
-        ({"logit_bias": {SECRET: 1}}, {}, (400, "invalid", "invalid_value")),
+        ({"logit_bias": {SECRET: 1}}, {}, (400, "invalid", "out_of_range")),
         ({"model": SECRET}, {}, (404, "invalid", "model_not_found")),
         ({}, {"authorization": f"Bearer {SECRET}"}, (401, "rejected", "invalid_api_key")),
         ({"prompt": SECRET * 500}, {}, (413, "rejected", "body_too_large")),
