@@ -76,13 +76,13 @@ def add_rows(
 
 @triton.jit
 def norm_and_rotate(
-    own, beside, norm, width, position, inv_freq, scaling, eps,
+    own, normed, norm, width, position, inv_freq, scaling, eps,
     head_size: tl.constexpr, rotated: tl.constexpr, qk_norm: tl.constexpr,
     size: tl.constexpr, normed_size: tl.constexpr, wide: tl.constexpr,
 ):  # fmt: skip
     """Return a head of queries or keys. The first `rotated` elements are rotated in pairs.
 
-    The `width` elements at `beside`, the head or all heads, are normalised together.
+    The `width` elements at `normed`, the head or all heads, are normalised together.
     """
     at = tl.arange(0, size)
     inside = at < head_size
@@ -90,7 +90,7 @@ def norm_and_rotate(
     x, other = tl.load(own + at, mask=inside, other=0.0), tl.load(own + pair, mask=inside, other=0.0)
     if qk_norm == "head" or qk_norm == "width":  # noqa: PLR1714 (Triton has no sets)
         of_width = tl.arange(0, normed_size)
-        precise = tl.load(beside + of_width, mask=of_width < width, other=0.0).to(wide)
+        precise = tl.load(normed + of_width, mask=of_width < width, other=0.0).to(wide)
         scale = 1.0 / tl.sqrt(tl.sum(precise * precise, 0) / width + eps)
         x = (x.to(wide) * scale).to(x.dtype) * tl.load(norm + at, mask=inside, other=0.0)
         other = (other.to(wide) * scale).to(x.dtype) * tl.load(norm + pair, mask=inside, other=0.0)
