@@ -1,6 +1,6 @@
 /** The request, read from the form. */
 
-const LARGEST_SEED = 2 ** 31;
+const NUM_SEEDS = 10 ** 6; // a seed fits into its field
 
 const field = (id) => document.getElementById(id);
 
@@ -11,7 +11,7 @@ export function request() {
     max_tokens: numberOf("length"),
     temperature: numberOf("temperature"),
     top_p: numberOf("top-p"),
-    seed: numberOf("seed") ?? Math.floor(Math.random() * LARGEST_SEED),
+    seed: numberOf("seed") ?? Math.floor(Math.random() * NUM_SEEDS),
   };
 }
 

@@ -5,7 +5,7 @@ import { Figures } from "./figures.js";
 import { hide, show } from "./hint.js";
 import { Histogram } from "./histogram.js";
 import { Staircase } from "./staircase.js";
-import { Story } from "./story.js";
+import { Story, withGaps } from "./story.js";
 import { tone } from "./tones.js";
 
 export class Run {
@@ -25,7 +25,7 @@ export class Run {
   /** Clear the panel for a new story. */
   begin(model, prompt) {
     this.#panel.classList.add("writing");
-    this.#part(".prompt").textContent = prompt;
+    this.#part(".prompt").replaceChildren(...withGaps(prompt));
     this.#story.clear();
     this.#tokens = [];
     this.#isOver = false;

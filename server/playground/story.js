@@ -10,6 +10,12 @@ import { tone } from "./tones.js";
 
 const STEPS = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1, Home: -Infinity, End: Infinity };
 
+/** Put line breaks that follow another line break into an element of their own, which is lower than a line. */
+export function withGaps(text, last = "") {
+  const [first, ...others] = (last + text).split(/(?<=\n)(\n+)/);
+  return [first.slice(last.length), ...others.map((piece, i) => (i % 2 ? piece : element("span", "gap", piece)))];
+}
+
 export class Story {
   #output;
   #spans = [];
@@ -56,16 +62,10 @@ export class Story {
       const owner = this.#starts.findLastIndex((start) => start <= this.#numCharacters);
       const end = this.#starts[owner + 1] ?? Infinity;
       const own = characters.splice(0, end - this.#numCharacters);
-      this.#spans[owner].append(...this.#withGaps(own.join("")));
+      this.#spans[owner].append(...withGaps(own.join(""), this.#last));
       this.#numCharacters += own.length;
       this.#last = own.at(-1);
     }
-  }
-
-  /** Put line breaks that follow another line break into an element of their own, which is lower than a line. */
-  #withGaps(text) {
-    const [first, ...others] = (this.#last + text).split(/(?<=\n)(\n+)/);
-    return [first.slice(this.#last.length), ...others.map((piece, i) => (i % 2 ? piece : element("span", "gap", piece)))];
   }
 
   text(number) {

@@ -119,11 +119,13 @@ PLACES = """spans => spans.map((span) => {
 
 
 def test_a_blank_line_between_paragraphs_is_lower_than_a_line(visit):
-    visit.write(seed=11, length=200, temperature=0.7, top_p=0.95)
+    visit.write("A fox.\n\nOne day", seed=11, length=200, temperature=0.7, top_p=0.95)
     assert "\n\n" in visit.page.locator("#output").text_content()
     tops = sorted({round(top) for text, top, _ in visit.tokens.evaluate_all(PLACES) if text.strip()})
     [line, *_, paragraph] = sorted({after - before for before, after in pairwise(tops)})
     assert line < paragraph < 1.6 * line
+    of_prompt = visit.page.locator(".prompt").bounding_box()
+    assert of_prompt and of_prompt["height"] < 2.6 * line
 
 
 def test_a_prompt_that_runs_from_right_to_left_does_not_turn_the_story_around(visit):
