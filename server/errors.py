@@ -28,6 +28,9 @@ from nvium_core.text.sandbox import HelperStuck
 MAX_MESSAGE_CHARACTERS = 1000
 """Longer messages are truncated, because a message may quote a long part of the request."""
 
+MAX_NAMES, MAX_ERRORS = 100, 20
+"""Only objects with so few fields, and so many first errors, are searched for a misspelt field."""
+
 RETRY_STOPPED_SECONDS = 5
 
 CONTEXT_EXCEEDED = "context_length_exceeded"
@@ -207,13 +210,12 @@ def from_http(error: HTTPException) -> ApiError:
 
 
 def from_validation(error: RequestValidationError) -> ApiError:
-    first = error.errors()[0]
+    errors = error.errors()
+    first = next((found for found in errors[:MAX_ERRORS] if misspelt(found)), errors[0])
     place, code = first["loc"][1:], code_of(first["type"])
     if first["type"] in ("missing", "model_attributes_type") and not place:
         return ApiError("the body must be a JSON object", code=WRONG_TYPE)
-    message = rephrase(first["msg"])
-    if first["type"] == "missing":
-        message += misspelt(str(place[-1]), first["input"])
+    message = rephrase(first["msg"]) + misspelt(first)
     if decisive := first["type"].partition(WRONG_FIELD)[2]:
         return InvalidField(path(error.body, (*place, decisive), "missing"), message)
     if not place:
@@ -221,9 +223,12 @@ def from_validation(error: RequestValidationError) -> ApiError:
     return InvalidField(path(error.body, place, first["type"]), message, code=code)
 
 
-def misspelt(missing: str, given: Any) -> str:
+def misspelt(error: Mapping[str, Any]) -> str:
     """Name the given field that looks like a missing one."""
-    close = get_close_matches(missing, given if isinstance(given, dict) else (), n=1, cutoff=0.75)
+    given = error["input"]
+    if error["type"] != "missing" or not isinstance(given, dict) or len(given) > MAX_NAMES:
+        return ""
+    close = get_close_matches(str(error["loc"][-1]), given, n=1, cutoff=0.75)
     return f"; `{close[0]}` is unknown" if close else ""
 
 

@@ -210,6 +210,8 @@ def test_an_invalid_field_is_refused_with_its_name(server, path, param, fields):
     ("path", "body", "param", "unknown"),
     [
         ("/v1/completions", {"model": NAME, "promt": "Once"}, "prompt", "promt"),
+        ("/v1/completions", {"promt": "Once"}, "prompt", "promt"),
+        ("/v1/completions", {"model": NAME, "promt": "Once", **dict.fromkeys(map(str, range(100)), 1)}, "prompt", None),
         ("/v1/chat/completions", {"model": NAME, "mesages": []}, "messages", "mesages"),
         ("/tokenize", {"messages": [{"role": "user", "contents": "a"}]}, "messages[0].content", "contents"),
         ("/v1/responses", {"model": NAME, "inputs": "Hello"}, "input", "inputs"),
