@@ -18,8 +18,8 @@ from nvium_core.engine.validation import ContextLengthExceeded
 from nvium_core.llm import LLM, Message, Piece
 from nvium_core.model.config import NviumConfig
 
-EXIT_COLOURS = ["color(136)", "color(30)", "color(63)", "color(133)", "color(196)", "color(64)", "color(102)"]
-"""Legible on light and on dark backgrounds. They are fixed colours, which a terminal's theme does not change."""
+EXIT_COLOURS = ["#b06000", "#008484", "#5f5fff", "#d700af", "#af5f5f", "#508300", "#767676"]
+"""As far from white as from black. They are fixed colours, which a terminal's theme does not change."""
 
 Stream = Generator[Piece, None, None]
 

@@ -84,7 +84,7 @@ def show(run: "TrainingRun") -> None:
     console = Console(stderr=True)
     console.print(f"{run.epochs:.2f} epochs, {run.num_steps:,} steps", highlight=False)
     if run.options.compile:
-        console.print("compiling the model: the first step takes about a minute; --no-compile skips this")
+        console.print("compiling: the first step takes about a minute; --no-compile skips this")
     follow(run, console)
     console.print(run.tokens_summary(), highlight=False)
 
