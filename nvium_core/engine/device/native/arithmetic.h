@@ -158,12 +158,16 @@ template <int W, typename V, size_t... I> inline V exchanged(const V& v, std::in
   return shuffled<(I ^ W)...>(v, v);
 }
 
-// Return the sum of v's lanes.
-template <typename A, int W = lanes<A> / 2> inline A total(const Vector<A>& v) {
+// Combine all lanes of v by an associative f(Vector, Vector).
+template <typename A, int W = lanes<A> / 2, typename F> inline A combined(const Vector<A>& v, const F& f) {
   if constexpr (W == 0)
     return v[0];
   else
-    return total<A, W / 2>(v + exchanged<W>(v, std::make_index_sequence<lanes<A>>()));
+    return combined<A, W / 2>(f(v, exchanged<W>(v, std::make_index_sequence<lanes<A>>())), f);
+}
+
+template <typename A> inline A total(const Vector<A>& v) {
+  return combined<A>(v, [](const auto& a, const auto& b) { return a + b; });
 }
 
 // Return e^x to within a few ulp. x is clamped to ±87. NaN stays NaN.
@@ -264,15 +268,13 @@ template <typename A> inline A largest(const A* x, int64_t length) {
   A most = x[0];
   int64_t i = 0;
   if (constexpr int kChains = 4; length >= kChains * lanes<A>) {
+    const auto larger = [](const Vector<A>& a, const Vector<A>& b) { return a > b ? a : b; };  // b if a is NaN
     Vector<A> mosts[kChains];
     for (auto& each : mosts) each = Vector<A>{} + most;
     for (; i + kChains * lanes<A> <= length; i += kChains * lanes<A>)
-      for (int n = 0; n < kChains; ++n) {
-        const Vector<A> x_i = load(x + i + n * lanes<A>);
-        mosts[n] = x_i > mosts[n] ? x_i : mosts[n];
-      }
-    for (const auto& each : mosts)
-      for (int n = 0; n < lanes<A>; ++n) most = std::max(most, each[n]);
+      for (int n = 0; n < kChains; ++n) mosts[n] = larger(load(x + i + n * lanes<A>), mosts[n]);
+    for (const auto& each : mosts) mosts[0] = larger(each, mosts[0]);
+    most = combined<A>(mosts[0], larger);
   }
   for (; i < length; ++i) most = std::max(most, x[i]);
   return most;

@@ -37,7 +37,7 @@ struct Range {
 };
 
 constexpr int64_t kGroupRows = 32;                   // maximum rows of a sequence that attend together
-constexpr int64_t kBlockKeys = 128;                  // minimum keys of a block, which has whole pages
+constexpr int64_t kBlockKeys = 256;                  // minimum keys of a block, which has whole pages
 constexpr int kTileRows = kRegisters == 32 ? 4 : 2;  // M to process at once, so that their sums fit in registers
 constexpr int kTileVectors = 4;                      // vectors to process at once
 
@@ -94,6 +94,12 @@ template <typename A, typename C> class Attention {
   struct Task {
     Range rows;
     int64_t first_head, num_heads, num_queries;
+  };
+
+  // A vector of keys, and the first key's number in the block.
+  struct KeyVector {
+    const C* keys;
+    int64_t first;
   };
 
   // A query's maximum so far, and the sum of e^(score - maximum).
@@ -165,26 +171,30 @@ template <typename A, typename C> class Attention {
   // Compute the scores [M, block]. A page's last vector may read and write numbers behind the page. They are overwritten
   // by the next page's, or never read.
   void score(const Task& task, const std::vector<const C*>& pages, int64_t count, A* scores) const {
-    const int64_t vectors = (cache_.page_size + lanes<A> - 1) / lanes<A>;  // of a page
-    const int64_t needed = count / cache_.page_size * vectors + (count % cache_.page_size + lanes<A> - 1) / lanes<A>;
+    static thread_local std::vector<KeyVector> vectors;
+    vectors.clear();
+    for (int64_t first = 0; first < count; first += cache_.page_size)
+      for (int64_t k = 0; k < std::min(cache_.page_size, count - first); k += lanes<A>)
+        vectors.push_back({pages[first / cache_.page_size] + k, first + k});
     tiles<kTileRows>(task.num_queries, [&](auto num_rows, int64_t m) {
-      tiles<kTileVectors>(needed, [&](auto num_vectors, int64_t first) {
-        constexpr int R = num_rows, N = num_vectors;
-        const A* queries[R];
-        const C* keys[N];
-        for (int r = 0; r < R; ++r) queries[r] = all_.queries + at(task, m + r);
-        for (int n = 0; n < N; ++n) keys[n] = pages[(first + n) / vectors] + (first + n) % vectors * lanes<A>;
-        Vector<A> sums[R][N]{};
+      constexpr int R = num_rows;
+      const A* queries[R];
+      const A scale = all_.scale;
+      A* rows[R];
+      for (int r = 0; r < R; ++r) queries[r] = all_.queries + at(task, m + r), rows[r] = scores + (m + r) * stride_;
+      tiles<kTileVectors>(vectors.size(), [&](auto num_vectors, int64_t first) {
+        constexpr int N = num_vectors;
+        const KeyVector* const own = &vectors[first];
+        Vector<A> sums[R][N];
+        for (int r = 0; r < R; ++r)
+          for (int n = 0; n < N; ++n) sums[r][n] = Vector<A>{};
         for (int64_t p = 0; p < cache_.head_size; ++p)
           for (int n = 0; n < N; ++n) {
-            const Vector<A> key = load(keys[n] + p * cache_.page_size);
+            const Vector<A> key = load(own[n].keys + p * cache_.page_size);
             for (int r = 0; r < R; ++r) sums[r][n] += queries[r][p] * key;
           }
         for (int r = 0; r < R; ++r)
-          for (int n = 0; n < N; ++n) {
-            const int64_t key = (first + n) / vectors * cache_.page_size + (first + n) % vectors * lanes<A>;
-            store(all_.scale * sums[r][n], scores + (m + r) * stride_ + key);
-          }
+          for (int n = 0; n < N; ++n) store(scale * sums[r][n], rows[r] + own[n].first);
       });
     });
   }

@@ -192,6 +192,18 @@ def test_models_of_other_shapes_and_precisions_equal_the_layers(instructions, dt
     assert_equal_to_layers(model, instructions, tolerance=factor * TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("windows", [[None] * 3, [300, None, 256]])
+def test_contexts_of_several_blocks_of_keys_equal_the_layers(instructions, windows):
+    model = random_model([1, 2, 3], width=64, num_heads=4, num_key_heads=2, context=700, windows=windows)
+    caches = [cache_of(model, num_pages=44, page_size=16) for _ in range(2)]
+    native = NativeBackend(model, caches[1], max_sequences=1, instructions=instructions)
+    asked = [([7 * t % VOCAB_SIZE for t in range(690)], SamplingParams())]
+    plain_sequences, sequences = (seat_sequences(asked, cache) for cache in caches)
+    assert_alike(carry(native, sequences, 250), carry(LayersBackend(model, caches[0]), plain_sequences, 250), 1e-10)
+    for some, others in zip(native_rows_of(caches[1], sequences), rows_of(caches[0], plain_sequences), strict=True):
+        torch.testing.assert_close(some, others, rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize("without", [[0], [0, 1]])
 def test_exits_without_routers_equal_the_layers(instructions, without):
     model = random_model([1, 2, 3])
