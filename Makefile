@@ -31,6 +31,9 @@ CLIENT_PIP := $(CLIENTS)/bin/python -m pip --disable-pip-version-check
 RAY := .venv-ray
 SITE_PACKAGES := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 
+# Processes of the tests share compiled modules, also where the environment (an image of Python, say) forbids it.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: serve test test-slow ray check faults format conformance release clean
 
 serve: .venv/serve.stamp

@@ -1,7 +1,7 @@
 """N-vium: the mixture-of-exits transformer (arXiv 2605.13190), its engine and its training.
 
-Importing the package registers the model with transformers' Auto classes. The `nvium` command skips the registration,
-because its help should not wait for PyTorch. Exported names are imported on first use.
+Importing the package registers the model with transformers' Auto classes. The `nvium` command and replicas of Ray skip
+the registration, because they should not wait for it. Exported names are imported on first use.
 """
 
 import ast
@@ -74,7 +74,7 @@ def __dir__() -> list[str]:
 
 
 def _is_command() -> bool:
-    return Path(sys.argv[0]).name == "nvium" or f"{__name__}.cli" in sys.orig_argv
+    return Path(sys.argv[0]).name == "nvium" or f"{__name__}.cli" in sys.orig_argv or "server.ray_app" in sys.modules
 
 
 if not _is_command():

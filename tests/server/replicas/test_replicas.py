@@ -32,7 +32,6 @@ import threading
 from nvium_core.engine.worker import EngineWorker
 EngineWorker._step = lambda _: threading.Event().wait()
 """
-SERVES = "from nvium_core.commands.serving import serve; serve()"
 
 
 def is_running(pid: int) -> bool:
@@ -146,7 +145,7 @@ def test_stored_responses_are_found_in_whichever_replica(server):
 
 @pytest.mark.slow
 async def test_sigterm_lets_requests_at_replicas_finish(model_folder, tmp_path):
-    with server_process(model_folder, tmp_path, code=SERVES, replicas=1) as server:
+    with server_process(model_folder, tmp_path, replicas=1) as server:
         [replica] = replicas_of(server.process.pid)
         async with connected(server.url) as connection:
             await connection.send(asking(max_tokens=LONG, stream=True))
@@ -168,7 +167,7 @@ def test_only_the_gateway_may_connect_to_a_replica_which_ends_with_a_killed_gate
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     variables = {"TMPDIR": str(temporary)}
-    with server_process(model_folder, tmp_path, code=SERVES, variables=variables, replicas=1) as server:
+    with server_process(model_folder, tmp_path, variables=variables, replicas=1) as server:
         [replica] = replicas_of(server.process.pid)
         name, gateway = Path(f"/proc/{replica}/cmdline").read_text().split("\0")[4:6]
         assert int(gateway) == server.process.pid

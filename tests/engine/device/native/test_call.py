@@ -119,20 +119,22 @@ def pending(sequence: Sequence, block: int) -> range:
 
 
 class Twins:
-    """The layers and the kernels with a cache each. They run Steps of the same sequences."""
+    """The layers and each build of the kernels, with a cache each. They run Steps of the same sequences."""
 
-    def __init__(self, model: Any, instructions: Instructions, asked: Any, **pages: int) -> None:
-        self.plain, self.cache = (cache_of(model, **pages) for _ in range(2))
+    def __init__(self, model: Any, builds: list[Instructions], asked: Any, **pages: int) -> None:
+        self.plain, *self.caches = (cache_of(model, **pages) for _ in range(1 + len(builds)))
         self.layers = LayersBackend(model, self.plain)
-        self.native = NativeBackend(model, self.cache, max_sequences=8, instructions=instructions)
+        made = zip(self.caches, builds, strict=True)
+        self.natives = [NativeBackend(model, cache, max_sequences=8, instructions=build) for cache, build in made]
         self.sequences = seat_sequences(asked, self.plain)
         self.living = list(self.sequences)
 
     def run(self, step: Step, max_rows: int = ALL_ROWS) -> list[Outcome]:
         """Check that the outcomes are alike, and return them."""
-        expected, found = self.layers.run(step, max_rows), self.native.run(step, max_rows)
-        assert_alike(found.outcomes, expected.outcomes, 1e-10)
-        assert [each[:3] for each in found.reports] == [each[:3] for each in expected.reports]
+        expected = self.layers.run(step, max_rows)
+        for found in [native.run(step, max_rows) for native in self.natives]:
+            assert_alike(found.outcomes, expected.outcomes, 1e-10)
+            assert [each[:3] for each in found.reports] == [each[:3] for each in expected.reports]
         return expected.outcomes
 
     def advance(self, step: Step, max_rows: int = ALL_ROWS) -> None:
@@ -142,16 +144,16 @@ class Twins:
                 self.living.remove(run.sequence)
 
     def check_rows(self) -> None:
-        for some, others in zip(
-            native_rows_of(self.cache, self.sequences), rows_of(self.plain, self.sequences), strict=True
-        ):
-            torch.testing.assert_close(some, others, rtol=0, atol=1e-10)
+        expected = rows_of(self.plain, self.sequences)
+        for cache in self.caches:
+            for some, others in zip(native_rows_of(cache, self.sequences), expected, strict=True):
+                torch.testing.assert_close(some, others, rtol=0, atol=1e-10)
 
 
 @settings(max_examples=60)
 @given(st.lists(requests, min_size=1, max_size=4), st.sampled_from([4, 16]), st.data())
-def test_steps_on_any_staircase_equal_those_of_the_layers(instructions, asked, page_size, data):
-    twins = Twins(MODEL, instructions, asked, num_pages=256 // page_size, page_size=page_size)
+def test_steps_on_any_staircase_equal_those_of_the_layers(builds, asked, page_size, data):
+    twins = Twins(MODEL, builds, asked, num_pages=256 // page_size, page_size=page_size)
     living = twins.living
     for _ in range(20):
         block = data.draw(st.sampled_from([b for b in range(3) if any(pending(s, b) for s in living)]))
@@ -172,8 +174,8 @@ TIED_MODEL = random_model([2, 4, 6], num_loops=3, layer_norms="both", norms_loop
 
 @settings(max_examples=60)
 @given(st.lists(requests, min_size=1, max_size=4), st.data())
-def test_tied_steps_on_any_staircase_equal_those_of_the_layers(instructions, asked, data):
-    twins = Twins(TIED_MODEL, instructions, asked)
+def test_tied_steps_on_any_staircase_equal_those_of_the_layers(builds, asked, data):
+    twins = Twins(TIED_MODEL, builds, asked)
     for _ in range(30):
         chosen = data.draw(st.lists(st.sampled_from(twins.living), min_size=1, unique_by=id))
         ends = [data.draw(st.integers(s.filled[-1] + 1, s.num_tokens)) for s in chosen]
@@ -328,22 +330,24 @@ kinds = st.tuples(st.sampled_from(KINDS), st.just({}) | changes)
 
 @settings(max_examples=20)
 @given(st.lists(kinds, min_size=1, max_size=4), st.integers(2, 9), st.sampled_from([WHOLE, SWEEP]))
-def test_a_call_of_several_tokens_equals_as_many_calls(instructions, kinds, limit, policy):
+def test_a_call_of_several_tokens_equals_as_many_calls(builds, kinds, limit, policy):
     params = [SamplingParams(**kind, **changed, max_tokens=2 * limit) for kind, changed in kinds]
     asked = [([n, 2, 7], replace(each, stop_token_ids=(3, 5)[:n])) for n, each in enumerate(params)]
-    twins = Twins(MODEL, instructions, asked)
+    twins = Twins(MODEL, builds, asked)
     sequences = twins.sequences
     for _ in range(2):
         runs = [Run(sequence, sequence.num_tokens) for sequence in sequences]
-        found = twins.native.run(Step(range(3), runs, policy, limit, seconds=60.0), ALL_ROWS).outcomes
+        step = Step(range(3), runs, policy, limit, seconds=60.0)
+        found = [native.run(step, ALL_ROWS).outcomes for native in twins.natives]
         emissions: list[list[Emission]] = [[] for _ in sequences]
-        for _ in found[0].emissions:
+        for _ in found[0][0].emissions:
             runs = [Run(sequence, sequence.num_tokens) for sequence in sequences]
             for number, outcome in enumerate(twins.layers.run(Step(range(3), runs, policy), ALL_ROWS).outcomes):
                 take(sequences[number], outcome)
                 emissions[number] += outcome.emissions
         expected = [Outcome(s.filled, 0.0, own) for s, own in zip(sequences, emissions, strict=True)]
-        assert_alike(found, expected, 1e-10)
+        for outcomes in found:
+            assert_alike(outcomes, expected, 1e-10)
         has_stopped = any(s.token_ids[-1] in s.stop_token_ids for s in sequences)
         assert len(emissions[0]) == limit or has_stopped
     twins.check_rows()
@@ -351,12 +355,12 @@ def test_a_call_of_several_tokens_equals_as_many_calls(instructions, kinds, limi
 
 @pytest.mark.parametrize("num_right", [0, 2, 5])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_drafts_are_accepted_up_to_the_first_wrong_one(instructions, num_right, temperature):
+def test_drafts_are_accepted_up_to_the_first_wrong_one(builds, num_right, temperature):
     params = SamplingParams(max_tokens=9, seed=0, sampling="original", temperature=temperature, ignore_eos=True)
     (answer,) = Engine(MODEL).generate([[1, 2, 3]], params)
     right = answer.token_ids
     drafts = [*right[:num_right], *((token + 1) % VOCAB_SIZE for token in right[num_right:5])]
-    twins = Twins(MODEL, instructions, [([1, 2, 3], params)])
+    twins = Twins(MODEL, builds, [([1, 2, 3], params)])
     (sequence,) = twins.sequences
     assert sequence.draw.rule == ExitRule.ORIGINAL
     sequence.append_drafts(drafts)
@@ -365,10 +369,10 @@ def test_drafts_are_accepted_up_to_the_first_wrong_one(instructions, num_right, 
 
 
 @pytest.mark.parametrize("broken", ["exits.0.router.head.weight", "exits.1.norm.weight", "lm_head.weight"])
-def test_weights_that_are_not_finite_yield_no_token(instructions, broken):
+def test_weights_that_are_not_finite_yield_no_token(builds, broken):
     model = random_model([1, 2, 3])
     with torch.no_grad():
         model.get_parameter(broken)[0] = torch.nan
-    twins = Twins(model, instructions, [([1, 2, 3], SamplingParams(**kind)) for kind in KINDS])
+    twins = Twins(model, builds, [([1, 2, 3], SamplingParams(**kind)) for kind in KINDS])
     outcomes = twins.run(Step(range(3), [Run(sequence, 3) for sequence in twins.sequences]))
     assert any(outcome.emissions[0].token_id == NO_TOKEN for outcome in outcomes)
