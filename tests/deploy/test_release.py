@@ -126,8 +126,11 @@ def test_the_bill_of_materials_lists_the_environment(release):
     pytest.importorskip("cyclonedx_py")
     (release.root / "pyproject.toml").write_text('[project]\nname = "nvium"\nversion = "1.2.3"\n')
     (release.root / "dist").mkdir()
-    subprocess.run([sys.executable, "-m", "venv", release.folder / "server"], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", release.folder / "server"], check=True)
+    [packages] = (release.folder / "server").glob("lib/*/site-packages")
+    (packages / "fox-1.0.dist-info").mkdir()
+    (packages / "fox-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: fox\nVersion: 1.0\n")
     steps.bill(release)
     listed = json.loads((release.root / "dist" / "nvium-1.2.3.cdx.json").read_text())
     assert (listed["bomFormat"], listed["metadata"]["component"]["name"]) == ("CycloneDX", "nvium")
-    assert "pip" in [component["name"] for component in listed["components"]]
+    assert [component["name"] for component in listed["components"]] == ["fox"]

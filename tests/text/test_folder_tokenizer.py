@@ -50,12 +50,14 @@ def ours(tokenizer: PreTrainedTokenizerFast) -> tuple[list[list[int]], list[str]
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_model_type_and_tokenizer_class_tokenizes_as_the_file_says(tmp_path, kind):
-    tokenizer = KINDS[kind]()
+    """All kinds together have every pair of a type and a class."""
+    tokenizer, turn = KINDS[kind](), [*KINDS].index(kind)
+    assert len(KINDS) >= len(CLASSES)
     expected = plain(folder_of(tmp_path, tokenizer))
-    for model_type in TYPES:
-        for name in CLASSES:
-            folder = folder_of(tmp_path, tokenizer, model_type, **({"tokenizer_class": name} if name else {}), **NAMES)
-            assert ours(folder_tokenizer(folder)) == expected, (model_type, name)
+    for number, model_type in enumerate(TYPES):
+        name = CLASSES[(number + turn) % len(CLASSES)]
+        folder = folder_of(tmp_path, tokenizer, model_type, **({"tokenizer_class": name} if name else {}), **NAMES)
+        assert ours(folder_tokenizer(folder)) == expected, (model_type, name)
 
 
 def test_training_reads_the_file_too(tmp_path):
