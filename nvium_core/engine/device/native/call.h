@@ -87,8 +87,6 @@ struct Run {
   double log_reached;      // log Π (1 − w_j) over the exits that the front has passed
   int64_t num_emitted, num_scored;
   Emission* emissions;
-
-  bool reaches_front() const { return stop == num_tokens; }
 };
 
 struct BlockReport {

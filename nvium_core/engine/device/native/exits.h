@@ -45,25 +45,25 @@ void route(const Model<T>& model, int64_t block, const int64_t* slots, int64_t n
   const int64_t width = model.width, inner = model.router_width;
   const int num_threads = model.num_threads;
   const A eps = static_cast<A>(model.eps);
-  std::vector<A> hidden(num_rows * width), mid(num_rows * inner), normed(num_rows * width);
   for (int64_t r = 0; r < num_rows; ++r) {
     const T* state = model.state(block, slots[r]);
-    for (int64_t d = 0; d < width; ++d) hidden[r * width + d] = static_cast<A>(state[d]);
-    if (exit.norm) rms_norm(&hidden[r * width], exit.norm, width, eps, x + r * width);
-    else std::copy_n(&hidden[r * width], width, x + r * width);
+    A* const own = x + r * width;
+    for (int64_t d = 0; d < width; ++d) own[d] = static_cast<A>(state[d]);
+    if (exit.norm) rms_norm(own, exit.norm, width, eps, own);
   }
   if (!exit.router_head) {
     const int64_t impossible = block == model.last() ? 0 : 1;  // 0: to continue, 1: to exit
     for (int64_t i = 0; i < 2 * num_rows; ++i) log_w[i] = i % 2 == impossible ? -INFINITY : 0;
     return;
   }
-  std::copy_n(x, num_rows * width, normed.begin());
+  std::vector<A> normed(x, x + num_rows * width);
   if (exit.fc1) {
+    std::vector<A> mid(num_rows * inner);
     linear(num_threads, normed, exit.fc1, exit.fc1_bias, num_rows, width, inner, mid.data());
     for (A& value : mid) value = gelu(value);
-    linear(num_threads, mid, exit.fc2, exit.fc2_bias, num_rows, inner, width, hidden.data());
+    linear(num_threads, mid, exit.fc2, exit.fc2_bias, num_rows, inner, width, normed.data());
     for (int64_t r = 0; r < num_rows; ++r)
-      rms_norm(&hidden[r * width], exit.router_norm, width, eps, &normed[r * width]);
+      rms_norm(&normed[r * width], exit.router_norm, width, eps, &normed[r * width]);
   }
   std::vector<A> logits(2 * num_rows);
   linear(1, normed, exit.router_head, exit.router_bias, num_rows, width, 2, logits.data());
@@ -82,9 +82,8 @@ template <typename T> void adapt(const Model<T>& model, int64_t block, std::vect
   const int num_threads = model.num_threads;
   if (!exit.up || !num_rows) return;
   std::vector<A> mid(num_rows * inner), added(num_rows * width);
-  const std::vector<A> ones(inner, 1);
   linear<A>(num_threads, x, exit.up, nullptr, num_rows, width, inner, mid.data());
-  for (int64_t r = 0; r < num_rows; ++r) silu_times(&mid[r * inner], ones.data(), inner);
+  for (int64_t r = 0; r < num_rows; ++r) silu_times<A>(&mid[r * inner], nullptr, inner);
   linear<A>(num_threads, mid, exit.down, nullptr, num_rows, inner, width, added.data());
   for (size_t i = 0; i < x.size(); ++i) x[i] += added[i];
 }
