@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from nvium_core.engine.events import StepReport as StepReport
     from nvium_core.engine.events import TokenEvent as TokenEvent
     from nvium_core.engine.events import best as best
-    from nvium_core.engine.events import mean_logprob as mean_logprob
     from nvium_core.engine.failures import ConstraintLimit as ConstraintLimit
     from nvium_core.engine.failures import EngineError as EngineError
     from nvium_core.engine.failures import EngineStopped as EngineStopped

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 from nvium_core.choices import Device, FinishReason, GenerationDefaults, Precision, Weights
@@ -196,7 +197,7 @@ class LLM:
         ranked = Completions()
         for request in requests:
             completions = [answer.completion for answer in request.answers]
-            ranked += best(completions, params.n, lambda completion: completion.mean_logprob)
+            ranked += best(completions, params.n, attrgetter("scores"))
         return ranked
 
     def _params(

@@ -32,7 +32,6 @@ class Engine:
     ) -> None:
         """`make_runner` replaces `Runner` in tests and measurements."""
         self.config = config or EngineConfig()
-        self.model_config = model.config
         limit = model.config.max_position_embeddings
         self.context = limit if self.config.context is None else self.config.context
         message = f"must be between 2 and {limit}, the model's context, got {self.context}"
@@ -157,8 +156,8 @@ class Engine:
         finally:
             for request_id in choices:
                 self.cancel(request_id)
-        rank = attrgetter("mean_logprob")
-        return [chosen for completions in choices.values() for chosen in best(completions, params.n, rank)]
+        scores = attrgetter("scores")
+        return [chosen for completions in choices.values() for chosen in best(completions, params.n, scores)]
 
     def check_integrity(self) -> None:
         """Assert that pages and seats have the right owners, and that all staircases are monotone."""

@@ -96,10 +96,6 @@ class Completion:
         if event.score is not None:
             self.scores.append(event.score)
 
-    @property
-    def mean_logprob(self) -> float:
-        return mean_logprob(self.scores)
-
 
 def mean_logprob(scores: Items[Score]) -> float:
     """Return the mean log π_mix per token. Without tokens, return -inf, so that an empty choice is ranked last."""
@@ -109,6 +105,8 @@ def mean_logprob(scores: Items[Score]) -> float:
 Ranked = TypeVar("Ranked")
 
 
-def best(choices: Items[Ranked], n: int, rank: Callable[[Ranked], float]) -> list[Ranked]:
+def best(choices: Items[Ranked], n: int, scores: Callable[[Ranked], Items[Score]]) -> list[Ranked]:
     """Return the `n` best choices, best first. If there are no more than `n`, return them in their original order."""
-    return list(choices) if len(choices) <= n else sorted(choices, key=rank, reverse=True)[:n]
+    if len(choices) <= n:
+        return list(choices)
+    return sorted(choices, key=lambda choice: mean_logprob(scores(choice)), reverse=True)[:n]

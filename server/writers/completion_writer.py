@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from pydantic_core import to_json
 
-from nvium_core import Score, best, mean_logprob
+from nvium_core import Score, best
 from server.generation.choice_text import Delta
 from server.generation.generation import Generation
 from server.generation.service import Service
@@ -29,7 +29,7 @@ class CompletionWriter(ChunkWriter[CompletionRequest]):
         """Write the best `n` choices of each prompt. The usage counts all choices, including those not returned."""
         per_prompt = self._request.num_choices
         groups = [deltas[first : first + per_prompt] for first in range(0, len(deltas), per_prompt)]
-        chosen = [delta for group in groups for delta in best(group, self._request.n, rank)]
+        chosen = [delta for group in groups for delta in best(group, self._request.n, scores_of)]
         choices = [self._completion_choice(delta, index) for index, delta in enumerate(chosen)]
         self._num_generated = sum(len(delta.tokens) for delta in deltas)
         return {**self._response_fields(), "object": "text_completion", "choices": choices}
@@ -71,5 +71,5 @@ class CompletionWriter(ChunkWriter[CompletionRequest]):
         return completion_logprobs(self._service.vocabulary, token_ids, scores, offsets, self._request.logprobs)
 
 
-def rank(delta: Delta) -> float:
-    return mean_logprob([event.score for event in delta.tokens if event.score])
+def scores_of(delta: Delta) -> list[Score]:
+    return [event.score for event in delta.tokens if event.score]

@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from nvium_core import NviumForCausalLM, SamplingParams, TokenEvent
+from nvium_core.engine.events import mean_logprob
 from tests.engine.driving import PROMPT, alone, engine_with, events_of, small_model
 
 NUM_SHARED = 8
@@ -72,5 +73,5 @@ def test_the_best_of_choices_of_different_lengths_have_the_highest_mean_log_prob
     completions = engine_with(MODEL, "sweep").generate([PROMPT], params)
     assert len({len(completion.token_ids) for completion in completions}) > 2
     chosen = engine_with(MODEL, "sweep").generate([PROMPT], replace(params, n=2, best_of=6, logprobs=None))
-    completions.sort(key=lambda completion: completion.mean_logprob, reverse=True)
+    completions.sort(key=lambda completion: mean_logprob(completion.scores), reverse=True)
     assert [each.token_ids for each in chosen] == [each.token_ids for each in completions[:2]]
