@@ -63,6 +63,6 @@ def contender(engine: Engine, workload: Workload, schedule: Schedule) -> Contend
         params = partial(SamplingParams, sampling="exits", max_tokens=num_tokens, ignore_eos=True)
         return timed(engine, [(workload.prompt, params(seed=seed)) for seed in workload.seeds(turn)])
 
-    for turn in range(WARM_UP_TURNS if tuner.is_open else 0):
+    for turn in range(WARM_UP_TURNS if len(policies) > 1 else 0):
         generate(turn, min(WARM_UP_TOKENS, engine.context - len(workload.prompt)))
     return partial(generate, num_tokens=workload.num_tokens)

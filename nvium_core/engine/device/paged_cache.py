@@ -111,10 +111,6 @@ def positions(runs: Items[Rows]) -> Integers:
     return np.fromiter(chain.from_iterable(run.rows for run in runs), np.int64)
 
 
-def tokens_of(runs: Items[Rows]) -> list[int]:
-    return [token for sequence, own in runs for token in sequence.token_ids[own.start : own.stop]]
-
-
 def upload(words: Tensor, device: torch.device) -> Tensor:
     """Copy to the device without waiting for the copy. PyTorch keeps the pinned memory until the copy is done."""
     return (words.pin_memory() if device.type == "cuda" else words).to(device, non_blocking=True)

@@ -18,7 +18,7 @@ class Drafting:
 
     def __init__(self, max_drafts: int | None = None) -> None:
         self.is_off = max_drafts == 0
-        self._tuner = Tuner(TUNED_LIMITS if max_drafts is None else (max_drafts,))
+        self.tuner = Tuner(TUNED_LIMITS if max_drafts is None else (max_drafts,))
         self._hit_rates = {False: HitRates(), True: HitRates()}
         """Hit rates of requests at temperature 0 (True) and of all other requests (False)."""
         self.num_drafted = self.num_accepted = 0
@@ -28,7 +28,7 @@ class Drafting:
         if self.is_off or not sequence.may_draft or sequence.num_drafts:
             return ()
         match = sequence.find_match(self._hit_rates[sequence.params.temperature == 0])
-        number = self._tuner.choose(num_running) if match else 0
+        number = self.tuner.choose(num_running) if match else 0
         while match and number and match.hit_rate**number < MIN_ACCEPTANCE:
             number -= 1
         return continuation(sequence.token_ids, match.end, sequence.num_tokens, number) if match and number else ()
@@ -36,6 +36,3 @@ class Drafting:
     def record(self, num_drafted: int, num_accepted: int) -> None:
         self.num_drafted += num_drafted
         self.num_accepted += num_accepted
-
-    def observe(self, num_sequences: int, num_tokens: int, seconds: float) -> None:
-        self._tuner.observe(num_sequences, num_tokens, seconds)

@@ -83,7 +83,7 @@ class Scheduler:
         if step.is_typical:
             self.schedules.observe(self._num_running, num_tokens, seconds)
             if any(run.sequence.is_original for run in step.runs):
-                self.drafts.observe(self._num_running, num_tokens, seconds)
+                self.drafts.tuner.observe(self._num_running, num_tokens, seconds)
 
     def _turn(self, ready: dict[Sequence, int]) -> list[Sequence]:
         """Return the sequences for the next Step: all with long runs, or all with short runs, by their last Step.

@@ -125,10 +125,6 @@ class Tuner(Generic[Candidate]):
         self._by_size: dict[int, SizeTuner[Candidate]] = {}
         self._last_size = 0
 
-    @property
-    def is_open(self) -> bool:
-        return len(self._candidates) > 1
-
     def choose(self, num_sequences: int) -> Candidate:
         size = num_sequences.bit_length()
         if size != self._last_size and self._last_size in self._by_size:
