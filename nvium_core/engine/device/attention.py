@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from functools import lru_cache, partial
-from importlib.util import find_spec
 from textwrap import shorten
 from typing import Any
 
@@ -123,33 +122,25 @@ def flash(cache: PagedCache, table_BW: Tensor, num_keys_B: Tensor, first_query: 
     return attend
 
 
-def best_attention(cache: PagedCache, config: NviumConfig) -> RowAttention | None:
-    """Return the first kernel that supports this cache and model and agrees with `ragged`, or None."""
-    for name, rows, _ in kernels(cache, config):
-        if works(f"{name} attention for rows", partial(kernel_agrees, cache, config, rows)):
-            return rows
+def best_kernels(cache: PagedCache, config: NviumConfig) -> tuple[RowAttention, RunAttention] | None:
+    """Return the first kernels that support this cache and model and agree with `ragged`, or None."""
+    for name, rows, runs in kernels(cache, config):
+        of_rows = works(f"{name} attention for rows", partial(kernel_agrees, cache, config, rows))
+        if of_rows and works(f"{name} attention for long runs", partial(ragged_agrees, cache, config, runs)):
+            return rows, runs
     return None
 
 
-def best_ragged(cache: PagedCache, config: NviumConfig) -> RunAttention:
-    """Return the first kernel that supports this cache and model and agrees with `ragged`, else `ragged`."""
-    for name, _, runs in kernels(cache, config):
-        if works(f"{name} attention for long runs", partial(ragged_agrees, cache, config, runs)):
-            return runs
-    return ragged
-
-
 def kernels(cache: PagedCache, config: NviumConfig) -> Iterable[tuple[str, RowAttention, RunAttention]]:
-    """Yield the kernels that may support this cache and model, the fastest first."""
+    """Yield the kernels that may support this cache and model, the fastest first. Triton must support the cache."""
     if cache.keys.device.type != "cuda":
         return
     is_half = cache.keys.dtype == cache.states_NSD.dtype in HALF
     if is_half and cache.page_size % KERNEL_PAGE_SIZE == 0 and config.attention_cap is None:
         yield "flash", in_place, ragged_in_place
-    if cache.keys.dtype in TRITON_TYPES and find_spec("triton"):
-        from nvium_core.engine.device.fused.attention import in_tiles, ragged_in_tiles
+    from nvium_core.engine.device.fused.attention import in_tiles, ragged_in_tiles
 
-        yield "Triton", in_tiles, ragged_in_tiles
+    yield "Triton", in_tiles, ragged_in_tiles
 
 
 def works(name: str, agrees: Callable[[], bool]) -> bool:

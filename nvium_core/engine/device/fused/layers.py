@@ -13,7 +13,7 @@ from nvium_core.engine.device.attention import RowAttention
 from nvium_core.engine.device.fused import kernels
 from nvium_core.engine.device.inputs import InputViews
 from nvium_core.engine.device.paged_cache import PagedCache, power_of_two
-from nvium_core.model.llama import Attention, FeedForward, Layer, RMSNorm
+from nvium_core.model.llama import Attention, FeedForward, Layer
 from nvium_core.model.nvium import Nvium
 from nvium_core.model.plan import LayerCall
 
@@ -42,13 +42,14 @@ class FusedLayers:
         sizes = (stride, width, config.rms_norm_eps)
         kernels.start_rows[(rows,)](
             *(table, slot_R, inputs.rows["token"], inputs.rows["source"], previous_R, h_RD, x_RD),
-            *(weight_of(layers[0].input_layernorm), *sizes, model.embedding_scale),
+            *(getattr(layers[0].input_layernorm, "weight", None), *sizes, model.embedding_scale),
             is_first=blocks.start == 0,
             **exact,
         )
 
         def add(delta_RD: Tensor, *norms: nn.Module | None, kept: Tensor | None = None) -> None:
-            given = (h_RD, delta_RD, x_RD, *map(weight_of, norms), kept, slot_R, *sizes, config.residual_scale)
+            weights = (getattr(norm, "weight", None) for norm in norms)  # not every layer has every norm
+            given = (h_RD, delta_RD, x_RD, *weights, kept, slot_R, *sizes, config.residual_scale)
             kernels.add_rows[(rows,)](*given, **exact)
 
         attend = self._attend(inputs)
@@ -76,7 +77,7 @@ class FusedLayers:
             q_RHP = qkv_R.new_empty(len(x_RD), num_queries, head_size)
             kernels.rotate_and_write[(len(x_RD), num_queries + 2 * num_keys)](
                 *(qkv_R, q_RHP, cache.keys[call.cache], cache.values[call.cache], rows["slot"], rows["position"]),
-                *(self._inv_freq[table], weight_of(module.q_norm), weight_of(module.k_norm)),
+                *(self._inv_freq[table], *(getattr(norm, "weight", None) for norm in (module.q_norm, module.k_norm))),
                 *(rows["slot"].stride(0), self._model.model.rotary_emb.scalings[table], config.rms_norm_eps),
                 rotated=0 if call.rotary is None else config.rotary_size,
                 qk_norm=call.qk_norm,
@@ -94,8 +95,3 @@ class FusedLayers:
         width = out_RI.shape[1]
         kernels.activate[(len(x_RD), -(-width // 1024))](inner_R, out_RI, width, block=1024, **kinds)
         return out_RI
-
-
-def weight_of(norm: nn.Module | None) -> Tensor | None:
-    """Return the weight of a norm, or None: not every layer has every norm."""
-    return norm.weight if isinstance(norm, RMSNorm) else None

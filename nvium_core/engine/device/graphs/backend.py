@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from itertools import islice, product
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,9 +33,7 @@ from nvium_core.engine.device.attention import (
     CHECK_TOLERANCE,
     TRITON_TYPES,
     RunAttention,
-    best_attention,
-    best_ragged,
-    cached_attention,
+    best_kernels,
     works,
 )
 from nvium_core.engine.device.decide import EMITTED, EXIT_TAKEN, NUM_ANSWERS
@@ -50,7 +48,6 @@ from nvium_core.engine.schedule.policies import WHOLE, policies_of
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import MAX_SHORT_RUN_ROWS, Rows, Run, Step
 from nvium_core.model.exits import Router
-from nvium_core.model.llama import Attend
 from nvium_core.model.nvium import Nvium
 
 logger = logging.getLogger(__name__)
@@ -67,9 +64,8 @@ CAPTURE_SECONDS = 20.0
 """Time for capturing. Passes whose graph is then missing run a larger one."""
 
 
-class Layers(Protocol):
-    def run(self, blocks: range, inputs: InputViews, previous_R: Tensor) -> None:
-        """Compute the states of the rows after each of these blocks. `previous`: the tokens of the previous pass."""
+RunLayers = Callable[[range, InputViews, Tensor], None]
+"""(blocks, inputs, tokens of the previous pass [R]) computes the states of the rows after each of these blocks."""
 
 
 @dataclass
@@ -119,7 +115,7 @@ class GraphsBackend(LayersBackend):
         self,
         model: Nvium,
         cache: PagedCache,
-        layers: Layers,
+        run_layers: RunLayers,
         attend_runs: RunAttention,
         make_fence: Callable[[torch.device], Fence] = Fence,
         *,
@@ -127,7 +123,7 @@ class GraphsBackend(LayersBackend):
     ) -> None:
         """`attend_runs`: attention of runs that are too long for the graphs. `compiles`: see `Compiler`."""
         super().__init__(model, cache)
-        self._layers, self._attend_runs = layers, attend_runs
+        self._run_layers, self.attend_runs = run_layers, attend_runs
         self._compiler = Compiler(math.inf if compiles else None)
         config, device = model.config, cache.keys.device
         num_pages = -(-min(config.max_position_embeddings, cache.null_slot) // cache.page_size)
@@ -212,13 +208,13 @@ class GraphsBackend(LayersBackend):
             return LayersBackend(model, cache, f"Triton's kernels do not support {cache.keys.dtype}")
         if not find_spec("triton"):
             return LayersBackend(model, cache, "Triton is not installed")
-        if attention := best_attention(cache, model.config):
+        if attention := best_kernels(cache, model.config):
             from nvium_core.engine.device.fused.layers import FusedLayers  # noqa: PLC0415 (needs Triton)
 
             for router in (each for each in model.exits.modules() if isinstance(each, Router)):
                 router.to(torch.promote_types(model.dtype, torch.float32))  # in which it computes
-            layers = FusedLayers(model, cache, attention)
-            backend = cls(model, cache, layers, best_ragged(cache, model.config), compiles=True)
+            of_rows, of_runs = attention
+            backend = cls(model, cache, FusedLayers(model, cache, of_rows).run, of_runs, compiles=True)
             if works("a pass in Triton", backend.agrees):
                 return backend
         return LayersBackend(model, cache, "Triton's kernels do not work on this device")
@@ -260,9 +256,6 @@ class GraphsBackend(LayersBackend):
             part.pass_rows(blocks)
         seconds = (time.perf_counter() - started) / len(blocks)
         return [StepReport(block + 1, 1, sum(len(own.rows) for own in rows), seconds) for block in blocks]
-
-    def attend(self, rows: Items[Rows], slot_R: Tensor) -> Attend:
-        return cached_attention(self.cache, slot_R, self._attend_runs(self.cache, rows))
 
     def _launch_async(self, blocks: range, rows: Items[Rows], flight: Flight) -> Flight | None:
         last = [(sequence, own.stop - 1) for sequence, own in rows if own.stop >= sequence.num_tokens]
@@ -351,7 +344,7 @@ class GraphsBackend(LayersBackend):
         part, blocks, variant = graph
         inputs = self.inputs.views(self._buffer, variant)
         if part != DECIDE:
-            self._layers.run(blocks, inputs, self._previous)
+            self._run_layers(blocks, inputs, self._previous)
         self.answers[:, : variant.num_rows] = (compiler or self._compiler).decide(
             self.model, self.cache.states_NSD, blocks, inputs, variant, emits=part != ROUTE
         )

@@ -16,15 +16,14 @@ import torch
 from torch import Tensor
 
 from nvium_core.engine.config import EngineConfig
-from nvium_core.engine.device.attention import cached_attention, ragged
+from nvium_core.engine.device.attention import RunAttention, cached_attention, ragged
 from nvium_core.engine.device.decide import GOES_ON, decide
 from nvium_core.engine.device.inputs import MAX_FRONTS, Front, Inputs
-from nvium_core.engine.device.paged_cache import PagedCache, positions, tokens_of, upload, upload_all
+from nvium_core.engine.device.paged_cache import PagedCache, positions, upload, upload_all
 from nvium_core.engine.device.scoring import NOT_EMITTED, ScoredRow, scores
 from nvium_core.engine.events import StepReport
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Emission, Outcome, Rows, Run, Step, StepResult
-from nvium_core.model.llama import Attend
 from nvium_core.model.nvium import Nvium
 
 logger = logging.getLogger(__name__)
@@ -75,6 +74,7 @@ class LayersBackend:
         self.cause = cause
         self.eager_passes = Counter[str]()
         """Number of passes by their cause."""
+        self.attend_runs: RunAttention = ragged
         self.model = model
         self.cache = cache
         self.num_blocks = model.config.num_exits
@@ -131,15 +131,13 @@ class LayersBackend:
 
     def forward(self, block: int, rows: Items[Rows]) -> None:
         backbone, cache = self.model.model, self.cache
-        tokens = np.array(tokens_of(rows) if block == 0 else [], np.int64)
+        known = (token for sequence, own in rows for token in sequence.token_ids[own.start : own.stop])
+        tokens = np.array([*known] if block == 0 else [], np.int64)
         slot_R, position_R, token_R = upload_all(cache.keys.device, cache.slots(rows), positions(rows), tokens)
         h_RD = cache.states_NSD[block - 1, slot_R] if block else backbone.embed(token_R)
         rotary = backbone.rotary_emb(position_R, h_RD.dtype)
-        attend = self.attend(rows, slot_R)
+        attend = cached_attention(cache, slot_R, self.attend_runs(cache, rows))
         cache.states_NSD[block, slot_R] = backbone.run(h_RD, backbone.blocks[block], rotary, attend)
-
-    def attend(self, rows: Items[Rows], slot_R: Tensor) -> Attend:
-        return cached_attention(self.cache, slot_R, ragged(self.cache, rows))
 
     def fronts(self, blocks: range, parts: Items[Progress]) -> list[Front]:
         rows = ((part, row) for part in parts for row in part.rows_to_decide(blocks[-1]))

@@ -58,7 +58,7 @@ class PlainGraphs(GraphsBackend):
     max_changes = 64
 
     def __init__(self, model: NviumForCausalLM, cache: PagedCache, *fence: Callable[[torch.device], Fence]) -> None:
-        super().__init__(model, cache, PlainLayers(model, cache), ragged, *fence)
+        super().__init__(model, cache, PlainLayers(model, cache).run, ragged, *fence)
 
 
 def graphs_engine(model: NviumForCausalLM, config: EngineConfig) -> Engine:

@@ -14,7 +14,7 @@ from torch.nn.attention import varlen
 
 from nvium_core import SamplingParams
 from nvium_core.engine.device.attention import (
-    best_attention,
+    best_kernels,
     in_place,
     kernel_agrees,
     ragged,
@@ -161,7 +161,7 @@ def test_a_missing_kernel_is_logged_in_one_line(caplog):
 
 def test_on_a_cpu_keys_are_gathered_from_small_pages():
     assert best_page_size(torch.zeros(1, dtype=torch.bfloat16)) == 16
-    assert best_attention(empty_cache(), SMALL) is None
+    assert best_kernels(empty_cache(), SMALL) is None
 
 
 def run_of(first: int, stop: int) -> Rows:

@@ -188,7 +188,7 @@ def test_every_kind_of_request_equals_algorithm_1_where_the_decisions_are_compil
 
 
 def compiling_backend(model: NviumForCausalLM, cache: PagedCache, config: EngineConfig) -> GraphsBackend:
-    return GraphsBackend(model, cache, PlainLayers(model, cache), ragged, compiles=True)
+    return GraphsBackend(model, cache, PlainLayers(model, cache).run, ragged, compiles=True)
 
 
 class Recording(Replay):
