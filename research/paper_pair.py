@@ -215,8 +215,7 @@ def compared(runs: dict[str, TrainingRun], plan: Plan) -> dict[str, Any]:
     """Evaluate both exported models on the validation text."""
     ours, twin = (load_model(str(runs[name].export()), plan.device) for name in (OURS, TWIN))
     documents = read_documents(plan.validation)
-    quality = evaluate(ours.model, ours.tokenizer, documents)
-    figures = description(ours) | vars(quality)
+    figures = description(ours) | evaluate(ours.model, ours.tokenizer, documents)
     dense = twin_figures(twin, documents, False)
     steps = {name: run.step for name, run in runs.items()}
     return {"steps": steps, **figures, "twin": dense, **perplexity_gain(figures, dense)}

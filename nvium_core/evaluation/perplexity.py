@@ -5,57 +5,15 @@ Shapes: T tokens of a text, E exits.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from nvium_core.bench.figures import Figures
 from nvium_core.evaluation.predictions import Predictions, predictions
 from nvium_core.model import mixture
 from nvium_core.model.nvium import Nvium
-
-
-@dataclass(frozen=True, kw_only=True)
-class ThresholdEvaluation:
-    """Perplexity of the exits that a threshold chooses, their shares, and the mean of their l_k / L."""
-
-    threshold: float
-    perplexity: float
-    mean_depth: float
-    exit_shares: list[float]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """Means over all tokens of a text, including end-of-text tokens. ℓ_k is −ln π_k of a token, ℓ_mix is −ln π_mix.
-
-    document_tokens, document_losses: number of tokens, and Σ ℓ_mix, of each document. Paired comparisons use them.
-    perplexity: perplexity of π_mix.
-    exit_perplexities: perplexity of each exit alone.
-    oracle_perplexity: perplexity if each token used its best exit, exp E[min_k ℓ_k] (paper, Proposition 3).
-    exit_shares: mean p_k.
-    exit_posteriors: mean of p_k π_k / π_mix, the probability that exit k emitted the token. If the loss is L_mix alone,
-        training makes shares and posteriors equal. β moves shares to shallower exits.
-    mean_depth: mean of Σ_k p_k l_k / L.
-    routing_entropy: mean entropy of p in nats, at most ln N.
-    thresholds: the same text with `sampling: threshold`, for each requested threshold.
-    """
-
-    num_tokens: int
-    num_characters: int
-    perplexity: float
-    bits_per_character: float
-    document_tokens: list[int]
-    document_losses: list[float]
-    exit_perplexities: list[float]
-    oracle_perplexity: float
-    exit_shares: list[float]
-    exit_posteriors: list[float]
-    mean_depth: float
-    routing_entropy: float
-    thresholds: list[ThresholdEvaluation]
 
 
 def evaluate(
@@ -64,32 +22,46 @@ def evaluate(
     documents: Sequence[str],
     show_progress: bool = False,
     thresholds: Sequence[float] = (),
-) -> Evaluation:
-    """Predict every token of every document once, and compute all statistics. See `predictions`."""
-    found = predictions(model, tokenizer, documents, show_progress)
-    return Evaluation(
+) -> Figures:
+    """Predict every token of every document once. Return means over all tokens, including end-of-text tokens.
+
+    ℓ_k is −ln π_k of a token, ℓ_mix is −ln π_mix.
+
+    document_tokens, document_losses: number of tokens, and Σ ℓ_mix, of each document. Paired comparisons use them.
+    perplexity, exit_perplexities: perplexity of π_mix, and of each exit alone.
+    oracle_perplexity: perplexity if each token used its best exit, exp E[min_k ℓ_k] (paper, Proposition 3).
+    exit_shares: mean p_k.
+    exit_posteriors: mean of p_k π_k / π_mix, the probability that exit k emitted the token. If the loss is L_mix alone,
+        training makes shares and posteriors equal. β moves shares to shallower exits.
+    mean_depth: mean of Σ_k p_k l_k / L.
+    routing_entropy: mean entropy of p in nats, at most ln N.
+    thresholds: the same text with `sampling: threshold`, for each requested threshold.
+    """
+    found, exit_layers = predictions(model, tokenizer, documents, show_progress), model.config.exit_layers or []
+    return {
         **text_loss(found.mix_nll, found.document, documents),
-        exit_perplexities=found.exit_nll.mean(0).exp().tolist(),
-        oracle_perplexity=float(found.exit_nll.amin(-1).mean().exp()),
-        **routing(found, model.config.exit_layers or []),
-        thresholds=[at_threshold(found, each, model.config.exit_layers or []) for each in thresholds],
-    )
+        "exit_perplexities": found.exit_nll.mean(0).exp().tolist(),
+        "oracle_perplexity": float(found.exit_nll.amin(-1).mean().exp()),
+        **routing(found, exit_layers),
+        "thresholds": [at_threshold(found, each, exit_layers) for each in thresholds],
+    }
 
 
-def at_threshold(found: Predictions, threshold: float, exit_layers: Sequence[int]) -> ThresholdEvaluation:
+def at_threshold(found: Predictions, threshold: float, exit_layers: Sequence[int]) -> Figures:
+    """Return the perplexity of the exits that a threshold chooses, and their `depth_figures`."""
     exit_T = mixture.threshold_exit(found.log_remaining, threshold if threshold < 1 else math.inf)
     perplexity = float(found.exit_nll.gather(-1, exit_T[:, None]).mean().exp())
-    return ThresholdEvaluation(threshold=threshold, perplexity=perplexity, **depth_figures(exit_T, exit_layers))
+    return {"threshold": threshold, "perplexity": perplexity, **depth_figures(exit_T, exit_layers)}
 
 
-def depth_figures(exit_T: Tensor, exit_layers: Sequence[int]) -> dict[str, Any]:
+def depth_figures(exit_T: Tensor, exit_layers: Sequence[int]) -> Figures:
     """Return the mean depth l_k / L and the shares of the exits k (from 0) that a rule has chosen."""
     depths_E = torch.tensor(exit_layers, dtype=torch.float64) / exit_layers[-1]
     shares_E = exit_T.bincount(minlength=len(depths_E)) / len(exit_T)
     return {"mean_depth": float(depths_E[exit_T].mean()), "exit_shares": shares_E.tolist()}
 
 
-def text_loss(nll_T: Tensor, document_T: Tensor, documents: Sequence[str]) -> dict[str, Any]:
+def text_loss(nll_T: Tensor, document_T: Tensor, documents: Sequence[str]) -> Figures:
     num_characters, total = sum(map(len, documents)), float(nll_T.sum())
     tokens_D = document_T.bincount(minlength=len(documents))
     losses_D = document_T.bincount(nll_T.double(), minlength=len(documents))
@@ -103,7 +75,7 @@ def text_loss(nll_T: Tensor, document_T: Tensor, documents: Sequence[str]) -> di
     }
 
 
-def routing(found: Predictions, exit_layers: Sequence[int]) -> dict[str, Any]:
+def routing(found: Predictions, exit_layers: Sequence[int]) -> Figures:
     p_TE = found.log_p.exp()
     posterior_TE = (found.log_p - found.exit_nll + found.mix_nll[:, None]).exp()
     return {

@@ -1,12 +1,11 @@
 """Computes and writes the figures of `nvium evaluate`."""
 
 import hashlib
-import math
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from nvium_core.bench.figures import Figures
-from nvium_core.bench.harness import subject_of
+from nvium_core.bench.harness import numbers, subject_of
+from nvium_core.engine.validation import require_threshold
 from nvium_core.evaluation import perplexity
 from nvium_core.evaluation.paired import perplexity_gain
 from nvium_core.evaluation.predictions import EvaluationError
@@ -34,21 +33,18 @@ def evaluate(
         materialise(twin.model)
         check_dense(loaded, twin)
     figures = description(loaded) | {"text": digest(documents)}
-    figures |= asdict(perplexity.evaluate(loaded.model, loaded.tokenizer, documents, show_progress, thresholds))
+    figures |= perplexity.evaluate(loaded.model, loaded.tokenizer, documents, show_progress, thresholds)
     if twin:
         dense = twin_figures(twin, documents, show_progress)
         figures |= {"twin": dense, **perplexity_gain(figures, dense)}
     return figures | {"caveats": caveats(figures)}
 
 
-def parse_thresholds(text: str | None) -> list[float]:
-    """Parse thresholds separated by commas. Raise `EvaluationError` for anything but finite numbers above 0."""
-    try:
-        found = [float(part) for part in text.split(",")] if text else []
-    except ValueError:
-        found = [math.nan]
-    if not all(0 < each < math.inf for each in found):
-        raise EvaluationError(f"--thresholds must be finite numbers above 0, separated by commas; got {text!r}")
+def parse_thresholds(text: str | None) -> Sequence[float]:
+    """Parse thresholds separated by commas. Raise `InvalidRequest` for anything but finite numbers above 0."""
+    found = numbers(text, "thresholds") if text else ()
+    for each in found:
+        require_threshold(each, "thresholds")
     return found
 
 
@@ -79,4 +75,4 @@ def description(loaded: LoadedModel) -> Figures:
 def twin_figures(twin: LoadedModel, documents: Sequence[str], show_progress: bool) -> Figures:
     quality = perplexity.evaluate(twin.model, twin.tokenizer, documents, show_progress)
     kept = ("perplexity", "bits_per_character", "document_tokens", "document_losses")
-    return description(twin) | {name: getattr(quality, name) for name in kept}
+    return description(twin) | {name: quality[name] for name in kept}

@@ -90,7 +90,7 @@ class Series:
     def run(self, case: Case) -> Figures:
         """Train and evaluate a run and its twin. Return results like those of `nvium evaluate --twin`."""
         ours = self.trained(RECIPE, case.name, case)
-        found = vars(evaluate(ours.model, ours.tokenizer, self.documents))
+        found = evaluate(ours.model, ours.tokenizer, self.documents)
         kept = ("num_tokens", "num_characters", "perplexity", "bits_per_character", "exit_shares", "mean_depth")
         twin = self.twin(case)
         if found["document_tokens"] != twin["document_tokens"]:

@@ -27,14 +27,14 @@ def test_a_short_document_is_scored_like_one_forward_pass(loaded):
     with torch.no_grad():
         out = loaded.model(ids, labels=ids)
     figures = evaluate(loaded.model, loaded.tokenizer, [text])
-    assert figures.num_tokens == ids.shape[1] - 1
-    assert figures.perplexity == pytest.approx(float(out.mix_loss.exp()), rel=1e-5)
-    assert figures.oracle_perplexity <= min(figures.exit_perplexities) * (1 + 1e-12)
-    assert figures.exit_perplexities == pytest.approx(out.exit_losses.exp().tolist(), rel=1e-5)
-    assert figures.exit_shares == pytest.approx(out.exit_probs[0, :-1].mean(0).tolist(), rel=1e-5)
-    assert figures.mean_depth == pytest.approx(float(out.compute_loss), rel=1e-5)
-    nats = math.log(figures.perplexity) * figures.num_tokens
-    assert figures.bits_per_character == pytest.approx(nats / len(text) / math.log(2))
+    assert figures["num_tokens"] == ids.shape[1] - 1
+    assert figures["perplexity"] == pytest.approx(float(out.mix_loss.exp()), rel=1e-5)
+    assert figures["oracle_perplexity"] <= min(figures["exit_perplexities"]) * (1 + 1e-12)
+    assert figures["exit_perplexities"] == pytest.approx(out.exit_losses.exp().tolist(), rel=1e-5)
+    assert figures["exit_shares"] == pytest.approx(out.exit_probs[0, :-1].mean(0).tolist(), rel=1e-5)
+    assert figures["mean_depth"] == pytest.approx(float(out.compute_loss), rel=1e-5)
+    nats = math.log(figures["perplexity"]) * figures["num_tokens"]
+    assert figures["bits_per_character"] == pytest.approx(nats / len(text) / math.log(2))
 
 
 ROUNDING = 1e-5  # in nats: float32 routers cause errors of 2e-7
@@ -77,23 +77,23 @@ def test_tokens_and_loss_of_each_document_are_independent(loaded):
     documents = ["A fox, two hens.", "x" * 200, "Nobody."]
     whole = evaluate(loaded.model, loaded.tokenizer, documents)
     alone = [evaluate(loaded.model, loaded.tokenizer, [document]) for document in documents]
-    assert whole.document_tokens == [each.num_tokens for each in alone]
-    assert whole.document_losses == pytest.approx([each.document_losses[0] for each in alone], abs=2e-4)
-    assert sum(whole.document_losses) == pytest.approx(math.log(whole.perplexity) * whole.num_tokens, abs=1e-3)
+    assert whole["document_tokens"] == [each["num_tokens"] for each in alone]
+    assert whole["document_losses"] == pytest.approx([each["document_losses"][0] for each in alone], abs=2e-4)
+    assert sum(whole["document_losses"]) == pytest.approx(math.log(whole["perplexity"]) * whole["num_tokens"], abs=1e-3)
 
 
 def test_a_threshold_evaluates_the_exits_that_it_chooses():
     found = window_predictions(random_model([1, 2, 4], seed=5), [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], 1)
     (early, middle, last) = (at_threshold(found, q, [1, 2, 4]) for q in (1e-9, 0.2, 1))
-    assert (early.exit_shares, last.exit_shares) == ([1, 0, 0], [0, 0, 1])
-    assert (early.mean_depth, last.mean_depth) == (0.25, 1)
-    assert early.perplexity == pytest.approx(float(found.exit_nll[:, 0].mean().exp()))
-    assert last.perplexity == pytest.approx(float(found.exit_nll[:, 2].mean().exp()))
+    assert (early["exit_shares"], last["exit_shares"]) == ([1, 0, 0], [0, 0, 1])
+    assert (early["mean_depth"], last["mean_depth"]) == (0.25, 1)
+    assert early["perplexity"] == pytest.approx(float(found.exit_nll[:, 0].mean().exp()))
+    assert last["perplexity"] == pytest.approx(float(found.exit_nll[:, 2].mean().exp()))
     chosen = [next(k for k, p in enumerate(row) if p >= 0.2) for row in found.log_p.exp().cumsum(-1).tolist()]
     assert len({*chosen}) > 1
-    assert middle.exit_shares == pytest.approx([chosen.count(k) / len(chosen) for k in range(3)])
+    assert middle["exit_shares"] == pytest.approx([chosen.count(k) / len(chosen) for k in range(3)])
     losses = [float(found.exit_nll[t, k]) for t, k in enumerate(chosen)]
-    assert math.log(middle.perplexity) == pytest.approx(sum(losses) / len(losses))
+    assert math.log(middle["perplexity"]) == pytest.approx(sum(losses) / len(losses))
 
 
 def test_shares_posteriors_and_entropy_equal_plain_sums():
