@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -12,7 +14,6 @@ from nvium_core.model.config import NviumConfig
 from nvium_core.text.chat_template import CHAT_TEMPLATE
 from nvium_core.text.folder_tokenizer import folder_tokenizer
 from nvium_core.training.errors import TrainingError
-from nvium_core.training.extension import imported
 from nvium_core.training.recipes.recipe import CONFIG_FIELDS, ModelShape, Recipe, RecipeError
 from nvium_core.training.recipes.twins import RUN
 
@@ -49,6 +50,17 @@ def shape_of(config: NviumConfig, context: int) -> ModelShape:
     same = {ours: getattr(config, theirs) for ours, theirs in CONFIG_FIELDS.items()} | {"context": context}
     exits = tuple(config.exit_layers or ())
     return ModelShape(num_exits=config.num_exits, exit_layers=exits, vocab_size=config.vocab_size, **same)
+
+
+def imported(name: str) -> Any:
+    """Import `package.module.NAME`. Raise `TrainingError` if there is no such class or function."""
+    try:
+        found = resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise TrainingError(f"{name}: cannot be imported ({error}); expected package.module.NAME") from error
+    if not callable(found):
+        raise TrainingError(f"{name}: must name a class or function")
+    return found
 
 
 def built_model(recipe: Recipe, vocab_size: int, end_token: int) -> NviumForCausalLM:

@@ -17,7 +17,7 @@ from nvium_core.training.data.windows import Batch, Windows
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.loggers import KINDS, Logger, Report, RunLog
 from nvium_core.training.objective.beta import BetaControl
-from nvium_core.training.objective.objective import ObjectiveResult, Phase
+from nvium_core.training.objective.loss import ObjectiveResult, Phase
 from nvium_core.training.recipes.recipe import Recipe
 
 SAVE_SECONDS = 300

@@ -1,10 +1,8 @@
-"""A run's folder: its lock, its recipe file and the trained model."""
+"""A run's folder: its lock, and the trained model."""
 
-import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -13,10 +11,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.logging import disable_progress_bar
 
-from nvium_core.model.checkpoint import RECIPE_FILE
 from nvium_core.training.data.tokenizer import save_tokenizer
 from nvium_core.training.errors import TrainingError
-from nvium_core.training.recipes.recipe import Recipe
 
 
 @contextmanager
@@ -31,11 +27,6 @@ def owned(folder: Path) -> Iterator[None]:
         raise TrainingError(f"{folder}: cannot write to the folder ({error})") from error
     with lock:
         yield
-
-
-def write_recipe(recipe: Recipe, folder: Path) -> None:
-    """Write recipe.json for users and evaluations. A resumed run reads the recipe from the checkpoint instead."""
-    (folder / RECIPE_FILE).write_text(json.dumps(asdict(recipe), indent=2) + "\n", encoding="utf-8")
 
 
 def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

@@ -4,6 +4,7 @@ A run's folder contains `tokenizer/`, `tokens.npy`, `state.pt`, `log.jsonl` and,
 folder.
 """
 
+import json
 import math
 from dataclasses import asdict, replace
 from functools import partial
@@ -15,7 +16,7 @@ from rich.console import Console
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from nvium_core.model.checkpoint import MODEL_FOLDER
+from nvium_core.model.checkpoint import MODEL_FOLDER, RECIPE_FILE
 from nvium_core.training.caveats import too_few_tokens
 from nvium_core.training.checkpoint import STATE, State
 from nvium_core.training.collapse import Collapse
@@ -23,8 +24,7 @@ from nvium_core.training.data.source import prepare_text, validation_text
 from nvium_core.training.data.tokens import differences
 from nvium_core.training.data.windows import Windows
 from nvium_core.training.errors import TrainingError
-from nvium_core.training.extension import imported
-from nvium_core.training.initial import built_model, with_initial_shape
+from nvium_core.training.initial import built_model, imported, with_initial_shape
 from nvium_core.training.loggers import Report, module_of
 from nvium_core.training.loop import TrainingLoop, fast_dtype
 from nvium_core.training.objective.beta import BetaControl
@@ -33,7 +33,7 @@ from nvium_core.training.optimizer import optimizers
 from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.reports import follow
-from nvium_core.training.run_folder import owned, write_model, write_recipe
+from nvium_core.training.run_folder import owned, write_model
 
 SAMPLE_TOKENS = 50
 VALIDATION_LOSS = "validation_loss"  # field of log.jsonl: L_mix on the validation text
@@ -138,7 +138,9 @@ class TrainingRun(TrainingLoop):
         return f"{tokens:,} tokens read" + (f". Warning: {few}" if few else ratio)
 
     def begin(self) -> None:
-        write_recipe(self.recipe, self.folder)
+        """Write recipe.json for users and evaluations. A resumed run reads the recipe from the checkpoint instead."""
+        text = json.dumps(asdict(self.recipe), indent=2) + "\n"
+        (self.folder / RECIPE_FILE).write_text(text, encoding="utf-8")
 
     def evaluation(self) -> Report:
         report = self.evaluate(self.validation) if self.validation and self.is_evaluation_due else {}

@@ -21,8 +21,7 @@ from nvium_core.model.checkpoint import resolve_folder
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.exits import Exit
 from nvium_core.training.data.windows import Batch
-from nvium_core.training.objective.loss import token_losses
-from nvium_core.training.objective.objective import ObjectiveResult, Phase, counted_mean
+from nvium_core.training.objective.loss import ObjectiveResult, Phase, counted_mean, token_losses
 from nvium_core.training.recipes.recipe import Recipe
 
 THRESHOLDS = (0.9, 0.8, 0.7, 0.6)

@@ -29,19 +29,11 @@ CHUNKS = 8  # into which a GPU's logits are split at least
 
 def head_nll(output_XD: Tensor, head_VD: Tensor, target_X: Tensor) -> Tensor:
     """Return −log softmax(output · headᵀ) at the targets, [X], in float32 or better."""
-    if target_X.numel() < min_split_rows(len(head_VD), head_VD.device.type):
+    device_type = head_VD.device.type
+    if target_X.numel() * len(head_VD) <= max_logits(device_type):
         return token_nll(F.linear(output_XD, head_VD), target_X)
-    return split_head_nll(output_XD, head_VD, target_X)
-
-
-def split_head_nll(output_XD: Tensor, head_VD: Tensor, target_X: Tensor) -> Tensor:
-    """Compute `head_nll` in parts, even if there are few logits."""
-    compute = block_head_nll if output_XD.device.type == "cpu" else chunked_head_nll
-    return compute(output_XD, head_VD, target_X)
-
-
-def min_split_rows(vocab_size: int, device_type: str = "cpu") -> int:
-    return max_logits(device_type) // vocab_size + 1
+    in_parts = block_head_nll if device_type == "cpu" else chunked_head_nll
+    return in_parts(output_XD, head_VD, target_X)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # PyTorch has no types for it

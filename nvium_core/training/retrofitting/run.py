@@ -22,7 +22,7 @@ from nvium_core.training.errors import TrainingError
 from nvium_core.training.initial import shape_of
 from nvium_core.training.loop import TrainingLoop
 from nvium_core.training.objective.beta import BetaControl, BetaSettings
-from nvium_core.training.objective.objective import ObjectiveResult, Phase
+from nvium_core.training.objective.loss import ObjectiveResult, Phase
 from nvium_core.training.optimizer import OptimizerSettings, with_maximum_rates
 from nvium_core.training.options import RetrofitSettings
 from nvium_core.training.recipes.recipe import Recipe

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from nvium_core.training.chat.conversations import holds_conversations, read_conversations
-from nvium_core.training.chat.examples import Example, example
+from nvium_core.training.chat.chat_data import chat_examples
+from nvium_core.training.chat.conversations import holds_conversations
+from nvium_core.training.chat.examples import Example
 from nvium_core.training.data.corpus import documents_of
 from nvium_core.training.data.encoding import encoded
 from nvium_core.training.errors import DataError
@@ -29,14 +30,12 @@ class TrainingText:
 def read_text(path: Path, tokenizer: PreTrainedTokenizerFast, context: int, max_tokens: int) -> TrainingText:
     """Read up to `max_tokens` training tokens of a text, and hold out its end. Raise `DataError` if it is unusable."""
     is_chat = holds_conversations(path)
-    examples = conversations(path, tokenizer, context) if is_chat else documents(path, tokenizer, context, max_tokens)
+    if is_chat:
+        examples = chat_examples(path, tokenizer, context + 1)  # the last token is never an input
+    else:
+        examples = documents(path, tokenizer, context, max_tokens)
     training, held_out = split(examples, path)
     return TrainingText("conversations" if is_chat else "text", training, held_out)
-
-
-def conversations(path: Path, tokenizer: PreTrainedTokenizerFast, context: int) -> list[Example]:
-    examples = [example(line, tokenizer).cut(context + 1) for line in read_conversations(path).values()]
-    return [each for each in examples if each.is_answer[1:].any()]
 
 
 def documents(path: Path, tokenizer: PreTrainedTokenizerFast, context: int, max_tokens: int) -> list[Example]:

@@ -58,10 +58,10 @@ def test_on_a_gpu_free_memory_decides_about_chunks(monkeypatch):
     for free, rows in ((70 * gib, 36_701), (2 * gib, 2_098)):
         cross_entropy.free_bytes.cache_clear()
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free: (free, 80 * gib))
-        assert cross_entropy.min_split_rows(32_000, "cuda") == rows
+        assert cross_entropy.max_logits("cuda") // 32_000 + 1 == rows
         assert cross_entropy.chunk_rows(head) == max(512, (rows - 1) // 8)
     cross_entropy.free_bytes.cache_clear()
-    assert cross_entropy.min_split_rows(32_000) == 2_098
+    assert cross_entropy.max_logits("cpu") // 32_000 + 1 == 2_098
 
 
 def gradients(nll, output, head, target, weight):

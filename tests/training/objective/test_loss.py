@@ -5,8 +5,7 @@ import torch
 
 from nvium_core import NviumForCausalLM
 from nvium_core.training.data.windows import Batch, packed_batch
-from nvium_core.training.objective.loss import nvium_objective
-from nvium_core.training.objective.objective import ObjectiveResult, Phase
+from nvium_core.training.objective.loss import ObjectiveResult, Phase, nvium_objective
 from tests.random_models import random_model
 
 WINDOW = torch.randint(1, 17, (2, 21), generator=torch.Generator().manual_seed(0))
