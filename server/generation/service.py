@@ -23,6 +23,7 @@ from server.schemas.models import Model
 from server.settings import Settings, read_file
 from server.structured_outputs.constraints import Constraints, RequestConstraint
 from server.telemetry.metrics import Metrics
+from server.telemetry.steps import StepMetrics
 from server.thread_pool import DaemonThreadPool
 
 log = structlog.get_logger("nvium.server")
@@ -65,7 +66,8 @@ class Service(Drainable):
         self.precision = precision | {"cache": self.engine.runner.cache.precision}
         self.num_seats = self.engine.admission.num_seats
         self.metrics = metrics or Metrics(settings.latency_buckets)
-        steps = self.metrics.add_steps([depth / self.exit_layers[-1] for depth in self.exit_layers])
+        steps = StepMetrics([depth / self.exit_layers[-1] for depth in self.exit_layers])
+        self.metrics.registry.register(steps)
         self.worker = EngineWorker(self.engine, observe=steps.observe)
         self.metrics.watch(self.worker)
         self.admission = Admission(self.num_seats + settings.max_queue)

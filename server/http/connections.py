@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import h11
+import structlog
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from server.http.guard import Guarded
 from server.settings import Settings
-from server.telemetry.logs import RateLimitedWarning
 from server.telemetry.metrics import Metrics
 
 MAX_HEAD_BYTES = 16_384
@@ -42,7 +42,7 @@ NUM_CLOSING = 16
 EVICTED_SHARE = 64
 """A new connection beyond the limit closes up to 1/64 of the others, because looking for them takes time."""
 
-no_room = RateLimitedWarning("closed waiting connections to make room for new ones")
+log = structlog.get_logger("nvium.server")
 
 
 class Parser(h11.Connection):
@@ -113,6 +113,8 @@ class Connections:
         self._metrics = metrics
         self._watched = WeakKeyDictionary[H11Protocol, Watch]()
         self._open: Any = None
+        self._num_evicted = 0
+        """Connections closed to make room since the last sweep."""
 
     def __call__(self, **kwargs: Any) -> H11Protocol:
         connection = H11Protocol(**kwargs)
@@ -134,7 +136,7 @@ class Connections:
         for connection in evicted:
             connection.transport.abort()
             self._metrics.evicted_connections.inc()
-            no_room.log(allowed=self._max_connections)
+        self._num_evicted += len(evicted)
 
     def _since(self, connection: H11Protocol) -> float:
         return self._watched[connection].since
@@ -153,6 +155,10 @@ class Connections:
         self._bound_unread()
         if len(self._open) > self._max_connections:
             self._make_room()
+        if self._num_evicted:
+            event, allowed = "closed waiting connections to make room for new ones", self._max_connections
+            log.warning(event, times=self._num_evicted, allowed=allowed)
+            self._num_evicted = 0
 
     def _checked(self, connection: H11Protocol, last: Watch, watch: Watch) -> Watch:
         """Abort a connection that has been in its phase for too long. Return what to compare the next watch with."""

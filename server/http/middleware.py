@@ -76,7 +76,8 @@ class RequestContext(HttpMiddleware):
             if message["type"] == "http.response.start":
                 sent = MutableHeaders(scope=message)
                 sent["x-request-id"] = record.request_id
-                protect(sent)
+                for name, value in PROTECTIVE.items():
+                    sent.setdefault(name, value)
                 record.status = message["status"]
             await send(message)
 
@@ -172,8 +173,3 @@ class AsGet(HttpMiddleware):
 async def refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
     scope["state"]["record"].refused(error)
     await error.response()(scope, receive, send)
-
-
-def protect(headers: MutableHeaders) -> None:
-    for name, value in PROTECTIVE.items():
-        headers.setdefault(name, value)

@@ -6,8 +6,6 @@ from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import PlainTextResponse, Response
 
-from server.admission import Drainable
-
 OK = {"status": "ok"}
 
 router = APIRouter()
@@ -27,10 +25,8 @@ async def readyz(request: Request) -> dict[str, str]:
 
 @router.get("/health", summary="Both probes in one")
 async def health(request: Request) -> dict[str, str]:
-    service: Drainable = request.app.state.service
-    service.check_live()
-    await service.check_ready()
-    return OK
+    await livez(request)
+    return await readyz(request)
 
 
 @router.get(

@@ -5,15 +5,12 @@ the engine logs keep their messages, because the engine handles no text.
 """
 
 import logging
-import math
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
 
 import structlog
 from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
@@ -79,22 +76,6 @@ def log_warnings_and_unhandled() -> None:
 def log_unhandled(error: tuple[type[BaseException], BaseException | None, TracebackType | None]) -> None:
     if not issubclass(error[0], (SystemExit, KeyboardInterrupt)):
         structlog.get_logger("nvium.server").error("unhandled exception", exc_info=error)
-
-
-class RateLimitedWarning:
-    """A warning that is logged at most once a second, with the number of occurrences since the last log line."""
-
-    def __init__(self, event: str) -> None:
-        self._event = event
-        self._logged_at = -math.inf
-        self._times = 0
-
-    def log(self, **fields: Any) -> None:
-        self._times += 1
-        now = time.monotonic()
-        if now >= self._logged_at + 1:
-            structlog.get_logger("nvium.server").warning(self._event, times=self._times, **fields)
-            self._logged_at, self._times = now, 0
 
 
 def without_reprs(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

@@ -13,7 +13,7 @@ from nvium_core.text.sandbox import HELPERS
 from server.errors import REJECTIONS
 from server.schemas.generation import AnswerEnd
 from server.telemetry.sink import sink
-from server.telemetry.steps import StepMetrics, TallyMetric
+from server.telemetry.steps import TallyMetric
 
 EndReason = Literal[AnswerEnd, "abort"]
 """Why a choice ended. `abort` means that the request ended before the choice."""
@@ -103,12 +103,6 @@ class Metrics:
     def add_model(self, model: Mapping[str, str], num_seats: int) -> None:
         Info("nvium_model", "The served model.", registry=self.registry).info(dict(model))
         Gauge("nvium_seats", "Maximum number of running sequences.", registry=self.registry).set(num_seats)
-
-    def add_steps(self, depth_ratios: Sequence[float]) -> StepMetrics:
-        """Add metrics of Steps. `depth_ratios` are the exits' depths divided by the model's depth."""
-        steps = StepMetrics(depth_ratios)
-        self.registry.register(steps)
-        return steps
 
     def watch(self, worker: EngineWorker) -> None:
         self.registry.register(WorkerCollector(worker))

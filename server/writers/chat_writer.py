@@ -26,8 +26,6 @@ from server.writers.logprobs import chat_logprobs
 from server.writers.writer import ChunkWriter
 
 CHUNK: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-NO_TOKEN_IDS: PromptTokenIds = {}
-"""Tells mypy that a chunk may lack prompt token ids."""
 
 
 class ChatWriter(ChunkWriter[ChatRequest]):
@@ -94,7 +92,7 @@ class ChatWriter(ChunkWriter[ChatRequest]):
 
     def _chunk_of(self, delta: Delta, message: ChatMessage) -> ChatChunk:
         choice: ChatChunkChoice = {**self._chat_choice(delta), "delta": message}
-        return {**self._chunk_fields(), "object": CHUNK, "choices": [choice], **NO_TOKEN_IDS}
+        return {**self._chunk_fields(), "object": CHUNK, "choices": [choice]}  # type: ignore[typeddict-item]
 
     def _chat_choice(self, delta: Delta) -> AnyChatChoice:
         fields = self._choice(delta, delta.index)

@@ -30,7 +30,10 @@ class ResponseEvents:
             item["content"].append(new_part(item["type"]))
             yield self._of_part("response.content_part.added", part=self._part)
 
-    def add_text(self, text: str, logprobs: Sequence[Any] = ()) -> Iterator[bytes]:
+    def add_text(self, kind: TextKind, text: str, logprobs: Sequence[Any] = ()) -> Iterator[bytes]:
+        """Add text to the last item or, if that has another type, to a new one."""
+        if not (self.response["output"] and self.last["type"] == kind):
+            yield from self.begin(new_text(kind))
         part, scores = self._part, dict[str, Any]()
         part["text"] += text
         if "logprobs" in part:
@@ -51,10 +54,6 @@ class ResponseEvents:
     @property
     def last(self) -> OutputItem:
         return self.response["output"][-1]
-
-    def is_in(self, kind: TextKind) -> bool:
-        """Return whether the last item has this type."""
-        return bool(self.response["output"]) and self.last["type"] == kind
 
     def _finish_item(self, status: Any) -> Iterator[bytes]:
         if not self.response["output"]:
@@ -98,10 +97,11 @@ def replayed(stored: Response) -> list[bytes]:
     events = ResponseEvents(begun)
     made = events.opening()
     for item in stored["output"]:
+        kind: Any = item["type"]
         empty: Any = {"content": []} if "content" in item else {"arguments": ""}
         made += events.begin({**item, "status": "in_progress", **empty})
         for part in item.get("content", ()):
-            made += events.add_text(part["text"], part.get("logprobs", ()))
+            made += events.add_text(kind, part["text"], part.get("logprobs", ()))
         if item.get("arguments"):
             made += events.add_arguments(item["arguments"])
     last: Any = {name: value for name, value in stored.items() if name not in ("status", "output")}

@@ -16,7 +16,7 @@ from server.schemas.response_items import new_id
 from server.schemas.responses import OutputItem, Response, ResponseRequest, ResponseUsage
 from server.writers.answer_parser import AnswerParser
 from server.writers.logprobs import chat_logprobs
-from server.writers.response_events import ResponseEvents, TextKind, new_text
+from server.writers.response_events import ResponseEvents
 from server.writers.writer import Writer
 
 
@@ -54,19 +54,14 @@ class ResponseWriter(Writer[ChatRequest]):
         self._total.extend(delta)
         reasoning, content, calls = self._parser.parse(delta)
         if reasoning:
-            yield from self._in_item("reasoning")
-            yield from self._made.add_text(reasoning)
+            yield from self._made.add_text("reasoning", reasoning)
         if content:
-            yield from self._in_item("message")
-            yield from self._made.add_text(content, self._logprobs(content) if self._request.logprobs else ())
+            logprobs = self._logprobs(content) if self._request.logprobs else ()
+            yield from self._made.add_text("message", content, logprobs)
         for piece in calls:
             yield from self._add_call(piece)
         if delta.finish_reason:
             yield from self._end(is_cut=delta.finish_reason == "length")
-
-    def _in_item(self, kind: TextKind) -> Iterator[bytes]:
-        if not self._made.is_in(kind):
-            yield from self._made.begin(new_text(kind))
 
     def _logprobs(self, text: str) -> list[Any]:
         """Return the log-probabilities of the tokens that begin in new text of a message."""
