@@ -41,7 +41,7 @@ def test_calm_has_a_point_with_its_own_loss_for_each_threshold(folders, twin):
     assert [point["model"] for point in calm] == [f"CALM* τ {threshold}" for threshold in (0.9, 0.8, 0.7, 0.6)]
     last, (expected,) = calm[-1], evaluate_calm(loaded.model, loaded.tokenizer, DOCUMENTS, [0.6])
     assert last.items() >= expected.items()
-    dense, perplexity = evaluate(twin.model, twin.tokenizer, DOCUMENTS).perplexity, expected["perplexity"]
+    dense, perplexity = evaluate(twin.model, twin.tokenizer, DOCUMENTS)["perplexity"], expected["perplexity"]
     assert last["perplexity_gain_percent"] == pytest.approx(100 * (dense - perplexity) / dense)
     assert last["mean_depth"] < calm[0]["mean_depth"]
     early, late = ([step["tokens"] for step in point["latency"]["staircase"]] for point in (last, calm[0]))

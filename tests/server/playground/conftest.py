@@ -1,9 +1,10 @@
 """Chromium, a server of the bundled model, and visits to its page that fail on browser errors."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -111,12 +112,16 @@ def tales() -> Iterator[LiveServer]:
 
 
 @pytest.fixture
-def unhurried(tales: LiveServer) -> Iterator[None]:
-    """Slow the server down, so a test can stop a story before it ends."""
+def slow_down(tales: LiveServer) -> Iterator[Callable[[], object]]:
+    """Return a function that slows the server down for the rest of the test, so that a story can be stopped."""
     runner = tales.service.engine.runner
-    slowed_down(tales)
-    yield
+    yield partial(slowed_down, tales)
     tales.service.engine.runner = runner
+
+
+@pytest.fixture
+def unhurried(slow_down: Callable[[], object]) -> None:
+    slow_down()
 
 
 @pytest.fixture

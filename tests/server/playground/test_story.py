@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.byte_model import load_byte_model
-from tests.server.live_server import LiveServer, live_server, slowed_down, wait_until
+from tests.server.live_server import LiveServer, live_server, wait_until
 from tests.server.playground.conftest import PROMPT, SECONDS, visiting
 
 LOOKS = """spans => spans.map((span) => {
@@ -78,8 +78,7 @@ def test_a_story_is_shown_while_it_is_generated_and_the_button_stops_it(visit):
     assert visit.tokens.count() == 5
 
 
-@pytest.mark.usefixtures("unhurried")
-def test_a_request_stops_the_story_that_is_written_when_the_page_opens(chromium, tales):
+def test_a_request_stops_the_story_that_is_written_when_the_page_opens(chromium, tales, slow_down):
     with visiting(chromium, tales, stops_opening=False) as visit:
         expect(visit.page.locator("#status")).to_contain_text(" after ", timeout=1000 * SECONDS)
         seed = int(visit.page.locator("#seed-used").inner_text().split()[-1])
@@ -90,7 +89,7 @@ def test_a_request_stops_the_story_that_is_written_when_the_page_opens(chromium,
         expect(visit.page.locator("#gain")).to_have_text(re.compile(GAIN), timeout=1000 * SECONDS)
         ratio, ours, theirs, _ = re.fullmatch(GAIN, visit.page.locator("#gain").inner_text()).groups()
         assert float(ratio) == pytest.approx(float(theirs) / float(ours), rel=0.2)
-        slowed_down(tales)
+        slow_down()
         visit.page.reload()
         expect(visit.tokens.nth(3)).to_be_attached()
         visit.ask("A fox", seed=1, length=5)
