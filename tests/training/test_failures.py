@@ -178,7 +178,7 @@ def test_a_run_does_not_resume_with_tokens_of_other_data(run_options):
     with pytest.raises(TrainingError, match="vocab_size"):
         prepare_text(small_recipe("shape.vocab_size=290"), run_options.data, run_options.folder)
     run_options.data.write_text("Another text.\n" * 400, encoding="utf-8")
-    with pytest.raises(TrainingError, match="data"):
+    with pytest.raises(TrainingError, match="tokens were made with another data"):
         prepare_text(small_recipe(), run_options.data, run_options.folder)
     run_options.data.unlink()
     with pytest.raises(DataError, match=run_options.data.name):

@@ -8,7 +8,7 @@ from nvium_core.training.errors import DataError
 
 
 def test_only_answers_and_their_end_of_text_count(tokenizer):
-    talk = [system("be big"), user("the cat"), assistant("it ran"), user("so"), assistant("it sat"), user("and")]
+    talk = [system("be big"), user(" the cat\n"), assistant("it ran"), user("so"), assistant("it sat"), user("and")]
     tuned = example(talk, tokenizer)
     parts = np.split(tuned.tokens, np.flatnonzero(np.diff(tuned.is_answer)) + 1)
     assert [tokenizer.decode(part) for part in parts] == [

@@ -1,5 +1,3 @@
-from typing import Any
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,10 +25,6 @@ TURNS = st.builds(
 )
 
 
-def messages_of(said: list[tuple[str, str]]) -> list[dict[str, str]]:
-    return [{"role": role, "content": text} for role, text in said]
-
-
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = load_model().tokenizer
@@ -39,24 +33,10 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def rendered(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, Any]], **arguments: Any) -> str:
-    text = tokenizer.apply_chat_template(messages, tokenize=False, **arguments)
-    assert isinstance(text, str)
-    return text
-
-
-def test_every_turn_starts_with_end_of_text_and_its_role(tokenizer):
-    messages = messages_of([("system", "Be kind."), ("user", " Hé\n"), ("assistant", "Ho."), ("user", "And?")])
-    assert rendered(tokenizer, messages, add_generation_prompt=True) == (
-        f"{END_OF_TEXT}System:\nBe kind.{END_OF_TEXT}User:\nHé{END_OF_TEXT}Assistant:\nHo.{END_OF_TEXT}User:\nAnd?"
-        f"{END_OF_TEXT}Assistant:\n"
-    )
-
-
 @settings(max_examples=40)
 @given(said=TURNS, answer=TEXTS)
 def test_an_example_is_the_servers_prompt_followed_by_the_answer_and_end_of_text(tokenizer, said, answer):
-    messages = messages_of(said)
+    messages = [{"role": role, "content": text} for role, text in said]
     served = ChatTemplate(tokenizer).token_ids(messages, [])
     tuned = example([*messages, assistant(answer)], tokenizer)
     tokens = tuned.tokens.tolist()

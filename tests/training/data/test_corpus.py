@@ -1,4 +1,3 @@
-import lzma
 import tracemalloc
 from pathlib import Path
 from typing import cast
@@ -11,26 +10,12 @@ from nvium_core.training.data import encoding
 from nvium_core.training.data.corpus import documents_of, read_documents
 from nvium_core.training.data.source import prepare_text
 from nvium_core.training.data.tokens import write_tokens
-from nvium_core.training.errors import TrainingError
-from tests.training.small_runs import options, small_corpus, small_recipe, start
-
-DOCUMENTS = ["One fox.", "Two hens.\n\nThey went home.", "Thrée."]
-TEXT = "\n<|endoftext|>\n".join(DOCUMENTS) + "\n"
-
-
-@pytest.mark.parametrize(("name", "content"), [("a.txt", TEXT.encode()), ("a.txt.xz", lzma.compress(TEXT.encode()))])
-def test_plain_and_compressed_files_give_the_same_documents(tmp_path, name, content):
-    (tmp_path / name).write_bytes(content)
-    assert list(documents_of(tmp_path / name)) == DOCUMENTS
-
-
-@pytest.fixture
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding, "BATCH_DOCUMENTS", 3)
+from tests.training.small_runs import small_corpus, small_recipe
 
 
 @pytest.mark.parametrize("total_tokens", [768, 10**6])
-def test_a_run_reads_the_first_tokens_of_its_text(tmp_path, small_parts, total_tokens):
+def test_a_run_reads_the_first_tokens_of_its_text(tmp_path, monkeypatch, total_tokens):
+    monkeypatch.setattr(encoding, "BATCH_DOCUMENTS", 3)
     recipe, folder, corpus = small_recipe(f"total_tokens={total_tokens}"), tmp_path / "run", tmp_path / "corpus.txt"
     folder.mkdir()
     small_corpus(corpus)
@@ -71,11 +56,3 @@ def peak_bytes(path: Path, megabytes: int) -> int:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return peak
-
-
-def test_a_run_does_not_resume_on_another_text(tmp_path):
-    chosen = options(tmp_path / "run")
-    start(small_recipe(), chosen)
-    chosen.data.write_text("One more.", encoding="utf-8")
-    with pytest.raises(TrainingError, match="tokens were made with another data"):
-        start(small_recipe(), chosen)

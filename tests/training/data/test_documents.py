@@ -7,12 +7,14 @@ from nvium_core.training.errors import DataError
 
 TEXT = "Title\n\nOne.\n<|endoftext|>\nTwo <|endoftext|> in a line.\n<|endoftext|>\n\n<|endoftext|>\nThrée.\n"
 DOCUMENTS = ["Title\n\nOne.", "Two <|endoftext|> in a line.", "Thrée."]
+FILES = {"text.txt": TEXT.encode(), "windows.txt": b"\xef\xbb\xbf" + TEXT.replace("\n", "\r\n").encode()}
+FILES["text.txt.xz"] = lzma.compress(TEXT.encode())
 
 
-@pytest.mark.parametrize("content", [TEXT.encode(), b"\xef\xbb\xbf" + TEXT.replace("\n", "\r\n").encode()])
-def test_separator_lines_separate_documents(tmp_path, content):
-    (tmp_path / "text.txt").write_bytes(content)
-    assert read_documents(tmp_path / "text.txt") == DOCUMENTS
+@pytest.mark.parametrize("name", FILES)
+def test_separator_lines_separate_documents(tmp_path, name):
+    (tmp_path / name).write_bytes(FILES[name])
+    assert read_documents(tmp_path / name) == DOCUMENTS
 
 
 def test_an_unusable_file_is_named(tmp_path):

@@ -15,19 +15,8 @@ DEPTHS = (6, 12, 24, 36, 48)
 PAPER_MILLIONS = {"24x128": 13, "24x256": 36, "24x512": 112, "24x768": 226, "24x1024": 381, "24x1536": 806}
 PAPER_MILLIONS |= {"6x768": 99, "12x768": 141, "36x768": 311, "48x768": 396}
 
-PUBLISHED_STEPS = {
-    "paper-24x128": 4012,
-    "paper-24x256": 5518,
-    "paper-24x512": 8509,
-    "paper-24x768": 17_251,
-    "paper-24x1024": 14_517,
-    "paper-24x1536": 30_748,
-    "paper-6x768": 7531,
-    "paper-12x768": 10_771,
-    "paper-36x768": 23_731,
-    "paper-48x768": 30_211,
-    "paper-48x1536": 56_668,
-}
+STEPS = 4012, 5518, 8509, 17_251, 14_517, 30_748, 7531, 10_771, 23_731, 30_211, 56_668
+PUBLISHED_STEPS = dict(zip([*PAPER_MILLIONS, "48x1536"], STEPS, strict=True))
 
 TWIN_WIDTHS = {
     128: [432, 392, 368, 360, 360],
@@ -74,7 +63,7 @@ def test_parameter_counts_are_the_papers():
 
 
 def test_steps_agree_with_the_authors_to_a_fifth_of_a_percent():
-    found = {name: recipe_named(name, []).num_steps for name in PUBLISHED_STEPS}
+    found = {shape: recipe_named(f"paper-{shape}", []).num_steps for shape in PUBLISHED_STEPS}
     assert found == pytest.approx(PUBLISHED_STEPS, rel=2e-3)
 
 
@@ -92,6 +81,16 @@ def test_a_twin_follows_the_settings_and_the_initial_model_of_its_recipe():
     assert twin == dense_twin(recipe_named("tiny", settings))
     assert recipe_named("stories-chat", []).initial == "runs/stories-24/model"
     assert recipe_named("stories-chat-dense", []).initial == "runs/stories-24-dense/model"
+
+
+def test_a_looped_recipe_has_exits_after_its_loops_and_its_dense_twin_as_many_layer_calls():
+    recipe = recipe_named("small", ["shape.num_layers=4", "shape.loops=4"])
+    looped, twin = recipe.shape, dense_twin(recipe).shape
+    config = looped.config(looped.vocab_size, end_token=0)
+    assert (config.num_hidden_layers, config.num_loops, config.exit_layers) == (4, 4, [4, 8, 12, 16])
+    untied = replace(looped, num_layers=16, loops=1)
+    assert num_parameters(looped) == num_parameters(replace(looped, loops=1)) < num_parameters(untied)
+    assert (twin.num_layers, twin.loops, twin.num_exits) == (16, 1, 1)
 
 
 def test_an_unknown_recipe_is_refused_with_suggestions():
