@@ -1,6 +1,18 @@
 import pytest
 
-from tests.model.paper_flops import PER_MILLE, paper_flops
+from nvium_core.model.flops import Flops, flops_per_token
+from nvium_core.training.recipes.catalogue import recipe_named
+from research.paper.sweeps import paper
+
+PER_MILLE = 1e-3
+
+
+def paper_flops(num_layers: int, num_exits: int) -> Flops:
+    """Return the FLOPs per token of the paper's models of width 768."""
+    name, *settings = paper()[f"paper-isoflop-{num_layers}"] if num_exits == 1 else [f"paper-{num_layers}x768"]
+    shape = recipe_named(name, settings).shape
+    assert shape.num_exits == num_exits
+    return flops_per_token(shape.config(shape.vocab_size, end_token=0), 1024)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedModel
 
-from nvium_core import LoadedModel, load_model
+from nvium_core import load_model
 from nvium_core.evaluation.perplexity import evaluate
 from research.baselines.__main__ import evaluate_baseline
 from research.baselines.calm import CalmForCausalLM
@@ -21,22 +21,11 @@ def saved(model: PreTrainedModel, folder: Path) -> str:
     return str(folder)
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    calm, dense = small_calm(vocab_size=257), small_univium(num_layers=6, seed=1, vocab_size=257)
-    calm.lm_head.weight.data *= 2  # then answers leave early too
-    models: dict[str, PreTrainedModel] = {"calm": calm, "dense": dense}
-    folder = tmp_path_factory.mktemp("folders")
-    return {name: saved(model, folder / name) for name, model in models.items()}
-
-
-@pytest.fixture(scope="module")
-def twin(folders: dict[str, str]) -> LoadedModel:
-    return load_model(folders["dense"], "cpu")
-
-
-def test_calm_has_a_point_with_its_own_loss_for_each_threshold(folders, twin):
-    loaded = load_model(folders["calm"], "cpu", kind=CalmForCausalLM)
+def test_calm_has_a_point_with_its_own_loss_for_each_threshold(tmp_path):
+    model = small_calm(vocab_size=257)
+    model.lm_head.weight.data *= 2  # then answers leave early too
+    loaded = load_model(saved(model, tmp_path / "calm"), "cpu", kind=CalmForCausalLM)
+    twin = load_model(saved(small_univium(num_layers=6, seed=1, vocab_size=257), tmp_path / "dense"), "cpu")
     calm = evaluate_baseline(loaded, twin, DOCUMENTS, PROMPTS, trials=1, show_progress=False)
     assert [point["model"] for point in calm] == [f"CALM* τ {threshold}" for threshold in (0.9, 0.8, 0.7, 0.6)]
     last, (expected,) = calm[-1], evaluate_calm(loaded.model, loaded.tokenizer, DOCUMENTS, [0.6])

@@ -1,7 +1,7 @@
 import pytest
 
 from research.paper.iso import iso_flop_tokens, iso_speed_interval
-from tests.model.paper_flops import PER_MILLE, paper_flops
+from tests.model.test_flops import PER_MILLE, paper_flops
 
 
 def test_the_papers_dense_models_of_equal_flops_are_trained_for_its_number_of_steps():

@@ -13,14 +13,6 @@ from tests.byte_model import TURNS, wrapped_tokenizer
 from tests.random_models import random_model
 
 
-@pytest.fixture
-def talk(tmp_path: Path) -> Path:
-    file = tmp_path / "talk.jsonl"
-    said = [[{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": f"{n} hens. "}] for n in range(80)]
-    file.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in said))
-    return file
-
-
 def price_percent(loaded: LoadedModel, talk: Path, shift: float) -> tuple[float, float, float]:
     """Compute perplexity increase, depth and share of equal argmaxes from forward passes over the held-out text."""
     gaps, depths, same = [], [], []
@@ -38,7 +30,10 @@ def price_percent(loaded: LoadedModel, talk: Path, shift: float) -> tuple[float,
     return 100 * torch.cat(gaps).mean().expm1().item(), float(torch.cat(depths).mean()), float(torch.cat(same).mean())
 
 
-def test_a_point_equals_the_shifted_models_measures(talk):
+def test_a_point_equals_the_shifted_models_measures(tmp_path):
+    talk = tmp_path / "talk.jsonl"
+    said = [[{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": f"{n} hens. "}] for n in range(80)]
+    talk.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in said))
     loaded = LoadedModel("bytes", random_model([1, 2, 4], vocab_size=257, context=256), wrapped_tokenizer(TURNS))
     found = module.curve(loaded, talk, depths=(0.9, 0.6))
     assert [point["asked_depth"] for point in found["points"]] == [None, 0.9, 0.6]

@@ -9,10 +9,8 @@ from research.speed import overhead
 from research.speed.overhead import Measured, row
 from tests.loadtest.fake_server import STORY, FakeServer, serving
 
-linux_only = pytest.mark.skipif(sys.platform != "linux", reason="processor times are Linux's")
 
-
-@linux_only
+@pytest.mark.skipif(sys.platform != "linux", reason="processor times are Linux's")
 async def test_overhead_compares_servers_with_concurrent_streams(tmp_path):
     file, one, other = tmp_path / "found.json", FakeServer(events=STORY, gap=0.01), FakeServer(events=STORY)
     async with serving(one) as first, serving(other) as second:

@@ -1,5 +1,3 @@
-import json
-import lzma
 from pathlib import Path
 from random import Random
 
@@ -11,7 +9,7 @@ from nvium_core.model.causal_lm import NviumForCausalLM
 from research.tales.filters import Filter, keeps_pronoun, returns_to, simple_words
 from research.tales.names import invented_name
 from research.tales.narrator import MAX_PART_TOKENS, Narrator, Tale
-from research.tales.pack import SEPARATOR, pack_tales, read_packed
+from research.tales.pack import pack_tales, read_packed
 from research.tales.plots import Plot
 from research.tales.tell import write_shard
 from tests.byte_model import END_OF_TEXT, byte_level_tokenizer
@@ -24,15 +22,6 @@ TALES = Path(__file__).parents[3] / "data" / "tales"
 PIECES = [bytes([byte]) for byte in b"\n .|abcdefghijklmnopqrstuvwxyzMSTY"]
 
 
-@pytest.fixture(scope="module")
-def narrator() -> Narrator:
-    torch.manual_seed(0)
-    model = NviumForCausalLM(small_config([2], vocab_size=len(PIECES) + 1, context=1024, adapter_hidden_size=0))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level_tokenizer(PIECES), eos_token=END_OF_TEXT)
-    tokenizer.chat_template = TEMPLATE
-    return Narrator(model.eval(), tokenizer)
-
-
 def plot(request: str = "Tell.") -> Plot:
     return Plot(request=request, parts=["Mia was small.", "She ran.", "The end."], name="Mia")
 
@@ -41,8 +30,14 @@ def tale(text: str, name: str = "Mia", is_whole: bool = True) -> Tale:
     return Tale(text, name, is_whole, num_tokens=len(text), num_own=0)
 
 
-def test_a_tale_has_all_forced_sentences_in_order_with_generated_text_in_between(narrator):
-    tales = narrator.tell([plot(), plot("Tell me something longer."), plot("Tell it.")] * 20, seed=3)
+def test_a_tale_has_all_forced_sentences_in_order_with_generated_text_in_between():
+    torch.manual_seed(0)
+    model = NviumForCausalLM(small_config([2], vocab_size=len(PIECES) + 1, context=1024, adapter_hidden_size=0))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level_tokenizer(PIECES), eos_token=END_OF_TEXT)
+    tokenizer.chat_template = TEMPLATE
+    tales = Narrator(model.eval(), tokenizer).tell(
+        [plot(), plot("Tell me something longer."), plot("Tell it.")] * 20, seed=3
+    )
     assert sum(told.is_whole for told in tales) > 1
     for told in tales:
         first, *others = told.text.split("\n\n")
@@ -82,25 +77,14 @@ OTHER = GOOD.replace("dog", "cat").replace("ran", "went").replace("old", "big").
 THIRD = OTHER.replace("small", "hungry").replace("hill", "wall").replace("red", "grey").replace("side", "bank")
 
 
-@pytest.fixture
-def shards(tmp_path: Path) -> Path:
-    """Three shards of two tales each, and words.txt with all their words."""
+def test_kept_tales_are_packed_with_counts(tmp_path):
     (tmp_path / "words.txt").write_text(f"{GOOD} {OTHER} {THIRD}" * 20, encoding="utf-8")
     for number, tales in enumerate(([GOOD, "no"], [OTHER, GOOD], [THIRD, OTHER])):
         write_shard(tmp_path, number, [tale(text) for text in tales])
-    return tmp_path
-
-
-def texts(file: Path) -> list[str]:
-    return lzma.decompress(file.read_bytes()).decode().split(SEPARATOR)
-
-
-def test_kept_tales_are_packed_with_counts(shards):
-    packed = pack_tales(shards, shards / "tales.xz", shards / "words.txt", last=1)
-    assert texts(shards / "tales.xz") == [GOOD, OTHER]
+    packed = pack_tales(tmp_path, tmp_path / "tales.xz", tmp_path / "words.txt", last=1)
+    assert read_packed(tmp_path / "tales.xz") == ([GOOD, OTHER], packed)
     assert (packed.num_told, packed.num_kept, packed.last_shard) == (4, 2, 1)
     assert packed.dropped["near-duplicate"] == 1 and packed.dropped["no end"] == 1
-    assert json.loads((shards / "tales.json").read_text())["num_kept"] == 2
     assert str(packed).startswith("2 of 4 tales")
 
 
