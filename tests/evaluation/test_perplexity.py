@@ -9,7 +9,7 @@ from nvium_core import LoadedModel
 from nvium_core.evaluation.perplexity import at_threshold, evaluate, routing
 from nvium_core.evaluation.predictions import Predictions
 from tests.byte_model import load_byte_model
-from tests.evaluation.windows import window_predictions
+from tests.evaluation.test_predictions import window_predictions
 from tests.random_models import random_model
 
 TOKENS = st.lists(st.integers(0, 16), min_size=4, max_size=20)

@@ -4,10 +4,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvium_core.evaluation import predictions as module
-from nvium_core.evaluation.predictions import predictions, text_windows
+from nvium_core.evaluation.predictions import Predictions, Window, empty_predictions, predictions, text_windows
+from nvium_core.model.nvium import Nvium
 from tests.byte_model import load_byte_model, token_ids
-from tests.evaluation.windows import window_predictions
 from tests.random_models import random_model
+
+
+def window_predictions(model: Nvium, ids: list[int], first_target: int) -> Predictions:
+    """Predict the targets ids[first_target:] in a single window."""
+    found = empty_predictions(len(ids) - first_target, model.config.num_exits)
+    module.predict_window(model, Window(0, ids, first_target), found, 0)
+    return found
 
 
 @given(st.integers(2, 400), st.integers(2, 64))
