@@ -2,23 +2,19 @@
 
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from nvium_core.text.sandbox import size_of
 
 
-@contextmanager
-def no_file_larger_than(num_bytes: int) -> Iterator[None]:
+def no_file_larger_than(num_bytes: int) -> AbstractContextManager[None]:
     """Let writes beyond this size fail, as on a full disk."""
-    with limited(resource.RLIMIT_FSIZE, num_bytes):
-        yield
+    return limited(resource.RLIMIT_FSIZE, num_bytes)
 
 
-@contextmanager
-def no_more_memory_than(num_bytes: int) -> Iterator[None]:
+def no_more_memory_than(num_bytes: int) -> AbstractContextManager[None]:
     """Let this process allocate this many more bytes."""
-    with limited(resource.RLIMIT_AS, size_of("self") + num_bytes):
-        yield
+    return limited(resource.RLIMIT_AS, size_of("self") + num_bytes)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from nvium_core.model.checkpoint import read_safetensors
 from nvium_core.model.gguf import open_gguf
 from nvium_core.model.gguf_header import read_header
 from nvium_core.model.source import read_source
+from tests.limits import limited
 from tests.model.gguf_files import close
 
 FIELDS: dict[str, tuple[str, Any]] = {
@@ -159,13 +160,9 @@ def test_a_file_that_does_not_fit_into_memory_is_not_called_damaged(name, limit,
     head = header() if name == "model.gguf" else struct.pack("<Q", len(tensor)) + tensor
     path.write_bytes(head)
     os.truncate(path, len(head) + num_bytes)
-    soft, hard = resource.getrlimit(limit)
-    resource.setrlimit(limit, (2**39, hard))
-    try:
-        with pytest.raises(CheckpointError, match=rf"{name}: not enough memory to map its 1099.51 GB; see `ulimit -v`"):
-            (open_gguf if name == "model.gguf" else read_safetensors)(path)
-    finally:
-        resource.setrlimit(limit, (soft, hard))
+    message = rf"{name}: not enough memory to map its 1099.51 GB; see `ulimit -v`"
+    with limited(limit, 2**39), pytest.raises(CheckpointError, match=message):
+        (open_gguf if name == "model.gguf" else read_safetensors)(path)
 
 
 @pytest.mark.timeout(10)

@@ -33,6 +33,7 @@ from nvium_core.engine.draw import Draw
 from nvium_core.model.nvium import Nvium
 from nvium_core.model.stored import StoredMatrix
 from tests.engine.device.columns import columns
+from tests.limits import limited
 from tests.model.gguf_files import write_gguf
 from tests.model.test_backbones import random_model as random_backbone
 from tests.model.test_gguf import WIDE
@@ -151,11 +152,9 @@ def test_the_process_counts_beside_weights_and_cache(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("kind", "option"), [(resource.RLIMIT_AS, "-v"), (resource.RLIMIT_DATA, "-d")])
 def test_limits_of_the_process_count_and_a_cache_that_is_not_written_yet_counts_once(kind, option, monkeypatch):
     monkeypatch.setattr(memory, "membership", lambda: "")
-    soft, hard = resource.getrlimit(kind)
     most = 2**40
-    resource.setrlimit(kind, (most, hard))
     monkeypatch.setattr(memory, "MACHINE_MEMORY", PROCESS_PAGES.parent / "none")
-    try:
+    with limited(kind, most):
         before, whose = free_memory()
         cache = zeros(2**30)
         assert whose == f"the limit of ulimit {option}" and 0 < before < most
@@ -164,8 +163,6 @@ def test_limits_of_the_process_count_and_a_cache_that_is_not_written_yet_counts_
         check_memory(before - len(cache) - PROCESS_BYTES - 2**28, len(cache))
         with pytest.raises(InvalidRequest, match=f"ulimit {option}"):
             check_memory(most, len(cache))
-    finally:
-        resource.setrlimit(kind, (soft, hard))
 
 
 def test_the_default_cache_is_a_quarter_of_the_free_memory(tmp_path, monkeypatch):
