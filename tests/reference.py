@@ -4,15 +4,14 @@ The engine must produce the same tokens and exits. This module shares no code wi
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nvium_core.choices import Sampling
+from nvium_core import SamplingParams
 from nvium_core.model.exits import EXIT
 from nvium_core.model.llama import causal_attention
 from nvium_core.model.nvium import Nvium
@@ -22,29 +21,7 @@ Uniform = Callable[[int, int, bytes], float]
 
 PURPOSES = b"token", b"route"
 
-Constraint = Callable[[Sequence[int]], Collection[int]]
-"""Generated tokens → the tokens allowed next; an empty set ends the sequence."""
-
 CERTAINTY_MARGIN = 1e-9
-
-
-@dataclass(frozen=True, kw_only=True)
-class Params:
-    """Sampling parameters, with the names and meanings of the engine's."""
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    min_tokens: int = 0
-    stop_token_ids: Collection[int] = ()
-    constraint: Constraint | None = None
-    sampling: Sampling | Literal["confidence"] | None = "exits"
-    threshold: float | None = None
 
 
 @dataclass(frozen=True)
@@ -58,12 +35,15 @@ class Sampled:
 
 @dataclass(frozen=True)
 class State:
-    """The state that the next token depends on. `exits` are w_k and the logits of each exit."""
+    """The state that the next token depends on. `exits` are w_k and the logits of each exit.
+
+    A constraint's `rule` returns the tokens allowed after those generated; an empty set ends the sequence.
+    """
 
     prompt: Sequence[int]
     generated: Sequence[int]
     exits: Sequence[tuple[float, Sequence[float]]]
-    params: Params
+    params: SamplingParams
 
     @property
     def position(self) -> int:
@@ -76,10 +56,10 @@ def uniform(seed: int, choice: int, position: int, exit_: int, purpose: bytes) -
     return float(np.random.Generator(stream).random(4)[PURPOSES.index(purpose)])
 
 
-def sample(model: Nvium, prompt: Sequence[int], max_tokens: int, uniform: Uniform, params: Params) -> list[Sampled]:
+def sample(model: Nvium, prompt: Sequence[int], uniform: Uniform, params: SamplingParams) -> list[Sampled]:
     """Generate up to `max_tokens` tokens, a stop token, or until the constraint allows no token."""
     sampled = list[Sampled]()
-    while len(sampled) < max_tokens:
+    while len(sampled) < params.max_tokens:
         generated = [s.token_id for s in sampled]
         exits = last_exits(model, [*prompt, *generated])
         sampled.append(next_token(State(prompt, generated, exits, params), uniform))
@@ -88,9 +68,9 @@ def sample(model: Nvium, prompt: Sequence[int], max_tokens: int, uniform: Unifor
     return sampled
 
 
-def ends(generated: Sequence[int], params: Params) -> bool:
+def ends(generated: Sequence[int], params: SamplingParams) -> bool:
     """Return whether the last token ends the sequence before `max_tokens`."""
-    is_satisfied = params.constraint is not None and not params.constraint(generated)
+    is_satisfied = params.constraint is not None and not params.constraint.rule(generated)
     return is_satisfied or generated[-1] in params.stop_token_ids
 
 
@@ -217,12 +197,12 @@ def adjusted_logit(token: int, logit: float, state: State) -> float:
         logit += params.logit_bias[token]
     if token in params.stop_token_ids and len(state.generated) < params.min_tokens:
         return -math.inf
-    if params.constraint is not None and token not in params.constraint(state.generated):
+    if params.constraint is not None and token not in params.constraint.rule(state.generated):
         return -math.inf
     return logit
 
 
-def truncated(logits: Sequence[float], params: Params) -> list[float]:
+def truncated(logits: Sequence[float], params: SamplingParams) -> list[float]:
     """Apply temperature, min-p, top-k and top-p, in this order. The result is not normalised."""
     weights = tempered(logits, params.temperature)
     ranked = sorted(range(len(weights)), key=lambda token: (-weights[token], token))

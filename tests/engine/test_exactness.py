@@ -1,6 +1,6 @@
 """A request's tokens and exits equal Algorithm 1's, whatever else runs and however it is scheduled."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, get_args
 
@@ -141,13 +141,9 @@ configs = st.builds(
 
 def expected(model: NviumForCausalLM, request: Request, choice: int) -> list[reference.Sampled]:
     """Return the tokens of Algorithm 1, their exits and p_k of these exits."""
-    params = request.params
-    stops = set(params.stop_token_ids) | (set() if params.ignore_eos else {0})
-    rule = params.constraint.rule if isinstance(params.constraint, Automaton) else None
-    own = {"stop_token_ids": stops, "constraint": rule}
-    asked = {each.name: getattr(params, each.name) for each in fields(reference.Params) if each.name not in own}
-    uniform = partial(reference.uniform, params.seed, choice)
-    return reference.sample(model, request.prompt, params.max_tokens, uniform, reference.Params(**asked, **own))
+    params, end_of_text = request.params, () if request.params.ignore_eos else (0,)
+    asked = replace(params, stop_token_ids=(*params.stop_token_ids, *end_of_text))
+    return reference.sample(model, request.prompt, partial(reference.uniform, params.seed, choice), asked)
 
 
 Events = dict[tuple[int, int], list[TokenEvent]]

@@ -22,7 +22,7 @@ from tests import reference
 from tests.engine import test_exactness
 from tests.engine.device.columns import columns
 from tests.engine.driving import drained, together
-from tests.engine.test_exactness import Request, configs
+from tests.engine.test_exactness import Request, configs, explicit_logprobs
 from tests.model.llama_folders import llama_folder, random_llama
 from tests.random_models import random_model
 
@@ -164,13 +164,9 @@ def test_no_page_of_a_wrong_draft_is_shared():
 def test_log_probabilities_are_those_of_the_last_exit(wish):
     model = agreeing_model()
     (found,) = Engine(model, EngineConfig(max_drafts=3)).generate([PROMPTS[0]], replace(LONG, **wish))
-    token_ids = PROMPTS[0] + found.token_ids
-    with torch.no_grad():
-        out = model(torch.tensor([token_ids]), output_exit_logits=True)
-    log_TV = out.exit_logits[0, :, -1].log_softmax(-1)
-    scores = [*found.prompt_scores, *found.scores]
+    token_ids, scores = PROMPTS[0] + found.token_ids, [*found.prompt_scores, *found.scores]
     first = len(token_ids) - len(scores)
-    explicit = [float(log_TV[t - 1, token_ids[t]]) for t in range(first, len(token_ids))]
+    explicit = explicit_logprobs(model, token_ids[:first], token_ids[first:], [3] * len(scores))
     assert [score.logprob for score in scores] == pytest.approx(explicit, abs=1e-10)
     assert all(score.exit_probabilities == (0, 0, 1) for score in scores)
 

@@ -1,12 +1,15 @@
 """`sampling: threshold`: exits, scores and defaults. `test_exactness` compares the draws with the reference."""
 
+from itertools import accumulate
+
 import pytest
 import torch
 
-from nvium_core import Engine, EngineConfig, InvalidRequest, SamplingParams, TokenEvent
+from nvium_core import Engine, EngineConfig, Event, InvalidRequest, SamplingParams
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.model import mixture
-from tests.engine.driving import PROMPT, drained, engine_with, events_of, exit_probabilities, small_model
+from tests.engine.driving import PROMPT, drained, engine_with, exit_probabilities, small_model
+from tests.engine.test_exactness import explicit_logprobs
 from tests.random_models import random_model
 
 MODEL = small_model()
@@ -17,15 +20,6 @@ def asked(**more: object) -> SamplingParams:
     return SamplingParams(**usual | more)
 
 
-@torch.no_grad()
-def log_of_chosen_exits(token_ids: list[int], threshold: float) -> list[float]:
-    """Return log π_k of every token but the first, k being the exit that the threshold chooses at each position."""
-    out = MODEL(torch.tensor([token_ids]), output_exit_logits=True)
-    log_TEV, cumulative_TE = out.exit_logits[0].log_softmax(-1), out.exit_probs[0].cumsum(-1)
-    exits = [next((k for k, p in enumerate(row) if p >= threshold), 2) for row in cumulative_TE.tolist()]
-    return [float(log_TEV[t, exits[t], token]) for t, token in enumerate(token_ids[1:])]
-
-
 @pytest.mark.parametrize("schedule", ["whole", "sweep"])
 @pytest.mark.parametrize("probabilities", [False, True])
 def test_log_probabilities_are_those_of_the_exit_that_the_threshold_chooses(schedule, probabilities):
@@ -33,26 +27,25 @@ def test_log_probabilities_are_those_of_the_exit_that_the_threshold_chooses(sche
     (found,) = engine_with(MODEL, schedule).generate([PROMPT], params)
     token_ids = [*PROMPT, *found.token_ids]
     own = [score.logprob for score in (*found.prompt_scores, *found.scores)]
-    assert own == pytest.approx(log_of_chosen_exits(token_ids, 0.2), abs=1e-10)
+    p_TE = exit_probabilities(MODEL, token_ids[:-1])
+    exits = [next((k for k, p in enumerate(accumulate(row), start=1) if p >= 0.2), 3) for row in p_TE]
+    assert own == pytest.approx(explicit_logprobs(MODEL, token_ids[:1], token_ids[1:], exits), abs=1e-10)
     assert len({*found.exits}) > 1, "the threshold must choose several exits, or this test shows little"
     if not probabilities:
         assert [score.exit_probabilities for score in found.scores] == [()] * 12
     else:
-        p_TE = exit_probabilities(MODEL, token_ids[:-1])[len(PROMPT) - 1 :]
-        assert [list(score.exit_probabilities) for score in found.scores] == [pytest.approx(p) for p in p_TE]
+        expected = [pytest.approx(p_E) for p_E in p_TE[len(PROMPT) - 1 :]]
+        assert [list(score.exit_probabilities) for score in found.scores] == expected
 
 
 def test_a_scored_token_is_delivered_when_it_is_emitted_and_no_row_is_owed():
     engine = engine_with(MODEL, "sweep")
     engine.add("a", PROMPT, asked(logprobs=0, threshold=1e-9))
-    events = [event for event in events_of(engine) if isinstance(event, TokenEvent)]
+    events, blocks = list[Event](), set[int]()
+    while engine.has_work:
+        events += engine.step()
+        blocks |= {report.block for report in engine.reports if report.num_rows}
     assert [event.exit for event in events] == [1] * 12 and all(event.score for event in events)
-    ran = Engine(MODEL, EngineConfig(schedule="sweep"))
-    ran.add("a", PROMPT, asked(logprobs=0, threshold=1e-9))
-    blocks = set[int]()
-    while ran.has_work:
-        ran.step()
-        blocks |= {report.block for report in ran.reports if report.num_rows}
     assert blocks == {1}
 
 
@@ -66,11 +59,6 @@ def test_a_threshold_of_1_is_the_last_exit_even_if_a_gate_rounds_to_1(threshold)
     assert {*found.exits} == {3}
     (early,) = Engine(model).generate([PROMPT], asked(threshold=0.999))
     assert {*early.exits} == {1}
-
-
-def test_temperature_0_is_the_argmax_of_the_chosen_exit():
-    (found,) = engine_with(MODEL).generate([PROMPT], asked(temperature=0, logprobs=1))
-    assert [score.top[0][0] for score in found.scores] == found.token_ids
 
 
 def test_the_engines_default_threshold_applies_unless_the_request_sets_one():

@@ -40,10 +40,6 @@ async def worker() -> AsyncIterator[EngineWorker]:
     worker.engine.check_integrity()
 
 
-def submit(worker: EngineWorker, prompt: list[int], params: SamplingParams, tenant: str = "") -> TokenStream:
-    return worker.submit([prompt], params, tenant)
-
-
 async def batches(stream: TokenStream) -> AsyncGenerator[list[TokenEvent | PromptEvent]]:
     """Yield the events as they arrive, and close the stream in the end."""
     try:
@@ -77,9 +73,9 @@ class HeldRunner(Runner):
 
 async def test_submitting_never_waits_for_the_device(worker):
     worker.engine.runner.__class__ = HeldRunner
-    first = submit(worker, [1], SamplingParams(max_tokens=1))
+    first = worker.submit([[1]], SamplingParams(max_tokens=1))
     assert await asyncio.to_thread(HeldRunner.begun.wait, 30)
-    second = submit(worker, [2], SamplingParams(max_tokens=1))
+    second = worker.submit([[2]], SamplingParams(max_tokens=1))
     HeldRunner.held.set()
     await asyncio.gather(collect(first), collect(second))
 
@@ -90,7 +86,7 @@ async def test_every_step_is_observed_once_with_its_events_and_the_speedup_is_re
     engine.scheduler.schedules = Tuner(policies_of("race", MODEL.config.num_exits), first_pause=0)
     worker = EngineWorker(engine, observe=lambda reports, events: steps.append((reports, events)))
     worker.start()
-    tokens = await collect(submit(worker, [1], replace(PARAMS, max_tokens=500)))
+    tokens = await collect(worker.submit([[1]], replace(PARAMS, max_tokens=500)))
     await until(lambda: worker.state.num_running == 0)
     worker.stop(timeout=5)
     assert worker.state.piggyback_speedup > 0
@@ -110,12 +106,12 @@ async def test_a_panic_on_the_device_thread_is_a_failure_too(monkeypatch):
     monkeypatch.setattr(worker.engine, "step", panics)
     worker.start()
     with pytest.raises(EngineError, match="failed"):
-        await collect(submit(worker, [1], PARAMS))
+        await collect(worker.submit([[1]], PARAMS))
     assert worker.has_failed
 
 
 async def test_closed_streams_and_those_of_refused_requests_are_forgotten(worker):
-    await collect(submit(worker, [1], PARAMS))
+    await collect(worker.submit([[1]], PARAMS))
     assert not worker._open_streams
     with pytest.raises(InvalidRequest, match=r"in \[0, "):
         worker.submit([[1], [10_000]], PARAMS)
@@ -147,7 +143,7 @@ async def test_tokens_before_a_failure_arrive_although_they_are_handed_over_toge
 
 
 async def test_a_cancelled_choice_ends_and_the_others_continue(worker):
-    stream = submit(worker, [1], replace(PARAMS, n=3, max_tokens=500))
+    stream = worker.submit([[1]], replace(PARAMS, n=3, max_tokens=500))
     cancelled, *others = stream.keys
     received: Counter[ChoiceKey] = Counter()
     async for events in batches(stream):
@@ -158,14 +154,14 @@ async def test_a_cancelled_choice_ends_and_the_others_continue(worker):
 
 
 async def test_events_accumulate_until_they_are_taken(worker):
-    stream = submit(worker, [1], PARAMS)
+    stream = worker.submit([[1]], PARAMS)
     await until(lambda: len(stream._events) == PARAMS.max_tokens)
     assert [len(events) async for events in batches(stream)] == [PARAMS.max_tokens]
 
 
 async def test_tenants_are_admitted_in_turn():
     worker = EngineWorker(Engine(MODEL, EngineConfig(max_sequences=1)))
-    streams = [submit(worker, [1], PARAMS, tenant) for tenant in ["many", "many", "many", "few"]]
+    streams = [worker.submit([[1]], PARAMS, tenant) for tenant in ["many", "many", "many", "few"]]
     worker.start()
     await asyncio.gather(*map(collect, streams))
     worker.stop(timeout=5)
@@ -176,7 +172,7 @@ async def test_tenants_are_admitted_in_turn():
 async def test_each_choice_reports_its_cached_prompt_tokens(worker):
     found = []
     for _ in range(2):
-        stream = submit(worker, [1, 2, 3, 4] * 10, replace(PARAMS, n=2))
+        stream = worker.submit([[1, 2, 3, 4] * 10], replace(PARAMS, n=2))
         await collect(stream)
         found.append([stream.admissions[key].num_cached_prompt_tokens for key in stream.keys])
     assert found == [[0, 32], [32, 32]]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from nvium_core.engine.device.sampling import NO_TOKEN, certified_argmax, draw, first_beyond
 from nvium_core.engine.sampling_params import SamplingParams
 from tests.engine.device.columns import columns
-from tests.reference import Params, invert, truncated
+from tests.reference import invert, truncated
 
 
 def float64(values: object) -> torch.Tensor:
@@ -45,7 +45,7 @@ def is_between_two(weights: list[float], uniform: float) -> bool:
 def test_samples_equal_the_reference_row_by_row(rows):
     logits, asked, uniform = zip(*rows, strict=True)
     params = [SamplingParams(**wishes) for wishes in asked]
-    weights = [truncated(row, Params(**wishes)) for row, wishes, _ in rows]
+    weights = [*map(truncated, logits, params)]
     assume(not any(map(is_between_two, weights, uniform)))
     assert drawn(float64(logits), params, float64(uniform)) == [*map(invert, weights, uniform)]
 
@@ -98,8 +98,8 @@ def test_samples_of_a_large_vocabulary_equal_the_reference(asked):
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(6, 700, generator=generator, dtype=torch.float64).round(decimals=1) * 2
     uniform = torch.rand(6, generator=generator, dtype=torch.float64)
-    tokens = drawn(logits, [SamplingParams(**asked)] * 6, uniform)
-    kept = [truncated(row, Params(**asked)) for row in logits.tolist()]
+    params = [SamplingParams(**asked)] * 6
+    tokens, kept = drawn(logits, params, uniform), map(truncated, logits.tolist(), params)
     assert tokens == [invert(weights, u) for weights, u in zip(kept, uniform.tolist(), strict=True)]
 
 

@@ -3,16 +3,15 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvium_core import SamplingParams
-from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Run
+from tests.engine.schedule.test_sequence import sequence_of
 
 
 @given(st.lists(st.integers(0, 20), min_size=2, max_size=6), st.lists(st.integers(1, 7), max_size=40))
 def test_a_tied_step_keeps_the_staircase_monotone_and_runs_as_many_rows_as_it_was_granted(stairs, grants):
     num_tokens, *filled = sorted(stairs, reverse=True)
     num_tokens, last = num_tokens + 1, len(filled) - 1
-    sequence = Sequence("s", [0] * num_tokens, SamplingParams(), seed=0, num_blocks=len(filled), arrival=0)
+    sequence = sequence_of(num_tokens, len(filled))
     for grant in grants:
         if filled[last] == num_tokens:
             break
@@ -29,6 +28,5 @@ def test_a_tied_step_keeps_the_staircase_monotone_and_runs_as_many_rows_as_it_wa
 
 
 def test_the_example_of_a_tied_step():
-    sequence = Sequence("s", [0] * 16, SamplingParams(), seed=0, num_blocks=4, arrival=0)
-    rows = [Run(sequence, 16).rows(block, [16, 13, 13, 8], is_tied=True) for block in range(4)]
+    rows = [Run(sequence_of(16, 4), 16).rows(block, [16, 13, 13, 8], is_tied=True) for block in range(4)]
     assert rows == [range(16, 16), range(13, 16), range(13, 13), range(8, 13)]

@@ -49,7 +49,7 @@ class SlowLine:
 
 
 class Waiting(RuleBasedStateMachine):
-    """Compares both lines. `seen`: for every waiting tenant, the others that had turns since its own last turn."""
+    """Compares both lines."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,6 @@ class Waiting(RuleBasedStateMachine):
         self.number = 0
         self.inside: list[Sequence] = []
         self.held: set[str] = set()
-        self.seen: dict[str, set[str]] = {}
 
     def is_held(self, sequence: Sequence) -> bool:
         return sequence.request_id in self.held
@@ -76,22 +75,9 @@ class Waiting(RuleBasedStateMachine):
             sequence = self.line.first(self.is_held)
             assert sequence is next((s for s in self.slow.in_order() if not self.is_held(s)), None)
             if sequence is not None:
-                self._check_turn(sequence)
                 self.line.admit(sequence)
                 self.slow.admit(sequence)
                 self.inside.append(sequence)
-
-    def _check_turn(self, sequence: Sequence) -> None:
-        if sequence in self.slow.returned:
-            return
-        own = [s for s in self.slow.newcomers if s.tenant == sequence.tenant and not self.is_held(s)]
-        first = min(own, key=lambda s: (s.arrival, s.choice))
-        assert sequence is first, "not first come, first served"
-        self.waiting_tenants_are_tracked()
-        del self.seen[sequence.tenant]
-        for others in self.seen.values():
-            assert sequence.tenant not in others, "a tenant had two turns while another tenant waited"
-            others.add(sequence.tenant)
 
     @precondition(lambda self: self.inside)
     @rule(data=st.data())
@@ -117,11 +103,6 @@ class Waiting(RuleBasedStateMachine):
         assert list(self.line) == self.slow.in_order()
         assert len(self.line) == len(self.slow.waiting)
         assert bool(self.line) == bool(self.slow.waiting)
-
-    @invariant()
-    def waiting_tenants_are_tracked(self) -> None:
-        able = {sequence.tenant for sequence in self.slow.newcomers if not self.is_held(sequence)}
-        self.seen = {tenant: self.seen.get(tenant, set()) for tenant in able}
 
 
 TestWaiting = Waiting.TestCase

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import varlen
 
-from nvium_core import SamplingParams
 from nvium_core.engine.device.attention import (
     best_kernels,
     in_place,
@@ -23,10 +22,10 @@ from nvium_core.engine.device.attention import (
     works,
 )
 from nvium_core.engine.device.paged_cache import PagedCache, best_page_size
-from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Rows
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.plan import LayerCall
+from tests.engine.schedule.test_sequence import sequence_of
 from tests.random_models import small_config
 
 Hidden = Callable[[int], range] | None
@@ -164,10 +163,6 @@ def test_on_a_cpu_keys_are_gathered_from_small_pages():
     assert best_kernels(empty_cache(), SMALL) is None
 
 
-def run_of(first: int, stop: int) -> Rows:
-    return Rows(Sequence("s", [0] * stop, SamplingParams(), seed=0, num_blocks=1, arrival=0), range(first, stop))
-
-
 @given(
     st.lists(st.tuples(st.integers(0, 30), st.integers(1, 20)), min_size=1, max_size=5),
     st.none() | st.integers(1, 30),
@@ -178,7 +173,7 @@ def test_in_place_attention_of_runs_equals_gathering(lengths, window, seed):
     for tensor in (cache.keys, cache.values):
         tensor[:, : cache.null_slot].normal_(generator=generator)
     pages = iter(torch.randperm(40, generator=generator).tolist())
-    runs = [run_of(before, before + rows) for before, rows in lengths]
+    runs = [Rows(sequence_of(before + rows, 1), range(before, before + rows)) for before, rows in lengths]
     for run in runs:
         run.sequence.pages = [next(pages) for _ in range(-(-run.rows.stop // 8))]
     q_RHP = torch.randn(sum(len(run.rows) for run in runs), 4, 8, generator=generator)

@@ -11,7 +11,7 @@ import torch
 from nvium_core import Completion, Engine, EngineConfig, NviumForCausalLM, SamplingParams
 from tests import reference
 from tests.engine.device.graphs.engines import graphs_engine
-from tests.engine.driving import Key, drained
+from tests.engine.driving import together
 from tests.random_models import random_model
 
 GPU = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
@@ -31,15 +31,14 @@ def engine_on(device: str, model: NviumForCausalLM, config: EngineConfig) -> Eng
     return engine
 
 
-def emitted(engine: Engine) -> dict[Key, tuple[list[int], list[int]]]:
-    return {key: (each.token_ids, each.exits) for key, each in answers(engine).items()}
+def emitted(engine: Engine) -> list[tuple[list[int], list[int]]]:
+    return [(each.token_ids, each.exits) for each in answers(engine)]
 
 
-def answers(engine: Engine) -> dict[Key, Completion]:
-    for number in range(8):
-        prompt = [(number + 5 * t) % 17 for t in range(1 + number)]
-        engine.add(str(number), prompt, SamplingParams(max_tokens=24, seed=number, ignore_eos=True))
-    return drained(engine)
+def answers(engine: Engine) -> list[Completion]:
+    prompts = [[(number + 5 * t) % 17 for t in range(1 + number)] for number in range(8)]
+    params = [SamplingParams(max_tokens=24, seed=number, ignore_eos=True) for number in range(8)]
+    return together(engine, [*zip(prompts, params, strict=True)])
 
 
 @anywhere
@@ -48,9 +47,8 @@ def test_tokens_and_exits_equal_algorithm_1_in_float64(wishes, device):
     model = random_model([1, 2, 4], seed=5)
     engine = engine_on(device, random_model([1, 2, 4], seed=5).to(device), EngineConfig(max_sequences=3))
     params = SamplingParams(max_tokens=20, seed=11, ignore_eos=True, **wishes)
-    asked = reference.Params(stop_token_ids=set(), **wishes)
     for prompt, found in zip(PROMPTS, engine.generate(PROMPTS, params), strict=True):
-        expected = reference.sample(model, prompt, 20, partial(reference.uniform, 11, 0), asked)
+        expected = reference.sample(model, prompt, partial(reference.uniform, 11, 0), params)
         assert found.token_ids == [each.token_id for each in expected]
         assert params.sampling == "original" or found.exits == [each.exit for each in expected]
     assert None not in engine.runner.backend.replay.graphs.values()
@@ -64,13 +62,11 @@ def test_output_in_bfloat16_begins_like_that_of_a_cpu(schedule, num_key_heads, d
     config = EngineConfig(schedule=schedule, max_sequences=8, page_size=256)
     expected = answers(Engine(random_model([1, 2, 4], seed=5, **parts), config))
     engine = engine_on(device, random_model([1, 2, 4], seed=5, **parts).to(device), config)
-    found = answers(engine)
     num_alike = 0
-    for key, other in expected.items():
-        pairs = [list(zip(each.token_ids, each.exits, strict=True)) for each in (other, found[key])]
+    for found, other in zip(answers(engine), expected, strict=True):
+        pairs = [list(zip(each.token_ids, each.exits, strict=True)) for each in (other, found)]
         alike = len(list(takewhile(lambda both: both[0] == both[1], zip(*pairs, strict=True))))
-        near = pytest.approx(found[key].exit_probabilities[:alike], abs=0.06)
-        assert other.exit_probabilities[:alike] == near
+        assert other.exit_probabilities[:alike] == pytest.approx(found.exit_probabilities[:alike], abs=0.06)
         num_alike += alike
     assert num_alike >= 8 * 4
     assert device == "cpu" or engine.runner.processor == "graphs"

@@ -1,7 +1,7 @@
 """Native calls compared with PyTorch's layers, and with themselves for other threads and batches."""
 
 from collections import ChainMap
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from nvium_core.engine.draw import ExitRule
 from nvium_core.engine.schedule.policies import SWEEP, TIED, WHOLE
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import NO_TOKEN, Emission, Outcome, Run, Step
+from tests.engine.automaton import Automaton
 from tests.engine.device.native.calls import (
     ALL_ROWS,
     KINDS,
@@ -30,6 +31,7 @@ from tests.engine.device.native.calls import (
     rows_of,
     seat_sequences,
 )
+from tests.engine.test_exactness import rules
 from tests.random_models import random_model
 from tests.rounded import KINDS as KINDS_OF_BLOCKS
 from tests.rounded import round_to
@@ -68,33 +70,11 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass
-class Masks:
-    """A constraint that cycles through masks of allowed tokens."""
-
-    masks: list[bytes]
-    is_over: bool = False
-
-    def is_ready(self, seconds: float) -> bool:
-        return True
-
-    def allowed(self) -> bytes:
-        return self.masks[0]
-
-    def advance(self, token_id: int) -> None:
-        self.masks = [*self.masks[1:], self.masks[0]]
-
-    def fork(self) -> "Masks":
-        return Masks(self.masks)
-
-
-few_tokens = st.lists(st.integers(0, VOCAB_SIZE + 6), max_size=3).map(lambda tokens: sum({1 << t for t in tokens}))
-masks = few_tokens.map(lambda bits: bits.to_bytes(3, "little")) | st.binary(min_size=1, max_size=4)
 penalties = {"presence_penalty": st.sampled_from([0.0, 1.0]), "frequency_penalty": st.sampled_from([0.0, -0.5])}
 penalties["repetition_penalty"] = st.sampled_from([1.0, 1.5])
 changes = st.fixed_dictionaries(penalties | {"logit_bias": st.sampled_from([{}, {3: 2.0, 9: -100.0}])})
 endings: st.SearchStrategy[dict[str, Any]] = st.just({}) | st.just({"min_tokens": 2, "stop_token_ids": (1, 2, 3)})
-endings |= st.builds(lambda own: {"constraint": Masks(own)}, st.lists(masks, min_size=1, max_size=3))
+endings |= rules.map(lambda rule: {"constraint": Automaton(rule)})
 scoring = st.sampled_from([{}, {"logprobs": 0}, {"logprobs": 3, "prompt_logprobs": True}, {"probabilities": True}])
 truncated = {"top_k": st.sampled_from([0, 0, 4]), "top_p": st.sampled_from([1.0, 0.7])}
 truncation = st.fixed_dictionaries(truncated | {"min_p": st.sampled_from([0.0, 0.03])})
