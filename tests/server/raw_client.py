@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -60,6 +60,13 @@ def events_of(stream: str) -> list[Any]:
     *events, done, end = stream.split("\n\n")
     assert (done, end) == ("data: [DONE]", "")
     return [json.loads(event.split("data: ", 1)[1]) for event in events if not event.startswith(":")]
+
+
+def streamed(ask: Callable[..., httpx.Response], **body: Any) -> list[Json]:
+    """Return the chunks of a streamed answer of `LiveServer.complete` or `.chat`."""
+    response = ask(stream=True, **body)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    return events_of(response.text)
 
 
 class RawConnection:

@@ -75,7 +75,7 @@ async def test_the_maximum_body_size_is_allowed_and_not_a_byte_more(server, path
     assert refused.headers["connection"] == "close"
 
 
-@pytest.mark.parametrize("target", ["*", "http://localhost/none", "/%00", "/%ff%fe", "//", "/v1/models/" + "x" * 5_000])
+@pytest.mark.parametrize("target", ["*", "http://evil/v1/models", "/%00", "/%ff%fe", "//", "/v1/models/" + "x" * 5_000])
 async def test_odd_targets_are_not_found(server, target):
     answer = await asked(server.url, request(target, method="GET"))
     assert answer.status == 404

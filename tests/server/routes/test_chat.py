@@ -1,20 +1,12 @@
-from typing import Any
-
 import pytest
 
 from nvium_core import Engine, SamplingParams
 from tests.byte_model import END_OF_TEXT, NAME, token_ids
-from tests.server.live_server import LiveServer, live_server, template_server, wait_until
+from tests.server.live_server import live_server, template_server, wait_until
 from tests.server.log_lines import log_lines
-from tests.server.raw_client import Json, error_of, events_of
+from tests.server.raw_client import error_of, streamed
 
 PROMPT = token_ids("User:\nHello\n\nAssistant:\n")
-
-
-def streamed(server: LiveServer, **body: Any) -> list[Json]:
-    response = server.chat(stream=True, **body)
-    assert response.headers["content-type"].startswith("text/event-stream")
-    return events_of(response.text)
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -45,7 +37,7 @@ def test_tokens_equal_the_engines_for_the_templates_prompt(server, byte_model):
 
 
 def test_a_stream_begins_with_roles_and_ends_each_choice_with_its_reason(server):
-    chunks = streamed(server, n=2, max_tokens=4, ignore_eos=True, return_token_ids=True)
+    chunks = streamed(server.chat, n=2, max_tokens=4, ignore_eos=True, return_token_ids=True)
     choices = [chunk["choices"][0] for chunk in chunks]
     opening = {"role": "assistant", "content": ""}
     assert [choice["delta"] for choice in choices[:2]] == [opening, opening]
@@ -55,7 +47,7 @@ def test_a_stream_begins_with_roles_and_ends_each_choice_with_its_reason(server)
     assert [chunk.get("prompt_token_ids") for chunk in chunks] == [PROMPT] + [None] * (len(chunks) - 1)
     assert [number for number, chunk in enumerate(chunks) if "nvium" in chunk] == [len(chunks) - 1]
     assert sum(chunks[-1]["nvium"]["exit_counts"]) == 8
-    assert "nvium" not in streamed(server, max_tokens=3, nvium={"metadata": False})[-1]["choices"][0]["delta"]
+    assert "nvium" not in streamed(server.chat, max_tokens=3, nvium={"metadata": False})[-1]["choices"][0]["delta"]
 
 
 def test_logprobs_of_partial_characters_contain_their_bytes(server):
@@ -157,7 +149,7 @@ def test_metadata_is_sent_once_and_effort_hints_are_reported_as_ignored(server):
     response = server.chat(max_tokens=1, metadata={"run": "7"}, reasoning_effort="low", verbosity="high")
     assert response.json()["metadata"] == {"run": "7"}
     assert response.headers["x-nvium-ignored-params"] == "reasoning_effort, verbosity"
-    *others, last = streamed(server, max_tokens=9, ignore_eos=True, metadata={"a": "b"})
+    *others, last = streamed(server.chat, max_tokens=9, ignore_eos=True, metadata={"a": "b"})
     assert others and not any("metadata" in chunk for chunk in others)
     assert last["metadata"] == {"a": "b"}
 

@@ -17,16 +17,11 @@ def detokenize(server: LiveServer, **body: Any) -> httpx.Response:
     return server.http.post("/detokenize", json=body)
 
 
-def test_tokenize_returns_the_tokens_and_their_number(server):
-    ids = token_ids("a é")
-    assert tokenize(server, prompt="a é").json() == {"count": 4, "max_model_len": 4096, "tokens": ids}
-
-
 @settings(max_examples=50, deadline=None)
 @given(text=st.text(max_size=40).filter(lambda text: END_OF_TEXT not in text))
 def test_detokenize_inverts_tokenize(server, text):
-    ids = tokenize(server, prompt=text).json()["tokens"]
-    assert ids == token_ids(text)
+    ids = token_ids(text)
+    assert tokenize(server, prompt=text).json() == {"count": len(ids), "max_model_len": 4096, "tokens": ids}
     assert detokenize(server, tokens=ids).json() == {"prompt": text}
 
 
