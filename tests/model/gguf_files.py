@@ -13,24 +13,9 @@ from nvium_core.bench.contenders.gguf_file import rows_as_in_llama_cpp, write_sh
 
 KIND = gguf.GGMLQuantizationType
 
-ARCHITECTURES = {
-    "llama": gguf.MODEL_ARCH.LLAMA,
-    "mistral": gguf.MODEL_ARCH.LLAMA,
-    "qwen2": gguf.MODEL_ARCH.QWEN2,
-    "qwen3": gguf.MODEL_ARCH.QWEN3,
-    "smollm3": gguf.MODEL_ARCH.SMOLLM3,
-    "gemma2": gguf.MODEL_ARCH.GEMMA2,
-    "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
-    "granite": gguf.MODEL_ARCH.GRANITE,
-    "olmo2": gguf.MODEL_ARCH.OLMO2,
-    "olmo3": gguf.MODEL_ARCH.OLMO2,
-    "exaone4": gguf.MODEL_ARCH.EXAONE4,
-    "ernie4_5": gguf.MODEL_ARCH.ERNIE4_5,
-    "glm4": gguf.MODEL_ARCH.GLM4,
-    "hunyuan_v1_dense": gguf.MODEL_ARCH.HUNYUAN_DENSE,
-    "phi3": gguf.MODEL_ARCH.PHI3,
-    "arcee": gguf.MODEL_ARCH.ARCEE,
-}
+OTHER_NAMES = {"mistral": "llama", "gemma3_text": "gemma3", "olmo3": "olmo2", "hunyuan_v1_dense": "hunyuan_dense"}
+"""Architectures that are not named after their type."""
+
 INTERLEAVED = ("llama", "mistral", "smollm3", "granite", "arcee")
 """Types whose query and key rows llama.cpp reorders."""
 
@@ -52,7 +37,7 @@ def write_gguf(
     A model on the meta device gets ones as numbers, and random blocks of types that the library cannot quantize.
     """
     config = model.config
-    arch = ARCHITECTURES[config.model_type]
+    arch = gguf.MODEL_ARCH[OTHER_NAMES.get(config.model_type, config.model_type).upper()]
     writer = gguf.GGUFWriter(path, architecture or gguf.MODEL_ARCH_NAMES[arch])
     write_shape(writer, config)
     add_fields(writer, {f"{writer.arch}.{name}": value for name, value in own.items()})

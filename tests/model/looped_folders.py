@@ -7,15 +7,14 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from nvium_core.bench.shapes import OURO_1_4B
 from research.random_folder import ouro_shapes
 from tests.model.llama_folders import edit_tensors
 
 FIXTURES = Path(__file__).parents[3] / "shared" / "fixtures" / "looped"
 OURO, NANBEIGE = ("ouro-4x3", "ouro-2x2-gqa"), ("nanbeige-2x3", "nanbeige-3x2-skip-norm")
 
-OURO_CONFIG: dict[str, Any] = {
-    "model_type": "ouro",
-    "architectures": ["OuroForCausalLM"],
+OURO_CONFIG: dict[str, Any] = OURO_1_4B | {
     "vocab_size": 40,
     "hidden_size": 16,
     "intermediate_size": 24,
@@ -23,13 +22,8 @@ OURO_CONFIG: dict[str, Any] = {
     "num_attention_heads": 2,
     "num_key_value_heads": 2,
     "head_dim": 8,
-    "hidden_act": "silu",
     "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
     "total_ut_steps": 3,
-    "early_exit_threshold": 1.0,
     "eos_token_id": 0,
 }
 

@@ -224,40 +224,27 @@ def test_a_llama_with_a_field_that_changes_nothing_is_that_llama(fields, tmp_pat
     torch.testing.assert_close(ours(input_ids).logits, theirs(input_ids).logits.log_softmax(-1), rtol=0, atol=1e-5)
 
 
-def test_a_fused_matrix_of_another_shape_is_not_split(tmp_path):
-    random_model("phi3", {}).save_pretrained(tmp_path)
-    write(tmp_path / "config.json", {"num_key_value_heads": 1})
-    with pytest.raises(CheckpointError, match="missing tensor"):
-        NviumForCausalLM.from_pretrained(tmp_path)
+UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "llama",
+        {"model_type": "lfm2"},
+        "'lfm2' is not supported; supported: nvium, llama, mistral, qwen2, qwen3, smollm3",
+    ),
+    (
+        "llama",
+        {"quantization_config": {"quant_method": "awq"}},
+        "by 'awq' are not supported; supported: float32, float16",
+    ),
+    ("llama", {"rope_parameters": YARN | {"partial_rotary_factor": 1.5}}, "partial_rotary_factor"),
+    ("llama", {"hidden_size": "wide"}, "hidden_size"),
+    ("gemma2", {"sliding_window": 2**64 + 1}, "windows must be between 1 and 16777216"),
+    ("phi3", {"num_key_value_heads": 1}, "missing tensor"),  # the fused matrix has another shape
+]
 
 
-def test_a_window_that_no_integer_of_the_kernels_holds_is_refused(tmp_path):
-    random_model("gemma2", GEMMA).save_pretrained(tmp_path)
-    write(tmp_path / "config.json", {"sliding_window": 2**64 + 1})
-    with pytest.raises(CheckpointError, match="windows must be between 1 and 16777216"):
-        NviumForCausalLM.from_pretrained(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        (
-            {"model_type": "lfm2"},
-            "'lfm2' is not supported; supported: nvium, llama, mistral, qwen2, qwen3, smollm3",
-        ),
-        (
-            {"quantization_config": {"quant_method": "awq"}},
-            "quantized by 'awq' are not supported; supported: float32, float16",
-        ),
-        (
-            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.5}},
-            "partial_rotary_factor",
-        ),
-        ({"hidden_size": "wide"}, "hidden_size"),
-    ],
-)
-def test_unsupported_configurations_are_rejected_by_name(fields, reason, tmp_path):
-    random_model("qwen3", {"head_dim": 16}).save_pretrained(tmp_path)
+@pytest.mark.parametrize(("make", "fields", "reason"), UNSUPPORTED)
+def test_unsupported_configurations_are_rejected_by_name(make, fields, reason, tmp_path):
+    random_model(*MAKES[make]).save_pretrained(tmp_path)
     write(tmp_path / "config.json", fields)
     with pytest.raises(CheckpointError, match=reason):
         NviumForCausalLM.from_pretrained(tmp_path)

@@ -18,21 +18,13 @@ def gathered(model: NviumForCausalLM, part: str) -> Tensor:
     return torch.cat([p.detach().flatten() for name, p in model.named_parameters() if part in name])
 
 
-@pytest.mark.parametrize(
-    ("part", "deviation"),
-    [
-        ("embed_tokens.weight", 0.02),
-        ("lm_head.weight", 0.02),
-        ("q_proj.weight", 0.02),
-        ("down_proj.weight", 0.02),
-        ("router.fc1.weight", 0.02),
-        ("router.fc2.weight", 0.02),
-        ("adapter.up.weight", WIDTH**-0.5),
-        ("router.head.weight", 0.4 * WIDTH**-0.5),
-    ],
-)
+DEVIATIONS = dict.fromkeys(("embed_tokens", "lm_head", "q_proj", "down_proj", "router.fc1", "router.fc2"), 0.02)
+DEVIATIONS |= {"adapter.up": WIDTH**-0.5, "router.head": 0.4 * WIDTH**-0.5}
+
+
+@pytest.mark.parametrize(("part", "deviation"), DEVIATIONS.items())
 def test_matrices_start_normal_with_the_authors_deviation(model, part, deviation):
-    weights = gathered(model, part)
+    weights = gathered(model, f"{part}.weight")
     assert weights.std().item() == pytest.approx(deviation, rel=4 / weights.numel() ** 0.5)
     assert abs(weights.mean().item()) < 5 * deviation / weights.numel() ** 0.5
 
