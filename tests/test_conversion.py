@@ -22,10 +22,6 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch
 TEXT = "Once upon a time, in a den"
 
 
-def our_folder(folder: Path) -> Path:
-    return save_byte_model(folder, context=64)
-
-
 def published_folder(folder: Path) -> Path:
     write_published(folder, random_model(PUBLISHED_EXITS, seed=3, vocab_size=257))
     load_byte_model().tokenizer.save_pretrained(folder)
@@ -39,7 +35,7 @@ def hugging_face_folder(folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(params=[our_folder, published_folder, hugging_face_folder])
+@pytest.fixture(params=[save_byte_model, published_folder, hugging_face_folder])
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return request.param(tmp_path / "source")
 
@@ -80,7 +76,7 @@ def test_the_widest_of_several_precisions_is_kept(tmp_path):
 
 
 def test_companion_files_are_copied_unchanged(tmp_path):
-    source = our_folder(tmp_path / "source")
+    source = save_byte_model(tmp_path / "source")
     (source / "generation_config.json").write_text('{"eos_token_id": [3, 5]}')
     (source / "chat_template.jinja").write_text("{{ messages }}")
     (source / "special_tokens_map.json").write_text('{"eos_token": "<|endoftext|>"}')
@@ -119,7 +115,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_source_is_one_line_on_stderr_and_nothing_is_written(nvium, tmp_path, damage):
-    source = our_folder(tmp_path / "source")
+    source = save_byte_model(tmp_path / "source")
     inflict, complaint = DAMAGES[damage]
     inflict(source)
     assert complaint in nvium.refuses("convert", source, tmp_path / "target")
@@ -138,7 +134,7 @@ def test_a_damaged_source_is_one_line_on_stderr_and_nothing_is_written(nvium, tm
     ],
 )
 def test_a_user_error_is_one_line_on_stderr_and_exit_code_2(nvium, monkeypatch, tmp_path, arguments, complaint):
-    source = our_folder(tmp_path / "source")
+    source = save_byte_model(tmp_path / "source")
     before = contents(source)
     (tmp_path / "file").write_text("in the way")
     monkeypatch.chdir(tmp_path)
@@ -149,7 +145,7 @@ def test_a_user_error_is_one_line_on_stderr_and_exit_code_2(nvium, monkeypatch, 
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path):
-    source = our_folder(tmp_path / "source")
+    source = save_byte_model(tmp_path / "source")
     with no_file_larger_than(10_000), pytest.raises(ConversionError, match="target: cannot be written"):
         convert(source, tmp_path / "target")
     assert list(tmp_path.iterdir()) == [source]
