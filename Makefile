@@ -48,7 +48,7 @@ test-slow: .venv/release.stamp .venv/helm.stamp
 	$(BIN)/python -m pytest -m 'slow and not conformance' $(PYTEST_ARGS) \
 		|| $(BIN)/python -m pytest -m 'slow and not conformance' $(SECOND_TRY)
 
-# Ray Serve on three nodes, all on this machine. Takes a minute.
+# Ray Serve on three nodes, all on this machine. Takes some minutes.
 ray: $(RAY)/ray.stamp
 	$(RAY)/bin/python -m pytest -n 0 tests/test_dependencies.py tests/server/test_ray_app.py
 
