@@ -29,7 +29,7 @@ MAX_MESSAGE_CHARACTERS = 1000
 """Longer messages are truncated, because a message may quote a long part of the request."""
 
 MAX_NAMES, MAX_ERRORS = 100, 20
-"""Only objects with so few fields, and so many first errors, are searched for a misspelt field."""
+"""Objects with more fields, and errors after the first ones, are not searched for a misspelt field."""
 
 RETRY_STOPPED_SECONDS = 5
 
