@@ -5,17 +5,20 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import httpx
 import openai
+import pytest
 import uvicorn
 from fastapi import FastAPI
 
 from nvium_core import LoadedModel
+from nvium_core.engine.schedule.step import Step, StepResult
 from server.app import assemble, keys_gate
 from server.generation.service import Service
 from server.http.config import uvicorn_config
@@ -87,27 +90,29 @@ def live_server(
         thread.join()
 
 
-def slowed_down(server: LiveServer, **options: Any) -> LiveServer:
-    server.service.engine.runner = SlowRunner(server.service.engine.runner, **options)
+def slowed_down(server: LiveServer, num_steps: float = math.inf) -> LiveServer:
+    """Let the engine run one token per Step, with a pause before each Step, and fail after `num_steps`."""
+    runner, numbers = server.service.engine.runner, count()
+
+    def slowly(step: Step) -> StepResult:
+        time.sleep(0.05)
+        if next(numbers) >= num_steps:
+            raise RuntimeError("out of order")
+        return type(runner).run(runner, replace(step, limit=1))
+
+    runner.run = slowly
     return server
 
 
-class SlowRunner:
-    """Runs the engine with one token per Step and a pause before each Step. Fails after `num_steps`."""
+def server_fixture(made: Callable[[], AbstractContextManager[LiveServer]], scope: Any = "module") -> Any:
+    """Return a fixture: a server that the tests of a module, or of another scope, share."""
 
-    def __init__(self, runner: Any, num_steps: float = math.inf) -> None:
-        self._runner = runner
-        self._num_steps = num_steps
+    @pytest.fixture(scope=scope)
+    def served() -> Iterator[LiveServer]:
+        with made() as server:
+            yield server
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._runner, name)
-
-    def run(self, step: Any) -> Iterable[Any]:
-        time.sleep(0.05)
-        self._num_steps -= 1
-        if self._num_steps < 0:
-            raise RuntimeError("out of order")
-        return self._runner.run(replace(step, limit=1))
+    return served
 
 
 @contextmanager

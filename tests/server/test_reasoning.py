@@ -1,13 +1,12 @@
 """Reasoning models: the reasoning is separate from the content, and can be turned off."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 
 from tests.byte_model import NAME, token_ids
-from tests.server.live_server import LiveServer, template_server
+from tests.server.live_server import server_fixture, template_server
 from tests.server.raw_client import error_of
 from tests.server.routes.test_openapi import check
 from tests.server.routes.test_responses import events
@@ -37,10 +36,7 @@ CALL = '<think>\nIt has to call.</think>\n\n<tool_call>\n{"name": "stop", "argum
 STOP = [{"type": "function", "function": {"name": "stop"}}]
 
 
-@pytest.fixture(scope="module")
-def thinking() -> Iterator[LiveServer]:
-    with template_server(QWEN_3) as server:
-        yield server
+thinking = server_fixture(lambda: template_server(QWEN_3))
 
 
 def test_reasoning_is_separate_from_the_content(thinking):

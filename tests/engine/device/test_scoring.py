@@ -16,11 +16,11 @@ from nvium_core import (
     Score,
     TokenEvent,
 )
-from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.schedule import sequence
 from nvium_core.engine.schedule.sequence import SCORE_WINDOW
 from tests.engine.driving import (
     PROMPT,
+    Layers,
     alone,
     drained,
     engine_on,
@@ -93,7 +93,7 @@ def test_scores_of_all_sequences_in_a_step_take_one_pass_through_the_exits(monke
 
     monkeypatch.setattr(type(MODEL), "exit_outputs", counted)
     config = EngineConfig(schedule="whole", max_drafts=0)
-    found = together(engine_on(lambda model, cache, _: LayersBackend(model, cache), MODEL, config), plan)
+    found = together(engine_on(Layers, MODEL, config), plan)
     assert num_calls == PARAMS.max_tokens
     for own, others in zip(found, expected, strict=True):
         for one, other in zip(own.scores, others.scores, strict=True):

@@ -1,6 +1,5 @@
 """`thinking_budget` ends the reasoning. All other tokens are those that the model draws without it."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from nvium_core.text.reasoning import CLOSING, ReasoningParser
 from nvium_core.text.token_bytes import TokenBytes
 from server.generation.reasoning_budget import ReasoningBudget, Tags
 from tests.byte_model import NAME, byte_tokenizer, load_byte_model, token_ids
-from tests.server.live_server import LiveServer, template_server
+from tests.server.live_server import server_fixture, template_server
 from tests.server.raw_client import Json
 from tests.server.scripted_answers import answering
 from tests.server.test_reasoning import OPENED, QWEN_3
@@ -20,18 +19,8 @@ MARKER = token_ids(CLOSING)
 ASKED: Json = {"model": NAME, "messages": [{"role": "user", "content": "Hello"}], "seed": 1, "max_tokens": 40}
 
 
-@pytest.fixture(scope="module")
-def opened() -> Iterator[LiveServer]:
-    """A server whose prompts open the reasoning, unless it is turned off."""
-    with template_server(OPENED) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def unopened() -> Iterator[LiveServer]:
-    with template_server(QWEN_3) as server:
-        yield server
-
+unopened, opened = (server_fixture(lambda own=own: template_server(own)) for own in (QWEN_3, OPENED))
+"""In `opened`, prompts open the reasoning, unless it is turned off."""
 
 TAGS = Tags(TokenBytes(byte_tokenizer()), 257, token_ids("<think>"), MARKER)
 WISHES: list[dict[str, Any]] = [

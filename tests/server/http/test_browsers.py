@@ -2,19 +2,17 @@
 
 import json
 import socket
-from collections.abc import Iterator
 
 import pytest
 from fastapi import FastAPI, Response
 
-from nvium_core import LoadedModel
 from server.http.middleware import PROTECTIVE
 from server.http.paths import PROBES
 from server.settings import Settings, SettingsError, read_settings
-from tests.byte_model import NAME
+from tests.byte_model import NAME, load_byte_model
 from tests.server.http.test_keys import bearer
 from tests.server.http.test_middleware import fail
-from tests.server.live_server import LiveServer, live_server
+from tests.server.live_server import LiveServer, live_server, server_fixture
 from tests.server.raw_client import PATHS, asked, asking, error_of, request
 
 BODY = json.dumps({"model": NAME, "prompt": "Once", "max_tokens": 1}).encode()
@@ -24,10 +22,10 @@ CROSS_SITE = {"sec-fetch-site": "cross-site"}
 FOREIGN_PAGES = [{"origin": "http://evil.example"}, {"origin": "null"}, {"origin": "http://localhost:3000"}, CROSS_SITE]
 
 
-@pytest.fixture(scope="module")
-def open_to_some(byte_model: LoadedModel) -> Iterator[LiveServer]:
-    with live_server(byte_model, allowed_hosts="llm.example,*.lan", cors_origins=HOME) as live:
-        yield live
+OPEN = {"allowed_hosts": "llm.example,*.lan", "cors_origins": HOME}
+open_to_some = server_fixture(lambda: live_server(load_byte_model(), **OPEN))
+SHARED = {"api_keys": "sk-a", "cors_origins": f"{HOME},http://localhost:3000"}
+shared = server_fixture(lambda: live_server(load_byte_model(), lambda app: app.get("/fail")(fail), **SHARED))
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "localhost.evil.example", "10.9.8.7", "[::2]:1"])
@@ -92,13 +90,6 @@ def test_an_encoded_body_is_refused(server, encoding):
     assert server.complete(max_tokens=1).status_code == 200
     plain = {"content-encoding": "identity"}
     assert server.http.post("/v1/completions", content=BODY, headers=plain).status_code == 200
-
-
-@pytest.fixture(scope="module")
-def shared(byte_model: LoadedModel) -> Iterator[LiveServer]:
-    options = {"api_keys": "sk-a", "cors_origins": f"{HOME},http://localhost:3000"}
-    with live_server(byte_model, lambda app: app.get("/fail")(fail), **options) as live:
-        yield live
 
 
 def preflight(server: LiveServer, origin: str, method: str = "POST"):

@@ -1,23 +1,21 @@
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nvium_core import LoadedModel
 from server.http.keys import ApiKey, KeyGate, owner, parse_key, read_keys
 from server.routes.openapi import document
 from server.settings import Settings, SettingsError, read_settings
 from server.telemetry.metrics import Metrics
 from server.telemetry.record import RequestRecord
-from tests.byte_model import NAME
-from tests.server.live_server import LiveServer, create_app, live_server, wait_until
+from tests.byte_model import NAME, load_byte_model
+from tests.server.live_server import create_app, live_server, server_fixture, wait_until
 from tests.server.log_lines import log_lines
 from tests.server.raw_client import asked, error_of, request
 
@@ -69,15 +67,12 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-@pytest.fixture(scope="module")
-def closed(byte_model: LoadedModel) -> Iterator[LiveServer]:
-    def add_echo(app: FastAPI) -> None:
-        @app.get("/whose")
-        async def whose(request: Request) -> str:
-            return request.state.key_id
+async def whose(request: Request) -> str:
+    return request.state.key_id
 
-    with live_server(byte_model, add_echo, api_keys=f"alice:{FIRST},{SECOND}") as live:
-        yield live
+
+KEYS = f"alice:{FIRST},{SECOND}"
+closed = server_fixture(lambda: live_server(load_byte_model(), lambda app: app.get("/whose")(whose), api_keys=KEYS))
 
 
 def test_every_path_and_method_needs_a_key_unless_it_is_public(closed):

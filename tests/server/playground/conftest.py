@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, sync_playwright
 
 from nvium_core import load_model
-from tests.server.live_server import LiveServer, live_server, slowed_down
+from tests.server.live_server import LiveServer, live_server, server_fixture, slowed_down
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
@@ -105,18 +105,14 @@ def chromium() -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture(scope="package")
-def tales() -> Iterator[LiveServer]:
-    with live_server(load_model(None)) as live:
-        yield live
+tales = server_fixture(lambda: live_server(load_model(None)), scope="package")
 
 
 @pytest.fixture
 def slow_down(tales: LiveServer) -> Iterator[Callable[[], object]]:
     """Return a function that slows the server down for the rest of the test, so that a story can be stopped."""
-    runner = tales.service.engine.runner
     yield partial(slowed_down, tales)
-    tales.service.engine.runner = runner
+    vars(tales.service.engine.runner).pop("run", None)
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ from tests.server.routes.test_completions import (
     test_a_body_is_parsed_as_json_with_curls_content_types,
     test_a_prompt_in_a_list_and_choice_zero_behave_as_if_sent_alone,
     test_a_repeated_prompt_is_taken_from_the_cache,
-    test_every_sampling_field_reaches_the_engine,
-    test_tokens_and_exits_equal_the_engines,
+    test_every_sampling_field_reaches_the_engine_whose_tokens_and_exits_are_answered,
     test_unknown_fields_are_named_in_a_header_without_unsafe_characters,
     test_usage_is_streamed_only_when_asked_for,
 )

@@ -9,24 +9,6 @@ from tests.server.live_server import wait_until
 from tests.server.raw_client import Json, streamed
 
 
-def test_every_sampling_field_reaches_the_engine(server, byte_model):
-    asked = {
-        "max_tokens": 20,
-        "seed": 5,
-        "min_p": 0.05,
-        "presence_penalty": 0.4,
-        "frequency_penalty": -0.3,
-        "repetition_penalty": 1.3,
-        "min_tokens": 12,
-    }
-    params = SamplingParams(**asked, logit_bias={101: 3.0}, sampling="mixture")  # type: ignore[arg-type]
-    [expected] = Engine(byte_model.model).generate([token_ids("Once")], params)
-    body = server.complete(**asked, logit_bias={"101": 3}, nvium={"sampling": "mixture"}).json()
-    assert body["choices"][0]["nvium"]["token_ids"] == expected.token_ids
-    assert body["nvium"]["exit_counts"] == [0] * (len(EXIT_LAYERS) - 1) + [len(expected.token_ids)]
-    assert len(expected.token_ids) >= 12
-
-
 def test_best_of_ranks_by_mean_log_probability(server, byte_model):
     params = SamplingParams(max_tokens=10, seed=5, n=2, best_of=5)
     expected = Engine(byte_model.model).generate([token_ids("Once")], params)
@@ -54,18 +36,22 @@ def same(first: Json, second: Json) -> bool:
     return first == second | {"exit_probabilities": pytest.approx(second["exit_probabilities"])}
 
 
-def test_tokens_and_exits_equal_the_engines(server, byte_model):
-    params = SamplingParams(max_tokens=20, ignore_eos=True, seed=5, temperature=0.8, top_k=50, top_p=0.9)
+def test_every_sampling_field_reaches_the_engine_whose_tokens_and_exits_are_answered(server, byte_model):
+    """Without any one of these fields the tokens are others."""
+    asked = {"max_tokens": 20, "seed": 2, "temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.01}
+    asked |= {"presence_penalty": 1.4, "frequency_penalty": -0.9, "repetition_penalty": 1.3, "min_tokens": 12}
+    params = SamplingParams(**asked, logit_bias={101: 3.0})
     [expected] = Engine(byte_model.model).generate([token_ids("Once")], params)
-    asked = {"max_tokens": 20, "ignore_eos": True, "seed": 5, "temperature": 0.8, "top_k": 50, "top_p": 0.9}
+    assert {*expected.exits} == {1, 2, 3}
     for prompt in ("Once", token_ids("Once")):
-        body = server.complete(prompt=prompt, **asked).json()
+        body = server.complete(prompt=prompt, **asked, logit_bias={"101": 3}).json()
         served = body["choices"][0]["nvium"]
         assert served["token_ids"] == expected.token_ids
         assert served["exits"] == expected.exits
         assert served["exit_layers"] == [EXIT_LAYERS[number - 1] for number in expected.exits]
         assert served["exit_probabilities"] == pytest.approx(expected.exit_probabilities)
-        assert body["nvium"]["mean_depth"] == pytest.approx(sum(served["exit_layers"]) / 20 / EXIT_LAYERS[-1])
+        depth = sum(served["exit_layers"]) / len(expected.exits) / EXIT_LAYERS[-1]
+        assert body["nvium"]["mean_depth"] == pytest.approx(depth)
 
 
 def test_a_prompt_in_a_list_and_choice_zero_behave_as_if_sent_alone(server):

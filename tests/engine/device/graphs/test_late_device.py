@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 
 from nvium_core import Completion, Engine, EngineConfig, NviumForCausalLM, SamplingParams
-from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.device.paged_cache import PagedCache
 from tests.engine.device.graphs.engines import PlainGraphs
 from tests.engine.device.graphs.late_device import LateDevice
 from tests.engine.device.graphs.test_exactness import KINDS
-from tests.engine.driving import Key, drained, engine_on
+from tests.engine.driving import Key, Layers, drained, engine_on
 from tests.random_models import random_model
 
 PLAIN: list[dict[str, Any]] = [{}, {}, {"top_k": 3}, {"stop_token_ids": (3, 5)}, {"temperature": 0.0}]
@@ -42,10 +41,6 @@ def late_answers(config: EngineConfig, kinds: list[dict[str, Any]], device: Late
         return answers(engine, kinds)
 
 
-def plain_answers(config: EngineConfig, kinds: list[dict[str, Any]]) -> dict[Key, Completion]:
-    return answers(engine_on(lambda model, cache, _: LayersBackend(model, cache), model_of(), config), kinds)
-
-
 def model_of() -> NviumForCausalLM:
     return random_model([1, 2, 4], seed=6, context=128)
 
@@ -54,7 +49,7 @@ def model_of() -> NviumForCausalLM:
 @pytest.mark.parametrize("kinds", [KINDS, PLAIN], ids=["all", "plain"])
 def test_output_equals_that_of_the_layers(config, kinds):
     device = LateDevice()
-    check_alike(late_answers(config, kinds, device), plain_answers(config, kinds))
+    check_alike(late_answers(config, kinds, device), answers(engine_on(Layers, model_of(), config), kinds))
     assert device.num_executed > 1000
 
 
@@ -69,7 +64,7 @@ WITHOUT: dict[str, dict[str, Any]] = {
 def test_a_missing_wait_is_detected(wait):
     detected = []
     for config, kinds in ((SWEEP, KINDS), (WHOLE, PLAIN)):
-        expected = plain_answers(config, kinds)
+        expected = answers(engine_on(Layers, model_of(), config), kinds)
         try:
             check_alike(late_answers(config, kinds, LateDevice(**WITHOUT[wait])), expected)
         except (AssertionError, IndexError, RuntimeError, ValueError, OverflowError) as error:

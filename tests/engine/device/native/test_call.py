@@ -31,7 +31,7 @@ from tests.engine.device.native.calls import (
     rows_of,
     seat_sequences,
 )
-from tests.engine.test_exactness import rules
+from tests.engine.test_exactness import MAKES, fields_of, rules
 from tests.random_models import random_model
 from tests.rounded import KINDS as KINDS_OF_BLOCKS
 from tests.rounded import round_to
@@ -39,36 +39,14 @@ from tests.rounded import round_to
 VOCAB_SIZE = 17
 MODEL = random_model([1, 2, 3], vocab_size=VOCAB_SIZE)
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 0.06}
-GEMMA = {"layer_norms": "both", "hidden_act": "gelu_pytorch_tanh", "embedding_scale": 0.5, "attention_scale": 0.4}
-GEMMA |= {"qk_norm": True, "attention_cap": 2.0, "logit_cap": 3.0}
-ROPE = {"rope_type": "default", "rope_theta": 100.0}
 SHAPES: dict[str, dict[str, Any]] = {
     "queries that share keys": {"width": 64, "num_heads": 4, "num_key_heads": 2},
     "heads of less than a vector": {"width": 24, "num_heads": 3, "num_key_heads": 3},
     "heads of several vectors": {"width": 160, "num_heads": 2, "num_key_heads": 1},
     "heads with biases": {"width": 48, "num_heads": 4, "num_key_heads": 2, "qkv_bias": True},
-    "normed heads, and a layer without rotary": {"width": 64, "qk_norm": True, "no_rope_layers": [1]},
     "windows": {"width": 64, "windows": [9, None, 1]},
-    "caps, scales and two rotary tables": GEMMA
-    | {"width": 64, "windows": [9, None, 1], "window_rope_parameters": ROPE},
-    "norms after, of all heads together": {
-        "width": 64,
-        "layer_norms": "after",
-        "qk_norm": True,
-        "qk_norm_kind": "width",
-        "residual_scale": 0.5,
-        "logit_scale": 0.3,
-    },
-    "no gate, and half of each head rotated": {
-        "width": 64,
-        "mlp_gated": False,
-        "hidden_act": "relu2",
-        "qk_norm": True,
-        "qk_norm_kind": "rotated head",
-        "rope_parameters": ROPE | {"partial_rotary_factor": 0.5},
-    },
 }
-
+SHAPES |= {str(make): {"width": 64} | fields_of(make, 3) for make in MAKES if "norms_loops" not in make}
 
 penalties = {"presence_penalty": st.sampled_from([0.0, 1.0]), "frequency_penalty": st.sampled_from([0.0, -0.5])}
 penalties["repetition_penalty"] = st.sampled_from([1.0, 1.5])
