@@ -134,27 +134,19 @@ def test_the_log_probabilities_are_those_of_transformers_and_all_but_full_attent
 
 
 @torch.no_grad()
-def test_the_engine_samples_the_greedy_tokens_of_transformers(pair):
-    """Several prompts in one batch, each up to its end of text."""
+def test_the_engine_samples_the_greedy_tokens_and_gives_the_log_probabilities_of_transformers(pair):
+    """Several prompts in one batch, each up to its end of text. All tokens are scored."""
     theirs, ours = pair
-    engine = Engine(ours, EngineConfig())
     prompts = [random_ids(1, length)[0].tolist() for length in (3, 9, 20)]
-    completions = engine.generate(prompts, SamplingParams(max_tokens=20, temperature=0))
-    for prompt, answer in zip(prompts, completions, strict=True):
-        expected = theirs.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False)[0, len(prompt) :]
-        assert answer.token_ids == expected.tolist()
-
-
-@torch.no_grad()
-def test_the_engine_gives_the_log_probabilities_of_transformers(pair):
-    theirs, ours = pair
-    prompt = random_ids(1, 9)[0].tolist()
-    params = SamplingParams(max_tokens=12, seed=3, logprobs=1, ignore_eos=True)
-    (found,) = Engine(ours, EngineConfig()).generate([prompt], params)
-    # In float64, because in float32 their error is up to 1.3e-5, and ours 6e-6 (on a Xeon with AMX).
-    logits = theirs.double()(torch.tensor([prompt + found.token_ids])).logits[0, len(prompt) - 1 : -1]
-    expected = logits.log_softmax(-1).gather(1, torch.tensor(found.token_ids)[:, None]).squeeze(1)
-    assert [score.logprob for score in found.scores] == pytest.approx(expected.tolist(), abs=F32)
+    params = SamplingParams(max_tokens=20, temperature=0, logprobs=1, prompt_logprobs=True)
+    answers = Engine(ours, EngineConfig()).generate(prompts, params)
+    texts = [theirs.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False)[0] for prompt in prompts]
+    theirs.double()  # in float32 their error is up to 1.3e-5, and ours 6e-6 (on a Xeon with AMX)
+    for prompt, answer, text in zip(prompts, answers, texts, strict=True):
+        assert prompt + answer.token_ids == text.tolist()
+        expected = theirs(text[None]).logits[0, :-1].log_softmax(-1).gather(1, text[1:, None]).squeeze(1)
+        scores = [*answer.prompt_scores, *answer.scores]
+        assert [score.logprob for score in scores] == pytest.approx(expected.tolist(), abs=F32)
 
 
 @pytest.mark.parametrize("weights", ["q8", "q4"])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from nvium_core import Engine, EngineConfig, NviumForCausalLM, SamplingParams, load_model
+from nvium_core import Engine, EngineConfig, NviumForCausalLM, SamplingParams
 from nvium_core.conversion import convert
 from nvium_core.errors import CheckpointError
 from nvium_core.model import mixture
@@ -214,13 +214,3 @@ def test_transformers_generates_with_a_cache_for_every_loop(tmp_path):
         model.generate(ids, max_new_tokens=8, do_sample=False, use_cache=use) for use in (True, False)
     )
     assert torch.equal(with_cache, without)
-
-
-@needs_fixtures
-@pytest.mark.parametrize("weights", ["q8", "q4"])
-@pytest.mark.parametrize("name", [*OURO, *NANBEIGE])
-def test_quantized_kernels_agree_with_the_layers(name, weights):
-    config, prompt = EngineConfig(page_size=4), expected_of(name)["prompts"][0]["token_ids"]
-    kernels = greedy(Engine(load_model(str(FIXTURES / name), weights=weights).model, config), prompt)
-    layers = greedy(engine_on(Layers, load_model(str(FIXTURES / name), weights=weights).model, config), prompt)
-    assert kernels.token_ids == layers.token_ids

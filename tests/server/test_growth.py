@@ -140,6 +140,27 @@ def test_the_time_to_read_a_body_is_proportional_to_its_size(reader, path, shape
         check_growth(lambda length, bodies=bodies: reader.seconds(path, bodies[length]), size, (path, template, shape))
 
 
+HALF_PAIR = "\ud83e"
+ODD_VALUES: list[Any] = [
+    *(None, True, False, "", "a", "0", "1e5", "null", "\x00", "a\x00b", HALF_PAIR, HALF_PAIR * 3, "\u202e", "🦊" * 50),
+    *("x" * 5_000, "é" * 20_000, "a\r\nset-cookie: b", "../../etc/passwd", "<|endoftext|>" * 3, "{}", "%s%n"),
+    *(0, -1, 1, 2, 100, 128, 129, 2**31 - 1, 2**31, 2**53 + 1, 2**63 - 1, 2**63, -(2**63) - 1, 10**30, 10**400),
+    *(10**4299, -(10**4299), 0.5, -0.0, 1.0, 1e-320, 1e308, -1e308, float("nan"), float("inf"), float("-inf")),
+    *([], {}, [[]], [{}], [None], [True], [""], ["a", 1], [1, "a"], [[1], "a"], [[["a"]]], [0], [256], [257], [-1]),
+    *([2**40], [10**30], [1.5], [float("nan")], ["a"] * 1_025, [[1]] * 1_100, [5] * 5_000, list("abcde")),
+    *({"": 1}, {"a": None}, {"5": "x"}, {"5": float("nan")}, {"-1": 0}, {"²": 1}, {"5": 1e9}, {"type": "json_object"}),
+    *({str(number): 1 for number in range(300)}, {HALF_PAIR: HALF_PAIR}, {"include_usage": 1}, {"sampling": []}),
+]
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_an_odd_value_in_any_place_of_a_body_is_accepted_or_refused(reader, path):
+    chance = random.Random(path)
+    for template in templates(path):
+        for value in chance.sample(ODD_VALUES, 6):
+            reader.seconds(path, template.replace(f'"{PLACE}"', json.dumps(value)).encode())
+
+
 def nodes(schema: Any) -> Iterator[dict[str, Any]]:
     if isinstance(schema, dict):
         yield schema

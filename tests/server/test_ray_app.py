@@ -124,11 +124,12 @@ async def test_replicas_are_added_on_other_nodes_under_load(cluster):
     assert (load.num_cut, load.failed) == (0, [])
 
 
-async def test_a_replica_that_hangs_is_replaced_and_fails_no_request_that_had_not_begun(cluster):
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+async def test_a_replica_that_hangs_or_dies_is_replaced_and_fails_no_request_that_had_not_begun(cluster, number):
     async with load_on(cluster) as load:
-        hung = min(cluster.replicas())
-        os.kill(hung, signal.SIGSTOP)
-        await until(lambda: hung not in cluster.replicas(), HANG_SECONDS)
+        lost = min(cluster.replicas())
+        os.kill(lost, number)
+        await until(lambda: lost not in cluster.replicas(), HANG_SECONDS)
         await until(lambda: len(cluster.replicas()) == 2)
     assert load.failed == []
     assert load.num_cut <= NUM_CLIENTS
@@ -140,15 +141,6 @@ async def test_a_node_that_dies_fails_no_request_that_had_not_begun(cluster):
         cluster.nodes.remove(lost)
         lost.kill()
         await until(lambda: len(cluster.replicas()) == 2)
-    assert load.failed == []
-    assert load.num_cut <= NUM_CLIENTS
-
-
-async def test_a_replica_that_dies_fails_no_request_that_had_not_begun(cluster):
-    async with load_on(cluster) as load:
-        killed = min(cluster.replicas())
-        os.kill(killed, signal.SIGKILL)
-        await until(lambda: len(cluster.replicas() - {killed}) == 2)
     assert load.failed == []
     assert load.num_cut <= NUM_CLIENTS
 

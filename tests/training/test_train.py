@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,6 @@ from transformers import AutoTokenizer
 
 from nvium_core import NviumConfig, NviumForCausalLM
 from nvium_core.training.chat.conversations import assistant, user
-from nvium_core.training.data.windows import Batch, Windows
 from nvium_core.training.train import train
 from tests.training.objective.test_loss import outcome_of
 from tests.training.small_runs import (
@@ -123,28 +123,17 @@ def test_a_validation_text_is_evaluated_at_the_scheduled_steps(tmp_path):
 
 
 def test_an_evaluation_weights_windows_by_their_counted_targets(tmp_path):
+    """The second window has nine times as many as the first."""
     run = start(small_recipe(), options(tmp_path / "run"))
-    windows = HalfCounted(run.stream)
+    batches = [run.stream.batch(number, 1, 64) for number in range(2)]
+    for batch, num_counted in zip(batches, (6, 54), strict=True):
+        batch.counted[:, num_counted:] = False
+    windows = SimpleNamespace(num_windows=lambda context: 2, batch=lambda first, *_: batches[first])
     found = run.evaluate(windows)["validation_loss"]
     with torch.no_grad():
-        losses = [float(outcome_of(run.model, windows.batch(n, 1, 64)).loss) for n in range(2)]
+        losses = [float(outcome_of(run.model, batch).loss) for batch in batches]
     assert found == pytest.approx((losses[0] + 9 * losses[1]) / 10, abs=1e-4)
     assert abs(losses[0] - losses[1]) > 1e-3
-
-
-class HalfCounted:
-    """Two windows; the second has nine times as many counted targets as the first."""
-
-    def __init__(self, windows: Windows) -> None:
-        self.windows = windows
-
-    def num_windows(self, context: int) -> int:
-        return 2
-
-    def batch(self, first_window: int, num_windows: int, context: int) -> Batch:
-        batch = self.windows.batch(first_window, num_windows, context)
-        batch.counted[:, 6 if first_window == 0 else 54 :] = False
-        return batch
 
 
 @pytest.mark.parametrize(

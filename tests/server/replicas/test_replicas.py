@@ -21,6 +21,7 @@ from tests.faults.cluster import replicas_of
 from tests.server.live_server import LiveServer, wait_until
 from tests.server.raw_client import PATHS, Answer, asked, asking, connected
 from tests.server.server_process import server_process
+from tests.text.test_sandbox import is_running
 
 LONG = 1500
 NUM_STREAMS, NUM_WHOLE = 12, 24
@@ -32,13 +33,6 @@ import threading
 from nvium_core.engine.worker import EngineWorker
 EngineWorker._step = lambda _: threading.Event().wait()
 """
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
 
 
 def num_ready(server: LiveServer) -> int:

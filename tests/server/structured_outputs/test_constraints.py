@@ -11,10 +11,10 @@ import jsonschema
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from nvium_core import Completion, Constraint, Engine, LoadedModel, SamplingParams, TooCostly, load_model
+from nvium_core.text.gguf_tokenizer import gguf_tokenizer
 from nvium_core.text.tool_calls import JSON_LINES
 from server.errors import InvalidField
 from server.structured_outputs.constraints import Constraints
@@ -39,6 +39,8 @@ from tests.server.grammar_samples import (
     either,
     schemas,
 )
+from tests.text.test_gguf_tokenizer import sentence_piece_fields
+from tests.text.tokenizer_kinds import KINDS
 
 MODELS = {"bytes": load_byte_model, "embedded": load_model}
 
@@ -321,37 +323,19 @@ def test_costly_grammars_within_the_limits_still_generate(grammar):
         assert isinstance(text, str)
 
 
-def sentencepiece_tokenizer(*, has_bytes: bool) -> PreTrainedTokenizerFast:
-    """Build a tokenizer like Llama 2's, with ▁ for a space."""
-    byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)] if has_bytes else []
-    vocabulary = ["</s>", *byte_tokens, "▁", "a", "▁a", "é", '{"', '":1}']
-    model = models.BPE({token: number for number, token in enumerate(vocabulary)}, [], byte_fallback=has_bytes)
-    tokenizer = Tokenizer(model)
-    tokenizer.normalizer = normalizers.Replace(" ", "▁")
-    tokenizer.decoder = decoders.Metaspace()
-    if has_bytes:
-        tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    tokenizer.add_special_tokens(["</s>"])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
-
-
 def test_a_tokenizer_with_byte_fallback_is_supported():
-    tokenizer = sentencepiece_tokenizer(has_bytes=True)
-    constraints = Constraints(tokenizer, {0})
-    ids = tokenizer.convert_tokens_to_ids(["▁", "▁a", "a", "é", "<0x0A>", "<0xFF>"])
-    assert [constraints.vocabulary[number] for number in ids] == [b" ", b" a", b"a", "é".encode(), b"\n", b"\xff"]
-    constraint = constraints.compile("f", ANY_OBJECT).constraint
+    tokenizer = gguf_tokenizer(sentence_piece_fields().get)
+    constraint = Constraints(tokenizer, {2}).compile("f", Regex(" The fox é\n")).constraint
     assert constraint is not None
-    for token in ('{"', "▁a", "é", '":1}'):
-        (number,) = tokenizer.convert_tokens_to_ids([token])
-        assert allows(constraint, number)
-        constraint.advance(number)
+    for token_id in tokenizer("The fox é\n", add_special_tokens=False).input_ids:
+        assert allows(constraint, token_id)
+        constraint.advance(token_id)
     assert constraint.is_over
 
 
 def test_a_tokenizer_without_bytes_has_token_texts_but_no_constraints():
-    tokenizer = sentencepiece_tokenizer(has_bytes=False)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=KINDS["WordLevel"]())
     constraints = Constraints(tokenizer, {0})
-    assert constraints.vocabulary[tokenizer.convert_tokens_to_ids("é")] == "é".encode()
+    assert constraints.vocabulary[tokenizer.convert_tokens_to_ids("日本語")] == "日本語".encode()
     with pytest.raises(InvalidField, match="are not bytes"):
         constraints.compile("f", ANY_OBJECT)
