@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from nvium_core import Completion, Engine, EngineConfig, FailureEvent, NviumForCausalLM, SamplingParams
@@ -13,6 +14,7 @@ from nvium_core.choices import Schedule
 from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.device.runner import MakeBackend, Runner, best_backend
+from nvium_core.engine.draw import DRAW, Draw
 from nvium_core.engine.events import Event
 from nvium_core.engine.schedule.step import Step, StepResult
 from tests.random_models import random_model
@@ -95,6 +97,12 @@ class Layers(WrappedBackend):
 
 def engine_on(backend: Callable[..., WrappedBackend], model: NviumForCausalLM, config: EngineConfig) -> Engine:
     return Engine(model, config, make_runner=partial(Runner, make_backend=backend))
+
+
+def columns(draws: Sequence[Draw]) -> dict[str, torch.Tensor]:
+    """Return sampling parameters of rows as the sampler reads them."""
+    record_R = np.array(draws, DRAW)
+    return {name: torch.from_numpy(np.ascontiguousarray(record_R[name])) for name in Draw._fields}
 
 
 @torch.no_grad()

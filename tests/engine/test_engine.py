@@ -6,6 +6,7 @@ import torch
 
 from nvium_core import Engine, EngineConfig, FailureEvent, InvalidRequest, SamplingParams, TokenEvent
 from nvium_core.engine.sampling_params import RANGES
+from tests.engine.automaton import Automaton, Rule
 from tests.engine.driving import events_of
 from tests.random_models import random_model
 
@@ -165,9 +166,12 @@ def test_output_that_is_not_finite_fails_the_sequence_and_no_other(temperature):
         model.model.embed_tokens.weight[5] = torch.nan
     engine = Engine(model)
     engine.add("sick", [5], SamplingParams(temperature=temperature))
+    engine.add("sick and constrained", [5], SamplingParams(constraint=Automaton(Rule(seed=1, vocab_size=17))))
     engine.add("well", [1], SamplingParams(max_tokens=3, temperature=temperature, ignore_eos=True, top_k=1, seed=1))
     events = list(events_of(engine))
-    assert [type(event) for event in events if event.request_id == "sick"] == [FailureEvent]
+    failures = {event.request_id: str(event.error) for event in events if isinstance(event, FailureEvent)}
+    assert failures.keys() == {"sick", "sick and constrained"}
+    assert all("not finite" in message for message in failures.values()), "the constraint is not blamed"
     assert 1 <= sum(event.request_id == "well" and isinstance(event, TokenEvent) for event in events) <= 3
 
 

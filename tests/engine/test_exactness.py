@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from nvium_core import Engine, EngineConfig, NviumForCausalLM, PromptEvent, SamplingParams, TokenEvent
-from nvium_core.choices import Sampling, Schedule
+from nvium_core.choices import Schedule
 from nvium_core.model.stored import quantize_model
 from tests import reference
 from tests.engine.automaton import Automaton, Rule
@@ -226,13 +226,13 @@ PROMPT = [3, 1]
 
 
 @cache
-def joint_counts(num_draws: int = NUM_DRAWS, sampling: Sampling = "exits") -> torch.Tensor:
+def joint_counts() -> torch.Tensor:
     """Count (exit, token) over requests that differ only in their seeds, [E, V]."""
     model = disagreeing_model()
     engine = Engine(model, EngineConfig(max_sequences=1000, max_rows_per_step=2000, cache_tokens=16_000))
     counts = torch.zeros(model.config.num_exits, VOCAB_SIZE, dtype=torch.float64)
-    for seed in range(num_draws):
-        engine.add(str(seed), PROMPT, SamplingParams(max_tokens=1, seed=seed, sampling=sampling))
+    for seed in range(NUM_DRAWS):
+        engine.add(str(seed), PROMPT, SamplingParams(max_tokens=1, seed=seed))
     while engine.has_work:
         for event in engine.step():
             assert isinstance(event, TokenEvent)

@@ -19,8 +19,7 @@ from nvium_core.engine.schedule.sequence import Sequence as EngineSequence
 from nvium_core.training.retrofitting.settings import with_exits
 from tests import reference
 from tests.engine import test_exactness
-from tests.engine.device.columns import columns
-from tests.engine.driving import drained, together
+from tests.engine.driving import columns, drained, together
 from tests.engine.test_exactness import Request, configs, explicit_logprobs
 from tests.model.llama_folders import llama_folder, random_llama
 from tests.random_models import random_model

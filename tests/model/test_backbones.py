@@ -71,10 +71,7 @@ MAKES: dict[str, tuple[str, dict[str, Any]]] = {
         GEMMA | {"query_pre_attn_scalar": 24, "layer_types": ALTERNATING, "final_logit_softcapping": 2.0},
     ),
     "gemma2": ("gemma2", GEMMA | {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0}),
-    "granite": (
-        "granite",
-        GRANITE,
-    ),
+    "granite": ("granite", GRANITE),
     "granite 4": ("granitemoehybrid", GRANITE | GRANITE_4 | {"position_embedding_type": "rope"}),
     "granite 4 without rotary embedding": ("granitemoehybrid", GRANITE | GRANITE_4),
     "olmo2": ("olmo2", {}),

@@ -1,4 +1,4 @@
-"""A looped model over HTTP: its card, its tokens and exits, and the end of its chats."""
+"""A looped model over HTTP: its card, and the end of its chats."""
 
 from collections.abc import Iterator
 
@@ -25,16 +25,6 @@ def looped(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
 def test_the_card_counts_depth_in_layer_calls(looped):
     card = looped.client().models.retrieve("default").model_dump()["nvium"]
     assert (card["num_layers"], card["num_loops"], card["exit_layers"]) == CARDS[looped.service.name]
-
-
-def test_exits_and_mean_depth_count_layer_calls(looped):
-    layers, body = looped.service.exit_layers, {"model": "default", "max_tokens": 12, "ignore_eos": True}
-    for rule in ({}, {"sampling": "exits"}):
-        found = looped.complete(prompt=[5, 6], **body, nvium=rule).json()
-        depths = [layers[number - 1] for number in found["choices"][0]["nvium"]["exits"]]
-        assert found["choices"][0]["nvium"]["exit_layers"] == depths
-        assert found["nvium"]["mean_depth"] == pytest.approx(sum(depths) / len(depths) / layers[-1])
-        assert rule or found["nvium"]["mean_depth"] == 1
 
 
 def test_end_of_turn_and_end_of_text_end_a_chat(looped):

@@ -108,7 +108,6 @@ INVALID: dict[str, list[tuple[str, Json]]] = {
         ("messages[1].tool_calls[0].type", say(role="assistant", tool_calls=[CALL | {"type": "custom"}])),
         (f"{FUNCTION}.arguments", say(role="assistant", tool_calls=[CALL | {"function": {"name": "f"}}])),
         ("max_tokens", {"max_tokens": 5, "max_completion_tokens": 6}),
-        ("max_tokens", {"max_tokens": 0}),
         ("max_completion_tokens", {"max_completion_tokens": 0}),
         ("thinking_budget", {"thinking_budget": 5}),
         ("thinking_budget", {"thinking_budget": -2}),

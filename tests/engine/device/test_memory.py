@@ -32,7 +32,7 @@ from nvium_core.engine.device.sampling import draw
 from nvium_core.engine.draw import Draw
 from nvium_core.model.nvium import Nvium
 from nvium_core.model.stored import StoredMatrix
-from tests.engine.device.columns import columns
+from tests.engine.driving import columns
 from tests.limits import limited
 from tests.model.gguf_files import write_gguf
 from tests.model.test_backbones import random_model as random_backbone
@@ -172,25 +172,17 @@ def test_the_default_cache_is_a_quarter_of_the_free_memory(tmp_path, monkeypatch
     assert 0 < size.num_bytes <= 600_000 / 4
 
 
-@pytest.mark.parametrize("choice", ["auto", "float32", "float16"])
+@pytest.mark.parametrize("choice", ["auto", "float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_bytes_of_a_page_are_those_that_the_cache_allocates(dtype, choice):
+def test_keys_and_values_have_the_precision_of_the_cache_and_pages_the_bytes_that_it_allocates(dtype, choice):
     model = random_model([1, 3], dtype=dtype)
     config, like = model.config, model.lm_head.weight
     caches = [PagedCache(config, num_pages=n, page_size=4, like=like, choice=choice) for n in (1, 2)]
     one, two = (sum(part.nbytes for part in vars(cache).values() if isinstance(part, Tensor)) for cache in caches)
+    precision = dtype if choice == "auto" else getattr(torch, choice)
     assert two - one == page_bytes(config, 4, dtype, cache_precision(choice, like))
-
-
-@pytest.mark.parametrize("choice", ["float16", "bfloat16"])
-def test_keys_and_values_of_16_bits_take_half_the_bytes_and_states_as_many(choice):
-    model = random_model([1, 3], dtype=torch.float32)
-    engines = [Engine(model, EngineConfig(cache_tokens=64, cache_dtype=each)) for each in ("auto", choice)]
-    wide, narrow = (engine.runner.cache for engine in engines)
-    assert 2 * narrow.keys.nbytes == wide.keys.nbytes
-    assert narrow.states_NSD.nbytes == wide.states_NSD.nbytes
-    saved = 2 * (wide.keys[:, :64].nbytes - narrow.keys[:, :64].nbytes)
-    assert saved == engines[0].cache_size.num_bytes - engines[1].cache_size.num_bytes
+    assert {part.dtype for part in (caches[0].keys, caches[0].values)} == {precision}
+    assert caches[0].states_NSD.dtype == dtype
 
 
 @pytest.mark.parametrize("is_ranked", [False, True])

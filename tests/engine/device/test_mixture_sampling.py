@@ -1,32 +1,11 @@
 from functools import partial
 
-import pytest
 import torch
 
 from nvium_core import Engine, SamplingParams
 from tests import reference
 from tests.engine.driving import log_mixtures
-from tests.engine.test_exactness import explicit_joint, joint_counts, p_value
 from tests.random_models import random_model
-
-
-@pytest.fixture
-def counts() -> torch.Tensor:
-    """Count tokens, [1, V]."""
-    return joint_counts(50_000, "mixture").sum(0, keepdim=True)
-
-
-@pytest.mark.slow
-def test_50000_draws_follow_the_explicit_mixture(counts):
-    assert p_value(counts, explicit_joint().sum(0, keepdim=True)) > 1e-3
-
-
-@pytest.mark.slow
-def test_a_mixture_without_one_of_its_exits_is_rejected(counts):
-    joint_EV = explicit_joint()
-    for exit_ in range(len(joint_EV)):
-        others_V = joint_EV.sum(0, keepdim=True) - joint_EV[exit_]
-        assert p_value(counts, others_V / others_V.sum()) < 1e-6
 
 
 def test_tokens_of_probability_zero_are_harmless():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from nvium_core.engine.device.sampling import NO_TOKEN, certified_argmax, draw, first_beyond
 from nvium_core.engine.sampling_params import SamplingParams
-from tests.engine.device.columns import columns
+from tests.engine.driving import columns
 from tests.reference import invert, truncated
 
 

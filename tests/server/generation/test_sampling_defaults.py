@@ -6,7 +6,7 @@ from transformers import GenerationConfig
 from nvium_core import LLM, InvalidRequest, LoadedModel, sampling_defaults
 from server.routes.openapi import document
 from tests.byte_model import load_byte_model
-from tests.server.live_server import LiveServer, live_server
+from tests.server.live_server import LiveServer, live_server, server_fixture
 
 OWN = {"temperature": 0.3, "top_p": 0.9, "top_k": 5, "repetition_penalty": 1.5}
 
@@ -29,41 +29,41 @@ def answers(server: LiveServer, **fields: Any) -> list[str]:
     ]
 
 
-def test_the_models_values_are_the_defaults_of_every_endpoint():
-    with live_server(suggesting(**OWN)) as own, live_server(load_byte_model()) as plain:
-        assert own.http.get("/v1/models").json()["data"][0]["nvium"]["suggested"] == OWN
-        by_default, given = answers(own), answers(plain, **OWN)
-        assert by_default[:2] == given[:2] != answers(plain)[:2]
-        assert by_default[2] == by_default[1]
-        assert answers(own, nvium={"sampling": "original"}) == answers(plain, nvium={"sampling": "original"})
+own = server_fixture(lambda: live_server(suggesting(**OWN)))
 
 
-def test_the_description_of_the_api_has_the_models_values():
-    with live_server(suggesting(**OWN)) as own, live_server(load_byte_model()) as plain:
-        schemas = own.http.get("/openapi.json").json()["components"]["schemas"]
-        for endpoint in ("Completion", "Chat", "Response"):
-            fields = schemas[f"{endpoint}Request"]["properties"]
-            assert {name: fields[name]["default"] for name in OWN if name in fields}.items() <= OWN.items()
-            assert fields["temperature"]["default"] == OWN["temperature"]
-        assert "default" not in schemas["Response"]["properties"]["temperature"]
-        assert plain.http.get("/openapi.json").json() == document()
+def test_the_models_values_are_the_defaults_of_every_endpoint(own, server):
+    assert own.http.get("/v1/models").json()["data"][0]["nvium"]["suggested"] == OWN
+    by_default, given = answers(own), answers(server, **OWN)
+    assert by_default[:2] == given[:2] != answers(server)[:2]
+    assert by_default[2] == by_default[1]
+    assert answers(own, nvium={"sampling": "original"}) == answers(server, nvium={"sampling": "original"})
 
 
-def test_a_field_in_the_request_wins_also_if_it_is_openais_default():
+def test_the_description_of_the_api_has_the_models_values(own, server):
+    schemas = own.http.get("/openapi.json").json()["components"]["schemas"]
+    for endpoint in ("Completion", "Chat", "Response"):
+        fields = schemas[f"{endpoint}Request"]["properties"]
+        assert {name: fields[name]["default"] for name in OWN if name in fields}.items() <= OWN.items()
+        assert fields["temperature"]["default"] == OWN["temperature"]
+    assert "default" not in schemas["Response"]["properties"]["temperature"]
+    assert server.http.get("/openapi.json").json() == document()
+
+
+def test_a_field_in_the_request_wins_also_if_it_is_openais_default(server):
     neutral = {"temperature": 1, "top_p": 1, "top_k": 0, "repetition_penalty": 1}
-    with live_server(suggesting(temperature=0.3, top_k=5)) as own, live_server(load_byte_model()) as plain:
-        assert answers(own, **neutral) == answers(plain)
+    with live_server(suggesting(temperature=0.3, top_k=5)) as other:
+        assert answers(other, **neutral) == answers(server)
 
 
-def test_a_response_reports_the_values_that_it_was_sampled_with():
-    with live_server(suggesting(**OWN)) as server:
-        reported = server.http.post("/v1/responses", json={"model": "default", "input": "Hello", "top_p": 0.5}).json()
+def test_a_response_reports_the_values_that_it_was_sampled_with(own):
+    reported = own.http.post("/v1/responses", json={"model": "default", "input": "Hello", "top_p": 0.5}).json()
     assert (reported["temperature"], reported["top_p"]) == (0.3, 0.5)
 
 
-def test_off_restores_openais_defaults():
-    with live_server(suggesting(**OWN), generation_config="off") as off, live_server(load_byte_model()) as plain:
-        assert answers(off) == answers(plain)
+def test_off_restores_openais_defaults(server):
+    with live_server(suggesting(**OWN), generation_config="off") as off:
+        assert answers(off) == answers(server)
         assert off.http.get("/v1/models").json()["data"][0]["nvium"]["suggested"] == {"temperature": 1.0, "top_p": 1.0}
 
 

@@ -29,6 +29,8 @@ ATTEMPTS = """async target => {
     }
     return read;
 }"""
+COMPLETED = 'nvium_requests_total{endpoint="completions",outcome="completed"}'
+REJECTED = 'nvium_rejected_total{reason="origin_not_allowed"}'
 FORM = """target => {
     const form = document.createElement("form");
     Object.assign(form, { method: "POST", enctype: "text/plain", action: `${target}/v1/completions` });
@@ -49,31 +51,23 @@ def evil(chromium: Browser, tales: LiveServer) -> Iterator[Page]:
         yield page
 
 
-def num_completed(server: LiveServer) -> float:
-    return server.gauge('nvium_requests_total{endpoint="completions",outcome="completed"}')
-
-
-def num_rejected(server: LiveServer, reason: str) -> float:
-    return server.gauge(f'nvium_rejected_total{{reason="{reason}"}}')
-
-
 @pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
 def test_a_page_of_another_site_can_neither_call_nor_read(evil, tales, name):
-    before, rejected = num_completed(tales), num_rejected(tales, "origin_not_allowed")
+    before, rejected = tales.gauge(COMPLETED), tales.gauge(REJECTED)
     target = f"http://{name}:{tales.http.base_url.port}"
     assert evil.evaluate(ATTEMPTS, target) == [""] * 7
     with evil.expect_navigation():
         evil.evaluate(FORM, target)
     assert "origin_not_allowed" in evil.content()
-    assert num_completed(tales) == before
-    assert num_rejected(tales, "origin_not_allowed") >= rejected + 6
+    assert tales.gauge(COMPLETED) == before
+    assert tales.gauge(REJECTED) >= rejected + 6
 
 
 def test_a_page_under_a_rebound_name_reads_only_the_refusal(evil, tales):
-    before, target = num_completed(tales), f"http://evil.example:{tales.http.base_url.port}"
+    before, target = tales.gauge(COMPLETED), f"http://evil.example:{tales.http.base_url.port}"
     for answer in evil.evaluate(ATTEMPTS, target):
         assert "host_not_allowed" in answer
-    assert num_completed(tales) == before
+    assert tales.gauge(COMPLETED) == before
 
 
 def test_the_playground_may_call_its_server(chromium, tales):

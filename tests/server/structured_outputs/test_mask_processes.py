@@ -12,15 +12,7 @@ import pytest
 from nvium_core.text.sandbox import HELPERS, Helper, size_of
 from server.structured_outputs import constraints
 from server.structured_outputs.constraints import TOKENS_APART, Constraints, MaskClient
-from server.structured_outputs.grammar_process import (
-    ANY_CORE,
-    COMMAND,
-    CORES,
-    GOES_ON,
-    MEMORY_BYTES,
-    REPLY,
-    MaskServer,
-)
+from server.structured_outputs.grammar_process import ANY_CORE, COMMAND, CORES, GOES_ON, MEMORY_BYTES, REPLY, MaskServer
 from server.structured_outputs.grammars import Regex
 from tests.byte_model import NAME, token_ids
 from tests.server.forked_server import forked_server

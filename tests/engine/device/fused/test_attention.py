@@ -1,7 +1,5 @@
 """Attention in Triton equals gathering."""
 
-from collections.abc import Iterable
-from itertools import islice
 from typing import Any
 
 import pytest
@@ -9,15 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvium_core import SamplingParams
 from nvium_core.choices import CachePrecision
 from nvium_core.engine.device.attention import kernel_agrees, ragged, ragged_agrees
 from nvium_core.engine.device.fused.attention import KEY_BLOCK, MIN_SPLIT_KEYS, in_tiles, num_splits, ragged_in_tiles
 from nvium_core.engine.device.paged_cache import PagedCache
-from nvium_core.engine.schedule.sequence import Sequence
-from nvium_core.engine.schedule.step import Rows
 from nvium_core.model.plan import LayerCall
 from tests.engine.device.graphs.engines import gathered
+from tests.engine.device.graphs.test_attention import run_of
 from tests.random_models import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of infinities in the interpreter
@@ -87,12 +83,6 @@ def test_blocks_of_keys_in_front_of_the_window_are_not_read(rows):
 def test_few_rows_share_their_keys_among_programs_and_many_do_not():
     assert [num_splits(rows * 8, 8192) for rows in (1, 4, 16, 32, 256)] == [32, 8, 2, 1, 1]
     assert num_splits(1, 255) == 1
-
-
-def run_of(rows: range, pages: Iterable[int]) -> Rows:
-    sequence = Sequence("s", [0] * rows.stop, SamplingParams(), seed=0, num_blocks=1, arrival=0)
-    sequence.pages = [*islice(pages, -(-rows.stop // 8))]
-    return Rows(sequence, rows)
 
 
 @settings(max_examples=30)

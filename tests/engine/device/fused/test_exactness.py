@@ -1,7 +1,6 @@
 """With Triton's kernels, tokens and exits of every kind of request equal Algorithm 1's in float64."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,8 @@ from nvium_core.engine.device.fused.attention import in_tiles
 from nvium_core.engine.device.fused.layers import FusedLayers
 from nvium_core.engine.device.graphs.backend import GraphsBackend
 from nvium_core.engine.device.paged_cache import PagedCache
-from tests.engine.automaton import Automaton, Rule
+from tests.engine.device.graphs.test_exactness import KINDS as KINDS_WITH_CHANGES
+from tests.engine.device.native.calls import KINDS
 from tests.engine.driving import Layers, alone, engine_on, together
 from tests.engine.test_exactness import MAKES, fields_of
 from tests.random_models import random_model
@@ -20,26 +20,6 @@ from tests.random_models import random_model
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # NumPy's, of infinities in the interpreter
     pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's compiler has no float64 products"),
-]
-
-KINDS: list[dict[str, Any]] = [
-    {},
-    {"temperature": 0.7, "min_p": 0.1},
-    {"top_k": 3},
-    {"top_p": 0.6},
-    {"top_k": 5, "top_p": 0.5, "temperature": 1.5},
-    {"temperature": 0.0},
-    {"sampling": "mixture"},
-    {"sampling": "mixture", "temperature": 0.0},
-    {"sampling": "mixture", "top_p": 0.5},
-    {"sampling": "original"},
-    {"sampling": "original", "top_p": 0.7},
-    {"sampling": "original", "temperature": 0.0},
-    {"presence_penalty": 1.0, "repetition_penalty": 1.3, "logit_bias": {3: 1.0}, "min_tokens": 2},
-    {"presence_penalty": 1.0, "temperature": 0.0},
-    {"constraint": Automaton(Rule(1, 17, 5, 3, 1.0))},
-    {"constraint": Automaton(Rule(1, 17, 5, 3, 1.0)), "temperature": 0.0},
-    {"logprobs": 2},
 ]
 
 
@@ -57,7 +37,7 @@ def fused_engine(model: NviumForCausalLM, config: EngineConfig) -> Engine:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["sweep", "whole"])
-@pytest.mark.parametrize("kinds", [KINDS[:6], KINDS[6:12], KINDS[12:]], ids=["exits", "mixture", "changes"])
+@pytest.mark.parametrize("kinds", [KINDS, KINDS_WITH_CHANGES], ids=["plain", "changes"])
 def test_every_kind_of_token_equals_algorithm_1(kinds, schedule):
     model = random_model([1, 2, 4], seed=5)
     plan = [([1, 2, n], SamplingParams(max_tokens=4, seed=n, ignore_eos=True, **kind)) for n, kind in enumerate(kinds)]

@@ -1,7 +1,8 @@
 """Calls of the flash kernel, replaced by a slow one that follows PyTorch's documentation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -163,6 +164,12 @@ def test_on_a_cpu_keys_are_gathered_from_small_pages():
     assert best_kernels(empty_cache(), SMALL) is None
 
 
+def run_of(rows: range, pages: Iterable[int]) -> Rows:
+    sequence = sequence_of(rows.stop, 1)
+    sequence.pages = [*islice(pages, -(-rows.stop // 8))]
+    return Rows(sequence, rows)
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 30), st.integers(1, 20)), min_size=1, max_size=5),
     st.none() | st.integers(1, 30),
@@ -173,9 +180,7 @@ def test_in_place_attention_of_runs_equals_gathering(lengths, window, seed):
     for tensor in (cache.keys, cache.values):
         tensor[:, : cache.null_slot].normal_(generator=generator)
     pages = iter(torch.randperm(40, generator=generator).tolist())
-    runs = [Rows(sequence_of(before + rows, 1), range(before, before + rows)) for before, rows in lengths]
-    for run in runs:
-        run.sequence.pages = [next(pages) for _ in range(-(-run.rows.stop // 8))]
+    runs = [run_of(range(before, before + rows), pages) for before, rows in lengths]
     q_RHP = torch.randn(sum(len(run.rows) for run in runs), 4, 8, generator=generator)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(varlen, "varlen_attn", slow_varlen_attn)

@@ -173,20 +173,6 @@ def test_decisions_compile_before_the_capture_while_there_is_time(seconds, monke
     assert backend.replay.names
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # PyTorch's own use
-@pytest.mark.parametrize("schedule", ["sweep", "whole"])
-def test_every_kind_of_request_equals_algorithm_1_where_the_decisions_are_compiled(schedule):
-    model, config = random_model([1, 2]), EngineConfig(max_sequences=8, schedule=schedule)
-    plan = [([1, 2, n], SamplingParams(max_tokens=9, seed=n, **wishes)) for n, wishes in enumerate(KINDS)]
-    engine = engine_on(compiling_backend, model, config)
-    for (prompt, params), found in zip(plan, together(engine, plan), strict=True):
-        expected = alone(model, prompt, params)
-        assert (found.token_ids, found.exits) == (expected.token_ids, expected.exits)
-    assert not engine.runner.backend._compiler.failed
-    assert not engine.runner.eager_passes
-
-
 def compiling_backend(model: NviumForCausalLM, cache: PagedCache, config: EngineConfig) -> GraphsBackend:
     return GraphsBackend(model, cache, PlainLayers(model, cache).run, ragged, compiles=True)
 

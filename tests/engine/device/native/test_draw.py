@@ -14,8 +14,8 @@ from nvium_core.engine.device.native.library import FLAGS
 from nvium_core.engine.draw import DRAW, Draw
 from nvium_core.engine.sampling_params import SamplingParams
 from nvium_core.engine.schedule.step import NO_TOKEN
-from tests.engine.device.columns import columns
 from tests.engine.device.native.compiling import compiled
+from tests.engine.driving import columns
 from tests.reference import PURPOSES, uniform
 
 logits = st.sampled_from([-math.inf, -2.0, -1.0, 0.0, 0.5]) | st.floats(-900, 900, width=32)
