@@ -39,8 +39,8 @@ def random_llama(seed: int = 0, **fields: Any) -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(**(SHAPE | fields))).eval()
 
 
-def llama_folder(folder: Path, llama: LlamaForCausalLM, shard_size: str = "1GB") -> Path:
-    llama.save_pretrained(folder, max_shard_size=shard_size)
+def llama_folder(folder: Path, llama: LlamaForCausalLM) -> Path:
+    llama.save_pretrained(folder)
     return folder
 
 

@@ -7,8 +7,6 @@ from tests.server.live_server import live_server
 from tests.server.raw_client import error_of
 
 REFERENCE = re.compile(r"""(?:src|href)="([^"#]+)"|from "\./([^"]+)";""")
-ELSEWHERE = re.compile(r"""(?:https?:)?//[\w.-]+\.\w+|@import|url\(""")
-NAMESPACE = "http://www.w3.org/2000/svg"
 ASSETS = {file.name for file in FOLDER.iterdir()}
 PATHS = ["/", *(f"/assets/{name}" for name in ASSETS)]
 

@@ -198,8 +198,8 @@ def test_a_response_with_the_same_id_replaces_the_old_one():
 
 
 def test_a_stored_response_can_be_read_and_deleted(server):
-    client = server.client()
-    made = client.responses.create(model=NAME, input="Hello", max_output_tokens=9, metadata={"run": "7"})
+    client, asked = server.client(), {"max_output_tokens": 9, "metadata": {"run": "7"}}
+    made = client.responses.create(model=NAME, input="Hello", **asked, extra_body={"ignore_eos": True})
     assert client.responses.retrieve(made.id) == made
     replayed = [*client.responses.retrieve(made.id, stream=True)]
     kinds = [event.type.removeprefix("response.") for event in replayed]
