@@ -69,7 +69,7 @@ class EngineConfig(ProcessorOptions):
     cache_dtype: Annotated[CachePrecision, Doc("Precision of the cache's keys and values; auto is the model's.")] = (
         "auto"
     )
-    page_size: Annotated[int | None, Doc("Tokens per cache page [16; 256 in half precision on CUDA].")] = None
+    page_size: Annotated[int | None, Doc("Tokens per cache page [16; 256 on CUDA].")] = None
     prefix_caching: Annotated[bool, Doc("Cache full pages for later prompts with the same prefix.")] = True
 
     def __post_init__(self) -> None:

@@ -38,7 +38,7 @@ def engine_for(model: Nvium, workload: Workload, *others: Workload, **config: An
 
     Also for `others`, which need no warm-up.
     """
-    page_size = best_page_size(model.lm_head.weight)
+    page_size = best_page_size(model.device)
 
     def cache_tokens(each: Workload, num_positions: int) -> int:
         return each.num_sequences * (-(-num_positions // page_size) + 1) * page_size

@@ -1,8 +1,6 @@
 """Causal attention over the paged cache. The rows' own keys and values are first written to the cache.
 
-`ragged` works on any device, and is the reference. `in_place` and `ragged_in_place` use the flash kernel, which reads
-the pages directly. It needs CUDA, half precision of queries and cache alike, a page size that is a multiple of 256, and
-calls without `cap`. fused/attention.py has both in Triton. All others read the cache in the queries' precision.
+`ragged` works on any device, and is the reference for fused/attention.py, which reads the pages in place.
 
 Shapes: R rows of a Step, B runs, Q rows of a run, W pages of a table, S keys of a run, H query heads, G key heads, P
 head size.
@@ -10,17 +8,16 @@ head size.
 
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as Items
-from functools import lru_cache, partial
+from functools import lru_cache
 from textwrap import shorten
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nvium_core.engine.device.paged_cache import HALF, KERNEL_PAGE_SIZE, PagedCache, Read, upload_all
+from nvium_core.engine.device.paged_cache import PagedCache, Read, upload_all
 from nvium_core.engine.sampling_params import SamplingParams
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Rows
@@ -29,8 +26,6 @@ from nvium_core.model.llama import Attend, causal_mask, dense_attention
 from nvium_core.model.plan import LayerCall
 
 logger = logging.getLogger(__name__)
-
-TRITON_TYPES = (*HALF, torch.float32)
 
 RunAttention = Callable[[PagedCache, Items[Rows]], Read]
 """(cache, runs) → attention for runs of several rows."""
@@ -69,87 +64,13 @@ def ragged(cache: PagedCache, runs: Items[Rows]) -> Read:
     return attend
 
 
-def in_place(cache: PagedCache, table_RW: Tensor, position_R: Tensor) -> Read:
-    first_query = torch.arange(len(position_R) + 1, dtype=torch.int32, device=position_R.device)
-    return flash(cache, table_RW, position_R + 1, first_query, max_queries=1)
-
-
-def ragged_in_place(cache: PagedCache, runs: Items[Rows]) -> Read:
-    lengths = [len(run.rows) for run in runs]
-    first_query, num_keys = np.cumsum([0, *lengths]), np.array([run.rows.stop for run in runs])
-    table_BW, num_keys_B, first_query_B = upload_all(cache.keys.device, cache.tables(runs), num_keys, first_query)
-    return flash(cache, table_BW, num_keys_B, first_query_B.int(), max_queries=max(lengths))
-
-
-def flash(cache: PagedCache, table_BW: Tensor, num_keys_B: Tensor, first_query: Tensor, *, max_queries: int) -> Read:
-    """Attend with the flash kernel.
-
-    The kernel may split a long context among multiprocessors only if queries are grouped or there is a single row. In
-    all other cases splitting is disabled, because the split kernel writes every row over the first (pytorch#194167). A
-    window disables the fast path of grouped queries.
-    """
-    from torch.nn.attention.varlen import varlen_attn  # also imports PyTorch's compiler, which takes a second
-
-    tables, used_B = table_BW.int(), num_keys_B.int()
-    first_key = torch.cat([first_query[:1], used_B.cumsum(0, dtype=torch.int32)])
-    max_keys = table_BW.shape[1] * cache.page_size
-    pages = (-1, cache.page_size)
-
-    def attend(q_RHP: Tensor, call: LayerCall) -> Tensor:
-        is_grouped = q_RHP.shape[1] != cache.keys.shape[2]
-        is_causal = max_queries > 1 or call.window is not None
-        is_split = max_queries == 1 and (len(q_RHP) == 1 or (is_grouped and not is_causal))
-        given: dict[str, Any] = {"enable_gqa": True} if is_grouped else {}  # PyTorch 2.11 lacks it
-        if call.scale is not None:
-            given["scale"] = call.scale
-        out_RHP = varlen_attn(
-            q_RHP,
-            cache.keys[call.cache].unflatten(0, pages),
-            cache.values[call.cache].unflatten(0, pages),
-            first_query,
-            first_key,
-            max_queries,
-            max_keys,
-            window_size=((call.window or 0) - 1, 0 if is_causal else -1),
-            **given,
-            seqused_k=used_B,
-            block_table=tables,
-            num_splits=None if is_split else 1,
-        )
-        assert isinstance(out_RHP, Tensor)
-        return out_RHP
-
-    return attend
-
-
-def best_kernels(cache: PagedCache, config: NviumConfig) -> tuple[RowAttention, RunAttention] | None:
-    """Return the first kernels that support this cache and model and agree with `ragged`, or None."""
-    for name, rows, runs in kernels(cache, config):
-        of_rows = works(f"{name} attention for rows", partial(kernel_agrees, cache, config, rows))
-        if of_rows and works(f"{name} attention for long runs", partial(ragged_agrees, cache, config, runs)):
-            return rows, runs
-    return None
-
-
-def kernels(cache: PagedCache, config: NviumConfig) -> Iterable[tuple[str, RowAttention, RunAttention]]:
-    """Yield the kernels that may support this cache and model, the fastest first. Triton must support the cache."""
-    if cache.keys.device.type != "cuda":
-        return
-    is_half = cache.keys.dtype == cache.states_NSD.dtype in HALF
-    if is_half and cache.page_size % KERNEL_PAGE_SIZE == 0 and config.attention_cap is None:
-        yield "flash", in_place, ragged_in_place
-    from nvium_core.engine.device.fused.attention import in_tiles, ragged_in_tiles
-
-    yield "Triton", in_tiles, ragged_in_tiles
-
-
 def works(name: str, agrees: Callable[[], bool]) -> bool:
     """Whether a kernel agrees with its reference. If not, log the cause."""
     try:
         if agrees():
             return True
     except Exception as error:  # a compiler raises its own errors
-        cause = shorten(str(error), 200, placeholder=" …")  # the message lists every supported device
+        cause = shorten(str(error), 200, placeholder=" …")  # compilers write long messages
         logger.warning("%s is not available: %s", name, cause)
     else:
         logger.warning("%s gives wrong results on this device and is not used", name)
@@ -162,23 +83,19 @@ CHECKED_WINDOW = 3
 """So small that one key too many or too few shows."""
 
 
-def kernel_agrees(cache: PagedCache, config: NviumConfig, kernel: RowAttention) -> bool:
-    """Whether a kernel agrees with `ragged` on rows with many, fewer and one key. See `agrees`."""
+def kernels_agree(cache: PagedCache, config: NviumConfig, of_rows: RowAttention, of_runs: RunAttention) -> bool:
+    """Whether kernels agree with `ragged`: on rows with many, fewer and one key, and on runs. See `agrees`."""
 
     def attend(cache: PagedCache, runs: Items[Rows]) -> Read:
         last_R = np.array([run.rows[-1] for run in runs])
-        return kernel(cache, *upload_all(cache.keys.device, cache.tables(runs), last_R))
+        return of_rows(cache, *upload_all(cache.keys.device, cache.tables(runs), last_R))
 
-    last = num_checked(cache) - 1
-    rows = [range(row, row + 1) for row in (last, max(0, last - cache.page_size // 2), 0)]
-    single = rows[:1]  # for a single row, the kernel splits the keys among multiprocessors
-    return all(agrees(cache, config, attend, each) for each in (rows, single))
-
-
-def ragged_agrees(cache: PagedCache, config: NviumConfig, kernel: RunAttention) -> bool:
     half, last = cache.page_size // 2, num_checked(cache) - 1
-    rows = [range(max(half, last - MAX_CHECKED_ROWS), last), range(half), range(last, last + 1)]
-    return agrees(cache, config, kernel, rows)
+    rows = [range(row, row + 1) for row in (last, max(0, last - half), 0)]
+    single = rows[:1]  # several programs share the keys of a single row
+    long = [range(max(half, last - MAX_CHECKED_ROWS), last), range(half), range(last, last + 1)]
+    checked = (attend, rows), (attend, single), (of_runs, long)
+    return all(agrees(cache, config, kernel, each) for kernel, each in checked)
 
 
 def num_checked(cache: PagedCache) -> int:
@@ -190,7 +107,7 @@ def agrees(cache: PagedCache, config: NviumConfig, kernel: RunAttention, rows: I
     """Whether a kernel and `ragged` agree on these rows of one sequence, with random keys and queries, in all calls.
 
     In the first head, about half of the attention goes to the row's own key. In other heads, most goes to a few keys.
-    The cache must be empty, and is so again.
+    It writes to the cache, in which no sequence has pages yet.
     """
     sequence = Sequence("trial", [0], SamplingParams(), seed=0, num_blocks=1, arrival=0)
     sequence.pages = list(reversed(range(num_checked(cache) // cache.page_size)))
@@ -215,8 +132,6 @@ def agrees(cache: PagedCache, config: NviumConfig, kernel: RunAttention, rows: I
         q_RHP *= head_size**-0.5 / config.attention_scale
     own, reference = kernel(cache, runs), ragged(cache, runs)
     pairs = [(own(q_RHP, call), reference(q_RHP, call)) for call in checked_calls(config)]
-    for tensor in (cache.keys, cache.values):
-        tensor[0, used] = 0
     return all(torch.allclose(found, expected, rtol=0, atol=CHECK_TOLERANCE) for found, expected in pairs)
 
 

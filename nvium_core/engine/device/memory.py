@@ -72,7 +72,7 @@ def cache_size(config: EngineConfig, model: NviumConfig, context: int, like: tor
 
     Raise `InvalidRequest` if the size is zero or exceeds the memory.
     """
-    page_size = best_page_size(like) if config.page_size is None else config.page_size
+    page_size = best_page_size(like.device) if config.page_size is None else config.page_size
     bytes_each = page_bytes(model, page_size, like.dtype, cache_precision(config.cache_dtype, like))
     kind, max_sequences = like.device.type, config.bounds(like.device.type).sequences
     default = DEFAULT_CACHE_MEMORY.get(kind, DEFAULT_CACHE_MEMORY["cpu"])

@@ -24,22 +24,15 @@ from nvium_core.engine.validation import require
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.plan import LayerCall
 
-HALF = (torch.bfloat16, torch.float16)
-
-KERNEL_PAGE_SIZE = 256
-"""PyTorch's FlashAttention 2 can read pages in place in half precision, if their size is a multiple of this."""
-
-PAGE_SIZE = 16
-
 Integers = NDArray[np.int64]
 
 Read = Callable[[Tensor, LayerCall], Tensor]
 """(queries [R, H, P], call) → attention to the cached keys, [R, H, P]."""
 
 
-def best_page_size(like: Tensor) -> int:
-    """Return the default page size for the precision and device of `like`."""
-    return KERNEL_PAGE_SIZE if like.is_cuda and like.dtype in HALF else PAGE_SIZE
+def best_page_size(device: torch.device) -> int:
+    """Return the default page size. A GPU gets the page tables of all rows in every pass, so its pages are large."""
+    return 256 if device.type == "cuda" else 16
 
 
 def cache_precision(choice: CachePrecision, like: Tensor) -> torch.dtype:

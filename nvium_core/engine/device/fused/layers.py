@@ -9,8 +9,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from nvium_core.engine.device.attention import RowAttention
 from nvium_core.engine.device.fused import kernels
+from nvium_core.engine.device.fused.attention import in_tiles
 from nvium_core.engine.device.inputs import InputViews
 from nvium_core.engine.device.paged_cache import PagedCache, power_of_two
 from nvium_core.model.llama import Attention, FeedForward, Layer
@@ -21,10 +21,10 @@ from nvium_core.model.plan import LayerCall
 class FusedLayers:
     """Runs rows, one per sequence, through blocks."""
 
-    def __init__(self, model: Nvium, cache: PagedCache, attention: RowAttention) -> None:
+    def __init__(self, model: Nvium, cache: PagedCache) -> None:
         with torch.no_grad():
             model.model.pack()
-        self._model, self._cache, self._attention = model, cache, attention
+        self._model, self._cache = model, cache
         self._config = model.config
         self._inv_freq = model.model.rotary_emb.inv_freq.to(model.device, torch.float32)
 
@@ -69,7 +69,7 @@ class FusedLayers:
         normed_size = power_of_two(num_queries * head_size) if config.qk_norm_kind == "width" else size
         sizes = {"num_queries": num_queries, "num_keys": num_keys, "head_size": head_size}
         sizes |= {"size": size, "normed_size": normed_size}
-        read = self._attention(cache, inputs.table_RW, rows["position"])
+        read = in_tiles(cache, inputs.table_RW, rows["position"])
 
         def attend(module: Attention, call: LayerCall, x_RD: Tensor) -> Tensor:
             assert module.qkv is not None

@@ -29,13 +29,7 @@ import torch
 from torch import Tensor
 
 from nvium_core.engine.config import EngineConfig
-from nvium_core.engine.device.attention import (
-    CHECK_TOLERANCE,
-    TRITON_TYPES,
-    RunAttention,
-    best_kernels,
-    works,
-)
+from nvium_core.engine.device.attention import CHECK_TOLERANCE, RunAttention, kernels_agree, works
 from nvium_core.engine.device.decide import EMITTED, EXIT_TAKEN, NUM_ANSWERS
 from nvium_core.engine.device.graphs.compiled import COMPILE_SECONDS, UNCOMPILED, Compiler
 from nvium_core.engine.device.graphs.replay import Fence, Replay
@@ -161,7 +155,7 @@ class GraphsBackend(LayersBackend):
         policies = policies_of(config.schedule, self.num_blocks)
         parts = [blocks for policy in policies for blocks in policy.passes(range(self.num_blocks))]
         self._compile(wanted, parts)
-        started, free = time.monotonic(), free_memory(self.cache.keys.device)
+        started = time.monotonic()
         logger.info("capturing CUDA graphs of %d variants", len(wanted))
         for variant in wanted:
             if captured and time.monotonic() - started > CAPTURE_SECONDS:
@@ -173,9 +167,7 @@ class GraphsBackend(LayersBackend):
             if all(self.replay.capture(graph, partial(self.compute, graph)) for graph in graphs):
                 captured.append(variant)
         self.variants = sorted(captured)
-        used = (free - free_memory(self.cache.keys.device)) / 1e6
-        seconds = time.monotonic() - started
-        logger.info("captured %d CUDA graphs in %.1f s, using %.0f MB", len(self.replay.graphs), seconds, used)
+        logger.info("captured %d CUDA graphs in %.1f s", len(self.replay.graphs), time.monotonic() - started)
 
     def _compile(self, variants: Items[Variant], parts: Items[range]) -> None:
         """Compile the decisions for one row and for many, those without mixtures first, while there is time."""
@@ -204,17 +196,17 @@ class GraphsBackend(LayersBackend):
     @classmethod
     def with_fallback(cls, model: Nvium, cache: PagedCache) -> LayersBackend:
         """Return this backend with Triton's kernels, or `LayersBackend` if they cannot run here."""
-        if cache.keys.dtype not in TRITON_TYPES:
+        if cache.keys.dtype == torch.float64:
             return LayersBackend(model, cache, f"Triton's kernels do not support {cache.keys.dtype}")
         if not find_spec("triton"):
             return LayersBackend(model, cache, "Triton is not installed")
-        if attention := best_kernels(cache, model.config):
-            from nvium_core.engine.device.fused.layers import FusedLayers  # noqa: PLC0415 (needs Triton)
+        from nvium_core.engine.device.fused.attention import in_tiles, ragged_in_tiles  # noqa: PLC0415 (needs Triton)
+        from nvium_core.engine.device.fused.layers import FusedLayers  # noqa: PLC0415
 
+        if works("attention in Triton", partial(kernels_agree, cache, model.config, in_tiles, ragged_in_tiles)):
             for router in (each for each in model.exits.modules() if isinstance(each, Router)):
                 router.to(torch.promote_types(model.dtype, torch.float32))  # in which it computes
-            of_rows, of_runs = attention
-            backend = cls(model, cache, FusedLayers(model, cache, of_rows).run, of_runs, compiles=True)
+            backend = cls(model, cache, FusedLayers(model, cache).run, ragged_in_tiles, compiles=True)
             if works("a pass in Triton", backend.agrees):
                 return backend
         return LayersBackend(model, cache, "Triton's kernels do not work on this device")
@@ -356,7 +348,3 @@ def variants(num_pages: int, max_changes: int, *, has_exits: bool) -> Iterator[V
     for mixes, kind in product((False, True) if has_exits else (False,), kinds):
         for size in POWERS if mixes or kind[-1] else SIZES:
             yield Variant(size, num_pages, *kind, mixes, has_original=True)
-
-
-def free_memory(device: torch.device) -> int:
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0

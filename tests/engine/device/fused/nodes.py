@@ -10,7 +10,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.jit import KernelInterface
 
 from nvium_core.choices import CachePrecision
-from nvium_core.engine.device.fused.attention import in_tiles
 from nvium_core.engine.device.fused.layers import FusedLayers
 from nvium_core.engine.device.inputs import Inputs, Variant
 from nvium_core.engine.device.paged_cache import PagedCache
@@ -53,7 +52,7 @@ class Nodes(TorchDispatchMode):
 def nodes_of_layers(config: NviumConfig, blocks: range, num_rows: int, choice: CachePrecision = "auto") -> Nodes:
     model = Nvium.empty(config).to(torch.bfloat16).eval()
     cache = PagedCache(config, num_pages=64, page_size=256, like=model.lm_head.weight, choice=choice)
-    layers, inputs, nodes = FusedLayers(model, cache, in_tiles), Inputs(cache, config), Nodes()
+    layers, inputs, nodes = FusedLayers(model, cache), Inputs(cache, config), Nodes()
     variant = Variant(num_rows, num_pages=4)
     words, previous_R = (torch.zeros(size, dtype=torch.long, device="meta") for size in (inputs.num_words(variant), 1))
     with nodes.collected():

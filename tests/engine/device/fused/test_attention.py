@@ -1,5 +1,7 @@
 """Attention in Triton equals gathering."""
 
+from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -8,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvium_core.choices import CachePrecision
-from nvium_core.engine.device.attention import kernel_agrees, ragged, ragged_agrees
+from nvium_core.engine.device.attention import kernels_agree, ragged
 from nvium_core.engine.device.fused.attention import KEY_BLOCK, MIN_SPLIT_KEYS, in_tiles, num_splits, ragged_in_tiles
 from nvium_core.engine.device.paged_cache import PagedCache
+from nvium_core.engine.schedule.step import Rows
 from nvium_core.model.plan import LayerCall
 from tests.engine.device.graphs.engines import gathered
-from tests.engine.device.graphs.test_attention import run_of
+from tests.engine.schedule.test_sequence import sequence_of
 from tests.random_models import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of infinities in the interpreter
@@ -85,6 +88,12 @@ def test_few_rows_share_their_keys_among_programs_and_many_do_not():
     assert num_splits(1, 255) == 1
 
 
+def run_of(rows: range, pages: Iterable[int]) -> Rows:
+    sequence = sequence_of(rows.stop, 1)
+    sequence.pages = [*islice(pages, -(-rows.stop // 8))]
+    return Rows(sequence, rows)
+
+
 @settings(max_examples=30)
 @given(
     st.lists(st.tuples(st.integers(0, 60), st.integers(1, 40)), min_size=1, max_size=3),
@@ -110,5 +119,4 @@ PARTS: list[dict[str, Any]] = [
 def test_the_kernels_pass_the_check_at_the_start(parts):
     config = small_config([1, 2], width=32, **parts)
     cache = PagedCache(config, num_pages=3, page_size=256, like=torch.zeros(1, dtype=torch.float16, device=DEVICE))
-    assert kernel_agrees(cache, config, in_tiles)
-    assert ragged_agrees(cache, config, ragged_in_tiles)
+    assert kernels_agree(cache, config, in_tiles, ragged_in_tiles)

@@ -7,7 +7,6 @@ import torch
 
 from nvium_core import Engine, EngineConfig, NviumForCausalLM, SamplingParams
 from nvium_core.engine.device.attention import ragged, works
-from nvium_core.engine.device.fused.attention import in_tiles
 from nvium_core.engine.device.fused.layers import FusedLayers
 from nvium_core.engine.device.graphs.backend import GraphsBackend
 from nvium_core.engine.device.paged_cache import PagedCache
@@ -28,7 +27,7 @@ class FewChanges(GraphsBackend):
 
 
 def fused_backend(model: NviumForCausalLM, cache: PagedCache) -> GraphsBackend:
-    return FewChanges(model, cache, FusedLayers(model, cache, in_tiles), ragged)
+    return FewChanges(model, cache, FusedLayers(model, cache).run, ragged)
 
 
 def fused_engine(model: NviumForCausalLM, config: EngineConfig) -> Engine:
