@@ -1,7 +1,7 @@
 """Random numbers of the engine. A number depends only on what it decides, not on the time or the batch.
 
 The numbers come from Philox4x64-10 (Salmon et al. 2011), keyed by seed and choice: block (position + 1, exit, 0, 0) has
-the numbers for drawing a token and for routing. The C++ is native/randomness.h.
+the numbers for drawing a token and for routing. The C++ is native/draw.h.
 """
 
 import secrets

@@ -33,16 +33,10 @@ struct BFloat16 {
 
   BFloat16() = default;
   explicit BFloat16(float x) {
-    uint32_t whole;
-    std::memcpy(&whole, &x, sizeof whole);
+    const auto whole = std::bit_cast<uint32_t>(x);
     bits = x != x ? 0x7FC0 : static_cast<uint16_t>((whole + 0x7FFF + (whole >> 16 & 1)) >> 16);
   }
-  explicit operator float() const {
-    const uint32_t whole = static_cast<uint32_t>(bits) << 16;
-    float x;
-    std::memcpy(&x, &whole, sizeof x);
-    return x;
-  }
+  explicit operator float() const { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
 };
 
 // An IEEE half. Conversion rounds like BFloat16's; larger numbers than the largest half become infinite.

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "block.h"
-#include "randomness.h"
 #include "score.h"
 
 namespace nvium {

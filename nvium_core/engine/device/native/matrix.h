@@ -5,7 +5,7 @@
 // one or two elements), so that memory is read in order. The last vector is padded with zeros.
 #pragma once
 
-#include "rounded_tiles.h"
+#include "tiles.h"
 #include "thread_pool.h"
 
 namespace nvium {
@@ -192,7 +192,9 @@ void project(const Operand<A>& in, const Matrix& matrix, int64_t count, int64_t 
         const char* at = matrix.data + panel * panel_rows<A> * lane_bytes(packing, in.length);
         if constexpr (kMayTile<A>)
           if (in.bytes && fits_byte_tiles(matrix.kind)) {
-            multiply_blocks(*in.bytes, in.num_rows, packing, at, use_vector);
+            with_numbers(packing.bits, [&]<typename N>(N) {
+              multiply_blocks<N>(*in.bytes, in.num_rows, packing, at, use_vector);
+            });
             continue;
           }
         multiply_rounded(*in.rounded, in.num_rows, packing, at, use_vector);

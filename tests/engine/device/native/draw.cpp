@@ -1,7 +1,6 @@
 // Draws and random numbers, for test_draw.py.
 
 #include "draw.h"
-#include "randomness.h"
 
 // logits [R, V], draws [R], uniforms [R] -> tokens [R]
 extern "C" void draw(const double* logits, int64_t num_rows, int64_t vocab_size, const nvium::Draw* draws,
