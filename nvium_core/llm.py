@@ -226,7 +226,7 @@ class LLM:
         """
         try:
             for request in requests:
-                self.engine.add_checked(request.name, request.token_ids, request.params)
+                self.engine.add(request.name, request.token_ids, request.params)
                 self._running[request.name] = request
             while True:
                 for request in requests:

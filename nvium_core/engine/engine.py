@@ -4,14 +4,14 @@ Not thread-safe: `EngineWorker` runs it on its own thread.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
 from itertools import count
 from operator import attrgetter
 
 from nvium_core.engine.config import EngineConfig
 from nvium_core.engine.device.memory import cache_size
-from nvium_core.engine.device.runner import Runner
+from nvium_core.engine.device.runner import MakeBackend, Runner, best_backend
 from nvium_core.engine.events import Completion, Event, FailureEvent, PromptEvent, StepReport, TokenEvent, best
 from nvium_core.engine.limits import Limits, eos_token_ids
 from nvium_core.engine.recorder import Recorder
@@ -28,26 +28,28 @@ from nvium_core.model.plan import is_tied
 
 class Engine:
     def __init__(
-        self, model: Nvium, config: EngineConfig | None = None, *, make_runner: Callable[..., Runner] = Runner
+        self, model: Nvium, config: EngineConfig | None = None, *, make_backend: MakeBackend = best_backend
     ) -> None:
-        """`make_runner` replaces `Runner` in tests and measurements."""
+        """`make_backend` is for tests and measurements."""
         self.config = config or EngineConfig()
         limit = model.config.max_position_embeddings
         self.context = limit if self.config.context is None else self.config.context
         message = f"must be between 2 and {limit}, the model's context, got {self.context}"
         require(1 < self.context <= limit, "context", message)
         self.cache_size = size = cache_size(self.config, model.config, self.context, like=model.lm_head.weight)
-        num_pages, page_size = size.num_pages, size.page_size
         sampling = self.config.sampling or model.config.default_sampling
         threshold = self.config.exit_threshold or model.config.exit_threshold
-        num_tokens, vocab_size = num_pages * page_size, model.config.vocab_size
-        self.limits = Limits(self.context, num_tokens, vocab_size, eos_token_ids(model), sampling, threshold)
+        vocab_size = model.config.vocab_size
+        self.limits = Limits(self.context, size.num_tokens, vocab_size, eos_token_ids(model), sampling, threshold)
         self.pool = PagePool(
-            num_pages, page_size, num_preferred=size.num_preferred, keeps_pages=self.config.prefix_caching
+            size.num_pages,
+            size.page_size,
+            num_preferred=size.num_preferred,
+            keeps_pages=self.config.prefix_caching,
         )
         bounds = self.config.bounds(model.device.type)
         self.admission = Admission(self.pool, bounds.sequences)
-        self.runner = make_runner(model, self.config, num_pages=num_pages, page_size=page_size)
+        self.runner = Runner(model, self.config, size, make_backend)
         self.scheduler = Scheduler(
             self.admission,
             self.config,
@@ -78,12 +80,6 @@ class Engine:
         """
         params = params or SamplingParams()
         self.limits.check(token_ids, params)
-        self.add_checked(request_id, token_ids, params, tenant=tenant, cache_salt=cache_salt)
-
-    def add_checked(
-        self, request_id: str, token_ids: Items[int], params: SamplingParams, *, tenant: str = "", cache_salt: str = ""
-    ) -> None:
-        """Queue a request that `limits` has checked."""
         require(request_id not in self._recorder.requests, "request_id", f"{request_id!r} is already running")
         seed = random_seed() if params.seed is None else params.seed
         draw = self.limits.draw(params)

@@ -109,7 +109,7 @@ class EngineWorker:
         def add() -> None:
             self._streams |= dict.fromkeys(stream.keys, stream)
             for request_id, token_ids in by_id.items():
-                self.engine.add_checked(request_id, token_ids, params, tenant=tenant, cache_salt=cache_salt)
+                self.engine.add(request_id, token_ids, params, tenant=tenant, cache_salt=cache_salt)
 
         self._commands.put(add)
         if self._has_ended:  # check after put(): a thread that has ended runs no command
@@ -182,7 +182,6 @@ class EngineWorker:
             logger.exception("the device thread has failed")
         finally:
             self._has_ended = True
-            self._drain_commands()
             self._hand_over(self._collected)
             error = EngineError(FAILED) if self.has_failed else EngineStopped(STOPPED)
             self._hand_over({stream: stream.failures(error) for stream in list(self._open_streams)})
@@ -197,13 +196,6 @@ class EngineWorker:
             return False
         except queue.Empty:
             return True
-
-    def _drain_commands(self) -> None:
-        """Run the commands that are still queued, so that their streams fail like all other streams."""
-        while not self._commands.empty():
-            if command := self._commands.get():
-                with suppress(Exception):  # the engine may have failed
-                    command()
 
     def _drop(self, key: ChoiceKey) -> None:
         self._streams.pop(key, None)

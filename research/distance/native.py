@@ -20,7 +20,6 @@ from nvium_core.engine.device.native.backend import NativeBackend
 from nvium_core.engine.device.native.library import COMPILER, FLAGS, PRECISIONS
 from nvium_core.engine.device.native.structs import FOLDER
 from nvium_core.engine.device.paged_cache import PagedCache
-from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.sampling_params import SamplingParams
 from nvium_core.engine.schedule.step import Rows, Step, StepResult
@@ -33,8 +32,8 @@ class LogitsBackend(NativeBackend):
     """Adds the logits [C, V] of every Step's rows to `found`. The model must have one exit."""
 
     def __init__(self, model: Nvium, cache: PagedCache, config: EngineConfig, found: list[Tensor]) -> None:
-        super().__init__(model, cache, max_sequences=1, context=config.context)
-        self._cache, self._found = cache, found
+        super().__init__(model, cache, config)
+        self._found = found
         self._compute = getattr(compiled(self.instructions or ""), f"logits_{PRECISIONS[model.dtype]}")
 
     def run(self, step: Step, max_rows: int) -> StepResult:
@@ -61,8 +60,7 @@ def engine_logits(model: Nvium, context: int, cache_dtype: CachePrecision) -> Ca
     """Return a function that computes the logits of a text of at most `context` tokens, in chunks of rows."""
     found: list[Tensor] = []
     config = EngineConfig(max_sequences=1, context=context + 1, prefix_caching=False, cache_dtype=cache_dtype)
-    backend = partial(LogitsBackend, found=found)
-    engine = Engine(model, config, make_runner=partial(Runner, make_backend=backend))
+    engine = Engine(model, config, make_backend=partial(LogitsBackend, found=found))
 
     def logits(token_ids: list[int]) -> list[Tensor]:
         found.clear()

@@ -13,7 +13,6 @@ import gc
 import json
 import time
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -27,7 +26,6 @@ from nvium_core.engine.device.decide import EMITTED, EXIT_TAKEN
 from nvium_core.engine.device.graphs.backend import Graph, GraphsBackend
 from nvium_core.engine.device.graphs.replay import Fence, Replay
 from nvium_core.engine.device.paged_cache import PagedCache
-from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.events import TokenEvent
 from nvium_core.engine.schedule.step import Rows
 from nvium_core.model.nvium import Nvium
@@ -110,8 +108,8 @@ def bubble(num_streams: int, milliseconds: float, prompt_tokens: int) -> dict[st
     length = EVERY * num_streams if prompt_tokens else PASSES
     cache_tokens = num_streams * (prompt_tokens + length + 512)
     config = EngineConfig(schedule="whole", max_sequences=num_streams, cache_tokens=cache_tokens, page_size=256)
-    make_runner = partial(Runner, make_backend=lambda model, cache, _: SleepingBackend(model, cache, device))
-    engine, numbers = Engine(model, config, make_runner=make_runner), count()
+    engine = Engine(model, config, make_backend=lambda model, cache, _: SleepingBackend(model, cache, device))
+    numbers = count()
 
     def add(prompt: list[int], num_tokens: int) -> None:
         params = SamplingParams(max_tokens=num_tokens, ignore_eos=True, sampling="exits")

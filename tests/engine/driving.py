@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from nvium_core import Completion, Engine, EngineConfig, FailureEvent, NviumForC
 from nvium_core.choices import Schedule
 from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.device.paged_cache import PagedCache
-from nvium_core.engine.device.runner import MakeBackend, Runner, best_backend
+from nvium_core.engine.device.runner import MakeBackend, best_backend
 from nvium_core.engine.draw import DRAW, Draw
 from nvium_core.engine.events import Event
 from nvium_core.engine.schedule.step import Step, StepResult
@@ -96,7 +95,7 @@ class Layers(WrappedBackend):
 
 
 def engine_on(backend: Callable[..., WrappedBackend], model: NviumForCausalLM, config: EngineConfig) -> Engine:
-    return Engine(model, config, make_runner=partial(Runner, make_backend=backend))
+    return Engine(model, config, make_backend=backend)
 
 
 def columns(draws: Sequence[Draw]) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ from nvium_core.engine.config import EngineConfig
 from nvium_core.engine.device import native
 from nvium_core.engine.device.graphs.backend import GraphsBackend
 from nvium_core.engine.device.layers.backend import LayersBackend
-from nvium_core.engine.device.memory import check_memory
+from nvium_core.engine.device.memory import CacheSize, check_memory
 from nvium_core.engine.device.native.backend import NativeBackend
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.device.processor import use_threads
@@ -56,14 +56,7 @@ MakeBackend = Callable[[Nvium, PagedCache, EngineConfig], Backend]
 def best_backend(model: Nvium, cache: PagedCache, config: EngineConfig) -> Backend:
     """Choose the backend. Raise `InvalidRequest` if `deterministic` is set but the native kernels cannot run."""
     if native.supports(model, config.instructions):
-        return NativeBackend(
-            model,
-            cache,
-            max_sequences=config.bounds().sequences,
-            context=config.context,
-            is_deterministic=config.deterministic,
-            instructions=config.instructions,
-        )
+        return NativeBackend(model, cache, config)
     message = "requires a CPU, a C++ compiler and a model that the C++ kernels support"
     require(not config.deterministic, "deterministic", message)
     if model.device.type == "cpu":
@@ -76,21 +69,14 @@ def best_backend(model: Nvium, cache: PagedCache, config: EngineConfig) -> Backe
 
 
 class Runner:
-    def __init__(
-        self,
-        model: Nvium,
-        config: EngineConfig,
-        *,
-        num_pages: int,
-        page_size: int,
-        make_backend: MakeBackend = best_backend,
-    ) -> None:
-        """`make_backend` is for tests and measurements."""
+    def __init__(self, model: Nvium, config: EngineConfig, size: CacheSize, make_backend: MakeBackend) -> None:
         use_threads(config.threads)
         self.model = model.eval()
         self.config = config
-        sizes: dict[str, int] = {"num_pages": num_pages, "page_size": page_size}
-        self.cache = PagedCache(model.config, **sizes, like=model.lm_head.weight, choice=config.cache_dtype)
+        like, choice = model.lm_head.weight, config.cache_dtype
+        self.cache = PagedCache(
+            model.config, num_pages=size.num_pages, page_size=size.page_size, like=like, choice=choice
+        )
         self._device = model.device
         self._max_rows = config.bounds(model.device.type).step
         with self._on_device():

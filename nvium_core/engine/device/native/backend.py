@@ -14,16 +14,16 @@ from typing import Any, get_args
 
 import torch
 
-from nvium_core.choices import Activation, Instructions, QKNorm
+from nvium_core.choices import Activation, QKNorm
 from nvium_core.engine.config import EngineConfig
 from nvium_core.engine.device.memory import check_memory
 from nvium_core.engine.device.native.library import PRECISIONS, native_library
 from nvium_core.engine.device.native.packing import Packer
 from nvium_core.engine.device.native.seats import MAX_EMISSIONS, Seats
 from nvium_core.engine.device.native.structs import make_struct, struct
-from nvium_core.engine.device.native.weights import address, pack_weights, packed_bytes
+from nvium_core.engine.device.native.weights import address, pack_weights, packed_bytes, value_of
 from nvium_core.engine.device.paged_cache import PagedCache
-from nvium_core.engine.device.processor import instructions as resolved
+from nvium_core.engine.device.processor import instructions
 from nvium_core.engine.device.scoring import score_of
 from nvium_core.engine.events import StepReport
 from nvium_core.engine.schedule.step import Emission, Outcome, Run, Step, StepResult
@@ -38,24 +38,16 @@ MIN_TILED_ROWS = 32
 class NativeBackend:
     """The backend for models that `native.supports` accepts.
 
-    With `is_deterministic`, no pass uses AMX tiles (see `MIN_TILED_ROWS`).
+    With `EngineConfig.deterministic`, no pass uses AMX tiles (see `MIN_TILED_ROWS`).
     """
 
     num_multi_steps = MAX_EMISSIONS
     async_scheduling = False
     eager_passes: Mapping[str, int] = {}
 
-    def __init__(
-        self,
-        model: Nvium,
-        cache: PagedCache,
-        *,
-        max_sequences: int,
-        context: int | None = None,
-        is_deterministic: bool = False,
-        instructions: Instructions = "auto",
-    ) -> None:
-        self.instructions: str | None = resolved(instructions)
+    def __init__(self, model: Nvium, cache: PagedCache, config: EngineConfig) -> None:
+        self.instructions: str | None = instructions(config.instructions)
+        self._cache = cache
         library = native_library(self.instructions)
         assert library is not None
         self.num_threads = torch.get_num_threads()
@@ -69,7 +61,8 @@ class NativeBackend:
         self._weights = pack_weights(model, packer)
         is_tied = model.model.embed_tokens.weight is model.lm_head.weight
         self._embedding_kind, self._embedding = packer.embedding(model.model.embed_tokens.weight, is_packed=is_tied)
-        context = context or model.config.max_position_embeddings
+        context = config.context or model.config.max_position_embeddings
+        max_sequences = config.bounds().sequences
         self._model = self._native_model(model, cache, context)
         self._seats = Seats(max_sequences, context)
         self._runs = (struct("Run") * max_sequences)()
@@ -81,7 +74,7 @@ class NativeBackend:
             runs=ctypes.addressof(self._runs),
             seats=ctypes.addressof(self._seats.array),
             reports=ctypes.addressof(self._reports),
-            min_tiled_rows=MIN_TILED_ROWS if self._has_tiles and not is_deterministic else sys.maxsize,
+            min_tiled_rows=MIN_TILED_ROWS if self._has_tiles and not config.deterministic else sys.maxsize,
         )
 
     def prepare(self, config: EngineConfig) -> None:
@@ -145,21 +138,18 @@ class NativeBackend:
         config, (layers, exits) = model.config, self._weights
         precise = torch.promote_types(model.dtype, torch.float32)
         cos_TR, sin_TR = map(torch.cat, zip(*model.model.rotary_emb(torch.arange(context), precise), strict=True))
+        norm = model.model.norm
         self._tensors = {
-            "keys": cache.keys,
-            "values": cache.values,
+            "norm": None if norm is None else norm.weight.detach().to(precise),
             "cos": cos_TR.contiguous(),
             "sin": sin_TR.contiguous(),
             "states": cache.states_NSD,
             "embedding": self._embedding,
         }
-        if model.model.norm is not None:
-            self._tensors["norm"] = model.model.norm.weight.detach().to(precise)
         blocks = model.model.blocks
         self._first_calls = array("q", accumulate(map(len, blocks), initial=0))
         calls = [call_struct(call) for block in blocks for call in block]
         self._calls = (struct("LayerCall") * len(calls))(*calls)
-        pointers = {name: tensor.data_ptr() for name, tensor in self._tensors.items()}
         held = make_struct(
             "Cache",
             kind=FLOATS[cache.keys.dtype],
@@ -168,8 +158,8 @@ class NativeBackend:
             num_calls=cache.keys.shape[0],
             num_heads=cache.keys.shape[2],
             head_size=cache.keys.shape[3],
-            keys=pointers.pop("keys"),
-            values=pointers.pop("values"),
+            keys=cache.keys.data_ptr(),
+            values=cache.values.data_ptr(),
         )
         return make_struct(
             "Model",
@@ -195,7 +185,7 @@ class NativeBackend:
             exits=ctypes.addressof(exits.array),
             cache=held,
             embedding_kind=self._embedding_kind,
-            **{"norm": None} | pointers,
+            **{name: value_of(tensor) for name, tensor in self._tensors.items()},
         )
 
 

@@ -25,11 +25,11 @@ class Structs:
 
     def __init__(self, name: str, weights: Items[Mapping[str, Weight]]) -> None:
         self.weights = weights
-        made = [make_struct(name, **{field: _value(weight) for field, weight in each.items()}) for each in weights]
+        made = [make_struct(name, **{field: value_of(weight) for field, weight in each.items()}) for each in weights]
         self.array = (struct(name) * len(made))(*made)
 
 
-def _value(weight: Weight) -> Any:
+def value_of(weight: Weight) -> Any:
     if isinstance(weight, Packed):
         return make_struct("Matrix", kind=weight.kind, data=weight.data.data_ptr())
     return weight.data_ptr() if isinstance(weight, Tensor) else weight

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvium_core import Engine, SamplingParams
+from nvium_core import Engine, EngineConfig, SamplingParams
 from nvium_core.choices import Instructions
 from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.device.native.backend import MIN_TILED_ROWS, NativeBackend
@@ -83,7 +83,9 @@ class Twins:
         self.plain, *self.caches = (cache_of(model, **pages) for _ in range(1 + len(builds)))
         self.layers = LayersBackend(model, self.plain)
         made = zip(self.caches, builds, strict=True)
-        self.natives = [NativeBackend(model, cache, max_sequences=8, instructions=build) for cache, build in made]
+        self.natives = [
+            NativeBackend(model, cache, EngineConfig(max_sequences=8, instructions=build)) for cache, build in made
+        ]
         self.sequences = seat_sequences(asked, self.plain)
         self.living = list(self.sequences)
 
@@ -156,7 +158,7 @@ def test_models_of_other_shapes_and_precisions_equal_the_layers(instructions, dt
 def test_contexts_of_several_blocks_of_keys_equal_the_layers(instructions, windows):
     model = random_model([1, 2, 3], width=64, num_heads=4, num_key_heads=2, context=700, windows=windows)
     caches = [cache_of(model, num_pages=44, page_size=16) for _ in range(2)]
-    native = NativeBackend(model, caches[1], max_sequences=1, instructions=instructions)
+    native = NativeBackend(model, caches[1], EngineConfig(max_sequences=1, instructions=instructions))
     asked = [([7 * t % VOCAB_SIZE for t in range(690)], SamplingParams())]
     plain_sequences, sequences = (seat_sequences(asked, cache) for cache in caches)
     assert_alike(carry(native, sequences, 250), carry(LayersBackend(model, caches[0]), plain_sequences, 250), 1e-10)
@@ -217,8 +219,8 @@ def test_tiles_are_used_from_32_rows_of_all_sequences_on(instructions, kind):
         found = []
         for is_deterministic in (True, False):
             cache = cache_of(model)
-            how = {"is_deterministic": is_deterministic, "instructions": instructions}
-            native = NativeBackend(model, cache, max_sequences=64, **how)
+            config = EngineConfig(max_sequences=64, deterministic=is_deterministic, instructions=instructions)
+            native = NativeBackend(model, cache, config)
             sequences = seat_sequences([([token], SamplingParams()) for token in range(num_rows)], cache)
             carry(native, sequences)
             found.append(rows_of(cache, sequences)[-1])
@@ -241,7 +243,7 @@ def assert_equal_to_layers(
 ) -> None:
     """In bfloat16 compare only keys, values and states: tokens depend on rounding."""
     plain, cache = (cache_of(model, precision=precision) for _ in range(2))
-    native = NativeBackend(model, cache, max_sequences=8, is_deterministic=True, instructions=instructions)
+    native = NativeBackend(model, cache, EngineConfig(max_sequences=8, deterministic=True, instructions=instructions))
     native = tiled(native) if is_tiled else native
     ways: list[tuple[Backend, PagedCache]] = [(LayersBackend(model, plain), plain), (native, cache)]
     sequences = [one_of_each_kind(own, model.config.vocab_size) for _, own in ways]
@@ -271,7 +273,9 @@ def test_results_do_not_depend_on_threads_the_batch_or_old_contents_of_pages(ins
         cache = cache_of(model, precision=precision)
         for tensor in (cache.keys, cache.values, cache.states_NSD):
             tensor.fill_(torch.nan if is_alone else 0)
-        native = NativeBackend(model, cache, max_sequences=8, is_deterministic=True, instructions=instructions)
+        native = NativeBackend(
+            model, cache, EngineConfig(max_sequences=8, deterministic=True, instructions=instructions)
+        )
         native = tiled(native) if is_tiled else native
         native.num_threads = num_threads
         sequences = one_of_each_kind(cache, VOCAB_SIZE)

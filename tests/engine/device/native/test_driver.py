@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nvium_core import NviumForCausalLM
+from nvium_core import EngineConfig, NviumForCausalLM
 from nvium_core.bench.shapes import force_routing
 from nvium_core.choices import Instructions
 from nvium_core.engine.device.layers.backend import LayersBackend
@@ -47,7 +47,9 @@ def check(command: list[str], instructions: Instructions, weights: str, file: Pa
     expected = carry(LayersBackend(model, plain), sequences, 40)
     for num_threads in (1, 3):
         cache = cache_of(model)
-        backend = ReplayedBackend(model, cache, max_sequences=9, is_deterministic=True, instructions=instructions)
+        backend = ReplayedBackend(
+            model, cache, EngineConfig(max_sequences=9, deterministic=True, instructions=instructions)
+        )
         backend.command, backend.file, backend.vector_bytes = command, file, VECTOR_BYTES[instructions]
         backend.num_threads = num_threads
         own = sequences_of(cache)
