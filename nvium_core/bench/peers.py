@@ -6,7 +6,7 @@ Contenders that cannot run are listed with the reason.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean, median
 
 from rich.table import Table
@@ -16,7 +16,6 @@ from nvium_core.bench.contenders.contender import ContenderFailed, Generation, W
 from nvium_core.bench.contenders.lineup import BASELINE, OTHERS, OURS, Lineup, lineup
 from nvium_core.bench.figures import Figures
 from nvium_core.bench.harness import Subject, conclusion, count, interleaved, ratio, spread
-from nvium_core.bench.interference import states
 from nvium_core.bench.machine import BUFFER_BYTES, machine
 from nvium_core.bench.twin import num_parameters
 
@@ -42,8 +41,15 @@ def measure(
     reading = [own.prompt_of(subject, length) for length in prompts if length < subject.context]
     share = seconds / (len(workloads) + len(reading))
     with lineup(subject, against) as chosen:
-        rows = [compare(chosen, workload, repeats, share) for workload in workloads]
-        read = [compare_prompts(chosen, workload, repeats, share) for workload in reading]
+        rows = [
+            {"sequences": each.num_sequences}
+            | compare(chosen, each, count(each.num_sequences, "sequence"), repeats, share)
+            for each in workloads
+        ]
+        read = [
+            {"tokens": len(each.prompt)} | compare(chosen, each, f"prompt of {len(each.prompt)}", repeats, share)
+            for each in reading
+        ]
     return {
         "tokens": tokens,
         "repeats": repeats,
@@ -60,19 +66,15 @@ def measure(
     }
 
 
-def compare(chosen: Lineup, workload: Workload, repeats: int, seconds: float) -> Figures:
-    turns = measure_contenders(chosen, workload, count(workload.num_sequences, "sequence"), repeats, seconds)
-    shown = against_ours(turns, OURS, rates, workload)
-    routing = shares(turns[OURS], chosen.subject.model.config.num_exits)
-    return {"sequences": workload.num_sequences, "routing": routing, "contenders": shown, **ratios_to_peers(shown)}
-
-
-def compare_prompts(chosen: Lineup, workload: Workload, repeats: int, seconds: float) -> Figures:
-    """Measure all contenders with one prompt. Rates are in prompt tokens per second."""
-    length = len(workload.prompt)
-    turns = measure_contenders(chosen, workload, f"prompt of {length}", repeats, seconds)
-    shown = against_ours(turns, BASELINE, lambda taken: [length / turn.seconds for turn in taken], workload)
-    return {"tokens": length, "contenders": shown, **ratios_to_peers(shown)}
+def compare(chosen: Lineup, workload: Workload, label: str, repeats: int, seconds: float) -> Figures:
+    """Return the share of each exit, each contender's `summary`, and the ratios of our speed to each peer's."""
+    turns = measure_contenders(chosen, workload, label, repeats, seconds)
+    ours = turns.get(OURS, turns[BASELINE])
+    shown = {
+        name: summary(taken, workload) | ratio("ours_over", rates(ours), rates(taken)) for name, taken in turns.items()
+    }
+    routing = shares(ours, chosen.subject.model.config.num_exits)
+    return {"routing": routing, "contenders": shown, **ratios_to_peers(shown)}
 
 
 def measure_contenders(
@@ -88,19 +90,6 @@ def measure_contenders(
     return turns
 
 
-def against_ours(
-    turns: Mapping[str, Sequence[Generation]],
-    ours: str,
-    speeds: Callable[[Sequence[Generation]], list[float]],
-    workload: Workload,
-) -> dict[str, Figures]:
-    """Return each contender's `summary` at these speeds, with the ratio of ours to them."""
-    return {
-        name: summary(taken, workload, speeds(taken)) | ratio("ours_over", speeds(turns[ours]), speeds(taken))
-        for name, taken in turns.items()
-    }
-
-
 def ratios_to_peers(contenders: Mapping[str, Figures]) -> Figures:
     """Return the ratios of ours to each peer's fastest variant: by kind of figure, then by peer."""
     best = best_variants(contenders)
@@ -112,15 +101,18 @@ def rates(turns: Sequence[Generation]) -> list[float]:
     return [turn.tokens_per_second for turn in turns]
 
 
-def summary(turns: Sequence[Generation], workload: Workload, speeds: Sequence[float] | None = None) -> Figures:
-    """Return medians over the turns, and `states`. `ms_per_token` is the time per token of one sequence."""
-    speeds = speeds or rates(turns)
+def summary(turns: Sequence[Generation], workload: Workload) -> Figures:
+    """Return medians over the turns. `ms_per_token` is the time per token of one sequence.
+
+    If a workload generates only one token, the tokens per second are those of the prompt.
+    """
+    num_read = len(workload.prompt) if workload.num_tokens == 1 else 1
+    speeds = [num_read * rate for rate in rates(turns)]
     return {
         "tokens_per_second": median(speeds),
         "ms_per_token": 1000 * median(turn.seconds for turn in turns) / workload.num_tokens,
         "first_token_ms": 1000 * median(fmean(turn.first_token_seconds) for turn in turns),
         "turns": speeds,
-        **states(turns, speeds),
     }
 
 
@@ -144,14 +136,9 @@ def table(figures: Figures) -> Table:
         for name, seen in row["contenders"].items():
             is_ours = name == OURS or (name == BASELINE and "tokens" in row)
             over = "" if is_ours else spread("ours_over", seen)
-            result.add_row(work, name, rate(seen), f"{seen['first_token_ms']:.4g}", over, end_section=name == last)
+            figures_of = (f"{seen[key]:.4g}" for key in ("tokens_per_second", "first_token_ms"))
+            result.add_row(work, name, *figures_of, over, end_section=name == last)
     return result
-
-
-def rate(seen: Figures) -> str:
-    """Format the median rate. If only some turns were disturbed, add the median of each state."""
-    by_state = [f"{name} {state['tokens_per_second']:.4g}" for name, state in seen["states"].items()]
-    return f"{seen['tokens_per_second']:.4g}" + (f" ({', '.join(by_state)})" if len(by_state) > 1 else "")
 
 
 def remarks(figures: Figures) -> list[str]:
