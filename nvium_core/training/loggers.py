@@ -85,10 +85,9 @@ class TensorBoard:
         self.close = self.writer.close
 
     def write(self, report: Report) -> None:
-        for name, value in scalars(report).items():
-            self.writer.add_scalar(name, value, report["step"])
-        for name, text in texts(report).items():
-            self.writer.add_text(name, text, report["step"])
+        for name, value in by_name(report).items():
+            add = self.writer.add_text if isinstance(value, str) else self.writer.add_scalar
+            add(name, value, report["step"])
 
 
 class WandB:
@@ -99,7 +98,7 @@ class WandB:
         self.close = self.run.finish
 
     def write(self, report: Report) -> None:
-        self.run.log({**scalars(report), **texts(report)}, step=report["step"])
+        self.run.log(by_name(report), step=report["step"])
 
 
 KINDS: dict[str, Callable[[Path, int], Logger]] = {"tensorboard": TensorBoard, "wandb": WandB}
@@ -115,16 +114,8 @@ def module_of(name: str) -> Any:
         raise TrainingError(f"--logger {name}: {error}; install it with pip install 'nvium[loggers]'") from error
 
 
-def scalars(report: Report) -> dict[str, float]:
-    """Return the report's numbers by name. An exit's number is NAME/EXIT, from 1."""
-    others = {"step", *texts(report)}
-    lists = {name: value if isinstance(value, list) else None for name, value in report.items() if name not in others}
-    return {
-        f"{name}/{exit_}" if values else name: number
-        for name, values in lists.items()
-        for exit_, number in enumerate(values or [report[name]], 1)
-    }
-
-
-def texts(report: Report) -> dict[str, str]:
-    return {name: value for name, value in report.items() if isinstance(value, str)}
+def by_name(report: Report) -> dict[str, float | str]:
+    """Return the report's numbers and texts by name. An exit's number is NAME/EXIT, from 1."""
+    lists = {name: values for name, values in report.items() if isinstance(values, list)}
+    exits = {f"{name}/{exit_}": number for name, values in lists.items() for exit_, number in enumerate(values, 1)}
+    return {name: value for name, value in report.items() if name not in {"step", *lists}} | exits

@@ -2,7 +2,6 @@
 
 import lzma
 from collections.abc import Iterable, Iterator
-from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -36,24 +35,13 @@ def documents_of(path: Path) -> Iterator[str]:
 
 def lines_of(path: Path) -> Iterable[str]:
     """Stream the lines of a file, plain or .xz. Raise `DataError` naming the first line that is not UTF-8 text."""
-    try:
-        with opened(path) as file, TextIOWrapper(file, encoding="utf-8-sig") as lines:
-            yield from lines
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}, line {undecodable_line(path)}: is not UTF-8 text ({error.reason})") from error
-
-
-def undecodable_line(path: Path) -> int:
     with opened(path) as file:
-        return next(number for number, line in enumerate(file, 1) if not is_decodable(line))
-
-
-def is_decodable(line: bytes) -> bool:
-    try:
-        line.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+        for number, line in enumerate(file, 1):
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise DataError(f"{path}, line {number}: is not UTF-8 text ({error.reason})") from error
+            yield text.replace("\r\n", "\n")
 
 
 def opened(path: Path) -> BinaryIO:
