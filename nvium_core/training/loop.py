@@ -180,10 +180,11 @@ class TrainingLoop(ABC):
         return self.recipe.learning_rate.maximum * self.recipe.learning_rate.share_at(self.progress)
 
     def update(self) -> None:
+        """Step the optimisers. A group's `maximum_lr` is its rate before the first step."""
         share = self.recipe.learning_rate.share_at((self.step + 1) / self.num_steps)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = share * group["maximum_lr"]
+                group["lr"] = share * group.setdefault("maximum_lr", group["lr"])
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         self.step += 1

@@ -31,21 +31,13 @@ class OptimizerSettings:
 
 
 def optimizers(model: PreTrainedModel, rate: float, settings: OptimizerSettings) -> list[Optimizer]:
-    """Return AdamW, preceded by Muon if `muon_rate` is set. A group's `maximum_lr` is its peak learning rate."""
+    """Return AdamW, preceded by Muon if `muon_rate` is set. A group's `lr` is its peak learning rate."""
     matrices, rest = split_parameters(model) if settings.muon_rate else ([], list(model.parameters()))
     groups = parameter_groups(model, rest, settings.weight_decay)
     beta1, beta2 = settings.betas
     created: list[Optimizer] = [AdamW(groups, lr=rate, betas=(beta1, beta2), eps=1e-8, fused=True)]
     if matrices:
         created.insert(0, Muon(matrices, lr=settings.muon_rate, weight_decay=settings.weight_decay))
-    return with_maximum_rates(created)
-
-
-def with_maximum_rates(created: list[Optimizer]) -> list[Optimizer]:
-    """Record each group's learning rate as its peak, `maximum_lr`."""
-    for optimizer in created:
-        for group in optimizer.param_groups:
-            group["maximum_lr"] = group["lr"]
     return created
 
 

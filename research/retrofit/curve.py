@@ -8,7 +8,7 @@ The original is the last exit. `--text` names a text of the retrofit, of which o
 constant. Intervals contain 95% of bootstrap samples of the documents. Mixture and original share the samples. Questions
 are answered at temperature 0, with the shifts found on the first text.
 
-Shapes: R rows, C rows of a chunk, K early exits, E exits, D width, V vocabulary, S shifts.
+Shapes: R rows, C rows of a chunk, E exits, D width, V vocabulary, S shifts.
 """
 
 import math
@@ -57,7 +57,7 @@ CHUNK_ROWS = 64
 class Rows(NamedTuple):
     """The measured rows of a text. `outputs_RED` are the head's inputs, and `document_R` are the rows' documents."""
 
-    log_odds_RK: Tensor
+    log_odds_RE: Tensor
     outputs_RED: Tensor
     target_R: Tensor
     document_R: Tensor
@@ -83,8 +83,8 @@ def curve(
     context = min(MAX_CONTEXT, loaded.model.config.max_position_embeddings)
     text = read_text(path, loaded.tokenizer, context, MOST_TOKENS)
     rows = rows_of(loaded.model, [*text.training, *text.held_out] if is_unseen else text.held_out)
-    shifts = [0.0, *(shift_to(depth, rows.log_odds_RK, layers) for depth in depths)]
-    log_p = [shifted_log_exit_probs(rows.log_odds_RK.double(), shift) for shift in shifts]
+    shifts = [0.0, *(shift_to(depth, rows.log_odds_RE, layers) for depth in depths)]
+    log_p = [shifted_log_exit_probs(rows.log_odds_RE.double(), shift) for shift in shifts]
     scores = score_rows(loaded.model, rows, torch.stack([log_p_RE.exp().float() for log_p_RE in log_p], 1))
     same = scores.same_RS.unbind(1)
     found = [point(layers, rows, scores, *each) for each in zip(shifts, log_p, same, strict=True)]
@@ -108,7 +108,7 @@ def rows_of(model: Nvium, examples: Sequence[Example]) -> Rows:
         log_w_RE2, outputs = model.exit_outputs([h_BTD[0, counted_T] for h_BTD in states])
         target_R = ids_BT[0, 1:][counted_T]
         documents_R = torch.full_like(target_R, number)
-        parts.append((log_odds(log_w_RE2[:, :-1]), torch.stack(outputs, 1), target_R, documents_R))
+        parts.append((log_odds(log_w_RE2), torch.stack(outputs, 1), target_R, documents_R))
     return Rows(*map(torch.cat, zip(*parts, strict=True)))
 
 

@@ -56,13 +56,13 @@ def measure(subject: Subject, sequences: Sequence[int], depths: Sequence[float],
     params = SamplingParams(max_tokens=tokens, sampling="exits", ignore_eos=True)
     layers, original = subject.model.config.exit_layers or [], last_exit_of(subject.model)
     quantize_model(original, subject.weights)
-    log_odds_RK = text_log_odds(subject.model, original_texts(subject, original, params))
+    log_odds_RE = text_log_odds(subject.model, original_texts(subject, original, params))
     rows = []
     for number in sequences:
         config = EngineConfig(max_sequences=number, prefix_caching=False)
         dense = Engine(original, config)
         for depth in depths:
-            shift = shift_to(depth, log_odds_RK, layers)
+            shift = shift_to(depth, log_odds_RE, layers)
             with shifted(subject.model, shift):
                 contenders = {
                     name: partial(generate, engine, subject.prompt, params, number)
@@ -87,13 +87,13 @@ def original_texts(subject: Subject, original: Nvium, params: SamplingParams) ->
 
 @torch.inference_mode()
 def text_log_odds(model: Nvium, texts: Sequence[list[int]]) -> Tensor:
-    """Return the log-odds of exiting for R rows of the texts and K early exits, [R, K]."""
+    """Return the log-odds of exiting for R rows of the texts and E exits, [R, E]."""
     parts = []
     for text in texts:
         token_BT = torch.tensor([text], device=model.device)
         positions_BT = torch.arange(len(text), device=model.device)[None]
         log_w_BTE2, _ = model.exit_outputs(model.hidden_states(token_BT, positions_BT, causal_attention()))
-        parts.append(log_odds(log_w_BTE2[0, :, :-1]))
+        parts.append(log_odds(log_w_BTE2[0]))
     return torch.cat(parts)
 
 

@@ -38,7 +38,7 @@ def test_every_parameter_is_in_one_group_with_its_maximum_rate():
     model = small_model()
     created = optimizers(model, 0.004, OptimizerSettings(muon_rate=0.02))
     groups = [group for optimizer in created for group in optimizer.param_groups]
-    assert [group["maximum_lr"] for group in groups] == [0.02, 0.004, 0.004]
+    assert [group["lr"] for group in groups] == [0.02, 0.004, 0.004]
     assert sorted(id(p) for group in groups for p in group["params"]) == sorted(id(p) for p in model.parameters())
     assert len(optimizers(model, 0.004, OptimizerSettings())) == 1
 

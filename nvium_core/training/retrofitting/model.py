@@ -1,13 +1,13 @@
 """The model that a retrofit trains: a frozen backbone, trainable exits in float32, and the losses on a batch.
 
-Shapes: R rows, D width, E exits, K early exits, V vocabulary.
+Shapes: R rows, D width, E exits, V vocabulary.
 """
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from nvium_core.model import mixture
 from nvium_core.model.causal_lm import NviumForCausalLM
@@ -62,8 +62,12 @@ class WithExits:
             exit_.router.head.bias.data[CONTINUE], exit_.router.head.bias.data[EXIT] = INITIAL_BIAS, -INITIAL_BIAS
 
     @property
+    def exits(self) -> list[Exit]:
+        return cast(list[Exit], list(self.model.exits))
+
+    @property
     def early(self) -> list[Exit]:
-        return [exit_ for exit_ in self.model.exits[:-1] if isinstance(exit_, Exit)]
+        return self.exits[:-1]
 
     @property
     def head(self) -> Tensor:
@@ -72,15 +76,10 @@ class WithExits:
     def rows(self, batch: Batch) -> TeacherRows:
         """Run the backbone and the exits' norms. Gradients reach only the early exits' norms."""
         counted_R = batch.counted.flatten()
-        attend = batch.attention()
-        last_exit = self.model.exits[-1]
-        assert isinstance(last_exit, Exit)
         with torch.no_grad():
-            states = self.model.hidden_states(batch.inputs, batch.positions, attend)
-            last_RD = last_exit.norm(states[-1].float()).flatten(0, 1)[counted_R]
-        early = [
-            exit_.norm(h_BTD.flatten(0, 1)[counted_R].float()) for exit_, h_BTD in zip(self.early, states, strict=False)
-        ]
+            states = self.model.hidden_states(batch.inputs, batch.positions, batch.attention())
+        rows = (h_BTD.flatten(0, 1)[counted_R].float() for h_BTD in states)
+        *early, last_RD = [exit_.norm(h_RD) for exit_, h_RD in zip(self.exits, rows, strict=True)]
         return TeacherRows(early, last_RD, batch.targets.flatten()[counted_R])
 
     def outputs(self, rows: TeacherRows) -> list[Tensor]:
@@ -89,18 +88,17 @@ class WithExits:
         return [self.model.lm_head.scale * o_RD for o_RD in (*early, rows.last_RD)]
 
     def losses(self, rows: TeacherRows) -> Losses:
-        """Compute the losses. The routers' input is detached, so the exits' norms get no gradients from routers."""
         *outputs, last_RD = self.outputs(rows)
         teacher = teacher_of(last_RD, self.head, rows.target_R)
         losses = [head_kl(output_RD, self.head, teacher, rows.target_R) for output_RD in outputs]
         losses.append((torch.zeros_like(teacher.nll_R), teacher.nll_R))
         kl_RE, nll_RE = (torch.stack(each, 1) for each in zip(*losses, strict=True))
-        log_w_RK2 = self.route([x_RD.detach() for x_RD in rows.early])
-        return Losses(kl_RE, nll_RE, teacher.nll_R, log_exit_probs(log_w_RK2))
+        return Losses(kl_RE, nll_RE, teacher.nll_R, mixture.log_exit_probs(self.route(rows)))
 
-    def route(self, early: list[Tensor]) -> Tensor:
-        """Return log w [R, K, 2] of the early exits' rows."""
-        return torch.stack([exit_.route(x_RD) for exit_, x_RD in zip(self.early, early, strict=True)], 1)
+    def route(self, rows: TeacherRows) -> Tensor:
+        """Return log w [R, E, 2]. The routers' input is detached, so the exits' norms get no gradients from routers."""
+        states = (*rows.early, rows.last_RD)
+        return torch.stack([exit_.route(x_RD.detach()) for exit_, x_RD in zip(self.exits, states, strict=True)], 1)
 
     def exit_weights(self) -> list[nn.Parameter]:
         return [weight for exit_ in self.early for part in (exit_.norm, exit_.adapter) for weight in part.parameters()]
@@ -112,10 +110,3 @@ class WithExits:
         last = f"exits.{len(self.early)}."
         tensors = self.model.state_dict().items()
         return {name: weight for name, weight in tensors if name.startswith("exits.") and not name.startswith(last)}
-
-
-def log_exit_probs(log_w_RK2: Tensor) -> Tensor:
-    """Return log p [R, E], given log w of the early exits."""
-    log_w_RE2 = F.pad(log_w_RK2, (0, 0, 0, 1))
-    log_w_RE2[:, -1, CONTINUE] = -torch.inf
-    return mixture.log_exit_probs(log_w_RE2)

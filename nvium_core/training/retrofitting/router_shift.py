@@ -3,7 +3,7 @@
 Training brings the mean depth only close to the requested depth. The mean depth falls as the shift grows, so a
 bisection on some rows finds the shift. Sampling from the shifted mixture is exact, too.
 
-Shapes: R rows, K early exits, E exits.
+Shapes: R rows, E exits.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from nvium_core.model import mixture
 from nvium_core.model.exits import CONTINUE, EXIT, Exit
 from nvium_core.training.data.windows import Windows
-from nvium_core.training.retrofitting.model import WithExits, log_exit_probs
+from nvium_core.training.retrofitting.model import WithExits
 
 NUM_ROWS = 32_768  # training tokens on which the depth is measured
 
@@ -31,34 +31,34 @@ def shift_to_depth(model: WithExits, stream: Windows, context: int, depth: float
 
 @torch.no_grad()
 def router_log_odds(model: WithExits, stream: Windows, context: int) -> Tensor:
-    """Run the routers on the stream's first rows that count towards the loss. Return the log-odds of exiting [R, K]."""
+    """Run the routers on the stream's first rows that count towards the loss. Return the log-odds of exiting [R, E]."""
     parts = list[Tensor]()
     for window in range(stream.num_windows(context)):
         if sum(map(len, parts)) >= NUM_ROWS:
             break
         rows = model.rows(stream.batch(window, 1, context))
-        parts.append(log_odds(model.route(rows.early)))
+        parts.append(log_odds(model.route(rows)))
     return torch.cat(parts)
 
 
-def log_odds(log_w_RK2: Tensor) -> Tensor:
-    return log_w_RK2[..., EXIT] - log_w_RK2[..., CONTINUE]
+def log_odds(log_w_RE2: Tensor) -> Tensor:
+    """Return the log-odds of exiting [R, E]. Those of the last exit are infinite."""
+    return log_w_RE2[..., EXIT] - log_w_RE2[..., CONTINUE]
 
 
-def shifted_log_exit_probs(log_odds_RK: Tensor, shift: float) -> Tensor:
+def shifted_log_exit_probs(log_odds_RE: Tensor, shift: float) -> Tensor:
     """Return log p [R, E] after raising the log-odds by `shift`."""
-    shifted_RK = log_odds_RK + shift
-    log_w_RK2 = F.logsigmoid(torch.stack([-shifted_RK, shifted_RK], -1))  # continue, exit
-    return log_exit_probs(log_w_RK2)
+    shifted_RE = log_odds_RE + shift
+    return mixture.log_exit_probs(F.logsigmoid(torch.stack([-shifted_RE, shifted_RE], -1)))  # continue, exit
 
 
-def shift_to(depth: float, log_odds_RK: Tensor, exit_layers: Sequence[int]) -> float:
+def shift_to(depth: float, log_odds_RE: Tensor, exit_layers: Sequence[int]) -> float:
     """Return the shift at which the rows' mean depth is closest to `depth`."""
-    log_odds_RK = log_odds_RK.double()
+    log_odds_RE = log_odds_RE.double()
     low, high = -MAX_SHIFT, MAX_SHIFT
     for _ in range(NUM_BISECTIONS):
         middle = (low + high) / 2
-        too_deep = mixture.mean_depth(shifted_log_exit_probs(log_odds_RK, middle), exit_layers).mean() > depth
+        too_deep = mixture.mean_depth(shifted_log_exit_probs(log_odds_RE, middle), exit_layers).mean() > depth
         low, high = (middle, high) if too_deep else (low, middle)
     return (low + high) / 2
 

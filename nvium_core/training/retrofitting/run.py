@@ -23,7 +23,7 @@ from nvium_core.training.initial import shape_of
 from nvium_core.training.loop import TrainingLoop
 from nvium_core.training.objective.beta import BetaControl, BetaSettings
 from nvium_core.training.objective.loss import ObjectiveResult, Phase
-from nvium_core.training.optimizer import OptimizerSettings, with_maximum_rates
+from nvium_core.training.optimizer import OptimizerSettings
 from nvium_core.training.options import RetrofitSettings
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.retrofitting.least_squares import LeastSquares, set_map
@@ -64,7 +64,7 @@ class RetrofitRun(TrainingLoop):
             stream=stream,
             checkpointed=model.model,
             objective=partial(retrofit_objective, model, learns_text=settings.exits_learn == "text"),
-            optimizers=with_maximum_rates([AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)]),
+            optimizers=[AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)],
             clipped=parts,
             beta=BetaControl.of(recipe.beta, recipe.num_steps, MAX_BETA),
             rows_per_pass=context,

@@ -1,6 +1,6 @@
 """Measure a retrofit on held-out text: each exit alone, the mixture, and the mixture's perplexity increase.
 
-Shapes: R rows, E exits, V vocabulary.
+Shapes: R rows, C rows of a chunk, D width, E exits, V vocabulary.
 """
 
 import math
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from nvium_core.model import mixture
 from nvium_core.training.data.windows import Windows
 from nvium_core.training.retrofitting.distillation import CHUNK_ROWS
-from nvium_core.training.retrofitting.model import TeacherRows, WithExits, log_exit_probs
+from nvium_core.training.retrofitting.model import TeacherRows, WithExits
 
 MIN_TEXTS = 3  # fewer texts have no standard error
 
@@ -34,8 +34,7 @@ class Measured:
     """A retrofit's measures.
 
     `price` is the mixture's perplexity divided by the base's, minus 1. `price_error` is the standard error of `price`
-    over paired tokens, or None for fewer than `MIN_TEXTS` texts. `same_argmax` is the share of rows where the mixture
-    and the base have the same most likely token.
+    over paired tokens, or None for fewer than `MIN_TEXTS` texts.
     """
 
     texts: int
@@ -46,7 +45,6 @@ class Measured:
     price: float
     price_error: float | None
     depth: float
-    same_argmax: float
 
 
 @torch.no_grad()
@@ -55,9 +53,10 @@ def measure(model: WithExits, stream: Windows, context: int, num_texts: int) -> 
         _measure_rows(model, model.rows(stream.batch(window, 1, context)))
         for window in range(stream.num_windows(context))
     ]
-    nll_RE, kl_RE, p_RE, mix_R, same_R = (torch.cat(part).double() for part in zip(*parts, strict=True))
+    log_p_RE, nll_RE, kl_RE = (torch.cat(part).double() for part in zip(*parts, strict=True))
+    mix_R = mixture.mixture_nll(log_p_RE, nll_RE)
     layers = list(model.model.config.exit_layers or [])
-    means = zip(layers, nll_RE.mean(0).exp(), kl_RE.mean(0), p_RE.mean(0), strict=True)
+    means = zip(layers, nll_RE.mean(0).exp(), kl_RE.mean(0), log_p_RE.exp().mean(0), strict=True)
     exits = [ExitFigures(layer, *(round(float(value), 4) for value in values)) for layer, *values in means]
     gap_R = mix_R - nll_RE[:, -1]
     price = math.expm1(gap_R.mean().item())
@@ -70,31 +69,23 @@ def measure(model: WithExits, stream: Windows, context: int, num_texts: int) -> 
         perplexity=math.exp(mix_R.mean().item()),
         price=price,
         price_error=error if num_texts >= MIN_TEXTS else None,
-        depth=float((p_RE.mean(0) * torch.tensor(layers)).sum() / layers[-1]),
-        same_argmax=same_R.mean().item(),
+        depth=mixture.mean_depth(log_p_RE, layers).mean().item(),
     )
 
 
-def _measure_rows(model: WithExits, rows: TeacherRows) -> tuple[Tensor, ...]:
-    log_p_RE = log_exit_probs(model.route(rows.early))
-    chunks = zip(*(x.split(CHUNK_ROWS) for x in (log_p_RE, rows.target_R, *model.outputs(rows))), strict=True)
-    results = [_measure_chunk(model.head, *chunk) for chunk in chunks]
-    return tuple(map(torch.cat, zip(*results, strict=True)))
+def _measure_rows(model: WithExits, rows: TeacherRows) -> tuple[Tensor, Tensor, Tensor]:
+    """Return log p_k, −log π_k of the targets, and the KL from the base, [R, E] each."""
+    parts = (x.split(CHUNK_ROWS) for x in (torch.stack(model.outputs(rows), 1), rows.target_R))
+    results = [_measure_chunk(model.head, *chunk) for chunk in zip(*parts, strict=True)]
+    nll_RE, kl_RE = map(torch.cat, zip(*results, strict=True))
+    return mixture.log_exit_probs(model.route(rows)), nll_RE, kl_RE
 
 
-def _measure_chunk(head_VD: Tensor, log_p_RE: Tensor, target_R: Tensor, *outputs: Tensor) -> tuple[Tensor, ...]:
-    """Return −log π_k of the targets, KL from the base, p_k, −log π_mix of the targets, and whether the argmax of the
-    mixture is that of the base. The first three are [R, E], the others [R].
-    """
-    logits_REV = torch.stack([F.linear(o_RD.to(head_VD.dtype), head_VD).float() for o_RD in outputs], 1)
-    log_REV = logits_REV.log_softmax(-1)
-    original_RV = log_REV[:, -1]
-    kl_RE = (original_RV.exp()[:, None] * (original_RV[:, None] - log_REV)).sum(-1)
-    log_mix_RV = mixture.log_mixture(log_p_RE, logits_REV)
-    nll_RE = -log_REV.gather(2, target_R[:, None, None].expand(-1, log_REV.shape[1], 1)).squeeze(2)
-    mix_R = -log_mix_RV.gather(1, target_R[:, None]).squeeze(1)
-    same_R = log_mix_RV.argmax(-1) == original_RV.argmax(-1)
-    return nll_RE, kl_RE, log_p_RE.exp(), mix_R, same_R
+def _measure_chunk(head_VD: Tensor, output_CED: Tensor, target_C: Tensor) -> tuple[Tensor, Tensor]:
+    log_CEV = F.linear(output_CED.to(head_VD.dtype), head_VD).float().log_softmax(-1)
+    base_C1V = log_CEV[:, -1:]
+    nll_CE = -log_CEV.gather(2, target_C[:, None, None].expand(-1, log_CEV.shape[1], 1)).squeeze(2)
+    return nll_CE, (base_C1V.exp() * (base_C1V - log_CEV)).sum(-1)
 
 
 CAPTION = """KL: to the base model, in nats. Tokens: share that exits here.

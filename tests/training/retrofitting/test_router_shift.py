@@ -6,7 +6,8 @@ from nvium_core.training.retrofitting.router_shift import log_odds, shift_router
 from tests.random_models import random_model
 
 LAYERS = [1, 2, 4]
-ROWS = 3 * torch.randn(500, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+ROWS = 3 * torch.randn(500, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+ROWS[:, -1] = torch.inf
 
 
 @pytest.mark.parametrize("depth", [0.3, 0.55, 0.85, 0.99])
@@ -17,9 +18,9 @@ def test_the_mean_depth_is_the_requested_one(depth):
 
 
 def test_infinite_log_odds_stay_and_the_others_meet_the_depth():
-    certain_RK = ROWS.clone()
-    certain_RK[:100], certain_RK[100:200, 0] = -torch.inf, torch.inf
-    log_p_RE = shifted_log_exit_probs(certain_RK, shift_to(0.7, certain_RK, LAYERS))
+    certain_RE = ROWS.clone()
+    certain_RE[:100, :-1], certain_RE[100:200, 0] = -torch.inf, torch.inf
+    log_p_RE = shifted_log_exit_probs(certain_RE, shift_to(0.7, certain_RE, LAYERS))
     assert log_p_RE[:100, -1].exp().eq(1).all() and log_p_RE[100:200, 0].exp().eq(1).all()
     assert mixture.mean_depth(log_p_RE, LAYERS).mean() == pytest.approx(0.7, abs=1e-9)
 
