@@ -52,7 +52,7 @@ def measure(recipe_name: str, options: RunOptions, num_steps: int) -> Figures:
     first = timed_step(run)
     seconds = median(timed_step(run) for _ in range(num_steps))
     shape = recipe.shape
-    flops = 3 * flops_per_token(shape.config(shape.vocab_size, end_token=0), shape.context).total
+    flops = 3 * flops_per_token(shape.config(shape.vocab_size, end_token=0), shape.context)
     rate, peak = options.rows_per_pass / seconds, arithmetic_rate(run.autocast_dtype, run.device, ENOUGH_SECONDS)
     return {
         "experiment": "training",

@@ -113,7 +113,7 @@ def trained_tokens(subject: Subject, shape: str | None) -> int | None:
 
 def flops_of(model: Nvium) -> float:
     """Return the forward FLOPs of a token that attends to the whole context."""
-    return float(flops_per_token(model.config, model.config.max_position_embeddings).total)
+    return flops_per_token(model.config, model.config.max_position_embeddings)
 
 
 def measured_times(subject: Subject, models: Mapping[int, Nvium], trials: int) -> dict[str, list[float]]:

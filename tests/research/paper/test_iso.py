@@ -6,7 +6,7 @@ from tests.model.test_flops import PER_MILLE, paper_flops
 
 def test_the_papers_dense_models_of_equal_flops_are_trained_for_its_number_of_steps():
     for num_layers, num_steps, dense_layers, dense_steps in ((36, 23_731, 26, 39_646), (48, 30_211, 33, 50_729)):
-        steps = iso_flop_tokens(paper_flops(num_layers, 4).total, paper_flops(dense_layers, 1).total, num_steps)
+        steps = iso_flop_tokens(paper_flops(num_layers, 4), paper_flops(dense_layers, 1), num_steps)
         assert steps == pytest.approx(dense_steps, rel=PER_MILLE)
 
 
