@@ -1,10 +1,11 @@
 """Measures memory bandwidth and FLOP/s of the model's device in a few seconds, with PyTorch's number of threads."""
 
-import time
 from collections.abc import Callable
 from functools import partial
+from timeit import repeat
 
 import torch
+from torch.utils.benchmark import timer
 
 from nvium_core.bench.figures import Figures
 from nvium_core.engine.device.arena import zeros
@@ -52,12 +53,6 @@ def arithmetic_rate(dtype: torch.dtype, device: torch.device, enough_seconds: fl
 
 
 def least_seconds(work: Callable[[], object]) -> float:
-    """Return the time of the fastest of `TRIES` runs, after a warm-up run."""
-    times = []
-    for _ in range(TRIES + 1):
-        started = time.perf_counter()
-        work()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - started)
-    return min(times[1:])
+    """Return the time of the fastest of `TRIES` runs, after a warm-up run. PyTorch's timer waits for a GPU."""
+    work()
+    return min(repeat(work, timer=timer, repeat=TRIES, number=1))
