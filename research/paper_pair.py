@@ -216,7 +216,7 @@ def compared(runs: dict[str, TrainingRun], plan: Plan) -> dict[str, Any]:
     ours, twin = (load_model(str(runs[name].export()), plan.device) for name in (OURS, TWIN))
     documents = read_documents(plan.validation)
     figures = description(ours) | evaluate(ours.model, ours.tokenizer, documents)
-    dense = twin_figures(twin, documents, False)
+    dense = twin_figures(twin, documents)
     steps = {name: run.step for name, run in runs.items()}
     return {"steps": steps, **figures, "twin": dense, **perplexity_gain(figures, dense)}
 

@@ -20,7 +20,6 @@ def evaluate(
     model: Nvium,
     tokenizer: PreTrainedTokenizerBase,
     documents: Sequence[str],
-    show_progress: bool = False,
     thresholds: Sequence[float] = (),
 ) -> Figures:
     """Predict every token of every document once. Return means over all tokens, including end-of-text tokens.
@@ -37,7 +36,7 @@ def evaluate(
     routing_entropy: mean entropy of p in nats, at most ln N.
     thresholds: the same text with `sampling: threshold`, for each requested threshold.
     """
-    found, exit_layers = predictions(model, tokenizer, documents, show_progress), model.config.exit_layers or []
+    found, exit_layers = predictions(model, tokenizer, documents), model.config.exit_layers or []
     return {
         **text_loss(found.mix_nll, found.document, documents),
         "exit_perplexities": found.exit_nll.mean(0).exp().tolist(),

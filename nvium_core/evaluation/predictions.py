@@ -55,14 +55,11 @@ class Window(NamedTuple):
     first_target: int
 
 
-def predictions(
-    model: Nvium, tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], show_progress: bool = False
-) -> Predictions:
+def predictions(model: Nvium, tokenizer: PreTrainedTokenizerBase, documents: Sequence[str]) -> Predictions:
     """Predict every token of every document from at least half a context of preceding tokens, or all if fewer."""
-    context, progress = model.config.max_position_embeddings, "evaluating" if show_progress else None
     num_targets = sum(len(document_tokens(tokenizer, document)) - 1 for document in documents)
     found, filled = empty_predictions(num_targets, model.config.num_exits), 0
-    for window in text_windows(tokenizer, documents, context, progress):
+    for window in text_windows(tokenizer, documents, model.config.max_position_embeddings):
         filled = predict_window(model, window, found, filled)
     return found
 
@@ -74,13 +71,10 @@ def empty_predictions(num_targets: int, num_exits: int) -> Predictions:
     return Predictions(document, log_p, log_remaining, exit_nll)
 
 
-def text_windows(
-    tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], context: int, progress: str | None = None
-) -> Iterator[Window]:
-    """Yield windows in which every token of every document is a target once. `progress`: label of the progress bar."""
-    for number, document in enumerate(
-        track(documents, progress or "", disable=progress is None, console=Console(stderr=True))
-    ):
+def text_windows(tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], context: int) -> Iterator[Window]:
+    """Yield windows in which every token of every document is a target once. Show the progress on standard error."""
+    shown = track(documents, "evaluating", transient=True, console=Console(stderr=True))
+    for number, document in enumerate(shown):
         token_ids = document_tokens(tokenizer, document)
         for start, first_target, stop in windows(len(token_ids), context):
             yield Window(number, token_ids[start:stop], first_target - start)

@@ -21,7 +21,6 @@ def evaluate(
     *,
     twin: LoadedModel | None = None,
     thresholds: Sequence[float] = (),
-    show_progress: bool = True,
 ) -> Figures:
     """Compute all figures, as JSON values. Raise `EvaluationError` if the twin does not match.
 
@@ -33,9 +32,9 @@ def evaluate(
         materialise(twin.model)
         check_dense(loaded, twin)
     figures = description(loaded) | {"text": digest(documents)}
-    figures |= perplexity.evaluate(loaded.model, loaded.tokenizer, documents, show_progress, thresholds)
+    figures |= perplexity.evaluate(loaded.model, loaded.tokenizer, documents, thresholds)
     if twin:
-        dense = twin_figures(twin, documents, show_progress)
+        dense = twin_figures(twin, documents)
         figures |= {"twin": dense, **perplexity_gain(figures, dense)}
     return figures | {"caveats": caveats(figures)}
 
@@ -72,7 +71,7 @@ def description(loaded: LoadedModel) -> Figures:
     }
 
 
-def twin_figures(twin: LoadedModel, documents: Sequence[str], show_progress: bool) -> Figures:
-    quality = perplexity.evaluate(twin.model, twin.tokenizer, documents, show_progress)
+def twin_figures(twin: LoadedModel, documents: Sequence[str]) -> Figures:
+    quality = perplexity.evaluate(twin.model, twin.tokenizer, documents)
     kept = ("perplexity", "bits_per_character", "document_tokens", "document_losses")
     return description(twin) | {name: quality[name] for name in kept}

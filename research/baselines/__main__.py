@@ -38,14 +38,13 @@ def evaluate_baseline(
     prompts: Prompts,
     *,
     trials: int = TRIALS,
-    show_progress: bool = True,
 ) -> list[Figures]:
     """Return a point for each of CALM*'s `THRESHOLDS`: its loss, and its speed in the engine."""
     assert isinstance(loaded.model, CalmForCausalLM)
     check_dense(loaded, twin)
-    losses = evaluate_calm(loaded.model, loaded.tokenizer, documents, THRESHOLDS, show_progress)
-    dense = twin_figures(twin, documents, show_progress)
-    about, speeds = description(loaded), speed_ups(loaded, twin, prompts, trials, show_progress)
+    losses = evaluate_calm(loaded.model, loaded.tokenizer, documents, THRESHOLDS)
+    dense = twin_figures(twin, documents)
+    about, speeds = description(loaded), speed_ups(loaded, twin, prompts, trials)
     return [
         {
             **about,
@@ -61,16 +60,14 @@ def evaluate_baseline(
     ]
 
 
-def speed_ups(
-    loaded: LoadedModel, twin: LoadedModel, prompts: Prompts, trials: int, show_progress: bool
-) -> list[Figures]:
+def speed_ups(loaded: LoadedModel, twin: LoadedModel, prompts: Prompts, trials: int) -> list[Figures]:
     """Return the times per token of each threshold and of the dense twin, which take turns, and the speed-up."""
     ours, dense = (warm_engine(each.model, "sweep") for each in (loaded, twin))
     prompt_set = tokenize_prompts(loaded.tokenizer, prompts, min(ours.context, dense.context))
     generators = {
         f"τ {each}": generator(ours, prompt_set, sampling="confidence", threshold=each) for each in THRESHOLDS
     }
-    answers = take_turns(generators | {DENSE: generator(dense, prompt_set)}, prompt_set, trials, show_progress)
+    answers = take_turns(generators | {DENSE: generator(dense, prompt_set)}, prompt_set, trials)
     pairs = ({OURS: answers[name], DENSE: answers[DENSE]} for name in generators)
     return [speed_up(latency(pair, prompt_set, trials, loaded.model.config.exit_layers or [])) for pair in pairs]
 

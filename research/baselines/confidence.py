@@ -23,11 +23,9 @@ def evaluate_calm(
     tokenizer: PreTrainedTokenizerBase,
     documents: Sequence[str],
     thresholds: Sequence[float],
-    show_progress: bool = False,
 ) -> list[Figures]:
     """Predict every token of every document once, see `text_windows`. Return loss and depth at each threshold."""
-    progress = "evaluating" if show_progress else None
-    windows = text_windows(tokenizer, documents, model.config.max_position_embeddings, progress)
+    windows = text_windows(tokenizer, documents, model.config.max_position_embeddings)
     parts = [predict_exits(model, window) for window in windows]
     document_T, nll_TE, confidence_TE = map(torch.cat, zip(*parts, strict=True))
     figures = []

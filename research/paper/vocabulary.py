@@ -113,7 +113,7 @@ class Series:
             if replace(case_of(figures), depth=None) == replace(case, depth=None):
                 known: Figures = figures["twin"]
                 return known
-        return twin_figures(self.trained(f"{RECIPE}{DENSE}", case.twin_name, case), self.documents, show_progress=False)
+        return twin_figures(self.trained(f"{RECIPE}{DENSE}", case.twin_name, case), self.documents)
 
     def trained(self, recipe: str, name: str, case: Case) -> LoadedModel:
         """Load a run's model, training it first if necessary."""

@@ -68,7 +68,6 @@ def take_turns(
     generators: Mapping[str, Generate],
     prompt_set: PromptSet,
     trials: int = TRIALS,
-    show_progress: bool = True,
 ) -> Mapping[str, Answers]:
     """Return every generator's answers to every prompt in every trial, by category.
 
@@ -78,7 +77,7 @@ def take_turns(
     once = [(category, prompt) for category, of_category in prompt_set.prompts.items() for prompt in of_category]
     turns: cycle[Sequence[str]] = cycle((list(generators), list(generators)[::-1]))
     rounds = list(enumerate(once * trials))
-    for seed, (category, prompt) in track(rounds, "generating", transient=True, disable=not show_progress):
+    for seed, (category, prompt) in track(rounds, "generating", transient=True):
         for name in next(turns):
             answers[name][category].append(generators[name](prompt, seed))
     return answers

@@ -31,7 +31,7 @@ def loaded() -> LoadedModel:
 @pytest.fixture(scope="module")
 def figures(loaded: LoadedModel) -> Figures:
     twin = LoadedModel("dense", random_model([4], vocab_size=257, context=64), loaded.tokenizer)
-    return suite.evaluate(loaded, DOCUMENTS[:2], twin=twin, show_progress=False)
+    return suite.evaluate(loaded, DOCUMENTS[:2], twin=twin)
 
 
 def test_derived_figures_follow_from_the_measured_ones(figures):
@@ -52,9 +52,9 @@ def test_a_twin_that_cannot_be_compared_is_rejected(loaded):
     other = LoadedModel("other", random_model([4], vocab_size=257), load_byte_model().tokenizer)
     other.tokenizer.add_tokens(["fox"])
     with pytest.raises(EvaluationError, match="another tokenizer"):
-        suite.evaluate(loaded, [], twin=other, show_progress=False)
+        suite.evaluate(loaded, [], twin=other)
     with pytest.raises(EvaluationError, match="--twin: bytes is not a dense model"):
-        suite.evaluate(loaded, [], twin=loaded, show_progress=False)
+        suite.evaluate(loaded, [], twin=loaded)
 
 
 def test_a_model_in_the_folder_of_a_run_has_its_name(loaded, tmp_path):
@@ -69,7 +69,7 @@ def test_a_comparison_of_models_that_have_read_too_little_has_a_warning_wherever
     trained.model.config.training_tokens = 500
     write_model(trained.model, trained.tokenizer, tmp_path / "moved")
     twin = LoadedModel("dense", random_model([4], vocab_size=257, context=64), loaded.tokenizer)
-    figures = suite.evaluate(load_model(str(tmp_path / "moved")), DOCUMENTS, twin=twin, show_progress=False)
+    figures = suite.evaluate(load_model(str(tmp_path / "moved")), DOCUMENTS, twin=twin)
     [caveat] = figures["caveats"]
     assert caveat.startswith("moved has read") and "too few to compare" in caveat
     text = " ".join(shown(figures).split())
@@ -80,6 +80,6 @@ def test_a_comparison_of_models_that_have_read_too_little_has_a_warning_wherever
 
 def test_one_document_has_no_interval(loaded):
     twin = LoadedModel("dense", random_model([4], vocab_size=257, context=64), loaded.tokenizer)
-    figures = suite.evaluate(loaded, DOCUMENTS[:1], twin=twin, show_progress=False)
+    figures = suite.evaluate(loaded, DOCUMENTS[:1], twin=twin)
     assert figures["perplexity_gain_interval_percent"] is None
     assert "of 1 document, too few for intervals" in " ".join(shown(figures).split())

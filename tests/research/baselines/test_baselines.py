@@ -26,7 +26,7 @@ def test_calm_has_a_point_with_its_own_loss_for_each_threshold(tmp_path):
     model.lm_head.weight.data *= 2  # then answers leave early too
     loaded = load_model(saved(model, tmp_path / "calm"), "cpu", kind=CalmForCausalLM)
     twin = load_model(saved(small_univium(num_layers=6, seed=1, vocab_size=257), tmp_path / "dense"), "cpu")
-    calm = evaluate_baseline(loaded, twin, DOCUMENTS, PROMPTS, trials=1, show_progress=False)
+    calm = evaluate_baseline(loaded, twin, DOCUMENTS, PROMPTS, trials=1)
     assert [point["model"] for point in calm] == [f"CALM* τ {threshold}" for threshold in (0.9, 0.8, 0.7, 0.6)]
     last, (expected,) = calm[-1], evaluate_calm(loaded.model, loaded.tokenizer, DOCUMENTS, [0.6])
     assert last.items() >= expected.items()
