@@ -27,10 +27,10 @@ from nvium_core.errors import CheckpointError, NviumError
 from nvium_core.loading import gguf_file_tokenizer, load_tokenizer
 from nvium_core.model.checkpoint import Checkpoint, parse_file
 from nvium_core.model.config import NviumConfig
-from nvium_core.model.nvium import Nvium
-from nvium_core.model.source import is_gguf, read_source
+from nvium_core.model.nvium import Nvium, read_checked
+from nvium_core.model.source import is_gguf
+from nvium_core.text.folder_tokenizer import TOKENIZER_FILE
 
-TOKENIZER_FILE = "tokenizer.json"
 COMPANIONS = (
     TOKENIZER_FILE,
     "tokenizer.model",
@@ -87,9 +87,11 @@ def convert(
     """
     place = checked_target(Path(target))
     wanted = None if dtype == "auto" else getattr(torch, dtype)
-    checkpoint = read_source(source, exits=exits)
+    checkpoint, model = read_checked(Nvium, source, None, exits)
     has_tokenizer = is_gguf(checkpoint.folder) or (checkpoint.folder / TOKENIZER_FILE).exists()
-    check(checkpoint, has_tokenizer=has_tokenizer)
+    check_companions(checkpoint.folder)
+    if has_tokenizer:
+        load_tokenizer(checkpoint.folder, model)
     widest = reduce(torch.promote_types, (tensor.dtype for tensor in checkpoint.tensors.values()))
     precision = wanted or (checkpoint.dtype if is_gguf(source) else widest)
     with atomic_folder(place) as folder:
@@ -119,15 +121,11 @@ def checked_target(target: Path) -> Path:
     return target.resolve()
 
 
-def check(checkpoint: Checkpoint, *, has_tokenizer: bool) -> None:
-    """Raise `CheckpointError` for wrong tensors or damaged files."""
-    model = Nvium.empty(checkpoint.config)
-    checkpoint.check_against(model)
-    for file in companions(checkpoint.folder):
+def check_companions(folder: Path) -> None:
+    """Raise `CheckpointError` for a damaged file."""
+    for file in companions(folder):
         if file.suffix == ".json" and not isinstance(parse_file(file, json.loads), dict):
             raise CheckpointError(f"{file}: not a JSON object")
-    if has_tokenizer:
-        load_tokenizer(checkpoint.folder, model)
 
 
 def companions(folder: Path) -> list[Path]:

@@ -1,6 +1,5 @@
 """Loads a model and its tokenizer from a folder, Hub name or GGUF file."""
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -13,14 +12,13 @@ from transformers.utils.logging import disable_progress_bar
 from nvium_core.choices import Device, Precision, Quantization, Weights
 from nvium_core.errors import CheckpointError, one_line
 from nvium_core.model.checkpoint import MODEL_FOLDER, RECIPE_FILE, resolve_folder
+from nvium_core.model.exits_file import digest_of
 from nvium_core.model.gguf import NAMED_ENDS, close_gguf, open_gguf
 from nvium_core.model.nvium import Nvium
 from nvium_core.model.source import is_gguf
-from nvium_core.model.stored import dequantize, quantize_model, weight_type
+from nvium_core.model.stored import quantize_model, weight_type
 from nvium_core.text.folder_tokenizer import folder_tokenizer
 from nvium_core.text.gguf_tokenizer import TokenizerError, gguf_tokenizer
-
-SAMPLES = 64  # values of a tensor that count in a model's digest
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
 
@@ -48,14 +46,7 @@ class LoadedModel:
         return {"weights": kind, "bits_per_weight": round(bits, 2), "arithmetic": dtype}
 
     def digest(self) -> str:
-        """Return a SHA-256 of all tensors' names and shapes, and of a sample of their values."""
-        digest = hashlib.sha256()
-        for name, tensor in sorted(self.model.state_dict().items()):
-            # Few rows, so that a file's other pages are not read.
-            rows = dequantize(tensor[:: max(1, len(tensor) // 4)]).flatten()
-            values = rows[:: max(1, len(rows) // SAMPLES)].tolist()
-            digest.update(f"{name} {list(tensor.shape)} {values}".encode())
-        return digest.hexdigest()
+        return digest_of(self.model.state_dict(), self.model.config)
 
 
 def load_model(

@@ -1,6 +1,6 @@
-"""Runs an experiment of `nvium bench` by its name. Only the module of this experiment is imported.
+"""The experiments of `nvium bench`. Only the module of the named experiment is imported.
 
-The module has the functions `measure(subject, …)`, whose keyword arguments are the options, and `table(figures)`.
+It has the functions `measure(subject, …)`, whose keyword arguments are the options, and `table(figures)`.
 """
 
 import inspect
@@ -18,29 +18,24 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from nvium_core.bench.figures import Figures
-    from nvium_core.bench.harness import Subject
 
 Experiment = Literal["peers", "schedules", "profile"]
 
 
-def check(experiment: Experiment, given: Mapping[str, Any], json_file: Path | None = None) -> None:
-    """Raise `InvalidRequest` for an unknown option or an invalid value. Call this before loading the model."""
-    known = inspect.signature(_module(experiment).measure).parameters
+def checked(experiment: Experiment, given: Mapping[str, Any], json_file: Path | None) -> Any:
+    """Return the module. Raise `InvalidRequest` for an unknown option or an invalid value, before a model is loaded."""
+    module = import_module(f"nvium_core.bench.{experiment}")
+    known = inspect.signature(module.measure).parameters
     for option, value in given.items():
         require(option in known, option, f"not an option of the experiment {experiment}")
         require(not isinstance(value, int) or value >= 1, option, f"must be at least 1, got {value}")
         require(not isinstance(value, float) or value > 0, option, f"must be above 0, got {value}")
     check_place(json_file)
+    return module
 
 
-def measure(experiment: Experiment, subject: "Subject", given: Mapping[str, Any]) -> "Figures":
-    """Run an experiment. Return its name, a description of the model, and its results, as JSON values."""
-    return {"experiment": experiment, **subject.as_dict(), **_module(experiment).measure(subject, **given)}
-
-
-def show(figures: "Figures", console: "Console") -> None:
+def show(figures: "Figures", shown: "Table", console: "Console") -> None:
     """Print the results: sentences first, then a table. No line is cut, whatever the console's width."""
-    shown: Table = _module(figures["experiment"]).table(figures)
     shown.title = figures["model"]
     caption, shown.caption = shown.caption, None
     for column in shown.columns:
@@ -48,7 +43,3 @@ def show(figures: "Figures", console: "Console") -> None:
     for sentence in [*warnings(figures), *([caption] if caption else [])]:
         console.print(sentence, soft_wrap=True, markup=False, highlight=False)
     console.print(shown)
-
-
-def _module(experiment: str) -> Any:
-    return import_module(f"nvium_core.bench.{experiment}")

@@ -28,7 +28,6 @@ from nvium_core.engine.events import Completion
 from nvium_core.engine.sampling_params import SamplingParams
 from nvium_core.engine.validation import InvalidRequest, require
 from nvium_core.loading import LoadedModel, load_model, resolve_device, resolve_dtype
-from nvium_core.model.checkpoint import MODEL_FOLDER
 from nvium_core.model.config import MAX_SIZES
 from nvium_core.model.nvium import Nvium
 from nvium_core.model.source import is_gguf
@@ -103,10 +102,8 @@ def load_subject(
 
 
 def subject_of(loaded: LoadedModel) -> Subject:
-    """Return the model as a subject. A training run's model gets the run's name."""
-    folder, prompt = loaded.folder, loaded.tokenizer(PROMPT).input_ids
-    name = folder.parent.name if folder and folder.name == MODEL_FOLDER else loaded.name
-    return Subject(name, loaded.model, prompt, file=folder if folder and is_gguf(folder) else None)
+    file = loaded.folder if loaded.folder and is_gguf(loaded.folder) else None
+    return Subject(loaded.name, loaded.model, loaded.tokenizer(PROMPT).input_ids, file=file)
 
 
 def timed(engine: Engine, requests: Sequence[Request]) -> Generation:

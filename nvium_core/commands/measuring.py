@@ -47,13 +47,13 @@ def bench(
         arguments["sequences"] = harness.counts(sequences, "sequences")
     if against is not None:
         arguments["against"] = tuple(against.split(","))
-    experiments.check(experiment, arguments, json_file)
+    module = experiments.checked(experiment, arguments, json_file)
     options = ModelOptions(**given)
     use_processor(options.instructions, options.threads)
     loading = options.device, options.dtype, options.weights, options.exits
     subject = harness.load_subject(model, shape, routing, loops, *loading)
-    figures = experiments.measure(experiment, subject, arguments)
-    experiments.show(figures, Console())
+    figures = {"experiment": experiment, **subject.as_dict(), **module.measure(subject, **arguments)}
+    experiments.show(figures, module.table(figures), Console())
     if json_file:
         write_json(figures, json_file)
 

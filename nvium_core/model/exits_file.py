@@ -44,7 +44,8 @@ def digest_of(tensors: Mapping[str, Tensor], config: NviumConfig) -> str:
     for name in sorted(tensors):
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        rows = dequantize(tensors[name].detach()[:DIGEST_VALUES])
+        width = tensors[name].shape[1:].numel()
+        rows = dequantize(tensors[name].detach()[: -(-DIGEST_VALUES // width)])  # a file's other pages are not read
         values = rows.flatten()[:DIGEST_VALUES].to(torch.bfloat16).contiguous()
         digest.update(f"{name} {list(tensors[name].shape)}".encode())
         digest.update(values.view(torch.int16).cpu().numpy().tobytes())

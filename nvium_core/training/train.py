@@ -32,7 +32,7 @@ from nvium_core.training.objective.loss import nvium_objective
 from nvium_core.training.optimizer import optimizers
 from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.recipe import Recipe
-from nvium_core.training.reports import follow
+from nvium_core.training.reports import follow, note
 from nvium_core.training.run_folder import owned, write_model
 
 SAMPLE_TOKENS = 50
@@ -81,12 +81,11 @@ def show(run: "TrainingRun") -> None:
 
     Raise `KeyboardInterrupt` after SIGINT or SIGTERM, once a checkpoint is written.
     """
-    console = Console(stderr=True)
-    console.print(f"{run.epochs:.2f} epochs, {run.num_steps:,} steps", highlight=False)
+    note(f"{run.epochs:.2f} epochs, {run.num_steps:,} steps")
     if run.options.compile:
-        console.print("compiling: the first step takes about a minute; --no-compile skips this")
-    follow(run, console)
-    console.print(run.tokens_summary(), highlight=False)
+        note("compiling: the first step takes about a minute; --no-compile skips this")
+    follow(run, Console(stderr=True))
+    note(run.tokens_summary())
 
 
 class TrainingRun(TrainingLoop):

@@ -60,6 +60,7 @@ def test_a_twin_that_cannot_be_compared_is_rejected(loaded):
 def test_a_model_in_the_folder_of_a_run_has_its_name(loaded, tmp_path):
     for folder, name in ((tmp_path / "a-run/model", "a-run"), (tmp_path / "elsewhere", "elsewhere")):
         folder.parent.mkdir(exist_ok=True)
+        (tmp_path / "a-run/recipe.json").touch()
         write_model(loaded.model, loaded.tokenizer, folder)
         assert suite.description(load_model(str(folder)))["model"] == name
 

@@ -16,6 +16,7 @@ from nvium_core.training.data.tokens import ORIGIN, check_origin, text_origin
 from nvium_core.training.errors import DataError, TrainingError
 from nvium_core.training.initial import given_tokenizer
 from nvium_core.training.recipes.recipe import Recipe
+from nvium_core.training.reports import note
 
 
 def prepare_conversations(
@@ -47,14 +48,13 @@ def chat_examples(path: Path, tokenizer: PreTrainedTokenizerBase, context: int) 
     Drop conversations whose first `context` tokens contain no answer. Print how many conversations were truncated or
     dropped. Raise `DataError` naming the file and line if a line is invalid.
     """
-    console = Console(stderr=True)
-    examples = list(track(encoded(path, tokenizer), "tokenizing", console=console, transient=True))
+    examples = list(track(encoded(path, tokenizer), "tokenizing", console=Console(stderr=True), transient=True))
     kept = [each.cut(context) for each in examples if each.is_answer[:context].any()]
     if not kept:
         raise DataError(f"{path}: no conversation has an answer within a context of {context} tokens")
     num_long, num_dropped = sum(len(each) > context for each in examples), len(examples) - len(kept)
     if num_long:
-        console.print(
+        note(
             f"{path}: {num_long} of {len(examples)} conversations exceed the context of {context} tokens; "
             f"{num_dropped} dropped, the others truncated"
         )
