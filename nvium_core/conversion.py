@@ -50,13 +50,12 @@ class ConversionError(NviumError):
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """The result of a conversion. `str()` of it is a one-line summary. `num_bytes`: size of the weights on disk."""
+    """The result of a conversion. `str()` of it is a one-line summary."""
 
     folder: Path
     config: NviumConfig
     num_parameters: int
     dtype: torch.dtype
-    num_bytes: int
     has_tokenizer: bool
 
     def __str__(self) -> str:
@@ -64,8 +63,9 @@ class Conversion:
         dense = f"a univium ({num_loops} loops)" if num_loops > 1 else "a univium (dense)"
         kind = f"a {num_exits}-vium, exits after {', '.join(self.config.exit_places)}" if num_exits > 1 else dense
         numbers = f"{self.num_parameters:,} parameters in {str(self.dtype).removeprefix('torch.')}"
+        megabytes = self.num_parameters * self.dtype.itemsize / 1e6
         hint = "" if self.has_tokenizer else f"; no {TOKENIZER_FILE}, so the server cannot load the folder"
-        return f"{self.folder}: {kind}, {numbers}, {self.num_bytes / 1e6:,.1f} MB{hint}"
+        return f"{self.folder}: {kind}, {numbers}, {megabytes:,.1f} MB{hint}"
 
 
 def convert(
@@ -107,7 +107,6 @@ def convert(
         config=checkpoint.config,
         num_parameters=num_parameters,
         dtype=precision,
-        num_bytes=num_parameters * precision.itemsize,
         has_tokenizer=has_tokenizer,
     )
 

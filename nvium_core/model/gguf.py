@@ -18,7 +18,7 @@ from nvium_core.model.arrangement import arranged
 from nvium_core.model.backbones import FAMILIES, Family, backbone_fields
 from nvium_core.model.checkpoint import Checkpoint, final_norm, unreadable
 from nvium_core.model.config import NviumConfig, check_sizes
-from nvium_core.model.gguf_header import FileTensor, Header, UnsupportedError, read_header
+from nvium_core.model.gguf_header import FileTensor, UnsupportedError, read_header
 from nvium_core.model.stored import FLOATS, StoredMatrix, check_finite
 
 logger = logging.getLogger(__name__)
@@ -116,10 +116,11 @@ LLAMA_3_CONTEXT = 8192
 @dataclass(frozen=True)
 class GGUFFile:
     path: Path
-    header: Header
+    fields: dict[str, Any]
+    tensors: dict[str, FileTensor]
 
     def get(self, name: str, default: Any = None) -> Any:
-        return self.header.fields.get(name, default)
+        return self.fields.get(name, default)
 
     @cached_property
     def architecture(self) -> str:
@@ -149,10 +150,6 @@ class GGUFFile:
             raise CheckpointError(f"{self.path}: {self.architecture}.{name} must be a number, got {_short(value)}")
         return float(value or 0)
 
-    @cached_property
-    def tensors(self) -> dict[str, FileTensor]:
-        return {tensor.name: tensor for tensor in self.header.tensors}
-
     @property
     def matrix_kinds(self) -> set[str]:
         return {tensor.kind.name for tensor in self.tensors.values() if len(tensor.shape) > 1}
@@ -164,7 +161,7 @@ class GGUFFile:
     def check_fields(self) -> None:
         """Raise `CheckpointError` for an unsupported field that would change the computation."""
         prefix = f"{self.architecture}."
-        names = (name for name in self.header.fields if name.startswith(prefix))
+        names = (name for name in self.fields if name.startswith(prefix))
         own = {*self.family.gguf_fields.values()}
         for field in {name.removeprefix(prefix) for name in names} - READ - HARMLESS - own:
             value = self.shape(field)
@@ -181,7 +178,7 @@ def open_gguf(path: Path) -> GGUFFile:
 def _open(path: Path, *_written: int) -> GGUFFile:
     """Open a file. Cached, because the tokenizer and the weights use the same file."""
     try:
-        file = GGUFFile(path, read_header(path))
+        file = GGUFFile(path, *read_header(path))
     except UnsupportedError as error:
         raise CheckpointError(f"{path}: {error}") from error
     except Exception as error:  # damaged files raise various exceptions in the reader

@@ -47,14 +47,8 @@ class FileTensor:
     content: Tensor
 
 
-@dataclass(frozen=True)
-class Header:
-    fields: dict[str, Any]
-    tensors: list[FileTensor]
-
-
-def read_header(path: Path) -> Header:
-    """Read a header and map the file. Raise `ValueError` or `OSError` if the file is damaged or cannot be mapped.
+def read_header(path: Path) -> tuple[dict[str, Any], dict[str, FileTensor]]:
+    """Map a file. Return its fields, and its tensors by name. Raise `ValueError` or `OSError` for a damaged file.
 
     As in llama.cpp, every tensor must begin where the one before it ends, rounded up to the alignment.
     """
@@ -76,7 +70,7 @@ def read_header(path: Path) -> Header:
     alignment = fields.get("general.alignment", ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 8 or alignment & (alignment - 1):
         raise ValueError(f"general.alignment must be a power of two from 8, got {alignment!r}")
-    return Header(fields, list(reader.tensors(num_tensors, alignment)))
+    return fields, {tensor.name: tensor for tensor in reader.tensors(num_tensors, alignment)}
 
 
 class _Reader:

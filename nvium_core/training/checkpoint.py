@@ -67,3 +67,15 @@ def read_state(folder: Path) -> State | None:
     if (found := state.get("format", 1)) != FORMAT:
         raise TrainingError(f"{path}: has format {found}, but this version of nvium reads format {FORMAT}")
     return state
+
+
+def differences(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> set[str]:
+    """Return the dotted keys at which two nested dictionaries differ."""
+    keys = set[str]()
+    for key in one.keys() | other.keys():
+        ours, theirs = one.get(key), other.get(key)
+        if isinstance(ours, dict) and isinstance(theirs, dict):
+            keys |= differences(ours, theirs, f"{prefix}{key}.")
+        elif ours != theirs:
+            keys.add(prefix + key)
+    return keys

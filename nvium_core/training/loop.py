@@ -3,16 +3,16 @@
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nvium_core.training.checkpoint import State, read_state, restore, state_of, write_state
+from nvium_core.training.checkpoint import STATE, State, differences, read_state, restore, state_of, write_state
 from nvium_core.training.data.windows import Batch, Windows
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.loggers import KINDS, Logger, Report, RunLog
@@ -47,6 +47,9 @@ class TrainingLoop(ABC):
     step: int = 0
     seconds: float = 0.0
     saved: float = 0.0
+
+    changeable: ClassVar[Set[str]] = frozenset()
+    """Settings in the description that may change when a run resumes."""
 
     @property
     def device(self) -> torch.device:
@@ -209,9 +212,11 @@ class TrainingLoop(ABC):
         """Return everything that the run's weights depend on."""
         return asdict(self.recipe)
 
-    @abstractmethod
     def check_resumable(self, state: State) -> None:
         """Raise `TrainingError` if a checkpoint belongs to another run."""
+        if others := differences(state["recipe"], self.description()) - self.changeable:
+            place, names = self.folder / STATE, ", ".join(sorted(others))
+            raise TrainingError(f"{place}: belongs to a run with another {names}; choose another folder")
 
 
 def fast_dtype(device: torch.device) -> torch.dtype:

@@ -18,10 +18,9 @@ from transformers import PreTrainedTokenizerBase
 
 from nvium_core.model.checkpoint import MODEL_FOLDER, RECIPE_FILE
 from nvium_core.training.caveats import too_few_tokens
-from nvium_core.training.checkpoint import STATE, State
+from nvium_core.training.checkpoint import State
 from nvium_core.training.collapse import Collapse
 from nvium_core.training.data.source import prepare_text, validation_text
-from nvium_core.training.data.tokens import differences
 from nvium_core.training.data.windows import Windows
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.initial import built_model, imported, with_initial_shape
@@ -37,8 +36,6 @@ from nvium_core.training.run_folder import owned, write_model
 
 SAMPLE_TOKENS = 50
 VALIDATION_LOSS = "validation_loss"  # field of log.jsonl: L_mix on the validation text
-CHANGEABLE = {"total_tokens", "checkpoint_every", "evaluations"}
-"""Settings of a recipe that may change when a run resumes."""
 
 
 def train(recipe: Recipe, options: RunOptions) -> Path:
@@ -89,6 +86,8 @@ def show(run: "TrainingRun") -> None:
 
 
 class TrainingRun(TrainingLoop):
+    changeable = frozenset({"total_tokens", "checkpoint_every", "evaluations"})
+
     def __init__(
         self,
         recipe: Recipe,
@@ -192,11 +191,7 @@ class TrainingRun(TrainingLoop):
 
     def check_resumable(self, state: State) -> None:
         """Raise `TrainingError` if the recipe is not the checkpoint's, or would change the schedule of past steps."""
-        if others := differences(state["recipe"], asdict(self.recipe)) - CHANGEABLE:
-            raise TrainingError(
-                f"{self.folder / STATE}: the checkpoint's {', '.join(sorted(others))} differ from the recipe's; "
-                "choose another --folder"
-            )
+        super().check_resumable(state)
         step, total_tokens = state["step"], state["recipe"]["total_tokens"]
         begun = replace(self.recipe, total_tokens=total_tokens)
         if schedule_at(begun, step) != schedule_at(self.recipe, step):

@@ -45,11 +45,11 @@ def small_file(path: Path) -> Path:
 
 def test_fields_and_tensors_are_those_of_the_library(tmp_path):
     path = small_file(tmp_path / "model.gguf")
-    header, theirs = read_header(path), gguf.GGUFReader(path)
-    assert {name: header.fields[name] for name in FIELDS} == {name: value for name, (_, value) in FIELDS.items()}
-    for name, value in header.fields.items():
+    (fields, tensors), theirs = read_header(path), gguf.GGUFReader(path)
+    assert {name: fields[name] for name in FIELDS} == {name: value for name, (_, value) in FIELDS.items()}
+    for name, value in fields.items():
         assert value == theirs.get_field(name).contents()
-    for ours, stored in zip(header.tensors, theirs.tensors, strict=True):
+    for ours, stored in zip(tensors.values(), theirs.tensors, strict=True):
         assert (ours.name, ours.kind, ours.shape) == (stored.name, stored.tensor_type, stored.shape[::-1].tolist())
         assert torch.equal(ours.content, torch.from_numpy(stored.data.view(np.uint8).flatten()))
 
@@ -169,4 +169,4 @@ def test_a_file_that_does_not_fit_into_memory_is_not_called_damaged(name, limit,
 def test_a_large_array_of_numbers_is_read_at_once(tmp_path):
     many = 5_000_000
     (tmp_path / "model.gguf").write_bytes(header() + field(ARRAY, struct.pack("<IQ", UINT8, many) + bytes(many)))
-    assert len(read_header(tmp_path / "model.gguf").fields["a"]) == many
+    assert len(read_header(tmp_path / "model.gguf")[0]["a"]) == many

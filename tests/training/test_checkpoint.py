@@ -16,5 +16,5 @@ def test_a_run_does_not_resume_with_another_recipe(tmp_path):
     run_options = options(tmp_path / "run")
     advance(start(small_recipe(), run_options), 5)
     for setting in ("optimizer.weight_decay=0.2", "beta.initial=0.5"):
-        with pytest.raises(TrainingError, match=f"checkpoint's {setting.partition('=')[0]} differ from the recipe's"):
+        with pytest.raises(TrainingError, match=f"belongs to a run with another {setting.partition('=')[0]};"):
             start(small_recipe(setting), run_options)

@@ -13,6 +13,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from nvium_core.text.folder_tokenizer import folder_tokenizer
+from nvium_core.training.checkpoint import differences
 from nvium_core.training.data.corpus import documents_of
 from nvium_core.training.data.encoding import encoded, token_dtype
 from nvium_core.training.data.tokenizer import save_tokenizer, train_tokenizer
@@ -144,15 +145,3 @@ def check_origin(path: Path, origin: dict[str, Any]) -> None:
             f"{path.parent}: the folder's tokens were made with another {', '.join(sorted(others))}; "
             "choose another --folder"
         )
-
-
-def differences(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> set[str]:
-    """Return the dotted keys at which two nested dictionaries differ."""
-    keys = set[str]()
-    for key in one.keys() | other.keys():
-        ours, theirs = one.get(key), other.get(key)
-        if isinstance(ours, dict) and isinstance(theirs, dict):
-            keys |= differences(ours, theirs, f"{prefix}{key}.")
-        elif ours != theirs:
-            keys.add(prefix + key)
-    return keys

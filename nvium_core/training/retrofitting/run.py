@@ -15,10 +15,7 @@ from torch.optim import AdamW
 from nvium_core.model import mixture
 from nvium_core.model.exits import Adapter
 from nvium_core.model.exits_file import write_exits
-from nvium_core.training.checkpoint import State
-from nvium_core.training.data.tokens import differences
 from nvium_core.training.data.windows import Batch, Windows
-from nvium_core.training.errors import TrainingError
 from nvium_core.training.initial import shape_of
 from nvium_core.training.loop import TrainingLoop
 from nvium_core.training.objective.beta import BetaControl, BetaSettings
@@ -99,13 +96,6 @@ class RetrofitRun(TrainingLoop):
 
     def description(self) -> dict[str, Any]:
         return self.about["settings"] | {"base": self.about["base"]["digest"], "text": self.about["text"]}
-
-    def check_resumable(self, state: State) -> None:
-        if others := differences(state["recipe"], self.description()):
-            raise TrainingError(
-                f"{self.settings.target}: contains a retrofit with another {', '.join(sorted(others))}; "
-                "choose another folder"
-            )
 
 
 def recipe_of(settings: RetrofitSettings, model: WithExits, context: int) -> Recipe:

@@ -214,7 +214,7 @@ def check_only_the_same_retrofit_resumes(asked: RetrofitSettings, llama: Path, m
         other = run.description() | {name: "another"}
         with monkeypatch.context() as changed:
             changed.setattr(run, "description", lambda other=other: other)
-            with pytest.raises(TrainingError, match=f"retrofit with another {name}"):
+            with pytest.raises(TrainingError, match=f"belongs to a run with another {name};"):
                 run.resume()
     run.resume()
     assert run.step == run.num_steps
