@@ -188,10 +188,7 @@ FAMILIES = {
         names=GEMMA_NAMES,
         adds_one=True,
         architecture="gemma2",
-        gguf_fields={
-            "attn_logit_softcapping": "attn_logit_softcapping",
-            "final_logit_softcapping": "final_logit_softcapping",
-        },
+        gguf_fields={name: name for name in ("attn_logit_softcapping", "final_logit_softcapping")},
         has_windows=True,
     ),
     "gemma3_text": Family(

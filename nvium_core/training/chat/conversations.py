@@ -1,7 +1,6 @@
 """Read chat files. A line is a conversation (`messages` in OpenAI's format, text only) or a plain text."""
 
 import json
-import lzma
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ def holds_conversations(path: Path) -> bool:
         return False
     try:
         return "messages" in json.loads(next(iter(lines_of(path)), ""))
-    except (OSError, ValueError, TypeError, lzma.LZMAError, EOFError):
+    except (ValueError, TypeError):
         return False
 
 
@@ -47,12 +46,8 @@ def read_conversations(path: Path) -> dict[int, Line]:
     Each line is empty or a JSON object, `{"messages": [{"role": …, "content": …}, …]}` or `{"text": …}`. Raise
     `DataError` naming the file and line if a line is invalid.
     """
-    try:
-        lines = list(lines_of(path))
-    except (OSError, lzma.LZMAError, EOFError) as error:
-        raise DataError(f"{path}: {error}") from error
     conversations = dict[int, Line]()
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(lines_of(path), 1):
         try:
             if line.strip():
                 conversations[number] = parse_line(json.loads(line))
