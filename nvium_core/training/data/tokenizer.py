@@ -5,10 +5,11 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils.hub import CHAT_TEMPLATE_FILE
 
+from nvium_core.text.frame import set_frame
 from nvium_core.training.data.corpus import END_OF_TEXT
 
 
@@ -24,13 +25,7 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, context: int) -> 
         show_progress=sys.stderr.isatty(),
     )
     tokenizer.train_from_iterator(documents, trainer)
-    end = tokenizer.token_to_id(END_OF_TEXT)
-    tokenizer.post_processor = processors.Sequence(
-        [
-            processors.ByteLevel(trim_offsets=False),
-            processors.TemplateProcessing(single=f"{END_OF_TEXT} $A", special_tokens=[(END_OF_TEXT, end)]),
-        ]
-    )
+    set_frame(tokenizer, tokenizer.encode(END_OF_TEXT).ids, [])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=END_OF_TEXT,
