@@ -29,8 +29,8 @@ from nvium_core.model.checkpoint import Checkpoint, parse_file
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.nvium import Nvium, read_checked
 from nvium_core.model.source import is_gguf
-from nvium_core.text.folder_tokenizer import TOKENIZER_FILE
 
+TOKENIZER_FILE = "tokenizer.json"
 COMPANIONS = (
     TOKENIZER_FILE,
     "tokenizer.model",

@@ -116,7 +116,7 @@ def gguf_file_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     """Load the tokenizer of a GGUF file. Raise `CheckpointError` if the tokenizer is not supported or damaged."""
     file = open_gguf(path)
     try:
-        tokenizer = gguf_tokenizer(file.get, NAMED_ENDS)
+        tokenizer = gguf_tokenizer(file.fields.get, NAMED_ENDS)
         tokenizer.name_or_path = str(path)  # for error messages
         return tokenizer
     except TokenizerError as error:
@@ -153,7 +153,7 @@ def load_tokenizer(source: Path, model: Nvium) -> PreTrainedTokenizerFast:
     """Load the tokenizer of a folder or GGUF file. Raise `CheckpointError` if it has more tokens than the model."""
     if is_gguf(source):
         tokenizer = gguf_file_tokenizer(source)
-        highest = len(open_gguf(source).get("tokenizer.ggml.tokens")) - 1
+        highest = len(open_gguf(source).fields["tokenizer.ggml.tokens"]) - 1
     else:
         tokenizer = folder_tokenizer(source)
         highest = max([*tokenizer.get_vocab().values(), *tokenizer("").input_ids])

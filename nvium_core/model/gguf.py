@@ -119,12 +119,9 @@ class GGUFFile:
     fields: dict[str, Any]
     tensors: dict[str, FileTensor]
 
-    def get(self, name: str, default: Any = None) -> Any:
-        return self.fields.get(name, default)
-
     @cached_property
     def architecture(self) -> str:
-        name = str(self.get("general.architecture"))
+        name = str(self.fields.get("general.architecture"))
         if name not in ARCHITECTURES:
             known = ", ".join(ARCHITECTURES)
             raise CheckpointError(f"{self.path}: architecture {name!r} is not supported; supported: {known}")
@@ -141,7 +138,7 @@ class GGUFFile:
 
     def shape(self, name: str, default: Any = None) -> Any:
         """Return the field `ARCHITECTURE.name`, such as `llama.block_count`, or `default` if the field is missing."""
-        return self.get(f"{self.architecture}.{name}", default)
+        return self.fields.get(f"{self.architecture}.{name}", default)
 
     def number(self, name: str, default: float | None = None) -> float:
         """Return the field `ARCHITECTURE.name` as a number, 0 if it is missing. Raise `CheckpointError` otherwise."""
@@ -183,7 +180,7 @@ def _open(path: Path, *_written: int) -> GGUFFile:
         raise CheckpointError(f"{path}: {error}") from error
     except Exception as error:  # damaged files raise various exceptions in the reader
         raise unreadable(path, error) from error
-    if file.get("split.count", 1) not in (0, 1):
+    if file.fields.get("split.count", 1) not in (0, 1):
         raise CheckpointError(f"{path}: is a shard of a split model; merge the shards with llama-gguf-split --merge")
     return file
 
@@ -208,7 +205,7 @@ def read_gguf(path: Path, config: NviumConfig | None = None) -> Checkpoint:
 
 def sampling_fields(file: GGUFFile) -> dict[str, float]:
     """Read the suggested sampling parameters. Raise `CheckpointError` for one that is not a number."""
-    found = {ours: file.get(f"general.sampling.{theirs}") for ours, theirs in SAMPLING.items()}
+    found = {ours: file.fields.get(f"general.sampling.{theirs}") for ours, theirs in SAMPLING.items()}
     try:
         return {name: float(str(np.float32(value))) for name, value in found.items() if value is not None}
     except ValueError as error:
@@ -236,7 +233,7 @@ def read_config(file: GGUFFile) -> NviumConfig:
 def _shape(file: GGUFFile) -> dict[str, Any]:
     """Return the sizes. Raise `CheckpointError` for one that is missing or not a positive integer."""
     fields = {ours: value for ours, theirs in SHAPE.items() if (value := file.shape(theirs)) is not None}
-    fields.setdefault("vocab_size", len(file.get("tokenizer.ggml.tokens", ())))
+    fields.setdefault("vocab_size", len(file.fields.get("tokenizer.ggml.tokens", ())))
     missing = [f"{file.architecture}.{SHAPE[name]}" for name in REQUIRED if name not in fields]
     if missing:
         raise CheckpointError(f"{file.path}: missing {', '.join(missing)}")
@@ -311,8 +308,12 @@ def _short(value: Any) -> str:
 
 def _special_tokens(file: GGUFFile) -> dict[str, Any]:
     """Return the ids of the tokens that begin, pad and end a text."""
-    named = {name: file.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "padding", *ENDS)}
-    ids = {token: index for index, token in enumerate(file.get("tokenizer.ggml.tokens", ())) if token in NAMED_ENDS}
+    named: dict[str, Any] = {
+        name: file.fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "padding", *ENDS)
+    }
+    ids = {
+        token: index for index, token in enumerate(file.fields.get("tokenizer.ggml.tokens", ())) if token in NAMED_ENDS
+    }
     if {"<|return|>", "<|call|>"} <= ids.keys() or {"<|flush|>", "<|calls|>"} <= ids.keys():
         ids.pop("<|end|>", None)  # in these formats, <|end|> does not end the answer, only a message (llama.cpp)
     ends = sorted({*ids.values(), *(named[name] for name in ENDS)} - {None})

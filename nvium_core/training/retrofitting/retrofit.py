@@ -101,7 +101,7 @@ def prepare_run(
 def licence(source: Path) -> str | None:
     """Return the licence stated in the base's GGUF file or model card, or None."""
     if is_gguf(source):
-        return open_gguf(source).get("general.license")
+        return open_gguf(source).fields.get("general.license")
     card = source / "README.md"
     stated = re.search(r"^license: *(\S+)", card.read_text(encoding="utf-8"), re.MULTILINE) if card.exists() else None
     return stated[1] if stated else None
