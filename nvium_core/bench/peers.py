@@ -38,7 +38,8 @@ def measure(
     seconds: time limit of all turns. Slow contenders run fewer turns.
     """
     workloads = own.workloads(subject, sequences, tokens)
-    reading = [own.prompt_of(subject, length) for length in prompts if length < subject.context]
+    lengths = [length for length in prompts if length < subject.context]
+    reading = [Workload(prompt=(subject.prompt * n)[:n], num_sequences=1, num_tokens=1) for n in lengths]
     share = seconds / (len(workloads) + len(reading))
     with lineup(subject, against) as chosen:
         rows = [

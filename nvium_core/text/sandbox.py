@@ -194,17 +194,16 @@ class Helpers:
         return len(self._alive)
 
     def popen(self, command: list[str], descriptor: int) -> subprocess.Popen[bytes]:
-        def start() -> subprocess.Popen[bytes]:
-            return subprocess.Popen(  # noqa: S603 # our own program
-                command,
-                pass_fds=[descriptor],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C must not end the process while the server drains
-            )
-
-        return self._spawner.submit(start).result()
+        started = self._spawner.submit(
+            subprocess.Popen,
+            command,
+            pass_fds=[descriptor],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C must not end the process while the server drains
+        )
+        return started.result()
 
     def reap(self, end: Callable[[], object]) -> None:
         self._spawner.submit(end)

@@ -27,12 +27,6 @@ def workloads(subject: Subject, sequences: Iterable[int], tokens: int) -> list[W
     return [Workload(prompt=subject.prompt, num_sequences=number, num_tokens=tokens) for number in sequences]
 
 
-def prompt_of(subject: Subject, length: int) -> Workload:
-    """Return a workload that reads a prompt of this length, and generates one token."""
-    tokens = subject.prompt * (length // len(subject.prompt) + 1)
-    return Workload(prompt=tokens[:length], num_sequences=1, num_tokens=1)
-
-
 def engine_for(model: Nvium, workload: Workload, *others: Workload, **config: Any) -> Engine:
     """Build an engine without prefix caching. Its KV cache has room for all sequences of the workload.
 

@@ -1,6 +1,5 @@
 """Fine-tuning data from a chat file. The run's folder stores a description of the file."""
 
-import json
 from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
@@ -12,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from nvium_core.training.chat.conversations import read_conversations
 from nvium_core.training.chat.examples import Example, example
 from nvium_core.training.chat.packing import PackedConversations
-from nvium_core.training.data.tokens import ORIGIN, check_origin, text_origin
+from nvium_core.training.data.tokens import same_text
 from nvium_core.training.errors import DataError, TrainingError
 from nvium_core.training.initial import given_tokenizer
 from nvium_core.training.recipes.recipe import Recipe
@@ -26,11 +25,8 @@ def prepare_conversations(
     tokenizer = given_tokenizer(recipe)
     if tokenizer is None:
         raise TrainingError("conversations need an existing tokenizer: pass --set initial=MODEL or tokenizer=NAME")
-    origin_file, origin = folder / ORIGIN, text_origin(recipe, data)
-    if origin_file.exists():
-        check_origin(origin_file, origin)
-    examples = chat_examples(data, tokenizer, recipe.shape.context)
-    origin_file.write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
+    with same_text(recipe, data, folder):
+        examples = chat_examples(data, tokenizer, recipe.shape.context)
     return tokenizer, PackedConversations(examples, tokenizer.eos_token_id, recipe.seed)
 
 

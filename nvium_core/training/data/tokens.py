@@ -6,8 +6,8 @@ Neither the text nor its tokens have to fit into memory.
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -30,12 +30,9 @@ MAX_TOKENIZER_CHARACTERS = 2**28  # a tokenizer is trained on about this many ch
 
 def prepare_documents(recipe: Recipe, data: Path, folder: Path) -> tuple[PreTrainedTokenizerBase, PackedStream]:
     """Return the tokenizer and the token stream. If the folder has none, write them first."""
-    origin = text_origin(recipe, data)
-    is_tokenized, is_begun = (folder / TOKENS).exists(), (folder / ORIGIN).exists()
-    if is_tokenized or is_begun:
-        check_origin(folder / ORIGIN, origin)
-    if not is_tokenized:
-        make_tokens(recipe, data, folder, origin)
+    with same_text(recipe, data, folder):
+        if not ((folder / TOKENS).exists() and (folder / ORIGIN).exists()):
+            make_tokens(recipe, data, folder)
     tokenizer = folder_tokenizer(folder / "tokenizer")
     return tokenizer, PackedStream(read_tokens(folder), tokenizer.eos_token_id, recipe.seed)
 
@@ -62,14 +59,13 @@ def check_size(data: Path, context: int) -> None:
     raise DataError(f"{data}: {few}; at least {min_bytes:,} are needed")
 
 
-def make_tokens(recipe: Recipe, data: Path, folder: Path, origin: dict[str, Any]) -> None:
+def make_tokens(recipe: Recipe, data: Path, folder: Path) -> None:
     """Write the tokenizer, then as many tokens as the run reads, atomically."""
     partial, max_tokens = folder / f"partial-{TOKENS}", recipe.total_tokens + 1
     make_tokenizer(recipe, data, folder)
     note(f"tokenizing {data}, up to {max_tokens:,} tokens")
     num_tokens = write_tokens(documents_of(data), folder_tokenizer(folder / "tokenizer"), max_tokens, partial)
     check_length(data, num_tokens, recipe.shape.context)
-    (folder / ORIGIN).write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
     partial.replace(folder / TOKENS)
 
 
@@ -114,15 +110,29 @@ def read_tokens(folder: Path) -> Tokens:
         raise TrainingError(f"{folder / TOKENS}: damaged ({error}); delete it to tokenize the text again") from error
 
 
-def text_origin(recipe: Recipe, data: Path) -> dict[str, Any]:
-    """Describe everything that a run's tokens depend on."""
-    shape = recipe.shape
-    return {
+@contextmanager
+def same_text(recipe: Recipe, data: Path, folder: Path) -> Iterator[None]:
+    """Describe everything that a run's tokens depend on, once they are made in this context.
+
+    Raise `TrainingError` if the folder's tokens were made from other data or with other settings.
+    """
+    path, shape = folder / ORIGIN, recipe.shape
+    origin = {
         "data": text_digest(data),
         "vocab_size": shape.vocab_size,
         "context": shape.context,
         "tokenizer": recipe.tokenizer or recipe.initial,
     }
+    try:
+        others = differences(json.loads(path.read_text(encoding="utf-8")), origin) if path.exists() else set()
+    except (OSError, ValueError) as error:
+        raise TrainingError(f"{path}: {error}; delete the folder's tokens to make them again") from error
+    if others:
+        names = ", ".join(sorted(others))
+        raise TrainingError(f"{folder}: the folder's tokens were made with another {names}; choose another --folder")
+    yield
+    if not path.exists():
+        path.write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
 
 
 def text_digest(path: Path) -> str:
@@ -132,16 +142,3 @@ def text_digest(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}") from error
-
-
-def check_origin(path: Path, origin: dict[str, Any]) -> None:
-    """Raise `TrainingError` if a folder's tokens were made from other data or with other settings."""
-    try:
-        others = differences(json.loads(path.read_text(encoding="utf-8")), origin)
-    except (OSError, ValueError) as error:
-        raise TrainingError(f"{path}: {error}; delete the folder's tokens to make them again") from error
-    if others:
-        raise TrainingError(
-            f"{path.parent}: the folder's tokens were made with another {', '.join(sorted(others))}; "
-            "choose another --folder"
-        )

@@ -107,6 +107,4 @@ class WithExits:
         return [weight for exit_ in self.early if exit_.router is not None for weight in exit_.router.parameters()]
 
     def early_tensors(self) -> dict[str, Tensor]:
-        last = f"exits.{len(self.early)}."
-        tensors = self.model.state_dict().items()
-        return {name: weight for name, weight in tensors if name.startswith("exits.") and not name.startswith(last)}
+        return {name: weight.detach() for name, weight in self.model.named_parameters() if weight.requires_grad}
