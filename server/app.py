@@ -2,7 +2,7 @@
 
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -15,17 +15,16 @@ from starlette.middleware import Middleware
 from nvium_core import load_model
 from nvium_core.text.renderer import RENDERER
 from server.admission import Drainable
-from server.errors import install_error_handlers
+from server.errors import HANDLERS
 from server.generation.service import Service
 from server.http.bodies import Bodies
 from server.http.config import STOP_SECONDS, uvicorn_config
-from server.http.cors import Cors
 from server.http.drain import DrainingServer
 from server.http.guard import Guard
-from server.http.keys import ApiKey, KeyGate, read_keys
+from server.http.keys import KeyGate, read_keys
 from server.http.listener import listen
 from server.http.middleware import AsGet, JsonBodies, LastResort, RequestContext
-from server.http.origins import OriginCheck
+from server.http.origins import Cors, OriginCheck
 from server.http.rate_limit import RateLimit
 from server.http.starting import Loading, UntilLoaded
 from server.routes import openapi, playground, responses
@@ -65,22 +64,21 @@ def create_app(**options: Any) -> FastAPI:
     """Load the model and return its app, for another ASGI server. Other settings come from `NVIUM_…` variables."""
     settings = read_settings(options)
     configure_logs(settings.log_level)
-    return assemble(started(settings, Metrics(settings.latency_buckets)), keys_gate(read_keys(settings), settings))
+    return assemble(started(settings, Metrics(settings.latency_buckets)), keys_gate(settings))
 
 
 def bare_app(lifespan: Callable[[FastAPI], Any], middleware: Iterable[Middleware]) -> FastAPI:
-    app = FastAPI(
+    return FastAPI(
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
         redirect_slashes=False,
         lifespan=lifespan,
         middleware=list(middleware),
+        exception_handlers=HANDLERS,
         # off, because FastAPI's telemetry would log exception messages and trace each request
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
-    install_error_handlers(app)
-    return app
 
 
 def middleware(settings: Settings, metrics: Metrics, gate: Middleware | None) -> Iterator[Middleware]:
@@ -102,7 +100,9 @@ def middleware(settings: Settings, metrics: Metrics, gate: Middleware | None) ->
     yield Middleware(AsGet)
 
 
-def keys_gate(keys: Sequence[ApiKey], settings: Settings) -> Middleware | None:
+def keys_gate(settings: Settings) -> Middleware | None:
+    """Return the middleware for the configured keys, if any. Raise `SettingsError` for an invalid key."""
+    keys = read_keys(settings)
     return Middleware(KeyGate, keys=keys, metrics_open=settings.metrics_open) if keys else None
 
 
@@ -123,11 +123,10 @@ def run(settings: Settings) -> None:
     model, the settings or the address cannot be used. If the service fails, exit with code `FAILURE`, so that a
     supervisor restarts the process.
     """
-    keys = read_keys(settings)
+    gate = keys_gate(settings)
     with listen(settings.host, settings.port) as listener:
         loading = Loading(settings)
-        app = assemble(loading, keys_gate(keys, settings))
-        serve(app, listener, partial(started, settings, loading.metrics))
+        serve(assemble(loading, gate), listener, partial(started, settings, loading.metrics))
 
 
 def serve(

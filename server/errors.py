@@ -8,7 +8,7 @@ from http import HTTPStatus
 from typing import Any
 
 import structlog
-from fastapi import FastAPI, Request
+from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -153,16 +153,14 @@ def internal_error(message: str = "the server failed to handle this request") ->
     return ApiError(message, status=500, code="internal_error")
 
 
-def install_error_handlers(app: FastAPI) -> None:
-    of_ours = ApiError, InvalidRequest, ConversationError, EngineError, HelperStuck
-    for kind in (*of_ours, RequestValidationError, HTTPException):
-        app.add_exception_handler(kind, respond)
-
-
 async def respond(request: Request, error: Exception) -> Response:
     refusal = as_api_error(error)
     request.state.record.refused(refusal)
     return refusal.response()
+
+
+OURS = ApiError, InvalidRequest, ConversationError, EngineError, HelperStuck
+HANDLERS = dict.fromkeys((*OURS, RequestValidationError, HTTPException), respond)
 
 
 def as_api_error(error: Exception) -> ApiError:

@@ -51,19 +51,18 @@ class DrainingServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Drainable, load: Callable[[], Drainable] | None = None) -> None:
         super().__init__(config)
         self._service = service
-        self._was_signalled = False
         self._leaves_at: float | None = None
         """When the server begins to drain. None before the first signal."""
-        self._drains_since: float | None = None
         self._drain_seconds: float = service.settings.drain_seconds
         self._logged = set[str]()
         self._loading = DaemonThreadPool(1, "nvium-load").submit(load) if load else None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._was_signalled:
+        if self._leaves_at is None:
+            self._leave(0 if self._loading else self._service.settings.goodbye_seconds)
+        else:
             self._drain_seconds = 0
-        self._leave(0 if self._was_signalled or self._loading else self._service.settings.goodbye_seconds)
-        self._was_signalled = True
+            self._leave(0)
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         super().run(sockets)
@@ -98,18 +97,12 @@ class DrainingServer(uvicorn.Server):
         if self._loading_error:
             return True
         self._service.tick()
-        if self._service.has_failed and self._drains_since is None:
+        if self._service.has_failed and not self._service.admission.is_draining:
             log.error("the service has failed, stopping")
             self._drain_seconds = FAILED_SECONDS
             self._leave(0)
-        now = time.monotonic()
-        if self._drains_since is not None:
-            if not self.should_exit:
-                self._drain(now - self._drains_since)
-        elif self._leaves_at is not None:
-            self._log_once("saying goodbye", seconds=self._service.settings.goodbye_seconds)
-            if now >= self._leaves_at:
-                self._begin_to_drain()
+        if self._leaves_at is not None and not self.should_exit:
+            self._drain(time.monotonic() - self._leaves_at)
         return await super().on_tick(counter)
 
     def _arrive(self, loaded: asyncio.Future[Drainable]) -> None:
@@ -136,15 +129,8 @@ class DrainingServer(uvicorn.Server):
 
     def _leave(self, seconds: float) -> None:
         """Fail the readiness probe, and drain after some seconds. `Guard` closes each connection after its response."""
-        if self._leaves_at is None:
-            self._service.admission.is_leaving = True
+        self._service.admission.is_leaving = True
         self._leaves_at = time.monotonic() + seconds
-        if seconds == 0 and self._drains_since is None:
-            self._begin_to_drain()
-
-    def _begin_to_drain(self) -> None:
-        self._drains_since = time.monotonic()
-        self._service.admission.is_draining = True
 
     def _log_once(self, event: str, **fields: object) -> None:
         """Log the first call only."""
@@ -153,7 +139,14 @@ class DrainingServer(uvicorn.Server):
             log.info(event, **fields)
 
     def _drain(self, seconds: float) -> None:
-        """Stop once all requests and connections have ended. After `_drain_seconds`, fail open requests and stop."""
+        """Refuse requests, and stop once all requests and connections have ended.
+
+        After `_drain_seconds`, fail open requests and stop. Negative `seconds` are left until the drain begins.
+        """
+        if seconds < 0:
+            self._log_once("saying goodbye", seconds=self._service.settings.goodbye_seconds)
+            return
+        self._service.admission.is_draining = True
         num_present, connections = self._service.admission.num_present, self.server_state.connections
         self._log_once("draining", choices=num_present, connections=len(connections), seconds=self._drain_seconds)
         if num_present == 0:

@@ -1,18 +1,31 @@
-"""Protects a server without keys from pages of other sites."""
+"""Pages of other sites: CORS lets in those of configured origins. Protects a server without keys from others."""
 
 import socket
+from collections.abc import Collection, Sequence
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Scope
 
-from server.errors import Rejected
+from server.errors import ApiError, Rejected
 from server.http.middleware import Check
 from server.http.paths import PAGE, is_probe
 from server.settings import Settings
 
 ANY = "*"
+
+EXPOSED = (
+    "retry-after",
+    "x-nvium-ignored-params",
+    "x-ratelimit-limit-requests",
+    "x-ratelimit-remaining-requests",
+    "x-ratelimit-reset-requests",
+    "x-request-id",
+)
+"""Response headers that a page of an allowed origin may read."""
 
 
 class OriginCheck(Check):
@@ -67,3 +80,26 @@ def is_own_address(name: str, scope: Scope) -> bool:
 
 def opens_page(scope: Scope, headers: Headers) -> bool:
     return scope["method"] == "GET" and scope["path"] == PAGE and headers.get("sec-fetch-mode") == "navigate"
+
+
+class Cors(CORSMiddleware):
+    """Starlette's middleware. Allows all request headers, because clients add their own. Allows no cookies."""
+
+    def __init__(self, app: ASGIApp, origins: Collection[str], methods: Sequence[str]) -> None:
+        super().__init__(
+            app,
+            allow_origins=origins,
+            allow_methods=methods,
+            allow_headers=("*",),
+            allow_private_network=True,
+            expose_headers=EXPOSED,
+        )
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        """Return Starlette's response, or an error in the API's form if Starlette refuses."""
+        response = super().preflight_response(request_headers)
+        if response.status_code < 400:
+            return response
+        refusal = ApiError(bytes(response.body).decode()).response()
+        refusal.headers["vary"] = response.headers["vary"]
+        return refusal

@@ -1,7 +1,7 @@
 """The public server: checks keys, rates, origins and bodies, answers probes, and forwards other requests."""
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from fastapi import FastAPI
 from prometheus_client import generate_latest
@@ -12,7 +12,6 @@ from prometheus_client.registry import Collector
 from server.admission import Drainable
 from server.app import bare_app, keys_gate, middleware, serve
 from server.errors import Rejected
-from server.http.keys import ApiKey, read_keys
 from server.http.listener import listen
 from server.replicas.fleet import Fleet
 from server.replicas.relay import Relay
@@ -73,8 +72,8 @@ class MergedPages(Collector):
         yield from families.values()
 
 
-def gateway_app(gateway: Gateway, keys: Sequence[ApiKey]) -> FastAPI:
-    stack = middleware(gateway.settings, gateway.metrics, keys_gate(keys, gateway.settings))
+def gateway_app(gateway: Gateway) -> FastAPI:
+    stack = middleware(gateway.settings, gateway.metrics, keys_gate(gateway.settings))
     app = bare_app(lambda _: gateway.fleet.running(), stack)
     app.state.service = gateway
     app.include_router(health.router)
@@ -88,11 +87,10 @@ def run(settings: Settings) -> None:
     The caller configures the logs. Raise `SettingsError` or `OSError` if the model, the settings or the address cannot
     be used.
     """
-    keys = read_keys(settings)
+    metrics = Metrics(settings.latency_buckets)
+    gateway = Gateway(Fleet(settings, metrics), settings, metrics)
+    app = gateway_app(gateway)
     with listen(settings.host, settings.port) as listener:
-        metrics = Metrics(settings.latency_buckets)
-        gateway = Gateway(Fleet(settings, metrics), settings, metrics)
-        app = gateway_app(gateway, keys)
 
         def started() -> Gateway:
             gateway.fleet.started.result()

@@ -1,12 +1,14 @@
-"""`POST /v1/completions`."""
+"""`POST /v1/completions` and `/v1/chat/completions`."""
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from server.generation.generation import start
+from server.generation.generation import start, start_chat
 from server.http.bodies import JsonRoute
+from server.schemas.chat import Chat, ChatRequest
 from server.schemas.completions import Completion, CompletionRequest
 from server.writers.answer import accepted, answer
+from server.writers.chat_writer import ChatWriter
 from server.writers.completion_writer import CompletionWriter
 
 router = APIRouter(route_class=JsonRoute)
@@ -29,4 +31,12 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
             service, body, params, prompts, record, tenant=tenant, echo=body.echo, ignored=compiled.ignored
         )
     writer = CompletionWriter(service, body, generated, f"cmpl-{record.request_id}")
+    return await answer(request, body, writer)
+
+
+@router.post("/v1/chat/completions", summary="Answer messages", response_model=Chat)
+async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
+    service, record = accepted(request, body)
+    generated = await start_chat(service, body, record, request.state.key_id)
+    writer = ChatWriter(service, body, generated, f"chatcmpl-{record.request_id}")
     return await answer(request, body, writer)

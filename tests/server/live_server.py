@@ -22,7 +22,6 @@ from nvium_core.engine.schedule.step import Step, StepResult
 from server.app import assemble, keys_gate
 from server.generation.service import Service
 from server.http.config import uvicorn_config
-from server.http.keys import read_keys
 from server.http.listener import listen
 from server.settings import Settings
 from tests.byte_model import NAME, load_byte_model
@@ -62,7 +61,7 @@ class LiveServer:
 
 
 def create_app(model: LoadedModel, settings: Settings) -> FastAPI:
-    return assemble(Service(model, settings), keys_gate(read_keys(settings), settings))
+    return assemble(Service(model, settings), keys_gate(settings))
 
 
 @contextmanager

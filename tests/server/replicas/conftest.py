@@ -13,7 +13,7 @@ from tests.server.live_server import LiveServer, live_server
 
 def build(_: LoadedModel, settings: Settings) -> object:
     metrics = Metrics()
-    return gateway_app(Gateway(Fleet(settings, metrics), settings, metrics), [])
+    return gateway_app(Gateway(Fleet(settings, metrics), settings, metrics))
 
 
 @pytest.fixture(scope="package")

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from server.errors import Rejected, engine_stopped
 from server.http.config import uvicorn_config
 from server.http.drain import DrainingServer
-from server.http.keys import ApiKey
 from server.replicas.fleet import Fleet
 from server.replicas.gateway import Gateway, gateway_app
 from server.settings import Settings
@@ -36,11 +35,11 @@ LOST = {
 
 
 @asynccontextmanager
-async def gateway_for(fleet: ScriptedFleet, keys: tuple[ApiKey, ...] = ()) -> AsyncIterator[tuple[str, Gateway]]:
+async def gateway_for(fleet: ScriptedFleet, **options: str) -> AsyncIterator[tuple[str, Gateway]]:
     """Run a gateway on a real socket, in this event loop."""
-    options = Settings()
-    gateway = Gateway(fleet, options, Metrics())
-    server = DrainingServer(uvicorn_config(gateway_app(gateway, keys), options, port=0), gateway)
+    settings = Settings(**options)
+    gateway = Gateway(fleet, settings, Metrics())
+    server = DrainingServer(uvicorn_config(gateway_app(gateway), settings, port=0), gateway)
     serving = asyncio.create_task(server.serve())
     await asyncio.to_thread(wait_until, lambda: server.started)
     try:
@@ -59,7 +58,7 @@ async def answered(fleet: ScriptedFleet, data: bytes = COMPLETION) -> Answer:
 
 async def test_a_replica_receives_the_keys_id_but_not_the_key():
     fleet = ScriptedFleet([whole(b"{}")])
-    async with gateway_for(fleet, keys=(ApiKey("alice", bytes(32)),)) as (url, _):
+    async with gateway_for(fleet, api_keys="alice:sk-a") as (url, _):
         refused = await asked(url, COMPLETION)
     assert (refused.status, fleet.received) == (401, [])
     headers = {"content-type": "application/json", "authorization": "Bearer sk-a", "x-request-id": "mine"}

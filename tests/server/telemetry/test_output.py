@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from server.telemetry.human import in_words, sentence
+from server.telemetry.logs import in_words, sentence
 from server.telemetry.sink import MAX_LINES, LogSink
 from tests.server.log_lines import log_lines
 from tests.server.server_process import CODE, free_port
