@@ -15,25 +15,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from loadtest import options
 from loadtest.client import LoadClient
-from loadtest.sweep import OnDone, Point, measure
-from loadtest.tables import table
+from loadtest.sweep import OnDone, Point, measure, table
 from loadtest.workload import Workload, WorkloadError
-
-
-def http_client(arguments: argparse.Namespace) -> httpx.AsyncClient:
-    return httpx.AsyncClient(
-        base_url=arguments.base_url,
-        headers={"Authorization": f"Bearer {arguments.api_key}"} if arguments.api_key else {},
-        timeout=arguments.timeout,
-        limits=httpx.Limits(max_connections=None),
-    )
 
 
 async def run(arguments: argparse.Namespace, sweep: Sequence[Workload]) -> list[Point]:
     """Run the workloads. Write the JSON file after each of them."""
     points: list[Point] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    async with http_client(arguments) as http:
+    headers = {"Authorization": f"Bearer {arguments.api_key}"} if arguments.api_key else {}
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(
+        base_url=arguments.base_url, headers=headers, timeout=arguments.timeout, limits=limits
+    ) as http:
         client = LoadClient(http, model=arguments.model)
         with Progress(*columns, console=Console(stderr=True)) as progress:
 

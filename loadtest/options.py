@@ -50,14 +50,7 @@ def parser() -> OneLineParser:
     add("--max-tokens", type=at_least(1), default=64, metavar="N", help="tokens per answer (64)")
     add("--ignore-eos", action="store_true", help="generate up to --max-tokens (an nvium and vLLM extension)")
     add("--temperature", type=at_least(0.0), default=1.0, metavar="T")
-    add(
-        "--seed",
-        type=at_least(0),
-        default=0,
-        metavar="N",
-        help="for arrivals; request i samples with N + i (0)",
-    )
-
+    add("--seed", type=at_least(0), default=0, metavar="N", help="for arrivals; request i samples with N + i (0)")
     add("--prompts", type=Path, metavar="FILE", help="one prompt per line")
 
     add = options.add_argument_group("results").add_argument

@@ -72,7 +72,16 @@ class Service(Drainable):
         self.metrics.watch(self.worker)
         self.admission = Admission(self.num_seats + settings.max_queue)
         self.fingerprint = self._fingerprint(digest)
-        self.metrics.add_model(self._description(loaded), self.num_seats)
+        model = {
+            "model_name": self.name,
+            "fingerprint": self.fingerprint,
+            "device": loaded.model.device.type,
+            "dtype": str(self.precision["arithmetic"]),
+            "schedule": settings.schedule,
+            "context": str(self.engine.context),
+            "num_exits": str(len(self.exit_layers)),
+        }
+        self.metrics.add_model(model, self.num_seats)
         self._tokenize = loaded.tokenizer
         self.tokenizer = loaded.tokenizer.backend_tokenizer
         self.constraints = Constraints(loaded.tokenizer, self.engine.limits.end_token_ids)
@@ -110,17 +119,6 @@ class Service(Drainable):
             log.info("sampling defaults of the model; --generation-config off ignores them", **self.sampling_defaults)
         if cache.num_tokens < self.engine.context:
             log.warning("the KV cache is smaller than the context and limits requests", tokens=cache.num_tokens)
-
-    def _description(self, loaded: LoadedModel) -> dict[str, str]:
-        return {
-            "model_name": self.name,
-            "fingerprint": self.fingerprint,
-            "device": loaded.model.device.type,
-            "dtype": str(self.precision["arithmetic"]),
-            "schedule": self.settings.schedule,
-            "context": str(self.engine.context),
-            "num_exits": str(len(self.exit_layers)),
-        }
 
     def start(self) -> None:
         log.info("warming up")

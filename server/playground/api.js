@@ -1,6 +1,5 @@
 /** Calls the server's API. Throws `Trouble`, or an AbortError if the signal was aborted. */
 
-import { events } from "./events.js";
 import { brokenOff, failed, refusal, unknownKey, unreachable } from "./trouble.js";
 
 /** Return the served model: its id, exit layers and limits. */
@@ -36,6 +35,27 @@ async function* unbroken(source, signal) {
     yield* source;
   } catch (error) {
     throw signal.aborted ? error : brokenOff();
+  }
+}
+
+/** Yield the data of each server-sent event as text. Skip keep-alive comments. */
+export async function* events(body) {
+  let held = "";
+  for await (const text of pieces(body)) {
+    const parts = (held + text).split("\n\n");
+    held = parts.pop();
+    for (const part of parts) {
+      if (part.startsWith("data: ")) yield part.slice("data: ".length);
+    }
+  }
+}
+
+async function* pieces(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  try {
+    for (let piece; !(piece = await reader.read()).done; ) yield piece.value;
+  } finally {
+    reader.cancel().catch(() => {});
   }
 }
 

@@ -1,5 +1,7 @@
 /** Creates elements from text and other elements, never from HTML. */
 
+const NUM_TONES = 6;
+
 export function element(tag, name, ...content) {
   const made = document.createElement(tag);
   if (name) made.className = name;
@@ -17,3 +19,6 @@ export function set(target, attributes) {
   for (const [name, value] of Object.entries(attributes)) target.setAttribute(name, value);
   return target;
 }
+
+/** Return the number of an exit's colour and underline in page.css. Tones repeat after the sixth exit. */
+export const tone = (exit) => ((exit - 1) % NUM_TONES) + 1;

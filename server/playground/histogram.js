@@ -1,7 +1,6 @@
 /** Shows the number of tokens per exit. It is also the legend of the colours. */
 
-import { element } from "./elements.js";
-import { tone } from "./tones.js";
+import { element, tone } from "./elements.js";
 
 export class Histogram {
   #rows;

@@ -1,12 +1,12 @@
 /** One story in its panel: text, staircase, histogram, figures, and a note about the token under the pointer. */
 
 import { Drawing } from "./drawing.js";
+import { tone } from "./elements.js";
 import { Figures } from "./figures.js";
 import { hide, show } from "./hint.js";
 import { Histogram } from "./histogram.js";
 import { Staircase } from "./staircase.js";
 import { Story, withGaps } from "./story.js";
-import { tone } from "./tones.js";
 
 export class Run {
   #panel;

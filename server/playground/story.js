@@ -5,8 +5,7 @@
  * The span of a token without visible text is empty: end-of-text, an incomplete character, a part of a stop string.
  */
 
-import { element } from "./elements.js";
-import { tone } from "./tones.js";
+import { element, tone } from "./elements.js";
 
 const STEPS = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1, Home: -Infinity, End: Infinity };
 

@@ -1,7 +1,7 @@
 """Base classes of all bodies: null means the default, and unknown fields are accepted and reported."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any
@@ -141,13 +141,20 @@ def described(message: str) -> WrapValidator:
     return WrapValidator(validate)
 
 
-def tagged(kind: Callable[[Any], str | None], message: str, by: str = "") -> Discriminator:
-    """Select the member of a union by the tag that `kind` returns. If `kind` returns None, fail with `message`.
+def tagged(by: str, tags: Mapping[str | None, str], message: str) -> Discriminator:
+    """Select the member of a union by the tag of the value of field `by`. If it has none, fail with `message`.
 
-    `by` is the field that the error names. A tag must not equal a field's name: `errors.path` removes tags from an
-    error's location.
+    The first member refuses what is not an object. A tag must not equal a field's name: `errors.path` removes tags from
+    an error's location.
     """
-    return Discriminator(kind, custom_error_type=WRONG_FIELD + by, custom_error_message=message)
+
+    def tag_of(value: Any) -> str | None:
+        if not isinstance(value, dict):
+            return next(iter(tags.values()))
+        given = value.get(by)
+        return tags.get(given) if isinstance(given, str | None) else None
+
+    return Discriminator(tag_of, custom_error_type=WRONG_FIELD + by, custom_error_message=message)
 
 
 def encodable(text: str) -> str:

@@ -6,9 +6,10 @@ A message that this server returned is valid as an assistant message.
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, Tag
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
+from server.errors import WRONG_FIELD
 from server.schemas.body import TOO_MANY, MaxItems, RequestBody, Text, Unsupported, encodable, tagged
 
 MAX_MESSAGES = 4096
@@ -32,16 +33,7 @@ class TextPart(Part):
 
 class RefusalPart(Part):
     type: Literal["refusal"]
-    refusal: Text
-
-    @property
-    def text(self) -> str:
-        return self.refusal
-
-
-def kind_of_part(part: Any) -> str | None:
-    kind = part.get("type") if isinstance(part, dict) else None
-    return f"{kind} part" if kind in ("text", "refusal") else None
+    text: Text = Field(alias="refusal")
 
 
 def kind_of_content(content: Any) -> str | None:
@@ -52,11 +44,15 @@ def kind_of_content(content: Any) -> str | None:
 
 ContentPart = Annotated[
     Annotated[TextPart, Tag("text part")] | Annotated[RefusalPart, Tag("refusal part")],
-    tagged(kind_of_part, by="type", message="must be text or refusal; images, audio and files are not supported"),
+    tagged(
+        "type",
+        {"text": "text part", "refusal": "refusal part"},
+        "must be text or refusal; images, audio and files are not supported",
+    ),
 ]
 Content = Annotated[
     Annotated[Text, Tag("one text")] | Annotated[list[ContentPart], MaxItems(MAX_PARTS), Tag("text parts")],
-    tagged(kind_of_content, message="must be a string or a list of text parts"),
+    Discriminator(kind_of_content, WRONG_FIELD, "must be a string or a list of text parts"),
 ]
 
 
@@ -134,25 +130,16 @@ class AssistantMessage(Message):
         return super().text or self.refusal or ""
 
 
-KINDS = {
-    **dict.fromkeys(("system", "developer", "user"), "prompt message"),
-    "tool": "tool message",
-    "assistant": "assistant message",
-}
-
-
-def kind_of_message(message: Any) -> str | None:
-    if not isinstance(message, dict):
-        return "prompt message"  # validation will reject it, because it is not an object
-    role = message.get("role")
-    return KINDS.get(role) if isinstance(role, str) else None
-
-
+OF_PROMPT = dict.fromkeys(("system", "developer", "user"), "prompt message")
 AnyMessage = Annotated[
     Annotated[PromptMessage, Tag("prompt message")]
     | Annotated[ToolMessage, Tag("tool message")]
     | Annotated[AssistantMessage, Tag("assistant message")],
-    tagged(kind_of_message, by="role", message="must be system, developer, user, assistant or tool"),
+    tagged(
+        "role",
+        OF_PROMPT | {"tool": "tool message", "assistant": "assistant message"},
+        "must be system, developer, user, assistant or tool",
+    ),
 ]
 
 

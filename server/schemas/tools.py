@@ -47,14 +47,9 @@ class CustomTool(RequestBody):
     """Custom tools are ignored; use functions."""
 
 
-def kind_of_tool(tool: Any) -> str | None:
-    kind = tool.get("type", "function") if isinstance(tool, dict) else "function"
-    return f"{kind} tool" if kind in ("function", "custom") else None
-
-
 AnyTool = Annotated[
     Annotated[Tool, Tag("function tool")] | Annotated[CustomTool, Tag("custom tool")],
-    tagged(kind_of_tool, by="type", message="must be 'function'"),
+    tagged("type", {"function": "function tool", "custom": "custom tool", None: "function tool"}, "must be 'function'"),
 ]
 Tools = Annotated[list[AnyTool], MaxItems(MAX_TOOLS)]
 

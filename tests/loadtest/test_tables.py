@@ -4,8 +4,7 @@ from rich.console import Console
 
 from loadtest.client import RequestResult
 from loadtest.report import Report
-from loadtest.sweep import Point
-from loadtest.tables import table
+from loadtest.sweep import Point, table
 from loadtest.workload import Workload
 from tests.loadtest.test_report import FAILED, good
 

@@ -3,7 +3,7 @@
 from tests.server.playground.conftest import visiting
 
 EVENTS_OF_EVERY_SPLIT = """async (text) => {
-    const { events } = await import("/assets/events.js");
+    const { events } = await import("/assets/api.js");
     const bytes = new TextEncoder().encode(text);
     const read = [];
     for (let at = 0; at <= bytes.length; at++) {
