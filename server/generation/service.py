@@ -22,8 +22,7 @@ from server.schemas.formats import OutputFormat
 from server.schemas.models import Model
 from server.settings import Settings, read_file
 from server.structured_outputs.constraints import Constraints, RequestConstraint
-from server.telemetry.metrics import Metrics
-from server.telemetry.steps import StepMetrics
+from server.telemetry.metrics import Metrics, StepMetrics
 from server.thread_pool import DaemonThreadPool
 
 log = structlog.get_logger("nvium.server")

@@ -5,8 +5,14 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Protocol, TypeVar
 
+import structlog
+from pydantic_core import to_json
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+
+from nvium_core import EngineError
+from server.errors import ApiError, as_api_error
+from server.telemetry.record import RequestRecord
 
 T = TypeVar("T")
 
@@ -16,46 +22,35 @@ LINE_ENDS = {"\u2028".encode(): b"\\u2028", "\u2029".encode(): b"\\u2029", "\x85
 """Characters that some clients wrongly treat as line ends, with their JSON escapes."""
 
 
-class EventSource(Protocol):
-    @property
-    def is_over(self) -> bool:
-        """Return whether all events have been taken."""
+log = structlog.get_logger("nvium.server")
 
+
+class EventSource(Protocol):
     def listen(self, listener: Callable[[], object]) -> None:
         """Call the listener whenever events arrive."""
 
-    def take(self) -> list[bytes]:
-        """Return the events since the last call. Raise the source's error if it has failed."""
+    def take(self) -> list[bytes] | None:
+        """Return the events since the last call, or None after the last. Raise the source's error if it failed."""
+
+    def close(self) -> None:
+        """End the source early. This is always called, even if nothing could be sent."""
 
 
 class EventStream(Response):
     """Sends the events of a source. Events that arrive together, or while others are sent, are sent together.
 
     The status line is sent with the first event or keep-alive. A failure before that is answered with an error status.
-    After a later failure, the stream ends with the events that `on_failure` returns. `on_close` is always called, even
-    if nothing could be sent. The connection disconnects a client that reads too slowly.
+    A later failure is the last event. The connection disconnects a client that reads too slowly.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self,
-        source: EventSource,
-        *,
-        headers: Mapping[str, str],
-        keep_alive_seconds: float,
-        on_failure: Callable[[Exception], list[bytes]],
-        on_abort: Callable[[str], None],
-        on_close: Callable[[], None],
-    ) -> None:
+    def __init__(self, source: EventSource, *, headers: Mapping[str, str], keep_alive_seconds: float) -> None:
         self.status_code = 200
         self.background = None
         self.init_headers({"cache-control": "no-store", "x-accel-buffering": "no", **headers})
         self._source = source
         self._keep_alive_seconds = keep_alive_seconds
-        self._on_failure = on_failure
-        self._on_abort = on_abort
-        self._on_close = on_close
         self._has_started = False
         self._turn: asyncio.Future[None] | None = None
         self._sent_at = time.monotonic()
@@ -64,16 +59,16 @@ class EventStream(Response):
         self._send = send
         keeping_alive = asyncio.create_task(self._keep_alive())
         try:
-            await unless_disconnected(self._stream(), receive, self._on_abort)
+            await unless_disconnected(self._stream(scope["state"]["record"]), scope, receive)
         finally:
             keeping_alive.cancel()
-            self._on_close()
+            self._source.close()
 
-    async def _stream(self) -> bool:
+    async def _stream(self, record: RequestRecord) -> bool:
         """Send everything: events, keep-alives and the end of the response. Return True."""
         try:
             self._source.listen(self._wake)
-            while (events := self._source.take()) or not self._source.is_over:
+            while (events := self._source.take()) is not None:
                 if events:
                     await self._send_piece(framed(events))
                 elif self._silent_seconds >= self._keep_alive_seconds:
@@ -84,7 +79,7 @@ class EventStream(Response):
         except Exception as error:
             if not self._has_started:
                 raise
-            await self._send_piece(framed(self._on_failure(error)))
+            await self._send_piece(broken_off(error, record))
         await self._send({"type": "http.response.body", "body": b""})
         return True
 
@@ -111,6 +106,15 @@ class EventStream(Response):
             self._wake()
 
 
+def broken_off(error: Exception, record: RequestRecord) -> bytes:
+    """Record an error after the status line. Return the end of the stream."""
+    if not isinstance(error, EngineError | ApiError):
+        log.error("stream failed", request_id=record.request_id, exc_info=error)
+    refusal = as_api_error(error)
+    record.refused(refusal)
+    return framed([to_json(refusal.body), DONE])
+
+
 def framed(events: list[bytes]) -> bytes:
     """Frame events for the wire. An event with an `event:` line must contain its own `data:` line."""
     return b"".join([b"%b%b\n\n" % (b"" if each[:6] == b"event:" else b"data: ", on_one_line(each)) for each in events])
@@ -128,16 +132,14 @@ async def disconnected(receive: Receive) -> None:
         pass
 
 
-async def unless_disconnected(
-    work: Coroutine[Any, Any, T], receive: Receive, on_abort: Callable[[str], None]
-) -> T | None:
-    """Return the result of the work. If the client disconnects first, cancel the work, report it and return None."""
+async def unless_disconnected(work: Coroutine[Any, Any, T], scope: Scope, receive: Receive) -> T | None:
+    """Return the result of the work. If the client disconnects first, cancel the work, record it and return None."""
     working, leaving = asyncio.create_task(work), asyncio.create_task(disconnected(receive))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
-        on_abort("disconnected")
+        scope["state"]["record"].aborted("disconnected")
         return None
     finally:
         working.cancel()

@@ -12,7 +12,6 @@ from io import BytesIO
 
 import aiohttp
 import structlog
-from pydantic_core import to_json
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
@@ -20,7 +19,7 @@ from yarl import URL
 
 from server.admission import Admission
 from server.errors import ApiError, Rejected, engine_stopped
-from server.http.event_stream import DONE, framed, unless_disconnected
+from server.http.event_stream import broken_off, unless_disconnected
 from server.replicas.fleet import Fleet, Replica
 from server.replicas.replica import IS_LAST, KEY_ID
 from server.telemetry.metrics import Metrics
@@ -70,7 +69,7 @@ class Relay:
         try:
             body: bytes = (await receive())["body"]  # `Bodies` sends the whole body in one message
             exchange = Exchange(scope, send, body)
-            await unless_disconnected(self._forward(exchange), receive, scope["state"]["record"].aborted)
+            await unless_disconnected(self._forward(exchange), scope, receive)
         finally:
             self.admission.leave()
 
@@ -163,8 +162,7 @@ class Exchange:
             await self._send_response(response, is_last=is_last)
 
     async def break_off(self, error: ApiError) -> None:
-        self.record.refused(error)
-        await self._send_events(framed([to_json(error.body), DONE]))
+        await self._send_events(broken_off(error, self.record))
         await self._send({"type": "http.response.body", "body": b""})
 
     async def _send_response(self, response: aiohttp.ClientResponse, *, is_last: bool) -> None:

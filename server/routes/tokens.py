@@ -38,9 +38,8 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
 async def computed(request: Request, compute: Callable[[], Response]) -> Response:
     """Compute a response on the tokenizing thread. A client that hangs up before its turn costs no time."""
     service: Service = request.app.state.service
-    aborted = request.state.record.aborted
     async with service.within_deadline(time.monotonic()):
-        response = await unless_disconnected(service.tokenizing_thread.run(compute), request.receive, aborted)
+        response = await unless_disconnected(service.tokenizing_thread.run(compute), request.scope, request.receive)
     return response or Response(status_code=CLIENT_CLOSED_REQUEST)
 
 

@@ -259,15 +259,11 @@ class ExitSummary(TypedDict):
     mean_depth: float
 
 
-class PromptTokensDetails(TypedDict):
-    cached_tokens: int
-
-
 class Usage(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
+    prompt_tokens_details: dict[str, int]
 
 
 class PromptTokenIds(TypedDict, total=False):

@@ -5,16 +5,13 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
 
-import structlog
 from fastapi import Request
 from pydantic_core import to_json
 from starlette.responses import Response
 
-from nvium_core import EngineError
-from server.errors import ApiError, as_api_error
 from server.generation.choice_text import Delta
 from server.generation.service import Service
-from server.http.event_stream import DONE, EventStream, unless_disconnected
+from server.http.event_stream import EventStream, unless_disconnected
 from server.schemas.body import RequestBody
 from server.schemas.generation import GenerationRequest
 from server.schemas.responses import ResponseRequest
@@ -29,8 +26,6 @@ MAX_IGNORED_CHARACTERS = 1_000
 
 HARMFUL_IN_HEADER = re.compile("[^][A-Za-z0-9_.-]")
 
-log = structlog.get_logger("nvium.server")
-
 
 def accepted(request: Request, body: GenerationRequest) -> tuple[Service, RequestRecord]:
     """Check that the server accepts the request, and return its service and record. Raise `ApiError`."""
@@ -44,24 +39,15 @@ def accepted(request: Request, body: GenerationRequest) -> tuple[Service, Reques
 
 async def answer(request: Request, body: GenerationRequest | ResponseRequest, writer: Writer[Any]) -> Response:
     service: Service = request.app.state.service
-    record: RequestRecord = request.state.record
     headers = ignored_params(body, writer.generation.ignored)
     if not body.stream:
         return await respond(request, writer, headers, service)
-    return EventStream(
-        writer,
-        headers=headers,
-        keep_alive_seconds=service.settings.keep_alive_seconds,
-        on_failure=lambda error: failure_events(error, record),
-        on_abort=record.aborted,
-        on_close=writer.generation.close,
-    )
+    return EventStream(writer, headers=headers, keep_alive_seconds=service.settings.keep_alive_seconds)
 
 
 async def respond(request: Request, writer: Writer[Any], headers: dict[str, str], service: Service) -> Response:
     try:
-        aborted = request.state.record.aborted
-        deltas = await unless_disconnected(writer.generation.collect(), request.receive, aborted)
+        deltas = await unless_disconnected(writer.generation.collect(), request.scope, request.receive)
         if deltas is None:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         num_values = sum(len(delta.tokens) + len(delta.prompt_scores) for delta in deltas)
@@ -70,7 +56,7 @@ async def respond(request: Request, writer: Writer[Any], headers: dict[str, str]
         writer.note_ends(deltas)
         return Response(body, headers=headers, media_type="application/json")
     finally:
-        writer.generation.close()
+        writer.close()
 
 
 def json_of(writer: Writer[Any], deltas: list[Delta]) -> bytes:
@@ -79,14 +65,6 @@ def json_of(writer: Writer[Any], deltas: list[Delta]) -> bytes:
 
 def json_response(body: object, headers: Mapping[str, str] | None = None) -> Response:
     return Response(to_json(body), headers=headers, media_type="application/json")
-
-
-def failure_events(error: Exception, record: RequestRecord) -> list[bytes]:
-    if not isinstance(error, EngineError | ApiError):
-        log.error("stream failed", request_id=record.request_id, exc_info=error)
-    refusal = as_api_error(error)
-    record.refused(refusal)
-    return [to_json(refusal.body), DONE]
 
 
 def ignored_params(body: RequestBody, more: Sequence[str] = ()) -> dict[str, str]:

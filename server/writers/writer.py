@@ -31,7 +31,7 @@ class Writer(ABC, Generic[AnyRequest]):
 
     def __init__(self, service: Service, request: AnyRequest, generation: Generation) -> None:
         self.generation = generation
-        self.listen = generation.listen
+        self.listen, self.close = generation.listen, generation.close
         self._service = service
         self._request = request
         self._has_begun = False
@@ -39,14 +39,11 @@ class Writer(ABC, Generic[AnyRequest]):
         self._num_generated = 0
         self._exit_counts: Counter[int] = Counter()
 
-    @property
-    def is_over(self) -> bool:
-        return self.generation.is_over
-
-    def take(self) -> list[bytes]:
-        """Return the events since the last call, including the opening and closing events."""
-        deltas = self.generation.take()
-        if not deltas:
+    def take(self) -> list[bytes] | None:
+        """Return the events since the last call, with those that open and close the stream, or None after the end."""
+        if self.generation.is_over:
+            return None
+        if not (deltas := self.generation.take()):
             return []
         events = [] if self._has_begun else self._opening()
         self._has_begun = True

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from starlette.types import Message
 
 from server.http.event_stream import KEEP_ALIVE, EventStream, framed
+from server.telemetry.metrics import Metrics
+from server.telemetry.record import RequestRecord
 
 DISCONNECT: Message = {"type": "http.disconnect"}
 
@@ -18,17 +20,18 @@ class Source:
         self._listeners: list[Callable[[], object]] = []
         self._running = asyncio.create_task(self._run(events))
 
-    @property
-    def is_over(self) -> bool:
-        return self._running.done() and not self._events
-
     def listen(self, listener: Callable[[], object]) -> None:
         self._listeners.append(listener)
         self._running.add_done_callback(lambda _: listener())
 
-    def take(self) -> list[bytes]:
+    def take(self) -> list[bytes] | None:
+        if self._running.done() and not self._events:
+            return None
         events, self._events = self._events, []
         return events
+
+    def close(self) -> None:
+        """Nothing to end."""
 
     async def _run(self, events: AsyncIterator[list[bytes]]) -> None:
         async for arrived in events:
@@ -50,17 +53,12 @@ class Exchange:
     take_seconds: float = 0
     sent: list[bytes] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
-    calls: list[str] = field(default_factory=list)
+    record: RequestRecord = field(default_factory=lambda: RequestRecord(Metrics(), request_id="1"))
 
     async def run(self, events: AsyncIterator[list[bytes]]) -> "Exchange":
-        await EventStream(
-            Source(events),
-            headers={},
-            keep_alive_seconds=self.keep_alive_seconds,
-            on_failure=lambda _: [],
-            on_abort=self.calls.append,
-            on_close=lambda: self.calls.append("close"),
-        )({"type": "http"}, self._receive, self._send)
+        scope = {"type": "http", "state": {"record": self.record}}
+        stream = EventStream(Source(events), headers={}, keep_alive_seconds=self.keep_alive_seconds)
+        await stream(scope, self._receive, self._send)
         return self
 
     async def _send(self, message: Message) -> None:
