@@ -28,7 +28,7 @@ class Admission:
                 "n", f"the request has {num_choices} choices (prompts × n), the server accepts at most {self.capacity}"
             )
         if self.is_draining:
-            raise draining()
+            raise Rejected("draining", "the server is shutting down", retry_after_seconds=RETRY_STOPPED_SECONDS)
         if self.num_present + num_choices > self.capacity:
             message = f"the queue is full: {self.num_present} of {self.capacity} choices are running or waiting"
             raise Rejected("queue_full", message, retry_after_seconds=RETRY_QUEUE_SECONDS)
@@ -74,7 +74,3 @@ class Drainable:
 
     def give_up(self) -> None:
         """Fail all open requests."""
-
-
-def draining() -> Rejected:
-    return Rejected("draining", "the server is shutting down", retry_after_seconds=RETRY_STOPPED_SECONDS)

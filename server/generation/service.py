@@ -12,7 +12,7 @@ from nvium_core import Engine, EngineWorker, LoadedModel, sampling_defaults
 from nvium_core.text.chat_template import ChatTemplate
 from nvium_core.text.sandbox import HELPERS
 from nvium_core.text.token_bytes import longest_token
-from server.admission import Admission, Drainable, draining
+from server.admission import Admission, Drainable
 from server.errors import CONTEXT_EXCEEDED, ApiError, InvalidField, Rejected, deadline_exceeded, engine_stopped
 from server.generation.choice_text import Prompt
 from server.generation.reasoning_budget import Tags
@@ -151,9 +151,7 @@ class Service(Drainable):
         self.worker.stop(timeout=0)
 
     def check_accepting(self) -> None:
-        """Raise `Rejected` if the server is draining or its engine has stopped."""
-        if self.admission.is_draining:
-            raise draining()
+        """Raise `Rejected` if the engine has stopped. `Admission` refuses requests while the server drains."""
         if not self.worker.is_alive:
             raise engine_stopped("the server's model has failed and needs a restart; retry later")
 

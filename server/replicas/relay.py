@@ -6,8 +6,6 @@ stream has begun, the stream ends with an error. Otherwise the request is retrie
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from io import BytesIO
 
 import aiohttp
@@ -18,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from yarl import URL
 
 from server.admission import Admission
-from server.errors import ApiError, Rejected, engine_stopped
+from server.errors import ApiError, engine_stopped
 from server.http.event_stream import broken_off, unless_disconnected
 from server.replicas.fleet import Fleet, Replica
 from server.replicas.replica import IS_LAST, KEY_ID
@@ -53,45 +51,41 @@ class Relay:
         self._fleet = fleet
         self._metrics = metrics
         self.admission = Admission(UNBOUNDED)
-        self._in_flight: set[asyncio.Timeout] = set()
-        self._is_given_up = False
+        self._open: set[asyncio.Timeout] = set()
 
     def give_up(self) -> None:
         """Fail all open requests. Call this on the event loop."""
-        self._is_given_up = True
-        for timeout in self._in_flight:
+        for timeout in self._open:
             timeout.reschedule(0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not TARGET.fullmatch(scope["raw_path"]):
             raise HTTPException(404)
         self.admission.enter(1)
+        exchange, timeout = Exchange(scope, send), asyncio.timeout(None)
         try:
-            body: bytes = (await receive())["body"]  # `Bodies` sends the whole body in one message
-            exchange = Exchange(scope, send, body)
-            await unless_disconnected(self._forward(exchange), scope, receive)
+            async with timeout:
+                self._open.add(timeout)
+                exchange.body = (await receive())["body"]  # `Bodies` sends the whole body in one message
+                await unless_disconnected(self._forward(exchange), scope, receive)
+        except TimeoutError:
+            await exchange.fail(engine_stopped())
         finally:
+            self._open.remove(timeout)
             self.admission.leave()
 
     async def _forward(self, exchange: "Exchange") -> bool:
         lost, num_deliveries = set[Replica](), 0
-        while not self._is_given_up:
+        while True:
             replica = await self._fleet.chosen(lost)
             is_last = replica in lost or len(lost) + 1 == len(self._fleet.replicas)
             replica.num_requests += 1
             try:
-                async with self._until_given_up():
-                    await exchange.forward(replica, is_last=is_last)
+                await exchange.forward(replica, is_last=is_last)
                 return True
             except StoredElsewhere:
                 lost.add(replica)
                 exchange.record.is_passed_on = False
-            except Rejected as stopped:
-                exchange.record.is_passed_on = False
-                if not exchange.has_begun:
-                    raise
-                await exchange.break_off(stopped)
-                return True
             except (aiohttp.ClientError, OSError) as error:
                 exchange.record.is_passed_on = False
                 is_delivered = not isinstance(error, aiohttp.ClientConnectorError)
@@ -101,9 +95,8 @@ class Relay:
                 log.warning("lost a replica", request_id=exchange.request_id, kind=type(error).__name__)
                 if exchange.has_begun:
                     self._metrics.broken_streams.inc()
-                    await exchange.break_off(
-                        ApiError("the replica failed while it was answering", status=503, code="replica_lost")
-                    )
+                    message = "the replica failed while it was answering"
+                    await exchange.fail(ApiError(message, status=503, code="replica_lost"))
                     return True
                 if num_deliveries == MAX_DELIVERIES:
                     message = f"{MAX_DELIVERIES} replicas failed while they handled this request; it is not retried"
@@ -111,29 +104,13 @@ class Relay:
                 self._metrics.moved_requests.inc()
             finally:
                 replica.num_requests -= 1
-        raise engine_stopped()
-
-    @asynccontextmanager
-    async def _until_given_up(self) -> AsyncIterator[None]:
-        """Raise `Rejected` in the context when `give_up` is called."""
-        timeout = asyncio.timeout(None)
-        try:
-            async with timeout:
-                self._in_flight.add(timeout)
-                yield
-        except TimeoutError:
-            if timeout.expired():
-                raise engine_stopped() from None
-            raise
-        finally:
-            self._in_flight.remove(timeout)
 
 
 class Exchange:
     """One client's request and the response to it."""
 
-    def __init__(self, scope: Scope, send: Send, body: bytes) -> None:
-        self.body = body
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self.body = b""
         self.has_begun = False
         """Whether the response's head has been passed to `send`."""
         self.request_id: str = scope["state"]["request_id"]
@@ -161,7 +138,11 @@ class Exchange:
         ) as response:
             await self._send_response(response, is_last=is_last)
 
-    async def break_off(self, error: ApiError) -> None:
+    async def fail(self, error: ApiError) -> None:
+        """End a stream that has begun with the error. Otherwise raise it."""
+        self.record.is_passed_on = False
+        if not self.has_begun:
+            raise error
         await self._send_events(broken_off(error, self.record))
         await self._send({"type": "http.response.body", "body": b""})
 
