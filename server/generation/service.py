@@ -22,7 +22,7 @@ from server.schemas.formats import OutputFormat
 from server.schemas.models import Model
 from server.settings import Settings, read_file
 from server.structured_outputs.constraints import Constraints, RequestConstraint
-from server.telemetry.metrics import Metrics, StepMetrics
+from server.telemetry.metrics import Metrics, StepMetrics, WorkerCollector
 from server.thread_pool import DaemonThreadPool
 
 log = structlog.get_logger("nvium.server")
@@ -68,7 +68,7 @@ class Service(Drainable):
         steps = StepMetrics([depth / self.exit_layers[-1] for depth in self.exit_layers])
         self.metrics.registry.register(steps)
         self.worker = EngineWorker(self.engine, observe=steps.observe)
-        self.metrics.watch(self.worker)
+        self.metrics.registry.register(WorkerCollector(self.worker))
         self.admission = Admission(self.num_seats + settings.max_queue)
         self.fingerprint = self._fingerprint(digest)
         model = {

@@ -54,7 +54,8 @@ class OriginCheck(Check):
         if ANY in self._origins or origin in self._origins:
             return
         is_foreign = origin is not None and origin.lower().partition("://")[2] != host.lower()
-        is_cross_site = headers.get("sec-fetch-site") == "cross-site" and not opens_page(scope, headers)
+        opens_page = scope["method"] == "GET" and scope["path"] == PAGE and headers.get("sec-fetch-mode") == "navigate"
+        is_cross_site = headers.get("sec-fetch-site") == "cross-site" and not opens_page
         if is_foreign or is_cross_site:
             message = f"origin {(origin or 'another site')[:100]!r} is not allowed; --cors-origins adds origins"
             raise Rejected("origin_not_allowed", message)
@@ -76,10 +77,6 @@ def is_own_address(name: str, scope: Scope) -> bool:
         return False
     server = scope.get("server")
     return address.is_loopback or address.is_unspecified or (server is not None and name == server[0])
-
-
-def opens_page(scope: Scope, headers: Headers) -> bool:
-    return scope["method"] == "GET" and scope["path"] == PAGE and headers.get("sec-fetch-mode") == "navigate"
 
 
 class Cors(CORSMiddleware):

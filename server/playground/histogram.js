@@ -3,14 +3,14 @@
 import { element, tone } from "./elements.js";
 
 export class Histogram {
-  #rows;
+  #place;
+  #model;
   #counts;
 
   constructor(place, model) {
+    this.#place = place;
+    this.#model = model;
     this.#counts = model.depths.map(() => 0);
-    this.#rows = model.depths.map((depth, index) => new Row(index + 1, `${model.unit} ${depth}`));
-    const table = element("table", "", element("caption", "", "Tokens per exit"), ...this.#rows.map((row) => row.line));
-    place.replaceChildren(table);
   }
 
   add(exits) {
@@ -20,32 +20,20 @@ export class Histogram {
   show() {
     const total = this.#counts.reduce((sum, count) => sum + count, 0);
     const most = Math.max(...this.#counts);
-    for (const [index, row] of this.#rows.entries()) row.show(this.#counts[index], total, most);
-  }
-}
-
-class Row {
-  #bar = element("span", "bar");
-  #count = element("td", "count");
-  #share = element("td", "count");
-
-  constructor(exit, place) {
-    this.line = element(
-      "tr",
-      "",
-      element("th", "", element("span", "sample", `exit ${exit}`)),
-      element("td", "quiet", place),
-      element("td", "track", this.#bar),
-      this.#count,
-      this.#share,
-    );
-    this.line.dataset.tone = tone(exit);
-    this.line.firstChild.scope = "row";
+    const rows = this.#counts.map((count, index) => this.#row(index, count, total, most));
+    this.#place.replaceChildren(element("table", "", element("caption", "", "Tokens per exit"), ...rows));
   }
 
-  show(count, total, most) {
-    this.#bar.style.inlineSize = most ? `${(100 * count) / most}%` : 0;
-    this.#count.textContent = count;
-    this.#share.textContent = total ? `${Math.round((100 * count) / total)}%` : "";
+  #row(index, count, total, most) {
+    const exit = element("th", "", element("span", "sample", `exit ${index + 1}`));
+    exit.scope = "row";
+    const bar = element("span", "bar");
+    bar.style.inlineSize = most ? `${(100 * count) / most}%` : 0;
+    const depth = element("td", "quiet", `${this.#model.unit} ${this.#model.depths[index]}`);
+    const share = total ? `${Math.round((100 * count) / total)}%` : "";
+    const cells = [exit, depth, element("td", "track", bar), element("td", "count", count), element("td", "count", share)];
+    const line = element("tr", "", ...cells);
+    line.dataset.tone = tone(index + 1);
+    return line;
   }
 }

@@ -43,6 +43,14 @@ class Error(TypedDict):
     error: ErrorDetails
 
 
+ERROR = {"$ref": REF.format(model=Error.__name__)}
+FAILED = {"content": {"application/json": {"schema": ERROR}}}
+FAILURES: dict[int | str, Json] = {
+    "4XX": {"description": "Client error", **FAILED},
+    "5XX": {"description": "Server error", **FAILED},
+}
+
+
 @router.get("/openapi.json", summary="This API as an OpenAPI 3.1 document")
 async def openapi(request: Request) -> Json:
     service = request.app.state.service
@@ -62,33 +70,27 @@ def with_defaults(described: Json, defaults: Mapping[str, Any]) -> Json:
 
 @cache
 def document() -> Json:
-    """Return FastAPI's description, with error responses and streams. FastAPI describes its own errors instead."""
+    """Return FastAPI's description, with error responses and streams."""
+    api = APIRouter()
+    for each in ROUTERS:
+        api.include_router(each, responses=FAILURES)
     with warnings.catch_warnings(action="ignore"):  # one route has two methods
-        described = get_openapi(title="nvium", version="1", routes=[route for each in ROUTERS for route in each.routes])
-    schemas, definitions = TypeAdapter.json_schemas(
+        described = get_openapi(title="nvium", version="1", routes=api.routes)
+    _, definitions = TypeAdapter.json_schemas(
         [(kind, "serialization", TypeAdapter[Any](kind)) for kind in (Error, *STREAMS.values())], ref_template=REF
     )
-    components = described["components"]["schemas"]
-    components |= definitions["$defs"]
-    del components["HTTPValidationError"], components["ValidationError"]
-    error = schemas[Error, "serialization"]
-    failed = {"content": {"application/json": {"schema": error}}}
+    described["components"]["schemas"] |= definitions["$defs"]
     for path, methods in described["paths"].items():
         described["paths"][path] = dict(sorted(methods.items(), reverse=True))  # a route's methods are a set
         for method, operation in methods.items():
             del operation["operationId"]
-            found = operation["responses"]["200"]
             if stream := STREAMS.get(f"{method} {path}"):
-                found["content"]["text/event-stream"] = {"schema": event(schemas[stream, "serialization"], error)}
-            operation["responses"] = {
-                "200": found,
-                "4XX": {"description": "Client error", **failed},
-                "5XX": {"description": "Server error", **failed},
-            }
+                schema = event({"$ref": REF.format(model=stream.__name__)})
+                operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": schema}
     return described
 
 
-def event(data: Json, error: Json) -> Json:
-    content = {"contentMediaType": "application/json", "contentSchema": {"anyOf": [data, error]}}
+def event(data: Json) -> Json:
+    content = {"contentMediaType": "application/json", "contentSchema": {"anyOf": [data, ERROR]}}
     text = {"type": "string", "anyOf": [{"const": "[DONE]"}, content]}
     return {"type": "object", "properties": {"data": text}, "required": ["data"]}

@@ -25,11 +25,10 @@ NO_LIMIT = -1  # the value of `max_tokens` and `top_k` that means no limit
 PARAMS = {field.name for field in fields(SamplingParams)}
 """The engine's sampling parameters. A request's fields of these names are passed on."""
 
-MAX_STOP_STRINGS = 4
-MAX_STOP_CHARACTERS = 10_000
-
+Stop = Annotated[str, Field(min_length=1, max_length=10_000), AfterValidator(encodable)]
 Stops = Annotated[
-    Text | Annotated[list[Text], MaxItems(1024)], described("must be a string or a list of strings of valid Unicode")
+    Stop | Annotated[list[Stop], MaxItems(4)],
+    described("must be a string or a list of strings, each of 1 to 10,000 characters (valid Unicode)"),
 ]
 
 
@@ -214,12 +213,6 @@ class GenerationRequest(AnswerRequest):
         check_unsupported(self)
         is_few = 1 <= self.n <= limits.max_n
         require(is_few, "n", f"must be between 1 and {limits.max_n}, got {self.n}", code=OUT_OF_RANGE)
-        is_few = len(self.stops) <= MAX_STOP_STRINGS
-        require(is_few, "stop", f"must have at most {MAX_STOP_STRINGS} strings", code=OUT_OF_RANGE)
-        require(all(self.stops), "stop", "must not contain an empty string")
-        longest = max(map(len, self.stops), default=0)
-        message = f"strings must have at most {MAX_STOP_CHARACTERS} characters, got {longest}"
-        require(longest <= MAX_STOP_CHARACTERS, "stop", message, code=OUT_OF_RANGE)
         require(self.stream or self.stream_options is None, "stream_options", "only allowed when stream is true")
         message = "must be 0 for constrained output, which ends where its constraint ends"
         require(self.min_tokens == 0 or self.output_format() is None, "min_tokens", message)

@@ -87,7 +87,8 @@ class Constraints:
             with self._lock:
                 if self._cached.get(pickled) is process:
                     del self._cached[pickled]
-            if use is GrammarProcess.compiled and process.is_compiling and not process.helper.was_stopped:
+            is_compiling = use is GrammarProcess.compiled and process.helper.has_begun
+            if is_compiling and not process.helper.was_stopped:
                 raise
         return use(self._grammar_process(pickled))
 
@@ -117,10 +118,6 @@ class GrammarProcess:
         helper.send(pickled)
         self._compiled: Compiled | None = None
         self._lock = threading.Lock()
-
-    @property
-    def is_compiling(self) -> bool:
-        return self.helper.has_begun and self._compiled is None
 
     def compiled(self) -> Compiled:
         """Wait for the result. Raise `HelperLost` if the process ends before."""

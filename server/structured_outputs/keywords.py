@@ -60,7 +60,8 @@ def enforced(node: Any, place: str, ignored: list[str], *, drops: bool) -> Any:
     for key, value in node.items():
         if not constrains(key, value) or node.keys().isdisjoint(PARTNERS.get(key, (key,))):
             continue
-        if key == "uniqueItems" or (drops and is_unenforceable(key, value)):
+        is_too_large = key in (*UPPER, *LOWER) and is_number(value) and abs(value) >= MAX_BOUND
+        if key == "uniqueItems" or (drops and (is_too_large or key in UNSUPPORTED)):
             ignored.append(place + key)
         elif key in COUNTS and isinstance(value, float) and value.is_integer():
             kept[key] = int(value)
@@ -80,11 +81,6 @@ def constrains(key: str, value: Any) -> bool:
     if key == "propertyNames":
         return not allows_all_names(value)
     return key not in ("$dynamicAnchor", "$recursiveAnchor") and value not in NEUTRAL.get(key, ())
-
-
-def is_unenforceable(key: str, value: Any) -> bool:
-    is_too_large = key in (*UPPER, *LOWER) and is_number(value) and abs(value) >= MAX_BOUND
-    return is_too_large or key in UNSUPPORTED
 
 
 def allows_all_names(schema: Any) -> bool:

@@ -46,13 +46,10 @@ class Metrics:
 
     def __init__(self, latency_buckets: Sequence[float] = ()) -> None:
         self.registry = CollectorRegistry()
-        self._add_counters()
-        self._add_histograms(latency_buckets)
         self.registry.register(ProcessCounts())
         ProcessCollector(registry=self.registry)
         Info("nvium_build", "Version of nvium.", registry=self.registry).info({"version": version("nvium")})
 
-    def _add_counters(self) -> None:
         def counter(name: str, about: str, *labels: str) -> Counter:
             return Counter(name, about, labels, registry=self.registry)
 
@@ -68,7 +65,6 @@ class Metrics:
         self.evicted_connections = counter("nvium_evicted_connections", "Waiting connections closed to make room.")
         self.broken_streams = counter("nvium_broken_streams", "Streams ended by the loss of a replica.")
 
-    def _add_histograms(self, latency_buckets: Sequence[float]) -> None:
         def histogram(name: str, about: str, buckets: Sequence[float]) -> Histogram:
             return Histogram(name, about, registry=self.registry, buckets=buckets)
 
@@ -108,9 +104,6 @@ class Metrics:
     def add_model(self, model: Mapping[str, str], num_seats: int) -> None:
         Info("nvium_model", "The served model.", registry=self.registry).info(dict(model))
         Gauge("nvium_seats", "Maximum number of running sequences.", registry=self.registry).set(num_seats)
-
-    def watch(self, worker: EngineWorker) -> None:
-        self.registry.register(WorkerCollector(worker))
 
     def page(self) -> bytes:
         return generate_latest(self.registry)
