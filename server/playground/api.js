@@ -1,6 +1,6 @@
 /** Calls the server's API. Throws `Trouble`, or an AbortError if the signal was aborted. */
 
-import { brokenOff, failed, refusal, unknownKey, unreachable } from "./trouble.js";
+import { brokenOff, failed, refusal, Trouble, unknownKey, unreachable } from "./trouble.js";
 
 /** Return the served model: its id, exit layers and limits. */
 export async function servedModel(key) {
@@ -13,11 +13,15 @@ export async function* completion(body, key, signal) {
   const content = JSON.stringify({ ...body, model: "default", stream: true });
   const options = { method: "POST", headers: headers(key), body: content, signal };
   const response = await ask("v1/completions", options, key);
-  for await (const data of unbroken(events(response.body), signal)) {
-    if (data === "[DONE]") return;
-    const chunk = JSON.parse(data);
-    if (chunk.error) throw failed(chunk.error);
-    yield chunk;
+  try {
+    for await (const data of events(response.body)) {
+      if (data === "[DONE]") return;
+      const chunk = JSON.parse(data);
+      if (chunk.error) throw failed(chunk.error);
+      yield chunk;
+    }
+  } catch (error) {
+    throw signal.aborted || error instanceof Trouble ? error : brokenOff();
   }
   throw brokenOff();
 }
@@ -28,14 +32,6 @@ async function ask(path, options, key) {
   });
   if (!response.ok) throw await refusal(response, Boolean(key));
   return response;
-}
-
-async function* unbroken(source, signal) {
-  try {
-    yield* source;
-  } catch (error) {
-    throw signal.aborted ? error : brokenOff();
-  }
 }
 
 /** Yield the data of each server-sent event as text. Skip keep-alive comments. */

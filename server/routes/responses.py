@@ -3,7 +3,7 @@
 import json
 from collections import OrderedDict, defaultdict
 from threading import Lock
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from fastapi import APIRouter, Query, Request
 from pydantic_core import to_json
@@ -23,7 +23,6 @@ from server.writers.response_writer import ResponseWriter
 
 MAX_STORED = 10_000
 MAX_STORED_CHARACTERS = 64_000_000
-NOT_FOUND = "response {!r} does not exist or is no longer stored"
 
 UNSUPPORTED_QUERY = ("include", "include[]", "include_obfuscation", "starting_after", "stream")
 """Query parameters of OpenAI's that would change what is returned. Only responses in the background can be streamed."""
@@ -83,14 +82,20 @@ class ResponseStore:
             self._sizes[owner] -= dropped.num_characters
 
 
-def earlier(store: ResponseStore, owner: str, response_id: str | None) -> list[Json]:
+def found(request: Request, response_id: str, **error: Any) -> StoredResponse:
+    """Return a response of the request's key. Raise `ApiError` with the fields `error` if it is not stored."""
+    store: ResponseStore = request.app.state.response_store
+    if stored := store.find(request.state.key_id, response_id):
+        return stored
+    raise ApiError(f"response {response_id[:100]!r} does not exist or is no longer stored", **error)
+
+
+def earlier(request: Request, response_id: str | None) -> list[Json]:
     """Return the items up to a response. Raise `ApiError` if the key has no such response."""
     if response_id is None:
         return []
-    if (found := store.find(owner, response_id)) is None:
-        message = NOT_FOUND.format(response_id[:100])
-        raise ApiError(message, param="previous_response_id", code="previous_response_not_found")
-    items: list[Json] = json.loads(found.items)
+    stored = found(request, response_id, param="previous_response_id", code="previous_response_not_found")
+    items: list[Json] = json.loads(stored.items)
     return items
 
 
@@ -98,7 +103,7 @@ def earlier(store: ResponseStore, owner: str, response_id: str | None) -> list[J
 async def create_response(body: ResponseRequest, request: Request) -> HttpResponse:
     store: ResponseStore = request.app.state.response_store
     owner = request.state.key_id
-    before = earlier(store, owner, body.previous_response_id)
+    before = earlier(request, body.previous_response_id)
     chat = body.as_chat(before)
     service, record = accepted(request, chat)
     generated = await start_chat(service, chat, record, owner, truncates=body.truncates)
@@ -115,8 +120,7 @@ async def create_response(body: ResponseRequest, request: Request) -> HttpRespon
 async def count_input_tokens(body: ResponseRequest, request: Request) -> HttpResponse:
     service: Service = request.app.state.service
     service.checked_model(body.model)
-    before = earlier(request.app.state.response_store, request.state.key_id, body.previous_response_id)
-    chat = body.as_chat(before)
+    chat = body.as_chat(earlier(request, body.previous_response_id))
 
     def count() -> HttpResponse:
         with chat.in_request_names():
@@ -143,12 +147,12 @@ register_url_convertor("response_id", ResponseId())
     response_model=Response | DeletedResponse,
 )
 async def stored_response(response_id: str, request: Request) -> HttpResponse:
-    found = stored(request, response_id)
+    kept = stored(request, response_id)
     if request.method == "DELETE":
         request.app.state.response_store.delete(request.state.key_id, response_id)
         deleted: DeletedResponse = {"id": response_id, "object": "response", "deleted": True}
         return json_response(deleted)
-    return HttpResponse(found.response, media_type="application/json")
+    return HttpResponse(kept.response, media_type="application/json")
 
 
 @router.get(
@@ -163,8 +167,8 @@ async def list_input_items(
     order: Literal["asc", "desc"] = "desc",
     after: str | None = None,
 ) -> HttpResponse:
-    found = stored(request, response_id)
-    items: list[Json] = json.loads(found.items)[: found.num_inputs][:: 1 if order == "asc" else -1]
+    kept = stored(request, response_id)
+    items: list[Json] = json.loads(kept.items)[: kept.num_inputs][:: 1 if order == "asc" else -1]
     ids = [item["id"] for item in items]
     require(after is None or after in ids, "after", "must be the id of an input item")
     first = 0 if after is None else len(ids) - ids[::-1].index(after)  # clients may repeat ids
@@ -183,8 +187,4 @@ def stored(request: Request, response_id: str) -> StoredResponse:
     """Return a response of the request's key. Raise `ApiError` if it is not stored, or for an unsupported parameter."""
     for name in UNSUPPORTED_QUERY:
         require(request.query_params.get(name, "false") == "false", name, "not supported", code=UNSUPPORTED)
-    store: ResponseStore = request.app.state.response_store
-    if found := store.find(request.state.key_id, response_id):
-        return found
-    message = NOT_FOUND.format(response_id[:100])
-    raise ApiError(message, status=404, param="response_id", code="response_not_found")
+    return found(request, response_id, status=404, param="response_id", code="response_not_found")

@@ -105,9 +105,8 @@ class ChatWriter(ChunkWriter[ChatRequest]):
     def _logprobs(self, delta: Delta) -> ChatLogprobs | None:
         if not self._request.logprobs:
             return None
-        token_ids = [event.token_id for event in delta.tokens]
-        scores = [event.score for event in delta.tokens]
-        return chat_logprobs(self._service.vocabulary, token_ids, scores, self._request.top_logprobs or 0)
+        entries = chat_logprobs(self._service.vocabulary, delta.tokens, self._request.top_logprobs or 0)
+        return {"content": entries, "refusal": None}
 
     def _prompt_token_ids(self) -> PromptTokenIds:
         """Return the prompt's token ids for the response's top level, because all choices share the prompt."""

@@ -3,11 +3,11 @@
 Lists with alternatives are generators, because a long list would take much memory and pause all threads.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from nvium_core import Score
+from nvium_core import Score, TokenEvent
 from nvium_core.text.token_bytes import TokenBytes
-from server.schemas.chat import ChatLogprobs, TokenLogprob, TopLogprob
+from server.schemas.chat import TokenLogprob, TopLogprob
 from server.schemas.completions import CompletionLogprobs
 
 MIN_LOGPROB = -9999.0  # replaces log 0: JSON has no infinity
@@ -43,18 +43,13 @@ def alternatives(vocabulary: TokenBytes, token_id: int, score: Score, num_altern
 
 
 def chat_logprobs(
-    vocabulary: TokenBytes, token_ids: Sequence[int], scores: Iterable[Score | None], num_alternatives: int
-) -> ChatLogprobs:
-    """Return the entries of `/v1/chat/completions`, each with `num_alternatives` alternatives."""
-    entries: Iterator[TokenLogprob] = (
-        {
-            **entry(vocabulary, token_id, score.logprob),
-            "top_logprobs": [entry(vocabulary, *other) for other in score.top[:num_alternatives]],
-        }
-        for token_id, score in zip(token_ids, scores, strict=True)
-        if score
-    )
-    return {"content": entries, "refusal": None}
+    vocabulary: TokenBytes, tokens: Sequence[TokenEvent], num_alternatives: int
+) -> Iterator[TokenLogprob]:
+    """Yield the entries of `/v1/chat/completions`, each with `num_alternatives` alternatives."""
+    for token in tokens:
+        if score := token.score:
+            top = [entry(vocabulary, *other) for other in score.top[:num_alternatives]]
+            yield {**entry(vocabulary, token.token_id, score.logprob), "top_logprobs": top}
 
 
 def entry(vocabulary: TokenBytes, token_id: int, logprob: float) -> TopLogprob:

@@ -74,8 +74,7 @@ class ResponseWriter(Writer[ChatRequest]):
         self._text_end = start + len(text)
         first, end = (bisect_left(self._total.text_offsets, place) for place in (start, self._text_end))
         tokens = self._total.tokens[first:end]
-        ids, scores = [event.token_id for event in tokens], [event.score for event in tokens]
-        return [*chat_logprobs(self._service.vocabulary, ids, scores, self._request.top_logprobs or 0)["content"]]
+        return [*chat_logprobs(self._service.vocabulary, tokens, self._request.top_logprobs or 0)]
 
     def _add_call(self, piece: CallPiece) -> Iterator[bytes]:
         if piece.name:
