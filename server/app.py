@@ -18,11 +18,10 @@ from server.admission import Drainable
 from server.errors import HANDLERS
 from server.generation.service import Service
 from server.http.bodies import Bodies
-from server.http.config import STOP_SECONDS, uvicorn_config
+from server.http.config import STOP_SECONDS, listen, uvicorn_config
 from server.http.drain import DrainingServer
 from server.http.guard import Guard
 from server.http.keys import KeyGate, read_keys
-from server.http.listener import listen
 from server.http.middleware import AsGet, JsonBodies, LastResort, RequestContext
 from server.http.origins import Cors, OriginCheck
 from server.http.rate_limit import RateLimit

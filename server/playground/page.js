@@ -3,14 +3,18 @@
 import { completion, servedModel } from "./api.js";
 import { element } from "./elements.js";
 import { hide } from "./hint.js";
-import { key, request, suggest } from "./request.js";
 import { Run } from "./run.js";
 import { KeyNeeded, Trouble } from "./trouble.js";
 
 const BUSY = 1.25; // ratio of the times of two equal runs from which on the page calls the machine busy
 const ENDINGS = { stop: "ended", length: "reached its length" };
+const NUM_SEEDS = 10 ** 6; // a seed fits into its field
 
 const part = (id) => document.getElementById(id);
+
+const numberOf = (id) => (part(id).value === "" ? undefined : Number(part(id).value));
+
+const key = () => part("key").value.trim();
 
 const run = new Run(part("run"));
 
@@ -41,6 +45,22 @@ function depthsOf({ exit_layers: layers, num_layers: numLayers, num_loops: numLo
   if (!depths.every(Number.isInteger)) return { unit: "layer call", part: "block", depths: layers, isTied: false };
   const isTied = depths.every((depth, index) => depth === depths[0] * (index + 1));
   return { unit: "loop", part: depths[0] === 1 && isTied ? "loop" : "block", depths, isTied };
+}
+
+/** Fill the empty fields. */
+function suggest(values) {
+  for (const [id, suggested] of Object.entries(values)) if (part(id).value === "") part(id).value = suggested;
+}
+
+/** Return the body of a completion request, read from the form. An empty field keeps the server's default. */
+function request() {
+  return {
+    prompt: part("prompt").value,
+    max_tokens: numberOf("length"),
+    temperature: numberOf("temperature"),
+    top_p: numberOf("top-p"),
+    seed: numberOf("seed") ?? Math.floor(Math.random() * NUM_SEEDS),
+  };
 }
 
 /** Describe the exits. Return an empty text for a dense model, which has one exit. */

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from server.admission import Drainable
 from server.app import bare_app, keys_gate, middleware, serve
 from server.errors import Rejected
-from server.http.listener import listen
+from server.http.config import listen
 from server.replicas.fleet import Fleet
 from server.replicas.relay import Relay
 from server.routes import health

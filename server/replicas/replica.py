@@ -21,9 +21,9 @@ from starlette.types import Receive, Scope, Send
 from nvium_core import NviumError
 from nvium_core.text.sandbox import die_with
 from server.app import assemble, serve, started
+from server.http.config import Listener
 from server.http.drain import DrainingServer
 from server.http.keys import set_key
-from server.http.listener import Listener
 from server.http.middleware import Check
 from server.http.starting import Loading
 from server.settings import Settings
