@@ -160,7 +160,7 @@ async def respond(request: Request, error: Exception) -> Response:
 
 
 OURS = ApiError, InvalidRequest, ConversationError, EngineError, HelperStuck
-HANDLERS = dict.fromkeys((*OURS, RequestValidationError, HTTPException), respond)
+HANDLERS: dict[Any, Any] = dict.fromkeys((*OURS, RequestValidationError, HTTPException), respond)
 
 
 def as_api_error(error: Exception) -> ApiError:

@@ -41,10 +41,9 @@ class Writer(ABC, Generic[AnyRequest]):
 
     def take(self) -> list[bytes] | None:
         """Return the events since the last call, with those that open and close the stream, or None after the end."""
-        if self.generation.is_over:
-            return None
-        if not (deltas := self.generation.take()):
-            return []
+        deltas = self.generation.take()
+        if not deltas:
+            return None if self.generation.is_over else []
         events = [] if self._has_begun else self._opening()
         self._has_begun = True
         for delta in deltas:
