@@ -14,7 +14,6 @@ import structlog
 import uvicorn
 
 from server.admission import Drainable
-from server.settings import Settings
 from server.telemetry.sink import sink
 from server.thread_pool import DaemonThreadPool
 
@@ -26,12 +25,6 @@ FAILED_SECONDS = 5  # timeout for answering open requests after the service has 
 
 IDLE_SECONDS = 2
 """How long idle connections stay open while draining. A request sent in this time gets a 503 instead of a reset."""
-
-
-def url_of(settings: Settings, port: int) -> str:
-    scheme = "https" if settings.ssl_certfile else "http"
-    host = ANY_INTERFACE.get(settings.host, settings.host)
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{settings.root_path}"
 
 
 FAILURE = 1  # exit code if the service has failed
@@ -54,15 +47,15 @@ class DrainingServer(uvicorn.Server):
         self._leaves_at: float | None = None
         """When the server begins to drain. None before the first signal."""
         self._drain_seconds: float = service.settings.drain_seconds
-        self._logged = set[str]()
         self._loading = DaemonThreadPool(1, "nvium-load").submit(load) if load else None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Note when to leave. A signal may interrupt anything, so the next tick does the rest."""
+        now = time.monotonic()
         if self._leaves_at is None:
-            self._leave(0 if self._loading else self._service.settings.goodbye_seconds)
+            self._leaves_at = now + (0 if self._loading else self._service.settings.goodbye_seconds)
         else:
-            self._drain_seconds = 0
-            self._leave(0)
+            self._leaves_at, self._drain_seconds = now, 0
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         super().run(sockets)
@@ -90,7 +83,8 @@ class DrainingServer(uvicorn.Server):
     def announce(self) -> None:
         settings = self._service.settings
         port = self.servers[0].sockets[0].getsockname()[1]
-        url = url_of(settings, port)
+        scheme, host = "https" if settings.ssl_certfile else "http", ANY_INTERFACE.get(settings.host, settings.host)
+        url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{settings.root_path}"
         log.info("ready", host=settings.host, port=port, url=url, playground=settings.playground)
 
     async def on_tick(self, counter: int) -> bool:
@@ -99,8 +93,7 @@ class DrainingServer(uvicorn.Server):
         self._service.tick()
         if self._service.has_failed and not self._service.admission.is_draining:
             log.error("the service has failed, stopping")
-            self._drain_seconds = FAILED_SECONDS
-            self._leave(0)
+            self._leaves_at, self._drain_seconds = time.monotonic(), FAILED_SECONDS
         if self._leaves_at is not None and not self.should_exit:
             self._drain(time.monotonic() - self._leaves_at)
         return await super().on_tick(counter)
@@ -127,28 +120,22 @@ class DrainingServer(uvicorn.Server):
             os._exit(FAILURE)
         loop.default_exception_handler(context)
 
-    def _leave(self, seconds: float) -> None:
-        """Fail the readiness probe, and drain after some seconds. `Guard` closes each connection after its response."""
-        self._service.admission.is_leaving = True
-        self._leaves_at = time.monotonic() + seconds
-
-    def _log_once(self, event: str, **fields: object) -> None:
-        """Log the first call only."""
-        if event not in self._logged:
-            self._logged.add(event)
-            log.info(event, **fields)
-
     def _drain(self, seconds: float) -> None:
-        """Refuse requests, and stop once all requests and connections have ended.
+        """Fail the readiness probe. Then refuse requests, and stop once all requests and connections have ended.
 
-        After `_drain_seconds`, fail open requests and stop. Negative `seconds` are left until the drain begins.
+        After `_drain_seconds`, fail open requests and stop. Negative `seconds` are left until the drain begins. `Guard`
+        closes each connection after its response.
         """
+        admission, connections = self._service.admission, self.server_state.connections
+        if seconds < 0 and not admission.is_leaving:
+            log.info("saying goodbye", seconds=self._service.settings.goodbye_seconds)
+        admission.is_leaving = True
         if seconds < 0:
-            self._log_once("saying goodbye", seconds=self._service.settings.goodbye_seconds)
             return
-        self._service.admission.is_draining = True
-        num_present, connections = self._service.admission.num_present, self.server_state.connections
-        self._log_once("draining", choices=num_present, connections=len(connections), seconds=self._drain_seconds)
+        num_present = admission.num_present
+        if not admission.is_draining:
+            log.info("draining", choices=num_present, connections=len(connections), seconds=self._drain_seconds)
+        admission.is_draining = True
         if num_present == 0:
             self.should_exit = not connections or seconds > min(IDLE_SECONDS, self._drain_seconds)
         elif seconds > self._drain_seconds:
