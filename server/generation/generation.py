@@ -178,7 +178,6 @@ def start(
     prompts: Sequence[Prompt],
     record: RequestRecord,
     *,
-    tenant: str = "",
     echo: bool = False,
     stops: Sequence[str] = (),
     ignored: Sequence[str] = (),
@@ -199,7 +198,7 @@ def start(
     )
     prompt_of_choice = [prompt for prompt in prompts for _ in range(params.num_choices)]
     token_ids = [prompt.token_ids for prompt in prompts]
-    stream = service.worker.submit(token_ids, params, tenant, request.cache_salt or "")
+    stream = service.worker.submit(token_ids, params, record.key_id, request.cache_salt or "")
     with ExitStack() as undo:
         undo.callback(stream.close)
         texts = [text_of(index, prompt) for index, prompt in enumerate(prompt_of_choice)]
@@ -215,7 +214,7 @@ def start(
 
 
 async def start_chat(
-    service: Service, chat: ChatRequest, record: RequestRecord, tenant: str, *, truncates: bool = False
+    service: Service, chat: ChatRequest, record: RequestRecord, *, truncates: bool = False
 ) -> Generation:
     """Admit the request, render its prompt and submit it to the engine. If a step raises, undo the previous steps.
 
@@ -247,7 +246,6 @@ async def start_chat(
             params,
             [prompt],
             record,
-            tenant=tenant,
             stops=stops if is_text else (),
             ignored=[*compiled.ignored, *chat.ineffective(template)],
         )

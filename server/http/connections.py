@@ -210,7 +210,7 @@ def num_unread(connection: H11Protocol) -> int:
 
 
 def key_of(connection: H11Protocol) -> str:
-    return str(state_of(connection)["key_id"])
+    return str(state_of(connection)["record"].key_id)
 
 
 def cut_off(connection: H11Protocol) -> None:

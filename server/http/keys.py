@@ -84,7 +84,7 @@ class KeyGate(Check):
         key_id = owner(self.keys, bearer(headers))
         if key_id is None:
             raise invalid_key("the key is unknown")
-        set_key(scope, key_id)
+        scope["state"]["record"].key_id = key_id
 
 
 def bearer(headers: Headers) -> str:
@@ -98,8 +98,3 @@ def bearer(headers: Headers) -> str:
     if scheme.lower() != "bearer" or not key.strip():
         raise invalid_key("a key is required")
     return key.strip()
-
-
-def set_key(scope: Scope, key_id: str) -> None:
-    scope["state"]["key_id"] = key_id
-    scope["state"]["record"].key_id = key_id

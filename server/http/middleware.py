@@ -68,9 +68,7 @@ class RequestContext(HttpMiddleware):
         request_id = headers.get("x-request-id", "")
         if not re.fullmatch(r"[A-Za-z0-9._-]{1,128}", request_id):
             request_id = uuid.uuid4().hex
-        state = scope.setdefault("state", {})
-        record = self._open(scope, request_id)
-        state.update(request_id=record.request_id, key_id="", record=record)
+        record = scope.setdefault("state", {})["record"] = self._open(scope, request_id)
 
         async def framed_send(message: Message) -> None:
             if message["type"] == "http.response.start":

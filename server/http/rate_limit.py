@@ -31,7 +31,7 @@ class RateLimit(HttpMiddleware):
         if is_free(scope):
             await self.app(scope, receive, send)
             return
-        now, times = self._clock(), self.times[scope["state"]["key_id"]]
+        now, times = self._clock(), self.times[scope["state"]["record"].key_id]
         is_accepted = self._accept(now, times)
         remaining = self._per_minute - len(times)
         seconds = times[0] + WINDOW_SECONDS - now  # time until the oldest counted request leaves the window

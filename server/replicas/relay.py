@@ -92,7 +92,7 @@ class Relay:
                 num_deliveries += is_delivered
                 replica.is_ready &= is_delivered  # the next probe corrects it
                 lost.add(replica)
-                log.warning("lost a replica", request_id=exchange.request_id, kind=type(error).__name__)
+                log.warning("lost a replica", request_id=exchange.record.request_id, kind=type(error).__name__)
                 if exchange.has_begun:
                     self._metrics.broken_streams.inc()
                     message = "the replica failed while it was answering"
@@ -113,14 +113,13 @@ class Exchange:
         self.body = b""
         self.has_begun = False
         """Whether the response's head has been passed to `send`."""
-        self.request_id: str = scope["state"]["request_id"]
         self.record: RequestRecord = scope["state"]["record"]
         self._method: str = scope["method"]
         query: bytes = scope["query_string"]
         self._target = (scope["raw_path"] + (b"?" + query if query else b"")).decode("latin-1")
         headers = Headers(scope=scope)
         self._headers = {name: headers[name] for name in FORWARDED if name in headers}
-        self._headers |= {"x-request-id": self.request_id, KEY_ID: scope["state"]["key_id"]}
+        self._headers |= {"x-request-id": self.record.request_id, KEY_ID: self.record.key_id}
         self._send = send
 
     async def forward(self, replica: Replica, *, is_last: bool) -> None:

@@ -23,7 +23,6 @@ from nvium_core.text.sandbox import die_with
 from server.app import assemble, serve, started
 from server.http.config import Listener
 from server.http.drain import DrainingServer
-from server.http.keys import set_key
 from server.http.middleware import Check
 from server.http.starting import Loading
 from server.settings import Settings
@@ -45,7 +44,7 @@ class FromGateway(Check):
     """Replaces `KeyGate` in a replica. Only the gateway can open the socket, so the key id that it sends is true."""
 
     def check(self, scope: Scope, headers: Headers) -> None:
-        set_key(scope, headers.get(KEY_ID, ""))
+        scope["state"]["record"].key_id = headers.get(KEY_ID, "")
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         await super().handle(scope, receive, send)

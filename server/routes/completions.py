@@ -17,7 +17,6 @@ router = APIRouter(route_class=JsonRoute)
 @router.post("/v1/completions", summary="Continue prompts", response_model=Completion)
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     service, record = accepted(request, body)
-    tenant = request.state.key_id
     num_choices = len(body.prompts) * body.num_choices
     with service.admission.entered(num_choices), body.in_request_names():
         output_format = body.output_format()
@@ -27,9 +26,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
         longest = max(len(prompt.token_ids) for prompt in prompts)
         max_tokens = service.max_tokens(body.requested_max_tokens, longest, num_choices, body.logprobs)
         params = body.params(compiled.constraint, max_tokens, service.sampling_defaults)
-        generated = start(
-            service, body, params, prompts, record, tenant=tenant, echo=body.echo, ignored=compiled.ignored
-        )
+        generated = start(service, body, params, prompts, record, echo=body.echo, ignored=compiled.ignored)
     writer = CompletionWriter(service, body, generated, f"cmpl-{record.request_id}")
     return await answer(request, body, writer)
 
@@ -37,6 +34,6 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
 @router.post("/v1/chat/completions", summary="Answer messages", response_model=Chat)
 async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
     service, record = accepted(request, body)
-    generated = await start_chat(service, body, record, request.state.key_id)
+    generated = await start_chat(service, body, record)
     writer = ChatWriter(service, body, generated, f"chatcmpl-{record.request_id}")
     return await answer(request, body, writer)

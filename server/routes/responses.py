@@ -85,7 +85,7 @@ class ResponseStore:
 def found(request: Request, response_id: str, **error: Any) -> StoredResponse:
     """Return a response of the request's key. Raise `ApiError` with the fields `error` if it is not stored."""
     store: ResponseStore = request.app.state.response_store
-    if stored := store.find(request.state.key_id, response_id):
+    if stored := store.find(request.state.record.key_id, response_id):
         return stored
     raise ApiError(f"response {response_id[:100]!r} does not exist or is no longer stored", **error)
 
@@ -102,15 +102,14 @@ def earlier(request: Request, response_id: str | None) -> list[Json]:
 @router.post("/v1/responses", summary="Generate a response (OpenAI's Responses API)", response_model=Response)
 async def create_response(body: ResponseRequest, request: Request) -> HttpResponse:
     store: ResponseStore = request.app.state.response_store
-    owner = request.state.key_id
     before = earlier(request, body.previous_response_id)
     chat = body.as_chat(before)
     service, record = accepted(request, chat)
-    generated = await start_chat(service, chat, record, owner, truncates=body.truncates)
+    generated = await start_chat(service, chat, record, truncates=body.truncates)
 
     def keep(response: Response) -> None:
         if body.store:
-            store.store(owner, [*before, *map(listed, body.items)], response)
+            store.store(record.key_id, [*before, *map(listed, body.items)], response)
 
     writer = ResponseWriter(service, body, chat, generated, f"resp_{record.request_id}", keep)
     return await answer(request, body, writer)
@@ -149,7 +148,7 @@ register_url_convertor("response_id", ResponseId())
 async def stored_response(response_id: str, request: Request) -> HttpResponse:
     kept = stored(request, response_id)
     if request.method == "DELETE":
-        request.app.state.response_store.delete(request.state.key_id, response_id)
+        request.app.state.response_store.delete(request.state.record.key_id, response_id)
         deleted: DeletedResponse = {"id": response_id, "object": "response", "deleted": True}
         return json_response(deleted)
     return HttpResponse(kept.response, media_type="application/json")

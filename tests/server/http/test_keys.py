@@ -34,7 +34,9 @@ NO_KEYS += [f"Bearer {FIRST},{SECOND}", f"Bearer\t{FIRST}", "Bearer " + "x" * 10
 NO_KEYS += [f"Bearer {sha256(FIRST.encode()).hexdigest()}"]
 
 
-async def called(app: ASGIApp, method: str, path: str, headers: Headers = (), **state: Any) -> list[Message]:
+async def called(
+    app: ASGIApp, method: str, path: str, headers: Headers = (), key_id: str = "", record: RequestRecord | None = None
+) -> list[Message]:
     """Call an app and return the messages that it sends. Fail if the app reads the body."""
     sent: list[Message] = []
 
@@ -44,9 +46,10 @@ async def called(app: ASGIApp, method: str, path: str, headers: Headers = (), **
     async def send(message: Message) -> None:
         sent.append(message)
 
-    state = {"record": RequestRecord(Metrics([1.0]), request_id="mine"), **state}
+    record = record or RequestRecord(Metrics([1.0]), request_id="mine")
+    record.key_id = key_id
     raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
-    scope: Scope = {"type": "http", "method": method, "path": path, "headers": raw, "state": state}
+    scope: Scope = {"type": "http", "method": method, "path": path, "headers": raw, "state": {"record": record}}
     await app(scope, receive, send)
     return sent
 
@@ -68,7 +71,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 async def whose(request: Request) -> str:
-    return request.state.key_id
+    return request.state.record.key_id
 
 
 KEYS = f"alice:{FIRST},{SECOND}"

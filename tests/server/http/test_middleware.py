@@ -61,11 +61,11 @@ async def test_an_id_is_kept_if_and_only_if_it_is_safe(sent, twice):
     reached = Reached()
     frame = RequestContext(reached, Metrics([1.0]), {})
     headers = [("x-request-id", sent), ("x-request-id", "second")][: 2 if twice else 1]
-    [start, _] = await called(frame, "GET", "/", headers, record=None)
+    [start, _] = await called(frame, "GET", "/", headers)
     [received] = [value.decode() for name, value in start["headers"] if name == b"x-request-id"]
     assert SAFE.fullmatch(received)
     assert (received == sent) == bool(SAFE.fullmatch(sent))
-    assert reached.states[0]["request_id"] == received
+    assert reached.states[0]["record"].request_id == received
 
 
 def test_head_works_wherever_get_does_and_only_there(server):
