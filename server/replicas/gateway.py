@@ -1,20 +1,26 @@
 """The public server: checks keys, rates, origins and bodies, answers probes, and forwards other requests."""
 
 import asyncio
+import re
 from collections.abc import Iterator, Mapping
 
+import aiohttp
+import structlog
 from fastapi import FastAPI
 from prometheus_client import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
+from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
-from server.admission import Drainable
+from server.admission import Admission, Drainable
 from server.app import bare_app, keys_gate, middleware, serve
-from server.errors import Rejected
+from server.errors import ApiError, Rejected, engine_stopped
 from server.http.config import listen
-from server.replicas.fleet import Fleet
-from server.replicas.relay import Relay
+from server.http.event_stream import unless_disconnected
+from server.replicas.fleet import Fleet, Replica
+from server.replicas.relay import Exchange, StoredElsewhere
 from server.routes import health
 from server.settings import Settings
 from server.telemetry.metrics import Metrics
@@ -25,21 +31,33 @@ GATEWAY_LABEL = "front"
 DESCRIPTORS_PER_CLIENT = 2
 """File descriptors per client: one for its connection, one for a connection to a replica."""
 
+MAX_DELIVERIES = 3
+"""Maximum number of attempts that reach a replica. If three replicas fail, the request may be the cause."""
+
+UNBOUNDED = 2**31
+"""The gateway does not limit open requests, because replicas limit their own queues."""
+
+TARGET = re.compile(rb"/[!-~]*")
+
+log = structlog.get_logger("nvium.server")
+
 
 class Gateway(Drainable):
+    """The ASGI app that forwards requests. `admission` counts open requests.
+
+    If a replica is lost, its streams that have begun end with an error. Its other requests are retried.
+    """
+
     def __init__(self, fleet: Fleet, settings: Settings, metrics: Metrics) -> None:
         self.fleet = fleet
         self.settings = settings
         self.metrics = metrics
-        self.relay = Relay(fleet, metrics)
-        self.admission = self.relay.admission
+        self.admission = Admission(UNBOUNDED)
+        self._open: set[asyncio.Timeout] = set()
 
     @property
     def has_failed(self) -> bool:
         return self.fleet.has_failed
-
-    def give_up(self) -> None:
-        self.relay.give_up()
 
     async def check_ready(self) -> None:
         if self.admission.is_leaving or not any(replica.is_ready for replica in self.fleet.replicas):
@@ -51,6 +69,58 @@ class Gateway(Drainable):
         answers = await asyncio.gather(*(replica.get("/metrics") for replica in self.fleet.replicas))
         pages |= {replica.name: page for replica, page in zip(self.fleet.replicas, answers, strict=True) if page}
         return await asyncio.to_thread(generate_latest, MergedPages(pages))
+
+    def give_up(self) -> None:
+        """Fail all open requests. Call this on the event loop."""
+        for timeout in self._open:
+            timeout.reschedule(0)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not TARGET.fullmatch(scope["raw_path"]):
+            raise HTTPException(404)
+        self.admission.enter(1)
+        exchange, timeout = Exchange(scope, send), asyncio.timeout(None)
+        try:
+            async with timeout:
+                self._open.add(timeout)
+                exchange.body = (await receive())["body"]  # `Bodies` sends the whole body in one message
+                await unless_disconnected(self._forward(exchange), scope, receive)
+        except TimeoutError:
+            await exchange.fail(engine_stopped())
+        finally:
+            self._open.remove(timeout)
+            self.admission.leave()
+
+    async def _forward(self, exchange: Exchange) -> bool:
+        lost, num_deliveries = set[Replica](), 0
+        while True:
+            replica = await self.fleet.chosen(lost)
+            is_last = replica in lost or len(lost) + 1 == len(self.fleet.replicas)
+            replica.num_requests += 1
+            try:
+                await exchange.forward(replica, is_last=is_last)
+                return True
+            except StoredElsewhere:
+                lost.add(replica)
+                exchange.record.is_passed_on = False
+            except (aiohttp.ClientError, OSError) as error:
+                exchange.record.is_passed_on = False
+                is_delivered = not isinstance(error, aiohttp.ClientConnectorError)
+                num_deliveries += is_delivered
+                replica.is_ready &= is_delivered  # the next probe corrects it
+                lost.add(replica)
+                log.warning("lost a replica", request_id=exchange.record.request_id, kind=type(error).__name__)
+                if exchange.has_begun:
+                    self.metrics.broken_streams.inc()
+                    message = "the replica failed while it was answering"
+                    await exchange.fail(ApiError(message, status=503, code="replica_lost"))
+                    return True
+                if num_deliveries == MAX_DELIVERIES:
+                    message = f"{MAX_DELIVERIES} replicas failed while they handled this request; it is not retried"
+                    raise ApiError(message, status=500, code="replicas_lost") from error
+                self.metrics.moved_requests.inc()
+            finally:
+                replica.num_requests -= 1
 
 
 class MergedPages(Collector):
@@ -77,7 +147,7 @@ def gateway_app(gateway: Gateway) -> FastAPI:
     app = bare_app(lambda _: gateway.fleet.running(), stack)
     app.state.service = gateway
     app.include_router(health.router)
-    app.mount("/", gateway.relay)
+    app.mount("/", gateway)
     return app
 
 

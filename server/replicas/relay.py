@@ -1,35 +1,18 @@
-"""Forwards requests to replicas and their responses to clients. Retries a request if its replica is lost.
+"""Forwards a request to a replica, and its response to the client: a stream event by event, another when complete."""
 
-A whole response is forwarded once it is complete. A stream is forwarded event by event. If a replica is lost after a
-stream has begun, the stream ends with an error. Otherwise the request is retried.
-"""
-
-import asyncio
-import re
 from io import BytesIO
 
 import aiohttp
-import structlog
 from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope, Send
 from yarl import URL
 
-from server.admission import Admission
-from server.errors import ApiError, engine_stopped
-from server.http.event_stream import broken_off, unless_disconnected
-from server.replicas.fleet import Fleet, Replica
+from server.errors import ApiError
+from server.http.event_stream import broken_off
+from server.replicas.fleet import Replica
 from server.replicas.replica import IS_LAST, KEY_ID
-from server.telemetry.metrics import Metrics
 from server.telemetry.record import RequestRecord
 
-MAX_DELIVERIES = 3
-"""Maximum number of attempts that reach a replica. If three replicas fail, the request may be the cause."""
-
-UNBOUNDED = 2**31
-"""The gateway does not limit open requests, because replicas limit their own queues."""
-
-TARGET = re.compile(rb"/[!-~]*")
 FORWARDED = ("accept", "content-type")
 HOP_BY_HOP = (b"connection", b"date", b"keep-alive", b"server", b"transfer-encoding")
 """Response headers that are not forwarded, because the gateway's connection sets them itself."""
@@ -37,73 +20,9 @@ HOP_BY_HOP = (b"connection", b"date", b"keep-alive", b"server", b"transfer-encod
 STOPPED, NOT_STORED = b'"code": "engine_stopped"', b'response_not_found"'
 """Text in the response of a replica whose engine has stopped, or that does not store a response."""
 
-log = structlog.get_logger("nvium.server")
-
 
 class StoredElsewhere(Exception):
     """The replica does not store the response that the request names."""
-
-
-class Relay:
-    """The ASGI app that forwards requests. `admission` counts open requests."""
-
-    def __init__(self, fleet: Fleet, metrics: Metrics) -> None:
-        self._fleet = fleet
-        self._metrics = metrics
-        self.admission = Admission(UNBOUNDED)
-        self._open: set[asyncio.Timeout] = set()
-
-    def give_up(self) -> None:
-        """Fail all open requests. Call this on the event loop."""
-        for timeout in self._open:
-            timeout.reschedule(0)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not TARGET.fullmatch(scope["raw_path"]):
-            raise HTTPException(404)
-        self.admission.enter(1)
-        exchange, timeout = Exchange(scope, send), asyncio.timeout(None)
-        try:
-            async with timeout:
-                self._open.add(timeout)
-                exchange.body = (await receive())["body"]  # `Bodies` sends the whole body in one message
-                await unless_disconnected(self._forward(exchange), scope, receive)
-        except TimeoutError:
-            await exchange.fail(engine_stopped())
-        finally:
-            self._open.remove(timeout)
-            self.admission.leave()
-
-    async def _forward(self, exchange: "Exchange") -> bool:
-        lost, num_deliveries = set[Replica](), 0
-        while True:
-            replica = await self._fleet.chosen(lost)
-            is_last = replica in lost or len(lost) + 1 == len(self._fleet.replicas)
-            replica.num_requests += 1
-            try:
-                await exchange.forward(replica, is_last=is_last)
-                return True
-            except StoredElsewhere:
-                lost.add(replica)
-                exchange.record.is_passed_on = False
-            except (aiohttp.ClientError, OSError) as error:
-                exchange.record.is_passed_on = False
-                is_delivered = not isinstance(error, aiohttp.ClientConnectorError)
-                num_deliveries += is_delivered
-                replica.is_ready &= is_delivered  # the next probe corrects it
-                lost.add(replica)
-                log.warning("lost a replica", request_id=exchange.record.request_id, kind=type(error).__name__)
-                if exchange.has_begun:
-                    self._metrics.broken_streams.inc()
-                    message = "the replica failed while it was answering"
-                    await exchange.fail(ApiError(message, status=503, code="replica_lost"))
-                    return True
-                if num_deliveries == MAX_DELIVERIES:
-                    message = f"{MAX_DELIVERIES} replicas failed while they handled this request; it is not retried"
-                    raise ApiError(message, status=500, code="replicas_lost") from error
-                self._metrics.moved_requests.inc()
-            finally:
-                replica.num_requests -= 1
 
 
 class Exchange:
