@@ -34,7 +34,6 @@ export class Drawing {
     place.replaceChildren(list("names", blocks.map(named)), this.#scroller, list("counts", this.#counts));
     place.classList.remove("over");
     this.#listen(onPoint);
-    this.show();
   }
 
   /** Draw the runs of the newest row's Steps, and the row in its exit's tone. */
@@ -70,7 +69,6 @@ export class Drawing {
   end() {
     this.#isOver = true;
     this.#scroller.parentElement.classList.add("over");
-    this.show();
   }
 
   /** Highlight a row's column and scroll to it. Null removes the highlight and scrolls back to the newest row. */

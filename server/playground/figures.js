@@ -11,53 +11,46 @@ export class Figures {
   #sent;
   #first = null;
   #last = null;
-  #numTokens = 0;
   #numAtFirst = 0; // number of tokens in the first chunk
-  #depths = 0;
-  #numRuns = 0;
 
   /** `sent` is the time of the request. Times are in milliseconds. */
   constructor(place, model, sent) {
     this.#place = place;
     this.#model = model;
     this.#sent = sent;
-    this.show();
   }
 
-  add(exits, now) {
-    if (!exits.length) return;
-    const { depths } = this.#model;
-    this.#numTokens += exits.length;
+  add(numTokens, now) {
+    if (!numTokens) return;
     this.#first ??= now;
-    this.#numAtFirst ||= exits.length;
+    this.#numAtFirst ||= numTokens;
     this.#last = now;
-    for (const exit of exits) {
-      this.#depths += depths[exit - 1] / depths.at(-1);
-      this.#numRuns += exit;
-    }
   }
 
-  show() {
+  /** `counts` are the numbers of tokens by exit. */
+  show(counts) {
+    const numTokens = counts.reduce((sum, count) => sum + count, 0);
     this.#place.replaceChildren(
       ...figure("First token", this.#first && this.#first - this.#sent, 0, "ms", "after the request"),
-      ...figure("Speed", this.#speed(), 0, "tokens/s", `${this.#numTokens} tokens`),
-      ...(this.#model.depths.length === 1 ? [] : this.#depth()),
+      ...figure("Speed", this.#speed(numTokens), 0, "tokens/s", `${numTokens} tokens`),
+      ...(counts.length === 1 ? [] : this.#depth(counts, numTokens)),
     );
   }
 
   /** Return the tokens per second after the first chunk, or undefined for a short story. */
-  #speed() {
+  #speed(numTokens) {
     const seconds = (this.#last - this.#first) / 1000;
-    const numTokens = this.#numTokens - this.#numAtFirst;
-    return numTokens >= MIN_TOKENS && seconds >= MIN_SECONDS ? numTokens / seconds : undefined;
+    const numTimed = numTokens - this.#numAtFirst;
+    return numTimed >= MIN_TOKENS && seconds >= MIN_SECONDS ? numTimed / seconds : undefined;
   }
 
-  #depth() {
+  #depth(counts, numTokens) {
     const { unit, part, depths } = this.#model;
+    const mean = (valueOf) => numTokens && counts.reduce((sum, count, i) => sum + count * valueOf(i), 0) / numTokens;
     const parts = part === "loop" ? "Loops per token" : "Blocks per token";
     return [
-      ...figure("Mean depth", this.#numTokens && this.#depths / this.#numTokens, 2, "", `all ${unit}s: 1.00`),
-      ...figure(parts, this.#numTokens && this.#numRuns / this.#numTokens, 2, "", `all ${unit}s: ${depths.length}`),
+      ...figure("Mean depth", mean((i) => depths[i] / depths.at(-1)), 2, "", `all ${unit}s: 1.00`),
+      ...figure(parts, mean((i) => i + 1), 2, "", `all ${unit}s: ${depths.length}`),
     ];
   }
 }

@@ -4,7 +4,7 @@ import { Drawing } from "./drawing.js";
 import { tone } from "./elements.js";
 import { Figures } from "./figures.js";
 import { hide, show } from "./hint.js";
-import { Histogram } from "./histogram.js";
+import { showHistogram } from "./histogram.js";
 import { Staircase } from "./staircase.js";
 import { Story, withGaps } from "./story.js";
 
@@ -12,6 +12,7 @@ export class Run {
   #panel;
   #story;
   #tokens = []; // {exit, probability}
+  #counts = []; // numbers of tokens by exit
   #isOver = false;
   #redraw = null;
 
@@ -28,14 +29,15 @@ export class Run {
     this.#part(".prompt").replaceChildren(...withGaps(prompt));
     this.#story.clear();
     this.#tokens = [];
+    this.#counts = model.depths.map(() => 0);
     this.#isOver = false;
     this.model = model;
     this.staircase = new Staircase(model.depths.length, model.isTied);
     this.drawing = new Drawing(this.#part(".staircase"), this.staircase, model, (row) => {
       this.#point(row, () => this.drawing.place(row));
     });
-    this.histogram = new Histogram(this.#part(".exits"), model);
     this.figures = new Figures(this.#part(".figures"), model, performance.now());
+    this.#show();
   }
 
   get numTokens() {
@@ -47,9 +49,11 @@ export class Run {
     const { exits, exit_probabilities: probabilities, text_offsets: offsets } = choice.nvium;
     this.#tokens.push(...exits.map((exit, i) => ({ exit, probability: probabilities[i] })));
     this.#story.add(choice.text, exits, offsets);
-    this.figures.add(exits, performance.now());
-    this.histogram.add(exits);
-    for (const exit of exits) this.drawing.add(this.staircase.emit(exit), tone(exit));
+    this.figures.add(exits.length, performance.now());
+    for (const exit of exits) {
+      this.#counts[exit - 1] += 1;
+      this.drawing.add(this.staircase.emit(exit), tone(exit));
+    }
     this.#redraw ??= requestAnimationFrame(() => this.#show());
   }
 
@@ -63,8 +67,8 @@ export class Run {
   #show() {
     this.#redraw = null;
     this.drawing.show();
-    this.figures.show();
-    this.histogram.show();
+    this.figures.show(this.#counts);
+    showHistogram(this.#part(".exits"), this.model, this.#counts);
   }
 
   #point(number, place) {

@@ -34,9 +34,9 @@ SPEED_OF = """async ([numTokens, milliseconds]) => {
     const { Figures } = await import("/assets/figures.js");
     const place = document.createElement("dl");
     const figures = new Figures(place, { unit: "layer", depths: [1, 2] }, 0);
-    figures.add([1], 10);
-    figures.add(Array(numTokens).fill(1), 10 + milliseconds);
-    figures.show();
+    figures.add(1, 10);
+    figures.add(numTokens, 10 + milliseconds);
+    figures.show([1 + numTokens, 0]);
     return place.querySelectorAll(".value")[1].textContent;
 }"""
 
