@@ -16,12 +16,9 @@ export function withGaps(text, last = "") {
 }
 
 export class Story {
-  #output;
-  #spans = [];
+  #output; // its children are the tokens' spans
   #starts = []; // offset of each token's first character
   #numCharacters = 0;
-  #last = ""; // the last character
-  #reachable = 0; // number of the token that the Tab key reaches
 
   /** `onPoint` receives the number, counted from 0, of the token that has the pointer or the focus. Null: no token. */
   constructor(output, onPoint) {
@@ -35,11 +32,8 @@ export class Story {
 
   clear() {
     this.#output.replaceChildren();
-    this.#spans = [];
     this.#starts = [];
     this.#numCharacters = 0;
-    this.#last = "";
-    this.#reachable = 0;
   }
 
   /** Add a chunk: its text, and the exits and offsets of its tokens. A chunk may have no tokens. */
@@ -47,8 +41,7 @@ export class Story {
     for (const exit of exits) {
       const span = document.createElement("span");
       Object.assign(span.dataset, { exit, tone: tone(exit) });
-      span.tabIndex = this.#spans.length ? -1 : 0;
-      this.#spans.push(span);
+      span.tabIndex = this.#output.firstChild ? -1 : 0; // the Tab key reaches one token
       this.#output.append(span);
     }
     this.#starts.push(...offsets);
@@ -61,29 +54,32 @@ export class Story {
       const owner = this.#starts.findLastIndex((start) => start <= this.#numCharacters);
       const end = this.#starts[owner + 1] ?? Infinity;
       const own = characters.splice(0, end - this.#numCharacters);
-      this.#spans[owner].append(...withGaps(own.join(""), this.#last));
+      this.#span(owner).append(...withGaps(own.join(""), this.#output.textContent.slice(-1)));
       this.#numCharacters += own.length;
-      this.#last = own.at(-1);
     }
   }
 
   text(number) {
-    return this.#spans[number].textContent;
+    return this.#span(number).textContent;
   }
 
   /** Return the rectangle of a token in the window, or of its first line if the token spans two lines. */
   place(number) {
-    return this.#spans[number].getClientRects()[0];
+    return this.#span(number).getClientRects()[0];
   }
 
   /** Highlight a token. Null removes the highlight. */
   mark(number) {
     this.#output.querySelector(".marked")?.classList.remove("marked");
-    this.#spans[number]?.classList.add("marked");
+    this.#span(number)?.classList.add("marked");
+  }
+
+  #span(number) {
+    return this.#output.children[number];
   }
 
   #number(target) {
-    const number = this.#spans.indexOf(target);
+    const number = [...this.#output.children].indexOf(target);
     return number < 0 ? null : number;
   }
 
@@ -92,13 +88,12 @@ export class Story {
     const at = this.#number(event.target);
     if (step === undefined || at === null) return;
     event.preventDefault();
-    this.#spans[Math.min(Math.max(at + step, 0), this.#spans.length - 1)].focus();
+    this.#span(Math.min(Math.max(at + step, 0), this.#output.children.length - 1)).focus();
   }
 
   #reach(number) {
     if (number === null) return;
-    this.#spans[this.#reachable].tabIndex = -1;
-    this.#spans[number].tabIndex = 0;
-    this.#reachable = number;
+    this.#output.querySelector('[tabindex="0"]').tabIndex = -1;
+    this.#span(number).tabIndex = 0;
   }
 }
