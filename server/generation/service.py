@@ -65,8 +65,7 @@ class Service(Drainable):
         self.precision = precision | {"cache": self.engine.runner.cache.precision}
         self.num_seats = self.engine.admission.num_seats
         self.metrics = metrics or Metrics(settings.latency_buckets)
-        steps = StepMetrics([depth / self.exit_layers[-1] for depth in self.exit_layers])
-        self.metrics.registry.register(steps)
+        steps = StepMetrics([depth / self.exit_layers[-1] for depth in self.exit_layers], self.metrics.registry)
         self.worker = EngineWorker(self.engine, observe=steps.observe)
         self.metrics.registry.register(WorkerCollector(self.worker))
         self.admission = Admission(self.num_seats + settings.max_queue)

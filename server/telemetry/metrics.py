@@ -183,10 +183,12 @@ class StepMetrics(Collector):
     `depth_ratios` are the exits' depths divided by the model's depth.
     """
 
-    def __init__(self, depth_ratios: Sequence[float]) -> None:
+    def __init__(self, depth_ratios: Sequence[float], registry: CollectorRegistry) -> None:
         self._depth_ratios = depth_ratios
         self._blocks = [(Tally(SECONDS), Tally(ROWS)) for _ in depth_ratios]
-        self._depths = Tally(depth_ratios)
+        about = "Depth of a token's exit divided by the depth of the last exit."
+        self._depths = TallyMetric("nvium_exit_depth_ratio", about, depth_ratios, registry)
+        registry.register(self)
 
     def observe(self, reports: Sequence[StepReport], events: Sequence[Event]) -> None:
         """Record one turn of the engine. Each pass counts with the mean duration and mean rows of its report."""
@@ -202,10 +204,6 @@ class StepMetrics(Collector):
         tokens = CounterMetricFamily("nvium_generated_tokens", "Emitted tokens by exit.", labels=["exit"])
         for number, count in enumerate(self._depths.counts[:-1], start=1):
             tokens.add_metric([str(number)], count)
-        depths = HistogramMetricFamily(
-            "nvium_exit_depth_ratio", "Depth of a token's exit divided by the depth of the last exit."
-        )
-        self._depths.add_to(depths)
         steps = CounterMetricFamily("nvium_steps", "Passes by block.", labels=["block"])
         step_seconds = HistogramMetricFamily("nvium_step_seconds", "Duration of a pass by block.", labels=["block"])
         step_rows = HistogramMetricFamily("nvium_step_rows", "Rows of a pass, with piggybacked rows.", labels=["block"])
@@ -213,4 +211,4 @@ class StepMetrics(Collector):
             steps.add_metric([str(number)], sum(rows.counts))
             seconds.add_to(step_seconds, [str(number)])
             rows.add_to(step_rows, [str(number)])
-        yield from (tokens, depths, steps, step_seconds, step_rows)
+        yield from (tokens, steps, step_seconds, step_rows)
