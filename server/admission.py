@@ -74,3 +74,12 @@ class Drainable:
 
     def give_up(self) -> None:
         """Fail all open requests."""
+
+
+class Loading(Drainable):
+    """Stands in for an app's service until the model is loaded. Requests reach no route except `/livez`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.metrics = Metrics(settings.latency_buckets)
+        self.admission = Admission(0)

@@ -14,7 +14,7 @@ from starlette.middleware import Middleware
 
 from nvium_core import load_model
 from nvium_core.text.renderer import RENDERER
-from server.admission import Drainable
+from server.admission import Drainable, Loading
 from server.errors import HANDLERS
 from server.generation.service import Service
 from server.http.bodies import Bodies
@@ -22,10 +22,9 @@ from server.http.config import STOP_SECONDS, listen, uvicorn_config
 from server.http.drain import DrainingServer
 from server.http.guard import Guard
 from server.http.keys import KeyGate, read_keys
-from server.http.middleware import AsGet, JsonBodies, LastResort, RequestContext
+from server.http.middleware import AsGet, JsonBodies, LastResort, RequestContext, UntilLoaded
 from server.http.origins import Cors, OriginCheck
 from server.http.rate_limit import RateLimit
-from server.http.starting import Loading, UntilLoaded
 from server.routes import openapi, playground, responses
 from server.settings import Settings, read_settings
 from server.telemetry.logs import configure_logs, logged_if_slow

@@ -48,13 +48,10 @@ class Nvium:
         service.tick()
         for family in service.metrics.registry.collect():
             for sample in family.samples:
-                self._gauge(sample.name, family.documentation, sample.labels).set(sample.value, sample.labels)
+                if sample.name not in self._gauges:
+                    self._gauges[sample.name] = Gauge(sample.name, family.documentation, tuple(sample.labels))
+                self._gauges[sample.name].set(sample.value, sample.labels)
         service.check_live()
-
-    def _gauge(self, name: str, about: str, labels: Mapping[str, str]) -> Gauge:
-        if name not in self._gauges:
-            self._gauges[name] = Gauge(name, about, tuple(labels))
-        return self._gauges[name]
 
 
 replica = serve.deployment(serve.ingress()(Nvium))

@@ -228,7 +228,9 @@ async def start_chat(
         is_text = output_format is None or output_format.is_text
         require(is_text or not chat.continued, "continue_final_message", "cannot be combined with an output format")
         async with service.within_deadline(record.arrived_at):
-            prompt = await service.render_chat(chat, truncates=truncates)
+            check = partial(service.check_length, chat.name_of("messages"))
+            render = partial(service.chat_prompt, chat, check, truncates=truncates)
+            prompt = Prompt(await service.text_threads.run(render))
             compiled = await service.constraint(output_format)
         reasoning = template.reasoning_parser(prompt.token_ids, chat.continued)
         constraint = compiled.constraint

@@ -13,7 +13,7 @@ from nvium_core.text.chat_template import ChatTemplate
 from nvium_core.text.sandbox import HELPERS
 from nvium_core.text.token_bytes import longest_token
 from server.admission import Admission, Drainable
-from server.errors import CONTEXT_EXCEEDED, ApiError, InvalidField, Rejected, deadline_exceeded, engine_stopped
+from server.errors import CONTEXT_EXCEEDED, ApiError, InvalidField, Rejected, deadline_exceeded
 from server.generation.choice_text import Prompt
 from server.generation.reasoning_budget import Tags
 from server.generation.truncation import truncated
@@ -149,11 +149,6 @@ class Service(Drainable):
     def give_up(self) -> None:
         self.worker.stop(timeout=0)
 
-    def check_accepting(self) -> None:
-        """Raise `Rejected` if the engine has stopped. `Admission` refuses requests while the server drains."""
-        if not self.worker.is_alive:
-            raise engine_stopped("the server's model has failed and needs a restart; retry later")
-
     def checked_model(self, name: str | None) -> str:
         """Return the name if it is a served name. For None and `default`, return the first served name.
 
@@ -205,10 +200,6 @@ class Service(Drainable):
         if len(prompts) > MAX_INLINE_PROMPTS or sum(map(len, prompts)) > MAX_INLINE_CHARACTERS:
             return await self.text_threads.run(self._read, prompts)
         return self._read(prompts)
-
-    async def render_chat(self, chat: ChatRequest, *, truncates: bool) -> Prompt:
-        check = partial(self.check_length, chat.name_of("messages"))
-        return Prompt(await self.text_threads.run(partial(self.chat_prompt, chat, check, truncates=truncates)))
 
     def chat_prompt(
         self, chat: ChatRequest, check: Callable[[str], object] | None = None, *, truncates: bool

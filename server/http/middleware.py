@@ -13,6 +13,7 @@ from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
+from server.admission import Loading
 from server.errors import ApiError, Rejected, engine_stopped, internal_error
 from server.http.paths import is_free
 from server.telemetry.metrics import Metrics
@@ -28,6 +29,8 @@ PROTECTIVE = {
 """Security headers for browsers. A route's own headers take precedence."""
 
 CLOSE = {"connection": "close"}
+
+RETRY_LOADING_SECONDS = 2
 
 log = structlog.get_logger("nvium.server")
 
@@ -133,6 +136,14 @@ class Check(HttpMiddleware):
             await refuse(error, scope, receive, send)
             return
         await self.app(scope, receive, send)
+
+
+class UntilLoaded(Check):
+    """Refuses requests, except liveness probes, while the app's service is `Loading`."""
+
+    def check(self, scope: Scope, headers: MutableHeaders) -> None:
+        if isinstance(scope["app"].state.service, Loading) and scope["path"] != "/livez":
+            raise Rejected("not_ready", "the model is loading", retry_after_seconds=RETRY_LOADING_SECONDS)
 
 
 class JsonBodies(Check):

@@ -20,11 +20,11 @@ from starlette.types import Receive, Scope, Send
 
 from nvium_core import NviumError
 from nvium_core.text.sandbox import die_with
+from server.admission import Loading
 from server.app import assemble, serve, started
 from server.http.config import Listener
 from server.http.drain import DrainingServer
 from server.http.middleware import Check
-from server.http.starting import Loading
 from server.settings import Settings
 from server.telemetry.logs import configure_logs
 from server.telemetry.record import RequestRecord

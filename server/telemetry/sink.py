@@ -39,9 +39,6 @@ class LogSink:
         else:
             self.num_dropped += 1
 
-    def flush(self) -> None:
-        """Do nothing. Logging handlers require this method."""
-
     def drain(self, seconds: float = EXIT_SECONDS) -> None:
         """Wait at most `seconds` until all lines are written."""
         if self._thread.is_alive():

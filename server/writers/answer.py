@@ -9,6 +9,7 @@ from fastapi import Request
 from pydantic_core import to_json
 from starlette.responses import Response
 
+from server.errors import engine_stopped
 from server.generation.choice_text import Delta
 from server.generation.service import Service
 from server.http.event_stream import EventStream, unless_disconnected
@@ -31,7 +32,8 @@ def accepted(request: Request, body: GenerationRequest) -> tuple[Service, Reques
     """Check that the server accepts the request, and return its service and record. Raise `ApiError`."""
     service, record = request.app.state.service, request.state.record
     record.user = body.logged_user
-    service.check_accepting()
+    if not service.worker.is_alive:
+        raise engine_stopped("the server's model has failed and needs a restart; retry later")
     service.checked_model(body.model)
     body.check(service.settings)
     return service, record
@@ -40,21 +42,17 @@ def accepted(request: Request, body: GenerationRequest) -> tuple[Service, Reques
 async def answer(request: Request, body: GenerationRequest | ResponseRequest, writer: Writer[Any]) -> Response:
     service: Service = request.app.state.service
     headers = ignored_params(body, writer.generation.ignored)
-    if not body.stream:
-        return await respond(request, writer, headers, service)
-    return EventStream(writer, headers=headers, keep_alive_seconds=service.settings.keep_alive_seconds)
-
-
-async def respond(request: Request, writer: Writer[Any], headers: dict[str, str], service: Service) -> Response:
+    if body.stream:
+        return EventStream(writer, headers=headers, keep_alive_seconds=service.settings.keep_alive_seconds)
     try:
         deltas = await unless_disconnected(writer.generation.collect(), request.scope, request.receive)
         if deltas is None:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         num_values = sum(len(delta.tokens) + len(delta.prompt_scores) for delta in deltas)
         is_long = num_values * (1 + (writer.generation.params.logprobs or 0)) > MAX_INLINE_VALUES
-        body = await service.text_threads.run(json_of, writer, deltas) if is_long else json_of(writer, deltas)
+        content = await service.text_threads.run(json_of, writer, deltas) if is_long else json_of(writer, deltas)
         writer.note_ends(deltas)
-        return Response(body, headers=headers, media_type="application/json")
+        return Response(content, headers=headers, media_type="application/json")
     finally:
         writer.close()
 

@@ -11,10 +11,10 @@ from starlette.types import Message
 
 from nvium_core import ServerOptions
 from nvium_core.text.tool_calls import JSON_LINES
+from server.admission import Loading
 from server.app import bare_app, middleware
 from server.http.bodies import JsonRoute
-from server.http.middleware import LastResort
-from server.http.starting import Loading, UntilLoaded
+from server.http.middleware import LastResort, UntilLoaded
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.generation import GenerationRequest

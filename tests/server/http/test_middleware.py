@@ -10,8 +10,8 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import Mount
 
+from server.admission import Loading
 from server.http.middleware import LastResort, RequestContext
-from server.http.starting import Loading
 from server.routes.openapi import document
 from server.settings import SettingsError, read_settings
 from server.telemetry.metrics import Metrics

@@ -17,8 +17,8 @@ from nvium_core import LoadedModel
 from nvium_core.text import chat_template
 from nvium_core.text.renderer import Renderer
 from server import app
+from server.admission import Loading
 from server.app import assemble, run
-from server.http.starting import Loading
 from server.settings import Settings
 from tests.server.forked_server import forked_server
 from tests.server.live_server import live_server, wait_until

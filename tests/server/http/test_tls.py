@@ -14,9 +14,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
 
 from nvium_core import LoadedModel
+from server.admission import Loading
 from server.app import assemble
 from server.http.config import uvicorn_config
-from server.http.starting import Loading
 from server.settings import Settings, SettingsError
 from tests.byte_model import NAME
 from tests.server.live_server import LiveServer, live_server, wait_until
