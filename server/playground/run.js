@@ -65,6 +65,7 @@ export class Run {
   }
 
   #show() {
+    cancelAnimationFrame(this.#redraw); // after the end, it would scroll back from where the user points
     this.#redraw = null;
     this.drawing.show();
     this.figures.show(this.#counts);
