@@ -148,8 +148,7 @@ class ToolCalls(Grammar):
         require(len(self.functions) > 0, "must be a non-empty list of functions")
         lines = [*self._start(), f"first: {self._calls(is_first=True)}"]
         lines += [f"call: {self._calls(is_first=False)}"] if self.is_parallel else []
-        objects = [replace(each, schema={"type": "object", **each.schema}) for each in self.functions.values()]
-        lines += [f"arguments{i}: {each.rule()}" for i, each in enumerate(objects)]
+        lines += [f"arguments{i}: {self._arguments(*each)}" for i, each in enumerate(self.functions.items())]
         check_text("".join(lines))
         return HEADER.removesuffix("start: ") + "\n".join(lines)
 
@@ -189,6 +188,11 @@ class ToolCalls(Grammar):
     def _calls(self, *, is_first: bool) -> str:
         calls = [f"{self._opening(name, is_first)} arguments{i}" for i, name in enumerate(self.functions)]
         return " | ".join(f"{call} {quoted(self.call_format.end)}" for call in calls)
+
+    def _arguments(self, name: str, schema: JsonSchema) -> str:
+        is_name = re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", name) is not None
+        require(is_name, f"a function's name must have 1 to 64 letters, digits, _ or -, got {name[:100]!r}")
+        return replace(schema, schema={"type": "object", **schema.schema}).rule()
 
     def _opening(self, name: str, is_first: bool) -> str:
         fmt = self.call_format
